@@ -1,7 +1,7 @@
-//! Plans: one experiment each, as TOML in `perf/plans/`.
+//! Plans: each describes one experiment, as TOML in `perf/plans/`.
 //!
-//! A plan names everything that decides its result. Its [variants](Plan::variant) change single keys: what a paper
-//! leaves open, or another network.
+//! A plan names everything that decides its result. Its [variants](Plan::variant) change single keys, for what a paper leaves
+//! open or for another network.
 
 mod network;
 pub mod paths;
@@ -40,17 +40,17 @@ pub use self::{
     workload::{Arrivals, Class, Level, Mix, Reader, Workload},
 };
 
-/// Where plans lie.
+/// The folder of the plans.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../plans");
 
 fn base() -> String {
     BASE.to_owned()
 }
 
-/// The names of all plans, sorted.
+/// Returns the names of all plans, sorted.
 ///
 /// # Errors
-/// Their folder cannot be read.
+/// When their folder cannot be read.
 pub fn names() -> Result<Vec<String>> {
     let entries = fs::read_dir(FOLDER).with_context(|| format!("failed to read {FOLDER}"))?;
     let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
@@ -81,7 +81,7 @@ impl Any {
     /// Reads a plan by the name of its file in `perf/plans/`, or by its path.
     ///
     /// # Errors
-    /// There is no such file, it has another name, or what [`Plan::from_toml`] and those of other kinds say.
+    /// When there is no such file, the plan has another name, or [`Plan::from_toml`] or its counterpart of another kind fails.
     pub fn read(name: &str) -> Result<Self> {
         let known = Path::new(FOLDER).join(name).with_extension("toml");
         let path = if known.exists() { known } else { PathBuf::from(name) };
@@ -96,7 +96,7 @@ impl Any {
         Ok(plan)
     }
 
-    /// Parses a plan of any kind; all but those with a network say by their key `kind` of which kind they are.
+    /// Parses a plan of any kind. The key `kind` names the kind of every plan except those with a network.
     fn from_toml(text: &str) -> Result<Self> {
         let table: Table = toml::from_str(text)?;
         Ok(match table.get("kind").map(|kind| kind.as_str()) {
@@ -120,7 +120,7 @@ impl Any {
         }
     }
 
-    /// What it is.
+    /// Its title: what the plan measures.
     #[must_use]
     pub fn title(&self) -> &str {
         match self {
@@ -132,7 +132,7 @@ impl Any {
         }
     }
 
-    /// What it reproduces; `none` and why, where nothing was published.
+    /// The publication that it reproduces, or `none` and the reason if nothing was published.
     #[must_use]
     pub fn source(&self) -> &str {
         match self {
@@ -144,13 +144,13 @@ impl Any {
         }
     }
 
-    /// Whether it repeats what a paper measured.
+    /// Whether it repeats a paper's measurement.
     #[must_use]
     pub fn is_of_a_paper(&self) -> bool {
         !self.source().starts_with("none")
     }
 
-    /// What its results say about what was published.
+    /// What its results say about the published claims.
     #[must_use]
     pub fn verdicts(&self) -> &[Verdict] {
         match self {
@@ -167,62 +167,63 @@ impl Any {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// The same as the file's.
+    /// The name, the same as the file's.
     pub name: String,
-    /// What it is, in a sentence.
+    /// What the plan measures, in a sentence.
     pub title: String,
     /// The figures and sections it reproduces.
     pub source: String,
     /// The parties between client and server.
     pub topology: Topology,
-    /// Where it can run; the first is where it does if nobody says otherwise.
+    /// Where it can run; the first is the default.
     pub clocks: Vec<Clock>,
-    /// The congestion controller of the connection that crosses the link. Inside tunnels it is CUBIC.
+    /// The congestion controller of the connection that crosses the link. Inside tunnels it is CUBIC, unless
+    /// [`Tunnel::inner_congestion`] names another.
     #[serde(default)]
     pub congestion: Congestion,
-    /// How much earlier than on its own a packet may leave for sharing a message; the product's default if not given.
+    /// How much earlier a packet may leave in order to share a message, in microseconds; the product's default if absent.
     pub quantum_us: Option<u64>,
     /// The seed of the first repetition; each further one has the next.
     pub seed: u64,
     /// How often each scheduler runs.
     pub repetitions: u64,
-    /// How often in the lab, where that takes long.
+    /// The same in the lab, where runs take long.
     pub lab_repetitions: Option<u64>,
-    /// What is compared.
+    /// The schedulers that are compared.
     pub schedulers: Vec<Scheduler>,
-    /// Schedulers that are compared in the lab only, because they need a kernel.
+    /// Schedulers that are compared only in the lab, because they need a kernel.
     #[serde(default)]
     pub lab_schedulers: Vec<Scheduler>,
     /// The link between the client and the next machine.
     pub network: Network,
-    /// With a relay: how tunnels are.
+    /// The tunnels, if there is a relay.
     #[serde(default)]
     pub tunnel: Tunnel,
-    /// The IP version, where no connection decides it.
+    /// The IP version, for topologies in which no connection determines it.
     #[serde(default)]
     pub family: Family,
-    /// What an attacker sends.
+    /// The packets that an attacker sends.
     pub flood: Option<Flood>,
     /// What the client does.
     pub workload: Workload,
     /// The kinds of requests.
     pub classes: Vec<Class>,
-    /// What the paper says.
+    /// The paper's figures.
     #[serde(default)]
     pub published: Vec<Published>,
-    /// What the results say about it.
+    /// What the results say about the paper's claims.
     #[serde(default)]
     pub verdicts: Vec<Verdict>,
-    /// Queues of which the management of many streams is timed besides.
+    /// Queues for which the time to manage many streams is measured as well.
     #[serde(default)]
     pub queues: Vec<ManagedBy>,
-    /// Tables like this one's, with only what they change.
+    /// Tables with this plan's structure that contain only the changed keys.
     #[serde(default)]
     variants: BTreeMap<String, Table>,
-    /// Which variant this is.
+    /// The name of this variant.
     #[serde(skip, default = "base")]
     pub variant: String,
-    /// The text that variants change.
+    /// The TOML table that variants change.
     #[serde(skip)]
     table: Table,
 }
@@ -231,17 +232,17 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Topology {
-    /// Nobody: requests are streams of one QUIC connection.
+    /// None: requests are streams of one QUIC connection.
     Direct,
-    /// Nobody: UDP of classes that the kernel caps, as fast as it goes.
+    /// None: UDP of classes whose rate the kernel caps, as fast as possible.
     Marked,
     /// A relay: QUIC connections to the server run inside streams of one connection to the relay.
     Masque,
-    /// A relay or none: objects that a server sends over QUIC connections, each of which has a tunnel of its own to the relay.
+    /// A relay or none: a server sends objects over QUIC connections, each of which has its own tunnel to the relay.
     Tunnelled,
-    /// A relay: payloads of many clients, which the target sends back.
+    /// A relay: payloads of many clients, which the target returns.
     Workers,
-    /// A relay: payloads of a client, one way at a rate, while an attacker floods the relay.
+    /// A relay: a client's payloads, one way at a fixed rate, while an attacker floods the relay.
     Attacked,
 }
 
@@ -257,7 +258,7 @@ pub enum Clock {
     Native,
 }
 
-/// What is between the edge and the target.
+/// The path between the edge and the target.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Tunnel {
@@ -265,9 +266,9 @@ pub struct Tunnel {
     pub mode: Mode,
     /// How long a packet travels between relay and target, in each direction. This link has no other properties.
     pub target_delay_ms: f64,
-    /// Where tunnelled: the largest packets of inner connections, in bytes of UDP payload.
+    /// In [`Topology::Tunnelled`]: the largest packets of inner connections, in bytes of UDP payload.
     pub inner_packet_bytes: u16,
-    /// The same of the connection between edge and relay.
+    /// The largest packets of the connection between edge and relay, in bytes of UDP payload.
     pub packet_bytes: u16,
     /// The congestion controller of inner connections.
     pub inner_congestion: Congestion,
@@ -278,7 +279,7 @@ pub struct Tunnel {
 }
 
 impl Default for Tunnel {
-    /// What the product does if nothing is said, over Ethernet, with inner packets that fit.
+    /// The product's defaults over Ethernet, with inner packets that fit.
     fn default() -> Self {
         Self {
             mode: Mode::default(),
@@ -314,7 +315,7 @@ impl Mode {
     }
 }
 
-/// A figure that the paper gives, for a class or for `all`.
+/// A figure that the paper gives for a class or for `all`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Published {
@@ -328,15 +329,15 @@ pub struct Published {
     pub value: f64,
 }
 
-/// A queue of streams by priority.
+/// A queue of streams, ordered by priority.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Queue {
-    /// A list in order, the thesis's base.
+    /// A list in order, as in the thesis's base.
     List,
-    /// A binary heap, what the thesis put in its place.
+    /// A binary heap, with which the thesis replaced the list.
     Heap,
-    /// The product's.
+    /// The product's queue.
     Pifo,
 }
 
@@ -368,7 +369,7 @@ impl Plan {
     /// Reads a plan by the name of its file in `perf/plans/`, or by its path.
     ///
     /// # Errors
-    /// What [`Any::read`] says, or it is not of this kind.
+    /// As [`Any::read`], or when the plan is of another kind.
     pub fn read(name: &str) -> Result<Self> {
         match Any::read(name)? {
             Any::Network(plan) => Ok(*plan),
@@ -379,7 +380,7 @@ impl Plan {
         }
     }
 
-    /// What is between the machines, in words; where nothing makes it slower, that is part of the machine.
+    /// Describes the links between the machines: `veth` or `loopback` if no emulated link limits them.
     #[must_use]
     pub fn links(&self, natively: bool) -> String {
         match self.topology {
@@ -389,8 +390,8 @@ impl Plan {
         }
     }
 
-    /// Eight digits that differ between variants, and between texts of the plan that mean something else: rows with the same
-    /// ones were made by the same variant, however often it was repeated (FNV-1a, which is no secret).
+    /// Returns eight hexadecimal digits that differ between variants, and between texts of the plan that differ in meaning. Rows
+    /// with equal digits were made by the same variant, whatever its repetitions (FNV-1a, which is not cryptographic).
     #[must_use]
     pub fn fingerprint(&self) -> String {
         let mut table = self.table.clone();
@@ -409,8 +410,8 @@ impl Plan {
         self.lab_repetitions.filter(|_| clock == Clock::Lab).unwrap_or(self.repetitions)
     }
 
-    /// How long a repetition of a scheduler lasts at least, in seconds on the plan's own clock: the time that the link needs for
-    /// the bytes, or the whole limit where requests go on until then. Losses and round trips make it longer, up to the limit.
+    /// The least duration of a scheduler's repetition, in seconds on the plan's own clock: the time that the link needs for the
+    /// bytes, or the whole limit if requests continue until then. Losses and round trips make it longer, up to the limit.
     #[must_use]
     pub fn least_seconds(&self) -> f64 {
         let Workload { requests, arrivals, limit_s, .. } = self.workload;
@@ -435,7 +436,7 @@ impl Plan {
         self.schedulers.iter().chain(lab).copied().collect()
     }
 
-    /// The published value of a metric, where there is one.
+    /// The published value of a metric. Returns `None` if the paper gives none.
     #[must_use]
     pub fn published(&self, scheduler: Scheduler, class: &str, metric: &str) -> Option<f64> {
         let same = |p: &&Published| (p.scheduler, p.class.as_str(), p.metric.as_str()) == (scheduler, class, metric);

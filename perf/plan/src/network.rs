@@ -1,4 +1,4 @@
-//! Links, and what decides how much is on its way over them.
+//! Links, and what decides how much is in flight on them.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub enum Congestion {
     Cubic,
     /// BBRv2.
     Bbr,
-    /// None: this rate, in Mbit/s of Ethernet frames, whatever happens. `stock` then sends bursts of ten packets, as
+    /// None: sends at this rate, in Mbit/s of Ethernet frames, whatever happens. `stock` then sends bursts of ten packets, as
     /// s2n-quic's pacer would.
     FixedMbit(f64),
 }
@@ -35,26 +35,26 @@ pub enum Congestion {
 pub struct Network {
     /// Its rate in each direction, in Mbit/s of Ethernet frames.
     pub rate_mbit: f64,
-    /// The share of packets that it loses in each direction, each decided for itself.
+    /// The share of packets that it loses in each direction, each packet independently.
     pub loss: f64,
     /// How long a packet travels, in each direction.
     pub delay_ms: f64,
-    /// The share that it loses from server to client, if that is another.
+    /// The share that it loses from server to client, if different.
     pub return_loss: Option<f64>,
-    /// How much longer it travels from server to client. There the queue is not part of the way, so that all of a round
-    /// trip can be beside a queue of a few packets.
+    /// How much longer a packet travels from server to client. The queue does not count packets on this part of the path, so
+    /// that a whole round trip can be outside a queue of a few packets.
     #[serde(default)]
     pub return_delay_ms: f64,
-    /// How many packets it holds in each direction, those on their way included, as `netem` counts. Packets that come
-    /// when it is full are dropped.
+    /// How many packets it holds in each direction, including those that travel, as `netem` counts. Packets that arrive when it
+    /// is full are dropped.
     pub queue_packets: usize,
-    /// In the simulated network, how long a packet may have to wait in the queue, in milliseconds, as `tbf` bounds it: one that
+    /// In the simulated network, how long a packet may wait in the queue, in milliseconds, as `tbf` bounds it: a packet that
     /// would wait longer is dropped, whatever the number of packets.
     pub queue_ms: Option<f64>,
 }
 
 impl Network {
-    /// The link from server to client, as a link of its own.
+    /// Returns the link from server to client as a link of its own.
     #[must_use]
     pub fn back(&self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Plans with several paths: streams that a host sends to another over two or more paths, on simulated links.
+//! Plans with several paths: a host sends streams to another over two or more simulated paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,11 +12,11 @@ use super::{Verdict, variants};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PathsPlan {
-    /// The same as the file's.
+    /// The name, the same as the file's.
     pub name: String,
-    /// Tells it from other kinds of plans.
+    /// Distinguishes it from other kinds of plans.
     pub kind: Kind,
-    /// What it is, in a sentence.
+    /// What the plan measures, in a sentence.
     pub title: String,
     /// The figures that it reproduces.
     pub source: String,
@@ -26,29 +26,29 @@ pub struct PathsPlan {
     pub seed: u64,
     /// How often each scheduler runs in each cell.
     pub repetitions: u64,
-    /// What is compared.
+    /// The schedulers that are compared.
     pub schedulers: Vec<Scheduler>,
-    /// What all links have in common.
+    /// The properties that all links share.
     pub links: Links,
     /// The streams, which begin at the same time.
     pub streams: Vec<Stream>,
-    /// The settings of the paths, one after the other.
+    /// The settings of the paths, which run one after another.
     pub cells: Vec<Cell>,
-    /// What its results say about what was published.
+    /// What its results say about the published claims.
     #[serde(default)]
     pub verdicts: Vec<Verdict>,
-    /// Tables like this one's, with only what they change.
+    /// Tables with this plan's structure that contain only the changed keys.
     #[serde(default)]
     variants: BTreeMap<String, Table>,
-    /// Which variant this is.
+    /// The name of this variant.
     #[serde(skip, default = "super::base")]
     pub variant: String,
-    /// The text that variants change.
+    /// The TOML table that variants change.
     #[serde(skip)]
     table: Table,
 }
 
-/// What kind of plan it is.
+/// The kind of a plan.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -94,7 +94,7 @@ impl Scheduler {
     }
 }
 
-/// What all links have in common.
+/// The properties that all links share.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Links {
@@ -106,9 +106,9 @@ pub struct Links {
     pub buffer_packets: usize,
     /// The congestion window at the start, in packets.
     pub initial_window: u32,
-    /// What each packet and each acknowledgement is delayed by at random, at most, without overtaking.
+    /// The largest random delay of each packet and each acknowledgement, which does not reorder them.
     pub jitter_ms: f64,
-    /// By how much the RTT that is known at the start differs from the path's, at most and at random, as a part of it.
+    /// The largest random difference between the RTT known at the start and the path's, as a fraction of the latter.
     pub rtt_error: f64,
 }
 
@@ -118,11 +118,11 @@ pub struct Links {
 pub struct Stream {
     /// Its name in results.
     pub name: String,
-    /// How much is sent.
+    /// How many bytes are sent.
     pub bytes: u64,
     /// Its priority as in HTTP/2, 1 to 255.
     pub priority: u32,
-    /// Whether it can be asked for in ranges.
+    /// Whether it can be requested in ranges.
     #[serde(default)]
     pub divisible: bool,
 }
@@ -143,7 +143,7 @@ pub struct Cell {
 pub struct Path {
     /// Its rate, in Mbit/s of packets.
     pub rate_mbit: f64,
-    /// The round trip of a path on which nothing waits.
+    /// The round trip time of an idle path.
     pub rtt_ms: f64,
 }
 
@@ -169,7 +169,7 @@ impl PathsPlan {
 }
 
 impl Cell {
-    /// Whether its paths are within bounds.
+    /// Checks that its paths are within bounds.
     pub(super) fn check(&self) -> Result<()> {
         ensure!((1..=4).contains(&self.paths.len()), "cell {}: between 1 and 4 paths", self.name);
         for path in &self.paths {
@@ -181,7 +181,7 @@ impl Cell {
 }
 
 impl Links {
-    /// Whether its values are within bounds.
+    /// Checks that its values are within bounds.
     pub(super) fn check(&self) -> Result<()> {
         let Self { payload_bytes, packet_bytes, buffer_packets, initial_window, jitter_ms, rtt_error } = *self;
         ensure!(payload_bytes > 0 && payload_bytes <= packet_bytes, "links: payload_bytes within packet_bytes");

@@ -1,4 +1,4 @@
-//! What experiments compare.
+//! The schedulers that experiments compare.
 
 use quic::dispatch::Binding;
 use sched::stream::{Discipline, Expiry, Low};
@@ -132,7 +132,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether it says how packets leave, rather than in which order.
+    /// Whether it determines when packets leave, rather than their order.
     #[must_use]
     pub fn is_of_packets(self) -> bool {
         matches!(self, Self::Stock | Self::Paced | Self::Unpaced | Self::ActiveWait | Self::PassiveWait)
@@ -144,8 +144,8 @@ impl Scheduler {
         matches!(self, Self::QuicGo | Self::QuicGoFcfs | Self::QuicGoAbs | Self::QuicGoMlRr)
     }
 
-    /// How it orders the streams of a connection, and how late it decides; `None` for other transports, and for what
-    /// compares relays or tunnels.
+    /// How it orders the streams of a connection, and how late it decides. Returns `None` for other transports, and for
+    /// schedulers that compare relays or tunnels.
     #[must_use]
     pub fn of_streams(self) -> Option<(Discipline, Binding)> {
         let discipline = match self {
@@ -166,7 +166,7 @@ impl Scheduler {
             Self::MlWfq => Discipline::Ml { low: Low::Wfq },
             Self::Wfq => Discipline::Wfq,
             Self::Lottery => Discipline::Lottery,
-            // What the product does by default.
+            // The product's default.
             Self::MlRr | Self::Stock | Self::Paced | Self::Unpaced | Self::ActiveWait | Self::PassiveWait => {
                 Discipline::Ml { low: Low::Rr }
             }
@@ -174,7 +174,7 @@ impl Scheduler {
         Some((discipline, Binding::default()))
     }
 
-    /// How many workers its relay has, if that is what is compared.
+    /// How many workers its relay has. Returns `None` if workers are not compared.
     #[must_use]
     pub const fn workers(self) -> Option<usize> {
         match self {

@@ -1,7 +1,7 @@
-//! Plans of model serving: which model answers, on simulated engines (`sched::route::serving`).
+//! Plans of model serving: which model answers a request, on simulated engines (`sched::route::serving`).
 //!
-//! They lie beside the plans of networks and are told apart by `kind = "serving"`. Nothing in them takes time on a clock, so
-//! that a seed repeats every figure to the last digit on any machine with the same arithmetic.
+//! They lie beside the plans of networks and have `kind = "serving"`. They use no clock, so that a seed reproduces every
+//! figure to the last digit on any machine with the same arithmetic.
 
 mod recipe;
 #[cfg(test)]
@@ -26,38 +26,38 @@ use super::{Class, Scheduler, Verdict, variants};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServingPlan {
-    /// The same as the file's.
+    /// The name, the same as the file's.
     pub name: String,
-    /// What tells these plans from those of networks.
+    /// Distinguishes these plans from those of networks.
     pub kind: Kind,
-    /// What it is, in a sentence.
+    /// What the plan measures, in a sentence.
     pub title: String,
     /// The figures, tables and sections it reproduces.
     pub source: String,
-    /// Where chance begins.
+    /// The seeds of randomness.
     pub seeds: Seeds,
     /// How many GPUs there are, each with an engine for each model.
     pub gpus: u32,
-    /// How much a whole other engine on the same GPU slows one down: 0 not at all, 1 by half.
+    /// How much another fully busy engine on the same GPU slows one down: 0 not at all, 1 by half.
     pub sharing: f64,
     /// The time for each token of an answer, in milliseconds.
     pub per_token_ms: f64,
-    /// Whether engines drop a request that is too late already when its place in a batch is free.
+    /// Whether engines drop a request that is already too late when its place in a batch becomes free.
     #[serde(default)]
     pub discards: bool,
     /// How long prompts and answers are.
     pub lengths: Lengths,
-    /// What can answer, the best first.
+    /// The models that can answer, the best first.
     pub models: Vec<Model>,
-    /// What is asked; each task is as frequent as any other.
+    /// The tasks of requests; all are equally frequent.
     pub tasks: Vec<Task>,
-    /// Latency of the network, if there is any: drawn for each request, whatever the load.
+    /// Latency of the network, if any: drawn for each request, whatever the load.
     pub latency: Option<Latency>,
     /// A link that all requests and answers share, if there is one.
     pub link: Option<Link>,
     /// When requests come.
     pub workloads: Vec<Workload>,
-    /// How many consecutive requests a window has.
+    /// How many consecutive requests form a window.
     #[serde(default = "window")]
     pub window: usize,
     /// How thresholds are tuned, by name.
@@ -66,21 +66,21 @@ pub struct ServingPlan {
     /// How networks are trained, by name.
     #[serde(default)]
     pub dqn: BTreeMap<String, Dqn>,
-    /// What is compared.
+    /// The policies that are compared.
     pub policies: Vec<Policy>,
-    /// What the paper says.
+    /// The paper's figures.
     #[serde(default)]
     pub published: Vec<Published>,
-    /// What the results say about it.
+    /// What the results say about the paper's claims.
     #[serde(default)]
     pub verdicts: Vec<Verdict>,
-    /// Tables like this one's, with only what they change.
+    /// Tables with this plan's structure that contain only the changed keys.
     #[serde(default)]
     variants: BTreeMap<String, Table>,
-    /// Which variant this is.
+    /// The name of this variant.
     #[serde(skip, default = "super::base")]
     pub variant: String,
-    /// The text that variants change.
+    /// The TOML table that variants change.
     #[serde(skip)]
     table: Table,
 }
@@ -89,7 +89,7 @@ const fn window() -> usize {
     20
 }
 
-/// What kind of plan it is.
+/// The kind of a plan.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -97,17 +97,19 @@ pub enum Kind {
     Serving,
 }
 
-/// Where chance begins. The three ranges must not meet, so that nothing is reported on what it has learned from.
+/// The seeds of randomness. The three ranges must not overlap, so that no policy is evaluated on workloads that it learned
+/// from.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Seeds {
-    /// The first seed that is reported on.
+    /// The first seed of the evaluation.
     pub evaluation: u64,
-    /// How many; further ones count up.
+    /// How many seeds the evaluation uses, counting up from the first.
     pub evaluations: u64,
-    /// Of the first search for thresholds. A search draws the seeds of its workloads by chance that begins here.
+    /// The seed of the first search for thresholds. A search draws the seeds of its workloads from a generator with this
+    /// seed.
     pub tuning: u64,
-    /// The same of the first training of a network.
+    /// The same for the first training of a network.
     pub training: u64,
 }
 
@@ -115,13 +117,13 @@ pub struct Seeds {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lengths {
-    /// The mean of prompts, in tokens. With a link, classes say it in bytes instead.
+    /// The mean length of prompts, in tokens. With a link, classes give it in bytes instead.
     pub prompt_tokens: f64,
-    /// The mean of answers, in tokens.
+    /// The mean length of answers, in tokens.
     pub output_tokens: f64,
-    /// The deviation of the logarithm of both.
+    /// The standard deviation of the logarithm of both.
     pub sigma: f64,
-    /// Whether the router knows the length of each answer, or the mean only.
+    /// Whether the router knows the length of each answer, or only the mean.
     #[serde(default)]
     pub known: bool,
 }
@@ -132,19 +134,19 @@ pub struct Lengths {
 pub struct Model {
     /// Its name in results.
     pub name: String,
-    /// What an answer in time is worth, by task.
+    /// The reward for an answer in time, by task.
     pub rewards: Vec<f32>,
     /// The largest batch.
     pub most_running: u32,
-    /// What a step takes on the host.
+    /// How long a step takes on the host.
     pub host_ms: f64,
-    /// What a step takes on the GPU, whatever the batch.
+    /// How long a step takes on the GPU, whatever the batch.
     pub gpu_ms: f64,
-    /// What each sequence of the batch adds.
+    /// How much each sequence of the batch adds.
     pub gpu_per_sequence_ms: f64,
-    /// What a prompt takes, whatever its length.
+    /// How long a prompt takes, whatever its length.
     pub prefill_ms: f64,
-    /// What each of its tokens adds.
+    /// How much each of its tokens adds.
     pub prefill_per_token_ms: f64,
 }
 
@@ -154,10 +156,10 @@ pub struct Model {
 pub struct Task {
     /// Its name in results.
     pub name: String,
-    /// How much its rewards count while policies learn. Scores that are reported count all tasks alike.
+    /// The weight of its rewards while policies learn. Reported scores weigh all tasks equally.
     #[serde(default = "unit")]
     pub weight: f32,
-    /// With a link: the names of its classes, each as frequent as any other.
+    /// With a link: the names of its classes, which are equally frequent.
     #[serde(default)]
     pub classes: Vec<String>,
 }
@@ -170,15 +172,15 @@ const fn unit() -> f32 {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Latency {
-    /// What each way takes at least.
+    /// The least time of each direction.
     pub one_way_ms: f64,
-    /// The part of requests whose path is congested.
+    /// The fraction of requests whose path is congested.
     pub congested: f64,
-    /// What congestion adds on the way to the gateway, on average.
+    /// The mean time that congestion adds on the path to the gateway.
     pub extra_up_ms: f64,
-    /// What it adds on the way back, on average.
+    /// The mean time that it adds on the path back.
     pub extra_back_ms: f64,
-    /// What deadlines allow for the network.
+    /// The time that deadlines allow for the network.
     pub grace_ms: f64,
 }
 
@@ -188,36 +190,37 @@ pub struct Latency {
 pub struct Link {
     /// Its rate in each direction, in Mbit/s of packets.
     pub rate_mbit: f64,
-    /// The part of packets that is lost, and sent again after a round trip.
+    /// The fraction of packets that are lost, and sent again after a round trip.
     pub loss: f64,
     /// How long a packet travels, in each direction.
     pub delay_ms: f64,
     /// How many bytes an answer has for each of its tokens.
     pub bytes_per_token: f64,
-    /// How many bytes of a request are one token of its prompt.
+    /// How many bytes of a request make one token of its prompt.
     pub bytes_per_prompt_token: f64,
-    /// How many tokens prompt and answer may have together; longer prompts are cut off.
+    /// How many tokens prompt and answer may have together; longer prompts are truncated.
     pub context_tokens: u32,
-    /// Whether deadlines allow for what the class of a request allows for the network, or for tokens only.
+    /// Whether deadlines include the time that a request's class allows for the network, or only the time for tokens.
     pub allows_for_network: bool,
-    /// Who has the next turn, at both ends.
+    /// The schedulers of both ends, which choose the stream with the next turn.
     pub schedulers: Vec<Scheduler>,
-    /// What requests are to the schedulers. A deadline is the time that the network has for the request.
+    /// The scheduling parameters of requests. A deadline is the time that the network has for the request.
     pub classes: Vec<Class>,
 }
 
-/// What is compared.
+/// A policy that is compared.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
     /// Its name in results.
     pub name: String,
-    /// How it chooses.
+    /// How it chooses a model.
     pub choose: Choose,
-    /// Whether the router's guard is in force: a model that is predicted late is not chosen while another is in time.
+    /// Whether the router's guard is active: a model that is predicted late is not chosen while another is predicted in
+    /// time.
     #[serde(default)]
     pub guarded: bool,
-    /// Whether the time that a request has spent in the network, and the way back, are kept from it.
+    /// Whether the policy is not told how long a request spent in the network and how long the way back takes.
     #[serde(default)]
     pub blind: bool,
 }
@@ -232,7 +235,7 @@ pub enum Choose {
     RoundRobin,
     /// The engine with the fewest requests.
     LeastLoaded,
-    /// The best model that is predicted in time if all took this many times as long.
+    /// The best model that would be predicted in time if all took this many times as long.
     Rule(f64),
     /// Thresholds, tuned by the recipe of this name.
     Tuned(String),
@@ -259,7 +262,7 @@ pub struct Published {
 variants::varied!(ServingPlan);
 
 impl ServingPlan {
-    /// What is simulated.
+    /// Returns the setup of the simulation.
     #[must_use]
     pub fn setup(&self) -> serving::Setup {
         let ns = |ms: f64| ms * 1e6;
@@ -301,7 +304,7 @@ impl ServingPlan {
         }
     }
 
-    /// What the schedulers of the link are, or one that is nothing where there is no link.
+    /// The schedulers of the link, or a single `None` without a link.
     #[must_use]
     pub fn schedulers(&self) -> Vec<Option<Scheduler>> {
         match &self.link {
@@ -310,7 +313,7 @@ impl ServingPlan {
         }
     }
 
-    /// The published value of a metric, where there is one.
+    /// The published value of a metric. Returns `None` if the paper gives none.
     #[must_use]
     pub fn published(&self, workload: &str, scheduler: Option<Scheduler>, policy: &str, metric: &str) -> Option<f64> {
         let wanted = (workload, scheduler, policy, metric);
@@ -318,7 +321,7 @@ impl ServingPlan {
         self.published.iter().find(same).map(|published| published.value)
     }
 
-    /// The place of a model by its name.
+    /// The index of a model by its name.
     #[must_use]
     pub fn model(&self, name: &str) -> Option<usize> {
         self.models.iter().position(|model| model.name == name)

@@ -14,13 +14,13 @@ use super::{
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackPlan {
-    /// The same as the file's.
+    /// The name, the same as the file's.
     pub name: String,
-    /// Tells it from other kinds of plans.
+    /// Distinguishes it from other kinds of plans.
     pub kind: Kind,
-    /// What it is, in a sentence.
+    /// What the plan measures, in a sentence.
     pub title: String,
-    /// The publication that it follows; `none` and why, where there is none.
+    /// The publication that it follows, or `none` and the reason if there is none.
     pub source: String,
     /// What changes from cell to cell, for tables.
     pub axis: String,
@@ -28,22 +28,23 @@ pub struct StackPlan {
     pub seed: u64,
     /// How often each transfer runs, simulated and measured.
     pub repetitions: u64,
-    /// The kernel's congestion controllers. The simulator has NewReno only.
+    /// The kernel's congestion controllers. The simulator has only NewReno.
     pub congestion: Vec<Congestion>,
-    /// What all links have in common. `payload_bytes` is that of a packet of TCP.
+    /// The properties that all links share. `payload_bytes` is that of a TCP packet.
     pub links: Links,
-    /// How much less payload a packet of MPTCP has: the bytes of its option with data sequence numbers (RFC 8684 §3.3).
+    /// How many fewer payload bytes an MPTCP packet has: the size of its option with data sequence numbers (RFC 8684
+    /// §3.3).
     pub mptcp_option_bytes: u64,
-    /// The streams. Each is sent by itself.
+    /// The streams. Each is sent alone.
     pub streams: Vec<Transfer>,
     /// The settings of the paths: TCP runs where there is one path, MPTCP where there are two.
     pub cells: Vec<Cell>,
-    /// What its results say about what was published.
+    /// What its results say about the published claims.
     #[serde(default)]
     pub verdicts: Vec<Verdict>,
 }
 
-/// What kind of plan it is.
+/// The kind of a plan.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -78,7 +79,7 @@ impl Congestion {
 pub struct Transfer {
     /// Its name in results.
     pub name: String,
-    /// How much is sent.
+    /// How many bytes are sent.
     pub bytes: u64,
 }
 
@@ -86,7 +87,7 @@ impl StackPlan {
     /// Parses a plan.
     ///
     /// # Errors
-    /// What is wrong, with its line where there is one.
+    /// The mistake, with its line if it has one.
     pub fn from_toml(text: &str) -> Result<Self> {
         let plan: Self = toml::from_str(text)?;
         plan.check()?;

@@ -51,7 +51,7 @@ fn a_repetition_lasts_as_long_as_the_link_needs_or_requests_take_to_come_but_no_
         let plan = Plan::from_toml(&text(bytes, limit_s)).unwrap();
         plan.variant(variant).unwrap().least_seconds()
     };
-    // Two requests of 5 MB over 5 Mbit/s; the variant's come by two a second.
+    // Two requests of 5 MB over 5 Mbit/s; the variant's requests arrive at two per second.
     assert!((seconds(5_000_000, 60, BASE) - 16.0).abs() < 1e-9);
     assert!((seconds(5_000_000, 3, BASE) - 3.0).abs() < 1e-9);
     assert!((seconds(10, 60, "poisson") - 1.0).abs() < 1e-9);

@@ -1,4 +1,4 @@
-//! Plans of pages over several paths: a browser requests resources as it finds them, with priorities.
+//! Plans of pages over several paths: a browser requests resources as it discovers them, with priorities.
 
 use std::collections::BTreeSet;
 
@@ -17,11 +17,11 @@ const MAX_STREAMS: u32 = 200;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TreesPlan {
-    /// The same as the file's.
+    /// The name, the same as the file's.
     pub name: String,
-    /// Tells it from other kinds of plans.
+    /// Distinguishes it from other kinds of plans.
     pub kind: Kind,
-    /// What it is, in a sentence.
+    /// What the plan measures, in a sentence.
     pub title: String,
     /// The publication that it follows.
     pub source: String,
@@ -31,25 +31,25 @@ pub struct TreesPlan {
     pub seed: u64,
     /// How often each scheduler loads each page in each cell.
     pub repetitions: u64,
-    /// The largest random deviation of a resource's size from `bytes`, as a part of it. Before an answer begins, the client knows only
-    /// `bytes`.
+    /// The largest random deviation of a resource's size from `bytes`, as a fraction of it. Until an answer begins, the client knows
+    /// only `bytes`.
     pub size_spread: f64,
     /// The browsers whose priorities are sent.
     pub browsers: Vec<Browser>,
     /// The schedulers that are compared.
     pub schedulers: Vec<TreesScheduler>,
-    /// What all links have in common.
+    /// The properties that all links share.
     pub links: Links,
     /// The pages that are loaded.
     pub pages: Vec<Page>,
-    /// The settings of the paths, one after the other.
+    /// The settings of the paths, which run one after another.
     pub cells: Vec<Cell>,
-    /// What its results say about what was published.
+    /// What its results say about the published claims.
     #[serde(default)]
     pub verdicts: Vec<Verdict>,
 }
 
-/// What kind of plan it is.
+/// The kind of a plan.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -57,7 +57,7 @@ pub enum Kind {
     Trees,
 }
 
-/// A browser, by the priorities of its requests.
+/// A browser, characterized by the priorities of its requests.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Browser {
@@ -65,9 +65,9 @@ pub enum Browser {
     Safari,
     /// Firefox over HTTP/2: a tree of groups, in which images wait for what blocks rendering (RFC 7540 §5.3).
     FirefoxH2,
-    /// Chromium over HTTP/2: a chain of exclusive dependencies, so that answers come one after the other (RFC 7540 §5.3.1).
+    /// Chromium over HTTP/2: a chain of exclusive dependencies, so that answers come one after another (RFC 7540 §5.3.1).
     ChromiumH2,
-    /// Chromium over HTTP/3: urgencies, and whether answers may share (RFC 9218).
+    /// Chromium over HTTP/3: urgencies, and whether answers may be interleaved (RFC 9218).
     ChromiumH3,
 }
 
@@ -88,23 +88,23 @@ impl Browser {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum TreesScheduler {
-    /// MPQUIC's own packet scheduler: streams take turns, whatever the browser says.
+    /// MPQUIC's own packet scheduler: streams take turns, whatever the browser requests.
     MpquicLowestRtt,
-    /// The same paths for packets, but streams go in the order that the browser asks for.
+    /// As `MpquicLowestRtt` for paths, but streams go in the order that the browser requests.
     MpquicLowestRttSignals,
     /// SA-ECF's packet scheduler; streams share by priority.
     MpquicSaEcf,
-    /// The same, but streams take turns.
+    /// As `MpquicSaEcf`, but streams take turns.
     MpquicSaEcfTurns,
-    /// FStream: each stream on one path by equations 1 and 2, by its size and priority; those of a path share it by lottery.
+    /// FStream: each stream on one path by equations 1 and 2, by its size and priority; the streams of a path share it by lottery.
     Fstream,
-    /// Ours: each stream on the path on which it is estimated to end first, by what the page's resources usually have; those of a
-    /// path go in the order that the browser asks for.
+    /// Ours: each stream on the path on which it is estimated to end first, from the usual sizes of the page's resources; the streams
+    /// of a path go in the order that the browser requests.
     Paced,
-    /// Ours, and streams that can be divided are asked for in ranges.
+    /// As `Paced`, and divisible streams are requested in ranges.
     PacedRanges,
-    /// Of all ways to give what blocks rendering one path and all else one, the best for each figure: it knows the outcome of all of
-    /// them. Those of a path go in the order that the browser asks for.
+    /// Of all ways to give one path to the render-blocking resources and one to all others, the best for each figure: it knows the
+    /// outcome of every way. The streams of a path go in the order that the browser requests.
     BestPerGroup,
 }
 
@@ -135,32 +135,32 @@ pub struct Page {
     pub resources: Vec<Resource>,
 }
 
-/// A resource of a page, or several alike.
+/// A resource of a page, or several similar ones.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resource {
-    /// Its name, which others name in `after`.
+    /// Its name, to which `after` of other resources refers.
     pub name: String,
-    /// Its kind, by which browsers choose the priority.
+    /// Its kind, from which browsers choose the priority.
     pub kind: ResourceKind,
     /// The size of each, in bytes.
     pub bytes: u64,
     /// How many there are.
     #[serde(default = "one")]
     pub count: u32,
-    /// The resource that names it; empty for the document.
+    /// The resource that refers to it; empty for the document.
     #[serde(default)]
     pub after: String,
-    /// How much of that has to have arrived, in percent.
+    /// How much of that resource has to have arrived, in percent.
     #[serde(default = "all")]
     pub at_pct: f64,
-    /// Where the last of several is found, in percent; they are spread evenly. As `at_pct` by default.
+    /// Where the last of several is found, in percent; they are spread evenly. Equal to `at_pct` by default.
     #[serde(default)]
     pub to_pct: Option<f64>,
-    /// Whether the browser waits for it before it renders the page.
+    /// Whether the browser waits for it before rendering the page.
     #[serde(default)]
     pub blocks_render: bool,
-    /// Whether it can be asked for in ranges.
+    /// Whether it can be requested in ranges.
     #[serde(default)]
     pub divisible: bool,
 }
@@ -183,7 +183,7 @@ pub enum ResourceKind {
     Style,
     /// JavaScript in the head, which blocks.
     Script,
-    /// JavaScript that blocks nothing: `async`, or asked for by another script.
+    /// JavaScript that blocks nothing: `async`, or requested by another script.
     AsyncScript,
     /// A font.
     Font,
@@ -195,7 +195,7 @@ impl TreesPlan {
     /// Parses a plan.
     ///
     /// # Errors
-    /// What is wrong, with its line or its name.
+    /// The mistake, with its line or its name.
     pub fn from_toml(text: &str) -> Result<Self> {
         let plan: Self = toml::from_str(text)?;
         plan.check()?;

@@ -1,4 +1,4 @@
-//! Which plans make sense.
+//! Checks of plans with a network.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::{
 };
 
 impl Plan {
-    /// What types alone do not rule out.
+    /// Checks what the types alone do not rule out.
     pub(super) fn check(&self) -> Result<()> {
         let Network { rate_mbit, loss, return_loss, delay_ms, return_delay_ms, queue_packets, queue_ms } = self.network;
         ensure!(rate_mbit > 0.0 && rate_mbit.is_finite(), "network.rate_mbit: {rate_mbit} is no rate");

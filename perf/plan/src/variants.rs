@@ -1,4 +1,4 @@
-//! Variants: plans that change single keys of another one.
+//! Variants: plans that change single keys of another plan.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +11,26 @@ pub const BASE: &str = "base";
 
 /// A kind of plan that has variants.
 pub trait Varied: Clone + DeserializeOwned {
-    /// Checks what no type says.
+    /// Checks what the types alone do not rule out.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The mistake.
     fn validate(&self) -> Result<()>;
 
-    /// What each variant changes, by name.
+    /// The changes of each variant, by name.
     fn changes(&self) -> &BTreeMap<String, Table>;
 
-    /// The text that variants change.
+    /// The TOML table that variants change.
     fn table(&self) -> &Table;
 
-    /// Returns the plan as the variant of this name, which was read from `table`.
+    /// Returns the plan as the variant of this name, which was parsed from `table`.
     #[must_use]
     fn named(self, variant: &str, table: Table) -> Self;
 
     /// Parses a plan and all its variants.
     ///
     /// # Errors
-    /// What is wrong, with its line, or with the variant's name.
+    /// The mistake, with its line or the variant's name.
     fn from_toml(text: &str) -> Result<Self> {
         let plan: Self = toml::from_str(text)?;
         plan.validate()?;
@@ -48,10 +48,10 @@ pub trait Varied: Clone + DeserializeOwned {
         std::iter::once(BASE).chain(self.changes().keys().map(String::as_str))
     }
 
-    /// Returns the plan with what a variant changes.
+    /// Returns the plan with the changes of a variant.
     ///
     /// # Errors
-    /// There is no such variant, or it makes the plan invalid.
+    /// When there is no such variant, or it makes the plan invalid.
     fn variant(&self, name: &str) -> Result<Self> {
         if name == BASE {
             return Ok(self.clone());
@@ -90,7 +90,7 @@ macro_rules! varied {
 }
 pub(crate) use varied;
 
-/// Puts `changes` over `table`: tables key by key, everything else whole.
+/// Applies `changes` to `table`: tables key by key, other values as a whole.
 fn merge(table: &mut Table, changes: &Table) {
     for (key, change) in changes {
         match (table.get_mut(key), change) {

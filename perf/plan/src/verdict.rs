@@ -1,10 +1,10 @@
-//! What a plan's results say about what was published.
+//! What a plan's results say about published claims.
 
 use std::fmt;
 
 use serde::Deserialize;
 
-/// A claim of the paper, and what our measurement makes of it. Written by hand beside the plan, and printed with its tables.
+/// A paper's claim, and what our measurement shows about it. Written by hand in the plan, and printed with its tables.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Verdict {
@@ -12,23 +12,23 @@ pub struct Verdict {
     pub claim: String,
     /// The judgement.
     pub judgement: Judgement,
-    /// In a sentence or two: by which figures, and why it is not as published if it is not.
+    /// The reason, in a sentence or two: the figures, and why the result differs from the published one if it does.
     pub why: String,
 }
 
-/// How a measurement compares with what was published.
+/// How a measurement compares with the published claim.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Judgement {
-    /// The same within what chance leaves open, or the same order where only an order is given.
+    /// The same within random variation, or the same order if the paper gives only an order.
     AsPublished,
-    /// Better than published, by more than chance.
+    /// Better than published, by more than random variation.
     Better,
-    /// Some of it.
+    /// The claim is confirmed in part.
     InPart,
-    /// Something else.
+    /// The measurement contradicts the claim.
     NotAsPublished,
-    /// Nothing was measured.
+    /// The claim was not measured.
     NotMeasured,
 }
 

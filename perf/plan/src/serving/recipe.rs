@@ -8,15 +8,15 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tuned {
-    /// What thresholds are compared with.
+    /// The score by which thresholds are compared.
     pub measure: Measured,
-    /// How often the distribution moves.
+    /// How often the distribution is updated.
     pub generations: usize,
-    /// How many sets of numbers are drawn each time.
+    /// How many candidates are drawn each time.
     pub candidates: usize,
-    /// How many of the best move it.
+    /// How many of the best candidates update it.
     pub elites: usize,
-    /// How many searches there are, each from a seed of its own.
+    /// How many searches there are, each with its own seed.
     pub trainings: u64,
     /// The names of the workloads to learn from.
     pub learns_from: Vec<String>,
@@ -26,11 +26,11 @@ pub struct Tuned {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dqn {
-    /// What the network sees.
+    /// The inputs of the network.
     pub features: Inputs,
     /// The sizes of its hidden layers.
     pub hidden: Vec<usize>,
-    /// How many updates.
+    /// The number of updates.
     pub updates: u64,
     /// How many steps each update learns from.
     pub batch: usize,
@@ -38,32 +38,32 @@ pub struct Dqn {
     pub replay: usize,
     /// After how many steps learning begins.
     pub warm_up: usize,
-    /// What a reward is worth one request later.
+    /// The discount factor for a reward one request later.
     pub gamma: f32,
-    /// The rate of Adam, at the beginning and at the end.
+    /// Adam's learning rate, at the beginning and at the end.
     pub learning_rate: [f32; 2],
-    /// The part of random actions, at the beginning and from half of the time on.
+    /// The fraction of random actions, at the beginning and from half of the time on.
     pub epsilon: [f64; 2],
-    /// After how many updates the older copy is renewed.
+    /// After how many updates the target network is replaced.
     pub target_every: u64,
-    /// How many trainings there are, each from a seed of its own.
+    /// How many trainings there are, each with its own seed.
     pub trainings: u64,
     /// The names of the workloads to learn from.
     pub learns_from: Vec<String>,
 }
 
-/// What a network sees; see `sched::route::Features`.
+/// The inputs of a network; see `sched::route::Features`.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Inputs {
     /// The paper's state: batches, task, rate.
     Batches,
-    /// Predictions, budget and weight besides.
+    /// The same, and predictions, budget and weight.
     Predictions,
 }
 
 impl Tuned {
-    /// How it searches, from a seed.
+    /// Returns the search that starts from a seed.
     #[must_use]
     pub fn search(&self, seed: u64) -> Search {
         let Self { generations, candidates, elites, .. } = *self;
@@ -72,7 +72,7 @@ impl Tuned {
 }
 
 impl Dqn {
-    /// How it trains, from a seed, with so many replicas of each model.
+    /// Returns the training that starts from a seed, with `replicas` replicas of each model.
     #[must_use]
     pub fn training(&self, replicas: u32, seed: u64) -> Training {
         let [learning_rate, last_learning_rate] = self.learning_rate;

@@ -1,4 +1,4 @@
-//! Which plans of model serving make sense.
+//! Checks of plans of model serving.
 
 use std::collections::BTreeSet;
 
@@ -6,11 +6,11 @@ use anyhow::{Result, ensure};
 
 use super::{Choose, Link, Published, ServingPlan};
 
-/// The metrics of results. Those of windows, of selected models and of tasks have what they are about beside them.
+/// The metrics of results. Those of windows, of selected models and of tasks also name the window, model or task.
 pub const METRICS: &[&str] = &["score", "met_pct", "over_best_model", "windows", "selected_pct"];
 
 impl ServingPlan {
-    /// What types alone do not rule out.
+    /// Checks what the types alone do not rule out.
     pub(super) fn check(&self) -> Result<()> {
         self.check_setup()?;
         if let Some(link) = &self.link {

@@ -3,7 +3,7 @@
 use sched::route::serving;
 use serde::Deserialize;
 
-/// A workload by its name. One with several rates is several: one for each.
+/// A named workload. One with several rates is run once for each rate.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
@@ -11,7 +11,7 @@ pub struct Workload {
     pub name: String,
     /// When requests come.
     pub arrivals: Arrivals,
-    /// Of windows of consecutive requests: which mean scores are counted.
+    /// Thresholds for the mean score of a window of consecutive requests, by which windows are counted.
     #[serde(default)]
     pub thresholds: Vec<f64>,
 }
@@ -40,26 +40,26 @@ pub enum Arrivals {
     Diurnal {
         /// The mean rate.
         rate: f64,
-        /// By which part of the mean it rises and falls.
+        /// The fraction of the mean by which it rises and falls.
         swing: f64,
-        /// How long a day is.
+        /// The length of a day.
         period_s: f64,
-        /// For how long a rate stays.
+        /// How long a rate stays constant.
         hold_s: f64,
         /// For how long requests come.
         duration_s: f64,
     },
-    /// A steady rate with spikes by Pareto's distribution.
+    /// A steady rate with Pareto-distributed spikes.
     Spikes {
         /// The rate between spikes.
         rate: f64,
-        /// The least and the most rate of a spike.
+        /// The lowest and highest rate of a spike.
         spikes: [f64; 2],
-        /// Of Pareto's distribution.
+        /// The shape parameter of the Pareto distribution.
         shape: f64,
         /// The mean time between spikes.
         gap_s: f64,
-        /// The mean time that a spike lasts.
+        /// The mean duration of a spike.
         length_s: f64,
         /// For how long requests come.
         duration_s: f64,
@@ -67,7 +67,7 @@ pub enum Arrivals {
 }
 
 impl Workload {
-    /// What the simulator plays: for each of several rates, with the rate; else once.
+    /// Returns the simulator's runs: one for each of several rates, with the rate, or else one.
     #[must_use]
     pub fn runs(&self) -> Vec<(Option<f64>, serving::Workload)> {
         let ns = |s: f64| (s * 1e9) as u64;
@@ -106,10 +106,10 @@ impl Workload {
         }
     }
 
-    /// What is wrong with it, if anything: which key, and what its value has to be.
+    /// Returns what is wrong with it, if anything: which key, and what its value has to be.
     pub(super) fn mistake(&self) -> Option<&'static str> {
         let sound = |numbers: &[f64]| numbers.iter().all(|number| *number > 0.0 && number.is_finite());
-        // A run ends: requests of an hour are the most.
+        // A run ends: its requests span one hour at most.
         let brief = |s: f64| sound(&[s]) && s <= 3_600.0;
         let wrong = match &self.arrivals {
             Arrivals::Stable { rates, .. } if rates.is_empty() || !sound(rates) => "`rates` are above 0",
