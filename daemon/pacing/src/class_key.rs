@@ -5,13 +5,13 @@ use std::{
     num::NonZeroU64,
 };
 
-/// Stands for a class where its name would be in the way. It is made of the name alone: there is no table of them to be
-/// bounded, and a class has the same under all policies.
+/// A class's name as a number, for places where the name itself would be in the way. It is derived from the name alone:
+/// there is no table to bound, and a class has the same key under every policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClassKey(NonZeroU64);
 
 impl ClassKey {
-    /// The key of the class of a name.
+    /// Returns the key of the class `name`.
     #[must_use]
     pub fn of(name: &str) -> Self {
         let mut hasher = DefaultHasher::new();
@@ -19,13 +19,13 @@ impl ClassKey {
         Self(NonZeroU64::MIN | hasher.finish())
     }
 
-    /// The key as a number, which is not 0.
+    /// Returns the key as a number, never 0.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0.get()
     }
 
-    /// The key of a number; there is none for 0.
+    /// Returns the key with this number; `None` for 0.
     #[must_use]
     pub fn from_number(number: u64) -> Option<Self> {
         NonZeroU64::new(number).map(Self)

@@ -1,4 +1,5 @@
-//! What no library says of descriptors in safe words: that the runtime may watch them, and options of sockets.
+//! Safe wrappers for operations on descriptors that no library offers: watching them in the runtime, and setting socket
+//! options.
 
 use std::{
     fs::File,
@@ -10,11 +11,11 @@ use std::{
 use socket2::Socket;
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// Owns a descriptor: names the same one for as long as it lives, and closes it at its end.
+/// Owns one descriptor: the same one for its whole life, closed when it is dropped.
 pub trait Owner: AsRawFd + sealed::Sealed {}
 
 mod sealed {
-    /// Keeps other types from saying so.
+    /// Keeps other types from implementing `Owner`.
     pub trait Sealed {}
 }
 
@@ -33,16 +34,16 @@ owners!(OwnedFd, File, UdpSocket, Socket);
 /// The kernel cannot watch it.
 ///
 /// # Panics
-/// Outside a tokio runtime with IO enabled, as every tokio socket does.
+/// Outside a tokio runtime with IO enabled, like every tokio socket.
 pub fn watch<T: Owner>(owner: T, interest: Interest) -> io::Result<AsyncFd<T>> {
-    // SAFETY: an `Owner` has one open descriptor for as long as it lives, and an `AsyncFd` gives away references to it only.
+    // SAFETY: an `Owner` keeps one descriptor open for its whole life, and an `AsyncFd` only lends references to it.
     Ok(unsafe { AsyncFd::register_with_interest(owner, interest) }?)
 }
 
 /// Sets a socket option whose value is an `int` (setsockopt(2)). For options that `socket2` and `rustix` do not offer.
 ///
 /// # Errors
-/// The kernel does not know the option, or the process has no right to it.
+/// The kernel does not know the option, or the process may not set it.
 pub fn set_option(socket: &impl AsFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
     let bytes = size_of::<libc::c_int>() as libc::socklen_t;
     let fd = socket.as_fd().as_raw_fd();

@@ -1,13 +1,13 @@
-//! Packets that wait for their departure here, because the device they leave by does not keep it. Pure.
+//! Messages that wait in this process for their departure, because their device does not keep departures. Pure.
 //!
-//! Only what waits is copied. Where `fq` is in force nothing comes here.
+//! Only messages that wait are copied. No message for a device with `fq` comes here.
 
 use std::collections::BTreeMap;
 
-/// A queue by departure, bounded in bytes.
+/// A queue ordered by departure, bounded in bytes.
 #[derive(Debug)]
 pub struct Hold<T> {
-    /// By departure, and among equal ones by arrival.
+    /// Ordered by departure, then by arrival.
     waiting: BTreeMap<(u64, u64), (usize, T)>,
     arrivals: u64,
     bytes: usize,
@@ -15,21 +15,21 @@ pub struct Hold<T> {
 }
 
 impl<T> Hold<T> {
-    /// Creates an empty queue for so many bytes.
+    /// Creates an empty queue with room for `capacity_bytes`.
     #[must_use]
     pub fn new(capacity_bytes: usize) -> Self {
         Self { waiting: BTreeMap::new(), arrivals: 0, bytes: 0, capacity_bytes }
     }
 
-    /// Makes a message of so many bytes wait.
+    /// Adds a message of `bytes` bytes.
     pub fn push(&mut self, departure_ns: u64, bytes: usize, message: T) {
         self.waiting.insert((departure_ns, self.arrivals), (bytes, message));
         self.arrivals += 1;
         self.bytes += bytes;
     }
 
-    /// Takes the next message that is due at `now_ns`, in the order of departures. If more bytes wait than there is
-    /// room for, the earliest are due ahead of their time: early costs less than lost.
+    /// Takes the earliest message if it is due at `now_ns`. While more bytes wait than there is room for, takes it
+    /// ahead of its departure: leaving early costs less than being lost.
     pub fn pop(&mut self, now_ns: u64) -> Option<T> {
         let first = self.waiting.first_entry()?;
         if first.key().0 > now_ns && self.bytes <= self.capacity_bytes {
@@ -40,7 +40,7 @@ impl<T> Hold<T> {
         Some(message)
     }
 
-    /// When the next message is due; `None` if none waits.
+    /// Returns when the next message is due; `None` if none waits.
     #[must_use]
     pub fn next_ns(&self) -> Option<u64> {
         self.waiting.first_key_value().map(|((departure_ns, _), _)| *departure_ns)

@@ -5,8 +5,8 @@
 //! transport writes packets ─────┴→ queue: messages of at most a quantum → hold, if the device has no fq → sendmmsg
 //! ```
 //!
-//! What arrives goes straight from the kernel into the transport ([`receive`]). What the transport needs to know of time comes from
-//! [`monotonic`](super::monotonic), with whose times `fq` compares departures.
+//! Arriving packets go straight from the kernel to the transport ([`receive`]). The transport's clock is
+//! [`monotonic`](super::monotonic), whose times `fq` compares departures with.
 
 use std::{
     io,
@@ -46,7 +46,7 @@ use super::{
     qlog::Traces,
 };
 
-/// What became of packets on their way to the kernel.
+/// Counters of packets on their way to the kernel.
 #[derive(Debug, Default)]
 pub struct IoCounters {
     /// Messages that left.
@@ -55,19 +55,19 @@ pub struct IoCounters {
     pub packets: Counter,
     /// Packets handed over before their departure.
     pub ahead: Counter,
-    /// Packets handed over more than a quantum after it.
+    /// Packets handed over more than a quantum after their departure.
     pub late: Counter,
-    /// Messages that waited here, for want of `fq`.
+    /// Messages that waited in this process, because the kernel would not have kept their departure.
     pub held: Counter,
     /// Packets that the kernel refused.
     pub refused: Counter,
     /// Devices that refused messages of several packets.
     pub segmentation_refused: Counter,
-    /// How late messages leave, and of how many packets.
+    /// How late messages leave, and how many packets each has.
     pub departures: DepartureMetrics,
-    /// Records of single packets, while somebody wants them.
+    /// Records of single packets, while a caller asks for them.
     pub recorder: Arc<Recorder>,
-    /// Connections that are listened to.
+    /// The connections being traced.
     pub traces: Arc<Traces>,
 }
 
@@ -89,14 +89,14 @@ impl IoCounters {
     }
 }
 
-/// How packets leave.
+/// Settings for the socket that packets leave through.
 #[derive(Clone, Debug)]
 pub struct SocketSettings {
     /// IP packet size that connections start with, in bytes.
     pub initial_mtu: u16,
     /// The largest IP packet size probed for, in bytes.
     pub max_mtu: u16,
-    /// How much earlier than on its own a packet may leave for sharing a message, in nanoseconds.
+    /// How much before its own departure a packet may leave in order to share a message, in nanoseconds.
     pub quantum_ns: u64,
     /// Whether packets share messages at all (UDP_SEGMENT).
     pub gso: bool,
@@ -104,37 +104,37 @@ pub struct SocketSettings {
     pub mark: Option<u32>,
     /// Kernel buffers, in bytes each; without CAP_NET_ADMIN, the kernel grants at most `net.core.[rw]mem_max`.
     pub socket_buffer_bytes: usize,
-    /// What is known of devices.
+    /// The devices that packets leave by.
     pub devices: Devices,
     /// Where packets are counted.
     pub counters: Arc<IoCounters>,
 }
 
-/// Segments in one message, at most: what every kernel since 4.18 takes (`UDP_MAX_SEGMENTS` in include/linux/udp.h; newer
-/// ones take twice that).
+/// Most segments in one message: as many as every kernel since 4.18 takes (`UDP_MAX_SEGMENTS` in include/linux/udp.h; newer kernels
+/// take twice as many).
 pub const MAX_SEGMENTS: usize = 64;
 
-/// Headers of IPv4 and UDP, the smallest in front of a packet.
+/// Size of the IPv4 and UDP headers, the smallest in front of a packet.
 const HEADER_BYTES: u16 = 28;
 
-/// The provider: one bound socket and how packets leave through it.
+/// The provider: one bound socket and the settings for sending through it.
 #[derive(Debug)]
 pub struct Provider {
     socket: UdpSocket,
     settings: SocketSettings,
-    /// Whether packets may leave from another address than the last that was sent to.
+    /// Whether the routes choose the source address of packets, instead of the address that the peer last sent to.
     roams: bool,
 }
 
 impl Provider {
-    /// Creates a provider for a socket that is bound.
+    /// Creates a provider for a bound socket.
     #[must_use]
     pub fn new(socket: UdpSocket, settings: SocketSettings) -> Self {
         Self { socket, settings, roams: false }
     }
 
-    /// Leaves it to the routes from which address packets leave. For clients: a server has to answer from the address
-    /// that it was asked at.
+    /// Lets the routes choose the source address of packets. For clients only: a server has to answer from the address that the
+    /// client sent to.
     pub fn roam(&mut self) {
         self.roams = true;
     }
@@ -152,7 +152,7 @@ impl s2n_quic::provider::io::Provider for Provider {
         socket.set_nonblocking(true)?;
         let socket = Socket::from(socket);
         set_buffers(&socket, settings.socket_buffer_bytes)?;
-        // Without the "don't fragment" bit, larger packets would pass for no reason that a probe could find out.
+        // Without the "don't fragment" bit, probes larger than the path's MTU would be fragmented and arrive all the same.
         let probes = syscall::configure_mtu_disc(&socket);
         let sizes = mtu::Config::builder().with_max_mtu(settings.max_mtu);
         let sizes = sizes.and_then(|sizes| sizes.with_initial_mtu(settings.initial_mtu)).and_then(mtu::Builder::build);
@@ -180,7 +180,7 @@ impl s2n_quic::provider::io::Provider for Provider {
 
         let clock = LoopClock::new()?;
         if !roams {
-            // The transport answers from the address that a packet came to, once it knows it.
+            // The kernel then reports which address a packet came to, and the transport answers from that.
             syscall::configure_pktinfo(&socket);
         }
         let rx = receive::Rx::start(socket.try_clone()?, address)?;
@@ -192,8 +192,8 @@ impl s2n_quic::provider::io::Provider for Provider {
     }
 }
 
-/// Gives a socket buffers of so many bytes each, or as many as the kernel grants: with CAP_NET_ADMIN all of them (SO_SNDBUFFORCE
-/// and SO_RCVBUFFORCE, socket(7)), else at most `net.core.[rw]mem_max`.
+/// Gives a socket buffers of `bytes` each, or as many as the kernel grants: all of them with CAP_NET_ADMIN (SO_SNDBUFFORCE and
+/// SO_RCVBUFFORCE, socket(7)), else at most `net.core.[rw]mem_max`.
 fn set_buffers(socket: &Socket, bytes: usize) -> io::Result<()> {
     let forced =
         |name| set_option(socket, libc::SOL_SOCKET, name, libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX));
@@ -209,7 +209,7 @@ fn set_buffers(socket: &Socket, bytes: usize) -> io::Result<()> {
 /// The kernel's side of the queue.
 struct KernelSocket {
     socket: UdpSocket,
-    /// Watched only while it is full: the kernel reports room for every packet that leaves, and each report wakes.
+    /// Watched only while it is full: the kernel reports room for every packet that leaves, and each report would wake the task.
     full: Option<AsyncFd<UdpSocket>>,
 }
 
@@ -222,7 +222,7 @@ impl Outlet for KernelSocket {
         if self.full.is_none() {
             self.full = self.socket.try_clone().and_then(|socket| watch(socket, Interest::WRITABLE)).ok();
         }
-        // Without a descriptor to watch it by, it is tried again at once. An error is the runtime's end.
+        // If the socket cannot be watched, sending is retried at once. An error here means that the runtime is shutting down.
         if let Some(full) = &self.full {
             _ = ready!(full.poll_write_ready(cx));
         }

@@ -1,8 +1,8 @@
-//! What is said of a packet while it is written.
+//! What the transport's parts report about a packet while it is written.
 //!
-//! s2n-quic's queues write packets by calling the transport, which calls the congestion controller in the same breath.
-//! Neither call carries what the other needs. So the queue lays out a label for its thread, the transport's parts write
-//! on it, and the queue picks it up: exact for every packet, however many connections share the socket.
+//! s2n-quic's queues write packets by calling the transport, which calls the congestion controller within that call.
+//! Neither call carries what the other needs. So the queue sets up a label for its thread, the transport's parts write on
+//! it, and the queue takes it back: exact for every packet, however many connections share the socket.
 
 use std::cell::RefCell;
 
@@ -11,13 +11,13 @@ use super::{class_key::ClassKey, qlog::Traced};
 /// What the queue needs to know about one packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Label {
-    /// When the packet departs, in nanoseconds of CLOCK_MONOTONIC; `None` if it may go behind those before it.
+    /// When the packet departs, in nanoseconds of CLOCK_MONOTONIC; `None` if it may simply follow the packets before it.
     pub departure_ns: Option<u64>,
     /// The packet's mark (`SO_MARK`); `None` for the socket's own.
     pub mark: Option<u32>,
-    /// The class of the first thing in it that has one.
+    /// The class of the first payload in it that has one.
     pub class: Option<ClassKey>,
-    /// The packet itself, if somebody wants to know when it leaves.
+    /// The packet's identity in a log, if its connection is traced.
     pub traced: Option<Traced>,
 }
 
@@ -25,27 +25,27 @@ thread_local! {
     static LABEL: RefCell<Option<Label>> = const { RefCell::new(None) };
 }
 
-/// Lays out a label, has `write` write the packet, and returns what was written on it.
+/// Sets up a label, calls `write` to write the packet, and returns its result and the label.
 pub(super) fn collect<T>(write: impl FnOnce() -> T) -> (T, Label) {
     LABEL.set(Some(Label::default()));
     let written = write();
     (written, LABEL.take().unwrap_or_default())
 }
 
-/// Writes on the label of the packet that is being written; tells whether there is one. There is none under queues that
-/// cannot hold a packet until it departs.
+/// Changes the label of the packet that is being written; returns whether there is one. Queues that cannot hold a packet
+/// until it departs set up none.
 pub fn write(change: impl FnOnce(&mut Label)) -> bool {
     LABEL.with(|label| match label.try_borrow_mut().as_deref_mut() {
         Ok(Some(label)) => {
             change(label);
             true
         }
-        // Nobody writes on a label while it is being written on.
+        // `Err` would be a change within a change, which no caller makes.
         Ok(None) | Err(_) => false,
     })
 }
 
-/// Notes that the packet that is being written carries something of a class, with its mark. The first such thing decides.
+/// Notes that the packet being written carries a payload of a class, with its mark. The first such payload decides.
 pub fn carry(class: Option<ClassKey>, mark: Option<u32>) {
     if class.is_some() {
         write(|label| {

@@ -1,8 +1,9 @@
-//! Departure times: QUIC packets leave as messages that the kernel sends when they are due, and what is noted of that.
+//! Departure times: QUIC packets leave as messages that the kernel sends when they are due, and departures are counted and
+//! recorded.
 //!
-//! s2n-quic takes [`io`] for its sockets. The rates of congestion controllers become departure times ([`pacer`]), packets
-//! that may leave together become one message (GSO), and `fq` releases it (`SO_TXTIME`); where no device keeps departures,
-//! messages wait in this process.
+//! s2n-quic uses [`io`] for its sockets. The rates of congestion controllers become departure times ([`pacer`]), packets
+//! that may leave together become one message (GSO), and `fq` releases it (`SO_TXTIME`); where the device does not keep
+//! departures, messages wait in this process.
 
 pub mod class_key;
 pub mod descriptor;

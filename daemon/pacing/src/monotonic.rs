@@ -1,4 +1,4 @@
-//! The transport's clock: CLOCK_MONOTONIC since boot, which is what `fq` compares departures with, and a timerfd.
+//! The transport's clock: CLOCK_MONOTONIC, which `fq` compares departures with, and a timerfd.
 
 use std::{
     io,
@@ -24,21 +24,21 @@ pub fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The transport's form of a time of this clock; it resolves microseconds.
+/// Converts a time of this clock to the transport's form, which resolves microseconds.
 #[must_use]
 pub fn timestamp(ns: u64) -> Timestamp {
-    // SAFETY: timestamps must not be compared across clocks; all that paced's endpoints see come from here.
+    // SAFETY: timestamps must not be compared across clocks; all timestamps that paced's endpoints see come from here.
     unsafe { Timestamp::from_duration(Duration::from_nanos(ns)) }
 }
 
-/// The time of this clock that a timestamp means, in nanoseconds.
+/// Converts a timestamp to a time of this clock, in nanoseconds.
 #[must_use]
 pub fn ns(timestamp: Timestamp) -> u64 {
-    // SAFETY: as above. 584 years fit.
+    // SAFETY: as above. The result has room for 584 years.
     unsafe { timestamp.as_duration() }.as_nanos() as u64
 }
 
-/// The clock of one event loop. Clones share one timer, which serves the one that armed it last.
+/// The clock of one event loop. Clones share one timer, which serves the clone that armed it last.
 #[derive(Clone, Debug)]
 pub struct LoopClock {
     timer: Arc<AsyncFd<OwnedFd>>,
@@ -48,10 +48,10 @@ impl LoopClock {
     /// Creates the clock and its timer in the current runtime.
     ///
     /// # Errors
-    /// The kernel gives no timer.
+    /// The kernel provides no timer.
     ///
     /// # Panics
-    /// Outside a tokio runtime with IO enabled, as every tokio socket does.
+    /// Outside a tokio runtime with IO enabled, like every tokio socket.
     pub fn new() -> io::Result<Self> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
         Ok(Self { timer: Arc::new(watch(timer, Interest::READABLE)?) })
@@ -77,13 +77,13 @@ impl ClockWithTimer for LoopClock {
 pub struct Timer {
     fd: Arc<AsyncFd<OwnedFd>>,
     wanted_ns: Option<u64>,
-    /// What the kernel was told. Never later than what is wanted: most timeouts move back before they come, and going
-    /// to the kernel each time would cost more than an idle wake now and then.
+    /// The time set in the kernel, never later than the wanted one: most timeouts move back before they expire, and a
+    /// system call for each move would cost more than an occasional idle wake.
     armed_ns: Option<u64>,
 }
 
 impl Timer {
-    /// Waits for `ns` in place of what was waited for; for nothing if `None`.
+    /// Waits for `ns` instead of the previous time; for nothing if `None`.
     pub fn set(&mut self, ns: Option<u64>) {
         self.wanted_ns = ns;
         if let Some(ns) = ns.filter(|ns| self.armed_ns.is_none_or(|armed_ns| *ns < armed_ns)) {
@@ -96,7 +96,7 @@ impl Timer {
         let ns = ns.max(1);
         let at = Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
         let once = Itimerspec { it_interval: Timespec::default(), it_value: at };
-        // It can fail only for a time that is none.
+        // It fails only for an invalid time.
         _ = timerfd_settime(self.fd.get_ref(), TimerfdTimerFlags::ABSTIME, &once);
         self.armed_ns = Some(ns);
     }
@@ -115,7 +115,7 @@ impl time::clock::Timer for Timer {
             let Poll::Ready(Ok(mut ready)) = self.fd.poll_read_ready(cx) else {
                 return Poll::Pending;
             };
-            // It has run out, or was armed anew meanwhile; what it counted is of no interest.
+            // The timer has expired or was armed anew meanwhile; its count does not matter.
             let expired = ready.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut [0; 8]).map(drop)?));
             if expired.is_ok() {
                 self.armed_ns = None;

@@ -1,8 +1,8 @@
 //! When each packet of a connection leaves, and which packets leave as one message. Pure: time is an argument.
 //!
-//! The transport hands packets over up to [`HORIZON_NS`] ahead of their departure, so that a timer that is late makes no
-//! gap. The sender (the kernel's `fq`, or our own queue) holds them until then. The transport's RTT samples count
-//! from the hand-over and are too large by that lead: by 1 to 2 ms, never by more than the horizon.
+//! The transport hands packets over up to [`HORIZON_NS`] ahead of their departure, so that a late timer leaves no gap.
+//! The sender (the kernel's `fq`, or our own queue) holds them until then. The transport's RTT samples count from the
+//! hand-over and are too large by that lead: by 1 to 2 ms, never by more than the horizon.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub const MIN_RTT: Duration = Duration::from_millis(2);
 /// Spaces the packets of one connection at the rate that its congestion controller asks for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pacer {
-    /// No rate is known before the first window of packets is on its way.
+    /// `None` before the first window of packets is sent: no rate is known yet.
     pace: Option<Pace>,
     /// Whether the last packet was spaced.
     active: bool,
@@ -33,9 +33,9 @@ impl Pacer {
         }
     }
 
-    /// Gives a packet its departure: never before `now_ns`, and never before that of an earlier packet. `None` leaves it
-    /// free to go behind packets that wait: packets that are not congestion controlled (`bytes` is 0), all packets
-    /// while there is no rate, and all on paths below [`MIN_RTT`].
+    /// Returns a packet's departure: never before `now_ns`, and never before that of an earlier packet. Returns `None`
+    /// for packets that may simply follow the packets before them: packets that are not congestion controlled (`bytes`
+    /// is 0), all packets while there is no rate, and all on paths below [`MIN_RTT`].
     pub fn depart(&mut self, now_ns: u64, bytes: usize, smoothed_rtt: Duration) -> Option<u64> {
         self.active = smoothed_rtt >= MIN_RTT;
         let pace = self.pace.as_mut().filter(|_| self.active && bytes > 0)?;
@@ -44,46 +44,47 @@ impl Pacer {
         Some(departure_ns)
     }
 
-    /// When the next packet departs; `None` if it need not wait.
+    /// Returns when the next packet departs; `None` if it need not wait.
     #[must_use]
     pub fn next_departure_ns(&self) -> Option<u64> {
         self.pace.filter(|_| self.active).map(|pace| pace.ready_at(0))
     }
 }
 
-/// Packets that leave as one message, back to back, which the kernel or the device takes apart (UDP_SEGMENT).
+/// Packets that leave as one message, back to back, which the kernel or the device splits (UDP_SEGMENT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
     /// The departure of the first packet, and so of all.
     pub departure_ns: Option<u64>,
-    /// The size of every packet; the last one's may be smaller.
+    /// The size of every packet; the last may be smaller.
     pub segment_bytes: usize,
-    /// The size of all together.
+    /// The total size.
     pub bytes: usize,
-    /// How many there are.
+    /// The number of packets.
     pub packets: usize,
 }
 
-/// What bounds a [`Group`].
+/// The limits of a [`Group`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupLimits {
-    /// How much earlier than on its own a packet may leave for being in a group. 0: one packet a group.
+    /// How much before its own departure a packet may leave in order to share a group. At 0, packets with departures
+    /// share none.
     pub quantum_ns: u64,
     /// How many packets a group may have.
     pub packets: usize,
 }
 
-/// How many bytes of UDP payload one message may carry, with room for headers below 2^16.
+/// Most bytes of UDP payload in one message, which leaves room for headers below 2^16.
 const GROUP_BYTES: usize = 65_000;
 
 impl Group {
-    /// A group of one packet.
+    /// Creates a group of one packet.
     #[must_use]
     pub fn new(bytes: usize, departure_ns: Option<u64>) -> Self {
         Self { departure_ns, segment_bytes: bytes, bytes, packets: 1 }
     }
 
-    /// Adds a packet, if it may leave together with those before it; tells whether it was added.
+    /// Adds a packet if it may leave together with the packets before it; returns whether it was added.
     #[must_use]
     pub fn join(&mut self, bytes: usize, departure_ns: Option<u64>, limits: GroupLimits) -> bool {
         let timely = match (self.departure_ns, departure_ns) {

@@ -1,4 +1,4 @@
-//! What the transport knows of a connection's path, for callers that look at connections.
+//! What the transport knows about a connection's path, for callers that inspect connections.
 
 use std::{
     sync::{
@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-/// What one connection has seen of its path. Clones follow the same connection.
+/// What one connection has measured on its path. Clones follow the same connection.
 #[derive(Clone, Debug, Default)]
 pub struct PathStats(Arc<Counts>);
 
@@ -24,19 +24,19 @@ struct Counts {
     gaps: Episodes,
     arrived_packets: AtomicU64,
     missing_packets: AtomicU64,
-    /// The largest packet number that arrived, and one more.
+    /// One more than the largest packet number that has arrived.
     next_number: AtomicU64,
     window_bytes: AtomicU64,
     in_flight_bytes: AtomicU64,
 }
 
-/// Losses in one direction, those within a round trip counted once.
+/// Losses in one direction; losses within a round trip count once.
 #[derive(Debug, Default)]
 struct Episodes {
     all: AtomicU64,
-    /// The ones without a queue.
+    /// The episodes without a queue.
     unqueued: AtomicU64,
-    /// When the last one began.
+    /// When the last episode began.
     began_us: AtomicU64,
 }
 
@@ -56,12 +56,12 @@ impl Episodes {
     }
 }
 
-/// What a connection has seen of its path, at one moment.
+/// A snapshot of what a connection has measured on its path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathState {
-    /// The smoothed round trip (RFC 9002 §5.3), once there was a sample.
+    /// The smoothed round trip (RFC 9002 §5.3); `None` before the first sample.
     pub smoothed_rtt: Option<Duration>,
-    /// The shortest one.
+    /// The shortest round trip.
     pub min_rtt: Option<Duration>,
     /// UDP payloads sent, in bytes.
     pub sent_bytes: u64,
@@ -69,27 +69,27 @@ pub struct PathState {
     pub received_bytes: u64,
     /// QUIC packets sent.
     pub sent_packets: u64,
-    /// Of these, the ones declared lost (RFC 9002 §6), probes of the path's MTU excepted.
+    /// Of these, the packets declared lost (RFC 9002 §6), except probes of the path's MTU.
     pub lost_packets: u64,
-    /// Round trips in which some were lost.
+    /// Round trips in which packets were lost.
     pub loss_episodes: u64,
-    /// Of these, the ones without a queue: the smoothed round trip was not much longer than the shortest one.
+    /// Of these, round trips without a queue: the smoothed round trip was not much longer than the shortest one.
     pub unqueued_episodes: u64,
     /// Round trips without a queue in which packets did not arrive in order, because some were lost, late, or never sent.
     pub unqueued_gaps: u64,
     /// Packets that arrived after the handshake. Only clients count arrived and missing packets.
     pub arrived_packets: u64,
-    /// Packet numbers below the largest of them that have not arrived: packets that were lost, or are late, and numbers that the
+    /// Packet numbers that have not arrived although a larger one has: packets that were lost or are late, and numbers that the
     /// peer left out.
     pub missing_packets: u64,
-    /// The congestion window, in bytes, when an acknowledgement or a timeout changed it last.
+    /// The congestion window, in bytes, when an acknowledgement or a timeout last changed it.
     pub window_bytes: u64,
-    /// What had been sent and not been acknowledged then, in bytes (RFC 9002 §B.2).
+    /// The bytes in flight at that time (RFC 9002 §B.2).
     pub in_flight_bytes: u64,
 }
 
 impl PathStats {
-    /// Returns what is known now.
+    /// Returns a snapshot.
     #[must_use]
     pub fn get(&self) -> PathState {
         let of = |count: &AtomicU64| count.load(Relaxed);
@@ -155,15 +155,15 @@ impl PathStats {
 
     /// Notes the latest estimates of the round-trip time.
     pub fn measured(&self, smoothed_rtt: Duration, min_rtt: Duration) {
-        // Zero is for what is not known.
+        // Zero means unknown.
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
         self.0.smoothed_rtt_us.store(us(smoothed_rtt), Relaxed);
         self.0.min_rtt_us.store(us(min_rtt), Relaxed);
     }
 }
 
-/// By how much round trips exceed twice the shortest one without a queue: acknowledgements may be as late (RFC 9000 §18.2), and
-/// senders leave in bursts.
+/// By how much a round trip may exceed twice the shortest one and still count as one without a queue: acknowledgements may be as
+/// late (RFC 9000 §18.2), and senders send in bursts.
 const UNQUEUED_US: u64 = 25_000;
 
 /// Only the connection's endpoint writes, on one thread.
@@ -183,9 +183,9 @@ impl Default for PacketSize {
 }
 
 impl PacketSize {
-    /// What a packet needs beyond a UDP payload, at most: a short header with the longest connection ID and packet
-    /// number (RFC 9000 §17.3), the AEAD's tag (RFC 9001 §5.3), and a DATAGRAM frame with its length (RFC 9221 §4), a
-    /// quarter stream ID of four bytes and a context ID (RFC 9297 §2.1, RFC 9298 §5).
+    /// The most that a packet needs beyond a UDP payload: a short header with the longest connection ID and packet number (RFC
+    /// 9000 §17.3), the AEAD's tag (RFC 9001 §5.3), and a DATAGRAM frame with its length (RFC 9221 §4), a quarter stream ID of
+    /// four bytes and a context ID (RFC 9297 §2.1, RFC 9298 §5).
     const OVERHEAD_BYTES: u16 = 1 + 20 + 4 + 16 + 3 + 4 + 1;
 
     /// Whether a UDP payload of `payload_bytes` can travel in a DATAGRAM frame.
@@ -194,12 +194,12 @@ impl PacketSize {
         self.0.load(Relaxed) >= payload_bytes.saturating_add(Self::OVERHEAD_BYTES)
     }
 
-    /// Notes how long packets may be now.
+    /// Sets how large packets may be now, in bytes.
     pub fn set(&self, bytes: u16) {
         self.0.store(bytes, Relaxed);
     }
 
-    /// The size itself.
+    /// Returns the size, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u16 {
         self.0.load(Relaxed)

@@ -1,8 +1,8 @@
-//! What happens on one connection, as a qlog, while somebody wants it (draft-ietf-quic-qlog-main-schema).
+//! The events of one connection as a qlog, while a caller listens (draft-ietf-quic-qlog-main-schema).
 //!
-//! A connection has a [`Tap`]; as long as nobody listens there, it costs a relaxed load for each event of the transport
-//! and each payload that has its turn. A [`Tracing`] listens for a while: events are kept as they are, and become text
-//! only where they are read.
+//! A connection has a [`Tap`]; while nothing listens there, it costs a relaxed load for each event of the transport and
+//! each payload that has its turn. A [`Tracing`] listens for a limited time: events are kept as they are, and become text
+//! only when they are read.
 //!
 //! ```text
 //! events (what the transport tells) ──┐
@@ -10,7 +10,7 @@
 //! io::queue (packets handed over) ────┘ Traces
 //! ```
 //!
-//! The words are structs of our own: the `qlog` crate has owned strings for each event, no room for a namespace of ours,
+//! The events are structs of our own: the `qlog` crate has owned strings for each event, no room for a namespace of ours,
 //! and orders the keys of all JSON in the program (`preserve_order`).
 
 use std::{
@@ -40,13 +40,13 @@ mod event;
 mod frame;
 pub mod sequence;
 
-/// Connections that are listened to at once, at most.
+/// Most connections that are traced at once.
 pub const TRACES: usize = 4;
 
-/// Memory for the events of one, in bytes; later ones are lost and counted.
+/// Memory for one connection's events, in bytes; later events are dropped and counted.
 const LOG_BYTES: usize = 4 << 20;
 
-/// Where a connection can be listened to. Clones are the same connection's.
+/// The point at which a connection can be traced. Clones belong to the same connection.
 #[derive(Clone, Debug, Default)]
 pub struct Tap(Arc<Shared>);
 
@@ -65,12 +65,12 @@ impl Tap {
         Self(Arc::new(Shared { packets, ..Shared::default() }))
     }
 
-    /// Keeps what the peer said of itself, for a later log.
+    /// Keeps the peer's transport parameters for a later log.
     pub fn introduce(&self, parameters: &TransportParameters<'_>) {
         _ = self.0.parameters.set(parameters.into());
     }
 
-    /// The log that is being written.
+    /// Returns the log that is being written, if there is one.
     #[must_use]
     pub fn log(&self) -> Option<Arc<ConnectionLog>> {
         if !self.0.is_on.load(Relaxed) {
@@ -78,7 +78,7 @@ impl Tap {
         }
         let mut log = self.0.log.lock();
         if log.as_ref().is_some_and(|log| log.is_over()) {
-            // The reader may not even have noticed.
+            // Its time is over, and its reader may not have noticed.
             *log = None;
             self.0.is_on.store(false, Relaxed);
         }
@@ -109,13 +109,13 @@ impl Tap {
     }
 }
 
-/// All that are listened to: for the queues, which know packets and no connections.
+/// All traced connections, for the queues, which know packets but no connections.
 #[derive(Debug, Default)]
 pub struct Traces(Mutex<(u32, Vec<Arc<ConnectionLog>>)>);
 
 impl Traces {
-    /// Listens to a connection until it ends, the time is over, or what is returned is dropped. `None` while somebody else
-    /// listens to it, or [`TRACES`] others are listened to.
+    /// Traces a connection until it ends, `span` is over, or the returned `Tracing` is dropped. Returns `None` while the
+    /// connection is already traced, or [`TRACES`] connections are.
     #[must_use]
     pub fn begin(self: &Arc<Self>, tap: &Tap, span: Duration) -> Option<Tracing> {
         let mut traces = self.0.lock();
@@ -132,7 +132,7 @@ impl Traces {
         Some(Tracing { traces: self.clone(), tap: tap.clone(), log })
     }
 
-    /// Notes that the kernel has taken a message of `train` packets, which it was `told` to send at a moment.
+    /// Notes that the kernel has taken a message of `train` packets, to be sent at `told_ns` if that was given.
     pub fn departed(&self, packets: &[Departing], told_ns: Option<u64>, train: usize) {
         for &Departing { packet: Traced { log, header, decided_ns }, wanted_ns, place } in packets {
             let log = self.0.lock().1.iter().find(|open| open.id == log).cloned();
@@ -145,18 +145,18 @@ impl Traces {
     }
 }
 
-/// A packet of a connection that is listened to, in the queue.
+/// A packet of a traced connection, in the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Departing {
     /// The packet.
     pub packet: Traced,
     /// When it should leave, if it has to wait at all, in nanoseconds of CLOCK_MONOTONIC.
     pub wanted_ns: Option<u64>,
-    /// Which one of its message's packets it is.
+    /// Its index among the packets of its message.
     pub place: usize,
 }
 
-/// Somebody listens. Dropping it ends that.
+/// A running trace of a connection. Dropping it ends the trace.
 #[derive(Debug)]
 pub struct Tracing {
     traces: Arc<Traces>,
@@ -165,14 +165,14 @@ pub struct Tracing {
 }
 
 impl Tracing {
-    /// Whether nothing more is to come: the time is over, or the connection has ended.
+    /// Whether no more events will come: the time is over, or the connection has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.log.is_over() || self.log.state().has_ended
     }
 
-    /// Takes what happened since the last time: all of it at the `end`, and else not the packet whose frames may still be
-    /// looked at.
+    /// Takes the events since the last call: all of them at the `end`, otherwise all but the packet whose frames may still
+    /// be read.
     fn take(&self, end: bool) -> Vec<Entry> {
         self.log.state().take(end)
     }
@@ -185,7 +185,7 @@ impl Drop for Tracing {
     }
 }
 
-/// Events of one connection, of which there is a bounded number.
+/// The events of one connection, bounded in bytes.
 #[derive(Debug)]
 pub struct ConnectionLog {
     id: NonZeroU32,
@@ -194,19 +194,19 @@ pub struct ConnectionLog {
     state: Mutex<State>,
 }
 
-/// An event, and when it was, in nanoseconds after the log's beginning.
+/// An event and its time, in nanoseconds after the log's beginning.
 type Entry = (u64, Event);
 
 #[derive(Debug, Default)]
 struct State {
     entries: Vec<Entry>,
     bytes: usize,
-    /// How many events there was no room for, and when the last of them was.
+    /// How many events were dropped for want of room, and the time of the last of them.
     lost: (u64, u64),
-    /// Of the packet that is being written.
+    /// The frames of the packet that is being written.
     frames: Vec<Frame>,
     payloads: Vec<Payload>,
-    /// Which entry is the packet that is being read, and how many bytes those before it have.
+    /// The index of the packet that is being read, and how many bytes the entries before it take.
     reading: Option<(usize, usize)>,
     metrics: Option<event::Metrics>,
     has_ended: bool,
@@ -227,7 +227,7 @@ impl ConnectionLog {
         self.state.lock()
     }
 
-    /// Does something to the state at a moment that is not before those of earlier calls.
+    /// Changes the state at a time that is never before that of an earlier call.
     fn at<T>(&self, change: impl FnOnce(&mut State, u64) -> T) -> T {
         let mut state = self.state();
         let now_ns = monotonic::now_ns().saturating_sub(self.begun_ns);
@@ -238,7 +238,7 @@ impl ConnectionLog {
         self.at(|state, now_ns| state.push(now_ns, event));
     }
 
-    /// A frame was put into the packet that is being written; `class` knows those of streams.
+    /// Notes a frame in the packet that is being written; `class` finds the class of a stream.
     pub fn frame_sent(&self, frame: &events::Frame, class: impl FnOnce(u64) -> Option<ClassKey>) {
         if let &events::Frame::Stream { id, len: len @ 1.., .. } = frame
             && let Some(class) = class(id)
@@ -252,7 +252,7 @@ impl ConnectionLog {
         });
     }
 
-    /// A payload of a tunnel had its turn and was put, in a DATAGRAM frame, into the packet that is being written.
+    /// Notes that a tunnel's payload had its turn and was put, in a DATAGRAM frame, into the packet that is being written.
     pub fn datagram_sent(&self, stream_id: u64, class: ClassKey, bytes: u64, waited_ns: u64) {
         self.payload("datagram", stream_id, class, bytes, Some(waited_ns));
     }
@@ -267,7 +267,7 @@ impl ConnectionLog {
         });
     }
 
-    /// Ranges of packet numbers of the ACK frame before, in the packet that is being written.
+    /// Notes a range of packet numbers of the last ACK frame in the packet that is being written.
     pub fn acks_sent(&self, range: &RangeInclusive<u64>) {
         self.at(|state, now_ns| {
             if state.has_room(size_of::<Acked>(), now_ns)
@@ -278,7 +278,7 @@ impl ConnectionLog {
         });
     }
 
-    /// A packet was written. Returns what follows it to the kernel.
+    /// Notes that a packet was written. Returns the identity that follows it to the kernel.
     #[must_use]
     pub fn packet_sent(&self, event: &PacketSent) -> Traced {
         self.at(|state, now_ns| {
@@ -287,7 +287,7 @@ impl ConnectionLog {
             let sent = Sent::new(event, frames);
             let header = sent.header;
             state.push(now_ns, Event::PacketSent(sent));
-            // There is room for them, or they would not be here.
+            // Their room was reserved when they were noted.
             let payloads = std::mem::take(&mut state.payloads).into_iter();
             let payloads = payloads.map(|payload| Payload { header: Some(header), ..payload });
             state.entries.extend(payloads.map(|payload| (now_ns, Event::Payload(payload))));
@@ -295,7 +295,7 @@ impl ConnectionLog {
         })
     }
 
-    /// A packet was decrypted; its frames come next.
+    /// Notes that a packet was decrypted; its frames come next.
     pub fn packet_received(&self, event: &PacketReceived) {
         self.at(|state, now_ns| {
             state.reading = Some((state.entries.len(), state.bytes));
@@ -303,7 +303,7 @@ impl ConnectionLog {
         });
     }
 
-    /// A frame was found in the packet that was decrypted last.
+    /// Notes a frame in the packet that was decrypted last.
     pub fn frame_received(&self, frame: &events::Frame) {
         self.at(|state, now_ns| {
             if state.has_room(size_of::<Frame>(), now_ns)
@@ -314,7 +314,7 @@ impl ConnectionLog {
         });
     }
 
-    /// Ranges of packet numbers of the ACK frame before, in the packet that was decrypted last.
+    /// Notes a range of packet numbers of the last ACK frame in the packet that was decrypted last.
     pub fn acks_received(&self, range: &RangeInclusive<u64>) {
         self.at(|state, now_ns| {
             if state.has_room(size_of::<Acked>(), now_ns)
@@ -325,12 +325,12 @@ impl ConnectionLog {
         });
     }
 
-    /// A packet is believed lost.
+    /// Notes that a packet was declared lost.
     pub fn packet_lost(&self, event: &PacketLost<'_>) {
         self.note(Event::PacketLost(event.into()));
     }
 
-    /// The active path's state, which may be as it was.
+    /// Notes the metrics of the active path, if they changed.
     pub fn recovery_metrics(&self, event: &RecoveryMetrics<'_>) {
         let metrics = event.path.is_active.then(|| event::Metrics::from(event));
         self.at(|state, now_ns| {
@@ -341,12 +341,12 @@ impl ConnectionLog {
         });
     }
 
-    /// The largest packet changed, or the search for it is over.
+    /// Notes that the largest packet size changed, or that the search for it is over.
     pub fn mtu_updated(&self, event: &MtuUpdated) {
         self.note(Event::MtuUpdated { new: event.mtu, done: event.search_complete });
     }
 
-    /// The connection is further than it was.
+    /// Notes the progress of the handshake.
     pub fn state_updated(&self, status: &events::HandshakeStatus) {
         let new = match status {
             events::HandshakeStatus::Complete { .. } => "handshake_complete",
@@ -356,12 +356,12 @@ impl ConnectionLog {
         self.note(Event::ConnectionStateUpdated { new });
     }
 
-    /// There are new keys.
+    /// Notes new keys.
     pub fn key_updated(&self, event: &KeyUpdate) {
         self.note(Event::KeyUpdated((&event.key_type).into()));
     }
 
-    /// The connection ended.
+    /// Notes that the connection ended.
     pub fn closed(&self, event: &ConnectionClosed) {
         self.at(|state, now_ns| {
             state.push(now_ns, Event::ConnectionClosed(Closed::from(&event.error)));
@@ -370,7 +370,7 @@ impl ConnectionLog {
         });
     }
 
-    /// A stream had a turn while others waited: streams, and tunnels.
+    /// Notes a stream's turn, and how many streams and tunnels were waiting.
     pub fn stream_turn(&self, stream_id: u64, class: ClassKey, length: u64, waiting: [usize; 2]) {
         let [waiting_streams, waiting_tunnels] = waiting;
         let class = Some(class);
@@ -408,11 +408,11 @@ impl State {
             self.reading = None;
         }
         let Some((reading, bytes)) = &mut self.reading else {
-            // What is in the packet that is being written stays.
+            // The frames and payloads of the packet that is being written stay.
             self.bytes = self.frames.len() * size_of::<Frame>() + self.payloads.len() * size_of::<Entry>();
             let mut taken = std::mem::take(&mut self.entries);
             if count > 0 {
-                // Small ones may have found room after it.
+                // Smaller events may have found room after it.
                 let at_ns = taken.last().map_or(last_ns, |(at_ns, _)| last_ns.max(*at_ns));
                 taken.push((at_ns, Event::EventsLost { count }));
             }

@@ -1,5 +1,5 @@
-//! A file server whose urgent answers overtake: while a large file is on its way through a slow link, small ones are asked
-//! for over the same connection, first under a discipline that knows no urgency, then under one that does.
+//! A file server whose urgent answers overtake: while a large file is being sent through a slow link, a client requests
+//! small ones over the same connection, first under a discipline that knows no urgency, then under one that does.
 //!
 //! `cargo run --release -p quic --example file_server`
 
@@ -16,7 +16,7 @@ use tokio::{sync::watch, task::JoinSet, time::sleep};
 
 mod slow_link;
 
-/// What the server has: names, bytes, and the class in which each is answered.
+/// The server's files: name, size in bytes, and the class in which each is answered.
 const FILES: [(&str, usize, &str); 2] = [("film", 3_000_000, "bulk"), ("page", 8_000, "urgent")];
 
 const POLICY: &str = r#"
@@ -71,7 +71,7 @@ async fn main() -> Result<()> {
     Ok(std::fs::remove_dir_all(&folder)?)
 }
 
-/// Asks for a file; returns how long it took to come.
+/// Requests a file; returns how long it took to arrive.
 async fn get(mut stream: Stream, name: &'static str) -> Result<Duration> {
     let begun = Instant::now();
     stream.send.send(Bytes::from_static(name.as_bytes())).await?;

@@ -1,5 +1,5 @@
-//! An echo of three classes over one connection through a slow link: what each class waits for its answers, under round robin
-//! and under a discipline that knows deadlines.
+//! An echo of three classes over one connection through a slow link: how long each class waits for its answers, under round
+//! robin and under a discipline that knows deadlines.
 //!
 //! `cargo run --release -p quic --example three_classes`
 
@@ -25,7 +25,7 @@ const CLASSES: &str = r#"
     [class.bulk]
 "#;
 
-/// Messages of each class, and their bytes.
+/// How many messages each class sends, and their size in bytes.
 const MESSAGES: [(&str, usize, usize); 3] = [("urgent", 20, 1_000), ("normal", 20, 20_000), ("bulk", 4, 200_000)];
 
 #[tokio::main(flavor = "current_thread")]
@@ -59,7 +59,7 @@ async fn round(settings: &ApplicationSettings) -> Result<()> {
     let server = tokio::spawn(serve(listener));
     let mut connection = Connector::new(trust, None, settings)?.connect(address, "localhost").await?;
     let mut exchanges = JoinSet::new();
-    // Bulk is there first: whatever comes later has to overtake it.
+    // Bulk comes first, so all later messages have to overtake it.
     for (class, messages, bytes) in MESSAGES.into_iter().rev() {
         for _ in 0..messages {
             let stream = connection.open(class).await?;
@@ -81,7 +81,7 @@ async fn round(settings: &ApplicationSettings) -> Result<()> {
     Ok(())
 }
 
-/// Sends a message, its class first, and waits for all of its echo.
+/// Sends a message that begins with its class, and waits for the whole echo.
 async fn exchange(mut stream: Stream, class: &str, bytes: usize) -> Result<Duration> {
     let begun = Instant::now();
     let mut message = format!("{class}\n").into_bytes();

@@ -1,4 +1,4 @@
-//! How messages leave, by class: how late, and of how many packets.
+//! Histograms of departures by class: how late messages leave, and how many packets each has.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use super::{MAX_SEGMENTS, distribution::Distribution};
 use crate::class_key::ClassKey;
 use crate::pacer::Group;
 
-/// Ends of the buckets of lateness, in nanoseconds.
+/// Upper bounds of the buckets of lateness, in nanoseconds.
 const LATENESS_NS: [u64; 10] =
     [0, 20_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 10_000_000, 100_000_000];
 
-/// And of those of messages, in packets.
+/// Upper bounds of the buckets of message sizes, in packets.
 const TRAINS: [u64; 7] = [1, 2, 4, 8, 16, 32, MAX_SEGMENTS as u64];
 
-/// From when on a packet is called late: twice the quantum, as that is unless configured otherwise. A bucket ends there.
+/// A packet that is later than this counts as late: twice the default quantum. A bucket ends here.
 const LATE_NS: u64 = 250_000;
 
 type Lateness = Distribution<10>;
@@ -25,14 +25,14 @@ type Trains = Distribution<7>;
 /// The label of metrics; empty for packets of no class.
 type Label = [(&'static str, String); 1];
 
-/// Histograms by class. A message counts for the class of the first thing in it that has one.
+/// Histograms by class. A message counts for the class of the first packet in it that has one.
 #[derive(Debug)]
 pub struct DepartureMetrics {
-    /// How long after their departures packets that have one were handed over: not at all, mostly.
+    /// How long after its departure each packet that has one was handed over: mostly 0.
     lateness: Family<Label, Lateness, fn() -> Lateness>,
-    /// How many packets messages have.
+    /// How many packets each message has.
     trains: Family<Label, Trains, fn() -> Trains>,
-    /// The histograms of the policy in force, ordered by key: the ones of no class are first.
+    /// The histograms of the current policy's classes, ordered by key; the histograms for no class come first.
     known: ArcSwap<Vec<Of>>,
 }
 
@@ -57,7 +57,7 @@ impl Default for DepartureMetrics {
 }
 
 impl DepartureMetrics {
-    /// Counts by these classes from now on, and forgets what was counted for others.
+    /// Counts by these classes from now on, and drops the counts of all others.
     pub fn follow(&self, classes: &[&str]) {
         let of = |(key, class): (Option<ClassKey>, &str)| Of {
             key,
@@ -75,7 +75,7 @@ impl DepartureMetrics {
         }
     }
 
-    /// How many packets of a class were handed over more than a quarter of a millisecond after their departure.
+    /// Returns how many packets of a class were handed over more than a quarter of a millisecond after their departure.
     #[must_use]
     pub fn late_packets(&self, class: &str) -> u64 {
         let known = self.known.load();

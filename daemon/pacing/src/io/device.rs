@@ -1,4 +1,4 @@
-//! The devices that packets leave by: what is known of them, and by which one a peer is reached.
+//! The devices that packets leave by: what is known of each, and which one leads to a peer.
 
 use std::{
     collections::HashMap,
@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 use s2n_quic_platform::message::default::Handle;
 use tokio::sync::mpsc;
 
-/// A device, as far as messages are concerned.
+/// A network device, as far as messages are concerned.
 #[derive(Debug)]
 pub struct Device {
     name: String,
@@ -22,7 +22,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device of which only its name is known: departures are written, and packets leave together.
+    /// Creates a device of which only the name is known: departures are written, and packets share messages.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), keeps_departures: AtomicBool::new(true), segments: AtomicBool::new(true) }
@@ -40,46 +40,46 @@ impl Device {
         self.keeps_departures.load(Relaxed)
     }
 
-    /// Notes whether it does; tells whether that is new.
+    /// Sets whether it keeps departures; returns whether that changed.
     pub fn set_keeps_departures(&self, keeps: bool) -> bool {
         self.keeps_departures.swap(keeps, Relaxed) != keeps
     }
 
-    /// Whether messages of several packets pass it.
+    /// Whether it takes messages of several packets.
     #[must_use]
     pub fn segments(&self) -> bool {
         self.segments.load(Relaxed)
     }
 
-    /// Makes packets leave one by one from now on; returns whether that is new.
+    /// Makes packets leave one by one from now on; returns whether that changed.
     pub fn refuse_segmentation(&self) -> bool {
         self.segments.swap(false, Relaxed)
     }
 }
 
-/// Where packets go, and from which of our addresses.
+/// The remote address of packets, and the local one.
 pub type AddressPair = (IpAddr, IpAddr);
 
-/// How many peers' devices are remembered before all are asked for again.
+/// How many address pairs are remembered; at this number all are forgotten and asked for again.
 const MAX_ROUTES: usize = 65_536;
 
-/// How many questions may wait; peers beyond are asked for with a later packet.
+/// How many questions may wait; beyond that, a later packet asks again.
 const MAX_QUESTIONS: usize = 1_024;
 
-/// The devices of this host, by what is reached through them. Clones share what is known.
+/// Finds the device of this host that leads to a peer. Clones share one cache.
 ///
-/// Until somebody answers, a device is unknown: departures are written, which does no harm where they are ignored, for
-/// nothing is handed over more than 2 ms ahead.
+/// Until the answer arrives, the device is unknown and departures are written. This does no harm where they are
+/// ignored, because nothing is handed over more than 2 ms ahead.
 #[derive(Clone, Debug, Default)]
 pub struct Devices {
     routes: Arc<RouteCache>,
-    /// Nobody tells devices apart without it.
+    /// Without it, all devices stay unknown.
     questions: Option<mpsc::Sender<AddressPair>>,
 }
 
 impl Devices {
-    /// Devices that are asked for when a packet leaves for a new peer, and where to answer. The questions end with the
-    /// last clone.
+    /// Returns devices that are asked for when a packet leaves for a new peer, the cache that takes the answers, and
+    /// the questions. The questions end with the last clone of the devices.
     #[must_use]
     pub fn with_questions() -> (Self, Arc<RouteCache>, mpsc::Receiver<AddressPair>) {
         let (questions, asked) = mpsc::channel(MAX_QUESTIONS);
@@ -87,7 +87,7 @@ impl Devices {
         (Self { routes: routes.clone(), questions: Some(questions) }, routes, asked)
     }
 
-    /// The device that packets on `path` leave by.
+    /// Returns the device that packets on `path` leave by.
     #[must_use]
     pub fn toward(&self, path: &Handle) -> Arc<Device> {
         let Some(questions) = &self.questions else {
@@ -97,7 +97,7 @@ impl Devices {
         let route = (ip(path.remote_address.0), ip(path.local_address.0));
         let known = self.routes.known.read().get(&route).cloned();
         known.unwrap_or_else(|| {
-            // Noted before it is asked, so that it never takes the place of the answer.
+            // Stored before the question is sent, so that it never replaces the answer.
             self.routes.answer(route, self.unknown());
             if questions.try_send(route).is_err() {
                 self.routes.known.write().remove(&route);
@@ -106,14 +106,14 @@ impl Devices {
         })
     }
 
-    /// What stands for a device that has not been found.
+    /// Returns the placeholder for a device that has not been found.
     #[must_use]
     pub fn unknown(&self) -> Arc<Device> {
         self.routes.unknown.clone()
     }
 }
 
-/// By which device packets leave, as far as it has been asked and answered.
+/// The devices found so far, by address pair.
 #[derive(Debug)]
 pub struct RouteCache {
     unknown: Arc<Device>,
@@ -127,7 +127,7 @@ impl Default for RouteCache {
 }
 
 impl RouteCache {
-    /// Notes by which device packets leave for `route`.
+    /// Stores the device that packets for `route` leave by.
     pub fn answer(&self, route: AddressPair, device: Arc<Device>) {
         let mut known = self.known.write();
         if known.len() >= MAX_ROUTES {

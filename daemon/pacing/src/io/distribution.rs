@@ -1,4 +1,4 @@
-//! Histograms for what is counted per message or payload: with bounds that are fixed when it is made, and no lock.
+//! Histograms cheap enough to update per message or payload: their bounds are fixed on creation, and they take no lock.
 
 use std::{
     fmt,
@@ -13,7 +13,7 @@ use prometheus_client::{
     metrics::{MetricType, TypedMetric},
 };
 
-/// How often whole numbers were how large. Clones count together; adding costs two relaxed additions.
+/// A histogram of whole numbers. Clones share their counts; adding costs two relaxed additions.
 #[derive(Clone, Debug)]
 pub struct Distribution<const N: usize>(Arc<Buckets<N>>);
 
@@ -24,12 +24,12 @@ struct Buckets<const N: usize> {
     counts: [AtomicU64; N],
     beyond: AtomicU64,
     sum: AtomicU64,
-    /// How many of the numbers' unit make one of the metric's.
+    /// How many units of the numbers make one unit of the metric.
     per_unit: f64,
 }
 
 impl<const N: usize> Distribution<N> {
-    /// Returns one of nothing yet, whose buckets end at `bounds`, ascending. The metric's unit is `per_unit` times that of
+    /// Creates an empty histogram whose buckets end at `bounds`, ascending. The metric's unit is `per_unit` times that of
     /// the numbers.
     #[must_use]
     pub fn new(bounds: [u64; N], per_unit: f64) -> Self {
@@ -37,7 +37,7 @@ impl<const N: usize> Distribution<N> {
         Self(Arc::new(Buckets { bounds, counts, beyond: AtomicU64::new(0), sum: AtomicU64::new(0), per_unit }))
     }
 
-    /// Counts a number, so many times.
+    /// Counts `number`, `times` times.
     pub fn add(&self, number: u64, times: u64) {
         let Buckets { bounds, counts, beyond, sum, .. } = &*self.0;
         let bucket = bounds.iter().position(|bound| number <= *bound).map_or(beyond, |bucket| &counts[bucket]);
@@ -51,7 +51,7 @@ impl<const N: usize> Distribution<N> {
         self.0.sum.load(Relaxed)
     }
 
-    /// How many numbers were greater than one that a bucket ends at.
+    /// Returns how many numbers were greater than `bound`, which has to be the end of a bucket.
     #[must_use]
     pub fn above(&self, bound: u64) -> u64 {
         let Buckets { bounds, counts, beyond, .. } = &*self.0;
@@ -70,7 +70,7 @@ impl<const N: usize> EncodeMetric for Distribution<N> {
         let shown = |number: u64| number as f64 / per_unit;
         let buckets = bounds.iter().zip(counts).map(|(bound, count)| (shown(*bound), count.load(Relaxed)));
         let buckets: Vec<_> = buckets.chain([(f64::INFINITY, beyond.load(Relaxed))]).collect();
-        // Of the same reading, so that the last bucket has all there are.
+        // Summed from the same reading, so that it equals the last bucket.
         let count = buckets.iter().map(|(_, count)| count).sum();
         encoder.encode_histogram::<NoLabelSet>(shown(sum.load(Relaxed)), count, &buckets, None)
     }

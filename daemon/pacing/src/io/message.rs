@@ -1,4 +1,4 @@
-//! Messages as the kernel takes them: sendmmsg with a departure time, a segment size, ECN, a mark and a source each.
+//! Messages in the kernel's form: sendmmsg, with a departure time, segment size, ECN codepoint, mark and source for each.
 
 use std::{
     io,
@@ -23,9 +23,9 @@ pub const BATCH: usize = 32;
 pub struct Message<'a> {
     /// The packets, back to back.
     pub payload: &'a [u8],
-    /// The size of each, in bytes; the message is one packet if its payload is no larger.
+    /// The size of each packet, in bytes; a payload no larger than this is one packet.
     pub segment_bytes: usize,
-    /// From where, and to where.
+    /// The source and the destination.
     pub path: &'a Handle,
     /// The ECN codepoint.
     pub ecn: ExplicitCongestionNotification,
@@ -38,22 +38,23 @@ pub struct Message<'a> {
 /// Lets the messages of a socket carry departure times of CLOCK_MONOTONIC, which needs no rights.
 ///
 /// # Errors
-/// The kernel has no such times.
+/// The kernel does not support them.
 pub fn enable_departures(socket: &impl AsFd) -> io::Result<()> {
     Ok(set_txtime(socket, ClockId::Monotonic, TxTimeFlags::empty())?)
 }
 
-/// The number of this thread, as the kernel's tracepoints call it.
+/// Returns this thread's ID, as the kernel's tracepoints show it.
 pub fn thread() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
 }
 
 /// Sends up to [`BATCH`] messages in one system call, and returns how many left: at least one.
 ///
-/// By hand, because `rustix::net` has a control message for the departure time only: none for segment sizes, marks, sources and ECN.
+/// Written by hand, because `rustix::net` has a control message only for the departure time, not for segment sizes, marks, sources
+/// and ECN.
 ///
 /// # Errors
-/// What the kernel says of the first message; those behind it were not looked at.
+/// The kernel's error for the first message; it did not look at the messages behind it.
 pub fn send(socket: &impl AsFd, messages: &[Message<'_>]) -> io::Result<usize> {
     let messages = &messages[..messages.len().min(BATCH)];
     let mut addresses: ArrayVec<SockAddr, BATCH> =
@@ -69,7 +70,7 @@ pub fn send(socket: &impl AsFd, messages: &[Message<'_>]) -> io::Result<usize> {
     let parts = addresses.iter_mut().zip(&mut controls).zip(&mut payloads);
     let mut headers: ArrayVec<libc::mmsghdr, BATCH> = parts
         .map(|((address, control), payload)| {
-            // SAFETY: a header of zeros is a message of nothing to nobody.
+            // SAFETY: a header of zeros is valid: a message without payload or address.
             let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
             header.msg_hdr.msg_name = address.as_ptr().cast_mut().cast();
             header.msg_hdr.msg_namelen = address.len();
@@ -106,7 +107,7 @@ impl Control {
             control.put(libc::SOL_SOCKET, libc::SCM_TXTIME, &ns.to_ne_bytes());
         }
         if message.payload.len() > message.segment_bytes {
-            // A message has less than 2^16 bytes.
+            // A message has fewer than 2^16 bytes.
             control.put(libc::SOL_UDP, libc::UDP_SEGMENT, &(message.segment_bytes as u16).to_ne_bytes());
         }
         if let Some(mark) = message.mark {
@@ -117,7 +118,7 @@ impl Control {
         let tos = i32::from(message.ecn as u8).to_ne_bytes();
         let no_device = [0; 4];
         match from {
-            // struct in_pktinfo: a device, the source address, and one that only receivers see.
+            // struct in_pktinfo: a device, the source address, and an address that only receivers see.
             IpAddr::V4(from) if !from.is_unspecified() && to.is_ipv4() => {
                 let parts = [no_device, from.octets(), [0; 4]];
                 control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, parts.as_flattened());

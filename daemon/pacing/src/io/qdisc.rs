@@ -1,4 +1,4 @@
-//! Which devices keep departures: their queueing disciplines, and the routes that lead to them, followed by netlink.
+//! Follows through netlink which devices keep departures, by their queueing disciplines, and which routes lead to them.
 //! Only reads; needs no rights.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -46,7 +46,7 @@ struct FqLabel {
     what: &'static str,
 }
 
-/// What is shown of queueing disciplines.
+/// Gauges of queueing disciplines.
 #[derive(Clone, Debug, Default)]
 pub struct Gauges {
     keeps: Family<DeviceLabel, Gauge>,
@@ -62,11 +62,11 @@ impl Gauges {
     }
 }
 
-/// Hears of each device, at every reading, whether it keeps departures.
+/// Receives, at every reading, each device's name and whether the device keeps departures.
 pub type DeviceListener = Box<dyn Fn(&str, bool) + Send + Sync>;
 
-/// Follows the devices of this network namespace in a task of `runtime`, which ends with the last clone of what this
-/// returns. `listener` is told of all devices after every change, and every five seconds.
+/// Follows the devices of this network namespace in a task of `runtime`, which ends when the last clone of the returned
+/// `Devices` is dropped. Calls `listener` for every device after each change, and every five seconds.
 #[must_use]
 pub fn follow(gauges: Gauges, runtime: &runtime::Handle, listener: DeviceListener) -> Devices {
     let (devices, routes, questions) = Devices::with_questions();
@@ -75,10 +75,10 @@ pub fn follow(gauges: Gauges, runtime: &runtime::Handle, listener: DeviceListene
     devices
 }
 
-/// What changes the answers to questions.
+/// The netlink groups whose messages may change an answer.
 const GROUPS: [Group; 4] = [Group::Link, Group::Tc, Group::Ipv4Route, Group::Ipv6Route];
 
-/// How often a list is asked for that changes while the kernel writes it.
+/// How often to request a list that changes while the kernel writes it.
 const TRIES: u32 = 5;
 
 struct Follower {
@@ -87,7 +87,7 @@ struct Follower {
     listener: DeviceListener,
     /// By interface index.
     devices: HashMap<u32, Arc<Device>>,
-    /// Nothing has been said yet of what is in force.
+    /// Whether no reading has been logged yet.
     is_first: bool,
 }
 
@@ -107,7 +107,7 @@ impl Follower {
         }
     }
 
-    /// Answers questions and follows changes until nobody asks any more.
+    /// Answers questions and follows changes until all senders of questions are gone.
     async fn serve(&mut self, mut socket: Socket, questions: &mut mpsc::Receiver<AddressPair>) -> Result<(), Error> {
         self.read(&socket).await?;
         self.routes.forget();
@@ -181,7 +181,7 @@ impl Follower {
         }
     }
 
-    /// Asks the kernel by which device packets leave for `route`; leaves it unknown if there is none.
+    /// Asks the kernel which device packets for `route` leave by; without an answer, the device stays unknown.
     async fn find(&self, socket: &Socket, route: AddressPair) {
         let answer = socket.ask(RouteNetlinkMessage::GetRoute(question(route))).await;
         let Ok(Some(RouteNetlinkMessage::NewRoute(message))) = answer else { return };
@@ -195,7 +195,7 @@ impl Follower {
     }
 }
 
-/// Reads a list; again, a few times at most, where it changes meanwhile.
+/// Reads a list; retries up to `TRIES` times in total if it changes meanwhile.
 async fn list(socket: &Socket, asked: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Error> {
     let mut tries = 1;
     loop {
@@ -207,7 +207,7 @@ async fn list(socket: &Socket, asked: RouteNetlinkMessage) -> Result<Vec<RouteNe
     }
 }
 
-/// Says which devices keep departures, and on which packets wait here.
+/// Describes on which devices the kernel keeps departures, and on which packets wait in this process.
 fn who_keeps_departures<'a>(devices: impl IntoIterator<Item = &'a Device>) -> String {
     let (kernel, paced): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| device.keeps_departures());
     let by = |who: &str, devices: Vec<&Device>| {
@@ -252,7 +252,7 @@ struct Qdisc {
     parent: TcHandle,
     /// How far ahead departures may be.
     horizon_ns: Option<u64>,
-    /// What it counts, in a form of its own.
+    /// Its counters, in the format of its kind.
     counters: Vec<u8>,
 }
 
@@ -278,8 +278,8 @@ impl From<TcMessage> for Qdisc {
 }
 
 impl Qdisc {
-    /// Whether it releases packets at departure times of CLOCK_MONOTONIC, as far ahead as ours are: what is further than
-    /// its horizon, `fq` drops or releases early. (`etf` goes by CLOCK_TAI.)
+    /// Whether it releases packets at departure times of CLOCK_MONOTONIC as far ahead as ours: `fq` drops packets beyond
+    /// its horizon or releases them early. (`etf` uses CLOCK_TAI.)
     fn keeps_departures(&self) -> bool {
         self.kind == "fq" && self.horizon_ns.is_none_or(|ns| ns >= HORIZON_NS)
     }
@@ -288,7 +288,7 @@ impl Qdisc {
 /// Attribute of `fq` (include/uapi/linux/pkt_sched.h): its horizon in microseconds, since Linux 5.8.
 const TCA_FQ_HORIZON: u16 = 14;
 
-/// The horizon in the options of an `fq`, which are attributes within the one that comes as it is.
+/// Reads the horizon from the options of an `fq`, which are attributes within the one that the library leaves unparsed.
 fn fq_horizon_ns(options: &[TcOption]) -> Option<u64> {
     let [TcOption::Other(options)] = options else { return None };
     let mut bytes = vec![0; options.value_len()];
@@ -298,7 +298,7 @@ fn fq_horizon_ns(options: &[TcOption]) -> Option<u64> {
     Some(u64::from(u32::from_ne_bytes(horizon.value().try_into().ok()?)) * 1_000)
 }
 
-/// Whether the root of a device keeps departures, or a child of it for each hardware queue does.
+/// Whether a device's root qdisc keeps departures or, where it has a child for each hardware queue, all children do.
 fn keeps_departures(qdiscs: &[Qdisc]) -> bool {
     let Some(root) = qdiscs.iter().find(|qdisc| qdisc.parent == TcHandle::ROOT) else {
         return false;
@@ -311,7 +311,7 @@ fn keeps_departures(qdiscs: &[Qdisc]) -> bool {
     }
 }
 
-/// What is read of `struct tc_fq_qd_stats` (include/uapi/linux/pkt_sched.h), and at which byte: 64-bit counters.
+/// The 64-bit counters read from `struct tc_fq_qd_stats` (include/uapi/linux/pkt_sched.h), each with its byte offset.
 const FQ_COUNTERS: [(&str, usize); 3] = [("throttled", 24), ("flows_plimit", 32), (HORIZON_DROPS, 88)];
 const HORIZON_DROPS: &str = "horizon_drops";
 
@@ -319,7 +319,7 @@ const HORIZON_DROPS: &str = "horizon_drops";
 const FQ_LATENCY: &str = "latency_ns";
 const FQ_LATENCY_AT: usize = 76;
 
-/// The counters of all `fq` of a device: their sum, and the worst latency.
+/// Returns the counters of all `fq` of a device: their sum, and the worst latency.
 fn fq_counters(qdiscs: &[Qdisc]) -> Vec<(&'static str, u64)> {
     let all: Vec<_> = qdiscs.iter().filter(|qdisc| qdisc.kind == "fq").map(|qdisc| &qdisc.counters).collect();
     let latency = |bytes: &Vec<u8>| read(bytes, FQ_LATENCY_AT).map(|bytes| u64::from(u32::from_ne_bytes(bytes)));
@@ -366,9 +366,9 @@ mod tests {
             (true, vec![root("mq"), child("fq", 1, 1), child("fq", 1, 2)]),
             (false, vec![root("mq"), child("fq", 1, 1), child("pfifo_fast", 1, 2)]),
             (false, vec![root("mq")]),
-            // By default all have the handle 0:.
+            // By default, all qdiscs have the handle 0:.
             (true, vec![qdisc("mq", (0, 0), TcHandle::ROOT), child("fq", 0, 1)]),
-            // Whatever shapes in front of fq decides.
+            // A shaper in front of fq decides.
             (false, vec![root("htb"), child("fq", 1, 1)]),
         ] {
             assert_eq!(keeps_departures(&qdiscs), keeps, "{qdiscs:?}");

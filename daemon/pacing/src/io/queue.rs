@@ -1,5 +1,5 @@
-//! The transmission queue: the transport writes packets, the queue groups them into messages, and each message goes to
-//! the kernel with its departure, or waits here where the kernel would not keep it.
+//! The transmission queue: the transport writes packets, the queue groups them into messages, and each message goes to the
+//! kernel with its departure, or waits here if the kernel would not keep that.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -36,12 +36,12 @@ use crate::{
     qlog::Departing,
 };
 
-/// Where messages go: a socket, or what a test has in its place.
+/// Where messages go: a socket, or a test's double of one.
 pub trait Outlet: Send + 'static {
     /// Sends messages in order and returns how many left: at least one.
     ///
     /// # Errors
-    /// What the first one met. After `WouldBlock`, [`poll_writable`](Self::poll_writable) waits.
+    /// The error of the first message. After `WouldBlock`, [`poll_writable`](Self::poll_writable) waits.
     fn send(&mut self, messages: &[Message<'_>]) -> io::Result<usize>;
 
     /// Waits until sending may work again.
@@ -53,9 +53,9 @@ pub trait Outlet: Send + 'static {
 pub struct Forming {
     /// The largest UDP payload of a packet, in bytes.
     pub packet_bytes: usize,
-    /// How much earlier than on its own a packet may leave for sharing a message, where the device keeps departures.
+    /// How much before its own departure a packet may leave in order to share a message, if the device keeps departures.
     pub quantum_ns: u64,
-    /// Packets in one message, at most. 1: no segmentation offload.
+    /// Most packets in one message. 1 means no segmentation offload.
     pub packets: usize,
     /// Whether the kernel takes departure times from this socket.
     pub stamps: bool,
@@ -63,30 +63,30 @@ pub struct Forming {
     pub mark: Option<u32>,
 }
 
-/// The quantum where messages wait here: a wake for each costs more than `fq`.
+/// The quantum of messages that wait here: waking for each costs more than `fq` does.
 const HOLD_QUANTUM_NS: u64 = 1_000_000;
 
 /// Bytes that may wait here for their departure. At the horizon of 2 ms this is 16 Gbit/s.
 const HOLD_BYTES: usize = 4 << 20;
 
-/// Bytes that the transport writes between two visits to the kernel.
+/// Bytes that the transport may write between two flushes to the kernel.
 const ARENA_BYTES: usize = 256 * 1024;
 
 /// The transmission side of an endpoint's event loop.
 pub struct Tx<O> {
     outlet: O,
     batch: Batch,
-    /// Formed and on their way to the kernel.
+    /// Formed messages on their way to the kernel.
     pending: VecDeque<Formed>,
     hold: Hold<Formed>,
     timer: Timer,
-    /// The batch was filled to its end, so the transport has more.
+    /// Whether the batch was filled completely, so that the transport has more.
     is_full: bool,
     counters: Arc<IoCounters>,
 }
 
 impl<O: Outlet> Tx<O> {
-    /// Creates an empty queue in front of `outlet`. `timer` is for what waits here.
+    /// Creates an empty queue in front of `outlet`. `timer` wakes for messages that wait here.
     pub fn new(outlet: O, forming: Forming, devices: Devices, timer: Timer, counters: Arc<IoCounters>) -> Self {
         let batch = Batch {
             forming,
@@ -106,7 +106,7 @@ impl<O: Outlet> Tx<O> {
         Self { outlet, batch, pending: VecDeque::new(), hold, timer, is_full: false, counters }
     }
 
-    /// Sends what is due, and keeps the rest waiting.
+    /// Sends all messages except those that have to wait here.
     fn flush(&mut self) {
         let now_ns = monotonic::now_ns();
         // Packets that waited go first, so that none of a connection's packets is overtaken.
@@ -165,7 +165,7 @@ impl<O: Outlet> Tx<O> {
         }
     }
 
-    /// The kernel refused the first message. If it may be for being several packets in one, they go one by one.
+    /// Handles the kernel's refusal of the first message. If segmentation may be the cause, its packets are sent one by one.
     fn on_refused(&mut self, error: &io::Error) {
         let Some(refused) = self.pending.pop_front() else {
             return;
@@ -176,7 +176,7 @@ impl<O: Outlet> Tx<O> {
                 let forming = &self.batch.forming;
                 let first = packets.first().map(|first| first.message(&self.batch.arena, forming));
                 let handed_ns = self.counters.recorder.is_on().then(monotonic::now_ns);
-                // Packets that do not pass alone either are too large for the device, which is nothing that it cannot do.
+                // A packet that is refused alone as well is too large for the device, which says nothing about segmentation.
                 let sent = first.map(|first| self.outlet.send(&[first]));
                 let left = match sent {
                     Some(Ok(_)) => {
@@ -194,7 +194,7 @@ impl<O: Outlet> Tx<O> {
                 };
                 packets.into_iter().skip(left).rev().for_each(|packet| self.pending.push_front(packet));
             }
-            // As lost on the way as any other; the transport finds out.
+            // The packets are lost like any others on the path; the transport will notice.
             _ => {
                 self.counters.refused.inc_by(refused.group.packets as u64);
             }
@@ -207,7 +207,7 @@ impl<O: Outlet> tx::Tx for Tx<O> {
     type Queue = Batch;
     type Error = ();
 
-    /// Ready if there is something to do that the event loop does not know of: messages that waited, or room again.
+    /// Ready if there is work that the event loop does not know of: a held message is due, or there is room again.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
         let writable = self.batch.is_blocked && self.outlet.poll_writable(cx).is_ready();
         let due = self.timer.poll_ready(cx).is_ready();
@@ -227,7 +227,7 @@ impl<O: Outlet> tx::Tx for Tx<O> {
     fn handle_error<E: event::EndpointPublisher>(self, (): (), _events: &mut E) {}
 }
 
-/// Messages that are being formed.
+/// The messages that are being formed.
 pub struct Batch {
     forming: Forming,
     /// Packets, back to back.
@@ -241,7 +241,8 @@ pub struct Batch {
     /// Whether packets are recorded.
     is_recorded: bool,
     now_ns: u64,
-    /// The latest departure toward each peer, while it is to come. Asked for each packet, of peers who do not know the seed.
+    /// The latest departure toward each peer, while it is still ahead. Looked up for every packet, by addresses of peers
+    /// that do not know the hasher's seed.
     last: HashMap<SocketAddress, u64, RandomState>,
     devices: Devices,
     /// The path of the last packet, and the device it leaves by.
@@ -254,13 +255,13 @@ impl Batch {
         self.now_ns = now_ns;
         self.is_recorded = is_recorded;
         self.is_open = false;
-        // Devices may have been told apart meanwhile.
+        // The answer for the path's device may have arrived meanwhile.
         self.path = None;
         self.last.retain(|_, departure_ns| *departure_ns > now_ns);
     }
 
-    /// The departure of a packet: its own, or else that of the last packet to the same peer, if that is to come. So
-    /// nothing overtakes: neither pure acknowledgements nor a CONNECTION_CLOSE behind the last data.
+    /// Returns a packet's departure: its own, or else that of the last packet to the same peer, if still ahead. So neither
+    /// pure acknowledgements nor a CONNECTION_CLOSE overtake the data before them.
     fn departure_ns(&mut self, to: SocketAddress, own_ns: Option<u64>) -> Option<u64> {
         let Some(own_ns) = own_ns else {
             return self.last.get(&to).copied();
@@ -296,9 +297,9 @@ impl tx::Queue for Batch {
             self.device = self.devices.toward(&path);
             self.path = Some(path);
         }
-        // A packet that cannot follow even the largest one is a probe of the path's MTU, which fails alone if it fails.
-        // Nothing else is asked of the transport: its queue clamps a packet to the size of the one before and therefore
-        // wants that to be full, while this one groups packets as they were written (`Group::join`).
+        // A packet that cannot follow even the largest one is a probe of the path's MTU; it goes alone, so that it fails
+        // alone. `can_gso` serves no other purpose: s2n-quic's queue clamps a packet to the size of the previous one and so
+        // requires that to be full, while this queue groups packets as they were written (`Group::join`).
         let is_probe = !packet.can_gso(usize::from(u16::MAX), 0);
         let last = self.messages.last();
         let joins = self.is_open && !is_probe && last.is_some_and(|last| last.path.strict_eq(&path) && last.ecn == ecn);
@@ -363,12 +364,12 @@ struct Formed {
     path: Handle,
     ecn: ExplicitCongestionNotification,
     mark: Option<u32>,
-    /// Of the first packet that has one.
+    /// The class of the first packet that has one.
     class: Option<ClassKey>,
     device: Arc<Device>,
-    /// Its packets one by one, if they are recorded.
+    /// The records of its packets, while a recording runs.
     decided: Vec<recorder::Packet>,
-    /// The packets of connections that are listened to.
+    /// Its packets of traced connections.
     traced: Vec<Departing>,
 }
 
@@ -407,17 +408,17 @@ impl Formed {
         }
     }
 
-    /// The departure that the kernel is told. Elsewhere nobody looks at it, or somebody goes by another clock.
+    /// The departure to give to the kernel; `None` where the device would ignore it or compare it with another clock.
     fn stamp_ns(&self, forming: &Forming) -> Option<u64> {
         self.group.departure_ns.filter(|_| forming.stamps && self.device.keeps_departures())
     }
 
-    /// Tells the observers of the message, now that it has been sent.
+    /// Reports the message to its observers, now that it has been sent.
     fn left(self, counters: &IoCounters, forming: &Forming, handed_ns: Option<u64>) {
         if !self.traced.is_empty() {
             counters.traces.departed(&self.traced, self.stamp_ns(forming), self.group.packets);
         }
-        // It may have been formed before somebody wanted it.
+        // The message may have been formed before the recording began.
         let Some(handed_ns) = handed_ns.filter(|_| !self.decided.is_empty()) else { return };
         counters.recorder.note(recorder::SentMessage {
             thread: message::thread(),
@@ -438,7 +439,7 @@ impl Formed {
         there.map(|packet| Departing { place: 0, ..*packet }).collect()
     }
 
-    /// The same packets, each in a message of its own.
+    /// Returns the same packets, each in a message of its own.
     fn taken_apart(&self) -> Vec<Self> {
         let Group { departure_ns, segment_bytes, bytes, .. } = self.group;
         let ranges = (0..bytes).step_by(segment_bytes).map(|begin| begin..bytes.min(begin + segment_bytes));

@@ -1,9 +1,9 @@
-//! The receiving side of an endpoint: packets from the kernel into memory that is used again and again, in batches that the
-//! event loop takes where they lie.
+//! The receiving side of an endpoint: reads packets from the kernel into reused memory, in batches that the event loop
+//! processes in place.
 //!
-//! One read brings up to 32 messages, and each is a packet or, with GRO, a train of one sender's. A read that brings fewer has
-//! emptied the socket, so none follows it only to find that out. After [`MESSAGES`] messages the other tasks have their turn:
-//! tunnels whose payloads have just arrived, for example.
+//! One read returns up to 32 messages; each is a packet or, with GRO, a train of packets from one sender. A read that returns
+//! fewer has emptied the socket, so no further read is needed to find that out. After [`MESSAGES`] messages the other tasks
+//! have their turn: for example, tunnels whose payloads have just arrived.
 
 use std::{
     ffi::c_void,
@@ -35,14 +35,14 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::descriptor::watch;
 
-/// Messages that the event loop takes between two turns of other tasks.
+/// Most messages that the event loop takes between two turns of other tasks.
 const MESSAGES: usize = 128;
 
-/// Messages of one read (`BATCH_SIZE` in quinn-udp).
+/// Most messages in one read (`BATCH_SIZE` in quinn-udp).
 const READ_MESSAGES: usize = 32;
 
-/// Bytes between the buffers of two messages: the largest message, and some lines of cache more, because packets that
-/// all begin a power of two apart evict each other.
+/// Distance between the buffers of two messages: the largest message and a few cache lines more, because packets whose starts
+/// are a power of two apart evict each other from the cache.
 const STRIDE_BYTES: usize = (1 << 16) + (1 << 8);
 
 /// The receiving side of an endpoint's event loop.
@@ -54,8 +54,8 @@ pub(super) struct Rx {
     others: Arc<Others>,
 }
 
-/// Whether other tasks have had their turn. To be asked again is no sign of it: the event loop asks as soon as it has anything
-/// else to do.
+/// Whether other tasks have had their turn. Being polled again does not show it: the event loop polls as soon as it has
+/// anything else to do.
 #[derive(Default)]
 struct Others {
     went: AtomicBool,
@@ -77,8 +77,8 @@ impl Rx {
     pub(super) fn start(socket: Socket, address: SocketAddress) -> io::Result<Self> {
         syscall::configure_gro(&socket);
         syscall::configure_tos(&socket);
-        // The state describes the kernel rather than a socket: any socket serves to make it, and it has options set that
-        // nobody needs here.
+        // The state describes the kernel rather than a socket, so any socket serves to create it. Creating it sets options
+        // that the endpoint's socket does not need.
         let any = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         let state = UdpSocketState::new(UdpSockRef::from(&any))?;
         let (bytes, address) = (buffers(), address.into());
@@ -104,19 +104,19 @@ impl rx::Rx for Rx {
             let mut readiness = ready!(self.socket.poll_read_ready(cx))?;
             match self.arrivals.receive(self.socket.get_ref()) {
                 Ok(is_empty) => {
-                    // What comes after the read raises an event of its own.
+                    // A packet that arrives after the read raises an event of its own.
                     if is_empty {
                         readiness.clear_ready();
                     } else {
                         self.yields = true;
-                        // The runtime wakes a task that yields after all tasks that are ready.
+                        // The runtime wakes a yielding task after all tasks that are ready now.
                         let waker = waker_ref(&self.others);
                         _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
                     }
                     return Poll::Ready(Ok(()));
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => readiness.clear_ready(),
-                // Of a packet that somebody sent or of memory that is short, nothing that ends an endpoint.
+                // The cause is a packet that a peer sent or a shortage of memory, and neither ends an endpoint.
                 Err(_) => {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
@@ -139,7 +139,7 @@ impl rx::Rx for Rx {
 /// Messages that have arrived, and the memory they lie in.
 pub(super) struct Arrivals {
     state: UdpSocketState,
-    /// That of the socket.
+    /// The socket's own address.
     address: LocalAddress,
     bytes: Vec<u8>,
     meta: [RecvMeta; MESSAGES],
@@ -157,7 +157,7 @@ impl Arrivals {
             let room = READ_MESSAGES.min(MESSAGES - self.messages);
             let meta = &mut self.meta[self.messages..];
             let received = match self.state.recv(UdpSockRef::from(socket), &mut slices[..room], meta) {
-                // What came before it counts.
+                // The messages before the error count.
                 Err(error) if self.messages > 0 => return Ok(error.kind() == ErrorKind::WouldBlock),
                 received => received?,
             };
@@ -169,10 +169,10 @@ impl Arrivals {
         Ok(false)
     }
 
-    /// What the transport is to know of a message.
+    /// Returns what the transport needs to know about a message: its path and ECN codepoint.
     fn header(&self, meta: &RecvMeta) -> Header<Handle> {
         let mut path = Handle::from_remote_address(RemoteAddress(meta.addr.into()));
-        // The port is the socket's; the address only if the kernel does not say which of several was meant.
+        // The port is the socket's; the address is too, unless the kernel reports which one the packet was sent to.
         path.set_local_address(match meta.dst_ip {
             Some(ip) => SocketAddress::from(SocketAddr::new(ip, self.address.port())).into(),
             None => self.address,
@@ -200,31 +200,31 @@ impl rx::Queue for Arrivals {
     }
 }
 
-/// The event loop's own statistics of its socket, which nobody reads.
+/// Replaces the event loop's statistics of its socket, which nothing reads.
 pub(super) struct NoStatistics;
 
 impl event_loop::Stats for NoStatistics {
     fn publish<P: event::EndpointPublisher>(&mut self, _publisher: &mut P) {}
 }
 
-/// Makes the buffers of a turn's messages.
+/// Allocates the buffers for one turn's messages.
 ///
-/// The first packet in each 2 MiB of them would make the kernel clear all of that at once where huge pages are given
-/// unasked: packets that were due meanwhile left in one train (4.4 ms in the lab). Nor does a packet of 1,500 bytes need
-/// more than a page of the 64 KiB of its buffer.
+/// Where the kernel gives huge pages unasked, the first packet in each 2 MiB would make it clear all of that at once: packets
+/// that were due meanwhile left in one train (4.4 ms in the lab). And a packet of 1,500 bytes needs only one page of its
+/// buffer's 64 KiB.
 fn buffers() -> Vec<u8> {
     let bytes = vec![0; MESSAGES * STRIDE_BYTES];
     without_huge_pages(bytes.as_ptr() as usize, bytes.len());
     bytes
 }
 
-/// Asks for single pages in the whole pages of a range of memory that is this process's own.
+/// Asks the kernel to use no huge pages for the whole pages in a range of this process's memory.
 fn without_huge_pages(address: usize, bytes: usize) {
     let page_bytes = rustix::param::page_size();
     let begin = address.next_multiple_of(page_bytes);
     let end = (address + bytes) / page_bytes * page_bytes;
-    // SAFETY: the kernel is told how to back memory, whose contents stay as they are. A kernel without huge pages refuses,
-    // and has none to give.
+    // SAFETY: the advice changes how the kernel backs the memory, not its contents. A kernel without huge pages refuses the
+    // advice and does not need it.
     _ = unsafe { madvise(begin as *mut c_void, end.saturating_sub(begin), Advice::LinuxNoHugepage) };
 }
 
@@ -232,7 +232,7 @@ fn without_huge_pages(address: usize, bytes: usize) {
 mod tests {
     use super::*;
 
-    /// The flags of the mapping that an address is in, as in /proc/self/smaps (proc(5)).
+    /// Returns the flags of the mapping that contains an address, from /proc/self/smaps (proc(5)).
     fn flags(address: usize) -> String {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut is_here = false;
@@ -261,7 +261,7 @@ mod tests {
         }
     }
 
-    /// A receiver, a peer of it, and where the receiver is.
+    /// A receiver, a sender, and the receiver's address.
     fn pair() -> (Rx, UdpSocket, SocketAddr) {
         let [receiver, sender] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
         receiver.set_nonblocking(true).unwrap();
@@ -271,7 +271,7 @@ mod tests {
         (Rx::start(receiver, address.into()).unwrap(), sender, address)
     }
 
-    /// What one turn of the event loop brings: sizes of packets, and the path and the codepoint of the last.
+    /// Takes one turn's packets; returns their sizes, and the path and codepoint of the last.
     fn take(rx: &mut Rx) -> (Vec<usize>, Option<Header<Handle>>) {
         let (mut sizes, mut last) = (Vec::new(), None);
         rx::Rx::queue(rx, |arrivals| {

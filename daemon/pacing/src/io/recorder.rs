@@ -1,5 +1,5 @@
-//! Records of departures, while somebody wants them: when each packet was decided on, handed to the kernel, and wanted to
-//! leave. Off, it costs a relaxed load for each turn of an event loop and one for each system call.
+//! Records of departures, kept while a caller asks for them: when each packet was decided on, when it should leave, and
+//! when it was handed to the kernel. When off, this costs one relaxed load per event loop turn and one per system call.
 
 use std::{
     net::SocketAddr,
@@ -14,13 +14,13 @@ use parking_lot::Mutex;
 
 use crate::{class_key::ClassKey, monotonic};
 
-/// Packets whose records wait to be taken, at most; later ones are lost and counted. All together they have a few MiB.
+/// Most packets whose records wait to be taken; later records are dropped and counted. Together they take a few MiB.
 const PACKETS: usize = 32_768;
 
-/// A packet, as it was decided on.
+/// The record of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// When the transport wrote it, and so the scheduler chose what is in it. All times are of CLOCK_MONOTONIC.
+    /// When the transport wrote it, and thus when the scheduler chose its contents. All times are of CLOCK_MONOTONIC.
     pub decided_ns: u64,
     /// When it should leave; `None` if it need not wait.
     pub wanted_ns: Option<u64>,
@@ -33,36 +33,37 @@ pub struct Packet {
 pub struct SentMessage {
     /// The thread that sent it.
     pub thread: u32,
-    /// When the system call began that it was sent by, maybe among others.
+    /// When the system call that sent it began; the call may have sent other messages, too.
     pub handed_ns: u64,
     /// When the system call returned.
     pub returned_ns: u64,
-    /// The departure that the kernel was told (SO_TXTIME); `None` where it would not keep it, or need not.
+    /// The departure given to the kernel (SO_TXTIME); `None` if the device would not keep it, or the message need not
+    /// wait.
     pub departure_ns: Option<u64>,
-    /// From where, as far as the transport chose.
+    /// The source address, as far as the transport chose one.
     pub from: SocketAddr,
-    /// To where.
+    /// The destination address.
     pub to: SocketAddr,
-    /// The device that it leaves by, as far as is known.
+    /// The name of the device that it leaves by, or `unknown`.
     pub device: String,
-    /// The size of all packets together, as UDP payloads.
+    /// The total size of its packets, as UDP payloads.
     pub bytes: usize,
-    /// The size of each; the last one's may be smaller.
+    /// The size of each packet; the last may be smaller.
     pub segment_bytes: usize,
     /// The packets in it.
     pub packets: Vec<Packet>,
 }
 
-/// What was recorded since it was last asked for.
+/// The records since the last time they were taken.
 #[derive(Debug, Default)]
 pub struct Records {
-    /// Messages in the order in which they were sent, by thread.
+    /// Messages, in the order of sending within each thread.
     pub messages: Vec<SentMessage>,
-    /// Packets that were sent as well, but there was no room for their records.
+    /// Packets that were sent but had no room for their records.
     pub lost_packets: u64,
 }
 
-/// Records departures for a caller, for a while.
+/// Records departures for one caller at a time, for a limited time.
 #[derive(Debug, Default)]
 pub struct Recorder {
     is_on: AtomicBool,
@@ -72,12 +73,13 @@ pub struct Recorder {
 #[derive(Debug)]
 struct Log {
     until_ns: u64,
-    /// And how many packets they have.
+    /// The records, and how many packets they contain.
     records: Mutex<(Records, usize)>,
 }
 
 impl Recorder {
-    /// Begins to record, until the recording is dropped or its time is over. `None` while somebody else's time is not.
+    /// Starts to record, until the recording is dropped or `span` is over. Returns `None` while another caller's
+    /// recording runs.
     #[must_use]
     pub fn record(self: &Arc<Self>, span: Duration) -> Option<Recording> {
         let now_ns = monotonic::now_ns();
@@ -92,7 +94,7 @@ impl Recorder {
         Some(Recording { recorder: self.clone(), log })
     }
 
-    /// Whether anything is to be recorded.
+    /// Whether messages are to be recorded.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.is_on.load(Relaxed)
@@ -102,7 +104,7 @@ impl Recorder {
     pub fn note(&self, message: SentMessage) {
         let mut current = self.log.lock();
         let Some(log) = current.as_ref().filter(|log| message.handed_ns < log.until_ns) else {
-            // The caller has had its time, and may not even have noticed.
+            // The recording's time is over, and its caller may not have noticed.
             *current = None;
             self.is_on.store(false, Relaxed);
             return;
@@ -117,7 +119,7 @@ impl Recorder {
     }
 }
 
-/// A recording that goes on. Dropping it ends it.
+/// A running recording. Dropping it ends it.
 #[derive(Debug)]
 pub struct Recording {
     recorder: Arc<Recorder>,
@@ -125,7 +127,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Takes what was recorded since the last time.
+    /// Takes the records since the last call.
     #[must_use]
     pub fn take(&self) -> Records {
         std::mem::take(&mut *self.log.records.lock()).0
@@ -141,7 +143,7 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         let mut current = self.recorder.log.lock();
-        // Another's may have begun when the time of this one was over.
+        // Another recording may have begun after this one's time was over.
         if current.as_ref().is_some_and(|log| Arc::ptr_eq(log, &self.log)) {
             *current = None;
             self.recorder.is_on.store(false, Relaxed);

@@ -1,7 +1,8 @@
-//! What is logged of a connection, in the words of draft-ietf-quic-qlog-quic-events, and of paced's own namespace.
+//! The events logged for a connection, in the vocabulary of draft-ietf-quic-qlog-quic-events and of paced's own
+//! namespace.
 //!
-//! Fields and their order are the draft's, so that serialising is all there is to writing them. Lengths of frames are in
-//! `raw`, as it wants; times are milliseconds. Neither addresses nor connection IDs nor tokens are kept.
+//! Fields and their order are the draft's, so that serialising an event is enough to write it. Lengths of frames are in
+//! `raw`, as the draft requires; times are milliseconds. Addresses, connection IDs and tokens are not kept.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -17,7 +18,7 @@ use serde::Serialize;
 use super::frame::{Frame, Raw};
 use crate::class_key::ClassKey;
 
-/// Something that happened.
+/// One event.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum Event {
@@ -35,9 +36,9 @@ pub(super) enum Event {
     },
     ConnectionClosed(Closed),
     KeyUpdated(Key),
-    /// A stream had a turn, and the transport got so many bytes of it.
+    /// A stream had a turn, and the transport received bytes of it.
     StreamTurn(StreamTurn),
-    /// What had its turn is in a packet.
+    /// Bytes that had their turn are in a packet.
     Payload(Payload),
     /// The kernel has taken a packet.
     Departure(Departure),
@@ -66,7 +67,7 @@ impl Event {
         }
     }
 
-    /// Whose turn it is about: the request's stream, and its class.
+    /// Returns whose turn the event is about: the request's stream, and its class.
     pub(super) const fn served(&self) -> Option<(u64, Option<ClassKey>)> {
         match self {
             Self::StreamTurn(StreamTurn { stream_id, class, .. }) | Self::Payload(Payload { stream_id, class, .. }) => {
@@ -77,17 +78,17 @@ impl Event {
     }
 }
 
-/// A number of nanoseconds in milliseconds.
+/// Converts nanoseconds to milliseconds.
 pub(super) fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-/// A span in milliseconds.
+/// Converts a span to milliseconds.
 fn span_ms(span: Duration) -> f64 {
     span.as_nanos() as f64 / 1e6
 }
 
-/// The protected parts of a packet's header are left out, but for its number.
+/// A packet's header without its protected parts, except for the packet number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Header {
     packet_type: &'static str,
@@ -112,13 +113,13 @@ impl From<&events::PacketHeader> for Header {
     }
 }
 
-/// A packet of a connection that is logged, on its way to the kernel.
+/// A packet of a traced connection, on its way to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traced {
-    /// The log.
+    /// The log's number.
     pub(super) log: NonZeroU32,
     pub(super) header: Header,
-    /// When it was written, after the log's beginning.
+    /// When it was written, in nanoseconds after the log's beginning.
     pub(super) decided_ns: u64,
 }
 
@@ -195,7 +196,7 @@ impl From<&RecoveryMetrics<'_>> for Metrics {
     }
 }
 
-/// What the peer said of itself in the handshake.
+/// The peer's transport parameters from the handshake.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Parameters {
     initiator: &'static str,
@@ -210,14 +211,14 @@ pub(super) struct Parameters {
     initial_max_stream_data_uni: u64,
     initial_max_streams_bidi: u64,
     initial_max_streams_uni: u64,
-    /// None are told of, but readers want the list.
+    /// The transport reports none, but readers expect the list.
     unknown_parameters: [u8; 0],
     max_datagram_frame_size: u64,
 }
 
 impl From<&TransportParameters<'_>> for Parameters {
     fn from(of: &TransportParameters<'_>) -> Self {
-        // Of less than 2^62 ms (RFC 9000 §18.2).
+        // Less than 2^62 ms (RFC 9000 §18.2).
         let whole_ms = |span: Duration| span.as_millis() as u64;
         Self {
             initiator: "remote",
@@ -259,7 +260,7 @@ impl From<&connection::Error> for Closed {
         let closed = |trigger| Self { reason: error.to_string(), trigger, ..Self::default() };
         match error {
             connection::Error::Closed { initiator, .. } => Self { initiator: by(initiator), ..closed("application") },
-            // Names of codes would be a table of our own; the draft has "unknown" with the code beside it.
+            // Names of codes would take a table of our own; the draft has "unknown" with the code beside it.
             connection::Error::Transport { code, initiator, .. } => Self {
                 initiator: by(initiator),
                 connection_error: Some("unknown"),
@@ -280,7 +281,7 @@ impl From<&connection::Error> for Closed {
     }
 }
 
-/// New keys, of both directions; named is the one of the server's.
+/// New keys for both directions; the name is that of the server's.
 #[derive(Debug, Serialize)]
 pub(super) struct Key {
     key_type: &'static str,
@@ -306,7 +307,7 @@ pub(super) struct StreamTurn {
     pub(super) stream_id: u64,
     #[serde(skip)]
     pub(super) class: Option<ClassKey>,
-    /// Bytes that the transport was handed.
+    /// Bytes handed to the transport.
     pub(super) length: u64,
     /// The streams and tunnels that also wait for a turn.
     pub(super) waiting_streams: usize,
@@ -315,7 +316,7 @@ pub(super) struct StreamTurn {
 
 #[derive(Debug, Serialize)]
 pub(super) struct Payload {
-    /// Of the packet that it is in, once that is known.
+    /// The header of the packet that it is in, once that is known.
     pub(super) header: Option<Header>,
     /// "stream" or "datagram".
     pub(super) form: &'static str,
@@ -323,7 +324,7 @@ pub(super) struct Payload {
     #[serde(skip)]
     pub(super) class: Option<ClassKey>,
     pub(super) length: u64,
-    /// How long it had waited here.
+    /// How long it had waited in its queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) waited: Option<f64>,
 }
@@ -331,15 +332,15 @@ pub(super) struct Payload {
 #[derive(Debug, Serialize)]
 pub(super) struct Departure {
     pub(super) header: Header,
-    /// When the scheduler had chosen what is in it.
+    /// When the scheduler had chosen its contents.
     pub(super) decided: f64,
     /// When it should leave, if it has to wait at all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) wanted: Option<f64>,
-    /// The departure that the kernel was told (SO_TXTIME), where it keeps any.
+    /// The departure given to the kernel (SO_TXTIME), if the device keeps any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) told: Option<f64>,
-    /// Which of how many packets that left as one message.
+    /// Its index among the packets that left as one message, and their number.
     pub(super) place: usize,
     pub(super) train: usize,
 }

@@ -1,11 +1,11 @@
-//! Frames of a packet in the words of draft-ietf-quic-qlog-quic-events.
+//! Frames of a packet in the vocabulary of draft-ietf-quic-qlog-quic-events.
 
 use std::ops::RangeInclusive;
 
 use s2n_quic::provider::event::events;
 use serde::{Serialize, Serializer};
 
-/// A frame, as far as the transport tells of it.
+/// A frame, as far as the transport reports it.
 #[derive(Debug, Serialize)]
 #[serde(tag = "frame_type", rename_all = "snake_case")]
 pub(super) enum Frame {
@@ -82,7 +82,7 @@ pub(super) enum Frame {
     },
 }
 
-/// Lengths in bytes. Of a frame, `length` is what its own field of that name says.
+/// Lengths in bytes. The `length` of a frame is the value of its own length field.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Raw {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -101,7 +101,7 @@ impl Raw {
     }
 }
 
-/// Required by the draft, and not kept.
+/// A value that the draft requires and the log does not keep.
 #[derive(Debug, Serialize)]
 pub(super) struct Nothing {}
 
@@ -133,7 +133,7 @@ const fn stream_type(of: &events::StreamType) -> &'static str {
 impl From<&events::Frame> for Frame {
     fn from(frame: &events::Frame) -> Self {
         use events::Frame as From;
-        // Codes of applications are no names here.
+        // Application error codes have no names here.
         let error = "unknown";
         match frame {
             From::Padding { len, .. } => Self::Padding { raw: Raw::payload(*len) },
@@ -170,7 +170,8 @@ impl From<&events::Frame> for Frame {
             &From::NewConnectionId { sequence_number, retire_prior_to, .. } => {
                 Self::NewConnectionId { sequence_number, retire_prior_to, connection_id: "" }
             }
-            // Of which it is not told, without which the draft has no RETIRE_CONNECTION_ID (RFC 9000 §19.16).
+            // The transport does not report its fields, without which the draft has no RETIRE_CONNECTION_ID (RFC 9000
+            // §19.16).
             From::RetireConnectionId { .. } => Self::Unknown { frame_type_bytes: Some(0x19) },
             From::PathChallenge { .. } => Self::PathChallenge {},
             From::PathResponse { .. } => Self::PathResponse {},

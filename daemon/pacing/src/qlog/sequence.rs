@@ -1,4 +1,4 @@
-//! A log as a JSON text sequence (RFC 7464): a record with what the file is, then one for each event
+//! A log as a JSON text sequence (RFC 7464): a record that describes the file, then one for each event
 //! (draft-ietf-quic-qlog-main-schema, "qlog to JSON Text Sequences mapping").
 
 use std::{
@@ -16,13 +16,13 @@ use super::{
 };
 use crate::class_key::ClassKey;
 
-/// The draft whose events these are.
+/// The draft that defines these events.
 const SCHEMA: &str = "urn:ietf:params:qlog:events:quic-12";
 
-/// Text that is made at once, in bytes; the last record may go beyond.
+/// Text produced at once, in bytes; the last record may exceed it.
 const TEXT_BYTES: usize = 256 * 1024;
 
-/// Tunnels whose numbers are remembered, at most; of later ones there are the streams only.
+/// Most tunnels whose numbers are remembered; later ones are known by their streams only.
 const TUNNELS: usize = 65_536;
 
 /// On which side of its connection the log was written.
@@ -35,16 +35,16 @@ pub enum VantagePoint {
     Server,
 }
 
-/// What the log calls by numbers.
+/// Names for the numbers in a log.
 #[derive(Debug, Default)]
 pub struct Names {
     /// The names of classes.
     pub classes: HashMap<ClassKey, String>,
-    /// The tunnels of the connection that are open, by the streams of their requests.
+    /// The open tunnels of the connection, by the streams of their requests.
     pub tunnels: HashMap<u64, u64>,
 }
 
-/// The text of a log that goes on.
+/// The text of a running log.
 #[derive(Debug)]
 pub struct Sequence {
     tracing: Tracing,
@@ -55,29 +55,29 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// Returns the text of what is listened to from now on: one side of a connection that the control plane calls by a
-    /// number.
+    /// Returns the text of a trace from now on, for one side of the connection that the control plane calls
+    /// `connection`.
     #[must_use]
     pub fn new(tracing: Tracing, connection: u64, vantage_point: VantagePoint) -> Self {
         let header = Some(header(connection, vantage_point, SystemTime::now()));
         Self { tracing, header, waiting: VecDeque::new(), names: Names::default(), is_over: false }
     }
 
-    /// Whether there is something to be written at once.
+    /// Whether there is text to be written at once.
     #[must_use]
     pub fn has_more(&self) -> bool {
         self.header.is_some() || !self.waiting.is_empty()
     }
 
-    /// Returns records of what happened since the last time, maybe none, and whether more are to come. Tunnels that are
-    /// open no more are remembered.
+    /// Returns the records of events since the last call, maybe none, and whether more will come. Tunnels that have
+    /// closed are remembered.
     pub fn text(&mut self, names: Names) -> (String, bool) {
         self.names.classes = names.classes;
         if self.names.tunnels.len() < TUNNELS {
             self.names.tunnels.extend(names.tunnels);
         }
         if self.waiting.is_empty() {
-            // Looked at first, so that what is taken then is all that there is.
+            // Checked first, so that the events taken next are all there are.
             self.is_over = self.tracing.is_over();
             self.waiting = self.tracing.take(self.is_over).into();
         }
@@ -92,7 +92,7 @@ impl Sequence {
 }
 
 fn header(connection: u64, vantage_point: VantagePoint, begun: SystemTime) -> String {
-    // It fails for years of more than four digits.
+    // Formatting fails for years of more than four digits.
     let begun = OffsetDateTime::from(begun).format(&Rfc3339).unwrap_or_default();
     record(&json!({
         "file_schema": "urn:ietf:params:qlog:file:sequential",
@@ -133,7 +133,7 @@ fn event_record(ns: u64, event: &Event, names: &Names) -> String {
 
 /// A record between a record separator and a line feed (RFC 7464 §2.2).
 fn record(of: &impl Serialize) -> String {
-    // Only keys that are no text, and writers, can fail.
+    // Only keys that are not strings, and writers, can fail.
     let json = serde_json::to_string(of).unwrap_or_default();
     format!("\u{1e}{json}\n")
 }

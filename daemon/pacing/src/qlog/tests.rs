@@ -8,13 +8,13 @@ use super::{
 
 const LONG: Duration = Duration::from_secs(3_600);
 
-/// The records of a text, each of which has to be framed as RFC 7464 §2.2 has it.
+/// Parses the records of a text; each has to be framed as in RFC 7464 §2.2.
 pub(crate) fn records(text: &str) -> Vec<Value> {
     let framed = text.split_inclusive('\n').map(|line| line.strip_prefix('\u{1e}').unwrap());
     framed.map(|json| serde_json::from_str(json).unwrap()).collect()
 }
 
-/// What happened since the last time; the header aside.
+/// Takes the events since the last call, without the header.
 fn taken(sequence: &mut Sequence, names: Names) -> Vec<Value> {
     let mut taken = records(&sequence.text(names).0);
     taken.retain(|record| record.get("trace").is_none());

@@ -20,7 +20,7 @@ pub async fn toward(server: SocketAddr) -> io::Result<SocketAddr> {
     far.connect(server).await?;
     let (near, far) = (Arc::new(near), Arc::new(far));
     tokio::spawn(async move {
-        // The first datagram tells the address of the client.
+        // The first datagram reveals the client's address.
         near.peek_from(&mut [0])
             .await
             .and_then(|(_, client)| socket2::SockRef::from(&*near).connect(&client.into()))?;
@@ -30,7 +30,7 @@ pub async fn toward(server: SocketAddr) -> io::Result<SocketAddr> {
     Ok(address)
 }
 
-/// Carries datagrams in one direction; the ones that find the queue full are lost.
+/// Carries datagrams in one direction; drops datagrams that find the queue full.
 async fn carry(from: Arc<UdpSocket>, to: Arc<UdpSocket>) -> io::Result<()> {
     let (arrived, mut departing) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
     tokio::spawn(async move {

@@ -27,7 +27,7 @@ use crate::{
 const MS: u64 = 1_000_000;
 const FORMING: Forming = Forming { packet_bytes: 1_472, quantum_ns: 250_000, packets: 64, stamps: true, mark: Some(7) };
 
-/// What reached the kernel, as far as tests look at it.
+/// A message that reached the kernel, as far as tests look at it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Sent {
     payload: Vec<u8>,
@@ -39,7 +39,7 @@ struct Sent {
 #[derive(Default)]
 struct Wire {
     sent: Vec<Sent>,
-    /// Fails a message, or not.
+    /// Returns the error that a message fails with, if any.
     verdict: Option<fn(&Message<'_>) -> Option<i32>>,
     /// How many messages fit; `None`: all.
     room: Option<usize>,
@@ -80,16 +80,16 @@ impl Outlet for Double {
     }
 }
 
-/// A packet of some bytes of one value, and what the controller says of it.
+/// A packet that repeats one byte, and what the controller decided for it.
 struct Packet {
     path: Handle,
     bytes: usize,
     fill: u8,
     departure_ns: Option<u64>,
-    /// Of what it carries.
+    /// The mark of its payload.
     mark: Option<u32>,
     is_probe: bool,
-    /// Of its connection; the fill is its number.
+    /// The tap of its connection; `fill` is the packet number.
     tap: Tap,
 }
 
@@ -118,7 +118,7 @@ impl tx::Message for Packet {
         0
     }
 
-    /// As the transport's own packets do, asks for a packet before it that is full.
+    /// Requires the previous packet to be full, as the transport's own packets do.
     fn can_gso(&self, segment_bytes: usize, _: usize) -> bool {
         !self.is_probe && segment_bytes >= FORMING.packet_bytes
     }
@@ -153,7 +153,7 @@ fn is_ready(tx: &mut Tx<Double>) -> bool {
     tx.poll_ready(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
-/// A departure that has not come when a test looks, even on a busy machine.
+/// A departure that is still ahead when a test looks, even on a busy machine.
 fn soon_ns() -> u64 {
     monotonic::now_ns() + 300 * MS
 }
@@ -192,7 +192,7 @@ async fn what_is_recorded_is_every_packet_of_what_was_sent_while_somebody_wants_
         [begun_ns, packets[0].decided_ns, packets[2].decided_ns, messages[0].handed_ns, messages[0].returned_ns];
     assert!(times.is_sorted(), "{times:?}");
 
-    // Taken apart, each packet keeps what was recorded of it.
+    // When a message is taken apart, each packet keeps its record.
     double.wire().verdict = Some(|message| (message.payload.len() > message.segment_bytes).then_some(libc::EIO));
     push(&mut tx, [marked(3, at_ns), marked(3, at_ns + 1), marked(3, at_ns + 2)]);
     let wanted_ns = |message: &recorder::SentMessage| message.packets[0].wanted_ns;
@@ -228,7 +228,7 @@ async fn packets_of_a_connection_that_is_listened_to_are_followed_into_the_kerne
     };
     push(&mut tx, packets(0..3));
     assert_eq!(departures(), [(0, (0, 3)), (2, (2, 3))], "of the other connection, nothing");
-    // What the kernel does not take does not depart, and what it takes apart departs one by one.
+    // A refused message does not depart, and a message that is taken apart departs packet by packet.
     double.wire().verdict = Some(|message| (message.payload[0] == 4).then_some(libc::EPERM));
     push(&mut tx, packets(4..5));
     assert_eq!(departures(), []);
