@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 
 use crate::relay::Relay;
 
-/// What the client may queue: more than a relay should, so that it loses nothing before the relay does.
+/// The client's queue limits: larger than a relay's should be, so that the client loses nothing before the relay does.
 const QUEUES: QueueLimits = QueueLimits { flow_bytes: 4 << 20, connection_bytes: 16 << 20 };
 
 /// A client endpoint for one relay.
@@ -37,7 +37,7 @@ pub struct Client {
     counters: Arc<DatagramCounters>,
 }
 
-/// A connection; its end is that of all its tunnels.
+/// A connection; when it ends, all its tunnels end.
 pub struct Connection {
     relay: client::RelayConnection,
     target: Target,
@@ -55,7 +55,7 @@ impl Client {
     /// Starts an endpoint on the current runtime, for tunnels to `target`.
     ///
     /// # Errors
-    /// No socket can be had.
+    /// When no socket can be opened.
     pub fn start(relay: &Relay, target: SocketAddr) -> Result<Self> {
         let transport = Transport { max_requests: 30_000, ..Transport::default() };
         let any = if relay.address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -73,24 +73,24 @@ impl Client {
         Ok(Self { endpoint, relay: relay.address, template: Arc::new(template), target, counters })
     }
 
-    /// Connects to the relay: QUIC handshake, settings.
+    /// Connects to the relay: QUIC handshake and settings.
     ///
     /// # Errors
-    /// The relay is not there, or has another certificate.
+    /// When the relay does not answer, or has another certificate.
     pub async fn connect(&self) -> Result<Connection> {
         let connect = Connect::new(self.relay).with_server_name("localhost");
         let connection = self.endpoint.connect(connect).await.context("no connection to the relay")?;
         let (relay, connection) =
             client::RelayConnection::start(connection, self.template.clone(), None, QUEUES.flow_bytes).await?;
-        // What ends the connection is seen by the tunnels.
+        // The tunnels see why the connection ended.
         let driver = tokio::task::spawn_local(async { _ = drive(connection).await });
         Ok(Connection { relay, target: self.target.clone(), driver })
     }
 
-    /// Opens `tunnels` tunnels over as many connections as told, in turns.
+    /// Opens `tunnels` tunnels over `connections` connections, in turns.
     ///
     /// # Errors
-    /// The relay refuses.
+    /// When the relay refuses.
     pub async fn open(&self, tunnels: usize, connections: usize) -> Result<(Vec<UdpTunnel>, Vec<Rc<Connection>>)> {
         let open = in_flights(connections, |_| self.connect()).await?;
         let open: Vec<_> = open.into_iter().map(Rc::new).collect();
@@ -98,32 +98,32 @@ impl Client {
         Ok((opened, open))
     }
 
-    /// The port of its QUIC socket.
+    /// Returns the port of its QUIC socket.
     ///
     /// # Errors
-    /// The socket is gone.
+    /// When the socket is gone.
     pub fn port(&self) -> Result<u16> {
         Ok(self.endpoint.local_addr()?.port())
     }
 
-    /// How many payloads have left in packets so far; what congestion control holds back has not.
+    /// Returns how many payloads have left in packets so far, without those that congestion control still holds back.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.counters.sent.get()
     }
 }
 
-/// Clients with a socket and a connection each, which the kernel spreads over the workers of a relay. Their end is that of
-/// their tunnels.
+/// Clients with a socket and a connection each, which the kernel spreads over the workers of a relay. When they are
+/// dropped, their tunnels end.
 pub struct Separate {
     _clients: Vec<Client>,
     _connections: Vec<Rc<Connection>>,
 }
 
-/// Opens `count` tunnels to `target`, each by a client of its own.
+/// Opens `count` tunnels to `target`, each by its own client.
 ///
 /// # Errors
-/// No socket can be had, or the relay refuses.
+/// When no socket can be opened, or the relay refuses.
 pub async fn open_separately(relay: &Relay, target: SocketAddr, count: usize) -> Result<(Vec<UdpTunnel>, Separate)> {
     let clients = (0..count).map(|_| Client::start(relay, target)).collect::<Result<Vec<_>>>()?;
     let opened = try_join_all(clients.iter().map(|client| client.open(1, 1))).await?;
@@ -132,10 +132,10 @@ pub async fn open_separately(relay: &Relay, target: SocketAddr, count: usize) ->
     Ok((tunnels.into_iter().flatten().collect(), separate))
 }
 
-/// Connections or tunnels that are being opened at once: requests of one flight share packets.
+/// How many connections or tunnels are opened at once: requests of one flight share packets.
 const AT_ONCE: usize = 64;
 
-/// Does something `count` times, a few at a time.
+/// Runs `start` `count` times, at most [`AT_ONCE`] at a time.
 async fn in_flights<T, F: Future<Output = Result<T>>>(count: usize, start: impl Fn(usize) -> F) -> Result<Vec<T>> {
     let mut done = Vec::with_capacity(count);
     for first in (0..count).step_by(AT_ONCE) {
@@ -151,7 +151,7 @@ impl Connection {
     /// Opens a tunnel.
     ///
     /// # Errors
-    /// The relay refuses or does not answer.
+    /// When the relay refuses or does not answer.
     pub async fn open(&self) -> Result<UdpTunnel> {
         let opening = tokio::time::timeout(ANSWER, self.relay.open_udp(&self.target));
         let opened: Result<_, OpenError> = opening.await.map_err(|_| anyhow!("the relay does not answer"))?;

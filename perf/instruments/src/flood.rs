@@ -1,4 +1,4 @@
-//! Floods: packets for a listener that deserve nothing, as fast as a core sends them.
+//! Floods: worthless packets for a listener, as fast as one core sends them.
 
 use std::{
     io::IoSlice,
@@ -14,37 +14,37 @@ use serde::Deserialize;
 
 use crate::random::Random;
 
-/// A kind of packets that deserve nothing. All go to a listener.
+/// A kind of worthless packets. All go to a listener.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Flood {
     /// Random bytes.
     Random,
-    /// Short headers, with connection IDs that look like ours but for their tags.
+    /// Short headers with connection IDs that look like ours except for their tags.
     ForgedIds,
-    /// Initials that nobody can decrypt.
+    /// Initials that cannot be decrypted.
     Initials,
 }
 
 /// How many different payloads there are.
 const PAYLOADS: usize = 1_024;
 
-/// Messages of one system call.
+/// Messages per system call.
 const BATCH: usize = 64;
 
-/// Bytes of payloads that have no size of their own: small ones are more.
+/// Bytes of payloads without a required size: small ones allow more packets.
 const SMALL_BYTES: usize = 64;
 
-/// Bytes of Initials, the fewest that a server takes (RFC 9000 §14.1).
+/// Bytes of Initials, the fewest that a server accepts (RFC 9000 §14.1).
 const INITIAL_BYTES: usize = 1_200;
 
 /// The longest flood.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Floods `to` from this thread until told to end, and returns how many packets the kernel took in how long.
+/// Floods `to` from this thread until `over` is set, and returns how many packets the kernel accepted and in how long.
 ///
 /// # Errors
-/// There is no way to `to`.
+/// When no packet could be sent to `to`.
 pub fn send(flood: Flood, to: SocketAddr, seed: u64, over: &AtomicBool) -> Result<(u64, Duration)> {
     let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
     socket.connect(to)?;
@@ -56,7 +56,7 @@ pub fn send(flood: Flood, to: SocketAddr, seed: u64, over: &AtomicBool) -> Resul
     let (begun, mut sent) = (Instant::now(), 0);
     while !over.load(Relaxed) && begun.elapsed() < LONGEST {
         for batch in messages.chunks_mut(BATCH) {
-            // What the kernel does not take is lost, as in a network.
+            // Packets that the kernel does not accept are lost, as in a network.
             sent += sendmmsg(&socket, batch, SendFlags::empty()).map_or(0, |taken| taken as u64);
         }
     }
@@ -64,7 +64,7 @@ pub fn send(flood: Flood, to: SocketAddr, seed: u64, over: &AtomicBool) -> Resul
     Ok((sent, begun.elapsed()))
 }
 
-/// What is sent, in turns.
+/// The payloads, which are sent in turns.
 fn payloads(flood: Flood, seed: u64) -> Vec<Vec<u8>> {
     let mut random = Random::new(seed, 4);
     let bytes = if flood == Flood::Initials { INITIAL_BYTES } else { SMALL_BYTES };
@@ -74,7 +74,7 @@ fn payloads(flood: Flood, seed: u64) -> Vec<Vec<u8>> {
             Flood::Random => {}
             Flood::ForgedIds => {
                 payload[0] = 0x40 | payload[0] & 0x3f;
-                // Any config, and the length that ours say they have.
+                // Any config, and the same length as in our own IDs.
                 payload[1] = payload[1] & 0xe0 | 0x0b;
             }
             Flood::Initials => {

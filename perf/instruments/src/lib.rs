@@ -1,8 +1,8 @@
 //! Instruments that benchmarks and experiments share: a load generator for any CONNECT-UDP relay (RFC 9298), relays as
-//! processes, and what results have to say.
+//! processes, and the origin of results.
 //!
-//! The generator's client and target share one thread on one core, and the relay has another, so that what the relay
-//! costs can be told from what measuring costs:
+//! The generator's client and target share one thread on one core, and the relay has another, so that the relay's cost
+//! is separate from the cost of measuring:
 //!
 //! ```text
 //! core 1: client ── HTTP/3 ──▶ core 0: relay ── UDP ──▶ core 1: target
@@ -11,15 +11,15 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`load`] | the scenarios: echo, one way up and down, set-up, idle, long-lived |
-//! | [`relay`] | relays as processes: started, ready, ended |
+//! | [`relay`] | relays as processes: starting, waiting until ready, stopping |
 //! | [`client`], [`target`] | the two ends of the tunnels |
-//! | [`flood`] | packets that deserve nothing |
+//! | [`flood`] | worthless packets |
 //! | [`process`] | CPU time, memory and cores of processes (procfs) |
-//! | [`payload`], [`pace`] | what is in a payload, when it leaves |
-//! | [`queue_baselines`] | queues to hold the product's against, and the thesis's measurement of them |
-//! | [`random`] | random numbers that a seed repeats |
+//! | [`payload`], [`pace`] | the contents of a payload, and when it leaves |
+//! | [`queue_baselines`] | queues to compare the product's with, and the thesis's measurement of them |
+//! | [`random`] | random numbers that a seed reproduces |
 //! | [`svg`] | shapes of pictures |
-//! | [`origin`] | machine, kernel, commit, command: what results have to say |
+//! | [`origin`] | machine, kernel, commit, command: what results record |
 
 pub mod client;
 pub mod flood;

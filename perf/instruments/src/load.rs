@@ -1,4 +1,4 @@
-//! The scenarios. Each is measured for a while and returns [`Figure`]s; what a figure is stands in `perf/README.md`.
+//! The scenarios. Each is measured for a while and returns [`Figure`]s; `perf/README.md` defines the figures.
 //!
 //! All run on a `LocalSet` of one thread, which they share with the target.
 
@@ -19,10 +19,10 @@ use crate::{
     relay::Relay,
 };
 
-/// What goes before each measurement, so that caches, congestion windows and path MTUs have settled.
+/// The warm-up before each measurement, in which caches, congestion windows and path MTUs settle.
 pub const WARM_UP: Duration = Duration::from_millis(300);
 
-/// How long stragglers are waited for.
+/// How long a measurement waits for late payloads.
 const DRAIN: Duration = Duration::from_millis(100);
 
 /// Tunnels of a scenario.
@@ -53,10 +53,10 @@ impl Figure {
     }
 }
 
-/// Runs what loads a relay on this thread, which it binds to a core.
+/// Runs a load on a relay on this thread, which it binds to a core.
 ///
 /// # Errors
-/// The kernel refuses, or what `work` returns.
+/// When the kernel refuses, or `work` fails.
 pub fn on_core<T>(core: usize, work: impl Future<Output = Result<T>>) -> Result<T> {
     process::raise_file_limit().context("failed to raise the limit of open files")?;
     process::bind_to_core(core).context("failed to bind to a core")?;
@@ -64,20 +64,20 @@ pub fn on_core<T>(core: usize, work: impl Future<Output = Result<T>>) -> Result<
     LocalSet::new().block_on(&runtime, work)
 }
 
-/// Returns the value of a metric among figures.
+/// Returns the value of a metric among figures, or `None` if it is missing.
 #[must_use]
 pub fn value(figures: &[Figure], metric: &str) -> Option<f64> {
     figures.iter().find(|figure| figure.metric == metric).map(|figure| figure.value)
 }
 
-/// Returns a number that no measurement of this process had before.
+/// Returns a number that no earlier measurement of this process had.
 fn next_trial() -> u32 {
     thread_local!(static LAST: Cell<u32> = const { Cell::new(0) });
     LAST.set(LAST.get() + 1);
     LAST.get()
 }
 
-/// Meters the relay and the generator at once.
+/// Measures relay and generator at once.
 struct Meters {
     relay: Meter,
     generator: Meter,
@@ -90,12 +90,12 @@ impl Meters {
         Ok(Self { relay: Meter::start(relay.process)?, generator: Meter::start(Process::own())?, softirq_ns })
     }
 
-    /// How much of a core the generator has used on average so far.
+    /// Returns how much of a core the generator has used on average so far.
     fn generator_cores(&self) -> Result<f64> {
         Ok(self.generator.read()?.cores())
     }
 
-    /// What each of `payloads`, all of full size, cost. An echo is two of them: one up, one down.
+    /// Returns the cost of each of `payloads`, all of full size. An echo counts as two: one up, one down.
     fn per_payload(&self, payloads: u64) -> Result<Vec<Figure>> {
         let (relay, generator) = (self.relay.read()?, self.generator.read()?);
         let softirq_ns = process::softirq_ns()? - self.softirq_ns;

@@ -1,4 +1,4 @@
-//! Where results come from: what has to be known to get them again.
+//! The origin of results: what is needed to reproduce them.
 
 use std::{collections::BTreeMap, env, fs, process::Command};
 
@@ -11,7 +11,7 @@ pub struct Origin {
     machine: String,
     kernel: String,
     commit: String,
-    /// The git trees of the product's folders, as `perf/commit.sh --trees` prints them; empty in rows of before.
+    /// The git trees of the product's folders, as `perf/commit.sh --trees` prints them; empty in older rows.
     #[serde(default)]
     trees: String,
     command: String,
@@ -19,16 +19,17 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Describes this machine, this program and what it was told. `PACED_COMMIT` and `PACED_TREES` take precedence
+    /// Describes this machine, and this program with its arguments. `PACED_COMMIT` and `PACED_TREES` take precedence
     /// over git.
     ///
     /// # Errors
-    /// procfs is not there.
+    /// When procfs is missing.
     pub fn of_this_run(clock: &str) -> Result<Self> {
         let cpus = fs::read_to_string("/proc/cpuinfo").context("failed to read /proc/cpuinfo")?;
         let field = |name| cpus.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
         let model = field("model name");
-        // The lab's CPU charges for copies by how they are made: rows of either kind do not compare.
+        // The lab's CPU charges for copies differently with and without `erms`: rows of the two kinds are not
+        // comparable.
         let copies = match model.contains("QEMU") && !field("flags").split(' ').any(|flag| flag == "erms") {
             true => " without erms",
             false => "",
@@ -36,7 +37,7 @@ impl Origin {
         let cores = cpus.lines().filter(|line| line.starts_with("processor")).count();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("failed to read the kernel's release")?;
         let mut arguments: Vec<String> = env::args().collect();
-        // Whose folder the program lies in says nothing.
+        // The folder of the program says nothing about the result.
         if let Some(program) = arguments.first_mut() {
             *program = program.rsplit('/').next().unwrap_or_default().to_owned();
         }
@@ -50,7 +51,7 @@ impl Origin {
         })
     }
 
-    /// The commit, with `-dirty` if anything differed from it.
+    /// The commit, with `-dirty` if the working tree differed from it.
     #[must_use]
     pub fn commit(&self) -> &str {
         &self.commit
@@ -74,7 +75,7 @@ impl Origin {
         &self.kernel
     }
 
-    /// Whether time was the machine's own.
+    /// Whether the run used the machine's own clock.
     #[must_use]
     pub fn is_native(&self) -> bool {
         self.clock == "native"
@@ -84,18 +85,18 @@ impl Origin {
 /// The folders of the product, in the order of `perf/commit.sh`.
 const FOLDERS: [&str; 5] = ["bpf", "config", "daemon", "masque", "sched"];
 
-/// The git trees of the product's folders: where they are the same, the product is.
+/// The git trees of the product's folders: if they are equal, so is the product.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trees(BTreeMap<String, String>);
 
 impl Trees {
-    /// Those of the commit that stands here.
+    /// Returns the trees of the commit that is checked out here.
     #[must_use]
     pub fn standing() -> Self {
         Self::parse(&standing(&["--trees"]))
     }
 
-    /// Reads what `perf/commit.sh --trees` prints.
+    /// Parses the output of `perf/commit.sh --trees`.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let words: Vec<_> = text.split_whitespace().collect();
@@ -107,25 +108,25 @@ impl Trees {
         )
     }
 
-    /// Whether there were changes that were not committed.
+    /// Whether there were uncommitted changes.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         self.0.contains_key("dirty")
     }
 
-    /// Whether nothing is known.
+    /// Whether no tree is known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether all folders of the product are named.
+    /// Whether all folders of the product are present.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         FOLDERS.iter().all(|folder| self.0.get(*folder).is_some_and(|tree| !tree.is_empty()))
     }
 
-    /// The folders that matter by a clock and differ. What is simulated uses little of the product.
+    /// Returns the folders that differ and that a clock depends on. Simulations use only part of the product.
     #[must_use]
     pub fn changed(&self, other: &Self, clock: &str) -> Vec<String> {
         let folders: &[&str] = match clock {
@@ -137,14 +138,14 @@ impl Trees {
         folders.iter().filter(differ).map(|folder| (*folder).to_owned()).collect()
     }
 
-    /// Whether the product is the same, as far as a clock uses it, and nothing had been changed.
+    /// Whether the product is the same, in the folders that a clock depends on, without uncommitted changes in `self`.
     #[must_use]
     pub fn same(&self, other: &Self, clock: &str) -> bool {
         !self.is_empty() && !self.is_dirty() && self.changed(other, clock).is_empty()
     }
 }
 
-/// What `perf/commit.sh` says of the commit that stands here, if there is one.
+/// Returns the output of `perf/commit.sh` for the commit that is checked out here, or `unknown` if it fails.
 fn standing(arguments: &[&str]) -> String {
     let output = Command::new("perf/commit.sh").args(arguments).output().ok().filter(|output| output.status.success());
     output.map_or("unknown".to_owned(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())

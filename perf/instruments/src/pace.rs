@@ -12,13 +12,13 @@ use rustix::time::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// Ticks of a source: short enough that bursts stay small, long enough that ticking costs next to nothing.
+/// The period of a source's ticks: short enough that bursts stay small, long enough that ticking costs next to nothing.
 const TICK: Duration = Duration::from_micros(250);
 
-/// The most ticks that are made up for after a pause: what the generator missed is not sent as one burst.
+/// The most ticks that are made up for after a pause: the generator does not send a long backlog as one burst.
 const MOST_TICKS: u64 = 8;
 
-/// Says how many payloads are due, tick by tick.
+/// Counts how many payloads are due, tick by tick.
 pub struct Pacer {
     ticks: Ticks,
     per_tick: f64,
@@ -26,18 +26,18 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// Starts to count at `per_second` payloads a second.
+    /// Starts to count at `per_second` payloads per second.
     ///
     /// # Errors
-    /// The kernel has no timer for us.
+    /// When the kernel provides no timer.
     pub fn start(per_second: f64) -> io::Result<Self> {
         Ok(Self { ticks: Ticks::start(TICK)?, per_tick: per_second * TICK.as_secs_f64(), due: 0.0 })
     }
 
-    /// Waits for the next tick and returns how many payloads are due; may be 0.
+    /// Waits for the next tick and returns how many payloads are due, possibly 0.
     ///
     /// # Errors
-    /// The timer failed.
+    /// When the timer fails.
     pub async fn due(&mut self) -> io::Result<usize> {
         let ticks = self.ticks.wait().await?.min(MOST_TICKS);
         self.due += self.per_tick * ticks as f64;
@@ -47,14 +47,14 @@ impl Pacer {
     }
 }
 
-/// A timer of the kernel, because tokio's knows only milliseconds.
+/// A kernel timer, because tokio's timers have a resolution of milliseconds.
 pub struct Ticks(AsyncFd<File>);
 
 impl Ticks {
-    /// Starts to tick.
+    /// Starts to tick with this period.
     ///
     /// # Errors
-    /// The kernel has no timer for us.
+    /// When the kernel provides no timer.
     pub fn start(period: Duration) -> io::Result<Self> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
         let period = Timespec { tv_sec: period.as_secs() as i64, tv_nsec: i64::from(period.subsec_nanos()) };
@@ -62,10 +62,10 @@ impl Ticks {
         Ok(Self(watch(File::from(timer), Interest::READABLE)?))
     }
 
-    /// Returns how many periods went by since the last call, at least one.
+    /// Returns how many periods have passed since the last call, at least one.
     ///
     /// # Errors
-    /// The timer failed.
+    /// When the timer fails.
     pub async fn wait(&self) -> io::Result<u64> {
         self.0
             .async_io(Interest::READABLE, |mut timer| {

@@ -1,28 +1,28 @@
-//! What a payload of the generator says about itself.
+//! The head of each payload of the generator, which identifies it.
 
 use std::{sync::OnceLock, time::Instant};
 
-/// Bytes of UDP payload, as in the figures that others published.
+/// Bytes of UDP payload, as in other publications' figures.
 pub const PAYLOAD_BYTES: usize = 1_200;
 
 /// The head of each payload; what follows is padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// Which measurement it belongs to: stragglers of an earlier one are not counted.
+    /// The measurement that it belongs to: late payloads of an earlier one are not counted.
     pub trial: u32,
     /// Index of the tunnel.
     pub tunnel: u32,
-    /// Counts from 0 per tunnel and direction.
+    /// Counts from 0 for each tunnel and direction.
     pub sequence: u64,
-    /// When it was sent, as [`now_ns`] says.
+    /// When it was sent, by [`now_ns`].
     pub sent_ns: u64,
 }
 
 impl Head {
-    /// Bytes that a head takes.
+    /// The length of a head in bytes.
     pub const BYTES: usize = 24;
 
-    /// Writes the head to the front of `payload`, which must be longer.
+    /// Writes the head to the front of `payload`.
     pub fn write(&self, payload: &mut [u8; PAYLOAD_BYTES]) {
         payload[..4].copy_from_slice(&self.trial.to_be_bytes());
         payload[4..8].copy_from_slice(&self.tunnel.to_be_bytes());
@@ -30,7 +30,7 @@ impl Head {
         payload[16..24].copy_from_slice(&self.sent_ns.to_be_bytes());
     }
 
-    /// Reads the head of a payload; `None` if it is too short to be one of ours.
+    /// Reads the head of a payload. Returns `None` if the payload is too short to be one of ours.
     #[must_use]
     pub fn read(payload: &[u8]) -> Option<Self> {
         let (trial, rest) = payload.split_first_chunk()?;
@@ -46,7 +46,7 @@ impl Head {
     }
 }
 
-/// Nanoseconds of the monotonic clock since the first call.
+/// Returns the nanoseconds of the monotonic clock since the first call.
 #[must_use]
 pub fn now_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();

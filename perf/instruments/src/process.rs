@@ -1,4 +1,4 @@
-//! What the kernel says about processes, and on which cores they run.
+//! What the kernel reports about processes, and the binding of threads to cores.
 
 use std::{
     collections::HashMap,
@@ -12,7 +12,7 @@ use rustix::{
     thread::{CpuSet, sched_setaffinity},
 };
 
-/// A process that is watched through procfs.
+/// A process that is observed through procfs.
 #[derive(Clone, Copy, Debug)]
 pub struct Process {
     /// Its ID.
@@ -20,7 +20,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// This process.
+    /// Returns this process.
     #[must_use]
     pub fn own() -> Self {
         Self { pid: std::process::id() }
@@ -30,12 +30,12 @@ impl Process {
     /// Documentation/scheduler/sched-stats.rst).
     ///
     /// # Errors
-    /// The process is gone, or the kernel keeps no such statistics.
+    /// When the process is gone, or the kernel keeps no such statistics.
     pub fn run_time_ns(self) -> Result<HashMap<String, u64>> {
         let mut threads = HashMap::new();
         for entry in fs::read_dir(format!("/proc/{}/task", self.pid)).context("the process is gone")? {
             let entry = entry?;
-            // A thread that ended meanwhile has nothing to tell.
+            // The thread has ended meanwhile.
             let Ok(text) = fs::read_to_string(entry.path().join("schedstat")) else { continue };
             let run = text.split_whitespace().next().and_then(|field| field.parse().ok());
             threads.insert(entry.file_name().to_string_lossy().into_owned(), run.context("no schedstat")?);
@@ -46,7 +46,7 @@ impl Process {
     /// Returns the resident memory in bytes (`VmRSS`).
     ///
     /// # Errors
-    /// The process is gone.
+    /// When the process is gone.
     pub fn resident_bytes(self) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).context("the process is gone")?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -55,24 +55,24 @@ impl Process {
     }
 }
 
-/// Measures CPU time between two moments.
+/// Measures CPU time from its start to each reading.
 pub struct Meter {
     process: Process,
     at_start: HashMap<String, u64>,
     started: Instant,
 }
 
-/// What a process used.
+/// The CPU time that a process used.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     /// CPU time of all its threads, in nanoseconds. Under instruction-count time: instructions.
     pub cpu_ns: u64,
-    /// How long was measured.
+    /// How long the measurement lasted.
     pub wall: Duration,
 }
 
 impl Usage {
-    /// Cores in use on average.
+    /// Returns the number of cores in use on average.
     #[must_use]
     pub fn cores(self) -> f64 {
         self.cpu_ns as f64 / self.wall.as_nanos().max(1) as f64
@@ -88,7 +88,7 @@ impl Meter {
         Ok(Self { process, at_start: process.run_time_ns()?, started: Instant::now() })
     }
 
-    /// Returns what was used since the start, by all threads that still live.
+    /// Returns the CPU time since the start, of all threads that still live.
     ///
     /// # Errors
     /// See [`Process::run_time_ns`].
@@ -100,22 +100,22 @@ impl Meter {
     }
 }
 
-/// Returns the time this machine spent in softirqs, in nanoseconds, all cores together, as fine as the kernel counts it
+/// Returns the time that all cores of this machine have spent in softirqs, in nanoseconds, at the kernel's resolution
 /// (the seventh figure of `/proc/stat`, in ticks of 10 ms).
 ///
 /// # Errors
-/// procfs is not there.
+/// When procfs is missing.
 pub fn softirq_ns() -> Result<u64> {
     let stat = fs::read_to_string("/proc/stat").context("failed to read /proc/stat")?;
     let ticks = stat.lines().next().and_then(|cpu| cpu.split_whitespace().nth(7)).and_then(|field| field.parse().ok());
     Ok(ticks.unwrap_or(0_u64) * 10_000_000)
 }
 
-/// Returns how many datagrams the kernel dropped because the socket at `port` had no room, over all addresses of
-/// the namespace that the calling thread is in.
+/// Returns how many datagrams the kernel dropped because the socket at `port` had no room, over all addresses of the
+/// calling thread's namespace.
 ///
 /// # Errors
-/// procfs is not there.
+/// When procfs is missing.
 pub fn socket_drops(port: u16) -> Result<u64> {
     let mut drops = 0;
     for file in ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"] {
@@ -131,28 +131,28 @@ pub fn socket_drops(port: u16) -> Result<u64> {
     Ok(drops)
 }
 
-/// Binds the calling thread, and all threads and processes it starts from now on, to one core. On a machine with fewer
-/// cores the last one is taken.
+/// Binds the calling thread, and all threads and processes that it starts afterwards, to one core. If the machine has
+/// fewer cores, it binds to the last one.
 ///
 /// # Errors
-/// The kernel refuses.
+/// When the kernel refuses.
 pub fn bind_to_core(core: usize) -> io::Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     static ALL: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
-    // Once bound, a thread sees one core only.
+    // A bound thread sees only one core, so the count of the first call is kept.
     let last = *ALL.get_or_init(|| cores) - 1;
     let mut set = CpuSet::new();
     set.set(core.min(last));
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Makes the calling thread run as soon as it can, before all others that do not ask for the same (SCHED_RR, sched(7)).
+/// Makes the calling thread run as soon as it can, before all threads without a real-time policy (SCHED_RR, sched(7)).
 ///
 /// # Errors
 /// Without CAP_SYS_NICE.
 pub fn run_first() -> io::Result<()> {
     let priority = libc::sched_param { sched_priority: 1 };
-    // By hand, because `rustix` does not set policies of scheduling.
+    // By hand, because `rustix` does not set scheduling policies.
     // SAFETY: the kernel reads one `sched_param` from `priority`, which outlives the call.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const priority) } {
         0 => Ok(()),
@@ -160,10 +160,10 @@ pub fn run_first() -> io::Result<()> {
     }
 }
 
-/// Raises the limit of open files as far as this process may, for itself and what it starts.
+/// Raises the limit of open files as far as this process may, for itself and the processes that it starts.
 ///
 /// # Errors
-/// The kernel refuses.
+/// When the kernel refuses.
 pub fn raise_file_limit() -> io::Result<()> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)

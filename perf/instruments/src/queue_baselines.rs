@@ -1,4 +1,4 @@
-//! Queues to hold the product's against, and the thesis's measurement of what managing streams costs.
+//! Queues to compare the product's with, and the thesis's measurement of the cost of managing streams.
 //!
 //! All keep the contract of [`Pifo`]: the smallest rank leaves first, equal ranks in push order, and a key can be
 //! removed wherever it is.
@@ -13,16 +13,16 @@ use sched::pifo::Pifo;
 
 /// A queue of keys by rank.
 pub trait Queue {
-    /// What results call it.
+    /// The name in results.
     const NAME: &'static str;
 
-    /// Creates a queue of these keys and ranks, in the way that is fastest for it.
+    /// Creates a queue of these keys and ranks, in the queue's fastest way.
     fn of(entries: &[(u32, u64)]) -> Self;
 
     /// Queues a key that is not queued yet.
     fn push(&mut self, key: u32, rank: u64);
 
-    /// Removes and returns the key that leaves next, and its rank.
+    /// Removes and returns the key that leaves next, with its rank.
     fn pop(&mut self) -> Option<(u32, u64)>;
 
     /// Removes `keys`, all of which are queued.
@@ -36,8 +36,8 @@ pub trait Queue {
     }
 }
 
-/// The base of the thesis (ch. 2, "PIFO Scalability Benchmarks"): a list in order, scanned from its head for the place
-/// of what is inserted. The best list there is: no element is allocated, and the head leaves in O(1).
+/// The base of the thesis (ch. 2, "PIFO Scalability Benchmarks"): a list in order, scanned from its head for the place of an
+/// insertion. This is the best possible list: no element is allocated, and the head leaves in O(1).
 #[derive(Debug)]
 pub struct SortedList(VecDeque<(u64, u32)>);
 
@@ -68,8 +68,8 @@ impl Queue for SortedList {
     }
 }
 
-/// [`SortedList`], in which the place of what is inserted is found by halves: O(log n) comparisons, and then the shorter side moves.
-/// What is removed is still looked for from the head, for nothing says where a key is.
+/// [`SortedList`] that finds the place of an insertion by binary search: O(log n) comparisons, and then the shorter side moves. A
+/// removal still scans from the head, because nothing records where a key is.
 #[derive(Debug)]
 pub struct SearchedList(SortedList);
 
@@ -95,8 +95,8 @@ impl Queue for SearchedList {
     }
 }
 
-/// What the thesis put in its place, a binary heap: that of the standard library, with the age beside the rank so that
-/// equal ranks keep their order. To remove keys it has to be built anew.
+/// The thesis's replacement for the list, a binary heap: that of the standard library, with the age beside the rank so that equal
+/// ranks keep their order. Removing keys rebuilds it.
 #[derive(Debug)]
 pub struct Heap {
     queue: BinaryHeap<Reverse<(u64, u64, u32)>>,
@@ -125,7 +125,7 @@ impl Queue for Heap {
     }
 }
 
-/// [`Heap`], whose head is ranked anew where it is: the best that a heap can make of a turn.
+/// [`Heap`] that re-ranks its head in place: the fastest turn that a heap allows.
 #[derive(Debug)]
 pub struct HeapInPlace(Heap);
 
@@ -158,17 +158,17 @@ impl Queue for HeapInPlace {
     }
 }
 
-/// A [`LazyHeap`] of fewer entries is not worth being built anew.
+/// A [`LazyHeap`] of fewer entries is not worth rebuilding.
 const LEAST_REBUILT: usize = 64;
 
-/// A binary heap with lazy removal: a key that is removed is only marked, and skipped when it comes to the head. Keys are small
-/// numbers. It is built anew, without what was removed, when that is more than what is left.
+/// A binary heap with lazy removal: a removed key is only marked, and skipped when it reaches the head. Keys are small numbers. The
+/// heap is rebuilt without the removed entries when these outnumber the others.
 #[derive(Debug, Default)]
 pub struct LazyHeap {
     queue: BinaryHeap<Reverse<(u64, u64, u32)>>,
-    /// By key: the age of the entry that counts.
+    /// By key: the age of the valid entry.
     ages: Vec<Option<u64>>,
-    /// How many entries count.
+    /// How many entries are valid.
     queued: usize,
     pushes: u64,
 }
@@ -228,7 +228,7 @@ impl IndexedHeap {
         *place_of(&mut self.places, entry.2) = Some(place);
     }
 
-    /// Moves the entry at `place` toward the head, as far as it belongs.
+    /// Moves the entry at `place` toward the head, to where it belongs.
     fn rise(&mut self, mut place: usize) {
         let entry = self.entries[place];
         while place > 0 && self.entries[(place - 1) / 2] > entry {
@@ -239,7 +239,7 @@ impl IndexedHeap {
         self.put(place, entry);
     }
 
-    /// Moves the entry at `place` away from the head, as far as it belongs.
+    /// Moves the entry at `place` away from the head, to where it belongs.
     fn sink(&mut self, mut place: usize) {
         let entry = self.entries[place];
         loop {
@@ -299,7 +299,7 @@ impl Queue for IndexedHeap {
         }
     }
 
-    /// Ranks the head anew where it is.
+    /// Re-ranks the head in place.
     fn turn(&mut self, ranks: u64) {
         if let Some((rank, age, _)) = self.entries.first_mut() {
             *rank += ranks;
@@ -310,7 +310,7 @@ impl Queue for IndexedHeap {
     }
 }
 
-/// What is kept of a key; the list grows to hold it.
+/// Returns the slot of a key; the list grows as needed.
 fn place_of<T: Clone>(kept: &mut Vec<Option<T>>, key: u32) -> &mut Option<T> {
     let key = key as usize;
     if key >= kept.len() {
@@ -352,20 +352,20 @@ impl Queue for Pifo {
     }
 }
 
-/// How often [`manage_streams`] did what.
+/// How often [`manage_streams`] performed each operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Operations {
     /// Streams that were added.
     pub inserts: u64,
-    /// Streams that were taken out to send a quantum.
+    /// Streams that were removed to send a quantum.
     pub extracts: u64,
     /// Streams that were put back, with more to send.
     pub reinserts: u64,
 }
 
-/// Does to a queue what the thesis timed for its Figure 2.11: 1,000 streams with priorities 1 to 10 are added; then the
-/// one of the highest priority is taken out, sends up to 1,200 bytes, and goes back behind its equals until it has sent
-/// 10 KB. Published: 35.2 ms with a sorted list, 9.87 ms with a heap.
+/// Performs the operations that the thesis timed for its Figure 2.11: adds 1,000 streams with priorities 1 to 10; then the stream of
+/// the highest priority is removed, sends up to 1,200 bytes, and goes back behind its equals until it has sent 10 KB. Published:
+/// 35.2 ms with a sorted list, 9.87 ms with a heap.
 pub fn manage_streams<Q: Queue>() -> Operations {
     const STREAMS: u32 = 1_000;
     const STREAM_BYTES: u64 = 10_000;
@@ -416,7 +416,7 @@ mod tests {
         assert_eq!(order::<Pifo>(), expected);
     }
 
-    /// What leaves while keys are pushed, removed, turned and popped by chance.
+    /// Returns what leaves while random keys are pushed, removed, turned and popped.
     fn leaving<Q: Queue>() -> Vec<(u32, u64)> {
         let mut random = Random::new(7, 0);
         let (mut queue, mut queued, mut left) = (Q::of(&[]), Vec::new(), Vec::new());

@@ -1,11 +1,11 @@
-//! Random numbers that a seed repeats.
+//! Random numbers that a seed reproduces.
 
 /// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// A sequence of its own for each pair of numbers.
+    /// Creates a generator with a separate sequence for each pair of numbers.
     #[must_use]
     pub fn new(seed: u64, purpose: u64) -> Self {
         Self(Self(seed).next() ^ purpose)
@@ -19,17 +19,17 @@ impl Random {
         bits ^ (bits >> 31)
     }
 
-    /// A number from 0 to below 1.
+    /// Returns a number from 0 to below 1.
     pub fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A number below `bound`, which is small.
+    /// Returns a number below `bound`, which must be small.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.share() * bound as f64) as usize
     }
 
-    /// A waiting time with mean 1.
+    /// Returns an exponentially distributed waiting time with mean 1.
     pub fn exponential(&mut self) -> f64 {
         -(1.0 - self.share()).ln()
     }

@@ -1,4 +1,4 @@
-//! Relays under test: where they listen, and the ones that are started here as processes.
+//! Relays under test: their addresses, and relays that are started here as processes.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use serde::Deserialize;
 
 use crate::process::{self, Process};
 
-/// The core of relays; generator and target have [`GENERATOR_CORE`].
+/// The core of relays; generator and target run on [`GENERATOR_CORE`].
 pub const RELAY_CORE: usize = 0;
 
 /// The core of the generator.
@@ -47,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// What allocates the relay's memory.
+    /// Names the allocator of the relay's memory.
     #[must_use]
     pub fn allocator(self) -> &'static str {
         match self {
@@ -69,17 +69,17 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// The relay of a site, as its clients know it in IPv4.
+    /// Returns the relay of a site, as its clients know it in IPv4.
     ///
     /// # Errors
-    /// Its certificate is gone.
+    /// When its certificate is gone.
     pub fn of(site: &Site) -> Result<Self> {
         let certificate = CertificateDer::from_pem_file(site.path("relay.pem"))?;
         let address = (site.chain.access.far.v4, HTTPS).into();
         Ok(Self { address, fingerprint: tls::fingerprint(&certificate), process: Process { pid: site.relay.id() } })
     }
 
-    /// What it is called in its template: relays on loopback have a name, those of sites do not.
+    /// Returns the authority of its template: relays on loopback have a name, those of sites only an address.
     #[must_use]
     pub fn authority(&self) -> String {
         match self.address {
@@ -90,15 +90,15 @@ impl Relay {
     }
 }
 
-/// The port that a template leaves out, where relays of sites listen.
+/// The port that a template omits, on which relays of sites listen.
 pub const HTTPS: u16 = 443;
 
-/// A relay that was started here, and ends with this.
+/// A relay that was started here, and is killed when dropped.
 pub struct Started {
     /// The relay.
     pub relay: Relay,
     child: Child,
-    /// Configuration, certificate and such.
+    /// The configuration, certificate and other files.
     folder: PathBuf,
 }
 
@@ -106,7 +106,7 @@ impl Started {
     /// Starts a relay on a free port of loopback and on [`RELAY_CORE`], and waits until it serves.
     ///
     /// # Errors
-    /// Its program is missing ([`program`] tells before), or it does not start.
+    /// When its program is missing ([`program`] checks that beforehand), or it does not start.
     pub fn start(kind: Kind) -> Result<Self> {
         let program = program(kind)?;
         match kind {
@@ -116,7 +116,7 @@ impl Started {
         .with_context(|| format!("failed to start {}", kind.name()))
     }
 
-    /// Starts an older build of paced in the same way, which knows only keys that have always been there.
+    /// Starts an older build of paced in the same way, with only keys that every version knows.
     ///
     /// # Errors
     /// As [`Started::start`].
@@ -127,17 +127,17 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // It is ours and not waited for yet, so the ID is still its own.
+        // The child has not been waited for, so the ID is still its own.
         _ = self.child.kill();
         _ = self.child.wait();
         _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// Returns the program of a relay, as far as it was built: paced beside this program, or the [`peer`].
+/// Returns the built program of a relay: paced beside this program, or the [`peer`].
 ///
 /// # Errors
-/// It is not there; says how to build it.
+/// When it does not exist; the message says how to build it.
 pub fn program(kind: Kind) -> Result<PathBuf> {
     match kind {
         Kind::Paced => built(own_folder()?.join("paced"), "cargo build --release -p paced -p pacectl"),
@@ -145,13 +145,13 @@ pub fn program(kind: Kind) -> Result<PathBuf> {
     }
 }
 
-/// What builds the peers on quic-go.
+/// The script that builds the peers on quic-go.
 pub const QUIC_GO_BUILD: &str = "perf/peers/build.sh";
 
-/// Returns a program of `perf/peers`, as far as it was built by a script: in `peers`, beside this program's folder.
+/// Returns a program of `perf/peers` that a script has built, in `peers` beside this program's folder.
 ///
 /// # Errors
-/// It is not there; says how to build it.
+/// When it does not exist; the message says how to build it.
 pub fn peer(name: &str, by: &str) -> Result<PathBuf> {
     built(own_folder()?.join("../peers").join(name), by)
 }
@@ -165,7 +165,7 @@ fn built(path: PathBuf, by: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Starts something on [`RELAY_CORE`], and goes on on [`GENERATOR_CORE`].
+/// Runs `start` on [`RELAY_CORE`], and then continues on [`GENERATOR_CORE`].
 fn on_relay_core<T>(start: impl FnOnce() -> Result<T>) -> Result<T> {
     process::bind_to_core(RELAY_CORE)?;
     let started = start();
@@ -192,10 +192,10 @@ fn start_paced(program: &Path, unlimited: &str) -> Result<Started> {
     Ok(started)
 }
 
-/// Has `load setup` open as many tunnels a second as it can.
+/// Lets `load setup` open as many tunnels per second as it can.
 const UNLIMITED_REQUESTS: &str = "requests_per_second = 1000000";
 
-/// Nothing is asked of clients, only loopback is reached, and no limit is in the way of a benchmark.
+/// Clients need no credentials, only loopback can be reached, and no limit slows a benchmark.
 fn configuration(address: SocketAddr, folder: &Path, unlimited: &str) -> String {
     let folder = folder.display();
     format!(
@@ -245,7 +245,7 @@ fn start_quic_go(program: &Path) -> Result<Started> {
 /// Parses 64 hexadecimal digits.
 ///
 /// # Errors
-/// It is anything else.
+/// When the text is anything else.
 pub fn parse_fingerprint(text: &str) -> Result<[u8; 32]> {
     let mut fingerprint = [0; 32];
     if text.len() != 64 || !text.is_ascii() {
@@ -257,7 +257,7 @@ pub fn parse_fingerprint(text: &str) -> Result<[u8; 32]> {
     Ok(fingerprint)
 }
 
-/// Makes a folder for files of a program under test.
+/// Makes a folder for the files of a program under test.
 pub fn scratch_folder() -> Result<PathBuf> {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -266,7 +266,8 @@ pub fn scratch_folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Returns a port that is free now; nothing else on a machine that is being measured should take it meanwhile.
+/// Returns an address with a port that is free at present; on a machine used for measurements, no other program should
+/// take it meanwhile.
 fn free_address() -> Result<SocketAddr> {
     Ok(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }

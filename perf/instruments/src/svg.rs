@@ -1,8 +1,8 @@
-//! Shapes of SVG, by hand.
+//! Shapes of SVG, written by hand.
 
 use std::fmt::Write as _;
 
-/// Returns the beginning of a picture of this size on white, with a title and what is said below it.
+/// Returns the beginning of a picture of this size on a white background, with a title and the conditions below it.
 #[must_use]
 pub fn begin((width, height): (f64, f64), title: &str, conditions: &str) -> String {
     let mut svg = format!(
@@ -28,7 +28,7 @@ pub fn rectangle(svg: &mut String, (x, y): (f64, f64), (width, height): (f64, f6
     _ = writeln!(svg, "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" {fill}/>");
 }
 
-/// Writes text, which may be any.
+/// Writes text, and escapes it.
 pub fn text(svg: &mut String, at: (f64, f64), anchor: &str, attributes: &str, content: &str) {
     let content = content.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     _ = writeln!(

@@ -17,16 +17,16 @@ use crate::{
     process,
 };
 
-/// Messages of one receive call.
+/// Messages per receive call.
 const MESSAGES: usize = 16;
 
-/// Bytes of a receive buffer: the largest message, as GRO makes them.
+/// Bytes of a receive buffer: the largest message that GRO makes.
 const MESSAGE_BYTES: usize = 1 << 16;
 
 /// The most payloads of one message to a tunnel.
 const BATCH: usize = 32;
 
-/// Kernel buffer that is asked for: loss is to happen in the relay, if anywhere.
+/// The requested size of kernel buffers: any loss should happen in the relay.
 const SOCKET_BYTES: usize = 8 << 20;
 
 /// What the target does with payloads that arrive.
@@ -34,7 +34,7 @@ const SOCKET_BYTES: usize = 8 << 20;
 pub enum Behaviour {
     /// Sends each back to where it came from.
     Echo,
-    /// Counts them, and notes from where each tunnel sends.
+    /// Counts them, and notes the address that each tunnel sends from.
     Sink,
 }
 
@@ -50,7 +50,7 @@ struct Shared {
     behaviour: Cell<Behaviour>,
     trial: Cell<u32>,
     received: Cell<u64>,
-    /// The relay's sockets by index of the tunnel.
+    /// The addresses of the relay's sockets, by index of the tunnel.
     tunnels: RefCell<Vec<Option<SocketAddr>>>,
 }
 
@@ -64,7 +64,7 @@ impl Target {
     /// Binds a socket on loopback and serves it on the current `LocalSet`.
     ///
     /// # Errors
-    /// No socket can be had.
+    /// When no socket can be opened.
     pub fn start(behaviour: Behaviour) -> Result<Self> {
         Self::on(net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?, behaviour)
     }
@@ -72,11 +72,11 @@ impl Target {
     /// Serves a socket on the current `LocalSet`.
     ///
     /// # Errors
-    /// The socket cannot be used.
+    /// When the socket cannot be used.
     pub fn on(socket: net::UdpSocket, behaviour: Behaviour) -> Result<Self> {
         socket.set_nonblocking(true)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        // The kernel caps them, which is as good as it gets.
+        // The kernel caps the sizes, and no larger ones are possible.
         _ = state.set_recv_buffer_size(UdpSockRef::from(&socket), SOCKET_BYTES);
         _ = state.set_send_buffer_size(UdpSockRef::from(&socket), SOCKET_BYTES);
         let shared = Rc::new(Shared {
@@ -91,44 +91,45 @@ impl Target {
         Ok(Self { shared, task })
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     ///
     /// # Errors
-    /// The socket failed.
+    /// When the socket fails.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.shared.socket.local_addr()
     }
 
-    /// Begins to count payloads of `trial`, from 0, and forgets the rest.
+    /// Begins to count payloads of `trial` from 0, and ignores all others.
     pub fn begin(&self, trial: u32) {
         self.shared.trial.set(trial);
         self.shared.received.set(0);
     }
 
-    /// How many payloads of the trial arrived.
+    /// Returns how many payloads of the trial have arrived.
     #[must_use]
     pub fn received(&self) -> u64 {
         self.shared.received.get()
     }
 
-    /// How many tunnels have been heard of.
+    /// Returns how many tunnels have sent a payload.
     #[must_use]
     pub fn known_tunnels(&self) -> usize {
         self.shared.tunnels.borrow().iter().flatten().count()
     }
 
-    /// How many payloads the kernel dropped before the target read them.
+    /// Returns how many payloads the kernel dropped before the target read them.
     ///
     /// # Errors
-    /// procfs is not there.
+    /// When procfs is missing.
     pub fn dropped(&self) -> Result<u64> {
         process::socket_drops(self.address()?.port())
     }
 
-    /// Sends payloads of `trial` to all known tunnels in turns, `per_second` in total, until dropped; counts in `sent`.
+    /// Sends payloads of `trial` to all known tunnels in turns, `per_second` in total, until dropped; counts them in
+    /// `sent`.
     ///
     /// # Errors
-    /// The timer or the socket failed.
+    /// When the timer or the socket fails.
     pub async fn source(&self, trial: u32, per_second: f64, sent: &Cell<u64>) -> Result<()> {
         let shared = &*self.shared;
         let tunnels: Vec<SocketAddr> = shared.tunnels.borrow().iter().flatten().copied().collect();
@@ -139,7 +140,7 @@ impl Target {
         loop {
             let mut due = pacer.due().await?;
             while due > 0 {
-                // Spread evenly; a tunnel's share of a tick is one batch.
+                // Spreads payloads evenly; a tunnel's share of a tick is one batch.
                 let share = due.div_ceil(tunnels.len()).min(BATCH);
                 for (payload, tunnel) in buffer.iter_mut().zip(std::iter::repeat_n(next, share)) {
                     let sequence = sequences[tunnel];
@@ -203,7 +204,8 @@ impl Shared {
         tunnels[index] = Some(address);
     }
 
-    /// Sends payloads of `segment_bytes` each as one message. What the kernel does not take is lost, as in a network.
+    /// Sends payloads of `segment_bytes` each as one message. Payloads that the kernel does not accept are lost, as in
+    /// a network.
     fn send(&self, destination: SocketAddr, contents: &[u8], segment_bytes: usize) {
         let segment_size = (contents.len() > segment_bytes).then_some(segment_bytes);
         let transmit = Transmit { destination, ecn: None, contents, segment_size, src_ip: None };
@@ -212,14 +214,14 @@ impl Shared {
     }
 }
 
-/// The trial of payloads that only tell the target where a tunnel's answers have to go.
+/// The trial of payloads that only tell the target where to send a tunnel's answers.
 pub const HELLO: u32 = u32::MAX;
 
-/// Echoes payloads, one by one, on a thread of its own on core `core`, for as long as the program runs: what the relay
-/// is compared with when it is left out.
+/// Echoes payloads, one by one, on a thread of its own on core `core`, for as long as the program runs: the baseline
+/// without a relay.
 ///
 /// # Errors
-/// No socket or thread can be had.
+/// When no socket can be opened or no thread started.
 pub fn echo_on(core: usize) -> io::Result<SocketAddr> {
     let socket = net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = socket.local_addr()?;

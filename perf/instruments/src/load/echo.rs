@@ -1,4 +1,4 @@
-//! Closed loop: each tunnel keeps a window of payloads in flight, and each echo lets the next one go.
+//! Closed loop: each tunnel keeps a window of payloads in flight, and each echo releases the next payload.
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,7 +26,7 @@ use crate::{
     target::{self, Behaviour, Target},
 };
 
-/// What a tunnel waits for an echo before it takes all that is in flight for lost.
+/// How long a tunnel waits for an echo before it counts everything in flight as lost.
 const LOST_AFTER: Duration = Duration::from_millis(100);
 
 /// What is echoed.
@@ -46,7 +46,7 @@ pub struct Echo {
     pub sockets: bool,
 }
 
-/// What all tunnels of a measurement share.
+/// State that all tunnels of a measurement share.
 struct Shared {
     trial: u32,
     window: u64,
@@ -57,10 +57,10 @@ struct Shared {
     round_trips: RefCell<Histogram<u64>>,
 }
 
-/// Measures echoes per second, their round trips, loss and what they cost.
+/// Measures echoes per second, their round trips, loss and cost.
 ///
 /// # Errors
-/// The relay refuses, or a tunnel ends early.
+/// When the relay refuses, or a tunnel ends early.
 pub async fn run(relay: &Relay, echo: &Echo) -> Result<Vec<Figure>> {
     let target = Target::start(Behaviour::Echo)?;
     let address = target.address()?;
@@ -75,10 +75,10 @@ pub async fn run(relay: &Relay, echo: &Echo) -> Result<Vec<Figure>> {
     through(relay, tunnels, echo.window, echo.seconds).await
 }
 
-/// Measures the same through tunnels that are open, with `window` payloads in flight in each, for `seconds`.
+/// As [`run`], through open tunnels, with `window` payloads in flight in each, for `seconds`.
 ///
 /// # Errors
-/// A tunnel ends early.
+/// When a tunnel ends early.
 pub async fn through(relay: &Relay, tunnels: Vec<UdpTunnel>, window: u64, seconds: f64) -> Result<Vec<Figure>> {
     let shared = Rc::new(Shared {
         trial: next_trial(),
@@ -121,12 +121,12 @@ pub async fn through(relay: &Relay, tunnels: Vec<UdpTunnel>, window: u64, second
     Ok(figures)
 }
 
-/// Returns an empty histogram of round trips in nanoseconds, in memory that does not grow: to 1 %, and up to a minute.
+/// Returns an empty histogram of round trips in nanoseconds, of fixed size: precise to 1 %, and up to a minute.
 fn round_trips() -> Result<Histogram<u64>> {
     Ok(Histogram::new_with_max(60_000_000_000, 2)?)
 }
 
-/// Returns the round trip, in microseconds, that `share` (0 to 1) of all do not exceed.
+/// Returns the round trip, in microseconds, that the fraction `share` (0 to 1) of all do not exceed.
 fn micros(round_trips: &Histogram<u64>, share: f64) -> f64 {
     round_trips.value_at_quantile(share) as f64 / 1e3
 }
@@ -138,7 +138,7 @@ struct Loop {
     index: u32,
     /// Sequence number of the next payload.
     next: u64,
-    /// The lowest that was neither echoed nor given up.
+    /// The lowest sequence number that was neither echoed nor given up.
     awaited: u64,
 }
 
@@ -178,7 +178,7 @@ impl Loop {
 
     fn on_echo(&mut self, head: &Head) {
         if head.trial != self.shared.trial || head.sequence < self.awaited {
-            // Of another measurement, or later than we waited.
+            // It belongs to another measurement, or came after it was counted as lost.
             return;
         }
         self.give_up_until(head.sequence);
@@ -189,7 +189,7 @@ impl Loop {
         }
     }
 
-    /// Takes what is in flight below `sequence` for lost: a tunnel keeps its order.
+    /// Counts the payloads in flight below `sequence` as lost: a tunnel keeps its order.
     fn give_up_until(&mut self, sequence: u64) {
         if self.shared.measuring.get() {
             self.shared.lost.set(self.shared.lost.get() + sequence - self.awaited);
@@ -198,10 +198,10 @@ impl Loop {
     }
 }
 
-/// Measures round trips to a target without a relay: the echo runs where the relay would.
+/// Measures round trips to a target without a relay: the echo runs on the relay's core.
 ///
 /// # Errors
-/// A socket failed, or nothing comes back.
+/// When a socket fails, or nothing comes back.
 pub async fn direct(seconds: f64) -> Result<Vec<Figure>> {
     let socket = UdpSocket::bind("127.0.0.1:0").await?;
     socket.connect(target::echo_on(RELAY_CORE)?).await?;

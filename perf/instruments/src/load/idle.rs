@@ -1,4 +1,4 @@
-//! What tunnels cost that nobody uses.
+//! The cost of unused tunnels.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use crate::{
     target::{Behaviour, Target},
 };
 
-/// How long memory is given to settle: longer than the relay delays acknowledgements and collects garbage.
+/// How long memory gets to settle: longer than the relay delays acknowledgements and collects garbage.
 pub(super) const SETTLE: Duration = Duration::from_secs(1);
 
-/// Tunnels that are opened and closed before, so that what the first ones cost for good is not counted. Few: what they
-/// leave behind is used again.
+/// Tunnels that are opened and closed beforehand, so that the permanent cost of the first ones is not counted. Few,
+/// because later tunnels reuse what these leave behind.
 const BEFORE: usize = 8;
 
 /// The metric of memory.
 pub(super) const PER_TUNNEL: &str = "resident memory per idle tunnel";
 
-/// Opens tunnels, leaves them alone, and divides what the relay's memory has grown by their number. To be measured on a
-/// relay that has done nothing before, because freed memory often stays resident.
+/// Opens tunnels, leaves them idle, and divides the growth of the relay's memory by their number. Measure this on a
+/// fresh relay, because freed memory often stays resident.
 ///
 /// # Errors
-/// The relay refuses one.
+/// When the relay refuses a tunnel.
 pub async fn run(relay: &Relay, tunnels: &Tunnels) -> Result<Vec<Figure>> {
     let target = Target::start(Behaviour::Sink)?;
     let client = Client::start(relay, target.address()?)?;
@@ -38,7 +38,7 @@ pub async fn run(relay: &Relay, tunnels: &Tunnels) -> Result<Vec<Figure>> {
     Ok(vec![Figure::new(PER_TUNNEL, grown as f64 / 1024.0 / tunnels.tunnels as f64, "KiB")])
 }
 
-/// Returns the resident bytes of a relay that has had a few tunnels before.
+/// Returns the resident bytes of a relay after it has had a few tunnels.
 pub(super) async fn settled_bytes(relay: &Relay, client: &Client) -> Result<u64> {
     drop(client.open(BEFORE, 1).await?);
     sleep(SETTLE).await;

@@ -1,4 +1,4 @@
-//! Many tunnels that stay open, of which a few carry all payloads, or all carry a few.
+//! Many tunnels that stay open: either a few carry all payloads, or each carries a few.
 
 use std::{
     cell::{Cell, RefCell},
@@ -25,7 +25,7 @@ use crate::{
     target::{Behaviour, Target},
 };
 
-/// From how many tunnels on the growth of memory says something of a tunnel.
+/// The fewest tunnels for which the growth of memory says something about one tunnel.
 const ENOUGH_FOR_MEMORY: usize = 100;
 
 /// Tunnels that stay open, and what is echoed through them.
@@ -48,12 +48,12 @@ pub struct LongLived {
     pub seconds: f64,
 }
 
-/// Opens tunnels and measures what echoes cost, what is lost and where, and by how much the relay's memory has grown: for open
-/// tunnels, and for tunnels after the echoes. What is lost at none of the named places was lost in the relay or at its sockets to
-/// the target. To be measured on a relay that has done nothing before, because freed memory often stays resident.
+/// Opens tunnels and measures the cost of echoes, where payloads are lost, and how much the relay's memory has grown, both for
+/// open tunnels and for tunnels after the echoes. A payload that is lost at none of the named places was lost in the relay or at
+/// its sockets to the target. Measure this on a fresh relay, because freed memory often stays resident.
 ///
 /// # Errors
-/// The relay refuses a tunnel, a tunnel ends early, or nothing comes back.
+/// When the relay refuses a tunnel, a tunnel ends early, or nothing comes back.
 pub async fn run(relay: &Relay, what: &LongLived) -> Result<Vec<Figure>> {
     let count = what.tunnels.tunnels;
     let target = Target::start(Behaviour::Echo)?;
@@ -90,14 +90,14 @@ pub async fn run(relay: &Relay, what: &LongLived) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// What the readers of all tunnels count, and the memory that they share: each reads to the end before another does.
+/// The counts of the readers of all tunnels, and the memory that they share: each reads to the end before another does.
 struct Counted {
     trial: Cell<u32>,
     received: Cell<u64>,
     payloads: RefCell<Segments>,
 }
 
-/// Sends payloads through all tunnels in turns, and counts what comes back.
+/// Sends payloads through all tunnels in turns, and counts their echoes.
 async fn at_rate(relay: &Relay, tunnels: Vec<UdpTunnel>, per_second: f64, seconds: f64) -> Result<Vec<Figure>> {
     let tunnels: Vec<_> = tunnels.into_iter().map(|tunnel| Rc::new(RefCell::new(tunnel))).collect();
     let counted = Rc::new(Counted {
@@ -109,7 +109,7 @@ async fn at_rate(relay: &Relay, tunnels: Vec<UdpTunnel>, per_second: f64, second
     for tunnel in &tunnels {
         readers.spawn_local(read(tunnel.clone(), counted.clone()));
     }
-    // All have carried something before, since the first payload of a tunnel costs more.
+    // Every tunnel has carried a payload before, since the first one costs more.
     let once = Duration::from_secs_f64(1.1 * tunnels.len() as f64 / per_second);
     _ = timeout(once.max(WARM_UP), send(&tunnels, next_trial(), per_second, &Cell::new(0))).await;
     sleep(DRAIN).await;
@@ -152,7 +152,7 @@ async fn send(tunnels: &[Rc<RefCell<UdpTunnel>>], trial: u32, per_second: f64, s
     }
 }
 
-/// Counts what a tunnel brings, until it ends.
+/// Counts the payloads of a tunnel, until it ends.
 async fn read(tunnel: Rc<RefCell<UdpTunnel>>, counted: Rc<Counted>) {
     loop {
         let outcome = poll_fn(|cx| {

@@ -1,4 +1,4 @@
-//! Open loop: payloads leave at a rate, whatever arrives.
+//! Open loop: payloads leave at a rate, however many arrive.
 
 use std::{
     cell::Cell,
@@ -23,26 +23,26 @@ use crate::{
     target::{Behaviour, HELLO, Target},
 };
 
-/// The loss, in percent, that counts as none.
+/// The highest loss, in percent, that counts as none.
 pub const LOSS_FREE_PERCENT: f64 = 0.1;
 
-/// The rates that are searched, in payloads per second: up to one that no generator on one core reaches.
+/// The range of rates to search, in payloads per second: up to one that no generator on one core reaches.
 const SEARCHED: (f64, f64) = (4e3, 4e6);
 
-/// How near the search gets to the highest rate.
+/// How close the search gets to the highest rate, as a ratio.
 const PRECISION: f64 = 1.05;
 
-/// The share of a rate that a generator has to offer to keep up with it.
+/// The fraction of a rate that a generator has to offer in order to be on schedule.
 const ON_SCHEDULE: f64 = 0.98;
 
-/// The share of its core from which a generator counts as busy all the time: the kernel's ticks and other programs take the rest.
+/// The fraction of its core from which a generator counts as always busy: the kernel's ticks and other programs use the rest.
 const BUSY: f64 = 0.97;
 
-/// The metric of [`OneWay::search`] for what it found, in payloads per second.
+/// The metric of [`OneWay::search`] for the rate that it found, in payloads per second.
 pub const HIGHEST_RATE: &str = "highest rate without loss";
 
-/// The metric of [`OneWay::search`] that says who kept it from higher rates: 1 for the generator, 0 for the relay. With 1, the
-/// highest rate is a lower bound.
+/// The metric of [`OneWay::search`] for what prevents higher rates: 1 for the generator, 0 for the relay. With 1, the highest
+/// rate is a lower bound.
 pub const GENERATOR_LIMITS: &str = "generator is the limit";
 
 /// Which way payloads go.
@@ -54,7 +54,7 @@ pub enum Direction {
     Down,
 }
 
-/// Tunnels that carry payloads one way. Measurements follow each other on the same tunnels.
+/// Tunnels that carry payloads one way. Successive measurements use the same tunnels.
 pub struct OneWay<'a> {
     relay: &'a Relay,
     client: Client,
@@ -68,7 +68,7 @@ enum Path {
     Down { counted: Rc<Counted>, readers: JoinSet<()> },
 }
 
-/// What the readers of all tunnels count.
+/// The counts of the readers of all tunnels.
 #[derive(Default)]
 struct Counted {
     trial: Cell<u32>,
@@ -79,7 +79,7 @@ impl<'a> OneWay<'a> {
     /// Opens tunnels.
     ///
     /// # Errors
-    /// The relay refuses, or carries nothing.
+    /// When the relay refuses, or carries nothing.
     pub async fn open(relay: &'a Relay, direction: Direction, tunnels: &Tunnels) -> Result<Self> {
         Self::to(Target::start(Behaviour::Sink)?, relay, direction, tunnels).await
     }
@@ -106,10 +106,10 @@ impl<'a> OneWay<'a> {
         Ok(Self { relay, client, target, path, _connections: connections })
     }
 
-    /// Offers `per_second` payloads a second for `seconds`, and counts what arrives.
+    /// Offers `per_second` payloads per second for `seconds`, and counts those that arrive.
     ///
     /// # Errors
-    /// A socket failed, or a tunnel ended.
+    /// When a socket fails, or a tunnel ends.
     pub async fn measure(&mut self, per_second: f64, seconds: f64) -> Result<Vec<Figure>> {
         let trial = next_trial();
         let sent = Cell::new(0);
@@ -163,11 +163,11 @@ impl<'a> OneWay<'a> {
         Ok(figures)
     }
 
-    /// Searches the highest rate at which less than [`LOSS_FREE_PERCENT`] is lost, and returns what was measured there, with
-    /// [`GENERATOR_LIMITS`]. A rate fails only if it fails twice, because another program may have had the core meanwhile.
+    /// Searches for the highest rate at which less than [`LOSS_FREE_PERCENT`] is lost, and returns the figures at that rate, with
+    /// [`GENERATOR_LIMITS`]. A rate fails only if it fails twice, because another program may have used the core meanwhile.
     ///
     /// # Errors
-    /// See [`OneWay::measure`]; also if even the lowest rate loses.
+    /// As [`OneWay::measure`]; also if even the lowest rate loses payloads.
     pub async fn search(&mut self, seconds: f64) -> Result<Vec<Figure>> {
         let (mut low, mut high) = SEARCHED;
         let mut best = None;
@@ -187,14 +187,14 @@ impl<'a> OneWay<'a> {
         Ok(figures)
     }
 
-    /// Returns what was measured at a rate, or who failed at it in two attempts.
+    /// Returns the figures at a rate, or whether generator or relay failed at it in two attempts.
     async fn try_rate(&mut self, per_second: f64, seconds: f64) -> Result<Result<Vec<Figure>, Limit>> {
         let mut failed = Limit::Relay;
         for _ in 0..2 {
             let figures = self.measure(per_second, seconds).await?;
             match judge(&figures, per_second) {
                 Ok(()) => return Ok(Ok(figures)),
-                // Such an attempt says nothing of the relay, so a single one suffices.
+                // Such an attempt says nothing about the relay, so a single one suffices.
                 Err(Limit::Generator) => failed = Limit::Generator,
                 Err(Limit::Relay) => {}
             }
@@ -203,15 +203,15 @@ impl<'a> OneWay<'a> {
     }
 }
 
-/// Who cannot do more.
+/// The side that limits the rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limit {
     Generator,
     Relay,
 }
 
-/// Judges what was measured at a rate. The generator failed if it fell behind its schedule, or if payloads were lost while it
-/// had no time left: its own sockets may have overflowed then, or it may have acknowledged late.
+/// Judges the figures at a rate. The generator failed if it fell behind its schedule, or if payloads were lost while it had no
+/// time left: its own sockets may have overflowed then, or it may have acknowledged late.
 fn judge(figures: &[Figure], per_second: f64) -> Result<(), Limit> {
     // A figure that is missing or not a number passes no test.
     let is = |metric, at_least: f64| value(figures, metric).is_some_and(|value| value >= at_least);
@@ -227,7 +227,7 @@ fn judge(figures: &[Figure], per_second: f64) -> Result<(), Limit> {
     }
 }
 
-/// Sends from each tunnel until the target knows it; opening the way also settles path MTU and congestion window.
+/// Sends from each tunnel until the target knows all of them; this also settles path MTU and congestion window.
 async fn greet(tunnels: &mut [UdpTunnel], target: &Target) -> Result<()> {
     let mut payload = [0; PAYLOAD_BYTES];
     let until = Instant::now() + WARM_UP * 10;
@@ -258,7 +258,7 @@ impl Source {
         let mut payload = [0; PAYLOAD_BYTES];
         loop {
             let mut due = pacer.due().await?;
-            // Spread evenly; a tunnel's share of a tick is one batch.
+            // Spreads payloads evenly; a tunnel's share of a tick is one batch.
             let share = due.div_ceil(self.tunnels.len());
             while due > 0 {
                 let count = share.min(due);
@@ -277,7 +277,7 @@ impl Source {
     }
 }
 
-/// Counts what a tunnel brings, until it ends.
+/// Counts the payloads of a tunnel, until it ends.
 async fn read(mut tunnel: UdpTunnel, counted: Rc<Counted>) {
     let mut payloads = Segments::new(4 << 20);
     while let Ok(true) = poll_fn(|cx| tunnel.poll_recv(cx, &mut payloads)).await {

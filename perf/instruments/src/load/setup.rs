@@ -30,10 +30,10 @@ pub struct Setup {
     pub seconds: f64,
 }
 
-/// Opens tunnels and closes each again at once, for as long as told.
+/// Opens tunnels and closes each at once, for the given time.
 ///
 /// # Errors
-/// The relay refuses one.
+/// When the relay refuses a tunnel.
 pub async fn run(relay: &Relay, setup: &Setup) -> Result<Vec<Figure>> {
     let target = Target::start(Behaviour::Sink)?;
     let client = Client::start(relay, target.address()?)?;
