@@ -1,4 +1,4 @@
-//! When to try again what failed.
+//! When to retry after failures.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -7,8 +7,8 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Exponential back-off with jitter: every failure in a row doubles the wait, and of each wait the second half is
-/// random, so that clients whose relay was restarted do not all return at once.
+/// Exponential back-off with jitter: each failure in a row doubles the wait, and the second half of each wait is
+/// random, so that clients of a restarted relay do not all return at once.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     first: Duration,
@@ -24,14 +24,14 @@ impl Backoff {
         Self { first, longest, failures: 0, not_before: None }
     }
 
-    /// How long to wait at `now` before the next attempt.
+    /// Returns how long to wait at `now` before the next attempt.
     #[must_use]
     pub fn wait(&self, now: Instant) -> Duration {
         self.not_before.map_or(Duration::ZERO, |instant| instant.saturating_duration_since(now))
     }
 
-    /// Notes a failure and returns the wait that follows from it; `None` if it says nothing new, because a wait has
-    /// not passed yet (attempts that ran side by side fail side by side).
+    /// Notes a failure and returns the wait that follows. Returns `None` if a wait has not passed yet: attempts in
+    /// parallel fail together, and count once.
     pub fn failed(&mut self, now: Instant, random: u64) -> Option<Duration> {
         if !self.wait(now).is_zero() {
             return None;
@@ -43,23 +43,23 @@ impl Backoff {
         Some(wait)
     }
 
-    /// Notes a success: the next failure is the first one again.
+    /// Notes a success: the next failure counts as the first again.
     pub fn succeeded(&mut self) {
         self.failures = 0;
         self.not_before = None;
     }
 
-    /// What counts as success: something that lasted longer than any wait for it.
+    /// Returns the longest wait. A connection that lasted longer counts as a success.
     #[must_use]
     pub fn longest(&self) -> Duration {
         self.longest
     }
 }
 
-/// Returns some random bits: good enough for jitter, and no more than that.
+/// Returns random bits that are good enough for jitter only.
 #[must_use]
 pub fn random() -> u64 {
-    // Keyed from the system's randomness; every new state has keys of its own.
+    // The keys come from the system's randomness; each new state has its own.
     RandomState::new().hash_one(())
 }
 

@@ -1,4 +1,4 @@
-//! Which class each local address is of, by the policy in force.
+//! The class of each local address, by the policy in force.
 
 use std::sync::Arc;
 
@@ -37,7 +37,8 @@ impl State {
 }
 
 impl EntranceClasses {
-    /// Returns those of `policy`, for no local address yet: `make` makes classes ready, and `schedules` follow the same.
+    /// Returns the classes of `policy`, without local addresses: `make` prepares classes, and `schedules` follow the
+    /// same policy.
     #[must_use]
     pub fn new(
         policy: Policy,
@@ -48,7 +49,7 @@ impl EntranceClasses {
         Self(Arc::new(Mutex::new(State { policy, make, classes: None, schedules, members: Vec::new() })))
     }
 
-    /// Makes a membership follow the class of this name from now on, whatever the policy.
+    /// Makes a membership follow the class of this name from now on, under every policy.
     pub fn enrol(&self, class: Option<&str>, membership: &Membership) {
         let mut state = self.state();
         // Drops the members of addresses that are gone.

@@ -1,6 +1,6 @@
 //! The client side of a relay: one connection, many tunnels.
 //!
-//! What stands on it: the edge's forwards, `pacectl probe` and `forward`, load generators, tests.
+//! Its users: the edge's forwards, `pacectl probe` and `forward`, load generators, tests.
 
 pub mod access;
 pub mod endpoint;
@@ -20,13 +20,13 @@ use quic::h3::{self, HttpConnection, MessageLimits, Request, Reserved};
 use role::tunnel::UdpTunnel;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Why no tunnel came to be.
+/// Why no tunnel was opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The connection or the request's stream ended.
     #[error(transparent)]
     Http(#[from] h3::Error),
-    /// The relay answered, and said no.
+    /// The relay refused.
     #[error(transparent)]
     Refused(#[from] TunnelRefused),
     /// The relay does not speak extended CONNECT (RFC 9220 §3).
@@ -44,17 +44,17 @@ pub struct RelayConnection {
     template: Arc<Template>,
     bearer: Option<Arc<str>>,
     queue_bytes: usize,
-    /// Permits for requests before the relay has let us in.
+    /// Permits for requests before the relay has admitted us.
     first: Arc<Semaphore>,
 }
 
-/// How many requests wait for the relay's first yes at once: until then it takes us for a stranger.
+/// How many requests may wait at once before the relay accepts the first: until then, it treats us as a stranger.
 const FIRST_REQUESTS: usize = 16;
 
-/// How many may wait from then on: all.
+/// How many may wait afterwards: all.
 const LATER_REQUESTS: usize = 1 << 24;
 
-/// One of the requests that may wait for the relay's first yes at once.
+/// One of the requests that may wait before the relay accepts the first.
 pub struct FirstRequest {
     _waiting: Option<OwnedSemaphorePermit>,
 }
@@ -63,12 +63,12 @@ pub struct FirstRequest {
 pub struct Opened {
     /// The tunnel.
     pub tunnel: UdpTunnel,
-    /// The address that the relay sends to, where it says so (`next-hop`, RFC 9209 §2.1.2).
+    /// The address that the relay sends to, if it says so (`next-hop`, RFC 9209 §2.1.2).
     pub next_hop: Option<SocketAddr>,
 }
 
 impl OpenError {
-    /// Whether the relay says that the client has as many tunnels as it may have (429, RFC 6585 §4).
+    /// Whether the relay says that the client has its maximum of tunnels (429, RFC 6585 §4).
     #[must_use]
     pub fn is_limit(&self) -> bool {
         matches!(self, Self::Refused(TunnelRefused::Status { status: 429, .. }))
@@ -76,10 +76,10 @@ impl OpenError {
 }
 
 impl RelayConnection {
-    /// Speaks HTTP/3 over a QUIC connection whose handshake is complete. The [`HttpConnection`] that comes with the relay
-    /// has to be driven ([`drive`]) for anything to happen.
+    /// Speaks HTTP/3 over a QUIC connection whose handshake is complete. Nothing happens unless the returned
+    /// [`HttpConnection`] is driven ([`drive`]).
     ///
-    /// `queue_bytes` bounds what waits per tunnel to leave as capsules.
+    /// `queue_bytes` bounds the payloads per tunnel that wait to leave as capsules.
     ///
     /// # Errors
     /// The connection ended.
@@ -95,7 +95,7 @@ impl RelayConnection {
         Ok((Self { client, template, bearer, queue_bytes, first }, connection))
     }
 
-    /// The HTTP/3 connection.
+    /// Returns the HTTP/3 connection.
     #[must_use]
     pub fn http(&self) -> &h3::Client {
         &self.client
@@ -109,12 +109,12 @@ impl RelayConnection {
         self.open_udp_signalled(target, None).await
     }
 
-    /// As [`RelayConnection::open_udp`], telling the relay how to rank what it sends back (RFC 9218 §5).
+    /// Like [`RelayConnection::open_udp`], but tells the relay how to rank what it sends back (RFC 9218 §5).
     ///
     /// # Errors
     /// As [`RelayConnection::open_udp`].
     pub async fn open_udp_signalled(&self, target: &Target, signal: Option<&Priority>) -> Result<Opened, OpenError> {
-        // Not on a stream that nothing may be sent on.
+        // Not on a stream that must not be sent on.
         self.client.wait_for_settings().await?;
         self.open_udp_on(self.reserve().await?, target, signal).await
     }
@@ -122,12 +122,12 @@ impl RelayConnection {
     /// Waits until the relay's stream credit allows a request, and takes a stream.
     ///
     /// # Errors
-    /// The connection ended, or the relay goes away.
+    /// The connection ended, or the relay is shutting down.
     pub async fn reserve(&self) -> Result<Reserved, h3::Error> {
         self.client.reserve().await
     }
 
-    /// As [`RelayConnection::open_udp_signalled`], on a stream that was reserved.
+    /// Like [`RelayConnection::open_udp_signalled`], on a reserved stream.
     ///
     /// # Errors
     /// As [`RelayConnection::open_udp`].
@@ -160,37 +160,37 @@ impl RelayConnection {
         Ok(request)
     }
 
-    /// Sends the head of a request to the relay itself, with what it has to be shown. Its answer is still to be read, and its
-    /// end to be told by dropping what comes with it.
+    /// Sends the head of a request to the relay itself, with the credentials that it needs. The caller reads the answer, and
+    /// reports its end by dropping the returned [`FirstRequest`].
     ///
     /// # Errors
-    /// The connection ended, or the relay goes away.
+    /// The connection ended, or the relay is shutting down.
     pub async fn ask_itself(&self, mut head: RequestHead) -> Result<(Request, FirstRequest), h3::Error> {
-        // Not on a stream that nothing may be sent on.
+        // Not on a stream that must not be sent on.
         self.client.wait_for_settings().await?;
         head.authority = Some(Bytes::copy_from_slice(self.template.authority().as_bytes()));
         head.fields.extend(self.bearer.as_deref().map(request::proxy_authorization));
-        // Never closed, so that there is always one.
+        // The semaphore is never closed, so there is always a permit.
         let waiting = self.first.clone().acquire_owned().await.ok();
         let request = self.client.request(&head).await?;
         Ok((request, FirstRequest { _waiting: waiting }))
     }
 
-    /// Notes that the relay has said yes: it takes us for a stranger no longer.
+    /// Notes that the relay has accepted a request: it no longer treats us as a stranger.
     pub fn let_in(&self) {
         if self.first.available_permits() < FIRST_REQUESTS {
             self.first.add_permits(LATER_REQUESTS);
         }
     }
 
-    /// Sends a request, on a stream that was reserved for it if there is one, and waits for its answer.
+    /// Sends a request, on the reserved stream if there is one, and waits for its answer.
     async fn ask(
         &self,
         reserved: Option<Reserved>,
         head: &RequestHead,
         check: impl Fn(&ResponseHead) -> Result<Consent, TunnelRefused>,
     ) -> Result<(Request, Consent), OpenError> {
-        // Never closed, so that there is no error.
+        // The semaphore is never closed, so there is no error.
         let _waiting = self.first.acquire().await;
         let mut request = match reserved {
             Some(reserved) => self.client.request_on(reserved, head)?,
@@ -218,7 +218,7 @@ impl RelayConnection {
     }
 }
 
-/// Drives a client's connection until it ends, and says why it did.
+/// Drives a client's connection until it ends, and returns why it ended.
 pub async fn drive(mut connection: HttpConnection) -> h3::Error {
     loop {
         if let Err(error) = connection.next().await {

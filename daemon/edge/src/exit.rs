@@ -1,4 +1,4 @@
-//! How packets of a path leave this host: by a device, from an address, or as the routes have it.
+//! How packets of a path leave this host: through a device, from an address, or as the routes say.
 
 use std::{
     io,
@@ -10,42 +10,43 @@ use config::kernel::KernelDevice;
 use socket2::{Domain, Protocol, Socket, Type};
 use tracing::warn;
 
-/// How packets leave. The default is as the routes have it.
+/// How packets leave. By default, they leave as the routes say.
 #[derive(Debug, Default)]
 pub struct Exit {
     interface: Option<KernelDevice>,
     address: Option<IpAddr>,
-    /// Whether they leave in a tunnel, whose connection alone is concerned with devices and addresses.
+    /// Whether packets leave in a tunnel; then only the tunnel's connection deals with devices and addresses.
     is_tunnel: bool,
-    /// Whether it was said that the device cannot be chosen.
+    /// Whether the log already says that the device cannot be chosen.
     told: AtomicBool,
 }
 
 impl Exit {
-    /// By this device, from this address, or both.
+    /// Packets leave through this device, from this address, or both.
     #[must_use]
     pub fn new(interface: Option<KernelDevice>, address: Option<IpAddr>) -> Self {
         Self { interface, address, ..Self::default() }
     }
 
-    /// In a tunnel of another connection.
+    /// Packets leave in a tunnel of another connection.
     #[must_use]
     pub fn in_tunnel() -> Self {
         Self { is_tunnel: true, ..Self::default() }
     }
 
-    /// Whether anything else than the routes decides.
+    /// Whether anything other than the routes decides.
     #[must_use]
     pub fn is_chosen(&self) -> bool {
         self.interface.is_some() || self.address.is_some()
     }
 
-    /// Binds a socket for packets to `peer`. Its device is chosen by SO_BINDTODEVICE, which takes no rights since Linux 5.7
-    /// (`sock_setsockopt` in net/core/sock.c). Where the kernel refuses it all the same, the address has to do, if there is one:
+    /// Binds a socket for packets to `peer`. SO_BINDTODEVICE sets its device, which needs no rights since Linux 5.7
+    /// (`sock_setsockopt` in net/core/sock.c). If the kernel refuses this nevertheless, the address must suffice, if there is
+    /// one: a routing rule then has to send packets from it through the device.
     /// then a routing rule has to lead what comes from it to the device.
     ///
     /// # Errors
-    /// There is no such device, the address is not ours or of the other IP version than `peer`, or the kernel lets us choose no
+    /// There is no such device, the address is not ours or of another IP version than `peer`, or the kernel lets us choose no
     /// device and there is no address.
     pub fn bind(&self, peer: SocketAddr) -> io::Result<UdpSocket> {
         let any: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -89,13 +90,14 @@ impl Exit {
         Ok(())
     }
 
-    /// The address that packets to `peer` leave from at the moment; `None` if there is no route. In a tunnel, always the same.
+    /// Returns the address that packets to `peer` leave from now; `None` if there is no route. In a tunnel, it is always the
+    /// same.
     #[must_use]
     pub fn source_toward(&self, peer: SocketAddr) -> Option<IpAddr> {
         if self.is_tunnel {
             return Some(Ipv4Addr::UNSPECIFIED.into());
         }
-        // Connecting a UDP socket sends nothing; it looks for a route.
+        // Connecting a UDP socket sends nothing; it looks up a route.
         let socket = self.bind(peer).ok()?;
         socket.connect(peer).ok()?;
         socket.local_addr().ok().map(|address| address.ip())
@@ -108,8 +110,8 @@ mod tests {
 
     const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-    /// An address of no network (RFC 3849). Of IPv4, the kernel takes any address to be on the link of a device that is chosen
-    /// (net/ipv4/route.c), so what it says depends on the addresses of the host.
+    /// An address of no network (RFC 3849). For IPv4, the kernel assumes that any address is on the link of a chosen device
+    /// (net/ipv4/route.c), so its answer depends on the addresses of the host.
     const OUTSIDE: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9);
 
     fn device(name: &str) -> KernelDevice {
@@ -124,7 +126,7 @@ mod tests {
 
     #[test]
     fn in_a_tunnel_there_is_always_a_way_and_it_stays_the_same() {
-        // TEST-NET-1 has no route where the tests run; and if it has one, its source is another.
+        // TEST-NET-1 has no route where the tests run; if it has one, its source is another.
         let peer = ([192, 0, 2, 1], 443).into();
         assert_eq!(Exit::in_tunnel().source_toward(peer), Some(Ipv4Addr::UNSPECIFIED.into()));
         assert!(!Exit::in_tunnel().is_chosen() && Exit::new(None, Some(LOOPBACK)).is_chosen());

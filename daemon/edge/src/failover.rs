@@ -1,8 +1,9 @@
-//! Chooses which of several relays to connect to, and when: the first that works, and again the first when it is back.
+//! Chooses which of several relays to connect to, and when: the first that works, and a preferred one again once it is
+//! back.
 //!
-//! Relays stand in the order of preference. While there is no connection at all, the edge tries one relay after
-//! another: the next once the one before has not answered for [`STAGGER`], or has failed. While there is one, the edge
-//! tries the relays preferred to its relay in the background, as often as the back-off allows.
+//! Relays are in order of preference. While there is no connection, the edge tries one relay after another: it tries
+//! the next once the one before has not answered for [`STAGGER`], or has failed. While there is a connection, the edge
+//! tries the preferred relays in the background, as often as the back-off allows.
 
 use std::time::Duration;
 
@@ -10,10 +11,10 @@ use tokio::time::Instant;
 
 use super::backoff::Backoff;
 
-/// For how long a relay may be silent before the next one is tried as well.
+/// How long a relay may be silent before the next one is tried as well.
 pub const STAGGER: Duration = Duration::from_secs(1);
 
-/// Where one relay stands.
+/// The state of one relay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RelayAvailability {
     /// Connections to it that take new tunnels.
@@ -39,31 +40,32 @@ pub struct Failover {
     relays: Vec<Attempts>,
     /// Connections to one relay at once, at most.
     connections: usize,
-    /// The relay that somebody has chosen, whatever the order of preference.
+    /// The relay that an operator has chosen, whatever the order of preference.
     chosen: Option<usize>,
 }
 
 #[derive(Debug)]
 struct Attempts {
     backoff: Backoff,
-    /// When the one that is going on was begun.
+    /// When the attempt in progress began.
     since: Option<Instant>,
 }
 
 impl Failover {
-    /// Starts with so many relays, none of which has been tried.
+    /// Starts with `relays` relays, none of which has been tried.
     #[must_use]
     pub fn new(relays: usize, connections: usize, backoff: (Duration, Duration)) -> Self {
         let relays = (0..relays).map(|_| Attempts { backoff: Backoff::new(backoff), since: None }).collect();
         Self { relays, connections, chosen: None }
     }
 
-    /// Uses this relay rather than those preferred to it as long as it works, or goes by the order of preference again.
+    /// Uses this relay, as long as it works, rather than relays preferred to it; `None` restores the order of
+    /// preference.
     pub fn choose(&mut self, relay: Option<usize>) {
         self.chosen = relay;
     }
 
-    /// Says what to do at `now`, where `wanted` tells whether somebody waits for a place.
+    /// Returns what to do at `now`; `wanted` says whether a tunnel waits for a place.
     #[must_use]
     pub fn next(&self, now: Instant, wanted: bool, availability: &[RelayAvailability]) -> Next {
         let works = |relay: usize| availability.get(relay).is_some_and(|relay| relay.usable > 0);
@@ -75,8 +77,8 @@ impl Failover {
         }
     }
 
-    /// Returns the next step while no relay works: the first relay that may be tried, once the attempts before it have
-    /// had their time.
+    /// Returns the next step while no relay works: connect to the first relay that may be tried, once the attempts
+    /// before it have had their time.
     fn first(&self, now: Instant) -> Next {
         let mut earliest: Option<Instant> = None;
         for (place, relay) in self.relays.iter().enumerate() {
@@ -92,7 +94,8 @@ impl Failover {
         earliest.map_or(Next::Nothing, Next::Wait)
     }
 
-    /// The relay in place `used` works: those before it are tried, and it once more if it is full.
+    /// Returns the next step while the relay at index `used` works: try the relays before it, and connect to it once
+    /// more if it is full.
     fn better(&self, now: Instant, wanted: bool, used: usize, availability: &[RelayAvailability]) -> Next {
         let is_full = !availability.iter().any(|relay| relay.has_room);
         let more = wanted && is_full && availability.get(used).is_some_and(|it| it.usable < self.connections);
@@ -110,28 +113,28 @@ impl Failover {
         }
     }
 
-    /// Notes that connecting to a relay begins.
+    /// Notes that an attempt to connect to a relay begins.
     pub fn begun(&mut self, relay: usize, now: Instant) {
         if let Some(relay) = self.relays.get_mut(relay) {
             relay.since = Some(now);
         }
     }
 
-    /// Notes that it succeeded.
+    /// Notes that the attempt succeeded.
     pub fn connected(&mut self, relay: usize) {
         if let Some(relay) = self.relays.get_mut(relay) {
             relay.since = None;
         }
     }
 
-    /// Notes that it failed, and returns after what time it may be tried again.
+    /// Notes that the attempt failed, and returns the time after which the relay may be tried again.
     pub fn failed(&mut self, relay: usize, now: Instant, random: u64) -> Duration {
         let Some(relay) = self.relays.get_mut(relay) else { return Duration::ZERO };
         relay.since = None;
         relay.backoff.failed(now, random).unwrap_or_default()
     }
 
-    /// Notes that a connection was lost that had lasted for `lasted`.
+    /// Notes the loss of a connection that had lasted for `lasted`.
     pub fn lost(&mut self, relay: usize, lasted: Duration, now: Instant, random: u64) {
         let Some(relay) = self.relays.get_mut(relay) else { return };
         if lasted > relay.backoff.longest() {
@@ -141,7 +144,7 @@ impl Failover {
         }
     }
 
-    /// Whether no attempt is going on.
+    /// Whether no attempt is in progress.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.relays.iter().all(|relay| relay.since.is_none())

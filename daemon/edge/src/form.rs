@@ -1,4 +1,4 @@
-//! The form that tunnels of `mode = "auto"` take, by what connections to the relay have seen of their path.
+//! The form that tunnels of `mode = "auto"` take, chosen from what connections to the relay have seen of their path.
 
 use std::sync::Arc;
 
@@ -9,27 +9,28 @@ use masque::{
 use pacing::path::{PacketSize, PathState, PathStats};
 use parking_lot::Mutex;
 
-/// What is known of the way to one relay, whichever connection found it out. Clones are the same.
+/// What the connections to one relay have learned of the path to it. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Experience(Arc<Mutex<FormChoice>>);
 
-/// The UDP payload that a path has to carry in a DATAGRAM frame to be used in datagram mode by `mode = "auto"`: QUIC needs packets
-/// of this size (RFC 9000 §14).
+/// For `mode = "auto"` to use datagrams, a path has to carry UDP payloads of this size in a DATAGRAM frame: QUIC needs packets of this
+/// size (RFC 9000 §14).
 pub const USABLE_PAYLOAD_BYTES: u16 = 1_200;
 
 /// Returns the form for payloads of a tunnel of `mode = "auto"`, or `None` if the tunnel itself chooses. `chosen` is the form that was
-/// better when the tunnel was opened. `packets` is the current size of the connection's packets: small packets leave only the stream.
+/// better when the tunnel was opened. `packets` is the current size of the connection's packets: if packets are small, only the stream
+/// remains.
 #[must_use]
 pub fn of_auto(packets: &PacketSize, chosen: Form) -> Option<Form> {
     (chosen == Form::Capsule || !packets.carries(USABLE_PAYLOAD_BYTES)).then_some(Form::Capsule)
 }
 
-/// A connection that adds to it.
+/// A connection that adds to the experience.
 #[derive(Debug)]
 pub struct Witness {
     experience: Experience,
     path: PathStats,
-    /// What it has told.
+    /// The measurements that it has already reported.
     told: Mutex<PathState>,
 }
 
@@ -40,8 +41,8 @@ impl Witness {
         Self { experience, path, told: Mutex::default() }
     }
 
-    /// Tells what the connection has seen since it did last. To be called when tunnels begin and end; `now_ns` is of a clock that
-    /// all connections share. Returns the form for a tunnel that begins.
+    /// Reports what the connection has seen since the last report, and returns the form for a new tunnel. Call it when tunnels begin
+    /// and end; `now_ns` is of a clock that all connections share.
     pub fn tell(&self, now_ns: u64) -> Form {
         let mut told = self.told.lock();
         let (before, now) = (*told, self.path.get());
@@ -52,7 +53,7 @@ impl Witness {
             episodes: new(|path| path.loss_episodes),
             unqueued: new(|path| path.unqueued_episodes),
             arrived: new(|path| path.arrived_packets),
-            // What was late has come.
+            // Late packets have arrived by now.
             gaps: new(|path| path.unqueued_gaps).min(now.missing_packets.saturating_sub(before.missing_packets)),
         };
         self.experience.0.lock().note(now_ns, sample)

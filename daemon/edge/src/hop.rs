@@ -56,7 +56,7 @@ impl HopTunnels {
                 Err(error) if error.is_limit() => {
                     link.limit();
                     limits += 1;
-                    // Once for each connection, and once more after others have made room.
+                    // One try for each connection, and one more after other tunnels have ended.
                     if limits > CONNECTIONS {
                         return Err("its relay allows no more tunnels".to_owned());
                     }
@@ -93,7 +93,7 @@ impl Via for HopTunnels {
             let fate = PassageEnd {
                 ended: async move {
                     tokio::select! {
-                        // Nothing is ever sent: the other end is dropped.
+                        // No value is ever sent: the other end is dropped.
                         _ = ended => {}
                         () = listed.closed() => {}
                     }
@@ -109,7 +109,7 @@ impl Via for HopTunnels {
     }
 }
 
-/// The packets of a connection in a tunnel, until that has ended.
+/// The packets of a connection in a tunnel, until the tunnel has ended.
 struct Tunnelled(Option<Tunnel>);
 
 struct Tunnel {
@@ -119,7 +119,7 @@ struct Tunnel {
     /// Its place in the list of tunnels.
     entry: RosterEntry,
     withheld: Counter,
-    /// Told of the end by being dropped.
+    /// Reports the end by being dropped.
     _used: oneshot::Sender<()>,
 }
 
@@ -127,8 +127,8 @@ impl Carrier for Tunnelled {
     fn send(&mut self, packets: &Segments) {
         let Some(Tunnel { tunnel, link, entry, withheld, .. }) = &mut self.0 else { return };
         let form = link.form(TunnelMode::Auto);
-        // Capsules carry packets of any size. While they stand in for datagrams that are still too small, only the smallest packets
-        // pass: the transport would take larger ones for possible, and lose them once datagrams fit.
+        // Capsules carry packets of any size. While they replace datagrams that are still too small, only the smallest packets
+        // pass: otherwise the transport would consider larger packets possible, and lose them once datagrams fit.
         let is_makeshift = form == Some(Form::Capsule) && !link.carries(USABLE_PAYLOAD_BYTES);
         let passes = |packet: &&[u8]| !is_makeshift || packet.len() <= SMALLEST_PACKET_BYTES;
         let mut batch = tunnel.batch(form);

@@ -12,24 +12,24 @@
 //! | [`tcp`] | a local TCP address and its connections |
 //! | [`proxy`] | a local proxy, whose clients choose targets by themselves |
 //! | [`serve`] | a local address for clients of the OpenAI API |
-//! | [`connect`] | how what enters gets to its target: CONNECT, and what becomes of refusals |
-//! | [`classes`] | which class each local address is of |
-//! | [`schedules`] | which schedule each connection to a relay goes by |
-//! | [`counters`] | what is counted, by local address |
+//! | [`connect`] | how incoming traffic gets to its target: CONNECT, and how refusals are handled |
+//! | [`classes`] | the class of each local address |
+//! | [`schedules`] | the schedule that each connection to a relay follows |
+//! | [`counters`] | counters by local address |
 //! | [`uplink`] | the connections to relays, which local addresses share |
 //! | [`failover`] | which of several relays is used |
 //! | [`hop`] | relays that are reached through others |
 //! | [`path`], [`exit`] | the paths to relays: what is known of each, and how packets leave by it |
-//! | [`moves`] | what becomes of connections when this host's addresses change |
-//! | [`link`], [`places`] | one of them, and the places for tunnels on it |
-//! | [`roster`] | what is open, as the control plane and metrics see it |
+//! | [`moves`] | what happens to connections when this host's addresses change |
+//! | [`link`], [`places`] | one connection to a relay, and the places for tunnels on it |
+//! | [`roster`] | open tunnels and connections, as the control plane and metrics see them |
 //! | [`sizes`] | how much a tunnel or request of a class will carry |
 //! | [`sources`] | the table of senders |
-//! | `wanted` | what a configuration wants at local addresses, and by which ways |
+//! | `wanted` | what a configuration wants at local addresses, and over which connections |
 //! | [`backoff`], [`notice`] | when to try again, and when to say so |
 //!
-//! **Invariant:** a sender never waits for another, and nothing that a sender does makes the edge hold more than a
-//! bounded number of bytes for it; what exceeds a bound is dropped, oldest first, and counted.
+//! **Invariant:** a sender never waits for another, and no sender can make the edge hold more than a bounded number of bytes for
+//! it; payloads that exceed a bound are dropped, oldest first, and counted.
 
 use std::{
     collections::BTreeMap,
@@ -94,15 +94,15 @@ use tcp::Connections;
 use uplink::Uplink;
 use wanted::{SharingKey, Wanted};
 
-/// The edge role: the local addresses that are served, and the connections to relays that they share.
+/// The edge role: the served local addresses, and the connections to relays that they share.
 ///
-/// They come as a list, and a later list takes the place of the one before: what is the same in both keeps its local
-/// senders and their tunnels; what is new or different begins anew, on the same local socket where the address is the same.
+/// Local addresses come as a list, and a later list replaces the one before. An address that is the same in both keeps its
+/// senders and their tunnels; a new or different one begins anew, on the same local socket if the address is the same.
 pub struct Edge {
     transport: Transport,
     metrics: Arc<EdgeMetrics>,
     schedules: NamedSchedules,
-    /// Tells of changes of this host's addresses.
+    /// Reports changes of this host's addresses.
     moves: watch::Receiver<()>,
     served: Vec<Served>,
     uplinks: Vec<Shared>,
@@ -146,7 +146,7 @@ struct Served {
     wanted: Wanted,
     contents: [u8; 32],
     keys: Vec<SharingKey>,
-    /// Those to the hops that these lead through.
+    /// The keys of connections to the hops on the way.
     before: Vec<SharingKey>,
     socket: Socket,
     task: AbortHandle,
@@ -175,9 +175,9 @@ type Serving = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
 struct Other {
     wanted: Wanted,
     contents: [u8; 32],
-    /// To several gateways where requests are spread over them.
+    /// Several if requests are spread over several gateways.
     keys: Vec<(SharingKey, Arc<Uplink>)>,
-    /// To the hops that these lead through.
+    /// The connections to the hops on the way.
     before: Vec<(SharingKey, Arc<Uplink>)>,
     socket: Socket,
     membership: Membership,
@@ -185,8 +185,8 @@ struct Other {
 }
 
 impl Edge {
-    /// Returns a role without local addresses, whose connections have these settings; `schedules` order what shares one,
-    /// and `moves` tells of changes of this host's addresses.
+    /// Returns a role without local addresses, whose connections have these settings. `schedules` order the traffic of one
+    /// connection, and `moves` reports changes of this host's addresses.
     #[must_use]
     pub fn new(
         transport: Transport,
@@ -198,11 +198,11 @@ impl Edge {
         Self { transport, metrics, schedules, moves, served: Vec::new(), uplinks: Vec::new(), locals, connections }
     }
 
-    /// Makes ready to serve the local addresses of a configuration and no others, without a change to what is served.
+    /// Prepares to serve exactly the local addresses of a configuration, without changing what is served now.
     ///
     /// # Errors
-    /// A local address is taken or not ours, or a file that the configuration names is not usable. Relays that cannot be
-    /// reached are no errors: they are tried again.
+    /// A local address is taken or not ours, or a file that the configuration names is not usable. An unreachable relay is not
+    /// an error: the edge tries again.
     pub fn prepare(&self, config: &Config) -> Result<PreparedAddresses> {
         let mut made: Vec<(SharingKey, Arc<Uplink>)> = Vec::new();
         let place = |wanted: Wanted| -> Result<Place> {
@@ -230,7 +230,7 @@ impl Edge {
         let before = before.map(|key| Ok((key.clone(), self.uplink(key, listen, made)?)));
         let before: Vec<_> = before.collect::<Result<_>>()?;
         let socket = match self.served.iter().find(|served| served.wanted.is_at(&wanted)) {
-            // Whatever waits in it goes where the new one says.
+            // Payloads that wait in the socket go where the new address says.
             Some(served) => served.socket.try_clone(),
             None => Socket::bind(listen, wanted.protocol()),
         };
@@ -243,7 +243,7 @@ impl Edge {
         Ok(Other { wanted, contents, keys, before, socket, membership, serving })
     }
 
-    /// Returns the connections that a way leads over, which local addresses share.
+    /// Returns the connections with this key, which local addresses share.
     fn uplink(
         &self,
         key: SharingKey,
@@ -326,7 +326,7 @@ impl Edge {
         })
     }
 
-    /// Serves what was prepared last, each address of the class that `classes` has for it, and nothing else any more.
+    /// Serves exactly the addresses that were prepared last, each in the class that `classes` has for it.
     pub fn serve(&mut self, PreparedAddresses(places): PreparedAddresses, classes: &EntranceClasses) {
         let mut before: Vec<Option<Served>> = self.served.drain(..).map(Some).collect();
         let (mut same, mut others) = (Vec::new(), Vec::new());
@@ -373,8 +373,8 @@ impl Edge {
         self.close_uplinks(unused);
     }
 
-    /// Closes connections properly once their tunnels have been told to end. A connection inside a tunnel closes before the
-    /// connection that carries the tunnel.
+    /// Closes connections in order after telling their tunnels to end. A connection inside a tunnel closes before the connection
+    /// that carries the tunnel.
     fn close_uplinks(&mut self, uplinks: Vec<Shared>) {
         let mut by_hops: BTreeMap<usize, Vec<Arc<Uplink>>> = BTreeMap::new();
         for Shared { key, uplink, task } in uplinks {
@@ -396,7 +396,7 @@ impl Edge {
     pub async fn failed(&mut self) -> Result<()> {
         loop {
             match self.locals.join_next().await {
-                // One that is no longer served.
+                // An address that is no longer served.
                 Some(Err(error)) if error.is_cancelled() => {}
                 Some(ended) => return ended.context("a local address ended")?.context("a local socket failed"),
                 None => std::future::pending().await,
@@ -404,7 +404,7 @@ impl Edge {
         }
     }
 
-    /// Serves nothing any more, and closes the connections to relays properly.
+    /// Stops serving, and closes the connections to relays in order.
     pub async fn close(&mut self) {
         self.served.clear();
         self.locals.shutdown().await;

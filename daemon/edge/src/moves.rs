@@ -1,8 +1,8 @@
-//! What a change of this host's addresses means for its connections.
+//! How connections react to a change of this host's addresses.
 //!
-//! The sockets of connections have no address of their own: packets leave from the one that the routes choose, and the
-//! relay follows as soon as it sees one (connection migration, RFC 9000 §9). So that it sees one at once, the edge asks
-//! the kernel after every change, and has a connection whose source has changed send something.
+//! The sockets of connections have no address of their own: packets leave from the address that the routes choose, and
+//! the relay follows as soon as it sees a packet (connection migration, RFC 9000 §9). So that it sees one at once, the
+//! edge asks the kernel after every change, and makes each connection whose source has changed send a packet.
 
 use std::{io, net::IpAddr, time::Duration};
 
@@ -14,10 +14,11 @@ use tracing::warn;
 /// in s2n-quic-transport's path/manager.rs).
 const MOST: usize = 5;
 
-/// From how many on a connection takes no new tunnels: a NAT on the way may use up some that are not seen here.
+/// The number of addresses from which a connection takes no new tunnels: a NAT on the path may use up addresses unseen
+/// here.
 const WORN: usize = 4;
 
-/// How long to wait before netlink is listened to again.
+/// The time to wait before listening to netlink again.
 const PAUSE: Duration = Duration::from_secs(10);
 
 /// The addresses that one connection has sent from.
@@ -27,14 +28,14 @@ pub struct Paths {
     last: Option<IpAddr>,
 }
 
-/// What becomes of a connection whose source changed.
+/// What happens to a connection whose source may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MoveVerdict {
     /// It did not change.
     Stays,
     /// It goes on from the new address.
     Follows,
-    /// It goes on, but takes no new tunnels: the relay would not follow much further.
+    /// It continues, but takes no new tunnels: the relay would not follow many more changes.
     Wears,
     /// The relay would ignore it from now on.
     Ends,
@@ -47,7 +48,7 @@ impl Paths {
         Self { seen: first.into_iter().collect(), last: first }
     }
 
-    /// Judges the address that packets leave from by now, if there is a route.
+    /// Judges the address that packets leave from now; `None` if there is no route.
     pub fn moved(&mut self, to: Option<IpAddr>) -> MoveVerdict {
         if std::mem::replace(&mut self.last, to) == to {
             return MoveVerdict::Stays;
@@ -64,7 +65,7 @@ impl Paths {
     }
 }
 
-/// Tells `changed` whenever an address or a route of this network namespace has changed, as long as anybody listens.
+/// Notifies `changed` of every change of an address or route in this network namespace, while there is a listener.
 pub async fn follow(changed: watch::Sender<()>) {
     let mut told = false;
     while !changed.is_closed() {
@@ -75,7 +76,7 @@ pub async fn follow(changed: watch::Sender<()>) {
         if !std::mem::replace(&mut told, true) {
             warn!("paced may miss changes of this host's addresses: {error}");
         }
-        // Some may have been missed.
+        // Changes may have been missed.
         changed.send_replace(());
         sleep(PAUSE).await;
     }

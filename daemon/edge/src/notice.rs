@@ -1,11 +1,12 @@
-//! What is said, but not each time that it happens.
+//! Log messages at a limited rate.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long a notice is silent once it was given; counters tell how often there was reason for it.
+/// How long a notice stays silent after it was given; counters show how often there was reason for
+/// it.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// A notice that is given once a minute at most.

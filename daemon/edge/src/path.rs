@@ -1,7 +1,7 @@
-//! The paths of an edge: what each leads to, what is known of it, and what is placed on it.
+//! The paths of an edge: where each leads, what is known of it, and what is placed on it.
 //!
 //! A path is one connection, or a few, to the relays at its end; a tunnel or request stays on the path that it was placed on.
-//! Which path that is, [`sched::path`] decides, by what is known of the live connections.
+//! [`sched::path`] chooses that path from what is known of the live connections.
 
 use std::{
     sync::{Arc, atomic::AtomicU64},
@@ -23,25 +23,25 @@ pub mod pulse;
 
 use estimate::Estimate;
 
-/// How often the connections of several paths are looked at.
+/// How often the connections of several paths are examined.
 pub const LOOK: Duration = Duration::from_millis(50);
 
 /// A path, and the relays at its end.
 pub struct Path {
-    /// Its name; empty where the configuration has no paths.
+    /// Its name; empty if the configuration has no paths.
     pub name: String,
-    /// The relays, in the order of preference.
+    /// The relays, in order of preference.
     pub relays: Vec<Endpoint>,
-    /// What a tunnel has to gain to be placed on it.
+    /// The gain that a tunnel needs to be placed on it.
     pub cost: Duration,
     /// Its rate in bytes per second, if it was configured.
     pub rate: Option<u64>,
-    /// How many UDP tunnels went on over another one.
+    /// How many UDP tunnels moved from it to another path.
     pub moved: AtomicU64,
 }
 
 impl Path {
-    /// A path without a name, as the routes have it.
+    /// Returns a path without a name, whose packets leave as the routes say.
     #[must_use]
     pub fn plain(relays: Vec<Endpoint>) -> Self {
         Self { name: String::new(), relays, cost: Duration::ZERO, rate: None, moved: AtomicU64::new(0) }
@@ -58,7 +58,7 @@ pub struct PathDemand {
 }
 
 impl PathDemand {
-    /// What one of a class asks, of which is expected what those before it carried.
+    /// Returns what a tunnel of a class asks; it is expected to carry as much as earlier ones.
     #[must_use]
     pub fn of(class: &Class, sizes: &Sizes) -> Self {
         let policy = class.policy();
@@ -73,7 +73,8 @@ impl PathDemand {
         Self { placement: policy.placement, request }
     }
 
-    /// What a request for a model asks whose body has so many bytes. It may be sent twice, for an answer changes nothing at an engine.
+    /// Returns what a request for a model with a body of `body_bytes` asks. It may be sent twice, because an answer changes nothing at
+    /// an engine.
     #[must_use]
     pub fn of_request(class: &Class, sizes: &Sizes, body_bytes: u64) -> Self {
         let Self { placement, request } = Self::of(class, sizes);
@@ -92,17 +93,17 @@ pub struct PathView {
     looked: Option<Instant>,
 }
 
-/// What a path takes if nothing was heard of it yet: so little that others are preferred.
+/// The assumed rate of a path of which nothing was measured yet: so low that other paths are preferred.
 const UNKNOWN_BYTES_PER_SEC: u64 = 12_500;
 
 impl PathView {
-    /// Whether it was looked at while it had a connection.
+    /// Whether it was refreshed while it had a connection.
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.path.smoothed_rtt_ns > 0
     }
 
-    /// Looks at the connections of a path. Until there was a round trip, its handshake counts as one.
+    /// Examines the connections of a path. Until there is a sample of its round trip, its handshake counts as one.
     pub fn refresh(&mut self, now: Instant, of: &Path, lines: &[&Arc<Line>]) {
         let since = self.looked.replace(now).map_or(LOOK, |looked| now.saturating_duration_since(looked));
         let paths: Vec<_> = lines.iter().map(|line| (line, line.path.get())).collect();
@@ -113,7 +114,7 @@ impl PathView {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let smoothed_rtt_ns = paths.iter().map(smoothed).min().map_or(0, ns);
         let min_rtt_ns = paths.iter().filter_map(|(_, path)| path.min_rtt).min().map_or(0, ns);
-        // What the window lets through in a round trip.
+        // The rate at which one window per round trip passes.
         let window = u128::from(sum(|path| path.window_bytes)) * 1_000_000_000 / u128::from(smoothed_rtt_ns.max(1));
         let window = if smoothed_rtt_ns == 0 { 0 } else { u64::try_from(window).unwrap_or(u64::MAX) };
         let measured = self.estimate.bytes_per_sec().max(window).max(UNKNOWN_BYTES_PER_SEC);
@@ -123,13 +124,13 @@ impl PathView {
             bytes_per_sec: of.rate.unwrap_or(measured),
             window_bytes: 0,
             backlog_bytes: sum(|path| path.in_flight_bytes),
-            // What enters at an edge asks for something.
+            // Traffic that enters at an edge consists of requests.
             lead_ns: smoothed_rtt_ns / 2,
             placed: lines.iter().flat_map(|line| line.placed(since)).collect(),
             cost_ns: ns(of.cost),
         };
-        // The relay's own window is not known here. It carried what was measured, and is as large as the edge's at first. So it is taken
-        // for smaller than the path only where a rate is configured.
+        // The relay's own window is not known here. It carried what was measured, and is as large as the edge's at first. So it is
+        // assumed to be smaller than the path only if a rate is configured.
         let window_bytes = (u128::from(measured) * u128::from(self.path.shortest_rtt_ns())).div_ceil(1_000_000_000);
         self.path.window_bytes = u64::try_from(window_bytes).unwrap_or(u64::MAX);
     }

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Tunnels over one connection, at most: below what a relay allows if its configuration says nothing
-/// (`tunnels_per_connection`, 1,024), so that tunnels that are just closing do not stand in the way of new ones.
+/// The maximum of tunnels over one connection: below what a relay allows if its configuration says nothing
+/// (`tunnels_per_connection`, 1,024), so that closing tunnels do not block new ones.
 pub const MOST: usize = 960;
 
-/// After how long a relay that allowed fewer is asked for more again: others of the same user may have gone.
+/// The time after which a relay that allowed fewer is asked for more again: other tunnels of the same user may have
+/// ended.
 const FORGET: Duration = Duration::from_secs(5);
 
 /// The places for tunnels on one connection.
@@ -27,7 +28,7 @@ impl Default for TunnelPlaces {
 }
 
 impl TunnelPlaces {
-    /// How many are taken.
+    /// Returns how many places are taken.
     #[must_use]
     pub fn taken(&self) -> usize {
         self.taken
@@ -51,7 +52,7 @@ impl TunnelPlaces {
         self.taken = self.taken.saturating_sub(1);
     }
 
-    /// Notes that the relay had no room for one of the tunnels that hold a place: the others are as many as it allows.
+    /// Notes that the relay refused one of the tunnels that hold a place: it allows as many as the others.
     pub fn limit(&mut self, now: Instant) {
         self.most = self.taken.saturating_sub(1).min(self.most(now));
         self.limited = Some(now);

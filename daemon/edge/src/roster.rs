@@ -1,6 +1,6 @@
 //! What the edge role has open, as the control plane and metrics see it.
 //!
-//! An entry lives as long as its tunnel, whose task owns it; the table only points at it.
+//! An entry lives as long as its tunnel, whose task owns it; the table only points to it.
 
 use std::{
     net::SocketAddr,
@@ -26,7 +26,7 @@ use super::{
 /// The tunnels, local addresses and relays of the edge role.
 #[derive(Default)]
 pub struct Roster {
-    /// Tunnels that are open. The relay's IDs come from the same count.
+    /// Open tunnels. The relay's IDs come from the same count.
     pub tunnels: Table<EdgeTunnel>,
     entrances: Mutex<Vec<Weak<LocalAddressCounters>>>,
     uplinks: Mutex<Vec<Weak<Uplink>>>,
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Roster {
     }
 }
 
-/// Adds to a list of what lives elsewhere, and forgets what is gone.
+/// Adds an object that is owned elsewhere to a list, and forgets dropped objects.
 fn note<T>(list: &Mutex<Vec<Weak<T>>>, new: &Arc<T>) {
     let mut list = list.lock();
     list.retain(|known| known.strong_count() > 0);
@@ -50,29 +50,29 @@ fn living<T>(list: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
 }
 
 impl Roster {
-    /// Notes a local address, which is listed as long as somebody serves it.
+    /// Notes a local address, which is listed while it is served.
     pub(super) fn note_entrance(&self, counters: &Arc<LocalAddressCounters>) {
         note(&self.entrances, counters);
     }
 
-    /// Notes the connections to a relay, which are listed as long as somebody uses them.
+    /// Notes the connections to a relay, which are listed while they are used.
     pub fn note_uplink(&self, uplink: &Arc<Uplink>) {
         note(&self.uplinks, uplink);
     }
 
-    /// The local addresses that are served.
+    /// Returns the served local addresses.
     #[must_use]
     pub fn entrances(&self) -> Vec<Arc<LocalAddressCounters>> {
         living(&self.entrances)
     }
 
-    /// The relays that are used.
+    /// Returns the relays in use.
     #[must_use]
     pub fn uplinks(&self) -> Vec<Arc<Uplink>> {
         living(&self.uplinks)
     }
 
-    /// Enters a tunnel to `target` that goes over `link`, as the stream of an ID.
+    /// Enters a tunnel to `target` that goes over `link`, on the stream with this ID.
     #[must_use]
     pub(super) fn enter(
         self: &Arc<Self>,
@@ -106,7 +106,7 @@ impl Roster {
 
 /// The owner of a tunnel.
 pub enum TunnelOwner {
-    /// An application that entered at a local address.
+    /// An application that sent to a local address.
     Application {
         /// The local address.
         listen: String,
@@ -144,7 +144,7 @@ pub struct EdgeTunnel {
 }
 
 impl EdgeTunnel {
-    /// The class that it is of now; `None` of a hop.
+    /// Returns the tunnel's present class; `None` for a hop.
     #[must_use]
     pub fn class(&self) -> Option<Arc<Class>> {
         match &self.owner {
@@ -158,7 +158,7 @@ impl EdgeTunnel {
         self.closed.notify_one();
     }
 
-    /// Completes when it is to end.
+    /// Completes when the tunnel is to end.
     pub async fn closed(&self) {
         self.closed.notified().await;
     }
@@ -198,8 +198,7 @@ impl Drop for RosterEntry {
 }
 
 impl LocalAddressCounters {
-    /// Enters a tunnel for `sender` to `target` that goes over `link`, as the stream of an ID, and is of the class of
-    /// `membership`.
+    /// Enters a tunnel for `sender` to `target` that goes over `link`, on the stream with this ID, in the class of `membership`.
     #[must_use]
     pub fn enter(
         &self,

@@ -1,28 +1,28 @@
-//! How much a tunnel or request of a class will carry, by what those before it did.
+//! How much a tunnel or request of a class will carry, estimated from earlier ones.
 
 use std::{collections::HashMap, time::Duration};
 
 use parking_lot::Mutex;
 use sched::path::Placed;
 
-/// What is expected as long as nothing has ended, in bytes: about a page.
+/// The expectation until the first one of a class has ended, in bytes: about a page.
 pub const FIRST_BYTES: u64 = 64 * 1024;
 
-/// How many classes are kept: as many as a policy has. Those of earlier policies are forgotten when there are more.
+/// How many classes are kept: as many as a policy can have. If earlier policies add more, all are forgotten.
 const CLASSES: usize = config::policy::MAX_CLASSES;
 
-/// What those of each class carried, on average: the latest count for an eighth.
+/// What tunnels and requests of each class carried, as a moving average: the latest counts one eighth.
 #[derive(Debug, Default)]
 pub struct Sizes(Mutex<HashMap<String, f64>>);
 
 impl Sizes {
-    /// What one of this class is expected to carry, in bytes.
+    /// Returns how much a tunnel or request of this class is expected to carry, in bytes.
     #[must_use]
     pub fn expected(&self, class: &str) -> u64 {
         self.0.lock().get(class).map_or(FIRST_BYTES, |bytes| *bytes as u64)
     }
 
-    /// Notes what one of this class has carried.
+    /// Notes how much a tunnel or request of this class has carried.
     pub fn learn(&self, class: &str, bytes: u64) {
         let mut sizes = self.0.lock();
         if let Some(mean) = sizes.get_mut(class) {
@@ -36,8 +36,8 @@ impl Sizes {
     }
 }
 
-/// What a tunnel still has to carry: what those of its class usually do, or, once it has carried more than that, what it
-/// carries in a second.
+/// Returns what a tunnel still has to carry: the remainder of what is usual in its class, but at least what it carries
+/// in a second; `None` if that is nothing.
 #[must_use]
 pub fn left(expected: u64, moved: u64, moved_lately: u64, lately: Duration, weight: u32) -> Option<Placed> {
     let per_sec = (moved_lately as f64 / lately.as_secs_f64().max(0.001)) as u64;

@@ -4,7 +4,7 @@ use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
 use tokio::time::Instant;
 
-/// What is kept per local sender, by its address, with the time it was last heard.
+/// What is kept for each local sender, by its address, with the time when it was last heard.
 #[derive(Debug)]
 pub struct Sources<T> {
     entries: HashMap<SocketAddr, Entry<T>>,
@@ -31,8 +31,8 @@ impl<T> Sources<T> {
         Some(&entry.value)
     }
 
-    /// Adds a sender that is not in the table; returns the sender that had to leave for it, as [`evict`](Self::evict)
-    /// chooses.
+    /// Adds a sender that is not in the table; returns the sender that was removed to make room, which
+    /// [`evict`](Self::evict) chose.
     pub fn insert(
         &mut self,
         address: SocketAddr,
@@ -46,7 +46,7 @@ impl<T> Sources<T> {
         evicted
     }
 
-    /// Removes the sender that is missed least: among the senders that `rank` gives `false`, or else `true`, the one
+    /// Removes and returns a sender: among the senders for which `rank` returns `false`, or else `true`, the one
     /// silent for longest. Senders without a rank stay.
     pub fn evict(&mut self, rank: impl Fn(&T) -> Option<bool>) -> Option<T> {
         let ranked =
@@ -55,26 +55,26 @@ impl<T> Sources<T> {
         self.remove(address, |_| true)
     }
 
-    /// Removes a sender if what is kept for it is `which`.
+    /// Removes a sender if `which` accepts what is kept for it.
     pub fn remove(&mut self, address: SocketAddr, which: impl FnOnce(&T) -> bool) -> Option<T> {
         self.entries.get(&address).filter(|entry| which(&entry.value))?;
         self.entries.remove(&address).map(|entry| entry.value)
     }
 
-    /// Removes the senders that were silent at `now` for as long as `idle` says of each.
+    /// Removes the senders that were silent at `now` for at least the time that `idle` returns for each.
     pub fn expire(&mut self, now: Instant, idle: impl Fn(&T) -> Duration) -> impl Iterator<Item = T> {
         self.entries
             .extract_if(move |_, entry| now.saturating_duration_since(entry.heard) >= idle(&entry.value))
             .map(|(_, entry)| entry.value)
     }
 
-    /// How many senders there are.
+    /// Returns the number of senders.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no senders.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()

@@ -1,4 +1,4 @@
-//! What a configuration wants at local addresses, and the ways to relays that it takes.
+//! What a configuration wants at local addresses, and the connections to relays that these need.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -38,7 +38,7 @@ impl Wanted {
         }
     }
 
-    /// What it is called in metrics and messages.
+    /// The name in metrics and messages.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Forward(forward) => forward.protocol.as_str(),
@@ -63,7 +63,7 @@ impl Wanted {
         }
     }
 
-    /// The SHA-256 of what its own files have in them.
+    /// The SHA-256 of the contents of its own files.
     pub(super) fn contents(&self) -> [u8; 32] {
         match self {
             Self::Forward(_) | Self::Serve(_) => [0; 32],
@@ -74,7 +74,7 @@ impl Wanted {
         }
     }
 
-    /// The ways that traffic from here takes: one to each gateway where requests are spread over them.
+    /// The connections that traffic from here takes: one to each gateway if requests are spread over several.
     pub(super) fn sharing_keys(&self, config: &Config) -> Vec<SharingKey> {
         let uplink = self.uplink();
         match self {
@@ -91,7 +91,7 @@ impl Wanted {
     }
 }
 
-/// What two local addresses have to have in common to share a connection.
+/// The settings that two local addresses must have in common to share a connection.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct SharingKey {
     pub(super) uplink: UplinkSettings,
@@ -99,7 +99,7 @@ pub(super) struct SharingKey {
     pub(super) paths: Vec<config::path::PathSettings>,
     /// The hops that it leads through.
     pub(super) hops: Vec<config::hop::Hop>,
-    /// Of the files that all of these name.
+    /// The hashes of the files that all of these name.
     contents: Vec<[u8; 32]>,
 }
 
@@ -116,8 +116,8 @@ impl SharingKey {
         Self { uplink: uplink.clone(), paths: paths.to_vec(), hops, contents }
     }
 
-    /// The hop that a path leads through, or the way if it has no paths, and the way to that: packets leave for it as they do by
-    /// the path.
+    /// Returns the hop that a path (or the whole way, if it has no paths) leads through, and the key of the connection to that
+    /// hop. Packets to the hop leave as packets of the path do.
     pub(super) fn before<'a>(&'a self, path: Option<&'a config::path::PathSettings>) -> Option<(&'a str, Self)> {
         let name = path.and_then(|path| path.via.as_deref()).or(self.uplink.via.as_deref())?;
         let hop = self.hops.iter().find(|hop| hop.name == name)?;
@@ -133,7 +133,7 @@ impl SharingKey {
         Some((name, Self::over(&hop.uplink, exit.as_slice(), &self.hops)))
     }
 
-    /// The ways to all hops that it leads through.
+    /// Returns the keys of the connections to all hops on the way.
     pub(super) fn all_before(&self) -> Vec<Self> {
         let paths = self.paths.iter().map(Some).chain(self.paths.is_empty().then_some(None));
         let mut all = Vec::new();
@@ -144,7 +144,7 @@ impl SharingKey {
         all
     }
 
-    /// The relays of a path, with what it takes to use them.
+    /// Returns the relays of a path, with the credentials and settings to use them.
     pub(super) fn accesses(&self, path: &config::path::PathSettings) -> Vec<Access> {
         let mut accesses = Access::of(&self.uplink);
         if let Some(relay) = &path.relay {

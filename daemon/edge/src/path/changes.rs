@@ -1,10 +1,10 @@
-//! What happens to paths and relays, told to listeners at the control plane.
+//! Changes of paths and relays, for listeners at the control plane.
 
 use std::time::SystemTime;
 
 use tokio::sync::broadcast;
 
-/// How many changes wait for a slow listener; beyond, it misses some and is told so.
+/// How many changes wait for a slow listener; beyond, the listener misses some and learns how many.
 const QUEUE: usize = 256;
 
 /// A change of a path, or of a relay.
@@ -12,11 +12,11 @@ const QUEUE: usize = 256;
 pub struct PathChange {
     /// When it was noticed.
     pub time: SystemTime,
-    /// What happened, for people.
+    /// What happened, as text for people.
     pub message: String,
 }
 
-/// Tells listeners of changes.
+/// Notifies listeners of changes.
 #[derive(Debug)]
 pub struct PathChanges(broadcast::Sender<PathChange>);
 
@@ -27,9 +27,9 @@ impl Default for PathChanges {
 }
 
 impl PathChanges {
-    /// Tells of a change.
+    /// Notifies listeners of a change.
     pub fn tell(&self, message: String) {
-        // Nobody may be listening.
+        // There may be no listener.
         _ = self.0.send(PathChange { time: SystemTime::now(), message });
     }
 

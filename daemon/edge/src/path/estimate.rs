@@ -1,16 +1,16 @@
-//! How fast a path delivers, by what went over it.
+//! How fast a path delivers, measured by its traffic.
 
 use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// How long the best rate that was seen counts: about ten round trips of the slowest paths, as BBR keeps it.
+/// How long the best measured rate counts: about ten round trips of the slowest paths, as in BBR.
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// How long a rate is measured before it counts: bursts are faster than the path.
 const SAMPLE: Duration = Duration::from_millis(250);
 
-/// The rates that a path was seen to have, in the direction in which more went.
+/// The measured rates of a path, in the direction with more traffic.
 #[derive(Debug, Default)]
 pub struct Estimate {
     /// When the current sample began, with the bytes sent and received by then.
@@ -22,7 +22,8 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// Notes how many bytes were sent and received in all. Fewer than before begin anew: a connection is gone.
+    /// Notes how many bytes were sent and received in total. Lower counts than before start a new sample: a
+    /// connection has ended.
     pub fn note(&mut self, now: Instant, sent: u64, received: u64) {
         while self.best.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > WINDOW) {
             self.best.pop_front();
@@ -46,13 +47,13 @@ impl Estimate {
         self.best.push_back((now, self.latest));
     }
 
-    /// The best rate of the last while, in bytes per second; 0 if nothing is known.
+    /// Returns the best rate within the window, in bytes per second; 0 if nothing is known.
     #[must_use]
     pub fn bytes_per_sec(&self) -> u64 {
         self.best.front().map_or(0, |(_, rate)| *rate)
     }
 
-    /// The latest rate: how much the path is used.
+    /// Returns the latest rate, in bytes per second: how much the path is used.
     #[must_use]
     pub fn used_bytes_per_sec(&self) -> u64 {
         self.latest

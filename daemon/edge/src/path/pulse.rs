@@ -1,26 +1,26 @@
-//! Whether a path is alive: the relay answers what is sent.
+//! Whether a path is alive: whether the relay answers packets.
 //!
-//! A connection is silent once something was sent for about three round trips without an answer. Its path is then asked, again
-//! and again, and trusted when it has answered several times in a row.
+//! A connection counts as silent after about three round trips with packets sent and no answer. The edge then probes its path
+//! repeatedly, and trusts it again after several answers in a row.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How many round trips of silence, with something sent, are too many.
+/// How many round trips of silence, with packets sent, are too many.
 const ROUND_TRIPS: u32 = 3;
 
-/// How long an answer may take beyond that: the relay may hold back acknowledgements for 25 ms (RFC 9000 §18.2), and what we
-/// look at is a little old.
+/// How long an answer may take beyond that: the relay may hold back acknowledgements for 25 ms (RFC 9000 §18.2), and the
+/// examined counts are slightly old.
 const GRACE: Duration = Duration::from_millis(75);
 
-/// How many packets without an answer mean that one was due. One by itself may be an acknowledgement, to which there is none.
+/// How many packets without an answer show that an answer was due. A single packet may be an acknowledgement, which gets none.
 const UNANSWERED: u64 = 2;
 
-/// How often a silent path is asked.
+/// How often a silent path is probed.
 const ASK: Duration = Duration::from_millis(250);
 
-/// How many answers in a row make it trustworthy again.
+/// How many answers in a row make a path trustworthy again.
 const ANSWERS: u32 = 3;
 
 /// What a look at a connection has shown.
@@ -30,7 +30,7 @@ pub enum Beat {
     Same,
     /// It has become silent.
     Silent,
-    /// It is silent, and has to be asked for an answer.
+    /// It is silent, and must be probed.
     Ask,
     /// It answers again, for long enough.
     Back,
@@ -45,14 +45,14 @@ pub struct Pulse {
     unanswered: Option<Instant>,
     /// Since when it is silent.
     silent_since: Option<Instant>,
-    /// When the silent connection was asked last, and how often it has answered in a row.
+    /// When the silent connection was last probed, and how many times in a row it has answered.
     asked: Option<(Instant, u32)>,
-    /// Whether anything was heard since then.
+    /// Whether anything was heard since the last probe.
     answered_since: bool,
 }
 
 impl Pulse {
-    /// Begins with packets that were heard and sent.
+    /// Begins with the packets heard and sent so far.
     #[must_use]
     pub fn new(heard: u64, sent: u64) -> Self {
         Self { heard, sent, unanswered: None, silent_since: None, asked: None, answered_since: false }
@@ -64,19 +64,19 @@ impl Pulse {
         self.asked.is_some()
     }
 
-    /// Takes it for silent whatever was heard: there is no route.
+    /// Marks it silent, whatever was heard: there is no route.
     pub fn silence(&mut self, now: Instant) {
         self.silent_since.get_or_insert(now);
         self.asked.get_or_insert((now, 0));
     }
 
-    /// For how long it has been silent at `now`.
+    /// Returns how long it has been silent at `now`.
     #[must_use]
     pub fn silent_for(&self, now: Instant) -> Duration {
         self.silent_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Looks at how many packets were heard and sent by `now`.
+    /// Examines how many packets were heard and sent by `now`.
     pub fn look(&mut self, now: Instant, (heard, sent): (u64, u64), smoothed_rtt: Duration) -> Beat {
         let answered = std::mem::replace(&mut self.heard, heard) != heard;
         if let Some((asked, answers)) = self.asked {
@@ -117,7 +117,7 @@ mod tests {
     const RTT: Duration = Duration::from_millis(40);
     const STEP: Duration = Duration::from_millis(10);
 
-    /// Looks every 10 ms, for as long as told, and returns what was seen, but for nothing, and when.
+    /// Looks every 10 ms for `ms`, and returns what was seen, except [`Beat::Same`], and when.
     fn look(pulse: &mut Pulse, from: Instant, ms: u64, counts: impl Fn(u64) -> (u64, u64)) -> Vec<(u64, Beat)> {
         let times = (0..ms / 10).map(|step| (step * 10, from + STEP * step as u32));
         let seen = times.map(|(ms, now)| (ms, pulse.look(now, counts(ms), RTT)));
@@ -162,7 +162,7 @@ mod tests {
     fn a_silent_path_is_asked_until_it_has_answered_three_times_in_a_row() {
         let (mut pulse, now) = (Pulse::new(0, 0), Instant::now());
         assert_eq!(look(&mut pulse, now, 220, |ms| (0, ms)), [(210, Beat::Silent)]);
-        // It answers once, is silent, and answers from then on.
+        // It answers once, is silent, and then answers continuously.
         let heard = |ms: u64| match ms {
             0..300 => 0,
             300..1_200 => 1,
