@@ -1,5 +1,5 @@
-//! Sockets that the service manager opened before it started paced (sd_listen_fds(3), systemd.socket(5)). They stay open
-//! while paced restarts, so that no packet meets a closed port.
+//! Sockets that the service manager opened before it started paced (sd_listen_fds(3), systemd.socket(5)). They stay
+//! open while paced restarts, so that no packet reaches a closed port.
 
 use std::{
     net::UdpSocket,
@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use socket2::{Domain, SockRef, Type};
 
-/// What was opened for this process.
+/// The sockets opened for this process.
 #[derive(Debug, Default)]
 pub struct Activation {
     /// For the relay's listeners, in the order of the unit's lines.
@@ -22,13 +22,13 @@ pub struct Activation {
 }
 
 impl Activation {
-    /// Takes what the service manager passed, if it passed anything. To be called once, before anything else is opened.
+    /// Takes the sockets that the service manager passed, if any. Call it once, before opening anything else.
     ///
     /// # Errors
-    /// A socket is of no use to paced; the message says which can be.
+    /// paced cannot use a socket; the message says which sockets it can.
     pub fn take() -> Result<Self> {
         let passed = sd_notify::listen_fds().context("the service manager's LISTEN_FDS cannot be read")?;
-        // SAFETY: these are open, this process's own by the protocol, and nobody else takes them.
+        // SAFETY: the descriptors are open and, by the protocol, belong to this process; no other code takes them.
         Self::sort(passed.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 

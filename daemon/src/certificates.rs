@@ -1,7 +1,7 @@
-//! How long the certificates are valid that paced shows, and when that has to be said.
+//! How long paced's own certificates stay valid, and when to warn about them.
 //!
-//! Authorities are not looked at: a certificate is judged by the key of the authority that signed it, whatever the dates of
-//! that (as rustls does).
+//! Certificates of authorities are not considered: peers verify with the authority's key and ignore its dates (as
+//! rustls does).
 
 use std::{
     collections::HashMap,
@@ -18,37 +18,37 @@ use webpki::{EndEntityCert, Error, KeyUsage};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// A certificate that paced shows to others.
+/// A certificate that paced presents to its peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// The section that uses it, in the configuration's words: "relay", "gateway", "control.tcp", "forward", "proxy" or "serve".
+    /// The section that uses it: "relay", "gateway", "control.tcp", "forward", "proxy" or "serve".
     pub used_by: &'static str,
-    /// The address where that listens.
+    /// The address where that section listens.
     pub address: SocketAddr,
-    /// The file.
+    /// The certificate's file.
     pub file: PathBuf,
-    /// When it ceases to be valid.
+    /// The time at which it expires.
     pub expires: SystemTime,
 }
 
-/// How near a certificate is to its end. Each is said once.
+/// How near a certificate is to its expiry. Each step is reported once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Nearness {
-    /// 21 days at most.
+    /// 21 days or less.
     Weeks,
-    /// 7 days at most.
+    /// 7 days or less.
     Days,
-    /// It is over.
+    /// It has expired.
     Expired,
 }
 
-/// When a certificate ceases to be valid (RFC 5280 §4.1.2.5).
+/// Returns when a certificate expires (RFC 5280 §4.1.2.5).
 ///
 /// # Errors
-/// It is none.
+/// It is not an X.509 certificate, or its dates cannot be read.
 pub fn expires(certificate: &CertificateDer<'_>) -> Result<SystemTime> {
     let parsed = EndEntityCert::try_from(certificate).context("it is no X.509 certificate")?;
-    // Whatever else webpki has against a certificate, it looks at its dates first, and says them.
+    // webpki checks the dates before anything else, and its error contains them.
     let end_of_time = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
     match parsed.verify_for_usage(&[], &[], &[], end_of_time, KeyUsage::server_auth(), None, None) {
         Err(Error::CertExpired { not_after, .. }) => {
@@ -59,10 +59,10 @@ pub fn expires(certificate: &CertificateDer<'_>) -> Result<SystemTime> {
     }
 }
 
-/// Looks whether a certificate can still be shown at `now`.
+/// Refuses a certificate that has expired at `now`.
 ///
 /// # Errors
-/// It has expired, or is none.
+/// It has expired, or is not a certificate.
 pub fn refuse_expired(certificate: &CertificateDer<'_>, now: SystemTime) -> Result<()> {
     let expires = expires(certificate)?;
     let since = now.duration_since(expires).unwrap_or_default();
@@ -75,14 +75,14 @@ pub fn refuse_expired(certificate: &CertificateDer<'_>, now: SystemTime) -> Resu
     Ok(())
 }
 
-/// A point in time as people read it (RFC 3339), in UTC.
+/// Formats a time for people (RFC 3339), in UTC.
 #[must_use]
 pub fn date(time: SystemTime) -> String {
     prost_types::Timestamp::from(time).to_string()
 }
 
 impl Certificate {
-    /// How many whole days are left at `now`; negative once it has expired.
+    /// Returns how many whole days are left at `now`; negative once it has expired.
     #[must_use]
     pub fn days_left(&self, now: SystemTime) -> i64 {
         let days = |span: Duration| i64::try_from(span.as_secs() / DAY.as_secs()).unwrap_or(i64::MAX);
@@ -92,7 +92,7 @@ impl Certificate {
         }
     }
 
-    /// What there is to expect of it at `now`, in words.
+    /// Returns the warning about it at `now`, as a sentence.
     #[must_use]
     pub fn outlook(&self, now: SystemTime) -> String {
         let (file, date, left) = (self.file.display(), date(self.expires), self.days_left(now));
@@ -102,7 +102,7 @@ impl Certificate {
         }
     }
 
-    /// How near it is to its end at `now`, if it is.
+    /// Returns how near its expiry is at `now`; `None` if it is more than 21 days away.
     #[must_use]
     pub fn nearness(&self, now: SystemTime) -> Option<Nearness> {
         match self.days_left(now) {
@@ -114,10 +114,10 @@ impl Certificate {
     }
 }
 
-/// Reads the certificates that paced shows by its configuration, except for the ones that it makes itself.
+/// Reads the certificates that paced presents by its configuration, except for self-signed ones.
 ///
 /// # Errors
-/// A file cannot be read, or holds none.
+/// A file cannot be read, or contains no certificate.
 pub fn shown(config: &Config) -> Result<Vec<Certificate>> {
     let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
     let listeners = listeners.filter_map(|listener| match &listener.identity {
@@ -141,12 +141,12 @@ pub fn shown(config: &Config) -> Result<Vec<Certificate>> {
     listeners.chain(fronts).chain(control).chain(uplinks).map(read).collect()
 }
 
-/// What has been said about certificates.
+/// The warnings already given about certificates.
 #[derive(Debug, Default)]
 pub struct CertificateWarnings(HashMap<(PathBuf, SystemTime), Nearness>);
 
 impl CertificateWarnings {
-    /// Returns what is to be said at `now` and was not said yet, once for each file; what is not in use any more is forgotten.
+    /// Returns the warnings due at `now` that were not yet given, once per file; forgets certificates no longer in use.
     pub fn due<'a>(&mut self, certificates: &'a [Certificate], now: SystemTime) -> Vec<(&'a Certificate, Nearness)> {
         let key = |certificate: &Certificate| (certificate.file.clone(), certificate.expires);
         self.0.retain(|told, _| certificates.iter().any(|certificate| key(certificate) == *told));

@@ -1,9 +1,9 @@
 //! The configuration's files: the main one, its drop-ins, and the certificates and keys that they name.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`check`] | what is wrong with a configuration on this machine |
-//! | [`files`] | which files it names, and whether they have changed |
+//! | [`check`] | checks of a configuration against this machine |
+//! | [`files`] | the files that it names, and whether they have changed |
 
 use std::{
     fs,
@@ -31,10 +31,10 @@ pub mod files;
 /// The folder of drop-ins, beside the main file.
 const DROP_INS: &str = "conf.d";
 
-/// Reads a configuration: `file`, and over it `conf.d/*.toml` beside it, in the order of their names.
+/// Reads a configuration: `file`, overlaid with `conf.d/*.toml` beside it, in the order of their names.
 ///
 /// # Errors
-/// A file cannot be read, or what they say together is not valid.
+/// A file cannot be read, or their combination is not valid.
 pub fn read(file: &Path) -> Result<Config> {
     from_parts(file, &parts(file)?)
 }
@@ -64,7 +64,7 @@ fn drop_ins(folder: &Path) -> Result<Vec<PathBuf>> {
     };
     let files: std::io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
     let mut files = files.with_context(why)?;
-    // Editors leave files of other names.
+    // Editors leave files with other names.
     files.retain(|file| file.extension().is_some_and(|extension| extension == "toml") && !is_hidden(file));
     files.sort();
     Ok(files)
@@ -74,11 +74,11 @@ fn is_hidden(file: &Path) -> bool {
     file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
-/// Reads the certificate and the key of a listener, and makes ready to use them; those of development mode are made where there
-/// are none.
+/// Reads and prepares the certificate and the key of a listener; creates those of development mode if they do not
+/// exist.
 ///
 /// # Errors
-/// A file cannot be read, or is none of its kind; the key is another certificate's; or the certificate has expired.
+/// A file cannot be read or is of another kind, the key does not match the certificate, or the certificate has expired.
 pub fn identity(listener: &ListenerSettings, state_dir: &Path) -> Result<tls::PreparedTls> {
     match &listener.identity {
         ListenerIdentity::SelfSigned => tls::development_identity(state_dir)?.prepare(),
@@ -92,7 +92,7 @@ pub fn identity(listener: &ListenerSettings, state_dir: &Path) -> Result<tls::Pr
     }
 }
 
-/// Reads what a listener of the gateway shows to clients; `None` if it speaks without TLS.
+/// Reads the identity of a gateway's listener; `None` if it serves without TLS.
 ///
 /// # Errors
 /// As [`identity`].
@@ -107,7 +107,7 @@ pub fn gateway_identity(listener: &gateway::GatewayListener, state_dir: &Path) -
     prepared.transpose()
 }
 
-/// Reads what the control plane shows to callers over TCP, and which authorities it believes.
+/// Reads the control plane's identity over TCP, and the authorities that it trusts.
 ///
 /// # Errors
 /// As [`identity`].

@@ -1,12 +1,12 @@
-//! What no process of paced may do any more once it has started, even if it is taken over: no_new_privs (prctl(2)) and
-//! filters of system calls (seccomp(2)).
+//! Limits on what each process of paced can do once it has started, even if it is taken over: no_new_privs (prctl(2))
+//! and filters of system calls (seccomp(2)).
 //!
-//! They are lists of what is denied, with EPERM, and not of what is allowed: which calls the C library, the runtime, the
-//! allocator and AWS-LC make changes with their versions and with the machine, and a relay must not fail years later at a
-//! call that nobody had listed. What is denied has in common that nothing of paced or below it makes such a call after the
-//! start: other programs, other processes' memory, mounts, namespaces, modules, keys, clocks, memory that is both written
-//! and executed, and families of sockets that paced does not speak. Under systemd the unit's list of what is allowed holds
-//! as well.
+//! The filters list denied calls, which fail with EPERM, not allowed ones: which calls the C library, the runtime, the
+//! allocator and AWS-LC make changes with their versions and with the machine, and a relay must not fail years later at
+//! a call missing from a list. Neither paced nor its libraries make any of the denied calls after the start: calls that
+//! concern other programs, other processes' memory, mounts, namespaces, modules, keys, clocks, memory that is both
+//! writable and executable, and socket families that paced does not use. Under systemd, the unit's list of allowed
+//! calls holds as well.
 
 use std::{collections::BTreeMap, env::consts::ARCH};
 
@@ -19,19 +19,19 @@ use seccompiler::{
 /// The processes of paced, by what they may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Process {
-    /// The one that moves packets. It starts threads and no process, and uses tables of the kernel's programs.
+    /// Moves packets. It starts threads but no process, and uses the tables of the kernel's programs.
     Data,
-    /// The one that starts the monitor, without another program.
+    /// The keeper, which starts the monitor by fork alone, without another program.
     Keeper,
-    /// The one that loads programs and attaches them, once it has its rights. It starts nothing.
+    /// Takes up its rights, loads programs and attaches them. It starts nothing.
     Monitor,
 }
 
-/// Gives up, for the calling thread and all that it starts, what a process of this kind never does. To be called before
-/// there are other threads. Cannot be undone; a further call denies more.
+/// Denies the calling thread, and all threads and processes that it starts, the calls that a process of this kind never
+/// makes. Call it before there are other threads. It cannot be undone; a further call denies more.
 ///
 /// # Errors
-/// The kernel has no filters of system calls, or is of an architecture of which the calls are not known here.
+/// The kernel does not support seccomp filters, or this module does not know the system calls of the architecture.
 pub fn confine(process: Process) -> Result<()> {
     let arch = TargetArch::try_from(ARCH).with_context(|| format!("there is no filter of system calls for {ARCH}"))?;
     for (errno, rules) in [(libc::EPERM, denied(process)?), (libc::ENOSYS, unknown())] {
@@ -46,8 +46,8 @@ pub fn confine(process: Process) -> Result<()> {
     Ok(())
 }
 
-/// Calls by the x32 ABI have other numbers and the same architecture (`__X32_SYSCALL_BIT`, `asm/unistd.h`): all of them are
-/// denied.
+/// Denies all calls by the x32 ABI, which have other numbers under the same architecture (`__X32_SYSCALL_BIT`,
+/// `asm/unistd.h`).
 const NO_X32: [sock_filter; 3] = {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
@@ -61,12 +61,13 @@ const NO_X32: [sock_filter; 3] = {
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Calls whose arguments a filter cannot see: their callers then make the older one, which it can.
+/// Calls whose arguments a filter cannot see, denied with ENOSYS: the caller then falls back to the older call, whose
+/// arguments it can see.
 fn unknown() -> Rules {
     [(libc::SYS_clone3, Vec::new())].into()
 }
 
-/// What is denied whatever the arguments are.
+/// Calls denied whatever their arguments are.
 const NEVER: &[i64] = &[
     // Other programs.
     libc::SYS_execve,
@@ -100,7 +101,7 @@ const NEVER: &[i64] = &[
     // Other namespaces.
     libc::SYS_unshare,
     libc::SYS_setns,
-    // The kernel itself, and its rarely used doors.
+    // The kernel itself, and its rarely used interfaces.
     libc::SYS_init_module,
     libc::SYS_finit_module,
     libc::SYS_delete_module,
@@ -133,7 +134,7 @@ const NEVER: &[i64] = &[
     libc::SYS_setfsuid,
     libc::SYS_setfsgid,
     libc::SYS_setgroups,
-    // What only some architectures have.
+    // Calls of some architectures only.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_iopl,
     #[cfg(target_arch = "x86_64")]
@@ -144,7 +145,7 @@ const NEVER: &[i64] = &[
     libc::SYS_kexec_file_load,
 ];
 
-/// What processes of one kind do and others do not.
+/// Calls that only processes of some kinds make.
 const NO_RIGHTS: &[i64] = &[libc::SYS_capset];
 #[cfg(target_arch = "x86_64")]
 const NO_FORK: &[i64] = &[libc::SYS_fork, libc::SYS_vfork];
@@ -172,12 +173,13 @@ fn denied(process: Process) -> Result<Rules> {
         clone.push(SeccompRule::new(vec![bits(0, namespace.cast_unsigned(), namespace.cast_unsigned())?])?);
     }
     if process != Process::Keeper {
-        // Threads are no processes.
+        // Creating threads is allowed.
         clone.push(SeccompRule::new(vec![bits(0, libc::CLONE_THREAD.cast_unsigned(), 0)?])?);
     }
     if process == Process::Data {
         rules.insert(libc::SYS_bpf, vec![SeccompRule::new(none_of(0, MAP_COMMANDS)?)?]);
-        // Of netlink, sockets are raw by name. Of others, packets with forged headers could leave.
+        // Netlink sockets are of type SOCK_RAW as well. A raw socket of another family could send packets with forged
+        // headers.
         let raw = bits(1, 0xf, libc::SOCK_RAW.cast_unsigned())?;
         for family in [libc::AF_INET, libc::AF_INET6] {
             let of = SeccompRule::new(vec![equals(0, family.cast_unsigned())?, raw.clone()])?;
@@ -187,7 +189,7 @@ fn denied(process: Process) -> Result<Rules> {
     Ok(rules)
 }
 
-/// Families of sockets that are in use.
+/// The socket families in use.
 const FAMILIES: &[u32] = &[libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32, libc::AF_NETLINK as u32];
 
 const NAMESPACES: [i32; 7] = [
@@ -200,15 +202,15 @@ const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWNET,
 ];
 
-/// What bpf(2) does to tables of which one has the descriptor (`enum bpf_cmd`, `linux/bpf.h`): look up, update, delete and
-/// list elements, one by one or in batches, and say what they are.
+/// Commands of bpf(2) on a table whose descriptor the process has (`enum bpf_cmd`, `linux/bpf.h`): look up, update,
+/// delete and list elements, one by one or in batches, and query the table's properties.
 const MAP_COMMANDS: &[u32] = &[1, 2, 3, 4, 15, 24, 26, 27];
 
 fn equals(argument: u8, value: u32) -> Result<SeccompCondition> {
     condition(argument, SeccompCmpOp::Eq, value)
 }
 
-/// Holds where `argument` has of the bits of `mask` exactly those of `value`.
+/// Holds if `argument`, masked with `mask`, equals `value`.
 fn bits(argument: u8, mask: u32, value: u32) -> Result<SeccompCondition> {
     condition(argument, SeccompCmpOp::MaskedEq(mask.into()), value)
 }
@@ -232,11 +234,11 @@ mod tests {
 
     use super::*;
 
-    /// Returns the error of a system call that gets nothing but null pointers and zeros: if it is not denied, it fails
-    /// otherwise.
+    /// Returns the error of a system call with only null pointers and zeros as arguments: if it is not denied, it fails
+    /// with another error.
     fn errno(call: i64, arguments: [usize; 3]) -> i32 {
         let [first, second, third] = arguments;
-        // SAFETY: the calls made here take no pointer but null, which the kernel refuses.
+        // SAFETY: the calls made here get no pointer but null, which the kernel refuses.
         match unsafe { libc::syscall(call, first, second, third, 0, 0, 0) } {
             -1 => io::Error::last_os_error().raw_os_error().unwrap(),
             _ => 0,
@@ -275,7 +277,7 @@ mod tests {
         for process in ALL {
             inside(process, || {
                 assert_eq!(thread::spawn(|| 7).join().unwrap(), 7, "{process:?}");
-                // Flags that do not go together: the kernel refuses them as such where the filter lets them pass.
+                // Invalid combinations of flags: if the filter allows the call, the kernel refuses them as such.
                 let fork = errno(libc::SYS_clone, [libc::CLONE_SIGHAND as usize, 0, 0]);
                 let expected = if process == Process::Keeper { libc::EINVAL } else { libc::EPERM };
                 assert_eq!(fork, expected, "{process:?}");
@@ -290,7 +292,7 @@ mod tests {
         const MAP_LOOKUP: usize = 1;
         const PROG_LOAD: usize = 5;
         let bpf = |command| errno(libc::SYS_bpf, [command, 0, 0]);
-        // Whatever the kernel makes of these calls, a filter that lets them pass changes nothing.
+        // Whatever the kernel returns for these calls, a filter that allows them does not change it.
         let free = [bpf(MAP_LOOKUP), bpf(PROG_LOAD)];
         for (process, expected) in
             [(Process::Data, [free[0], libc::EPERM]), (Process::Keeper, free), (Process::Monitor, free)]
@@ -315,7 +317,7 @@ mod tests {
                 }
                 let map = |protection| {
                     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-                    // SAFETY: a new mapping that nobody uses and that stays until the process ends.
+                    // SAFETY: a new mapping that no other code uses and that stays until the process ends.
                     unsafe { libc::mmap(ptr::null_mut(), 4096, protection, flags, -1, 0) }
                 };
                 let page = map(libc::PROT_READ | libc::PROT_WRITE);

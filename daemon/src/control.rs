@@ -1,14 +1,15 @@
-//! What can be asked of paced while it runs, and by whom. Doors are adapters over one [`Control`]; they hold no logic.
+//! The requests that paced answers while it runs, and the callers that may make them. Doors are adapters over one
+//! [`Control`]; they hold no logic.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`caller`] | the caller of a control method, and what the caller may do |
 //! | [`grpc`] | the door for gRPC, on a Unix socket and over TCP |
 //! | [`dbus`] | the door for D-Bus |
-//! | `open` | what is open: lists of it, changes to it, sums by class |
+//! | `open` | open tunnels and connections: lists, changes, sums by class |
 //! | `recordings` | records of packets and connections |
-//! | [`events`] | what happens, for listeners |
-//! | [`doors`] | how the doors open that the configuration names |
+//! | [`events`] | events, for subscribers |
+//! | [`doors`] | opens the doors that the configuration names |
 
 use std::{
     sync::Arc,
@@ -47,25 +48,25 @@ mod open;
 mod recordings;
 pub mod view;
 
-/// What is worth knowing of the configuration in force and of this machine.
+/// Facts about the configuration in force and about this machine.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// When it started.
+    /// When the daemon started.
     pub started: SystemTime,
-    /// Where the relay listens.
+    /// The relay's listeners.
     pub listeners: Vec<String>,
-    /// What the edge forwards.
+    /// The edge's forwards, proxies and served models.
     pub forwards: Vec<String>,
     /// How many threads move packets.
     pub workers: u8,
-    /// What the kernel and the rights of this process alone allow.
+    /// What the kernel and this process's own rights allow.
     pub own_features: bpf::Capabilities,
-    /// The certificates that it shows.
+    /// The certificates in use.
     pub certificates: Vec<Certificate>,
 }
 
 impl Facts {
-    /// Takes from a configuration what is worth knowing, and looks what the kernel allows.
+    /// Takes the facts from a configuration, and probes what the kernel allows.
     #[must_use]
     pub fn new(config: &Config, certificates: &[Certificate]) -> Self {
         let (started, own_features, certificates) = (SystemTime::now(), bpf::probe(), certificates.to_vec());
@@ -73,7 +74,7 @@ impl Facts {
             .after(config)
     }
 
-    /// The same by another configuration.
+    /// The same facts for another configuration.
     fn after(&self, config: &Config) -> Self {
         let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
         let forward = |forward: &Forward| {
@@ -95,16 +96,16 @@ impl Facts {
 /// Asks the daemon to read its configuration again.
 #[derive(Debug)]
 pub struct Reload {
-    /// The name of the caller that asks.
+    /// The name of the caller.
     pub author: String,
-    /// Where the outcome goes.
+    /// Receives the outcome.
     pub done: oneshot::Sender<Result<(), String>>,
 }
 
-/// How often a policy on trial is looked at.
+/// How often a policy on trial is checked.
 const STEP: Duration = Duration::from_secs(1);
 
-/// Everything that can be asked.
+/// The control plane.
 pub struct Control {
     policies: Arc<Policies>,
     relay: Option<Arc<Relay>>,
@@ -116,11 +117,11 @@ pub struct Control {
     places: Semaphore,
 }
 
-/// How many calls work with policies at once.
+/// How many calls may work with policies at once.
 const PLACES: usize = 128;
 
 impl Control {
-    /// Returns the control plane of a daemon, which reads its configuration again when it is asked by `reloads`.
+    /// Returns the control plane of a daemon, which reads its configuration again on each message to `reloads`.
     #[must_use]
     pub fn new(
         policies: Arc<Policies>,
@@ -140,7 +141,7 @@ impl Control {
         })
     }
 
-    /// Tells of all policies as they come into force; never returns.
+    /// Reports each policy that takes effect as an event; returns only once the policies' writer is gone.
     pub async fn follow_policies(&self) {
         let mut policies = self.policies.watch();
         let mut last = policies.borrow_and_update().revision.number;
@@ -155,26 +156,26 @@ impl Control {
     }
 
     fn tell(&self, kind: &'static str, message: String) {
-        // Nobody may be listening.
+        // There may be no subscriber.
         _ = self.events.send(Event { time: SystemTime::now(), kind, message });
     }
 
-    /// Tells what happens from now on, of these kinds, or of all if there are none.
+    /// Subscribes to events of these kinds, or of all if there are none.
     #[must_use]
     pub fn events(&self, kinds: Vec<String>) -> EventSubscription {
         EventSubscription::new(self.events.subscribe(), &self.parts.access, &self.parts.edge.connections.changes, kinds)
     }
 
-    /// What is in force.
+    /// Returns the policy in force.
     #[must_use]
     pub fn in_force(&self) -> InForce {
         self.policies.in_force()
     }
 
-    /// The revision of a number, 0 for the one in force; and when that goes by itself, if it is the one and on trial.
+    /// Returns a revision by its number, 0 for the one in force; and when it expires, if it is in force and on trial.
     ///
     /// # Errors
-    /// There is none any more, or never was.
+    /// It is forgotten, or never existed.
     pub async fn revision(&self, number: u64) -> Result<(Arc<Revision>, Option<SystemTime>), Error> {
         let InForce { revision, confirm_by, .. } = self.in_force();
         if number == 0 || number == revision.number {
@@ -183,27 +184,27 @@ impl Control {
         Ok((self.work(move |policies| policies.revision(number)).await?, None))
     }
 
-    /// The revisions that can be gone back to, and the one in force, oldest first.
+    /// Returns the revisions that a caller can go back to, and the one in force, oldest first.
     ///
     /// # Errors
-    /// The daemon ends.
+    /// The daemon is ending, or too many calls are at work.
     pub async fn revisions(&self) -> Result<Vec<Arc<Revision>>, Error> {
         self.work(|policies| Ok(policies.revisions())).await
     }
 
-    /// What is worth knowing of the configuration in force and of this machine.
+    /// Returns the facts about the configuration in force and about this machine.
     #[must_use]
     pub fn facts(&self) -> Arc<Facts> {
         self.facts.load_full()
     }
 
-    /// Takes note of another configuration, and of the certificates that it shows.
+    /// Updates the facts for another configuration and its certificates.
     pub fn reloaded(&self, config: &Config, certificates: &[Certificate]) {
         let facts = self.facts().after(config);
         self.facts.store(Arc::new(Facts { certificates: certificates.to_vec(), ..facts }));
     }
 
-    /// What the kernel enforces, by device and part.
+    /// Returns what the kernel enforces, by device and part.
     #[must_use]
     pub fn enforcement(&self) -> Vec<PartView> {
         let parts = self.parts.kernel.in_force.list().into_iter();
@@ -215,13 +216,13 @@ impl Control {
         parts.map(view).collect()
     }
 
-    /// What the kernel and the rights of paced's processes allow.
+    /// Returns what the kernel and the rights of paced's processes allow.
     #[must_use]
     pub fn features(&self) -> bpf::Capabilities {
         self.parts.kernel.in_force.features(&self.facts().own_features)
     }
 
-    /// The parts of the daemon.
+    /// Returns the parts of the daemon.
     #[must_use]
     pub fn parts(&self) -> &Parts {
         &self.parts
@@ -230,7 +231,7 @@ impl Control {
     /// Sets the policy.
     ///
     /// # Errors
-    /// The caller may not, or it is refused.
+    /// The caller may not, or the policy is refused.
     pub async fn set_policy(self: &Arc<Self>, caller: &Caller, submission: Submission) -> Result<Submitted, Error> {
         let author = caller.to_write()?;
         let is_trial = submission.confirm_within.is_some() && !submission.dry_run;
@@ -248,7 +249,8 @@ impl Control {
         tokio::spawn(async move {
             let mut is_over = false;
             while !is_over && policies.in_force().confirm_by == Some(by) {
-                // In steps, because the machine's clock may be set; and what refuses the former policy may not always.
+                // In steps, because the machine's clock may be set, and because a refusal of the former policy may be
+                // temporary.
                 sleep(by.duration_since(SystemTime::now()).unwrap_or(STEP).min(STEP)).await;
                 let policies = policies.clone();
                 is_over = spawn_blocking(move || policies.expire(number)).await.unwrap_or(true);
@@ -286,8 +288,8 @@ impl Control {
         self.work(Policies::forget_saved).await
     }
 
-    /// Does something with the policies on a thread that may wait: for the disk, the kernel, or another writer. So many may
-    /// be at it at once; of each, the text of a policy may be in memory.
+    /// Works with the policies on a thread that may wait: for the disk, the kernel, or another writer. At most
+    /// [`PLACES`] calls run at once, because each may keep the text of a policy in memory.
     async fn work<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Policies) -> Result<T, PolicyRefusal> + Send + 'static,
@@ -301,7 +303,7 @@ impl Control {
     /// Makes the daemon read the configuration again; returns the revision in force.
     ///
     /// # Errors
-    /// The caller may not, or it is refused.
+    /// The caller may not, or the configuration is refused.
     pub async fn reload(&self, caller: &Caller) -> Result<u64, Error> {
         let author = caller.to_write()?;
         let (done, outcome) = oneshot::channel();

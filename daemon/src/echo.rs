@@ -1,19 +1,19 @@
-//! A UDP echo on loopback: what a probe talks to in development mode.
+//! A UDP echo on loopback: the peer of probes in development mode.
 
 use std::{io, net::SocketAddr};
 
 use tokio::net::UdpSocket;
 
-/// Answers every datagram to where it came from, until dropped.
+/// Returns every datagram to its sender, until dropped.
 ///
 /// # Errors
-/// The socket failed for good. Errors of single sends, such as a peer that is gone, are not among them.
+/// The socket failed permanently. Errors of single sends, such as a peer that is gone, are not reported.
 pub async fn serve(socket: UdpSocket) -> io::Result<()> {
     let mut buffer = vec![0; 65_536];
     loop {
         match socket.recv_from(&mut buffer).await {
             Ok((len, from)) => _ = socket.try_send_to(&buffer[..len], from),
-            // An ICMP error that an earlier answer provoked.
+            // An ICMP error caused by an earlier answer.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             Err(error) => return Err(error),
         }
@@ -23,7 +23,7 @@ pub async fn serve(socket: UdpSocket) -> io::Result<()> {
 /// Binds the echo's socket; `address` must be a loopback address.
 ///
 /// # Errors
-/// The address is taken, or not loopback: an echo in reach of strangers would amplify what they forge.
+/// The address is taken, or not loopback: an echo that strangers can reach would amplify their forged packets.
 pub async fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     if !address.ip().is_loopback() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the echo listens on loopback only"));

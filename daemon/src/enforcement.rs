@@ -1,4 +1,4 @@
-//! What the kernel enforces for this daemon: its programs' tables are filled from the policy, the listeners and the secret.
+//! The kernel's enforcement for this daemon: fills its programs' tables from the policy, the listeners and the secret.
 
 use std::{collections::HashMap, future::pending, io, os::fd::OwnedFd, sync::Arc};
 
@@ -23,21 +23,21 @@ mod enforced;
 mod marks;
 mod tables;
 
-/// The kernel's part, in force until this is dropped.
+/// Enforcement in the kernel, in force until this is dropped.
 pub struct Enforcement {
     monitor: Monitor,
-    /// What the monitor will say next; taken by the task that waits for it.
+    /// The monitor's further notices; taken by the task that waits for them.
     notices: Option<Notices>,
     intake: Option<Intake>,
-    /// The task that waits for news of the monitor, and for the next monitor once that one ends.
+    /// The task that waits for notices of the monitor, and for the next monitor once that one ends.
     watch: Option<AbortHandle>,
 }
 
 impl Enforcement {
-    /// Starts the monitor, which does to every device what the configuration wants, gives up this process's own rights, and
-    /// puts what was loaded into `tables`. What cannot be had is logged as a warning that says what is not enforced, and
-    /// the daemon goes on without; on a device that is missing, it is enforced as soon as that comes. To be called before
-    /// any other thread exists; returns `None` where no device is named or no monitor starts.
+    /// Starts the monitor, which sets up every device as configured, gives up this process's own rights, and puts the
+    /// loaded programs into `tables`. Whatever cannot be enforced is logged as a warning, and the daemon continues
+    /// without it; on a missing device, it is enforced as soon as the device appears. Call it before any other thread
+    /// exists. Returns `None` if the configuration names no device or no monitor starts.
     #[must_use]
     pub fn start(config: &Kernel, tables: Arc<Tables>) -> Option<Self> {
         if config.devices.is_empty() {
@@ -68,13 +68,13 @@ impl Enforcement {
         Some(Self { monitor, notices, intake: Some(intake), watch: None })
     }
 
-    /// Makes a task of `runtime` receive what the monitor says from now on, and take over from the next monitor once
-    /// that one ends.
+    /// Spawns a task on `runtime` that receives the monitor's notices, and those of the next monitor once this one
+    /// ends.
     pub fn watch(&mut self, runtime: &runtime::Handle) {
         let Some(intake) = self.intake.take() else { return };
         let (notices, successors) = (self.notices.take(), self.monitor.successors());
         let watch = runtime.spawn(async move {
-            // A failure here is a lack of descriptors, or a monitor that is none of ours.
+            // A failure means that there are no descriptors left, or that a message did not come from paced's keeper.
             if let Err(error) = follow(intake, notices, successors).await {
                 tracing::error!("the socket to the monitor has failed: {error}");
             }
@@ -85,12 +85,12 @@ impl Enforcement {
 
 impl Drop for Enforcement {
     fn drop(&mut self) {
-        // From here on, the monitor ends because it is told to.
+        // From here on, the monitor ends because this process ends it.
         self.watch.iter().for_each(AbortHandle::abort);
     }
 }
 
-/// Hears one monitor after the other, until there is none and none will come.
+/// Receives the notices of one monitor after another, until the last has ended and no other can come.
 async fn follow(mut intake: Intake, notices: Option<Notices>, successors: io::Result<Successors>) -> io::Result<()> {
     let mut monitor = notices.map(Notices::waiting).transpose()?;
     let mut keeper = Some(successors?.waiting()?);
@@ -147,14 +147,14 @@ async fn successor(keeper: Option<&WaitingForSuccessors>) -> io::Result<Option<N
     }
 }
 
-/// Takes in what the monitor says.
+/// Applies the monitor's notices to the tables.
 struct Intake {
     tables: Arc<Tables>,
     tag: Tag,
     devices: Vec<String>,
     classes: Option<KernelClasses>,
     guard: Option<Guard>,
-    /// Found out with the first program that is there.
+    /// Probed with the first tc program that is loaded.
     permission: Option<Permission>,
 }
 
@@ -170,7 +170,7 @@ impl Intake {
         }
     }
 
-    /// Takes in one thing; returns whether everything has been said that there is to say at first.
+    /// Applies one notice; returns whether it was the last of the initial ones.
     fn take(&mut self, notice: MonitorNotice, fds: Vec<OwnedFd>) -> bool {
         match notice {
             MonitorNotice::Loaded(Program::Egress) => {
@@ -195,7 +195,7 @@ impl Intake {
         false
     }
 
-    /// Puts the tables of a new monitor's programs in place of the last one's.
+    /// Replaces the tables of the last monitor's programs with those of a new one's.
     fn hold(&mut self) {
         let (classes, guard) = (self.classes.take(), self.guard.take());
         let mut devices = HashMap::new();
@@ -230,7 +230,7 @@ fn not_loaded(program: Program, why: &str) {
     }
 }
 
-/// Finds out what may be marked, and says once what may not.
+/// Probes which marks this process may set, and logs those that it may not.
 fn permission(tag: Tag) -> Permission {
     let permission = Permission::probe(tag.value()).unwrap_or(Permission { sockets: false, packets: false });
     if !permission.sockets {
@@ -244,7 +244,7 @@ fn permission(tag: Tag) -> Permission {
     permission
 }
 
-/// Says what is in force on a device, or is not any more.
+/// Logs whether a part is enforced on a device.
 fn report(device: &str, part: &'static str, outcome: &PartOutcome) {
     match outcome {
         Ok(how) => tracing::info!(device, part, how = how.words, "enforced in the kernel"),

@@ -1,5 +1,5 @@
-//! Where logs go: to systemd's journal with their fields, where the service manager has connected standard error to it; else
-//! to standard error. `tracing-journald` sends on a socket that blocks: a slow journal would then stop packets.
+//! Where logs go: to systemd's journal, with their fields, if the service manager has connected standard error to it;
+//! else to standard error. `tracing-journald` sends on a blocking socket, so that a slow journal would stop packets.
 
 use std::{
     fmt::{Debug, Write as _},
@@ -27,14 +27,14 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-/// How much is logged, which can be changed.
+/// Changes the log level while the daemon runs.
 pub struct LogControl(Option<reload::Handle<EnvFilter, Registry>>);
 
 impl LogControl {
-    /// Logs as much as `level` says from now on, unless RUST_LOG says how much.
+    /// Logs at `level` from now on, unless RUST_LOG sets the level.
     pub fn set_level(&self, level: config::log::LogLevel) {
         if let Some(handle) = &self.0 {
-            // Fails where nothing is logged any more.
+            // Fails only if no subscriber is installed any more.
             _ = handle.reload(filter(level));
         }
     }
@@ -44,7 +44,7 @@ fn filter(level: config::log::LogLevel) -> EnvFilter {
     EnvFilter::new(format!("warn,{}", verbosity::directives(level)))
 }
 
-/// Begins to log what RUST_LOG, or else a configuration, wants.
+/// Starts logging at the level of RUST_LOG, or else of the configuration.
 pub fn start(config: &Config) -> LogControl {
     let (filter, is_fixed) = match EnvFilter::try_from_default_env() {
         Ok(filter) => (filter, true),
@@ -52,16 +52,16 @@ pub fn start(config: &Config) -> LogControl {
     };
     let (filter, handle) = reload::Layer::new(filter);
     let journal = Journal::connected();
-    // Without a switch of its own: what is no terminal gets no colours, and a terminal does unless NO_COLOR says otherwise.
+    // There is no option for colours: a terminal gets them unless NO_COLOR is set, other outputs do not.
     let has_colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let layer = || tracing_subscriber::fmt::layer().with_ansi(has_colours).with_writer(io::stderr);
     let text = journal.is_none().then(layer);
-    // Fails where a program that links this library has a log of its own.
+    // Fails if a program that links this library has installed its own subscriber.
     _ = tracing_subscriber::registry().with(filter).with(journal).with(text).try_init();
     LogControl((!is_fixed).then_some(handle))
 }
 
-/// Sends entries to the journal. An entry that it has no room for is lost and counted: logging never blocks.
+/// Sends entries to the journal. If the journal has no room for an entry, it is lost and counted: logging never blocks.
 #[derive(Debug)]
 struct Journal {
     socket: UnixDatagram,
@@ -69,7 +69,7 @@ struct Journal {
 }
 
 impl Journal {
-    /// Returns the journal if standard error goes there (systemd.exec(5), `JOURNAL_STREAM`).
+    /// Returns the journal if standard error is connected to it (systemd.exec(5), `JOURNAL_STREAM`).
     fn connected() -> Option<Self> {
         let stream = std::env::var("JOURNAL_STREAM").ok()?;
         let file = std::fs::File::from(io::stderr().as_fd().try_clone_to_owned().ok()?).metadata().ok()?;
@@ -99,7 +99,7 @@ impl<S: Subscriber> Layer<S> for Journal {
         field(&mut entry, "PRIORITY", priority(*event.metadata().level()));
         field(&mut entry, "SYSLOG_IDENTIFIER", IDENTIFIER);
         field(&mut entry, "TARGET", event.metadata().target());
-        // The last one, because it is the one that may be cut.
+        // The last field, because only the last one may be cut.
         field(&mut entry, "MESSAGE", &format!("{}{}", fields.message, fields.others));
         if self.socket.send(&entry).is_err() {
             self.lost.fetch_add(lost + 1, Relaxed);
@@ -107,7 +107,7 @@ impl<S: Subscriber> Layer<S> for Journal {
     }
 }
 
-/// What an event says: its message, its other fields as people read them behind it, and those as fields of an entry.
+/// An event's message, its other fields as text that follows the message, and the same fields in the journal's format.
 #[derive(Default)]
 struct Fields {
     message: String,
@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// What arrives at the journal while something logs.
+    /// Runs `log` with the journal as its subscriber.
     fn logged(journal: Journal, log: impl FnOnce()) {
         tracing::subscriber::with_default(tracing_subscriber::registry().with(journal), log);
     }

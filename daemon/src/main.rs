@@ -14,7 +14,7 @@ use paced::{configuration, monitor, policy, run};
 
 mod manual;
 
-/// The configuration of the packaged service.
+/// The configuration file of the packaged service.
 const DEFAULT_FILE: &str = "/etc/paced/paced.toml";
 
 /// Relays UDP and TCP by MASQUE over HTTP/3.
@@ -118,7 +118,7 @@ fn show(file: &Path, effective: bool) -> Result<()> {
     Ok(())
 }
 
-/// Writes paced(8) and paced.toml(5).
+/// Writes the manual pages paced(8) and paced.toml(5).
 fn man(folder: &Path) -> Result<()> {
     let pages = [("paced.8", manual::page(&Arguments::command())?), ("paced.toml.5", config::manual().into_bytes())];
     for (name, text) in pages {
@@ -134,12 +134,12 @@ mod tests {
 
     use super::*;
 
-    /// The page as a terminal shows it.
+    /// The manual page as a terminal shows it.
     fn rendered() -> String {
         let file = std::env::temp_dir().join(format!("paced-{}.8", std::process::id()));
         fs::write(&file, manual::page(&Arguments::command()).unwrap()).unwrap();
         let output = Command::new("groff").args(["-man", "-Tutf8", "-Kutf8", "-P-cbou"]).arg(&file).output();
-        let output = output.expect("groff is there (Debian's groff-base; `tests/setup pure` installs it)");
+        let output = output.expect("groff is installed (Debian's groff-base; `tests/setup pure` installs it)");
         fs::remove_file(file).unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "nothing is wrong with the page");
         String::from_utf8(output.stdout).unwrap()

@@ -1,11 +1,11 @@
-//! The manual page paced(8): what the command line says of itself, and what there is to know about the daemon besides.
+//! The manual page paced(8): the help texts of the command line, and further facts about the daemon.
 
 use std::{fmt::Write as _, io};
 
 use clap::{Arg, Command};
 use config::escaped;
 
-/// Returns the page as man(7) text.
+/// Returns the page in man(7) format.
 ///
 /// # Errors
 /// Writing to memory fails.
@@ -36,7 +36,7 @@ pub fn page(command: &Command) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// The commands that do something, with those below them.
+/// Collects the commands that have no subcommands, at any depth.
 fn collect(command: &Command, found: &mut Vec<Command>) {
     for below in command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help") {
         if below.has_subcommands() {

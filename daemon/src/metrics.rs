@@ -1,4 +1,5 @@
-//! The registry of all counters and gauges, and the endpoint that shows them. Each part of the daemon counts by itself.
+//! The registry of all counters and gauges, and the endpoint that serves them. Each part of the daemon keeps its own
+//! counters.
 
 use std::{
     fmt, io,
@@ -25,10 +26,10 @@ use crate::{certificates::Certificate, parts::Parts};
 pub mod page;
 mod process;
 
-/// The registry of all that the daemon's parts count, and the pages that show it.
+/// The registry of the counters of all parts of the daemon, and the endpoint that serves it.
 pub struct Metrics {
     registry: Registry,
-    /// Of metrics that other programs have, too.
+    /// Metrics with conventional names, without the prefix `paced`.
     conventional: Registry,
     ready: Arc<Readiness>,
     doors: accept::AcceptCounters,
@@ -80,7 +81,7 @@ impl Metrics {
         registry.register("build", "Which paced this is", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
         let help = "Times that the configuration, or files that it names, were read again, by what became of it";
         registry.register("reloads", help, self.reloads.clone());
-        // Shown before there is one: `increase` cannot see a series begin at 1.
+        // Created at zero: `increase` in a query does not count a series that first appears as 1.
         for result in ["applied", "refused"] {
             drop(self.reloads.get_or_create(&[("result", result)]));
         }
@@ -88,12 +89,12 @@ impl Metrics {
         registry.register("certificate_expires_timestamp_seconds", help, self.certificates.clone());
     }
 
-    /// Counts a reload, which was applied or refused as a whole.
+    /// Counts a reload, which is applied or refused as a whole.
     pub fn reloaded(&self, is_applied: bool) {
         self.reloads.get_or_create(&[("result", if is_applied { "applied" } else { "refused" })]).inc();
     }
 
-    /// Shows when these certificates expire, and no others.
+    /// Replaces the gauges of certificates' expiry times.
     pub fn set_certificates(&self, certificates: &[Certificate]) {
         self.certificates.clear();
         for Certificate { used_by, address, expires, .. } in certificates {
@@ -115,23 +116,23 @@ impl Metrics {
     }
 }
 
-/// How long a scraper may take for its request and for the answer.
+/// How long a scraper may take to send its request and receive the answer.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many scrapes run at once; more wait.
+/// How many scrapes run at once; further ones wait.
 const SCRAPES: usize = 8;
 
-/// A place where metrics are served, until this is dropped.
+/// An address where metrics are served, until this is dropped.
 pub struct MetricsPage {
     address: SocketAddr,
     task: AbortHandle,
 }
 
 impl MetricsPage {
-    /// Serves metrics at an address, on the runtime this is called in.
+    /// Serves metrics at an address, on the current runtime.
     ///
     /// # Errors
-    /// The address is taken or not ours.
+    /// The address is taken, or is not an address of this machine.
     pub fn open(address: SocketAddr, metrics: Arc<Metrics>) -> io::Result<Self> {
         let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -139,7 +140,7 @@ impl MetricsPage {
         Ok(Self { address, task })
     }
 
-    /// Where they are served, as configured.
+    /// Returns the address, as configured.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -161,7 +162,7 @@ pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
         let (stream, _) = acceptor.next(|| listener.accept()).await;
         let metrics = metrics.clone();
         tokio::spawn(async move {
-            // A scraper that gives up or breaks the rules is no concern of ours.
+            // An error here is the scraper's: it gave up or broke the rules of HTTP.
             _ = timeout(SCRAPE_TIMEOUT, page::answer(stream, &metrics)).await;
             drop(place);
         });
@@ -171,7 +172,7 @@ pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
 /// Binds the endpoint's socket.
 ///
 /// # Errors
-/// The address is taken or not ours.
+/// The address is taken, or is not an address of this machine.
 pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
@@ -240,7 +241,7 @@ mod tests {
             let answer = scrape(request, Metrics::new(&Parts::default())).await;
             assert!(answer.starts_with(status), "{request:?}: {answer}");
         }
-        // As long as a head may be, and no end in sight; and more fields than there may be.
+        // The head has the maximum length but does not end; and the request has more fields than allowed.
         let (long, many) =
             (format!("GET /{}", "a".repeat(8_187)), format!("GET / HTTP/1.1\r\n{}\r\n", "a:b\r\n".repeat(33)));
         for request in [long, many] {

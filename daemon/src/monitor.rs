@@ -1,16 +1,16 @@
-//! The privileged part of paced, kept apart as OpenSSH does it: processes that load programs, attach them and set queueing
-//! disciplines, and know no network peer.
+//! The privileged part of paced, separated as in OpenSSH: processes that load programs, attach them and set queueing
+//! disciplines, and communicate with no network peer.
 //!
 //! | process | what it does |
 //! |---|---|
-//! | the one that moves packets | starts the keeper, reads what the monitor says, has no rights |
-//! | [`keeper`] | starts the monitor, and another when that ends; its rights are not in force |
-//! | [`held`], the monitor | does what the [`Plan`] says, and looks once a second whether it holds |
+//! | the data process | moves packets, starts the keeper, reads the monitor's notices, has no rights |
+//! | [`keeper`] | starts the monitor, and another when that one ends; its rights are not in force |
+//! | [`held`], the monitor | carries out the [`Plan`], and checks once a second that it still holds |
 //!
-//! The plan is on the keeper's command line and nobody can change it: neither of the two privileged processes reads
-//! anything from the one that moves packets. That gets [`MonitorNotice`]s, and programs' tables as file descriptors, which it may
-//! use without any right. When it ends, for whatever reason, its end of each socket pair closes, and the two undo everything
-//! and end: nothing stays behind a killed daemon.
+//! The plan is on the keeper's command line and cannot be changed: neither privileged process reads anything from the
+//! data process. The data process receives [`MonitorNotice`]s, and programs' tables as file descriptors, which it can
+//! use without any right. When it ends, for whatever reason, its end of each socket pair closes, and the privileged
+//! processes undo everything and end: a killed daemon leaves nothing behind.
 
 use std::{
     env,
@@ -45,15 +45,15 @@ mod qdisc;
 pub mod rights;
 mod wait;
 
-/// The subcommand of `paced` that is the keeper. Not for people: it wants a socket as its standard input.
+/// The subcommand of `paced` that runs the keeper. It is internal: its standard input must be a socket.
 pub const SUBCOMMAND: &str = "monitor";
 
-/// What the monitor does, to which devices. What is planned for a device holds for whatever device has that name: it is
-/// done again where one comes, or comes anew.
+/// What the monitor does, to which devices. A device is known by its name: the plan is carried out again when a device
+/// of that name appears or is replaced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     devices: Vec<String>,
-    /// The tag of marks that the tc program looks at; without one, it is not loaded.
+    /// The tag of the marks that the tc program acts on; `None` if it is not loaded.
     egress: Option<u32>,
     /// Whether the XDP program is loaded.
     ingress: bool,
@@ -73,7 +73,7 @@ impl From<&Kernel> for Plan {
 }
 
 impl Plan {
-    /// What is wanted on each device, in this order.
+    /// The parts wanted on each device, in the order of setting them up.
     fn parts(&self) -> impl Iterator<Item = KernelPart> + use<> {
         let wanted = [
             (KernelPart::Fq, self.manage_qdisc),
@@ -89,14 +89,14 @@ impl Plan {
     }
 }
 
-/// What the kernel does on one device.
+/// One kind of enforcement on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum KernelPart {
     /// `fq` is the root queueing discipline.
     Fq,
-    /// The tc program looks at what leaves.
+    /// The tc program processes outgoing packets.
     Egress,
-    /// The XDP program looks at what arrives.
+    /// The XDP program processes arriving packets.
     Ingress,
 }
 
@@ -115,9 +115,9 @@ impl KernelPart {
 /// How a part is in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct How {
-    /// For people.
+    /// A description for people.
     pub words: String,
-    /// Whether it stays in force where the monitor is killed, until another takes it over.
+    /// Whether it stays in force if the monitor is killed, until the next monitor takes it over.
     pub outlives_the_monitor: bool,
 }
 
@@ -127,18 +127,18 @@ pub type PartOutcome = Result<How, String>;
 /// One of the two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Program {
-    /// tc, on what leaves.
+    /// tc, for outgoing packets.
     Egress,
-    /// XDP, on what arrives.
+    /// XDP, for arriving packets.
     Ingress,
 }
 
-/// What the monitor says, on its own account.
+/// The monitor's messages, which it sends unasked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum MonitorNotice {
-    /// A program is loaded. Its tables come with this.
+    /// A program is loaded. The descriptors of its tables come with this message.
     Loaded(Program),
-    /// A program is not, and why.
+    /// A program is not loaded, and why.
     NotLoaded(Program, String),
     /// A part is in force on a device, or is not (any more).
     Part {
@@ -149,14 +149,14 @@ pub enum MonitorNotice {
         /// How, or why not.
         outcome: PartOutcome,
     },
-    /// Everything was tried once. What comes later is news.
+    /// Everything was tried once. Later notices report changes.
     Ready,
 }
 
-/// How long the monitor may take for each thing that it says before it is ready.
+/// How long the monitor may take for each notice until it is ready.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The keeper, as the process that moves packets sees it. Dropping this, or dying, has monitor and keeper undo everything
+/// The data process's handle on the keeper. If it is dropped, or this process dies, monitor and keeper undo everything
 /// and end.
 pub struct Monitor {
     keeper: Socket,
@@ -164,20 +164,20 @@ pub struct Monitor {
     current: Current,
 }
 
-/// A copy of the socket of the monitor there is.
+/// A copy of the present monitor's socket.
 type Current = Arc<Mutex<Option<Socket>>>;
 
-/// A socket at which the monitor says what it has to say.
+/// A socket that receives the monitor's notices.
 pub struct Notices(Socket);
 
-/// A socket at which the keeper says that there is another monitor.
+/// A socket on which the keeper announces each new monitor.
 pub struct Successors {
     keeper: Socket,
     current: Current,
 }
 
 impl Monitor {
-    /// Starts the keeper: this program again, with the rights that this process has now; and waits for its first monitor.
+    /// Starts the keeper, which is this program with this process's present rights, and waits for its first monitor.
     ///
     /// # Errors
     /// The program cannot be found or started.
@@ -187,10 +187,11 @@ impl Monitor {
         let program = env::current_exe().context("failed to find this program")?;
         let mut command = process::Command::new(program);
         command.arg(SUBCOMMAND).arg(serde_json::to_string(plan)?).env_clear();
-        // Of a process group of its own: a terminal's Ctrl-C is for the other process, whose end it waits for.
+        // In its own process group: a terminal's Ctrl-C must reach the data process only, whose end the keeper waits
+        // for.
         command.stdin(OwnedFd::from(other)).stdout(Stdio::null()).process_group(0);
         let child = command.spawn().context("failed to start the monitor")?;
-        // The command has a copy of the other end, by which the end of the keeper would not show.
+        // The command holds a copy of the other end, which would hide the keeper's end.
         drop(command);
         let monitor = Self { keeper, child, current: Current::default() };
         let started = message::receive(&monitor.keeper).context("the monitor does not start")?;
@@ -199,7 +200,7 @@ impl Monitor {
         Ok((monitor, notices))
     }
 
-    /// Where further monitors will be.
+    /// Returns a socket that receives further monitors.
     ///
     /// # Errors
     /// There is no descriptor left.
@@ -210,7 +211,7 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        // Their end is waited for, so that nothing is left once this process is seen to end.
+        // Wait for both to end, so that nothing is left once this process is seen to end.
         _ = self.keeper.shutdown(Shutdown::Both);
         if let Some(current) = self.current.lock().take() {
             _ = current.shutdown(Shutdown::Both);
@@ -223,12 +224,12 @@ impl Notices {
     /// Waits for the next notice; `None` once the monitor has ended.
     ///
     /// # Errors
-    /// It says nothing for twenty seconds, or something else.
+    /// The monitor sends nothing for twenty seconds, or an invalid message.
     pub fn next(&self) -> io::Result<Option<(MonitorNotice, Vec<OwnedFd>)>> {
         message::receive(&self.0)
     }
 
-    /// Makes a task of the current runtime wait for them.
+    /// Turns this into a receiver for a task of the current runtime.
     ///
     /// # Errors
     /// There is no descriptor left.
@@ -238,7 +239,7 @@ impl Notices {
 }
 
 impl Successors {
-    /// Makes a task of the current runtime wait for them.
+    /// Turns this into a receiver for a task of the current runtime.
     ///
     /// # Errors
     /// There is no descriptor left.
@@ -247,7 +248,7 @@ impl Successors {
     }
 }
 
-/// A socket at which a task waits for messages.
+/// A socket on which a task waits for messages.
 pub struct MessageReceiver<T> {
     socket: AsyncFd<Socket>,
     kind: PhantomData<fn() -> T>,
@@ -262,24 +263,24 @@ impl<T: DeserializeOwned> MessageReceiver<T> {
     /// Waits for the next message; `None` once the other end has closed. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// The message is not a valid one.
+    /// The message is invalid.
     pub async fn next(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         self.socket.async_io(Interest::READABLE, |socket| message::receive(socket)).await
     }
 }
 
-/// Where a task waits for further monitors.
+/// A receiver of further monitors, for a task.
 pub struct WaitingForSuccessors {
     keeper: MessageReceiver<Started>,
     current: Current,
 }
 
 impl WaitingForSuccessors {
-    /// Waits for the next monitor; `None` once the keeper has ended, so that no other comes. Dropping the future loses
-    /// nothing.
+    /// Waits for the next monitor; `None` once the keeper has ended, so that no other can come. Dropping the future
+    /// loses nothing.
     ///
     /// # Errors
-    /// What came is none.
+    /// The message is invalid.
     pub async fn next(&self) -> io::Result<Option<Notices>> {
         self.keeper.next().await?.map(|started| take_over(started, &self.current)).transpose()
     }
@@ -291,7 +292,7 @@ fn take_over((Started, fds): (Started, Vec<OwnedFd>), current: &Current) -> io::
     Ok(Notices(socket))
 }
 
-/// Is the keeper, and then each monitor, until the other end of standard input closes.
+/// Runs the keeper, which forks each monitor, until the other end of standard input closes.
 ///
 /// # Errors
 /// Standard input is not the socket that [`Monitor::start`] makes, or no monitor can be started.
@@ -301,7 +302,7 @@ pub fn serve(plan: &str) -> Result<()> {
     let Some(plan) = plan.filter(|_| peer.r#type().ok() == Some(Type::SEQPACKET)) else {
         bail!("`{SUBCOMMAND}` is started by paced itself");
     };
-    // With a copy of this end, a monitor would hide the end of the keeper.
+    // A monitor that inherited this end would hide the keeper's end.
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     keeper::keep(peer, &plan)
 }

@@ -1,4 +1,4 @@
-//! What the roles, the doors and the metrics of one daemon have in common, whichever of them run.
+//! State that the roles, the doors and the metrics of one daemon share, whichever of them run.
 
 use std::sync::Arc;
 
@@ -11,31 +11,31 @@ use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics, spendin
 
 use crate::enforcement::Tables;
 
-/// The parts that all others count with or command. They begin at zero, with nothing in force.
+/// Counters and tables that all parts of the daemon share. They start at zero, and no policy is in force.
 pub struct Parts {
-    /// Whether this daemon should be sent work.
+    /// Whether this daemon is ready for work.
     pub ready: Arc<Readiness>,
-    /// Counters of callers that wanted to come in at doors other than the relay's.
+    /// Counters of callers at doors other than the relay's.
     pub doors: accept::AcceptCounters,
-    /// What the relay role counts.
+    /// Counters of the relay role.
     pub relay: Arc<RelayMetrics>,
-    /// What the gateway role counts.
+    /// Counters of the gateway role.
     pub gateway: GatewayMetrics,
-    /// The requests that it serves, whichever gateway of a configuration they began with.
+    /// The requests that the gateway role serves, whichever gateway of a configuration they began with.
     pub requests: Arc<Live>,
-    /// What the policies of its aliases decided, until it is written.
+    /// Decisions of the aliases' policies that are not yet written.
     pub decisions: Decisions,
-    /// The tokens that keys of clients were used for this month, over all gateways.
+    /// The tokens that each client's key has used this month, over all gateways.
     pub spending: Arc<Spending>,
-    /// What the edge role counts.
+    /// Counters of the edge role.
     pub edge: Arc<EdgeMetrics>,
-    /// What became of each class's traffic.
+    /// Counters of each class's traffic.
     pub classes: ClassMetrics,
     /// How QUIC packets reached the kernel, in either role.
     pub io: Arc<pacing::io::IoCounters>,
-    /// What becomes of departure times at devices.
+    /// Gauges of the departure times that devices keep.
     pub qdiscs: qdisc::Gauges,
-    /// What the kernel enforces, and counts.
+    /// The tables that the kernel enforces and counts in.
     pub kernel: Arc<Tables>,
     /// The access log.
     pub access: Arc<AccessLog>,

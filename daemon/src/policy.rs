@@ -1,11 +1,11 @@
-//! The policy in force: one value with one writer, whichever door it comes by.
+//! The policy in force: one value with one writer, whichever door a change comes through.
 //!
 //! ```text
 //! file, gRPC, D-Bus → Policies::submit → History::check → enforce (kernel, then roles; can fail) → History::adopt → watch
 //! ```
 //!
-//! **Invariant:** what is refused, at whatever step, changes nothing anywhere, and is refused in the same words at each
-//! door. A reader of the policy sees one that is in force as a whole.
+//! **Invariant:** a refusal, at whatever step, changes nothing anywhere, and has the same text at each door. Readers
+//! see one policy that is in force as a whole.
 
 use std::{
     fs, io,
@@ -28,52 +28,52 @@ mod history;
 #[cfg(test)]
 mod tests;
 
-/// The longest that a policy may wait to be confirmed.
+/// The longest time that a policy may wait to be confirmed.
 pub const MAX_CONFIRM: Duration = Duration::from_secs(3600);
 
 /// The file in the state folder that holds a saved policy.
 const SAVED: &str = "policy.toml";
 
-/// What somebody wants the policy to be.
+/// A caller's request to change the policy.
 #[derive(Clone, Debug, Default)]
 pub struct Submission {
     /// The policy, in TOML.
     pub text: String,
     /// The name of its author.
     pub author: String,
-    /// The revision that it was made from; another one in force refuses it.
+    /// The revision that it was made from; if another one is in force, the submission is refused.
     pub expected: Option<u64>,
-    /// Only looks whether it would be accepted.
+    /// Only checks whether it would be accepted.
     pub dry_run: bool,
-    /// Goes back to what was before, unless it is confirmed within this time.
+    /// Returns to the former policy unless it is confirmed within this time.
     pub confirm_within: Option<Duration>,
     /// Keeps it in the state folder, where it takes precedence over the files from then on.
     pub save: bool,
 }
 
-/// Why a policy did not come into force. The one that was in force still is.
+/// Why a policy did not take effect. The one that was in force still is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyRefusal {
-    /// More text than anybody writes.
+    /// The text is longer than [`MAX_TEXT_BYTES`].
     #[error("the policy has {bytes} bytes; write at most {MAX_TEXT_BYTES}")]
     TooLong {
-        /// What it has.
+        /// Its length.
         bytes: usize,
     },
     /// The text is not valid.
     #[error("the policy is not valid:\n{0}")]
     Invalid(Errors),
-    /// A class or schedule is gone that the configuration names.
+    /// A class or schedule is missing that the configuration names.
     #[error("the policy lacks the {}; add [{}.{}]", .0, .0.kind.as_str(), .0.name)]
     Missing(Needed),
-    /// Somebody else was faster.
+    /// Another author changed the policy first.
     #[error(
         "the policy was made from revision {expected}, but revision {current} is in force; look at it and try again"
     )]
     Stale {
-        /// What the author knew.
+        /// The revision that the author knew.
         expected: u64,
-        /// What is in force.
+        /// The revision in force.
         current: u64,
     },
     /// The policy in force is on trial.
@@ -83,46 +83,46 @@ pub enum PolicyRefusal {
         number: u64,
         /// The name of its author.
         author: String,
-        /// After how many seconds it goes by itself.
+        /// After how many seconds it expires.
         seconds: u64,
     },
-    /// Nothing is on trial, or something else.
+    /// No revision is on trial, or another one.
     #[error("revision {number} does not wait to be confirmed")]
     NothingToConfirm {
-        /// What was to be confirmed.
+        /// The revision that was to be confirmed.
         number: u64,
     },
     /// No such revision.
     #[error("there is no revision {number}; the oldest that is still known is {oldest}")]
     Unknown {
-        /// What was asked for.
+        /// The requested revision.
         number: u64,
         /// The oldest known.
         oldest: u64,
     },
-    /// Too long a trial.
+    /// The trial is too long.
     #[error("a policy cannot wait {seconds} s to be confirmed; write at most {}", MAX_CONFIRM.as_secs())]
     LongTrial {
-        /// What was asked for.
+        /// The requested time.
         seconds: u64,
     },
-    /// A trial that survives a restart is none.
+    /// A trial that survived a restart would not be one.
     #[error("a policy that waits to be confirmed cannot be saved; confirm it first")]
     SavedTrial,
-    /// The kernel, or a role, does not take it.
+    /// The kernel, or a role, refused it.
     #[error("the policy was not put in force: {0}")]
     Enforcement(String),
-    /// The state folder does not take it.
+    /// It cannot be written to the state folder.
     #[error("the policy could not be saved in {file}, and is not in force: {error}")]
     NotSaved {
         /// The file.
         file: String,
-        /// What the system says.
+        /// The system's error.
         error: String,
     },
 }
 
-/// What the configuration names in the policy. Displays as what it is, and what uses it.
+/// A class or schedule of the policy that the configuration names. Displays as its kind, its name and its user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} \"{name}\", which the {namer} uses", kind.as_str())]
 pub struct Needed {
@@ -134,7 +134,7 @@ pub struct Needed {
     pub namer: String,
 }
 
-/// What has a name in a policy.
+/// The kind of a named section of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NeededKind {
     /// A class.
@@ -144,7 +144,7 @@ pub enum NeededKind {
 }
 
 impl NeededKind {
-    /// The first word of the head of such a section.
+    /// The first word of the header of such a section.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -163,28 +163,28 @@ impl Needed {
     }
 }
 
-/// What became of a submission.
+/// The result of a submission.
 #[derive(Clone, Debug)]
 pub struct Submitted {
     /// The revision that is in force now; for a dry run, the one that would be.
     pub revision: Arc<Revision>,
-    /// When it goes by itself, if it is not confirmed.
+    /// When it expires, if it is not confirmed.
     pub confirm_by: Option<SystemTime>,
 }
 
-/// Puts a policy in force in the kernel: all of it, or, after an error, nothing.
+/// Puts a policy in force in the kernel as a whole, or returns an error and changes nothing.
 pub type Publish = Box<dyn FnMut(&Policy) -> Result<(), String> + Send>;
 
-/// What puts a policy in force.
+/// The functions that put a policy in force.
 pub struct Enforce {
     /// In the kernel, which may refuse it.
     pub kernel: Publish,
-    /// In the roles, which take any that is valid.
+    /// In the roles, which accept any valid policy.
     pub roles: Box<dyn FnMut(&Policy) + Send>,
 }
 
 impl Enforce {
-    /// Puts a policy in force everywhere, or says why nothing of it is.
+    /// Puts a policy in force everywhere, or returns why it is in force nowhere.
     fn put(&mut self, policy: &Policy) -> Result<(), String> {
         (self.kernel)(policy)?;
         (self.roles)(policy);
@@ -192,19 +192,19 @@ impl Enforce {
     }
 }
 
-/// What is in force, and for how long.
+/// The policy in force, and for how long.
 #[derive(Clone, Debug)]
 pub struct InForce {
     /// The policy.
     pub revision: Arc<Revision>,
-    /// When it goes by itself, if it waits to be confirmed.
+    /// When it expires, if it waits to be confirmed.
     pub confirm_by: Option<SystemTime>,
     /// Whether a saved policy takes precedence over the files at the next start or reload.
     pub is_saved: bool,
 }
 
-/// The writer of the policy. A change waits for the disk, the kernel, and other writers; to look at what
-/// is in force costs nobody anything.
+/// The writer of the policy. A change waits for the disk, the kernel, and other writers; reading the policy in force
+/// waits for none of them.
 pub struct Policies {
     state: Mutex<State>,
     in_force: watch::Sender<InForce>,
@@ -214,9 +214,9 @@ pub struct Policies {
 struct State {
     history: History,
     enforce: Enforce,
-    /// What has to be there.
+    /// The classes and schedules that every policy must contain.
     needed: Vec<Needed>,
-    /// What takes precedence over the files.
+    /// The saved policy, which takes precedence over the files.
     saved: Option<String>,
 }
 
@@ -227,10 +227,10 @@ impl State {
     }
 }
 
-/// Puts the policy that was saved in the state folder in place of that of the files, if there is one; returns its text.
+/// Replaces the policy of the files with the one saved in the state folder, if there is one; returns its text.
 ///
 /// # Errors
-/// It cannot be read or is no policy of this configuration, which is as it was.
+/// It cannot be read or is not valid for this configuration. `config` is then unchanged.
 pub fn prefer_saved(config: &mut config::Config) -> anyhow::Result<Option<String>> {
     let Some(text) = read_saved(&config.state_dir)? else { return Ok(None) };
     config.policy = check(&text, &needed(config))?;
@@ -246,9 +246,9 @@ fn read_saved(state_dir: &std::path::Path) -> io::Result<Option<String>> {
 }
 
 impl Policies {
-    /// Puts the policy of a configuration in force by `enforce`, as the first revision: of the text that was `saved`, if it
-    /// was. If the kernel refuses it, which is logged, no class has terms there, and the roles go by it all the same: there
-    /// is none to go back to. What the configuration names has to be in all that follow.
+    /// Puts the policy of a configuration in force by `enforce`, as the first revision. Its text is `saved` if there is
+    /// a saved policy. If the kernel refuses it, which is logged, no class has terms there, but the roles use it all
+    /// the same: there is no former policy to return to. All later policies must contain what the configuration names.
     #[must_use]
     pub fn new(config: &config::Config, saved: Option<String>, mut enforce: Enforce) -> Arc<Self> {
         let (policy, now) = (config.policy.clone(), SystemTime::now());
@@ -263,25 +263,25 @@ impl Policies {
         Arc::new(Self { state: Mutex::new(state), in_force, saved_file: config.state_dir.join(SAVED) })
     }
 
-    /// What is in force.
+    /// Returns the policy in force, and for how long it is.
     #[must_use]
     pub fn in_force(&self) -> InForce {
         self.in_force.borrow().clone()
     }
 
-    /// The revision in force.
+    /// Returns the revision in force.
     #[must_use]
     pub fn current(&self) -> Arc<Revision> {
         self.in_force().revision
     }
 
-    /// Returns a receiver of each change of what is in force; a slow one misses some, but not the last.
+    /// Returns a receiver of each change of the policy in force; a slow receiver misses some, but not the last.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<InForce> {
         self.in_force.subscribe()
     }
 
-    /// The revisions that can be gone back to, oldest first.
+    /// Returns the revisions that a caller can roll back to, and the one in force; oldest first.
     #[must_use]
     pub fn revisions(&self) -> Vec<Arc<Revision>> {
         self.state().history.revisions().cloned().collect()
@@ -290,15 +290,15 @@ impl Policies {
     /// Returns a revision by its number.
     ///
     /// # Errors
-    /// It is not known any more, or never was.
+    /// It is forgotten, or never existed.
     pub fn revision(&self, number: u64) -> Result<Arc<Revision>, PolicyRefusal> {
         self.state().history.former(Some(number))
     }
 
-    /// Puts a policy in force, or looks whether it could be.
+    /// Puts a policy in force, or checks whether it could be.
     ///
     /// # Errors
-    /// [`PolicyRefusal`]; the policy in force stays there.
+    /// [`PolicyRefusal`]; the policy in force stays.
     pub fn submit(&self, submission: Submission) -> Result<Submitted, PolicyRefusal> {
         let mut state = self.state();
         let now = SystemTime::now();
@@ -318,25 +318,25 @@ impl Policies {
         self.adopt(&mut state, revision, confirm_within, save)
     }
 
-    /// Goes back to a former revision, which then has a new number; without a number, to the one before. That is also
-    /// how a revision on trial is given up.
+    /// Returns to a former revision, which then gets a new number; without a number, to the one before. This is also
+    /// how a caller gives up a revision on trial.
     ///
     /// # Errors
-    /// [`PolicyRefusal`]; the policy in force stays there.
+    /// [`PolicyRefusal`]; the policy in force stays.
     pub fn roll_back(&self, to: Option<u64>, author: &str, save: bool) -> Result<Submitted, PolicyRefusal> {
         let mut state = self.state();
         let former = state.history.former(to)?;
-        // What a forward needs may have changed since.
+        // The configuration may need other classes and schedules by now.
         let policy = check(&former.text, &state.needed)?;
         let origin = Origin::Rollback { to: former.number };
         let revision = state.history.next(policy, former.text.clone(), origin, author, SystemTime::now());
         self.adopt(&mut state, revision, None, save)
     }
 
-    /// Ends the trial of the revision in force: it stays.
+    /// Ends the trial of the revision in force, which stays.
     ///
     /// # Errors
-    /// It is not on trial; or it could not be saved, in which case it still is.
+    /// It is not on trial; or it could not be saved, and is still on trial.
     pub fn confirm(&self, number: u64, save: bool) -> Result<Arc<Revision>, PolicyRefusal> {
         let mut state = self.state();
         if !state.history.awaits(number) {
@@ -371,10 +371,10 @@ impl Policies {
         }
     }
 
-    /// Puts what the files say in force, or what was saved, which takes precedence.
+    /// Puts the policy of the files in force, or the saved one, which takes precedence.
     ///
     /// # Errors
-    /// [`PolicyRefusal`]; the policy in force stays there.
+    /// [`PolicyRefusal`]; the policy in force stays.
     pub fn reload(&self, config: &config::Config, author: &str) -> Result<(), PolicyRefusal> {
         let mut state = self.state();
         let (needed, now) = (needed(config), SystemTime::now());
@@ -392,11 +392,11 @@ impl Policies {
         Ok(())
     }
 
-    /// Forgets the saved policy, so that the files count again from the next reload or restart on; returns whether there
-    /// was one.
+    /// Forgets the saved policy, so that the files take effect at the next reload or restart; returns whether there was
+    /// one.
     ///
     /// # Errors
-    /// The state folder does not allow it.
+    /// The file cannot be removed from the state folder.
     pub fn forget_saved(&self) -> Result<bool, PolicyRefusal> {
         let mut state = self.state();
         let removed = match fs::remove_file(&self.saved_file) {
@@ -421,7 +421,7 @@ impl Policies {
         state.enforce.put(&revision.policy).map_err(PolicyRefusal::Enforcement)?;
         if let Some(staged) = staged {
             if let Err(error) = staged.replace() {
-                // It was in force a moment ago.
+                // The kernel and the roles accepted it before.
                 let former = state.history.current().policy.clone();
                 if let Err(back) = state.enforce.put(&former) {
                     tracing::error!("the former policy could not be put back in force: {back}");
@@ -469,10 +469,10 @@ pub fn needed(config: &config::Config) -> Vec<Needed> {
     forwards.chain(proxies).chain(serves).chain(listeners).flat_map(named).collect()
 }
 
-/// Reads a policy, and looks whether everything is in it that is `needed`.
+/// Reads a policy, and checks that it contains everything that is `needed`.
 ///
 /// # Errors
-/// It is too long, is not valid, or lacks one.
+/// It is too long, is not valid, or lacks a class or schedule.
 pub fn check(text: &str, needed: &[Needed]) -> Result<Policy, PolicyRefusal> {
     if text.len() > MAX_TEXT_BYTES {
         return Err(PolicyRefusal::TooLong { bytes: text.len() });

@@ -1,7 +1,8 @@
-//! The daemon's life: roles are started, signals obeyed, and everything is brought to an end.
+//! The daemon's life: starts roles, obeys signals, and ends everything in order.
 //!
-//! Two threads: the main one moves data and nothing else; `control` resolves names, listens to netlink and answers
-//! scrapes and the control plane, where a pause costs no packet. A relay with several workers has a further thread for each but the first.
+//! Two threads: the main one only moves data; `control` resolves names, listens to netlink and answers scrapes and the
+//! control plane, where a pause delays no packet. A relay with several workers has one more thread for each worker
+//! after the first.
 
 use std::{
     path::{Path, PathBuf},
@@ -59,14 +60,14 @@ pub const DEVELOPMENT_ECHO: &str = "127.0.0.1:4434";
 /// Runs with a configuration file until SIGTERM.
 ///
 /// # Errors
-/// The configuration is not valid, or something it names is missing or taken.
+/// The configuration is not valid, or a file or address that it names is missing or taken.
 pub fn production(file: &Path) -> Result<()> {
     let config = configuration::read(file)?;
     start(config, Some(file))
 }
 
-/// Runs for this machine only, with no configuration: a relay with a certificate of its own that it keeps in
-/// `state_dir`, without tokens, to targets on loopback.
+/// Runs for this machine only, without a configuration: a relay without tokens, for targets on loopback, that keeps its
+/// own certificate in `state_dir`.
 ///
 /// # Errors
 /// The folder cannot be written, or an address is taken.
@@ -74,7 +75,7 @@ pub fn development(state_dir: &Path) -> Result<()> {
     start(Config::development(state_dir.to_owned()), None)
 }
 
-/// The secret of the state folder; where there can be none, one that ends with the process.
+/// Returns the secret of the state folder; if it cannot be kept there, one that ends with the process.
 fn secret(state_dir: &Path) -> Result<Secret> {
     Secret::keep_in(state_dir).or_else(|error| {
         tracing::warn!("after a restart, peers will have to wait for their timeout (no stateless resets): {error:#}");
@@ -82,7 +83,7 @@ fn secret(state_dir: &Path) -> Result<Secret> {
     })
 }
 
-/// Takes what needs the rights of the process, gives these up, makes the threads, and serves.
+/// Opens what needs the rights of the process, gives these up, starts the threads, and serves.
 fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let log = log::start(&config);
     let config = if file.is_none() { without_missing_families(config) } else { config };
@@ -97,7 +98,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         Ok((sockets, steering, secret))
     });
     let places = places.transpose()?;
-    // Before there are threads, so that none keeps a right.
+    // Before any other thread starts, so that none keeps a right.
     let parts = Arc::<Parts>::default();
     parts.relay.users.limit(config.metrics.users);
     parts.kernel.in_force.probe();
@@ -106,7 +107,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         .unwrap_or_else(|error| tracing::warn!("this process has no seccomp filter: {error:#}"));
     let control = runtime::Builder::new_multi_thread()
         .worker_threads(1)
-        // For what may wait: for the disk, the kernel, or the user database.
+        // For tasks that may wait: for the disk, the kernel, or the user database.
         .max_blocking_threads(16)
         .thread_name("control")
         .enable_all()
@@ -124,9 +125,9 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     outcome
 }
 
-/// Starts, serves until a signal or a fault, and ends.
+/// Starts, serves until a signal or a fault, and shuts down.
 async fn serve(launch: Launch) -> Result<()> {
-    // Signals that arrive from here on are kept, not obeyed by dying.
+    // From here on, a signal is queued and does not kill the process.
     let mut signals = Signals::listen()?;
     let (mut daemon, mut open, mut wishes) = Daemon::start(launch).await?;
     daemon.keep_serving(&mut open, &mut wishes, &mut signals).await?;
@@ -135,11 +136,11 @@ async fn serve(launch: Launch) -> Result<()> {
     Ok(())
 }
 
-/// What has to be kept at hand while the daemon runs.
+/// State that the daemon keeps while it runs.
 struct Daemon {
-    /// What is in force, but for the policy.
+    /// The configuration in force, except for its policy.
     config: Arc<Config>,
-    /// Where it was read; development mode has none.
+    /// The file of the configuration; `None` in development mode.
     file: Option<PathBuf>,
     log: LogControl,
     parts: Arc<Parts>,
@@ -148,37 +149,37 @@ struct Daemon {
     /// The gateway's own listeners.
     fronts: Fronts,
     edge: Edge,
-    /// The class that each local address is of.
+    /// The class of each local address.
     entrance_classes: EntranceClasses,
     roles: JoinSet<Result<()>>,
     watchdog: Option<Arc<Watchdog>>,
-    /// Runs what may wait.
+    /// Runs tasks that may wait.
     runtime: Handle,
-    /// Where metrics are served.
+    /// The page that serves metrics.
     page: Option<MetricsPage>,
     /// The files that the configuration names, as they were when they were read.
     read: Arc<ArcSwap<SeenFiles>>,
-    /// The certificates that are shown, and what was said of them.
+    /// The certificates in use, and the warnings already given about them.
     certificates: Vec<Certificate>,
     warnings: CertificateWarnings,
 }
 
-/// What is asked, and by which doors.
+/// The policy, the control plane, and its doors.
 struct Open {
     policies: Arc<Policies>,
     control: Arc<Control>,
     doors: Doors,
 }
 
-/// What others than the service manager want of the daemon.
+/// Requests to the daemon that do not come from the service manager.
 struct Wishes {
-    /// Callers of the doors want the configuration read again.
+    /// Callers of the doors want the configuration reloaded.
     reloads: mpsc::Receiver<Reload>,
     /// Files that the configuration names have changed.
     files: mpsc::Receiver<()>,
 }
 
-/// What the service manager, or a terminal, wants of it.
+/// Signals of the service manager or of a terminal.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -194,7 +195,7 @@ impl Signals {
 }
 
 impl Daemon {
-    /// Obeys signals and callers until it is told to end.
+    /// Obeys signals and callers until a signal ends the daemon.
     ///
     /// # Errors
     /// A role failed.
@@ -211,7 +212,7 @@ impl Daemon {
                 _ = signals.terminate.recv() => return Ok(()),
                 _ = signals.interrupt.recv() => return Ok(()),
                 _ = signals.hangup.recv() => {
-                    // A refused reload is logged there.
+                    // `reload` logs its own refusal.
                     _ = self.reload("SIGHUP", open).await;
                 }
                 Some(Reload { author, done }) = wishes.reloads.recv() => {
@@ -230,14 +231,14 @@ impl Daemon {
         }
     }
 
-    /// Tells the kernel's programs of listeners, addresses and connection IDs as they are by now.
+    /// Updates the kernel's programs with the current listeners, addresses and connection IDs.
     fn refresh_guard(&mut self) {
         if let Some(role) = &mut self.relay {
             role.refresh_guard(&self.parts.kernel);
         }
     }
 
-    /// Says which certificates come to their end, each as it comes nearer.
+    /// Warns of certificates that expire soon: once at each step of nearness.
     fn tell_of_certificates(&mut self) {
         let now = SystemTime::now();
         for (certificate, nearness) in self.warnings.due(&self.certificates, now) {
@@ -251,7 +252,8 @@ impl Daemon {
         }
     }
 
-    /// Shuts down gracefully: it takes no new requests, and open ones get their time. A second signal ends it at once.
+    /// Shuts down gracefully: refuses new requests and gives open ones time to finish. A second signal ends them at
+    /// once.
     async fn end(mut self, mut signals: Signals) {
         self.parts.ready.reach(LifeStage::Draining);
         let drain = self.relay.as_ref().map_or(CLOSING, |role| role.drain);
@@ -289,13 +291,13 @@ impl Daemon {
     }
 }
 
-/// How often the kernel's guard hears of this host's addresses.
+/// How often the kernel's guard receives this host's addresses.
 const REFRESH: Duration = Duration::from_secs(10);
 
-/// How long connections, and then their last packets, are given to leave.
+/// How long connections have to close, and then their last packets to leave.
 const CLOSING: Duration = Duration::from_millis(50);
 
 fn notify(state: &[NotifyState<'_>]) {
-    // Without a service manager there is nobody to tell.
+    // Without a service manager there is no receiver.
     _ = sd_notify::notify(state);
 }

@@ -1,8 +1,9 @@
-//! Tells the service manager that packets still move (sd_watchdog_enabled(3)), so that a relay that is stuck is restarted.
+//! Tells the service manager that packets still move (sd_watchdog_enabled(3)), so that it restarts a relay that is
+//! stuck.
 //!
-//! Each thread that moves packets gives signs of life of its own: it gets to run, and what waits in the sockets of its
-//! endpoints is received. The service manager hears of it only while all of them do. Where it does not ask, none of this
-//! runs.
+//! Each thread that moves packets gives its own signs of life: it gets to run, and receives the datagrams that wait in
+//! the sockets of its endpoints. The service manager is notified only while all threads do. If it does not ask for
+//! notifications, none of this runs.
 
 use std::{
     net::UdpSocket,
@@ -25,10 +26,10 @@ struct Pulse {
     beats: AtomicU64,
 }
 
-/// The watch over all threads.
+/// The watchdog over all threads that move packets.
 #[derive(Debug)]
 pub struct Watchdog {
-    /// Within which the service manager wants to hear.
+    /// The interval within which the service manager expects a notification.
     patience: Duration,
     pulses: Mutex<Vec<Arc<Pulse>>>,
 }
@@ -38,23 +39,23 @@ pub struct Watchdog {
 pub struct Watched {
     socket: UdpSocket,
     turns: LoopTurns,
-    /// At the last look: whether something waited, and how many turns there had been.
+    /// At the last check: whether a datagram waited, and the number of turns so far.
     last: (bool, u64),
 }
 
 impl Watchdog {
-    /// Returns the watch, if the service manager asks for it.
+    /// Returns the watchdog, if the service manager asks for it.
     #[must_use]
     pub fn wanted() -> Option<Arc<Self>> {
         let patience = sd_notify::watchdog_enabled().filter(|patience| !patience.is_zero())?;
         Some(Arc::new(Self { patience, pulses: Mutex::default() }))
     }
 
-    /// Gives a thread's signs of life. To be run by it, beside its endpoints; never completes.
+    /// Gives a thread's signs of life. The thread runs this future beside its endpoints; it never completes.
     pub fn pulse(&self, thread: String, mut watched: Vec<Watched>) -> impl Future<Output = ()> + Send + use<> {
         let pulse = Arc::new(Pulse { thread, beats: AtomicU64::new(0) });
         self.pulses.lock().push(pulse.clone());
-        // Twice as often as they are looked for.
+        // Twice as often as `feed` checks for them.
         let mut ticks = interval(self.patience / 8);
         async move {
             loop {
@@ -64,7 +65,7 @@ impl Watchdog {
         }
     }
 
-    /// Tells the service manager for as long as every thread gives signs of life. Never completes.
+    /// Notifies the service manager while every thread gives signs of life. Never completes.
     pub async fn feed(self: Arc<Self>) {
         let mut ticks = interval(self.patience / 4);
         let mut last = Vec::new();
@@ -74,7 +75,7 @@ impl Watchdog {
             let beats: Vec<_> = pulses.iter().map(|pulse| pulse.beats.load(Relaxed)).collect();
             let stuck: Vec<_> = beats.iter().zip(&last).zip(&pulses).filter(|((now, last), _)| now == last).collect();
             if stuck.is_empty() {
-                // Without a service manager there is nobody to tell.
+                // Without a service manager there is no receiver.
                 _ = sd_notify::notify(&[NotifyState::Watchdog]);
             }
             for (_, pulse) in stuck {
@@ -90,7 +91,7 @@ impl Watchdog {
 
 impl Pulse {
     fn beat(&self, watched: &mut [Watched]) {
-        // Each of them has to be looked at.
+        // No short circuit: each must be checked, to keep its last state current.
         if watched.iter_mut().map(Watched::is_stuck).filter(|is_stuck| *is_stuck).count() == 0 {
             self.beats.fetch_add(1, Relaxed);
         }
@@ -101,12 +102,12 @@ impl Watched {
     /// Watches a socket whose endpoint counts its turns.
     ///
     /// # Errors
-    /// There are too many descriptors.
+    /// There are no descriptors left.
     pub fn new(socket: &UdpSocket, turns: LoopTurns) -> std::io::Result<Self> {
         Ok(Self { socket: socket.try_clone()?, turns, last: (false, 0) })
     }
 
-    /// Tells whether something waits, as it did at the last look, and nothing was received between.
+    /// Returns whether a datagram waits, one also waited at the last check, and the endpoint has taken no turn since.
     fn is_stuck(&mut self) -> bool {
         let now = (waits(&self.socket), self.turns.count());
         let last = std::mem::replace(&mut self.last, now);
@@ -114,7 +115,7 @@ impl Watched {
     }
 }
 
-/// Tells whether a datagram waits to be received (FIONREAD, udp(7)).
+/// Returns whether a datagram waits to be received (FIONREAD, udp(7)).
 fn waits(socket: &UdpSocket) -> bool {
     rustix::io::ioctl_fionread(socket).is_ok_and(|bytes| bytes > 0)
 }

@@ -1,8 +1,8 @@
-//! Workers: threads that move packets, each with an endpoint of its own at every listener.
+//! Workers: threads that move packets, each with its own endpoint at every listener.
 //!
-//! The sockets of a listener share its address. A program steers each packet to the worker that its connection ID names,
-//! wherever it comes from; without one, a client whose address changed would meet a worker that does not know it. So
-//! there is one worker where the program cannot be had.
+//! The sockets of a listener share its address. A program steers each packet to the worker that its connection ID
+//! names, wherever it comes from; without the program, a client whose address changed would reach a worker that does
+//! not know it. So there is only one worker if the program cannot be attached.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -31,19 +31,19 @@ use tokio::{runtime, sync::oneshot, task::JoinSet, time::sleep};
 
 use crate::watchdog::{Watchdog, Watched};
 
-/// The sockets of a relay: of each worker, one for each listener.
+/// The sockets of a relay: for each worker, one per listener.
 pub type WorkerSockets = Vec<Vec<UdpSocket>>;
 
-/// What steers packets to workers: a program for each listener, or none for a single worker.
+/// The programs that steer packets to workers: one per listener, or none for a single worker.
 #[derive(Default)]
 pub struct Steering(Vec<Steer>);
 
-/// Takes the sockets of `workers` workers that the service manager `opened`, if any, or binds them: those of a single one
-/// where packets cannot be steered, which is logged. To be called while the process has its rights.
+/// Takes the sockets that the service manager `opened`, or binds one per worker and listener. If packets cannot be
+/// steered, it logs this and binds sockets for one worker. Call it while the process has its rights.
 ///
 /// # Errors
-/// An address is in use or not ours. Of sockets that were opened: they are others than the listeners, or not as many at each
-/// as there are workers, or packets cannot be steered; the message says what to change.
+/// An address is in use or not ours. For opened sockets: their addresses are not those of the listeners, a listener
+/// does not have as many as there are workers, or packets cannot be steered; the message says what to change.
 pub fn bind(
     listeners: &[ListenerSettings],
     workers: u8,
@@ -55,7 +55,8 @@ pub fn bind(
             "no program can steer packets to the sockets of paced.socket; write each once, and workers = 1 in [relay]";
         return spread(adopt(listeners, workers, opened)?, secret).context(why);
     }
-    // By itself first, even if it will be shared: that would hide that somebody else has it.
+    // First without sharing, even if it will be shared: a shared bind would succeed although another program uses the
+    // address.
     let one = || listeners.iter().map(|listener| socket(listener.address, false)).collect::<Result<_>>();
     let alone = vec![one()?];
     if workers == 1 {
@@ -77,7 +78,7 @@ fn share(listeners: &[ListenerSettings], workers: u8, secret: &Secret) -> Result
     spread(listeners.iter().map(group).collect::<Result<_>>()?, secret)
 }
 
-/// Sorts sockets that were opened for the listeners: of each as many as there are workers.
+/// Sorts opened sockets by listener; each must have as many as there are workers.
 fn adopt(listeners: &[ListenerSettings], workers: u8, mut opened: Vec<UdpSocket>) -> Result<WorkerSockets> {
     let mut groups = Vec::new();
     for ListenerSettings { address, .. } in listeners {
@@ -100,7 +101,8 @@ fn adopt(listeners: &[ListenerSettings], workers: u8, mut opened: Vec<UdpSocket>
     Ok(groups)
 }
 
-/// Gives each worker a socket of each group, all of which are at one address, and has packets steered if there are several.
+/// Gives each worker one socket of each group, whose sockets have the same address; steers packets if a group has
+/// several.
 fn spread(groups: WorkerSockets, secret: &Secret) -> Result<(WorkerSockets, Steering)> {
     let (mut sockets, mut steering) = (WorkerSockets::new(), Steering::default());
     for group in groups {
@@ -114,8 +116,8 @@ fn spread(groups: WorkerSockets, secret: &Secret) -> Result<(WorkerSockets, Stee
 }
 
 impl Steering {
-    /// Says by which connection IDs packets are steered from now on. To be repeated: keys change, though each is known a
-    /// week ahead.
+    /// Sets the connection IDs by which packets are steered. To be repeated: keys change, though each is known a week
+    /// ahead.
     ///
     /// # Errors
     /// The kernel refuses an update.
@@ -129,32 +131,32 @@ fn socket(address: SocketAddr, shared: bool) -> Result<UdpSocket> {
     Ok(socket.map_err(|error| BindError::new(address, error))?.into())
 }
 
-/// What the endpoints of all workers have in common.
+/// The settings that the endpoints of all workers share.
 pub struct Endpoints {
-    /// The relay that serves what they accept.
+    /// The relay that serves accepted connections.
     pub relay: Arc<Relay>,
     /// How they send.
     pub transport: Transport,
     /// How many workers there are.
     pub workers: usize,
-    /// Where they listen and how they prove their identity.
+    /// The listeners, and their certificates.
     pub listeners: Vec<(ListenerSettings, ServerTls)>,
-    /// The number of each listener's class, which its connection IDs say from then on.
+    /// The number of each listener's class, for new connection IDs.
     pub classes: Vec<Arc<AtomicU8>>,
-    /// How much they take.
+    /// The limits of the relay.
     pub limits: RelayLimits,
-    /// Where they count.
+    /// Their counters.
     pub metrics: Arc<RelayMetrics>,
-    /// What their connection IDs and tokens derive from.
+    /// The secret from which connection IDs and tokens are derived.
     pub secret: Secret,
-    /// Whether new connections are let in.
+    /// Whether new connections are accepted.
     pub open: Arc<AtomicBool>,
     /// The watchdog that checks whether they still serve, if there is one.
     pub watchdog: Option<Arc<Watchdog>>,
 }
 
 impl Endpoints {
-    /// Starts those of one worker on the runtime this is called in, with a socket for each listener.
+    /// Starts the endpoints of one worker on the current runtime, with a socket for each listener.
     ///
     /// # Errors
     /// The settings are invalid.
@@ -200,11 +202,11 @@ impl Endpoints {
         Ok(serving)
     }
 
-    /// Starts those of one worker on a thread of its own; returns what completes when all of them have ended. Their last
-    /// packets then have `closing` to leave.
+    /// Starts the endpoints of one worker on a new thread; returns a future that completes when all of them have ended.
+    /// Their last packets then have `closing` to leave.
     ///
     /// # Errors
-    /// There can be no thread, or as in [`Endpoints::start`].
+    /// The thread cannot be started, or as in [`Endpoints::start`].
     pub async fn start_thread(
         self: Arc<Self>,
         worker: u8,
@@ -216,7 +218,7 @@ impl Endpoints {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let work = async move {
             match self.start(worker, sockets) {
-                // Nobody waits for either any more where the daemon is ending.
+                // If the daemon is ending, the receivers are gone.
                 Err(error) => _ = started.send(Err(error)),
                 Ok(mut serving) => {
                     _ = started.send(Ok(()));

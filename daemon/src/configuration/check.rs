@@ -1,4 +1,4 @@
-//! What is wrong with a configuration on this machine, with the place in it where that can be mended.
+//! Checks of a configuration against this machine; each finding names the place in it to correct.
 
 use std::{
     fmt::Write as _,
@@ -27,10 +27,11 @@ use crate::certificates;
 /// A key, and the file or name that is its value.
 type Named = (&'static str, PathBuf);
 
-/// Reads a configuration and all that it names on this machine; returns it with what may not be meant, in words.
+/// Reads a configuration and everything that it names on this machine; returns it with warnings about settings that may
+/// be mistakes.
 ///
 /// # Errors
-/// All that would keep paced from starting, each with its place.
+/// All faults that would keep paced from starting, each with its place.
 pub fn check(file: &Path) -> Result<(Config, Vec<String>)> {
     let parts = parts(file)?;
     let config = from_parts(file, &parts)?;
@@ -47,8 +48,7 @@ pub fn check(file: &Path) -> Result<(Config, Vec<String>)> {
     Ok((config, warnings.map(|(named, why)| placed(&parts, &[named], &why)).collect()))
 }
 
-/// Puts the places of the keys that a message is about before it: of the keys whose value it names, or else of all
-/// keys.
+/// Puts places before a message: those of the keys whose value the message contains, or else those of all keys.
 fn placed(parts: &[FilePart], keys: &[Named], message: &str) -> String {
     let is_named = |(_, value): &&Named| message.contains(&value.display().to_string());
     let mut named: Vec<_> = keys.iter().filter(is_named).collect();
@@ -60,7 +60,8 @@ fn placed(parts: &[FilePart], keys: &[Named], message: &str) -> String {
     if places.is_empty() { message.to_owned() } else { format!("{}: {message}", places.join(" and ")) }
 }
 
-/// What keeps paced from starting, each with the keys that it may be about; of several listeners that share a certificate, once.
+/// Returns the faults that keep paced from starting, each with the keys that may cause it; once for listeners that
+/// share a certificate.
 fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
     let (mut faults, mut looked) = (Vec::new(), Vec::new());
     let mut look = |keys: Vec<Named>, outcome: Result<()>| {
@@ -70,7 +71,7 @@ fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
         looked.push(keys);
     };
     for listener in config.relay.iter().flat_map(|relay| &relay.listeners) {
-        // What development mode makes itself is no matter of a configuration.
+        // The self-signed certificate of development mode comes from no key of the configuration.
         let ListenerIdentity::Files { certificate, private_key } = &listener.identity else { continue };
         let mut keys = vec![("certificate", certificate.clone()), ("private_key", private_key.clone())];
         keys.extend(listener.client_ca.clone().map(|file| ("client_ca", file)));
@@ -119,15 +120,15 @@ fn uplink_files(uplink: &UplinkSettings) -> Vec<Named> {
     keys
 }
 
-/// Looks whether a connection to a relay could be tried.
+/// Checks whether an endpoint to a relay can be made.
 fn connectable(uplink: &UplinkSettings) -> Result<()> {
     let schedules = Schedules::default();
-    // They differ in where they are only.
+    // The accesses differ only in their addresses.
     let Some(access) = Access::of(uplink).into_iter().next() else { return Ok(()) };
     Endpoint::new(access, Transport::default(), Arc::default(), schedules).map(drop)
 }
 
-/// What paced can start with and may not be meant, with the key that it is about.
+/// Returns settings that paced can start with but that may be mistakes, each with its key.
 fn warnings(config: &Config) -> Vec<(Named, String)> {
     let mut warnings = Vec::new();
     for (_, _, uplink) in config.all_uplinks() {
@@ -179,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder with a certificate and its key, another key, and a certificate that is over.
+    /// A folder with a certificate and its key, another key, and an expired certificate.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -200,7 +201,7 @@ mod tests {
             fs::write(self.0.join(name), text).unwrap();
         }
 
-        /// What is said of a configuration in which `$` stands for the folder.
+        /// Returns the warnings or the error for a configuration in which `$` stands for the folder.
         fn check(&self, text: &str) -> Result<Vec<String>, String> {
             self.write("paced.toml", &text.replace('$', &self.0.display().to_string()));
             check(&self.0.join("paced.toml")).map(|(_, warnings)| warnings).map_err(|error| format!("{error:#}"))

@@ -22,25 +22,25 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-/// How often files are looked at.
+/// How often the files are checked.
 const LOOK: Duration = Duration::from_secs(3);
 
-/// What changes of a file when it is written, or when another one takes its place, also behind a symbolic link: device,
-/// inode, size, and the times of the last change of contents and inode. `None` for one that is not there.
+/// The metadata that change when a file is written or replaced, also behind a symbolic link: device, inode, size, and
+/// the times of the last change of contents and inode. `None` if the file does not exist.
 type Stamp = Option<[i64; 5]>;
 
-/// Files as they were at one time.
+/// The stamps of files at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SeenFiles(BTreeMap<PathBuf, Stamp>);
 
 impl SeenFiles {
-    /// Looks at the files that a configuration names.
+    /// Takes the stamps of the files that a configuration names.
     #[must_use]
     pub fn of(config: &Config) -> Self {
         Self(paths(config).into_iter().map(|path| (path.to_owned(), stamp(path))).collect())
     }
 
-    /// Looks at the same files again.
+    /// Takes the stamps of the same files again.
     fn again(&self) -> Self {
         Self(self.0.keys().map(|path| (path.clone(), stamp(path))).collect())
     }
@@ -58,7 +58,7 @@ fn stamp(path: &Path) -> Stamp {
     ])
 }
 
-/// The files that are read for a configuration, besides its own.
+/// Returns the files that are read for a configuration, besides its own.
 fn paths(config: &Config) -> Vec<&Path> {
     let mut paths = Vec::new();
     for ListenerSettings { address: _, identity, client_ca, client_crl, auth: _, class: _, schedule: _ } in
@@ -96,7 +96,7 @@ fn paths(config: &Config) -> Vec<&Path> {
     paths
 }
 
-/// Decides, look by look, whether what has changed is to be read: once it has stayed the same from one look to the next, so
+/// Decides at each check whether a change is to be read: only once the files are the same in two checks in a row, so
 /// that a certificate and its key, which are written one after the other, are read together.
 #[derive(Debug, Default)]
 struct Looks {
@@ -109,15 +109,15 @@ impl Looks {
         let is_settled = now == std::mem::replace(&mut self.last, now.clone());
         let is_news = is_settled && now != *read && now != self.told;
         if is_settled {
-            // What could not be used is told again where it comes back after what could be.
+            // A state that could not be used is reported again if it returns after a usable one.
             self.told = now;
         }
         is_news
     }
 }
 
-/// Tells when files differ from the ones that were `read` last; never returns. Files that could not be used are told
-/// again only when they have changed again.
+/// Notifies `changed` when files differ from the last ones that were `read`; returns only if the receiver or the
+/// runtime is gone. Files that could not be used are reported again only once they have changed again.
 pub async fn follow(read: Arc<ArcSwap<SeenFiles>>, changed: mpsc::Sender<()>) {
     let (mut looks, mut ticks) = (Looks::default(), interval(LOOK));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -125,7 +125,7 @@ pub async fn follow(read: Arc<ArcSwap<SeenFiles>>, changed: mpsc::Sender<()>) {
         ticks.tick().await;
         let read = read.load_full();
         let known = read.clone();
-        // A disk may take its time.
+        // A disk may be slow.
         let Ok(now) = spawn_blocking(move || known.again()).await else { return };
         if looks.is_changed(&read, now) && changed.send(()).await.is_err() {
             return;

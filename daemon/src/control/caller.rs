@@ -1,4 +1,4 @@
-//! The caller of a control method, and what the caller may do.
+//! The caller of a control method, and its rights.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::Error;
 pub struct Caller {
     /// The user's or certificate's name, or the user's number if there is no name.
     pub name: String,
-    /// Whether they may change anything, and see addresses of clients and targets.
+    /// Whether the caller may make changes, and see addresses of clients and targets.
     pub may_write: bool,
 }
 
@@ -27,13 +27,13 @@ impl Caller {
         if self.may_write { Ok(self.name.clone()) } else { Err(Error::Denied { caller: self.name.clone() }) }
     }
 
-    /// Returns what `show` says of addresses, or nothing to a caller that may not see them.
+    /// Returns the addresses that `show` returns, or an empty text if the caller may not see them.
     pub fn shown(&self, show: impl FnOnce() -> String) -> String {
         if self.may_write { show() } else { String::new() }
     }
 }
 
-/// A connected peer. Each call finds out anew what the peer may do, since the configuration may change meanwhile.
+/// A connected peer. Each call determines the peer's rights anew, since the configuration may have changed.
 #[derive(Clone, Debug)]
 pub enum Peer {
     /// A process of a user of this machine.
@@ -55,7 +55,7 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Returns the caller, and what the caller may do now.
+    /// Returns the caller, with its present rights.
     #[must_use]
     pub fn caller(&self) -> Caller {
         match self {
@@ -65,7 +65,7 @@ impl Peer {
     }
 }
 
-/// The users that may change things: root, the user that paced runs as, and the users that the configuration names.
+/// The users that may make changes: root, the user that paced runs as, and the users that the configuration names.
 /// Clones share the names.
 #[derive(Clone, Debug)]
 pub struct Writers {
@@ -80,7 +80,7 @@ impl Writers {
         Self { names: Arc::new(ArcSwap::from_pointee(names.to_vec())), own: Uid::effective().as_raw() }
     }
 
-    /// Puts other names in place of those, for calls to come.
+    /// Replaces the names for later calls.
     pub fn replace(&self, names: &[String]) {
         self.names.store(Arc::new(names.to_vec()));
     }
@@ -101,7 +101,7 @@ impl Writers {
     }
 }
 
-/// The certificate holders that may change things: the ones whose names the configuration has. Clones share the names.
+/// The certificate holders that may make changes, by names from the configuration. Clones share the names.
 #[derive(Clone, Debug)]
 pub struct Bearers(Arc<ArcSwap<Vec<String>>>);
 
@@ -112,7 +112,7 @@ impl Bearers {
         Self(Arc::new(ArcSwap::from_pointee(names.to_vec())))
     }
 
-    /// Puts other names in place of those, for calls to come.
+    /// Replaces the names for later calls.
     pub fn replace(&self, names: &[String]) {
         self.0.store(Arc::new(names.to_vec()));
     }
@@ -123,7 +123,7 @@ impl Bearers {
         Peer::Bearer { names: auth::names(certificate), bearers: self.clone() }
     }
 
-    /// The caller is called by the name that may write, or else by its first.
+    /// Names the caller by the name that may write, or else by its first.
     fn of(&self, names: &[String]) -> Caller {
         let known = self.0.load();
         let writer = names.iter().find(|name| known.iter().any(|known| auth::is_same_name(known, name)));
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn a_caller_that_may_not_write_is_named_in_quotes_and_told_who_may() {
         let writers = Writers { own: 900, ..Writers::new(&[]) };
-        // There is a user of that name, and without quotes it would be a word of the sentence.
+        // There is a user "nobody", whose name without quotes would read as part of the sentence.
         for (uid, name, quoted) in [(65_534, Some("nobody"), "\"nobody\""), (7, None, "\"uid 7\"")] {
             let refusal = writers.of(uid, name.map(str::to_owned)).to_write().unwrap_err().to_string();
             assert!(refusal.starts_with(&format!("{quoted} may not change anything; ")), "{refusal}");

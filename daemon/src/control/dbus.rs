@@ -1,8 +1,8 @@
 //! The door for D-Bus: the interface `org.paced.Control1` of the object `/org/paced/Paced1`, under the name
 //! `org.paced.Paced1`.
 //!
-//! The bus bounds what a caller may send and what waits for one that reads slowly (dbus-daemon(1), `<limit>`), and
-//! identifies the caller. Polkit(8) may let further callers write.
+//! The bus bounds what a caller may send and what waits for a slow reader (dbus-daemon(1), `<limit>`), and identifies
+//! the caller. Polkit(8) may permit further callers to write.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -30,33 +30,33 @@ mod rows;
 const NAME: &str = "org.paced.Paced1";
 const PATH: &str = "/org/paced/Paced1";
 
-/// What polkit is asked for.
+/// The action that polkit decides on.
 const ACTION: &str = "org.paced.Paced1.write";
 
-/// How long a door that was shut stays so, and an open one is not looked at.
+/// The pause before a failed door is tried again, and between two checks that an open one still has its bus.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// The interface.
+/// The interface and its handlers.
 struct Door {
     control: Arc<Control>,
     writers: Writers,
 }
 
-/// Why something asked for was not done, as callers see it: the name is for programs, the text for people.
+/// Why a call failed, as callers see it: the name is for programs, the text for people.
 #[derive(Debug, DBusError)]
 #[zbus(prefix = "org.paced.Error")]
 enum Denial {
     #[zbus(error)]
     ZBus(zbus::Error),
-    /// The caller may not.
+    /// The caller has no right to do it.
     AccessDenied(String),
     /// The policy or the configuration is not valid, or an argument is not.
     Invalid(String),
-    /// Another revision is in force than the caller thought, or it is on trial.
+    /// Another revision is in force than the caller expected, or it is on trial.
     Conflict(String),
     /// No such tunnel, class or revision.
     NotFound(String),
-    /// It could not be done.
+    /// The operation failed.
     Failed(String),
 }
 
@@ -73,8 +73,8 @@ impl From<Error> for Denial {
     }
 }
 
-/// Keeps the door open on a bus; never returns. If there is no such bus, or the bus does not let this process have the
-/// name, it logs that once, and tries again.
+/// Keeps the door open on a bus; never returns. If there is no such bus, or the bus refuses this process the name, it
+/// logs that once, and tries again.
 pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
     let mut told = None;
     loop {
@@ -99,7 +99,7 @@ async fn serve(control: &Arc<Control>, bus: &Bus, writers: &Writers) -> Result<(
     let door = Door { control: control.clone(), writers: writers.clone() };
     let failed = || format!("failed to become {NAME} on the bus {bus}");
     let connection = builder.serve_at(PATH, door).build().await.with_context(failed)?;
-    // A process that waits in line for a name would not know that another has it.
+    // Queueing for the name would hide that another process owns it.
     connection.request_name_with_flags(NAME, RequestNameFlags::DO_NOT_QUEUE).await.with_context(failed)?;
     tracing::info!(%bus, name = NAME, "on D-Bus");
     let door = connection.object_server().interface::<_, Door>(PATH).await.context("the door was just made")?;
@@ -116,7 +116,7 @@ async fn serve(control: &Arc<Control>, bus: &Bus, writers: &Writers) -> Result<(
                 None => return Ok(()),
             },
             () = tokio::time::sleep(PAUSE) => {
-                // A call that is not answered any more has no bus.
+                // If this call fails, the bus is gone.
                 DBusProxy::new(&connection).await?.get_id().await?;
                 continue;
             }
@@ -132,7 +132,7 @@ async fn serve(control: &Arc<Control>, bus: &Bus, writers: &Writers) -> Result<(
 }
 
 impl Door {
-    /// Returns the caller, by what the bus knows of it.
+    /// Identifies the caller by what the bus knows of it.
     async fn caller(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
         let sender = header.sender().ok_or_else(|| Denial::AccessDenied("it is not known who calls".into()))?;
         let bus = DBusProxy::new(connection).await?;
@@ -142,7 +142,7 @@ impl Door {
         found.map_err(|_| Denial::Failed(Error::Ending.to_string()))
     }
 
-    /// As [`Door::caller`], for a caller that wants to write.
+    /// Like [`Door::caller`], but also asks polkit if the caller may not write otherwise.
     async fn writer(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
         let mut caller = self.caller(header, connection).await?;
         if !caller.may_write {
@@ -155,7 +155,7 @@ impl Door {
     }
 }
 
-/// Asks polkit whether a caller may write; it may ask them for a password, if they let it.
+/// Asks polkit whether a caller may write; polkit may ask for a password if the call permits interaction.
 async fn is_authorized(header: &Header<'_>, connection: &Connection) -> Result<bool> {
     let subject = Subject::new_for_message_header(header)?;
     let asks = header.primary().flags().contains(Flags::ALLOW_INTERACTIVE_AUTH);
@@ -166,8 +166,8 @@ async fn is_authorized(header: &Header<'_>, connection: &Connection) -> Result<b
 
 #[interface(name = "org.paced.Control1")]
 impl Door {
-    /// Returns a revision of the policy, 0 for the one in force: its number, its TOML text, who wanted it, where it comes
-    /// from, and when it came into force, in microseconds since 1970.
+    /// Returns a revision of the policy, 0 for the one in force: its number, its TOML text, its author, its origin, and
+    /// when it took effect, in microseconds since 1970.
     #[zbus(out_args("number", "text", "author", "origin", "since_us"))]
     async fn get_policy(&self, revision: u64) -> Result<(u64, String, String, String, u64), Denial> {
         let (found, _) = self.control.revision(revision).await?;
@@ -175,7 +175,7 @@ impl Door {
         Ok((found.number, found.text.clone(), found.author.clone(), found.origin.to_string(), since_us))
     }
 
-    /// Puts a policy in force, everywhere or, if it is refused, nowhere; returns its revision and what it changed, as a
+    /// Puts a policy in force, everywhere or, if it is refused, nowhere; returns its revision and its changes, as a
     /// unified diff. Options: `expected_revision` (t), `dry_run` (b), `confirm_within_s` (t), `save` (b).
     #[zbus(out_args("revision", "diff"))]
     async fn set_policy(
@@ -228,7 +228,7 @@ impl Door {
         Ok(self.control.forget_saved(&caller).await?)
     }
 
-    /// Reads the configuration's files again, and returns the revision in force once they are.
+    /// Reads the configuration's files again, and returns the revision that is then in force.
     #[zbus(out_args("revision"))]
     async fn reload(
         &self,
@@ -327,7 +327,7 @@ impl Door {
         Ok(self.control.close_tunnel(&caller, tunnel)?)
     }
 
-    /// Gives a tunnel a class whatever the rules say; an empty one has rules decide again.
+    /// Gives a tunnel a class regardless of the rules; an empty class lets the rules decide again.
     async fn set_tunnel_class(
         &self,
         tunnel: u64,
@@ -364,7 +364,7 @@ impl Door {
         self.control.in_force().is_saved
     }
 
-    /// What the kernel enforces: of each device and part, whether it does, and how, or why not.
+    /// What the kernel enforces: for each device and part, whether it does, and how, or why not.
     #[zbus(property(emits_changed_signal = "false"))]
     async fn kernel(&self) -> Vec<(String, String, bool, String)> {
         let row = |PartView { device, part, is_enforced, detail }| (device, part.to_owned(), is_enforced, detail);
@@ -392,7 +392,7 @@ impl Door {
         fields: HashMap<String, zbus::Variant<'_>>,
     ) -> zbus::Result<()>;
 
-    /// Something happened: "policy", "reload", "tunnel", "path", or "lost" for events that there were too many of.
+    /// Something happened: "policy", "reload", "tunnel", "path", or "lost" for events that came too fast to be sent.
     #[zbus(signal)]
     async fn event(emitter: &SignalEmitter<'_>, kind: &str, message: &str) -> zbus::Result<()>;
 }
@@ -419,7 +419,8 @@ fn submission(text: String, options: HashMap<String, OwnedVariant>) -> Result<Su
     Ok(submission)
 }
 
-/// Returns a record as the signal has it, which goes to all callers that may receive signals.
+/// Converts a record to the signal's fields, without addresses, since the signal goes to all callers that may receive
+/// signals.
 fn fields(record: &AccessRecord) -> HashMap<String, zbus::Variant<'_>> {
     let value = |value| match value {
         Value::Number(number) => number.into(),

@@ -1,4 +1,4 @@
-//! The doors that a configuration names: opened at the start, and others at a reload.
+//! The doors that a configuration names: opened at the start, and replaced at a reload.
 
 use std::{
     io,
@@ -25,11 +25,11 @@ use super::{
 };
 use crate::configuration::control_identity;
 
-/// The doors that are open, on the runtime of the control plane.
+/// The open doors, on the runtime of the control plane.
 pub struct Doors {
     control: Arc<Control>,
     runtime: Handle,
-    /// Whether the service manager has opened the Unix socket, which then stays what it is.
+    /// Whether the service manager has opened the Unix socket, which then cannot be moved.
     is_given: bool,
     unix: Option<(PathBuf, AbortHandle)>,
     tcp: Option<(SocketAddr, AbortHandle)>,
@@ -39,16 +39,16 @@ pub struct Doors {
     certificates: Option<Certificates>,
 }
 
-/// Doors that can be opened: nobody is in their places, and their files could be used.
+/// Doors that are ready to open: their addresses are bound, and their files could be used.
 pub struct PreparedDoors {
     settings: Settings,
-    /// What is to be opened; `None` for what is open already, or cannot be opened.
+    /// The sockets to serve; `None` for a door that is open already, or cannot be opened.
     unix: Option<Bound>,
     tcp: Option<TcpListener>,
     shown: Option<Arc<ServerConfig>>,
 }
 
-/// A Unix socket that nobody serves yet, whose file goes with it.
+/// A Unix socket that is not served yet; dropping it removes its file.
 struct Bound {
     socket: Option<Socket>,
     path: PathBuf,
@@ -84,7 +84,7 @@ impl Doors {
     }
 
     /// Opens the doors that the configuration names at the start; `given` is the Unix socket if the service manager has
-    /// opened it. A door that cannot be opened is logged, and the others open all the same.
+    /// opened it. If a door cannot be opened, this is logged, and the others open all the same.
     ///
     /// # Errors
     /// A file of `[control.tcp]` cannot be used.
@@ -103,7 +103,7 @@ impl Doors {
         Ok(())
     }
 
-    /// Prepares to open these doors and no others, without a change to the open ones.
+    /// Prepares to open these doors and no others, without changing the open ones.
     ///
     /// # Errors
     /// A door cannot be opened; if it could not be opened before either, this is logged instead. Or a file of
@@ -132,12 +132,12 @@ impl Doors {
         Ok(PreparedDoors { settings: settings.clone(), unix, tcp, shown })
     }
 
-    /// Opens what was prepared, and shuts what is not wanted any more: calls that are under way go on.
+    /// Opens what was prepared, and shuts doors that are no longer wanted; calls in progress continue.
     pub fn open(&mut self, PreparedDoors { settings, unix, tcp, shown }: PreparedDoors) {
         self.writers.replace(&settings.writers);
         self.bearers.replace(settings.tcp.as_ref().map_or(&[][..], |tcp| &tcp.writers));
         if let Some((path, _)) = self.unix.take_if(|(path, _)| settings.socket.as_ref() != Some(&*path)).inspect(shut) {
-            // One that is given is its owner's.
+            // A given socket belongs to the service manager.
             _ = (!self.is_given).then(|| std::fs::remove_file(path));
         }
         self.tcp.take_if(|(at, _)| settings.tcp.as_ref().is_none_or(|tcp| tcp.address != *at)).iter().for_each(shut);
@@ -158,7 +158,7 @@ impl Doors {
             self.tcp = Some((tcp.address, self.serve(listener)));
         }
         if let (Some(bus), None) = (settings.bus, &self.bus) {
-            // A bus that is slow keeps nobody waiting.
+            // In a task, so that a slow bus delays nothing else.
             let keeper = dbus::keep(self.control.clone(), bus.clone(), self.writers.clone());
             self.bus = Some((bus, self.runtime.spawn(keeper).abort_handle()));
         }
@@ -173,7 +173,7 @@ fn shut<T>((_, task): &(T, AbortHandle)) {
     task.abort();
 }
 
-/// Takes what could not be opened for a door that is shut, where it was so before.
+/// Accepts that a door cannot be opened, and logs it, if the same door could not be opened before either.
 fn unless_known<T>(opened: Result<T>, is_known: bool) -> Result<Option<T>> {
     match opened {
         Ok(opened) => Ok(Some(opened)),

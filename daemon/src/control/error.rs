@@ -1,43 +1,43 @@
-//! Why something asked for was not done, in words for people and for programs.
+//! Why a call failed, in words for people and for programs.
 
 use crate::policy::{NeededKind, PolicyRefusal};
 
-/// The longest message that answers carry, in bytes: what is wrong with a text has no bound.
+/// The longest message in an answer, in bytes: the list of faults in a text has no bound.
 const MESSAGE_BYTES: usize = 4096;
 
 /// What callers can do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// Be somebody who may write.
+    /// Call as a user or certificate that may write.
     Denied,
-    /// Name something that there is.
+    /// Name an existing thing.
     Unknown,
-    /// Send something else.
+    /// Send another value.
     Invalid,
-    /// Look at the revision in force, which is another than they thought.
+    /// Read the revision in force, which is not the one that they expected.
     Stale,
     /// Wait for the end of a trial, or begin one.
     Trial,
-    /// Ask for it when, or where, it can be done.
+    /// Ask again at another time, or elsewhere.
     NotNow,
     /// Try again soon.
     Busy,
-    /// Ask the daemon that comes after this one.
+    /// Ask the next daemon: this one is ending.
     Ending,
     /// Nothing: the kernel or the disk refused it.
     Failed,
 }
 
-/// Why something asked for was not done.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// They may not.
+    /// The caller may not write.
     #[error(
         "{caller:?} may not change anything; only root, users in `writers` of [control], and certificates in `writers` of \
          [control.tcp] may"
     )]
     Denied {
-        /// The name of the caller that asked.
+        /// The name of the caller.
         caller: String,
     },
     /// The policy was refused.
@@ -54,13 +54,13 @@ pub enum Error {
     /// The configuration was refused.
     #[error("{0}")]
     Reload(String),
-    /// Too many want something at once.
+    /// Too many calls work with policies at once.
     #[error("too many requests about policies at once; try again")]
     Busy,
-    /// Departures, or events of a connection, are recorded for somebody else.
+    /// Another caller records departures, or events of the connection.
     #[error("the recording limit is reached; try again in a minute")]
     Recorded,
-    /// A tunnel cannot be given a class by itself.
+    /// A tunnel of the edge cannot be given its own class.
     #[error(
         "tunnel {tunnel} belongs to the edge and has the class of its [[forward]] or [[proxy]]: change `class` there"
     )]
@@ -77,7 +77,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What callers can do about it.
+    /// Returns what callers can do about it.
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         match self {
@@ -98,7 +98,7 @@ impl Error {
         }
     }
 
-    /// The error as one word, which does not change with the words for people.
+    /// Returns a fixed name of the error, which does not change with the message.
     #[must_use]
     pub const fn label(&self) -> &'static str {
         match self {
@@ -129,7 +129,7 @@ impl Error {
         }
     }
 
-    /// The error as text of bounded length.
+    /// Returns the message, cut to a bounded length.
     #[must_use]
     pub fn message(&self) -> String {
         let mut message = self.to_string();

@@ -1,4 +1,4 @@
-//! What happens, for listeners.
+//! Events, for subscribers.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -6,13 +6,13 @@ use edge::path::changes::{PathChange, PathChanges};
 use relay::access::{AccessLog, record::AccessRecord};
 use tokio::sync::broadcast::{self, error::RecvError};
 
-/// How many events wait for a slow listener; beyond, it misses some and is told so.
+/// How many events wait for a slow subscriber; it misses further ones, and receives their number.
 pub(super) const QUEUE: usize = 256;
 
 /// Something that happened.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// When.
+    /// When it happened.
     pub time: SystemTime,
     /// What it is about: "policy", "reload", "tunnel" or "path".
     pub kind: &'static str,
@@ -26,25 +26,25 @@ pub const ACCESS: &str = "access";
 /// The kind of events that are changes of the edge's paths and relays.
 pub const PATH: &str = "path";
 
-/// What happens, for one listener.
+/// One subscriber's events.
 #[derive(Debug)]
 pub struct EventSubscription {
     own: broadcast::Receiver<Event>,
-    /// Apart, so that a crowd of clients crowds out no event of operators.
+    /// Separate, so that a burst of clients' records displaces no events about operators.
     access: Option<broadcast::Receiver<Arc<AccessRecord>>>,
-    /// Apart as well, because the edge knows nothing of the control plane.
+    /// Separate as well, because the edge does not depend on the control plane.
     paths: Option<broadcast::Receiver<PathChange>>,
     kinds: Vec<String>,
 }
 
-/// What an [`EventSubscription`] gives next.
+/// An item of an [`EventSubscription`].
 #[derive(Clone, Debug)]
 pub enum Happening {
-    /// What operators did, and what the daemon tells them.
+    /// An operator's action, or a change in the daemon.
     Event(Event),
-    /// What became of a tunnel or a request.
+    /// A record of a tunnel or a request.
     Access(Arc<AccessRecord>),
-    /// So many were too many.
+    /// This number of events was lost because the subscriber was too slow.
     Lost(u64),
 }
 
@@ -60,7 +60,7 @@ impl EventSubscription {
         Self { own, access, paths, kinds }
     }
 
-    /// Waits for the next one; `None` when the daemon ends.
+    /// Waits for the next item; `None` when the daemon ends.
     pub async fn next(&mut self) -> Option<Happening> {
         loop {
             let found = tokio::select! {

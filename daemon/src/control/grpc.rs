@@ -1,12 +1,12 @@
 //! The door for gRPC, on a Unix socket and over TCP.
 //!
-//! | bound | what happens beyond |
+//! | bound | what happens beyond it |
 //! |---|---|
 //! | connections at once | more wait to be accepted; over TCP, no longer than a handshake may take |
-//! | handshakes at once, and from one place | the one that has lasted longest ends |
-//! | requests at once over one connection | HTTP/2 lets the client wait |
+//! | handshakes at once, and from one prefix | the oldest one is ended |
+//! | requests at once over one connection | HTTP/2 makes the client wait |
 //! | bytes of a request | refused, unread |
-//! | what a client that reads slowly is sent | nothing is made for it before it reads; of events it misses some, and is told |
+//! | answers to a client that reads slowly | the next one is made only once it reads; it misses events, and receives their number |
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,10 +30,10 @@ mod service;
 /// Requests at once over one connection.
 const REQUESTS: u32 = 64;
 
-/// How long a client may say nothing before it is asked whether it is still there.
+/// How long a client may be silent before a ping checks that it is still there.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Serves on a listener until dropped, or until it fails for good, which is logged.
+/// Serves on a listener until dropped, or until it fails permanently, which is logged.
 pub async fn serve(control: Arc<Control>, listener: ControlListener) {
     let name = listener.name();
     if let Err(error) = try_serve(control, listener).await {

@@ -1,4 +1,4 @@
-//! What is open: tunnels and connections of both roles, listed in pages and changed one by one, and sums by class.
+//! Open tunnels and connections of both roles, listed in pages and changed one by one, and sums by class.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -17,45 +17,45 @@ use super::{
     view::{ConnectionView, Page, TunnelView, UplinkView, page_rows},
 };
 
-/// What became of the traffic of a class in one role, since the start.
+/// Counters of the traffic of a class in one role, since the start.
 #[derive(Clone, Debug)]
 pub struct ClassStats {
     /// The class.
     pub class: String,
     /// The role, as metrics name it.
     pub role: PolicyRole,
-    /// Counters of what left for peers, and of what did not.
+    /// Counters of payloads sent to peers, and of those dropped.
     pub counters: ClassCounters,
-    /// Packets of the class, in both roles, that were handed to the kernel late.
+    /// Packets of the class, in both roles, that reached the kernel late.
     pub late_packets: u64,
-    /// Tunnels that are open.
+    /// Open tunnels.
     pub tunnels: u64,
 }
 
-/// Which tunnels are meant.
+/// Selects tunnels.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// Of this class.
+    /// Only of this class.
     pub class: Option<String>,
-    /// Of this user.
+    /// Only of this user.
     pub user: Option<String>,
-    /// Over this connection.
+    /// Only over this connection.
     pub connection: Option<u64>,
 }
 
 impl Control {
-    /// Lists tunnels of both roles behind an ID; as many as a page may have if `limit` is 0.
+    /// Lists tunnels of both roles with IDs above `after`; as many as a page may have if `limit` is 0.
     #[must_use]
     pub fn tunnels(&self, caller: &Caller, filter: &Filter, after: u64, limit: usize) -> Page<TunnelView> {
         let limit = page_rows(limit);
-        // One more, to know whether that was all.
+        // One more, to see whether another page follows.
         let (accepted, opened) = self.found_tunnels(filter, after, limit + 1);
         let accepted = accepted.iter().map(|found| TunnelView::of_relay(found, caller));
         let opened = opened.iter().map(|found| TunnelView::of_edge(found, caller));
         Page::of(accepted.chain(opened).collect(), limit, |tunnel| tunnel.id)
     }
 
-    /// Finds tunnels behind an ID, at most `limit` of each role.
+    /// Finds tunnels with IDs above `after`, at most `limit` of each role.
     pub(super) fn found_tunnels(
         &self,
         filter: &Filter,
@@ -70,7 +70,7 @@ impl Control {
                 && user.as_ref().is_none_or(|user| tunnel.asked.user.as_deref() == Some(user))
                 && is_of(tunnel.class().policy())
         };
-        // At an edge there are no users, and hops have no class.
+        // An edge knows no users, and hops have no class.
         let opened = |tunnel: &roster::EdgeTunnel| {
             user.is_none()
                 && is_over(tunnel.connection)
@@ -81,14 +81,14 @@ impl Control {
         (accepted, self.edge().tunnels.page(after, limit, opened))
     }
 
-    /// Lists connections of clients behind an ID; as many as a page may have if `limit` is 0.
+    /// Lists connections of clients with IDs above `after`; as many as a page may have if `limit` is 0.
     #[must_use]
     pub fn client_connections(&self, caller: &Caller, after: u64, limit: usize) -> Page<ConnectionView> {
         let limit = page_rows(limit);
         Page::of(self.found_clients(caller, after, limit + 1), limit, |connection| connection.id)
     }
 
-    /// The same with those of the edge to relays.
+    /// Like [`Control::client_connections`], and includes the edge's connections to relays.
     #[must_use]
     pub fn connections(&self, caller: &Caller, after: u64, limit: usize) -> Page<ConnectionView> {
         let limit = page_rows(limit);
@@ -139,7 +139,7 @@ impl Control {
                         Err(error) => errors.push(error),
                     }
                 }
-                // Local addresses that do not name the relay stay where they are.
+                // Local addresses that do not name the relay keep theirs.
                 let is_fault = |error: &NotMoved| prepared.is_empty() || !matches!(error, NotMoved::Unknown { .. });
                 if let Some(error) = errors.into_iter().find(is_fault) {
                     return Err(Error::NotMoved(error));
@@ -153,7 +153,8 @@ impl Control {
         Ok(moved)
     }
 
-    /// Lists the requests that the gateway serves now, by ID from `after` on, at most `limit` or as many as a page has.
+    /// Lists the requests that the gateway serves now, with IDs above `after`; at most `limit`, or as many as a page
+    /// may have if that is 0.
     #[must_use]
     pub fn requests(&self, after: u64, limit: usize) -> Page<RequestView> {
         let limit = page_rows(limit);
@@ -182,7 +183,7 @@ impl Control {
         gateway.map(|gateway| gateway.aliases()).unwrap_or_default().into_iter().map(view).collect()
     }
 
-    /// What the edge role has open.
+    /// Returns the edge role's open tunnels and connections.
     #[must_use]
     pub fn edge(&self) -> &Roster {
         &self.parts.edge.roster
@@ -196,7 +197,7 @@ impl Control {
     /// Ends a tunnel.
     ///
     /// # Errors
-    /// The caller may not, or there is none.
+    /// The caller may not, or there is no such tunnel.
     pub fn close_tunnel(&self, caller: &Caller, id: u64) -> Result<(), Error> {
         let author = caller.to_write()?;
         match self.edge().tunnels.get(id) {
@@ -208,7 +209,7 @@ impl Control {
         Ok(())
     }
 
-    /// Gives a tunnel a class whatever the rules say; `None` has rules decide again.
+    /// Gives a tunnel a class regardless of the rules; `None` lets the rules decide again.
     ///
     /// # Errors
     /// The caller may not, or there is no such tunnel or class.
@@ -232,7 +233,7 @@ impl Control {
         Ok(TunnelView::of_relay(&tunnel, caller))
     }
 
-    /// How many connections and tunnels there are.
+    /// Returns how many connections and tunnels are open.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
         let of = |relay: &Arc<Relay>| (relay.connections.len() as u64, relay.tunnels.len() as u64);
@@ -240,7 +241,7 @@ impl Control {
         (connections + self.edge().connections(0).len() as u64, tunnels + self.edge().tunnels.len() as u64)
     }
 
-    /// What became of each class's traffic.
+    /// Returns each class's counters.
     #[must_use]
     pub fn classes(&self) -> Vec<ClassStats> {
         let mut tunnels = HashMap::<(PolicyRole, String), u64>::new();
@@ -266,7 +267,7 @@ impl Control {
         roles.into_iter().flatten().flat_map(|role| classes.clone().map(move |class| (role, class))).map(of).collect()
     }
 
-    /// How many packets left late.
+    /// Returns how many packets left late.
     #[must_use]
     pub fn late_packets(&self) -> u64 {
         self.parts.io.late.get()

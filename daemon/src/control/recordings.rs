@@ -1,4 +1,4 @@
-//! Records of packets and connections, and the names of what they call by numbers.
+//! Recordings of packets and connections, and the names for the numbers in their records.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -13,14 +13,14 @@ use pacing::{
 
 use super::{Caller, Control, Error, Filter, PAGE};
 
-/// How long a caller can record departures, or events of a connection, at most.
+/// The longest time that a caller can record departures, or events of a connection.
 const LONGEST_RECORDING: Duration = Duration::from_secs(60);
 
 impl Control {
-    /// Records departures of packets for `span`, or a minute if that is less.
+    /// Records departures of packets for `span`, but at most a minute.
     ///
     /// # Errors
-    /// The caller may not, or they are being recorded for somebody else.
+    /// The caller may not, or another caller is recording.
     pub fn record_departures(&self, caller: &Caller, span: Duration) -> Result<Recording, Error> {
         let author = caller.to_write()?;
         let recording = self.parts.io.recorder.record(span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
@@ -28,10 +28,10 @@ impl Control {
         Ok(recording)
     }
 
-    /// Records what happens on a connection for `span`, or a minute if that is less.
+    /// Records the events of a connection for `span`, but at most a minute.
     ///
     /// # Errors
-    /// The caller may not, there is no such connection, or it is recorded for somebody else, or too many others are.
+    /// The caller may not, there is no such connection, another caller records it, or too many others are recorded.
     pub fn record_qlog(&self, caller: &Caller, connection: u64, span: Duration) -> Result<Sequence, Error> {
         let author = caller.to_write()?;
         let found = self.tap(connection);
@@ -52,7 +52,7 @@ impl Control {
         })
     }
 
-    /// What the records of a connection call by numbers.
+    /// Returns the names of the classes and tunnels in the records of a connection.
     #[must_use]
     pub fn qlog_names(&self, connection: u64) -> Names {
         let of = Filter { connection: Some(connection), ..Filter::default() };
@@ -62,7 +62,7 @@ impl Control {
         Names { classes: self.class_names(), tunnels: accepted.chain(opened).collect() }
     }
 
-    /// The names of all classes, by what records call them.
+    /// Returns the names of all classes, by their keys in records.
     #[must_use]
     pub fn class_names(&self) -> HashMap<ClassKey, String> {
         let policy = self.policies.current();

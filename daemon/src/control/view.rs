@@ -1,4 +1,4 @@
-//! What callers see of what is open. Readers see no addresses of clients and targets.
+//! What callers see of open tunnels and connections. Readers see no addresses of clients and targets.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -14,19 +14,19 @@ use relay::tunnels::RelayTunnel;
 
 use super::Caller;
 
-/// Rows of one page at most.
+/// The most rows of one page.
 pub const PAGE: usize = 1000;
 
-/// A page of a list, by ID.
+/// A page of a list, ordered by ID.
 #[derive(Clone, Debug)]
 pub struct Page<T> {
-    /// What is on it.
+    /// The rows.
     pub rows: Vec<T>,
-    /// Where the next one begins, if there is one.
+    /// The ID after which the next page begins, if there is one.
     pub next: Option<u64>,
 }
 
-/// Returns how many rows a page has on which a caller wants `limit`, or as many as there may be if that is 0.
+/// Returns the number of rows of a page for a requested `limit`; the most possible if that is 0.
 pub(super) fn page_rows(limit: usize) -> usize {
     if limit == 0 { PAGE } else { limit.min(PAGE) }
 }
@@ -48,31 +48,31 @@ impl<T> Page<T> {
 pub struct TunnelView {
     /// Its ID.
     pub id: u64,
-    /// Whose it is.
+    /// The role that it belongs to.
     pub role: PolicyRole,
     /// The ID of its connection.
     pub connection: u64,
-    /// The user; empty at an edge, and where anybody may come.
+    /// The user; empty at an edge, and at a relay without authentication.
     pub user: String,
     /// The name of its class; empty for a hop.
     pub class: String,
-    /// Whether an operator gave it that class.
+    /// Whether an operator set the class.
     pub is_pinned: bool,
-    /// What it carries.
+    /// The protocol that it carries.
     pub protocol: String,
-    /// Where it leads, by name if it was asked for by name; empty for readers.
+    /// The target: its name if the client asked by name, else its address; empty for readers.
     pub target: String,
-    /// The address that it leads to, as far as it is known here; empty for readers.
+    /// The target's address, as far as this role knows it; empty for readers.
     pub next_hop: String,
     /// When it was opened.
     pub since: SystemTime,
     /// Bytes to the target.
     pub up_bytes: u64,
-    /// Bytes from it.
+    /// Bytes from the target.
     pub down_bytes: u64,
-    /// The local address where it entered; empty at a relay.
+    /// The edge's local address that accepted it; empty at a relay.
     pub listen: String,
-    /// Where it came from; empty at a relay, and for readers.
+    /// The address of the local sender; empty at a relay, and for readers.
     pub sender: String,
     /// The name of the hop that owns it; empty for all other tunnels.
     pub hop: String,
@@ -137,27 +137,27 @@ impl TunnelView {
 pub struct ConnectionView {
     /// Its ID.
     pub id: u64,
-    /// Whose it is.
+    /// The role that it belongs to.
     pub role: PolicyRole,
-    /// The user; empty at an edge, before a request has said it, and where anybody may come.
+    /// The user; empty at an edge, before a request has named it, and at a relay without authentication.
     pub user: String,
     /// The client's address; empty at an edge, and for readers.
     pub client: String,
-    /// Where the client arrived; empty at an edge.
+    /// The listener that accepted it; empty at an edge.
     pub listener: String,
     /// When it was made.
     pub since: SystemTime,
-    /// How many tunnels go over it.
+    /// How many tunnels it carries.
     pub tunnels: u32,
-    /// What it has seen of its path.
+    /// The measured state of its network path.
     pub path: PathState,
-    /// The name of its schedule; empty if it is the one for all.
+    /// The name of its schedule; empty for the default one.
     pub schedule: String,
     /// The relay; empty at a relay.
     pub relay: String,
-    /// The address of the relay; empty at a relay, and where a relay before it does not say it.
+    /// The address of the relay; empty at a relay, and if the relay before it does not report it.
     pub relay_address: String,
-    /// The name of the hop that it leads through; empty without one.
+    /// The name of the hop that it uses; empty without one.
     pub via: String,
     /// The name of its path at an edge; empty without one.
     pub path_name: String,
@@ -209,7 +209,7 @@ impl ConnectionView {
 pub struct UplinkView {
     /// Its host and port.
     pub relay: String,
-    /// The name of the hop that it is reached through; empty without one.
+    /// The name of the hop to it; empty without one.
     pub via: String,
     /// The IDs of open connections to it.
     pub connections: Vec<u64>,
@@ -230,7 +230,7 @@ impl UplinkView {
     }
 }
 
-/// A part of what the kernel does on a device.
+/// A part of the kernel's enforcement on a device.
 #[derive(Clone, Debug)]
 pub struct PartView {
     /// The device.

@@ -1,4 +1,4 @@
-//! What the kernel has in force for this daemon, as the monitor finds it there, and whether there is a monitor.
+//! What the kernel enforces for this daemon, as the monitor reported it, and whether there is a monitor.
 
 use std::{collections::BTreeMap, fmt, sync::OnceLock};
 
@@ -15,25 +15,25 @@ use crate::monitor::{KernelPart, PartOutcome};
 /// By device and part: how the part is enforced there, or why it is not.
 pub type OnDevices = BTreeMap<(String, &'static str), Result<String, String>>;
 
-/// The name of the part that rates of classes are, which the tc program keeps where there is `fq`.
+/// The name of the part for the rates of classes, which the tc program keeps where there is `fq`.
 const RATES: &str = "rates";
 
-/// The state of the processes that have rights.
+/// The state of the privileged processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Privileged {
     /// Nothing is to be enforced.
     #[default]
     Unwanted,
-    /// The monitor looks.
+    /// The monitor runs.
     Running,
-    /// It has ended, and is started again.
+    /// The monitor has ended, and is being started again.
     Ended,
-    /// It has ended, and what starts it as well.
+    /// The monitor and the keeper have ended.
     Lost,
 }
 
 impl Privileged {
-    /// Why nothing is enforced; `None` if that is no reason.
+    /// Why nothing is enforced; `None` if the state is no reason for that.
     const fn excuse(self) -> Option<&'static str> {
         match self {
             Self::Unwanted | Self::Running => None,
@@ -43,15 +43,15 @@ impl Privileged {
     }
 }
 
-/// What is in force.
+/// The parts in force.
 #[derive(Default)]
 pub struct Enforced {
-    /// As the monitor said last.
+    /// The monitor's last report of each part.
     parts: Mutex<BTreeMap<(String, KernelPart), PartOutcome>>,
     /// Whether rates are kept, by device, or why not.
     rates: Mutex<BTreeMap<String, Result<String, String>>>,
     privileged: Mutex<Privileged>,
-    /// What could be done with the rights that there were at the start.
+    /// What the process's rights at the start allowed.
     at_start: OnceLock<Capabilities>,
     monitor: Gauge,
     keeper: Gauge,
@@ -59,12 +59,12 @@ pub struct Enforced {
 }
 
 impl Enforced {
-    /// Finds out what can be done with the rights that this process has, of which it gives up most.
+    /// Probes what this process's rights allow, before it gives up most of them.
     pub fn probe(&self) {
         self.at_start.get_or_init(bpf::probe);
     }
 
-    /// Notes what became of a part on a device; returns whether that is news.
+    /// Notes the outcome of a part on a device; returns whether it has changed.
     pub(super) fn note(&self, device: &str, part: KernelPart, outcome: PartOutcome) -> bool {
         let before = self.parts.lock().insert((device.to_owned(), part), outcome.clone());
         before.as_ref() != Some(&outcome)
@@ -75,18 +75,18 @@ impl Enforced {
         self.rates.lock().insert(device.to_owned(), outcome);
     }
 
-    /// Notes that the monitor has looked at everything.
+    /// Notes that the monitor has checked everything.
     pub(super) fn monitor_looks(&self) {
         *self.privileged.lock() = Privileged::Running;
         self.monitor.set(1);
     }
 
-    /// Notes that there is a process that starts the monitor.
+    /// Notes that the keeper runs.
     pub(super) fn keeper_waits(&self) {
         self.keeper.set(1);
     }
 
-    /// Notes that the monitor has ended, and with it what does not outlive it.
+    /// Notes that the monitor has ended, and with it every part that does not outlive it.
     pub(super) fn monitor_ended(&self) {
         self.monitor.set(0);
         let mut privileged = self.privileged.lock();
@@ -99,7 +99,7 @@ impl Enforced {
         self.restarts.inc();
     }
 
-    /// Notes that the process has ended that starts the monitor. What is in force stays so while the monitor lives.
+    /// Notes that the keeper has ended. Parts stay in force while the monitor lives.
     pub(super) fn keeper_ended(&self) {
         self.keeper.set(0);
         let mut privileged = self.privileged.lock();
@@ -118,7 +118,7 @@ impl Enforced {
         }
     }
 
-    /// Says of each device and part how it is enforced in the kernel, or why it is not.
+    /// Returns, for each device and part, how it is enforced in the kernel, or why it is not.
     #[must_use]
     pub fn list(&self) -> OnDevices {
         let (parts, rates) = (self.parts.lock(), self.rates.lock());
@@ -126,7 +126,7 @@ impl Enforced {
             let outcome = outcome.as_ref().map(|how| how.words.clone()).map_err(Clone::clone);
             ((device.clone(), part.name()), outcome)
         });
-        // The tc program keeps them, so they share its lot.
+        // The tc program keeps the rates, so they fail with it.
         let rates = rates.iter().map(|(device, outcome)| {
             let egress = parts.get(&(device.clone(), KernelPart::Egress));
             let outcome = match egress {
@@ -138,7 +138,8 @@ impl Enforced {
         all.chain(rates).collect()
     }
 
-    /// Says what the kernel and the rights of all of paced's processes allow; `own` is what the rights of this one do.
+    /// Returns what the kernel and the rights of all of paced's processes allow; `own` is what this process's rights
+    /// allow.
     #[must_use]
     pub fn features(&self, own: &Capabilities) -> Capabilities {
         let Some(at_start) = self.at_start.get() else { return own.clone() };
@@ -226,7 +227,7 @@ mod tests {
         assert!(of(&in_force, "fq").is_ok());
         in_force.keeper_ended();
         assert!(of(&in_force, "ingress").unwrap_err().contains("restart paced"));
-        // A filter goes on, and rates with it.
+        // A filter stays in force, and rates with it.
         let in_force = running();
         in_force.note("eth0", KernelPart::Egress, how("a filter of clsact", true));
         in_force.monitor_ended();

@@ -1,11 +1,11 @@
-//! Which mark packets carry, so that the kernel's programs know their class.
+//! The marks of packets, by which the kernel's programs know their class.
 //!
-//! | packet | its mark |
+//! | packet | mark |
 //! |---|---|
-//! | to a target | the class of its tunnel, `up` |
-//! | of QUIC, from the relay | the class of the first payload or piece of a stream in it, `down` |
-//! | of QUIC, from the edge | the same, but `up`: for the policy, it is on its way to a target |
-//! | of QUIC, with nothing of a class in it (a handshake, a pure acknowledgement, a probe) | none |
+//! | packet to a target | the class of its tunnel, `up` |
+//! | QUIC packet from the relay | the class of the first payload or piece of a stream in it, `down` |
+//! | QUIC packet from the edge | the same, but `up`: for the policy, it travels toward a target |
+//! | QUIC packet without payload of any class (a handshake, a pure acknowledgement, a probe) | none |
 
 use std::{
     io,
@@ -23,13 +23,13 @@ use s2n_quic_core::{
 use s2n_quic_platform::message::default::Handle;
 use socket2::SockRef;
 
-/// The numbers by which the kernel's programs know classes. A class keeps its number for as long as the daemon runs, wherever
-/// a later policy names it, so that what was opened under an earlier one is still known by it.
+/// The numbers by which the kernel's programs know classes. A class keeps its number for as long as the daemon runs,
+/// wherever a later policy names it, so that tunnels opened under an earlier policy keep their class.
 #[derive(Clone, Debug, Default)]
 pub struct Numbers(Vec<String>);
 
 impl Numbers {
-    /// Gives numbers to those classes of a policy that have none. There are 256; classes beyond go without one.
+    /// Numbers those classes of a policy that have no number yet. There are 256 numbers; further classes get none.
     pub fn learn(&mut self, policy: &Policy) {
         for class in &policy.classes {
             if self.0.len() <= usize::from(u8::MAX) && !self.0.contains(&class.name) {
@@ -58,20 +58,20 @@ pub struct Marks {
     permission: Permission,
 }
 
-/// What this process may mark.
+/// Which marks this process may set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permission {
-    /// All packets of a socket.
+    /// On sockets, for all their packets.
     pub sockets: bool,
-    /// Single packets, by a control message. With CAP_NET_RAW alone, Linux allows this since 6.2.
+    /// On single packets, by a control message. With CAP_NET_RAW alone, Linux allows this since 6.2.
     pub packets: bool,
 }
 
 impl Permission {
-    /// Tries it out with a mark, on a socket of its own and a packet to itself.
+    /// Tries to mark a socket, and a packet that the socket sends to itself.
     ///
     /// # Errors
-    /// There is no such socket to be had.
+    /// The socket cannot be made.
     pub fn probe(mark: u32) -> io::Result<Self> {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         let itself = (Ipv4Addr::LOCALHOST, socket.local_addr()?.port());
@@ -79,7 +79,7 @@ impl Permission {
         let ecn = ExplicitCongestionNotification::NotEct;
         let message =
             Message { payload: &[0], segment_bytes: 1, path: &path, ecn, departure_ns: None, mark: Some(mark) };
-        // Rights are looked at before routes, so any other failure is none of theirs.
+        // The kernel checks rights before routes, so any other error does not concern rights.
         let is_permitted = |tried: io::Result<()>| !tried.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM));
         let packets = is_permitted(message::send(&socket, &[message]).map(drop));
         Ok(Self { sockets: is_permitted(SockRef::from(&socket).set_mark(mark)), packets })
@@ -93,7 +93,7 @@ impl Marks {
         Self { tag, numbers: Numbers::default(), permission }
     }
 
-    /// Goes by these numbers from now on.
+    /// Uses these numbers from now on.
     pub fn number_by(&mut self, numbers: &Numbers) {
         self.numbers.clone_from(numbers);
     }
@@ -109,7 +109,7 @@ impl Marks {
         self.numbers.of(class).map(|class| Mark { direction, class })
     }
 
-    /// Returns the marks of what moves in a class, as a role sends it.
+    /// Returns the marks of a class's traffic, as a role sends it.
     #[must_use]
     pub fn of_class(&self, class: &str, role: PolicyRole) -> ClassMarks {
         let toward_peers = match role {

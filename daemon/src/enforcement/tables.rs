@@ -1,5 +1,5 @@
-//! The tables of the kernel's programs, as far as they are loaded: what the daemon says to the kernel while it runs, and
-//! what the kernel counts. Any thread may use them.
+//! The tables of the kernel's programs, as far as they are loaded: the daemon's updates while it runs, and the kernel's
+//! counters. Any thread may use them.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -37,21 +37,21 @@ use super::{
     marks::{Marks, Numbers},
 };
 
-/// What is loaded; nothing, to begin with.
+/// The loaded tables; empty at first.
 #[derive(Default)]
 pub struct Tables {
     loaded: Mutex<Loaded>,
-    /// Apart from the rest: workers write here, and do not wait for a scrape that reads counters.
+    /// Separate from the rest: workers write here, and must not wait for a scrape that reads counters.
     known: Mutex<Option<KnownAddresses>>,
     wanted: Mutex<Wanted>,
-    /// What the kernel has in force of all that is wanted.
+    /// What the kernel enforces, of everything that is wanted.
     pub in_force: Enforced,
-    /// Updates that were refused when they were last tried, so that each is reported once.
+    /// Updates that were refused when last tried, so that each is reported once.
     refused: Mutex<HashSet<String>>,
     refused_updates: Counter,
 }
 
-/// Whether a device keeps rates, or why not.
+/// Returns how a device keeps rates, or why it does not.
 pub(super) fn rates(has_fq: bool) -> Result<String, String> {
     if has_fq { Ok("fq at the root".into()) } else { Err(NO_FQ.into()) }
 }
@@ -59,7 +59,7 @@ pub(super) fn rates(has_fq: bool) -> Result<String, String> {
 /// Why a device keeps no rates.
 const NO_FQ: &str = "no fq at the root, or its horizon is below 2 ms";
 
-/// The settings that the tables got, for the tables of programs that are loaded anew.
+/// The settings written to the tables so far, for the tables of programs that are loaded anew.
 #[derive(Clone, Default)]
 struct Wanted {
     policy: Option<Policy>,
@@ -67,33 +67,33 @@ struct Wanted {
     guard: Option<Guarded>,
 }
 
-/// What the guard knows.
+/// The guard's settings.
 #[derive(Clone)]
 struct Guarded {
-    /// Where the daemon listens, and the class of what arrives there.
+    /// The daemon's listeners, and the class of packets that arrive there.
     listeners: Vec<(SocketAddr, Option<String>)>,
     addresses: HostAddresses,
     secret: Secret,
 }
 
-/// The tables themselves.
+/// The loaded tables and their present contents.
 #[derive(Default)]
 pub(super) struct Loaded {
     pub(super) classes: Option<KernelClasses>,
     pub(super) guard: Option<Guard>,
-    /// The devices on which packets of classes are marked, and whether rates are kept there.
+    /// The devices where the tc program is to run, and whether rates are kept there.
     pub(super) devices: HashMap<String, bool>,
     pub(super) marks: Option<Marks>,
-    /// Of all classes that any policy named so far.
+    /// The numbers of all classes that any policy has named so far.
     pub(super) numbers: Numbers,
-    /// Which of them are shed first, lowest rank first.
+    /// The ranks of classes; lower ranks are shed first.
     pub(super) ranks: Vec<(u8, u8)>,
-    /// How many packets may arrive a second.
+    /// How many packets may arrive per second.
     pub(super) arrivals: Option<NonZeroU32>,
 }
 
 impl Tables {
-    /// Takes over programs that have been loaded, in place of those before, and tells them all that those were told. Classes
+    /// Replaces the former programs with newly loaded ones, and gives them all settings of the former ones. Classes
     /// keep their numbers and marks.
     pub(super) fn hold(&self, mut programs: Loaded) {
         let devices = {
@@ -103,7 +103,7 @@ impl Tables {
             (held.classes, held.guard) = (classes, guard);
             held.marks = held.marks.take().or(marks);
             let devices = std::mem::replace(&mut held.devices, devices);
-            // A caller that tells the tables something has to wait, or has told it already.
+            // A concurrent caller waits for this lock, or has already noted its settings in `wanted`.
             let Wanted { policy, limits, guard } = self.wanted().clone();
             if let Some(Err(error)) = policy.map(|policy| self.publish_to(&mut held, &policy)) {
                 tracing::warn!("no class has terms in the kernel: {error:#}");
@@ -131,13 +131,13 @@ impl Tables {
         self.loaded.lock()
     }
 
-    /// The marks of the classes published so far; `None` where the kernel looks at none.
+    /// Returns the marks of the classes published so far; `None` if no program uses marks.
     #[must_use]
     pub fn marks(&self) -> Option<Marks> {
         self.loaded().marks.clone()
     }
 
-    /// Puts a policy in force: all of it, or, after an error, nothing.
+    /// Puts a policy in force as a whole, or returns an error and changes nothing.
     ///
     /// # Errors
     /// The kernel refuses an update.
@@ -163,13 +163,13 @@ impl Tables {
         Ok(())
     }
 
-    /// The number by which the kernel knows a class; that of the class `default` where it has none.
+    /// Returns the number by which the kernel knows a class; that of the class `default` if it has none.
     #[must_use]
     pub fn number_of(&self, class: Option<&str>) -> u8 {
         class.and_then(|class| self.loaded().numbers.of(class)).unwrap_or_default()
     }
 
-    /// Puts the limits in front of listeners in force.
+    /// Puts the limits of the listeners' guard in force.
     pub fn limit(&self, kernel: &Kernel) {
         let mut loaded = self.loaded();
         self.wanted().limits = Some(limits(kernel));
@@ -186,13 +186,13 @@ impl Tables {
 
     fn set_arrivals(&self, loaded: &mut Loaded) {
         let Loaded { guard: Some(guard), ranks, arrivals, .. } = loaded else { return };
-        // A tenth of a second is what the highest class may be ahead by.
+        // The burst is a tenth of a second's packets for the highest class.
         let limit = arrivals.map(|packets| RateLimit::per_second(packets.get(), packets.get() / 10));
         self.note("classes of arrivals", guard.set_arrivals(limit, ranks));
     }
 
-    /// Notes that a client has completed a handshake from an address, so that its next first packets have a lane in which
-    /// forged addresses are not.
+    /// Notes that a client has completed a handshake from an address, so that its next first packets use a lane that is
+    /// closed to forged addresses.
     pub fn know(&self, address: IpAddr) {
         if let Some(known) = &mut *self.known() {
             self.note("known addresses", known.note(address.to_canonical(), monotonic::now_ns()));
@@ -200,7 +200,7 @@ impl Tables {
     }
 
     /// Notes whether the root queueing discipline of a device is `fq`. If it is not, the kernel keeps no rates. Callers
-    /// repeat this: it retries what was refused, and a device may have been replaced by another of its name.
+    /// repeat this: it retries refused updates, and another device may have taken the name.
     pub fn set_fq(&self, device: &str, has_fq: bool) {
         let mut loaded = self.loaded();
         let Loaded { classes: Some(classes), devices, .. } = &mut *loaded else { return };
@@ -215,8 +215,8 @@ impl Tables {
         }
     }
 
-    /// Tells the guard of the daemon's listeners, by the addresses that this host has now, and of the connection IDs that
-    /// are in use now. To be repeated: addresses change, and so do keys, though each is known a week ahead.
+    /// Gives the guard the daemon's listeners, by this host's present addresses, and the keys of the connection IDs in
+    /// use. To be repeated: addresses change, and so do keys, though each is known a week ahead.
     pub fn guard<'a>(
         &self,
         listeners: impl IntoIterator<Item = (SocketAddr, Option<&'a str>)>,
@@ -246,8 +246,8 @@ impl Tables {
         self.note("listeners", guard.listen(listeners.iter().flat_map(of)));
     }
 
-    /// Counts an update that the kernel refused, and reports it unless it was refused the last time; returns whether it
-    /// was accepted.
+    /// Counts an update that the kernel refused, and reports it unless it was also refused the last time; returns
+    /// whether it was accepted.
     fn note(&self, what: &str, updated: Result<(), Error>) -> bool {
         let mut refused = self.refused.lock();
         match updated {
@@ -265,8 +265,7 @@ impl Tables {
         }
     }
 
-    /// Registers what the daemon counts of its dealings with the kernel, and what the kernel counts, which is read at
-    /// each scrape.
+    /// Registers the daemon's counters of its updates, and the kernel's counters, which are read at each scrape.
     pub fn register(self: &Arc<Self>, registry: &mut Registry) {
         let help = "Updates of the kernel's tables that it refused";
         registry.register("kernel_refused_updates", help, self.refused_updates.clone());
@@ -281,7 +280,7 @@ impl fmt::Debug for Tables {
     }
 }
 
-/// A family of what is counted by class: its name, what it says, and the number.
+/// A metric family by class: its name, its help text, and its value.
 type ByClass = (&'static str, &'static str, fn(&KernelCounters) -> u64);
 
 const BY_CLASS: [ByClass; 4] = [
@@ -295,7 +294,7 @@ const BY_CLASS: [ByClass; 4] = [
     }),
 ];
 
-/// The same of what arrives at listeners.
+/// The same for arrivals at listeners.
 type Arrived = (&'static str, &'static str, fn(&Arrivals) -> u64);
 
 const ARRIVED: [Arrived; 3] = [
@@ -319,7 +318,7 @@ impl Collector for Tables {
         if let Loaded { classes: Some(classes), marks: Some(marks), .. } = &*loaded {
             let of = |(direction, label)| marks.all(direction).map(move |(class, mark)| (label, class, mark));
             let all = [(Direction::Down, "down"), (Direction::Up, "up")].into_iter().flat_map(of);
-            // What the kernel does not tell is left out.
+            // Classes whose counters cannot be read are left out.
             let counted: Vec<_> =
                 all.filter_map(|(label, class, mark)| Some((label, class, classes.counters(mark).ok()?))).collect();
             for (name, help, number) in BY_CLASS {
@@ -380,7 +379,7 @@ const fn label(reason: GuardReason) -> &'static str {
     }
 }
 
-/// What the guard lets through of packets that begin a connection.
+/// The budgets of packets that begin a connection, and of fragments.
 fn limits(kernel: &Kernel) -> GuardLimits {
     let (prefix, total) = (kernel.initials_per_second_from_prefix, kernel.initials_per_second);
     GuardLimits {
@@ -391,8 +390,8 @@ fn limits(kernel: &Kernel) -> GuardLimits {
     }
 }
 
-/// The order in which classes are shed when too much arrives: the low level before the high one, and on one level lower
-/// priorities first. Classes that are alike have one rank.
+/// The ranks in which classes are shed when too many packets arrive: the low level before the high one, and on one
+/// level lower priorities first. Equal classes share a rank.
 fn ranks(policy: &Policy, numbers: &Numbers) -> Vec<(u8, u8)> {
     let place = |class: &ClassSettings| (class.level == Level::High, class.priority);
     let places: BTreeSet<_> = policy.classes.iter().map(place).collect();
@@ -403,7 +402,7 @@ fn ranks(policy: &Policy, numbers: &Numbers) -> Vec<(u8, u8)> {
     ranked.collect()
 }
 
-/// What the kernel holds each class to.
+/// The terms that the kernel enforces for each class.
 fn terms(policy: &Policy, marks: &Marks) -> impl Iterator<Item = (Mark, KernelTerms)> {
     policy.classes.iter().flat_map(|class| {
         [(Direction::Up, class.rate_up), (Direction::Down, class.rate_down)].into_iter().filter_map(
@@ -414,8 +413,8 @@ fn terms(policy: &Policy, marks: &Marks) -> impl Iterator<Item = (Mark, KernelTe
     })
 }
 
-/// A rate as the kernel's guard rail. `sched` keeps the rate itself, and counts payloads; here headers count as well, so
-/// without a margin a second queue would build up behind the one that has an order.
+/// Returns a rate as the kernel's guard rail. `sched` enforces the rate itself and counts payloads; the kernel counts
+/// headers as well, so without a margin a second, unordered queue would build up behind the ordered one.
 fn capped(bytes_per_sec: Option<u64>) -> KernelTerms {
     const MARGIN: u64 = 4;
     const BURST_NS: u64 = 10_000_000;

@@ -1,10 +1,10 @@
-//! The pages that scrapers, orchestrators and people ask for, one request a connection, of bounded length.
+//! The pages for scrapers, orchestrators and people: one request per connection, of bounded length.
 //!
 //! | path | answer |
 //! |---|---|
-//! | `/metrics` | all metrics, as OpenMetrics where that is asked for, else as text 0.0.4 |
+//! | `/metrics` | all metrics, as OpenMetrics if requested, else as text 0.0.4 |
 //! | `/healthz` | 200 while the daemon answers at all |
-//! | `/readyz` | 200 while it should be sent work, else 503 with a line for each thing that is missing |
+//! | `/readyz` | 200 while it is ready for work, else 503 with a line for each missing part |
 
 use std::fmt::{self, Write as _};
 
@@ -19,16 +19,16 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::Metrics;
 
-/// Longest request head that is read; hyper takes no smaller bound.
+/// The longest request head that is read; hyper takes no smaller bound.
 const REQUEST_BYTES: usize = 8192;
 
 /// How many header fields a request may have.
 const FIELDS: usize = 32;
 
-/// Reads a request and answers it. How long that may take is the caller's to bound.
+/// Reads a request and answers it. The caller must bound the time.
 ///
 /// # Errors
-/// The other end is gone, or broke the rules of HTTP, which it was told.
+/// The peer is gone, or broke the rules of HTTP and received an error response.
 pub async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, metrics: &Metrics) -> hyper::Result<()> {
     http1::Builder::new()
         .keep_alive(false)
@@ -76,7 +76,8 @@ fn response(status: StatusCode, kind: &'static str, body: impl Into<String>) -> 
     response
 }
 
-/// Whether OpenMetrics 1.0.0 is named in `Accept`, and liked at least as much as any other text (RFC 9110 §12.5.1).
+/// Returns whether `Accept` names OpenMetrics 1.0.0 and prefers it at least as much as any other text (RFC 9110
+/// §12.5.1).
 fn prefers_open_metrics<'a>(accepts: impl Iterator<Item = &'a str>) -> bool {
     let (mut open, mut text) = (0.0_f32, 0.0_f32);
     for range in accepts.flat_map(|value| value.split(',')) {
@@ -99,8 +100,8 @@ fn prefers_open_metrics<'a>(accepts: impl Iterator<Item = &'a str>) -> bool {
     open > 0.0 && open >= text
 }
 
-/// Writes OpenMetrics as the older text format, version 0.0.4: there, the names of counters and infos in comments have the
-/// ending that their samples have, and there are neither units nor an end.
+/// Converts OpenMetrics to the older text format, version 0.0.4: there, the names of counters and infos in comments
+/// have the suffix of their samples, and there are neither units nor an end marker.
 fn to_text(open_metrics: &str) -> String {
     let (mut text, mut help) = (String::with_capacity(open_metrics.len()), None);
     for line in open_metrics.lines() {
@@ -143,7 +144,7 @@ mod tests {
             ("text/plain;version=0.0.4;q=0.5,*/*;q=0.1", false),
             ("application/openmetrics-text", true),
             ("application/openmetrics-text;version=0.0.1", false),
-            // What Prometheus 2 asks with.
+            // The `Accept` of Prometheus 2.
             (
                 "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                  text/plain;version=0.0.4;q=0.5,*/*;q=0.1",

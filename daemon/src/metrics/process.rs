@@ -1,6 +1,6 @@
-//! What every program's metrics have by convention: the process's own use of the machine, read when somebody asks.
+//! The conventional process metrics: the process's own use of the machine, read at each scrape.
 //!
-//! Of the process that moves packets; the monitor is another one. Names and meanings are those of Prometheus's client
+//! They cover the process that moves packets, not the monitor. Names and meanings are those of Prometheus's client
 //! libraries ("Standard and runtime collectors").
 
 use std::{
@@ -15,31 +15,31 @@ use prometheus_client::{
     registry::Unit,
 };
 
-/// Reads the process's metrics from `/proc/self`. What cannot be read is left out.
+/// Reads the process's metrics from `/proc/self`. Values that cannot be read are left out.
 #[derive(Debug)]
 pub(super) struct ProcessMetrics {
     started: SystemTime,
 }
 
 impl ProcessMetrics {
-    /// Begins with the process, or close to it.
+    /// Takes the present time as the start of the process.
     pub(super) fn new() -> Self {
         Self { started: SystemTime::now() }
     }
 }
 
-/// How many clock ticks a second has in what the kernel tells programs (`USER_HZ`), on all architectures of today.
+/// Clock ticks per second in values that the kernel reports to programs (`USER_HZ`), on all architectures of today.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Returns the CPU time that a line of `/proc/PID/stat` tells, in seconds (proc_pid_stat(5)).
+/// Returns the CPU time in a line of `/proc/PID/stat`, in seconds (proc_pid_stat(5)).
 fn cpu_seconds(stat: &str) -> Option<f64> {
-    // The second field is a name in parentheses, which may have anything in it.
+    // The second field is a name in parentheses, which may contain any character.
     let (_, rest) = stat.rsplit_once(')')?;
     let ticks = |number: usize| rest.split_whitespace().nth(number - 3)?.parse::<u64>().ok();
     Some((ticks(14)? + ticks(15)?) as f64 / TICKS_PER_SECOND)
 }
 
-/// Returns the number behind a name at the beginning of a line, as in `/proc/PID/status` and `/proc/PID/limits`.
+/// Returns the number after a name at the beginning of a line, as in `/proc/PID/status` and `/proc/PID/limits`.
 fn number(text: &str, name: &str) -> Option<f64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
     rest.split_whitespace().next()?.parse::<u64>().ok().map(|number| number as f64)
@@ -54,7 +54,7 @@ impl Collector for ProcessMetrics {
         };
         let read = |file: &str| fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default();
         let (status, limits) = (read("status"), read("limits"));
-        // One of them is that of the folder.
+        // One of them is the descriptor of the folder itself.
         let open = fs::read_dir("/proc/self/fd").ok().map(|entries| entries.count().saturating_sub(1) as f64);
         let bytes = |name| number(&status, name).map(|kib| kib * 1024.0);
         let started = self.started.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs_f64());

@@ -1,4 +1,4 @@
-//! The monitor itself: does to each device what was planned, looks once a second whether it still holds, and says so.
+//! The monitor itself: sets up each device as planned, checks once a second that it still holds, and reports.
 
 use std::{
     collections::BTreeMap,
@@ -26,13 +26,13 @@ use super::{
 };
 use crate::confinement::{self, Process};
 
-/// How often the monitor sees whether everything is as it was.
+/// How often the monitor checks that everything is still in force.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Is the monitor until the other end of `peer` closes; then undoes everything.
+/// Runs the monitor until the other end of `peer` closes; then undoes everything.
 ///
 /// # Errors
-/// It was asked for something, which nobody may.
+/// It received a request, which no process may send.
 pub(super) fn serve(peer: &Socket, plan: &Plan, ledger: &Ledger) -> Result<()> {
     rights::use_held(Rights::MONITOR).context("failed to take up rights")?;
     confinement::confine(Process::Monitor)
@@ -42,9 +42,9 @@ pub(super) fn serve(peer: &Socket, plan: &Plan, ledger: &Ledger) -> Result<()> {
     loop {
         held.look();
         match held.tell(peer) {
-            // The other side is behind; the rest is said at the next look.
+            // The peer is behind; the rest is sent after the next check.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            // The other side is gone, as is seen next.
+            // The peer is gone, which `has_closed` reports next.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
             told => told?,
         }
@@ -54,27 +54,27 @@ pub(super) fn serve(peer: &Socket, plan: &Plan, ledger: &Ledger) -> Result<()> {
     }
 }
 
-/// Undoes what a monitor left behind that was killed.
+/// Undoes what a killed monitor left behind.
 ///
 /// # Errors
-/// Rights cannot be taken up, which there is no reason to.
+/// Rights cannot be taken up, for which there is no reason.
 pub(super) fn undo(plan: &Plan, ledger: &Ledger) -> Result<()> {
     rights::use_held(Rights::MONITOR).context("failed to take up rights")?;
     drop(Held::inherit(plan, ledger));
     Ok(())
 }
 
-/// What the monitor holds, and will undo.
+/// What the monitor has set up, and will undo.
 struct Held<'a> {
     plan: &'a Plan,
     ledger: &'a Ledger,
     entries: Entries,
-    /// The programs, or why they are not loaded; `None` where they are not wanted.
+    /// The programs, or why they are not loaded; `None` if they are not wanted.
     egress: Option<Result<Egress, String>>,
     ingress: Option<Result<Ingress, String>>,
-    /// By name, which device it was at the last look; `None` if there was none.
+    /// The index of each device at the last check, by name; `None` if there was none.
     devices: BTreeMap<String, Option<u32>>,
-    /// What is in force, and what of that the other side knows.
+    /// The outcomes of all parts, and below, those already sent to the peer.
     parts: BTreeMap<(String, KernelPart), PartOutcome>,
     told: BTreeMap<(String, KernelPart), PartOutcome>,
     told_programs: Vec<Program>,
@@ -82,7 +82,7 @@ struct Held<'a> {
 }
 
 impl<'a> Held<'a> {
-    /// Takes over what a monitor before this one did and could not undo.
+    /// Takes over what an earlier monitor did and could not undo.
     fn inherit(plan: &'a Plan, ledger: &'a Ledger) -> Self {
         let entries = ledger.read().unwrap_or_else(|error| {
             eprintln!("paced monitor: what another did before is not known: {error}");
@@ -111,7 +111,8 @@ impl<'a> Held<'a> {
         self.ingress = self.plan.ingress.then(|| Ingress::load().map_err(refused));
     }
 
-    /// Does what is wanted and not there, be it for the first time or because somebody took it away, and notes what is.
+    /// Sets up each planned part that is not in force, be it for the first time or because another program removed it,
+    /// and notes the outcome.
     fn look(&mut self) {
         let plan = self.plan;
         let roots = if plan.manage_qdisc { qdisc::roots() } else { Ok(BTreeMap::new()) };
@@ -122,7 +123,7 @@ impl<'a> Held<'a> {
         for device in &plan.devices {
             let index = index(device);
             if self.devices.insert(device.clone(), index) != Some(index) {
-                // What was done to the one that had the name before went with it.
+                // Everything set up on the former device of that name went with it.
                 self.parts.retain(|(of, _), _| of != device);
                 for of in [&mut self.entries.clsact, &mut self.entries.fq] {
                     of.retain(|changed| changed.device != *device || Some(changed.index) == index);
@@ -207,10 +208,10 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Tells the other side what it does not know yet.
+    /// Sends the peer what it does not know yet.
     ///
     /// # Errors
-    /// It is behind, or gone.
+    /// The peer is behind, or gone.
     fn tell(&mut self, peer: &Socket) -> io::Result<()> {
         for program in self.plan.programs() {
             if self.told_programs.contains(&program) {
@@ -246,7 +247,7 @@ impl<'a> Held<'a> {
     }
 
     fn restore(&mut self) {
-        // A link ends with its descriptor. A filter of ours may be one that another monitor left behind.
+        // A link ends with its descriptor. A filter may be one that an earlier monitor left behind.
         (self.egress, self.ingress) = (None, None);
         if self.plan.egress.is_some() {
             self.plan.devices.iter().for_each(|device| egress::remove_leftovers(device));
@@ -267,7 +268,7 @@ impl<'a> Held<'a> {
 }
 
 impl Drop for Held<'_> {
-    /// Devices may be gone by now; whatever can be taken back is.
+    /// Devices may be gone by now; undoes whatever it still can.
     fn drop(&mut self) {
         self.restore();
     }
@@ -283,7 +284,7 @@ fn loaded<T>(program: &mut Option<Result<T, String>>) -> Result<&mut T> {
     }
 }
 
-/// A message with its middle left out if it is long: the kernel explains a refused program instruction by instruction.
+/// Cuts out the middle of a long message: the kernel explains a refused program instruction by instruction.
 fn abridged(message: &str) -> String {
     const HEAD: usize = 400;
     const TAIL: usize = 600;
@@ -295,7 +296,7 @@ fn abridged(message: &str) -> String {
     head.chain(" … ".chars()).chain(tail).collect()
 }
 
-/// Which device has a name now.
+/// Returns the index of the device that has a name now.
 fn index(device: &str) -> Option<u32> {
     NetworkDevice::find(device).ok().map(|found| found.index)
 }

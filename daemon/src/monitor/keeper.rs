@@ -1,6 +1,6 @@
-//! The parent of the monitor: keeps the rights that a new monitor takes, waits for the end of the one there is, and starts
-//! another. It does nothing else. Its rights are not in force, it reads from nobody, and it tells the process that moves
-//! packets one thing: where the new monitor is.
+//! The parent of the monitor: keeps the rights that a new monitor takes, waits for the present one to end, and starts
+//! another. It does nothing else. Its rights are not in force, it reads from no process, and it sends the process that
+//! moves packets only the socket of each new monitor.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::confinement::{self, Process};
 
-/// A monitor is there. Its socket comes with this.
+/// A monitor is there. Its socket comes with this message.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Started;
 
@@ -34,10 +34,10 @@ struct Pause(Duration);
 impl Pause {
     const FIRST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(30);
-    /// A monitor that lived so long was well.
+    /// A monitor that lived this long was healthy.
     const WELL: Duration = Duration::from_secs(60);
 
-    /// The pause after a monitor that lived for so long: it doubles with each in a row that was not well.
+    /// Returns the pause after a monitor that lived for `lived`: it doubles with each unhealthy monitor in a row.
     fn after(&mut self, lived: Duration) -> Duration {
         if lived >= Self::WELL {
             self.0 = Self::FIRST;
@@ -48,7 +48,7 @@ impl Pause {
     }
 }
 
-/// Keeps a monitor running until the other end of `peer` closes, and leaves nothing of it behind then.
+/// Keeps a monitor running until the other end of `peer` closes, and then leaves nothing of it behind.
 ///
 /// # Errors
 /// A monitor cannot be started, for lack of processes, memory or descriptors.
@@ -61,19 +61,19 @@ pub(super) fn keep(peer: Socket, plan: &Plan) -> Result<()> {
     loop {
         let started = Instant::now();
         let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None)?;
-        // By hand, because `rustix` forks only for programs that do without libc (`runtime::kernel_fork`).
-        // SAFETY: this process has one thread, so that no lock is held by another that the new one lacks.
+        // `rustix` forks only for programs without libc (`runtime::kernel_fork`).
+        // SAFETY: this process has one thread, so the child inherits no lock that another thread holds.
         let monitor = match unsafe { libc::fork() } {
             -1 => return Err(io::Error::last_os_error()).context("failed to start a monitor"),
             0 => {
-                // With a copy of them it would not notice when the last other one is closed.
+                // With copies of these sockets, the monitor would not notice when the other ends are closed.
                 drop((far, peer));
                 process::exit(i32::from(!succeeded(held::serve(&near, plan, &ledger))));
             }
             monitor => Pid::from_raw(monitor),
         };
         drop(near);
-        // Where nobody hears it, the monitor ends with the last copy of its socket.
+        // If the peer is gone, the monitor ends with the last copy of its socket.
         _ = send(&peer, &Started, &[far.as_fd()]);
         drop(far);
         let ended = retried(|| waitpid(monitor, WaitOptions::empty()))?.map(|(_, status)| status);

@@ -1,18 +1,18 @@
-//! What a monitor did to devices that would outlive its violent death: kept where its successor finds it.
+//! The monitor's changes to devices that would remain if it were killed, kept for its successor.
 
 use std::{fs::File, io, os::unix::fs::FileExt as _};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
-/// A device that was changed. Its index tells it from another that takes its name.
+/// A device that was changed. The index tells it from another device that takes its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Changed {
     pub(super) device: String,
     pub(super) index: u32,
 }
 
-/// Queueing disciplines that are ours to remove.
+/// Queueing disciplines that paced must remove.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Entries {
     /// Devices that got a `clsact` qdisc.
@@ -21,15 +21,15 @@ pub(super) struct Entries {
     pub(super) fq: Vec<Changed>,
 }
 
-/// Memory that a keeper and all its monitors share. What is written last is found by the next reader, also where the
-/// writer was killed.
+/// Memory that a keeper and all its monitors share. The next reader finds the last entries written, even if the writer
+/// was killed.
 pub(super) struct Ledger(File);
 
-/// Ends the entries; what is behind it was longer ones.
+/// Ends the entries; the bytes after it are left over from longer entries.
 const END: u8 = b'\n';
 
 impl Ledger {
-    /// Makes an empty one.
+    /// Makes an empty ledger.
     ///
     /// # Errors
     /// There is no memory or no descriptor left.
@@ -37,7 +37,7 @@ impl Ledger {
         Ok(Self(File::from(memfd_create("paced-monitor", MemfdFlags::CLOEXEC)?)))
     }
 
-    /// Writes the entries, all of them.
+    /// Writes all entries.
     ///
     /// # Errors
     /// There is no memory left.
@@ -47,10 +47,10 @@ impl Ledger {
         self.0.write_all_at(&text, 0)
     }
 
-    /// Reads what was written last; nothing if nothing was.
+    /// Reads the last entries written; empty if there are none.
     ///
     /// # Errors
-    /// It cannot be read, or is not what was written.
+    /// They cannot be read, or are not valid.
     pub(super) fn read(&self) -> io::Result<Entries> {
         let mut text = vec![0; usize::try_from(self.0.metadata()?.len()).map_err(io::Error::other)?];
         self.0.read_exact_at(&mut text, 0)?;

@@ -1,4 +1,4 @@
-//! Messages between the processes: JSON, and file descriptors beside it (unix(7), SCM_RIGHTS).
+//! Messages between the processes: JSON, accompanied by file descriptors (unix(7), SCM_RIGHTS).
 
 use std::{
     io::{self, ErrorKind, IoSlice, IoSliceMut},
@@ -12,18 +12,18 @@ use rustix::net::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-/// More than any message needs.
+/// More bytes than any message needs.
 const MOST_BYTES: usize = 16 * 1024;
-/// As many descriptors as a message may carry.
+/// The most descriptors that a message may carry.
 pub const MOST_FDS: usize = 16;
 
-/// Room for the control message of that many descriptors.
+/// Space for the control message of that many descriptors.
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(MOST_FDS));
 
 /// Sends a message with copies of file descriptors; never waits.
 ///
 /// # Errors
-/// The other process is gone, or so far behind that its socket takes no more.
+/// The other process is gone, or so far behind that its socket buffer is full.
 pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = serde_json::to_vec(message)?;
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
@@ -36,11 +36,11 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>])
     Ok(())
 }
 
-/// Receives a message and what came with it; `None` once the other process has closed its end.
+/// Receives a message and its descriptors; `None` once the other process has closed its end.
 ///
 /// # Errors
-/// There is none yet (of a socket that does not wait), or what came is no such message; descriptors that came with it
-/// are closed then.
+/// There is none yet (on a non-blocking socket), or the message is invalid; descriptors that came with it are closed
+/// then.
 pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut bytes = [0; MOST_BYTES];
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn messages_arrive_with_as_many_descriptors_as_were_sent_in_order() {
         let paths = ["/proc/self/comm", "/dev/null", "/proc/self/maps"];
-        // Odd numbers leave padding behind the last one, which is none.
+        // Odd numbers leave padding behind the last descriptor, which must not be read as one.
         for count in [0, 1, 2, 3, 15, MOST_FDS] {
             let (near, far) = pair();
             let files: Vec<_> = paths.iter().cycle().take(count).map(|path| File::open(path).unwrap()).collect();
@@ -100,7 +100,7 @@ mod tests {
         let file = File::open("/dev/null").unwrap();
         let fds = [file.as_fd(); 2 * MOST_FDS];
         assert_eq!(send(&near, &"text", &fds).unwrap_err().kind(), ErrorKind::InvalidInput);
-        // From a sender that is none of ours: one more than there may be, and more than there is room for.
+        // From a foreign sender: one descriptor more than allowed, and more than there is space for.
         for count in [MOST_FDS + 1, 2 * MOST_FDS] {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2 * MOST_FDS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
@@ -108,7 +108,7 @@ mod tests {
             sendmsg(&near, &[IoSlice::new(b"\"text\"")], &mut control, SendFlags::empty()).unwrap();
             assert_eq!(receive::<String>(&far).unwrap_err().kind(), ErrorKind::InvalidData, "{count}");
         }
-        // The other end of a pipe learns when the last copy of a descriptor is closed.
+        // The other end of a pipe shows when the last copy of a descriptor is closed.
         let (reader, writer) = io::pipe().unwrap();
         let fds = vec![writer.as_fd(); MOST_FDS];
         near.send(&vec![b' '; MOST_BYTES + 1]).unwrap();

@@ -13,8 +13,9 @@ use netlink::{
     },
 };
 
-/// Makes `fq` the root of a device and returns what was there; `None` if that was `fq` already, whose parameters are left.
-/// What an administrator has put there is not replaced, nor is `mq`, below which every queue has a discipline of its own.
+/// Makes `fq` the root of a device and returns the kind of the former root; `None` if that was `fq` already, whose
+/// parameters are left. Does not replace an administrator's discipline, nor `mq`, below which every queue has its own
+/// discipline.
 pub(super) fn set_fq(device: &str) -> Result<Option<String>> {
     with_netlink(async |netlink| {
         let index = index(&netlink, device).await?;
@@ -38,7 +39,7 @@ pub(super) fn set_fq(device: &str) -> Result<Option<String>> {
     })
 }
 
-/// Says why the kernel set no fq: it reports a discipline that it does not have as a missing file (ENOENT, `qdisc_create` in
+/// Explains why the kernel set no fq: if it lacks the discipline, it reports a missing file (ENOENT, `qdisc_create` in
 /// net/sched/sch_api.c).
 fn refused(device: &str, error: Error) -> anyhow::Error {
     let context = match &error {
@@ -50,7 +51,7 @@ fn refused(device: &str, error: Error) -> anyhow::Error {
     anyhow::Error::new(error).context(context)
 }
 
-/// The kind of the root of each device, by the device's index.
+/// Returns the kind of each device's root, by the device's index.
 pub(super) fn roots() -> Result<BTreeMap<u32, String>> {
     with_netlink(async |netlink| {
         let all = list(&netlink, RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default())).await?;
@@ -64,7 +65,7 @@ pub(super) fn roots() -> Result<BTreeMap<u32, String>> {
     })
 }
 
-/// Whether a filter with a BPF program of this name looks at what leaves through a device.
+/// Returns whether a filter with a BPF program of this name processes a device's outgoing packets.
 pub(super) fn has_filter(index: u32, program: &str) -> Result<bool> {
     with_netlink(async |netlink| {
         let mut message = TcMessage::with_index(i32::try_from(index)?);
@@ -80,7 +81,7 @@ pub(super) fn has_filter(index: u32, program: &str) -> Result<bool> {
     })
 }
 
-/// Whether a filter's attribute is an option that holds a name: `TCA_BPF_NAME`, which ends with NUL.
+/// Returns whether a filter's attribute is an option that contains a name: `TCA_BPF_NAME`, which ends with NUL.
 fn names(attribute: &TcAttribute, program: &str) -> bool {
     let TcAttribute::Options(options) = attribute else { return false };
     options.iter().any(|option| {
@@ -90,7 +91,7 @@ fn names(attribute: &TcAttribute, program: &str) -> bool {
     })
 }
 
-/// Removes the root of a device, in whose place the kernel sets its default.
+/// Removes the root of a device, which the kernel replaces with its default.
 pub(super) fn remove_root(device: &str) -> Result<()> {
     with_netlink(async |netlink| {
         let mut message = TcMessage::with_index(index(&netlink, device).await?);
@@ -109,8 +110,8 @@ pub(super) fn remove_clsact(device: &str) -> Result<()> {
     })
 }
 
-/// Every parameter of `fq` (`include/uapi/linux/pkt_sched.h`): parameters that are not given would stay as an earlier
-/// `fq` had them. The horizon is twice what the tc program promises at most.
+/// Every parameter of `fq` (`include/uapi/linux/pkt_sched.h`): omitted parameters would keep the values of an earlier
+/// `fq`. The horizon is twice the longest delay that the tc program sets.
 fn fq_options() -> Vec<TcOption> {
     const HORIZON_US: u32 = 2_000_000;
     let words: [(u16, u32); 11] = [

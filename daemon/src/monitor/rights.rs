@@ -1,4 +1,4 @@
-//! What each of the two processes may do: capabilities(7).
+//! The rights of each of the two processes: capabilities(7).
 
 use std::io;
 
@@ -9,40 +9,41 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 pub struct Rights(CapabilitySet);
 
 impl Rights {
-    /// The monitor's: to load programs, to attach them and to set qdiscs. Without CAP_PERFMON, the kernel takes no program
-    /// that computes with packet pointers as the XDP program does.
+    /// The monitor's: to load programs, to attach them and to set qdiscs. Without CAP_PERFMON, the kernel refuses
+    /// programs that compute with packet pointers as the XDP program does.
     pub const MONITOR: Self = Self(CapabilitySet::BPF.union(CapabilitySet::PERFMON).union(CapabilitySet::NET_ADMIN));
 
     /// The rights of the process that moves packets: to listen below port 1024 and to mark what it sends.
     pub const DATA: Self = Self(CapabilitySet::NET_BIND_SERVICE.union(CapabilitySet::NET_RAW));
 }
 
-/// Gives up all rights of the calling thread but these, of which it keeps what it has. Threads that it starts later have no
+/// Gives up all rights of the calling thread except these, as far as it has them. Threads that it starts later have no
 /// more.
 ///
 /// # Errors
-/// The kernel refuses, which it has no reason to.
+/// The kernel refuses, for which it has no reason.
 pub fn keep(rights: Rights) -> io::Result<()> {
     set(rights, |effective, _| effective)
 }
 
-/// As [`keep`], but none of them is in force: a process that only starts others has them for those.
+/// Like [`keep`], but without any in force: for a process that only passes them on to processes that it starts.
 ///
 /// # Errors
-/// As [`keep`].
+/// As for [`keep`].
 pub fn hold(rights: Rights) -> io::Result<()> {
     set(rights, |_, _| CapabilitySet::empty())
 }
 
-/// As [`keep`], and puts in force the rights that were held back.
+/// Like [`keep`], and puts the rights in force that [`hold`] kept back.
 ///
 /// # Errors
-/// As [`keep`].
+/// As for [`keep`].
 pub fn use_held(rights: Rights) -> io::Result<()> {
     set(rights, |_, permitted| permitted)
 }
 
-/// Leaves of the permitted rights these, and in force what `of` says of the effective and the permitted ones.
+/// Limits the permitted rights to these, and the effective ones to those that `of` returns, given the effective and the
+/// permitted ones.
 fn set(rights: Rights, of: fn(CapabilitySet, CapabilitySet) -> CapabilitySet) -> io::Result<()> {
     let CapabilitySets { effective, permitted, .. } = capabilities(None)?;
     let effective = of(effective, permitted) & rights.0;

@@ -9,10 +9,10 @@ use rustix::{
 };
 use socket2::Socket;
 
-/// Waits for the other end of a socket to close, for so long at most; returns whether it has.
+/// Waits at most `patience` for the other end of a socket to close; returns whether it has.
 ///
 /// # Errors
-/// Something can be read there, which nobody may write.
+/// The socket is readable, although no process may write to it.
 pub(super) fn has_closed(peer: &Socket, patience: Duration) -> Result<bool> {
     let patience = Timespec::try_from(patience).context("a pause is short")?;
     let mut fds = [PollFd::new(peer, PollFlags::IN)];
@@ -25,7 +25,7 @@ pub(super) fn has_closed(peer: &Socket, patience: Duration) -> Result<bool> {
     Ok(false)
 }
 
-/// Repeats a call that signals interrupt.
+/// Repeats a call whenever a signal interrupts it.
 pub(super) fn retried<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {

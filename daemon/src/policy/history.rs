@@ -1,4 +1,4 @@
-//! Which policy is in force, and which ones were. State, event and now in; decision out.
+//! The policy in force and the former ones. A pure state machine: it gets state, event and time, and returns decisions.
 
 use std::{
     collections::VecDeque,
@@ -15,10 +15,10 @@ use super::PolicyRefusal;
 /// How many revisions are remembered.
 const REVISIONS: usize = 64;
 
-/// How many bytes they may take, texts and differences; the one in force and the one before are kept in any case.
+/// How many bytes their texts and differences may take; the revision in force and the one before are kept in any case.
 const BYTES: usize = 8 << 20;
 
-/// How long comparing two texts may take. Text that is not compared by then shows as replaced.
+/// How long comparing two texts may take. The rest then shows as replaced.
 const COMPARING: Duration = Duration::from_millis(100);
 
 /// Where a revision comes from.
@@ -28,16 +28,16 @@ pub enum Origin {
     Files,
     /// The state folder, where it was saved.
     Saved,
-    /// Somebody set it while paced ran.
+    /// A caller set it while paced ran.
     Set,
-    /// Somebody went back to a former one.
+    /// A caller went back to a former revision.
     Rollback {
-        /// The former one.
+        /// The former revision.
         to: u64,
     },
-    /// Nobody confirmed the one before.
+    /// The revision before was not confirmed in time.
     Unconfirmed {
-        /// The one before.
+        /// The revision before.
         number: u64,
     },
 }
@@ -57,7 +57,7 @@ impl fmt::Display for Origin {
 /// A policy that is, was, or could be in force.
 #[derive(Clone, Debug)]
 pub struct Revision {
-    /// Counts from 1 with each start of the daemon.
+    /// Counts from 1 at each start of the daemon.
     pub number: u64,
     /// The policy.
     pub policy: Policy,
@@ -67,23 +67,23 @@ pub struct Revision {
     pub author: String,
     /// Where it comes from.
     pub origin: Origin,
-    /// When it came into force.
+    /// When it took effect.
     pub since: SystemTime,
-    /// What it changed of the one before, as a unified diff; empty where texts are the same.
+    /// The changes to the revision before, as a unified diff; empty if the texts are the same.
     pub diff: String,
 }
 
-/// The revisions of one life of the daemon.
+/// The revisions since the daemon started.
 #[derive(Debug)]
 pub struct History {
     /// Never empty; the last one is in force.
     revisions: VecDeque<Arc<Revision>>,
-    /// When the one in force goes by itself.
+    /// When the revision in force expires; `None` if it is not on trial.
     confirm_by: Option<SystemTime>,
 }
 
 impl History {
-    /// Begins with revision 1, which is in force.
+    /// Starts with revision 1, which is in force.
     #[must_use]
     pub fn new(policy: Policy, text: String, origin: Origin, now: SystemTime) -> Self {
         let author = "paced".to_owned();
@@ -91,10 +91,10 @@ impl History {
         Self { revisions: VecDeque::from([Arc::new(first)]), confirm_by: None }
     }
 
-    /// The revision in force.
+    /// Returns the revision in force.
     #[must_use]
     pub fn current(&self) -> &Arc<Revision> {
-        // Never empty: the last one is not forgotten.
+        // Never empty: the last revision is never forgotten.
         &self.revisions[self.revisions.len() - 1]
     }
 
@@ -103,13 +103,13 @@ impl History {
         self.revisions.iter()
     }
 
-    /// When the revision in force goes by itself, if it is on trial.
+    /// Returns when the revision in force expires, if it is on trial.
     #[must_use]
     pub fn confirm_by(&self) -> Option<SystemTime> {
         self.confirm_by
     }
 
-    /// Whether revision `number` is in force, on trial.
+    /// Returns whether revision `number` is in force and on trial.
     #[must_use]
     pub fn awaits(&self, number: u64) -> bool {
         self.confirm_by.is_some() && self.current().number == number
@@ -118,7 +118,7 @@ impl History {
     /// Decides whether a caller that knew revision `expected` may set another one.
     ///
     /// # Errors
-    /// The one in force is on trial, or is not the expected one.
+    /// The revision in force is on trial, or is not the expected one.
     pub fn admit(&self, expected: Option<u64>, now: SystemTime) -> Result<(), PolicyRefusal> {
         let current = self.current();
         if let Some(by) = self.confirm_by {
@@ -142,17 +142,17 @@ impl History {
         Revision { number, policy, text, author: author.to_owned(), origin, since: now, diff }
     }
 
-    /// Returns a revision to go back to; the one before the one in force without a number.
+    /// Returns a revision to go back to; without a number, the one before the one in force.
     ///
     /// # Errors
-    /// There is none of this number any more, or never was.
+    /// The revision is forgotten, or never existed.
     pub fn former(&self, number: Option<u64>) -> Result<Arc<Revision>, PolicyRefusal> {
         let (number, oldest) = (number.unwrap_or(self.current().number - 1), self.revisions[0].number);
         let found = self.revisions.iter().find(|revision| revision.number == number);
         found.cloned().ok_or(PolicyRefusal::Unknown { number, oldest })
     }
 
-    /// Notes that a revision is in force now, on trial for a while if it is to be confirmed.
+    /// Notes that a revision is now in force, and on trial if it must be confirmed.
     pub fn adopt(&mut self, revision: Revision, confirm_within: Option<Duration>) -> Arc<Revision> {
         self.confirm_by = confirm_within.and_then(|time| revision.since.checked_add(time));
         let revision = Arc::new(revision);
@@ -165,13 +165,13 @@ impl History {
         revision
     }
 
-    /// Notes that the revision in force stays.
+    /// Notes that the revision in force was confirmed.
     pub fn confirm(&mut self) {
         self.confirm_by = None;
     }
 }
 
-/// Returns what changes from one text to another, as a unified diff.
+/// Returns the changes from one text to another, as a unified diff.
 #[must_use]
 pub fn diff(old: &str, new: &str, [old_name, new_name]: [String; 2]) -> String {
     let diff = TextDiff::configure().timeout(COMPARING).diff_lines(old, new);

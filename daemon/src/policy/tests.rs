@@ -7,7 +7,7 @@ use super::*;
 const ONE: &str = "[class.one]\nweight = 1\n";
 const TWO: &str = "[class.two]\nweight = 2\n";
 
-/// Policies in a folder of their own, what was put in force, and whether that is refused.
+/// Policies in their own folder, a log of those put in force, and a switch that makes enforcement fail.
 struct Bench {
     policies: Arc<Policies>,
     enforced: Arc<Mutex<Vec<usize>>>,
@@ -43,7 +43,7 @@ impl Bench {
         read_saved(&self.config.state_dir).unwrap()
     }
 
-    /// Number, text and origin of what is in force.
+    /// Number, text and origin of the revision in force.
     fn current(&self) -> (u64, String, Origin) {
         let current = self.policies.current();
         (current.number, current.text.clone(), current.origin)
@@ -196,7 +196,7 @@ fn what_is_saved_takes_precedence_over_the_files_until_it_is_forgotten() {
 #[test]
 fn what_cannot_be_saved_is_not_in_force_either() {
     let bench = Bench::new("unsaved", ONE);
-    // A folder where the file should be.
+    // A folder in the file's place.
     fs::create_dir(bench.config.state_dir.join(SAVED)).unwrap();
     let save = Submission { text: TWO.into(), save: true, ..Submission::default() };
     assert!(matches!(bench.submit(save), Err(PolicyRefusal::NotSaved { .. })));

@@ -1,4 +1,4 @@
-//! What the daemon says at its start.
+//! The daemon's messages at its start.
 
 use std::{
     io::{self, Write as _},
@@ -12,7 +12,7 @@ use quic::tls;
 use super::{DEVELOPMENT_ECHO, Daemon};
 use crate::control::Facts;
 
-/// Says what is served and how to try it.
+/// Logs what the daemon serves; in development mode, also prints how to try it.
 pub(super) fn announce(daemon: &Daemon, facts: &Facts) -> Result<()> {
     let config = &daemon.config;
     for warning in config.warnings() {
@@ -46,7 +46,7 @@ pub(super) fn announce(daemon: &Daemon, facts: &Facts) -> Result<()> {
         features = daemon.parts.kernel.in_force.features(&facts.own_features),
         pacectl = pacectl.display(),
     );
-    // It serves whether or not somebody reads this.
+    // The daemon serves even if its standard output is closed.
     _ = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
     Ok(())
 }

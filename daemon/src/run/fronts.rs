@@ -20,22 +20,22 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{configuration::gateway_identity, parts::Parts};
 
-/// The listeners that are open.
+/// The open listeners.
 #[derive(Default)]
 pub(super) struct Fronts(BTreeMap<SocketAddr, Open>);
 
 /// An open listener.
 struct Open {
-    /// What it was opened with.
+    /// The settings it was opened with.
     settings: GatewayListener,
     shown: ShownCertificate,
-    /// The same socket as its door's, for another door on other terms.
+    /// A duplicate of the door's socket, for another door with other settings.
     socket: TcpListener,
     ending: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
-/// The listeners that a configuration wants, without a fault left in them.
+/// The listeners that a configuration wants, checked and ready to serve.
 pub(super) struct Prepared(Vec<Wanted>);
 
 struct Wanted {
@@ -52,10 +52,10 @@ impl Drop for Open {
 }
 
 impl Fronts {
-    /// Makes ready what a configuration wants. Sockets that are open serve on.
+    /// Prepares the listeners of a configuration. Open sockets keep serving.
     ///
     /// # Errors
-    /// A certificate or a key cannot be used, or an address cannot be had.
+    /// A certificate or a key cannot be used, or an address cannot be bound.
     pub(super) fn prepare(
         &self,
         gateway: Option<&GatewaySettings>,
@@ -82,8 +82,8 @@ impl Fronts {
         listeners.map(prepare).collect::<Result<_>>().map(Prepared)
     }
 
-    /// Serves what was made ready, and nothing else. Clients of listeners that are as before, but for their certificates, keep
-    /// their connections.
+    /// Serves the prepared listeners, and no others. If only the certificate of a listener has changed, its clients
+    /// keep their connections.
     pub(super) fn serve(&mut self, Prepared(wanted): Prepared, relay: &Arc<Relay>, parts: &Parts) {
         let mut before = std::mem::take(&mut self.0);
         for Wanted { settings, shown, socket, door } in wanted {
@@ -115,11 +115,11 @@ impl Fronts {
         }
     }
 
-    /// Lets nobody in any more, and waits for requests that have begun.
+    /// Accepts no more clients, and waits for requests that have begun.
     pub(super) async fn end(&mut self) {
         self.0.values().for_each(|open| _ = open.ending.send_replace(true));
         for open in self.0.values_mut() {
-            // It panics only with what it serves.
+            // The task panics only if a service in it does.
             _ = (&mut open.task).await;
         }
         self.0.clear();

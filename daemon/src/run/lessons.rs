@@ -1,5 +1,5 @@
-//! Keeps what a gateway knows in the state folder: what it has learned of its engines, so that a restart does not begin with
-//! the best model for every request, and the tokens of the month, so that a restart gives nobody a new one.
+//! Keeps a gateway's knowledge in the state folder: what it has learned of its engines, so that after a restart not
+//! every request goes to the best model, and the tokens used this month, so that a restart does not renew a quota.
 
 use std::{
     path::Path,
@@ -15,13 +15,13 @@ use serving::{
 };
 use tokio::{task::spawn_blocking, time::interval};
 
-/// How often what has changed is saved.
+/// How often changes are saved.
 const PAUSE: Duration = Duration::from_secs(60);
 
 /// The file in the state folder.
 const FILE: &str = "engines.json";
 
-/// What was learned before, and by the gateway that runs.
+/// What was learned before, and the relay whose gateway learns more.
 pub(super) struct Lessons {
     relay: Arc<Relay>,
     kept: StateFile<Learned>,
@@ -35,23 +35,23 @@ impl Lessons {
         Arc::new(Self { relay, kept, before: before.unwrap_or_default() })
     }
 
-    /// What is known now.
+    /// Returns what the gateway has learned by now.
     pub(super) fn learned(&self) -> Learned {
         self.relay.gateway().map_or_else(|| self.before.clone(), |gateway| gateway.learned())
     }
 
-    /// Saves what was learned, until dropped.
+    /// Saves what was learned once per [`PAUSE`], until dropped.
     pub(super) async fn keep(self: Arc<Self>) {
         let mut ticks = interval(PAUSE);
         loop {
             ticks.tick().await;
             let lessons = self.clone();
-            // It cannot be cancelled, and panics only with the runtime.
+            // The blocking task cannot be cancelled, and panics only with the runtime.
             _ = spawn_blocking(move || lessons.save()).await;
         }
     }
 
-    /// Saves what was learned. Of no engine is nothing saved.
+    /// Saves what was learned, unless there is nothing about any engine.
     pub(super) fn save(&self) {
         let learned = self.learned();
         if learned != Learned::default() {
@@ -60,20 +60,21 @@ impl Lessons {
     }
 }
 
-/// How often the tokens of the month are saved. What was used since then is lost when paced is killed, to the user's benefit.
+/// How often the tokens of the month are saved. If paced is killed, the use since the last save is lost, to the user's
+/// benefit.
 const TOKENS_PAUSE: Duration = Duration::from_secs(10);
 
-/// Their file in the state folder.
+/// The file of the tokens in the state folder.
 const TOKENS_FILE: &str = "tokens.json";
 
-/// The tokens that keys of clients were used for this month.
+/// The tokens that each client's key has used this month.
 pub(super) struct TokenLedger {
     spending: Arc<Spending>,
     kept: StateFile<Spent>,
 }
 
 impl TokenLedger {
-    /// Takes over what was used this month before.
+    /// Restores the month's use that was saved earlier.
     pub(super) fn open(state_dir: &Path, spending: Arc<Spending>) -> Arc<Self> {
         let (kept, spent) = StateFile::open(state_dir.join(TOKENS_FILE), "the tokens that were used this month");
         if let Some(spent) = &spent {
@@ -82,18 +83,18 @@ impl TokenLedger {
         Arc::new(Self { spending, kept })
     }
 
-    /// Saves what was used, until dropped.
+    /// Saves the use once per [`TOKENS_PAUSE`], until dropped.
     pub(super) async fn keep(self: Arc<Self>) {
         let mut ticks = interval(TOKENS_PAUSE);
         loop {
             ticks.tick().await;
             let ledger = self.clone();
-            // It cannot be cancelled, and panics only with the runtime.
+            // The blocking task cannot be cancelled, and panics only with the runtime.
             _ = spawn_blocking(move || ledger.save(SystemTime::now())).await;
         }
     }
 
-    /// Saves what was used, if anything ever was.
+    /// Saves the use, unless there has never been any.
     pub(super) fn save(&self, now: SystemTime) {
         let spent = self.spending.spent(now);
         if !(self.kept.is_empty() && spent.tokens.is_empty()) {

@@ -1,4 +1,4 @@
-//! Writes what gateways decided to files of the state folder, of which `pacectl route` learns.
+//! Writes the gateways' decisions to files of the state folder, from which `pacectl route` learns.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -14,10 +14,11 @@ use role::seldom::Seldom;
 use serving::decisions::{Decisions, Record};
 use tokio::{task::spawn_blocking, time::sleep};
 
-/// The files in the state folder: the newest records, and those before them. Each takes half of what all may take.
+/// The files in the state folder: the newest records, and those before them. Each may take half of the configured
+/// bytes.
 const FILES: [&str; 2] = ["decisions.jsonl", "decisions.1.jsonl"];
 
-/// How long records wait for others to be written with them.
+/// How long a record waits for others, to be written together.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The writer of records.
@@ -36,22 +37,22 @@ impl Records {
         Arc::new(Self { decisions, newest, before, writing: Mutex::default(), not_written: Seldom::default() })
     }
 
-    /// Writes records as they come, until dropped.
+    /// Writes records as they arrive, until dropped.
     pub(super) async fn keep(self: Arc<Self>) {
         loop {
             self.decisions.wait().await;
             sleep(PAUSE).await;
             let records = self.clone();
-            // It cannot be cancelled, and panics only with the runtime.
+            // The blocking task cannot be cancelled, and panics only with the runtime.
             _ = spawn_blocking(move || records.save()).await;
         }
     }
 
-    /// Writes all records that wait. What cannot be written is counted as lost.
+    /// Writes all records that wait. Counts records that cannot be written as lost.
     pub(super) fn save(&self) {
         let _writing = self.writing.lock();
         let taken = self.decisions.take();
-        // The newest configuration counts for all of them.
+        // The newest record's limit holds for all of them.
         let most_bytes = taken.last().map_or(0, |record| record.most_bytes / FILES.len() as u64);
         let mut rest = taken.as_slice();
         while !rest.is_empty() {
@@ -72,10 +73,10 @@ impl Records {
         }
     }
 
-    /// Writes as many records as the newest file has room for, after it made room; returns how many.
+    /// Makes room in the newest file, and writes as many records as fit; returns how many.
     fn write(&self, records: &[Record], most_bytes: u64) -> io::Result<usize> {
         for file in [&self.before, &self.newest] {
-            // They were larger under another configuration.
+            // An earlier configuration may have allowed larger files.
             if fs::metadata(file).is_ok_and(|found| found.len() > most_bytes) {
                 fs::remove_file(file)?;
             }
@@ -102,7 +103,7 @@ fn open(file: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(file)
 }
 
-/// Returns the length of a file of lines, after it ended the last line, which a full disk may have cut off.
+/// Returns the length of a file of lines, after ending its last line if a full disk cut it off.
 fn end(file: &mut File) -> io::Result<u64> {
     let bytes = file.seek(SeekFrom::End(0))?;
     if bytes == 0 {
@@ -149,7 +150,7 @@ mod tests {
             text(&records.before).lines().collect::<Vec<_>>(),
             ["000000020", "000000021", "000000022", "000000023", "000000024"]
         );
-        // Less may be there from now on.
+        // The limit is smaller from here on.
         write(&records, &lines(27..28, 30));
         assert_eq!(text(&records.newest), "000000027\n");
         assert!(!records.before.exists());

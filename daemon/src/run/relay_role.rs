@@ -42,23 +42,23 @@ use crate::{
     workers::{Endpoints, Steering, WorkerSockets},
 };
 
-/// What of the role has to be kept at hand while the daemon runs.
+/// The state of the role that the daemon keeps while it runs.
 pub(super) struct RelayRole {
     pub(super) relay: Arc<Relay>,
     pub(super) listeners: Vec<(ListenerSettings, ServerTls)>,
-    /// The numbers of their classes, as connection IDs say them.
+    /// The numbers of the listeners' classes, as connection IDs contain them.
     classes: Vec<Arc<AtomicU8>>,
-    /// Whether new connections are let in.
+    /// Whether new connections are accepted.
     pub(super) open: Arc<AtomicBool>,
     /// What users have used of their quotas.
     pub(super) ledger: Arc<QuotaLedger>,
     /// What its gateway has learned of engines.
     pub(super) lessons: Arc<Lessons>,
-    /// Writes what its gateway decided.
+    /// Writes its gateway's decisions.
     pub(super) records: Arc<Records>,
-    /// What keys of its clients were used for this month.
+    /// The tokens that its clients' keys have used this month.
     pub(super) tokens: Arc<TokenLedger>,
-    /// How long tunnels may go on after SIGTERM.
+    /// How long tunnels may continue after SIGTERM.
     pub(super) drain: Duration,
     host_addresses: HostAddresses,
     secret: Secret,
@@ -66,10 +66,10 @@ pub(super) struct RelayRole {
 }
 
 impl RelayRole {
-    /// Makes the role ready: it has the default policy until another is put in force, and listens nowhere.
+    /// Prepares the role: with the default policy until another is put in force, and without listening yet.
     ///
     /// # Errors
-    /// A certificate or key is not usable, or this host's addresses or resolver cannot be read.
+    /// A certificate or key is not usable, or this host's addresses or resolver configuration cannot be read.
     pub(super) async fn new(
         config: &Config,
         settings: &Settings,
@@ -124,11 +124,11 @@ impl RelayRole {
         })
     }
 
-    /// Lets connections in: those of the first worker on this thread, those of others on threads of their own. `roles` get
-    /// what ends when an endpoint does.
+    /// Starts listening: the first worker on this thread, each other worker on a thread of its own. Adds to `roles` the
+    /// tasks that end when an endpoint does.
     ///
     /// # Errors
-    /// An endpoint or a thread does not start.
+    /// An endpoint or a thread cannot be started.
     pub(super) async fn listen(
         &self,
         limits: &RelayLimits,
@@ -141,7 +141,7 @@ impl RelayRole {
         let transport = Transport {
             idle_timeout: limits.connection_idle,
             max_requests: Transport::requests_for(limits.tunnels_per_connection),
-            // Clients keep their connections alive, or let them go.
+            // The clients keep their connections alive, or let them time out.
             keep_alive: None,
             ..transport
         };
@@ -171,7 +171,7 @@ impl RelayRole {
         Ok(())
     }
 
-    /// Goes by other settings from now on, whose listeners are at the same addresses and have these `identities`.
+    /// Switches to other settings, whose listeners are at the same addresses and have these `identities`.
     pub(super) fn replace(
         &mut self,
         settings: &Settings,
@@ -192,15 +192,15 @@ impl RelayRole {
         self.drain = settings.drain;
     }
 
-    /// Makes connection IDs to come say the numbers by which the kernel knows the listeners' classes.
+    /// Makes new connection IDs contain the numbers by which the kernel knows the listeners' classes.
     fn number_classes(&self, kernel: &Tables) {
         for ((listener, _), class) in self.listeners.iter().zip(&self.classes) {
             class.store(kernel.number_of(listener.class.as_deref()), Relaxed);
         }
     }
 
-    /// Tells the kernel's programs which packets are to listeners and which connection IDs are known. To be repeated:
-    /// addresses and keys change.
+    /// Updates the kernel's programs with the listeners' addresses and the keys of connection IDs. To be repeated,
+    /// because addresses and keys change.
     pub(super) fn refresh_guard(&mut self, kernel: &Tables) {
         if let Err(error) = self.steering.steer_by(&self.secret) {
             tracing::warn!("the program that steers packets to workers was not updated: {error:#}");
@@ -210,10 +210,10 @@ impl RelayRole {
     }
 }
 
-/// Returns the gateway that a configuration wants: the one that `relay` has, if nothing about it is different.
+/// Returns the gateway that a configuration wants: the present one of `relay`, if its settings are the same.
 ///
 /// # Errors
-/// A file with a key or a policy cannot be used.
+/// A file that holds a key or a policy cannot be used.
 pub(super) fn prepare_gateway(
     config: &Config,
     relay: &Relay,
@@ -226,7 +226,7 @@ pub(super) fn prepare_gateway(
     Ok(Some(relay.gateway().filter(|before| before.is_like(&gateway)).unwrap_or(gateway)))
 }
 
-/// Has a gateway answer from now on, or none.
+/// Makes a gateway answer from now on, or none.
 fn put_in_force(relay: &Relay, gateway: Option<Arc<Gateway>>, parts: &Parts, runtime: &Handle) {
     match &gateway {
         Some(gateway) => gateway.begin(runtime),

@@ -1,5 +1,5 @@
-//! A reload: everything that another configuration needs is made ready first, which may fail and changes nothing; then it is
-//! put in force, which cannot fail.
+//! A reload in two steps: preparing everything that the new configuration needs, which may fail and changes nothing;
+//! then putting it in force, which cannot fail.
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
@@ -17,9 +17,9 @@ use crate::{
     metrics::MetricsPage,
 };
 
-/// Everything that a configuration takes to be put in force, without a fault left in it.
+/// Everything that a configuration needs to be put in force, already checked.
 struct Prepared {
-    /// As they were before they were read.
+    /// The files as they were before they were read.
     files: SeenFiles,
     certificates: Vec<Certificate>,
     /// In the order of the listeners.
@@ -28,12 +28,12 @@ struct Prepared {
     fronts: fronts::Prepared,
     entrances: edge::PreparedAddresses,
     doors: doors::PreparedDoors,
-    /// Another page, or none; `None` for the one that is served already.
+    /// `None` if the page stays as it is; `Some(None)` for no page.
     page: Option<Option<MetricsPage>>,
 }
 
 impl Daemon {
-    /// Reads the configuration again. What cannot be used leaves everything as it was, and is said.
+    /// Reads the configuration again. If it cannot be used, logs why, and everything stays as it was.
     pub(super) async fn reload(&mut self, author: &str, open: &mut Open) -> Result<(), String> {
         let Some(file) = self.file.clone() else {
             return Err("development mode has no configuration to read".into());
@@ -47,7 +47,7 @@ impl Daemon {
         outcome.map(drop)
     }
 
-    /// Returns the keys that have changed.
+    /// Returns the changed keys.
     async fn try_reload(&mut self, file: &Path, author: &str, open: &mut Open) -> Result<String> {
         let config = Arc::new(configuration::read(file)?);
         self.config.to_reload(&config)?;
@@ -61,8 +61,8 @@ impl Daemon {
         Ok(changed.join(", "))
     }
 
-    /// Reads the files again that the configuration in force names. What cannot be used leaves everything as it was, and is
-    /// said.
+    /// Reads the files again that the configuration in force names. If one cannot be used, logs why, and everything
+    /// stays as it was.
     pub(super) fn read_files_again(&mut self, open: &mut Open) {
         let config = self.config.clone();
         let prepared = self.prepare(&config, open);
@@ -97,7 +97,8 @@ impl Daemon {
         })
     }
 
-    /// Listens where metrics are to be served, unless they are there already; `Some(None)` has them served nowhere.
+    /// Opens the page of metrics at `address`. Returns `None` if it is already served there; `Some(None)` if there is
+    /// to be none.
     pub(super) fn prepare_page(&self, address: Option<SocketAddr>) -> Result<Option<Option<MetricsPage>>> {
         if self.page.as_ref().map(MetricsPage::address) == address {
             return Ok(None);
@@ -109,25 +110,25 @@ impl Daemon {
         Ok(Some(Some(page)))
     }
 
-    /// Puts in force what was made ready. Nothing here fails. A field of the configuration that is not named here does not
-    /// compile: it is either applied, or one whose change takes a restart (`config::change`).
+    /// Puts prepared settings in force. Nothing here fails. The compiler refuses a field of the configuration that is
+    /// not named here: each is either applied here, or its change takes a restart (`config::change`).
     fn put_in_force(&mut self, config: Arc<Config>, prepared: Prepared, open: &mut Open) {
         let Config {
             state_dir: _,
             relay,
-            // With the relay role, below.
+            // Applied with the relay role, below.
             gateway: _,
-            // By `edge`, below.
+            // Applied by `edge`, below.
             forwards: _,
             proxies: _,
             serves: _,
             paths: _,
             hops: _,
-            // By `Policies`, before.
+            // Applied by `Policies`, before.
             policy: _,
             transport: _,
             kernel,
-            // By `doors`, below.
+            // Applied by `doors`, below.
             control: _,
             metrics,
             log,

@@ -1,4 +1,5 @@
-//! The start: roles with nothing open and the default policy, then the policy, then what others meet.
+//! The start: first roles with nothing open and the default policy, then the configured policy, then the listeners and
+//! doors.
 
 use std::{
     net::UdpSocket,
@@ -42,26 +43,26 @@ use crate::{
     workers::{Steering, WorkerSockets},
 };
 
-/// What is there before the start.
+/// The inputs of the start.
 pub(super) struct Launch {
     pub(super) config: Config,
-    /// Where the configuration was read; development mode has none.
+    /// The file of the configuration; `None` in development mode.
     pub(super) file: Option<PathBuf>,
     pub(super) log: LogControl,
     pub(super) parts: Arc<Parts>,
-    /// What the relay role has of this machine, if there is one.
+    /// The relay role's sockets, steering and secret, if there is one.
     pub(super) places: Option<(WorkerSockets, Steering, Secret)>,
     /// The control socket, if the service manager opened it.
     pub(super) door: Option<UnixListener>,
-    /// Runs what may wait.
+    /// Runs tasks that may wait.
     pub(super) runtime: Handle,
 }
 
 impl Daemon {
-    /// Starts everything that the configuration names, and tells the service manager.
+    /// Starts everything that the configuration names, and notifies the service manager.
     ///
     /// # Errors
-    /// Something is missing or taken.
+    /// A file or device is missing, or an address is taken.
     pub(super) async fn start(launch: Launch) -> Result<(Self, Open, Wishes)> {
         let Launch { mut config, file, log, parts, places, door, runtime } = launch;
         let saved = policy::prefer_saved(&mut config).unwrap_or_else(|error| {
@@ -104,7 +105,7 @@ impl Daemon {
         let entrances = daemon.edge.prepare(&config)?;
         daemon.edge.serve(entrances, &daemon.entrance_classes);
         let (open, reloads) = daemon.open(policies, door).await?;
-        // A relay that is said to be ready is guarded already.
+        // The guard must be in place before the relay is announced as ready.
         daemon.refresh_guard();
         announce::announce(&daemon, &open.control.facts())?;
         daemon.announce_readiness(&Arc::downgrade(&open.control));
@@ -113,7 +114,7 @@ impl Daemon {
         Ok((daemon, open, Wishes { reloads, files }))
     }
 
-    /// Makes the relay role ready, if there is one; returns the sockets that it will listen on.
+    /// Prepares the relay role, if there is one; returns the sockets that it will listen on.
     async fn prepare_relay(&mut self, places: Option<(WorkerSockets, Steering, Secret)>) -> Result<WorkerSockets> {
         let (Some((sockets, steering, secret)), Some(settings)) = (places, &self.config.relay) else {
             return Ok(WorkerSockets::new());
@@ -123,7 +124,7 @@ impl Daemon {
         Ok(sockets)
     }
 
-    /// Returns what puts a policy in force in the kernel and in all roles.
+    /// Returns the functions that put a policy in force in the kernel and in all roles.
     fn enforce(&self) -> Enforce {
         let (parts, entrance_classes) = (self.parts.clone(), self.entrance_classes.clone());
         let relay = self.relay.as_ref().map(|role| role.relay.clone());
@@ -170,7 +171,7 @@ impl Daemon {
         let control = control.clone();
         self.parts.ready.require(move || {
             let Some(control) = control.upgrade() else { return PartReady::Gone };
-            // By the configuration in force, which a reload may change.
+            // From the configuration in force, which a reload may change.
             let facts = control.facts();
             match facts.listeners.is_empty() && facts.forwards.is_empty() {
                 true => PartReady::Missing("nothing to listen on".into()),
@@ -184,14 +185,14 @@ impl Daemon {
     }
 }
 
-/// What the policy calls classes, for one role.
+/// Returns the classes of a policy, for one role.
 pub(super) fn classes(policy: &Policy, role: PolicyRole, parts: &Parts) -> Arc<Classes> {
     let marks = parts.kernel.marks();
     let of_class = |class: &str| marks.as_ref().map(|marks| marks.of_class(class, role)).unwrap_or_default();
     Arc::new(Classes::new(policy.clone(), role, &parts.classes, of_class))
 }
 
-/// Returns what is known of this host's devices: nothing, where neither this process nor the kernel's programs go by it.
+/// Starts to follow this host's devices; returns none if neither this process nor the kernel's programs depend on them.
 fn follow_devices(config: &Config, parts: &Parts, runtime: &Handle) -> Devices {
     let kernel = parts.kernel.clone();
     if config.transport.io == config::PacketIo::Stock && kernel.marks().is_none() {
@@ -212,8 +213,8 @@ fn prepare_edge(transport: Transport, parts: &Arc<Parts>, runtime: &Handle) -> (
     (Edge::new(transport, parts.edge.clone(), schedules, moves), entrance_classes)
 }
 
-/// Leaves out listeners whose address family this machine does not have, as IPv6 in many containers: development mode asks
-/// for both, and nobody wrote that it should.
+/// Removes listeners whose address family this machine lacks, as many containers lack IPv6: development mode listens on
+/// both by default, without the operator asking.
 pub(super) fn without_missing_families(mut config: Config) -> Config {
     if let Some(relay) = &mut config.relay {
         relay.listeners.retain(|listener| {

@@ -8,8 +8,8 @@ use serving::view::{EngineView, RequestView};
 
 use super::super::{ConnectionView, TunnelView};
 
-/// A tunnel: its ID, connection, user, class and protocol, its target (empty for readers), and bytes to the target and from it. In place
-/// of the user, the tunnel by which an edge reaches a relay through another has `[hop.NAME]`.
+/// A tunnel: its ID, connection, user, class and protocol, its target (empty for readers), and bytes to the target and
+/// from it. For a tunnel by which an edge reaches a relay through another, the user is `[hop.NAME]`.
 pub(super) type TunnelRow = (u64, u64, String, String, String, String, u64, u64);
 
 /// A connection, as `list_connections` describes it.
@@ -24,7 +24,7 @@ pub(super) type EngineRow = (String, String, String, u32, u32, u32, u64, u64, u6
 /// A request for a model, as `list_requests` describes it.
 pub(super) type RequestRow = (u64, String, String, String, String, u64, u64, u64, f64);
 
-/// A time in microseconds since 1970, as D-Bus interfaces have it.
+/// Converts a time to microseconds since 1970, as usual in D-Bus interfaces.
 pub(super) fn micros(time: SystemTime) -> u64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)

@@ -7,7 +7,7 @@ use relay::access::record::{AccessRecord, RecordedRequest, What};
 
 use super::super::{ACCESS, Happening};
 
-/// Returns the response for an event to a caller that may see addresses, or may not.
+/// Converts an event for a caller; `addresses` says whether the caller may see addresses.
 pub(super) fn response(happening: Happening, addresses: bool) -> v1::WatchEventsResponse {
     let (time, kind, message, access) = match happening {
         Happening::Event(event) => (event.time, event.kind, event.message, None),

@@ -1,4 +1,4 @@
-//! Where callers of gRPC come in, and how the daemon identifies them.
+//! Accepts callers of gRPC and identifies them.
 
 use std::{
     convert::Infallible,
@@ -31,13 +31,13 @@ use super::super::caller::{Bearers, Peer, Writers};
 /// Connections at once over one listener.
 const CONNECTIONS: usize = 64;
 
-/// How long a TLS handshake may take, and the wait for a place behind it.
+/// How long a TLS handshake may take, including the wait for a free connection after it.
 const HANDSHAKE: Duration = Duration::from_secs(2);
 
-/// TLS handshakes at once, and of one address (IPv4) or /64 (IPv6).
+/// TLS handshakes at once, in total and from one address (IPv4) or /64 (IPv6).
 const HANDSHAKES: (usize, usize) = (32, 4);
 
-/// A place to come in.
+/// A socket that accepts callers, and the means to identify them.
 pub enum ControlListener {
     /// On this machine: the kernel identifies the peer (SO_PEERCRED, unix(7)).
     Unix {
@@ -46,35 +46,35 @@ pub enum ControlListener {
         /// The users that may write, too.
         writers: Writers,
     },
-    /// For other machines: a certificate tells.
+    /// For other machines: a certificate identifies the peer.
     Tcp {
-        /// A caller with a certificate that the right authority signed may read.
+        /// Every caller with a certificate signed by the configured authority may read.
         socket: TcpListener,
-        /// What the daemon shows, and which authorities it believes.
+        /// The daemon's own certificate, and the authorities that it trusts.
         certificates: Certificates,
         /// The certificate holders that may write, too.
         bearers: Bearers,
     },
 }
 
-/// What the daemon shows to callers over TCP, and which authorities it believes. Clones share it.
+/// The daemon's certificate for callers over TCP, and the authorities that it trusts. Clones share it.
 #[derive(Clone)]
 pub struct Certificates(Arc<ArcSwap<ServerConfig>>);
 
 impl Certificates {
-    /// Returns the certificates that were prepared.
+    /// Wraps a prepared configuration.
     #[must_use]
     pub fn new(prepared: Arc<ServerConfig>) -> Self {
         Self(Arc::new(ArcSwap::new(prepared)))
     }
 
-    /// Puts others in force, for connections to come.
+    /// Replaces the certificate and the authorities for later connections.
     pub fn replace(&self, prepared: Arc<ServerConfig>) {
         self.0.store(prepared);
     }
 }
 
-/// Opens a Unix socket, whose owner and group may connect. It replaces a socket that a dead process left.
+/// Opens a Unix socket to which its owner and group may connect. It replaces a socket that a dead process left.
 ///
 /// # Errors
 /// Its folder is missing or not ours, or another process serves there.
@@ -98,7 +98,7 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 impl ControlListener {
-    /// What it is called in logs.
+    /// Returns the listener's name in logs.
     pub(super) fn name(&self) -> String {
         match self {
             Self::Unix { socket, .. } => {
@@ -112,7 +112,7 @@ impl ControlListener {
         }
     }
 
-    /// Lets callers in; never returns.
+    /// Accepts callers; never returns.
     pub(super) async fn accept(self, counters: accept::AcceptCounters, doors: mpsc::Sender<io::Result<Door>>) {
         match self {
             Self::Unix { socket, writers } => accept_here(&socket, &writers, &counters, &doors).await,
@@ -131,7 +131,7 @@ impl ControlListener {
     }
 }
 
-/// Lets callers of this machine in.
+/// Accepts callers of this machine.
 async fn accept_here(
     socket: &UnixListener,
     writers: &Writers,
@@ -154,14 +154,14 @@ async fn accept_here(
     }
 }
 
-/// Where callers of other machines are until they are known.
+/// Accepts callers of other machines and holds them until they are identified.
 struct Hall {
     certificates: Certificates,
     bearers: Bearers,
     counters: accept::AcceptCounters,
     doors: mpsc::Sender<io::Result<Door>>,
     places: Arc<Semaphore>,
-    /// A caller has to leave when its sender is dropped.
+    /// A caller must leave when its sender is dropped.
     strangers: Mutex<Strangers<oneshot::Sender<Infallible>>>,
 }
 
@@ -171,7 +171,7 @@ impl Hall {
         loop {
             let (stream, address) = acceptor.next(|| socket.accept()).await;
             let (stay, leave) = oneshot::channel();
-            // An evicted caller learns of it when its sender is dropped.
+            // Dropping the sender tells an evicted caller's task to end.
             let (number, _evicted) = self.strangers().enter(address.ip(), stay);
             let hall = self.clone();
             tokio::spawn(async move {
@@ -189,9 +189,9 @@ impl Hall {
         }
     }
 
-    /// Identifies the caller, and waits for a place.
+    /// Identifies the caller, and waits for a free connection.
     async fn greet(&self, stream: TcpStream) -> Result<Door, &'static str> {
-        // Answers are small, and waited for.
+        // Answers are small, and the client waits for them.
         _ = stream.set_nodelay(true);
         let greeting = TlsAcceptor::from(self.certificates.0.load_full()).accept(stream).await;
         let stream = greeting.inspect_err(|error| tracing::debug!("a caller's handshake failed: {error}"));

@@ -210,7 +210,7 @@ pub(super) fn departures(control: &Control, records: Records) -> v1::WatchDepart
         departure_ns: message.departure_ns,
         from: message.from.to_string(),
         to: message.to.to_string(),
-        // A message has less than 2^16 bytes.
+        // A UDP message is shorter than 2^16 bytes.
         bytes: message.bytes as u32,
         segment_bytes: message.segment_bytes as u32,
         packets: message.packets.iter().map(packet).collect(),

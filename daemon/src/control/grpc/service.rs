@@ -1,4 +1,4 @@
-//! Each call of the protocol as a call of [`Control`], and its outcome as a message.
+//! Translates each call of the protocol to a call of [`Control`], and its outcome to a message.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -17,20 +17,20 @@ use super::{
 };
 use crate::policy::{PolicyRefusal, Revision, Submission};
 
-/// How many of the errors in a text are told one by one.
+/// How many of the errors in a text are listed one by one.
 const VIOLATIONS: usize = 16;
 
-/// Statistics are sent neither more often nor less.
+/// The shortest and the longest interval between statistics.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
 
-/// How often records are sent: what waits between is a small part of what there is room for.
+/// How often records are sent: often enough that only a small part of the buffers fills in between.
 const RECORDS: Duration = Duration::from_millis(50);
 
 /// The protocol's service.
 pub struct ControlService(Arc<Control>);
 
 impl ControlService {
-    /// Returns the service for a control plane. Each request has to come with its [`Peer`] as an extension.
+    /// Returns the service for a control plane. Each request must have its [`Peer`] as an extension.
     #[must_use]
     pub const fn new(control: Arc<Control>) -> Self {
         Self(control)
@@ -207,7 +207,7 @@ impl v1::control_service_server::ControlService for ControlService {
         let interval = interval.map_err(|_| Status::invalid_argument("interval is negative"))?;
         let interval = interval.clamp(INTERVALS[0], INTERVALS[1]);
         let mut ticks = tokio::time::interval(interval);
-        // A slow reader gets fewer, not later ones.
+        // A slow reader gets fewer messages, not later ones.
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let control = self.0.clone();
         let sent = futures::stream::unfold((ticks, control), |(mut ticks, control)| async {
@@ -243,7 +243,7 @@ impl v1::control_service_server::ControlService for ControlService {
             async move {
                 let (recording, mut ticks) = state?;
                 ticks.tick().await;
-                // Looked at first, so that the last answer has all that there is.
+                // Checked before taking, so that the last answer contains all remaining records.
                 let is_over = recording.is_over();
                 let records = departures(&control, recording.take());
                 Some((Ok(records), (!is_over).then_some((recording, ticks))))
@@ -272,7 +272,7 @@ impl v1::control_service_server::ControlService for ControlService {
     }
 }
 
-/// How long something is to be recorded.
+/// Returns how long to record; ten seconds if the request does not say.
 fn span(duration: Option<prost_types::Duration>) -> Result<Duration, Status> {
     let span = duration.map_or(Ok(Duration::from_secs(10)), Duration::try_from);
     span.map_err(|_| Status::invalid_argument("duration is negative"))
