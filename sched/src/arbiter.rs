@@ -1,21 +1,22 @@
-//! Which side sends next where streams and datagrams share a connection.
+//! Which side sends next when streams and datagrams share a connection.
 
 use crate::stream::Rank;
 
 /// One of the two kinds of payload that a connection carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Stream bytes that the transport holds already.
+    /// Stream bytes that the transport already holds.
     Streams,
-    /// Datagrams that wait to be pulled.
+    /// Datagrams waiting to be pulled.
     Datagrams,
 }
 
 /// Chooses between two sides whose [ranks](Rank) come from one [`DisciplineClock`](crate::stream::DisciplineClock).
 ///
-/// The smaller rank goes first. Between equal ones, which is all that round robin knows, the sides share by start-time
-/// fair queueing (SIGCOMM 1996), each weighted by how many wait on it: `n` streams and `m` flows of datagrams share
-/// `n : m`, as if they waited in one queue. A side that had nothing to send, or nothing of that rank, is owed nothing.
+/// The smaller rank goes first. On equal ranks (under round robin all ranks are equal) the sides share by start-time
+/// fair queueing (SIGCOMM 1996), each weighted by how many streams or flows wait on it: `n` streams and `m` datagram
+/// flows share `n : m`, as if they waited in one queue. A side that had nothing to send, or nothing of that rank,
+/// accumulates no credit.
 #[derive(Clone, Debug, Default)]
 pub struct Arbiter {
     streams: u64,
@@ -23,17 +24,18 @@ pub struct Arbiter {
 }
 
 impl Arbiter {
-    /// Virtual time of one byte when one waits. Only the difference between the sides is kept, so it cannot overflow
-    /// with turns of less than 4 GiB; longer ones count as that.
+    /// Virtual time of one byte when one stream or flow waits. Only the difference between the sides is kept, so it
+    /// cannot overflow with turns of less than 4 GiB; longer turns count as 4 GiB.
     const UNITS_PER_BYTE: u64 = 1 << 32;
 
-    /// Creates an arbiter that has seen nothing yet.
+    /// Creates an arbiter without history.
     #[must_use]
     pub const fn new() -> Self {
         Self { streams: 0, datagrams: 0 }
     }
 
-    /// Returns which side sends next, given the rank of what each would send. None if neither has anything.
+    /// Returns which side sends next, given the rank of each side's next payload. Returns `None` if neither side has
+    /// anything to send.
     #[must_use]
     pub fn choose(&self, streams: Option<Rank>, datagrams: Option<Rank>) -> Option<Side> {
         match (streams, datagrams) {
@@ -47,13 +49,13 @@ impl Arbiter {
         }
     }
 
-    /// Charges `side` for `bytes` that it sent while `waiting` streams or flows of it had something to send.
+    /// Charges `side` for `bytes` that it sent while `waiting` of its streams or flows had something to send.
     pub fn sent(&mut self, side: Side, bytes: u64, waiting: usize) {
         let (own, other) = match side {
             Side::Streams => (&mut self.streams, &mut self.datagrams),
             Side::Datagrams => (&mut self.datagrams, &mut self.streams),
         };
-        // If the other side is behind although this one was chosen, it did not compete.
+        // If the other side is behind although this one was chosen, the other did not compete.
         *other = (*other).max(*own);
         *own = own.saturating_add(bytes.saturating_mul(Self::UNITS_PER_BYTE) / waiting.max(1) as u64);
         let both = (*own).min(*other);
@@ -68,7 +70,7 @@ mod tests {
     use crate::stream::{Discipline, DisciplineClock, Service, Streams};
     use proptest::prelude::*;
 
-    /// Streams on one side, flows of datagrams on the other; nobody runs dry.
+    /// Streams on one side, datagram flows on the other; none runs dry.
     struct Connection {
         clock: DisciplineClock,
         arbiter: Arbiter,
@@ -95,10 +97,10 @@ mod tests {
             streams.turn().map(|(_, rank)| rank)
         }
 
-        /// Sends a packet of `bytes` from where it should come.
+        /// Sends a packet of `bytes` from the side that the arbiter chooses.
         fn send(&mut self, bytes: u64) -> Side {
             let chosen = self.arbiter.choose(Self::rank(&self.streams), Self::rank(&self.datagrams));
-            let side = chosen.expect("somebody waits");
+            let side = chosen.expect("both sides are backlogged");
             self.send_from(side, bytes);
             side
         }
@@ -108,7 +110,7 @@ mod tests {
                 Side::Streams => &mut self.streams,
                 Side::Datagrams => &mut self.datagrams,
             };
-            let (stream, _) = set.turn().expect("it was chosen");
+            let (stream, _) = set.turn().expect("the chosen side has a turn");
             self.arbiter.sent(side, bytes, set.len());
             set.end_turn(&mut self.clock, stream, bytes, true);
         }

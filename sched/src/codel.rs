@@ -1,14 +1,14 @@
-//! Which packets to drop so that a queue stays short: CoDel (RFC 8289).
+//! Which packets to drop to keep a queue short: CoDel (RFC 8289).
 
 /// Controlled delay: allows bursts, and drops more and more often while packets keep waiting too long.
 ///
-/// It sees one packet after the other as they leave the queue, and says what to do with each. What counts is the
-/// shortest wait within an interval (RFC 8289 §3.1): a burst that drains is no reason to drop.
+/// It sees each packet as it leaves the queue and returns a verdict on it. The measure is the shortest wait within
+/// an interval (RFC 8289 §3.1): a burst that drains is no reason to drop.
 #[derive(Clone, Debug)]
 pub struct Codel {
     target_ns: u64,
     interval_ns: u64,
-    /// When waits will have been too long for an interval, if they are too long now.
+    /// When waits will have been too long for a whole interval, if they are too long now.
     patient_until_ns: Option<u64>,
     dropping: bool,
     next_drop_ns: u64,
@@ -20,21 +20,22 @@ pub struct Codel {
 /// What to do with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodelVerdict {
-    /// It leaves.
+    /// The packet leaves.
     Send,
-    /// It is dropped; the next one in the queue is to be asked about at once.
+    /// The packet is dropped; call [`Codel::on_dequeue`] for the next packet at once.
     Drop,
 }
 
 /// A backlog this short is no standing queue, however long it took (RFC 8289 §4.2, non-starvation).
 const ONE_PACKET_BYTES: usize = 1_500;
 
-/// Within so many intervals of the last drop, dropping resumes at the rate that it had (RFC 8289 §5.5).
+/// If dropping starts again within this many intervals of the last drop, it resumes at its former rate (RFC 8289
+/// §5.5).
 const MEMORY_INTERVALS: u64 = 16;
 
 impl Codel {
-    /// Creates the state of one queue: waits of `target_ns` are well, longer ones are not if they last for
-    /// `interval_ns`, which should be about the longest usual round trip. RFC 8289 §5.3 has 5 and 100 ms.
+    /// Creates the state of one queue. Waits up to `target_ns` are acceptable; longer waits are not if they last
+    /// for `interval_ns`, which should be about the longest usual round trip. RFC 8289 §5.3 uses 5 ms and 100 ms.
     #[must_use]
     pub const fn new(target_ns: u64, interval_ns: u64) -> Self {
         Self {
@@ -48,8 +49,8 @@ impl Codel {
         }
     }
 
-    /// Decides about a packet that was taken out of the queue at `now_ns` after it waited for `sojourn_ns`, when
-    /// `backlog_bytes` were left behind it (RFC 8289 §5.5, where the loop is the caller's).
+    /// Decides about a packet taken out of the queue at `now_ns` after waiting for `sojourn_ns`, with
+    /// `backlog_bytes` left behind it (RFC 8289 §5.5; the loop there is left to the caller).
     pub fn on_dequeue(&mut self, now_ns: u64, sojourn_ns: u64, backlog_bytes: usize) -> CodelVerdict {
         if !self.is_standing(now_ns, sojourn_ns, backlog_bytes) {
             self.dropping = false;
@@ -73,7 +74,7 @@ impl Codel {
         CodelVerdict::Drop
     }
 
-    /// Tells whether every wait for the last interval was too long.
+    /// Returns whether every wait in the last interval was too long.
     fn is_standing(&mut self, now_ns: u64, sojourn_ns: u64, backlog_bytes: usize) -> bool {
         if sojourn_ns < self.target_ns || backlog_bytes <= ONE_PACKET_BYTES {
             self.patient_until_ns = None;
@@ -92,7 +93,7 @@ mod tests {
     const MS: u64 = 1_000_000;
     const PACKET_BYTES: usize = 1_200;
 
-    /// A queue that one packet leaves per millisecond.
+    /// A queue that drains one packet per millisecond.
     struct Link {
         codel: Codel,
         queue: VecDeque<u64>,
@@ -105,7 +106,8 @@ mod tests {
             Self { codel: Codel::new(5 * MS, 100 * MS), queue: VecDeque::new(), now_ns: 0, drops_ms: Vec::new() }
         }
 
-        /// Lets time pass while packets come in twice as fast as they leave, or not at all. Returns the last wait.
+        /// Advances time for `ms` milliseconds while packets arrive twice as fast as they leave, or not at all.
+        /// Returns the last wait.
         fn run(&mut self, ms: u64, overload: bool) -> u64 {
             let mut wait_ns = 0;
             for _ in 0..ms {

@@ -1,19 +1,19 @@
-//! What goes next, and when: pure decisions.
+//! What is sent next, and when: pure decisions.
 //!
 //! | module | question it answers |
 //! |---|---|
 //! | [`stream`] | which of the streams with something to send has the next turn |
-//! | [`arbiter`] | streams or datagrams, where both wait |
+//! | [`arbiter`] | streams or datagrams, when both wait |
 //! | [`pace`] | when the next packet may leave |
-//! | [`codel`] | which packets are dropped so that a queue stays short |
+//! | [`codel`] | which packets to drop to keep a queue short |
 //! | [`pifo`] | which entry leaves first: the queue under every discipline |
 //! | [`route`] | which model, and which replica of it, answers a request |
 //! | [`path`] | over which of several paths a stream goes |
 //!
-//! Times are `u64` nanoseconds of the caller's choice of clock, and called `*_ns`.
+//! Times are `u64` nanoseconds on a clock of the caller's choice, and are named `*_ns`.
 //!
-//! **Invariant:** nothing here does IO, reads a clock, logs or spawns. The crate never learns what a packet
-//! contains; it sees ids, ranks, sizes and times.
+//! **Invariant:** this crate does no IO, reads no clock, logs nothing and spawns nothing. It never learns
+//! what a packet contains; it sees ids, ranks, sizes and times.
 
 pub mod arbiter;
 pub mod codel;

@@ -1,11 +1,11 @@
-//! When the next packet may leave: rates kept by departure times, without a token bucket's timer.
+//! When the next packet may leave: rates enforced by departure times, without a token bucket's timer.
 
-/// A rate cap by earliest departure time ("Carousel", SIGCOMM 2017): each packet moves the departure of the next one
-/// by the time that it takes at the rate.
+/// A rate cap by earliest departure time ("Carousel", SIGCOMM 2017): each packet delays the departure of the next by
+/// its own transmission time at the rate.
 ///
-/// An idle sender gains no more than a burst: as much as the rate carries in `burst_ns` may then leave at once. Over
-/// any time `t` at most `rate · (t + burst)` and one packet more leave, for the last packet needs its turn only to
-/// begin.
+/// An idle sender gains at most one burst: as many bytes as the rate carries in `burst_ns` may then leave at once.
+/// Over any time `t`, at most `rate · (t + burst)` plus one packet leaves, because the last packet only has to begin
+/// within `t`.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     bytes_per_sec: u64,
@@ -16,7 +16,7 @@ pub struct Pace {
 const NS_PER_SEC: u64 = 1_000_000_000;
 
 impl Pace {
-    /// Creates a cap that allows a first burst at once. A rate of 0 is treated as one byte per second.
+    /// Creates a cap that allows a first burst at once. A rate of 0 counts as one byte per second.
     #[must_use]
     pub const fn new(bytes_per_sec: u64, burst_ns: u64) -> Self {
         let mut pace = Self { bytes_per_sec: 0, burst_ns, next_ns: 0 };
@@ -24,7 +24,7 @@ impl Pace {
         pace
     }
 
-    /// Changes the rate and the burst for what leaves from now on; departures already promised stay.
+    /// Changes the rate and the burst for later packets; departures already promised stay.
     pub const fn set(&mut self, bytes_per_sec: u64, burst_ns: u64) {
         self.bytes_per_sec = if bytes_per_sec == 0 { 1 } else { bytes_per_sec };
         self.burst_ns = burst_ns;

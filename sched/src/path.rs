@@ -1,13 +1,13 @@
 //! Over which path a stream goes: placement of whole streams on the paths between two hosts.
 //!
-//! A path is a connection of its own (a bundle of connections, not multipath QUIC), and a stream stays on the path that it was
-//! placed on. [`place`] is a pure function of the request, of what is known of each path, and of a running count. What it
-//! estimates is in [`estimate`]; [`slow`] decides when tunnels leave a slow path; how a request that can be asked for in ranges is
-//! divided is in [`split`].
+//! A path is a connection of its own (a bundle of connections, not multipath QUIC), and a stream stays on the path that it
+//! was placed on. [`place`] is a pure function of the request, of the known state of each path, and of a running count. Its
+//! estimates are in [`estimate`]; [`slow`] decides when tunnels leave a slow path; [`split`] divides a request that can be
+//! fetched in ranges.
 //!
 //! `fstream` is the rule of "FStream: Flexible Stream Scheduling and Prioritizing in Multipath-QUIC" (equations 1 and 2).
-//! `lowest-rtt` and `sa-ecf` apply the rules of the packet schedulers of these names to whole streams, which is all that a
-//! bundle of connections can do; packet schedulers of multipath QUIC may do better or worse than these.
+//! `lowest-rtt` and `sa-ecf` apply the rules of the packet schedulers of these names to whole streams, since a bundle of
+//! connections can do no more; packet schedulers of multipath QUIC may do better or worse.
 
 pub mod estimate;
 pub mod slow;
@@ -20,7 +20,7 @@ use self::split::ByteRange;
 /// How a path is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Placement {
-    /// The path on which the stream is estimated to end first, counting what streams there still have to send
+    /// The path on which the stream is estimated to end first, counting the bytes that streams there still have to send
     /// ([`estimate::finish_ns`]); a large request that can be divided is spread over several paths ([`split::split`]) if
     /// that [gains](split::gains) enough.
     #[default]
@@ -29,18 +29,18 @@ pub enum Placement {
     FStream,
     /// The path with the lowest smoothed RTT that has room in its window; if none has, the path with the lowest RTT.
     LowestRtt,
-    /// The path with the lowest RTT, unless that has no room in its window and the stream is estimated to end earlier on
-    /// the best path that has ([`estimate::fair_ns`]).
+    /// The path with the lowest RTT, unless its window is full and the stream is estimated to end earlier on the best path
+    /// with room ([`estimate::fair_ns`]).
     SaEcf,
-    /// Each path in its turn.
+    /// Each path in turn.
     RoundRobin,
-    /// A copy on each of the two paths on which it is estimated to end first, if the request is urgent, may arrive twice, and
-    /// has at most [`COPIED_BYTES`]. Every other request goes as under `Paced`.
+    /// A copy on each of the two paths with the earliest estimated ends, if the request is urgent, may arrive twice, and
+    /// has at most [`COPIED_BYTES`]. Every other request is placed as under `Paced`.
     Redundant,
 }
 
 impl Placement {
-    /// All of them, the default first.
+    /// All placements, the default first.
     pub const ALL: [Self; 6] =
         [Self::Paced, Self::FStream, Self::LowestRtt, Self::SaEcf, Self::RoundRobin, Self::Redundant];
 
@@ -58,10 +58,10 @@ impl Placement {
     }
 }
 
-/// The most bytes of a request that is sent over two paths: a few packets, so that copies cost a path little.
+/// The largest request, in bytes, that is sent over two paths: a few packets, so that copies cost a path little.
 pub const COPIED_BYTES: u64 = 16 * 1024;
 
-/// What is known of a path in the direction in which most of the bytes go.
+/// What is known of a path in the direction that carries most of the bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CandidatePath {
     /// The smoothed round trip (RFC 9002 §5.3), in nanoseconds.
@@ -70,58 +70,59 @@ pub struct CandidatePath {
     pub min_rtt_ns: u64,
     /// How fast it delivers, in bytes per second; 0 counts as 1.
     pub bytes_per_sec: u64,
-    /// Bytes in front of everything that is placed: in flight, or of no stream in `placed`.
+    /// Bytes ahead of every placed stream: in flight, or of no stream in `placed`.
     pub backlog_bytes: u64,
-    /// How many bytes the sender may have in flight there: its congestion window. A path that carries more than that in a round trip
-    /// idles for the rest of it, until slow start has doubled the window often enough. 0 if it is not known, and taken for enough.
+    /// How many bytes the sender may have in flight there: its congestion window. A path that carries more than that in a
+    /// round trip idles for the rest of it, until slow start has doubled the window often enough. 0 means unknown, and
+    /// counts as large enough.
     pub window_bytes: u64,
-    /// How long it takes until a stream can begin there: where the placing end asks and the other end sends, the way of the
-    /// request. FStream's equations, whose placing end sends, do not count it.
+    /// How long it takes until a stream can begin there: the one-way time of the request, if the placing end requests and
+    /// the other end sends. FStream's equations, in which the placing end sends, do not count it.
     pub lead_ns: u64,
-    /// The streams on it that have not ended.
+    /// The streams on it that have not yet ended.
     pub placed: Vec<Placed>,
-    /// What a stream has to gain in time, in nanoseconds, before it takes this path rather than one that costs nothing.
+    /// The time that a stream must gain, in nanoseconds, before it takes this path rather than one that costs nothing.
     pub cost_ns: u64,
 }
 
-/// What is known of a stream that a path has.
+/// What is known of a stream on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// What it still has to send, in bytes.
+    /// The bytes that it still has to send.
     pub bytes: u64,
-    /// Its share of the path relative to other streams' (HTTP/2's priority in FStream); 0 counts as 1.
+    /// Its share of the path relative to other streams (HTTP/2's priority in FStream); 0 counts as 1.
     pub weight: u32,
 }
 
 /// A stream to be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamProfile {
-    /// How much it has to send, in bytes.
+    /// How many bytes it has to send.
     pub bytes: u64,
-    /// Its share of a path relative to other streams'; 0 counts as 1. Of requests that come together, those of higher weight
+    /// Its share of a path relative to other streams; 0 counts as 1. Of requests placed together, those of higher weight
     /// choose first.
     pub weight: u32,
     /// Whether its class is urgent.
     pub is_urgent: bool,
     /// Whether it may arrive twice (idempotent, RFC 9110 §9.2.2).
     pub is_idempotent: bool,
-    /// Whether it can be asked for in ranges (RFC 9110 §14).
+    /// Whether it can be fetched in ranges (RFC 9110 §14).
     pub is_divisible: bool,
 }
 
-/// Where a request goes. Paths are named by their place in the list that was given.
+/// Where a request goes. Paths are named by their index in the list given to [`place`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathChoice {
     /// Over one path.
     One(usize),
     /// A copy over each of two paths, the better one first.
     Copies([usize; 2]),
-    /// Parts over several paths, in the order of the paths, at least two. Together they are the whole request.
+    /// Parts over several paths (at least two), in the order of the paths. Together they make up the whole request.
     Ranges(Vec<ByteRange>),
 }
 
 impl PathChoice {
-    /// Its path, or the one of its copies or ranges that matters most: of copies the better one, of ranges the largest.
+    /// Returns the path of the request, the better path of its copies, or the path of its largest range.
     #[must_use]
     pub fn path(&self) -> usize {
         match self {
@@ -132,15 +133,15 @@ impl PathChoice {
 }
 
 impl CandidatePath {
-    /// Returns the round trip of the path without queues, in nanoseconds: the shortest one, or the smoothed one where the shortest is not
-    /// known.
+    /// Returns the round trip of the path without queues, in nanoseconds: the shortest one, or the smoothed one if the
+    /// shortest is unknown.
     #[must_use]
     pub const fn shortest_rtt_ns(&self) -> u64 {
         if self.min_rtt_ns > 0 { self.min_rtt_ns } else { self.smoothed_rtt_ns }
     }
 
-    /// Whether its window has room: less waits and is in flight than it delivers in a smoothed round trip, the window that a
-    /// sender needs to use it fully.
+    /// Whether its window has room: the bytes waiting and in flight are fewer than it delivers in a smoothed round trip,
+    /// which is the window that a sender needs to use it fully.
     #[must_use]
     pub fn has_window(&self) -> bool {
         let window = u128::from(self.bytes_per_sec) * u128::from(self.smoothed_rtt_ns) / NS_PER_SEC;
@@ -149,19 +150,19 @@ impl CandidatePath {
         waiting + u128::from(self.backlog_bytes) < window.max(PACKET_BYTES)
     }
 
-    /// Notes a stream that was placed on it.
+    /// Adds a stream that was placed on it.
     pub fn add(&mut self, bytes: u64, weight: u32) {
         self.placed.push(Placed { bytes, weight });
     }
 }
 
-/// Less than this is no window.
+/// The smallest window, so that one packet always fits.
 const PACKET_BYTES: u128 = 1_200;
 
 const NS_PER_SEC: u128 = 1_000_000_000;
 
-/// Chooses where a request goes, or returns `None` if there is no path. `turn` counts the requests before this one; only
-/// round-robin goes by it. Of equal paths the first is chosen.
+/// Chooses where a request goes. Returns `None` if there is no path. `turn` counts the requests before this one; only
+/// round-robin uses it. Of equal paths the first is chosen.
 #[must_use]
 pub fn place(placement: Placement, request: &StreamProfile, paths: &[CandidatePath], turn: u64) -> Option<PathChoice> {
     let finish = |path: &CandidatePath| estimate::finish_ns(path, request.bytes, request.weight) + path.cost_ns as f64;
@@ -191,8 +192,8 @@ pub fn place(placement: Placement, request: &StreamProfile, paths: &[CandidatePa
     }
 }
 
-/// Places requests that come together: those of higher weight choose first (FStream's PRCP-1), equals in their order. What
-/// was placed is noted on `paths`. The choices are in the order of the requests; there are none without paths.
+/// Places requests that arrive together: those of higher weight choose first (FStream's PRCP-1), equal ones in their order.
+/// Each placement is added to `paths`. Returns the choices in the order of the requests; empty if there are no paths.
 #[must_use]
 pub fn place_all(
     placement: Placement,

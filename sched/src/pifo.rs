@@ -10,9 +10,9 @@
 //!           and a small heap    refill        found by the lowest bit set, as in Eiffel (NSDI 2019)
 //! ```
 //!
-//! A push beyond reach is an append to a bucket, which costs the same however many wait. Only the bucket whose turn
-//! has come is sorted, when it is small enough to stay in the fastest cache. Few entries, and entries that come in
-//! order of their ranks, as in round robin, never leave the lane.
+//! A push beyond reach appends to a bucket, at the same cost however many entries wait. Only the bucket whose turn has
+//! come is sorted, when it is small enough to stay in the fastest cache. A few entries, or entries that arrive in order
+//! of rank, as in round robin, never leave the lane.
 
 mod far;
 mod near;
@@ -22,41 +22,41 @@ mod tests;
 use far::Far;
 use near::Near;
 
-/// A queue of keys ordered by rank; the smallest rank leaves first, equal ranks leave in push order.
+/// A queue of keys ordered by rank; the smallest rank leaves first, and equal ranks leave in push order.
 ///
 /// Ranks are compared by the number they convert to. Keys are small integers below `u32::MAX`, such as slab indices.
 ///
-/// Memory is 4 bytes for each key up to the largest, and 16 bytes, with slack at most 64, for each that is queued; a
-/// queue that becomes empty after it was large gives it back. A change costs O(1) on average, whatever the ranks are,
-/// as long as most enter behind the head; the rest costs O(log n). Now and then one change spreads a bucket, which
-/// takes as long as the bucket is. Removed keys leave their entry behind, which is dropped when it is met, or when such
-/// entries outnumber the others.
+/// Memory is 4 bytes for each key up to the largest, and 16 bytes (with slack at most 64) for each queued key; a queue
+/// that becomes empty after it was large releases its memory. A change costs O(1) on average, whatever the ranks, as
+/// long as most entries enter behind the head; the rest cost O(log n). Occasionally one change spreads a bucket, in
+/// time proportional to its size. A removed key leaves its entry behind; the entry is dropped when it is met, or when
+/// such entries outnumber the others.
 #[derive(Clone, Debug)]
 pub struct Pifo<R = u64> {
     near: Near<R>,
     far: Far<R>,
-    /// For each key the number of the push that queued it.
+    /// For each key, the number of the push that queued it.
     pushed: Vec<u32>,
     pushes: u32,
     len: usize,
-    /// Entries whose key was removed or pushed again since.
+    /// Entries whose key was since removed or pushed again.
     stale: usize,
 }
 
 /// In `pushed`: not queued.
 const OUT: u32 = u32::MAX;
 
-/// So many stale entries more than others are no burden.
+/// Stale entries may outnumber the others by this many before they are dropped.
 const STALE_MOST: usize = 64;
 
-/// An empty queue keeps memory for so many entries, and for keys up to this one.
+/// An empty queue keeps memory for this many entries, and for keys up to `KEPT_KEYS`.
 const KEPT: usize = 1024;
 const KEPT_KEYS: usize = 16 * 1024;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry<R> {
     rank: R,
-    /// The number of the push above the key, so that the older of equal ranks has the smaller tag.
+    /// The push number in the high half, the key in the low half, so that the older of equal ranks has the smaller tag.
     tag: u64,
 }
 
@@ -67,7 +67,7 @@ impl<R: Copy + Into<u64>> Pifo<R> {
         Self { near: Near::new(), far: Far::new(), pushed: Vec::new(), pushes: 0, len: 0, stale: 0 }
     }
 
-    /// Queues `key` behind everything of the same or a smaller rank. A key that is already queued moves there.
+    /// Queues `key` behind every entry of the same or a smaller rank. A key that is already queued moves there.
     pub fn push(&mut self, key: u32, rank: R) {
         if self.pushes == OUT || key as usize >= self.pushed.len() {
             self.make_room(key);
@@ -106,7 +106,7 @@ impl<R: Copy + Into<u64>> Pifo<R> {
         Some((head.key(), head.rank))
     }
 
-    /// Removes `key` wherever it is. Returns whether it was queued.
+    /// Removes `key` wherever it is in the queue. Returns whether it was queued.
     pub fn remove(&mut self, key: u32) -> bool {
         if !self.contains(key) {
             return false;
@@ -118,7 +118,7 @@ impl<R: Copy + Into<u64>> Pifo<R> {
         true
     }
 
-    /// Tells whether `key` is queued.
+    /// Returns whether `key` is queued.
     #[must_use]
     pub fn contains(&self, key: u32) -> bool {
         self.pushed.get(key as usize).is_some_and(|push| *push != OUT)
@@ -130,13 +130,13 @@ impl<R: Copy + Into<u64>> Pifo<R> {
         self.len
     }
 
-    /// Tells whether no key is queued.
+    /// Returns whether no key is queued.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Sees to it that the near part's head is the queue's: within reach, and not stale.
+    /// Makes the near part's head the queue's head: within reach, and not stale.
     #[inline]
     fn settle(&mut self) {
         let settled = self.near.head().is_some_and(|head| !self.far.is_beyond(head));
@@ -166,7 +166,7 @@ impl<R: Copy + Into<u64>> Pifo<R> {
         }
     }
 
-    /// Drops the entry of a push that no longer counts, now or later.
+    /// Drops the entry of a superseded push, now or later.
     fn drop_entry(&mut self, push: u32) {
         self.stale += usize::from(!self.near.remove(push));
     }
@@ -179,7 +179,7 @@ impl<R: Copy + Into<u64>> Pifo<R> {
         self.stale = 0;
     }
 
-    /// Notes that the queue is empty.
+    /// Resets an empty queue.
     fn rest(&mut self) {
         if self.near.capacity() > KEPT || self.pushed.len() > KEPT_KEYS {
             *self = Self::new();
@@ -189,8 +189,8 @@ impl<R: Copy + Into<u64>> Pifo<R> {
         }
     }
 
-    /// Makes room for `key`, and for the number of one more push: a queue that is never empty has to count anew once
-    /// in four thousand million pushes.
+    /// Makes room for `key`, and for one more push number: a queue that is never empty has to renumber once in four
+    /// billion pushes.
     #[cold]
     #[inline(never)]
     fn make_room(&mut self, key: u32) {
@@ -219,7 +219,7 @@ impl<R: Copy + Into<u64>> Entry<R> {
         self.tag as u32
     }
 
-    /// Rank and age in one number, so that comparing takes no branch that could be mispredicted.
+    /// Rank and age in one number, so that a comparison has no branch that could be mispredicted.
     fn order(self) -> u128 {
         u128::from(self.rank.into()) << 64 | u128::from(self.tag)
     }

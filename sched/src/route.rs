@@ -1,8 +1,8 @@
-//! Which model answers a request: the best one that still meets its deadline, a smaller one when there is more to do.
+//! Which model answers a request: the best one that still meets its deadline, a smaller one under higher load.
 //!
 //! The question and the measure are those of Jha, Chuppala et al.: "Quality-of-Service Aware LLM Serving" (§4.2 and §5.1),
-//! which is "the paper" in these modules. Its answer, a network trained by deep Q-learning, is one of the policies here; a
-//! rule that only predicts, and tuned thresholds, do as well or better in our simulation.
+//! "the paper" in these modules. Its answer, a network trained by deep Q-learning, is one of the policies here; a rule that
+//! only predicts, and tuned thresholds, do as well or better in our simulation.
 //!
 //! ```text
 //!   RoutedRequest ─┐                     ┌─ RoutingPolicy: fixed, turns, least loaded, rule, thresholds, DQN
@@ -14,7 +14,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`serving`] | engines on GPUs, simulated: what policies are tried, tuned and trained on |
+//! | [`serving`] | simulated engines on GPUs, on which policies are tried, tuned and trained |
 //! | [`tune`] | thresholds, found by the cross-entropy method |
 //! | [`train`] | networks, trained by double deep Q-learning |
 //!
@@ -56,7 +56,7 @@
 //! let choice = router.route(&request, &State { replicas: &replicas, admitted: &[], path }, 0).expect("a usable replica");
 //! assert_eq!((choice.model, choice.reason), (0, Reason::InTime));
 //!
-//! // The engine turns out to be slower, as tokens show that come 60 ms apart while it has a batch of 1.
+//! The engine turns out to be slower: its tokens come 60 ms apart at a batch of 1.
 //! for _ in 0..100 {
 //!     replicas[0].curve.observe_step(1, 0.0, 60 * MS);
 //! }
@@ -65,10 +65,10 @@
 //! ```
 //!
 //! Nothing here reads or writes files: [`Curve::to_numbers`], [`Thresholds::parameters`], [`Mlp::tensors`] and
-//! [`Dqn::metadata`] are what there is to keep, in TOML or in the `safetensors` format, which another crate knows.
+//! [`Dqn::metadata`] return the state worth keeping, for TOML or the `safetensors` format, which another crate implements.
 //!
-//! **Invariant:** all of it is a function of its arguments: loads, times and seeds come from the caller. Whatever the
-//! numbers are, nothing panics, and a guarded router never prefers a model that is predicted late to one in time.
+//! **Invariant:** everything here is a function of its arguments: loads, times and seeds come from the caller. No numbers
+//! cause a panic, and a guarded router never prefers a model predicted late to one in time.
 
 mod admitted;
 mod choice;

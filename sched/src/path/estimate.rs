@@ -1,14 +1,14 @@
 //! When a stream would end on a path: what placements compare.
 //!
-//! All times are nanoseconds from now until the last byte has arrived, as `f64`: sizes and rates of extremes neither overflow
-//! nor round to nothing.
+//! All times are nanoseconds from now until the last byte has arrived, as `f64`, so that extreme sizes and rates neither
+//! overflow nor round to nothing.
 
 use super::CandidatePath;
 
 /// FStream's equations 1 and 2: `SIZE / b + RTT / 2` with `b = PRT / (SUM + PRT) · BW`, where SUM is the weight of all streams
 /// on the path.
 ///
-/// It takes every stream on the path to last for as long as the new one, and sees no backlog.
+/// It assumes that every stream on the path lasts as long as the new one, and ignores the backlog.
 #[must_use]
 pub fn fstream_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
     let own = f64::from(weight.max(1));
@@ -17,13 +17,13 @@ pub fn fstream_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
     bytes as f64 / share + path.smoothed_rtt_ns as f64 / 2.0
 }
 
-/// When a stream ends that shares the path by weight with the streams on it, each of which leaves its share to the others when
-/// it has ended (generalized processor sharing), behind the backlog.
+/// When a stream ends that shares the path by weight with the streams on it (generalized processor sharing: a stream that
+/// ends leaves its share to the others), behind the backlog.
 ///
-/// Until a stream of `s` bytes and weight `w` has ended, another of `b` bytes and weight `v` has sent `v·s/w`, or all of its `b`
-/// if that is less. So the path has to carry `backlog + s + Σ min(b, v·s/w)`, from
-/// `lead` on, and idles meanwhile while its window is smaller than what it carries in a round trip (`pauses_ns`). Exact if nothing is
-/// placed there later and nothing is lost.
+/// Until a stream of `s` bytes and weight `w` has ended, another of `b` bytes and weight `v` has sent `v·s/w`, or all of
+/// its `b` if that is less. So the path has to carry `backlog + s + Σ min(b, v·s/w)` from `lead` on, and idles while its
+/// window is smaller than the bytes it carries in a round trip (`pauses_ns`). Exact if nothing is placed there later and
+/// nothing is lost.
 #[must_use]
 pub fn finish_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
     let turns = bytes as f64 / f64::from(weight.max(1));
@@ -31,22 +31,22 @@ pub fn finish_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
     ends_ns(path, others.sum::<f64>() + bytes as f64)
 }
 
-/// The same if all streams have equal shares: what schedulers without weights give.
+/// The same with equal shares for all streams: the result of schedulers without weights.
 #[must_use]
 pub fn fair_ns(path: &CandidatePath, bytes: u64) -> f64 {
     let others = path.placed.iter().map(|placed| placed.bytes.min(bytes) as f64);
     ends_ns(path, others.sum::<f64>() + bytes as f64)
 }
 
-/// When so many bytes behind the backlog have arrived.
+/// When `bytes` behind the backlog have arrived.
 fn ends_ns(path: &CandidatePath, bytes: f64) -> f64 {
     let carried = path.backlog_bytes as f64 + bytes;
     path.lead_ns as f64 + carried / rate(path) + pauses_ns(path, carried) + path.smoothed_rtt_ns as f64 / 2.0
 }
 
-/// How long a path idles in slow start (RFC 9002 §7.3.1) before it has carried so many bytes: each round trip carries a window and
-/// idles for the rest, and the next window is twice as large. The round trip is the shortest one, if that is known: what waits in the
-/// path's queue is no reason to idle.
+/// How long a path idles in slow start (RFC 9002 §7.3.1) before it has carried `bytes`: each round trip carries one window
+/// and idles for the rest, and the next window is twice as large. The round trip is the shortest one if that is known: data
+/// waiting in the path's queue is no reason to idle.
 fn pauses_ns(path: &CandidatePath, bytes: f64) -> f64 {
     let rtt_ns = path.shortest_rtt_ns() as f64;
     let (mut window_ns, mut left_ns) = (path.window_bytes as f64 / rate(path), bytes / rate(path));

@@ -1,21 +1,21 @@
-//! Whether a path has become so slow that what can move should move to another.
+//! Whether a path has become so slow that its tunnels should move to another path.
 //!
-//! A path that is far away is not slow: placements know its round trip and choose it where that pays. A slow path takes several
-//! times its own shortest round trip, because something on the way, or the host at its end, has more to do than it can. It is
-//! slow only in comparison: without another path there is nowhere to go.
+//! A distant path is not slow: placements know its round trip and choose it where that pays. A slow path takes several
+//! times its own shortest round trip, because something on the way, or the host at its end, is overloaded. It is slow only
+//! in comparison: without another path there is nowhere to go.
 
-/// How many of its own shortest round trips a slow path takes, at least.
+/// A slow path's smoothed round trip is at least this many times its shortest one.
 const SHORTEST: u64 = 4;
 
-/// By how much a slow path's round trip exceeds that of another path, in nanoseconds: what a move costs, which is to ask anew and
-/// another address toward the target, has to be worth it.
+/// By how much a slow path's round trip exceeds that of another path, in nanoseconds: the gain has to be worth the cost of
+/// a move, which is a new request and another source address toward the target.
 const EXCESS_NS: u64 = 200_000_000;
 
-/// For how long both have to hold before tunnels leave, in nanoseconds: a burst fills a queue for a second or two.
+/// How long both conditions must hold before tunnels leave, in nanoseconds: a burst fills a queue for a second or two.
 const SLOW_FOR_NS: u64 = 3_000_000_000;
 
-/// For how long the path has to be as it was, in nanoseconds, before it takes tunnels again. Once what filled it has left, every
-/// path is fast.
+/// How long the path must have been normal again, in nanoseconds, before it takes tunnels again. Once the load has left,
+/// every path is fast.
 const GOOD_FOR_NS: u64 = 15_000_000_000;
 
 /// The round trips of a path.
@@ -27,34 +27,34 @@ pub struct RoundTrips {
     pub shortest_ns: u64,
 }
 
-/// What a look at a path has shown.
+/// The result of one look at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlownessChange {
-    /// Nothing new.
+    /// No change.
     None,
-    /// It has become slow: what can move should.
+    /// It has become slow: tunnels that can move should move.
     Slow,
-    /// It is slow no longer, or there is no other.
+    /// It is no longer slow, or there is no other path.
     Good,
 }
 
-/// What is known of one path's slowness; at first it is not slow.
+/// What is known of one path's slowness; initially it is not slow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Slowness {
     is_slow: bool,
-    /// Since when it is the other way than it is taken to be.
+    /// Since when the measurements contradict `is_slow`.
     since_ns: Option<u64>,
 }
 
 impl Slowness {
-    /// Whether it is taken to be slow.
+    /// Whether it currently counts as slow.
     #[must_use]
     pub fn is_slow(&self) -> bool {
         self.is_slow
     }
 
-    /// Looks at a path at `now_ns`, and at the lowest smoothed round trip of the others that could take its tunnels, if there are
-    /// any. A path without round trips is as it was.
+    /// Judges a path at `now_ns` against the lowest smoothed round trip of the other paths that could take its tunnels, if
+    /// there are any. A path without round trips keeps its state.
     pub fn look(&mut self, now_ns: u64, path: Option<RoundTrips>, other_ns: Option<u64>) -> SlownessChange {
         let Some(other_ns) = other_ns else {
             self.since_ns = None;
@@ -88,7 +88,7 @@ mod tests {
         Some(RoundTrips { smoothed_ns: smoothed_ms * MS, shortest_ns: shortest_ms * MS })
     }
 
-    /// Looks every 50 ms until the time told, in ms, and returns what changed and when.
+    /// Looks every 50 ms from `from` until `until`, in ms, and returns the changes and their times.
     fn look(
         of: &mut Slowness,
         (from, until): (u64, u64),
@@ -133,7 +133,7 @@ mod tests {
         );
         let calms = |ms: u64| (if ms % 10_000 < 9_000 { path(25, 20) } else { path(500, 20) }, Some(40));
         assert_eq!(look(&mut slowness, (70_000, 200_000), calms), []);
-        // Between the two limits, it stays what it is.
+        // Between the two limits it keeps its state.
         assert_eq!(look(&mut slowness, (200_000, 300_000), |_| (path(150, 20), Some(40))), []);
         assert!(slowness.is_slow());
     }

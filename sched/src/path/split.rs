@@ -1,17 +1,18 @@
-//! A large request over several paths at once, by ranges (RFC 9110 §14).
+//! A large request spread over several paths, by ranges (RFC 9110 §14).
 
 use super::{CandidatePath, StreamProfile, estimate};
 
-/// The least gain of several paths over one, as a part of the time on one path. Errors of estimates and losses cost about as much.
+/// The least gain of several paths over one, as a fraction of the time on one path. Estimate errors and losses cost about
+/// as much.
 pub const LEAST_GAIN: f64 = 0.1;
 
-/// Fewer bytes are not worth a request of their own.
+/// A range of fewer bytes is not worth a request of its own.
 pub const LEAST_BYTES: u64 = 32 * 1024;
 
 /// A part of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteRange {
-    /// The place of its path.
+    /// The index of its path.
     pub path: usize,
     /// Where it begins in the request.
     pub offset: u64,
@@ -19,8 +20,8 @@ pub struct ByteRange {
     pub bytes: u64,
 }
 
-/// Divides a request so that all parts end at the same time, over as many paths as gain from it: a path that would begin when
-/// the others are done gets nothing. Parts of less than [`LEAST_BYTES`] are left to other paths. Empty without paths.
+/// Divides a request so that all parts end at the same time, over all paths that gain from it: a path that would begin only
+/// when the others are done gets nothing. Parts of less than [`LEAST_BYTES`] go to other paths. Empty without paths.
 #[must_use]
 pub fn split(request: &StreamProfile, paths: &[CandidatePath]) -> Vec<ByteRange> {
     let mut used: Vec<usize> = (0..paths.len()).collect();
@@ -34,7 +35,7 @@ pub fn split(request: &StreamProfile, paths: &[CandidatePath]) -> Vec<ByteRange>
     }
 }
 
-/// Whether a division ends so much earlier than the request does on the best path alone that it is worth it.
+/// Whether the division ends early enough, compared with the request on the best path alone, to be worth it.
 #[must_use]
 pub fn gains(request: &StreamProfile, paths: &[CandidatePath], ranges: &[ByteRange]) -> bool {
     let end = |path: &CandidatePath, bytes| estimate::finish_ns(path, bytes, request.weight) + path.cost_ns as f64;
@@ -43,10 +44,10 @@ pub fn gains(request: &StreamProfile, paths: &[CandidatePath], ranges: &[ByteRan
     ranges.len() > 1 && parts.fold(0.0, f64::max) <= (1.0 - LEAST_GAIN) * alone
 }
 
-/// How much each path carries if all end together.
+/// How much each path carries if all end at the same time.
 fn parts(request: &StreamProfile, paths: &[CandidatePath], used: &[usize]) -> Vec<u64> {
     let used: Vec<&CandidatePath> = used.iter().filter_map(|place| paths.get(*place)).collect();
-    // By halves: more time never carries less.
+    // By bisection: more time never carries less.
     let alone = used.iter().map(|path| estimate::finish_ns(path, request.bytes, request.weight) + path.cost_ns as f64);
     let (mut early, mut late) = (0.0, alone.fold(f64::INFINITY, f64::min));
     for _ in 0..100 {
@@ -55,7 +56,7 @@ fn parts(request: &StreamProfile, paths: &[CandidatePath], used: &[usize]) -> Ve
         if carried < request.bytes as f64 { early = middle } else { late = middle }
     }
     let mut parts: Vec<u64> = used.iter().map(|path| carried_by(path, request, late) as u64).collect();
-    // What rounding leaves, on either side, is the largest part's.
+    // The largest part absorbs the rounding error, in either direction.
     let total: u128 = parts.iter().map(|bytes| u128::from(*bytes)).sum();
     if let Some(largest) = parts.iter_mut().max() {
         let whole = (u128::from(*largest) + u128::from(request.bytes)).saturating_sub(total);
@@ -65,7 +66,7 @@ fn parts(request: &StreamProfile, paths: &[CandidatePath], used: &[usize]) -> Ve
 }
 
 /// How many bytes of the request, at most all, a path delivers within `time_ns`: the inverse of
-/// [`finish_ns`](estimate::finish_ns), by halves because streams on the path end meanwhile.
+/// [`finish_ns`](estimate::finish_ns), by bisection because streams on the path end meanwhile.
 fn carried_by(path: &CandidatePath, request: &StreamProfile, time_ns: f64) -> f64 {
     let fits = |bytes: u64| estimate::finish_ns(path, bytes, request.weight) + path.cost_ns as f64 <= time_ns;
     if fits(request.bytes) {

@@ -151,12 +151,12 @@ fn a_window_that_has_to_grow_is_counted() {
     assert!((finish_ns(&near, script.bytes, 1) / 1e6 - 140.0).abs() < 0.01);
     assert!((finish_ns(&far, script.bytes, 1) / 1e6 - (124.0 + 93.28 + 86.56)).abs() < 0.01);
     assert_eq!(place(Placement::Paced, &script, &[near.clone(), far.clone()], 0), Some(PathChoice::One(0)));
-    // With a window that fills it, or where nobody knows, the faster path is the better one.
+    // With a window that fills it, or an unknown window, the faster path is the better one.
     for window_bytes in [625_000, 0] {
         let grown = CandidatePath { window_bytes, ..far.clone() };
         assert_eq!(place(Placement::Paced, &script, &[near.clone(), grown], 0), Some(PathChoice::One(1)));
     }
-    // A queue before the path makes round trips longer, and does not make it idle.
+    // A queue before the path lengthens its round trips but does not make it idle.
     let queued = CandidatePath { smoothed_rtt_ns: 900 * MS, window_bytes: 625_000, ..far };
     assert!((finish_ns(&queued, 3_000_000, 1) / 1e6 - (50.0 + 480.0 + 450.0)).abs() < 0.01);
 }
@@ -183,7 +183,8 @@ fn names_differ() {
     assert_eq!(names.len(), Placement::ALL.len());
 }
 
-/// When streams that share a rate by weight end, in nanoseconds: step by step, from one end to the next.
+/// When streams that share a rate by weight end, in nanoseconds: computed step by step, from one end to the
+/// next.
 fn shared_ends(path: &CandidatePath, streams: &[Placed]) -> Vec<f64> {
     let rate = path.bytes_per_sec as f64 / 1e9;
     let mut left: Vec<_> = streams.iter().map(|stream| stream.bytes as f64).collect();

@@ -1,16 +1,16 @@
-//! Entries whose turn is far: buckets by the digits of their ranks.
+//! Entries whose turn is far off: buckets by the digits of their ranks.
 
 use super::{Entry, near::Near};
 
 /// Ranks beyond `reach`, in buckets.
 ///
 /// A rank is a number of eleven digits of six bits. An entry waits in the bucket of the highest digit in which its rank
-/// differs from `reach`: so all in one bucket share the digits above, all in a lower level go before all in a higher
-/// one, and all of one rank are in one bucket.
+/// differs from `reach`. So all entries of one bucket share the digits above it, all entries of a lower level go before
+/// all of a higher one, and all entries of one rank are in one bucket.
 #[derive(Clone, Debug)]
 pub(super) struct Far<R> {
     levels: Vec<Level<R>>,
-    /// The levels that hold entries, a bit each.
+    /// The levels that hold entries, one bit each.
     occupied: u64,
     reach: u64,
 }
@@ -18,13 +18,13 @@ pub(super) struct Far<R> {
 #[derive(Clone, Debug)]
 struct Level<R> {
     buckets: [Vec<Entry<R>>; 1 << DIGIT_BITS],
-    /// The buckets that hold entries, a bit each.
+    /// The buckets that hold entries, one bit each.
     occupied: u64,
 }
 
 const DIGIT_BITS: u32 = 6;
 
-/// A bucket of at most so many is sorted; a larger one is spread over buckets of lower levels.
+/// A bucket of at most this many entries is sorted; a larger one is spread over buckets of lower levels.
 const SORTED_MOST: usize = 64;
 
 impl<R: Copy + Into<u64>> Far<R> {
@@ -36,13 +36,13 @@ impl<R: Copy + Into<u64>> Far<R> {
         self.occupied == 0
     }
 
-    /// Tells whether an entry belongs here.
+    /// Returns whether an entry belongs here.
     #[inline]
     pub(super) fn is_beyond(&self, entry: Entry<R>) -> bool {
         entry.rank.into() > self.reach
     }
 
-    /// Takes in an entry that [is beyond reach](Self::is_beyond).
+    /// Inserts an entry that [is beyond reach](Self::is_beyond).
     pub(super) fn insert(&mut self, entry: Entry<R>) {
         let level = level_of(entry.rank.into() ^ self.reach);
         if level >= self.levels.len() {
@@ -54,7 +54,7 @@ impl<R: Copy + Into<u64>> Far<R> {
         self.occupied |= 1 << level;
     }
 
-    /// Hands over the lowest bucket, or what comes first in it. There must be one.
+    /// Moves the lowest bucket, or its first entries, to the near part. There must be a bucket.
     #[inline(never)]
     pub(super) fn refill(&mut self, near: &mut Near<R>) {
         let lowest = self.occupied.trailing_zeros();
@@ -66,7 +66,7 @@ impl<R: Copy + Into<u64>> Far<R> {
         }
         let Some(least) = bucket.iter().map(|entry| entry.rank.into()).min() else { return };
         if bucket.len() <= SORTED_MOST {
-            // All ranks that share the bucket's digits; no lower level is in use.
+            // All ranks that share the bucket's digits; no lower level is occupied.
             self.reach = least | ((1 << (lowest * DIGIT_BITS)) - 1);
             bucket.sort_unstable_by_key(|entry| entry.order());
             near.append(bucket);
@@ -77,7 +77,7 @@ impl<R: Copy + Into<u64>> Far<R> {
         }
     }
 
-    /// Takes over what crowds the near part, except for the first, if nothing that is here has to move for it.
+    /// Takes over the entries that crowd the near part, except the first, if no entry here has to move for that.
     #[cold]
     pub(super) fn relieve(&mut self, near: &mut Near<R>) {
         let Some(least) = near.least_in_heap() else { return };
@@ -88,7 +88,7 @@ impl<R: Copy + Into<u64>> Far<R> {
         }
     }
 
-    /// Leaves all to the near part for as long as nothing waits here.
+    /// Leaves all entries to the near part as long as none waits here.
     pub(super) const fn withdraw(&mut self) {
         self.reach = u64::MAX;
     }

@@ -2,10 +2,10 @@
 
 use super::Entry;
 
-/// A sorted lane for entries that come nearly in order, and a heap for the others.
+/// A sorted lane for entries that arrive nearly in order, and a heap for the others.
 #[derive(Clone, Debug)]
 pub(super) struct Near<R> {
-    /// In order from `first` on; what is before it has left.
+    /// Sorted from `first` on; the entries before it have left.
     lane: Vec<Entry<R>>,
     first: usize,
     /// Each entry goes before its four children.
@@ -60,7 +60,7 @@ impl<R: Copy + Into<u64>> Near<R> {
         waiting[place] = entry;
     }
 
-    /// Takes all out of a sorted list, which keeps its memory.
+    /// Appends all entries of a sorted list, which keeps its memory.
     pub(super) fn append(&mut self, sorted: &mut Vec<Entry<R>>) {
         match (self.lane[self.first..].last(), sorted.first()) {
             (Some(last), Some(first)) if first.order() < last.order() => {
@@ -73,7 +73,7 @@ impl<R: Copy + Into<u64>> Near<R> {
         }
     }
 
-    /// Tells whether the heap holds so many that the far part should take them.
+    /// Returns whether the heap holds so many entries that the far part should take them.
     #[inline]
     pub(super) const fn is_crowded(&self) -> bool {
         self.heap.len() > HEAP_MOST
@@ -84,7 +84,8 @@ impl<R: Copy + Into<u64>> Near<R> {
         self.heap.first().map(|entry| entry.rank.into())
     }
 
-    /// Takes all out of the heap, and what follows `rank` in the lane unless that is more; in order.
+    /// Takes all entries of the heap, and those after `rank` in the lane unless these are more; returns them in
+    /// order.
     pub(super) fn take_crowd(&mut self, rank: u64) -> Vec<Entry<R>> {
         let mut crowd = std::mem::take(&mut self.heap);
         let after = self.first + self.lane[self.first..].partition_point(|entry| entry.rank.into() <= rank);
@@ -95,7 +96,8 @@ impl<R: Copy + Into<u64>> Near<R> {
         crowd
     }
 
-    /// Removes the entry of a push if it is near the lane's end, as all are in a short queue. Returns whether it was.
+    /// Removes the entry of a push if it is near the lane's end, where every entry of a short queue is. Returns
+    /// whether it was removed.
     pub(super) fn remove(&mut self, push: u32) -> bool {
         let from = self.first.max(self.lane.len().saturating_sub(LANE_INSERT));
         let place = self.lane[from..].iter().position(|entry| entry.push() == push);
@@ -115,7 +117,7 @@ impl<R: Copy + Into<u64>> Near<R> {
         self.lane.capacity() + self.heap.capacity()
     }
 
-    /// Makes room in the lane, which moves up when half of it has left.
+    /// Makes room in the lane; drops its consumed front when that is more than half of it.
     #[cold]
     #[inline(never)]
     fn reserve(&mut self, more: usize) {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The same queue, slow and obvious: all keys in a map that is ordered by rank, then by age.
+/// The same queue, slow and obvious: all keys in a map ordered by rank, then by age.
 #[derive(Default)]
 struct Model {
     queue: BTreeMap<(u64, u64), u32>,
@@ -47,7 +47,8 @@ impl Random {
     }
 }
 
-/// Ranks that crowd together, ranks of all sizes, and both behind the head as fair queueing makes them.
+/// Ranks that crowd together, ranks of all sizes, and either kind behind the head, as fair queueing produces
+/// them.
 fn rank(random: &mut Random, head: Option<(u32, u64)>) -> u64 {
     let spread = [1, 8, 1_000, 1 << 20, 1 << 44, u64::MAX][random.below(6) as usize];
     let from = if random.below(3) > 0 { head.map_or(0, |(_, rank)| rank) } else { 0 };
@@ -59,7 +60,7 @@ fn a_million_random_operations_do_what_an_ordered_map_does() {
     let mut random = Random(1);
     let (mut queue, mut model) = (Pifo::new(), Model::default());
     for operation in 0..1_000_000 {
-        // The queue grows to thousands and shrinks to nothing, four times.
+        // The queue grows to thousands of entries and shrinks to nothing, four times.
         let growing = operation / 125_000 % 2 == 0;
         match random.below(8) {
             0..4 if growing => {
@@ -177,7 +178,7 @@ fn order_outlives_the_numbers_of_pushes() {
     assert_eq!(drain(&mut queue), expected);
 }
 
-/// Bytes that a queue holds, wherever.
+/// Total bytes that a queue holds.
 fn bytes(queue: &Pifo) -> usize {
     queue.pushed.capacity() * size_of::<u32>() + queue.near.bytes() + queue.far.bytes()
 }

@@ -1,15 +1,15 @@
-//! Requests that engines work on, which pay for each further request.
+//! Requests that engines already work on, and that each further request may delay.
 
 use super::request::Slo;
 
-/// A request that an engine works on, and whose answer has not come to its end.
+/// A request that an engine works on and whose answer is not complete.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Commitment {
-    /// Its engine: a place in [`State::replicas`](super::State::replicas).
+    /// Its engine: an index into [`State::replicas`](super::State::replicas).
     pub replica: usize,
     /// How many tokens its answer is still expected to have.
     pub left_tokens: u32,
-    /// The tokens of its prompt as long as its first token has not come, then 0.
+    /// The tokens of its prompt until its first token has come, then 0.
     pub unread_tokens: u32,
     /// How long the engine may still take for it, from now; [`Slo::NONE`] if it has no limit.
     pub left_ns: u64,

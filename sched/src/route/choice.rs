@@ -1,24 +1,24 @@
-//! What was decided, and why.
+//! Which model and replica were chosen, and why.
 
 /// The answer of the router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelChoice {
     /// The index of the model.
     pub model: usize,
-    /// The replica's place in [`State::replicas`](super::State::replicas).
+    /// The replica's index in [`State::replicas`](super::State::replicas).
     pub replica: usize,
-    /// When the last token is expected with the client, from now.
+    /// When the last token is expected at the client, from now.
     pub predicted_ns: u64,
     /// Whether that is within all limits of the request.
     pub in_time: bool,
-    /// Why it was this model.
+    /// Why this model was chosen.
     pub reason: Reason,
 }
 
 /// Why a model was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It is the only one that is allowed and there.
+    /// It is the only model that is allowed and available.
     Only,
     /// It is the policy's fixed model.
     Fixed,
@@ -26,21 +26,21 @@ pub enum Reason {
     Turn,
     /// Its replica has the fewest requests.
     LeastLoaded,
-    /// It has the largest reward of those predicted in time with a margin.
+    /// It has the largest reward of the models predicted in time with a margin.
     InTime,
-    /// None was good enough: this one is the earliest and in time, or nothing is in time and it is the cheapest.
+    /// No model was good enough: this one is the earliest and in time, or none is in time and it is the cheapest.
     NoneInTime,
-    /// Its answer is worth most after what it takes from others, and predicted in time.
+    /// Its answer is worth most after subtracting the harm to other requests, and is predicted in time.
     Worth,
-    /// It has the largest reward of those below their thresholds.
+    /// It has the largest reward of the models below their thresholds.
     Threshold,
-    /// The rate of requests is too high for any but the cheapest.
+    /// The rate of requests is too high for any model but the cheapest.
     Overload,
-    /// It has the largest value by the policy's network.
+    /// It has the largest value according to the policy's network.
     Value,
-    /// The policy's choice was predicted late, and this one is not.
+    /// The policy's choice was predicted late, and this one is predicted in time.
     Guard,
-    /// The policy could not decide; the rule did.
+    /// The policy could not decide, so the rule did.
     Fallback(FallbackCause),
 }
 
@@ -51,9 +51,9 @@ pub enum FallbackCause {
     NotFinite,
     /// The load of a replica is too old.
     Stale,
-    /// The policy was made for other models, classes or features.
+    /// The policy was made for different models, classes or features.
     Fingerprint,
-    /// The policy's model is not there, not allowed or not usable.
+    /// The policy's model is missing, not allowed or not usable.
     Unavailable,
 }
 
@@ -61,7 +61,7 @@ impl FallbackCause {
     /// All causes, in the order in which [`RouterCounters`](super::RouterCounters) counts them.
     pub const ALL: [Self; 4] = [Self::NotFinite, Self::Stale, Self::Fingerprint, Self::Unavailable];
 
-    /// Returns the place in [`FallbackCause::ALL`].
+    /// Returns the index in [`FallbackCause::ALL`].
     #[must_use]
     pub const fn index(self) -> usize {
         match self {

@@ -1,13 +1,15 @@
-//! A policy that counts what a request costs the requests that engines work on already.
+//! A policy that counts what a request costs the requests that engines already work on.
 //!
 //! The [rule](super::RoutingPolicy::Rule) judges each request alone. On busy engines it is wrong in two ways:
 //!
-//! - Its predictions are too early. Waiting prompts and prompts that arrive later interrupt an answer, and the rule counts neither.
-//! - It ignores costs to others. A request makes the steps of its batch longer, its prompt stops the batch, and it takes time from
-//!   other engines on the same processor.
+//! - Its predictions are too early. Waiting prompts, and prompts that arrive later, interrupt an answer; the rule counts
+//!   neither.
+//! - It ignores costs to others. A request lengthens the steps of its batch, its prompt stops the batch, and it takes time
+//!   from other engines on the same processor.
 //!
-//! This policy gives each engine a worth: the quality of its answer, times the chance that the answer is in time, less the chances
-//! that admitted requests lose. The highest worth wins, so a large model answers as long as nobody pays for it.
+//! This policy computes a worth for each engine: the quality of its answer, times the chance that the answer is in time,
+//! less the chances that admitted requests lose. The highest worth wins, so a large model answers as long as no other
+//! request pays for it.
 
 use super::admitted::Commitment;
 use super::choice::{ModelChoice, Reason};
@@ -15,34 +17,34 @@ use super::request::{RoutedRequest, Slo};
 use super::state::Replica;
 use super::survey::{self, Candidate, Survey};
 
-/// What the policy remembers: how busy engines were of late.
+/// The policy's memory: how busy engines were recently.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watch {
     engines: Vec<Engine>,
     last_ns: u64,
 }
 
-/// An engine, of late and now.
+/// An engine, recently and now.
 #[derive(Clone, Copy, Debug, Default)]
 struct Engine {
-    /// The share of time that its new prompts take to read.
+    /// The share of time spent reading its new prompts.
     reading: f64,
-    /// The mean number of its requests, and the mean use of its processor by others, both at arrivals.
+    /// The mean number of its requests, and the mean use of its processor by other engines, both at arrivals.
     in_flight: f64,
     others: f64,
-    /// Time to read the prompts that wait.
+    /// Time to read the waiting prompts.
     unread_ns: f64,
-    /// Steps take so many times as long as [`Prediction`](super::Prediction) says, because prompts interrupt them and a small
-    /// batch grows to its usual size.
+    /// The factor by which steps take longer than [`Prediction`](super::Prediction) says, because prompts interrupt them
+    /// and a small batch grows to its usual size.
     stretch: f64,
-    /// A step with the batch that it has, stretched.
+    /// A step with the present batch, stretched.
     step_ns: f64,
 }
 
-/// The time constant for the average of reading.
+/// The time constant of the average of reading.
 const READING_NS: f64 = 10e9;
 
-/// The largest share of time for reading. With all of it, predictions would be infinite.
+/// The largest share of time for reading. At 1, predictions would be infinite.
 const READING_MOST: f64 = 0.9;
 
 /// The weight of the newest request in an average. Poisson arrivals see averages over time (Wolff: "Poisson arrivals
@@ -50,7 +52,7 @@ const READING_MOST: f64 = 0.9;
 const NEWEST: f64 = 0.05;
 
 impl Watch {
-    /// Lets time pass, and looks at how busy engines are when a request comes.
+    /// Advances time, and measures how busy engines are when a request arrives.
     pub fn look(&mut self, survey: &Survey<'_>) {
         let replicas = survey.state.replicas;
         let gap_ns = survey.now_ns.saturating_sub(self.last_ns) as f64;
@@ -84,7 +86,7 @@ impl Watch {
         }
     }
 
-    /// Notes the engine of a request.
+    /// Notes which engine received a request.
     pub fn given(&mut self, at: usize, request: &RoutedRequest, replicas: &[Replica]) {
         if let (Some(engine), Some(replica)) = (self.engines.get_mut(at), replicas.get(at)) {
             // No sum of prompts takes more than all time for long.
@@ -92,21 +94,22 @@ impl Watch {
         }
     }
 
-    /// Notes that a request left the engine that it was given to before it began there.
+    /// Notes that a request left its assigned engine before it began there.
     pub fn taken_back(&mut self, at: usize, request: &RoutedRequest, replicas: &[Replica]) {
         if let (Some(engine), Some(replica)) = (self.engines.get_mut(at), replicas.get(at)) {
-            // In the meantime a part of it has been forgotten.
+            // The average has decayed in the meantime.
             engine.reading = (engine.reading - replica.curve.prefill_ns(request.prompt_tokens) / READING_NS).max(0.0);
         }
     }
 
-    /// Returns the candidate as this policy predicts it, by what it knows of how busy its engine is.
+    /// Returns the candidate as this policy predicts it, from how busy its engine is.
     pub fn predict(&self, candidate: Candidate, slo: &Slo) -> Candidate {
         let engine = self.engines.get(candidate.replica).filter(|engine| engine.stretch > 0.0);
         engine.map_or(candidate, |engine| candidate.later(engine.unread_ns, engine.stretch, slo))
     }
 
-    /// Returns the choice that is worth most; nothing without a replica. `doubt` is by which factor a prediction may be wrong.
+    /// Returns the choice that is worth most, or `None` without a replica. `doubt` is the factor by which a prediction may
+    /// be wrong.
     pub fn choose(&self, survey: &Survey<'_>, doubt: f64) -> Option<ModelChoice> {
         let worth = |candidate: Candidate| {
             let candidate = self.predict(candidate, &survey.request.slo);
@@ -122,7 +125,7 @@ impl Watch {
         if best.tightness <= 1.0 {
             return Some(best.choice(Reason::Worth));
         }
-        // A request that is late anyway goes to the cheapest engine, where it delays others least.
+        // A request that is late anyway goes to the cheapest engine, where it delays other requests least.
         let cheapest = survey.cheapest().copied().map(worth);
         cheapest.map(|(_, cheapest)| cheapest.choice(Reason::NoneInTime))
     }
@@ -139,8 +142,8 @@ impl Watch {
         self.engines.iter().zip(replicas).enumerate().map(part).sum()
     }
 
-    /// Returns how much the answers that engines work on are worth less if the request goes to the engine `at`. A request that
-    /// finds no place in the batch waits behind all others and costs them nothing.
+    /// Returns by how much the worth of the answers in progress falls if the request goes to the engine `at`. A request
+    /// that finds no place in the batch waits behind all others and costs them nothing.
     fn harm(&self, survey: &Survey<'_>, at: usize, doubt: f64) -> f64 {
         let replicas = survey.state.replicas;
         let Some(replica) = replicas.get(at) else { return 0.0 };
@@ -176,13 +179,13 @@ impl Watch {
     }
 }
 
-/// How large the batch of an engine is, at least 1.
+/// The batch size of an engine, at least 1.
 fn batch(replica: &Replica) -> u32 {
     replica.load.in_flight().clamp(1, replica.most_running.max(1))
 }
 
-/// Returns the chance that an answer is in time which is predicted to use such a part of its limit, if the prediction is wrong
-/// by a factor between 1 / `doubt` and `doubt`, evenly on a scale of logarithms.
+/// Returns the chance that an answer is in time if it is predicted to use the fraction `tightness` of its limit, and the
+/// prediction is wrong by a factor between 1 / `doubt` and `doubt`, uniform on a logarithmic scale.
 fn chance(tightness: f64, doubt: f64) -> f64 {
     if tightness.is_nan() {
         return 0.0;
@@ -193,7 +196,7 @@ fn chance(tightness: f64, doubt: f64) -> f64 {
 }
 
 impl Candidate {
-    /// Returns the candidate with a first token that is `by_ns` later, and with steps that take `stretch` times as long.
+    /// Returns the candidate with its first token `by_ns` later, and with steps that take `stretch` times as long.
     fn later(mut self, by_ns: f64, stretch: f64, slo: &Slo) -> Self {
         let steps_ns = self.prediction.finish_ns.saturating_sub(self.prediction.first_ns) as f64;
         let more_ns = (steps_ns * (stretch - 1.0).max(0.0)) as u64;

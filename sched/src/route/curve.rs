@@ -1,33 +1,33 @@
-//! What an engine's work costs: the time of a step by its batch, the time of a prompt by its tokens; guessed at first, then
-//! learned from what the engine does.
+//! The cost of an engine's work: the time of a step by its batch, and the time of a prompt by its tokens; guessed at first,
+//! then learned from the engine's behaviour.
 
 use super::rls::{self, Fit, Line};
 
 /// The numbers of a [`Curve`], as configured or as learned. All are at least 0.
 ///
 /// An engine with continuous batching gives every running sequence one token per step (Yu et al.: "Orca", OSDI 2022). Its
-/// step takes `host_ns + (gpu_ns + gpu_per_sequence_ns · batch) · (1 + sharing · others)`, where `others` is the sum of what
-/// other engines use of the same GPU, from 0 to 1 each.
+/// step takes `host_ns + (gpu_ns + gpu_per_sequence_ns · batch) · (1 + sharing · others)`, where `others` is the summed
+/// utilisation of the same GPU by other engines, from 0 to 1 each.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// What a step takes on the host, whatever it does; nothing on the GPU slows it.
+    /// The time of a step on the host, independent of the batch; load on the GPU does not slow it.
     pub host_ns: f64,
-    /// What a step takes on the GPU with no sequence: mostly reading the weights.
+    /// The time of a step on the GPU with no sequence: mostly reading the weights.
     pub gpu_ns: f64,
-    /// What each running sequence adds to a step.
+    /// The time that each running sequence adds to a step.
     pub gpu_per_sequence_ns: f64,
-    /// What the first token takes besides the prompt's tokens.
+    /// The time of the first token apart from the prompt's tokens.
     pub prefill_ns: f64,
-    /// What each token of a prompt adds to the first token's time.
+    /// The time that each token of a prompt adds to the first token.
     pub prefill_per_token_ns: f64,
-    /// How much a whole other engine on the same GPU slows this one: 0 not at all, 1 by half.
+    /// How much one fully busy other engine on the same GPU slows this one: 0 not at all, 1 by half.
     pub sharing: f64,
 }
 
-/// An engine's costs, which are learned online by recursive least squares with forgetting (500 steps, 100 prompts).
+/// An engine's costs, learned online by recursive least squares with forgetting (500 steps, 100 prompts).
 ///
-/// It takes any samples: none makes a coefficient negative or infinite, or NaN. Only `host_ns` and `sharing` stay as
-/// configured, since what a client of an engine sees does not tell them apart from the rest.
+/// It accepts any samples: none makes a coefficient negative, infinite or NaN. Only `host_ns` and `sharing` stay as
+/// configured, since a client of an engine cannot tell them apart from the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Curve {
     host_ns: f64,
@@ -39,18 +39,19 @@ pub struct Curve {
 const STEP: Fit = Fit { forgetting: 0.998, scale: 8.0 };
 const PREFILL: Fit = Fit { forgetting: 0.99, scale: 256.0 };
 
-/// Longer steps and longer waits for a first token say nothing about an engine that works.
+/// Longer steps, and longer waits for a first token, say nothing about a working engine.
 const LONGEST_STEP_NS: u64 = 60_000_000_000;
 const LONGEST_FIRST_NS: u64 = 600_000_000_000;
 
-/// More utilisation by other engines than a GPU with this many of them could have is an error of the caller's.
+/// More utilisation by other engines than this many of them could cause on a GPU is an error of the caller.
 const OTHERS_MOST: f64 = 64.0;
 
 impl Curve {
-    /// How many numbers [`Curve::to_numbers`] gives.
+    /// How many numbers [`Curve::to_numbers`] returns.
     pub const NUMBERS: usize = 2 + 2 * rls::NUMBERS;
 
-    /// Creates a curve from a first guess, which the first samples outweigh. What is not finite, or below 0, counts as 0.
+    /// Creates a curve from a first guess, which the first samples outweigh. A number that is not finite, or below 0,
+    /// counts as 0.
     #[must_use]
     pub fn new(cost: Cost) -> Self {
         let sound = |number: f64| if number.is_finite() { number.max(0.0) } else { 0.0 };
@@ -62,7 +63,7 @@ impl Curve {
         }
     }
 
-    /// Returns the costs as they are known now.
+    /// Returns the present costs.
     #[must_use]
     pub const fn cost(&self) -> Cost {
         Cost {
@@ -81,28 +82,29 @@ impl Curve {
         (self.step.samples() as u64, self.prefill.samples() as u64)
     }
 
-    /// Returns how long a step takes with `batch` sequences while other engines use `others` of the GPU. What is not finite
-    /// of `others`, or below 0, counts as 0.
+    /// Returns how long a step takes with `batch` sequences while other engines use `others` of the GPU. If `others` is not
+    /// finite, or below 0, it counts as 0.
     #[must_use]
     pub fn step_ns(&self, batch: u32, others: f64) -> f64 {
         self.host_ns + self.step.at(f64::from(batch)) * self.slowdown(others)
     }
 
-    /// Returns how long the engine needs to read a prompt and give the first token, once it begins.
+    /// Returns how long the engine needs to read a prompt and produce the first token, once it begins.
     #[must_use]
     pub fn prefill_ns(&self, prompt_tokens: u32) -> f64 {
         self.prefill.at(f64::from(prompt_tokens))
     }
 
-    /// Returns which part of the GPU's time the engine uses with `batch` sequences, from 0 to 1, were it alone.
+    /// Returns the fraction of the GPU's time, from 0 to 1, that the engine would use with `batch` sequences if it were
+    /// alone.
     #[must_use]
     pub fn utilisation(&self, batch: u32) -> f64 {
         let gpu_ns = self.step.at(f64::from(batch));
         if batch == 0 || gpu_ns <= 0.0 { 0.0 } else { gpu_ns / (self.host_ns + gpu_ns) }
     }
 
-    /// Returns the largest batch, a fraction perhaps, whose steps take no longer than `step_ns`: 0 if none does, infinite if
-    /// sequences cost nothing.
+    /// Returns the largest batch, possibly fractional, whose steps take no longer than `step_ns`: 0 if none does, infinite
+    /// if sequences cost nothing.
     #[must_use]
     pub fn batch_within(&self, step_ns: f64, others: f64) -> f64 {
         let left_ns = (step_ns - self.host_ns) / self.slowdown(others) - self.step.intercept();
@@ -114,8 +116,8 @@ impl Curve {
     }
 
     /// Learns from a step: with `batch` sequences, and while other engines used `others` of the GPU, tokens came `step_ns`
-    /// apart. Returns whether that was taken for a sample: a batch or a time of 0, more than a minute,
-    /// and batches of tens of thousands are not.
+    /// apart. Returns whether it counted as a sample: a batch or a time of 0, a time of more than a minute, and a batch of
+    /// tens of thousands do not.
     pub fn observe_step(&mut self, batch: u32, others: f64, step_ns: u64) -> bool {
         if batch == 0 || step_ns == 0 || step_ns > LONGEST_STEP_NS {
             return false;
@@ -124,9 +126,9 @@ impl Curve {
         self.step.learn(f64::from(batch), gpu_ns, STEP)
     }
 
-    /// Learns from a first token that came `first_ns` after a request with so many prompt tokens was sent. Only a request
-    /// that had to wait for no other says something about the engine; the caller leaves out the rest. Returns whether that
-    /// was taken for a sample: a time of 0, more than ten minutes, and prompts of millions of tokens are not.
+    /// Learns from a first token that came `first_ns` after a request with `prompt_tokens` tokens was sent. Only a request
+    /// that did not wait for another says something about the engine; the caller leaves out the rest. Returns whether it
+    /// counted as a sample: a time of 0, a time of more than ten minutes, and a prompt of millions of tokens do not.
     pub fn observe_first_token(&mut self, prompt_tokens: u32, first_ns: u64) -> bool {
         if first_ns == 0 || first_ns > LONGEST_FIRST_NS {
             return false;
@@ -134,7 +136,7 @@ impl Curve {
         self.prefill.learn(f64::from(prompt_tokens), first_ns as f64, PREFILL)
     }
 
-    /// Returns all that was learned, as numbers for a state file. [`Curve::from_numbers`] reads them.
+    /// Returns the learned state as numbers for a state file. [`Curve::from_numbers`] reads them.
     #[must_use]
     pub fn to_numbers(&self) -> [f64; Self::NUMBERS] {
         let mut numbers = [0.0; Self::NUMBERS];
@@ -144,7 +146,7 @@ impl Curve {
         numbers
     }
 
-    /// Returns the curve of [these numbers](Curve::to_numbers), or nothing if no curve has such numbers.
+    /// Returns the curve of [these numbers](Curve::to_numbers), or `None` if no curve has such numbers.
     #[must_use]
     pub fn from_numbers(numbers: &[f64]) -> Option<Self> {
         let [host_ns, sharing, lines @ ..] = <&[f64; Self::NUMBERS]>::try_from(numbers).ok()?;

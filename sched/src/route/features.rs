@@ -1,21 +1,21 @@
-//! What a network sees of a decision, as numbers of about 1.
+//! The inputs that a network receives for a decision, as numbers of about 1.
 
 use super::request::Model;
 use super::survey::Survey;
 
-/// Which numbers a network sees. Their meaning never changes under the same name: a new set is a new name.
+/// Which numbers a network receives. Their meaning never changes under the same name: a new set gets a new name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Features {
     /// The state of the paper's §4.2: the batch of each replica, the request's class, the rate of requests. Replicas of a
-    /// model are sorted by load, so that nothing has to be learned about which is which. This many of each
-    /// model are seen, the least loaded first.
+    /// model are sorted by load, so that the network need not learn which is which. This many of each model are included,
+    /// the least loaded first.
     Batches(usize),
-    /// For each model, what is predicted of its best replica, how full that is and how full its replicas are on average; the
-    /// class, the rate, the pressure, the budget for each token, how many tokens, the weight.
+    /// For each model, the prediction for its best replica, its reward, how full that replica is and how full its replicas
+    /// are on average; the class, the rate, the pressure, the budget for each token, how many tokens, the weight.
     Predictions,
 }
 
-/// Numbers for each model in [`Features::Predictions`], and numbers beside the classes'.
+/// Numbers for each model in [`Features::Predictions`], and further numbers beside those of the classes.
 const BY_MODEL: usize = 4;
 const OTHERS: usize = 5;
 
@@ -25,7 +25,7 @@ const LIMIT_NS: f64 = 40e6;
 const TOKENS: f64 = 200.0;
 
 impl Features {
-    /// Returns the name for metadata of weights.
+    /// Returns the name for the metadata of weights.
     #[must_use]
     pub fn name(&self) -> String {
         match self {
@@ -44,7 +44,7 @@ impl Features {
         (1..=1024).contains(&replicas).then_some(Self::Batches(replicas))
     }
 
-    /// Returns how many numbers there are for so many models and classes.
+    /// Returns how many numbers there are for this many models and classes.
     #[must_use]
     pub const fn len(&self, models: usize, classes: usize) -> usize {
         match self {
@@ -53,7 +53,7 @@ impl Features {
         }
     }
 
-    /// Replaces `input` by the numbers of a decision.
+    /// Replaces the contents of `input` by the numbers for a decision.
     pub(super) fn fill(&self, survey: &Survey<'_>, classes: usize, input: &mut Vec<f32>) {
         input.clear();
         match self {
@@ -72,7 +72,7 @@ impl Features {
     }
 }
 
-/// Brings what may be infinite to at most 4: later than that is all the same.
+/// Limits a number that may be infinite to 4: beyond that, later makes no difference.
 fn capped(number: f64) -> f32 {
     number.min(4.0) as f32
 }
@@ -85,7 +85,7 @@ fn batches(replicas: usize, survey: &Survey<'_>, input: &mut Vec<f32>) {
         if let Some(loads) = input.get_mut(start..) {
             loads.sort_unstable_by(f32::total_cmp);
         }
-        // What is not there is as good as full.
+        // A missing replica counts as full.
         input.resize(start + replicas, 4.0);
     }
 }
@@ -105,9 +105,10 @@ fn predictions(survey: &Survey<'_>, input: &mut Vec<f32>) {
     }
 }
 
-/// Returns a number that says for which models, classes and features a policy was made: equal only if it fits.
+/// Returns a number that identifies the models, classes and features that a policy was made for: equal only if the policy
+/// fits.
 ///
-/// Models count by [`Model::id`], in their order; rewards do not, since a policy may be kept when they change a little.
+/// Models count by [`Model::id`], in their order; rewards do not, since a policy may be kept when rewards change a little.
 #[must_use]
 pub fn fingerprint(models: &[Model], classes: usize, features: Features) -> u64 {
     let name = features.name();

@@ -4,9 +4,9 @@ use super::random::Random;
 
 /// A multilayer perceptron with rectified linear units after every layer but the last.
 ///
-/// Weights are `f32` in rows by input, so that the forward pass is a sum of rows; inputs of 0, which half of the units
-/// give, cost nothing. Formats of files are left to another crate: [`Mlp::tensors`] names what there is to write, and
-/// [`Mlp::from_tensors`] takes it back.
+/// Weights are `f32` in rows by input, so that the forward pass is a sum of rows; inputs of 0, the output of half of the
+/// units, cost nothing. File formats are left to another crate: [`Mlp::tensors`] returns the parts to write, and
+/// [`Mlp::from_tensors`] reads them back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mlp {
     pub(super) layers: Vec<Layer>,
@@ -19,7 +19,7 @@ pub(super) struct Layer {
     pub bias: Vec<f32>,
 }
 
-/// A named part of a network, as files for weights have them.
+/// A named part of a network, as in files of weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor<'a> {
     /// `l0.weight`, `l0.bias`, `l1.weight` and so on.
@@ -30,11 +30,11 @@ pub struct Tensor<'a> {
     pub data: &'a [f32],
 }
 
-/// What a forward pass leaves: the output of every layer. Reused, it saves allocations.
+/// The result of a forward pass: the output of every layer. Reusing it saves allocations.
 #[derive(Clone, Debug, Default)]
 pub struct Activations(pub(super) Vec<Vec<f32>>);
 
-/// More layers than this are no small network.
+/// A network with more layers is not small.
 const LAYERS_MOST: usize = 16;
 
 impl Layer {
@@ -59,19 +59,19 @@ impl Mlp {
         Self { layers: sizes.windows(2).enumerate().map(layer).collect() }
     }
 
-    /// Returns how many inputs it takes.
+    /// Returns the number of inputs.
     #[must_use]
     pub fn inputs(&self) -> usize {
         self.layers.first().map_or(0, Layer::inputs)
     }
 
-    /// Returns how many outputs it gives.
+    /// Returns the number of outputs.
     #[must_use]
     pub fn outputs(&self) -> usize {
         self.layers.last().map_or(0, |layer| layer.bias.len())
     }
 
-    /// Returns the outputs for `input`. Inputs that are missing count as 0, and superfluous ones not at all.
+    /// Returns the outputs for `input`. Missing inputs count as 0; surplus ones are ignored.
     pub fn forward<'a>(&self, input: &[f32], activations: &'a mut Activations) -> &'a [f32] {
         let outputs = &mut activations.0;
         outputs.resize_with(self.layers.len(), Vec::new);
@@ -87,7 +87,7 @@ impl Mlp {
                 }
             }
             if at + 1 < self.layers.len() {
-                // NaN has to come through: `max` would hide it.
+                // NaN must propagate: `max` would hide it.
                 output.iter_mut().for_each(|y| {
                     if *y < 0.0 {
                         *y = 0.0;
@@ -114,8 +114,8 @@ impl Mlp {
         tensors
     }
 
-    /// Returns the network of [such tensors](Mlp::tensors), whose order does not matter. Returns nothing if one is missing
-    /// or superfluous, shapes do not fit together, or a number is not finite.
+    /// Returns the network of [such tensors](Mlp::tensors), in any order. Returns `None` if a tensor is missing or
+    /// superfluous, shapes do not fit together, or a number is not finite.
     #[must_use]
     pub fn from_tensors(tensors: &[Tensor<'_>]) -> Option<Self> {
         let find = |name: String| tensors.iter().find(|tensor| tensor.name == name);

@@ -1,4 +1,4 @@
-//! Policies: each is a rule that names a replica, or a cause why it cannot.
+//! Policies: each is a rule that returns a replica, or the cause why it cannot.
 
 use super::choice::{FallbackCause, ModelChoice, Reason};
 use super::considerate::Watch;
@@ -11,74 +11,74 @@ use super::survey::{self, Candidate, Survey};
 /// How a model is chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RoutingPolicy {
-    /// Always this model, and of its replicas the one that is predicted to be earliest. The baselines of the paper §5.1.2.
+    /// Always this model, on the replica predicted to be earliest. The baselines of the paper §5.1.2.
     Fixed(usize),
     /// One replica after the other, whatever its model.
     RoundRobin,
-    /// The replica with the fewest requests; of equals the one whose model has the largest reward.
+    /// The replica with the fewest requests; of equal ones, that whose model has the largest reward.
     LeastLoaded,
     /// The best model that is predicted in time even if its answer took `margin` times as long. If there is none, the
-    /// earliest model, as long as it is in time at all; else the cheapest, since a late request should not make others late.
+    /// earliest model, provided it is in time; otherwise the cheapest, since a late request should not make others late.
     Rule {
-        /// At least 1; 1.1 is a good one while the curves are right. What is smaller or no number counts as 1.
+        /// At least 1; 1.1 is good while the curves are right. Smaller values and NaN count as 1.
         margin: f64,
     },
-    /// The replica whose answer is worth most, times its chance to be in time, less what it takes from the chances of the
-    /// requests that engines [work on](super::State::admitted). Its predictions also count the prompts that interrupt an
-    /// answer; the paper has no such policy.
+    /// The replica whose answer is worth most, times its chance to be in time, less the chances lost by the requests that
+    /// engines [work on](super::State::admitted). Its predictions also count the prompts that interrupt an answer; the
+    /// paper has no such policy.
     Considerate {
-        /// By which factor an answer may be earlier or later than predicted. At least 1; what is smaller or no number counts
-        /// as 1. With [`DOUBT`] the paper's simulated workloads had their best scores.
+        /// The factor by which an answer may be earlier or later than predicted. At least 1; smaller values and NaN count
+        /// as 1. The paper's simulated workloads scored best with [`DOUBT`].
         doubt: f64,
     },
-    /// Limits by model and class, to be tuned for the workload.
+    /// Limits by model and class, tuned for the workload.
     Thresholds(Thresholds),
-    /// A value for each model by a network, trained by double deep Q-learning.
+    /// A value for each model from a network trained by double deep Q-learning.
     Dqn(Dqn),
 }
 
-/// A limit for each model and class, which the rate of requests lowers: the model with the largest reward of those below
-/// their limits answers. If none is below, it is as with [the rule](RoutingPolicy::Rule).
+/// A limit for each model and class, which the rate of requests lowers: of the models below their limits, that with the
+/// largest reward answers. If none is below, [the rule's](RoutingPolicy::Rule) fallback applies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Thresholds {
-    /// What the limits are about.
+    /// The measure that the limits apply to.
     pub measure: Measure,
-    /// How many classes there are. Requests of others have the limits of the last one.
+    /// How many classes there are. Requests of other classes use the limits of the last one.
     pub classes: usize,
     /// By model, then by class.
     pub limits: Vec<f64>,
-    /// By model: how much a pressure of 1 takes from the limits. Pressure is the rate of requests as a part of what the
-    /// cheapest model can serve in time.
+    /// By model: by how much a pressure of 1 lowers the limits. Pressure is the rate of requests as a fraction of the rate
+    /// that the cheapest model can serve in time.
     pub slopes: Vec<f64>,
-    /// From this pressure on the cheapest model answers everything: a hard rule, since what a slope learns at usual rates
-    /// is too weak at extreme ones.
+    /// Above this pressure the cheapest model answers everything: a hard rule, since a slope learned at usual rates is too
+    /// weak at extreme ones.
     pub overload: f64,
 }
 
-/// What a threshold is compared with. Both are 1 where an answer is just in time.
+/// The quantity that a threshold is compared with. Either is 1 if an answer is just in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// [`Prediction::tightness`](super::Prediction::tightness), which knows of the path and of tokens.
+    /// [`Prediction::tightness`](super::Prediction::tightness), which accounts for the path and for tokens.
     Predicted,
-    /// The batch, relative to the one with which tokens come just fast enough.
+    /// The batch, relative to the batch at which tokens come just fast enough.
     Fill,
 }
 
-/// A network that values models, and what it was made for.
+/// A network that values models, and the setting that it was made for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dqn {
-    /// Takes the features, gives a value for each model.
+    /// Takes the features, returns a value for each model.
     pub network: Mlp,
     /// What the inputs mean.
     pub features: Features,
     /// How many classes there were.
     pub classes: usize,
     /// [`fingerprint`](features::fingerprint) of the models, classes and features that it was trained with. The network is
-    /// not asked about others.
+    /// not used with others.
     pub fingerprint: u64,
 }
 
-/// A policy at work: what it needs besides its rules.
+/// A policy in use, with the state that it needs besides its rules.
 #[derive(Clone, Debug)]
 pub(super) struct PolicyInUse {
     policy: RoutingPolicy,
@@ -86,19 +86,19 @@ pub(super) struct PolicyInUse {
     watch: Watch,
     input: Vec<f32>,
     activations: Activations,
-    /// Whether the network fits; found once, since models do not change.
+    /// Whether the network fits; computed once, since models do not change.
     fits: bool,
 }
 
-/// A doubt for [`RoutingPolicy::Considerate`] where nothing better is known.
+/// The default doubt for [`RoutingPolicy::Considerate`].
 pub const DOUBT: f64 = 1.25;
 
-/// Pressures above are all the same.
+/// Higher pressures count as this one.
 const PRESSURE_MOST: f64 = 4.0;
 
 impl Thresholds {
     /// Returns the same limit for all models and classes, without slopes, and an overload of 0.7: a
-    /// [rule](RoutingPolicy::Rule) with a margin of 1 / `limit` that knows when to stop. It is where tuning begins.
+    /// [rule](RoutingPolicy::Rule) with a margin of 1 / `limit` that gives way under overload. Tuning begins here.
     #[must_use]
     pub fn uniform(measure: Measure, models: usize, classes: usize, limit: f64) -> Self {
         let classes = classes.max(1);
@@ -111,7 +111,7 @@ impl Thresholds {
         self.limits.iter().chain(&self.slopes).copied().chain([self.overload]).collect()
     }
 
-    /// Returns these thresholds with [other numbers](Thresholds::parameters). What is missing stays.
+    /// Returns these thresholds with [other numbers](Thresholds::parameters). Missing numbers keep their values.
     #[must_use]
     pub fn with_parameters(mut self, parameters: &[f64]) -> Self {
         let all = self.limits.iter_mut().chain(&mut self.slopes).chain([&mut self.overload]);
@@ -151,22 +151,22 @@ impl Thresholds {
 }
 
 impl Dqn {
-    /// Creates a policy for these models; the network has to have the right numbers of inputs and outputs.
+    /// Creates a policy for these models; the network must have matching numbers of inputs and outputs.
     #[must_use]
     pub fn new(network: Mlp, features: Features, models: &[Model], classes: usize) -> Self {
         Self { network, features, classes, fingerprint: features::fingerprint(models, classes, features) }
     }
 
-    /// Returns what a file has to say beside the tensors, as names and values: a file of the `safetensors` format has a map
-    /// of strings for this. [`Dqn::from_parts`] reads it.
+    /// Returns the metadata that a file needs beside the tensors, as names and values: a file of the `safetensors` format
+    /// has a map of strings for this. [`Dqn::from_parts`] reads it.
     #[must_use]
     pub fn metadata(&self) -> [(&'static str, String); 3] {
         let fingerprint = format!("{:016x}", self.fingerprint);
         [("features", self.features.name()), ("classes", self.classes.to_string()), ("fingerprint", fingerprint)]
     }
 
-    /// Returns the policy of [these tensors](Mlp::tensors) and [this metadata](Dqn::metadata), or nothing if a part is
-    /// missing or wrong. Whether it fits the models that are there is found when it is [used](super::Router::new).
+    /// Returns the policy of [these tensors](Mlp::tensors) and [this metadata](Dqn::metadata), or `None` if a part is
+    /// missing or wrong. Whether it fits the present models is checked when it is [used](super::Router::new).
     #[must_use]
     pub fn from_parts<'a>(
         tensors: &[Tensor<'_>],
@@ -198,19 +198,19 @@ impl PolicyInUse {
         Self { policy, turn: 0, watch: Watch::default(), input: Vec::new(), activations: Activations::default(), fits }
     }
 
-    /// Whether the policy looks at what engines work on.
+    /// Whether the policy uses the requests that engines work on.
     pub const fn looks_at_admitted(&self) -> bool {
         matches!(self.policy, RoutingPolicy::Considerate { .. })
     }
 
-    /// Notes the engine of a request, also where the guard or a fallback chose it.
+    /// Notes the engine of a request, even if the guard or a fallback chose it.
     pub fn given(&mut self, choice: &ModelChoice, survey: &Survey<'_>) {
         if self.looks_at_admitted() {
             self.watch.given(choice.replica, survey.request, survey.state.replicas);
         }
     }
 
-    /// Notes that another engine got a request than was chosen, and returns what the policy predicts of it there.
+    /// Notes that a request went to another engine than the chosen one, and returns the policy's prediction there.
     pub fn moved(&mut self, from: usize, to: Candidate, request: &RoutedRequest, state: &State<'_>) -> Candidate {
         if !self.looks_at_admitted() {
             return to;
@@ -220,7 +220,8 @@ impl PolicyInUse {
         self.watch.predict(to, &request.slo)
     }
 
-    /// Decides. `stale` says that the state is too old to be learned from.
+    /// Chooses a replica, or returns the cause why it cannot. `stale` says that the state is too old for policies that
+    /// learn from it.
     pub fn decide(&mut self, survey: &Survey<'_>, stale: bool) -> Result<ModelChoice, FallbackCause> {
         if self.looks_at_admitted() {
             self.watch.look(survey);
@@ -257,13 +258,13 @@ impl PolicyInUse {
 
 /// Follows [`RoutingPolicy::Rule`].
 pub(super) fn rule(survey: &Survey<'_>, margin: f64) -> Option<ModelChoice> {
-    // A margin of NaN becomes 1 as well.
+    // `max` turns a margin of NaN into 1 as well.
     let margin = margin.max(1.0);
     let best = survey.best(|candidate| candidate.tightness * margin <= 1.0);
     best.map(|best| best.choice(Reason::InTime)).or_else(|| nearest(survey))
 }
 
-/// Returns the choice if none is good, as [`RoutingPolicy::Rule`] says.
+/// Returns the choice if no model is good enough, as [`RoutingPolicy::Rule`] says.
 fn nearest(survey: &Survey<'_>) -> Option<ModelChoice> {
     let in_time = survey.earliest().filter(|earliest| earliest.tightness <= 1.0);
     in_time.or_else(|| survey.cheapest()).map(|nearest| nearest.choice(Reason::NoneInTime))
@@ -279,7 +280,7 @@ fn least_loaded(survey: &Survey<'_>) -> Result<ModelChoice, FallbackCause> {
     least.map(|least| least.choice(Reason::LeastLoaded)).ok_or(FallbackCause::Unavailable)
 }
 
-/// Returns the candidate with the highest value; of equals the one with the larger reward.
+/// Returns the candidate with the highest value; of equal ones, that with the larger reward.
 fn highest(values: &[f32], survey: &Survey<'_>) -> Result<ModelChoice, FallbackCause> {
     if values.iter().any(|value| !value.is_finite()) {
         return Err(FallbackCause::NotFinite);

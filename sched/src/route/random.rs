@@ -1,7 +1,7 @@
 //! Random numbers from a seed, so that every run can be repeated.
 
 /// A generator of random numbers: SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators",
-/// OOPSLA 2014). The same seed gives the same numbers; no use of it is meant to be secret.
+/// OOPSLA 2014). The same seed gives the same numbers; they are not suitable for secrets.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -35,7 +35,7 @@ impl Random {
         low * (high / low).powf(self.uniform())
     }
 
-    /// Returns a number from the exponential distribution of this mean.
+    /// Returns a number from the exponential distribution with this mean.
     pub fn exponential(&mut self, mean: f64) -> f64 {
         -self.uniform().ln() * mean
     }
@@ -46,7 +46,8 @@ impl Random {
         radius * (std::f64::consts::TAU * self.uniform()).cos()
     }
 
-    /// Returns a number from the log-normal distribution of this mean; `sigma` is the deviation of its logarithm.
+    /// Returns a number from the log-normal distribution with this mean; `sigma` is the standard deviation of its
+    /// logarithm.
     pub fn log_normal(&mut self, mean: f64, sigma: f64) -> f64 {
         mean * (sigma * self.normal() - sigma * sigma / 2.0).exp()
     }

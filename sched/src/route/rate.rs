@@ -1,8 +1,8 @@
-//! How many requests come.
+//! The rate at which requests arrive.
 
-/// The rate of requests: the inverse of a mean gap that remembers about seven gaps, or a quarter of a second if that is more. Seven
-/// of a thousand per second would say little. It begins with one a second, so that two requests at the same instant are no
-/// flood.
+/// The rate of requests: the inverse of a mean gap that remembers about seven gaps, or a quarter of a second if that is
+/// more, since seven gaps at a thousand per second would say little. It begins at one per second, so that two requests at
+/// the same instant are no flood.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rate {
     last_ns: Option<u64>,
@@ -15,7 +15,7 @@ const MEMORY_NS: f64 = 0.25e9;
 const FIRST_GAP_NS: f64 = 1e9;
 
 impl Rate {
-    /// Notes a request. Times that jump back count as no gap.
+    /// Notes a request. A time that jumps back counts as no gap.
     pub fn arrived(&mut self, now_ns: u64) {
         if let Some(last_ns) = self.last_ns {
             let gap_ns = now_ns.saturating_sub(last_ns) as f64;

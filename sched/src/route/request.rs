@@ -1,4 +1,4 @@
-//! What is asked: a request, its time limits, and the models that may answer.
+//! A request, its time limits, and the models that may answer it.
 
 /// What the router knows about a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -9,40 +9,41 @@ pub struct RoutedRequest {
     pub prompt_tokens: u32,
     /// How many tokens the answer is expected to have; 0 counts as 1.
     pub expected_tokens: u32,
-    /// How many tokens the answer may have at most; it bounds `expected_tokens`. 0 means that nothing is known.
+    /// The largest number of tokens that the answer may have; it bounds `expected_tokens`. 0 means unknown.
     pub max_tokens: u32,
-    /// How soon the answer has to be with the client.
+    /// How soon the client needs the answer.
     pub slo: Slo,
-    /// How much the request counts beside others: the paper's §5.3 weighs the rewards of one class more. Only networks see
-    /// it, and learn from it; the other policies treat all requests alike. What is not finite, or below 0, counts as 1.
+    /// How much the request counts relative to others: the paper's §5.3 gives more weight to the rewards of one class. Only
+    /// networks see it, and learn from it; the other policies treat all requests alike. A weight that is not finite, or
+    /// below 0, counts as 1.
     pub weight: f32,
     /// Which models may answer. A request that names one model allows no other.
     pub allowed: ModelSet,
 }
 
 impl RoutedRequest {
-    /// Returns how many tokens to count on, at least 1.
+    /// Returns how many tokens to plan for, at least 1.
     #[must_use]
     pub const fn tokens(&self) -> u32 {
         let expected = if self.expected_tokens == 0 { 1 } else { self.expected_tokens };
         if self.max_tokens != 0 && self.max_tokens < expected { self.max_tokens } else { expected }
     }
 
-    /// Returns the weight, 1 if it is none.
+    /// Returns the weight, or 1 if it is not valid.
     #[must_use]
     pub const fn sound_weight(&self) -> f32 {
         if self.weight.is_finite() && self.weight >= 0.0 { self.weight } else { 1.0 }
     }
 }
 
-/// Time limits of an answer as the client sees it, the way back included. [`Slo::NONE`] in a field means no such limit.
+/// Time limits of an answer as the client sees it, including the way back. [`Slo::NONE`] in a field means no such limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slo {
     /// Time to the first token (TTFT), from now.
     pub first_token_ns: u64,
     /// Time per output token (TPOT): the mean gap between tokens after the first.
     pub per_token_ns: u64,
-    /// What is left of the time for the whole answer, from now. 0 is already too late.
+    /// The time left for the whole answer, from now. 0 is already too late.
     pub budget_ns: u64,
 }
 
@@ -50,7 +51,7 @@ impl Slo {
     /// No limit.
     pub const NONE: u64 = u64::MAX;
 
-    /// Returns limits of which none can be missed.
+    /// Returns limits that cannot be missed.
     #[must_use]
     pub const fn unlimited() -> Self {
         Self { first_token_ns: Self::NONE, per_token_ns: Self::NONE, budget_ns: Self::NONE }
@@ -62,8 +63,8 @@ impl Slo {
         Self { budget_ns, ..Self::unlimited() }
     }
 
-    /// Returns the limit of the paper's §5.1.1: so much for each token that is expected, the time before the first one
-    /// included.
+    /// Returns the limit of the paper's §5.1.1: `per_token_ns` for each expected token, including the time before the first
+    /// one.
     #[must_use]
     pub const fn normalised(per_token_ns: u64, tokens: u32) -> Self {
         Self::within(per_token_ns.saturating_mul(tokens as u64))
@@ -73,16 +74,16 @@ impl Slo {
 /// A model that can answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
-    /// A number that stays the same for the same model, whatever else is configured: a hash of its name, say. Learned
-    /// policies are bound to it by their [fingerprint](super::fingerprint).
+    /// A number that stays the same for the same model, whatever else is configured: for example a hash of its name.
+    /// Learned policies are bound to it by their [fingerprint](super::fingerprint).
     pub id: u64,
-    /// What an answer in time is worth, by class: the model's accuracy relative to the best one's (the paper, table 1). Classes
-    /// beyond the last have the last one's; what is not finite, and a reward of nothing at all, count as 0.
+    /// The worth of an answer in time, by class: the model's accuracy relative to that of the best one (the paper, table
+    /// 1). Classes beyond the last use the last reward; a reward that is not finite counts as 0, and so does an empty list.
     pub rewards: Vec<f32>,
 }
 
 impl Model {
-    /// Returns what an answer in time to a request of this class is worth.
+    /// Returns the worth of an answer in time to a request of this class.
     #[must_use]
     pub fn reward(&self, class: usize) -> f32 {
         self.rewards.get(class).or(self.rewards.last()).copied().filter(|reward| reward.is_finite()).unwrap_or(0.0)
@@ -100,13 +101,13 @@ impl ModelSet {
     /// No model.
     pub const NONE: Self = Self(0);
 
-    /// Returns the set with `model` added; an index of 64 and above adds nothing.
+    /// Returns the set with `model` added; an index of 64 or more adds nothing.
     #[must_use]
     pub const fn with(self, model: usize) -> Self {
         if model < u64::BITS as usize { Self(self.0 | 1 << model) } else { self }
     }
 
-    /// Tells whether `model` is in the set.
+    /// Returns whether `model` is in the set.
     #[must_use]
     pub const fn contains(self, model: usize) -> bool {
         model < u64::BITS as usize && self.0 >> model & 1 == 1

@@ -1,13 +1,13 @@
-//! A line that is fitted online: recursive least squares (RLS) with exponential forgetting, for two coefficients.
+//! A line fitted online: recursive least squares (RLS) with exponential forgetting, for two coefficients.
 
 /// The line `intercept + slope · x`, which follows its samples.
 ///
-/// Only what a sample speaks about is forgotten with it (directional forgetting: Cao, Schwartz: "A directional forgetting
-/// algorithm based on the decomposition of the information matrix", Automatica 36, 2000). An engine that has the same batch
-/// for hours says nothing about the slope: what is known of that stays, neither growing old nor getting in the way of
-/// following a change. Forgetting everything would make the fit nervous (covariance wind-up).
+/// A sample makes the fit forget only information about its own direction (directional forgetting: Cao, Schwartz: "A
+/// directional forgetting algorithm based on the decomposition of the information matrix", Automatica 36, 2000). An engine
+/// that has the same batch for hours says nothing about the slope: the known slope stays; it neither ages nor hinders the
+/// line from following a change. Forgetting everything would make the fit nervous (covariance wind-up).
 ///
-/// **Invariants:** both coefficients are finite and at least 0, since times neither are negative nor shrink with more
+/// **Invariants:** both coefficients are finite and at least 0, since times are not negative and do not shrink with more
 /// work; the information is a positive definite matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Line {
@@ -21,30 +21,30 @@ pub(super) struct Line {
 /// How a line is fitted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fit {
-    /// The weight of a sample falls by this factor with each later one; 1 / (1 − it) samples are remembered.
+    /// The weight of a sample falls by this factor with each later sample; 1 / (1 − `forgetting`) samples are remembered.
     pub forgetting: f64,
-    /// A usual `x`: both coefficients are then of the same order, which keeps the arithmetic well conditioned.
+    /// A typical `x`: divided by it, both coefficients have the same order, which keeps the arithmetic well conditioned.
     pub scale: f64,
 }
 
-/// The information at the beginning: the first guess counts like a tenth of a sample.
+/// The initial information: the first guess counts like a tenth of a sample.
 const GUESS: [f64; 3] = [0.1, 0.0, 0.1];
 
-/// From this many samples on, a sample of more than [`ABSURD`] times what was expected is taken to be that.
+/// From this many samples on, a sample of more than [`ABSURD`] times the expected value is clamped to that.
 const WARM: f64 = 8.0;
 const ABSURD: f64 = 10.0;
 
-/// So many times the usual `x` would leave nothing of the other coefficient's information but rounding.
+/// An `x` this many times the typical one would leave nothing of the other coefficient's information but rounding errors.
 const FAR: f64 = 1e3;
 
-/// A determinant below this part of its first term is rounding.
+/// A determinant below this fraction of its first term is a rounding error.
 const SINGULAR: f64 = 1e-12;
 
-/// What `Line::to_numbers` gives.
+/// How many numbers `Line::to_numbers` returns.
 pub(super) const NUMBERS: usize = 6;
 
 impl Line {
-    /// Creates a line from a first guess. What is not finite, or below 0, counts as 0.
+    /// Creates a line from a first guess. A number that is not finite, or below 0, counts as 0.
     pub fn new(intercept: f64, slope: f64) -> Self {
         Self { intercept: at_least_0(intercept), slope: at_least_0(slope), information: GUESS, samples: 0.0 }
     }
@@ -65,8 +65,8 @@ impl Line {
         self.slope.mul_add(x, self.intercept)
     }
 
-    /// Moves the line towards a sample. What is not finite, or below 0, or a thousand times as far out as usual, is no
-    /// sample: the line stays, and the answer is `false`.
+    /// Moves the line towards a sample. A `y` that is not finite or below 0, or an `x` below 0 or more than a thousand
+    /// times the typical one, is no sample: the line stays, and the result is `false`.
     pub fn learn(&mut self, x: f64, y: f64, fit: Fit) -> bool {
         if !(y.is_finite() && y >= 0.0 && (0.0..=FAR * fit.scale).contains(&x)) {
             return false;
@@ -75,7 +75,7 @@ impl Line {
         let y = if self.samples >= WARM && expected > 0.0 { y.min(ABSURD * expected) } else { y };
         let x = x / fit.scale;
         let [r0, r1, r2] = self.information;
-        // Of the information R, the part R φ φᵀ R / φᵀ R φ is about the direction φ = (1, x) of this sample.
+        // Of the information R, the part R φ φᵀ R / φᵀ R φ concerns the direction φ = (1, x) of this sample.
         let (v0, v1) = (x.mul_add(r1, r0), x.mul_add(r2, r1));
         let forgotten = (1.0 - fit.forgetting) / x.mul_add(v1, v0);
         let r0 = 1.0 + r0 - forgotten * v0 * v0;
@@ -85,7 +85,7 @@ impl Line {
         // The slope is per `scale` here, as in the information.
         let mut intercept = error.mul_add(r2 - r1 * x, self.intercept);
         let mut slope = error.mul_add(r0 * x - r1, self.slope * fit.scale);
-        // What would be negative becomes 0, and the other one what is the likeliest then.
+        // A negative coefficient becomes 0, and the other one takes its most likely value given that.
         if intercept < 0.0 {
             slope += intercept * r1 / r2;
             intercept = 0.0;
@@ -95,7 +95,7 @@ impl Line {
             slope = 0.0;
         }
         if !(intercept.is_finite() && slope.is_finite() && is_information([r0, r1, r2])) {
-            // Rounding has eaten the information: what was learned stays, how sure it is does not.
+            // Rounding has destroyed the information matrix: the coefficients stay, their certainty does not.
             self.information = GUESS;
             return false;
         }
@@ -109,7 +109,7 @@ impl Line {
         [self.intercept, self.slope, r0, r1, r2, self.samples]
     }
 
-    /// Returns the line of these numbers, unless they break the invariants.
+    /// Returns the line of these numbers, or `None` if they break the invariants.
     pub fn from_numbers(numbers: [f64; NUMBERS]) -> Option<Self> {
         let [intercept, slope, r0, r1, r2, samples] = numbers;
         let times = [intercept, slope, samples].iter().all(|number| number.is_finite() && *number >= 0.0);
@@ -118,7 +118,7 @@ impl Line {
     }
 }
 
-/// Tells whether a matrix is positive definite, and can be inverted in doubles.
+/// Returns whether a matrix is positive definite and can be inverted in doubles.
 fn is_information([r0, r1, r2]: [f64; 3]) -> bool {
     let sound = |r: f64| r.is_finite() && r > 0.0;
     sound(r0) && sound(r2) && r0 * r2 - r1 * r1 > SINGULAR * r0 * r2

@@ -1,4 +1,4 @@
-//! The router: a policy, the guard over it, and counts of its choices.
+//! The router: a policy, the guard over it, and counters of its choices.
 
 use super::choice::{FallbackCause, ModelChoice, Reason};
 use super::policy::{self, PolicyInUse, RoutingPolicy};
@@ -7,14 +7,14 @@ use super::request::{Model, RoutedRequest};
 use super::state::State;
 use super::survey::{self, Candidate, Survey, survey};
 
-/// Chooses who answers each request.
+/// Chooses the model and replica for each request.
 ///
-/// **Invariant:** a router that is guarded never chooses a model that is predicted late while another one that may answer
-/// is predicted in time. [`RoutingPolicy::Considerate`] makes better predictions than the guard and is not guarded. A
-/// wrong curve misleads the guard like any rule.
+/// **Invariant:** a guarded router never chooses a model that is predicted late while another permitted model is predicted
+/// in time. [`RoutingPolicy::Considerate`] makes better predictions than the guard and is not guarded. A wrong curve
+/// misleads the guard like any rule.
 ///
-/// Whenever the policy cannot decide, the [rule](RoutingPolicy::Rule) does, and the cause is counted. The same calls
-/// give the same choices.
+/// When the policy cannot decide, the [rule](RoutingPolicy::Rule) does, and the cause is counted. The same calls give the
+/// same choices.
 #[derive(Clone, Debug)]
 pub struct Router {
     models: Vec<Model>,
@@ -26,12 +26,12 @@ pub struct Router {
     counters: RouterCounters,
 }
 
-/// Counts since the router was made.
+/// Counts since the router was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RouterCounters {
     /// Requests with a choice.
     pub chosen: u64,
-    /// Requests that no usable replica was allowed to answer.
+    /// Requests that no usable, permitted replica could answer.
     pub refused: u64,
     /// Choices that the guard replaced.
     pub guarded: u64,
@@ -39,13 +39,13 @@ pub struct RouterCounters {
     pub fallbacks: [u64; FallbackCause::ALL.len()],
 }
 
-/// Defaults: a tenth more than predicted is allowed for, and a second makes a load unbelievable.
+/// Defaults: answers may take a tenth longer than predicted, and a load older than a second is stale.
 const MARGIN: f64 = 1.1;
 const STALE_NS: u64 = 1_000_000_000;
 
 impl Router {
-    /// Creates a router, guarded unless its policy is [`RoutingPolicy::Considerate`]. Its rule for
-    /// fallbacks has a margin of 1.1, and loads older than a second are stale.
+    /// Creates a router, guarded unless its policy is [`RoutingPolicy::Considerate`]. Its fallback rule has a margin of
+    /// 1.1, and loads older than a second are stale.
     #[must_use]
     pub fn new(models: Vec<Model>, policy: RoutingPolicy) -> Self {
         let policy = PolicyInUse::new(policy, &models);
@@ -60,14 +60,14 @@ impl Router {
         }
     }
 
-    /// Lets the policy choose models that are predicted late, for comparisons.
+    /// Permits the policy to choose models that are predicted late, for comparisons.
     #[must_use]
     pub fn unguarded(mut self) -> Self {
         self.guarded = false;
         self
     }
 
-    /// Sets the margin of the rule that decides in place of the policy; what is below 1 or no number counts as 1.
+    /// Sets the margin of the rule that decides in place of the policy; values below 1 and NaN count as 1.
     #[must_use]
     pub fn with_margin(mut self, margin: f64) -> Self {
         self.margin = margin;
@@ -80,26 +80,26 @@ impl Router {
         &self.models
     }
 
-    /// Tells whether the policy depends on [`State::admitted`].
+    /// Returns whether the policy depends on [`State::admitted`].
     #[must_use]
     pub fn looks_at_admitted(&self) -> bool {
         self.policy.looks_at_admitted()
     }
 
-    /// Returns what happened so far.
+    /// Returns the counts so far.
     #[must_use]
     pub const fn counters(&self) -> &RouterCounters {
         &self.counters
     }
 
-    /// Returns the smoothed rate of requests per second: 1 until more is known.
+    /// Returns the smoothed rate of requests per second: 1 before the first gap is known.
     #[must_use]
     pub fn requests_per_sec(&self) -> f64 {
         self.rate.per_sec()
     }
 
-    /// Chooses who answers a request that came at `now_ns`. Returns nothing only if no usable replica belongs to a model
-    /// that may answer it. Allocates nothing once it has seen as many models and the policy's network.
+    /// Chooses the model and replica for a request that arrived at `now_ns`. Returns `None` only if no usable replica
+    /// belongs to a permitted model. Allocates nothing once it has seen as many models and run the policy's network.
     pub fn route(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice> {
         self.rate.arrived(now_ns);
         let survey = survey(&mut self.candidates, &self.models, request, state, (self.rate.per_sec(), now_ns));
@@ -127,10 +127,10 @@ impl Router {
         Some(choice)
     }
 
-    /// Notes that the engine `to` serves a request, `waited_ns` after [`Router::route`] chose another one for it: the one that
-    /// has its session in a cache, say, or the only one with a free place. Returns the choice as it is then, with a prediction
-    /// that counts from the time of the choice; reason and model stay. `state` is that of now, without the request itself.
-    /// Without an engine `to`, the choice stays as it was.
+    /// Notes that the engine `to` serves a request, `waited_ns` after [`Router::route`] chose another one for it: for
+    /// example because `to` has its session in a cache, or has the only free place. Returns the updated choice, with a
+    /// prediction that counts from the time of the choice; reason and model stay. `state` is the present state, without the
+    /// request itself. If there is no engine `to`, the choice stays as it was.
     pub fn moved(
         &mut self,
         choice: ModelChoice,
@@ -148,7 +148,7 @@ impl Router {
     }
 }
 
-/// Returns what is to be done instead of a choice that is predicted late, if anything is predicted in time.
+/// Returns a replacement for a choice that is predicted late, if any model is predicted in time.
 fn guard(survey: &Survey<'_>, choice: ModelChoice, margin: f64) -> Option<ModelChoice> {
     if choice.in_time {
         return None;

@@ -1,9 +1,9 @@
-//! Engines on GPUs, simulated: what policies are compared, tuned and trained on.
+//! Simulated engines on GPUs, on which policies are compared, tuned and trained.
 //!
-//! An engine gives all its running sequences one token per step, up to a largest batch; further requests wait in the order
-//! in which they came. Reading a prompt stops the whole engine (prefill first, as in early vLLM: Kwon et al., SOSP 2023). A
-//! step takes what [`Cost`] says, so it is slower while other engines use the same GPU. The simulation treats steps as a
-//! fluid: it moves from event to event (an arrival, the end of a prompt, a last token), not from step to step.
+//! An engine gives all its running sequences one token per step, up to a largest batch; further requests wait in order of
+//! arrival. Reading a prompt stops the whole engine (prefill first, as in early vLLM: Kwon et al., SOSP 2023). A step takes
+//! as long as [`Cost`] says, so it is slower while other engines use the same GPU. The simulation treats steps as a fluid:
+//! it moves from event to event (an arrival, the end of a prompt, a last token), not from step to step.
 //!
 //! **The costs are not measured.** [`Setup::paper`] is fitted by hand to the rates at which the models of the paper's
 //! figure 4 break down, so that agreement with its shape is by construction. Nothing absolute follows from it.
@@ -23,24 +23,26 @@ use super::curve::{Cost, Curve};
 use super::request::Model;
 use super::state::{EngineLoad, Replica};
 
-/// What is simulated.
+/// The simulated system.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
     /// The models, with rewards by class.
     pub models: Vec<Model>,
     /// The engines. Engines on one GPU have the same group.
     pub engines: Vec<SimulatedEngine>,
-    /// The weight of requests, by class; each class is as frequent as any other.
+    /// The weight of requests, by class; all classes are equally frequent.
     pub weights: Vec<f32>,
-    /// How long prompts and answers are.
+    /// The lengths of prompts and answers.
     pub lengths: Lengths,
-    /// An answer has this much time for each of its tokens, from when the client asks to the last token there.
+    /// An answer has this much time for each of its tokens, from the client's request to the arrival of the last token
+    /// there.
     pub per_token_ns: u64,
-    /// The way between clients and gateway; without it nothing takes time but the engines.
+    /// The network between clients and gateway; without it only the engines take time.
     pub network: Option<Network>,
-    /// What the router is told about costs at first: with nothing, the truth; else this for every engine, and it learns.
+    /// The router's first knowledge of costs: with `None`, the true costs; otherwise this cost for every engine, from which
+    /// it learns.
     pub guess: Option<Cost>,
-    /// Whether a request that is too late already is dropped when its place in a batch is free.
+    /// Whether a request that is already too late is dropped when its place in a batch becomes free.
     pub discards: bool,
 }
 
@@ -53,41 +55,42 @@ pub struct SimulatedEngine {
     pub group: u32,
     /// The largest batch.
     pub most_running: u32,
-    /// What its work really costs.
+    /// The true cost of its work.
     pub cost: Cost,
 }
 
 /// Log-normal lengths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lengths {
-    /// The mean of prompts.
+    /// The mean length of prompts.
     pub prompt_tokens: f64,
-    /// The mean of answers, between 16 and 1000.
+    /// The mean length of answers, which are between 16 and 1000 tokens.
     pub output_tokens: f64,
-    /// The deviation of the logarithm of both.
+    /// The standard deviation of the logarithm of both.
     pub sigma: f64,
-    /// Whether the router knows the length of an answer before, or the mean only. The time limit that it is told follows.
+    /// Whether the router knows the length of an answer in advance, or only the mean. The time limit given to the router
+    /// depends on it.
     pub known: bool,
 }
 
-/// A network between clients and gateway. **It is invented:** no measurement stands behind its defaults.
+/// A network between clients and gateway. **It is invented:** its defaults are not based on any measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Network {
-    /// What each way takes at least.
+    /// The least time of each way.
     pub one_way_ns: u64,
-    /// The part of requests whose path is congested.
+    /// The fraction of requests whose path is congested.
     pub congested: f64,
-    /// What congestion adds on the way to the gateway, on average; it is distributed exponentially.
+    /// The mean delay that congestion adds on the way to the gateway; it is distributed exponentially.
     pub extra_up_ns: u64,
-    /// What it adds on the way back, on average. The router is told this mean as a backlog.
+    /// The mean delay that it adds on the way back. The router receives this mean as a backlog.
     pub extra_back_ns: u64,
-    /// What the deadline allows for the network.
+    /// The time that the deadline allows for the network.
     pub grace_ns: u64,
 }
 
 impl Default for Network {
-    /// Returns 50 ms each way; 3 in 10 requests have 3 s more on the way up and 1.5 s more on the way back. Deadlines allow
-    /// for 200 ms.
+    /// Returns 50 ms each way; 3 in 10 requests take 3 s more on the way up and 1.5 s more on the way back. Deadlines allow
+    /// 200 ms.
     fn default() -> Self {
         const MS: u64 = 1_000_000;
         Self {
@@ -102,8 +105,9 @@ impl Default for Network {
 
 impl Setup {
     /// Returns 4 GPUs with OPT-6.7B, OPT-1.3B and OPT-125M (in this order of models) on each, the four tasks of the paper's
-    /// table 1, and 40 ms for a token (§5.1.1). Steps of 22 + 3.6 b, 11 + 1.1 b and 7 + 0.28 b ms give figure 4's shape. How much
-    /// of that is the host's is a guess: most of what does not grow, since engines of the time launched kernels one by one.
+    /// table 1, and 40 ms for a token (§5.1.1). Steps of 22 + 3.6 b, 11 + 1.1 b and 7 + 0.28 b ms give figure 4's shape.
+    /// The host's part of that is a guess: most of the constant part, since engines of the time launched kernels one by
+    /// one.
     #[must_use]
     pub fn paper() -> Self {
         Self::on_four_gpus([
@@ -113,8 +117,8 @@ impl Setup {
         ])
     }
 
-    /// Takes for each model the largest batch; what a step takes on the host, on the GPU, and for each sequence; what a
-    /// prompt takes, and each of its tokens. All times are in milliseconds.
+    /// Takes for each model the largest batch; the time of a step on the host, on the GPU, and for each sequence; the time
+    /// of a prompt, and of each of its tokens. All times are in milliseconds.
     fn on_four_gpus(models: [(u32, [f64; 3], [f64; 2]); 3]) -> Self {
         // Table 1: HellaSwag, COPA, PIQA, OpenBookQA.
         let rewards = [[1.0, 1.0, 1.0, 1.0], [0.78, 0.95, 0.96, 0.94], [0.45, 0.80, 0.82, 0.70]];

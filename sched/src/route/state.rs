@@ -1,51 +1,52 @@
-//! How things stand when a request comes: replicas and their load, and the way back to the client; and what is predicted
-//! from that.
+//! The state of the system when a request arrives: replicas, their load, and the way back to the client; and the
+//! predictions made from it.
 
 use super::admitted::Commitment;
 use super::curve::Curve;
 use super::request::{RoutedRequest, Slo};
 
-/// What the router sees of the system.
+/// What the router knows of the system.
 #[derive(Clone, Copy, Debug)]
 pub struct State<'a> {
-    /// Every replica of every model. A [`ModelChoice`](super::ModelChoice) names one by its place here.
+    /// Every replica of every model. A [`ModelChoice`](super::ModelChoice) names one by its index here.
     pub replicas: &'a [Replica],
     /// The requests that these replicas work on. Only [`RoutingPolicy::Considerate`](super::RoutingPolicy::Considerate)
-    /// reads them. Without them, it counts no cost to others.
+    /// reads them; without them it counts no cost to others.
     pub admitted: &'a [Commitment],
-    /// The way back to the client that asks.
+    /// The way back to the requesting client.
     pub path: ClientPath,
 }
 
-/// An engine that serves one model: a process with a batch of its own.
+/// An engine that serves one model: a process with its own batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Replica {
     /// The index of the model. A replica of a model that the router does not know is never chosen.
     pub model: usize,
-    /// A number that engines have in common if they share a GPU.
+    /// A number shared by engines on the same GPU.
     pub group: u32,
     /// Whether requests can be sent there at all.
     pub usable: bool,
-    /// How many sequences run at once at most; 0 counts as 1. More wait in the engine, first come, first served.
+    /// The largest number of sequences that run at once; 0 counts as 1. Further requests wait in the engine, first come,
+    /// first served.
     pub most_running: u32,
-    /// What it has to do.
+    /// Its present load.
     pub load: EngineLoad,
-    /// What that costs.
+    /// The cost of its work.
     pub curve: Curve,
 }
 
-/// What an engine has to do, as counted by the gateway itself: polled metrics are late.
+/// The load of an engine, as counted by the gateway itself: polled metrics are late.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineLoad {
     /// Sequences in the batch.
     pub running: u32,
-    /// Requests that were sent to the engine and wait there for a place in the batch.
+    /// Requests sent to the engine that wait there for a place in the batch.
     pub waiting: u32,
-    /// Tokens that all of them are still expected to give.
+    /// Tokens that all of these are still expected to produce.
     pub outstanding_tokens: u64,
-    /// What other engines use of the same GPU, from 0 to 1 each. [`share_groups`] fills it in.
+    /// How much other engines use of the same GPU, from 0 to 1 each. [`share_groups`] fills it in.
     pub others_utilisation: f64,
-    /// When these numbers were right. [`Router`](super::Router) says from when on they are too old.
+    /// When these numbers were correct. [`Router`](super::Router) defines when they are too old.
     pub updated_ns: u64,
 }
 
@@ -57,8 +58,8 @@ impl EngineLoad {
     }
 }
 
-/// Sets [`EngineLoad::others_utilisation`] of each replica from the load and the curves of those with the same group.
-/// The time grows with the square of how many there are; only after a change of load there is anything new.
+/// Sets [`EngineLoad::others_utilisation`] of each replica from the load and the curves of the replicas with the same
+/// group. The time is quadratic in their number; the result changes only when a load or a curve does.
 pub fn share_groups(replicas: &mut [Replica]) {
     for at in 0..replicas.len() {
         let group = replicas.get(at).map(|replica| replica.group);
@@ -73,30 +74,30 @@ pub fn share_groups(replicas: &mut [Replica]) {
     }
 }
 
-/// The way back from the gateway to the client, by what the transport and the scheduler of its streams know.
+/// The way back from the gateway to the client, as known from the transport and its stream scheduler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientPath {
     /// The smoothed round-trip time (RFC 9002 §5.3).
     pub smoothed_rtt_ns: u64,
-    /// What waits for the path ahead of a byte of this request's class. It is taken to stand: as much is there again when
-    /// the answer comes.
+    /// The bytes queued on the path ahead of a byte of this request's class. The queue is assumed to be standing: equally
+    /// long when the answer comes.
     pub backlog_bytes: u64,
-    /// The part of the pacing rate that the class gets; 0 means that it is not known, and then bytes take no time.
+    /// The class's share of the pacing rate; 0 means unknown, and then bytes take no time.
     pub bytes_per_sec: u64,
-    /// What a token takes on the path, framing included.
+    /// The bytes of a token on the path, including framing.
     pub bytes_per_token: u32,
 }
 
 const NS_PER_SEC: u64 = 1_000_000_000;
 
 impl ClientPath {
-    /// Returns how long a token is on its way: half a round trip, and the queue ahead of it.
+    /// Returns how long a token travels: half a round trip, and the queue ahead of it.
     #[must_use]
     pub const fn return_ns(&self) -> u64 {
         (self.smoothed_rtt_ns / 2).saturating_add(self.transfer_ns(self.backlog_bytes))
     }
 
-    /// Returns how long the path needs to carry so many tokens when nothing else is on it.
+    /// Returns how long the path needs to carry `tokens` tokens when it carries nothing else.
     #[must_use]
     pub const fn carry_ns(&self, tokens: u32) -> u64 {
         self.transfer_ns((tokens as u64).saturating_mul(self.bytes_per_token as u64))
@@ -111,7 +112,7 @@ impl ClientPath {
     }
 }
 
-/// When an answer is expected with the client, from now.
+/// When an answer is expected at the client, from now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prediction {
     /// The first token.
@@ -123,12 +124,12 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// Predicts what `replica` would do with the request.
+    /// Predicts how `replica` would answer the request.
     ///
-    /// A place in the batch is free at once, or when as many have finished as are ahead; the tokens that they still
-    /// have to give say when. Then come the prompts that wait and this one's, and then steps of a batch that stays as large
-    /// as it is now. So it knows nothing of what comes later: a margin has to cover that. It never shrinks when one of the
-    /// numbers of [`EngineLoad`] grows.
+    /// A place in the batch is free at once, or when enough of the requests ahead have finished, which follows from their
+    /// outstanding tokens. Then the waiting prompts and this one's are read, followed by steps of a batch that stays as
+    /// large as it is now. The prediction ignores later arrivals: a margin has to cover those. It never shrinks when one of
+    /// the numbers of [`EngineLoad`] grows.
     #[must_use]
     pub fn of(request: &RoutedRequest, replica: &Replica, path: &ClientPath) -> Self {
         let (load, curve) = (&replica.load, &replica.curve);
@@ -152,8 +153,8 @@ impl Prediction {
         }
     }
 
-    /// Returns which part of its limits the answer would use, by the limit that is tightest: at most 1 is in time, 0 is
-    /// without limits, infinite is hopeless. It is never NaN.
+    /// Returns the fraction of its limits that the answer would use, by the tightest limit: at most 1 is in time, 0 means
+    /// no limits, infinity means hopeless. It is never NaN.
     #[must_use]
     pub fn tightness(&self, slo: &Slo) -> f64 {
         let used = |time_ns: u64, limit_ns: u64| match limit_ns {
@@ -167,7 +168,7 @@ impl Prediction {
     }
 }
 
-/// Rounds up to whole nanoseconds; NaN is as late as can be.
+/// Rounds up to whole nanoseconds; NaN becomes `u64::MAX`.
 const fn whole(ns: f64) -> u64 {
     if ns.is_nan() { u64::MAX } else { ns.ceil() as u64 }
 }

@@ -1,10 +1,10 @@
-//! What each model would do with a request: the common ground of all policies.
+//! What each model would do with a request: the common basis of all policies.
 
 use super::choice::{ModelChoice, Reason};
 use super::request::{Model, RoutedRequest};
 use super::state::{Prediction, Replica, State};
 
-/// The best replica of a model, and what is expected of it.
+/// The best replica of a model, and its prediction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Candidate {
     pub model: usize,
@@ -28,7 +28,8 @@ impl Candidate {
     }
 }
 
-/// A decision's input, with one candidate for each model that is there, allowed and usable, in the order of models.
+/// The input of a decision, with one candidate for each model that is available, allowed and usable, in the order of
+/// models.
 #[derive(Clone, Copy)]
 pub(super) struct Survey<'a> {
     pub models: &'a [Model],
@@ -40,13 +41,14 @@ pub(super) struct Survey<'a> {
     pub candidates: &'a [Candidate],
 }
 
-/// Tells whether requests of this kind may go to a replica.
+/// Returns whether this request may go to the replica.
 pub(super) fn is_open(models: &[Model], request: &RoutedRequest, replica: &Replica) -> bool {
     replica.usable && replica.model < models.len() && request.allowed.contains(replica.model)
 }
 
-/// Surveys what may answer `request`: the candidate of a model is its replica that is predicted to be the tightest least, of
-/// equals the one with the fewest requests, and of those the first. Replaces what is in `candidates`, whose allocation is used again.
+/// Surveys the replicas that may answer `request`: the candidate of a model is its replica with the lowest predicted
+/// tightness; among equals, the replica with the fewest requests, then the first. Replaces the contents of `candidates` and
+/// reuses its allocation.
 pub(super) fn survey<'a>(
     candidates: &'a mut Vec<Candidate>,
     models: &'a [Model],
@@ -61,7 +63,7 @@ pub(super) fn survey<'a>(
         }
         let candidate = candidate(models, request, state, at, replica);
         let in_flight = |at: usize| state.replicas.get(at).map_or(u32::MAX, |replica| replica.load.in_flight());
-        // Of engines with unknown costs, all predictions are equal, and the first engine must not get all requests.
+        // Engines with unknown costs all have equal predictions, and the first engine must not get all requests.
         let is_better = |other: &Candidate| {
             is_before(&candidate, other)
                 || (!is_before(other, &candidate) && in_flight(candidate.replica) < in_flight(other.replica))
@@ -91,12 +93,12 @@ fn candidate(models: &[Model], request: &RoutedRequest, state: &State<'_>, at: u
     Candidate { model: replica.model, replica: at, prediction, tightness, reward }
 }
 
-/// Tells whether an answer is earlier by its limits, or by the clock if limits do not tell.
+/// Returns whether an answer is earlier relative to its limits, or earlier in time if the limits give a tie.
 fn is_before(one: &Candidate, other: &Candidate) -> bool {
     (one.tightness, one.prediction.finish_ns) < (other.tightness, other.prediction.finish_ns)
 }
 
-/// Returns what is expected of one engine, whether or not it may be chosen; nothing if it does not exist.
+/// Returns the prediction for one engine, whether or not it may be chosen; `None` if it does not exist.
 pub(super) fn at(models: &[Model], request: &RoutedRequest, state: &State<'_>, at: usize) -> Option<Candidate> {
     state.replicas.get(at).map(|replica| candidate(models, request, state, at, replica))
 }
@@ -107,7 +109,7 @@ impl Survey<'_> {
         self.candidates.iter().find(|candidate| candidate.model == model)
     }
 
-    /// Returns the candidate with the largest reward that `suits` allows; of equals the earlier one.
+    /// Returns the candidate with the largest reward that `suits` accepts; among equals, the earlier one.
     pub fn best(&self, suits: impl Fn(&Candidate) -> bool) -> Option<&Candidate> {
         let better = |one: &Candidate, other: &Candidate| {
             one.reward > other.reward || (one.reward == other.reward && is_before(one, other))
@@ -118,12 +120,12 @@ impl Survey<'_> {
             .reduce(|best, candidate| if better(candidate, best) { candidate } else { best })
     }
 
-    /// Returns the candidate that is predicted to be the tightest least.
+    /// Returns the candidate with the lowest predicted tightness.
     pub fn earliest(&self) -> Option<&Candidate> {
         self.candidates.iter().reduce(|best, candidate| if is_before(candidate, best) { candidate } else { best })
     }
 
-    /// Returns the candidate of the model whose sequences cost a GPU least: the one to use when nothing else is fast enough.
+    /// Returns the candidate of the model whose sequences cost a GPU least: the one to use if no other is fast enough.
     pub fn cheapest(&self) -> Option<&Candidate> {
         let cost = |candidate: &Candidate| {
             self.replica(candidate).map_or(f64::INFINITY, |replica| replica.curve.cost().gpu_per_sequence_ns)
@@ -135,7 +137,7 @@ impl Survey<'_> {
         self.state.replicas.get(candidate.replica)
     }
 
-    /// Returns how long a token of this request may take on the whole.
+    /// Returns how long each token of this request may take on average.
     pub fn per_token_limit_ns(&self) -> f64 {
         let slo = &self.request.slo;
         let left_ns = slo.budget_ns.saturating_sub(self.state.path.return_ns());
@@ -143,7 +145,8 @@ impl Survey<'_> {
         budget_ns.min(slo.per_token_ns as f64)
     }
 
-    /// Returns which part of a batch that just keeps the limit would be in use with this request in it; over 1 is too many.
+    /// Returns which fraction of the largest batch that keeps the limit would be in use with this request; more than 1 is
+    /// too many.
     pub fn fill(&self, candidate: &Candidate) -> f64 {
         let Some(replica) = self.replica(candidate) else { return f64::INFINITY };
         let within = replica.curve.batch_within(self.per_token_limit_ns(), replica.load.others_utilisation);
@@ -152,8 +155,8 @@ impl Survey<'_> {
         if room > 0.0 { batch / room } else { f64::INFINITY }
     }
 
-    /// Returns the rate of requests, as a part of how many like this one the cheapest model could answer within the limit, had
-    /// it all GPUs for itself. It is infinite if the cheapest model can serve none in time.
+    /// Returns the rate of requests as a fraction of the rate at which the cheapest model could answer requests like this
+    /// one within the limit if it had all GPUs to itself. It is infinite if the cheapest model can serve none in time.
     pub fn pressure(&self) -> f64 {
         let limit_ns = self.per_token_limit_ns();
         let Some(cheapest) = self.cheapest() else { return f64::INFINITY };
@@ -165,7 +168,7 @@ impl Survey<'_> {
                 let steps = f64::from(self.request.tokens()) / batch;
                 let each_ns =
                     steps.mul_add(curve.step_ns(batch as u32, 0.0), curve.prefill_ns(self.request.prompt_tokens));
-                // A batch of less than 1 serves nobody in time. Costs of 0 are no reason for infinity.
+                // A batch of less than 1 serves no request in time. Costs of 0 must not give infinity.
                 if batch < 1.0 { 0.0 } else { 1e9 / each_ns.max(1.0) }
             })
             .sum();

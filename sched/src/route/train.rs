@@ -1,9 +1,9 @@
-//! Networks, trained by double deep Q-learning on simulated engines (the paper, §4.2).
+//! Training of networks by double deep Q-learning on simulated engines (the paper, §4.2).
 //!
-//! A decision is a step: its state are the features, its action is the model, its reward what the answer turns out to be
-//! worth. The next state is that of the next request. Rewards come late, so a step is remembered when both are known. Values
-//! for learning are `r + γ · Q'(s', argmax Q(s', ·))`, where `Q'` is an older copy of `Q` (van Hasselt et al.: "Deep
-//! Reinforcement Learning with Double Q-learning", AAAI 2016).
+//! A decision is a step: its state consists of the features, its action is the model, its reward the worth of the answer.
+//! The next state is that of the next request. Rewards come late, so a step is stored once both are known. Target values
+//! are `r + γ · Q'(s', argmax Q(s', ·))`, where `Q'` is an older copy of `Q` (van Hasselt et al.: "Deep Reinforcement
+//! Learning with Double Q-learning", AAAI 2016).
 
 mod adam;
 mod learner;
@@ -17,52 +17,52 @@ use super::random::Random;
 use super::serving::{Arrival, Setup, Workload, run};
 use learner::Learner;
 
-/// How to train. [`Training::paper`] has what the paper says; it leaves open what is marked so.
+/// How to train. [`Training::paper`] uses the paper's values; the paper leaves those marked "open" undefined.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training {
-    /// What the network sees.
+    /// The inputs of the network.
     pub features: Features,
     /// The hidden layers' sizes.
     pub hidden: Vec<usize>,
-    /// How many updates of the network.
+    /// The number of updates of the network.
     pub iterations: u64,
     /// How many steps each update learns from (open).
     pub batch: usize,
     /// How many steps are remembered (open).
     pub replay: usize,
-    /// After how many steps learning begins (open).
+    /// The number of stored steps at which learning begins (open).
     pub warm_up: usize,
-    /// What a reward is worth one request later, from 0 to 1.
+    /// The discount of a reward one request later, from 0 to 1.
     pub gamma: f32,
-    /// The rate of Adam at the beginning.
+    /// Adam's learning rate at the beginning.
     pub learning_rate: f32,
-    /// The rate at the end, which it reaches in a straight line.
+    /// The learning rate at the end, reached linearly.
     pub last_learning_rate: f32,
-    /// The part of random actions at the beginning (open).
+    /// The fraction of random actions at the beginning (open).
     pub epsilon: f64,
-    /// That part from [half](Training::iterations) of the time on, to which it falls in a straight line (open).
+    /// The fraction of random actions from [half](Training::iterations) of the updates on, reached linearly (open).
     pub last_epsilon: f64,
-    /// After how many updates the older copy is renewed.
+    /// The number of updates after which the older copy is renewed.
     pub target_every: u64,
-    /// Where chance begins.
+    /// The seed of all random choices.
     pub seed: u64,
 }
 
-/// What came of it.
+/// The result of a training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trained {
     /// The policy.
     pub dqn: Dqn,
-    /// The mean loss of each tenth of the time.
+    /// The mean loss in each tenth of the training.
     pub losses: Vec<f64>,
-    /// The mean weighted reward of each tenth of the time, exploration included.
+    /// The mean weighted reward in each tenth of the training, including exploration.
     pub rewards: Vec<f64>,
 }
 
 impl Training {
-    /// Returns the paper's recipe (§4.2 and §5.1.1): two layers of 256, double DQN with a copy every 500 updates, a discount
-    /// of 0.99, a rate of 0.0001, and 1.2 million updates. What it does not say is chosen here: 32 steps a batch, a memory of
-    /// 50,000, ε from 1 to 0.02.
+    /// Returns the paper's recipe (§4.2 and §5.1.1): two layers of 256, double DQN with a copy every 500 updates, a
+    /// discount of 0.99, a learning rate of 0.0001, and 1.2 million updates. The open values are chosen here: 32 steps a
+    /// batch, a memory of 50,000, learning from 1,000 steps on, ε from 1 to 0.02.
     #[must_use]
     pub fn paper() -> Self {
         Self {
@@ -83,10 +83,10 @@ impl Training {
     }
 }
 
-/// Trains a network on episodes of these workloads, one of them drawn for each. Sustained high rates have to be among them:
-/// a network that has only seen short bursts fails there.
+/// Trains a network on episodes of these workloads, drawing one workload for each episode. They have to include sustained
+/// high rates: a network that has only seen short bursts fails at those.
 ///
-/// Each request is a step of the simulation and, after the warm-up, an update. With no workload that has requests it returns
+/// Each request is a step of the simulation and, after the warm-up, an update. If no workload has requests, the result is
 /// an untrained network.
 #[must_use]
 pub fn double_dqn(setup: &Setup, workloads: &[Workload], training: &Training) -> Trained {
@@ -96,7 +96,7 @@ pub fn double_dqn(setup: &Setup, workloads: &[Workload], training: &Training) ->
     })
 }
 
-/// Trains a network on episodes that `draw` gives, as [`double_dqn`] does; it ends early when `draw` has no more.
+/// Trains a network on episodes from `draw`, as [`double_dqn`] does; training ends early when `draw` returns `None`.
 #[must_use]
 pub fn double_dqn_on(
     setup: &Setup,

@@ -1,5 +1,5 @@
-//! Thresholds, tuned by the cross-entropy method (CEM; Rubinstein, 1999; de Boer et al.: "A Tutorial on the Cross-Entropy
-//! Method", 2005): sets of numbers are drawn from a normal distribution, which moves to where the best ones were.
+//! Thresholds tuned by the cross-entropy method (CEM; Rubinstein, 1999; de Boer et al.: "A Tutorial on the Cross-Entropy
+//! Method", 2005): sets of numbers are drawn from a normal distribution, which then moves towards the best ones.
 
 use super::policy::{Measure, RoutingPolicy, Thresholds};
 use super::random::Random;
@@ -11,31 +11,31 @@ use super::serving::{RATES, Setup, Workload, mean_score, run};
 pub struct Search {
     /// How often the distribution moves.
     pub generations: usize,
-    /// How many sets are drawn each time.
+    /// How many sets are drawn for each move.
     pub candidates: usize,
-    /// How many of the best move it; at least 1.
+    /// How many of the best sets move it; at least 1.
     pub elites: usize,
-    /// What remains of the old distribution with each move, from 0 to 1.
+    /// The weight of the old distribution in each move, from 0 to 1.
     pub inertia: f64,
-    /// Deviations do not fall below this part of those at the beginning, so that the search does not end too early.
+    /// Deviations do not fall below this fraction of the initial ones, so that the search does not end too early.
     pub least_spread: f64,
-    /// Where chance begins.
+    /// The seed of all random choices.
     pub seed: u64,
 }
 
 impl Default for Search {
-    /// Returns 60 generations of 48 candidates, of which 8 move the distribution by 7 tenths.
+    /// Returns 60 generations of 48 candidates, of which the best 8 move the distribution by 7 tenths.
     fn default() -> Self {
         Self { generations: 60, candidates: 48, elites: 8, inertia: 0.3, least_spread: 0.05, seed: 1 }
     }
 }
 
-/// Looks for the numbers with the highest score, and returns the mean of the last distribution: it is less of a lucky draw
-/// than the best candidate.
+/// Searches for the numbers with the highest score, and returns the mean of the last distribution, which depends less on
+/// luck than the best candidate.
 ///
-/// The search begins at `start`, with deviations `spread`; what has no deviation stays. `score` is given a candidate and a
-/// seed, which is the same for all candidates of a generation, so that they are compared under equal conditions. A score of
-/// NaN counts as the worst.
+/// The search begins at `start`, with the deviations `spread`; a number without a deviation stays fixed. `score` receives a
+/// candidate and a seed, which is the same for all candidates of a generation, so that they are compared under equal
+/// conditions. A score of NaN counts as the worst.
 pub fn cross_entropy(
     search: &Search,
     start: &[f64],
@@ -73,8 +73,8 @@ pub fn cross_entropy(
     center.into_iter().map(|(mean, _)| mean).collect()
 }
 
-/// Tunes thresholds for a mean reward over these workloads, each played once for each candidate. The guard is not in force:
-/// what is tuned has to be good without it.
+/// Tunes thresholds for the mean reward over these workloads, each played once for each candidate. The guard is off: the
+/// tuned thresholds have to be good without it.
 #[must_use]
 pub fn thresholds(setup: &Setup, measure: Measure, workloads: &[Workload], search: &Search) -> Thresholds {
     let (models, classes) = (setup.models.len(), setup.classes());

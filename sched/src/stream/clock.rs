@@ -1,10 +1,10 @@
-//! What ranks are made of: arrivals, deadlines, priorities, virtual time and chance.
+//! The components of ranks: arrivals, deadlines, priorities, virtual time and random draws.
 
 use super::{Discipline, Level, Low, Service};
 
 /// A stream's place in the order: the smaller rank goes first, equal ranks take turns.
 ///
-/// Ranks are comparable across all [`Streams`](super::Streams) that share a [`DisciplineClock`], and across no others.
+/// Ranks are comparable across all [`Streams`](super::Streams) that share a [`DisciplineClock`], but not beyond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank(u64);
 
@@ -37,7 +37,7 @@ impl Rank {
         Self((band as u64) << Self::VALUE_BITS | value)
     }
 
-    /// Deadlines within the same four nanoseconds are equal: their two lowest bits make room for the band.
+    /// Deadlines within the same four nanoseconds are equal: the two lowest bits make room for the band.
     const fn by_deadline(band: Band, deadline_ns: u64) -> Self {
         Self::in_band(band, deadline_ns >> (u64::BITS - Self::VALUE_BITS))
     }
@@ -48,16 +48,16 @@ impl Rank {
 }
 
 impl From<Rank> for u64 {
-    /// Returns the number that a rank is compared by.
+    /// Returns the number by which a rank is compared.
     fn from(rank: Rank) -> Self {
         rank.0
     }
 }
 
-/// What the disciplines of a connection count: arrivals, virtual time and random numbers.
+/// The counters of a connection's disciplines: arrivals, virtual time and random numbers.
 ///
-/// One per connection, shared by all [`Streams`](super::Streams) whose ranks are to be compared. It moves only with
-/// what the streams do: the same calls with the same seed give the same order.
+/// One per connection, shared by all [`Streams`](super::Streams) whose ranks are compared. It advances only with the
+/// calls for streams: the same calls with the same seed give the same order.
 #[derive(Clone, Debug)]
 pub struct DisciplineClock {
     discipline: Discipline,
@@ -67,15 +67,15 @@ pub struct DisciplineClock {
 }
 
 impl DisciplineClock {
-    /// Virtual time counts in 1/256 of a byte of a stream of weight 1, so 2^62 units are 16 PiB. After that all
-    /// streams tie, which makes them take turns.
+    /// Virtual time counts in 1/256 of a byte of a stream of weight 1, so 2^62 units are 16 PiB. Beyond that all
+    /// streams tie, and so take turns.
     const UNITS_PER_BYTE: u64 = 1 << 8;
 
-    /// The mean cost of a lottery's turn in virtual time, at weight 1: fine enough for the largest weight, and 2^38
-    /// turns to the end of virtual time.
+    /// The mean cost of a lottery turn in virtual time, at weight 1: fine enough for the largest weight, with 2^38
+    /// turns until virtual time ends.
     const UNITS_PER_TURN: f64 = (1u64 << 24) as f64;
 
-    /// Starts the counts for streams that are served by `discipline`. Only [`Discipline::Lottery`] uses `seed`.
+    /// Creates the counters for streams served by `discipline`. Only [`Discipline::Lottery`] uses `seed`.
     #[must_use]
     pub const fn new(discipline: Discipline, seed: u64) -> Self {
         Self { discipline, arrivals: 0, virtual_time: 0, random: seed }
@@ -87,35 +87,35 @@ impl DisciplineClock {
         self.discipline
     }
 
-    /// Returns an arrival number that is larger than all before it. A million every second last two thousand years.
+    /// Returns an arrival number larger than all before it. A million per second last two thousand years.
     const fn arrival(&mut self) -> u64 {
         self.arrivals += 1;
         self.arrivals & ((1 << Rank::ARRIVAL_BITS) - 1)
     }
 
-    /// Returns when a lottery's stream has its next turn: a time from the exponential distribution with the stream's
-    /// weight as its rate. The smallest of such times belongs to each stream with a probability of its share of all
-    /// weights, whatever happened before.
+    /// Returns when a stream has its next turn in the lottery: a time from the exponential distribution with the
+    /// stream's weight as its rate. The smallest of such times belongs to each stream with a probability of its share
+    /// of all weights, whatever happened before.
     fn draw(&mut self, weight: u64) -> u64 {
         // SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         let bits = (mixed ^ mixed >> 31) >> 11;
-        // Uniform above 0 and at most 1, with all 53 bits that a double holds.
+        // Uniform above 0 and at most 1, with all 53 bits that a double can hold.
         let uniform = (bits + 1) as f64 / (1u64 << 53) as f64;
         let units = (-uniform.ln() * Self::UNITS_PER_TURN / weight as f64).round();
         (self.virtual_time + units as u64).min(Rank::VALUE_MAX)
     }
 }
 
-/// What a stream's rank is made of besides its [`Service`].
+/// The parts of a stream's rank that its [`Service`] does not hold.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Account {
     arrival: u64,
-    /// In virtual time: where the stream's turn starts while it waits, where its last one ended while it does not.
+    /// In virtual time: the start of the stream's turn while it waits, the end of its last turn otherwise.
     tag: u64,
-    /// What the last turn left undivided by the weight, in units: no rounding error adds up.
+    /// The remainder of the last turn after division by the weight, in units, so that rounding errors do not add up.
     carry: u64,
 }
 
@@ -142,7 +142,7 @@ impl Account {
         }
     }
 
-    /// Charges the stream for a turn. Returns whether it has to go behind those of the rank that it now has.
+    /// Charges the stream for a turn. Returns whether it has to go behind the streams of its new rank.
     pub(super) fn charge(&mut self, service: &Service, clock: &mut DisciplineClock, bytes: u64) -> bool {
         match order(clock.discipline, service).1 {
             Order::Turns => {}

@@ -6,7 +6,7 @@ const EDF: Discipline = Discipline::Edf { expiry: Expiry::Soft };
 const EDF_HARD: Discipline = Discipline::Edf { expiry: Expiry::Hard };
 const QUANTUM: u64 = 1200;
 
-/// A set of streams on a clock of its own.
+/// A set of streams with its own clock.
 struct Bench {
     clock: DisciplineClock,
     streams: Streams,
@@ -39,17 +39,17 @@ impl Bench {
         self.streams.end_turn(&mut self.clock, stream, bytes, more);
     }
 
-    /// Gives this many turns of a quantum to streams that never run dry.
+    /// Gives `count` turns of a quantum to streams that never run dry.
     fn turns(&mut self, count: usize) -> Vec<u32> {
         let turn = |_| {
-            let stream = self.next().expect("nobody runs dry");
+            let stream = self.next().expect("no stream runs dry");
             self.end_turn(stream, QUANTUM, true);
             stream
         };
         (0..count).map(turn).collect()
     }
 
-    /// Serves until nothing is left: stream `n` wants `wanted[n]` turns.
+    /// Serves until no stream has anything left: stream `n` wants `wanted[n]` turns.
     fn serve(&mut self, wanted: &[usize]) -> Vec<u32> {
         let mut left = wanted.to_vec();
         let mut turns = Vec::new();
@@ -142,7 +142,7 @@ fn waking_a_waiting_stream_does_not_cost_it_its_place() {
     for discipline in [Discipline::Rr, Discipline::Fcfs, EDF, Discipline::Abs, Discipline::Wfq, Discipline::Lottery] {
         let mut bench = Bench::new(discipline, &[plain(), plain()]);
         let turn = bench.streams.turn();
-        bench.wake(turn.expect("two wait").0);
+        bench.wake(turn.expect("two streams wait").0);
         assert_eq!((bench.streams.turn(), bench.streams.len()), (turn, 2), "{discipline:?}");
     }
 }
@@ -262,7 +262,7 @@ fn extreme_bytes_and_weights_neither_overflow_nor_starve() {
     assert_eq!(ended.turns(4), [0, 1, 0, 1], "at the end of virtual time streams take turns");
 }
 
-/// The chance that a fair lottery strays further than this from the expected share is one in a million.
+/// The probability that a fair lottery strays further than this from the expected share is one in a million.
 const DEVIATIONS: f64 = 4.9;
 
 #[test]
@@ -341,7 +341,7 @@ proptest! {
         }
     }
 
-    /// Against an ideal server that serves all at once, each at its share.
+    /// Compared with an ideal server that serves all streams at once, each at its share.
     #[test]
     fn fair_queueing_is_never_a_quantum_ahead_of_the_fair_share_nor_behind_by_more_than_the_weight_explains(
         weights in prop::collection::vec(1..=300u16, 2..12), turns in 1..600usize,
@@ -364,7 +364,7 @@ proptest! {
     ) {
         let services: Vec<_> = weights.iter().map(|share| weight(*share)).collect();
         for discipline in [Discipline::Rr, Discipline::Wfq, Discipline::Ml { low }] {
-            // Each must have had a turn by the time the heaviest could have had 50 for it.
+            // Each stream must have had a turn by the time the heaviest could have had 50 for it.
             let turns = Bench::new(discipline, &services).turns(51 * weights.len());
             for stream in 0..weights.len() as u32 {
                 prop_assert!(turns.contains(&stream), "{discipline:?}");
@@ -398,7 +398,7 @@ proptest! {
                 },
             }
             let waiting = (0..12).filter(|stream| bench.streams.contains(*stream));
-            let ranks = waiting.map(|stream| bench.streams.known[stream as usize].expect("it waits").rank(&bench.clock));
+            let ranks = waiting.map(|stream| bench.streams.known[stream as usize].expect("the stream waits").rank(&bench.clock));
             prop_assert_eq!(bench.streams.turn().map(|(_, rank)| rank), ranks.min());
         }
     }
@@ -424,7 +424,7 @@ fn another_discipline_orders_those_that_wait_and_ties_keep_their_order() {
     })
     .collect();
     assert_eq!(order, [1, 3, 4, 0, 2]);
-    // What was charged under one clock does not count under another.
+    // Charges under one clock do not count under another.
     let mut wfq = DisciplineClock::new(Discipline::Wfq, 1);
     streams.reorder(&mut wfq);
     for stream in 0..2 {

@@ -42,7 +42,7 @@ fn request(prompt_tokens: u32, tokens: u32, budget_ms: u64) -> RoutedRequest {
     }
 }
 
-/// An urgent answer on its way from the engine `replica`: 10 tokens of 25 ms.
+/// An urgent answer in progress at the engine `replica`: 10 tokens of 25 ms.
 fn urgent(replica: usize, left_ms: u64) -> Commitment {
     Commitment { replica, left_tokens: 10, unread_tokens: 0, left_ns: left_ms * MS, reward: 1.0 }
 }
@@ -161,7 +161,7 @@ proptest! {
     }
 }
 
-/// Seeds that nothing was chosen on: the doubt was chosen on those from 0 to 19.
+/// Seeds on which nothing was tuned: the doubt was chosen on seeds 0 to 19.
 const SEEDS: std::ops::Range<u64> = 610_000..610_012;
 
 /// Three engines on one processor of two cores, about as fast as llama.cpp with the models of `make demo-llm`.
@@ -196,7 +196,7 @@ fn three_on_a_processor() -> Setup {
 }
 
 /// The mix of `make demo-llm` behind a link that adds 250 ms: 60 % urgent requests with twice the time that the large model
-/// takes alone, and batch requests with six times.
+/// takes alone, and batch requests with six times that.
 fn mix(setup: &Setup, requests_per_sec: f64, seed: u64) -> Vec<Arrival> {
     const BACK_NS: u64 = 250 * MS;
     let (mut random, mut at_s, mut arrivals) = (Random::new(seed), 0.0, Vec::new());
@@ -229,7 +229,7 @@ fn mix(setup: &Setup, requests_per_sec: f64, seed: u64) -> Vec<Arrival> {
     }
 }
 
-/// The mean score over all seeds, and the parts of urgent and of batch requests that were in time.
+/// The mean score over all seeds, and the fractions of urgent and of batch requests that were in time.
 fn played(policy: &RoutingPolicy, requests_per_sec: f64) -> [f64; 3] {
     let setup = three_on_a_processor();
     let (mut score, mut all) = (0.0, Vec::<RunOutcome>::new());
@@ -258,7 +258,8 @@ fn requests_that_are_each_in_time_alone_make_each_other_late_by_the_rule_and_not
         let seen = format!("{requests_per_sec}/s: round robin {robin:?}, rule {rule:?}, considerate {considerate:?}");
         assert!(rule[1] < robin[1] - 0.05, "the rule sends urgent requests where others make them late: {seen}");
         assert!(considerate[0] > robin[0] + 0.05 && considerate[0] > rule[0] + 0.03, "score: {seen}");
-        // Under the lower load round robin misses none at all: three of 400 may be lost to better answers of the others.
+        // Under the lower load round robin misses no deadline at all: three of 400 may be lost in exchange for better
+        // answers to the others.
         assert!(considerate[1] >= robin[1] - urgent_less, "urgent: {seen}");
         assert!(considerate[2] >= robin[2] - 0.01, "batch: {seen}");
     }
@@ -279,7 +280,7 @@ fn prompts_are_counted_at_the_engine_that_reads_them() {
     watch.taken_back(0, &long, &replicas);
     watch.given(1, &long, &replicas);
     assert_eq!(busy(&watch), [0.0, 0.4]);
-    // What was forgotten in the meantime is not taken back twice.
+    // The part that has decayed in the meantime is not subtracted twice.
     watch.taken_back(0, &long, &replicas);
     assert_eq!(busy(&watch), [0.0, 0.4]);
 

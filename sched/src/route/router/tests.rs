@@ -11,7 +11,7 @@ use proptest::prelude::*;
 const MS: u64 = 1_000_000;
 const SEC: u64 = 1_000 * MS;
 
-/// Large, middle, small: 36, 14 and 8 ms for a token when nothing else is there.
+/// Large, middle, small: 36, 14 and 8 ms for a token on an idle engine.
 fn models() -> Vec<Model> {
     [(1, [1.0, 1.0]), (2, [0.8, 0.95]), (3, [0.5, 0.8])]
         .map(|(id, rewards)| Model { id, rewards: rewards.to_vec() })
@@ -52,7 +52,7 @@ fn dqn(seed: u64, features: Features) -> Dqn {
     Dqn::new(Mlp::random(&sizes, &mut Random::new(seed)), features, &models(), 2)
 }
 
-/// The same engine, whose load was noted at `updated_ns`.
+/// The same engine, with its load noted at `updated_ns`.
 fn as_of(replica: Replica, updated_ns: u64) -> Replica {
     Replica { load: EngineLoad { updated_ns, ..replica.load }, ..replica }
 }
@@ -179,7 +179,7 @@ fn the_guard_prefers_what_is_in_time_to_what_the_policy_wants() {
     assert_eq!(router.counters().guarded, 1);
     let mut free = Router::new(models(), RoutingPolicy::Fixed(0)).unguarded();
     assert_eq!(route(&mut free, &request(), &replicas), Some((0, 0, Reason::Fixed)));
-    // Where nothing is in time there is nothing better.
+    // If no model is in time, the guard has nothing better.
     let full = [replica(0, 9), replica(1, 60), replica(2, 200)];
     assert_eq!(route(&mut router, &request(), &full), Some((0, 0, Reason::Fixed)));
 }
@@ -220,10 +220,10 @@ fn too_many_requests_go_to_the_cheapest_model() {
         });
         choices.last().flatten().map(|choice| choice.reason)
     };
-    // The small model has steps of 26.9 ms with 64 sequences, more than which it does not run: 23.8 requests per second.
+    // The small model's steps take 26.9 ms with 64 sequences, its largest batch: 23.8 requests per second.
     assert_eq!(last(0.0, 23), Some(Reason::Threshold));
     assert_eq!(last(0.0, 25), Some(Reason::Overload));
-    // A prompt that takes as long as the steps halves that.
+    // A prompt that takes as long as the steps halves that rate.
     assert_eq!(last(42e6, 11), Some(Reason::Threshold));
     assert_eq!(last(42e6, 13), Some(Reason::Overload));
 }

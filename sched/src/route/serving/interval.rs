@@ -1,13 +1,13 @@
-//! Means with what chance leaves open.
+//! Means with their statistical uncertainty.
 
 /// A mean over seeds, and its 95 % interval by Student's t distribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     /// The mean.
     pub mean: f64,
-    /// The lower end; minus infinity of one value.
+    /// The lower end; minus infinity for a single value.
     pub low: f64,
-    /// The upper end; infinity of one value.
+    /// The upper end; infinity for a single value.
     pub high: f64,
 }
 
@@ -17,11 +17,11 @@ const QUANTILES: [f64; 30] = [
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
 
-/// Of more degrees, the quantile at 30 is a little too large, which errs on the safe side.
+/// For more degrees, the quantile at 30 is a little too large, which errs on the safe side.
 const LAST: f64 = 2.042;
 
 impl Interval {
-    /// Takes one value for each seed, of which there have to be two for the interval to be finite.
+    /// Takes one value for each seed; the interval is finite only with at least two.
     #[must_use]
     pub fn of(values: &[f64]) -> Self {
         let count = values.len() as f64;

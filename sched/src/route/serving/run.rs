@@ -1,4 +1,4 @@
-//! The simulation: from event to event.
+//! The simulation loop, from event to event.
 
 use super::engine::Fluid;
 use super::score::{Fate, RunOutcome};
@@ -11,18 +11,18 @@ use crate::route::request::{RoutedRequest, Slo};
 use crate::route::router::Router;
 use crate::route::state::{Replica, State};
 
-/// What decides in a simulation.
+/// Makes the decisions in a simulation.
 pub trait Decide {
-    /// Decides about a request that the gateway got at `now_ns`. With nothing, or with a replica that is not there, the
-    /// request is discarded.
+    /// Decides about a request that the gateway received at `now_ns`. If it returns `None`, or a replica that does not
+    /// exist, the request is discarded.
     fn decide(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice>;
 
-    /// Tells whether decisions depend on [`State::admitted`], which takes time to fill in.
+    /// Returns whether decisions depend on [`State::admitted`], which takes time to fill in.
     fn looks_at_admitted(&self) -> bool {
         false
     }
 
-    /// Learns what became of a request, when it has ended. Decisions are numbered from 0.
+    /// Reports the outcome of a request when it has ended. Decisions are numbered from 0.
     fn ended(&mut self, outcome: &RunOutcome) {
         let _ = outcome;
     }
@@ -38,10 +38,9 @@ impl Decide for Router {
     }
 }
 
-/// Plays requests, in the order in which they arrive, to the last one's end. Returns what became of each, in that order.
+/// Plays requests in order of arrival until the last one ends. Returns the outcome of each, in that order.
 ///
-/// The same arguments give the same outcomes. It takes O(E + log B) for each request, with E engines on a GPU and in all,
-/// and a batch of B.
+/// The same arguments give the same outcomes. Each request takes O(E + log B), with E engines in all and a batch of B.
 pub fn run(setup: &Setup, arrivals: &[Arrival], decide: &mut impl Decide) -> Vec<RunOutcome> {
     let mut run = Run::new(setup, arrivals, decide);
     let mut next = 0;
@@ -69,19 +68,19 @@ struct Run<'a, D> {
     decide: &'a mut D,
     fluids: Vec<Fluid>,
     replicas: Vec<Replica>,
-    /// By engine: those on its GPU, itself among them.
+    /// For each engine: the engines on its GPU, including itself.
     groups: Vec<Vec<usize>>,
     flights: Vec<Flight>,
     outcomes: Vec<RunOutcome>,
     admitted: Vec<Commitment>,
 }
 
-/// A request that was decided about.
+/// A request after its decision.
 #[derive(Clone, Copy)]
 struct Flight {
     choice: Option<ModelChoice>,
     first_s: f64,
-    /// Whether nothing was ahead of its prompt.
+    /// Whether its prompt had nothing ahead of it.
     undisturbed: bool,
 }
 
@@ -125,7 +124,7 @@ impl<'a, D: Decide> Run<'a, D> {
         self.refresh(choice.replica);
     }
 
-    /// Handles what an engine has next: the end of its prompts, or of a sequence.
+    /// Handles an engine's next event: the end of its prompts, or of a sequence.
     fn event(&mut self, at: usize, now_s: f64) {
         let stalled = self.fluids.get(at).is_some_and(Fluid::is_stalled);
         if !stalled {
@@ -141,7 +140,8 @@ impl<'a, D: Decide> Run<'a, D> {
         self.refresh(at);
     }
 
-    /// Fills in the admitted requests as a gateway sees them: it knows the number of tokens so far, and not the final number.
+    /// Fills in the admitted requests as a gateway sees them: it knows the number of tokens so far, but not the final
+    /// number.
     fn look_at_admitted(&mut self, now_s: f64) {
         self.admitted.clear();
         for (at, fluid) in self.fluids.iter_mut().enumerate() {
@@ -222,8 +222,8 @@ impl<'a, D: Decide> Run<'a, D> {
         }
     }
 
-    /// Sets the pace and the visible load of all engines of a GPU after a change of one. What the router sees is what a
-    /// gateway can count: it knows how many tokens there are on average, not how many there will be.
+    /// Sets the step time and the visible load of all engines of a GPU after a change of one. The router sees only what a
+    /// gateway can count: it knows the mean number of tokens, not the actual one.
     fn refresh(&mut self, at: usize) {
         let Some(group) = self.groups.get(at) else { return };
         let expected = self.setup.lengths.output_tokens as u64;

@@ -1,19 +1,19 @@
-//! How it went.
+//! Outcomes of requests, and scores.
 
 use crate::route::choice::ModelChoice;
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunOutcome {
-    /// Its place in the order of arrival.
+    /// Its index in the order of arrival.
     pub number: usize,
     /// Its class.
     pub class: usize,
-    /// What was decided; nothing if nobody was allowed to answer.
+    /// The decision; `None` if no model was permitted to answer.
     pub choice: Option<ModelChoice>,
     /// When the gateway decided.
     pub arrived_ns: u64,
-    /// When the last token was with the client; 0 if there was none.
+    /// When the last token reached the client; 0 if there was none.
     pub finished_ns: u64,
     /// How it ended.
     pub fate: Fate,
@@ -43,7 +43,7 @@ pub fn mean_score(outcomes: &[RunOutcome]) -> f64 {
 /// with 20).
 #[must_use]
 pub fn windows(outcomes: &[RunOutcome], size: usize, threshold: f64) -> usize {
-    // Rewards are rounded to f32; a mean of 0.96 is to count as that.
+    // Rewards are rounded to f32; a mean of 0.96 has to reach a threshold of 0.96.
     let enough = |window: &&[RunOutcome]| mean_score(window) >= threshold - 1e-6;
     outcomes.windows(size.max(1)).filter(enough).count()
 }

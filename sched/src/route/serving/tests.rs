@@ -29,7 +29,7 @@ fn sweep(setup: &Setup, policy: &RoutingPolicy) -> Vec<f64> {
     (0..by_rate[0].len()).map(|seed| mean(&by_rate.each_ref().map(|scores| scores[seed]))).collect()
 }
 
-/// Sends everything to one replica.
+/// Sends every request to one replica.
 struct To(usize);
 
 impl Decide for To {
@@ -181,7 +181,8 @@ fn spikes_rise_above_a_steady_rate_for_their_share_of_the_time() {
     // Spikes of one rate take a quarter of the time: 400 · (0.75 · 2 + 0.25 · 40) requests.
     let counts = sent_in(spikes((40.0, 40.0)), &all);
     assert!((counts[0] / 4_600.0 - 1.0).abs() < 0.1 && counts[1] == 0.0, "{counts:?}");
-    // Pareto's mean with a shape of 1.5 is three times the least; the bound takes a part of that.
+    // The mean of Pareto's distribution with a shape of 1.5 is three times the minimum; the bound cuts off a
+    // part of that.
     let (free, bound) = (sent_in(spikes((20.0, 1e4)), &all)[0], sent_in(spikes((20.0, 30.0)), &all)[0]);
     assert!(free > 1.3 * bound && bound > 2_600.0 && bound < 3_600.0, "{free} and {bound}");
 }
@@ -225,7 +226,7 @@ proptest! {
                 duration_ns,
             },
         };
-        // Anything may decide anything, also what is not there.
+        // Any replica may be chosen, including one that does not exist.
         struct Any(Random);
         impl Decide for Any {
             fn decide(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice> {

@@ -1,4 +1,4 @@
-//! When requests come, and what they ask for.
+//! When requests arrive, and what they ask for.
 
 use super::Setup;
 use crate::route::random::Random;
@@ -8,55 +8,56 @@ use crate::route::state::ClientPath;
 /// A stream of requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Workload {
-    /// A Poisson process of one rate (the paper, §5.1.2).
+    /// A Poisson process of constant rate (the paper, §5.1.2).
     Stable {
         /// Its rate.
         requests_per_sec: f64,
-        /// For how long requests come.
+        /// For how long requests arrive.
         duration_ns: u64,
     },
-    /// One Poisson process after the other, each of a random rate and number of requests (the paper, §5.1.3, which does not
-    /// say from which distributions: here the rate's logarithm is uniform, and so is the number).
+    /// A sequence of Poisson processes, each with a random rate and number of requests (the paper, §5.1.3, which does not
+    /// name the distributions: here the logarithm of the rate is uniform, and so is the number).
     Bursts {
         /// The lowest and the highest rate.
         requests_per_sec: (f64, f64),
-        /// The fewest and the most requests of one rate.
+        /// The fewest and the most requests at one rate.
         of_one_rate: (usize, usize),
-        /// How many requests come in all.
+        /// The total number of requests.
         requests: usize,
     },
-    /// Days in small: the rate follows a sine, and stays for a while what it was at the beginning of that while. From
-    /// `k · hold` on it is `mean · (1 + swing · sin(2π · k · hold / period))`. So long steady periods follow each other, as
-    /// the paper (§5.1) says of the Azure trace MAF1 (Shahrad et al.: "Serverless in the Wild", USENIX ATC 2020); it is not
-    /// the trace.
+    /// Days in miniature: the rate follows a sine, sampled at the beginning of each hold and constant within it. From `k ·
+    /// hold` on it is `mean · (1 + swing · sin(2π · k · hold / period))`. So long steady periods follow each other, as the
+    /// paper (§5.1) says of the Azure trace MAF1 (Shahrad et al.: "Serverless in the Wild", USENIX ATC 2020); it is not the
+    /// trace.
     Diurnal {
         /// The mean rate.
         requests_per_sec: f64,
-        /// By which part of the mean the rate rises and falls, from 0 to 1.
+        /// The fraction of the mean by which the rate rises and falls, from 0 to 1.
         swing: f64,
         /// How long a day is.
         period_ns: u64,
-        /// For how long a rate stays.
+        /// How long a rate stays constant.
         hold_ns: u64,
-        /// For how long requests come.
+        /// For how long requests arrive.
         duration_ns: u64,
     },
-    /// A steady rate, and now and then another one for a short time: spikes begin an exponential time after the one before
-    /// ended, last an exponential time, and have a rate by Pareto's distribution, `least · u^(-1 / shape)`, up to a most. So
-    /// rates change rapidly and far, as the paper (§5.1) says of the Azure trace MAF2 (Zhang et al.: "Faster and Cheaper
+    /// A steady rate with occasional short spikes: a spike begins an exponential time after the one before ended, lasts an
+    /// exponential time, and has a rate from Pareto's distribution, `least · u^(-1 / shape)`, up to a maximum. So rates
+    /// change rapidly and far, as the paper (§5.1) says of the Azure trace MAF2 (Zhang et al.: "Faster and Cheaper
     /// Serverless Computing on Harvested Resources", SOSP 2021); it is not the trace.
     Spikes {
         /// The rate between spikes.
         requests_per_sec: f64,
-        /// The least and the most rate of a spike.
+        /// The lowest and the highest rate of a spike.
         spike_per_sec: (f64, f64),
-        /// Of Pareto's distribution: the smaller, the more spikes are far above the least. At least 0.1.
+        /// The shape of Pareto's distribution: the smaller it is, the more spikes are far above the lowest rate. At least
+        /// 0.1.
         shape: f64,
         /// The mean time between spikes.
         gap_ns: u64,
         /// The mean time that a spike lasts.
         length_ns: u64,
-        /// For how long requests come.
+        /// For how long requests arrive.
         duration_ns: u64,
     },
 }
@@ -64,22 +65,22 @@ pub enum Workload {
 /// The rates of the stable workload, per second: from the lowest to the highest of the paper's figure 4.
 pub const RATES: [f64; 12] = [0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0, 32.0, 48.0];
 
-/// A request as it really is.
+/// A request with its true properties.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arrival {
-    /// When the client asked.
+    /// When the client sent the request.
     pub sent_ns: u64,
     /// When the gateway has to decide.
     pub arrived_ns: u64,
-    /// What the answer needs from the engine to the client.
+    /// The delay of the answer from the engine to the client.
     pub back_ns: u64,
-    /// When the last token has to be there.
+    /// When the last token has to reach the client.
     pub deadline_ns: u64,
     /// How many tokens the answer will have.
     pub output_tokens: u32,
-    /// What the router knows.
+    /// What the router knows of the request.
     pub request: RoutedRequest,
-    /// What it knows of the way back.
+    /// What the router knows of the way back.
     pub path: ClientPath,
 }
 
@@ -89,19 +90,19 @@ const NS_PER_SEC: f64 = 1e9;
 const PATH_BYTES_PER_SEC: u64 = 100_000;
 
 impl Workload {
-    /// Returns one rate of the paper's stable workload: 40 s of it.
+    /// Returns the paper's stable workload at one rate, for 40 s.
     #[must_use]
     pub const fn stable(requests_per_sec: f64) -> Self {
         Self::Stable { requests_per_sec, duration_ns: 40_000_000_000 }
     }
 
-    /// Returns bursts of 5 to 100 requests between two rates.
+    /// Returns bursts of 5 to 100 requests at rates between the two given.
     #[must_use]
     pub const fn bursts(low_per_sec: f64, high_per_sec: f64, requests: usize) -> Self {
         Self::Bursts { requests_per_sec: (low_per_sec, high_per_sec), of_one_rate: (5, 100), requests }
     }
 
-    /// Returns the requests of a seed, in the order in which the gateway sees them.
+    /// Returns the requests for a seed, in the order in which the gateway receives them.
     #[must_use]
     pub fn arrivals(&self, setup: &Setup, seed: u64) -> Vec<Arrival> {
         let mut random = Random::new(seed);
@@ -143,7 +144,7 @@ impl Workload {
             Self::Spikes { requests_per_sec, spike_per_sec: (least, most), shape, gap_ns, length_ns, duration_ns } => {
                 let end_ns = duration_ns as f64;
                 while sent_ns < end_ns {
-                    // Times of 0 would never come to an end.
+                    // With gaps and lengths of 0 the loop would never end.
                     let spike_ns = (sent_ns + random.exponential(gap_ns.max(1_000_000) as f64)).min(end_ns);
                     phase(&mut arrivals, &mut random, sent_ns, spike_ns, requests_per_sec);
                     let per_sec = (least * random.uniform().powf(-1.0 / shape.max(0.1))).min(most);
@@ -168,7 +169,7 @@ fn arrival(setup: &Setup, sent_ns: u64, random: &mut Random) -> Arrival {
         (up_ns, back_ns, grace_ns) = (network.one_way_ns, network.one_way_ns, network.grace_ns);
         path.smoothed_rtt_ns = network.one_way_ns.saturating_mul(2);
         path.bytes_per_sec = PATH_BYTES_PER_SEC;
-        // Drawn in any case, so that the other numbers stay the same.
+        // Drawn even without congestion, so that the other numbers stay the same.
         let extra =
             [network.extra_up_ns, network.extra_back_ns].map(|mean_ns| random.exponential(mean_ns as f64) as u64);
         if random.uniform() <= network.congested {

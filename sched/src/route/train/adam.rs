@@ -1,12 +1,12 @@
-//! Gradients of a network by backpropagation, and steps along them by Adam.
+//! Gradients of a network by backpropagation, and steps along them with Adam.
 
 use crate::route::mlp::{Activations, Layer, Mlp};
 
-/// The gradient of a loss by all weights of a network, summed over samples.
+/// The gradient of a loss with respect to all weights of a network, summed over samples.
 #[derive(Clone, Debug)]
 pub struct Gradient {
     layers: Vec<Layer>,
-    /// Losses by the outputs of a layer, and by its inputs.
+    /// Derivatives of the loss with respect to a layer's outputs, and to its inputs.
     by_output: Vec<f32>,
     by_input: Vec<f32>,
 }
@@ -23,13 +23,13 @@ const BETAS: [f32; 2] = [0.9, 0.999];
 const EPSILON: f32 = 1e-8;
 
 impl Gradient {
-    /// Creates a gradient of 0 for networks of the sizes of this one.
+    /// Creates a zero gradient for networks of the same sizes as `network`.
     #[must_use]
     pub fn new(network: &Mlp) -> Self {
         Self { layers: zeros(network), by_output: Vec::new(), by_input: Vec::new() }
     }
 
-    /// Sets it to 0 again.
+    /// Resets it to 0.
     pub fn clear(&mut self) {
         for layer in &mut self.layers {
             layer.weights.fill(0.0);
@@ -38,7 +38,7 @@ impl Gradient {
     }
 
     /// Adds the gradient of a sample: `activations` are those of [`Mlp::forward`] for `input`, and `error` is the loss's
-    /// derivative by the output of index `output`, the only one that the loss depends on.
+    /// derivative with respect to the output of index `output`, the only one that the loss depends on.
     pub fn add(&mut self, network: &Mlp, input: &[f32], activations: &Activations, output: usize, error: f32) {
         self.by_output.clear();
         self.by_output.resize(network.outputs(), 0.0);
@@ -56,7 +56,7 @@ impl Gradient {
             self.by_input.clear();
             let rows = layer.weights.chunks_exact(outputs).zip(gradient.weights.chunks_exact_mut(outputs));
             for (x, (row, sums)) in inputs.iter().zip(rows) {
-                // A rectifier that gave 0 passes nothing on, and neither does an input of 0 to its weights.
+                // A rectifier whose output was 0 passes no gradient on, and an input of 0 passes none to its weights.
                 if *x == 0.0 {
                     self.by_input.push(0.0);
                     continue;
@@ -82,8 +82,8 @@ impl Adam {
         Self { means: zeros(network), squares: zeros(network), steps: 0 }
     }
 
-    /// Moves the weights one step down the gradient, which is divided by `samples`. Derivatives that are not finite count
-    /// as 0: one bad sample does not spoil a network.
+    /// Moves the weights one step down the gradient, which is divided by `samples`. A derivative that is not finite
+    /// counts as 0, so that one bad sample does not spoil a network.
     pub fn step(&mut self, network: &mut Mlp, gradient: &Gradient, samples: usize, learning_rate: f32) {
         self.steps = self.steps.saturating_add(1);
         let [mean, square] = BETAS.map(|beta| 1.0 / (1.0 - beta.powi(self.steps)));
@@ -96,7 +96,7 @@ impl Adam {
     }
 }
 
-/// What the numbers of a step are multiplied by.
+/// The factors for the numbers of a step.
 struct Scales {
     sample: f32,
     mean: f32,
@@ -121,7 +121,7 @@ fn zeros(network: &Mlp) -> Vec<Layer> {
     network.layers.iter().map(zero).collect()
 }
 
-/// Returns the sum of products, in eight sums, since a compiler may not change the order of one.
+/// Returns the dot product, in eight partial sums, since a compiler may not reorder a single one.
 fn dot(one: &[f32], other: &[f32]) -> f32 {
     let (whole, rest) = one.as_chunks::<8>();
     let (other_whole, other_rest) = other.as_chunks::<8>();
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use crate::route::random::Random;
 
-    /// Half the square of the distance of one output from 0.7.
+    /// Half the squared distance of one output from 0.7.
     fn loss(network: &Mlp, input: &[f32], output: usize) -> f64 {
         let values = network.forward(input, &mut Activations::default())[output];
         0.5 * (f64::from(values) - 0.7).powi(2)

@@ -1,4 +1,4 @@
-//! What decides while a network is trained: the network, chance now and then, and an update after each decision.
+//! The decider during training: the network, occasional random actions, and an update after each decision.
 
 use super::adam::{Adam, Gradient};
 use super::replay::{Replay, Step};
@@ -24,17 +24,17 @@ pub(super) struct Learner<'a> {
     replay: Replay,
     random: Random,
     updates: u64,
-    /// Of this episode, by the number of the decision.
+    /// The steps of this episode, by the number of the decision.
     steps: Vec<Pending>,
     rate: Rate,
     candidates: Vec<Candidate>,
     activations: [Activations; 2],
-    /// Sum and count for each tenth of the time.
+    /// Sum and count for each tenth of the training.
     losses: [(f64, u64); TENTHS],
     rewards: [(f64, u64); TENTHS],
 }
 
-/// A decision, of which not everything is known yet.
+/// A decision whose reward or next state is not yet known.
 struct Pending {
     state: Vec<f32>,
     action: usize,
@@ -75,7 +75,7 @@ impl<'a> Learner<'a> {
         self.updates >= self.training.iterations
     }
 
-    /// Stores the last step, which nothing follows, and forgets the episode.
+    /// Stores the last step, which has no successor, and clears the episode.
     pub fn end_episode(&mut self) {
         for number in 0..self.steps.len() {
             self.store(number, true);
@@ -91,7 +91,7 @@ impl<'a> Learner<'a> {
         Trained { dqn: Dqn::new(self.network, self.training.features, &self.models, self.classes), losses, rewards }
     }
 
-    /// Returns how much of the training is over, from 0 to 1.
+    /// Returns the completed fraction of the training, from 0 to 1.
     fn progress(&self) -> f64 {
         (self.updates as f64 / self.training.iterations.max(1) as f64).min(1.0)
     }
@@ -106,7 +106,7 @@ impl<'a> Learner<'a> {
         self.random.uniform() <= epsilon
     }
 
-    /// Moves a step into the memory as soon as its reward and the next state are known.
+    /// Moves a step into the memory once its reward and the next state are known.
     fn store(&mut self, number: usize, last: bool) {
         let next = self.steps.get(number + 1).map(|next| next.state.clone());
         let Some(step) = self.steps.get_mut(number).filter(|step| !step.stored) else { return };
@@ -140,7 +140,7 @@ impl<'a> Learner<'a> {
             let value = self.network.forward(&step.state, now).get(step.action).copied().unwrap_or(0.0);
             let error = value - wanted;
             loss += f64::from(error * error) / 2.0;
-            // Huber's loss: a surprise counts for at most 1 (Mnih et al., Nature 2015).
+            // The derivative of Huber's loss: an error counts for at most 1 (Mnih et al., Nature 2015).
             self.gradient.add(&self.network, &step.state, now, step.action, error.clamp(-1.0, 1.0));
         }
         let tenth = self.tenth();
@@ -190,7 +190,7 @@ impl Decide for Learner<'_> {
     }
 }
 
-/// Returns the place of the largest value.
+/// Returns the index of the largest value.
 fn largest(values: &[f32]) -> usize {
     let best = values.iter().enumerate().max_by(|(_, one), (_, other)| one.total_cmp(other));
     best.map_or(0, |(at, _)| at)

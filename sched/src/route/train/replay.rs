@@ -2,17 +2,17 @@
 
 use crate::route::random::Random;
 
-/// One step: what was seen, done and got, and what was seen next.
+/// One step: state, action, reward and next state.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Step {
     pub state: Vec<f32>,
     pub action: usize,
     pub reward: f32,
-    /// Nothing after the last request of an episode.
+    /// `None` after the last request of an episode.
     pub next: Option<Vec<f32>>,
 }
 
-/// The latest steps, up to so many.
+/// The latest steps, at most `most`.
 #[derive(Clone, Debug)]
 pub(super) struct Replay {
     steps: Vec<Step>,
@@ -38,7 +38,7 @@ impl Replay {
         }
     }
 
-    /// Returns any of them, each as likely as the others.
+    /// Returns a step chosen uniformly at random; `None` if there is none.
     pub fn draw(&self, random: &mut Random) -> Option<&Step> {
         self.steps.get(random.below(self.steps.len()))
     }

@@ -41,7 +41,7 @@ fn a_short_training_usually_beats_each_model_alone() {
     let scores: Vec<_> = (0..6)
         .map(|seed| sweep(&setup, &RoutingPolicy::Dqn(double_dqn(&setup, &mix(), &short(seed)).dqn), 700_000))
         .collect();
-    // Double DQN varies by seed; one in ten of such short trainings fails.
+    // Double DQN varies by seed; one in ten such short trainings fails.
     let better = scores.iter().filter(|score| **score > alone + 0.05).count();
     assert!(better >= 5, "{scores:?} and {alone}");
 }
@@ -58,7 +58,7 @@ fn a_seed_repeats_a_training() {
 
 #[test]
 fn a_step_is_worth_what_it_earns_when_nothing_comes_after_it() {
-    // With γ = 0 and one request an episode, far apart, values are the rewards of table 1.
+    // With γ = 0 and one request per episode, far apart, values are the rewards of table 1.
     let setup = Setup::paper();
     let one = [Workload::bursts(0.01, 0.01, 1)];
     for seed in 0..3 {
@@ -74,14 +74,14 @@ fn a_step_is_worth_what_it_earns_when_nothing_comes_after_it() {
 
 #[test]
 fn a_value_contains_what_comes_later() {
-    // One request in 20 s, so that each is answered in time: by the best model every reward is 1, and with γ = 0.8 the values
-    // of a long episode add up to 5.
+    // One request in 20 s, so that each is answered in time: with the best model every reward is 1, and with γ = 0.8 the
+    // values of a long episode add up to 5.
     let setup = Setup::paper();
     let calm = [Workload::Stable { requests_per_sec: 0.05, duration_ns: 6_000_000_000_000 }];
     let highest = |gamma| {
         let training = Training { gamma, features: Features::Batches(4), ..short(1) };
         let network = double_dqn(&setup, &calm, &training).dqn.network;
-        // All engines are idle, the class is the first, and so is the rate.
+        // All engines are idle, and the class is the first; the rate is 0.
         let mut input = vec![0.0; network.inputs()];
         input[12] = 1.0;
         network.forward(&input, &mut Activations::default()).iter().copied().fold(0.0, f32::max)
