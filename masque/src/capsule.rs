@@ -1,10 +1,10 @@
-//! The Capsule Protocol (RFC 9297 §3): what a tunnel's stream carries once it is open.
+//! The Capsule Protocol (RFC 9297 §3): the content of a tunnel's stream once it is open.
 //!
 //! ```text
 //! capsule = type (varint) │ length (varint) │ value
 //! ```
 //!
-//! | what arrives | what comes out |
+//! | input | output |
 //! |---|---|
 //! | DATAGRAM capsule within the bound | [`Capsule::Datagram`], a slice of the input if it arrived in one piece |
 //! | DATAGRAM capsule above the bound | [`Capsule::Oversize`]; its value is skipped as it arrives |
@@ -19,33 +19,33 @@ use thiserror::Error;
 /// The capsule type that carries an HTTP Datagram (RFC 9297 §3.5).
 const DATAGRAM: u64 = 0x00;
 
-/// How many bytes of an oversize capsule are shown: enough for the longest context ID.
+/// How many bytes of an oversize capsule are reported: enough for the longest context ID.
 pub const OVERSIZE_START_BYTES: usize = 8;
 
-/// The longest head a capsule can have before [`Reader`] knows what to do with it.
+/// The longest head of a capsule that [`Reader`] needs to classify it.
 const MAX_HEAD_BYTES: usize = 8 + 8 + OVERSIZE_START_BYTES;
 
-/// How much room a datagram that arrives in pieces gets before its bytes are there, so that announcing a length
-/// costs the receiver no more than sending a packet does.
+/// The capacity initially reserved for a datagram that arrives in pieces, so that announcing a length costs the
+/// receiver no more than sending a packet does.
 const FIRST_RESERVATION_BYTES: usize = 2048;
 
-/// Something that a peer put on the stream.
+/// A capsule that a peer sent on the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Capsule {
-    /// An HTTP Datagram: context ID and payload, still together. May be empty.
+    /// An HTTP Datagram: context ID and payload, not yet split. May be empty.
     Datagram(Bytes),
-    /// An HTTP Datagram longer than the reader keeps.
+    /// An HTTP Datagram longer than the reader's bound.
     Oversize {
-        /// Its length, context ID included.
+        /// Its length, including the context ID.
         len_bytes: u64,
-        /// Its first bytes, in which the context ID is.
+        /// Its first bytes, which contain the context ID.
         start: [u8; OVERSIZE_START_BYTES],
     },
-    /// A capsule of this other type, which the receiver has to ignore.
+    /// A capsule of another type, which the receiver has to ignore.
     Unknown(u64),
 }
 
-/// The stream ended inside a capsule: the message is malformed (RFC 9297 §3.3), so that the caller resets the stream
+/// The stream ended inside a capsule: the message is malformed (RFC 9297 §3.3), so the caller resets the stream
 /// instead of closing it.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("the stream ended inside a capsule")]
@@ -59,7 +59,7 @@ impl Truncated {
     }
 }
 
-/// Reads capsules from a stream that arrives in pieces cut anywhere.
+/// Reads capsules from a stream whose pieces may be cut anywhere.
 ///
 /// Holds at most one capsule head, or one datagram up to the bound; nothing is queued.
 #[derive(Debug)]
@@ -74,32 +74,32 @@ enum State {
     Head { bytes: [u8; MAX_HEAD_BYTES], len: u8 },
     /// A datagram of which this many bytes are missing.
     Datagram { value: BytesMut, missing_bytes: u16 },
-    /// A value of which this many bytes are to be thrown away.
+    /// A value of which this many bytes are to be discarded.
     Skip(u64),
 }
 
 impl State {
     const START: Self = Self::Head { bytes: [0; MAX_HEAD_BYTES], len: 0 };
 
-    /// Skips what follows in the current capsule, if anything does.
+    /// Skips the next `bytes` of the current capsule, if any.
     fn skip(bytes: u64) -> Self {
         if bytes == 0 { Self::START } else { Self::Skip(bytes) }
     }
 }
 
 impl Reader {
-    /// Creates a reader of HTTP Datagrams of up to `max_bytes` each, context ID included; at least
-    /// [`OVERSIZE_START_BYTES`]. No useful one is longer than 65,535: an eight-byte context ID and the longest UDP
-    /// payload.
+    /// Creates a reader of HTTP Datagrams of up to `max_bytes` each, including the context ID; at least
+    /// [`OVERSIZE_START_BYTES`]. No useful datagram is longer than 65,535: an eight-byte context ID and the longest
+    /// UDP payload.
     #[must_use]
     pub fn new(max_bytes: u16) -> Self {
         Self { state: State::START, max_bytes: max_bytes.max(OVERSIZE_START_BYTES as u16) }
     }
 
-    /// Takes from the front of `input` and returns the next capsule, or `None` once `input` is used up.
+    /// Takes bytes from the front of `input` and returns the next capsule, or `None` once `input` is used up.
     ///
-    /// Call it until it returns `None`, then again with the next piece of the stream. No bytes are an error here:
-    /// any sequence is a sequence of capsules, unless it ends early (see [`Reader::finish`]).
+    /// Call it until it returns `None`, then again with the next piece of the stream. No input is an error here: any
+    /// bytes are a sequence of capsules, unless they end early (see [`Reader::finish`]).
     pub fn next(&mut self, input: &mut Bytes) -> Option<Capsule> {
         while !input.is_empty() {
             match &mut self.state {
@@ -137,7 +137,7 @@ impl Reader {
         None
     }
 
-    /// Turns to the value behind `head`, and returns the capsule if that is all there is to wait for.
+    /// Proceeds to the value after `head`, and returns the capsule if it needs no further input.
     fn begin(&mut self, head: Head, input: &mut Bytes) -> Option<Capsule> {
         match head {
             Head::Datagram(len) if input.len() >= usize::from(len) => {
@@ -160,7 +160,7 @@ impl Reader {
         }
     }
 
-    /// Judges a clean end of the stream.
+    /// Checks whether the stream may end here.
     ///
     /// # Errors
     /// [`Truncated`] if a capsule is not complete.
@@ -172,7 +172,7 @@ impl Reader {
     }
 }
 
-/// What the front of a capsule says about the rest of it.
+/// The front of a capsule, which classifies the rest.
 enum Head {
     Datagram(u16),
     Oversize { len_bytes: u64, start: [u8; OVERSIZE_START_BYTES] },
@@ -180,7 +180,7 @@ enum Head {
 }
 
 impl Head {
-    /// Reads a head and says how many of `bytes` it took, or returns `None` if they are too few.
+    /// Reads a head and returns it with its length in `bytes`, or `None` if there are too few bytes.
     fn read(bytes: &[u8], max_bytes: u16) -> Option<(Self, usize)> {
         let mut rest = bytes;
         let kind = varint::read(&mut rest)?;
@@ -198,7 +198,7 @@ impl Head {
     }
 }
 
-/// Returns what a UDP payload of `payload_bytes` is preceded by in a DATAGRAM capsule: type, length and
+/// Returns the header that precedes a UDP payload of `payload_bytes` in a DATAGRAM capsule: type, length and
 /// [`UDP_CONTEXT`].
 #[inline]
 #[must_use]
@@ -221,7 +221,7 @@ mod tests {
         bytes
     }
 
-    /// Reads `stream` in pieces that end at `cuts`, and returns what came out and how the end was judged.
+    /// Reads `stream` in pieces that end at `cuts`, and returns the capsules and the verdict on the end.
     fn read(stream: &[u8], cuts: &[usize]) -> (Vec<Capsule>, Result<(), Truncated>) {
         let (mut reader, mut capsules, mut from) = (Reader::new(MAX_BYTES), Vec::new(), 0);
         for to in cuts.iter().copied().chain([stream.len()]) {

@@ -1,48 +1,48 @@
-//! Which form the payloads of a tunnel take where the client may choose: QUIC datagrams, or capsules on the stream.
+//! Which form a tunnel's payloads take if the client may choose: QUIC datagrams, or capsules on the stream.
 //!
-//! Datagrams leave it to the connections inside the tunnel to make up for what the path loses, over their whole way; capsules are sent
-//! again over the way to the proxy alone, and hold back what comes behind them meanwhile. So capsules pay where packets are lost
-//! for another reason than a full queue, and there they pay a lot: an inner connection takes every loss for congestion (Kühlewind et al.,
-//! EPIQ 2021; RFC 9298 §6 warns of the rest). A full queue is known by its round trips, and by losing many packets
-//! at once: losses within a round trip are one episode here, and only episodes without a queue speak for capsules.
+//! With datagrams the connections inside the tunnel retransmit lost packets end to end; capsules are retransmitted only on
+//! the way to the proxy, and meanwhile delay the capsules behind them. So capsules pay if packets are lost for another
+//! reason than a full queue, and then they pay a lot: an inner connection takes every loss for congestion (Kühlewind et
+//! al., EPIQ 2021; RFC 9298 §6 warns of the drawbacks). A full queue shows in its round trips, and in the loss of many
+//! packets at once: losses within a round trip count as one episode here, and only episodes without a queue are evidence
+//! for capsules.
 
 use crate::tunnel::Form;
 
-/// How long until what was measured counts half, in nanoseconds.
+/// The half-life of measurements, in nanoseconds.
 const HALF_LIFE_NS: f64 = 60e9;
 
-/// From which share of packets on that begin an episode, capsules are chosen.
+/// Capsules are chosen if at least this share of packets begins an episode.
 const ENTER_SHARE: f64 = 0.001;
 
-/// Below which share datagrams are chosen again.
+/// Datagrams are chosen again if less than this share does.
 const LEAVE_SHARE: f64 = 0.0004;
 
-/// How many episodes it takes to choose capsules.
+/// The least number of episodes for choosing capsules.
 const ENOUGH_EPISODES: f64 = 2.5;
 
-/// How many packets it takes to choose at all.
+/// The least number of packets for any choice.
 const ENOUGH_PACKETS: f64 = 100.0;
 
-/// One of so many packet numbers may have been left out by the sender on purpose (RFC 9000 §21.4): s2n-quic leaves out one of 30 at
-/// most.
+/// The sender may skip one of this many packet numbers on purpose (RFC 9000 §21.4): s2n-quic skips at most one of 30.
 const SKIPPED_OF: f64 = 30.0;
 
-/// What a connection to a proxy has seen of its path since the last time.
+/// What a connection to a proxy has observed of its path since the last sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathSample {
     /// Packets sent.
     pub sent: u64,
     /// Round trips in which some of them were lost.
     pub episodes: u64,
-    /// Of these, the ones without a queue: round trips were not much longer than the shortest one.
+    /// The episodes without a queue: round trips were not much longer than the shortest one.
     pub unqueued: u64,
     /// Packets that arrived.
     pub arrived: u64,
-    /// Round trips without a queue in which packet numbers were missing among them, and still are.
+    /// Round trips without a queue that left gaps in the packet numbers of arrivals which are still open.
     pub gaps: u64,
 }
 
-/// What was measured of the way to a proxy, and the form that follows from it.
+/// Measurements of the way to a proxy, and the form chosen from them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FormChoice {
     form: Form,
@@ -55,21 +55,21 @@ pub struct FormChoice {
 }
 
 impl Default for FormChoice {
-    /// Nothing was measured: datagrams.
+    /// Returns the choice without any measurement: datagrams.
     fn default() -> Self {
         Self { form: Form::Datagram, at_ns: 0, sent: 0.0, episodes: 0.0, unqueued: 0.0, arrived: 0.0, gaps: 0.0 }
     }
 }
 
 impl FormChoice {
-    /// The form for tunnels that are opened now.
+    /// Returns the form for tunnels opened now.
     #[must_use]
     pub fn form(&self) -> Form {
         self.form
     }
 
-    /// Takes in what was seen by `now_ns`, nanoseconds of a clock that does not go back, and returns the form for tunnels that are
-    /// opened from now on.
+    /// Adds the observations up to `now_ns`, in nanoseconds of a clock that does not go back, and returns the form for
+    /// tunnels opened from now on.
     pub fn note(&mut self, now_ns: u64, sample: PathSample) -> Form {
         let age = 0.5_f64.powf(now_ns.saturating_sub(self.at_ns) as f64 / HALF_LIFE_NS);
         self.at_ns = self.at_ns.max(now_ns);
@@ -143,7 +143,7 @@ mod tests {
         let mut choice = FormChoice::default();
         choice.note(SECOND, sample(1_000, 10, 10));
         for minute in 1..20 {
-            // What is sent again fills the queue, in which the losses go on.
+            // Retransmissions fill the queue, which causes further losses.
             assert_eq!(choice.note(minute * 60 * SECOND, sample(10_000, 10, 0)), Form::Capsule, "minute {minute}");
         }
         let back = (20..40).find(|minute| choice.note(minute * 60 * SECOND, sample(10_000, 0, 0)) == Form::Datagram);

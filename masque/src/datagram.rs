@@ -5,7 +5,7 @@
 //! DATAGRAM capsule:     type 0 │ length   │ context ID │ payload
 //! ```
 //!
-//! Everything here runs once per packet: nothing allocates, nothing copies a payload.
+//! All of this runs once per packet: it neither allocates nor copies payloads.
 
 use crate::h3::Code;
 use crate::varint;
@@ -13,7 +13,7 @@ use bytes::BufMut;
 use std::ops::Deref;
 use thiserror::Error;
 
-/// The context whose payload is a UDP payload and nothing else (RFC 9298 §4).
+/// The context of plain UDP payloads (RFC 9298 §4).
 pub const UDP_CONTEXT: u64 = 0;
 
 /// The longest UDP payload that may travel in [`UDP_CONTEXT`], in bytes (RFC 9298 §5).
@@ -23,8 +23,8 @@ pub const MAX_UDP_PAYLOAD_BYTES: usize = 65_527;
 /// (RFC 9297 §2.1).
 pub const MAX_QUARTER_STREAM_ID: u64 = (1 << 60) - 1;
 
-/// Why a QUIC DATAGRAM frame is no HTTP Datagram. Either way the connection ends with `H3_DATAGRAM_ERROR`
-/// (RFC 9297 §2.1).
+/// Why a QUIC DATAGRAM frame is not an HTTP Datagram. In either case the connection ends with `H3_DATAGRAM_ERROR` (RFC
+/// 9297 §2.1).
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum DatagramError {
     /// The frame ends before its quarter stream ID does.
@@ -46,7 +46,7 @@ impl DatagramError {
 /// Splits the content of a QUIC DATAGRAM frame into the quarter stream ID and the HTTP Datagram after it.
 ///
 /// # Errors
-/// See [`DatagramError`]: the connection has to end. Whether the stream exists is for the caller to judge.
+/// See [`DatagramError`]: the connection has to end. The caller checks whether the stream exists.
 #[inline]
 pub fn split(frame: &[u8]) -> Result<(u64, &[u8]), DatagramError> {
     let mut rest = frame;
@@ -66,7 +66,7 @@ pub fn context(datagram: &[u8]) -> Option<(u64, &[u8])> {
     varint::read(&mut rest).map(|context_id| (context_id, rest))
 }
 
-/// Returns what a UDP payload on the request stream `stream_id` is preceded by in a QUIC DATAGRAM frame: the
+/// Returns the header that precedes a UDP payload on the request stream `stream_id` in a QUIC DATAGRAM frame: the
 /// quarter stream ID and [`UDP_CONTEXT`].
 #[inline]
 #[must_use]
@@ -75,13 +75,13 @@ pub fn header(stream_id: u64) -> Header {
     Header::of(&[stream_id / 4, UDP_CONTEXT])
 }
 
-/// Returns what precedes bytes that mean nothing, on the request stream `stream_id`: the quarter stream ID and a context
-/// ID that this end allocates (RFC 9298 §4: the client's are even, the proxy's are odd) and never registers, so that the
-/// peer ignores what follows.
+/// Returns the header that precedes meaningless bytes on the request stream `stream_id`: the quarter stream ID and a
+/// context ID that this end allocates (RFC 9298 §4: the client's are even, the proxy's are odd) and never registers, so
+/// that the peer ignores the bytes after it.
 #[inline]
 #[must_use]
 pub fn filler(stream_id: u64, by_client: bool) -> Header {
-    // The largest IDs that take one byte: IDs that extensions register start from below.
+    // The largest IDs that take one byte: IDs registered by extensions start from below.
     Header::of(&[stream_id / 4, if by_client { 62 } else { 63 }])
 }
 
@@ -93,10 +93,10 @@ pub struct Header {
 }
 
 impl Header {
-    /// Room for the longest header made: one unbounded integer between two that take a byte each.
+    /// Room for the longest header in use: one unbounded integer between two that take a byte each.
     const CAPACITY_BYTES: usize = 10;
 
-    /// Encodes `integers` one after the other. The caller sees to it that they fit.
+    /// Encodes `integers` in order. The caller ensures that they fit.
     #[inline]
     pub(crate) fn of(integers: &[u64]) -> Self {
         let mut bytes = [0; Self::CAPACITY_BYTES];

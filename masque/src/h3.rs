@@ -1,21 +1,21 @@
-//! HTTP/3 for proxies (RFC 9114), both roles, without IO: bytes from the transport in, judged messages out.
+//! HTTP/3 for proxies (RFC 9114), both roles, without IO: bytes from the transport in, checked messages out.
 //!
-//! | part | what it holds |
+//! | part | content |
 //! |---|---|
-//! | [`ControlReceiver`] | what a connection knows: the unidirectional streams of the peer, its settings, GOAWAY |
+//! | [`ControlReceiver`] | connection state: the peer's unidirectional streams, its settings, GOAWAY |
 //! | [`RequestStream`] | the receiving side of one request stream: frames to [`Part`]s, the rules of messages |
 //! | [`encode_request`], [`encode_response`], [`encode_trailers`], [`data_frame`] | the sending side |
-//! | `qpack` | field sections by the static table, no dynamic one (RFC 9204) |
+//! | `qpack` | field sections with the static table, without a dynamic one (RFC 9204) |
 //!
-//! It is what a proxy needs and no more: it sends no push and accepts none, announces a QPACK table of capacity 0, and
-//! therefore opens no QPACK streams of its own. What a peer must not do is answered with a [`ProtocolError`] that says
-//! whether the stream or the connection ends, and with which [`Code`].
+//! It implements only what a proxy needs: it sends and accepts no push, announces a QPACK table of capacity 0, and
+//! therefore opens no QPACK streams of its own. A violation by the peer gives a [`ProtocolError`], which says whether
+//! the stream or the connection ends, and with which [`Code`].
 //!
-//! The driver, which owns the transport, keeps these rules because only it can see them:
+//! The driver, which owns the transport, enforces these rules, because only the driver can see violations:
 //! - no DATAGRAM and no extended CONNECT before [`ControlReceiver::peer_settings`] allow it;
-//! - a bidirectional stream opened by a server ends the connection with [`SERVER_OPENED_BIDIRECTIONAL`], and a peer that
-//!   stops our control stream ends it with [`CONTROL_STREAM_STOPPED`];
-//! - requests at or above the ID in a GOAWAY that it sent are reset with [`Code::RequestRejected`].
+//! - a bidirectional stream opened by a server ends the connection with [`SERVER_OPENED_BIDIRECTIONAL`], and
+//!   STOP_SENDING from the peer for our control stream ends it with [`CONTROL_STREAM_STOPPED`];
+//! - requests at or above the ID in a GOAWAY that we sent are reset with [`Code::RequestRejected`].
 
 mod control;
 mod error;
@@ -34,19 +34,20 @@ pub use message::{RequestHead, ResponseHead, encode_request, encode_response, en
 pub use request_stream::{Part, RequestStream};
 pub use settings::Settings;
 
-/// Which side of the connection this endpoint is.
+/// The role of this endpoint in the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Opened the connection and sends requests.
+    /// This endpoint opened the connection and sends requests.
     Client,
-    /// Accepted the connection and answers requests.
+    /// This endpoint accepted the connection and answers requests.
     Server,
 }
 
-/// How a client ends a connection on which the server opened a bidirectional stream (RFC 9114 §6.1).
+/// The error with which a client ends a connection on which the server opened a bidirectional stream (RFC 9114 §6.1).
 pub const SERVER_OPENED_BIDIRECTIONAL: ProtocolError =
     ProtocolError::Connection(Code::StreamCreationError, "the server opened a bidirectional stream");
 
-/// How an endpoint ends a connection on which the peer sent STOP_SENDING for our control stream (RFC 9114 §6.2.1).
+/// The error with which an endpoint ends a connection if the peer sent STOP_SENDING for our control stream (RFC 9114
+/// §6.2.1).
 pub const CONTROL_STREAM_STOPPED: ProtocolError =
     ProtocolError::Connection(Code::ClosedCriticalStream, "the peer stopped reading the control stream");

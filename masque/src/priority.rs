@@ -1,13 +1,13 @@
-//! What a client says about the order of responses: the `priority` field and the value of PRIORITY_UPDATE
-//! (RFC 9218 §4, §5, §7).
+//! A client's signals for the order of responses: the `priority` field and the value of PRIORITY_UPDATE (RFC 9218 §4,
+//! §5, §7).
 //!
 //! | member | type | meaning | source |
 //! |---|---|---|---|
 //! | `u` | integer, 0 to 7 | urgency, 0 first | RFC 9218 §4.1 |
-//! | `i` | boolean | may share with its equals instead of being served to its end | RFC 9218 §4.2 |
-//! | `dl` | integer, 0 or more | milliseconds in which the rest is of use | paced's own |
+//! | `i` | boolean | may alternate with its equals instead of being served to its end | RFC 9218 §4.2 |
+//! | `dl` | integer, 0 or more | milliseconds within which the rest is useful | paced's own |
 //!
-//! A signal is advice: nothing in it is an error, and what it may change is for the receiver's policy to say.
+//! A signal is advice: nothing in it is an error, and the receiver's policy decides its effect.
 
 use crate::h3::Field;
 use sfv::{BareItem, DictSerializer, Dictionary, Integer, KeyRef, ListEntry, Parser};
@@ -18,10 +18,10 @@ pub const FIELD_NAME: &str = "priority";
 /// The least urgent `u` (RFC 9218 §4.1).
 pub const LEAST_URGENT: u8 = 7;
 
-/// The `u` of whatever says nothing (RFC 9218 §4.1).
+/// The `u` of a response without a signal (RFC 9218 §4.1).
 pub const DEFAULT_URGENCY: u8 = 3;
 
-/// Longer values are not read. The three members need about 30 bytes.
+/// Longer values are ignored. The three members need about 30 bytes.
 pub const MAX_VALUE_BYTES: usize = 512;
 
 /// The largest integer that a structured field can carry (RFC 9651 §3.3.1).
@@ -31,22 +31,22 @@ const URGENCY: &KeyRef = KeyRef::constant("u");
 const INCREMENTAL: &KeyRef = KeyRef::constant("i");
 const DEADLINE: &KeyRef = KeyRef::constant("dl");
 
-/// A signal, each member as far as it was given. A later signal replaces an earlier one as a whole (RFC 9218 §7).
+/// A signal; absent members are `None`. A later signal replaces an earlier one as a whole (RFC 9218 §7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Priority {
     /// `u`: 0 is the most urgent, 7 the least.
     pub urgency: Option<u8>,
     /// `i`.
     pub incremental: Option<bool>,
-    /// `dl`: the time from now in which what is still to be sent is of use, in milliseconds.
+    /// `dl`: the time from now within which the rest of the response is useful, in milliseconds.
     pub deadline_ms: Option<u64>,
 }
 
 impl Priority {
-    /// Reads the value of the field or of a PRIORITY_UPDATE. Members that are unknown, of another type or out of range
+    /// Parses the value of the field or of a PRIORITY_UPDATE. Members that are unknown, of another type or out of range
     /// are ignored, and so are parameters (RFC 9218 §4).
     ///
-    /// Returns `None`, no signal, for what is not a dictionary and for more than [`MAX_VALUE_BYTES`].
+    /// Returns `None`, no signal, for a value that is not a dictionary or is longer than [`MAX_VALUE_BYTES`].
     #[must_use]
     pub fn parse(value: &[u8]) -> Option<Self> {
         if value.len() > MAX_VALUE_BYTES {
@@ -65,7 +65,7 @@ impl Priority {
         })
     }
 
-    /// Returns the signal in the `priority` fields of a message; several are one dictionary (RFC 9651 §4.2).
+    /// Returns the signal in the `priority` fields of a message; several fields form one dictionary (RFC 9651 §4.2).
     #[must_use]
     pub fn from_fields(fields: &[Field]) -> Option<Self> {
         let mut values = fields.iter().filter(|field| field.name == FIELD_NAME).map(|field| &field.value[..]);
@@ -80,8 +80,8 @@ impl Priority {
         Self::parse(&value)
     }
 
-    /// Returns the value of the field or of a PRIORITY_UPDATE: empty if nothing is given. An urgency above 7 is sent as
-    /// 7, and a deadline that no structured field can carry as the longest that one can.
+    /// Returns the value of the field or of a PRIORITY_UPDATE: empty if no member is set. An urgency above 7 is sent as
+    /// 7, and a deadline above the largest integer of structured fields as that integer.
     #[must_use]
     pub fn to_field_value(&self) -> String {
         let mut members = DictSerializer::new();
@@ -97,21 +97,21 @@ impl Priority {
         members.finish().unwrap_or_default()
     }
 
-    /// Returns the field that carries the signal, or `None` if nothing is given: there is no empty dictionary on the
-    /// wire (RFC 9651 §4.1).
+    /// Returns the field with the signal, or `None` if no member is set: an empty dictionary is not sent (RFC 9651
+    /// §4.1).
     #[must_use]
     pub fn to_field(&self) -> Option<Field> {
         (*self != Self::default()).then(|| Field::new(FIELD_NAME, self.to_field_value()))
     }
 }
 
-/// Returns the priority, 0 to 255 and higher first, that an urgency stands for: 255 for 0, 31 for 7 and above.
+/// Returns the priority for an urgency, 0 to 255 and higher first: 255 for 0, 31 for 7 and above.
 #[must_use]
 pub const fn of_urgency(urgency: u8) -> u8 {
     255 - 32 * if urgency < LEAST_URGENT { urgency } else { LEAST_URGENT }
 }
 
-/// Returns the most urgent `u` that does not claim more than `priority`; 7 where every one would.
+/// Returns the most urgent `u` that does not exceed `priority`; 7 if every one does.
 #[must_use]
 pub const fn urgency_of(priority: u8) -> u8 {
     let urgency = (255 - priority).div_ceil(32);

@@ -1,4 +1,4 @@
-//! The `Proxy-Status` field (RFC 9209): how a proxy says what became of a request.
+//! The `Proxy-Status` field (RFC 9209): a proxy's report about its handling of a request.
 //!
 //! A list with one member per proxy, the one nearest to the origin first:
 //! `paced;error=dns_error;details="…";rcode="NXDOMAIN"`.
@@ -39,9 +39,9 @@ macro_rules! error_types {
 }
 
 error_types! {
-    /// Looking up the next hop took too long.
+    /// The DNS lookup of the next hop took too long.
     DnsTimeout = "dns_timeout";
-    /// Looking up the next hop failed; the parameter `rcode` may say how.
+    /// The DNS lookup of the next hop failed; the parameter `rcode` may say how.
     DnsError = "dns_error";
     /// A gateway knows no next hop for the request.
     DestinationNotFound = "destination_not_found";
@@ -59,9 +59,9 @@ error_types! {
     ConnectionTimeout = "connection_timeout";
     /// The next hop was silent for too long.
     ConnectionReadTimeout = "connection_read_timeout";
-    /// The next hop accepted nothing for too long.
+    /// The next hop accepted no data for too long.
     ConnectionWriteTimeout = "connection_write_timeout";
-    /// The proxy has as many connections as it is allowed to have.
+    /// The proxy has reached its limit of connections.
     ConnectionLimitReached = "connection_limit_reached";
     /// TLS with the next hop failed.
     TlsProtocolError = "tls_protocol_error";
@@ -95,11 +95,11 @@ error_types! {
     HttpUpgradeFailed = "http_upgrade_failed";
     /// The next hop broke the rules of HTTP in another way.
     HttpProtocolError = "http_protocol_error";
-    /// The proxy answers by itself, without asking a next hop.
+    /// The proxy generated the response itself, without a next hop.
     ProxyInternalResponse = "proxy_internal_response";
     /// Something in the proxy failed.
     ProxyInternalError = "proxy_internal_error";
-    /// The proxy is configured wrongly.
+    /// The proxy's configuration is wrong.
     ProxyConfigurationError = "proxy_configuration_error";
     /// The request came back to the proxy.
     ProxyLoopDetected = "proxy_loop_detected";
@@ -113,20 +113,20 @@ impl ErrorType {
     }
 }
 
-/// What a proxy calls itself: printable ASCII, not empty. `paced` by default.
+/// The name of a proxy: printable ASCII, not empty. `paced` by default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyName(sfv::String);
 
-/// Why a text cannot name a proxy.
+/// The text cannot be the name of a proxy.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("a proxy's name consists of printable ASCII characters, at least one")]
 pub struct ProxyNameError;
 
 impl ProxyName {
-    /// Accepts a name.
+    /// Checks a name.
     ///
     /// # Errors
-    /// [`ProxyNameError`] if a structured field cannot carry it (RFC 9651 §3.3.3) or if it is empty.
+    /// [`ProxyNameError`] if the name is empty or a structured field cannot carry it (RFC 9651 §3.3.3).
     pub fn new(name: &str) -> Result<Self, ProxyNameError> {
         match StringRef::from_str(name) {
             Ok(string) if !name.is_empty() => Ok(Self(string.to_owned())),
@@ -147,23 +147,23 @@ impl Default for ProxyName {
     }
 }
 
-/// What one proxy reports about a response (RFC 9209 §2.1).
+/// The report of one proxy about a response (RFC 9209 §2.1).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyStatus {
-    /// The proxy that reports.
+    /// The reporting proxy.
     pub proxy: ProxyName,
-    /// What went wrong, if anything did. Types that are not registered read as `None`.
+    /// The error, if there was one. Unregistered types are parsed as `None`.
     pub error: Option<ErrorType>,
-    /// Where the request went: here, the address of the tunnel's target.
+    /// The next hop of the request: here, the address of the tunnel's target.
     pub next_hop: Option<Cow<'static, str>>,
-    /// A remark for people.
+    /// A remark for humans.
     pub details: Option<Cow<'static, str>>,
     /// The DNS response code behind [`ErrorType::DnsError`], such as `NXDOMAIN`.
     pub rcode: Option<Cow<'static, str>>,
 }
 
 impl ProxyStatus {
-    /// Returns the field that carries this report alone. Texts that are not printable ASCII are left out.
+    /// Returns the field with this report alone. Texts that are not printable ASCII are left out.
     #[must_use]
     pub fn to_field(&self) -> Field {
         let value = ItemSerializer::new();
@@ -182,9 +182,9 @@ impl ProxyStatus {
         Field::new(FIELD_NAME, value.finish())
     }
 
-    /// Returns what the proxies on the way report in `fields`, the one nearest to the origin first.
+    /// Returns the reports in `fields` of the proxies on the way, the one nearest to the origin first.
     ///
-    /// Unknown parameters are ignored, and so is a field that is no list (RFC 9209 §2.1, RFC 9651 §4.2).
+    /// Unknown parameters are ignored, and so is a field that is not a list (RFC 9209 §2.1, RFC 9651 §4.2).
     #[must_use]
     pub fn from_fields(fields: &[Field]) -> Vec<Self> {
         let lines: Vec<&[u8]> =

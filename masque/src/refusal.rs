@@ -1,4 +1,4 @@
-//! Why a proxy request is refused, and the response that says so.
+//! Reasons for refusing a proxy request, and the response for each.
 
 use crate::h3::{Field, ResponseHead};
 use crate::proxy_status::{ErrorType, ProxyName, ProxyStatus};
@@ -6,13 +6,13 @@ use crate::target::InvalidTarget;
 use std::borrow::Cow;
 use thiserror::Error;
 
-/// What is wrong with a proxy request, beyond what [`crate::h3`] finds in any request.
+/// An error in a proxy request, beyond the errors that [`crate::h3`] finds in any request.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum MalformedRequest {
-    /// Not the scheme of the template, which is `https` (RFC 9298 §3.4).
+    /// The scheme is not that of the template, `https` (RFC 9298 §3.4).
     #[error("the scheme has to be https")]
     Scheme,
-    /// `:authority` or `:path` is missing, empty or no text (RFC 9298 §3.4).
+    /// `:authority` or `:path` is missing, empty or not text (RFC 9298 §3.4).
     #[error("the authority or the path is missing")]
     Uri,
     /// A field that describes content, on a message that uses the Capsule Protocol (RFC 9297 §3.2).
@@ -20,41 +20,41 @@ pub enum MalformedRequest {
     ContentField,
 }
 
-/// Why a request is refused. Displays as the remark that the client is sent; it tells nothing that the client did
-/// not know, such as what a name resolved to.
+/// Why a request is refused. Its `Display` text is the remark sent to the client; it reveals nothing that the
+/// client did not know, such as the address of a name.
 ///
-/// Refusals about the client come first because they have to be found first: what else is wrong with its request is
-/// nothing to tell a stranger.
+/// Refusals that concern the client come first because they have to be checked first: a stranger must not learn
+/// about other errors in its request.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Refusal {
     /// No credentials.
     #[error("this proxy asks for a token in proxy-authorization")]
     CredentialsMissing,
-    /// Credentials that are not known.
+    /// Unknown credentials.
     #[error("the token in proxy-authorization is not valid")]
     CredentialsInvalid,
-    /// Credentials that were known and are valid no longer.
+    /// Credentials that were valid and have expired.
     #[error("the token in proxy-authorization has expired")]
     CredentialsExpired,
-    /// No certificate, where nothing else admits.
+    /// No certificate, where a certificate is the only way in.
     #[error("this proxy asks for a client certificate")]
     CertificateMissing,
-    /// A certificate of the right authority that no user has.
+    /// A certificate of the right authority that belongs to no user.
     #[error("the client certificate is not known to this proxy")]
     CertificateUnknown,
     /// A malformed request. After the response its stream is reset with `H3_MESSAGE_ERROR` (RFC 9114 §4.1.2).
     #[error(transparent)]
     Malformed(#[from] MalformedRequest),
-    /// A request that names no valid target (RFC 9298 §3, RFC 9110 §9.3.6).
+    /// A request without a valid target (RFC 9298 §3, RFC 9110 §9.3.6).
     #[error(transparent)]
     Target(#[from] InvalidTarget),
-    /// No template matches, or the request asks for something that is no tunnel.
+    /// No template matches, or the request is not for a tunnel.
     #[error("there is nothing here; this relay serves {serves}")]
     NotFound {
         /// A template that is served.
         serves: String,
     },
-    /// A template's URI, asked for by another method than CONNECT.
+    /// A template's URI, requested with another method than CONNECT.
     #[error("only CONNECT is served here")]
     MethodNotAllowed,
     /// An unknown `:protocol` (RFC 9220 §3).
@@ -69,19 +69,19 @@ pub enum Refusal {
     /// The rules forbid the target's port.
     #[error("the rules of this proxy forbid the target's port")]
     PortProhibited,
-    /// The client has as many tunnels as it may have.
+    /// The client has as many tunnels as it is allowed.
     #[error("too many tunnels")]
     TunnelLimitReached,
-    /// The client has used up what it may move in a month.
+    /// The client has used up its monthly quota.
     #[error("this month's quota is used up")]
     QuotaUsedUp {
-        /// After how many seconds the next month begins.
+        /// Seconds until the next month begins.
         retry_after_s: u64,
     },
-    /// The proxy has as much to do as it can or may do.
+    /// The proxy has reached its limits.
     #[error("this proxy is at its limit")]
     Overloaded {
-        /// After how many seconds to ask again.
+        /// Seconds to wait before a retry.
         retry_after_s: u32,
     },
     /// The target's name did not resolve.
@@ -105,16 +105,16 @@ pub enum Refusal {
     /// The target closed the connection at once.
     #[error("the target closed the connection")]
     ConnectionTerminated,
-    /// Something in the proxy failed.
+    /// A failure in the proxy.
     #[error("this proxy failed")]
     Internal,
 }
 
 impl Refusal {
-    /// Status code, proxy error type and label of each reason: the one table of them.
+    /// Status code, proxy error type and label of each reason, in a single table.
     ///
-    /// The status is the one that RFC 9209 §2.3 recommends, except that a prohibited address is the client's
-    /// mistake (403) and not the network's (502): asking again does not help.
+    /// The status is the one that RFC 9209 §2.3 recommends, except that a prohibited address is a client error
+    /// (403) and not a network error (502): a retry does not help.
     fn row(&self) -> (u16, ErrorType, &'static str) {
         use ErrorType as E;
         match self {
@@ -156,13 +156,13 @@ impl Refusal {
         self.row().1
     }
 
-    /// Returns a word for the reason, for counters.
+    /// Returns the reason as a label for counters.
     #[must_use]
     pub fn label(&self) -> &'static str {
         self.row().2
     }
 
-    /// Returns the response that the proxy called `proxy` gives.
+    /// Returns the response of the proxy named `proxy`.
     #[must_use]
     pub fn response(&self, proxy: &ProxyName) -> ResponseHead {
         let rcode = if let Self::DnsError { rcode } = self { rcode.clone() } else { None };
@@ -178,11 +178,11 @@ impl Refusal {
         ResponseHead { status: self.status(), fields }
     }
 
-    /// Returns the field that the status code demands or allows (RFC 9110 §15.5.6, §15.5.8 and §15.6.4).
+    /// Returns the field that the status code requires or permits (RFC 9110 §15.5.6, §15.5.8 and §15.6.4).
     fn specific_field(&self) -> Option<Field> {
         match self {
             Self::CredentialsMissing => Some(Field::new("proxy-authenticate", "Bearer realm=\"proxy\"")),
-            // RFC 6750 §3.1: the client has sent something, so it is told that this something is the trouble.
+            // RFC 6750 §3.1: the client did send a token, so the challenge says that the token is the problem.
             Self::CredentialsInvalid => {
                 Some(Field::new("proxy-authenticate", "Bearer realm=\"proxy\", error=\"invalid_token\""))
             }
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn statuses_are_the_recommended_ones_but_for_what_is_the_clients_own_doing() {
-        // RFC 9209 §2.3 recommends these for their error types.
+        // RFC 9209 §2.3 recommends these statuses for their error types.
         for (refusal, status) in [
             (Refusal::CertificateMissing, 403),
             (Refusal::CertificateUnknown, 403),

@@ -1,8 +1,8 @@
-//! Proxy requests over HTTP/3 and the answers to them, for both ends: CONNECT-UDP (RFC 9298 §3) and CONNECT
-//! (RFC 9114 §4.4).
+//! Proxy requests over HTTP/3 and their responses, for both ends: CONNECT-UDP (RFC 9298 §3) and CONNECT (RFC 9114
+//! §4.4).
 //!
-//! `Capsule-TunnelProtocol` is sent, as RFC 9297 §3.4 recommends, and never read: `connect-udp` itself says that the
-//! Capsule Protocol is in use, so that no value of the field (nor its absence) changes anything.
+//! `Capsule-Protocol` is sent, as RFC 9297 §3.4 recommends, and never read: `connect-udp` itself implies the Capsule
+//! Protocol, so neither a value of the field nor its absence changes anything.
 
 pub use crate::refusal::{MalformedRequest, Refusal};
 pub use crate::target::{Host, InvalidTarget, Target};
@@ -17,20 +17,20 @@ use thiserror::Error;
 /// The upgrade token of UDP proxying (RFC 9298 §8.1).
 const CONNECT_UDP: &[u8] = b"connect-udp";
 
-/// The fields that no message may have that uses the Capsule Protocol (RFC 9297 §3.2).
+/// The fields that a message with the Capsule Protocol must not have (RFC 9297 §3.2).
 const CONTENT_FIELDS: [&[u8]; 3] = [b"content-length", b"content-type", b"transfer-encoding"];
 
 /// A valid proxy request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TunnelRequest {
-    /// A UDP tunnel is asked for.
+    /// A request for a UDP tunnel.
     ConnectUdp(Target),
-    /// A TCP tunnel is asked for.
+    /// A request for a TCP tunnel.
     ConnectTcp(Target),
 }
 
 impl TunnelRequest {
-    /// Returns where the tunnel is to lead.
+    /// Returns the target of the tunnel.
     #[must_use]
     pub fn target(&self) -> &Target {
         match self {
@@ -38,7 +38,7 @@ impl TunnelRequest {
         }
     }
 
-    /// Returns what the tunnel is to carry.
+    /// Returns the protocol of the tunnel.
     #[must_use]
     pub fn protocol(&self) -> TunnelProtocol {
         match self {
@@ -48,7 +48,7 @@ impl TunnelRequest {
     }
 }
 
-/// What a tunnel carries.
+/// The protocol that a tunnel carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TunnelProtocol {
     /// UDP payloads, as HTTP Datagrams.
@@ -57,12 +57,12 @@ pub enum TunnelProtocol {
     Tcp,
 }
 
-/// Reads a request to a proxy that serves `templates`, and CONNECT.
+/// Parses a request to a proxy that serves `templates`, and CONNECT.
 ///
-/// Whether the client may ask, and for this target, is not judged here.
+/// Whether the client may make the request, and for this target, is not checked here.
 ///
 /// # Errors
-/// The [`Refusal`] to answer with.
+/// The [`Refusal`] for the response.
 pub fn parse(head: &RequestHead, templates: &[Template]) -> Result<TunnelRequest, Refusal> {
     match (&head.method[..], &head.protocol) {
         (b"CONNECT", None) => parse_tcp(head).map(TunnelRequest::ConnectTcp),
@@ -77,8 +77,8 @@ pub fn parse(head: &RequestHead, templates: &[Template]) -> Result<TunnelRequest
     }
 }
 
-/// Returns the response that opens a tunnel to `next_hop`, the address that the proxy called `proxy` has connected
-/// to (RFC 9298 §3.5, RFC 9209 §2.1.2).
+/// Returns the response that opens a tunnel to `next_hop`, the address to which the proxy named `proxy` has connected
+/// (RFC 9298 §3.5, RFC 9209 §2.1.2).
 #[must_use]
 pub fn accepted(protocol: TunnelProtocol, next_hop: SocketAddr, proxy: &ProxyName) -> ResponseHead {
     let next_hop = Some(next_hop.to_string().into());
@@ -90,7 +90,7 @@ pub fn accepted(protocol: TunnelProtocol, next_hop: SocketAddr, proxy: &ProxyNam
     ResponseHead { status: 200, fields }
 }
 
-/// Returns the request for a UDP tunnel to `target`, with the token `bearer` if the proxy asks for one.
+/// Returns the request for a UDP tunnel to `target`, with the token `bearer` if the proxy requires one.
 #[must_use]
 pub fn udp_request(template: &Template, target: &Target, bearer: Option<&str>) -> RequestHead {
     let mut fields = vec![capsule_protocol()];
@@ -105,7 +105,7 @@ pub fn udp_request(template: &Template, target: &Target, bearer: Option<&str>) -
     }
 }
 
-/// Returns the request for a TCP tunnel to `target`, with the token `bearer` if the proxy asks for one.
+/// Returns the request for a TCP tunnel to `target`, with the token `bearer` if the proxy requires one.
 #[must_use]
 pub fn tcp_request(target: &Target, bearer: Option<&str>) -> RequestHead {
     RequestHead {
@@ -118,31 +118,31 @@ pub fn tcp_request(target: &Target, bearer: Option<&str>) -> RequestHead {
     }
 }
 
-/// A proxy's consent.
+/// A proxy's acceptance of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Consent {
-    /// The address that the proxy says it connected to.
+    /// The address to which the proxy reports to have connected.
     pub next_hop: Option<SocketAddr>,
 }
 
 /// Why there is no tunnel.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum TunnelRefused {
-    /// The proxy said no.
+    /// The proxy refused.
     #[error("the proxy answered with status {status}{}", remark(proxy_status))]
     Status {
         /// The status code: a final one outside 2xx.
         status: u16,
-        /// What the proxies on the way report, the one nearest to the target first.
+        /// The reports of the proxies on the way, the one nearest to the target first.
         proxy_status: Vec<ProxyStatus>,
     },
-    /// The proxy said yes in a way that cannot be a yes to UDP (RFC 9298 §3.5, RFC 9297 §3.2): the client aborts
+    /// The proxy accepted with a response that is not valid for UDP (RFC 9298 §3.5, RFC 9297 §3.2): the client aborts
     /// the request with `H3_MESSAGE_ERROR`.
     #[error("the proxy's response does not open a tunnel: it announces content")]
     Malformed,
 }
 
-/// Judges the final response to a request for a UDP tunnel; interim ones (1xx) are for the caller to skip.
+/// Checks the final response to a request for a UDP tunnel; the caller skips interim ones (1xx).
 ///
 /// # Errors
 /// See [`TunnelRefused`].
@@ -154,8 +154,8 @@ pub fn check_udp_response(head: &ResponseHead) -> Result<Consent, TunnelRefused>
     }
 }
 
-/// Judges the final response to a request for a TCP tunnel; interim ones (1xx) are for the caller to skip. Fields
-/// about content mean nothing in it (RFC 9110 §9.3.6).
+/// Checks the final response to a request for a TCP tunnel; the caller skips interim ones (1xx). Fields about content
+/// mean nothing in it (RFC 9110 §9.3.6).
 ///
 /// # Errors
 /// [`TunnelRefused::Status`].
@@ -184,7 +184,7 @@ fn parse_tcp(head: &RequestHead) -> Result<Target, Refusal> {
     Ok(Target::from_authority(text(&head.authority)?)?)
 }
 
-/// Returns the target that the request's URI names by the first template that it matches.
+/// Returns the target in the request's URI according to the first matching template.
 fn match_template(head: &RequestHead, templates: &[Template]) -> Result<Target, Refusal> {
     let (authority, path) = (text(&head.authority)?, text(&head.path)?);
     let mut refusal = not_found(templates);
@@ -198,13 +198,13 @@ fn match_template(head: &RequestHead, templates: &[Template]) -> Result<Target, 
     Err(refusal)
 }
 
-/// Tells a client that has another URI than those which is served: a relay that is asked by an address or under another
-/// name answers as well as under its own.
+/// Tells a client with a wrong URI which one is served: a relay also receives requests addressed to its IP address or
+/// to another of its names.
 fn not_found(templates: &[Template]) -> Refusal {
     Refusal::NotFound { serves: templates.first().map_or_else(|| "nothing".into(), Template::to_string) }
 }
 
-/// Returns the text of a pseudo-header that has to be there and to say something.
+/// Returns the text of a pseudo-header that has to be present and not empty.
 fn text(value: &Option<Bytes>) -> Result<&str, MalformedRequest> {
     let value = value.as_deref().filter(|value| !value.is_empty()).ok_or(MalformedRequest::Uri)?;
     std::str::from_utf8(value).map_err(|_| MalformedRequest::Uri)
@@ -214,7 +214,7 @@ fn has_content_field(fields: &[Field]) -> bool {
     fields.iter().any(|field| CONTENT_FIELDS.contains(&&field.name[..]))
 }
 
-/// Says in words what the proxies report: error types and remarks.
+/// Returns the proxies' reports as text: error types and remarks.
 fn remark(proxy_status: &[ProxyStatus]) -> String {
     let mut remark = String::new();
     for status in proxy_status {
@@ -231,7 +231,7 @@ fn capsule_protocol() -> Field {
     Field::new("capsule-protocol", "?1")
 }
 
-/// Returns the field that shows a proxy the token `bearer`. The caller vouches for it being one (RFC 6750 §2.1).
+/// Returns the field that carries the token `bearer` to a proxy. The caller ensures that it is a token (RFC 6750 §2.1).
 #[must_use]
 pub fn proxy_authorization(bearer: &str) -> Field {
     Field::new("proxy-authorization", format!("Bearer {bearer}"))

@@ -1,28 +1,28 @@
-//! Where a tunnel leads: a host and a port, from a proxy request (RFC 9298 §3, RFC 9110 §9.3.6).
+//! The target of a tunnel: a host and a port, from a proxy request (RFC 9298 §3, RFC 9110 §9.3.6).
 //!
-//! **Invariant:** a [`Host::Name`] is a DNS name that no resolver takes for an address, so that a target that was
+//! **Invariant:** a [`Host::Name`] is a DNS name that no resolver interprets as an address, so that a target
 //! checked as a name cannot turn out to be `127.1` in disguise.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use thiserror::Error;
 
-/// The longest DNS name in bytes, without the dot of the root (RFC 1035 §2.3.4).
+/// The longest DNS name in bytes, without the trailing dot (RFC 1035 §2.3.4).
 const MAX_NAME_BYTES: usize = 253;
 
 /// The longest label of a DNS name in bytes (RFC 1035 §2.3.4).
 const MAX_LABEL_BYTES: usize = 63;
 
-/// A host that a client names.
+/// A host named by a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Host {
-    /// An address, written out.
+    /// A literal address.
     Ip(IpAddr),
-    /// A DNS name: letters, digits and hyphens, in lower case, without the dot of the root.
+    /// A DNS name: letters, digits and hyphens, in lower case, without the trailing dot.
     Name(String),
 }
 
-/// A host and a port, 1 to 65535. Displays as they stand in an authority: `[2001:db8::1]:443`.
+/// A host and a port, 1 to 65535. Displays in the form of an authority: `[2001:db8::1]:443`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
     /// The host.
@@ -31,16 +31,16 @@ pub struct Target {
     pub port: u16,
 }
 
-/// Why a text names no target.
+/// Why a text is not a target.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum InvalidTarget {
     /// A percent sign without two hexadecimal digits, or a character that has to be percent-encoded.
     #[error("the target is not percent-encoded correctly")]
     Encoding,
-    /// No host at all.
+    /// No host.
     #[error("the target host is empty")]
     EmptyHost,
-    /// Neither an address nor a DNS name. Scoped IPv6 addresses are refused with this (RFC 9298 §3).
+    /// Neither an address nor a DNS name. Scoped IPv6 addresses give this error (RFC 9298 §3).
     #[error("the target host is neither an IP address nor a DNS name")]
     Host,
     /// A name that ends in a number, which some resolvers read as an IPv4 address.
@@ -52,7 +52,7 @@ pub enum InvalidTarget {
 }
 
 impl Target {
-    /// Parses `host:port` as in the `:authority` of a CONNECT request; IPv6 addresses stand in brackets, and the
+    /// Parses `host:port` as in the `:authority` of a CONNECT request; IPv6 addresses are in brackets, and the
     /// port is mandatory (RFC 9110 §7.1 and §9.3.6).
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl Target {
         Ok(Self { host: Host::from_authority(host)?, port: port_from(port)? })
     }
 
-    /// Parses the authority of an `https` URI, in which the port may be missing and is 443 then (RFC 9110 §4.2.2).
+    /// Parses the authority of an `https` URI, in which a missing port means 443 (RFC 9110 §4.2.2).
     ///
     /// # Errors
     /// See [`InvalidTarget`].
@@ -73,8 +73,8 @@ impl Target {
         }
     }
 
-    /// Parses the variables of a URI template after percent-decoding; IPv6 addresses stand without brackets
-    /// (RFC 9298 §3).
+    /// Parses the variables of a URI template after percent-decoding; IPv6 addresses have no brackets (RFC 9298
+    /// §3).
     ///
     /// # Errors
     /// See [`InvalidTarget`].
@@ -114,7 +114,7 @@ impl Host {
         Ok(Self::Name(name.to_ascii_lowercase()))
     }
 
-    /// Parses the host of an authority: IPv6 addresses, and only they, stand in brackets (RFC 3986 §3.2.2).
+    /// Parses the host of an authority: IPv6 addresses, and only these, are in brackets (RFC 3986 §3.2.2).
     fn from_authority(host: &str) -> Result<Self, InvalidTarget> {
         match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             Some(address) => {
@@ -135,7 +135,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// Whether `label` may stand between the dots of a host name (RFC 952, RFC 1123 §2.1).
+/// Whether `label` is valid between the dots of a host name (RFC 952, RFC 1123 §2.1).
 fn is_label(label: &str) -> bool {
     (1..=MAX_LABEL_BYTES).contains(&label.len())
         && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')

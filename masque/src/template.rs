@@ -9,14 +9,14 @@
 //! | `/udp{?target_host,target_port}` | `/udp` `?target_host=` host `&target_port=` port |
 //! | `/udp/{tenant}/{target_host,target_port}` | `/udp//` host `,` port |
 //!
-//! Variables other than the two are allowed (RFC 9298 §2) and undefined at both ends, so they vanish.
+//! Other variables are allowed (RFC 9298 §2) and undefined at both ends, so they expand to nothing.
 
 use crate::target::{InvalidTarget, Target};
 use std::borrow::Cow;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// The path of the template that a client uses that knows nothing but the proxy's host and port (RFC 9298 §2).
+/// The path of the template for a client that knows only the proxy's host and port (RFC 9298 §2).
 pub const DEFAULT_PATH: &str = "/.well-known/masque/udp/{target_host}/{target_port}/";
 
 /// A valid template.
@@ -40,13 +40,13 @@ enum Variable {
     Port,
 }
 
-/// Why a text is no template for UDP proxying. Displays as what to change.
+/// Why a text is not a template for UDP proxying. The `Display` text says what to change.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum TemplateError {
     /// Not an absolute `https` URI.
     #[error("a template has to start with https://")]
     NotHttps,
-    /// No authority, or none that names a host.
+    /// No authority, or one without a host.
     #[error("a template needs a host, and a port if that is not 443, behind https://: {0}")]
     Authority(InvalidTarget),
     /// A variable before the path.
@@ -55,10 +55,10 @@ pub enum TemplateError {
     /// No path.
     #[error("a template needs a path that starts with a slash")]
     NoPath,
-    /// A fragment, which no request carries.
+    /// A fragment, which is never part of a request.
     #[error("a template must not have a fragment")]
     Fragment,
-    /// A character that no URI contains, or a percent sign without two hexadecimal digits.
+    /// A character not allowed in URIs, or a percent sign without two hexadecimal digits.
     #[error("a template consists of the characters of a URI; anything else is percent-encoded")]
     Character,
     /// A brace without its counterpart, or an expression without a name.
@@ -67,24 +67,24 @@ pub enum TemplateError {
     /// An operator that RFC 9298 §2 excludes, or that RFC 6570 reserves.
     #[error("of the operators only ? and & may be used")]
     Operator,
-    /// A modifier (`:3` or `*`), which makes a template one of level 4.
+    /// A modifier (`:3` or `*`), which would require level 4 of RFC 6570.
     #[error("modifiers of variables (a length behind a colon, an asterisk) must not be used")]
     Modifier,
     /// One of the two variables is missing.
     #[error("a template has to contain target_host and target_port")]
     MissingVariable,
-    /// A variable is followed by something that may be part of its value.
+    /// The character after a variable could be part of its value.
     #[error("behind a variable, put a character that it cannot contain, such as a slash")]
     Ambiguous,
 }
 
-/// Why a request's URI leads nowhere.
+/// Why a request's URI gives no target.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Mismatch {
     /// It is not an expansion of the template.
     #[error("the URI does not match the template")]
     Other,
-    /// It is one, of values that name no target.
+    /// It is an expansion, but its values are not a target.
     #[error(transparent)]
     Target(#[from] InvalidTarget),
 }
@@ -116,37 +116,37 @@ impl Template {
     /// Returns the default template of the proxy at `authority` (a host, and a port if that is not 443).
     ///
     /// # Errors
-    /// [`TemplateError::Authority`] and its like if `authority` is none.
+    /// [`TemplateError::Authority`] and similar errors if `authority` is not valid.
     pub fn default_at(authority: &str) -> Result<Self, TemplateError> {
         Self::parse(&format!("https://{authority}{DEFAULT_PATH}"))
     }
 
-    /// Returns the proxy's authority as it was written: what `:authority` has to say.
+    /// Returns the proxy's authority as written: the value for `:authority`.
     #[must_use]
     pub fn authority(&self) -> &str {
         &self.authority
     }
 
-    /// Returns the proxy's host and port: where a client connects to.
+    /// Returns the proxy's host and port, to which a client connects.
     #[must_use]
     pub fn origin(&self) -> &Target {
         &self.origin
     }
 
-    /// Returns the path, and query if there is one, of the URI that asks for a tunnel to `target`.
+    /// Returns the path, with the query if there is one, of the URI that requests a tunnel to `target`.
     #[must_use]
     pub fn expand(&self, target: &Target) -> String {
         self.parts.iter().fold(String::new(), |path, part| match part {
             Part::Literal(literal) => path + literal,
-            // The colons of an IPv6 address are all that a valid target holds beyond unreserved characters.
+            // A valid target has only one kind of reserved character: the colons of an IPv6 address.
             Part::Variable(Variable::Host) => path + &target.host.to_string().replace(':', "%3A"),
             Part::Variable(Variable::Port) => path + &target.port.to_string(),
         })
     }
 
-    /// Returns the target that a request to `authority` and `path` (with query) names.
+    /// Returns the target in a request to `authority` and `path` (with query).
     ///
-    /// Literals have to match exactly. Authorities are compared as host and port.
+    /// Literals must match exactly. Authorities are compared as host and port.
     ///
     /// # Errors
     /// See [`Mismatch`].
@@ -198,7 +198,7 @@ impl std::fmt::Display for Template {
     }
 }
 
-/// Parses the path and query of a template into what its expansions consist of.
+/// Parses the path and query of a template into the parts of its expansions.
 fn parts(path: &str) -> Result<Vec<Part>, TemplateError> {
     let (mut parts, mut rest) = (Vec::new(), path);
     while let Some((literal, from_expression)) = rest.split_once('{') {
@@ -221,7 +221,7 @@ fn parts(path: &str) -> Result<Vec<Part>, TemplateError> {
     }
 }
 
-/// Appends what an expression expands to when the two variables, and no others, are defined (RFC 6570 §3.2).
+/// Appends the expansion of an expression in which only the two variables are defined (RFC 6570 §3.2).
 fn push_expression(parts: &mut Vec<Part>, expression: &str) -> Result<(), TemplateError> {
     let (mut separator, between, names) = match expression.chars().next() {
         Some('?') => ("?", "&", &expression[1..]),
@@ -248,7 +248,7 @@ fn push_expression(parts: &mut Vec<Part>, expression: &str) -> Result<(), Templa
     Ok(())
 }
 
-/// Appends a literal, joining it to one that precedes it.
+/// Appends a literal, joined to a preceding one.
 fn push_literal(parts: &mut Vec<Part>, literal: &str) {
     match parts.last_mut() {
         _ if literal.is_empty() => {}
@@ -257,7 +257,7 @@ fn push_literal(parts: &mut Vec<Part>, literal: &str) {
     }
 }
 
-/// Checks that a literal consists of what a path or a query may contain (RFC 3986 §3.3 and §3.4).
+/// Checks that a literal contains only characters allowed in a path or a query (RFC 3986 §3.3 and §3.4).
 fn check_literal(literal: &str) -> Result<&str, TemplateError> {
     let allowed = |c| is_unreserved(c) || "!$&'()*+,;=:@/?%".contains(c);
     match literal {
@@ -268,23 +268,23 @@ fn check_literal(literal: &str) -> Result<&str, TemplateError> {
     }
 }
 
-/// Whether `name` may name a variable (RFC 6570 §2.3).
+/// Whether `name` is a valid name of a variable (RFC 6570 §2.3).
 fn is_variable_name(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '%' || c == '.';
     name.chars().all(allowed) && has_whole_triplets(name) && name.split('.').all(|part| !part.is_empty())
 }
 
-/// Whether a value may contain `c` without percent-encoding (RFC 6570 §3.2.2).
+/// Whether a value may contain `c` unencoded (RFC 6570 §3.2.2).
 fn is_unreserved(c: char) -> bool {
     c.is_ascii_alphanumeric() || "-._~".contains(c)
 }
 
-/// Whether two hexadecimal digits follow every percent sign.
+/// Whether every percent sign is followed by two hexadecimal digits.
 fn has_whole_triplets(text: &str) -> bool {
     text.split('%').skip(1).all(|behind| triplet(behind).is_some())
 }
 
-/// Returns the byte that the two hexadecimal digits at the front of `text` name.
+/// Returns the byte given by the two hexadecimal digits at the front of `text`.
 fn triplet(text: &str) -> Option<u8> {
     match text.as_bytes() {
         [high, low, ..] => {
@@ -295,7 +295,7 @@ fn triplet(text: &str) -> Option<u8> {
     }
 }
 
-/// Decodes a variable's value, once. Values hold nothing but unreserved characters and triplets of ASCII.
+/// Decodes a variable's value once. Values contain only unreserved characters and triplets of ASCII.
 fn percent_decode(value: &str) -> Result<Cow<'_, str>, InvalidTarget> {
     let mut pieces = value.split('%');
     let plain = |text: &str| text.chars().all(is_unreserved);

@@ -1,8 +1,8 @@
-//! One UDP tunnel (RFC 9298): the form its payloads take, and what becomes of what arrives. Used by both ends.
+//! One UDP tunnel (RFC 9298): the form of its payloads, and the handling of received ones. Used by both ends.
 //!
-//! **The form of what goes out.** QUIC datagrams if both ends can use them, else capsules; but a peer from which
-//! only capsules came is answered in capsules, until the first datagram comes from it. One datagram settles the
-//! matter for good: a peer that puts only its largest payloads into capsules keeps getting datagrams.
+//! **The form of sent payloads.** QUIC datagrams if both ends can use them, else capsules; but a peer that has sent
+//! only capsules receives capsules, until its first datagram arrives. One datagram settles the form for good: a peer
+//! that puts only its largest payloads into capsules keeps receiving datagrams.
 
 use crate::capsule::Capsule;
 use crate::datagram::{self, MAX_UDP_PAYLOAD_BYTES, UDP_CONTEXT};
@@ -19,18 +19,18 @@ pub enum Form {
     Capsule,
 }
 
-/// What arrived and was ignored, as the RFCs demand.
+/// Counts of received items that were ignored, as the RFCs demand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IgnoredCounts {
-    /// HTTP Datagrams of a context that nobody registered (RFC 9298 §5).
+    /// HTTP Datagrams with an unregistered context (RFC 9298 §5).
     pub contexts: u64,
     /// Capsules of an unknown type (RFC 9297 §3.2).
     pub capsules: u64,
-    /// DATAGRAM capsules longer than the reader keeps (RFC 9297 §3.5).
+    /// DATAGRAM capsules longer than the reader's bound (RFC 9297 §3.5).
     pub oversize: u64,
 }
 
-/// Why a tunnel has to end: its request stream is reset, and nothing else is.
+/// Why a tunnel has to end: only its request stream is reset.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum TunnelError {
     /// An HTTP Datagram ends before its context ID does.
@@ -42,7 +42,7 @@ pub enum TunnelError {
 }
 
 impl TunnelError {
-    /// Returns the code with which the stream is reset. A capsule that does not hold what it has to makes the message
+    /// Returns the code with which the stream is reset. A capsule with incomplete contents makes the message
     /// malformed (RFC 9297 §3.3, RFC 9114 §4.1.2).
     #[must_use]
     pub const fn code(self) -> Code {
@@ -62,19 +62,19 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// Creates a tunnel; `datagrams_usable` as in [`Tunnel::set_datagrams_usable`].
+    /// Creates a tunnel; for `datagrams_usable` see [`Tunnel::set_datagrams_usable`].
     #[must_use]
     pub fn new(datagrams_usable: bool) -> Self {
         Self { usable: datagrams_usable, ..Self::default() }
     }
 
-    /// Notes whether datagrams can be sent: both ends announced `H3_DATAGRAM` and the peer's transport accepts
-    /// DATAGRAM frames (RFC 9297 §2.1.1). The peer's SETTINGS may arrive after its request did.
+    /// Sets whether datagrams can be sent: both ends announced `H3_DATAGRAM` and the peer's transport accepts
+    /// DATAGRAM frames (RFC 9297 §2.1.1). The peer's SETTINGS may arrive after its request.
     pub fn set_datagrams_usable(&mut self, usable: bool) {
         self.usable = usable;
     }
 
-    /// Returns the form in which the next payload goes out (see the module's rule).
+    /// Returns the form in which the next payload is sent (see the module's rule).
     #[inline]
     #[must_use]
     pub fn form(&self) -> Form {
@@ -85,14 +85,14 @@ impl Tunnel {
         }
     }
 
-    /// Returns what was ignored since the tunnel opened.
+    /// Returns the counts of ignored items since the tunnel opened.
     #[must_use]
     pub fn ignored(&self) -> IgnoredCounts {
         self.ignored
     }
 
-    /// Takes an HTTP Datagram that came in a QUIC DATAGRAM frame, without its quarter stream ID, and returns the
-    /// UDP payload in it, or `None` if it is to be ignored (it is counted).
+    /// Processes an HTTP Datagram from a QUIC DATAGRAM frame, without its quarter stream ID. Returns its UDP payload,
+    /// or `None` if the datagram was ignored and counted.
     ///
     /// # Errors
     /// See [`TunnelError`].
@@ -101,7 +101,7 @@ impl Tunnel {
         self.payload(http_datagram, http_datagram.len() as u64, Form::Datagram)
     }
 
-    /// Takes a capsule and returns the UDP payload in it, or `None` if it is to be ignored (it is counted).
+    /// Processes a capsule. Returns its UDP payload, or `None` if the capsule was ignored and counted.
     ///
     /// # Errors
     /// See [`TunnelError`].
@@ -128,8 +128,8 @@ impl Tunnel {
         }
     }
 
-    /// Judges an HTTP Datagram of `len_bytes` that starts with (or is) `start`, and returns what of its payload is
-    /// in `start`.
+    /// Checks an HTTP Datagram of `len_bytes` that starts with (or is) `start`. Returns the part of its payload in
+    /// `start`, or `None` if its context is not registered.
     #[inline]
     fn payload<'a>(&mut self, start: &'a [u8], len_bytes: u64, form: Form) -> Result<Option<&'a [u8]>, TunnelError> {
         let (context_id, payload) = datagram::context(start).ok_or(TunnelError::TruncatedContext(form))?;

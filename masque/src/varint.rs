@@ -7,7 +7,7 @@ pub const MAX: u64 = (1 << 62) - 1;
 
 /// Returns how many bytes [`write`] uses for `value`: 1, 2, 4 or 8.
 ///
-/// Values above [`MAX`] have no encoding; for them this returns 8 and [`write`] drops the two upper bits.
+/// Values above [`MAX`] have no encoding; for them this returns 8, and [`write`] drops the two upper bits.
 #[must_use]
 pub const fn encoded_len(value: u64) -> usize {
     match value {
@@ -29,8 +29,8 @@ pub fn write(value: u64, out: &mut impl BufMut) {
     }
 }
 
-/// Reads one integer from the front of `input` and advances it, or returns `None` and leaves `input` alone when
-/// the integer is not complete yet. Longer forms than needed are accepted, as RFC 9000 §16 allows.
+/// Reads one integer from the front of `input` and advances it. Returns `None` and leaves `input` unchanged if
+/// the integer is incomplete. Forms longer than needed are accepted, as RFC 9000 §16 allows.
 pub fn read(input: &mut &[u8]) -> Option<u64> {
     let first = *input.first()?;
     let len = 1usize << (first >> 6);

@@ -1,5 +1,5 @@
-//! What a connection knows beyond its requests: the peer's unidirectional streams (RFC 9114 §6.2), above all its
-//! control stream, and what arrives there.
+//! Connection state beyond the requests: the peer's unidirectional streams (RFC 9114 §6.2), above all its control stream
+//! and the frames on it.
 
 use super::error::{Code, ProtocolError};
 use super::frame::{self, Cutter, Kind, Step, single_id};
@@ -9,8 +9,8 @@ use crate::varint;
 use bytes::{Buf, Bytes, BytesMut};
 use std::collections::VecDeque;
 
-/// The largest payload of a frame on the control stream that is buffered; unknown frames are not. No frame that means
-/// anything here comes close.
+/// The largest payload of a frame on the control stream that is buffered; unknown frames are not buffered. No frame used
+/// here comes close.
 const MAX_PAYLOAD_BYTES: u64 = 4096;
 
 /// How many events may wait for [`ControlReceiver::next_event`] before further PRIORITY_UPDATE frames are dropped.
@@ -21,19 +21,19 @@ const PUSH: u64 = 0x01;
 const QPACK_ENCODER: u64 = 0x02;
 const QPACK_DECODER: u64 = 0x03;
 
-/// Something that the peer said about the connection.
+/// A message of the peer about the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlEvent {
-    /// Its settings; exactly once, before everything else.
+    /// The peer's settings; exactly once, before every other event.
     Settings(Settings),
-    /// It is going away (RFC 9114 §5.2). A client gets the ID of the first request stream that will not be served; a
-    /// server gets a push ID, which means nothing to it.
+    /// The peer is going away (RFC 9114 §5.2). A client receives the ID of the first request stream that will not be
+    /// served; a server receives a push ID, which means nothing to it.
     GoAway(u64),
-    /// The client gives a request another priority (RFC 9218 §7.2). The stream may not be open yet.
+    /// The client changes the priority of a request (RFC 9218 §7.2). The stream may not be open yet.
     PriorityUpdate {
         /// The ID of the request stream.
         stream_id: u64,
-        /// A Priority field value, not parsed.
+        /// A Priority field value, unparsed.
         value: Bytes,
     },
 }
@@ -41,20 +41,19 @@ pub enum ControlEvent {
 /// What to do with a unidirectional stream after some of its bytes were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UniVerdict {
-    /// Read on.
+    /// Continue reading.
     Continue,
-    /// The stream is of a type that means nothing here: stop reading it with this code. Reading on is allowed too,
-    /// and leads to nothing.
+    /// The stream's type is unknown: stop reading it with this code. Bytes read after all are ignored.
     StopSending(Code),
 }
 
-/// One unidirectional stream that the peer opened.
+/// One unidirectional stream opened by the peer.
 #[derive(Debug)]
 pub struct UniStream(State);
 
 #[derive(Debug)]
 enum State {
-    /// The stream type has not arrived; this is its beginning.
+    /// The stream type has not arrived completely; these are its first bytes.
     Typeless {
         held: [u8; 8],
         len: u8,
@@ -74,7 +73,7 @@ pub struct ControlReceiver {
     role: Role,
     local: Settings,
     has_settings: bool,
-    /// Which of the three streams that may exist only once were opened.
+    /// Which of the three streams that may exist only once have been opened.
     opened: [bool; 3],
     last_goaway: Option<u64>,
     max_push_id: Option<u64>,
@@ -83,7 +82,7 @@ pub struct ControlReceiver {
 }
 
 impl ControlReceiver {
-    /// Begins a connection as `role`, which announces `local`.
+    /// Creates the state of a connection in which this endpoint is `role` and announces `local`.
     #[must_use]
     pub const fn new(role: Role, local: Settings) -> Self {
         Self {
@@ -98,7 +97,7 @@ impl ControlReceiver {
         }
     }
 
-    /// Returns what our control stream begins with: its type and SETTINGS.
+    /// Returns the beginning of our control stream: its type and SETTINGS.
     #[must_use]
     pub fn preamble(&self) -> Bytes {
         let mut out = BytesMut::new();
@@ -107,8 +106,8 @@ impl ControlReceiver {
         out.freeze()
     }
 
-    /// Encodes GOAWAY for our control stream. A server names the first request stream that it will not serve, a client
-    /// the first push that it will not take: 0. IDs must not grow from one GOAWAY to the next (RFC 9114 §5.2).
+    /// Encodes GOAWAY for our control stream. A server sends the first request stream that it will not serve, a client the
+    /// first push that it will not accept: 0. IDs must not grow from one GOAWAY to the next (RFC 9114 §5.2).
     #[must_use]
     pub fn goaway(id: u64) -> Bytes {
         let mut out = BytesMut::new();
@@ -117,8 +116,8 @@ impl ControlReceiver {
         out.freeze()
     }
 
-    /// Encodes PRIORITY_UPDATE for a client's control stream: moves a request to where a Priority field of this value would
-    /// have put it (RFC 9218 §7.2).
+    /// Encodes PRIORITY_UPDATE for a client's control stream, which gives a request the priority in this Priority field
+    /// value (RFC 9218 §7.2).
     #[must_use]
     pub fn priority_update(stream_id: u64, value: &[u8]) -> Bytes {
         let mut out = BytesMut::new();
@@ -129,27 +128,27 @@ impl ControlReceiver {
         out.freeze()
     }
 
-    /// Returns the oldest event that was not taken yet. Take all of them after each [`ControlReceiver::on_uni_bytes`].
+    /// Returns the oldest event not yet taken. Take all of them after each [`ControlReceiver::on_uni_bytes`].
     pub fn next_event(&mut self) -> Option<ControlEvent> {
         self.events.pop_front()
     }
 
     /// Returns how many PRIORITY_UPDATE frames were dropped since the last call because 256 events were waiting. They are
-    /// advice, so nothing breaks.
+    /// advisory, so the loss breaks nothing.
     pub fn take_dropped_priority_updates(&mut self) -> u64 {
         std::mem::take(&mut self.dropped_priority_updates)
     }
 
-    /// Begins to judge a unidirectional stream that the peer opened.
+    /// Creates the state of a unidirectional stream opened by the peer.
     #[must_use]
     pub const fn accept_uni(&mut self) -> UniStream {
         UniStream(State::Typeless { held: [0; 8], len: 0 })
     }
 
-    /// Judges bytes of a unidirectional stream, in order.
+    /// Processes bytes of a unidirectional stream, in order.
     ///
     /// # Errors
-    /// Always ends the connection.
+    /// Every error ends the connection.
     pub fn on_uni_bytes(&mut self, stream: &mut UniStream, mut bytes: Bytes) -> Result<UniVerdict, ProtocolError> {
         if let Some(kind) = stream.read_type(&mut bytes) {
             stream.0 = self.open(kind)?;
@@ -166,10 +165,10 @@ impl ControlReceiver {
         Ok(UniVerdict::Continue)
     }
 
-    /// Takes note that the peer finished or reset a unidirectional stream.
+    /// Notes that the peer finished or reset a unidirectional stream.
     ///
     /// # Errors
-    /// If the connection cannot do without that stream (RFC 9114 §6.2.1, RFC 9204 §4.2).
+    /// If the connection cannot continue without that stream (RFC 9114 §6.2.1, RFC 9204 §4.2).
     pub fn on_uni_closed(&mut self, stream: &UniStream) -> Result<(), ProtocolError> {
         match stream.0 {
             State::Control { .. } | State::QpackEncoder | State::QpackDecoder(_) => {
@@ -180,7 +179,7 @@ impl ControlReceiver {
         }
     }
 
-    /// Decides what a stream of type `kind` is (RFC 9114 §6.2, RFC 9204 §4.2).
+    /// Returns the state for a stream of type `kind` (RFC 9114 §6.2, RFC 9204 §4.2).
     fn open(&mut self, kind: u64) -> Result<State, ProtocolError> {
         let (slot, state) = match kind {
             CONTROL => (0, State::Control { cutter: Cutter::new(), payload: BytesMut::new() }),
@@ -198,7 +197,7 @@ impl ControlReceiver {
         Ok(state)
     }
 
-    /// RFC 9114 §6.2.2: servers receive no pushes, and clients none that they did not allow.
+    /// RFC 9114 §6.2.2: servers receive no pushes, and clients receive none that they did not allow.
     const fn judge_push(&self) -> ProtocolError {
         match self.role {
             Role::Server => ProtocolError::Connection(Code::StreamCreationError, "a client opened a push stream"),
@@ -227,7 +226,7 @@ impl ControlReceiver {
         Ok(())
     }
 
-    /// Decides whether a frame may begin on the control stream now.
+    /// Checks whether a frame may begin on the control stream now.
     fn admit(&self, kind: Kind, len: u64) -> Result<(), ProtocolError> {
         let unexpected = match kind {
             _ if !self.has_settings && kind != Kind::Settings => {
@@ -254,7 +253,7 @@ impl ControlReceiver {
         Ok(())
     }
 
-    /// Takes in a whole frame that [`ControlReceiver::admit`] let through.
+    /// Processes a whole frame that [`ControlReceiver::admit`] accepted.
     fn on_frame(&mut self, kind: Kind, mut payload: Bytes) -> Result<(), ProtocolError> {
         let id_error = |reason| Err(ProtocolError::Connection(Code::IdError, reason));
         match kind {
@@ -271,7 +270,7 @@ impl ControlReceiver {
                 if self.last_goaway.is_some_and(|last| id > last) {
                     return id_error("the ID in GOAWAY has grown");
                 }
-                // Only the last one counts, so at most one waits.
+                // Only the last GOAWAY counts, so at most one is queued.
                 self.events.retain(|event| !matches!(event, ControlEvent::GoAway(_)));
                 self.last_goaway = Some(id);
                 self.events.push_back(ControlEvent::GoAway(id));
@@ -285,7 +284,7 @@ impl ControlReceiver {
             }
             Kind::CancelPush => {
                 single_id(&payload)?;
-                // RFC 9114 §7.2.3: nobody has promised anything.
+                // RFC 9114 §7.2.3: no push was ever promised.
                 return id_error("CANCEL_PUSH names a push that was never promised");
             }
             Kind::PriorityUpdateRequest | Kind::PriorityUpdatePush => {
@@ -310,7 +309,7 @@ impl ControlReceiver {
 }
 
 impl UniStream {
-    /// Returns the stream type when these bytes complete it.
+    /// Returns the stream type once these bytes complete it.
     fn read_type(&mut self, bytes: &mut Bytes) -> Option<u64> {
         let State::Typeless { held, len } = &mut self.0 else { return None };
         while bytes.has_remaining() {
@@ -324,7 +323,7 @@ impl UniStream {
     }
 }
 
-/// Whether `id` is that of a bidirectional stream which the client opened (RFC 9000 §2.1).
+/// Whether `id` is that of a client-initiated bidirectional stream (RFC 9000 §2.1).
 const fn is_request_stream(id: u64) -> bool {
     id.is_multiple_of(4)
 }

@@ -1,4 +1,4 @@
-//! What ends a connection or a stream, and with which code.
+//! Errors of connections and streams, and their codes.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use std::fmt;
 pub enum Code {
     /// `H3_DATAGRAM_ERROR`: an HTTP Datagram or a capsule that cannot be parsed.
     DatagramError = 0x33,
-    /// `H3_NO_ERROR`: nothing went wrong.
+    /// `H3_NO_ERROR`: no error occurred.
     NoError = 0x100,
     /// `H3_GENERAL_PROTOCOL_ERROR`: a violation that no other code names.
     GeneralProtocolError = 0x101,
@@ -16,13 +16,13 @@ pub enum Code {
     InternalError = 0x102,
     /// `H3_STREAM_CREATION_ERROR`: a stream that must not be opened.
     StreamCreationError = 0x103,
-    /// `H3_CLOSED_CRITICAL_STREAM`: a stream the connection cannot do without has ended.
+    /// `H3_CLOSED_CRITICAL_STREAM`: a stream that the connection requires has ended.
     ClosedCriticalStream = 0x104,
     /// `H3_FRAME_UNEXPECTED`: a frame that is not allowed here or now.
     FrameUnexpected = 0x105,
     /// `H3_FRAME_ERROR`: a frame whose layout or size is wrong.
     FrameError = 0x106,
-    /// `H3_EXCESSIVE_LOAD`: the peer asks for more than this endpoint is ready to hold.
+    /// `H3_EXCESSIVE_LOAD`: the peer asks for more than this endpoint is willing to buffer.
     ExcessiveLoad = 0x107,
     /// `H3_ID_ERROR`: a stream ID or push ID used wrongly.
     IdError = 0x108,
@@ -34,7 +34,7 @@ pub enum Code {
     RequestRejected = 0x10b,
     /// `H3_REQUEST_CANCELLED`: the request, or its response, is no longer wanted.
     RequestCancelled = 0x10c,
-    /// `H3_REQUEST_INCOMPLETE`: the stream ended before the request was whole.
+    /// `H3_REQUEST_INCOMPLETE`: the stream ended before the request was complete.
     RequestIncomplete = 0x10d,
     /// `H3_MESSAGE_ERROR`: a malformed message.
     MessageError = 0x10e,
@@ -51,7 +51,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// All codes there are.
+    /// All codes.
     const ALL: [Self; 21] = [
         Self::DatagramError,
         Self::NoError,
@@ -76,14 +76,14 @@ impl Code {
         Self::QpackDecoderStreamError,
     ];
 
-    /// Returns the number that goes into CONNECTION_CLOSE, RESET_STREAM and STOP_SENDING frames.
+    /// Returns the value for CONNECTION_CLOSE, RESET_STREAM and STOP_SENDING frames.
     #[must_use]
     pub const fn value(self) -> u64 {
         self as u64
     }
 
-    /// Returns the code that `value` stands for; all others, those reserved for greasing included, mean the same as
-    /// `H3_NO_ERROR` (RFC 9114 §8.1).
+    /// Returns the code with this value, or `None` for all other values, including those reserved for greasing,
+    /// which mean the same as `H3_NO_ERROR` (RFC 9114 §8.1).
     #[must_use]
     pub fn from_value(value: u64) -> Option<Self> {
         Self::ALL.into_iter().find(|code| code.value() == value)
@@ -124,20 +124,20 @@ impl fmt::Display for Code {
     }
 }
 
-/// A broken rule: how much it ends, the code to end it with, and the reason in words.
+/// A broken rule: the scope of the error, its code, and the reason as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// Close the connection with this code.
     #[error("{0}: {1}")]
     Connection(Code, &'static str),
-    /// Reset this stream and stop reading it, both with this code; the connection goes on. A server may answer
+    /// Reset this stream and stop reading it, both with this code; the connection continues. A server may answer
     /// first: see [`ProtocolError::answer`].
     #[error("{0} on one stream: {1}")]
     Stream(Code, &'static str),
 }
 
 impl ProtocolError {
-    /// Returns the code, whatever it ends.
+    /// Returns the code, whether it ends a stream or the connection.
     #[must_use]
     pub const fn code(&self) -> Code {
         match *self {
@@ -145,9 +145,9 @@ impl ProtocolError {
         }
     }
 
-    /// Returns the status with which a server may still answer a request that failed in this way, as long as it has
-    /// not begun its response: 400 for a malformed request (RFC 9114 §4.1.2), 431 for a field section beyond our
-    /// limit (§4.2.2). `None` means that the stream, or the connection, ends without an answer.
+    /// Returns the status with which a server may still answer a request that failed in this way, if it has not
+    /// begun its response: 400 for a malformed request (RFC 9114 §4.1.2), 431 for a field section beyond our limit
+    /// (§4.2.2). `None` means that the stream, or the connection, ends without an answer.
     #[must_use]
     pub const fn answer(&self) -> Option<u16> {
         match self {
@@ -172,7 +172,7 @@ mod tests {
         for code in Code::ALL {
             assert_eq!(Code::from_value(code.value()), Some(code));
         }
-        // One of those reserved to keep peers tolerant (RFC 9114 §8.1).
+        // A code reserved to keep peers tolerant (RFC 9114 §8.1).
         assert_eq!(Code::from_value(0x1f * 7 + 0x21), None);
     }
 }

@@ -4,7 +4,7 @@ use super::error::{ProtocolError, malformed};
 use bytes::Bytes;
 use std::fmt;
 
-/// What one field adds to the size of its section, apart from its name and value (RFC 9114 §4.2.2).
+/// What one field adds to the size of its section besides its name and value (RFC 9114 §4.2.2).
 const FIELD_OVERHEAD_BYTES: u64 = 32;
 
 /// One field line. Its `Debug` form hides the value of a field that carries credentials.
@@ -17,13 +17,13 @@ pub struct Field {
 }
 
 impl Field {
-    /// Makes a field. What breaks the rules of names and values is found when it is encoded.
+    /// Creates a field. Violations of the rules for names and values are found when it is encoded.
     #[must_use]
     pub fn new(name: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
         Self { name: name.into(), value: value.into() }
     }
 
-    /// Returns what the field counts for against a limit on field sections.
+    /// Returns the size of the field for a limit on field sections.
     pub(super) fn size_bytes(&self) -> u64 {
         self.name.len() as u64 + self.value.len() as u64 + FIELD_OVERHEAD_BYTES
     }
@@ -32,12 +32,12 @@ impl Field {
         self.name.starts_with(b":")
     }
 
-    /// Whether the value is a secret that no compressor along the way may index (RFC 9204 §7.1.3).
+    /// Whether the value is a secret that no compressor on the way may index (RFC 9204 §7.1.3).
     pub(super) fn is_sensitive(&self) -> bool {
         matches!(&self.name[..], b"authorization" | b"proxy-authorization" | b"cookie" | b"set-cookie")
     }
 
-    /// Checks what every message demands of a field that is not a pseudo-header field.
+    /// Checks the rules that every message imposes on a field that is not a pseudo-header field.
     pub(super) fn check(&self) -> Result<(), ProtocolError> {
         if self.is_pseudo() {
             return Err(malformed("a pseudo-header field stands where none is allowed"));
@@ -73,7 +73,8 @@ pub(super) fn is_token(bytes: &[u8]) -> bool {
     !bytes.is_empty() && bytes.iter().all(|byte| is_name_byte(byte.to_ascii_lowercase()))
 }
 
-/// Checks the characters of a value: visible ones, and blanks inside (RFC 9110 §5.5, RFC 9114 §10.3).
+/// Checks the characters of a value: no control character but the tab, and no surrounding blanks (RFC 9110
+/// §5.5, RFC 9114 §10.3).
 pub(super) fn check_value(value: &[u8]) -> Result<(), ProtocolError> {
     let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t');
     if value.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') {

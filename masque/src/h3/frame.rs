@@ -1,4 +1,4 @@
-//! Frames (RFC 9114 §7): telling them apart, and cutting a stream into them without buffering payloads.
+//! Frames (RFC 9114 §7): their types, and the division of a stream into frames without buffering payloads.
 
 use super::error::{Code, ProtocolError};
 use crate::varint;
@@ -10,7 +10,7 @@ pub(super) const SETTINGS: u64 = 0x04;
 pub(super) const GOAWAY: u64 = 0x07;
 pub(super) const PRIORITY_UPDATE_REQUEST: u64 = 0xf0700;
 
-/// The frame types that some rule names.
+/// The frame types to which some rule refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Data,
@@ -24,9 +24,9 @@ pub(super) enum Kind {
     PriorityUpdateRequest,
     /// PRIORITY_UPDATE of a push stream (RFC 9218 §7.2).
     PriorityUpdatePush,
-    /// A type HTTP/2 used and HTTP/3 forbids (RFC 9114 §7.2.8).
+    /// A type that HTTP/2 used and HTTP/3 forbids (RFC 9114 §7.2.8).
     Http2,
-    /// Everything else, the reserved types 0x1f·N + 0x21 included: skipped (RFC 9114 §9).
+    /// Every other type, including the reserved ones 0x1f·N + 0x21: skipped (RFC 9114 §9).
     Unknown,
 }
 
@@ -48,13 +48,13 @@ impl From<u64> for Kind {
     }
 }
 
-/// What a [`Cutter`] finds next.
+/// The next item that a [`Cutter`] finds.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// A frame begins; its payload is `len` bytes long.
     Start { kind: Kind, len: u64 },
-    /// The next piece of the payload of the frame that began last, a slice of the input. Every frame has exactly one
-    /// last piece, which is empty if the payload is.
+    /// The next piece of the current frame's payload, a slice of the input. Every frame has exactly one last piece,
+    /// which is empty if the payload is.
     Payload { kind: Kind, piece: Bytes, last: bool },
 }
 
@@ -64,11 +64,11 @@ const MAX_HEADER_BYTES: usize = 16;
 /// Cuts a stream into frames. Holds at most one incomplete frame header and never a payload.
 #[derive(Debug)]
 pub(super) struct Cutter {
-    /// The beginning of a frame header whose rest has not arrived.
+    /// The beginning of a frame header that has not arrived completely.
     header: [u8; MAX_HEADER_BYTES],
     header_len: u8,
     kind: Kind,
-    /// How much of the current payload is to come; `None` between frames.
+    /// How many bytes of the current payload are missing; `None` between frames.
     payload_left: Option<u64>,
 }
 
@@ -91,7 +91,7 @@ impl Cutter {
         Some(Step::Payload { kind: self.kind, piece, last: left == 0 })
     }
 
-    /// Returns an error if the stream must not end here, because a frame is not complete (RFC 9114 §7.1).
+    /// Returns an error if the stream must not end here because a frame is incomplete (RFC 9114 §7.1).
     pub(super) fn finish(&self) -> Result<(), ProtocolError> {
         if self.header_len > 0 || self.payload_left.is_some() {
             return Err(ProtocolError::Connection(Code::FrameError, "the stream ended inside a frame"));
@@ -109,7 +109,7 @@ impl Cutter {
             input.advance(taken);
             return None;
         };
-        // What was held was not a whole header, so the header ends inside `input`.
+        // The held bytes were not a whole header, so the header ends inside `input`.
         input.advance(taken - rest.len());
         self.header_len = 0;
         self.kind = Kind::from(kind);
@@ -124,7 +124,7 @@ pub(super) fn write_header(kind: u64, payload_len: u64, out: &mut impl BufMut) {
     varint::write(payload_len, out);
 }
 
-/// Encodes the header of a DATA frame whose payload of `payload_len` bytes follows: an array and how much of it counts.
+/// Encodes the header of a DATA frame whose payload of `payload_len` bytes follows: an array and its used length.
 #[must_use]
 pub fn data_frame_header(payload_len: u64) -> ([u8; 9], usize) {
     let mut bytes = [0; 9];
@@ -134,7 +134,7 @@ pub fn data_frame_header(payload_len: u64) -> ([u8; 9], usize) {
     (bytes, 9 - unused)
 }
 
-/// Puts a DATA frame around a payload, which is copied (RFC 9114 §7.2.1).
+/// Encodes a DATA frame with a copy of the payload (RFC 9114 §7.2.1).
 #[must_use]
 pub fn data_frame(payload: &[u8]) -> Bytes {
     let (header, header_len) = data_frame_header(payload.len() as u64);
@@ -159,7 +159,7 @@ mod tests {
 
     type Frame = (Kind, u64, Vec<u8>);
 
-    /// All frames in `chunks`, payload pieces joined, and how the stream ended.
+    /// All frames in `chunks`, payload pieces joined, and the verdict on the end.
     fn frames(chunks: &[&[u8]]) -> (Vec<Frame>, Result<(), ProtocolError>) {
         let mut cutter = Cutter::new();
         let mut found: Vec<Frame> = Vec::new();

@@ -1,12 +1,12 @@
-//! Messages (RFC 9114 §4.1 to §4.4, RFC 9220): from fields to heads and back, and the rules on the way. What is
-//! encoded here passes the same checks as what is received.
+//! Messages (RFC 9114 §4.1 to §4.4, RFC 9220): fields to heads and back, with the rules for both. Encoding applies
+//! the same checks as receiving.
 
 use super::error::{Code, ProtocolError, malformed};
 use super::field::{Field, check_value, is_token};
 use super::{frame, qpack};
 use bytes::{Bytes, BytesMut};
 
-/// The head of a request that passed the rules of RFC 9114 §4.3.1 and §4.4, and of RFC 9220 §3. It has one of three
+/// The head of a request that complies with RFC 9114 §4.3.1 and §4.4, and with RFC 9220 §3. It has one of three
 /// shapes:
 ///
 /// | | `scheme`, `path` | `authority` | `protocol` |
@@ -18,9 +18,9 @@ use bytes::{Bytes, BytesMut};
 pub struct RequestHead {
     /// `:method`, a token.
     pub method: Bytes,
-    /// `:scheme`, as sent: compare it without regard to case.
+    /// `:scheme`, as sent: compare it case-insensitively.
     pub scheme: Option<Bytes>,
-    /// `:authority`, or the value of `host` where only that was sent. Never empty for `http` and `https`.
+    /// `:authority`, or the value of `host` if only that was sent. Never empty for `http` and `https`.
     pub authority: Option<Bytes>,
     /// `:path`. Begins with `/` for `http` and `https`, except for `OPTIONS *`.
     pub path: Option<Bytes>,
@@ -40,7 +40,7 @@ pub struct ResponseHead {
 }
 
 impl RequestHead {
-    /// Returns the first field of that name, given in lower case.
+    /// Returns the first field with this name, given in lower case.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&Bytes> {
         find(&self.fields, name)
@@ -50,7 +50,7 @@ impl RequestHead {
         self.method == CONNECT
     }
 
-    /// Judges the fields of a request's HEADERS frame.
+    /// Parses and checks the fields of a request's HEADERS frame.
     pub(super) fn parse(fields: Vec<Field>) -> Result<Self, ProtocolError> {
         let (pseudo, fields) = split(fields)?;
         let (mut method, mut scheme, mut authority, mut path, mut protocol) = (None, None, None, None, None);
@@ -85,7 +85,7 @@ impl RequestHead {
         Ok(head)
     }
 
-    /// Checks `host`: at most one, and the same as `:authority` (RFC 9114 §4.3.1, RFC 9110 §7.2).
+    /// Checks `host`: at most one, and equal to `:authority` (RFC 9114 §4.3.1, RFC 9110 §7.2).
     fn check_host(&self) -> Result<(), ProtocolError> {
         let mut hosts = self.fields.iter().filter(|field| field.name == "host").map(|field| &field.value);
         let host = hosts.next();
@@ -98,7 +98,7 @@ impl RequestHead {
         }
     }
 
-    /// Checks what is special to CONNECT without `:protocol` (RFC 9114 §4.4, RFC 9110 §9.3.6).
+    /// Checks the rules specific to CONNECT without `:protocol` (RFC 9114 §4.4, RFC 9110 §9.3.6).
     fn check_connect(&self) -> Result<(), ProtocolError> {
         if self.scheme.is_some() || self.path.is_some() {
             return Err(malformed("a CONNECT has a :scheme or a :path"));
@@ -116,7 +116,7 @@ impl RequestHead {
         }
     }
 
-    /// Checks what is special to CONNECT with `:protocol` (RFC 8441 §4, by way of RFC 9220 §3).
+    /// Checks the rules specific to CONNECT with `:protocol` (RFC 8441 §4, by way of RFC 9220 §3).
     fn check_extended_connect(&self) -> Result<(), ProtocolError> {
         if !self.protocol.as_deref().is_some_and(is_token) {
             return Err(malformed(":protocol is not a token"));
@@ -127,7 +127,7 @@ impl RequestHead {
         self.check_uri()
     }
 
-    /// Checks `:scheme`, `:authority` and `:path` of every request but the plain CONNECT (RFC 9114 §4.3.1).
+    /// Checks `:scheme`, `:authority` and `:path` of every request except a plain CONNECT (RFC 9114 §4.3.1).
     fn check_uri(&self) -> Result<(), ProtocolError> {
         let scheme = self.scheme.as_ref().ok_or(malformed("a request has no :scheme"))?;
         let path = self.path.as_ref().ok_or(malformed("a request has no :path"))?;
@@ -162,7 +162,7 @@ impl RequestHead {
 }
 
 impl ResponseHead {
-    /// Returns the first field of that name, given in lower case.
+    /// Returns the first field with this name, given in lower case.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&Bytes> {
         find(&self.fields, name)
@@ -174,7 +174,7 @@ impl ResponseHead {
         self.status < 200
     }
 
-    /// Judges the fields of a response's HEADERS frame (RFC 9114 §4.3.2).
+    /// Parses and checks the fields of a response's HEADERS frame (RFC 9114 §4.3.2).
     pub(super) fn parse(fields: Vec<Field>) -> Result<Self, ProtocolError> {
         let (pseudo, fields) = split(fields)?;
         let [Field { name, value }] = &pseudo[..] else {
@@ -204,7 +204,7 @@ impl ResponseHead {
 
 const CONNECT: &str = "CONNECT";
 
-/// Judges the fields of a trailer section (RFC 9114 §4.1 and §4.3).
+/// Checks the fields of a trailer section (RFC 9114 §4.1 and §4.3).
 pub(super) fn parse_trailers(fields: Vec<Field>) -> Result<Vec<Field>, ProtocolError> {
     fields.iter().try_for_each(Field::check)?;
     refuse_te(&fields)?;
@@ -219,7 +219,7 @@ fn refuse_te(fields: &[Field]) -> Result<(), ProtocolError> {
     }
 }
 
-/// Returns the length of the content as `content-length` declares it (RFC 9110 §8.6). More than one is malformed even
+/// Returns the length of the content that `content-length` declares (RFC 9110 §8.6). More than one is malformed even
 /// if they agree.
 pub(super) fn content_length(fields: &[Field]) -> Result<Option<u64>, ProtocolError> {
     let mut values = fields.iter().filter(|field| field.name == "content-length").map(|field| &field.value);
@@ -236,7 +236,7 @@ pub(super) fn content_length(fields: &[Field]) -> Result<Option<u64>, ProtocolEr
 /// Encodes a HEADERS frame that begins a request.
 ///
 /// # Errors
-/// With [`Code::InternalError`], if the head breaks a rule that a receiver would refuse it for, or if it exceeds
+/// [`Code::InternalError`] if the head breaks a rule for which a receiver would refuse it, or if it exceeds
 /// `peer_max_bytes`, the peer's [`Settings::max_field_section_size`](super::Settings::max_field_section_size).
 pub fn encode_request(head: &RequestHead, peer_max_bytes: Option<u64>) -> Result<Bytes, ProtocolError> {
     encode(head.to_fields(), peer_max_bytes, RequestHead::parse)
@@ -245,7 +245,7 @@ pub fn encode_request(head: &RequestHead, peer_max_bytes: Option<u64>) -> Result
 /// Encodes a HEADERS frame that begins a response, interim or final.
 ///
 /// # Errors
-/// As [`encode_request`].
+/// See [`encode_request`].
 pub fn encode_response(head: &ResponseHead, peer_max_bytes: Option<u64>) -> Result<Bytes, ProtocolError> {
     encode(head.to_fields(), peer_max_bytes, ResponseHead::parse)
 }
@@ -253,7 +253,7 @@ pub fn encode_response(head: &ResponseHead, peer_max_bytes: Option<u64>) -> Resu
 /// Encodes a HEADERS frame that ends a message.
 ///
 /// # Errors
-/// As [`encode_request`].
+/// See [`encode_request`].
 pub fn encode_trailers(fields: &[Field], peer_max_bytes: Option<u64>) -> Result<Bytes, ProtocolError> {
     encode(fields.to_vec(), peer_max_bytes, parse_trailers)
 }
@@ -279,7 +279,7 @@ fn encode<T>(
     Ok(out.freeze())
 }
 
-/// Parts the pseudo-header fields, which come first, from the others, and checks the characters of all.
+/// Separates the pseudo-header fields, which come first, from the others, and checks the characters of all.
 fn split(mut fields: Vec<Field>) -> Result<(Vec<Field>, Vec<Field>), ProtocolError> {
     let pseudo_count = fields.iter().take_while(|field| field.is_pseudo()).count();
     let regular = fields.split_off(pseudo_count);
@@ -288,7 +288,7 @@ fn split(mut fields: Vec<Field>) -> Result<(Vec<Field>, Vec<Field>), ProtocolErr
     Ok((fields, regular))
 }
 
-/// Checks an authority that must be there: not empty, no userinfo, and no character that would end it in a URI.
+/// Checks a mandatory authority: not empty, no userinfo, and no character that would end it in a URI.
 fn check_authority(authority: &[u8]) -> Result<(), ProtocolError> {
     if authority.is_empty() {
         return Err(malformed("the authority is empty"));

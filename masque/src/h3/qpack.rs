@@ -1,5 +1,5 @@
-//! QPACK (RFC 9204) with a dynamic table of capacity 0: field sections by the static table and literals, and the
-//! judgement of the peer's two instruction streams, which have almost nothing left to say.
+//! QPACK (RFC 9204) with a dynamic table of capacity 0: field sections with the static table and literals, and checks
+//! of the peer's two instruction streams, on which almost nothing remains valid.
 
 mod prefix;
 mod static_table;
@@ -9,7 +9,7 @@ use super::field::Field;
 use prefix::{Integer, PartialInteger, Unreadable, read_integer, read_string, write_integer, write_string};
 use static_table::STATIC_TABLE;
 
-/// What to answer to a field section larger than the limit that was announced.
+/// The error for a field section larger than the announced limit.
 pub(super) const SECTION_TOO_LARGE: ProtocolError =
     ProtocolError::Stream(Code::ExcessiveLoad, "a field section exceeds our limit");
 
@@ -31,9 +31,9 @@ impl From<Unreadable> for ProtocolError {
 
 /// Decodes a field section (RFC 9204 §4.5).
 ///
-/// A section that cannot be decoded, or that refers to the dynamic table, ends the connection (§2.2); an integer
-/// beyond 62 bits ends only its stream (§7.4). A section that is larger than `max_size_bytes`, counted as RFC 9114
-/// §4.2.2 does, ends its stream with [`Code::ExcessiveLoad`].
+/// A section that cannot be decoded, or that refers to the dynamic table, ends the connection (§2.2); an integer beyond
+/// 62 bits ends only its stream (§7.4). A section larger than `max_size_bytes`, counted as in RFC 9114 §4.2.2, ends its
+/// stream with [`Code::ExcessiveLoad`].
 pub(super) fn decode(mut section: &[u8], max_size_bytes: u64) -> Result<Vec<Field>, ProtocolError> {
     let input = &mut section;
     let required_insert_count = read_integer(input, 8)?;
@@ -49,7 +49,7 @@ pub(super) fn decode(mut section: &[u8], max_size_bytes: u64) -> Result<Vec<Fiel
             0xc0.. => indexed(input)?,
             0x50..=0x5f | 0x70..=0x7f => with_name_reference(input)?,
             0x20..=0x3f => literal(input)?,
-            // Post-base, or without the bit that says "static".
+            // Post-base, or without the bit for the static table.
             _ => return Err(DYNAMIC),
         };
         size_bytes += field.size_bytes();
@@ -85,9 +85,9 @@ fn static_entry(input: &mut &[u8], prefix_bits: u32) -> Result<(&'static str, &'
     entry.copied().ok_or(Unreadable::Broken.into())
 }
 
-/// Encodes a field section, by the static table where it helps.
+/// Encodes a field section, with the static table where that helps.
 pub(super) fn encode(fields: &[Field]) -> Vec<u8> {
-    // Required Insert Count and Base are 0: nothing here depends on the dynamic table.
+    // Required Insert Count and Base are 0: no field refers to the dynamic table.
     let mut out = vec![0, 0];
     for field in fields {
         let never_indexed = field.is_sensitive();
@@ -106,15 +106,15 @@ pub(super) fn encode(fields: &[Field]) -> Vec<u8> {
     out
 }
 
-/// Finds the entry for a field: its index, and whether the value is the field's too.
+/// Finds the static entry for a field: its index, and whether the value matches too.
 fn find(field: &Field) -> Option<(u64, bool)> {
     let named = || (0..).zip(&STATIC_TABLE).filter(|(_, (name, _))| field.name == name.as_bytes());
     let whole = named().find(|(_, (_, value))| field.value == value.as_bytes());
     whole.map(|(index, _)| (index, true)).or_else(|| named().next().map(|(index, _)| (index, false)))
 }
 
-/// Judges bytes of the peer's encoder stream (§4.3). A table of capacity 0 takes nothing; only being told that capacity
-/// again is forgiven, because some encoders say it to everyone.
+/// Checks bytes of the peer's encoder stream (§4.3). A table of capacity 0 permits no instruction except setting that
+/// capacity again, which some encoders send to every peer.
 pub(super) fn on_encoder_bytes(bytes: &[u8]) -> Result<(), ProtocolError> {
     const SET_CAPACITY_0: u8 = 0x20;
     if bytes.iter().any(|byte| *byte != SET_CAPACITY_0) {
@@ -126,13 +126,13 @@ pub(super) fn on_encoder_bytes(bytes: &[u8]) -> Result<(), ProtocolError> {
     Ok(())
 }
 
-/// The peer's decoder stream (§4.4): an instruction whose rest has not arrived.
+/// The peer's decoder stream (§4.4), with an instruction that has not arrived completely.
 #[derive(Debug, Default)]
 pub(super) struct DecoderStream(Option<PartialInteger>);
 
 impl DecoderStream {
-    /// Judges bytes of the stream. Stream Cancellation is the only instruction that can concern an encoder which
-    /// never used the dynamic table, and it changes nothing.
+    /// Checks bytes of the stream. Stream Cancellation is the only instruction valid for an encoder that never used the
+    /// dynamic table, and it has no effect.
     pub(super) fn on_bytes(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
         const fn error(reason: &'static str) -> ProtocolError {
             ProtocolError::Connection(Code::QpackDecoderStreamError, reason)

@@ -1,4 +1,4 @@
-//! The receiving side of a request stream (RFC 9114 §4.1): which frames may come when, and the messages in them.
+//! The receiving side of a request stream (RFC 9114 §4.1): the permitted order of frames, and the messages in them.
 
 use super::error::{Code, ProtocolError, malformed};
 use super::field::Field;
@@ -10,28 +10,28 @@ use bytes::{Bytes, BytesMut};
 /// A piece of a message, in the order of arrival.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The head of a request; servers see exactly one, first.
+    /// The head of a request; a server receives exactly one, first.
     Request(RequestHead),
-    /// The head of a response; clients see any number of interim ones and then the final one.
+    /// The head of a response; a client receives any number of interim ones and then the final one.
     Response(ResponseHead),
-    /// Some of the content, never empty: a slice of what was received.
+    /// A piece of the content, never empty: a slice of the received bytes.
     Data(Bytes),
-    /// The trailer section; nothing comes after it.
+    /// The trailer section; no part follows it.
     Trailers(Vec<Field>),
 }
 
-/// What may come next.
+/// Which frames may come next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The head, or for a client another interim one.
+    /// The head, or for a client also another interim one.
     Head,
     /// Content or trailers.
     Content,
-    /// The end.
+    /// None: the stream has to end.
     End,
-    /// The bytes of a tunnel.
+    /// The payload of a tunnel.
     Tunnel,
-    /// Nothing: an error was reported, and the rest is thrown away.
+    /// None: an error was reported, and the rest is discarded.
     Failed,
 }
 
@@ -49,26 +49,27 @@ enum Phase {
 /// # }
 /// ```
 ///
-/// It buffers incomplete field sections, up to the limit that [`RequestStream::new`] gets, and no content.
+/// It buffers incomplete field sections, up to the limit given to [`RequestStream::new`], and no content.
 ///
 /// A client must not use it to read the response to HEAD, whose `content-length` counts bytes that are never sent.
 #[derive(Debug)]
 pub struct RequestStream {
     cutter: Cutter,
-    /// Bytes that were received and not pulled yet.
+    /// Bytes that were received and not yet pulled.
     input: Bytes,
-    /// The beginning of a field section whose rest has not arrived.
+    /// The beginning of a field section that has not arrived completely.
     section: Vec<u8>,
     max_field_section_size: u64,
-    /// What `content-length` still promises.
+    /// How many bytes are missing according to `content-length`.
     content_left: Option<u64>,
     role: Role,
     phase: Phase,
 }
 
 impl RequestStream {
-    /// Begins the stream as `role` sees it. A field section larger than `max_field_section_size` bytes, compressed or
-    /// not, is refused; it should be what [`Settings::max_field_section_size`](super::Settings) announced.
+    /// Creates the stream as `role` receives it. A field section larger than `max_field_section_size` bytes,
+    /// compressed or not, is refused; the limit should be the announced
+    /// [`Settings::max_field_section_size`](super::Settings).
     #[must_use]
     pub const fn new(role: Role, max_field_section_size: u64) -> Self {
         Self {
@@ -82,7 +83,7 @@ impl RequestStream {
         }
     }
 
-    /// Adds received bytes. Pull all parts before adding more: what was not pulled yet is copied together.
+    /// Adds received bytes. Pull all parts before adding more: bytes not yet pulled are copied to join them.
     pub fn on_bytes(&mut self, bytes: Bytes) {
         if self.phase == Phase::Failed {
             return;
@@ -99,22 +100,22 @@ impl RequestStream {
     /// Returns the next part, or `None` until more bytes arrive.
     ///
     /// # Errors
-    /// Reports the first rule that the peer broke. After that the stream is deaf: everything else that arrives is
-    /// thrown away, so that a server can send its [`ProtocolError::answer`] and read on.
+    /// Returns the first rule that the peer broke. After that the stream ignores its input: all later bytes are
+    /// discarded, so that a server can send its [`ProtocolError::answer`] and read on.
     pub fn next_part(&mut self) -> Result<Option<Part>, ProtocolError> {
         let part = self.pull();
         match part {
             Ok(Some(_)) => {}
-            Ok(None) => self.input = Bytes::new(), // empty, but it would keep the chunk that it came from alive
+            Ok(None) => self.input = Bytes::new(), // empty, but a slice of it would keep its chunk alive
             Err(_) => *self = Self { phase: Phase::Failed, ..Self::new(self.role, self.max_field_section_size) },
         }
         part
     }
 
-    /// Takes note that the peer finished the stream, once all parts were pulled.
+    /// Notes that the peer finished the stream, once all parts were pulled.
     ///
     /// # Errors
-    /// If a frame or the message is not complete.
+    /// If a frame or the message is incomplete.
     pub fn on_fin(&mut self) -> Result<(), ProtocolError> {
         debug_assert!(self.input.is_empty(), "all parts are pulled before the end is judged");
         self.cutter.finish()?;
@@ -128,8 +129,8 @@ impl RequestStream {
         }
     }
 
-    /// Turns the stream into a tunnel: from now on nothing but DATA, and unknown frames, may come (RFC 9114 §4.4), and
-    /// `content-length` counts no more. A server calls it when it accepts a CONNECT, a client when its CONNECT was
+    /// Turns the stream into a tunnel: from now on only DATA and unknown frames may come (RFC 9114 §4.4), and
+    /// `content-length` no longer counts. A server calls it when it accepts a CONNECT, a client when its CONNECT was
     /// accepted.
     pub fn set_connect(&mut self) {
         if self.phase == Phase::Content {
@@ -155,7 +156,7 @@ impl RequestStream {
         Ok(None)
     }
 
-    /// Decides whether a frame may begin now.
+    /// Checks whether a frame may begin now.
     fn admit(&mut self, kind: Kind, len: u64) -> Result<(), ProtocolError> {
         match (kind, self.phase) {
             (Kind::Unknown, _) | (Kind::Data, Phase::Tunnel) => Ok(()),
@@ -208,7 +209,7 @@ impl RequestStream {
                 let head = ResponseHead::parse(fields)?;
                 if !head.is_interim() {
                     self.phase = Phase::Content;
-                    // RFC 9110 §15.3.5, §15.4.5: these have no content, whatever they declare.
+                    // RFC 9110 §15.3.5, §15.4.5: these responses have no content, whatever they declare.
                     self.content_left =
                         if matches!(head.status, 204 | 304) { None } else { content_length(&head.fields)? };
                 }

@@ -10,25 +10,25 @@ const QPACK_MAX_TABLE_CAPACITY: u64 = 0x01;
 const MAX_FIELD_SECTION_SIZE: u64 = 0x06;
 const ENABLE_CONNECT_PROTOCOL: u64 = 0x08;
 const H3_DATAGRAM: u64 = 0x33;
-/// A reserved identifier (0x1f·N + 0x21), sent so that peers stay used to ignoring what they do not know
-/// (RFC 9114 §7.2.4.1). It never varies, so that runs are repeatable.
+/// A reserved identifier (0x1f·N + 0x21), sent so that peers keep ignoring unknown settings (RFC 9114 §7.2.4.1). It
+/// never varies, so that runs are repeatable.
 const RESERVED: u64 = 0x1f * 42 + 0x21;
 
-/// What one side is ready to receive, as far as a proxy without a QPACK dynamic table is concerned.
+/// What one side accepts, as far as it concerns a proxy without a QPACK dynamic table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The largest field section in bytes, counted as name + value + 32 for each field (RFC 9114 §4.2.2); `None` for
-    /// no limit.
+    /// The largest field section in bytes, counted as name + value + 32 for each field (RFC 9114 §4.2.2); `None`
+    /// means no limit.
     pub max_field_section_size: Option<u64>,
-    /// Extended CONNECT is understood (RFC 9220 §3); means something only when a server says it.
+    /// Whether extended CONNECT is supported (RFC 9220 §3); meaningful only from a server.
     pub enable_connect_protocol: bool,
-    /// HTTP Datagrams are welcome (RFC 9297 §2.1.1).
+    /// Whether HTTP Datagrams are supported (RFC 9297 §2.1.1).
     pub h3_datagram: bool,
 }
 
 impl Settings {
-    /// Returns what a proxy (server) or a user of one (client) announces: HTTP Datagrams, and by the server extended
-    /// CONNECT.
+    /// Returns the settings that a proxy (server) or its client announces: HTTP Datagrams, and from the server also
+    /// extended CONNECT.
     #[must_use]
     pub const fn announced_by(role: Role, max_field_section_size: u64) -> Self {
         Self {
@@ -73,11 +73,11 @@ impl Settings {
                 MAX_FIELD_SECTION_SIZE => settings.max_field_section_size = Some(value),
                 ENABLE_CONNECT_PROTOCOL => settings.enable_connect_protocol = flag(value)?,
                 H3_DATAGRAM => settings.h3_datagram = flag(value)?,
-                // RFC 9114 §7.2.4.1: settings of HTTP/2 that HTTP/3 gave no meaning.
+                // RFC 9114 §7.2.4.1: settings of HTTP/2 without a meaning in HTTP/3.
                 0x00 | 0x02..=0x05 => {
                     return Err(ProtocolError::Connection(Code::SettingsError, "a setting of HTTP/2 was sent"));
                 }
-                // The QPACK settings allow the encoder more than this one uses; anything else is unknown.
+                // The QPACK settings permit our encoder more than it uses; every other setting is unknown.
                 _ => {}
             }
         }
@@ -85,7 +85,7 @@ impl Settings {
     }
 }
 
-/// Reads a setting that is off or on.
+/// Reads a setting that is 0 or 1.
 fn flag(value: u64) -> Result<bool, ProtocolError> {
     match value {
         0 => Ok(false),

@@ -43,7 +43,7 @@ fn what_the_client_asks_the_proxy_understands() {
     assert_eq!(head.fields, [field("proxy-authorization", "Bearer t0ken")]);
 }
 
-/// The answer to a client that asks elsewhere: where to ask.
+/// The response to a client with a wrong URI: it names the right one.
 fn not_found() -> Refusal {
     let refusal = Refusal::NotFound { serves: templates()[0].to_string() };
     assert!(refusal.to_string().contains("this relay serves https://"), "{refusal}");
@@ -177,7 +177,7 @@ fn the_client_learns_why_not() {
     assert_eq!(proxy_status[0].error, Some(ErrorType::DnsError));
 }
 
-/// What a request has to say in one place, or anything at all.
+/// The expected value of a part of a request, or arbitrary bytes.
 fn text(expected: &'static str) -> impl Strategy<Value = Bytes> {
     prop_oneof![Just(Bytes::from(expected)), any::<Vec<u8>>().prop_map(Bytes::from)]
 }

@@ -15,13 +15,13 @@ fn frame(kind: u64, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// What `bytes` on a new stream come to.
+/// Processes `bytes` on a new stream and returns the verdict.
 fn receive(control: &mut ControlReceiver, bytes: &[u8]) -> Result<UniVerdict, ProtocolError> {
     let mut stream = control.accept_uni();
     control.on_uni_bytes(&mut stream, Bytes::copy_from_slice(bytes))
 }
 
-/// What frames behind SETTINGS come to, and the events behind the settings.
+/// Processes frames after SETTINGS, and returns the events after the settings.
 fn receive_frames(role: Role, frames: &[Vec<u8>]) -> Result<Vec<ControlEvent>, ProtocolError> {
     let mut control = control(role);
     receive(&mut control, &[&BEGINNING[..], &frames.concat()].concat())?;

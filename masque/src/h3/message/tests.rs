@@ -25,7 +25,7 @@ fn request(pairs: &[(&str, &str)]) -> Result<RequestHead, ProtocolError> {
     RequestHead::parse(fields(pairs))
 }
 
-/// `base` without the fields called `without`, and with the fields of `with` behind it.
+/// `base` without the fields named in `without`, followed by the fields of `with`.
 fn edited<'a>(base: &[(&'a str, &'a str)], without: &[&str], with: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     base.iter().filter(|(name, _)| !without.contains(name)).chain(with).copied().collect()
 }

@@ -1,4 +1,4 @@
-//! Integers with a prefix and string literals (RFC 9204 §4.1, RFC 7541 §5).
+//! Prefixed integers and string literals (RFC 9204 §4.1, RFC 7541 §5).
 
 use crate::varint;
 use bytes::Bytes;
@@ -10,18 +10,18 @@ use httlib_huffman::encoder::table::ENCODE_TABLE;
 pub(super) enum Unreadable {
     /// It is cut short, or not validly compressed.
     Broken,
-    /// An integer has more than 62 bits, or more bytes than those need (RFC 9204 §7.4).
+    /// An integer has more than 62 bits, or more bytes than 62 bits need (RFC 9204 §7.4).
     TooLarge,
 }
 
-/// An integer of which the first bytes were read.
+/// An integer of which only the first bytes were read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartialInteger {
     value: u64,
     shift: u32,
 }
 
-/// An integer, or what there is of it.
+/// An integer, whole or partial.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Integer {
     Whole(u64),
@@ -40,7 +40,7 @@ impl Integer {
 }
 
 impl PartialInteger {
-    /// Adds one more byte, or returns `None` if the integer is larger than 62 bits or needlessly long (RFC 9204 §4.1.1).
+    /// Adds one byte. Returns `None` if the integer is larger than 62 bits or needlessly long (RFC 9204 §4.1.1).
     pub(super) fn push(self, byte: u8) -> Option<Integer> {
         const LAST_SHIFT: u32 = 56; // seven more bits still fit a u64
         if self.shift > LAST_SHIFT {
@@ -55,7 +55,7 @@ impl PartialInteger {
     }
 }
 
-/// Reads an integer off the front of `input`.
+/// Reads an integer from the front of `input`.
 pub(super) fn read_integer(input: &mut &[u8], prefix_bits: u32) -> Result<u64, Unreadable> {
     let mut integer = Integer::begin(take_byte(input)?, prefix_bits);
     loop {
@@ -82,7 +82,7 @@ pub(super) fn write_integer(flags: u8, prefix_bits: u32, value: u64, out: &mut V
     out.push(rest as u8);
 }
 
-/// Reads a string whose length has a prefix of `prefix_bits`, with the Huffman flag just above it.
+/// Reads a string whose length has a prefix of `prefix_bits`; the Huffman flag is the bit just above it.
 pub(super) fn read_string(input: &mut &[u8], prefix_bits: u32) -> Result<Bytes, Unreadable> {
     let huffman = input.first().is_some_and(|byte| byte & (1 << prefix_bits) != 0);
     let len = read_integer(input, prefix_bits)?;
@@ -96,7 +96,7 @@ pub(super) fn read_string(input: &mut &[u8], prefix_bits: u32) -> Result<Bytes, 
     }
 }
 
-/// Appends a string, compressed if that makes it shorter; the Huffman flag stands just above the prefix.
+/// Appends a string, compressed if that makes it shorter; the Huffman flag is the bit just above the prefix.
 pub(super) fn write_string(flags: u8, prefix_bits: u32, string: &[u8], out: &mut Vec<u8>) {
     let bits: usize = string.iter().map(|byte| usize::from(ENCODE_TABLE[usize::from(*byte)].0)).sum();
     let compressed_len = bits.div_ceil(8);
@@ -111,8 +111,8 @@ pub(super) fn write_string(flags: u8, prefix_bits: u32, string: &[u8], out: &mut
 
 /// Decompresses a string (RFC 7541 §5.2).
 ///
-/// The library lets padding through that is not made of ones. A string has exactly one valid compressed form, so
-/// compressing again finds that and every other irregularity.
+/// The library accepts padding that is not all ones. A string has exactly one valid compressed form, so compressing
+/// again detects that and every other irregularity.
 fn huffman_decode(compressed: &[u8]) -> Option<Vec<u8>> {
     let mut plain = Vec::with_capacity(compressed.len() * 8 / 5);
     httlib_huffman::decode(compressed, &mut plain, DecoderSpeed::FourBits).ok()?;

@@ -106,7 +106,7 @@ fn fields_of_the_static_table_take_one_or_two_bytes() {
 
 #[test]
 fn secrets_are_never_indexed() {
-    // RFC 9204 §7.1.3; the bit N is 0x20 with a name reference and 0x10 without.
+    // RFC 9204 §7.1.3; the bit N is 0x20 with a name reference and 0x10 without one.
     let authorization = encode(&fields(&[("authorization", "x")]));
     assert_eq!(authorization[2], 0x7f);
     let proxy_authorization = encode(&fields(&[("proxy-authorization", "x")]));

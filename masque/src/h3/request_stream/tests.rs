@@ -44,7 +44,7 @@ fn trailers() -> Bytes {
     encode_trailers(&[field("checksum", "1")], None).unwrap()
 }
 
-/// The parts of `chunks`, neighbouring data joined, and how it ended.
+/// The parts of `chunks`, with adjacent data joined, and the verdict on the end.
 fn read(stream: &mut RequestStream, chunks: &[&[u8]]) -> (Vec<Part>, Result<(), ProtocolError>) {
     let mut parts = Vec::new();
     for chunk in chunks {
@@ -199,7 +199,7 @@ fn a_tunnel_carries_only_data_and_unknown_frames() {
     {
         let tunnel = |frame: Bytes| {
             let mut stream = RequestStream::new(role, LIMIT);
-            // The frame behind the head arrives together with it: accepting the CONNECT still comes first.
+            // The frame after the head arrives together with it: the CONNECT is still accepted first.
             stream.on_bytes([&head[..], &frame].concat().into());
             stream.next_part().unwrap().unwrap();
             stream.set_connect();
@@ -294,7 +294,7 @@ fn a_field_section_beyond_the_limit_is_refused_before_it_is_buffered() {
     assert!(matches!(end, Err(ProtocolError::Stream(Code::ExcessiveLoad, _))));
     assert_eq!(end.unwrap_err().answer(), Some(431));
 
-    // Small enough compressed, too large in the end.
+    // Small enough when compressed, but too large when decoded.
     let (_, end) = read(&mut RequestStream::new(Role::Server, 100), &[&head("GET", vec![])]);
     assert_eq!(end, Err(qpack::SECTION_TOO_LARGE));
 }
@@ -307,7 +307,7 @@ fn after_an_error_the_stream_is_deaf() {
     assert_eq!(read(&mut stream, &[&data(b"abc"), &raw(0x04, &[]), &[0x01]]), (vec![], Ok(())));
 }
 
-/// A valid stream: a head, content with unknown frames in between, perhaps trailers.
+/// A valid stream: a head, content with unknown frames in between, and optionally trailers.
 fn valid_stream() -> impl Strategy<Value = (Role, Vec<u8>)> {
     let body = prop::collection::vec((prop::sample::select(vec![0x00, 0x21, 0x4040]), 0usize..50), 0..6);
     (any::<bool>(), body, any::<bool>()).prop_map(|(server, body, with_trailers)| {
