@@ -23,10 +23,10 @@ fn compile(program: &str) -> Result<(), String> {
     let variable = |name| env::var(name).map_err(|_| format!("{name} is not set: run this through cargo"));
     let object = Path::new(&variable("OUT_DIR")?).join(format!("{program}.bpf.o"));
     let mut command = Command::new(&clang);
-    // Cargo runs this in the crate's folder: relative paths keep those of the building machine out of the object.
+    // Cargo runs this in the crate's folder: relative paths keep the build machine's paths out of the object.
     command.args(["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-mcpu=v3"]);
     command.arg("-fdebug-compilation-dir=.").arg("-idirafter");
-    // Where Debian keeps <asm/types.h>, which clang looks for below the name of its target.
+    // Debian's folder of <asm/types.h>, which clang looks for below the name of its target.
     command.arg(format!("/usr/include/{}-linux-gnu", variable("CARGO_CFG_TARGET_ARCH")?));
     command.args(["-c", &format!("src/{program}.bpf.c"), "-o"]).arg(object);
     let output = command.output().map_err(|error| {

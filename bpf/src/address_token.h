@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The address tokens that paced sends with Retry, as far as the kernel can judge them: by the stamp that they carry for it.
- * The daemon makes them:
+ * The address tokens that paced sends with Retry. The kernel can check only the stamp in them, which is made for it.
+ * The daemon makes tokens:
  *
  *   0      claims, for the daemon only
- *   29..33 when it was made: seconds of CLOCK_MONOTONIC, modulo 2^32
+ *   29..33 time of making: seconds of CLOCK_MONOTONIC, modulo 2^32
  *   33..37 hash of address, port and that time
  *   37..53 tag, for the daemon only
  */
@@ -28,7 +28,8 @@ struct {
 	__type(value, struct stamp_key);
 } paced_stamps SEC(".maps");
 
-/* Whether a token, which the packet has room for, was made for the client that shows it, and not long ago. */
+/* Whether a token was made for the client that shows it, and recently. The caller has checked that the packet contains
+ * it whole. */
 static __always_inline int token_is_ours(const __u8 *token, const __u64 address[2], __u16 port, __u64 now_ns)
 {
 	struct stamp_key *stamps;

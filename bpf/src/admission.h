@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much is let through of what nothing, or little, is known about. Packets that begin a connection go by lanes, each with
- * a budget of its own, so that a packet that proves something does not share its budget with packets from forged addresses:
+ * Limits on packets about which nothing, or little, is known. Packets that begin a connection use lanes, each with its
+ * own budget, so that a packet that proves something does not share its budget with packets from forged addresses:
  *
- *   lane       packets in it                                  each by the limit of
- *   TOKENS     show an address token with our stamp           a prefix, for the address
- *   IDS        are under an ID of ours                        an ID
- *   KNOWN      come from where a handshake was completed      a prefix, for the address
- *   STRANGERS  all                                            a prefix
+ *   lane       packets in it                                  each limited by
+ *   TOKENS     show an address token with our stamp           the prefix limit, per address
+ *   IDS        are under an ID of ours                        the ID limit
+ *   KNOWN      come from where a handshake completed          the prefix limit, per address
+ *   STRANGERS  all                                            the prefix limit, per prefix
  *
- * A packet whose lane is used up goes on to the next that it may take.
+ * A packet whose lane is used up tries the next lane that it may use.
  */
 #ifndef PACED_ADMISSION_H
 #define PACED_ADMISSION_H
@@ -28,7 +28,7 @@ struct {
 	__type(value, struct limits);
 } paced_limits SEC(".maps");
 
-/* When the next first packet from a prefix would be on time. */
+/* By prefix: when its next first packet would be on time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -36,7 +36,8 @@ struct {
 	__type(value, __u64);
 } paced_prefixes SEC(".maps");
 
-/* The same by what was proven. Apart from prefixes, which are forged at line rate, and push each other out. */
+/* The same for a proven address or ID. In a separate map, because forged prefixes arrive at line rate and evict each
+ * other. */
 enum lane { TOKENS, IDS, KNOWN, STRANGERS };
 struct proof {
 	__u64 what; /* an address, or the first bytes of an ID */
@@ -49,7 +50,7 @@ struct {
 	__type(value, __u64);
 } paced_proofs SEC(".maps");
 
-/* When a handshake was last completed from an address, as the daemon says: CLOCK_MONOTONIC. */
+/* By address: when the daemon last noted a completed handshake from it, by CLOCK_MONOTONIC. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -59,7 +60,7 @@ struct {
 
 #define KNOWN_FOR_NS (24 * 3600 * 1000000000ull)
 
-/* The same as of a prefix for all together: by lane, and then for other purposes. Each in a cache line of its own. */
+/* The same for all packets of a lane, and of other purposes. Each in its own cache line. */
 enum budget { RESETS = STRANGERS + 1, FRAGMENTS, ARRIVALS, BUDGETS };
 struct budget_clock {
 	__u64 on_time_ns;
@@ -72,7 +73,7 @@ struct {
 	__type(value, struct budget_clock);
 } paced_budgets SEC(".maps");
 
-/* By class: what arrived, and at which depth of the budget it is shed. */
+/* By class: its arrivals, and the depth of the budget at which it is shed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, CLASSES);
@@ -91,7 +92,7 @@ static __always_inline int is_used_up(__u64 on_time_ns, const struct limit *limi
 	return on_time_ns > now_ns && on_time_ns - now_ns > limit->burst_ns;
 }
 
-/* Takes one packet's worth of a limit; returns 0 if it is used up, and `lost` if others were faster four times. */
+/* Takes one packet from a limit; returns 0 if it is used up, and `lost` if other CPUs were faster four times. */
 VERIFIED_ONCE int take(__u64 *on_time_ns, const struct limit *limit, __u64 now_ns, int lost)
 {
 	if (!on_time_ns || !limit)
@@ -116,7 +117,7 @@ static __always_inline int take_budget(__u32 which, const struct limit *limit, _
 	return budget && take(&budget->on_time_ns, limit, now_ns, 0);
 }
 
-/* The same for one entry of many, which is made if it is not there. */
+/* The same for one entry of a map, which is created if it does not exist. */
 static __always_inline int take_one(void *entries, const void *key, const struct limit *limit, __u64 now_ns)
 {
 	__u64 *on_time_ns = bpf_map_lookup_elem(entries, key), next_ns = now_ns + limit->interval_ns;
@@ -127,21 +128,22 @@ static __always_inline int take_one(void *entries, const void *key, const struct
 	return 1;
 }
 
-/* An IPv4 address, or the upper half of one of IPv6: global ones are never as small as the others. */
+/* An IPv4 address, or the upper half of an IPv6 address: those of global addresses are never as small as an IPv4
+ * address. */
 static __always_inline __u64 host_of(const __u64 source[2])
 {
 	return source[0] ? source[0] : source[1] >> 32;
 }
 
-/* A /24 of IPv4, or a /56 and one bit that no IPv4 prefix has. */
+/* An IPv4 /24, or an IPv6 /56 with one bit that no IPv4 prefix has. */
 static __always_inline __u64 prefix_of(const __u64 source[2])
 {
 	return source[0] ? bpf_be64_to_cpu(source[0]) >> 8 | 1ull << 63 : bpf_ntohl(source[1] >> 32) >> 8;
 }
 
 /*
- * Judges a packet that begins a connection, or asks for versions. `id` is how its ID begins if that is one of ours, and else
- * 0; `has_token` says whether it shows a token of ours.
+ * Judges a packet that begins a connection, or asks for versions. `id` is the first bytes of its ID if that is one of
+ * ours, else 0; `has_token` says whether it shows a token of ours.
  */
 VERIFIED_ONCE enum reason admit(const struct packet *packet, __u64 id, int has_token, int is_initial, __u64 now_ns)
 {
@@ -179,7 +181,7 @@ VERIFIED_ONCE enum reason admit(const struct packet *packet, __u64 id, int has_t
 		    take_budget(KNOWN, &limits->total, now_ns))
 			return is_initial ? PASS_INITIAL_KNOWN : PASS_VERSION;
 	}
-	/* Before the prefix: in a flood from everywhere, none is remembered that would not pass. */
+	/* Before the prefix limit: in a flood from everywhere, no prefix is stored for a packet that would not pass anyway. */
 	if (is_used_up(*(volatile __u64 *)&budget->on_time_ns, &limits->total, now_ns))
 		return DROP_TOTAL_LIMIT;
 	prefix = prefix_of(packet->source);
@@ -191,8 +193,8 @@ VERIFIED_ONCE enum reason admit(const struct packet *packet, __u64 id, int has_t
 }
 
 /*
- * Counts what passes, by class, and sheds it if more arrives than may: a class has the less of the burst the lower it is, so
- * the lowest is the first to find nothing left, and the highest finds what the others left.
+ * Counts a packet that passes, by class, and sheds it if too many arrive: the lower a class is, the less of the burst
+ * it may use, so the lowest class finds nothing left first, and the highest gets what the others leave.
  */
 static __always_inline enum reason arrive(const struct packet *packet, enum reason reason)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The connection IDs that paced issues, read in the kernel. The daemon makes them:
+ * The connection IDs that paced issues, as the kernel reads them. The daemon makes them:
  *
- *   0      config in the upper three bits, length less one in the others
+ *   0      config in the upper three bits, length less one in the lower five
  *   1..6   nonce
  *   6..8   class and worker, hidden by a hash of nonce and tag
- *   8..12  tag: a hash of all the others, class and worker in clear
+ *   8..12  tag: a hash of all other bytes, with class and worker in clear
  */
 #ifndef PACED_CONNECTION_ID_H
 #define PACED_CONNECTION_ID_H
@@ -45,7 +45,7 @@ static inline int id_open(const __u8 id[ID_LEN], const struct id_keys *keys, str
 	return tag == (__u32)sip_hash(keys->tag, head, 8ull << 56);
 }
 
-/* The keys by the config that names them. */
+/* The keys, by their config. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, ID_CONFIGS);
@@ -53,7 +53,7 @@ struct {
 	__type(value, struct id_keys);
 } paced_ids SEC(".maps");
 
-/* Reads the label of a connection ID; returns 0 if it is none of ours. */
+/* Reads the label of a connection ID; returns 0 if it is not one of ours. */
 static __always_inline int id_is_ours(const __u8 *id, struct id_label *label)
 {
 	__u32 config = id_config(id[0]);

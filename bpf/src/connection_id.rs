@@ -1,4 +1,4 @@
-//! Keys of the connection IDs that programs take for ours.
+//! Keys by which programs recognise the daemon's connection IDs.
 
 use std::borrow::BorrowMut;
 
@@ -6,11 +6,11 @@ use aya::maps::{Array, MapData, MapError};
 
 use crate::intf::{ID_CONFIGS, RawIdKeys};
 
-/// The SipHash-2-4 keys of connection IDs under one config: of the tag, by which an ID is known, and of what hides class
-/// and worker. `connection_id.h` says what an ID looks like.
+/// The SipHash-2-4 keys of connection IDs under one config: one for the tag, which identifies an ID, and one that hides
+/// class and worker. `connection_id.h` describes an ID.
 pub type IdKeys = [[u8; 16]; 2];
 
-/// Puts keys in force by their configs, which count modulo 8; those of other configs are not any more.
+/// Puts keys in force by their configs, which count modulo 8; other configs have no keys any more.
 pub(crate) fn set_keys<M: BorrowMut<MapData>>(
     map: &mut Array<M, RawIdKeys>,
     keys: &[(u8, IdKeys)],
@@ -27,7 +27,7 @@ impl From<&IdKeys> for RawIdKeys {
     }
 }
 
-/// A SipHash key as programs have it.
+/// Converts a SipHash key to the programs' layout.
 pub(crate) fn words(key: &[u8; 16]) -> [u64; 2] {
     let both = u128::from_le_bytes(*key);
     [both as u64, (both >> 64) as u64]

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tc egress: what leaves the machine with paced's mark gets the priority, the DSCP and the departure time of its class,
- * and is counted. Everything else passes untouched.
+ * tc egress: gives outgoing packets with paced's mark the priority, the DSCP and the departure time of their class, and
+ * counts them. All other packets pass untouched.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -12,10 +12,10 @@
 #include "edt.h"
 #include "intf.h"
 
-/* The upper half of our marks; the loader may set another. */
+/* The tag of our marks; the loader may set another. */
 const volatile __u32 mark_tag = 0x70ac0000;
 
-/* When the next packet of a slot may leave. Terms change, this stays. */
+/* When the next packet of a slot may leave. It outlives a change of terms. */
 struct class_clock {
 	struct bpf_spin_lock lock;
 	__u32 unused;
@@ -65,7 +65,7 @@ static __always_inline __u32 paced_priority(__u32 priority)
 	return (priority & 15) == 7 ? priority - 1 : priority;
 }
 
-/* Sets the DSCP and keeps the ECN bits; a packet that is too short for its header stays as it is. */
+/* Sets the DSCP and keeps the ECN bits; leaves a packet unchanged that is too short for its header. */
 static __always_inline void set_dscp(struct __sk_buff *skb, __u32 ip_offset, __u8 dscp)
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
@@ -91,7 +91,8 @@ static __always_inline void set_dscp(struct __sk_buff *skb, __u32 ip_offset, __u
 	}
 }
 
-/* Gives the packet its departure time; returns 0 if that is beyond the horizon, and then the class has lost nothing. */
+/* Sets the packet's departure time; returns 0 if that is beyond the horizon, and then leaves the class's clock
+ * unchanged. */
 static __always_inline int pace(struct __sk_buff *skb, struct class_clock *clock, const struct class_terms *terms,
 				struct class_counters *counters)
 {

@@ -1,4 +1,4 @@
-//! The tc egress program: marks, paces and counts what leaves, by class.
+//! The tc egress program: marks, paces and counts outgoing packets, by class.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -15,37 +15,37 @@ use crate::mark::{Mark, Tag};
 use crate::syscall::{Link, LinkHook, NetworkDevice};
 use crate::tables::Tables;
 
-/// The compiled program with its maps, an ELF object that libbpf and `bpftool prog loadall` take as well.
+/// The compiled program with its maps, as an ELF object that libbpf and `bpftool prog loadall` accept as well.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/egress.bpf.o"));
 
 /// The program's name, as `bpftool prog` and `tc filter` show it.
 pub const PROGRAM: &str = "paced_egress";
 
-/// What packets of a class are held to, in one direction.
+/// The terms of a class, in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelTerms {
-    /// The most that all packets of the class may use, in bytes per second with all headers; `None` is no limit. Kept
-    /// only on devices whose root qdisc is `fq`.
+    /// The most that all packets of the class may use, in bytes per second with all headers; `None` for no limit.
+    /// Enforced only on devices whose root qdisc is `fq`.
     pub bytes_per_sec: Option<NonZeroU64>,
-    /// How long the class may be idle without losing what it could have sent, in nanoseconds.
+    /// How long the class may be idle without losing its right to send, in nanoseconds.
     pub burst_ns: u64,
-    /// `skb->priority`; `None` leaves it. The program makes 6 out of 7 (modulo 16): `fq` of Linux 6.1 sends such packets
-    /// at once, whatever their departure time.
+    /// `skb->priority`; `None` leaves it. The program replaces 7 (modulo 16) with 6: `fq` of Linux 6.1 sends such
+    /// packets at once, whatever their departure time.
     pub priority: Option<u32>,
-    /// The differentiated services code point, of which six bits count; `None` leaves it.
+    /// The differentiated services code point, of which the lower six bits are used; `None` leaves it.
     pub dscp: Option<u8>,
 }
 
-/// What happened to packets of a class in one direction, since the program was loaded, on all CPUs.
+/// Counters of a class's packets in one direction since the program was loaded, over all CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelCounters {
-    /// Packets that were let go, those of a GSO message one by one.
+    /// Packets that passed; each packet of a GSO message counts.
     pub packets: u64,
-    /// Their bytes with all headers.
+    /// Their bytes, with all headers.
     pub bytes: u64,
-    /// Packets or GSO messages that the class's rate made leave later than their socket wanted.
+    /// Packets or GSO messages that left later than their socket wanted, because of the class's rate.
     pub delayed_packets: u64,
-    /// Packets that would have had to leave more than a second later.
+    /// Packets that would have left more than a second later.
     pub dropped_packets: u64,
 }
 
@@ -56,21 +56,22 @@ pub enum Hook {
     Tcx,
     /// As a filter of the `clsact` qdisc, which stays until it is removed.
     Netlink {
-        /// Whether the qdisc was not there before, and is the caller's to remove.
+        /// Whether the qdisc was made for this, so that the caller must remove it.
         made_clsact: bool,
     },
 }
 
-/// How a program that was attached holds on to its device.
+/// How an attached program is bound to its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attached {
-    /// By a link, which is there.
+    /// By a link, which still exists.
     Link,
-    /// By a filter, of which only tc knows whether it is there.
+    /// By a filter; only tc knows whether it still exists.
     Filter,
 }
 
-/// The loaded program. Dropping it, in the namespace of its devices, detaches it everywhere; only a `clsact` qdisc stays.
+/// The loaded program. If it is dropped in the namespace of its devices, it detaches everywhere; only a `clsact` qdisc
+/// stays.
 #[derive(Debug)]
 pub struct Egress {
     loaded: Loaded<SchedClassifier>,
@@ -81,7 +82,7 @@ pub struct Egress {
 enum Attachment {
     /// Detaches when it is dropped.
     Link(Link),
-    /// Detached by name, so only while the device still is the one that has it.
+    /// Detached by name, so only if the name still belongs to the same device.
     Filter(SchedClassifierLinkId, NetworkDevice),
 }
 
@@ -95,8 +96,8 @@ impl Egress {
         Ok(Self { loaded, attached: BTreeMap::new() })
     }
 
-    /// Attaches the program to what leaves through a device of the calling thread's namespace, in place of an earlier
-    /// attachment there; `has_fq` says whether departure times are kept there. Kernels without tcx get a filter.
+    /// Attaches the program to the egress of a device of the calling thread's namespace, in place of an earlier
+    /// attachment there; `has_fq` says whether the device keeps departure times. Kernels without tcx get a filter.
     ///
     /// # Errors
     /// There is no such device, or the kernel refuses.
@@ -109,16 +110,16 @@ impl Egress {
                 self.attached.insert(device.to_owned(), Attachment::Link(link));
                 Ok(Hook::Tcx)
             }
-            // Before Linux 6.6 there is no such kind of link.
+            // Kernels before Linux 6.6 do not have this kind of link.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self.attach_filter(device, has_fq),
             Err(error) => Err(refused(device, "tc egress, tcx", error.into())),
         }
     }
 
-    /// Attaches the program as a filter of `clsact`, which [`Egress::attach`] does where it has to (Linux before 6.6).
+    /// Attaches the program as a filter of `clsact`, as [`Egress::attach`] does on Linux before 6.6.
     ///
     /// # Errors
-    /// As [`Egress::attach`].
+    /// As for [`Egress::attach`].
     pub fn attach_filter(&mut self, device: &str, has_fq: bool) -> Result<Hook, Error> {
         let found = self.prepare(device, has_fq)?;
         let made_clsact = match tc::qdisc_add_clsact(device) {
@@ -143,8 +144,8 @@ impl Egress {
         Ok(found)
     }
 
-    /// Detaches the program from a device of the calling thread's namespace; from one that it is not attached to, that is
-    /// nothing. A device that is gone has taken the attachment with it, also where another has its name now.
+    /// Detaches the program from a device of the calling thread's namespace; does nothing if it is not attached there.
+    /// A removed device has taken the attachment with it, even if another device has its name now.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -158,8 +159,8 @@ impl Egress {
         }
     }
 
-    /// Asks the kernel how the program holds on to a device; `None` where it does not, also because somebody else
-    /// detached it.
+    /// Asks the kernel how the program is bound to a device; `None` if it is not, even because another process detached
+    /// it.
     pub fn attachment(&self, device: &str) -> Option<Attached> {
         match self.attached.get(device)? {
             Attachment::Link(link) => link.is_attached().then_some(Attached::Link),
@@ -170,13 +171,13 @@ impl Egress {
     /// Returns the tables of the program, for this process.
     ///
     /// # Errors
-    /// No more file descriptors may be opened.
+    /// No more file descriptors can be opened.
     pub fn classes(&self) -> Result<KernelClasses, Error> {
         KernelClasses::from_fds(TABLES.owned_fds(&self.loaded.ebpf)?)
     }
 
-    /// Returns the file descriptors of the tables, to be passed to a process that may use them without any right:
-    /// there [`KernelClasses::from_fds`] takes them in this order.
+    /// Returns the file descriptors of the tables, for a process that may use them without any right: there,
+    /// [`KernelClasses::from_fds`] takes them in this order.
     ///
     /// # Errors
     /// The object lacks a table.
@@ -184,23 +185,24 @@ impl Egress {
         TABLES.fds(&self.loaded.ebpf)
     }
 
-    /// The loaded program, to be tried out.
+    /// Returns the loaded program, for trials.
     pub(crate) fn program(&self) -> Option<&SchedClassifier> {
         self.loaded.program()
     }
 }
 
-/// Removes filters of our name that a process left behind on a device when it was killed. Links leave nothing.
+/// Removes filters of our name from a device that a killed process left there. Links leave nothing behind.
 pub fn remove_leftovers(device: &str) {
-    // Where there is no clsact qdisc, or none of ours, there is nothing to remove.
+    // An error means that there is no clsact qdisc or no filter of ours: nothing to remove.
     _ = tc::qdisc_detach_program(device, TcAttachType::Egress, PROGRAM);
 }
 
-/// The maps that [`KernelClasses`] is made of.
+/// The maps of [`KernelClasses`].
 const TABLES: Tables = Tables { program: PROGRAM, names: &NAMES };
 const NAMES: [&str; 4] = ["paced_terms", "paced_half", "paced_counters", "paced_devices"];
 
-/// The tables of the egress program: terms of classes in, counters out. Needs the maps' file descriptors and no right.
+/// The tables of the egress program: classes' terms in, counters out. Using it needs the maps' file descriptors, but no
+/// right.
 pub struct KernelClasses {
     terms: Array<MapData, RawTerms>,
     half: Array<MapData, u32>,
@@ -209,20 +211,21 @@ pub struct KernelClasses {
 }
 
 impl KernelClasses {
-    /// Takes the descriptors that [`Egress::tables`] gave, in their order.
+    /// Takes the descriptors that [`Egress::tables`] returned, in their order.
     ///
     /// # Errors
-    /// They are too few, or not those.
+    /// There are too few, or they are of other maps.
     pub fn from_fds(fds: impl IntoIterator<Item = OwnedFd>) -> Result<Self, Error> {
         let mut given = TABLES.given(fds.into_iter());
         Ok(Self { terms: given.table()?, half: given.table()?, counters: given.table()?, devices: given.table()? })
     }
 
-    /// Puts new terms in force, all at once and without reattaching: they are written to the half that is idle, and then
-    /// the halves change places. Classes that are not named have none. Clocks go on: departures already given stay.
+    /// Puts new terms in force, all at once and without reattaching: writes them to the idle half of the table, and
+    /// then swaps the halves. Classes that are not named have no terms. The clocks are kept, so departures already
+    /// given stay.
     ///
     /// # Errors
-    /// The kernel refuses an update; the old terms are in force then.
+    /// The kernel refuses an update; the old terms then stay in force.
     pub fn publish(&mut self, terms: impl IntoIterator<Item = (Mark, KernelTerms)>) -> Result<(), Error> {
         let mut raw = vec![RawTerms::from(KernelTerms::default()); SLOTS as usize];
         for (mark, terms) in terms {
@@ -236,10 +239,10 @@ impl KernelClasses {
         self.half.set(0, idle, 0).map_err(|error| broken(half, error))
     }
 
-    /// Returns what happened to the packets of a class.
+    /// Returns the counters of a class.
     ///
     /// # Errors
-    /// The kernel refuses to tell.
+    /// The kernel refuses to read them.
     pub fn counters(&self, mark: Mark) -> Result<KernelCounters, Error> {
         let cpus = self.counters.get(&mark.slot(), 0).map_err(|error| broken(NAMES[2], error))?;
         let sum = |of: fn(&RawCounters) -> u64| cpus.iter().map(of).fold(0, u64::wrapping_add);
@@ -251,8 +254,8 @@ impl KernelClasses {
         })
     }
 
-    /// Says whether the root qdisc of a device of the calling thread's namespace is `fq`. Without it, the program neither
-    /// writes departure times nor keeps rates there.
+    /// Sets whether the root qdisc of a device of the calling thread's namespace is `fq`. Without it, the program
+    /// neither writes departure times nor enforces rates there.
     ///
     /// # Errors
     /// There is no such device, or the kernel refuses the update.

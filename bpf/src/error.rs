@@ -1,34 +1,34 @@
-//! Why the kernel does not do what it was asked for.
+//! Why the kernel refused a program or a table.
 
 use std::error::Error as StdError;
 use std::{fmt, fs};
 
 use crate::probe::missing_rights;
 
-/// What the kernel, or the library, said.
+/// The error of the kernel, or of the library.
 pub type Cause = Box<dyn StdError + Send + Sync>;
 
-/// What went wrong with a program or its tables: names program, device and hook, the kernel, and rights that are missing.
+/// An error of a program or its tables: names program, device and hook, the kernel, and missing rights.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel refused the program or one of its maps.
     #[error("failed to load the {program} program on {circumstances}: {}", chain(source.as_ref()))]
     Load {
-        /// Which program.
+        /// The program.
         program: &'static str,
         /// Kernel and rights.
         circumstances: Circumstances,
         /// Why.
         source: Cause,
     },
-    /// It was loaded and could not be put in its place.
+    /// The program was loaded but could not be attached.
     #[error("failed to attach the {program} program to {device} ({hook}) on {circumstances}: {}", chain(source.as_ref()))]
     Attach {
-        /// Which program.
+        /// The program.
         program: &'static str,
         /// The device's name.
         device: String,
-        /// Where it was to be attached.
+        /// The hook.
         hook: &'static str,
         /// Kernel and rights.
         circumstances: Circumstances,
@@ -38,17 +38,17 @@ pub enum Error {
     /// A table could not be read or written.
     #[error("failed to use the map {map} of the {program} program: {}", chain(source.as_ref()))]
     Map {
-        /// Which program.
+        /// The program.
         program: &'static str,
         /// The map's name.
         map: &'static str,
         /// Why.
         source: Cause,
     },
-    /// A program could not be tried out.
+    /// A trial run failed.
     #[error("failed to run the {program} program on a packet: {}", chain(source.as_ref()))]
     Trial {
-        /// Which program.
+        /// The program.
         program: &'static str,
         /// Why.
         source: Cause,
@@ -80,7 +80,7 @@ impl fmt::Display for Circumstances {
     }
 }
 
-/// An error with its causes, as long as each adds something.
+/// Joins an error and its causes, leaving out causes that add nothing.
 fn chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

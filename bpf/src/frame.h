@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ethernet frames that carry UDP to a listener: where in them the QUIC packet is, however IP wraps it. */
+/* Ethernet frames that carry UDP to a listener: finds the QUIC packet in them, however IP wraps it. */
 #ifndef PACED_FRAME_H
 #define PACED_FRAME_H
 
@@ -23,29 +23,29 @@ struct {
 
 /* A packet to a listener. */
 struct packet {
-	__u64 source[2]; /* its address; IPv4 as IPv4-mapped IPv6 */
-	__u16 port;      /* that of its source, in network order */
+	__u64 source[2]; /* the sender's address; IPv4 as IPv4-mapped IPv6 */
+	__u16 port;      /* the sender's port, in network order */
 	__u8 class;      /* its connection's, or else its listener's */
-	__u32 len;       /* of what UDP carries */
-	__u32 at;        /* where in the frame that begins */
+	__u32 len;       /* of the UDP payload */
+	__u32 at;        /* offset of the payload in the frame */
 };
 
-/* Functions that the verifier looks at once, wherever they are called (Linux 5.12). Inlined, each way through one would be
- * looked at again with each way through the next: 886,641 instructions for the whole program, where a million is the limit. */
+/* Functions that the verifier verifies once, wherever they are called (Linux 5.12). Inlined, each path through one would be
+ * verified again with each path through the next: 886,641 instructions for the whole program, where a million is the limit. */
 #define VERIFIED_ONCE __attribute__((noinline))
 
 enum found {
-	ELSEWHERE,       /* nothing of ours */
+	ELSEWHERE,       /* not for a listener */
 	TO_LISTENER,
 	FIRST_FRAGMENT,  /* of a packet to a listener */
 	LATER_FRAGMENT,  /* to the address of a listener; its port is in another packet */
 	HIDDEN,          /* to the address of a listener, behind too many extension headers or an incomplete one */
 };
 
-/* RFC 8200 §4.1 knows of five before UDP, one of which may come twice. */
+/* RFC 8200 §4.1 names five before UDP, one of which may occur twice. */
 #define MAX_EXTENSION_HEADERS 6
 
-/* Ethernet with two tags, IPv6 with the longest extension headers, and UDP. A mask, for the verifier. */
+/* Ethernet with two tags, IPv6 with the longest extension headers, and UDP. A mask, because the verifier needs one. */
 #define HEADERS_MASK 0x3fff
 _Static_assert(22 + 40 + MAX_EXTENSION_HEADERS * 2048 + 8 <= HEADERS_MASK, "headers end before this");
 
@@ -72,14 +72,14 @@ static __always_inline int is_extension_header(__u8 protocol)
 	       protocol == IPPROTO_FRAGMENT || protocol == IPPROTO_AH;
 }
 
-/* How far the headers behind that of IPv6 have been read. */
+/* How far the headers after that of IPv6 have been read. */
 struct headers {
-	__u32 at;   /* where in the frame the next begins */
+	__u32 at;   /* offset of the next header in the frame */
 	__u32 next; /* its protocol */
 	enum found found;
 };
 
-/* Goes past an extension header; returns 0 where the last one is behind us, or is not whole. */
+/* Skips an extension header; returns 0 if the last one has been read, or is incomplete. */
 VERIFIED_ONCE int skip_extension_header(struct xdp_md *xdp, struct headers *headers)
 {
 	__u8 *at = (void *)(long)xdp->data, *end = (void *)(long)xdp->data_end;
@@ -109,7 +109,7 @@ VERIFIED_ONCE int skip_extension_header(struct xdp_md *xdp, struct headers *head
 	return headers->found != LATER_FRAGMENT;
 }
 
-/* Finds UDP to a listener. What is shorter than it says has a length of 0. */
+/* Finds UDP to a listener. Sets a length of 0 for a packet that is shorter than its UDP length says. */
 static __always_inline enum found find(struct xdp_md *xdp, struct packet *packet)
 {
 	__u8 *start = (void *)(long)xdp->data, *at = start, *end = (void *)(long)xdp->data_end;
@@ -147,7 +147,7 @@ static __always_inline enum found find(struct xdp_md *xdp, struct packet *packet
 		address[1] = (__u64)ip->daddr << 32 | 0xffff0000;
 		packet->source[0] = 0;
 		packet->source[1] = (__u64)ip->saddr << 32 | 0xffff0000;
-		/* More fragments, and the offset of this one. */
+		/* The bit for more fragments, and the offset of this one. */
 		if (ip->frag_off & bpf_htons(0x3fff))
 			found = ip->frag_off & bpf_htons(0x1fff) ? LATER_FRAGMENT : FIRST_FRAGMENT;
 		at += header_bytes;
@@ -178,7 +178,8 @@ static __always_inline enum found find(struct xdp_md *xdp, struct packet *packet
 
 	udp = (void *)at;
 	if (found == LATER_FRAGMENT || found == HIDDEN || at + sizeof(*udp) > end) {
-		/* Whole packets without a UDP header reach nobody; in fragments, the others may have the rest of it. */
+		/* The kernel drops whole packets without a UDP header; of a fragmented packet, other fragments may contain the rest
+		 * of the header. */
 		if (found == TO_LISTENER || !find_listener(address, ANY_PORT))
 			return ELSEWHERE;
 		return found == HIDDEN ? HIDDEN : LATER_FRAGMENT;
@@ -188,7 +189,7 @@ static __always_inline enum found find(struct xdp_md *xdp, struct packet *packet
 		return ELSEWHERE;
 	if (found == FIRST_FRAGMENT)
 		return FIRST_FRAGMENT;
-	/* A number and not a pointer: older verifiers do not know how large two bytes in host order can be. */
+	/* A number and not a pointer: older verifiers do not know the range of two bytes in host order. */
 	room = end - at;
 	at += sizeof(*udp);
 	len = bpf_ntohs(udp->len);

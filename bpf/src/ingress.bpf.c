@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * XDP ingress: drops UDP packets to the daemon's own listeners that deserve nothing, before they cost a socket buffer.
- * Everything else passes untouched; frame.h says what is found, and admission.h how much passes.
+ * XDP ingress: drops UDP packets to the daemon's own listeners that no listener would serve, before they cost a socket
+ * buffer. Everything else passes untouched; frame.h finds packets to listeners, and admission.h limits how many pass.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
@@ -13,8 +13,8 @@
 #include "frame.h"
 #include "intf.h"
 
-/* RFC 9000: the version (§15), what a datagram with an Initial has at least (§14.1), connection IDs (§7.2, §17.2), and
- * the shortest packets there are, which are stateless resets (§10.3). */
+/* RFC 9000: the version (§15), the shortest datagram with an Initial (§14.1), connection IDs (§7.2, §17.2), and
+ * the shortest packets, which are stateless resets (§10.3). */
 #define QUIC_VERSION_1 1
 #define MIN_INITIAL_BYTES 1200
 #define MIN_FIRST_ID_LEN 8
@@ -30,7 +30,8 @@ struct {
 	__type(value, __u64);
 } paced_reasons SEC(".maps");
 
-/* Whether the connection ID at this place, which the packet has room for, is one of ours; the packet has its class then. */
+/* Whether this connection ID is one of ours; the packet then gets its class. The caller has checked that the packet
+ * contains it whole. */
 static __always_inline int is_ours(struct packet *packet, const __u8 *id)
 {
 	struct id_label label;
@@ -57,7 +58,8 @@ static __always_inline enum reason judge_short(struct packet *packet, const __u8
 	return PASS_UNKNOWN_ID;
 }
 
-/* Whether an Initial, behind whose first ID `at` is, shows a token of ours. Its length is then one byte (RFC 9000 §16). */
+/* Whether an Initial shows a token of ours; `at` points behind its first ID. The token's length takes one byte (RFC
+ * 9000 §16). */
 static __always_inline int shows_token(const struct packet *packet, const __u8 *at, const __u8 *end, __u64 now_ns)
 {
 	__u8 len;
@@ -73,7 +75,7 @@ static __always_inline int shows_token(const struct packet *packet, const __u8 *
 	return token_is_ours(at + 1, packet->source, packet->port, now_ns);
 }
 
-/* RFC 9000 §17.2; what versions have in common is RFC 8999 §5.1. */
+/* RFC 9000 §17.2; the parts common to all versions: RFC 8999 §5.1. */
 static __always_inline enum reason judge_long(struct packet *packet, const __u8 *quic, const __u8 *end)
 {
 	int is_long_enough = packet->len >= MIN_INITIAL_BYTES;
@@ -81,7 +83,7 @@ static __always_inline enum reason judge_long(struct packet *packet, const __u8 
 	__be32 version;
 	__u8 len, type;
 
-	/* Up to the lengths of two empty IDs. */
+	/* The shortest header: both IDs are empty. */
 	if (quic + 7 > end || packet->len < 7)
 		return DROP_MALFORMED;
 	__builtin_memcpy(&version, quic + 1, sizeof(version));
@@ -94,7 +96,7 @@ static __always_inline enum reason judge_long(struct packet *packet, const __u8 
 		return DROP_MALFORMED;
 	type = (quic[0] & 0x30) >> 4;
 	if (type == RETRY)
-		/* Only servers send it. */
+		/* Only servers send Retry. */
 		return DROP_MALFORMED;
 	if (type == INITIAL && !is_long_enough)
 		return DROP_SHORT_INITIAL;
@@ -102,7 +104,7 @@ static __always_inline enum reason judge_long(struct packet *packet, const __u8 
 		__builtin_memcpy(&id, quic + 6, sizeof(id));
 	if (type == HANDSHAKE)
 		return id ? PASS_CONNECTION : DROP_FORGED_ID;
-	/* The first packets carry an ID that the client chose. */
+	/* The first packets contain an ID that the client chose. */
 	if (!id && len < MIN_FIRST_ID_LEN)
 		return DROP_SHORT_ID;
 	now_ns = bpf_ktime_get_ns();
@@ -116,7 +118,7 @@ static __always_inline enum reason judge(struct packet *packet, const __u8 *quic
 	return quic[0] & 0x80 ? judge_long(packet, quic, end) : judge_short(packet, quic, end);
 }
 
-/* Fragments of what is not for a listener look the same, so they share a budget. */
+/* Fragments that are not for a listener look the same, so all share a budget. */
 static __always_inline enum reason judge_fragment(void)
 {
 	struct limits *limits;
@@ -145,7 +147,7 @@ int paced_ingress(struct xdp_md *xdp)
 			reason = arrive(&packet, reason);
 		break;
 	case FIRST_FRAGMENT:
-		/* RFC 9000 §14: nobody may send QUIC that way. */
+		/* RFC 9000 §14: QUIC packets must not be fragmented. */
 		reason = DROP_FRAGMENT;
 		break;
 	case LATER_FRAGMENT:

@@ -1,4 +1,4 @@
-//! The XDP program: drops what listeners do not deserve to see, before it costs a socket buffer.
+//! The XDP program: drops packets that no listener would serve, before they cost a socket buffer.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -17,7 +17,7 @@ mod guard;
 mod limits;
 mod reason;
 
-/// The compiled program with its maps, an ELF object that libbpf and `bpftool prog loadall` take as well.
+/// The compiled program with its maps, as an ELF object that libbpf and `bpftool prog loadall` accept as well.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ingress.bpf.o"));
 
 /// The program's name, as `bpftool prog` and `ip link` show it.
@@ -26,9 +26,9 @@ pub const PROGRAM: &str = "paced_ingress";
 /// Where XDP runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XdpMode {
-    /// In the device's driver, before there is a socket buffer.
+    /// In the device's driver, before a packet has a socket buffer.
     Native,
-    /// Behind the driver, on socket buffers: it saves less.
+    /// After the driver, on socket buffers: it saves less.
     Generic,
 }
 
@@ -40,7 +40,7 @@ pub struct Ingress {
 }
 
 impl Ingress {
-    /// Loads the program. It lets everything pass until it is told of listeners.
+    /// Loads the program. It passes everything until it gets listeners.
     ///
     /// # Errors
     /// The kernel refuses it, mostly for lack of CAP_BPF or CAP_NET_ADMIN.
@@ -51,8 +51,8 @@ impl Ingress {
         Ok(ingress)
     }
 
-    /// Attaches the program to what arrives at a device of the calling thread's namespace: in its driver, or behind it
-    /// where that is not possible.
+    /// Attaches the program to the arrivals at a device of the calling thread's namespace: in its driver, or after it
+    /// if the driver does not support that.
     ///
     /// # Errors
     /// There is no such device, another XDP program is there, or the kernel refuses.
@@ -79,12 +79,12 @@ impl Ingress {
         Ok(mode)
     }
 
-    /// Asks the kernel whether the program is on a device: somebody else may have detached it.
+    /// Asks the kernel whether the program is on a device: another process may have detached it.
     pub fn is_attached(&self, device: &str) -> bool {
         self.attached.get(device).is_some_and(Link::is_attached)
     }
 
-    /// Detaches the program from a device; from one that it is not attached to, that is nothing.
+    /// Detaches the program from a device; does nothing if it is not attached there.
     pub fn detach(&mut self, device: &str) {
         self.attached.remove(device);
     }
@@ -92,13 +92,13 @@ impl Ingress {
     /// Returns the tables of the program, for this process.
     ///
     /// # Errors
-    /// No more file descriptors may be opened.
+    /// No more file descriptors can be opened.
     pub fn guard(&self) -> Result<Guard, Error> {
         Guard::from_fds(guard::TABLES.owned_fds(&self.loaded.ebpf)?)
     }
 
-    /// Returns the file descriptors of the tables, to be passed to a process that may use them without any right:
-    /// there [`Guard::from_fds`] takes them in this order.
+    /// Returns the file descriptors of the tables, for a process that may use them without any right: there,
+    /// [`Guard::from_fds`] takes them in this order.
     ///
     /// # Errors
     /// The object lacks a table.
@@ -106,7 +106,7 @@ impl Ingress {
         guard::TABLES.fds(&self.loaded.ebpf)
     }
 
-    /// The loaded program, to be tried out.
+    /// Returns the loaded program, for trials.
     pub(crate) fn program(&self) -> Option<&Xdp> {
         self.loaded.program()
     }

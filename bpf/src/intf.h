@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What programs and their loader share. intf.rs mirrors it, and holds every size and offset to it. */
+/* The types that programs and their loader share. intf.rs mirrors them, and asserts every size and offset. */
 #ifndef PACED_INTF_H
 #define PACED_INTF_H
 
@@ -9,13 +9,13 @@
 #define MARK_TAG_BITS 0xffff0000u
 #define SLOTS 512u
 
-/* Terms stand in two halves: one in force, one that is being written. */
+/* The terms have two halves: one in force, one that is being written. */
 #define HALVES 2u
 
 #define KEEP_PRIORITY 0xffffffffu
 #define KEEP_DSCP 0xffu
 
-/* What packets of one slot are held to. */
+/* The terms of one slot. */
 struct class_terms {
 	__u64 bytes_per_sec; /* 0: no limit */
 	__u64 burst_ns;
@@ -24,27 +24,27 @@ struct class_terms {
 	__u8 unused[3];
 };
 
-/* What happened to packets of a slot, on one CPU. */
+/* The counters of one slot, on one CPU. */
 struct class_counters {
-	__u64 packets; /* those of a GSO message one by one */
+	__u64 packets; /* each packet of a GSO message counts */
 	__u64 bytes;   /* as on the wire: with all headers of all packets */
 	__u64 delayed_packets;
 	__u64 dropped_packets; /* beyond the horizon */
 };
 
-/* What is known about a device, in the map of devices. One that is not listed has an Ethernet header and no fq. */
+/* Flags of a device, in the map of devices. A device that is not listed has an Ethernet header and no fq. */
 #define DEVICE_FQ 1u        /* the root qdisc keeps departure times */
 #define DEVICE_NO_ETHERNET 2u /* packets begin with the IP header */
 
 /*
- * An address and port that the daemon listens at: IPv4 as IPv4-mapped IPv6, the port in network order. They stand in an
- * array by their own hash, or in one of the places behind it: an array costs a packet less than the kernel's hash table.
+ * An address and port of the daemon: IPv4 as IPv4-mapped IPv6, the port in network order. Listeners are in an array, at
+ * the place of their own hash or one of the next: for each packet, an array costs less than the kernel's hash table.
  */
 struct listener {
 	__u64 address[2];
 	__u16 port; /* ANY_PORT: whether anything listens at the address */
 	__u16 in_use;
-	__u8 class; /* of packets whose connection ID says none */
+	__u8 class; /* of packets whose connection ID contains none */
 	__u8 unused[3];
 };
 
@@ -57,7 +57,7 @@ static inline __u32 listener_place(__u64 address_0, __u64 address_1, __u16 port)
 	return ((address_0 ^ (address_1 << 32 | address_1 >> 32) ^ port) * 0x9e3779b97f4a7c15ull) >> 53;
 }
 
-/* The SipHash-2-4 keys of connection IDs under one config; connection_id.h says how they are made. */
+/* The SipHash-2-4 keys of connection IDs under one config; connection_id.h describes the IDs. */
 #define ID_CONFIGS 8u
 struct id_keys {
 	__u64 tag[2];
@@ -79,35 +79,35 @@ struct limit {
 	__u64 burst_ns;
 };
 
-/* What is let through of packets that nothing is known about. */
+/* Limits on packets about which nothing is known. */
 struct limits {
-	struct limit prefix;    /* first packets of connections from one /24 or /56, or from one address that is proven */
+	struct limit prefix;    /* first packets of connections from one /24 or /56, or from one proven address */
 	struct limit total;     /* first packets of connections, in each lane */
 	struct limit id;        /* first packets of connections under one ID of ours */
 	struct limit resets;    /* packets for connections that may have been forgotten */
 	struct limit fragments; /* those without a UDP header to addresses of listeners */
 };
 
-/* Connections are of classes, which are numbers here. */
+/* Connections have classes, which are numbers here. */
 #define CLASSES 256u
 
-/* What arrived of one class, on one CPU: all that the rest of the program would pass, shed or not. */
+/* The arrivals of one class, on one CPU: all packets that the rest of the program would pass, shed or not. */
 struct arrivals {
 	__u64 packets;
 	__u64 bytes; /* of UDP payload */
 	__u64 shed_packets;
 };
 
-/* What becomes of a packet to a listener; the index of its counter. */
+/* What happens to a packet to a listener; the index of its counter. */
 enum reason {
 	PASS_CONNECTION,    /* its connection ID is ours */
 	PASS_INITIAL,       /* it begins a connection; so do the next three */
 	PASS_INITIAL_TOKEN, /* it shows an address token */
-	PASS_INITIAL_KNOWN, /* it comes from where a handshake was completed */
+	PASS_INITIAL_KNOWN, /* it comes from where a handshake completed */
 	PASS_INITIAL_ID,    /* it is under an ID of ours */
-	PASS_VERSION,       /* the endpoint may answer with the versions that it has */
+	PASS_VERSION,       /* the endpoint may answer with the versions that it supports */
 	PASS_UNKNOWN_ID,    /* the endpoint may answer with a stateless reset */
-	PASS_FRAGMENT,      /* it may be for somebody else at the address */
+	PASS_FRAGMENT,      /* it may be for another program at the address */
 	DROP_MALFORMED,
 	DROP_SHORT_INITIAL,
 	DROP_SHORT_ID,
@@ -121,7 +121,7 @@ enum reason {
 	DROP_ID_LIMIT,
 	DROP_RESET_LIMIT,
 	DROP_FRAGMENT_LIMIT,
-	DROP_ARRIVALS_LIMIT, /* of a class that is too low for what else arrives */
+	DROP_ARRIVALS_LIMIT, /* too many packets arrive, and its class is too low */
 	REASONS,
 };
 

@@ -1,10 +1,10 @@
-//! `intf.h` in Rust: every size and offset is held to the header's at compile time.
+//! `intf.h` in Rust: every size and offset is asserted to be the header's at compile time.
 
 use aya::Pod;
 
-/// How many slots there are: class and direction, as in a mark.
+/// The number of slots: class and direction, as in a mark.
 pub(crate) const SLOTS: u32 = 512;
-/// What a half of the terms says of priorities and DSCPs that stay as they are.
+/// The values in the terms that leave a packet's priority and DSCP unchanged.
 pub(crate) const KEEP_PRIORITY: u32 = u32::MAX;
 pub(crate) const KEEP_DSCP: u8 = u8::MAX;
 /// Flags of a device.
@@ -32,19 +32,19 @@ pub(crate) struct RawCounters {
     pub(crate) dropped_packets: u64,
 }
 
-/// How many configs connection IDs may have.
+/// The number of configs that connection IDs may have.
 pub(crate) const ID_CONFIGS: u32 = 8;
 
-/// In how many places listeners may stand, and how many are looked at from the one of their hash on.
+/// The number of places for listeners, and of places that a lookup tries, from the hash's place on.
 pub(crate) const LISTENER_PLACES: u32 = 2_048;
 pub(crate) const LISTENER_PROBES: u32 = 8;
-/// The port of an entry that says that something listens at an address.
+/// The port of an entry that marks an address as one of the daemon's.
 pub(crate) const ANY_PORT: u16 = 0;
 
-/// How many numbers there are for classes.
+/// The number of class numbers.
 pub(crate) const CLASSES: u32 = 256;
 
-/// `struct listener`; both in network order.
+/// `struct listener`; address and port in network order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub(crate) struct RawListener {
@@ -110,7 +110,7 @@ pub(crate) struct RawArrivals {
     pub(crate) shed_packets: u64,
 }
 
-// SAFETY: all are made of integers in C's layout, without padding that could be uninitialised.
+// SAFETY: all consist of integers in C's layout, without padding that could be uninitialised.
 unsafe impl Pod for RawTerms {}
 // SAFETY: as above.
 unsafe impl Pod for RawCounters {}
@@ -127,7 +127,7 @@ unsafe impl Pod for RawLimits {}
 // SAFETY: as above.
 unsafe impl Pod for RawArrivals {}
 
-/// Holds a mirrored struct to the numbers of the header.
+/// Asserts that a mirrored struct has the size and offsets of the header.
 macro_rules! layout {
     ($name:ident, $size:literal, $($field:ident @ $offset:literal),+) => {
         const _: () = assert!(size_of::<$name>() == $size $(&& std::mem::offset_of!($name, $field) == $offset)+);

@@ -1,17 +1,17 @@
-//! What paced does inside the kernel: programs that mark, pace and count what leaves, and finding out what this kernel and
-//! this process's rights allow.
+//! The part of paced inside the kernel: programs that mark, pace and count outgoing packets and guard listeners, and a
+//! probe of what this kernel and this process's rights allow.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`mark`] | class and direction of a packet, as a socket says them to the kernel |
+//! | [`mark`] | class and direction of a packet, as a socket passes them to the kernel |
 //! | [`egress`] | the tc egress program: priority, DSCP, departure time, counters |
 //! | [`ingress`] | the XDP program: drops, limits, counters; by listener and connection ID |
 //! | [`steer`] | the sk_reuseport program: packets to the worker of their connection |
 //! | [`trial`] | a program run on a packet, attached to nothing |
 //!
-//! Takes and gives numbers and names; knows neither scheduling nor configuration. The programs are C (`*.bpf.c`), compiled
-//! by `build.rs` and embedded; `intf.h` is what they share with this crate. System calls that no library makes for us are
-//! in `syscall.rs`.
+//! This crate takes and gives numbers and names; it knows neither scheduling nor configuration. The programs are C
+//! (`*.bpf.c`), compiled by `build.rs` and embedded; they share `intf.h` with this crate. System calls that no library
+//! wraps are in `syscall.rs`.
 
 mod connection_id;
 pub mod egress;

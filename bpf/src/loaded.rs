@@ -1,4 +1,4 @@
-//! How the programs get into the kernel.
+//! Loads the programs into the kernel.
 
 use std::marker::PhantomData;
 
@@ -7,7 +7,7 @@ use aya::{Ebpf, EbpfLoader};
 
 use crate::error::{Cause, Circumstances, Error};
 
-/// An object of which the kernel has the maps and the one program, of type `P`.
+/// An object whose maps and whose one program, of type `P`, are loaded.
 #[derive(Debug)]
 pub(crate) struct Loaded<P> {
     /// The program's name.
@@ -22,7 +22,7 @@ where
     for<'a> &'a P: TryFrom<&'a Program, Error = ProgramError>,
     for<'a> &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
 {
-    /// Loads the program `name` of `object` by `load`, with the values of its global variables.
+    /// Loads the program `name` of `object` by `load`, with these values of its global variables.
     ///
     /// # Errors
     /// The kernel refuses it, mostly for lack of CAP_BPF or CAP_NET_ADMIN.
@@ -43,7 +43,7 @@ where
         Ok(loaded)
     }
 
-    /// The program, to be attached.
+    /// Returns the program, to attach it.
     ///
     /// # Errors
     /// The object has no such program.
@@ -51,7 +51,7 @@ where
         Ok(self.ebpf.program_mut(self.name).ok_or("the object does not have it")?.try_into()?)
     }
 
-    /// The program, to be tried out.
+    /// Returns the program, for trials.
     pub(crate) fn program(&self) -> Option<&P> {
         self.ebpf.program(self.name)?.try_into().ok()
     }

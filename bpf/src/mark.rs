@@ -1,9 +1,9 @@
-//! The mark of a packet: what a socket says to the kernel's programs (`SO_MARK`).
+//! The mark of a packet, by which a socket tells the kernel's programs its class (`SO_MARK`).
 //!
-//! The upper 16 bits are a tag that tells our marks from those of others; bit 8 is the direction, bits 0 to 7 the class,
+//! The upper 16 bits are a tag that distinguishes our marks from others; bit 8 is the direction, bits 0 to 7 the class,
 //! and the rest is zero.
 
-/// The side that a packet leaves toward.
+/// The side toward which a packet leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {
     /// Toward clients.
@@ -17,15 +17,15 @@ pub enum Direction {
 pub struct Tag(u16);
 
 impl Tag {
-    /// Makes a tag out of the upper 16 bits of a mark; `None` if a lower bit is set, or none at all, which would make
-    /// every packet without a mark one of ours.
+    /// Makes a tag from the upper 16 bits of a mark; `None` if a lower bit is set, or no bit at all: a tag of zero
+    /// would make every packet without a mark one of ours.
     #[must_use]
     pub const fn new(mark: u32) -> Option<Self> {
         let [high, low] = [mark >> 16, mark & 0xffff];
         if low == 0 && high != 0 { Some(Self(high as u16)) } else { None }
     }
 
-    /// The tag as a mark without class and direction.
+    /// Returns the tag as a mark without class and direction.
     #[must_use]
     pub const fn value(self) -> u32 {
         (self.0 as u32) << 16
@@ -42,14 +42,14 @@ impl Default for Tag {
 /// Class and direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mark {
-    /// The side that it leaves toward.
+    /// The side toward which it leaves.
     pub direction: Direction,
     /// The index of its class in the policy.
     pub class: u8,
 }
 
 impl Mark {
-    /// The value for `SO_MARK`.
+    /// Returns the value for `SO_MARK`.
     #[must_use]
     pub const fn encode(self, tag: Tag) -> u32 {
         tag.value() | self.slot()
@@ -61,7 +61,7 @@ impl Mark {
         Self::of_slot(value ^ tag.value())
     }
 
-    /// The index of class and direction in the kernel's tables.
+    /// Returns the index of class and direction in the kernel's tables.
     pub(crate) const fn slot(self) -> u32 {
         self.class as u32 | (self.direction as u32) << 8
     }

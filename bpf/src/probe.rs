@@ -1,4 +1,4 @@
-//! What the kernel and the rights of this process allow, found by trying what leaves no trace.
+//! Probes what the kernel and the rights of this process allow, by attempts that leave no trace.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -6,14 +6,14 @@ use std::{fmt, fs, io};
 
 use crate::syscall::{ProgramType, UdpOption, load_trivial_program, try_option};
 
-/// Whether something can be used.
+/// Whether a feature can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Availability {
-    /// It works, or is there.
+    /// It works, or exists.
     Yes,
-    /// It does not work, or is not there.
+    /// It does not work, or does not exist.
     No,
-    /// It cannot be told without changing something on this machine.
+    /// This cannot be found out without changing something on this machine.
     Unknown,
 }
 
@@ -27,16 +27,16 @@ impl fmt::Display for Availability {
     }
 }
 
-/// One thing that was looked for: whether it can be used, and why not or what to do.
+/// The result for one feature: whether it can be used, and why not or what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Whether it can be used.
     pub state: Availability,
-    /// For people: what it serves when there, what would bring it when not.
+    /// For people: what it is good for if available; if not, what would make it available.
     pub why: Cow<'static, str>,
 }
 
-/// What [`probe`] found. Displayed as an aligned table, one line per feature.
+/// The results of [`probe`]. Displayed as an aligned table, one line per feature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// The kernel's release, as `uname -r` prints it; empty when `/proc` cannot be read.
@@ -49,7 +49,7 @@ pub struct Capabilities {
     pub cap_net_raw: Finding,
     /// A tc program loads.
     pub bpf: Finding,
-    /// The kernel describes its types, which programs need to run on other kernels than the one they were built for.
+    /// The kernel describes its types, which a program needs to run on another kernel than the one it was built for.
     pub btf: Finding,
     /// An XDP program loads; whether it attaches is not tried.
     pub xdp: Finding,
@@ -65,10 +65,10 @@ pub struct Capabilities {
     pub fq: Finding,
 }
 
-/// Finds out what can be used here.
+/// Probes which features can be used here.
 ///
-/// Opens sockets that send nothing and loads programs that are attached to nothing; takes a few milliseconds. It says
-/// nothing about what is configured, such as which device has `fq`.
+/// Opens sockets that send nothing and loads programs without attaching them; takes a few milliseconds. The results do
+/// not depend on configuration, such as which device has `fq`.
 pub fn probe() -> Capabilities {
     let kernel = read("/proc/sys/kernel/osrelease").trim().to_owned();
     let effective = effective_capabilities(&read("/proc/thread-self/status"));
@@ -122,7 +122,7 @@ pub fn probe() -> Capabilities {
 }
 
 impl Capabilities {
-    /// Lists every feature by the name that people know it by, in the order of the table.
+    /// Lists every feature by its usual name, in the order of the table.
     pub fn rows(&self) -> [(&'static str, &Finding); 11] {
         [
             ("CAP_BPF", &self.cap_bpf),
@@ -153,14 +153,14 @@ const CAP_NET_RAW: u32 = 13;
 const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
 
-/// Names the rights for programs and qdiscs that the calling thread does not have.
+/// Names the rights for programs and qdiscs that the calling thread lacks.
 pub(crate) fn missing_rights() -> Vec<&'static str> {
     let effective = effective_capabilities(&read("/proc/thread-self/status")).unwrap_or_default();
     let rights = [("CAP_BPF", CAP_BPF), ("CAP_NET_ADMIN", CAP_NET_ADMIN), ("CAP_PERFMON", CAP_PERFMON)];
     rights.into_iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| name).collect()
 }
 
-/// Reads the effective set out of a `status` file of proc(5).
+/// Reads the effective set from a `status` file of proc(5).
 fn effective_capabilities(status: &str) -> Option<u64> {
     status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok())
 }
@@ -176,7 +176,7 @@ fn loads(program_type: ProgramType, serves: &'static str) -> Finding {
     }
 }
 
-/// Where a kernel says which queueing disciplines it has, without one being added to a device.
+/// The kernel's own statements of which queueing disciplines it has, which need none to be added to a device.
 struct FqEvidence<'a> {
     default_qdisc: &'a str,
     /// `/proc/modules`, absent on a kernel without modules.
@@ -189,7 +189,7 @@ struct FqEvidence<'a> {
 
 impl FqEvidence<'_> {
     fn judge(&self) -> Finding {
-        // The private state of sch_fq is among the types of a kernel that has it built in, and of no other.
+        // BTF contains the private state of sch_fq only if the kernel has it built in.
         let described = self.btf.map(|btf| btf.split(|byte| *byte == 0).any(|name| name == b"fq_sched_data"));
         let is_loaded = self.loaded.is_some_and(|modules| modules.lines().any(|line| line.starts_with("sch_fq ")));
         if self.default_qdisc.trim() == "fq" || is_loaded || lists_fq(self.builtin) || described == Some(true) {

@@ -30,7 +30,8 @@ static __always_inline struct sip_state sip_start(const __u64 key[2])
 	};
 }
 
-/* The next eight bytes; the bytes of the last word are what is left, with the length of all modulo 256 on top. */
+/* Adds the next eight bytes; the last word contains the remaining bytes, and in its top byte the total length modulo
+ * 256. */
 static __always_inline void sip_word(struct sip_state *s, __u64 word)
 {
 	s->d ^= word;
@@ -49,7 +50,7 @@ static __always_inline __u64 sip_end(struct sip_state *s)
 	return s->a ^ s->b ^ s->c ^ s->d;
 }
 
-/* The hash of 8 to 15 bytes. */
+/* Returns the hash of 8 to 15 bytes. */
 static inline __u64 sip_hash(const __u64 key[2], __u64 first, __u64 last)
 {
 	struct sip_state s = sip_start(key);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sk_reuseport: of the workers' sockets that share an address, a packet goes to that of the worker whose connection ID it
- * carries. Everything else goes by the hash of addresses and ports, as without this program.
+ * sk_reuseport: of the workers' sockets that share an address, selects for each packet that of the worker named in its
+ * connection ID. For all other packets the kernel chooses by the hash of addresses and ports, as without this program.
  */
 #include <linux/bpf.h>
 #include <linux/udp.h>
@@ -21,7 +21,7 @@ struct {
 SEC("sk_reuseport")
 int paced_steer(struct sk_reuseport_md *packet)
 {
-	/* The first byte, and behind a long header's version and length, or at once, the destination's ID. */
+	/* The first byte; then the destination's ID, in a long header after the version and a length. */
 	__u8 *quic = packet->data + sizeof(struct udphdr), *end = packet->data_end, *id;
 	struct id_label label;
 	__u32 worker;
@@ -37,7 +37,7 @@ int paced_steer(struct sk_reuseport_md *packet)
 	if (!id_is_ours(id, &label))
 		return SK_PASS;
 	worker = label.worker;
-	/* Where there is no such worker, the kernel chooses by hash. */
+	/* If there is no such worker, the kernel chooses by hash. */
 	bpf_sk_select_reuseport(packet, &paced_workers, &worker, 0);
 	return SK_PASS;
 }

@@ -12,25 +12,26 @@ use crate::error::{Cause, Circumstances, Error};
 use crate::loaded::Loaded;
 use crate::syscall::set_option;
 
-/// The compiled program with its maps, an ELF object that libbpf and `bpftool prog loadall` take as well.
+/// The compiled program with its maps, as an ELF object that libbpf and `bpftool prog loadall` accept as well.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
 
 /// The program's name, as `bpftool prog` shows it.
 pub const PROGRAM: &str = "paced_steer";
 
-/// The loaded program. Sockets that it was attached to keep it for as long as they live.
+/// The loaded program. Sockets that it is attached to keep it for as long as they live.
 #[derive(Debug)]
 pub struct Steer {
     loaded: Loaded<SkReuseport>,
 }
 
 impl Steer {
-    /// Loads the program, and has it steer the sockets of a group: they were bound to one address with `SO_REUSEPORT`, and
-    /// their places are the workers' numbers. That must not change while connections live. A program that steered them
-    /// for a process before this one is detached; it may take a moment until the kernel has forgotten their places in that.
+    /// Loads the program and attaches it to a group of sockets: all are bound to one address with `SO_REUSEPORT`, and
+    /// their positions are the workers' numbers, which must not change while connections live. A program that an
+    /// earlier process attached to them is detached; it may take a while until the kernel has freed their places in its
+    /// array.
     ///
     /// # Errors
-    /// The kernel refuses, mostly for lack of CAP_BPF, or the sockets are no such group.
+    /// The kernel refuses, mostly for lack of CAP_BPF, or the sockets are not such a group.
     pub fn attach<S: AsFd + AsRawFd>(workers: &[S], keys: &[(u8, IdKeys)]) -> Result<Self, Error> {
         let refused = |source: Cause| Error::Load { program: PROGRAM, circumstances: Circumstances::now(), source };
         let mut steer = Self { loaded: Loaded::new(PROGRAM, OBJECT, &[], SkReuseport::load)? };
@@ -55,7 +56,7 @@ impl Steer {
         Ok(steer)
     }
 
-    /// Says by which keys connection IDs are ours: each by its config, 0 to 7.
+    /// Sets the keys that identify our connection IDs: each by its config, 0 to 7.
     ///
     /// # Errors
     /// The kernel refuses an update.
@@ -66,16 +67,16 @@ impl Steer {
     }
 }
 
-/// How long the kernel may take to free what a detached program used.
+/// How long the kernel may take to free the places in a detached program's array.
 const FORGETTING: Duration = Duration::from_secs(5);
 
-/// Takes the program away that the group of a socket has, if it has one.
+/// Detaches the program of a socket's group, if it has one.
 fn detach(worker: &impl AsFd) {
     // ENOENT means that there was none.
     _ = set_option(worker, libc::SOL_SOCKET, libc::SO_DETACH_REUSEPORT_BPF, 0);
 }
 
-/// Whether a socket could not be added because it has a place in another array (kernel/bpf/reuseport_array.c).
+/// Returns whether a socket could not be added because it has a place in another array (kernel/bpf/reuseport_array.c).
 fn has_a_place(error: &MapError) -> bool {
     matches!(error, MapError::SyscallError(error) if error.io_error.raw_os_error() == Some(libc::EBUSY))
 }

@@ -1,5 +1,5 @@
-//! System calls that no library makes for us, each with nothing but its result. Beside the layouts of `intf.rs`, the only
-//! file of the crate with `unsafe`.
+//! System calls that no library wraps for us, each reduced to its result. Besides the layouts of `intf.rs`, this is the
+//! only file of the crate with `unsafe`.
 
 use std::io;
 use std::mem::size_of;
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use rustix::net::TxTimeFlags;
 use rustix::time::ClockId;
 
-/// The kernel's `bpf_prog_type` values of the programs that paced is made of (`include/uapi/linux/bpf.h`).
+/// The kernel's `bpf_prog_type` values of paced's programs (`include/uapi/linux/bpf.h`).
 #[derive(Clone, Copy)]
 #[repr(u32)]
 pub(crate) enum ProgramType {
@@ -19,7 +19,7 @@ pub(crate) enum ProgramType {
     Xdp = 6,
 }
 
-/// Loads a program that only returns 0, and lets go of it at once; nothing is attached.
+/// Loads a program that only returns 0, and closes it at once; nothing is attached.
 ///
 /// Errors: EPERM without CAP_BPF and CAP_NET_ADMIN in the initial user namespace, ENOSYS on a kernel without BPF.
 pub(crate) fn load_trivial_program(program_type: ProgramType) -> io::Result<()> {
@@ -44,16 +44,16 @@ const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_DETACH: libc::c_long = 34;
 
-/// Takes what a system call returned that gives a new descriptor.
+/// Takes ownership of the descriptor that a system call returned.
 fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
     match i32::try_from(fd) {
-        // SAFETY: the kernel has just given us this descriptor, and nobody else owns it.
+        // SAFETY: the kernel has just given us this descriptor, and no other code owns it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// The head of `union bpf_attr` for BPF_PROG_LOAD; the kernel takes what is left out as zero.
+/// The head of `union bpf_attr` for BPF_PROG_LOAD; the kernel takes the omitted rest as zero.
 #[derive(Default)]
 #[repr(C)]
 struct ProgramLoad {
@@ -68,7 +68,7 @@ struct ProgramLoad {
     flags: u32,
 }
 
-/// A socket option that paced would like to use on its UDP sockets.
+/// A socket option that paced uses on its UDP sockets if it can.
 #[derive(Clone, Copy)]
 pub(crate) enum UdpOption {
     /// Departure times per message, on CLOCK_MONOTONIC (`SO_TXTIME`).
@@ -81,7 +81,7 @@ pub(crate) enum UdpOption {
     Mark,
 }
 
-/// Sets the option on a socket of its own that sends nothing.
+/// Tries the option on a new socket that sends nothing.
 pub(crate) fn try_option(option: UdpOption) -> io::Result<()> {
     let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))?;
     match option {
@@ -94,7 +94,7 @@ pub(crate) fn try_option(option: UdpOption) -> io::Result<()> {
     }
 }
 
-/// Sets an option of a socket that is an `int` (setsockopt(2)).
+/// Sets a socket option whose value is an `int` (setsockopt(2)).
 pub(crate) fn set_option(socket: &impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     let size = size_of::<i32>() as libc::socklen_t;
     let fd = socket.as_fd().as_raw_fd();
@@ -106,7 +106,7 @@ pub(crate) fn set_option(socket: &impl AsFd, level: i32, name: i32, value: i32) 
 /// A network device of the calling thread's namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkDevice {
-    /// Its interface index, which no device that takes its name later will have.
+    /// Its interface index, which is never reused for a later device of the same name.
     pub index: u32,
     /// Whether its packets begin with an Ethernet header.
     pub has_ethernet: bool,
@@ -116,17 +116,17 @@ impl NetworkDevice {
     /// Finds a device by its name.
     ///
     /// # Errors
-    /// ENODEV when there is none of that name.
+    /// ENODEV if there is no device of that name.
     pub fn find(name: &str) -> io::Result<Self> {
         let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))?;
         let index = rustix::net::netdevice::name_to_index(&socket, name)?;
-        // SAFETY: `ifreq` is made of integers and a union of such, for all of which zero is a value.
+        // SAFETY: `ifreq` consists of integers and a union of such, for all of which zero is a valid value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         // A name that has an index is shorter than the field.
         for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
             *to = from.cast_signed();
         }
-        // SAFETY: the kernel reads the name and writes the address of the structure, which lives through the call.
+        // SAFETY: the kernel reads the name and writes the address in the structure, which lives through the call.
         if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -136,14 +136,14 @@ impl NetworkDevice {
     }
 }
 
-/// Where a link holds a program, and how.
+/// The place of a link's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkHook {
     /// After the other programs at a device's egress (Linux 6.6).
     TcxEgress,
-    /// In the driver of a device, as what arrives is looked at first.
+    /// In the driver of a device, before anything else processes a packet.
     XdpNative,
-    /// Behind the driver.
+    /// After the driver.
     XdpGeneric,
 }
 
@@ -154,7 +154,7 @@ pub(crate) struct Link(OwnedFd);
 impl Link {
     /// Attaches a program of the hook's type.
     ///
-    /// Errors: EINVAL where the kernel does not know the hook, EPERM without CAP_NET_ADMIN or CAP_BPF.
+    /// Errors: EINVAL if the kernel does not know the hook, EPERM without CAP_NET_ADMIN or CAP_BPF.
     pub(crate) fn attach(program: BorrowedFd<'_>, device: &NetworkDevice, hook: LinkHook) -> io::Result<Self> {
         let (attach_type, flags) = match hook {
             LinkHook::TcxEgress => (BPF_TCX_EGRESS, BPF_F_AFTER),
@@ -169,28 +169,30 @@ impl Link {
         owned(fd).map(Self)
     }
 
-    /// Whether the program still is on a device: another process may have detached it, or the device may be gone.
+    /// Returns whether the program is still on a device: another process may have detached it, or the device may be
+    /// gone.
     pub(crate) fn is_attached(&self) -> bool {
         let mut info = LinkInfo::default();
         let descriptor = self.0.as_raw_fd().cast_unsigned();
         let attributes =
             InfoByDescriptor { descriptor, size: size_of::<LinkInfo>() as u32, info: &raw mut info as u64 };
-        // SAFETY: the attributes are the head of `union bpf_attr`, of the size given; the kernel writes no more than the
+        // SAFETY: the attributes are the head of `union bpf_attr`, of the size given; the kernel writes at most the
         // size in them to the structure that they point to, which lives through the call.
         let told = unsafe {
             libc::syscall(libc::SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, &raw const attributes, size_of::<InfoByDescriptor>())
         };
-        // `bpf_xdp_link_fill_link_info` and `tcx_link_fill_info` say 0 where there is no device any more.
+        // `bpf_xdp_link_fill_link_info` and `tcx_link_fill_info` report 0 if the device is gone.
         told == 0 && info.device != 0
     }
 }
 
 impl Drop for Link {
-    /// Detaches at once; closing alone would wait for copies that a forked process has before it becomes a program.
+    /// Detaches at once; closing alone would wait for the copies that a forked process holds until it executes a
+    /// program.
     fn drop(&mut self) {
         let attributes = [self.0.as_raw_fd().cast_unsigned()];
-        // SAFETY: the attributes are the head of `union bpf_attr`: a link's descriptor, which is open. Where this fails,
-        // the device is gone, or closing detaches.
+        // SAFETY: the attributes are the head of `union bpf_attr`: a link's descriptor, which is open. If the call
+        // fails, the device is gone, or closing detaches.
         unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_DETACH, attributes.as_ptr(), size_of_val(&attributes)) };
     }
 }

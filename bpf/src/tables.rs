@@ -7,14 +7,14 @@ use aya::maps::{Map, MapData, MapError};
 
 use crate::error::{Cause, Error};
 
-/// The tables of one program, in the order in which their descriptors are handed on.
+/// The tables of one program, in the order in which their descriptors are passed on.
 pub(crate) struct Tables {
     pub(crate) program: &'static str,
     pub(crate) names: &'static [&'static str],
 }
 
 impl Tables {
-    /// The descriptors of the tables of a loaded object.
+    /// Returns the descriptors of the tables of a loaded object.
     pub(crate) fn fds<'a>(&self, ebpf: &'a Ebpf) -> Result<Vec<BorrowedFd<'a>>, Error> {
         let fd = |name: &&'static str| match ebpf.map(name)? {
             Map::Array(map) | Map::PerCpuArray(map) | Map::HashMap(map) | Map::LruHashMap(map) => {
@@ -27,13 +27,13 @@ impl Tables {
         fds.collect()
     }
 
-    /// As [`Tables::fds`], for a caller that outlives the object.
+    /// Like [`Tables::fds`], for a caller that outlives the object.
     pub(crate) fn owned_fds(&self, ebpf: &Ebpf) -> Result<Vec<OwnedFd>, Error> {
         let fds = self.fds(ebpf)?.into_iter().zip(self.names);
         fds.map(|(fd, name)| fd.try_clone_to_owned().map_err(|error| self.broken(name, error))).collect()
     }
 
-    /// Takes descriptors that [`Tables::fds`] gave.
+    /// Takes descriptors that [`Tables::fds`] returned.
     pub(crate) fn given<I: Iterator<Item = OwnedFd>>(&self, fds: I) -> Given<'_, I> {
         Given { tables: self, at: 0, fds }
     }
@@ -43,7 +43,7 @@ impl Tables {
     }
 }
 
-/// Descriptors on their way to become tables.
+/// Descriptors that are being turned into tables.
 pub(crate) struct Given<'a, I> {
     tables: &'a Tables,
     at: usize,
@@ -51,10 +51,10 @@ pub(crate) struct Given<'a, I> {
 }
 
 impl<I: Iterator<Item = OwnedFd>> Given<'_, I> {
-    /// The next table.
+    /// Returns the next table.
     ///
     /// # Errors
-    /// There are no more, or it is no such table.
+    /// There are no more descriptors, or the next is not of such a table.
     pub(crate) fn table<T: TryFrom<Map, Error = MapError>>(&mut self) -> Result<T, Error> {
         let name = self.tables.names.get(self.at).copied().unwrap_or_default();
         self.at += 1;

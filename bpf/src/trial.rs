@@ -1,4 +1,5 @@
-//! Programs run on packets of the caller's making (BPF_PROG_TEST_RUN), attached to nothing: for tests and measurements.
+//! Runs of programs on the caller's own packets (BPF_PROG_TEST_RUN), without attaching them: for tests and
+//! measurements.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use crate::egress::{self, Egress};
 use crate::error::Error;
 use crate::ingress::{self, Ingress};
 
-/// What `struct __sk_buff` says of a packet at tc egress; 0 is what the kernel makes of nothing said.
+/// The fields of `struct __sk_buff` of a packet at tc egress; 0 where the caller sets nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketBuffer {
     /// `SO_MARK`.
@@ -25,14 +26,14 @@ pub struct SocketBuffer {
     pub segments: u32,
 }
 
-/// What a program did to a packet.
+/// The result of running a program on a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrialOutcome {
     /// What the program returned.
     pub verdict: i32,
     /// The packet afterwards.
     pub packet: Vec<u8>,
-    /// What is said of it afterwards.
+    /// Its fields afterwards.
     pub about: SocketBuffer,
     /// How long one run took on average.
     pub duration: Duration,
@@ -84,7 +85,7 @@ impl Ingress {
 }
 
 impl SocketBuffer {
-    /// The size of `struct __sk_buff` and where its fields are (`include/uapi/linux/bpf.h`).
+    /// The size of `struct __sk_buff` and the offsets of its fields (`include/uapi/linux/bpf.h`).
     const BYTES: usize = 192;
     const MARK: usize = 8;
     const PRIORITY: usize = 32;

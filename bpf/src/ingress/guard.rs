@@ -12,7 +12,7 @@ use crate::error::{Cause, Error};
 use crate::intf::{self, RawArrivals, RawIdKeys, RawLimit, RawLimits, RawListener, RawStampKey};
 use crate::tables::Tables;
 
-/// The maps that [`Guard`] is made of.
+/// The maps of [`Guard`].
 pub(super) const TABLES: Tables = Tables { program: PROGRAM, names: &NAMES };
 const LISTENERS: &str = "paced_listeners";
 const IDS: &str = "paced_ids";
@@ -24,7 +24,8 @@ const CLASSES: &str = "paced_classes";
 const ARRIVALS: &str = "paced_arrivals";
 const NAMES: [&str; 8] = [LISTENERS, IDS, LIMITS, REASONS, STAMPS, KNOWN, CLASSES, ARRIVALS];
 
-/// The tables of the XDP program: listeners, keys and limits in, counters out. Needs the maps' file descriptors and no right.
+/// The tables of the XDP program: listeners, keys and limits in, counters out. Using it needs the maps' file
+/// descriptors, but no right.
 pub struct Guard {
     listeners: Array<MapData, RawListener>,
     ids: Array<MapData, RawIdKeys>,
@@ -36,38 +37,38 @@ pub struct Guard {
     arrivals: PerCpuArray<MapData, RawArrivals>,
 }
 
-/// Where the daemon listens.
+/// A socket address of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardedListener {
-    /// An address that this host has, and a port.
+    /// An address of this host, and a port.
     pub address: SocketAddr,
-    /// The number of the class of packets to it whose connection ID says none.
+    /// The number of the class of packets whose connection ID contains none.
     pub class: u8,
 }
 
 impl From<SocketAddr> for GuardedListener {
-    /// One of class 0.
+    /// Of class 0.
     fn from(address: SocketAddr) -> Self {
         Self { address, class: 0 }
     }
 }
 
-/// What arrived of one class: all that the rest of the program would pass.
+/// The arrivals of one class: all packets that the rest of the program would pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrivals {
     /// Packets, including shed ones.
     pub packets: u64,
     /// Their bytes of UDP payload.
     pub bytes: u64,
-    /// Packets that were dropped because more arrived than may.
+    /// Packets that were dropped because too many arrived.
     pub shed_packets: u64,
 }
 
 impl Guard {
-    /// Takes the descriptors that [`super::Ingress::tables`] gave, in their order.
+    /// Takes the descriptors that [`super::Ingress::tables`] returned, in their order.
     ///
     /// # Errors
-    /// They are too few, or not those.
+    /// There are too few, or they are of other maps.
     pub fn from_fds(fds: impl IntoIterator<Item = OwnedFd>) -> Result<Self, Error> {
         let mut given = TABLES.given(fds.into_iter());
         Ok(Self {
@@ -82,10 +83,12 @@ impl Guard {
         })
     }
 
-    /// Says which addresses and ports are the daemon's: exactly those, so one that listens on all addresses names each.
+    /// Sets the addresses and ports of the daemon. They match exactly, so a listener on all addresses needs an entry
+    /// for each.
     ///
     /// # Errors
-    /// The listeners are too many (some hundred), or the kernel refuses an update; packets to unknown ones pass.
+    /// There are too many listeners (some hundred), or the kernel refuses an update; packets to listeners left out
+    /// pass.
     pub fn listen(&mut self, listeners: impl IntoIterator<Item = impl Into<GuardedListener>>) -> Result<(), Error> {
         let mut places = vec![RawListener::default(); intf::LISTENER_PLACES as usize];
         let mut is_full = false;
@@ -104,7 +107,7 @@ impl Guard {
         if is_full { Err(broken(LISTENERS, "there is no room for so many listeners")) } else { Ok(()) }
     }
 
-    /// Says by which keys connection IDs are ours: each by its config, 0 to 7. Without any, none is.
+    /// Sets the keys that identify our connection IDs: each by its config, 0 to 7. Without keys, no ID is ours.
     ///
     /// # Errors
     /// The kernel refuses an update.
@@ -112,7 +115,7 @@ impl Guard {
         set_keys(&mut self.ids, keys).map_err(|error| broken(IDS, error))
     }
 
-    /// Says by which SipHash-2-4 key the stamps in address tokens are ours. Without one, none is.
+    /// Sets the SipHash-2-4 key that identifies the stamps in our address tokens. Without a key, no stamp is ours.
     ///
     /// # Errors
     /// The kernel refuses the update.
@@ -121,7 +124,7 @@ impl Guard {
         self.stamps.set(0, raw, 0).map_err(|error| broken(STAMPS, error))
     }
 
-    /// Says how much passes of what nothing, or little, is known about.
+    /// Sets how many packets pass about which nothing, or little, is known.
     ///
     /// # Errors
     /// The kernel refuses the update.
@@ -129,13 +132,13 @@ impl Guard {
         self.limits.set(0, RawLimits::from(limits), 0).map_err(|error| broken(LIMITS, error))
     }
 
-    /// Says how much may arrive, if that is limited, and which classes are shed first: those of the lowest rank. Classes
-    /// that have none are of the lowest. Of the burst, a class may use as much as its rank is of the highest.
+    /// Sets the limit of arrivals, if there is one, and the order in which classes are shed: the lowest rank first.
+    /// Classes without a rank have the lowest. A class may use a share of the burst in proportion to its rank.
     ///
     /// # Errors
     /// The kernel refuses an update.
     pub fn set_arrivals(&mut self, limit: Option<RateLimit>, ranks: &[(u8, u8)]) -> Result<(), Error> {
-        // The kernel takes an interval of 0 for no limit.
+        // An interval of 0 means no limit to the program.
         let limit = limit.map_or(RawLimit { interval_ns: 0, burst_ns: 0 }, RawLimit::from);
         let highest = ranks.iter().map(|(_, rank)| u64::from(*rank)).max().unwrap_or(0) + 1;
         let of = |class: u32| {
@@ -145,10 +148,10 @@ impl Guard {
         set_changed(&mut self.classes, (0..intf::CLASSES).map(of)).map_err(|error| broken(CLASSES, error))
     }
 
-    /// Returns what arrived of a class since the program was loaded, on all CPUs.
+    /// Returns the arrivals of a class since the program was loaded, over all CPUs.
     ///
     /// # Errors
-    /// The kernel refuses to tell.
+    /// The kernel refuses to read them.
     pub fn arrivals(&self, class: u8) -> Result<Arrivals, Error> {
         let cpus = self.arrivals.get(&class.into(), 0).map_err(|error| broken(ARRIVALS, error))?;
         Ok(cpus.iter().fold(Arrivals::default(), |sum, cpu| Arrivals {
@@ -158,10 +161,10 @@ impl Guard {
         }))
     }
 
-    /// Returns how many packets to listeners met each fate, since the program was loaded, on all CPUs.
+    /// Returns how many packets to listeners there were for each reason since the program was loaded, over all CPUs.
     ///
     /// # Errors
-    /// The kernel refuses to tell.
+    /// The kernel refuses to read them.
     pub fn counts(&self) -> Result<[(GuardReason, u64); GuardReason::COUNT], Error> {
         let mut counts = GuardReason::ALL.map(|reason| (reason, 0));
         for (reason, count) in &mut counts {
@@ -171,30 +174,30 @@ impl Guard {
         Ok(counts)
     }
 
-    /// Takes the table of known addresses, for a writer that needs no other; there is one to take.
+    /// Takes the table of known addresses, for a separate writer; `None` if it was taken before.
     pub fn take_known_addresses(&mut self) -> Option<KnownAddresses> {
         self.known.take()
     }
 }
 
-/// The addresses from which handshakes were completed: the latest 65,536, each for a day.
+/// The addresses from which handshakes completed: the latest 65,536, each for a day.
 pub struct KnownAddresses(HashMap<MapData, u64, u64>);
 
 impl KnownAddresses {
-    /// Notes that a handshake was completed from an address at a time of CLOCK_MONOTONIC, in nanoseconds, so that first
-    /// packets have a lane of their own: those of the IPv4 address, or of the /64.
+    /// Notes that a handshake was completed from an address at `now_ns`, in nanoseconds of CLOCK_MONOTONIC, so that
+    /// first packets from the IPv4 address, or from the /64, have their own lane.
     ///
     /// # Errors
     /// The kernel refuses the update.
     pub fn note(&mut self, address: IpAddr, now_ns: u64) -> Result<(), Error> {
         let [high, low] = address_words(address);
-        // `host_of` in admission.h.
+        // As `host_of` in admission.h.
         let host = if high == 0 { low >> 32 } else { high };
         self.0.insert(host, now_ns, 0).map_err(|error| broken(KNOWN, error))
     }
 }
 
-/// Sets those elements of an array that have another value.
+/// Sets those elements of an array whose value differs.
 fn set_changed<T: aya::Pod + PartialEq>(
     array: &mut Array<MapData, T>,
     values: impl IntoIterator<Item = T>,
@@ -204,7 +207,7 @@ fn set_changed<T: aya::Pod + PartialEq>(
         .try_for_each(|(at, value)| if array.get(&at, 0)? == value { Ok(()) } else { array.set(at, value, 0) })
 }
 
-/// An address as programs have it: IPv4 as IPv4-mapped IPv6, in network order.
+/// Converts an address to the programs' layout: IPv4 as IPv4-mapped IPv6, in network order.
 fn address_words(address: IpAddr) -> [u64; 2] {
     let address: Ipv6Addr = match address {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),

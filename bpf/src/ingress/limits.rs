@@ -1,4 +1,4 @@
-//! How much of what nothing is known about passes.
+//! Limits on packets about which nothing is known.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use crate::intf::{RawLimit, RawLimits};
 /// A rate limit by GCRA (ITU-T I.371).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit {
-    /// How far apart packets pass in the long run.
+    /// The interval between packets in the long run.
     pub interval: Duration,
-    /// How many pass at once after a pause, beside the first.
+    /// How many packets pass at once after a pause, in addition to the first.
     pub burst: u32,
 }
 
 impl RateLimit {
-    /// So many packets per second, at least one, and a burst.
+    /// A limit of `packets` per second, at least one, with a burst.
     #[must_use]
     pub const fn per_second(packets: u32, burst: u32) -> Self {
         let packets = if packets == 0 { 1 } else { packets };
@@ -22,14 +22,14 @@ impl RateLimit {
     }
 }
 
-/// What is let through of packets of which nothing, or little, is known.
+/// The limits on packets about which nothing, or little, is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardLimits {
-    /// Packets that begin a connection, from one /24 (IPv4) or /56 (IPv6); and as many from one IPv4 address or /64 that
-    /// shows an address token, or from which a handshake was completed.
+    /// Packets that begin a connection, from one /24 (IPv4) or /56 (IPv6); and as many from one IPv4 address or /64
+    /// that shows an address token, or from which a handshake was completed.
     pub prefix: RateLimit,
-    /// The same from everywhere, for each lane: of strangers, and of packets with a token, under an ID of ours, and from
-    /// known addresses.
+    /// The same from all sources, for each lane: strangers, packets with a token, packets under an ID of ours, and
+    /// packets from known addresses.
     pub total: RateLimit,
     /// Packets that begin a connection under one ID of ours.
     pub id: RateLimit,
@@ -40,8 +40,9 @@ pub struct GuardLimits {
 }
 
 impl Default for GuardLimits {
-    /// A handshake costs some milliseconds of a core: 100 packets a second from one prefix, 2,000 in all, and 100 that may
-    /// be answered with a reset. A client needs two or three under an ID of ours, and some more where packets are lost.
+    /// A handshake costs some milliseconds of a core: hence 100 packets per second from one prefix, 2,000 in all, and
+    /// 100 that may be answered with a reset. A client needs two or three under an ID of ours, and a few more if
+    /// packets are lost.
     fn default() -> Self {
         Self {
             prefix: RateLimit::per_second(100, 100),
@@ -55,7 +56,7 @@ impl Default for GuardLimits {
 
 impl From<RateLimit> for RawLimit {
     fn from(limit: RateLimit) -> Self {
-        // No sum of a clock and a limit wraps: the clock counts from the start of the machine.
+        // Bounded so that the sum of a clock and a limit never wraps: the clock counts from the start of the machine.
         const LONGEST_NS: u64 = 1 << 62;
         let interval_ns = u64::try_from(limit.interval.as_nanos()).unwrap_or(LONGEST_NS).min(LONGEST_NS);
         Self { interval_ns, burst_ns: interval_ns.saturating_mul(limit.burst.into()).min(LONGEST_NS) }

@@ -1,6 +1,6 @@
-//! What becomes of packets to listeners.
+//! The reasons to pass or drop packets to listeners.
 
-/// What becomes of a packet to a listener, and why.
+/// Whether a packet to a listener passes or is dropped, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum GuardReason {
@@ -12,13 +12,13 @@ pub enum GuardReason {
     InitialToken,
     /// Passed: it begins a connection, and a handshake was completed from its address before.
     InitialKnown,
-    /// Passed: it begins a connection under an ID that we once issued.
+    /// Passed: it begins a connection under an ID of ours.
     InitialId,
-    /// Passed: of an unknown version, so that the endpoint can answer with those it has.
+    /// Passed: of an unknown version; the endpoint can answer with the versions that it supports.
     Version,
-    /// Passed: of an unknown connection, so that the endpoint can answer with a stateless reset.
+    /// Passed: of an unknown connection; the endpoint can answer with a stateless reset.
     UnknownId,
-    /// Passed: a later fragment to a listener's address, which may be for somebody else there.
+    /// Passed: a later fragment to a listener's address, which may be for another program there.
     Fragment,
     /// Dropped: no endpoint could read it.
     Malformed,
@@ -26,7 +26,7 @@ pub enum GuardReason {
     ShortInitial,
     /// Dropped: a first packet whose connection ID has less than 8 bytes (RFC 9000 §7.2).
     ShortId,
-    /// Dropped: an answer to something that nobody asked.
+    /// Dropped: a version negotiation packet, which only servers send.
     VersionNegotiation,
     /// Dropped: of an unknown version, and too short to deserve an answer.
     ShortVersion,
@@ -34,27 +34,27 @@ pub enum GuardReason {
     ForgedId,
     /// Dropped: the first fragment of a packet to a listener (RFC 9000 §14).
     FirstFragment,
-    /// Dropped: behind more IPv6 extension headers than are looked at, or behind an incomplete one.
+    /// Dropped: after more IPv6 extension headers than the program reads, or after an incomplete one.
     Hidden,
-    /// Dropped: more first packets from a /24 or /56 than it may send.
+    /// Dropped: more first packets from a /24 or /56 than its limit.
     PrefixLimit,
-    /// Dropped: more first packets than all together may send.
+    /// Dropped: more first packets than the limit for all sources.
     TotalLimit,
     /// Dropped: more first packets under one ID of ours than a handshake needs.
     IdLimit,
     /// Dropped: more packets of unknown connections than are answered.
     ResetLimit,
-    /// Dropped: more fragments to listeners' addresses than pass.
+    /// Dropped: more fragments to listeners' addresses than may pass.
     FragmentLimit,
-    /// Dropped: more arrives than may, and its class is too low.
+    /// Dropped: too many packets arrive, and its class is too low.
     ArrivalsLimit,
 }
 
 impl GuardReason {
-    /// How many there are.
+    /// The number of reasons.
     pub const COUNT: usize = 22;
 
-    /// All of them, in the order of the program's counters.
+    /// All reasons, in the order of the program's counters.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Connection,
         Self::Initial,
@@ -80,7 +80,7 @@ impl GuardReason {
         Self::ArrivalsLimit,
     ];
 
-    /// Whether the packet went on.
+    /// Returns whether the packet passed.
     #[must_use]
     pub const fn passes(self) -> bool {
         (self as u32) < Self::Malformed as u32
