@@ -1,5 +1,5 @@
-//! How what enters at a local address gets to a target: a TCP connection by a CONNECT of its own (RFC 9114 §4.4), UDP
-//! payloads of a proxy's client by a tunnel for each target.
+//! How traffic from a local address gets to a target: a TCP connection by its own CONNECT (RFC 9114 §4.4), UDP payloads of a
+//! proxy's client by a tunnel for each target.
 
 use std::{collections::HashMap, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
@@ -34,25 +34,25 @@ use super::{
 };
 use crate::client::{OpenError, endpoint::ANSWER_TIMEOUT, error::ConnectError};
 
-/// How long a reason is not told again; counters tell how often there was one.
+/// How long a reason is not logged again; counters show how often it occurred.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// How often what connections move is added to the counters.
+/// How often the bytes that connections move are added to the counters.
 const COUNT: Duration = Duration::from_secs(1);
 
 /// How connections of one local address get to a relay.
 pub struct RelayAccess {
     /// The connection to the relay.
     pub uplink: Arc<Uplink>,
-    /// The class of what leaves for the relay.
+    /// The class of traffic to the relay.
     pub membership: Membership,
-    /// Whether somebody chose the class: one that nobody chose tells the relay nothing about what it sends back.
+    /// Whether the configuration chose the class; otherwise, the relay gets no signal about what it sends back.
     pub is_chosen: bool,
     /// How long a connection may be silent.
     pub idle: Duration,
-    /// What is counted.
+    /// The counters of the local address.
     pub counters: Arc<LocalAddressCounters>,
-    /// When refusals were told last, by reason.
+    /// When refusals were last logged, by reason.
     pub told: Mutex<HashMap<&'static str, Instant>>,
 }
 
@@ -73,7 +73,7 @@ pub struct OpenedUdp {
 }
 
 impl OpenedUdp {
-    /// Makes payloads leave on the terms of the class that they are of by now.
+    /// Makes payloads leave on the terms of the present class.
     pub fn follow(&mut self, access: &RelayAccess) {
         if access.membership.update(&mut self.class).is_some() {
             self.tunnel.set_terms(&self.class.terms(None));
@@ -93,10 +93,10 @@ pub enum NoConnection {
     /// The connection to the relay, or the request, was lost before there was an answer.
     #[error("the relay was lost: {0}")]
     Lost(h3::Error),
-    /// The relay said no.
+    /// The relay refused.
     #[error(transparent)]
     Refused(#[from] TunnelRefused),
-    /// The relay did not say anything.
+    /// The relay did not answer.
     #[error("the relay does not answer")]
     NoAnswer,
     /// The peer is no relay.
@@ -105,13 +105,13 @@ pub enum NoConnection {
     /// There are as many tunnels as the relay allows.
     #[error("the relay allows no more tunnels")]
     Crowded,
-    /// The configuration asks for what the relay does not offer.
+    /// The configuration asks for a mode that the relay does not offer.
     #[error(transparent)]
     NoDatagrams(#[from] NoDatagrams),
 }
 
 impl NoConnection {
-    /// Returns a word for metrics: for what the relay refused, the proxy error type that it gives (RFC 9209 §2.3).
+    /// Returns the reason as a label of metrics: for a refusal of the relay, its proxy error type (RFC 9209 §2.3).
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -126,7 +126,7 @@ impl NoConnection {
         }
     }
 
-    /// What the relay, and any proxy behind it, says about it.
+    /// Returns the `Proxy-Status` of the relay, and of any proxy behind it.
     #[must_use]
     pub fn proxy_status(&self) -> &[ProxyStatus] {
         match self {
@@ -135,7 +135,7 @@ impl NoConnection {
         }
     }
 
-    /// The proxy error type that the relay gives.
+    /// Returns the proxy error type that the relay reports.
     #[must_use]
     pub fn error_type(&self) -> Option<ErrorType> {
         if let Self::Refused(refused) = self { error_type(refused) } else { None }
@@ -158,7 +158,7 @@ impl From<OpenError> for NoConnection {
     }
 }
 
-/// How often a request was sent for one thing.
+/// How often a request for the same tunnel was sent.
 #[derive(Default)]
 struct Tries {
     lost: u32,
@@ -166,14 +166,14 @@ struct Tries {
 }
 
 impl Tries {
-    /// Allows another request after one that failed, where that may fare better: the relay was just lost, and nothing was
-    /// sent yet that could arrive twice; or it has no room on this connection.
+    /// Allows another request after a failure if it may succeed: the relay was just lost, and nothing was sent yet that could
+    /// arrive twice; or the relay has no room on this connection.
     fn again(&mut self, access: &RelayAccess, link: &Link, error: OpenError) -> Result<(), NoConnection> {
         if error.is_limit() {
             access.counters.limit_refusals.inc();
             link.limit();
             self.limits += 1;
-            // Once for each connection, and once more after others have made room.
+            // One try for each connection, and one more after other tunnels have ended.
             return if self.limits <= CONNECTIONS { Ok(()) } else { Err(NoConnection::Crowded) };
         }
         let is_first = matches!(error, OpenError::Http(_)) && self.lost == 0;
@@ -211,7 +211,7 @@ impl RelayAccess {
         self.settle(opening).await
     }
 
-    /// Asks the relay for a UDP tunnel to a target, which payloads go through by `mode`; as [`RelayAccess::open`].
+    /// Asks the relay for a UDP tunnel to a target, in the form that `mode` says; otherwise like [`RelayAccess::open`].
     ///
     /// # Errors
     /// See [`NoConnection`].
@@ -243,7 +243,7 @@ impl RelayAccess {
         self.settle(opening).await
     }
 
-    /// Waits for something to be opened, and counts and logs what became of it.
+    /// Waits for an attempt to open something, and counts and logs the result.
     async fn settle<T>(&self, opening: impl Future<Output = Result<T, NoConnection>>) -> Result<T, NoConnection> {
         let opened = timeout(ANSWER_TIMEOUT, opening).await.unwrap_or_else(|_| {
             Err(if self.uplink.is_full() { NoConnection::Crowded } else { NoConnection::NoAnswer })
@@ -271,7 +271,7 @@ impl RelayAccess {
         Ok((link, class))
     }
 
-    /// Waits for a place for a request for a model, whose body has so many bytes; the second place, if there is one, is for a copy.
+    /// Waits for a place for a request for a model with a body of `body_bytes`; the second place, if there is one, is for a copy.
     ///
     /// # Errors
     /// There is no connection.
@@ -282,7 +282,7 @@ impl RelayAccess {
         Ok((link, copy, class))
     }
 
-    /// Returns the class of what needs a place now, and counts it if it has to wait for one.
+    /// Returns the class of traffic that needs a place now, and counts if it has to wait for one.
     fn class_for_place(&self) -> Arc<Class> {
         if self.uplink.is_full() {
             self.counters.place_waits.inc();
@@ -290,14 +290,14 @@ impl RelayAccess {
         self.membership.get()
     }
 
-    /// What the relay is told about what comes back.
+    /// Returns the priority signal that tells the relay how to rank what it sends back.
     #[must_use]
     pub fn signal(&self, class: &Class) -> Option<Priority> {
         self.is_chosen.then(|| class.policy().signal())
     }
 
-    /// Carries a connection of `from` to `target` until it ends: what was `read` from it already, then `wanted` bytes of
-    /// what comes, and whatever comes back. `None` if it was ended by hand.
+    /// Carries a connection of `from` to `target` until it ends: first the bytes already `read` from it, then `wanted` bytes of
+    /// what it sends, and everything that comes back. Returns `None` if an operator ended it.
     pub async fn carry(
         &self,
         opened: OpenedTcp,
@@ -305,7 +305,7 @@ impl RelayAccess {
         (from, target): (SocketAddr, &Target),
         (read, wanted): (&[u8], u64),
     ) -> Option<End> {
-        // Others wait for the bytes; waiting to fill segments would only add delay.
+        // The peer waits for the bytes; waiting to fill segments would only add delay.
         _ = application.set_nodelay(true);
         let OpenedTcp { request, link, class } = opened;
         let (http, stream_id) = (link.relay.http().clone(), request.stream_id);
@@ -319,7 +319,7 @@ impl RelayAccess {
             }
         };
         let entry = self.counters.enter(from, (Protocol::Tcp, target), (&link, stream_id), &self.membership);
-        // At an edge there are no users: the relay has them.
+        // An edge has no users; they belong to the relay.
         let gate = Gate::new(self.membership.clone(), Arc::default(), true, Protocol::Tcp);
         let pump = TcpPump::at_edge(request, application, gate, entry.traffic.clone()).behind(read, wanted);
         let mut pump = pin!(pump.run(self.idle, on_class));
@@ -336,7 +336,7 @@ impl RelayAccess {
         end
     }
 
-    /// Logs why something was not opened, not too often.
+    /// Logs why something was not opened, at a limited rate.
     fn tell(&self, error: &NoConnection) {
         let now = Instant::now();
         let mut told = self.told.lock();

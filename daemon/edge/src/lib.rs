@@ -373,7 +373,7 @@ impl Edge {
         self.close_uplinks(unused);
     }
 
-    /// Closes connections in order after telling their tunnels to end. A connection inside a tunnel closes before the connection
+    /// Closes connections gracefully after their tunnels were told to end. A connection inside a tunnel closes before the connection
     /// that carries the tunnel.
     fn close_uplinks(&mut self, uplinks: Vec<Shared>) {
         let mut by_hops: BTreeMap<usize, Vec<Arc<Uplink>>> = BTreeMap::new();
@@ -404,7 +404,7 @@ impl Edge {
         }
     }
 
-    /// Stops serving, and closes the connections to relays in order.
+    /// Stops serving, and closes the connections to relays gracefully.
     pub async fn close(&mut self) {
         self.served.clear();
         self.locals.shutdown().await;

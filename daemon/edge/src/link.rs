@@ -36,40 +36,40 @@ use super::{
 };
 use crate::client::{RelayConnection, endpoint::Connected};
 
-/// The relay does not allow datagrams, and nothing else was asked for.
+/// The relay does not allow datagrams, and the configuration allows only them.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the relay does not allow QUIC datagrams: use mode \"auto\" or \"stream\"")]
 pub struct NoDatagrams;
 
-/// A connection that works, as far as anybody knows.
+/// A connection that works, as far as is known.
 pub struct Line {
     /// The relay.
     pub relay: RelayConnection,
     /// Its ID, of no meaning on the wire.
     pub id: u64,
-    /// The place of its path among those of the uplink.
+    /// The index of its path among those of the uplink.
     pub path_place: usize,
-    /// Its place among the relays of its path.
+    /// The index of its relay among those of its path.
     pub place: usize,
-    /// Its address; [`SOMEWHERE`](crate::client::endpoint::SOMEWHERE) where nobody says.
+    /// The relay's address; [`SOMEWHERE`](crate::client::endpoint::SOMEWHERE) if it is unknown.
     pub address: SocketAddr,
     /// When the connection was made.
     pub since: Instant,
     /// How long its handshake took.
     pub handshake: Duration,
-    /// The same, for people.
+    /// The wall-clock time when the connection was made, for people.
     pub opened: SystemTime,
     /// What is known of its path.
     pub path: PathStats,
-    /// Where all that happens on it can be listened to.
+    /// The tap for events on this connection.
     pub tap: Tap,
     packets: PacketSize,
-    /// What it tells of its path.
+    /// Reports what it learns of its path.
     witness: Witness,
     heard: Heard,
     exit: Arc<Exit>,
     paths: Mutex<Paths>,
-    /// Whether its tunnels are to go on elsewhere.
+    /// Whether its tunnels are to move to another connection.
     left: watch::Sender<bool>,
     /// What its tunnels carry, by the number of their place.
     carried: Mutex<HashMap<u64, Carried>>,
@@ -83,18 +83,18 @@ pub struct Line {
     worn: AtomicBool,
     /// Whether it takes no new tunnels because the tunnel that carries it is about to end.
     retired: AtomicBool,
-    /// Whether it was said that the path is too narrow.
+    /// Whether the log already says that the path is too narrow.
     told: AtomicBool,
     places: Mutex<TunnelPlaces>,
-    /// Whether it was closed from here.
+    /// Whether this side closed it.
     closed: AtomicBool,
-    /// Told of every place that is given back.
+    /// Notified of every place that is given back.
     freed: Arc<Notify>,
 }
 
 impl Line {
-    /// Takes over a new connection of the ID `id` to the relay in place `place` of a path; `freed` is told of every place for a
-    /// tunnel that is given back, and `sizes` of what tunnels carried.
+    /// Takes over a new connection with the ID `id` to the relay at index `place` of a path. `freed` is notified of every place that
+    /// is given back, and `sizes` learns what tunnels carried.
     #[must_use]
     pub fn new(
         connected: &Connected,
@@ -134,21 +134,21 @@ impl Line {
         })
     }
 
-    /// Whether new tunnels may be asked for.
+    /// Whether new tunnels may be requested.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.is_in_service() && !*self.left.borrow()
     }
 
-    /// Whether it works and may take tunnels, as far as its path's speed does not matter.
+    /// Whether it works and may take tunnels, apart from its path's speed.
     fn is_in_service(&self) -> bool {
         let is_out =
             [&self.closed, &self.doubted, &self.worn, &self.retired].into_iter().any(|reason| reason.load(Relaxed));
         !is_out && self.relay.http().takes_requests()
     }
 
-    /// Asks the kernel from which address packets leave for the relay by now, and says what that means. If it is
-    /// another one than before, something is sent, so that the relay learns of it.
+    /// Asks the kernel for the address from which packets now leave for the relay, and returns what that means for the connection.
+    /// If the address has changed, sends a ping so that the relay learns of it.
     #[must_use]
     pub fn follow(&self) -> MoveVerdict {
         let source = self.exit.source_toward(self.address);
@@ -162,19 +162,20 @@ impl Line {
         verdict
     }
 
-    /// Asks the relay for a sign of life.
+    /// Sends a ping, which the relay acknowledges.
     pub fn ping(&self) {
         // An error means that the connection has ended, which its task finds out.
         _ = self.relay.http().handle().clone().ping();
     }
 
-    /// Whether there is a way to the relay.
+    /// Whether there is a route to the relay.
     #[must_use]
     pub fn has_route(&self) -> bool {
         self.exit.source_toward(self.address).is_some()
     }
 
-    /// Has its UDP tunnels opened anew elsewhere, each before it ends here. What cannot move, as TCP, stays until it ends.
+    /// Makes its UDP tunnels reopen on another connection, each before it ends here. Streams that cannot move, such as TCP, stay
+    /// until they end.
     pub fn leave(&self) {
         self.left.send_replace(true);
     }
@@ -201,12 +202,13 @@ impl Line {
         self.slow.load(Relaxed)
     }
 
-    /// Takes no new tunnels from now on, because the tunnel that carries it is about to end.
+    /// Takes no new tunnels from now on, because the tunnel that carries this connection is about to end.
     pub fn retire(&self) {
         self.retired.store(true, Relaxed);
     }
 
-    /// Whether its tunnels move as soon as there is another connection, because its relay, or the tunnel that carries it, goes away.
+    /// Whether its tunnels move as soon as there is another connection, because its relay is shutting down, or the tunnel that
+    /// carries it is about to end.
     #[must_use]
     pub fn goes(&self) -> bool {
         !self.is_closed() && (self.retired.load(Relaxed) || !self.relay.http().takes_requests())
@@ -217,19 +219,19 @@ impl Line {
         self.left.send_replace(false);
     }
 
-    /// Whether its tunnels are to go on elsewhere.
+    /// Whether its tunnels are to move to another connection.
     #[must_use]
     pub fn is_left(&self) -> bool {
         *self.left.borrow()
     }
 
-    /// Completes when its tunnels are to go on elsewhere.
+    /// Completes when its tunnels are to move to another connection.
     pub async fn left(&self) {
         // The sender is a part of `self`.
         _ = self.left.subscribe().wait_for(|left| *left).await;
     }
 
-    /// Completes when its tunnels leave because the relay does not answer. A task that waits for an answer can then ask over another
+    /// Completes when its tunnels leave because the relay does not answer. A task that waits for an answer can then use another
     /// connection.
     pub async fn silenced(&self) {
         let mut left = self.left.subscribe();
@@ -243,7 +245,7 @@ impl Line {
         }
     }
 
-    /// What its tunnels still have to carry, where they were looked at `since` ago.
+    /// Returns what its tunnels still have to carry; the last call was `since` ago.
     #[must_use]
     pub fn placed(&self, since: Duration) -> Vec<Placed> {
         let mut carried = self.carried.lock();
@@ -256,18 +258,18 @@ impl Line {
         left.collect()
     }
 
-    /// How many packets have arrived.
+    /// Returns how many packets have arrived.
     #[must_use]
     pub fn heard(&self) -> u64 {
         self.heard.count()
     }
 
-    /// Notes whether there is reason to think that the relay does not hear us any more.
+    /// Notes whether there is reason to believe that the relay no longer hears us.
     pub fn doubt(&self, is_doubted: bool) {
         self.doubted.store(is_doubted, Relaxed);
     }
 
-    /// Whether there is reason to think so.
+    /// Whether there is reason to believe that.
     #[must_use]
     pub fn is_doubted(&self) -> bool {
         self.doubted.load(Relaxed)
@@ -279,7 +281,7 @@ impl Line {
         self.is_usable() && self.places().has_room(Instant::now())
     }
 
-    /// How many tunnels there are, those included that are being opened.
+    /// Returns the number of tunnels, including those that are being opened.
     #[must_use]
     pub fn tunnels(&self) -> usize {
         self.places().taken()
@@ -292,13 +294,13 @@ impl Line {
         taken.then(|| Link::new(self))
     }
 
-    /// Closes the connection properly, with the tunnels that it has.
+    /// Closes the connection gracefully, with its tunnels.
     pub fn close(&self) {
         self.closed.store(true, Relaxed);
         self.relay.http().close(Code::NoError);
     }
 
-    /// Whether it was closed by [`close`](Self::close).
+    /// Whether [`close`](Self::close) closed it.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)
@@ -310,13 +312,13 @@ impl Line {
     }
 }
 
-/// A place for one tunnel on a connection. To be kept as long as the tunnel lives: dropping it gives the place back.
+/// A place for one tunnel on a connection. Keep it as long as the tunnel lives: dropping it gives the place back.
 pub struct Link {
     /// The relay.
     pub relay: RelayConnection,
     line: Arc<Line>,
     number: u64,
-    /// The form for its tunnel, if nothing else is asked for.
+    /// The form for its tunnel, unless the configuration asks for another.
     chosen: Form,
 }
 
@@ -326,7 +328,7 @@ struct Carried {
     class: String,
     weight: u32,
     expected: u64,
-    /// How much it had moved when it was looked at last.
+    /// How much it had moved at the last look.
     moved: u64,
 }
 
@@ -343,7 +345,7 @@ impl Drop for Link {
 }
 
 impl Link {
-    /// A place on a connection that nobody else uses.
+    /// Returns a place on a connection that has no other user.
     #[must_use]
     pub fn alone(connected: &Connected) -> Self {
         let line = Line::new(connected, (0, 0, 0), Arc::default(), Arc::default());
@@ -351,15 +353,15 @@ impl Link {
         Self::new(&line)
     }
 
-    /// A place that was taken.
+    /// Returns a place that was taken.
     fn new(line: &Arc<Line>) -> Self {
         let number = line.next_place.fetch_add(1, Relaxed);
         let chosen = line.witness.tell(monotonic::now_ns());
         Self { relay: line.relay.clone(), line: line.clone(), number, chosen }
     }
 
-    /// Notes whose traffic it carries: placements count with what is left of it, and what it was in the end tells how much the
-    /// next of its class will be.
+    /// Notes whose traffic it carries: placements count the rest of it, and its final size tells how much the next of its class will
+    /// carry.
     pub fn carries_traffic(&self, traffic: Arc<Traffic>, class: &Class) {
         let policy = class.policy();
         let (class, weight) = (policy.name.clone(), policy.weight.into());
@@ -367,30 +369,30 @@ impl Link {
         self.line.carried.lock().insert(self.number, Carried { traffic, class, weight, expected, moved: 0 });
     }
 
-    /// Learns nothing about the size of its class from what it carried.
+    /// Excludes its traffic from the sizes of its class.
     pub fn forget_traffic(&self) {
         self.line.carried.lock().remove(&self.number);
     }
 
-    /// The connection.
+    /// Returns the connection.
     #[must_use]
     pub fn line(&self) -> &Arc<Line> {
         &self.line
     }
 
-    /// Notes that the relay has no room for this tunnel beside the others of its connection. For a while, callers that
-    /// ask for a place get another connection, or wait.
+    /// Notes that the relay has no room for this tunnel beside the others of its connection. For a while, callers that request a
+    /// place get another connection, or wait.
     pub fn limit(&self) {
         self.line.places().limit(Instant::now());
     }
 
-    /// The ID of the connection.
+    /// Returns the ID of the connection.
     #[must_use]
     pub fn connection(&self) -> u64 {
         self.line.id
     }
 
-    /// Whether `mode` can be used. The relay's settings have to have arrived, which is so once a tunnel is open.
+    /// Whether `mode` can be used. The relay's settings must have arrived, which is the case once a tunnel is open.
     ///
     /// # Errors
     /// [`NoDatagrams`].
@@ -399,15 +401,15 @@ impl Link {
         if needed && !self.relay.http().datagrams_allowed() { Err(NoDatagrams) } else { Ok(()) }
     }
 
-    /// Whether a payload of so many bytes can travel in a datagram.
+    /// Whether a payload of `payload_bytes` can travel in a datagram.
     #[must_use]
     pub fn carries(&self, payload_bytes: u16) -> bool {
         self.line.packets.carries(payload_bytes)
     }
 
-    /// The form in which payloads leave, or `None` for the one that the tunnel chooses. What the path loses decides once, as the
-    /// tunnel is opened ([`masque::choice`]). How large its packets are goes on deciding: where it turns out to be too narrow for
-    /// datagrams of a useful size, payloads take the stream.
+    /// Returns the form in which payloads leave, or `None` for the one that the tunnel chooses. The path's losses decide once, when
+    /// the tunnel is opened ([`masque::choice`]). The size of its packets continues to decide: if the path turns out to be too
+    /// narrow for datagrams of a useful size, payloads take the stream.
     #[must_use]
     pub fn form(&self, mode: TunnelMode) -> Option<Form> {
         let narrow = || !self.carries(USABLE_PAYLOAD_BYTES);

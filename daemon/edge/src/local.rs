@@ -1,7 +1,7 @@
-//! A local UDP address: each sender gets a tunnel of its own, and what comes out of that is sent back to it.
+//! A local UDP address: each sender gets its own tunnel, and payloads from the tunnel go back to the sender.
 //!
-//! The task of the address reads its socket and puts payloads straight into the tunnels; a task per sender opens its
-//! tunnel and carries the other direction.
+//! The task of the address reads its socket and puts payloads straight into the tunnels. One task per sender opens its tunnel
+//! and carries the other direction.
 
 use std::{
     io::{self, IoSliceMut},
@@ -53,15 +53,15 @@ mod source;
 /// How many senders one local address serves at once: as many as have a place on one connection to the relay.
 const MAX_SOURCES: usize = places::MOST;
 
-/// How long the relay's stream credit may take to come (one round trip, if tunnels are being closed), and how often a
+/// How long the relay's stream credit may take to arrive (one round trip, if tunnels are being closed), and how often a
 /// sender without a place looks for one.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// How often a relay may say that it allows no more tunnels before a sender gives up: once for each connection, and once
-/// more after others have made room.
+/// How often a relay may refuse a further tunnel before a sender gives up: once for each connection, and once more after
+/// other tunnels have ended.
 const LIMIT_TRIES: usize = CONNECTIONS + 1;
 
-/// What may come out of a tunnel in one go, in bytes.
+/// How many bytes may come out of a tunnel in one turn.
 const DOWNLINK_BYTES: usize = 256 * 1024;
 
 /// Messages of one receive call.
@@ -70,7 +70,7 @@ const MESSAGES: usize = 16;
 /// The longest message: as many payloads as GRO joins.
 const MESSAGE_BYTES: usize = 1 << 16;
 
-/// How many batches are moved before others get their turn.
+/// How many batches are moved before other tasks get their turn.
 const ROUNDS: usize = 8;
 
 /// A local address and everything that its tunnels share.
@@ -97,13 +97,13 @@ struct Shared {
     mode: TunnelMode,
     /// The class of payloads that leave for the relay.
     membership: Membership,
-    /// Whether somebody chose the class: one that nobody chose tells the relay nothing about what it sends back.
+    /// Whether the configuration chose the class; otherwise, the relay gets no signal about what it sends back.
     is_chosen: bool,
     uplink: Arc<Uplink>,
     /// When a tunnel may be opened again after a refusal.
     backoff: Mutex<Backoff>,
     first_wait: Duration,
-    /// How many senders have to leave so that others find a place.
+    /// How many senders must leave so that others find a place.
     crowding: AtomicUsize,
     crowded: Notify,
     notice: Notice,
@@ -116,25 +116,25 @@ struct Handle {
     task: AbortHandle,
 }
 
-/// Why a sender's tunnel is no more.
+/// Why a sender's tunnel no longer exists.
 #[derive(Debug, thiserror::Error)]
 enum End {
     /// It was never opened.
     #[error(transparent)]
     Unopened(#[from] NoConnection),
-    /// The relay ended it properly.
+    /// The relay ended it gracefully.
     #[error("the relay closed the tunnel")]
     Finished,
     /// It failed.
     #[error(transparent)]
     Failed(#[from] TunnelEnd),
-    /// It ended hardly after it was opened, which is as good as a refusal: a target that is not there, for example.
+    /// It ended soon after it was opened, which counts as a refusal: the target does not exist, for example.
     #[error("the tunnel ended as soon as it was open: {0}")]
     AtOnce(Box<End>),
 }
 
 impl End {
-    /// Whether the next attempt would fare no better. A lost connection, or one that is full, is the uplink's to mend.
+    /// Whether the next attempt would fail as well. If a connection is lost or full, the uplink handles that.
     fn is_refusal(&self) -> bool {
         match self {
             Self::Unopened(error) => {
@@ -157,11 +157,11 @@ pub fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
 }
 
 impl Local {
-    /// Returns what serves `forward` on a socket that [`bind`] returned: its tunnels go through `uplink` and are of the class
-    /// of `membership`.
+    /// Returns a server for `forward` on a socket that [`bind`] returned. Its tunnels go through `uplink`, in the class of
+    /// `membership`.
     ///
     /// # Errors
-    /// The system does not take the socket.
+    /// The system does not accept the socket.
     pub fn new(
         socket: std::net::UdpSocket,
         forward: &Forward,
@@ -191,7 +191,7 @@ impl Local {
         Ok(Self { shared, idle, sources, tasks: JoinSet::new() })
     }
 
-    /// The address that was bound.
+    /// Returns the bound address.
     ///
     /// # Errors
     /// The system does not tell.
@@ -212,11 +212,11 @@ impl Local {
                 ready = self.shared.socket.readable() => {
                     ready?;
                     self.receive(&mut bytes)?;
-                    // Others get their turn even when the socket never runs dry.
+                    // Other tasks get their turn even if the socket never runs dry.
                     tokio::task::yield_now().await;
                 }
                 Some(ended) = self.tasks.join_next() => {
-                    // Aborted tasks have left the table already.
+                    // Aborted tasks have already left the table.
                     if let Ok((address, source)) = ended {
                         self.sources.remove(address, |handle| Arc::ptr_eq(&handle.source, &source));
                     }
@@ -234,7 +234,7 @@ impl Local {
         }
     }
 
-    /// Reads what waits, within bounds.
+    /// Reads the waiting messages, within bounds.
     fn receive(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         let now = Instant::now();
         for _ in 0..ROUNDS {
@@ -249,7 +249,7 @@ impl Local {
                 Ok(messages) => messages,
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(()),
-                    // What ICMP says about answers to senders that are gone, or a signal.
+                    // An ICMP error about answers to senders that are gone, or a signal.
                     io::ErrorKind::ConnectionRefused | io::ErrorKind::Interrupted => continue,
                     _ => return Err(error),
                 },
@@ -257,7 +257,7 @@ impl Local {
             for (slice, meta) in slices.iter().zip(&meta).take(messages) {
                 let message = &slice[..meta.len];
                 if !self.source(meta, now).push(&self.shared, message, meta.stride) {
-                    // Its tunnel has ended, and its task was not heard of yet: a new one carries the message.
+                    // The tunnel has ended, and its task was not joined yet: a new tunnel carries the message.
                     self.sources.remove(meta.addr, |_| true);
                     self.source(meta, now).push(&self.shared, message, meta.stride);
                 }
@@ -269,7 +269,7 @@ impl Local {
         Ok(())
     }
 
-    /// The sender of a message; a new one gets a tunnel.
+    /// Returns the sender of a message; a new sender gets a tunnel.
     fn source(&mut self, meta: &RecvMeta, now: Instant) -> Arc<Source> {
         if let Some(handle) = self.sources.heard(meta.addr, now) {
             return handle.source.clone();
@@ -300,7 +300,7 @@ impl Local {
 }
 
 impl Drop for Local {
-    /// Ends all tunnels properly.
+    /// Ends all tunnels gracefully.
     fn drop(&mut self) {
         let Self { shared, sources, .. } = self;
         sources.expire(Instant::now(), |_| Duration::ZERO).for_each(|handle| handle.close(shared));
@@ -308,7 +308,7 @@ impl Drop for Local {
 }
 
 impl Handle {
-    /// Ends a sender's tunnel properly.
+    /// Ends a sender's tunnel gracefully.
     fn close(self, shared: &Shared) {
         self.task.abort();
         if let Some(open) = self.source.leave(shared) {
@@ -318,15 +318,15 @@ impl Handle {
 }
 
 impl Shared {
-    /// What the relay is told about payloads that come back.
+    /// Returns the priority signal that tells the relay how to rank payloads that it sends back.
     fn signal(&self, class: &Class) -> Option<Priority> {
         self.is_chosen.then(|| class.policy().signal())
     }
 
     /// Sends everything in `downlink` to a local sender, runs of equal size as one message.
     ///
-    /// What the socket does not take at once is dropped, as a router would: the sender's device is slower than the
-    /// relay, and waiting would only make what comes later older.
+    /// If the socket does not accept a payload at once, it is dropped, as in a router: the sender's device is slower than the
+    /// relay, and waiting would only delay later payloads.
     fn send(&self, downlink: &mut Segments, to: &Source, traffic: &Traffic) {
         let segments = self.state.max_gso_segments();
         while let Some((contents, segment, count)) = downlink.run(segments) {
@@ -350,7 +350,7 @@ impl Shared {
         }
     }
 
-    /// Finds a place on a connection, and a stream there. If there is none, another sender has to leave.
+    /// Finds a place on a connection, and a stream there. If there is none, another sender must leave.
     async fn place(&self, class: &Class) -> Result<(Link, Reserved), NoConnection> {
         let mut waited = false;
         loop {
@@ -402,7 +402,7 @@ impl Shared {
         Err(NoConnection::Crowded)
     }
 
-    /// Opens the tunnel that takes the place of one whose connection is left, as soon as there is another connection for it.
+    /// Opens a tunnel as soon as there is another connection for it; it replaces a tunnel whose connection is being left.
     async fn open_elsewhere(&self, line: &Line, class: &Class) -> (Link, Opened) {
         loop {
             match self.open(class).await {
@@ -411,12 +411,12 @@ impl Shared {
                 Err(error) => debug!(target = %self.target, "no tunnel to move to: {error}"),
             }
             sleep(self.first_wait).await;
-            // It may be used again by now, and then nothing has to move.
+            // The old connection may be in use again by now; then no tunnel has to move.
             line.left().await;
         }
     }
 
-    /// Warns of a limit that was reached, not too often.
+    /// Warns that a limit was reached, at a limited rate.
     fn say(&self, what: &str) {
         if self.notice.is_due(Instant::now()) {
             warn!(relay = %self.uplink.names(), target = %self.target, "{what}");

@@ -1,11 +1,11 @@
-//! The connections to a relay that the forwards share: made when they are needed, and made again when lost. There may be
-//! several relays to choose from; [`failover`](super::failover) chooses.
+//! The connections to a relay that the forwards share: made on demand, and made again when lost. There may be several relays;
+//! [`failover`](super::failover) chooses among them.
 //!
-//! One connection carries [`MOST`](super::places::MOST) tunnels, or as many as the relay allows; only when they are
-//! taken is another one made, up to [`CONNECTIONS`].
+//! One connection carries [`MOST`](super::places::MOST) tunnels, or as many as the relay allows. Another connection is made
+//! only when these places are taken, up to [`CONNECTIONS`].
 //!
-//! There may be several [paths](super::path) to relays. Then connections are kept over each, every tunnel is placed on one, and
-//! those of a path that falls silent go on over another.
+//! There may be several [paths](super::path) to relays. Then the uplink keeps connections over each, places every tunnel on one
+//! path, and moves the tunnels of a silent path to another.
 
 use std::{
     sync::{
@@ -43,46 +43,46 @@ mod work;
 
 pub use paths::{Condition, NotMoved, PathReport, PreparedMove};
 
-/// Connections to one relay at once: together, their tunnels stay below what a relay allows one user if its
+/// The maximum of connections to one relay: together, their tunnels stay below what a relay allows one user if its
 /// configuration says nothing (`tunnels_per_user`, 4,096).
 pub const CONNECTIONS: usize = 4;
 
-/// After how long the end of a connection without an error is no reason to wait before the next.
+/// If a connection lasted longer than this and ended without an error, the next attempt need not wait.
 const PEACE: Duration = Duration::from_secs(1);
 
-/// For how long a connection that others make up for may be without tunnels before it is closed.
+/// How long a connection may be without tunnels, while others of its path have room, before it is closed.
 const SPARE: Duration = Duration::from_secs(30);
 
-/// How soon after a change of this host's address the relay has to be heard, or a new connection is made; where the
-/// handshake took long, twice as long as that.
+/// How soon after a change of this host's address the relay has to be heard; otherwise, a new connection is made. Twice the
+/// handshake's time if that is longer.
 const PROOF: Duration = Duration::from_millis(400);
 
-/// What became of connections when this host's addresses changed, and how many there were.
+/// Counters of what happened to connections when this host's addresses changed, and of moves between paths.
 #[derive(Debug, Default)]
 pub struct ConnectionCounters {
-    /// Connections that went on from another address of this host.
+    /// Connections that continued from another address of this host.
     pub moved: Counter,
-    /// Connections that were given up because the relay does not hear them from there.
+    /// Connections that were given up because the relay does not hear them from the new address.
     pub left: Counter,
-    /// Connections that fell silent where there is another path or relay.
+    /// Connections that fell silent while there is another path or relay.
     pub silent: Counter,
-    /// Of these, the ones that answered again.
+    /// Of these, the connections that answered again.
     pub returned: Counter,
     /// Paths that became slow.
     pub slow: Counter,
-    /// Connections of silent paths that were ended, with what could not move.
+    /// Connections of silent paths that were closed, together with streams that could not move.
     pub given_up: Counter,
-    /// UDP tunnels that went on over another connection.
+    /// UDP tunnels that continued over another connection.
     pub moved_tunnels: Counter,
-    /// Requests for models of which a copy was sent over another path.
+    /// Requests for models that were also sent, as a copy, over another path.
     pub copies: Counter,
-    /// Of these, the ones whose copy was answered first.
+    /// Of these, the requests whose copy was answered first.
     pub copies_first: Counter,
     /// What happened to paths and relays, for listeners.
     pub changes: PathChanges,
-    /// Of which each uplink is a part, for as long as it lives.
+    /// Whether the daemon is ready; each living uplink is a part of this.
     pub ready: Arc<Readiness>,
-    /// The last ID of a connection, those of the relay role's clients included.
+    /// The last connection ID, including IDs of the relay role's clients.
     pub ids: Arc<AtomicU64>,
 }
 
@@ -109,16 +109,16 @@ impl ConnectionCounters {
     }
 }
 
-/// The connections to a relay. Callers ask for one with [`Uplink::link`]; [`Uplink::run`] keeps the connections up.
+/// The connections to a relay. Callers request a place with [`Uplink::link`]; [`Uplink::run`] keeps the connections up.
 pub struct Uplink {
     paths: Vec<Path>,
     /// What is known of each path.
     views: Mutex<Vec<PathView>>,
-    /// What tunnels of each class carry.
+    /// How much tunnels of each class carry.
     sizes: Arc<Sizes>,
     /// How many tunnels were placed.
     turn: AtomicU64,
-    /// The name of the schedule that the connections go by, if it has one.
+    /// The name of the schedule that the connections follow, if it has one.
     pub schedule: Option<String>,
     backoff: (Duration, Duration),
     counters: Arc<ConnectionCounters>,
@@ -130,45 +130,45 @@ pub struct Uplink {
 /// One relay of an uplink, and how it is reached.
 #[derive(Clone)]
 pub struct Standpoint {
-    /// The name of its path; empty where there are none.
+    /// The name of its path; empty if there are no paths.
     pub path: String,
     /// Its host and port.
     pub relay: String,
-    /// The name of the hop that it is reached through; empty without one.
+    /// The name of the hop on the way to it; empty without a hop.
     pub via: String,
-    /// The connections to it that are open.
+    /// The open connections to it.
     pub lines: Vec<Arc<Line>>,
-    /// What became of attempts to connect.
+    /// The results of attempts to connect.
     pub attempts: Attempts,
 }
 
-/// What became of attempts to connect to a relay.
+/// The results of attempts to connect to a relay.
 #[derive(Clone, Debug, Default)]
 pub struct Attempts {
     /// How many connections were made.
     pub connects: u64,
     /// How often connecting failed.
     pub failures: u64,
-    /// How it failed, if the last attempt did.
+    /// The error of the last attempt, if it failed.
     pub failure: Option<Arc<ConnectError>>,
 }
 
 #[derive(Default)]
 struct State {
     lines: Vec<Arc<Line>>,
-    /// By the place of the path, and that of the relay.
+    /// Indexed by path, then by relay.
     attempts: Vec<Vec<Attempts>>,
-    /// The host and port of the relay that somebody has chosen.
+    /// The host and port of the relay that an operator has chosen.
     chosen: Option<String>,
-    /// How often connecting has failed, and how it did last.
+    /// How often connecting has failed, and the last error.
     failures: u64,
     failure: Option<Arc<ConnectError>>,
     /// Whether the last attempt to connect failed.
     is_alone: bool,
     /// Whether any attempt has succeeded.
     was_reached: bool,
-    /// How long a connection to a preferred relay has to last before it takes tunnels from one that works: a relay that
-    /// comes and goes is no gain.
+    /// How long a connection to a preferred relay must last before it takes tunnels from a working one: an unstable relay is no
+    /// gain.
     settling: Duration,
 }
 
@@ -181,8 +181,8 @@ impl State {
         self.lines.iter().any(|line| line.has_room())
     }
 
-    /// Returns the connections in the order in which they are to be filled: connections to the first relay first. A
-    /// connection that has just been made to a better relay than the others' comes last.
+    /// Returns the connections in the order in which they are to be filled: connections to the first relay first. A connection
+    /// that was just made to a better relay than that of the others comes last.
     fn in_order(&self, now: Instant, paths: &[Path]) -> Vec<&Arc<Line>> {
         let is_chosen = |line: &Line| {
             let relay = paths.get(line.path_place).and_then(|path| path.relays.get(line.place));
@@ -205,7 +205,7 @@ impl State {
     fn availability(&self, path: usize, relays: usize) -> Vec<RelayAvailability> {
         let mut availability = vec![RelayAvailability::default(); relays];
         for line in self.lines.iter().filter(|line| line.path_place == path) {
-            // Another connection over a slow path would be no faster.
+            // Another connection over a slow path would not be faster.
             let stands_by = line.stands_by();
             if let Some(relay) = availability.get_mut(line.place).filter(|_| stands_by || line.is_usable()) {
                 relay.usable += 1;
@@ -217,8 +217,8 @@ impl State {
 }
 
 impl Uplink {
-    /// Returns an uplink to these relays, of which the first is preferred, without a connection. `schedule` is what the
-    /// endpoints' schedule is called, and `backoff` the first and the longest wait between attempts to connect.
+    /// Returns an uplink to these relays, the first of which is preferred, without a connection. `schedule` is the name of the
+    /// endpoints' schedule, and `backoff` the first and the longest wait between attempts to connect.
     #[must_use]
     pub fn new(
         relays: Vec<Endpoint>,
@@ -229,7 +229,7 @@ impl Uplink {
         Self::over(vec![Path::plain(relays)], schedule, backoff, counters)
     }
 
-    /// The same over several paths.
+    /// Like [`new`](Self::new), but over several paths.
     #[must_use]
     pub fn over(
         paths: Vec<Path>,
@@ -252,7 +252,7 @@ impl Uplink {
         uplink
     }
 
-    /// The hosts and ports of the relays.
+    /// Returns the hosts and ports of the relays.
     #[must_use]
     pub fn names(&self) -> String {
         let mut names: Vec<String> = Vec::new();
@@ -264,8 +264,8 @@ impl Uplink {
         names.join(", ")
     }
 
-    /// Whether there is a connection, or was one and no attempt to make another has failed since: a relay ends those
-    /// over which nothing is asked. One is asked for if there is none.
+    /// Whether there is a connection, or there was one and no attempt to make another has failed since: relays end unused
+    /// connections. If there is none, this requests one.
     #[must_use]
     pub fn is_within_reach(&self) -> bool {
         let state = self.state.borrow();
@@ -276,13 +276,13 @@ impl Uplink {
         state.was_reached && !state.is_alone
     }
 
-    /// The connections that are open.
+    /// Returns the open connections.
     #[must_use]
     pub fn lines(&self) -> Vec<Arc<Line>> {
         self.state.borrow().usable().cloned().collect()
     }
 
-    /// How each relay is reached, in the order of preference.
+    /// Returns how each relay is reached, in order of preference.
     #[must_use]
     pub fn standpoints(&self) -> Vec<Standpoint> {
         let state = self.state.borrow();
@@ -302,13 +302,13 @@ impl Uplink {
         standpoints
     }
 
-    /// The host and port of the relay that a connection leads to.
+    /// Returns the host and port of the relay at the end of a connection.
     #[must_use]
     pub fn relay_of(&self, line: &Line) -> String {
         self.endpoint_of(line).map(|relay| relay.origin().to_string()).unwrap_or_default()
     }
 
-    /// The name of the hop that a connection leads through; empty without one.
+    /// Returns the name of the hop that a connection leads through; empty without one.
     #[must_use]
     pub fn via_of(&self, line: &Line) -> String {
         self.endpoint_of(line).and_then(Endpoint::via).unwrap_or_default().to_owned()
@@ -322,12 +322,12 @@ impl Uplink {
         self.paths.len() > 1
     }
 
-    /// Whether connections that do not answer are left: there is another path, or another relay.
+    /// Whether tunnels leave connections that do not answer: there is another path, or another relay.
     fn has_alternatives(&self) -> bool {
         self.has_several_paths() || self.paths.iter().any(|path| path.relays.len() > 1)
     }
 
-    /// Counts a tunnel that went on over another connection than `from`.
+    /// Counts a tunnel that moved away from the connection `from`.
     pub fn note_move(&self, from: &Line) {
         self.counters.moved_tunnels.inc();
         if let Some(path) = self.paths.get(from.path_place) {
@@ -345,8 +345,8 @@ impl Uplink {
         self.counters.copies_first.inc();
     }
 
-    /// Connects whenever a connection is wanted and there is none with room, at first at once; never returns. Whenever
-    /// this host's addresses change, `moves` tells.
+    /// Connects whenever a connection is wanted and none has room, the first time at once; never returns. `moves` reports
+    /// changes of this host's addresses.
     pub async fn run(&self, mut moves: watch::Receiver<()>) {
         let mut work = Work::new(self);
         let mut look = interval(LOOK);
@@ -387,13 +387,13 @@ impl Uplink {
         }
     }
 
-    /// The name of the path of a connection; empty where there are none.
+    /// Returns the name of a connection's path; empty if there are no paths.
     #[must_use]
     pub fn path_name(&self, line: &Line) -> &str {
         self.paths.get(line.path_place).map_or("", |path| path.name.as_str())
     }
 
-    /// Logs what becomes of a path and its relay, and tells it to listeners.
+    /// Logs a change of a path and its relay, and notifies listeners of it.
     fn announce(&self, line: &Line, what: &str) {
         let (path, relay, tunnels) = (self.path_name(line), self.relay_of(line), line.tunnels());
         let subject =
@@ -402,7 +402,7 @@ impl Uplink {
         self.counters.changes.tell(format!("{subject} {what}"));
     }
 
-    /// A connection does not answer: others take its tunnels.
+    /// Handles a connection that does not answer: other connections take its tunnels.
     fn fall_silent(&self, line: &Line) {
         self.announce(line, "does not answer: moving its tunnels");
         self.counters.silent.inc();
@@ -413,7 +413,7 @@ impl Uplink {
         self.paths.get(path)?.relays.get(place)
     }
 
-    /// Closes connections without tunnels that others of the same path make up for.
+    /// Closes connections without tunnels if others of the same path suffice.
     fn close_spare(&self) {
         self.state.send_if_modified(|state| {
             let now = Instant::now();
@@ -422,7 +422,7 @@ impl Uplink {
             state.lines.retain(|line| {
                 let is_spare = line.tunnels() == 0 && now.saturating_duration_since(line.since) > SPARE;
                 let first = order.iter().find(|first| first.path_place == line.path_place);
-                // One that is silent is kept to be asked.
+                // A silent connection is kept, to be probed.
                 let is_kept = !is_spare || line.is_doubted() || first.is_none_or(|first| Arc::ptr_eq(first, line));
                 if !is_kept {
                     line.close();
@@ -433,7 +433,7 @@ impl Uplink {
         });
     }
 
-    /// Closes all connections properly. [`Uplink::run`] has to be dropped before.
+    /// Closes all connections gracefully. The caller must drop [`Uplink::run`] first.
     pub async fn close(&self) {
         let lines = self.state.borrow().lines.clone();
         for line in lines {

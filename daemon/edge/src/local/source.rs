@@ -1,4 +1,4 @@
-//! One sender to a local address: what it has waiting, and its tunnel.
+//! One sender to a local address: its waiting payloads and its tunnel.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -23,17 +23,17 @@ use crate::link::Link;
 /// the IPv6 addresses of a name from one port, and may ask again.
 const QUESTIONS: u32 = 4;
 
-/// What a sender may have waiting while its tunnel is opened, in bytes: several flights of an inner QUIC handshake.
+/// How many bytes of a sender may wait while its tunnel opens: several flights of an inner QUIC handshake.
 const WAITING_BYTES: usize = 64 * 1024;
 
 /// One local sender.
 pub(super) struct Source {
-    /// Where it is.
+    /// Its address.
     pub(super) address: SocketAddr,
-    /// The address it sent to, which answers come from.
+    /// The address that it sent to; answers come from there.
     pub(super) local_ip: Option<IpAddr>,
     stage: Mutex<Stage>,
-    /// Payloads that came from it, and payloads that came back for it.
+    /// Payloads that it sent, and payloads that came back for it.
     sent: AtomicU32,
     received: AtomicU32,
 }
@@ -41,9 +41,9 @@ pub(super) struct Source {
 enum Stage {
     /// The tunnel is not open yet.
     Waiting(Segments),
-    /// It is.
+    /// The tunnel is open.
     Open(Box<Open>),
-    /// It has been.
+    /// The tunnel has ended.
     Closed,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Open {
     task: Waker,
     /// The class on whose terms its payloads leave.
     class: Arc<Class>,
-    /// Whether anything came back from the target.
+    /// Whether a payload came back from the target.
     answered: bool,
     /// What went through it.
     traffic: Arc<Traffic>,
@@ -73,14 +73,14 @@ impl Source {
         matches!(*self.stage.lock(), Stage::Open(_))
     }
 
-    /// Whether it sent a few payloads and got as many back: most likely it has what it wanted.
+    /// Whether it sent a few payloads and got as many back: most likely, it has its answers.
     pub(super) fn is_answered(&self) -> bool {
         let sent = self.sent.load(Relaxed);
         (1..=QUESTIONS).contains(&sent) && self.received.load(Relaxed) >= sent
     }
 
-    /// Takes a message from the sender: payloads of `stride` bytes each, of which the last may be shorter. Returns whether
-    /// there is a tunnel for it, or will be.
+    /// Takes a message from the sender: payloads of `stride` bytes each; the last may be shorter. Returns whether there is, or will
+    /// be, a tunnel for it.
     pub(super) fn push(&self, shared: &Shared, message: &[u8], stride: usize) -> bool {
         let counters = &shared.counters;
         count(&self.sent, payloads(message, stride).count());
@@ -98,7 +98,7 @@ impl Source {
                 counters.packets_up.inc_by(count as u64);
                 traffic.add_up(message.len() as u64, count as u64);
                 counters.bytes_up.inc_by(message.len() as u64);
-                // Datagrams wake the connection by themselves; capsules leave with the task's next turn.
+                // Datagrams wake the connection; capsules leave with the task's next turn.
                 if matches!(batch, PayloadBatch::Capsules(..)) {
                     task.wake_by_ref();
                 }
@@ -112,7 +112,7 @@ impl Source {
         count(&self.received, payloads);
     }
 
-    /// Gives up its tunnel, which is returned if it is open. What waits for it is dropped and counted.
+    /// Gives up its tunnel, and returns it if it is open. Payloads that wait for the tunnel are dropped and counted.
     pub(super) fn leave(&self, shared: &Shared) -> Option<Box<Open>> {
         match std::mem::replace(&mut *self.stage.lock(), Stage::Closed) {
             Stage::Open(open) => return Some(open),
@@ -122,7 +122,7 @@ impl Source {
         None
     }
 
-    /// Puts a tunnel in place, and what has waited for it into the tunnel.
+    /// Installs a tunnel, and sends the waiting payloads into it.
     pub(super) fn open(
         &self,
         shared: &Shared,
@@ -142,8 +142,8 @@ impl Source {
             Stage::Open(Box::new(Open { tunnel, link, task: Waker::noop().clone(), class, answered: false, traffic }));
     }
 
-    /// Puts a tunnel in the place of the one that is open, which is ended properly. What the old one has queued still leaves by it;
-    /// what comes back by it afterwards is lost.
+    /// Replaces the open tunnel, which ends gracefully. Payloads that the old tunnel has queued still leave through it; payloads
+    /// that come back through it afterwards are lost.
     pub(super) fn change(
         &self,
         shared: &Shared,
@@ -167,7 +167,7 @@ impl Source {
         }
     }
 
-    /// Moves what can be moved between the relay and the sender; ready when the tunnel has ended.
+    /// Moves payloads between the relay and the sender; ready when the tunnel has ended.
     pub(super) fn poll(&self, cx: &mut Context<'_>, shared: &Shared, downlink: &mut Segments) -> Poll<End> {
         let mut stage = self.stage.lock();
         let Stage::Open(open) = &mut *stage else { return Poll::Ready(End::Finished) };
@@ -177,7 +177,7 @@ impl Source {
             match tunnel.poll_recv(cx, downlink) {
                 Poll::Ready(Ok(true)) => {
                     if !std::mem::replace(answered, true) {
-                        // There is a target, so refusals before it say nothing any more.
+                        // The target exists, so earlier refusals mean nothing any more.
                         shared.backoff.lock().succeeded();
                     }
                     shared.send(downlink, self, traffic);
@@ -198,7 +198,7 @@ impl Source {
 }
 
 impl Open {
-    /// Makes payloads leave on the terms of the class that they are of by now.
+    /// Makes payloads leave on the terms of the present class.
     fn follow(&mut self, shared: &Shared) {
         if shared.membership.update(&mut self.class).is_some() {
             self.tunnel.set_terms(&self.class.terms(None));
@@ -211,7 +211,7 @@ impl Open {
 
 /// Adds to a number that need not be exact once it is large.
 fn count(number: &AtomicU32, more: usize) {
-    // Only one task writes each.
+    // Each number has only one writing task.
     number.store(number.load(Relaxed).saturating_add(u32::try_from(more).unwrap_or(u32::MAX)), Relaxed);
 }
 
@@ -272,7 +272,7 @@ mod tests {
         meta.addr = application.local_addr().unwrap();
         let ended = local.source(&meta, Instant::now());
         assert!(ended.push(&local.shared, b"the first", 9));
-        // Its task ends here, and the address has not heard of that.
+        // Its task ends here, and the address has not joined it yet.
         assert!(ended.leave(&local.shared).is_none());
         assert_eq!(counters.dropped_waiting.get(), 1, "what waited is counted");
         application.send_to(b"the second", local.address().unwrap()).unwrap();

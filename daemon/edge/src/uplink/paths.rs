@@ -1,4 +1,4 @@
-//! What operators ask of paths and relays: how each path does, and that tunnels go on at another relay.
+//! Operators' requests about paths and relays: how each path performs, and moving tunnels to another relay.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -14,7 +14,7 @@ use crate::{
     path::{Path, PathView},
 };
 
-/// How long a relay may take to be connected to when somebody has chosen it.
+/// How long connecting to a relay may take after an operator has chosen it.
 const MOVE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why tunnels do not move to a relay.
@@ -23,7 +23,7 @@ pub enum NotMoved {
     /// The configuration has no such relay.
     #[error("no relay {relay:?} is configured; there are {known}")]
     Unknown {
-        /// What was asked for.
+        /// The requested relay.
         relay: String,
         /// The relays' hosts and ports.
         known: String,
@@ -31,12 +31,12 @@ pub enum NotMoved {
     /// It cannot be connected to.
     #[error("{0}; tunnels stay where they are")]
     Unreachable(Arc<ConnectError>),
-    /// The same, without a reason yet.
+    /// It cannot be reached, and there is no reason yet.
     #[error("no connection to {0} in time; tunnels stay where they are")]
     NoAnswer(String),
 }
 
-/// How a path does.
+/// The state of a path.
 #[derive(Clone, Debug)]
 pub struct PathReport {
     /// Its name.
@@ -55,33 +55,33 @@ pub struct PathReport {
     pub smoothed_rtt: Duration,
     /// The shortest round trip; 0 if it is not known.
     pub min_rtt: Duration,
-    /// How fast it is taken to be, in bytes per second.
+    /// Its assumed rate, in bytes per second.
     pub bytes_per_sec: u64,
-    /// How much goes over it, in bytes per second, in the direction in which more does.
+    /// Its present use, in bytes per second, in the direction with more traffic.
     pub used_bytes_per_sec: u64,
     /// QUIC packets that its connections sent.
     pub sent_packets: u64,
-    /// Of these, the ones that were lost.
+    /// Of these, the lost packets.
     pub lost_packets: u64,
-    /// UDP tunnels that went on over another path.
+    /// UDP tunnels that moved to another path.
     pub moved: u64,
 }
 
 /// Whether a path takes tunnels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// It does.
+    /// It takes tunnels.
     Up,
-    /// Its round trips are several times what they can be, and another path's are not: it takes none until they are shorter.
+    /// Its round trips are several times as long as they can be, and another path's are not: it takes no tunnels until they are shorter.
     Slow,
-    /// It has a connection that does not answer, and is asked until it does.
+    /// It has a connection that does not answer, and that is probed until it does.
     Silent,
     /// It has no connection.
     Down,
 }
 
 impl PathReport {
-    /// Adds the same path as other local addresses have it.
+    /// Adds the report of the same path from the connections of other local addresses.
     pub fn join(&mut self, other: &Self) {
         let shorter = |ours: Duration, theirs: Duration| match (ours.is_zero(), theirs.is_zero()) {
             (true, _) => theirs,
@@ -105,7 +105,7 @@ impl PathReport {
 }
 
 impl Condition {
-    /// The word for it.
+    /// Returns its name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -118,7 +118,7 @@ impl Condition {
 }
 
 impl Uplink {
-    /// How each path does, in the order of the configuration; none where it has no paths.
+    /// Returns the state of each path, in the order of the configuration; empty if the configuration has no paths.
     #[must_use]
     pub fn path_states(&self) -> Vec<PathReport> {
         if self.paths.iter().all(|path| path.name.is_empty()) {
@@ -157,14 +157,15 @@ impl Uplink {
         self.paths.iter().zip(&*views).enumerate().map(of).collect()
     }
 
-    /// Goes by the order of preference again, whatever relay was chosen before. Open tunnels stay.
+    /// Restores the order of preference, whatever relay was chosen before. Open tunnels stay.
     pub fn prefer(&self) {
         self.state.send_modify(|state| state.chosen = None);
         self.wanted.notify_one();
     }
 
-    /// Connects to the relay of this host and port, for tunnels to go on there. New tunnels go there as soon as there is a connection;
-    /// others do when the move is [carried out](PreparedMove::carry_out). If it is dropped before, or this future is, all stays as it was.
+    /// Connects to the relay with this host and port, to move tunnels there. New tunnels go there as soon as there is a connection; open
+    /// tunnels move when the caller [carries out](PreparedMove::carry_out) the move. If the move is dropped before, or this future is,
+    /// nothing changes.
     ///
     /// # Errors
     /// No path leads to such a relay, or it cannot be reached.
@@ -203,7 +204,7 @@ impl Uplink {
     }
 }
 
-/// A relay that was chosen and connected to, for tunnels to go on there.
+/// A relay that was chosen and connected to, so that tunnels can move there.
 pub struct PreparedMove {
     uplink: Arc<Uplink>,
     relay: String,
@@ -220,8 +221,8 @@ impl PreparedMove {
         Self { uplink, relay: relay.to_owned(), before, is_carried_out: false }
     }
 
-    /// Has UDP tunnels go on at the relay; returns how many are to move. Connections of TCP, and requests for models, stay where they
-    /// are until they end.
+    /// Moves UDP tunnels to the relay; returns how many are to move. TCP connections and requests for models stay where they are until
+    /// they end.
     #[must_use]
     pub fn carry_out(mut self) -> usize {
         self.is_carried_out = true;
@@ -239,7 +240,7 @@ impl Drop for PreparedMove {
             return;
         }
         self.uplink.state.send_modify(|state| {
-            // Unless somebody has chosen another one meanwhile.
+            // Unless an operator has chosen another relay meanwhile.
             if state.chosen.as_ref() == Some(&self.relay) {
                 state.chosen = self.before.take();
             }

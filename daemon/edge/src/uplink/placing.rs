@@ -1,4 +1,4 @@
-//! Which connection a tunnel or request gets: a place on one that has room, on the path that its placement chooses.
+//! The connection of a tunnel or request: a place on a connection with room, on the path that the placement chooses.
 
 use std::{
     pin::pin,
@@ -17,16 +17,16 @@ use crate::{
 };
 
 impl Uplink {
-    /// Returns a place for a tunnel, on a connection that takes requests. Waits for one if there is none: for a
-    /// connection, back-off included, or for the end of another tunnel.
+    /// Returns a place for a tunnel, on a connection that takes requests. If there is none, waits for a connection, back-off included,
+    /// or for the end of another tunnel.
     ///
     /// # Errors
-    /// There is no connection, and the attempt to make one that was waited for failed.
+    /// There is no connection, and the awaited attempt to make one failed.
     pub async fn link(&self) -> Result<Link, Arc<ConnectError>> {
         self.link_of(None).await
     }
 
-    /// The same for a tunnel or request of a class, on the path that its placement chooses.
+    /// Like [`link`](Self::link), for a tunnel or request of a class, on the path that its placement chooses.
     ///
     /// # Errors
     /// As [`link`](Self::link).
@@ -35,8 +35,8 @@ impl Uplink {
         self.link_of(ask).await
     }
 
-    /// The same for a request for a model whose body has so many bytes. If it is one to be copied, and another path has room, the second
-    /// place is there, for the copy.
+    /// Like [`link`](Self::link), for a request for a model with a body of `body_bytes`. If the request is to be copied and another path
+    /// has room, the second place is for the copy.
     ///
     /// # Errors
     /// As [`link`](Self::link).
@@ -51,7 +51,7 @@ impl Uplink {
         Ok((link, copy))
     }
 
-    /// Takes a place for a copy of a request that has a place, over the better of the other paths.
+    /// Takes a place for a copy of a request that already has a place, over the best of the other paths.
     fn other_link(&self, ask: &PathDemand, first: &Link) -> Option<Link> {
         let state = self.state.borrow();
         let lines = state.in_order(Instant::now(), &self.paths);
@@ -63,7 +63,7 @@ impl Uplink {
         lines.into_iter().filter(|line| line.path_place == other).find_map(Line::link)
     }
 
-    /// Chooses among the paths with room, and returns the place of the path that `pick` takes. The choice counts by the places of the
+    /// Chooses among the paths with room, and returns the index of the path that `pick` takes. The choice consists of indices into the
     /// candidates, which `pick` gets as well.
     fn choose(
         &self,
@@ -79,7 +79,7 @@ impl Uplink {
         }
         candidates.sort_unstable();
         let mut views = self.views.lock();
-        // A path whose connection is new was not looked at yet, and would seem to carry nothing.
+        // The path of a new connection was not examined yet, and would seem to carry nothing.
         for at in &candidates {
             let (Some(view), Some(path)) = (views.get_mut(*at), self.paths.get(*at)) else { continue };
             if !view.is_known() {
@@ -91,14 +91,14 @@ impl Uplink {
         let turn = self.turn.fetch_add(1, Relaxed);
         let choice = sched::path::place(ask.placement, &ask.request, &paths, turn)?;
         let chosen = pick(&choice, &candidates)?;
-        // Others that come before the next look see it.
+        // Placements before the next look must see it.
         if let Some(view) = views.get_mut(chosen) {
             view.path.add(ask.request.bytes, ask.request.weight);
         }
         Some(chosen)
     }
 
-    /// Sorts connections in the order in which they are to be tried: those of the path that is chosen first.
+    /// Sorts connections in the order in which to try them: connections of the chosen path first.
     fn placed<'a>(&self, ask: Option<&PathDemand>, lines: Vec<&'a Arc<Line>>) -> Vec<&'a Arc<Line>> {
         let Some(ask) = ask else { return lines };
         let best = |choice: &PathChoice, candidates: &[usize]| candidates.get(choice.path()).copied();
@@ -136,8 +136,7 @@ impl Uplink {
         }
     }
 
-    /// Whether all places are taken, and no further connection will bring more soon: one of the tunnels has to end
-    /// before another can be opened.
+    /// Whether all places are taken and no further connection will soon bring more: a tunnel must end before another can be opened.
     #[must_use]
     pub fn is_full(&self) -> bool {
         let state = self.state.borrow();

@@ -1,5 +1,5 @@
-//! What the task of an uplink does: it decides when to connect to which relay over which path, looks which paths are alive, and
-//! has tunnels leave connections that end.
+//! The work of an uplink's task: it decides when to connect to which relay over which path, checks which paths are alive, and moves
+//! tunnels away from connections that end.
 
 use std::{
     pin::pin,
@@ -44,7 +44,7 @@ const ASK_SLOW: Duration = Duration::from_millis(250);
 
 /// What to do next.
 pub(super) enum Step {
-    /// To connect to a relay, by the place of its path and its own.
+    /// Connect to a relay, by the indices of its path and of the relay.
     Connect((usize, usize)),
     /// Nothing before this time, unless something happens.
     Wait(Instant),
@@ -58,19 +58,19 @@ pub(super) struct Work<'a> {
     /// By path.
     failovers: Vec<Failover>,
     pub(super) connections: JoinSet<(Arc<Line>, h3::Error)>,
-    /// Each completes with a connection, and whether its relay goes away; otherwise it has ended.
+    /// Each task completes with a connection and whether its relay is shutting down; if not, the connection has ended.
     pub(super) departures: JoinSet<(Arc<Line>, bool)>,
-    /// By path and relay: whether it fell silent, and has not answered for long enough since.
+    /// By path and relay: whether it fell silent and has not yet answered for long enough.
     suspects: Vec<Vec<bool>>,
-    /// By path: whether it is slow, and when it was asked for a round trip last.
+    /// By path: whether it is slow, and when its round trip was last probed.
     slowness: Vec<(Slowness, Option<Instant>)>,
-    /// When times of slowness begin.
+    /// The origin of the times of `slowness`.
     start: Instant,
-    /// Where there is another path or relay: whether each connection answers.
+    /// Whether each connection answers, if there is another path or relay.
     pulses: Vec<(Arc<Line>, Pulse)>,
-    /// Whether somebody waits for a place.
+    /// Whether a tunnel waits for a place.
     pub(super) wanted: bool,
-    /// Connections whose address has changed, what had been heard of them before, and when more has to have been.
+    /// Connections whose address has changed, how many packets each had received before, and when it must have received more.
     pub(super) proofs: Vec<(Arc<Line>, u64, Instant)>,
 }
 
@@ -94,13 +94,13 @@ impl<'a> Work<'a> {
 }
 
 impl Work<'_> {
-    /// Decides what to do next, and notes if it is to connect.
+    /// Decides what to do next; if that is to connect, notes the attempt.
     pub(super) fn next(&mut self) -> Step {
         let now = Instant::now();
         let (several, paths) = (self.uplink.has_several_paths(), &self.uplink.paths);
         let state = self.uplink.state.borrow();
         self.wanted &= !state.has_room();
-        // Where there are several paths, all are kept up while one is.
+        // If there are several paths, all are kept up while one is.
         let wanted = self.wanted || several && state.usable().next().is_some();
         let mut earliest: Option<Instant> = None;
         for (path, failover) in self.failovers.iter_mut().enumerate() {
@@ -156,7 +156,7 @@ impl Work<'_> {
                 if is_watched {
                     let mut pulse = Pulse::new(line.heard(), line.path.get().sent_packets);
                     if self.suspects.get(path).and_then(|relays| relays.get(place)) == Some(&true) {
-                        // One answer is not enough. Until there were more, further connections keep their distance in time.
+                        // One answer is not enough. Until there are more, the back-off keeps further attempts apart.
                         failover.failed(place, Instant::now(), random());
                         pulse.silence(Instant::now());
                         line.doubt(true);
@@ -164,12 +164,12 @@ impl Work<'_> {
                     self.pulses.push((line.clone(), pulse));
                 }
                 self.uplink.state.send_modify(|state| {
-                    // What did not answer from its new address is given up: its tunnels are opened anew.
-                    // Where there is another path or relay, it is asked until it answers.
+                    // A connection that did not answer from its new address is given up: its tunnels are opened anew. If there is
+                    // another path or relay, the connection is probed until it answers.
                     let given_up = |line: &&Arc<Line>| line.is_doubted() && !is_watched;
                     state.lines.iter().filter(given_up).for_each(|line| line.close());
                     state.lines.push(line);
-                    // Relays that go away are left as soon as there is another connection.
+                    // Tunnels leave relays that are shutting down as soon as there is another connection.
                     state.lines.iter().filter(|line| line.goes()).for_each(|line| line.leave());
                     if let Some(attempts) = state.attempts.get_mut(path).and_then(|relays| relays.get_mut(place)) {
                         *attempts =
@@ -216,7 +216,7 @@ impl Work<'_> {
         if line.is_closed() {
             return;
         }
-        // A relay keeps no connection for long over which nothing is asked.
+        // A relay closes unused connections soon.
         let (peaceful, mut lasted) = (matches!(error, h3::Error::Closed), line.since.elapsed());
         match self.uplink.endpoint_of(line) {
             Some(relay) if peaceful => info!(relay = %relay.origin(), "the relay closed the connection"),
@@ -231,8 +231,8 @@ impl Work<'_> {
         }
     }
 
-    /// A relay takes no new requests on a connection: it ends soon. What is there moves before that, to a connection that is
-    /// made now unless there is one.
+    /// Handles a relay that takes no new requests on a connection: the connection ends soon. Its tunnels move before that, to an
+    /// existing connection or else to one that is made now.
     pub(super) fn goes_away(&mut self, line: &Arc<Line>) {
         let is_known = self.uplink.state.borrow().lines.iter().any(|known| Arc::ptr_eq(known, line));
         if !is_known || line.is_closed() {
@@ -247,7 +247,7 @@ impl Work<'_> {
         self.uplink.state.send_modify(|_| {});
     }
 
-    /// Where there is another path or relay: looks which are alive, and what they can carry.
+    /// If there is another path or relay: checks which are alive, and what they can carry.
     pub(super) fn look(&mut self) {
         let now = Instant::now();
         let (mut changed, mut silent) = (false, Vec::new());
@@ -278,7 +278,7 @@ impl Work<'_> {
         }
         silent.into_iter().for_each(|at| self.suspect(at, now));
         let lines = self.uplink.state.borrow().lines.clone();
-        // What has nowhere to go yet goes once there is somewhere.
+        // Tunnels that had no other connection yet move once there is one.
         if lines.iter().any(|line| line.is_usable()) {
             lines.iter().filter(|line| line.is_doubted() && !line.is_left()).for_each(|line| line.leave());
         }
@@ -295,7 +295,7 @@ impl Work<'_> {
         }
     }
 
-    /// Notes that a relay has fallen silent: its tunnels need another connection, and the next relay of its path is asked before it.
+    /// Notes that a relay has fallen silent: its tunnels need another connection, and the next relay of its path is tried before it.
     fn suspect(&mut self, (path, place): (usize, usize), now: Instant) {
         self.wanted = true;
         if let Some(suspect) = self.suspects.get_mut(path).and_then(|relays| relays.get_mut(place)) {
@@ -307,8 +307,8 @@ impl Work<'_> {
         }
     }
 
-    /// Ends connections that have been silent for long, where there are others: what was on them and could not move is told so. A
-    /// new connection shows when the path answers again.
+    /// Ends connections that have been silent for long, if there are others, so that the owners of streams that could not move learn
+    /// of it. A new connection shows when the path answers again.
     fn give_up(&self, now: Instant, lines: &[Arc<Line>]) -> bool {
         if !lines.iter().any(|line| line.is_usable()) {
             return false;
@@ -328,7 +328,7 @@ impl Work<'_> {
         !over.is_empty()
     }
 
-    /// Has tunnels leave paths that have become slow.
+    /// Moves tunnels away from paths that have become slow.
     fn look_for_slow(&mut self, now: Instant, lines: &[Arc<Line>]) -> bool {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let answers = |line: &&Arc<Line>| !line.is_closed() && !line.is_doubted();
@@ -369,7 +369,7 @@ impl Work<'_> {
             let of_path = lines.iter().filter(|line| line.path_place == place && !line.is_closed());
             let is_due = asked.is_none_or(|asked| now.saturating_duration_since(asked) >= ASK_SLOW);
             for line in of_path {
-                // Connections that are made meanwhile as well.
+                // Includes connections that were made meanwhile.
                 if line.is_slow() != is_slow {
                     line.note_slow(is_slow);
                 }
@@ -384,10 +384,10 @@ impl Work<'_> {
         changed
     }
 
-    /// This host's addresses have changed: has connections go on from the new ones.
+    /// Handles a change of this host's addresses: makes connections continue from the new ones.
     pub(super) fn moved(&mut self) {
         let (lines, mut silent) = (self.uplink.state.borrow().lines.clone(), Vec::new());
-        // Where other paths can carry on, nobody waits for a route to come back.
+        // If other paths can carry the tunnels, they do not wait for a route to come back.
         let several = self.uplink.has_several_paths();
         for (line, pulse) in self.pulses.iter_mut().filter(|_| several) {
             if !pulse.is_silent() && !line.has_route() {
@@ -425,7 +425,7 @@ impl Work<'_> {
         self.uplink.state.send_modify(|_| {});
     }
 
-    /// Looks whether the relays of connections that moved are heard. Until they are, others take the new tunnels.
+    /// Checks whether the relays of moved connections are heard. Until they are, other connections take the new tunnels.
     pub(super) fn prove(&mut self) {
         let now = Instant::now();
         let due: Vec<_> = self.proofs.extract_if(.., |(_, _, due)| *due <= now).collect();
@@ -442,7 +442,7 @@ impl Work<'_> {
             self.wanted = true;
             self.proofs.push((line, before, now + PROOF));
         }
-        // Not before all were asked: connections move together.
+        // Only after all were checked, because connections move together.
         if self.uplink.state.borrow().has_room() {
             self.proofs.iter().filter(|(line, ..)| line.is_doubted()).for_each(|(line, ..)| line.close());
         }
@@ -451,13 +451,13 @@ impl Work<'_> {
     }
 }
 
-/// Drives a connection until it ends, or what it runs in does.
+/// Drives a connection until it ends, or the tunnel that carries it does.
 async fn drive_until(line: &Line, connection: h3::HttpConnection, ended: BoxFuture<'static, ()>) -> h3::Error {
     let mut driving = pin!(drive(connection));
     tokio::select! {
         error = &mut driving => error,
         () = ended => {
-            // The peer cannot hear this any more; tasks with a stream on the connection do.
+            // The peer can no longer receive this, but tasks with a stream on the connection learn of it.
             line.relay.http().close(Code::NoError);
             driving.await
         }
