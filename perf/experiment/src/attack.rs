@@ -1,13 +1,13 @@
-//! A tunnel under attack: what of an offered load arrives while somebody floods the relay.
+//! A tunnel under attack: how much of an offered load arrives while an attacker floods the relay.
 //!
 //! ```text
 //! client ────┬── relay ── target
 //! attacker ──┘
 //! ```
 //!
-//! The attacker has a core for itself, on which the kernel also receives what it sends, and where XDP drops it. Relay,
-//! client and target share the other. The load is one that they carry with ease in calm: were it as much as goes, client
-//! and target would take from the relay what it needs under attack.
+//! The attacker has a core of its own, on which the kernel also receives its packets, and on which XDP drops them.
+//! Relay, client and target share the other core. They carry the load with ease when no attack runs: under the greatest
+//! possible load, client and target would take the CPU time that the relay needs under attack.
 
 use std::{
     net::UdpSocket,
@@ -39,13 +39,13 @@ use tokio::time::sleep;
 
 use super::Run;
 
-/// Where the target listens.
+/// The port on which the target listens.
 const TARGET_PORT: u16 = 5_001;
 
-/// Runs one repetition in namespaces of its own.
+/// Runs one repetition in its own namespaces.
 ///
 /// # Errors
-/// Without root, or where XDP does not guard what it should.
+/// Without root, or when XDP does not guard a device that it should.
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let (guarded, flood) = match scheduler {
         Scheduler::Calm => (true, None),
@@ -98,11 +98,11 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     Ok(Run { total_ns: plan.workload.limit_s * 1_000_000_000, figures, ..Run::default() })
 }
 
-/// Opens a tunnel, says that it stands, and measures what the target gets through it.
+/// Opens a tunnel, signals that it is open, and measures the payloads that the target receives through it.
 async fn carry(plan: &Plan, relay: &Relay, target: UdpSocket, stands: mpsc::Sender<()>) -> Result<Vec<Figure>> {
     let target = Target::on(target, Behaviour::Sink)?;
     let mut tunnel = OneWay::to(target, relay, Direction::Up, &Tunnels { tunnels: 1, connections: 1 }).await?;
-    // In calm nobody listens.
+    // Without an attack, the receiver is gone.
     _ = stands.send(());
     sleep(WARM_UP).await;
     let offered_mbit: f64 = plan.classes.iter().filter_map(|class| class.rate_mbit).sum();

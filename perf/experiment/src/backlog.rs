@@ -1,7 +1,8 @@
-//! Requests beside streams that always have something to send: how long until they have left the sender?
+//! Requests beside streams that always have something to send: how long does each request take to leave the sender?
 //!
-//! All bytes go up, and the server reads them as they come. A request has left when its last byte was put into a packet
-//! for the first time, as the transport's events tell; that it may be lost there, and sent again, is another matter.
+//! All bytes go up, and the server reads them as they arrive. A request has left when its last byte was put into a
+//! packet for the first time, according to the transport's events; whether that packet is lost and sent again does not
+//! matter here.
 
 use std::{
     collections::HashMap,
@@ -34,28 +35,28 @@ use super::{
     direct::{beside, connect, terms},
 };
 
-/// The subscriber of the sender's endpoint, which has one connection. Clones share what they know.
+/// The subscriber of the sender's endpoint, which has one connection. Clones share their state.
 #[derive(Clone)]
 pub struct Departures {
     now_ns: fn() -> u64,
     awaited: Arc<Mutex<HashMap<u64, Awaited>>>,
 }
 
-/// What is waited for on a stream.
+/// The departure that a request waits for on a stream.
 struct Awaited {
-    /// These many bytes have left.
+    /// The request has left when this many bytes of the stream have left.
     bytes: u64,
     told: oneshot::Sender<u64>,
 }
 
 impl Departures {
-    /// Knows of no streams yet.
+    /// Creates a subscriber without streams.
     #[must_use]
     pub fn new(clock: Clock) -> Self {
         Self { now_ns: clock.now_ns, awaited: Arc::default() }
     }
 
-    /// Tells when `bytes` of a stream, of which none have been sent yet, have left.
+    /// Returns a receiver of the time at which `bytes` of a stream have left. None of them may have been sent yet.
     fn of(&self, stream: u64, bytes: u64) -> oneshot::Receiver<u64> {
         let (told, receiver) = oneshot::channel();
         self.awaited().insert(stream, Awaited { bytes, told });
@@ -78,20 +79,20 @@ impl Subscriber for Departures {
         if awaited.get(&id).is_some_and(|awaited| offset + u64::from(len) >= awaited.bytes)
             && let Some(Awaited { told, .. }) = awaited.remove(&id)
         {
-            // A reader that gave up waiting need not know.
+            // The receiver may have given up waiting.
             _ = told.send((self.now_ns)());
         }
     }
 }
 
-/// How much a stream of the backlog queues at once.
+/// How many bytes a stream of the backlog queues at once.
 const CHUNK_BYTES: usize = 16 * 1024;
 
-/// Makes requests beside the plan's backlog until all have left, or the plan's limit has passed. The latency of a
-/// request is from its start until it has left; the goodput that of all streams, as the server `received` them.
+/// Makes requests beside the plan's backlog until all have left, or the plan's limit has passed. A request's latency is
+/// the time from its start until it has left; the goodput is that of all streams, counted in `received` by the server.
 ///
 /// # Errors
-/// There is no connection, or it ends.
+/// When there is no connection, or it ends.
 pub async fn request(
     (client, departures): (Client, Departures),
     (server, received): (SocketAddr, &AtomicU64),
@@ -137,7 +138,7 @@ pub async fn request(
     Ok(Run { figures, ..Run::new(plan, requests, &latencies, total) })
 }
 
-/// Sends a request and returns when its last byte left.
+/// Sends a request and returns when its last byte left, in nanoseconds of the clock.
 async fn send(
     mut handle: Handle,
     dispatcher: &Dispatcher,
@@ -153,7 +154,7 @@ async fn send(
     left.await.context("the connection ended")
 }
 
-/// Always has something to send, on the terms of a stream of no class.
+/// Sends without end, on a stream of no class.
 async fn send_endlessly(mut handle: Handle, dispatcher: &Dispatcher) -> Result<()> {
     let (_receive, stream) = handle.open_bidirectional_stream().await.context("no stream")?.split();
     let mut stream = dispatcher.attach(stream, Terms::default());
@@ -162,12 +163,13 @@ async fn send_endlessly(mut handle: Handle, dispatcher: &Dispatcher) -> Result<(
     }
 }
 
-/// What [`serve`] is to do with bytes if it is to count them.
+/// Returns a function for [`serve`] that counts bytes.
 pub fn count(received: Arc<AtomicU64>) -> impl Fn(usize) {
     move |bytes| _ = received.fetch_add(bytes as u64, Relaxed)
 }
 
-/// Reads all streams of all connections until the endpoint ends, and tells `read` how many bytes came each time.
+/// Reads all streams of all connections until the endpoint ends, and calls `read` with the number of bytes of each
+/// chunk.
 pub async fn serve(mut server: Server, read: impl Fn(usize)) {
     let mut connections = FuturesUnordered::new();
     while let Some(mut connection) = beside(server.accept(), &mut connections).await {

@@ -1,4 +1,4 @@
-//! What the kernel's caps let through: UDP of marked classes, as fast as it goes, over a device with `fq`.
+//! How much the kernel's caps admit: UDP of marked classes, sent as fast as possible over a device with `fq`.
 //!
 //! ```text
 //! client: sockets ── egress program ── fq ──▶ sink: capture
@@ -30,22 +30,22 @@ use socket2::SockRef;
 
 use super::{Run, emulated::FQ, train};
 
-/// Where classes send to: this port, and the following ones.
+/// The first destination port of classes; further classes use the following ports.
 const FIRST_PORT: u16 = 5_000;
 
-/// What a socket may have waiting. It is what a flow of a class sends in one go when others of the class compete.
+/// How many bytes a socket may queue. A flow of a class sends as much in one go when other flows of the class compete.
 const SOCKET_BUFFER_BYTES: usize = 100_000;
 
-/// How far ahead of their departure sockets that ask for one send their packets.
+/// How long before their departure sockets with departure times send their packets.
 const LEAD: Duration = Duration::from_millis(5);
 
-/// This share of the time, at the beginning, does not count: buffers fill.
+/// This fraction of the packets, at the beginning, does not count: buffers fill.
 const SETTLING: f64 = 0.2;
 
 /// Runs one repetition.
 ///
 /// # Errors
-/// Without root, on a kernel without `fq` or BPF, or nothing arrives of a class.
+/// Without root, on a kernel without `fq` or BPF, or when nothing arrives of a class.
 pub fn run(plan: &Plan) -> Result<Run> {
     let (client, sink) = (Namespace::new("client")?, Namespace::new("sink")?);
     let link = Link::new(&client, &sink, 1)?;
@@ -58,7 +58,7 @@ pub fn run(plan: &Plan) -> Result<Run> {
     let mut egress = Egress::load(Tag::default())?;
     egress.classes()?.publish(plan.classes.iter().enumerate().map(|(index, class)| (mark(index), terms(class))))?;
     client.run(|| egress.attach(&link.near.device, true))??;
-    // Nobody reads them; they are there so that nothing comes back.
+    // No task reads them; they exist so that the sink sends no ICMP errors back.
     let _sinks = (0..plan.classes.len())
         .map(|index| sink.run(|| UdpSocket::bind((host, port(index))))?.map_err(Into::into))
         .collect::<Result<Vec<_>>>()?;
@@ -101,7 +101,7 @@ fn terms(class: &Class) -> KernelTerms {
     KernelTerms { bytes_per_sec, ..KernelTerms::default() }
 }
 
-/// Sends payloads until the time is over: as many as the kernel takes, or with departure times of their own.
+/// Sends payloads until the time is over: as many as the kernel accepts, or with their own departure times.
 fn send(to: SocketAddr, mark: Mark, class: &Class, until: Instant) -> Result<()> {
     let any: SocketAddr = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse()?;
     let socket = UdpSocket::bind(any)?;
@@ -131,7 +131,7 @@ fn monotonic_ns() -> u64 {
     (quic::clock::Clock::system().now_ns)()
 }
 
-/// Sends a payload that departs at a time of CLOCK_MONOTONIC.
+/// Sends a payload that departs at a given time of CLOCK_MONOTONIC.
 fn send_at(socket: &UdpSocket, payload: &[u8], departure_ns: u64) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(TxTime(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -140,13 +140,13 @@ fn send_at(socket: &UdpSocket, payload: &[u8], departure_ns: u64) -> Result<()> 
     Ok(())
 }
 
-/// The rate of packets, in Mbit/s of Ethernet frames, and how evenly they came.
+/// Computes the rate of packets, in Mbit/s of Ethernet frames, and how evenly they arrived.
 fn figures(packets: &[Packet]) -> Result<Vec<Figure>> {
     let settled = &packets[(packets.len() as f64 * SETTLING) as usize..];
     let (Some(first), Some(last)) = (settled.first(), settled.last()) else { anyhow::bail!("nothing arrived") };
     let seconds = Duration::from_nanos(last.at_ns.saturating_sub(first.at_ns)).as_secs_f64();
     ensure!(seconds > 0.0, "one packet arrived");
-    // The first one's bytes took their time before it came.
+    // The first packet's bytes took their time before it arrived.
     let bytes: u64 = settled[1..].iter().map(|packet| u64::from(packet.frame_bytes)).sum();
     let mut figures = train::figures(settled);
     figures.push(Figure { metric: "rate_mbit", value: bytes as f64 * 8e-6 / seconds, unit: "Mbit/s" });
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn the_rate_is_that_of_settled_packets() {
         let packet = |number: u64| Packet { at_ns: number * 1_000_000, frame_bytes: 1_250, destination_port: 1 };
-        // The first fifth comes ten times as fast.
+        // The first fifth arrives ten times as fast.
         let hasty = (0..20).map(|number| Packet { at_ns: number * 100_000, ..packet(0) });
         let packets: Vec<_> = hasty.chain((3..83).map(packet)).collect();
         let rate_mbit = value(&figures(&packets).unwrap(), "rate_mbit").unwrap();

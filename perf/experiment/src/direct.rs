@@ -1,6 +1,6 @@
 //! Requests as streams of one QUIC connection, echoed by the server; over any IO provider.
 //!
-//! A request's first byte is the index of its class; with it, the server schedules the echo as the client does the
+//! A request's first byte is the index of its class; from it, the server schedules the echo as the client does the
 //! request. Deadlines count from the start of a request at the client, and from its arrival at the server.
 
 use std::{net::SocketAddr, pin::pin, sync::Arc, task::Poll, time::Duration};
@@ -38,16 +38,16 @@ use s2n_quic::{
 
 use super::{Request, Run, unpaced::Unpaced};
 
-/// Size of IP packets: Ethernet's.
+/// The size of IP packets: Ethernet's MTU.
 pub const MTU: u16 = 1_500;
 
-/// What of a full packet's Ethernet frame is UDP payload.
+/// The fraction of a full packet's Ethernet frame that is UDP payload.
 const PAYLOAD_SHARE: f64 = (1_500.0 - 28.0) / (1_500.0 + 14.0);
 
 /// The name in the server's certificate.
 const SERVER_NAME: &str = "server.example";
 
-/// What makes the two endpoints of a run.
+/// The configuration of the two endpoints of a run.
 pub struct Ends {
     transport: Transport,
     schedule: Schedule,
@@ -56,10 +56,10 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Makes ready for a scheduler; `seed` is for disciplines that draw lots.
+    /// Prepares the endpoints for a scheduler; `seed` is for disciplines that use a lottery.
     ///
     /// # Errors
-    /// The scheduler is none of QUIC's, or the system gives no randomness.
+    /// When the scheduler is none of QUIC's, or the system gives no randomness.
     pub fn new(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result<Self> {
         let (discipline, binding) = scheduler.of_streams().context("none of QUIC's schedulers")?;
         let made = rcgen::generate_simple_self_signed([SERVER_NAME.to_owned()])?;
@@ -73,14 +73,14 @@ impl Ends {
         let mut pacing = Pacing::default();
         pacing.quantum = plan.quantum_us.map_or(pacing.quantum, Duration::from_micros);
         if matches!(scheduler, Scheduler::ActiveWait | Scheduler::PassiveWait) {
-            // Devices that nobody looks at are taken to keep departures, and then nothing waits in the process.
+            // Unexamined devices count as keeping departures, and then no packet would wait in the process.
             pacing.devices.unknown().set_keeps_departures(false);
         }
         if scheduler == Scheduler::PassiveWait {
             pacing.quantum = Duration::from_millis(1);
         }
         let defaults = Transport::default();
-        // What goes one way as fast as it goes is to meet no bound but the path's.
+        // One-way transfers should be limited only by the path.
         let ample = |bytes: u64| if plan.workload.one_way { 8 << 20 } else { bytes };
         Ok(Self {
             transport: Transport {
@@ -90,7 +90,7 @@ impl Ends {
                 initial_mtu: MTU,
                 max_mtu: MTU,
                 congestion,
-                // Where the kernel loses packets, it loses a whole batch at once.
+                // When the kernel loses a packet of a batch, it loses the whole batch.
                 gso: plan.workload.one_way && scheduler != Scheduler::ActiveWait,
                 stream_batch: if binding == Binding::Early { 1 } else { 255 },
                 io: match scheduler {
@@ -105,10 +105,10 @@ impl Ends {
         })
     }
 
-    /// Starts the server's end.
+    /// Starts the server's endpoint.
     ///
     /// # Errors
-    /// The address is taken.
+    /// When the address is taken.
     pub fn server<I: io::Provider>(&self, io: I) -> Result<Server> {
         let identity = Identity {
             chain: vec![self.certificate.clone()],
@@ -126,19 +126,19 @@ impl Ends {
         )
     }
 
-    /// Starts the client's end.
+    /// Starts the client's endpoint.
     ///
     /// # Errors
-    /// No socket can be had.
+    /// When no socket can be opened.
     pub fn client<I: io::Provider>(&self, io: I) -> Result<Client> {
         let tls = tls::client(Trust::Pinned(tls::fingerprint(&self.certificate)), None)?;
         endpoint::connect_over(io, &self.transport, tls, self.datagrams())
     }
 
-    /// Starts the client's end as s2n-quic makes it, with nothing of ours.
+    /// Starts the client's endpoint as plain s2n-quic, without our providers.
     ///
     /// # Errors
-    /// No socket can be had.
+    /// When no socket can be opened.
     pub fn plain_client<I: io::Provider>(&self, io: I) -> Result<Client> {
         let tls = tls::client(Trust::Pinned(tls::fingerprint(&self.certificate)), None)?;
         let builder = Client::builder()
@@ -152,26 +152,26 @@ impl Ends {
         })
     }
 
-    /// Sockets at an address.
+    /// Returns sockets at an address.
     ///
     /// # Errors
-    /// No IO provider can be made of them.
+    /// When no IO provider can be made of them.
     pub fn sockets(&self, address: SocketAddr) -> Result<Sockets> {
         self.transport.sockets(address)
     }
 
-    /// Starts the client's end, with another listener to the transport's events.
+    /// Starts the client's endpoint, with a subscriber to the transport's events.
     ///
     /// # Errors
-    /// No socket can be had.
+    /// When no socket can be opened.
     pub fn observed_client<I: io::Provider>(&self, io: I, observer: impl Subscriber) -> Result<Client> {
         self.client_with(io, observer, self.transport.congestion)
     }
 
-    /// Starts the client's end, whose packets leave as soon as the congestion window allows.
+    /// Starts the client's endpoint without pacing: packets leave as soon as the congestion window allows.
     ///
     /// # Errors
-    /// No socket can be had.
+    /// When no socket can be opened.
     pub fn unpaced_client<I: io::Provider>(&self, io: I) -> Result<Client> {
         self.client_with(io, Disabled, Unpaced(self.transport.congestion))
     }
@@ -195,17 +195,17 @@ impl Ends {
         Ok(builder.start()?)
     }
 
-    /// No datagrams are sent.
+    /// The experiment sends no datagrams.
     fn datagrams(&self) -> Datagrams {
         let limits = QueueLimits { flow_bytes: 0, connection_bytes: 0 };
         Datagrams { limits, counters: Arc::default(), max_frame_bytes: 0, schedules: self.schedule.clone().into() }
     }
 }
 
-/// Makes requests over one connection until all have ended, or the plan's limit has. Returns what became of them.
+/// Makes requests over one connection until all have ended, or the plan's limit has passed. Returns their outcome.
 ///
 /// # Errors
-/// There is no connection, or a request fails otherwise than by its deadline.
+/// When there is no connection, or a request fails for another reason than its deadline.
 pub async fn request(
     client: Client,
     server: SocketAddr,
@@ -248,23 +248,24 @@ pub(super) async fn connect(client: &Client, server: SocketAddr) -> Result<Handl
     Ok(client.connect(connect).await.context("no connection to the server")?.handle())
 }
 
-/// What a class is to the scheduler.
+/// Returns the scheduling terms of a class.
 pub(super) fn terms(class: &Class) -> Terms {
     let deadline_ns = class.deadline_ms.map(|ms| ms * 1_000_000);
     Terms::of(class.service(), deadline_ns)
 }
 
-/// How much of a body is queued at once.
+/// How many bytes of a body are queued at once.
 const CHUNK_BYTES: usize = 16 * 1024;
 
 fn body(index: usize, class: &Class) -> Bytes {
     let mut body = vec![0; class.bytes];
-    // A plan has at most 256 classes, and a body at least a byte.
+    // A plan has at most 256 classes, and a body has at least one byte.
     body[0] = index as u8;
     body.into()
 }
 
-/// Makes one request and returns how long it took; `None` if its deadline ended it, here or at the server.
+/// Makes one request and returns how long it took. Returns `None` if its deadline ended it, at the client or at the
+/// server.
 async fn exchange(
     mut handle: Handle,
     dispatcher: &Dispatcher,
@@ -326,7 +327,7 @@ async fn echo_all(connection: Connection, plan: &Plan) {
     select(pin!(all), pin!(driver.run())).await;
 }
 
-/// Waits for `next` while the others go on.
+/// Waits for `next` while it also drives the others.
 pub(super) async fn beside<T, F: Future>(next: impl Future<Output = T>, others: &mut FuturesUnordered<F>) -> T {
     let mut next = pin!(next);
     poll_fn(|cx| {
@@ -336,7 +337,7 @@ pub(super) async fn beside<T, F: Future>(next: impl Future<Output = T>, others: 
     .await
 }
 
-/// Sends a request's bytes back. If it ends early, so does the echo, and the client sees that.
+/// Echoes a request's bytes. If the echo ends early, so does the stream, and the client sees that.
 async fn echo(stream: BidirectionalStream, dispatcher: &Dispatcher, plan: &Plan) -> Result<()> {
     let (mut receive, send) = stream.split();
     let mut send = dispatcher.attach(send, Terms::default());

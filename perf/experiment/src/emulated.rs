@@ -1,12 +1,12 @@
-//! The lab's network: namespaces of the run's own, and netem in one of them that only forwards.
+//! The lab's network: namespaces of the run, and netem in one of them that only forwards.
 //!
 //! ```text
 //! client ── bottleneck ── relay (or server) ── target
 //! ```
 //!
-//! netem drops, delays and counts *messages* of its own host, and a GSO message is up to ten packets. So the bottleneck
-//! is a host of its own, and its neighbours' devices segment before a message reaches it: rate, loss and queue are per
-//! packet, for QUIC and for TCP. [`Emulated::verify`] measures that before anything else is measured.
+//! netem drops, delays and counts *messages* of its own host, and a GSO message has up to ten packets. Therefore the
+//! bottleneck is a separate host, and its neighbours' devices segment messages before they reach it: rate, loss and
+//! queue are per packet, for QUIC and for TCP. [`Emulated::verify`] measures that before any other measurement.
 //!
 //! Needs root and a kernel with netem, as `tests/vm/run` provides it.
 
@@ -37,7 +37,7 @@ use super::{
 /// Runs one repetition of a plan without a relay.
 ///
 /// # Errors
-/// The lab is not there, or see [`direct`].
+/// When the kernel lacks netem, or as [`direct`].
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let (network, clock) = (Emulated::verified(&plan.network)?, Clock::system());
     let ends = Ends::new(plan, scheduler, clock, seed)?;
@@ -63,10 +63,10 @@ fn sockets(socket: UdpSocket) -> Result<io::tokio::Provider> {
     Ok(builder.with_max_mtu(direct::MTU)?.with_initial_mtu(direct::MTU)?.build()?)
 }
 
-/// Runs both ends of an experiment on this thread, and ends the server's with the client's.
+/// Runs both ends of an experiment on this thread, and ends the server when the client has ended.
 ///
 /// # Errors
-/// No runtime can be had, or what `client` returns.
+/// When no runtime can be started, or `client` fails.
 pub fn block_on<T>(client: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(client);
@@ -74,42 +74,42 @@ pub fn block_on<T>(client: impl Future<Output = Result<T>>) -> Result<T> {
     outcome
 }
 
-/// Bytes that netem counts for a packet beside its IP packet: the Ethernet header.
+/// How many bytes netem counts for a packet in addition to its IP packet: the Ethernet header.
 const ETHERNET_BYTES: u64 = 14;
 
 /// Bytes of IPv4 and UDP headers.
 const UDP_BYTES: u64 = 28;
 
-/// What makes a device of the bottleneck the end of a link that holds so many packets.
+/// Returns the netem qdisc that makes a device of the bottleneck the end of a link that holds `queue_packets` packets.
 fn netem(link: &Network, queue_packets: usize) -> String {
     let (rate_bits, delay_us, loss_percent) = (link.rate_mbit * 1e6, link.delay_ms * 1e3, link.loss * 100.0);
     format!("netem limit {queue_packets} rate {rate_bits:.0}bit delay {delay_us:.0}us loss random {loss_percent}%")
 }
 
-/// More than can be on its way.
+/// More packets than can be in flight.
 const ENDLESS_QUEUE: usize = 100_000;
 
-/// `fq` with every parameter, because parameters that are not given stay as they were.
+/// `fq` with every parameter, because omitted parameters keep their values.
 pub(super) const FQ: &str = "fq limit 10000 flow_limit 1000 horizon 2s horizon_drop quantum 3028 initial_quantum 15140 buckets 1024 \
                   orphan_mask 1023 refill_delay 40ms timer_slack 10us";
 
-/// How long a packet with so many bytes of UDP payload takes to leave.
+/// Returns how long a packet with `payload_bytes` of UDP payload takes to leave.
 fn transmission(link: &Network, payload_bytes: u64) -> Duration {
     Duration::from_secs_f64(((payload_bytes + UDP_BYTES + ETHERNET_BYTES) * 8) as f64 / (link.rate_mbit * 1e6))
 }
 
 /// The namespaces of one repetition; removed when dropped.
 pub struct Emulated {
-    /// Client and relay, whose access link has the bottleneck in it, and target. Where there is nothing to relay, the
+    /// Client and relay, with the bottleneck in their access link, and target. Without a relay in the topology, the
     /// server is in the relay's place.
     pub chain: Chain,
-    /// Forwards, and nothing else.
+    /// The namespace that only forwards.
     pub bottleneck: Namespace,
     link: Network,
 }
 
 impl Emulated {
-    /// Makes the namespaces and their links. The relay reaches the target at once and without loss.
+    /// Makes the namespaces and their links. The link between relay and target has neither delay nor loss.
     ///
     /// # Errors
     /// Without root, or on a kernel without veth or netem.
@@ -135,7 +135,7 @@ impl Emulated {
         Ok(Self { chain, bottleneck, link: *link })
     }
 
-    /// As [`Emulated::new`]; the first network with such a link is [verified](Emulated::verify).
+    /// As [`Emulated::new`]; the first network with a given link is [verified](Emulated::verify).
     ///
     /// # Errors
     /// As both.
@@ -150,7 +150,7 @@ impl Emulated {
         Ok(network)
     }
 
-    /// Moves the target away from the relay.
+    /// Adds a delay between the relay and the target, in both directions.
     ///
     /// # Errors
     /// On a kernel without netem.
@@ -159,7 +159,7 @@ impl Emulated {
         [&self.chain.egress.near, &self.chain.egress.far].into_iter().try_for_each(|end| end.set_qdisc(&netem))
     }
 
-    /// Gives the client a qdisc that releases packets at their departure times.
+    /// Sets a qdisc on the client's device that releases packets at their departure times.
     ///
     /// # Errors
     /// On a kernel without `fq`.
@@ -167,7 +167,7 @@ impl Emulated {
         self.chain.access.near.set_qdisc(FQ)
     }
 
-    /// Begins to capture what reaches the bottleneck from the client.
+    /// Begins to capture the packets that reach the bottleneck from the client.
     ///
     /// # Errors
     /// Without root.
@@ -175,21 +175,21 @@ impl Emulated {
         self.bottleneck.run(|| Capture::start("client"))?
     }
 
-    /// How many packets the bottleneck dropped on their way to the server, lost ones included.
+    /// Returns how many packets the bottleneck dropped toward the server, including random losses.
     ///
     /// # Errors
-    /// `tc` says nothing about it.
+    /// When `tc` does not report it.
     pub fn dropped_packets(&self) -> Result<u64> {
         let qdiscs = self.bottleneck.command("tc")?.args(["-s", "-j", "qdisc", "show", "dev", "relay"]).output()?;
         let qdiscs: serde_json::Value = serde_json::from_slice(&qdiscs.stdout).context("no counters from tc")?;
         qdiscs[0]["drops"].as_u64().context("no counter of drops")
     }
 
-    /// Measures round trip, rate and loss in both directions with bare UDP, and refuses a network that is not what it
-    /// should be.
+    /// Measures round trip, rate and loss in both directions with bare UDP, and refuses a network that differs from the
+    /// plan.
     ///
     /// # Errors
-    /// Something is not as asked for, or nothing arrives at all.
+    /// When a value is not as requested, or nothing arrives at all.
     pub fn verify(&self) -> Result<()> {
         let Chain { client, relay, access, .. } = &self.chain;
         let delays = Duration::from_secs_f64((self.link.delay_ms * 2.0 + self.link.return_delay_ms) / 1e3);
@@ -206,7 +206,7 @@ impl Emulated {
         down.judge(&self.link.back()).context("from server to client")
     }
 
-    /// The fastest of a few pings, as long as any of them survives.
+    /// Returns the fastest of ten pings, if any of them survives.
     fn round_trip(&self) -> Result<Duration> {
         let _echo = self.chain.relay.echo(PORT)?;
         let to = (self.chain.access.far.v4, PORT);
@@ -219,43 +219,43 @@ impl Emulated {
     }
 }
 
-/// Where the receivers of probes listen.
+/// The port on which the receivers of probes listen.
 const PORT: u16 = 7;
 
-/// Bytes of a ping.
+/// The UDP payload of a ping in bytes.
 const PING: u64 = 100;
 
-/// How much later than expected a packet may be: what hosts and timers cost.
+/// How much later than expected a packet may be: the cost of hosts and timers.
 const LATE: Duration = Duration::from_millis(1);
 
-/// How long a receiver waits for what may be lost.
+/// How long a receiver waits for a packet that may be lost.
 const SILENCE: Duration = Duration::from_millis(1_500);
 
-/// Packets back to back, to measure a rate.
+/// The number of packets sent back to back to measure a rate.
 const BURST: u64 = 50;
 
-/// Payload of a packet of a burst, in bytes.
+/// The payload of a packet of a burst, in bytes.
 const BURST_BYTES: u64 = 1_200;
 
 /// Packets that probe for loss, and their payload in bytes.
 const PROBES: u64 = 10_000;
 const PROBE_BYTES: u64 = 100;
 
-/// How many probes are sent as one GSO message.
+/// Returns how many probes are sent as one GSO message.
 const fn train(link: &Network) -> u64 {
     if link.queue_packets < 10 { 5 } else { 10 }
 }
 
-/// How far from its expectation the number of lost probes may be, in standard deviations: once in 16,000 runs it is
-/// further by chance.
+/// How far the number of lost probes may be from its expectation, in standard deviations: a correct network exceeds
+/// this by chance once in 16,000 runs.
 const DEVIATIONS: f64 = 4.0;
 
-/// What one direction did to packets.
+/// What happened to packets in one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Observed {
     rate_mbit: f64,
     lost: u64,
-    /// Messages none of whose packets arrived.
+    /// Messages of which no packet arrived.
     lost_trains: u64,
 }
 
@@ -275,7 +275,7 @@ impl Observed {
     }
 }
 
-/// Sends a burst, then trains at half the rate, and sees what arrives.
+/// Sends a burst, then trains at half the rate, and observes which packets arrive.
 fn observe(from: &Namespace, to: &Namespace, address: Ipv4Addr, link: &Network) -> Result<Observed> {
     let receiver = to.run(|| UdpSocket::bind((address, PORT)))??;
     receiver.set_read_timeout(Some(SILENCE))?;
@@ -290,7 +290,7 @@ fn observe(from: &Namespace, to: &Namespace, address: Ipv4Addr, link: &Network) 
     let (Some((first, begun)), Some((last, ended))) = (arrivals.first(), arrivals.last()) else {
         anyhow::bail!("nothing arrives");
     };
-    // What netem drops takes no time on the link.
+    // Packets that netem drops take no time on the link.
     let sent = arrivals.len() as f64 - 1.0;
     ensure!(last > first && sent > 0.0, "all but one packet of a burst were lost");
     let per_packet = (*ended - *begun).as_secs_f64() / sent;
@@ -315,7 +315,7 @@ fn arrivals_of(receiver: &UdpSocket) -> Vec<u64> {
 fn send_trains(sender: &UdpSocket, destination: SocketAddr, link: &Network) -> Result<()> {
     let state = UdpSocketState::new(UdpSockRef::from(sender))?;
     let train = train(link);
-    // At half the rate; and slower where the queue, which holds what is on its way, would fill with small packets.
+    // At half the rate; slower if small packets would fill the queue, which also holds those in flight.
     let on_their_way = Duration::from_secs_f64(link.delay_ms / 500.0 * train as f64 / link.queue_packets as f64);
     let pause = (transmission(link, PROBE_BYTES) * train as u32 * 2).max(on_their_way);
     for first in (0..PROBES).step_by(train as usize) {
@@ -328,14 +328,15 @@ fn send_trains(sender: &UdpSocket, destination: SocketAddr, link: &Network) -> R
     Ok(())
 }
 
-/// A payload that begins with its number.
+/// Returns a payload that begins with its number.
 fn payload(number: u64, bytes: u64) -> Vec<u8> {
     let mut payload = vec![0; bytes as usize];
     payload[..8].copy_from_slice(&number.to_be_bytes());
     payload
 }
 
-/// Numbers of packets and when they arrived, until the last one has, or none does for a while.
+/// Yields the numbers of packets and their arrival times, until the last one has arrived, or none arrives for
+/// [`SILENCE`].
 fn arrivals(receiver: &UdpSocket, last: u64) -> impl Iterator<Item = (u64, Instant)> {
     let mut buffer = [0; 2_048];
     let mut done = false;

@@ -1,7 +1,7 @@
 //! Runs [plans](plan).
 //!
 //! A run is one repetition: a fresh network, fresh endpoints, one scheduler. It returns a [`Sample`] per request; all
-//! repetitions of a scheduler together are an [`Outcome`], from which rows, tables and plots are made.
+//! repetitions of a scheduler form an [`Outcome`], the source of rows, tables and plots.
 
 mod attack;
 pub mod backlog;
@@ -47,13 +47,13 @@ pub use self::{
     workload::{Request, requests},
 };
 
-/// What became of one request.
+/// The outcome of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Index of its class in the plan.
     pub class: usize,
-    /// From its start to the last byte of the echo, or beside a backlog until its own last byte has left; `None` if that
-    /// never came.
+    /// The time from its start to the last byte of the echo, or beside a backlog, until its own last byte has left; `None`
+    /// if that never happened.
     pub latency_ns: Option<u64>,
 }
 
@@ -62,16 +62,16 @@ pub struct Sample {
 pub struct Run {
     /// One for each request.
     pub samples: Vec<Sample>,
-    /// From the first request to the end of the last.
+    /// The time from the first request to the end of the last.
     pub total_ns: u64,
-    /// What else was measured, under the names of [`METRICS`](plan::METRICS).
+    /// Other measurements, under the names of [`METRICS`](plan::METRICS).
     pub figures: Vec<Figure>,
     /// The same, for each class.
     pub class_figures: Vec<Vec<Figure>>,
 }
 
 impl Run {
-    /// Puts together how long each request took, `None` for requests whose echo never came.
+    /// Combines the latencies of requests; `None` stands for a request whose echo never came.
     #[must_use]
     pub fn new(plan: &Plan, requests: &[Request], latencies: &[Option<Duration>], total: Duration) -> Self {
         let pairs = || requests.iter().zip(latencies);
@@ -94,7 +94,7 @@ impl Run {
 /// Runs one repetition of a plan (or of a variant of it).
 ///
 /// # Errors
-/// The scheduler does not exist on this clock or topology, an endpoint does not start, or a request fails for another
+/// When the scheduler does not exist on this clock or topology, an endpoint does not start, or a request fails for another
 /// reason than its deadline.
 pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result<Run> {
     ensure!(plan.clocks.contains(&clock), "plan {} does not run on clock {}", plan.name, clock.name());
@@ -124,8 +124,8 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result
     }
 }
 
-/// Runs all repetitions of schedulers. They take turns, so that what changes on the machine meanwhile concerns all alike. In
-/// virtual time nothing does, and repetitions run beside each other.
+/// Runs all repetitions of schedulers. They take turns, so that changes on the machine affect all alike. Such changes have
+/// no effect on virtual time, where repetitions run in parallel.
 ///
 /// # Errors
 /// See [`run`].
@@ -169,11 +169,11 @@ pub fn compare(plan: &Plan, schedulers: &[Scheduler], clock: Clock) -> Result<Ve
     Ok(outcomes)
 }
 
-/// What is set beside the same of a scheduler that went before.
+/// A figure that is compared with the same figure of an earlier scheduler.
 struct Relative {
     to: Scheduler,
     metric: &'static str,
-    /// The share in percent, less this.
+    /// Subtracted from the ratio in percent.
     less_pct: f64,
     named: &'static str,
 }
@@ -190,7 +190,8 @@ const RELATIVES: [Relative; 4] = [
     Relative { to: Scheduler::Calm, metric: "goodput_mbit", less_pct: 0.0, named: "share_of_calm_pct" },
 ];
 
-/// Adds what follows from a scheduler's figures and those of earlier ones, and keeps what later ones are held against.
+/// Adds the figures that follow from a scheduler's figures and those of earlier ones, and keeps those that later schedulers
+/// are compared with.
 fn relate(scheduler: Scheduler, figures: &mut Vec<Figure>, bases: &mut [Option<f64>; RELATIVES.len()]) {
     for (Relative { to, metric, less_pct, named }, base) in RELATIVES.iter().zip(bases) {
         let Some(value) = load::value(figures, metric) else { continue };

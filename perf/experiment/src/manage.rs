@@ -1,5 +1,5 @@
-//! What managing many streams costs, by queue (thesis, chapter 2, figure 2.11). By the machine's clock: virtual time
-//! does not pass while a program computes.
+//! The cost of managing many streams, by queue (thesis, chapter 2, figure 2.11). Measured by the machine's clock:
+//! virtual time does not pass while a program computes.
 
 use std::{hint::black_box, time::Instant};
 
@@ -12,10 +12,10 @@ use sched::pifo::Pifo;
 
 use super::{Latencies, row::Row};
 
-/// How often each is timed.
+/// How often each queue is timed.
 const ROUNDS: usize = 101;
 
-/// The median time that the thesis's sequence of insertions, extractions and reinsertions takes, in milliseconds.
+/// Returns the median time of the thesis's sequence of insertions, extractions and reinsertions, in milliseconds.
 fn manage_ms(queue: Queue) -> Option<f64> {
     let manage: fn() -> Operations = match queue {
         Queue::List => manage_streams::<SortedList>,

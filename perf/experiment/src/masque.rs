@@ -1,11 +1,11 @@
-//! QUIC connections inside the tunnels of a relay: `paced` in both roles, as processes of their own, in the lab.
+//! QUIC connections inside the tunnels of a relay: `paced` in both roles, as separate processes, in the lab.
 //!
 //! ```text
 //! client: inner connections ── edge ══ bottleneck ══ relay ── target: echo
 //! ```
 //!
-//! Each inner connection has a socket of its own, for which the edge opens a tunnel: an outer stream. Each class has a
-//! forward at the edge and a port at the target, by which the relay's rules know it; both ends schedule the outer streams
+//! Each inner connection has its own socket, for which the edge opens a tunnel: an outer stream. Each class has a forward
+//! at the edge and a port at the target, by which the relay's rules recognize it; both ends schedule the outer streams
 //! alike. Inner endpoints are stock s2n-quic and schedule their own streams round robin.
 
 mod inner;
@@ -34,16 +34,17 @@ use super::{
     requests,
 };
 
-/// Where the edge listens for the first class, and the target; further classes follow.
+/// The port of the first class, at the edge and at the target; further classes use the following ports.
 const FIRST_PORT: u16 = 5_001;
 
-/// Where the edge shows its metrics.
+/// Where the edge serves its metrics.
 const EDGE_METRICS: &str = "127.0.0.1:9434";
 
 /// Runs one repetition in the lab.
 ///
 /// # Errors
-/// The lab is not there, a daemon does not start or does not know the scheduler, or the target cannot be reached at all.
+/// When this is not the lab, a daemon does not start or does not know the scheduler, or the target cannot be reached at
+/// all.
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let network = Emulated::verified(&plan.network)?;
     network.delay_target(plan.tunnel.target_delay_ms)?;
@@ -58,7 +59,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let servers = (0..plan.classes.len()).map(port).collect();
     let servers: Vec<_> =
         site.chain.target.run(|| bind(Ipv4Addr::UNSPECIFIED, servers).collect::<Result<_, _>>())??;
-    // One more to see that everything stands.
+    // One more client, to check that the target can be reached.
     let clients = vec![0; plan.workload.connections + 1];
     let clients: Vec<_> = site.chain.client.run(|| bind(Ipv4Addr::LOCALHOST, clients).collect::<Result<_, _>>())??;
     let ends = Ends::new(Duration::from_secs(plan.workload.limit_s))?;
@@ -75,7 +76,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
 
     run.figures.push(Figure { metric: "lost_packets", value: ends.losses.packets(), unit: "packets" });
     run.figures.push(Figure { metric: "timeouts", value: ends.losses.timeouts(), unit: "timeouts" });
-    // The relay counts what tunnels dropped when they end.
+    // The relay counts the drops of tunnels when they end.
     let of_edge = Counts::read(&site.chain.client, EDGE_METRICS)?;
     edge.signal(libc::SIGTERM)?;
     edge.wait(SOON)?;
@@ -96,7 +97,7 @@ fn edge_address(class: usize) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port(class)).into()
 }
 
-/// The policy of both roles.
+/// Returns the policy of both roles.
 fn policy(plan: &Plan, scheduler: Scheduler) -> Result<String> {
     let discipline = match scheduler {
         Scheduler::Rr => "discipline = \"rr\"",
@@ -166,11 +167,11 @@ fn order(connections: usize, seed: u64) -> Vec<usize> {
     (0..connections).map(|_| left.swap_remove(random.below(left.len()))).collect()
 }
 
-/// Makes all requests, spread over inner connections in turns; requests that start together start by connection, in
-/// `order`.
+/// Makes all requests, spread over inner connections in turns; requests that start at the same time start by connection,
+/// in `order`.
 ///
-/// A connection that carries one request is made for it, and its making, that of the tunnel included, is part of the
-/// latency (thesis §2.4, "MASQUE Scheduling Microbenchmark"). Connections that carry several stand before the first
+/// A connection that carries one request is opened for it, and opening it, including the tunnel, is part of the latency
+/// (thesis §2.4, "MASQUE Scheduling Microbenchmark"). Connections that carry several requests are open before the first
 /// request.
 async fn measure(plan: &Plan, requests: &[Request], clients: &[s2n_quic::Client], order: &[usize]) -> Result<Run> {
     let (count, classes) = (clients.len(), plan.classes.len());
@@ -199,7 +200,7 @@ async fn measure(plan: &Plan, requests: &[Request], clients: &[s2n_quic::Client]
                 };
                 inner::request(handle, plan.classes[request.class].bytes).await
             };
-            // What the relay or the inner connection gave up never came back.
+            // A request that the relay or the inner connection gave up has no latency.
             let echoed = timeout_at(began + limit, echo).await.is_ok_and(|echo| echo.is_ok());
             (index, echoed.then(|| start.elapsed()))
         }

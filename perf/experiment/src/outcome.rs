@@ -14,24 +14,24 @@ use super::{Run, row::Row};
 /// All repetitions of a scheduler.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was compared.
+    /// The scheduler that was compared.
     pub scheduler: Scheduler,
     /// The repetitions.
     pub runs: Vec<Run>,
 }
 
-/// How long requests took. A request that never got all of its echo, because it was discarded or the run ended, took for
-/// ever: quantiles count it, and a figure that it would make infinite does not exist.
+/// How long requests took. A request that never received its whole echo, because it was discarded or the run ended, counts
+/// as infinitely long: quantiles include it, and a figure that it would make infinite does not exist.
 #[derive(Clone, Debug)]
 pub struct Latencies {
-    /// The latencies of requests that got all of their echo, ascending, in milliseconds.
+    /// The latencies of requests that received their whole echo, ascending, in milliseconds.
     sorted_ms: Vec<f64>,
-    /// How many there were, the others included.
+    /// How many requests there were, including those without a latency.
     requests: usize,
 }
 
 impl Latencies {
-    /// Returns the latencies of requests, `None` for requests whose echo never came.
+    /// Collects the latencies of requests; `None` stands for a request whose echo never came.
     pub(super) fn of(requests: impl Iterator<Item = Option<Duration>>) -> Self {
         let all: Vec<_> = requests.collect();
         let mut sorted_ms: Vec<_> = all.iter().flatten().map(|latency| latency.as_secs_f64() * 1e3).collect();
@@ -39,14 +39,14 @@ impl Latencies {
         Self { sorted_ms, requests: all.len() }
     }
 
-    /// How many requests there were.
+    /// Returns how many requests there were.
     #[must_use]
     pub const fn requests(&self) -> usize {
         self.requests
     }
 
-    /// The latency that `share` (0 to 1) of all requests do not exceed, by linear interpolation between ranks; `None` if
-    /// there were no requests, or too few of them were completed.
+    /// Returns the latency that the fraction `share` (0 to 1) of all requests do not exceed, by linear interpolation
+    /// between ranks. Returns `None` if there were no requests, or too few of them were completed.
     #[must_use]
     pub fn quantile_ms(&self, share: f64) -> Option<f64> {
         let last = self.requests.checked_sub(1)?;
@@ -55,20 +55,21 @@ impl Latencies {
         Some(at(rank)? + (at(rank.ceil())? - at(rank)?) * rank.fract())
     }
 
-    /// The longest latency of a request that was completed.
+    /// Returns the longest latency of a completed request.
     #[must_use]
     pub fn longest_completed_ms(&self) -> Option<f64> {
         self.sorted_ms.last().copied()
     }
 
-    /// The percentage of all requests that were completed within a deadline, or at all without one.
+    /// Returns the percentage of all requests that were completed within the deadline, or completed at all without one.
     #[must_use]
     pub fn completion_pct(&self, deadline_ms: Option<u64>) -> Option<f64> {
         let met = |latency_ms: &f64| deadline_ms.is_none_or(|deadline| *latency_ms <= deadline as f64);
         (self.requests > 0).then(|| 100.0 * self.sorted_ms.partition_point(met) as f64 / self.requests as f64)
     }
 
-    /// The arithmetic mean of the latencies of all requests; `None` if there were none, or one was not completed.
+    /// Returns the arithmetic mean of the latencies of all requests, or `None` if there were none, or one was not
+    /// completed.
     #[must_use]
     pub fn mean_ms(&self) -> Option<f64> {
         let all = self.requests > 0 && self.sorted_ms.len() == self.requests;
@@ -81,16 +82,17 @@ impl Latencies {
 pub struct Measured {
     /// One of [`METRICS`](plan::METRICS).
     pub metric: &'static str,
-    /// Of all repetitions; `None` if it is infinite.
+    /// The value of all repetitions together; `None` if it is infinite.
     pub value: Option<f64>,
-    /// Of each repetition, in the order of their seeds; `None` where it is infinite, or was not measured.
+    /// The value of each repetition, in the order of their seeds; `None` if it is infinite or was not measured.
     pub by_seed: Vec<Option<f64>>,
     /// The unit.
     pub unit: &'static str,
 }
 
 impl Measured {
-    /// The mean of the repetitions with its 95 % interval; `None` with fewer than two repetitions, or if one has no value.
+    /// Returns the mean of the repetitions with its 95 % interval, or `None` if there are fewer than two repetitions or
+    /// one has no value.
     #[must_use]
     pub fn interval(&self) -> Option<Interval> {
         let values: Option<Vec<f64>> = self.by_seed.iter().copied().collect();
@@ -99,13 +101,13 @@ impl Measured {
 }
 
 impl Outcome {
-    /// How long the requests of a class took, in all repetitions.
+    /// Returns the latencies of a class's requests, in all repetitions.
     #[must_use]
     pub fn latencies(&self, class: usize) -> Latencies {
         latencies(self.runs.iter(), class)
     }
 
-    /// What became of the requests of a class: how many met their deadline, and how long they took.
+    /// Returns the figures of a class's requests: how many met their deadline, and how long they took.
     #[must_use]
     pub fn requests(&self, index: usize, class: &Class) -> Vec<Measured> {
         let all = self.latencies(index);
@@ -128,7 +130,7 @@ impl Outcome {
         ]
     }
 
-    /// What runs measured besides latencies, as medians over the repetitions.
+    /// Returns what runs measured besides latencies, as medians over the repetitions.
     #[must_use]
     pub fn figures(&self) -> Vec<Measured> {
         let totals: Vec<_> = self.runs.iter().map(|run| Some(run.total_ns as f64 / 1e6)).collect();
@@ -152,7 +154,7 @@ impl Outcome {
         })
     }
 
-    /// The lines of results of this outcome.
+    /// Returns the rows of this outcome.
     #[must_use]
     pub fn rows(&self, plan: &Plan, origin: &Origin) -> Vec<Row> {
         let template = Row { repetitions: self.runs.len(), ..Row::of(plan, self.scheduler, origin) };
@@ -205,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_request_that_is_never_completed_takes_for_ever() {
-        // Two repetitions of each.
+        // Two repetitions of each latency.
         let latencies = outcome(&[Some(10), Some(20), None, Some(40)]).latencies(0);
         assert_eq!(latencies.completion_pct(Some(20)), Some(50.0));
         assert_eq!(latencies.completion_pct(None), Some(75.0));

@@ -1,8 +1,8 @@
 //! Runs [plans with several paths](plan::paths).
 //!
-//! In each cell, every scheduler sends the same streams over the same links, for each seed. Beside the mean stands what a
-//! [closed form](closed) says of ideal links. MPQUIC's schedulers are simulated as what they are, schedulers of packets; FStream
-//! and ours place whole streams, by `sched::path`.
+//! In each cell, every scheduler sends the same streams over the same links, for each seed. Beside the mean, results show the
+//! [closed form](closed) for ideal links. MPQUIC's schedulers are simulated as schedulers of packets; FStream and ours place
+//! whole streams, by `sched::path`.
 
 mod closed;
 mod link;
@@ -39,7 +39,7 @@ const PURPOSE: u64 = 0x7061_7468;
 /// Runs all schedulers in all cells, and returns the rows of results, in the order of the plan.
 ///
 /// # Errors
-/// Streams do not end within an hour of simulated time.
+/// When streams do not end within an hour of simulated time.
 pub fn run(plan: &PathsPlan) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for cell in &plan.cells {
@@ -54,14 +54,14 @@ pub fn run(plan: &PathsPlan) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What one run showed of one stream of the plan.
+/// The results of one run for one stream of the plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Shown {
-    /// From the request to the last byte.
+    /// The time from the request to the last byte.
     completion_ms: f64,
-    /// The part of its packets that took the path that is slowest for it alone.
+    /// The percentage of its packets that took the path that would be slowest for it alone.
     slow_pct: f64,
-    /// What the closed form says.
+    /// The completion time by the closed form.
     closed_ms: f64,
 }
 
@@ -124,7 +124,7 @@ impl Of<'_> {
             Scheduler::MpquicSaEcfTurns => self.packets_by(Rule::SaEcf, Order::Turns),
             Scheduler::Fstream => {
                 let paths: Vec<_> = self.place(Placement::FStream, false).iter().map(PathChoice::path).collect();
-                // Its streams are placed where they are sent from.
+                // FStream places streams at the sending server.
                 let request_ns = self.first_request_ns();
                 let mut way = self.pinned(&paths, Order::Lottery);
                 way.streams.iter_mut().for_each(|stream| stream.begins_ns = request_ns);
@@ -140,7 +140,7 @@ impl Of<'_> {
         }
     }
 
-    /// Every packet by itself. The request takes the path with the shortest round trip.
+    /// Schedules every packet separately. The request takes the path with the shortest round trip.
     fn packets_by(&self, rule: Rule, order: Order) -> Way {
         let begins_ns = self.first_request_ns();
         let streams = self.plan.streams.iter().enumerate().map(|(of, stream)| Stream {
@@ -158,13 +158,13 @@ impl Of<'_> {
         Way { streams, rule, order, closed_ms }
     }
 
-    /// Each stream on one path, over which it is asked for.
+    /// Sends each stream on one path, over which it is also requested.
     fn pinned(&self, paths: &[usize], order: Order) -> Way {
         let choices: Vec<_> = paths.iter().map(|path| PathChoice::One(*path)).collect();
         Way { order, ..self.parted(&choices) }
     }
 
-    /// Streams where they were placed, parts of them included. Each is asked for over its path.
+    /// Sends streams, or parts of them, where they were placed. Each is requested over its path.
     fn parted(&self, choices: &[PathChoice]) -> Way {
         let (mut streams, mut paths) = (Vec::new(), Vec::new());
         for (of, (stream, choice)) in self.plan.streams.iter().zip(choices).enumerate() {
@@ -190,7 +190,7 @@ impl Of<'_> {
         Way { streams, rule: Rule::Pinned, order: Order::Priority, closed_ms }
     }
 
-    /// Places all streams by what is known of the paths: rates and round trips, as the paper has it.
+    /// Places all streams by what the sender knows of the paths: rates and round trips, as in the paper.
     fn place(&self, placement: Placement, in_ranges: bool) -> Vec<PathChoice> {
         let leads: Vec<_> = self.cell.paths.iter().map(|path| (path.rtt_ms * 1e6) as u64 / 2).collect();
         let requests = self.plan.streams.iter().map(|stream| StreamProfile {
@@ -204,7 +204,7 @@ impl Of<'_> {
         placement::place_all(placement, &requests, &mut self.views(&leads), 0)
     }
 
-    /// The paths as schedulers see them. Rates are those of streams' bytes.
+    /// Returns the paths as schedulers see them. Rates count the bytes of streams only.
     fn views(&self, leads: &[u64]) -> Vec<placement::CandidatePath> {
         let links = &self.plan.links;
         let view = |(path, lead_ns): (&Path, &u64)| placement::CandidatePath {
@@ -218,7 +218,7 @@ impl Of<'_> {
         self.cell.paths.iter().zip(leads).map(view).collect()
     }
 
-    /// What each path has to carry, by part: the stream that it is of, its bytes and its weight.
+    /// Returns the load of each path, by part: the part's stream, its bytes and its weight.
     fn shares(&self, streams: &[Stream], paths: &[usize]) -> Vec<closed::Share> {
         let share = |(stream, path): (&Stream, &usize)| closed::Share {
             of: stream.of,
@@ -243,7 +243,7 @@ impl Of<'_> {
     }
 }
 
-/// The priority of streams in these plans, which set weights only.
+/// The priority of streams in these plans, which set only weights.
 const BY_WEIGHT: Signal = Signal { urgency: 0, is_incremental: true, group: None, weight: 1 };
 
 /// Makes the links of a cell. The sender knows each round trip with an error.
@@ -261,7 +261,7 @@ fn stream_bytes_per_sec(path: &Path, links: &Links) -> u64 {
     (path.rate_mbit * 125e3 * links.payload_bytes as f64 / links.packet_bytes as f64) as u64
 }
 
-/// All ways to give each of so many streams one of so many paths.
+/// Returns all ways to assign one of `paths` paths to each of `streams` streams.
 fn assignments(streams: usize, paths: usize) -> Vec<Vec<usize>> {
     let mut all = vec![Vec::new()];
     for _ in 0..streams {

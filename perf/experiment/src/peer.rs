@@ -22,10 +22,10 @@ use super::{Request, Run, emulated::Emulated, requests};
 /// The only congestion controller of quic-go: New Reno with an initial window of 32 packets.
 pub const CONGESTION: &str = "reno (quic-go's own)";
 
-/// The program.
+/// The name of the program.
 const PROGRAM: &str = "quic-go-streams";
 
-/// Where servers and relays listen.
+/// The port on which servers and relays listen.
 const PORT: u16 = 443;
 
 /// How long a process may take to start, or to end after the time limit of its requests.
@@ -42,7 +42,7 @@ const DEFAULT_URGENCY: u8 = 3;
 struct Order {
     /// 0 to 7; 0 is sent first.
     urgency: u8,
-    /// Whether the stream takes turns with others of its urgency. Otherwise they are sent in the order of their IDs.
+    /// Whether the stream takes turns with other streams of its urgency. Otherwise these are sent in the order of their IDs.
     incremental: bool,
 }
 
@@ -54,7 +54,7 @@ struct Told {
     order: Option<Order>,
 }
 
-/// A line that the program prints of a request, or of all together.
+/// A line that the program prints about a request, or about all together.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Line {
@@ -65,7 +65,7 @@ enum Line {
 /// Checks that a scheduler of quic-go can run a plan. Other schedulers always pass.
 ///
 /// # Errors
-/// The program was not built, or quic-go cannot run the plan.
+/// When the program was not built, or quic-go cannot run the plan.
 pub fn check(plan: &Plan, scheduler: Scheduler) -> Result<()> {
     if scheduler.is_of_quic_go() {
         suits(plan, scheduler)?;
@@ -85,7 +85,7 @@ fn suits(plan: &Plan, scheduler: Scheduler) -> Result<()> {
     orders(plan, scheduler).map(drop)
 }
 
-/// How the streams of each class are ordered; `None` for quic-go's default.
+/// Returns the order of each class's streams, or `None` for quic-go's default.
 fn orders(plan: &Plan, scheduler: Scheduler) -> Result<Vec<Option<Order>>> {
     let of_all = |order: Option<Order>| vec![order; plan.classes.len()];
     match scheduler {
@@ -115,7 +115,7 @@ fn orders(plan: &Plan, scheduler: Scheduler) -> Result<Vec<Option<Order>>> {
 /// Runs one repetition in the lab, directly or through a relay.
 ///
 /// # Errors
-/// As [`check`]; also without the lab, when a process fails, or when a request without a relay fails before the time limit.
+/// As [`check`]; also outside the lab, when a process fails, or when a request without a relay fails before the time limit.
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     suits(plan, scheduler)?;
     let program = relay::peer(PROGRAM, relay::QUIC_GO_BUILD)?;

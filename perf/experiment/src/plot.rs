@@ -1,7 +1,8 @@
 //! Pictures of results: a box plot of latencies for each class, as SVG.
 //!
-//! Drawn by hand: whiskers of `plotters` end 1.5 interquartile ranges beyond the quartiles, measured or not, and so below 0;
-//! these end at the fastest and the slowest. Its lines and boxes lie on whole pixels, these on tenths.
+//! Drawn by hand: the whiskers of `plotters` end 1.5 interquartile ranges beyond the quartiles even if no value is there,
+//! and so possibly below 0; these end at the fastest and the slowest value. Lines and boxes of `plotters` lie on whole
+//! pixels, these on tenths.
 
 use std::fmt::Write as _;
 
@@ -49,7 +50,7 @@ pub fn plot(plan: &Plan, outcomes: &[Outcome]) -> String {
     svg + "</svg>\n"
 }
 
-/// One class: its schedulers below each other over one axis of time.
+/// Draws one class: its schedulers in rows over a common time axis.
 fn panel(svg: &mut String, class: &Class, index: usize, outcomes: &[Outcome]) {
     let latencies: Vec<_> = outcomes.iter().map(|outcome| outcome.latencies(index)).collect();
     let longest = latencies.iter().filter_map(Latencies::longest_completed_ms).fold(1.0, f64::max);
@@ -78,7 +79,7 @@ fn panel(svg: &mut String, class: &Class, index: usize, outcomes: &[Outcome]) {
         if latencies.quantile_ms(0.0).is_none() {
             continue;
         }
-        // What is infinite is drawn to the end of the axis, where no whisker ends.
+        // An infinite value is drawn to the end of the axis, without a whisker.
         let at = |share| latencies.quantile_ms(share).map_or(NAMES + AXIS, x);
         let [min, low, median, high, max] = [0.0, 0.25, 0.5, 0.75, 1.0].map(at);
         line(svg, (min, middle), (max, middle), &format!("stroke=\"{color}\""));
@@ -128,7 +129,7 @@ fn deadline_stroke() -> String {
     format!("stroke=\"{DEADLINE}\" stroke-width=\"1.5\" stroke-dasharray=\"5 3\"")
 }
 
-/// A round distance between ticks, such that there are at most six of them up to `end_ms`.
+/// Returns a round distance between ticks, of which at most six fit up to `end_ms`.
 fn step(end_ms: f64) -> f64 {
     let rough = end_ms / 6.0;
     let power = 10_f64.powf(rough.log10().floor());
@@ -136,11 +137,11 @@ fn step(end_ms: f64) -> f64 {
 }
 
 fn seconds(ms: f64) -> String {
-    // At most three digits, without zeros at the end.
+    // At most three digits, without trailing zeros.
     format!("{}", (ms).round() / 1e3)
 }
 
-/// Whether a scheduler is only there to be compared with.
+/// Whether a scheduler is only a baseline for comparison.
 fn is_baseline(scheduler: Scheduler) -> bool {
     matches!(scheduler, Scheduler::Plain | Scheduler::TlsN | Scheduler::Tls1) || scheduler.is_of_quic_go()
 }

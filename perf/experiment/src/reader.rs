@@ -1,7 +1,7 @@
-//! A receiver that is too slow for its sender: little CPU, and a kernel that keeps little for it.
+//! A receiver that is too slow for its sender: little CPU, and a kernel that buffers little for it.
 //!
-//! It takes no CPU time where others might want it: it sleeps for as long as a slow CPU would compute. Meanwhile its
-//! endpoint does not read either, and what finds the socket's buffer full is lost.
+//! It uses no CPU time that other programs might need: it sleeps for as long as a slow CPU would compute. Meanwhile its
+//! endpoint does not read either, and packets that find the socket's buffer full are lost.
 
 use std::{
     fs,
@@ -18,13 +18,13 @@ use socket2::SockRef;
 
 use super::direct::MTU;
 
-/// How many packets it takes from its socket before it works on them.
+/// How many packets it takes from its socket before it processes them.
 const READ_PACKETS: usize = 4;
 
-/// The reader's socket at any port of `host`.
+/// Returns the reader's socket, on any port of `host`.
 ///
 /// # Errors
-/// It cannot be had.
+/// When the socket cannot be opened.
 pub fn sockets(host: Ipv4Addr, reader: Reader) -> Result<Provider> {
     let socket = UdpSocket::bind((host, 0))?;
     SockRef::from(&socket).set_recv_buffer_size(reader.buffer_bytes)?;
@@ -33,21 +33,21 @@ pub fn sockets(host: Ipv4Addr, reader: Reader) -> Result<Provider> {
     Ok(builder.with_max_mtu(MTU)?.with_initial_mtu(MTU)?.build()?)
 }
 
-/// Spends the time that it takes for so many bytes.
+/// Sleeps for the time that the reader takes for `bytes` bytes.
 pub fn read(reader: Reader, bytes: usize) {
     thread::sleep(Duration::from_secs_f64(reader.packet_us * 1e-6 * bytes as f64 / f64::from(MTU)));
 }
 
-/// How many UDP packets found a full buffer in a namespace so far.
+/// Returns how many UDP packets have found a full socket buffer in a namespace so far.
 ///
 /// # Errors
-/// The kernel does not say.
+/// When the kernel does not report it.
 pub fn overflowed_packets(namespace: &Namespace) -> Result<u64> {
     let counters = namespace.run(|| fs::read_to_string("/proc/thread-self/net/snmp"))??;
     overflows(&counters).context("no counter of full UDP buffers")
 }
 
-/// UDP has two lines: the names of its counters, and their values.
+/// Finds the counter in UDP's two lines: the names of its counters, and their values.
 fn overflows(counters: &str) -> Option<u64> {
     let mut lines = counters.lines().filter_map(|line| line.strip_prefix("Udp: ")).map(str::split_whitespace);
     let (names, values) = (lines.next()?, lines.next()?);

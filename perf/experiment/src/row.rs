@@ -14,19 +14,19 @@ pub struct Row {
     pub plan: String,
     /// The variant's name.
     pub variant: String,
-    /// What was compared.
+    /// The scheduler that was compared.
     pub scheduler: Scheduler,
     /// The class's name, or `all`.
     pub class: String,
     /// One of [`METRICS`](plan::METRICS).
     pub metric: String,
-    /// Over all repetitions: of latencies and completion, all requests together; of the rest, the median. Infinite if
-    /// missing: too few requests were ever completed.
+    /// Over all repetitions: for latencies and completion, of all requests together; otherwise the median. A missing
+    /// value is infinite: too few requests were ever completed.
     pub value: Option<f64>,
-    /// The 95 % interval of the mean over repetitions, if there are several and all have a value.
+    /// The lower end of the 95 % interval of the mean over repetitions, if there are several and all have a value.
     #[serde(default)]
     pub low: Option<f64>,
-    /// Its other end.
+    /// Its upper end.
     #[serde(default)]
     pub high: Option<f64>,
     /// The value of each repetition, in the order of their seeds.
@@ -34,7 +34,7 @@ pub struct Row {
     pub by_seed: Vec<Option<f64>>,
     /// The value's unit.
     pub unit: String,
-    /// What the paper gives, if it does.
+    /// The paper's value, if it gives one.
     pub published: Option<f64>,
     /// The seed of the first repetition; further ones count up.
     pub seed: u64,
@@ -47,13 +47,13 @@ pub struct Row {
     /// The variant's [fingerprint](Plan::fingerprint).
     #[serde(default)]
     pub fingerprint: String,
-    /// Where it was measured.
+    /// The origin of the measurement.
     #[serde(flatten)]
     pub origin: Origin,
 }
 
 impl Row {
-    /// A line about a plan as a whole, without a figure yet.
+    /// Makes a row about a plan as a whole, without a figure yet.
     pub(super) fn of(plan: &Plan, scheduler: Scheduler, origin: &Origin) -> Self {
         Self {
             plan: plan.name.clone(),
@@ -83,15 +83,15 @@ impl Row {
     /// Reads lines of JSON.
     ///
     /// # Errors
-    /// A line is no row; its number is said.
+    /// When a line is no row; the error has its number.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
         parse_lines(text)
     }
 
-    /// Writes lines of JSON. Values are rounded to seven digits: further ones are noise, and fill files.
+    /// Writes lines of JSON. Values are rounded to seven digits: further ones are noise, and enlarge files.
     ///
     /// # Errors
-    /// A value is not finite.
+    /// When a value is not finite.
     pub fn lines(rows: &[Self]) -> Result<String> {
         let mut lines = String::new();
         for row in rows {
@@ -105,10 +105,10 @@ impl Row {
     }
 }
 
-/// Reads lines of JSON, of any kind of rows. An origin that a kind does not know is left out.
+/// Reads lines of JSON, of any kind of rows. If a kind has no origin, the origin in the line is ignored.
 ///
 /// # Errors
-/// A line is no such row; the error names its number.
+/// When a line is no such row; the error names its number.
 pub(crate) fn parse_lines<R: DeserializeOwned>(text: &str) -> Result<Vec<R>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     lines.map(|(at, line)| serde_json::from_str(line).with_context(|| format!("line {}", at + 1))).collect()

@@ -1,9 +1,9 @@
 //! Runs [plans of model serving](plan::serving).
 //!
-//! A cell is a workload (of several rates, one of them) under a scheduler of the link, if there is one. In each cell every
-//! policy answers the same requests, for each seed; what a figure is over seeds has an interval. Policies that learn do so
-//! before, from seeds of their own, and several times: a figure of theirs is the mean over their trainings for each
-//! seed, and the least and the most of the trainings' own means stand beside it.
+//! A cell is a workload (at one of its rates, if it has several) under a scheduler of the link, if there is one. In each
+//! cell every policy answers the same requests, for each seed; each figure over seeds has an interval. Policies that learn
+//! do so beforehand, from their own seeds, and several times: their figure for a seed is the mean over their trainings,
+//! and results also show the least and the greatest of the trainings' own means.
 
 mod answer;
 mod figures;
@@ -26,10 +26,10 @@ use self::{
 };
 pub use self::{pictures::pictures, row::Row, tables::tables};
 
-/// Learns what has to be learned, plays everything, and returns the rows of results, in the order of the plan.
+/// Trains the policies that learn, plays everything, and returns the rows of results, in the order of the plan.
 ///
 /// # Errors
-/// There are fewer than two seeds, or no policy of such a name.
+/// When there are fewer than two seeds, or `only` names no policy of the plan.
 pub fn run(plan: &ServingPlan, only: &[String]) -> Result<Vec<Row>> {
     ensure!(plan.seeds.evaluations >= 2, "an interval needs at least two seeds");
     for name in only {

@@ -1,4 +1,4 @@
-//! The simulated network: s2n-quic's testing IO in virtual time, with links as `netem` makes them.
+//! The simulated network: s2n-quic's testing IO in virtual time, with links that behave like `netem`.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -26,13 +26,13 @@ use super::{
     direct, requests,
 };
 
-/// What a frame has around its UDP payload: Ethernet, IPv4 and UDP headers, all of which `netem` counts.
+/// The bytes of a frame around its UDP payload: Ethernet, IPv4 and UDP headers, all of which `netem` counts.
 pub(super) const HEADER_BYTES: usize = 14 + 20 + 8;
 
 /// Runs one repetition over the simulated network.
 ///
 /// # Errors
-/// See [`run`](super::run).
+/// As [`run`](super::run).
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let (plan, result) = (Arc::new(plan.clone()), Arc::<Mutex<Option<Result<Run>>>>::default());
     let links = Links::new(plan.network, seed);
@@ -80,7 +80,7 @@ fn io(handle: &Handle) -> Result<Io> {
     Ok(handle.builder().with_initial_mtu(direct::MTU).with_max_mtu(direct::MTU).build()?)
 }
 
-/// A link from each sender: loss, a queue, a rate, and a delay, in this order, as `netem` has them.
+/// A link from each sender, with loss, a queue, a rate and a delay, in this order, as in `netem`.
 struct Links {
     network: plan::Network,
     seed: u64,
@@ -89,26 +89,26 @@ struct Links {
     dropped: Arc<AtomicU64>,
 }
 
-/// One direction.
+/// One direction of a link.
 pub(super) struct Link {
     network: plan::Network,
     random: Random,
-    /// When the packet sent last has left.
+    /// When the last packet will have left.
     idle_at_ns: u64,
-    /// When the packets arrive that the link holds.
+    /// When the packets that the link holds will arrive.
     arrivals_ns: VecDeque<u64>,
 }
 
-/// What becomes of a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// The link lost it.
     Lost,
     /// The queue was full.
     Dropped,
-    /// It arrives.
+    /// The packet arrives.
     Arrives {
-        /// When.
+        /// When it arrives.
         at_ns: u64,
     },
 }
@@ -121,7 +121,7 @@ impl Links {
     fn transmit(&mut self, mut packet: Packet, buffers: &Buffers) {
         let now_ns = (CLOCK.now_ns)();
         let sender = SocketAddr::from(*packet.path.local_address);
-        // Senders are numbered in the order in which they come up; the client speaks first.
+        // Senders are numbered in the order of their first packets; the client sends first.
         let number = self.from.len();
         let network = if number == 0 { self.network } else { self.network.back() };
         let random = || Random::new(self.seed, 100 + number as u64);
@@ -137,7 +137,7 @@ impl Links {
     }
 }
 
-/// Hands a packet, whose addresses are the receiver's by now, to its receiver after so many nanoseconds.
+/// Hands a packet to its receiver after `after_ns` nanoseconds. Its addresses must already be the receiver's.
 pub(super) fn deliver(packet: Packet, buffers: &Buffers, after_ns: u64) {
     let buffers = buffers.clone();
     let hand_over = move |packet: Packet| buffers.rx(*packet.path.local_address, |queue| queue.enqueue(packet));
@@ -151,7 +151,7 @@ pub(super) fn deliver(packet: Packet, buffers: &Buffers, after_ns: u64) {
     });
 }
 
-/// Takes all packets that endpoints have sent, and returns how many there were.
+/// Takes all packets that endpoints have sent, passes them to `transmit`, and returns how many there were.
 pub(super) fn take_sent(buffers: &Buffers, transmit: impl FnMut(Packet)) -> usize {
     let mut packets = Vec::new();
     buffers.drain_pending_transmissions(|packet| {
@@ -164,12 +164,12 @@ pub(super) fn take_sent(buffers: &Buffers, transmit: impl FnMut(Packet)) -> usiz
 }
 
 impl Link {
-    /// A link on which nothing is, and what decides which packets it loses.
+    /// Makes an idle link; `random` decides which packets it loses.
     pub(super) fn new(network: plan::Network, random: Random) -> Self {
         Self { network, random, idle_at_ns: 0, arrivals_ns: VecDeque::new() }
     }
 
-    /// Puts a frame on the link.
+    /// Puts a frame on the link, and returns its fate.
     pub(super) fn transmit(&mut self, now_ns: u64, frame_bytes: usize) -> Fate {
         let network = &self.network;
         if self.random.share() < network.loss {
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn a_queue_bounded_in_time_drops_what_would_wait_longer_and_no_more() {
         let mut link = link(plan::Network { queue_ms: Some(2.0), ..NETWORK });
-        // Each takes a millisecond: the fourth finds two behind the one that is leaving.
+        // Each packet takes a millisecond: the fourth finds two behind the one that is leaving.
         let fates: Vec<_> = [0, 0, 0, 0, 1_000_000].map(|now_ns| link.transmit(now_ns, 1_000)).into();
         assert_eq!((fates[2], fates[3]), (Fate::Arrives { at_ns: 13_000_000 }, Fate::Dropped));
         assert_eq!(fates[4], Fate::Arrives { at_ns: 14_000_000 });

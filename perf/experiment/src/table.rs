@@ -1,4 +1,4 @@
-//! Results for people, made of rows and of nothing else.
+//! Tables of results, made from rows only.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use plan::{Class, Plan, Scheduler, Varied as _};
 
 use super::Row;
 
-/// What became of requests, in the order of the columns, with their decimals.
+/// The columns for requests, in order: metric, title and decimals.
 const REQUESTS: [(&str, &str, usize); 5] = [
     ("completion_pct", "deadline met", 1),
     ("latency_mean_ms", "mean", 0),
@@ -15,8 +15,8 @@ const REQUESTS: [(&str, &str, usize); 5] = [
     ("latency_max_ms", "max", 0),
 ];
 
-/// Renders the rows of a variant as Markdown: a table for each class, and one for what concerns all. Behind ± stands half of
-/// the 95 % interval over repetitions, and in brackets what the paper gives.
+/// Renders the rows of a variant as Markdown: a table for each class, and one for figures of all classes. After ± is half of the 95
+/// % interval over repetitions, and in brackets the paper's value.
 #[must_use]
 pub fn table(plan: &Plan, rows: &[Row]) -> String {
     let Plan { name, variant, title, .. } = plan;
@@ -25,7 +25,7 @@ pub fn table(plan: &Plan, rows: &[Row]) -> String {
     text
 }
 
-/// The same without the title.
+/// As [`table`], without the title.
 #[must_use]
 pub fn tables(plan: &Plan, rows: &[Row]) -> String {
     let mut text = String::new();
@@ -55,7 +55,7 @@ pub fn tables(plan: &Plan, rows: &[Row]) -> String {
     text
 }
 
-/// What curves of tunnels are drawn of, and what it is.
+/// The metrics for which [`curves`] renders tables, with their descriptions.
 const CURVES: [(&str, &str); 15] = [
     ("total_ms", "time from the first packet of an inner connection to the last byte of the last object"),
     ("fairness", "Jain's index of what connections get while all of them send: 1 if all get the same"),
@@ -74,8 +74,8 @@ const CURVES: [(&str, &str); 15] = [
     ("relay_held_peak_kb", "the same with what streams may have to send again, at most"),
 ];
 
-/// Renders all variants of a plan of tunnels: a table for each figure, with a line for each variant and a column for each mode. The
-/// last line of time and of power is the geometric mean over the variants in which every mode has sent everything.
+/// Renders all variants of a plan of tunnels: a table for each figure, with a line for each variant and a column for each mode. For
+/// time and power, the last line is the geometric mean over the variants in which every mode has sent everything.
 #[must_use]
 pub fn curves(plan: &Plan, rows: &[Row]) -> String {
     let variants: Vec<&str> = plan.variants().filter(|name| rows.iter().any(|row| row.variant == *name)).collect();
@@ -126,7 +126,7 @@ pub fn curves(plan: &Plan, rows: &[Row]) -> String {
     text
 }
 
-/// What the connections of each class get while all of them send.
+/// Renders the goodput of each class's connections while all of them send.
 fn shares(plan: &Plan, rows: &[Row], variants: &[&str], modes: &[Scheduler]) -> String {
     let names = modes.iter().map(|mode| mode.name().to_owned());
     let head: Vec<_> = ["variant".to_owned(), "class".to_owned()].into_iter().chain(names).collect();
@@ -149,7 +149,7 @@ fn is_of_all(completion: Option<&Row>) -> bool {
     completion.is_none_or(|row| row.value == Some(100.0))
 }
 
-/// Renders what managing streams cost, if rows say so.
+/// Renders the cost of managing streams, if there are rows about it.
 #[must_use]
 pub fn queues(rows: &[Row]) -> String {
     let managed = rows.iter().filter(|row| row.metric == "manage_ms");
@@ -176,7 +176,7 @@ fn of_requests(rows: &[&Row], has_deadline: bool) -> String {
     markdown(&head.map(str::to_owned).collect::<Vec<_>>(), &schedulers(rows).into_iter().map(line).collect::<Vec<_>>())
 }
 
-/// Whatever there is more of, schedulers or metrics, goes down.
+/// Renders a table whose lines are schedulers or metrics, whichever are more.
 fn of_figures(rows: &[&Row]) -> String {
     let schedulers = schedulers(rows);
     let mut metrics: Vec<&str> = Vec::new();
@@ -206,7 +206,7 @@ fn of_figures(rows: &[&Row]) -> String {
     markdown(&head, &metrics.iter().map(line).collect::<Vec<_>>())
 }
 
-/// In the order of the rows.
+/// Returns the schedulers in the order of the rows.
 fn schedulers(rows: &[&Row]) -> Vec<Scheduler> {
     let mut schedulers = Vec::new();
     for row in rows {
@@ -217,11 +217,11 @@ fn schedulers(rows: &[&Row]) -> Vec<Scheduler> {
     schedulers
 }
 
-/// A value with half of its interval, and what the paper gives. A value that is infinite reads `never`.
+/// Renders a value with half of its interval and the paper's value. An infinite value is `never`.
 fn cell(row: Option<&Row>, decimals: usize) -> String {
     let Some(row) = row else { return "–".to_owned() };
     let Some(value) = row.value else { return "never".to_owned() };
-    // Large values need no decimals, whatever they are.
+    // Large values need no decimals, whatever their metric.
     let decimals = if value.abs() >= 1_000.0 { 0 } else { decimals };
     let mut text = format!("{value:.decimals$}");
     if let (Some(low), Some(high)) = (row.low, row.high) {
@@ -234,7 +234,7 @@ fn cell(row: Option<&Row>, decimals: usize) -> String {
     text.trim_end().to_owned()
 }
 
-/// Renders a table whose columns have the width of their widest cell; all but the first are aligned right.
+/// Renders a table in which each column is as wide as its widest cell; all but the first are aligned right.
 #[must_use]
 pub fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {

@@ -1,6 +1,7 @@
-//! What QUIC is compared with: TLS 1.3 over the kernel's TCP, by rustls. The server echoes all it receives.
+//! The baseline for QUIC: TLS 1.3 over the kernel's TCP, by rustls. The server echoes everything that it receives.
 //!
-//! Nagle's algorithm is off, and sessions are not resumed: each handshake is a whole one, of two round trips with TCP's.
+//! Nagle's algorithm is off, and sessions are not resumed: each handshake is a full one, and takes two round trips with
+//! TCP's.
 
 use std::{
     io,
@@ -37,22 +38,22 @@ use super::{
 /// How requests are spread over connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connections {
-    /// Each has its own. Its handshakes are part of the latency, as in the thesis (§5.2.1).
+    /// Each request has its own. Its handshakes are part of the latency, as in the thesis (§5.2.1).
     PerRequest,
-    /// They share one that stands before the first request, and follow each other, each with its length before it.
+    /// All requests share one that is open before the first. They follow each other, each after its length.
     One,
 }
 
-/// Where the server listens.
+/// The port on which the server listens.
 const PORT: u16 = 443;
 
-/// The name in its certificate.
+/// The name in the server's certificate.
 const NAME: &str = "server.example";
 
 /// Runs one repetition in the lab.
 ///
 /// # Errors
-/// The lab is not there, a connection fails, or an echo is not what was sent.
+/// When this is not the lab, a connection fails, or an echo differs from what was sent.
 pub fn run(plan: &Plan, connections: Connections, seed: u64) -> Result<Run> {
     let network = Emulated::verified(&plan.network)?;
     for host in [&network.chain.client, &network.chain.relay] {
@@ -75,7 +76,7 @@ fn sockets(count: usize) -> io::Result<Vec<TcpSocket>> {
     (0..count).map(|_| TcpSocket::new_v4()).collect()
 }
 
-/// Serves and makes all requests; sockets lie where their end is.
+/// Serves and makes all requests; the sockets are in the namespaces of their ends.
 fn exchange(
     plan: &Plan,
     requests: &[Request],
@@ -94,7 +95,7 @@ fn exchange(
     })
 }
 
-/// Makes both ends' settings, of which the client's trusts the server's.
+/// Makes the TLS settings of both ends; the client trusts the server's certificate.
 fn tls() -> Result<(TlsAcceptor, TlsConnector)> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let authority = Authority::new()?;
@@ -111,7 +112,7 @@ fn tls() -> Result<(TlsAcceptor, TlsConnector)> {
     Ok((Arc::new(server).into(), Arc::new(client).into()))
 }
 
-/// Echoes connections until one cannot be accepted; what ends one early is seen by its client.
+/// Echoes connections until one cannot be accepted; if one ends early, its client sees that.
 async fn serve(listener: TcpListener, acceptor: TlsAcceptor) -> io::Result<()> {
     let mut connections = JoinSet::new();
     loop {
@@ -147,7 +148,7 @@ impl Client<'_> {
         Ok(self.connector.connect(ServerName::try_from(NAME)?, stream).await?)
     }
 
-    /// Makes each request over a connection of its own, made for it.
+    /// Makes each request over a new connection.
     async fn connect_each(&self, sockets: Vec<TcpSocket>) -> Result<Run> {
         let began = Instant::now();
         let each = self.requests.iter().zip(sockets).map(|(request, socket)| async move {

@@ -3,13 +3,14 @@
 use instruments::load::Figure;
 use lab::capture::Packet;
 
-/// Packets closer than this to the one before them belong to its train (Kempf and others: QUIC Steps, CoNEXT 2025).
+/// Packets that follow the previous one after less than this belong to its train (Kempf and others: QUIC Steps, CoNEXT
+/// 2025).
 const TRAIN_GAP_NS: u64 = 100_000;
 
 const WINDOW_NS: u64 = 1_000_000;
 
-/// Describes packets by the metrics of results. Shares are of packets, not of trains. Acknowledgements and other packets
-/// that are much smaller than the largest are left out.
+/// Computes the metrics of results from packets. Shares are of packets, not of trains. Acknowledgements and other
+/// packets of at most half the largest size are left out.
 #[must_use]
 pub fn figures(packets: &[Packet]) -> Vec<Figure> {
     let largest = packets.iter().map(|packet| packet.frame_bytes).max().unwrap_or(0);
@@ -33,12 +34,12 @@ pub fn figures(packets: &[Packet]) -> Vec<Figure> {
     figures
 }
 
-/// The lengths of trains.
+/// Returns the lengths of trains.
 fn trains(gaps_ns: &[u64]) -> Vec<usize> {
     gaps_ns.split(|gap| *gap >= TRAIN_GAP_NS).map(|within| within.len() + 1).collect()
 }
 
-/// The bytes of the millisecond that each packet begins.
+/// Returns for each packet the bytes of the millisecond that it begins.
 fn bytes_from_each(packets: &[&Packet]) -> Vec<u64> {
     let (mut end, mut bytes) = (0, 0_u64);
     let mut windows = Vec::with_capacity(packets.len());

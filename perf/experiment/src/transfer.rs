@@ -1,8 +1,8 @@
-//! Bytes one way, as fast as they go: what do they cost the sender?
+//! One-way transfers, as fast as possible: how much CPU time do they cost the sender?
 //!
-//! Each end has a thread, and natively a core, of its own, so that the sender's CPU time is its thread's. It counts from
-//! the handshake's end until the server has read everything. `plain` is s2n-quic without anything of ours: its own
-//! congestion controller, no listener to its events, streams written to directly.
+//! Each end has its own thread, and natively its own core, so that the sender's CPU time is that of its thread. It
+//! counts from the end of the handshake until the server has read everything. `plain` is s2n-quic without our providers:
+//! its own congestion controller, no subscriber to its events, and direct writes to streams.
 
 use std::{
     convert::Infallible,
@@ -37,7 +37,7 @@ use super::{
 /// Runs one repetition between two hosts of the lab, or over loopback.
 ///
 /// # Errors
-/// The lab is not there, the scheduler is none of QUIC's, or a stream ends early.
+/// When this is not the lab, the scheduler is none of QUIC's, or a stream ends early.
 pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> Result<Run> {
     let ends = Ends::new(plan, scheduler, Clock::system(), seed)?;
     let requests = requests(plan, seed);
@@ -57,7 +57,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> 
             block_on(send(&ends, server, plan, &requests, scheduler))
         };
         let run = match &network {
-            // To look costs something, which would count as the dispatcher's.
+            // Observing packets costs CPU time, which would count as the dispatcher's.
             Some(network) if scheduler.is_of_packets() => {
                 if matches!(scheduler, Scheduler::Stock | Scheduler::Paced) {
                     network.enforce_departures()?;
@@ -75,7 +75,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> 
     })
 }
 
-/// Refuses a run in which packets did not leave as the sender's name says.
+/// Refuses a run in which packets did not leave as the scheduler's name says.
 fn judge(scheduler: Scheduler, figures: &[Figure]) -> Result<()> {
     let figure = |metric| value(figures, metric).unwrap_or_default();
     let (alone, gap_us) = (figure("train_le_1_pct"), figure("gap_p90_us"));
@@ -95,7 +95,7 @@ fn judge(scheduler: Scheduler, figures: &[Figure]) -> Result<()> {
     Ok(())
 }
 
-/// Runs `send` and adds how its packets left and what became of them.
+/// Runs `send`, and adds how its packets left and how many were dropped.
 fn observed(network: &Emulated, send: impl FnOnce() -> Result<Run>) -> Result<Run> {
     let before = [network.dropped_packets()?, reader::overflowed_packets(&network.chain.relay)?];
     let capture = network.capture()?;
@@ -119,7 +119,7 @@ fn serve(
     block_on(async {
         let server = match reader {
             Some(reader) => {
-                // The lab has one CPU; a reader with one of its own would not wait for the sender's.
+                // The lab has one CPU; a reader with its own CPU would not wait for the sender's.
                 process::run_first()?;
                 ends.server(reader::sockets(host, reader)?)?
             }
@@ -134,7 +134,7 @@ fn serve(
     })
 }
 
-/// How much a stream queues at once.
+/// How many bytes a stream queues at once.
 const CHUNK_BYTES: usize = 64 * 1024;
 
 static CHUNK: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
@@ -154,7 +154,7 @@ async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request]
     let since = move |start_ns: u64| Duration::from_nanos(now_ns() - start_ns);
     let classes = || requests.iter().map(|request| plan.classes[request.class].clone());
     let (dispatcher, driver) = if plain { None } else { Some(Dispatcher::of(&mut handle)?) }.unzip();
-    // A task each, as in the product, so that only the task that is woken is polled.
+    // A separate task for each stream, as in the product, so that only the woken task is polled.
     let driver = driver.map(|driver| tokio::spawn(driver.run()));
     let streams = classes().map(|class| {
         let (handle, dispatcher) = (handle.clone(), dispatcher.clone());
@@ -179,7 +179,7 @@ async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request]
     Ok(run)
 }
 
-/// Keeps the runtime asking whether something is due; other threads may have this CPU in between.
+/// Keeps the runtime polling for due work; other threads may use this CPU in between.
 async fn stay_awake() -> Infallible {
     loop {
         thread::yield_now();
@@ -212,7 +212,7 @@ fn chunks(bytes: usize) -> impl Iterator<Item = Bytes> {
     (0..bytes).step_by(CHUNK_BYTES).map(move |start| Bytes::from_static(&CHUNK[..CHUNK_BYTES.min(bytes - start)]))
 }
 
-/// Waits until the server has read everything: then it ends its side, on which it sends nothing.
+/// Waits until the server has read everything: it then ends its side, on which it sends nothing.
 async fn end(mut receive: ReceiveStream) -> Result<()> {
     match receive.receive().await? {
         None => Ok(()),
@@ -220,7 +220,8 @@ async fn end(mut receive: ReceiveStream) -> Result<()> {
     }
 }
 
-/// CPU time of the calling thread. Under instruction-count time: its instructions, and the kernel's on its behalf.
+/// Returns the CPU time of the calling thread. Under instruction-count time: its instructions, including the kernel's on
+/// its behalf.
 fn thread_cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32).as_nanos() as u64

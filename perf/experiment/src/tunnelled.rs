@@ -4,8 +4,8 @@
 //! inner clients ── edge ══ bottleneck ══ relay ── 25 ms ── server
 //! ```
 //!
-//! Each inner connection has a socket of its own, for which the edge opens a tunnel, and asks the server for an object. Edge and relay
-//! are connected before the clock starts, as they are at an edge that runs; the tunnel is opened when its first payload comes.
+//! Each inner connection has its own socket, for which the edge opens a tunnel, and requests an object from the server. Edge and relay
+//! are connected before the clock starts, as at a running edge; the tunnel is opened when its first payload arrives.
 
 mod inner;
 mod network;
@@ -41,7 +41,7 @@ use super::{Request, Run, requests};
 /// Runs one repetition.
 ///
 /// # Errors
-/// An endpoint does not start, or payloads travelled otherwise than the mode says.
+/// When an endpoint does not start, or payloads did not travel in the mode's form.
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let result = Arc::<Mutex<Option<Result<Run>>>>::default();
     let (machines, wire, slot) = (Machines::default(), Arc::<Wire>::default(), result.clone());
@@ -59,7 +59,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     run.context("the simulation ended before its clients")?
 }
 
-/// What passes between the end of an earlier connection and what is measured.
+/// The pause between the end of an earlier connection and the measurement.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// A local address of the edge.
@@ -106,7 +106,7 @@ impl World {
                 machines.add(client.local_addr()?, Machine::Client);
                 let connected = tunnels.connect(&edge, &toward).await?;
                 let through = self.open(handle, &connected, &experience)?;
-                // It may fail, or take too long: then that is what was measured.
+                // It may fail, or take too long: then that result is the edge's experience of the path.
                 let came = AtomicU64::new(0);
                 let download = inner::download(&client, through.local, plan.tunnel.earlier_bytes, &came);
                 _ = lab::simulation::within(limit, download).await;
@@ -131,7 +131,7 @@ impl World {
             let (shares, elapsed) = (&shares, &elapsed);
             async move {
                 let download = inner::download(&client, through, bytes, shares.of(place));
-                // What fails or takes too long never came, which is a result.
+                // A download that fails or takes too long has no latency.
                 let came = lab::simulation::within(limit, download).await.and_then(Result::ok);
                 shares.ended(elapsed());
                 came.map(|()| elapsed())
@@ -143,7 +143,7 @@ impl World {
         run.figures.extend(shares.of_all());
         run.figures.extend(self.figures());
         let goodput_mbit = value(&run.figures, "goodput_mbit").unwrap_or_default();
-        // Where nothing came, there is none.
+        // If nothing arrived, there are no round trips.
         let power = goodput_mbit / (watch.rtt_mean_ms() / 1e3).max(1e-3);
         run.figures.push(Figure { metric: "power", value: power, unit: "Mbit/s²" });
         self.judge(latencies.iter().any(Option::is_some))?;
@@ -198,13 +198,13 @@ impl World {
         figures
     }
 
-    /// Refuses a run in which payloads did not travel as the mode says.
+    /// Refuses a run in which payloads did not travel in the mode's form.
     fn judge(&self, any_came: bool) -> Result<()> {
         let (datagrams, capsules) = (self.seen.datagrams(), self.seen.capsules());
         let name = self.scheduler.name();
         match self.scheduler {
             Scheduler::NoProxy => ensure!(datagrams + capsules == 0, "{name}: something went through a relay"),
-            // Before the client's settings have come, the relay has no other way.
+            // Before the client's settings have arrived, the relay can only use capsules.
             Scheduler::Datagram | Scheduler::DatagramFcfs => {
                 ensure!(20 * capsules <= datagrams, "{name}: {capsules} payloads left in capsules");
             }

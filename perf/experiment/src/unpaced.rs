@@ -1,4 +1,5 @@
-//! Congestion control without pacing, as HAProxy's slides begin with: a window, and whatever fits leaves at once.
+//! Congestion control without pacing, as at the beginning of HAProxy's slides: everything that fits into the window
+//! leaves at once.
 
 use s2n_quic::provider::congestion_controller::{
     CongestionController, Endpoint, PathInfo, Publisher, RandomGenerator, RttEstimator, Timestamp,

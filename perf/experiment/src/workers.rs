@@ -1,11 +1,11 @@
-//! What workers cost: payloads of many clients through a relay of one worker or of several.
+//! The cost of workers: payloads of many clients through a relay with one worker or several.
 //!
 //! ```text
 //! clients, a connection each ── relay: workers ── target: echo
 //! ```
 //!
-//! The kernel spreads the clients over the workers by the hash of their addresses. Each keeps a window of payloads in
-//! flight, so that a client is worth as much to its worker as any other.
+//! The kernel spreads the clients over the workers by the hash of their addresses. Each client keeps a window of
+//! payloads in flight, so that all clients load their workers equally.
 
 use std::{fs, net::UdpSocket};
 
@@ -22,13 +22,13 @@ use plan::{Plan, Scheduler, Workload};
 
 use super::Run;
 
-/// Where the target listens.
+/// The port on which the target listens.
 const TARGET_PORT: u16 = 5_001;
 
-/// Runs one repetition in namespaces of its own. Clients and target share a core; the relay may use all.
+/// Runs one repetition in its own namespaces. Clients and target share a core; the relay may use all cores.
 ///
 /// # Errors
-/// Without root, or where packets cannot be steered.
+/// Without root, or when packets cannot be steered.
 pub fn run(plan: &Plan, scheduler: Scheduler) -> Result<Run> {
     let workers = scheduler.workers().context("it says nothing of workers")?;
     let terms = format!("auth = \"none\"\nworkers = {workers}");
@@ -47,7 +47,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler) -> Result<Run> {
     let mut figures = vec![
         Figure { metric: "cpu_ns_per_packet", value: of("relay CPU per payload")?, unit: "ns" },
         Figure { metric: "lost_pct", value: of("loss")?, unit: "%" },
-        // A payload fills a packet.
+        // Each payload fills a packet.
         Figure { metric: "packets_from_clients", value: counts.packets("up") as f64, unit: "packets" },
         Figure { metric: "misdirected_packets", value: counts.of("misdirected_packets_total") as f64, unit: "packets" },
     ];
@@ -57,7 +57,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler) -> Result<Run> {
     Ok(Run { total_ns: plan.workload.limit_s * 1_000_000_000, figures, ..Run::default() })
 }
 
-/// Makes the target send back what all clients send.
+/// Makes the target echo the payloads of all clients.
 async fn echo(plan: &Plan, relay: &Relay, target: UdpSocket) -> Result<Vec<Figure>> {
     let Workload { requests: window, connections, limit_s, .. } = plan.workload;
     let address = target.local_addr()?;
@@ -66,7 +66,7 @@ async fn echo(plan: &Plan, relay: &Relay, target: UdpSocket) -> Result<Vec<Figur
     echo::through(relay, tunnels, window as u64, limit_s as f64).await
 }
 
-/// The CPU time of each worker of a relay: the first is its main thread.
+/// Returns the CPU time of each worker of a relay; the first worker is its main thread.
 fn cpu_ns_of_workers(relay: Process) -> Result<Vec<u64>> {
     let is_worker = |thread: &str| {
         let name = fs::read_to_string(format!("/proc/{}/task/{thread}/comm", relay.pid));

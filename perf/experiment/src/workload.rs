@@ -1,4 +1,4 @@
-//! When which requests are made.
+//! The requests of a run, and when they are made.
 
 use instruments::random::Random;
 use plan::{Arrivals, Mix, Plan};
@@ -8,11 +8,12 @@ use plan::{Arrivals, Mix, Plan};
 pub struct Request {
     /// Index of its class in the plan.
     pub class: usize,
-    /// When, after the connection stands.
+    /// When it is made, in nanoseconds after the connection is open.
     pub start_ns: u64,
 }
 
-/// The requests of a run in the order of their start. The same for all schedulers, so that they can be compared.
+/// Returns the requests of a run in the order of their start. They are the same for all schedulers, so that these can
+/// be compared.
 #[must_use]
 pub fn requests(plan: &Plan, seed: u64) -> Vec<Request> {
     let (mut classes, mut gaps) = (Random::new(seed, 1), Random::new(seed, 2));

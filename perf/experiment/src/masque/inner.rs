@@ -1,4 +1,4 @@
-//! What is inside the tunnels: stock s2n-quic, as in an application that knows nothing of relays.
+//! The endpoints inside the tunnels: stock s2n-quic, as in an application that knows nothing of relays.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -27,16 +27,16 @@ use s2n_quic::{
 /// The name in the server's certificate.
 const NAME: &str = "target.example";
 
-/// Size of IP packets: those of the smallest UDP payload that QUIC needs (RFC 9000 §14), which fit into every tunnel.
+/// The size of IP packets with the smallest UDP payload that QUIC needs (RFC 9000 §14), which fit into every tunnel.
 const PACKET_BYTES: u16 = 1_228;
 
-/// What inner endpoints are made of.
+/// The configuration of inner endpoints.
 pub struct Ends {
     authority: String,
     issued: Issued,
-    /// How long a connection may take for its handshake, and be silent.
+    /// How long a connection may take for its handshake, and how long it may be silent.
     patience: Duration,
-    /// What all of them lost.
+    /// The losses of all endpoints.
     pub losses: Losses,
 }
 
@@ -44,7 +44,7 @@ impl Ends {
     /// Makes a certificate.
     ///
     /// # Errors
-    /// The system gives no randomness.
+    /// When the system gives no randomness.
     pub fn new(patience: Duration) -> Result<Self> {
         let authority = Authority::new()?;
         let issued = authority.issue(&[NAME])?;
@@ -92,18 +92,18 @@ fn sockets(socket: UdpSocket) -> Result<io::tokio::Provider> {
     Ok(io::tokio::Builder::default().with_rx_socket(socket)?.with_max_mtu(PACKET_BYTES)?.build()?)
 }
 
-/// Connects.
+/// Connects to a server.
 ///
 /// # Errors
-/// The handshake fails, or takes too long.
+/// When the handshake fails, or takes too long.
 pub async fn connect(client: &Client, to: SocketAddr) -> Result<Connection> {
     Ok(client.connect(Connect::new(to).with_server_name(NAME)).await?)
 }
 
-/// Sends so many bytes over a stream of its own, and waits until they are back.
+/// Sends `bytes` bytes over a new stream, and waits until as many have come back.
 ///
 /// # Errors
-/// The connection ends, or others come back.
+/// When the connection ends, or another number of bytes comes back.
 pub async fn request(mut connection: Handle, bytes: usize) -> Result<()> {
     let (mut receive, mut send) = connection.open_bidirectional_stream().await?.split();
     let body = vec![1; bytes];
@@ -134,7 +134,7 @@ async fn echo(stream: BidirectionalStream) -> std::io::Result<()> {
     Ok(send.finish()?)
 }
 
-/// What endpoints believed to be lost, whether it was or came too late. Clones count together.
+/// The packets that endpoints declared lost, whether they were lost or only late. Clones share their counters.
 #[derive(Clone, Debug, Default)]
 pub struct Losses {
     packets: Arc<AtomicU64>,
@@ -152,7 +152,7 @@ impl Losses {
         self.timeouts.load(Relaxed) as f64
     }
 
-    /// Starts anew.
+    /// Resets both counters.
     pub fn reset(&self) {
         self.packets.store(0, Relaxed);
         self.timeouts.store(0, Relaxed);

@@ -1,4 +1,4 @@
-//! What arithmetic says of streams over ideal paths: no jitter, no loss, windows that only slow start limits.
+//! Closed forms for streams over ideal paths: no jitter, no loss, windows that only slow start limits.
 
 use plan::paths::PathsPlan;
 use sched::path::{CandidatePath, estimate};
@@ -14,8 +14,8 @@ pub(super) struct Share {
     pub(super) weight: u32,
 }
 
-/// When streams end that stay on their paths and share them by weight, in milliseconds: generalized processor sharing, and the
-/// pauses of slow start.
+/// Returns when streams end that stay on their paths and share them by weight, in milliseconds: generalized processor sharing
+/// with the pauses of slow start.
 pub(super) fn pinned_ms(paths: &[CandidatePath], shares: &[Share], plan: &PathsPlan) -> Vec<f64> {
     let end = |share: &Share, at: usize| {
         let mut path = paths[share.path].clone();
@@ -28,7 +28,7 @@ pub(super) fn pinned_ms(paths: &[CandidatePath], shares: &[Share], plan: &PathsP
     (0..plan.streams.len()).map(of).collect()
 }
 
-/// When streams end that share all paths as if these were one, behind the shortest way: no scheduler of packets is faster.
+/// Returns when streams end that share all paths as if these were one, with the shortest delay: no packet scheduler is faster.
 pub(super) fn pooled_ms(paths: &[CandidatePath], streams: &[Stream], by_priority: bool, plan: &PathsPlan) -> Vec<f64> {
     let all = CandidatePath {
         smoothed_rtt_ns: paths.iter().map(|path| path.smoothed_rtt_ns).min().unwrap_or_default(),

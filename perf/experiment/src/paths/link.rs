@@ -1,8 +1,8 @@
-//! A simulated path: a drop-tail queue in front of a link, a congestion window, and what the sender knows of its packets.
+//! A simulated path: a drop-tail queue in front of a link, a congestion window, and the sender's state about its packets.
 //!
-//! The sender is that of QUIC's loss detection (RFC 9002): packets are lost once one sent three later was acknowledged, or one
-//! sent a while later (§6.1); a probe timeout (§6.2) sends the two oldest again. Its window is NewReno's (§7): slow start, then
-//! a packet a round trip; it is halved once a round trip in which something was lost. It grows only while it is full.
+//! The sender follows QUIC's loss detection (RFC 9002): a packet is lost once a packet sent three later is acknowledged, or one
+//! sent some time later (§6.1); a probe timeout (§6.2) resends the two oldest. Its window is NewReno's (§7): slow start, then one
+//! packet per round trip; it is halved once per round trip with losses. It grows only while it is full.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,11 +14,11 @@ use super::stream::Piece;
 /// RFC 9002 §6.1.1.
 const PACKET_THRESHOLD: u64 = 3;
 
-/// A probe timeout is at least this long: as in quic-go of the paper's time and in TCP. A slow link takes longer for the first
-/// window than any estimate from the handshake.
+/// The least duration of a probe timeout, as in quic-go of the paper's time and in TCP. On a slow link, the first window takes
+/// longer than any estimate from the handshake.
 const LEAST_PATIENCE_NS: f64 = 2e8;
 
-/// What is kept of a packet until it is acknowledged or taken for lost.
+/// The state of a packet until it is acknowledged or declared lost.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     piece: Piece,
@@ -32,35 +32,35 @@ pub(super) struct Link {
     one_way_ns: u64,
     buffer: usize,
     jitter_ns: f64,
-    /// When each packet in the router's queue will have left, the one that is leaving included.
+    /// When each packet in the router's queue will have left, including the one that is leaving.
     departures: VecDeque<u64>,
     arrived_last_ns: u64,
     acknowledged_last_ns: u64,
     window: f64,
     threshold: f64,
-    /// Losses of packets before this one have been answered.
+    /// Losses of packets with lower numbers have already reduced the window.
     recovered_from: u64,
     next: u64,
     in_flight: BTreeMap<u64, Sent>,
     sent_last_ns: u64,
     smoothed_ns: f64,
     variance_ns: f64,
-    /// Doubles with each probe timeout in a row.
+    /// The number of successive probe timeouts; each doubles the next one's duration.
     probes: u32,
     delivered: u64,
     /// Packets that the router dropped.
     pub(super) dropped: u64,
 }
 
-/// Where a packet that was sent goes.
+/// The fate of a packet that was sent.
 pub(super) struct Departure {
     pub(super) number: u64,
-    /// When it arrives, and when its acknowledgement does; `None` if it was dropped.
+    /// When it arrives, and when its acknowledgement arrives; `None` if it was dropped.
     pub(super) times: Option<(u64, u64)>,
 }
 
 impl Link {
-    /// A path of so many nanoseconds a packet, with a round trip, of which the sender knows `known_ns`.
+    /// Makes a path with `packet_ns` per packet and a round trip of `rtt_ns`, which the sender estimates as `known_ns`.
     pub(super) fn new(packet_ns: u64, rtt_ns: u64, known_ns: f64, links: &Links) -> Self {
         Self {
             packet_ns,
@@ -92,18 +92,18 @@ impl Link {
         self.window
     }
 
-    /// Packets that are neither acknowledged nor taken for lost.
+    /// Returns how many packets are neither acknowledged nor declared lost.
     pub(super) fn in_flight(&self) -> u64 {
         self.in_flight.len() as u64
     }
 
-    /// How many packets were acknowledged.
+    /// Returns how many packets were acknowledged.
     pub(super) fn delivered(&self) -> u64 {
         self.delivered
     }
 
-    /// The rate that Linux would pace at, in packets per nanosecond: twice a window in a round trip while the window is less than
-    /// half of the slow start threshold, later 1.2 times (`tcp_update_pacing_rate` in net/ipv4/tcp_input.c).
+    /// Returns the rate at which Linux would pace, in packets per nanosecond: two windows per round trip while the window is less
+    /// than half of the slow start threshold, later 1.2 windows (`tcp_update_pacing_rate` in net/ipv4/tcp_input.c).
     pub(super) fn pacing_packets_per_ns(&self) -> f64 {
         let ratio = if self.window < self.threshold / 2.0 { 2.0 } else { 1.2 };
         ratio * self.window.max(self.in_flight.len() as f64) / self.smoothed_ns
@@ -139,7 +139,7 @@ impl Link {
         Departure { number, times: Some((arrived, acknowledged)) }
     }
 
-    /// Takes an acknowledgement; returns the pieces that are lost, as far as that is known now.
+    /// Processes an acknowledgement and returns the pieces that are now known to be lost.
     pub(super) fn acknowledged(&mut self, now_ns: u64, number: u64) -> Vec<Piece> {
         let is_full = self.in_flight.len() as f64 + 1.0 >= self.window.floor();
         let Some(sent) = self.in_flight.remove(&number) else { return Vec::new() };
@@ -165,7 +165,7 @@ impl Link {
         lost.into_iter().filter_map(|lost| self.in_flight.remove(&lost)).map(|sent| sent.piece).collect()
     }
 
-    /// When a probe timeout is due if nothing is heard until then (RFC 9002 §6.2.1): counted from the last packet.
+    /// Returns when a probe timeout is due unless an acknowledgement arrives (RFC 9002 §6.2.1), counted from the last packet.
     pub(super) fn probe_at_ns(&self) -> Option<u64> {
         if self.in_flight.is_empty() {
             return None;
@@ -174,7 +174,7 @@ impl Link {
         Some(self.sent_last_ns + (once * f64::from(1_u32 << self.probes.min(6))) as u64)
     }
 
-    /// Notes that it was due, and returns what is to be sent again.
+    /// Processes a probe timeout and returns the pieces to send again.
     pub(super) fn probe(&mut self) -> Vec<Piece> {
         self.probes += 1;
         let oldest: Vec<u64> = self.in_flight.keys().take(2).copied().collect();

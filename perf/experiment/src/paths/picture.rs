@@ -14,7 +14,7 @@ const LEGEND: f64 = 170.0;
 
 const COLORS: [&str; 7] = ["#888888", "#c8a060", "#e0c890", "#4878a8", "#2e8b57", "#8e44ad", "#c0392b"];
 
-/// Draws the rows of one variant: completion times with deviations, and a mark where the closed form has it.
+/// Draws the rows of one variant: completion times with deviations, and a mark at the value of the closed form.
 #[must_use]
 pub fn picture(rows: &[Row]) -> String {
     let schedulers = distinct(rows.iter().map(|row| row.scheduler));

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::Shown;
 use crate::row::parse_lines;
 
-/// One line of results, but for where it comes from: one stream under one scheduler in one cell.
+/// One line of results, without its origin: one stream under one scheduler in one cell.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 pub struct Row {
     /// The plan's name.
@@ -23,32 +23,32 @@ pub struct Row {
     pub scheduler: Scheduler,
     /// The stream's name.
     pub stream: String,
-    /// From the request to the last byte, in milliseconds: the mean over repetitions.
+    /// The time from the request to the last byte, in milliseconds: the mean over repetitions.
     pub completion_ms: f64,
-    /// Its deviation (of a sample: by the number of repetitions less one).
+    /// Its sample standard deviation (by the number of repetitions less one).
     pub deviation_ms: f64,
     /// The same on ideal links.
     pub closed_form_ms: f64,
-    /// The part of its packets that took the path that is slowest for it alone, in percent.
+    /// The percentage of its packets that took the path that would be slowest for it alone.
     pub slow_path_pct: f64,
     /// The first seed; further ones count up.
     pub seed: u64,
-    /// How many there were.
+    /// The number of repetitions.
     pub repetitions: u64,
 }
 
 impl Row {
-    /// Reads lines of JSON; what a line says of its origin is left out.
+    /// Reads lines of JSON; the origin in each line is ignored.
     ///
     /// # Errors
-    /// A line is no row; its number is said.
+    /// When a line is no row; the error has its number.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
         Ok(parse_lines(text)?.into_iter().map(Self::rounded).collect())
     }
 }
 
 impl Row {
-    /// Rounds its figures to nine digits: what lies beyond differs by how numbers are added up, written and read.
+    /// Rounds its figures to nine digits: later digits depend on how numbers are added, written and read.
     fn rounded(mut self) -> Self {
         let figures =
             [&mut self.completion_ms, &mut self.deviation_ms, &mut self.closed_form_ms, &mut self.slow_path_pct];
@@ -59,25 +59,26 @@ impl Row {
     }
 }
 
-/// The mean and half of its 95 % interval, rounded to a microsecond, so that the order of additions makes no difference.
+/// Returns the mean and half of its 95 % interval, rounded to a microsecond, so that the order of additions makes no
+/// difference.
 pub(super) fn mean_and_interval(values: &[f64]) -> [f64; 2] {
     let interval = Interval::of(values);
     [interval.mean, (interval.high - interval.low) / 2.0].map(to_a_thousandth)
 }
 
-/// Milliseconds to a microsecond.
+/// Rounds milliseconds to a microsecond.
 pub(super) fn to_a_thousandth(ms: f64) -> f64 {
     (ms * 1e3).round() / 1e3
 }
 
-/// The deviation of a sample.
+/// Returns the sample standard deviation.
 pub(super) fn deviation(values: &[f64]) -> f64 {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
     (squares / (values.len() as f64 - 1.0).max(1.0)).sqrt()
 }
 
-/// The rows of a scheduler in a cell, one for each stream; `runs` has its repetitions.
+/// Returns the rows of a scheduler in a cell, one for each stream; `runs` has its repetitions.
 pub(super) fn of(plan: &PathsPlan, cell: &Cell, scheduler: Scheduler, runs: &[Vec<Shown>]) -> Vec<Row> {
     let row = |(at, stream): (usize, &plan::paths::Stream)| {
         let mean = |figure: fn(&Shown) -> f64| runs.iter().map(|run| figure(&run[at])).sum::<f64>() / runs.len() as f64;

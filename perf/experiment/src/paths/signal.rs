@@ -35,7 +35,7 @@ impl Group {
         }
     }
 
-    /// The group that it depends on; `None` for the root.
+    /// Returns the group that it depends on, or `None` for the root.
     pub(super) const fn parent(self) -> Option<Self> {
         match self {
             Self::Followers => Some(Self::Leaders),

@@ -1,7 +1,7 @@
-//! Packets of several streams over several paths, event by event.
+//! Simulates packets of several streams over several paths, event by event.
 //!
-//! One simulator runs packet schedulers and placements of whole streams, so that what is compared has the same links, windows
-//! and losses; only the [`Sender`] differs. Nothing here knows the time: a run is a function of its arguments and its seed.
+//! One simulator runs packet schedulers and placements of whole streams, so that all use the same links, windows and losses;
+//! only the [`Sender`] differs. The simulator reads no clock: a run is a function of its arguments and its seed.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -33,7 +33,7 @@ pub(super) trait Sender {
     }
 }
 
-/// What became of the streams.
+/// The outcome of the streams.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ended {
     /// When each stream had arrived in full.
@@ -57,7 +57,7 @@ pub(super) fn run(
     let mut sending: Vec<_> = streams.iter().map(|stream| Sending::new(stream, links.len())).collect();
     let mut events: BinaryHeap<Reverse<(u64, Event)>> =
         streams.iter().map(|stream| Reverse((stream.begins_ns, Event::Begin))).collect();
-    // When the next probe timeout of each path was put among the events.
+    // The time for which each path's next probe timeout has been queued as an event.
     let mut probes: Vec<Option<u64>> = vec![None; links.len()];
     while let Some(Reverse((now_ns, event))) = events.pop() {
         if now_ns > LONGEST_NS {

@@ -1,7 +1,7 @@
-//! Runs [plans that check the simulator](plan::stack): each stream by itself, over the kernel's stack and over simulated links.
+//! Runs [plans that check the simulator](plan::stack): each stream alone, over the kernel's stack and over simulated links.
 //!
-//! Two things are checked apart. Where a cell has one path, TCP runs over it: links, queues, windows and losses. Where it has two,
-//! MPTCP does: the same, and the choice of the path, for which the simulator has the kernel's [rule] (the kernel has none of MPQUIC's
+//! Two things are checked separately. In a cell with one path, TCP checks links, queues, windows and losses. In a cell with two
+//! paths, MPTCP also checks the choice of the path, for which the simulator has the kernel's [rule] (the kernel has none of MPQUIC's
 //! schedulers).
 
 mod kernel;
@@ -34,13 +34,13 @@ use super::{
 /// The purpose of this module's random numbers.
 const PURPOSE: u64 = 0x6d70_7463;
 
-/// Each transfer has a port of its own, from the one after this on.
+/// Each transfer has its own port, starting with the port after this one.
 const FIRST_PORT: u16 = 5_000;
 
 /// Runs all transfers in the lab, and returns the rows of results, in the order of the plan.
 ///
 /// # Errors
-/// This is not the lab, or a transfer does not end.
+/// When this is not the lab, or a transfer does not end.
 pub fn run(plan: &StackPlan) -> Result<Vec<Row>> {
     let (mut rows, mut port) = (Vec::new(), FIRST_PORT);
     for settings in Setting::all(plan).chunk_by(|a, b| (a.congestion, &a.cell.name) == (b.congestion, &b.cell.name)) {
@@ -59,7 +59,7 @@ pub fn run(plan: &StackPlan) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What was simulated of one transfer.
+/// The simulation of one transfer.
 #[derive(Clone, Debug, PartialEq)]
 struct Simulated {
     completion_ms: f64,
@@ -69,7 +69,7 @@ struct Simulated {
 }
 
 impl Setting<'_> {
-    /// All repetitions under the kernel's rule, with senders that know this of their paths at the beginning.
+    /// Simulates all repetitions under the kernel's rule, with senders that know `known` of their paths at the beginning.
     fn simulated(&self, known: &[Known]) -> Result<Vec<Simulated>> {
         if self.cell.paths.len() == 1 {
             return self.lowest_rtt(known); // TCP has no choice.
@@ -104,13 +104,13 @@ impl Setting<'_> {
         (self.plan.seed..self.plan.seed + self.plan.repetitions).map(repetition).collect()
     }
 
-    /// The links, with the payload of packets of the stack that runs.
+    /// Returns the links, with the packet payload of the stack that runs.
     fn links(&self) -> Links {
         let less = if self.cell.paths.len() > 1 { self.plan.mptcp_option_bytes } else { 0 };
         Links { payload_bytes: self.plan.links.payload_bytes - less, ..self.plan.links }
     }
 
-    /// The stream, which is asked for over the first path: the kernel's first subflow.
+    /// Returns the stream, which is requested over the first path, the kernel's first subflow.
     fn stream(&self, links: &Links) -> Stream {
         Stream {
             of: 0,

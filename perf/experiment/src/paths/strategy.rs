@@ -1,30 +1,30 @@
-//! Which stream the next packet is of, and which path it takes.
+//! The choice of the next packet's stream and path.
 
 use instruments::random::Random;
 
 use super::{link::Link, order::Signals, simulator::Sender, stream::Sending};
 
-/// What decides.
+/// Chooses the stream and path of each packet.
 pub(super) struct Strategy {
     rule: Rule,
     order: Order,
-    /// By stream: its turns so far, each divided by its share. The least has the next turn. A stream that comes later begins with
-    /// the turns of the one that had the fewest.
+    /// By stream: its turns so far, each divided by its share. The stream with the least has the next turn. A later stream begins
+    /// with the least value of those on its path.
     turns: Vec<Option<f64>>,
     /// By stream: whether SA-ECF waits for the fast path.
     waits: Vec<bool>,
-    /// By path; the first one where packets are placed one by one.
+    /// By path; only the first is used if packets are placed separately.
     signals: Vec<Signals>,
 }
 
 /// How paths are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// MPQUIC's packet scheduler ("Multipath QUIC: Design and Evaluation", 2017, §3): the path with the lowest smoothed RTT
-    /// whose window has room.
+    /// MPQUIC's packet scheduler ("Multipath QUIC: Design and Evaluation", 2017, §3): the path with the lowest smoothed RTT whose
+    /// window has room.
     LowestRtt,
-    /// SA-ECF ("A Stream-Aware Multipath QUIC Scheduler for Heterogeneous Paths", 2018) as far as its abstract and FStream's
-    /// section III C describe it, with the inequalities of ECF (2017) that it is named after: see [`waits`]. Streams share by
+    /// SA-ECF ("A Stream-Aware Multipath QUIC Scheduler for Heterogeneous Paths", 2018), as far as its abstract and FStream's
+    /// section III C describe it, with the inequalities of ECF (2017), after which it is named: see [`waits`]. Streams share by
     /// [`Order::Priority`] or [`Order::Turns`].
     SaEcf,
     /// Each stream on its own path.
@@ -81,7 +81,7 @@ impl Sender for Strategy {
 }
 
 impl Strategy {
-    /// Enters streams that have data for the first time.
+    /// Adds streams that have data for the first time.
     fn admit(&mut self, ready: &[usize], streams: &[Sending], paths: usize) {
         self.turns.resize(streams.len(), None);
         self.waits.resize(streams.len(), false);
@@ -119,7 +119,7 @@ impl Strategy {
         let sum: f64 = ready.iter().map(|at| f64::from(streams[*at].weight)).sum();
         for at in &ready {
             let share = if by_priority { f64::from(streams[*at].weight) / sum } else { 1.0 / ready.len() as f64 };
-            // What is sent until the stream has been, by all streams.
+            // How many packets all streams send until this stream is complete.
             let packets = streams[*at].waiting() as f64 / share;
             let total: usize = ready.iter().map(|other| streams[*other].waiting()).sum();
             let packets = packets.min(total as f64);
@@ -136,10 +136,10 @@ impl Strategy {
     }
 }
 
-/// ECF's decision for a stream of which so many packets are left, those of others that share with it included: to wait for the
-/// fast path rather than to take the one that is free. The fast path is worth it if, after a round trip of waiting, it would
-/// still end what is left earlier than a single round trip of the slow one does, and if the slow path would need longer than
-/// two round trips of the fast one for its part. What it decided before makes it a quarter easier to decide so again.
+/// ECF's decision for a stream with `packets` packets left, including those of streams that share with it: whether to wait for
+/// the fast path rather than take the free one. Waiting is worthwhile if the fast path, after a round trip of waiting, would
+/// still send the rest earlier than a single round trip of the slow one, and if the slow path would need longer than two round
+/// trips of the fast one for the stream's packets. Having waited before makes it a quarter easier to wait again.
 fn waits(packets: f64, fast: &Link, slow: &Link, waited: bool) -> bool {
     let margin_ns = fast.deviation_ns().max(slow.deviation_ns());
     let on_fast_ns = (1.0 + packets / fast.window()) * fast.smoothed_ns();
@@ -148,13 +148,13 @@ fn waits(packets: f64, fast: &Link, slow: &Link, waited: bool) -> bool {
     on_fast_ns < ease * (slow.smoothed_ns() + margin_ns) && on_slow_ns >= 2.0 * fast.smoothed_ns() + margin_ns
 }
 
-/// The path with the lowest smoothed RTT of those that `may` be used.
+/// Returns the path with the lowest smoothed RTT of those that `may` admits.
 fn fastest(links: &[Link], may: impl Fn(&Link) -> bool) -> Option<usize> {
     let usable = (0..links.len()).filter(|path| may(&links[*path]));
     usable.min_by(|a, b| links[*a].smoothed_ns().total_cmp(&links[*b].smoothed_ns()))
 }
 
-/// A stream by chance, each by its weight (FStream's section II).
+/// Draws a stream at random, each with the probability of its weight (FStream's section II).
 fn drawn(ready: &[usize], streams: &[Sending], random: &mut Random) -> Option<usize> {
     let sum: f64 = ready.iter().map(|at| f64::from(streams[*at].weight)).sum();
     let mut left = random.share() * sum;

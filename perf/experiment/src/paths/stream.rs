@@ -4,30 +4,30 @@ use std::collections::VecDeque;
 
 use super::signal::Signal;
 
-/// One packet's worth of a stream.
+/// The part of a stream that one packet carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) stream: usize,
     pub(super) number: usize,
 }
 
-/// What is to be sent.
+/// A stream to send.
 #[derive(Clone, Debug)]
 pub(super) struct Stream {
-    /// The stream of the plan that it is all or a part of.
+    /// The index of the plan's stream that this is, entirely or in part.
     pub(super) of: usize,
-    /// How many packets it takes.
+    /// The number of packets.
     pub(super) packets: usize,
     pub(super) weight: u32,
-    /// When the request for it has arrived.
+    /// When its request arrives at the sender.
     pub(super) begins_ns: u64,
-    /// The path of all its packets; `None` if each packet is placed by itself.
+    /// The path of all its packets; `None` if each packet is placed separately.
     pub(super) path: Option<usize>,
     /// The priority of its request.
     pub(super) signal: Signal,
 }
 
-/// A stream on its way.
+/// A stream that is being sent.
 pub(super) struct Sending {
     pub(super) weight: u32,
     pub(super) begins_ns: u64,
@@ -35,14 +35,14 @@ pub(super) struct Sending {
     pub(super) signal: Signal,
     pub(super) packets: usize,
     pub(super) unsent: usize,
-    /// Pieces that were lost.
+    /// Lost pieces, which have to be sent again.
     pub(super) again: VecDeque<usize>,
     pub(super) arrived: Vec<bool>,
     pub(super) missing: usize,
-    /// How many packets have arrived without a gap from the first one on.
+    /// How many packets have arrived without a gap, counted from the first one.
     pub(super) in_order: usize,
     pub(super) ended_ns: Option<u64>,
-    /// By path: how many of its packets were sent.
+    /// By path: how many of its packets were sent there.
     pub(super) sent: Vec<u64>,
 }
 
@@ -64,7 +64,7 @@ impl Sending {
         }
     }
 
-    /// Notes a packet that arrives; returns whether it was missing.
+    /// Records a packet that arrives; returns whether it was missing.
     pub(super) fn arrive(&mut self, now_ns: u64, number: usize) -> bool {
         if std::mem::replace(&mut self.arrived[number], true) {
             return false;
@@ -83,7 +83,7 @@ impl Sending {
         now_ns >= self.begins_ns && (self.unsent < self.packets || !self.again.is_empty())
     }
 
-    /// How many packets have not been sent, or have to be sent again.
+    /// Returns how many packets have not been sent, or have to be sent again.
     pub(super) fn waiting(&self) -> usize {
         self.packets - self.unsent + self.again.len()
     }

@@ -1,4 +1,4 @@
-//! Results for people: tables made of rows and of nothing else.
+//! Tables of results, made from rows only.
 
 use std::fmt::Write as _;
 
@@ -6,8 +6,8 @@ use plan::paths::Scheduler;
 
 use super::row::Row;
 
-/// Renders rows as Markdown: of the first variant a table for each stream, with a line for each cell and a column for each
-/// scheduler; of every variant how `paced` compares.
+/// Renders rows as Markdown: for the first variant, a table for each stream, with a line for each cell and a column for
+/// each scheduler; for every variant, a comparison with `paced`.
 #[must_use]
 pub fn tables(rows: &[Row]) -> String {
     let mut text = String::new();
@@ -48,7 +48,8 @@ pub fn tables(rows: &[Row]) -> String {
     text.trim_end().to_owned() + "\n"
 }
 
-/// How `paced` compares: the first stream with MPQUIC's own scheduler, the last one with the best way of whole streams.
+/// Compares `paced`: for the first stream with MPQUIC's own scheduler, for the last one with the best placement of whole
+/// streams.
 fn compared(rows: &[&Row]) -> String {
     let streams = distinct(rows.iter().map(|row| row.stream.as_str()));
     let (Some(first), Some(last)) = (streams.first(), streams.last()) else { return String::new() };

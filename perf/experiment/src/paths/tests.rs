@@ -15,7 +15,7 @@ fn of<'a>(rows: &'a [Row], cell: &str, scheduler: Scheduler, stream: &str) -> &'
     rows.iter().find(|row| (row.cell.as_str(), row.scheduler, row.stream.as_str()) == wanted).unwrap()
 }
 
-/// A plan of one cell of one path, with links that nothing disturbs.
+/// Returns a plan of one cell with one path, whose links have neither jitter nor losses.
 fn calm(rate_mbit: f64, rtt_ms: f64, streams: usize) -> PathsPlan {
     let mut plan = read("fstream-fig2ab");
     plan.cells.truncate(1);
@@ -39,7 +39,7 @@ fn on_calm_links_the_closed_form_is_what_happens() {
     for (rate_mbit, rtt_ms) in [(1.0, 1.0), (1.0, 400.0), (10.0, 40.0), (100.0, 1.0), (100.0, 400.0)] {
         let plan = calm(rate_mbit, rtt_ms, 2);
         for scheduler in [Scheduler::MpquicLowestRtt, Scheduler::Paced, Scheduler::Fstream, Scheduler::MpquicSaEcf] {
-            // Slow start is in the closed form of pinned streams only.
+            // Only the closed form of pinned streams includes slow start.
             let pinned = matches!(scheduler, Scheduler::Paced | Scheduler::Fstream);
             if !pinned && rtt_ms > 1.0 {
                 continue;
@@ -144,7 +144,7 @@ fn rows_and_tables_of_the_readme_are_what_the_plans_give() {
         let (_, rest) = readme.split_once(&start).unwrap_or_else(|| panic!("{name} has no tables in README.md"));
         let (written, _) = rest.split_once(end).unwrap();
         assert!(written == tables(&rows), "print them again: paced-perf show perf/results/{name}.json");
-        // One cell of each plan again: a run is a function of its plan.
+        // Runs one cell of each plan again: a run is a function of its plan.
         let Any::Paths(mut plan) = Any::read(name).unwrap() else { panic!("{name} is no plan with several paths") };
         plan.cells = vec![plan.cells.remove(2)];
         for row in run(&plan).unwrap() {

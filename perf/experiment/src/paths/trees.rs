@@ -1,8 +1,7 @@
 //! Runs [plans of pages](plan::trees) over several paths.
 //!
-//! For each page, browser, setting of paths and seed, every scheduler loads the same page: resources of the same sizes, found in the
-//! same places. Two times are measured, since users notice both: when the last resource that blocks rendering has arrived, and when
-//! the whole page has.
+//! For each page, browser, setting of paths and seed, every scheduler loads the same page, with the same sizes and places of resources.
+//! Two times are measured, since users notice both: when the last render-blocking resource has arrived, and when the whole page has.
 
 mod browser;
 mod page;
@@ -22,16 +21,16 @@ use self::page::{Item, Loader, Placing, items};
 pub use self::{row::Row, tables::tables};
 use super::{assignments, links, simulator};
 
-/// The purpose of random numbers on links.
+/// The purpose of random numbers for links.
 const LINKS: u64 = 0x7472_6565;
 
-/// The purpose of sizes of resources.
+/// The purpose of random numbers for sizes of resources.
 const SIZES: u64 = 0x7369_7a65;
 
 /// Runs all schedulers on all pages with all browsers' signals in all cells, and returns the rows of results, in the order of the plan.
 ///
 /// # Errors
-/// A page does not end within an hour of simulated time.
+/// When a page does not end within an hour of simulated time.
 pub fn run(plan: &TreesPlan) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for page in &plan.pages {
@@ -47,7 +46,7 @@ pub fn run(plan: &TreesPlan) -> Result<Vec<Row>> {
 /// The loading times of one page, in milliseconds from the first request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Loaded {
-    /// Until the last resource that blocks rendering has arrived.
+    /// Until the last render-blocking resource has arrived.
     render_ms: f64,
     /// Until the whole page has arrived.
     load_ms: f64,
@@ -92,7 +91,7 @@ impl Setting<'_> {
         self.place(&items, placing, seed)
     }
 
-    /// Tries each way to give one path to the resources that block rendering and one to the others. Returns the best value of each time.
+    /// Tries each way to give one path to the render-blocking resources and one to the others. Returns the best value of each time.
     fn best(&self, items: &[Item], seed: u64) -> Result<Loaded> {
         let ways = assignments(2, self.cell.paths.len()).into_iter();
         let loads = ways.map(|paths| self.place(items, Placing::ByGroup([paths[0], paths[1]]), seed));

@@ -1,12 +1,12 @@
-//! What became of a request.
+//! The outcome of a request.
 
-/// A request's model, and what its answer was worth.
+/// A request's model, and the reward of its answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Answered {
     pub task: usize,
-    /// Nothing where a request never came to a model.
+    /// `None` if the request never reached a model.
     pub model: Option<usize>,
     pub met: bool,
-    /// The model's for this task if the answer was in time, else 0.
+    /// The model's reward for this task if the answer was in time, otherwise 0.
     pub reward: f64,
 }

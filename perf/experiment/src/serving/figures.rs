@@ -1,10 +1,10 @@
-//! What a run comes to.
+//! The figures of a run.
 
 use plan::serving::{ServingPlan, Workload};
 
 use super::answer::Answered;
 
-/// The figures of one run: sums, so that runs can be added, and counts of what stands behind them.
+/// The figures of one run: sums, so that runs can be added, and the counts behind them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Figures {
     /// By task: how many requests, the sum of their rewards, how many were in time, and how many each model answered.
@@ -37,7 +37,7 @@ impl Figures {
         Self { tasks, windows: windows(answered, plan.window, &workload.thresholds) }
     }
 
-    /// Of one task, or of all.
+    /// Returns the sum of one task, or of all.
     pub fn of_task(&self, task: Option<usize>) -> Task {
         let mut sum =
             Task { selected: vec![0; self.tasks.first().map_or(0, |task| task.selected.len())], ..Task::default() };
@@ -57,7 +57,7 @@ impl Figures {
 }
 
 impl Task {
-    /// Nothing where there was no request.
+    /// Returns `None` if there was no request.
     pub fn score(&self) -> Option<f64> {
         (self.requests > 0).then(|| self.reward / self.requests as f64)
     }
@@ -66,7 +66,7 @@ impl Task {
         (self.requests > 0).then(|| 100.0 * self.met as f64 / self.requests as f64)
     }
 
-    /// Of the requests that came to a model.
+    /// Returns the percentage of the requests that reached a model.
     pub fn selected_pct(&self, model: usize) -> Option<f64> {
         let all = self.selected.iter().sum::<usize>();
         let selected = self.selected.get(model)?;
@@ -74,7 +74,7 @@ impl Task {
     }
 }
 
-/// Counts windows of so many requests in a row, each request being the first of one as long as there are enough after it
+/// Counts windows of `size` consecutive requests. Each request is the first of a window if enough requests follow it
 /// (the paper, table 2).
 fn windows(answered: &[Answered], size: usize, thresholds: &[f64]) -> (usize, Vec<usize>) {
     if thresholds.is_empty() {
@@ -85,7 +85,7 @@ fn windows(answered: &[Answered], size: usize, thresholds: &[f64]) -> (usize, Ve
     for window in answered.windows(size.max(1)) {
         let mean = window.iter().map(|one| one.reward).sum::<f64>() / window.len() as f64;
         all += 1;
-        // Rewards are rounded to f32; a mean of 0.96 is to count as that.
+        // Rewards are rounded to f32; a mean of 0.96 has to count as 0.96.
         let reached = thresholds.iter().map(|threshold| mean >= threshold - 1e-6);
         counts.iter_mut().zip(reached).for_each(|(count, reached)| *count += usize::from(reached));
     }

@@ -1,4 +1,4 @@
-//! What policies are before they play: as they are, tuned, or trained.
+//! The policies before a run: unchanged, tuned, or trained.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -15,16 +15,16 @@ use sched::route::{
 
 use super::play::{Cell, Offered, score};
 
-/// Returns for each policy of the plan what it is after each of its trainings; one that learns nothing is itself once.
+/// Returns for each policy of the plan its results after each of its trainings; a policy that learns nothing appears once.
 ///
-/// Trainings run on all cores. Each depends on its own seed only, so their order does not matter.
+/// Trainings run on all cores. Each depends only on its own seed, so their order does not matter.
 pub(super) fn all(plan: &ServingPlan, setup: &Setup) -> Vec<Vec<RoutingPolicy>> {
     let trainings = |choose: &Choose| match choose {
         Choose::Tuned(recipe) => plan.tuned.get(recipe).map_or(0, |recipe| recipe.trainings),
         Choose::Dqn(recipe) => plan.dqn.get(recipe).map_or(0, |recipe| recipe.trainings),
         _ => 1,
     };
-    // Two policies of one recipe, one of them guarded, are the same before they play.
+    // Two policies of one recipe, one of them guarded, have the same trainings.
     let mut jobs: Vec<(&Choose, u64)> = Vec::new();
     for policy in &plan.policies {
         let wanted = (0..trainings(&policy.choose)).map(|training| (&policy.choose, training));
@@ -76,7 +76,7 @@ fn workloads(plan: &ServingPlan, names: &[String]) -> Vec<serving::Workload> {
 }
 
 /// Tunes for the mean score over workloads, each request by its weight. It differs from `sched::route::tune::thresholds` in
-/// the weights, and in the link where there is one: each workload is then played under one of its schedulers, in turns.
+/// the weights, and with a link: each workload is then played under one of the link's schedulers, in turns.
 fn tuned(plan: &ServingPlan, setup: &Setup, recipe: &Tuned, training: u64) -> Thresholds {
     let (models, tasks) = (setup.models.len(), setup.classes());
     let start = Thresholds::uniform(recipe.measure.measure(), models, tasks, 0.9);
@@ -92,7 +92,7 @@ fn tuned(plan: &ServingPlan, setup: &Setup, recipe: &Tuned, training: u64) -> Th
         if played != Some(seed) {
             played = Some(seed);
             generation += 1;
-            // Cells lie workload by workload, in each rate by rate, and in each rate scheduler by scheduler.
+            // Cells are ordered by workload, then by rate, then by scheduler.
             let turns = cells.chunks(schedulers).enumerate();
             let drawn = turns.filter_map(|(at, cells)| cells.get((at + generation) % schedulers));
             offered = (0..).zip(drawn).map(|(at, cell)| Offered::new(plan, setup, cell, seed ^ at)).collect();

@@ -1,9 +1,9 @@
-//! A link that requests and answers share: the product's disciplines, packet by packet, on an idealised path.
+//! A link that requests and answers share: the product's disciplines, packet by packet, on an idealized path.
 //!
-//! Which stream's packet leaves next is what `sched::stream` says, as in the product. The link always runs at its rate while
-//! anything waits: congestion control, handshakes and the window of a stream are not simulated, so what depends on them
-//! (TLS over TCP, with one connection or with many) cannot be expressed here. A lost packet is known after a round trip, and
-//! its bytes ask for a turn again.
+//! `sched::stream` chooses the stream of each packet, as in the product. The link always runs at its rate while anything
+//! waits: congestion control, handshakes and the windows of streams are not simulated, so effects that depend on them (TLS
+//! over TCP, with one connection or with many) cannot be expressed here. The sender knows of a lost packet after a round
+//! trip, and the packet's bytes then need another turn.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -22,29 +22,29 @@ use sched::{
 
 use super::answer::Answered;
 
-/// Payload of a packet, and what QUIC, UDP, IP and Ethernet add to it.
+/// Payload of a packet, and the bytes of QUIC, UDP, IP and Ethernet headers.
 const PACKET_BYTES: u64 = 1_200;
 const HEADER_BYTES: u64 = 70;
 
 const NS_PER_MS: f64 = 1e6;
 
-/// What each use of chance is for.
+/// The purposes of random numbers.
 const CLASSES: u64 = 0x636c_6173;
 const LOSS_UP: u64 = 0x7570;
 const LOSS_BACK: u64 = 0x6261_636b;
 
-/// What there is to know of requests besides what the gateway sees.
+/// What the gateway does not see of requests.
 pub(super) struct Carried {
     link: Link,
     discipline: Discipline,
     seed: u64,
-    /// Of all requests, in the order in which they were sent: task, and class of the link.
+    /// Of all requests, in the order in which they were sent: the task, and the class of the link.
     sent: Vec<(usize, Class)>,
-    /// By arrival: which request it is.
+    /// By arrival: the index of its request.
     requests: Vec<usize>,
 }
 
-/// A stream's bytes, and from when on they are there.
+/// A stream's bytes, and the time at which they are ready.
 #[derive(Clone, Copy, Debug)]
 struct Job {
     ready_ns: u64,
@@ -52,7 +52,7 @@ struct Job {
     service: Service,
 }
 
-/// Carries requests to the gateway. What a scheduler discards does not arrive.
+/// Carries requests to the gateway. Requests that a scheduler discards do not arrive.
 pub(super) fn up(
     plan: &ServingPlan,
     link: &Link,
@@ -105,7 +105,7 @@ pub(super) fn up(
 }
 
 impl Carried {
-    /// Carries answers back, and says what became of each request, in the order in which they were sent.
+    /// Carries answers back, and returns the outcome of each request, in the order in which they were sent.
     pub fn back(&self, setup: &Setup, arrivals: &[Arrival], outcomes: &[RunOutcome]) -> Vec<Answered> {
         let finished: Vec<_> = (self.requests.iter().zip(arrivals).zip(outcomes))
             .filter(|(_, outcome)| outcome.finished_ns > 0)
@@ -144,13 +144,13 @@ fn round_trip_ns(link: &Link) -> u64 {
     (2.0 * link.delay_ms * NS_PER_MS) as u64
 }
 
-/// Returns when each job's last byte has arrived, or nothing if it was discarded.
+/// Returns when each job's last byte has arrived, or `None` if the job was discarded.
 fn carry(link: &Link, discipline: Discipline, jobs: &[Job], random: &mut Random) -> Vec<Option<u64>> {
     let packet_ns = |bytes: u64| ((bytes + HEADER_BYTES) as f64 * 8e3 / link.rate_mbit) as u64;
     let delay_ns = (link.delay_ms * NS_PER_MS) as u64;
     let mut clock = DisciplineClock::new(discipline, 0);
     let mut streams = Streams::new();
-    // What waits for a turn, what has arrived, and when all had.
+    // Bytes that wait for a turn, bytes that have arrived, and when the last one did.
     let mut carried: Vec<(u64, u64, Option<u64>)> = vec![(0, 0, None); jobs.len()];
     let mut known = vec![false; jobs.len()];
     let mut ready: BinaryHeap<_> =
@@ -168,7 +168,7 @@ fn carry(link: &Link, discipline: Discipline, jobs: &[Job], random: &mut Random)
                 streams.insert(at as u32, job.service);
                 *known = true;
             }
-            // A stream that was discarded is not woken: it is unknown.
+            // `wake` has no effect on a discarded stream, which is unknown.
             *waiting += bytes;
             streams.wake(&mut clock, at as u32);
         }
@@ -209,7 +209,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// 1,200 bytes of payload take 2 ms.
+    /// Makes a link on which 1,200 bytes of payload take 2 ms.
     fn link(loss: f64) -> Link {
         Link {
             rate_mbit: (PACKET_BYTES + HEADER_BYTES) as f64 * 8.0 / 2_000.0,
@@ -247,7 +247,7 @@ mod tests {
     fn what_is_late_is_given_up_where_deadlines_are_hard() {
         let jobs = [job(0, 10, 5), job(0, 2, 50)];
         let hard = Discipline::Edf { expiry: Expiry::Hard };
-        // Three packets until the deadline has passed, then the other's two.
+        // Three packets until the deadline has passed, then the other job's two.
         assert_eq!(arrived_ms(hard, &jobs), [None, Some(20)]);
     }
 
@@ -260,7 +260,7 @@ mod tests {
         let late = |(job, at): (&Job, &Option<u64>)| at.is_some_and(|at| at > job.ready_ns + 400 * MS);
         let whole = carry(&Link { loss: 0.0, ..link.clone() }, Discipline::Rr, &jobs, &mut Random::new(3, 0));
         let last = |carried: &[Option<u64>]| carried.iter().flatten().copied().max().unwrap_or_default();
-        // A fifth of 150 packets goes twice.
+        // A fifth of 150 packets are sent twice.
         assert!(last(&carried) > last(&whole) + 30 * MS, "{} and {}", last(&carried), last(&whole));
         assert!(!jobs.iter().zip(&carried).all(late));
     }

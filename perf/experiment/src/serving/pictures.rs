@@ -1,4 +1,4 @@
-//! Pictures of results, as SVG: scores over rates as lines, and which models answered as stacked bars.
+//! Pictures of results, as SVG: scores over rates as lines, and the models that answered as stacked bars.
 
 use std::fmt::Write as _;
 
@@ -27,7 +27,8 @@ struct Panel<'a> {
     rates: &'a [f64],
 }
 
-/// Draws the rows of workloads with rates, for each variant: its name with what is drawn, and the picture.
+/// Draws the rows of workloads with rates, for each variant. Returns each picture with a name: the variant, and what it
+/// shows.
 #[must_use]
 pub fn pictures(rows: &[Row]) -> Vec<(String, String)> {
     let mut pictures = Vec::new();
@@ -61,7 +62,7 @@ fn rates(rows: &[&Row]) -> Vec<f64> {
     rates
 }
 
-/// Scores over rates: a panel for each scheduler, a line for each policy, with bars for intervals.
+/// Draws scores over rates: a panel for each scheduler, a line for each policy, with bars for intervals.
 fn lines(rows: &[&Row]) -> String {
     let scores: Vec<_> =
         rows.iter().filter(|row| row.metric == "score" && row.task == "all" && row.rate.is_some()).collect();
@@ -99,11 +100,12 @@ fn lines(rows: &[&Row]) -> String {
     svg + "</svg>\n"
 }
 
-/// Which models answered: a row of panels for each policy that chooses, a column for each task, a bar for each rate.
+/// Draws which models answered: a row of panels for each policy that chooses, a column for each task, a bar for each
+/// rate.
 fn bars(rows: &[&Row]) -> String {
     let selected: Vec<_> =
         rows.iter().filter(|row| row.metric.starts_with("selected_pct_") && row.rate.is_some()).collect();
-    // With a link, under the first scheduler that is there.
+    // With a link, under the first of its schedulers.
     let scheduler = selected.first().and_then(|row| row.scheduler.as_deref());
     let selected: Vec<_> = selected.into_iter().filter(|row| row.scheduler.as_deref() == scheduler).collect();
     let policies = distinct(selected.iter().map(|row| row.policy.as_str()));
@@ -176,7 +178,7 @@ impl<'a> Panel<'a> {
         Self { left, top: TOP + GAP / 2.0 + (HEIGHT + FOOT + GAP) * down as f64, title, rates }
     }
 
-    /// Rates stand at equal distances, as they follow each other in the plan: nearly a logarithm.
+    /// Places rates at equal distances, in the order of the plan: nearly a logarithmic scale.
     fn x(&self, rate: f64) -> f64 {
         let place = self.rates.iter().position(|known| (known - rate).abs() < 1e-9).unwrap_or_default();
         self.left + WIDTH * (place as f64 + 1.0) / (self.rates.len() as f64 + 1.0)

@@ -11,16 +11,16 @@ use super::{answer::Answered, link};
 /// A workload at one of its rates, under one of the link's schedulers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Cell {
-    /// Its place in the plan.
+    /// Its index in the plan.
     pub workload: usize,
-    /// Its place among the link's schedulers; 0 where there is no link.
+    /// Its index among the link's schedulers; 0 without a link.
     pub scheduler: usize,
     pub rate: Option<f64>,
     run: serving::Workload,
 }
 
 impl Cell {
-    /// All cells of a plan: of each workload, of each of its rates, all schedulers.
+    /// Returns all cells of a plan: each scheduler at each rate of each workload.
     pub fn all(plan: &ServingPlan) -> Vec<Self> {
         let schedulers = plan.schedulers().len();
         let runs = plan.workloads.iter().enumerate();
@@ -35,11 +35,11 @@ impl Cell {
     }
 }
 
-/// The requests of a seed, as they come to the gateway.
+/// The requests of a seed, as they arrive at the gateway.
 pub(super) struct Offered {
     /// What the gateway sees.
     arrivals: Vec<Arrival>,
-    /// With a link: what else there is to know.
+    /// With a link: what the gateway does not see.
     carried: Option<link::Carried>,
 }
 
@@ -53,7 +53,7 @@ impl Offered {
         Self { arrivals, carried: Some(carried) }
     }
 
-    /// Returns what a policy makes of the requests, in the order in which they were sent.
+    /// Returns a policy's answers to the requests, in the order in which they were sent.
     pub fn answered(&self, setup: &Setup, policy: &plan::Policy, choose: RoutingPolicy) -> Vec<Answered> {
         self.played(setup, choose, policy.guarded, policy.blind)
     }
@@ -78,14 +78,14 @@ fn answered(outcome: &RunOutcome) -> Answered {
     }
 }
 
-/// The mean score of requests by their weights.
+/// Returns the mean score of requests, weighted by their tasks.
 pub(super) fn score(plan: &ServingPlan, answered: &[Answered]) -> f64 {
     let weight = |one: &Answered| plan.tasks.get(one.task).map_or(1.0, |task| f64::from(task.weight));
     let sum: f64 = answered.iter().map(|one| weight(one) * one.reward).sum();
     sum / answered.iter().map(weight).sum::<f64>().max(1e-9)
 }
 
-/// A router that may be kept from knowing about the network.
+/// A router that may be prevented from knowing about the network.
 struct Asked<'a> {
     router: Router,
     blind: bool,

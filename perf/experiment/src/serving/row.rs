@@ -14,7 +14,7 @@ use super::{
 };
 use crate::row::parse_lines;
 
-/// One line of results, but for where it comes from.
+/// One line of results, without its origin.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 pub struct Row {
     /// The plan's name.
@@ -23,7 +23,7 @@ pub struct Row {
     pub variant: String,
     /// The workload's name.
     pub workload: String,
-    /// Requests per second, where the workload has several rates; without it, the mean over them.
+    /// Requests per second, if the workload has several rates; `None` for the mean over them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
     /// The link's scheduler, if there is a link.
@@ -33,23 +33,23 @@ pub struct Row {
     pub policy: String,
     /// The task's name, or `all`.
     pub task: String,
-    /// One of [`METRICS`](plan::serving::METRICS), with what it is about: `windows_0.99`, `selected_pct_6.7b`.
+    /// One of [`METRICS`](plan::serving::METRICS), with its subject: `windows_0.99`, `selected_pct_6.7b`.
     pub metric: String,
     /// The mean over seeds; for each seed, over trainings.
     pub value: f64,
-    /// The 95 % interval over seeds.
+    /// The lower end of the 95 % interval over seeds.
     pub low: f64,
-    /// Its other end.
+    /// Its upper end.
     pub high: f64,
     /// The unit.
     pub unit: String,
-    /// How many requests, or windows, stand behind it, over all seeds; not counted once more for each training.
+    /// The number of requests or windows over all seeds; each is counted once, whatever the number of trainings.
     pub samples: usize,
-    /// The least and the most of the trainings' own means.
+    /// The least and the greatest of the trainings' own means.
     pub trainings: [f64; 2],
     /// How many trainings there were.
     pub training_count: usize,
-    /// What the paper gives, if it does.
+    /// The paper's value, if it gives one.
     pub published: Option<f64>,
     /// The first seed; further ones count up.
     pub seed: u64,
@@ -58,10 +58,10 @@ pub struct Row {
 }
 
 impl Row {
-    /// Reads lines of JSON; what a line says of its origin is left out.
+    /// Reads lines of JSON; the origin in each line is ignored.
     ///
     /// # Errors
-    /// A line is no row; its number is said.
+    /// When a line is no row; the error has its number.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
         parse_lines(text)
     }
@@ -70,14 +70,14 @@ impl Row {
 /// The runs of a cell: by policy, by seed, by training.
 pub(super) type ByPolicy = Vec<Vec<Vec<Figures>>>;
 
-/// Of one policy in one cell.
+/// The runs of one policy in one cell.
 type Runs = [Vec<Figures>];
 
-/// The rows of a cell; `by_policy` has its runs in the order of the plan's policies.
+/// Returns the rows of a cell; `by_policy` has its runs in the order of the plan's policies.
 pub(super) fn of_cell(plan: &ServingPlan, cell: &Cell, by_policy: &[Vec<Vec<Figures>>]) -> Vec<Row> {
     let mut rows = Vec::new();
     let best = best_alone(plan, by_policy);
-    // Of variants and of each scheduler's rates, what is looked at is their scores: files with everything would be of
+    // For variants, and for the rates of each scheduler, only the scores matter: files with all figures would take
     // megabytes.
     let whole = plan.variant == BASE;
     if !whole && cell.rate.is_some() {
@@ -87,7 +87,7 @@ pub(super) fn of_cell(plan: &ServingPlan, cell: &Cell, by_policy: &[Vec<Vec<Figu
     for (policy, runs) in plan.policies.iter().zip(by_policy) {
         let maker = Maker { plan, cell, rate: cell.rate, policy: &policy.name };
         let fixed = matches!(policy.choose, Choose::Fixed(_) | Choose::RoundRobin | Choose::LeastLoaded);
-        // What the guard changes is in the scores.
+        // The scores show the effect of the guard.
         let by_task = whole && !fixed && !policy.guarded && plan.link.is_none();
         let tasks = (0..plan.tasks.len()).filter(|_| by_task).map(Some);
         for task in std::iter::once(None).chain(tasks) {
@@ -120,7 +120,8 @@ pub(super) fn of_cell(plan: &ServingPlan, cell: &Cell, by_policy: &[Vec<Vec<Figu
     rows
 }
 
-/// The rows of a workload's means over its rates, each rate alike; `by_rate` has the runs of each rate.
+/// Returns the rows of a workload's means over its rates, all rates weighted equally; `by_rate` has the runs of each
+/// rate.
 pub(super) fn over_rates(plan: &ServingPlan, cell: &Cell, by_rate: &[ByPolicy]) -> Vec<Row> {
     let mut rows = Vec::new();
     for (at, policy) in plan.policies.iter().enumerate() {
@@ -138,17 +139,18 @@ pub(super) fn over_rates(plan: &ServingPlan, cell: &Cell, by_rate: &[ByPolicy]) 
     rows
 }
 
-/// For each seed, for each training.
+/// The values of a figure, by seed and by training.
 #[derive(Clone, Debug)]
 struct Values(Vec<Vec<f64>>);
 
 impl Values {
-    /// Leaves out seeds for which there is nothing that the figure could be about.
+    /// Omits seeds for which the figure has no value.
     fn of(runs: &Runs, figure: impl Fn(&Figures) -> Option<f64>) -> Self {
         Self(runs.iter().filter_map(|of_seed| of_seed.iter().map(&figure).collect()).collect())
     }
 
-    /// The mean of several, seed by seed and training by training; nothing if some have fewer seeds than others.
+    /// Returns the mean of several, seed by seed and training by training; no values if some have fewer seeds than
+    /// others.
     fn mean(several: &[Self]) -> Self {
         if several.windows(2).any(|pair| pair[0].0.len() != pair[1].0.len()) {
             return Self(Vec::new());
@@ -167,7 +169,7 @@ impl Values {
         self.0.iter().map(|of_seed| mean(of_seed)).collect()
     }
 
-    /// The least and the most of the trainings' means over seeds, and how many trainings there were.
+    /// Returns the least and the greatest of the trainings' means over seeds, and the number of trainings.
     fn trainings(&self) -> ([f64; 2], usize) {
         let count = self.0.first().map_or(0, Vec::len);
         let means = (0..count).map(|at| {
@@ -184,7 +186,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// The values by seed of the model alone whose mean is highest.
+/// Returns the values by seed of the single model with the highest mean.
 fn best_alone(plan: &ServingPlan, by_policy: &[Vec<Vec<Figures>>]) -> Option<Vec<f64>> {
     let alone = plan.policies.iter().zip(by_policy).filter(|(policy, _)| matches!(policy.choose, Choose::Fixed(_)));
     alone
@@ -201,7 +203,7 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// Makes none where fewer than two seeds have something to say.
+    /// Makes a row. Returns `None` if fewer than two seeds have a value.
     fn row(&self, task: Option<usize>, metric: String, unit: &str, values: &Values, samples: usize) -> Option<Row> {
         let Self { plan, cell, rate, policy } = *self;
         (values.0.len() >= 2).then_some(())?;
@@ -232,7 +234,7 @@ impl Maker<'_> {
         })
     }
 
-    /// What a policy has above the best model alone, seed by seed.
+    /// Returns how far a policy is above the best single model, seed by seed.
     fn over(&self, best: Option<&[f64]>, runs: &Runs) -> Option<Row> {
         let mut values = Values::of(runs, Figures::score);
         for (of_seed, best) in values.0.iter_mut().zip(best?) {
@@ -243,7 +245,7 @@ impl Maker<'_> {
     }
 }
 
-/// Rounds to what results have to say, so that files stay readable.
+/// Rounds to the precision of results, so that files stay readable.
 fn rounded(value: f64) -> f64 {
     (value * 1e5).round() / 1e5
 }

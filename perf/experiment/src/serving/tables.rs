@@ -1,4 +1,4 @@
-//! Results for people: tables made of rows and of nothing else, so that what is written down can be held against them.
+//! Tables of results, made from rows only, so that published tables can be checked against the rows.
 
 use std::fmt::Write as _;
 
@@ -7,11 +7,11 @@ use super::row::Row;
 /// The rows of one variant and workload.
 struct View<'a> {
     rows: Vec<&'a Row>,
-    /// Policies that are held against models alone, in whichever workload.
+    /// Policies that are compared with single models, in any workload.
     choosers: Vec<&'a str>,
 }
 
-/// Renders rows as Markdown: scores, deadlines met, windows and selected models of the first variant; scores of the others.
+/// Renders rows as Markdown: scores, met deadlines, windows and selected models of the first variant; scores of the others.
 #[must_use]
 pub fn tables(rows: &[Row]) -> String {
     let mut text = String::new();
@@ -69,7 +69,7 @@ fn cell(row: Option<&&Row>, decimals: usize) -> String {
     row.map_or("–".to_owned(), |row| format!("{:.decimals$} ± {:.decimals$}", row.value, (row.high - row.low) / 2.0))
 }
 
-/// The same, with the least and the most of several trainings, and with what the paper has in brackets.
+/// The same, with the least and greatest mean of several trainings, and the paper's value in brackets.
 fn full(row: Option<&&Row>, decimals: usize) -> String {
     let mut text = cell(row, decimals);
     if let Some(row) = row {
@@ -145,7 +145,7 @@ impl View<'_> {
         text + &self.goals(workload, &rates) + &self.selected(workload, &rates)
     }
 
-    /// What is wanted at steady rates, and what came of it.
+    /// Renders the goals at steady rates, and whether they were met.
     fn goals(&self, workload: &str, rates: &[f64]) -> String {
         const NEAR: f64 = 0.01;
         const TEN_TIMES: f64 = 20.0;
@@ -248,7 +248,7 @@ impl View<'_> {
         title + &markdown(&head("policy", thresholds.into_iter()), &rows)
     }
 
-    /// What the paper's tables 3 and 4 have: the schedulers of the link, and the policies.
+    /// Renders the content of the paper's tables 3 and 4: the schedulers of the link, and the policies.
     fn by_scheduler(&self, workload: &str) -> String {
         const WANTED: f64 = 0.60;
         let policies = self.policies();
@@ -306,7 +306,7 @@ impl View<'_> {
     }
 }
 
-/// Scores of workloads without rates.
+/// Renders the scores of workloads without rates.
 fn scores(single: &[(&str, View<'_>)]) -> String {
     let Some((_, view)) = single.first() else { return String::new() };
     let rows = view.policies().into_iter().map(|policy| {
@@ -318,7 +318,7 @@ fn scores(single: &[(&str, View<'_>)]) -> String {
         + &markdown(&head("policy", single.iter().map(|(workload, _)| *workload)), &rows)
 }
 
-/// Mean scores by variant, in the order of policies.
+/// Renders mean scores by variant, in the order of policies.
 fn of_variants(rows: &[Row], variants: &[&str]) -> String {
     let of_scores = || rows.iter().filter(|row| row.rate.is_none() && row.task == "all" && row.metric == "score");
     let policies = distinct(of_scores().map(|row| row.policy.as_str()));

@@ -2,7 +2,7 @@ use plan::Any;
 
 use super::*;
 
-/// A plan of the project, made as small as can be.
+/// Returns a plan of the project, made as small as possible.
 fn tiny(name: &str) -> ServingPlan {
     let Any::Serving(mut plan) = Any::read(name).unwrap() else { panic!("{name} is no plan of model serving") };
     plan.seeds.evaluations = 2;

@@ -1,5 +1,5 @@
-//! Inner connections: s2n-quic with nothing of ours but the type of its congestion controllers. The server sends what it is asked
-//! for.
+//! Inner connections: s2n-quic without our providers, except for the type of its congestion controllers. The server sends as many
+//! bytes as requested.
 
 use std::{
     net::SocketAddr,
@@ -31,13 +31,13 @@ use s2n_quic::{
 /// The name in the server's certificate.
 const NAME: &str = "target.example";
 
-/// More than any path of these plans has in flight, so that only congestion control bounds what is sent.
+/// More bytes than any path of these plans has in flight, so that only congestion control limits the sender.
 const WINDOW_BYTES: u64 = 64 << 20;
 
-/// How much is given to the transport at once.
+/// The bytes that are passed to the transport at once.
 const CHUNK: &[u8] = &[7; 64 * 1024];
 
-/// What inner endpoints are made of.
+/// The configuration of inner endpoints.
 pub struct Ends {
     tls: ServerTls,
     trust: Trust,
@@ -49,16 +49,16 @@ impl Ends {
     /// Makes a certificate. Connections end after `patience` without a packet.
     ///
     /// # Errors
-    /// The system gives no randomness.
+    /// When the system gives no randomness.
     pub fn new(congestion: Congestion, patience: Duration) -> Result<Self> {
         let (tls, trust) = identity(NAME)?;
         Ok(Self { tls, trust, congestion, patience })
     }
 
-    /// Starts the server; `watch` learns what its connections do.
+    /// Starts the server; `watch` counts the events of its connections.
     ///
     /// # Errors
-    /// Settings that QUIC does not have.
+    /// When QUIC does not allow the settings.
     pub fn server(&self, io: Io, watch: Watch) -> Result<Server> {
         let builder = Server::builder()
             .with_io(io)
@@ -72,7 +72,7 @@ impl Ends {
     /// Starts a client.
     ///
     /// # Errors
-    /// Settings that QUIC does not have.
+    /// When QUIC does not allow the settings.
     pub fn client(&self, io: Io) -> Result<Client> {
         let builder = Client::builder()
             .with_io(io)
@@ -94,10 +94,11 @@ impl Ends {
     }
 }
 
-/// Connects to `server`, or to what leads there, and asks it for `bytes`; returns once all have come. `came` counts them.
+/// Connects to `server`, or to an address that leads to it, requests `bytes` bytes, and returns once all have arrived. `came`
+/// counts them.
 ///
 /// # Errors
-/// The connection ends, or others come.
+/// When the connection ends, or another number of bytes arrives.
 pub async fn download(client: &Client, server: SocketAddr, bytes: usize, came: &AtomicU64) -> Result<()> {
     let mut connection = client.connect(Connect::new(server).with_server_name(NAME)).await?;
     let (mut receive, mut send) = connection.open_bidirectional_stream().await?.split();
@@ -138,7 +139,7 @@ async fn answer(stream: BidirectionalStream) -> Result<()> {
     Ok(send.finish()?)
 }
 
-/// What the server's connections did. Clones count together.
+/// The events of the server's connections. Clones share their counters.
 #[derive(Clone, Debug, Default)]
 pub struct Watch(Arc<Counts>);
 
@@ -158,7 +159,7 @@ impl Watch {
         self.0.packets.load(Relaxed) as f64
     }
 
-    /// Of these, the ones declared lost (RFC 9002 §6.1), whether they were or came too late.
+    /// Of these, the packets declared lost (RFC 9002 §6.1), whether they were lost or only late.
     pub fn lost(&self) -> f64 {
         self.0.lost.load(Relaxed) as f64
     }
@@ -168,7 +169,7 @@ impl Watch {
         self.0.timeouts.load(Relaxed) as f64
     }
 
-    /// The mean over all samples of round trips, in milliseconds.
+    /// The mean of all round trip samples, in milliseconds.
     pub fn rtt_mean_ms(&self) -> f64 {
         self.0.rtt_sum_us.load(Relaxed) as f64 / 1e3 / self.0.rtt_samples.load(Relaxed).max(1) as f64
     }
@@ -178,7 +179,7 @@ impl Watch {
         self.0.rtt_max_us.load(Relaxed) as f64 / 1e3
     }
 
-    /// Starts counting anew.
+    /// Resets all counters.
     pub fn reset(&self) {
         let Counts { packets, lost, timeouts, rtt_sum_us, rtt_samples, rtt_max_us } = &*self.0;
         for count in [packets, lost, timeouts, rtt_sum_us, rtt_samples, rtt_max_us] {

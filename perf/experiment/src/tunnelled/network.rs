@@ -1,5 +1,5 @@
-//! The simulated network of tunnels: a bottleneck between client and relay, and a way from the relay to the server that only
-//! takes time. Without a relay both lie one behind the other.
+//! The simulated network of tunnels: a bottleneck between client and relay, and a path from the relay to the server that
+//! only adds delay. Without a relay, packets take both one after another.
 
 use std::{
     collections::HashMap,
@@ -22,23 +22,23 @@ use super::super::simulated::{Fate, HEADER_BYTES, Link, deliver, take_sent};
 pub enum Machine {
     /// Inner clients and the edge.
     Client,
-    /// The relay, toward either side.
+    /// The relay, on both of its sides.
     Relay,
     /// The target.
     Server,
 }
 
-/// The machine of each address, and the further delay of its packets. Clones share it.
+/// The machine of each address, and the additional delay of its packets. Clones share it.
 #[derive(Clone, Default)]
 pub struct Machines(Arc<Mutex<HashMap<SocketAddr, (Machine, u64)>>>);
 
 impl Machines {
-    /// Notes an address.
+    /// Adds an address.
     pub fn add(&self, address: SocketAddr, machine: Machine) {
         self.add_far(address, machine, 0);
     }
 
-    /// Notes an address whose packets travel `far_ns` longer in each direction.
+    /// Adds an address whose packets travel `far_ns` longer in each direction.
     pub fn add_far(&self, address: SocketAddr, machine: Machine, far_ns: u64) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(address, (machine, far_ns));
     }
@@ -48,10 +48,10 @@ impl Machines {
     }
 }
 
-/// What went over the bottleneck, in both directions.
+/// Counters of the bottleneck, in both directions.
 #[derive(Debug, Default)]
 pub struct Wire {
-    /// Bytes of Ethernet frames that were put on it, the ones included that it lost or dropped.
+    /// Bytes of Ethernet frames that were put on it, including those that it lost or dropped.
     pub bytes: AtomicU64,
     /// Packets that it lost.
     pub lost: AtomicU64,
@@ -60,7 +60,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Starts counting anew.
+    /// Resets all counters.
     pub fn reset(&self) {
         for count in [&self.bytes, &self.lost, &self.dropped] {
             count.store(0, Relaxed);
@@ -74,12 +74,12 @@ pub struct Links {
     wire: Arc<Wire>,
     up: Link,
     down: Link,
-    /// From relay to server, and back.
+    /// The delay from relay to server, and back.
     beyond_ns: u64,
 }
 
 impl Links {
-    /// The network of a plan; `seed` decides which packets the bottleneck loses.
+    /// Makes the network of a plan; `seed` decides which packets the bottleneck loses.
     pub fn new(plan: &Plan, seed: u64, machines: Machines, wire: Arc<Wire>) -> Self {
         let link = |network, purpose| Link::new(network, Random::new(seed, purpose));
         Self {
@@ -91,7 +91,7 @@ impl Links {
         }
     }
 
-    /// When a packet arrives; `None` if it does not.
+    /// Returns when a packet arrives, or `None` if it does not.
     fn arrives_ns(&mut self, from: Machine, to: Machine, payload_bytes: usize, now_ns: u64) -> Option<u64> {
         use Machine::{Client, Relay, Server};
         let (link, beyond_ns) = match (from, to) {
@@ -140,7 +140,7 @@ mod tests {
         let wire = Arc::<Wire>::default();
         let mut links = Links::new(&plan, 1, Machines::default(), wire.clone());
         let ms = |ms: u64| Some(ms * 1_000_000);
-        // 1,208 bytes and 42 of headers take a millisecond at 10 Mbit/s.
+        // 1,208 bytes and 42 bytes of headers take a millisecond at 10 Mbit/s.
         assert_eq!(links.arrives_ns(Machine::Server, Machine::Client, 1_208, 0), ms(1 + 5 + 25));
         assert_eq!(links.arrives_ns(Machine::Relay, Machine::Client, 1_208, 0), ms(2 + 5), "behind the first");
         assert_eq!(links.arrives_ns(Machine::Client, Machine::Relay, 1_208, 0), ms(1 + 5), "a link of its own");

@@ -1,5 +1,5 @@
 //! The relay and the edge over the simulated network: the product's endpoints, HTTP/3, queues and tunnels. The pumps between
-//! tunnels and sockets are these: the product's own read sockets of the kernel.
+//! tunnels and sockets are implemented here, because the product's own read kernel sockets.
 
 use std::{
     future::poll_fn,
@@ -38,43 +38,43 @@ use sched::stream::{Discipline, Low};
 
 use super::network::{Machine, Machines};
 
-/// How often queues are looked at.
+/// How often queues are sampled.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What may come out of a tunnel in one go, in bytes.
+/// How many bytes may be read from a tunnel at once.
 const READ_BYTES: usize = 256 * 1024;
 
-/// What the relay's end and the edge's end have seen. Clones count together.
+/// Counters of the relay's end and the edge's end. Clones share them.
 #[derive(Clone, Default)]
 pub struct Seen(Arc<Counts>);
 
 #[derive(Default)]
 struct Counts {
-    /// Payloads that the relay gave to its tunnels, by form.
+    /// Payloads that the relay passed to its tunnels, by form.
     datagrams: AtomicU64,
     capsules: AtomicU64,
-    /// What is known of its tunnels, by which it is known what they dropped.
+    /// Views of its tunnels, which count what these dropped.
     tunnels: Mutex<Vec<quic::datagrams::FlowView>>,
     queue_sum: AtomicU64,
     queue_looks: AtomicU64,
     queue_peak: AtomicU64,
     held_peak: AtomicU64,
-    /// The relay's side of the latest connection.
+    /// The path statistics of the relay for the latest connection.
     path: Mutex<PathStats>,
 }
 
 impl Seen {
-    /// Payloads that the relay sent toward clients in datagrams.
+    /// Returns how many payloads the relay sent toward clients in datagrams.
     pub fn datagrams(&self) -> u64 {
         self.0.datagrams.load(Relaxed)
     }
 
-    /// The same in capsules.
+    /// Returns how many it sent in capsules.
     pub fn capsules(&self) -> u64 {
         self.0.capsules.load(Relaxed)
     }
 
-    /// Payloads that the relay dropped before they left.
+    /// Returns how many payloads the relay dropped before they left.
     pub fn dropped(&self) -> u64 {
         let of = |losses: &quic::datagrams::Losses| {
             let counts = [&losses.send_queue, &losses.stale, &losses.too_big, &losses.capsules];
@@ -83,27 +83,27 @@ impl Seen {
         self.0.tunnels.lock().iter().map(|view| of(&view.losses)).sum()
     }
 
-    /// What waited at the relay to be sent to the client, on average over time, in bytes.
+    /// Returns how many bytes waited at the relay to be sent to the client, on average over time.
     pub fn queue_mean(&self) -> f64 {
         self.0.queue_sum.load(Relaxed) as f64 / self.0.queue_looks.load(Relaxed).max(1) as f64
     }
 
-    /// The same at most.
+    /// Returns the largest number of such bytes.
     pub fn queue_peak(&self) -> f64 {
         self.0.queue_peak.load(Relaxed) as f64
     }
 
-    /// The same together with what the relay keeps of streams until it is acknowledged, at most.
+    /// Returns the largest number of such bytes plus the unacknowledged stream bytes that the relay keeps.
     pub fn held_peak(&self) -> f64 {
         self.0.held_peak.load(Relaxed) as f64
     }
 
-    /// What the relay knows of its path to the edge.
+    /// Returns what the relay knows of its path to the edge.
     pub fn path(&self) -> PathState {
         self.0.path.lock().get()
     }
 
-    /// Starts counting anew.
+    /// Resets all counters.
     pub fn reset(&self) {
         let Counts { datagrams, capsules, tunnels, queue_sum, queue_looks, queue_peak, held_peak, path: _ } = &*self.0;
         for count in [datagrams, capsules, queue_sum, queue_looks, queue_peak, held_peak] {
@@ -118,13 +118,13 @@ impl Seen {
         self.0.queue_sum.fetch_add(waiting, Relaxed);
         self.0.queue_looks.fetch_add(1, Relaxed);
         self.0.queue_peak.fetch_max(waiting, Relaxed);
-        // What was sent in datagrams is forgotten.
+        // The relay keeps nothing of sent datagrams.
         let kept = if self.capsules() > 0 { path.get().in_flight_bytes } else { 0 };
         self.0.held_peak.fetch_max(waiting + kept, Relaxed);
     }
 }
 
-/// How the two ends of tunnels are made.
+/// The configuration of both ends of tunnels.
 pub struct Ends {
     transport: Transport,
     discipline: Discipline,
@@ -133,7 +133,7 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Makes ready for a mode.
+    /// Configures both ends for a mode.
     pub fn new(plan: &Plan, scheduler: Scheduler) -> Self {
         // Headers of IPv4 and UDP.
         let mtu = plan.tunnel.packet_bytes + 28;
@@ -214,13 +214,13 @@ impl Ends {
 pub struct Connected {
     /// The relay.
     pub relay: RelayConnection,
-    /// What is known of its path.
+    /// The statistics of its path.
     pub path: PathStats,
     /// How large its packets are.
     pub packets: PacketSize,
 }
 
-/// A congestion controller of the product.
+/// Converts a plan's congestion controller to the product's.
 pub fn congestion(congestion: Congestion) -> endpoint::Congestion {
     match congestion {
         Congestion::Cubic => endpoint::Congestion::Cubic,
@@ -229,13 +229,13 @@ pub fn congestion(congestion: Congestion) -> endpoint::Congestion {
     }
 }
 
-/// Where a relay is, and why it is believed.
+/// The address of a relay, and the trust with which its certificate is accepted.
 pub struct Toward {
     address: SocketAddr,
     trust: Trust,
 }
 
-/// What a relay's tunnels have in common.
+/// The properties that a relay's tunnels share.
 #[derive(Clone)]
 struct Of {
     server: SocketAddr,
@@ -245,12 +245,12 @@ struct Of {
     queue_bytes: usize,
 }
 
-/// A socket of the simulated network.
+/// Opens a socket of the simulated network.
 ///
 /// # Errors
-/// The network has ended.
+/// When the network has ended.
 pub fn socket(handle: &Handle, machines: &Machines, machine: Machine) -> Result<(Socket, SocketAddr)> {
-    // Sockets cut what is longer off, as no plan's packets are.
+    // Sockets truncate longer packets, which no plan has.
     let socket = handle.builder().with_max_mtu(9_000).build()?.socket();
     let address = socket.local_addr()?;
     machines.add(address, machine);
@@ -277,7 +277,7 @@ async fn serve(mut relay: Server, of: Of) {
     }
 }
 
-/// Looks at a connection's queues for as long as it lives.
+/// Samples a connection's queues for as long as it lives.
 async fn watch(hub: Arc<Hub>, path: PathStats, seen: Seen, lives: std::sync::Weak<AtomicUsize>) {
     while lives.strong_count() > 0 {
         seen.look(&hub, &path);
@@ -304,11 +304,11 @@ async fn relay_one(mut request: Request, client: h3::Client, of: Of) -> Result<(
     .await
 }
 
-/// Opens a tunnel for the first sender to a local socket, and carries it. Payloads leave in the `form` that is asked for once the
-/// tunnel is open, `None` for the one that the tunnel chooses.
+/// Opens a tunnel for the first sender to a local socket, and carries its payloads. `form` is called once the tunnel is open;
+/// payloads leave in the form that it returns, or in the tunnel's own if it returns `None`.
 ///
 /// # Errors
-/// The tunnel ends.
+/// When the tunnel ends.
 pub async fn carry(relay: RelayConnection, socket: Socket, form: impl FnOnce() -> Option<Form>) -> Result<()> {
     let (sender, _, payload) = socket.recv_from().await?;
     let mut opened = relay.open_udp(&target()).await?;
@@ -338,7 +338,7 @@ async fn pump(
                 Poll::Ready(Err(end)) => return Poll::Ready(Err(end)),
                 Poll::Ready(Ok(false)) => return Poll::Ready(Ok(())),
                 Poll::Ready(Ok(true)) => {
-                    // A network that has ended takes nothing.
+                    // If the network has ended, sending fails, which does not matter.
                     payloads.iter().for_each(|payload| _ = socket.send_to(peer, Default::default(), payload.to_vec()));
                     payloads.clear();
                     moved = true;

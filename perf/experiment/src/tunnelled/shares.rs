@@ -1,4 +1,4 @@
-//! What each inner connection gets while all of them have something to send: until the first object is whole.
+//! The goodput of each inner connection while all of them have something to send: until the first object is complete.
 
 use std::{
     sync::{
@@ -10,32 +10,32 @@ use std::{
 
 use instruments::load::Figure;
 
-/// How much came over each connection.
+/// How many bytes arrived over each connection.
 pub struct Shares {
-    /// Of each connection: its class, and how many bytes came.
+    /// Of each connection: its class, and how many bytes arrived.
     connections: Vec<(usize, AtomicU64)>,
-    /// When the first connection ended, and what each had got by then.
+    /// When the first connection ended, and how many bytes each had received by then.
     first: OnceLock<(Duration, Vec<u64>)>,
 }
 
 impl Shares {
-    /// For connections of these classes.
+    /// Creates counters for connections of these classes.
     pub fn new(classes: Vec<usize>) -> Self {
         let connections = classes.into_iter().map(|class| (class, AtomicU64::new(0))).collect();
         Self { connections, first: OnceLock::new() }
     }
 
-    /// Counts what comes over a connection.
+    /// Returns the counter of bytes that arrive over a connection.
     pub fn of(&self, place: usize) -> &AtomicU64 {
         &self.connections[place].1
     }
 
-    /// Notes that a connection has ended, so long after the beginning.
+    /// Records that a connection has ended, `elapsed` after the beginning.
     pub fn ended(&self, elapsed: Duration) {
         self.first.get_or_init(|| (elapsed, self.connections.iter().map(|(_, came)| came.load(Relaxed)).collect()));
     }
 
-    /// The goodput of the connections of a class together, in Mbit/s.
+    /// Returns the total goodput of each class's connections, in Mbit/s.
     pub fn of_classes(&self, classes: usize) -> Vec<Vec<Figure>> {
         let of = |class: usize| {
             let of_class = self.connections.iter().zip(self.goodputs_mbit());
@@ -45,8 +45,9 @@ impl Shares {
         (0..classes).map(of).collect()
     }
 
-    /// How alike the connections' goodputs are: by Jain's index (Jain, Chiu and Hawe, DEC-TR-301, 1984), which is 1 if all are
-    /// equal and 1/n if one gets all, and the lowest in per cent of the highest. A single connection has nobody to share with.
+    /// Returns how equal the connections' goodputs are: Jain's index (Jain, Chiu and Hawe, DEC-TR-301, 1984), which is 1 if
+    /// all are equal and 1/n if one gets everything, and the lowest in percent of the highest. Returns no figures for a single
+    /// connection.
     pub fn of_all(&self) -> Vec<Figure> {
         let goodputs = self.goodputs_mbit();
         let most = goodputs.iter().copied().fold(0.0, f64::max);

@@ -1,13 +1,13 @@
-//! Transfers over the kernel's TCP or MPTCP, in namespaces of their own:
+//! Transfers over the kernel's TCP or MPTCP, in separate namespaces:
 //!
 //! ```text
 //! server ── path-1 ── client
 //!    └───── path-2 ─────┘
 //! ```
 //!
-//! The namespace of a path forwards. Towards the client it has the rate and the queue (netem counts packets only if nobody's GSO
-//! comes to it, hence the ends segment), towards the server the whole round trip, in which a queue without bounds holds
-//! what is on its way. So a queue counts what waits for the link and nothing else, as in the simulator.
+//! The namespace of a path forwards. Its device toward the client has the rate and the queue (netem counts packets only if no GSO
+//! messages reach it, so both ends segment). Its device toward the server has the whole round trip, in an unbounded queue that
+//! holds the packets in flight. Thus the first queue counts only packets that wait for the link, as in the simulator.
 
 use std::{
     collections::BTreeMap,
@@ -26,27 +26,27 @@ use plan::{
 };
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-/// What every netem holds that is to drop nothing.
+/// The limit of each netem that must drop nothing.
 const ENDLESS_QUEUE: usize = 100_000;
 
-/// How long the second subflow may take to be there.
+/// How long the kernel may take to join the second subflow.
 const JOIN_LIMIT: Duration = Duration::from_secs(20);
 
-/// How long the connection rests before the request, so that nothing of its beginning is on its way.
+/// How long the connection rests before the request, so that no packet of its setup is still in flight.
 const REST: Duration = Duration::from_secs(2);
 
-/// What was measured of one transfer.
+/// The measurement of one transfer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Measured {
-    /// From the request to the last byte.
+    /// The time from the request to the last byte.
     pub(super) completion_ms: f64,
-    /// By path.
+    /// By path: what the sender knew before the request.
     pub(super) known: Vec<Known>,
     /// By path: packets that left its queue.
     pub(super) packets: Vec<u64>,
     /// Packets that the queues dropped.
     pub(super) dropped: u64,
-    /// Segments that TCP sent again (`RetransSegs`).
+    /// Segments that TCP retransmitted (`RetransSegs`).
     pub(super) retransmitted: u64,
     /// Pieces that MPTCP sent again on another subflow (`MPTCPRetrans`).
     pub(super) reinjected: u64,
@@ -57,7 +57,7 @@ pub(super) struct Measured {
 pub(super) struct Known {
     /// The smoothed round trip.
     pub(super) rtt_ms: f64,
-    /// The rate that it would pace at (`sk_pacing_rate`), which MPTCP's scheduler goes by.
+    /// The rate at which the sender would pace (`sk_pacing_rate`), which MPTCP's scheduler uses.
     pub(super) pacing_mbit: f64,
 }
 
@@ -76,11 +76,11 @@ struct Way {
 }
 
 impl Network {
-    /// Sends so many bytes over a connection of its own: of TCP if the cell has one path, of MPTCP with a subflow on each of two.
-    /// `port` has to be another for each transfer.
+    /// Sends `bytes` bytes over a new connection: of TCP if the cell has one path, of MPTCP with a subflow on each path if it has
+    /// two. Each transfer needs another `port`.
     ///
     /// # Errors
-    /// Without MPTCP in the kernel, or if the second subflow does not come.
+    /// Without MPTCP in the kernel, or if the kernel does not join the second subflow.
     pub(super) fn transfer(&self, port: u16, bytes: u64) -> Result<Measured> {
         let protocol = if self.paths.len() == 1 { Protocol::TCP } else { Protocol::MPTCP };
         let first = &self.paths[0];
@@ -92,7 +92,7 @@ impl Network {
         client.connect(&to.into())?;
         let (mut server, mut client) = (TcpStream::from(listener.accept()?.0), TcpStream::from(client));
         client.set_nodelay(true)?;
-        // MPTCP joins a further subflow once data has gone both ways.
+        // MPTCP joins another subflow only after data has gone both ways.
         exchange(&mut client, &mut server)?;
         exchange(&mut server, &mut client)?;
         self.await_subflow(&joined)?;
@@ -147,7 +147,7 @@ fn exchange(from: &mut TcpStream, to: &mut TcpStream) -> Result<()> {
     Ok(to.read_exact(&mut [0])?)
 }
 
-/// What `tc -s -j qdisc show` says of a qdisc.
+/// The counters that `tc -s -j qdisc show` prints for a qdisc.
 #[derive(serde::Deserialize)]
 struct Queue {
     packets: u64,
@@ -166,16 +166,16 @@ impl Network {
         let (server, client) = (Namespace::new("server")?, Namespace::new("client")?);
         for end in [&server, &client] {
             end.sysctl("net.ipv4.tcp_congestion_control", congestion.name())?;
-            // A connection knows nothing of earlier ones.
+            // A connection uses no metrics of earlier ones.
             end.sysctl("net.ipv4.tcp_no_metrics_save", "1")?;
-            // The simulator knows no flow control.
+            // The simulator has no flow control.
             end.sysctl("net.ipv4.tcp_rmem", "4096 6291456 6291456")?;
         }
         let paths = (0..).zip(&cell.paths).map(|(at, path)| Way::new(&server, &client, at, path, links));
         let network = Self { paths: paths.collect::<Result<_>>()?, server, client };
         network.server.sysctl("net.mptcp.enabled", "1").context("a kernel without MPTCP")?;
         if let [first, second] = network.paths.as_slice() {
-            // The second subflow goes from the client's second address to the address that it knows of the server.
+            // The second subflow goes from the client's second address to the server's known address.
             let (service, local) = (first.server.near.v4, second.client.far.v4);
             second.router.ip(&format!("route add {service} via {}", second.server.near.v4))?;
             network.client.ip(&format!(
@@ -186,7 +186,7 @@ impl Network {
         Ok(network)
     }
 
-    /// Waits until the server has one subflow more than it had.
+    /// Waits until the server has one more subflow than `before`.
     fn await_subflow(&self, before: &Counters) -> Result<()> {
         let began = Instant::now();
         while self.paths.len() > 1 && more(&self.counters()?, before, "MPTcpExt:MPJoinAckRx") == 0 {
@@ -196,14 +196,14 @@ impl Network {
         Ok(())
     }
 
-    /// The counters of the server's stack.
+    /// Reads the counters of the server's network stack.
     fn counters(&self) -> Result<Counters> {
         let read = |name: &str| fs::read_to_string(format!("/proc/thread-self/net/{name}"));
         let text = self.server.run(|| Ok::<_, std::io::Error>(read("snmp")? + &read("netstat")?))??;
         Ok(counters(&text))
     }
 
-    /// What the server knows, by path.
+    /// Returns what the server knows of the connection, by path.
     fn known(&self, port: u16) -> Result<Vec<Known>> {
         let port = format!(":{port}");
         let ss = ["-tinHO", "state", "established", "sport", "=", &port];
@@ -215,7 +215,7 @@ impl Network {
         self.paths.iter().map(of).collect()
     }
 
-    /// The queues in front of the links, by path.
+    /// Reads the queues in front of the links, by path.
     fn queues(&self) -> Result<Vec<Queue>> {
         let of = |way: &Way| {
             let tc = way
@@ -237,7 +237,7 @@ impl Way {
         let (to_server, to_client) = (Link::new(server, &router, 2 * at + 1)?, Link::new(&router, client, 2 * at + 2)?);
         to_server.near.segment()?;
         to_client.far.segment()?;
-        // One packet is leaving while others wait.
+        // The limit also counts the packet that is leaving while others wait.
         let queue = links.buffer_packets + 1;
         to_client.near.set_qdisc(&format!("netem limit {queue} rate {:.0}bit", path.rate_mbit * 1e6))?;
         let (delay_us, jitter_us) = ((path.rtt_ms + links.jitter_ms) * 1e3, links.jitter_ms * 1e3);
@@ -249,7 +249,7 @@ impl Way {
     }
 }
 
-/// Reads /proc/net/snmp or netstat: a line of names and a line of values for each part, of which negative ones are left out.
+/// Parses /proc/net/snmp or netstat: each part has a line of names and a line of values. Negative values are omitted.
 fn counters(text: &str) -> Counters {
     let lines: Vec<_> = text.lines().collect();
     let pairs = lines.chunks_exact(2).flat_map(|pair| {
@@ -260,7 +260,8 @@ fn counters(text: &str) -> Counters {
     pairs.collect()
 }
 
-/// Finds the connection to a peer in what `ss -tinO` prints: `rtt:SMOOTHED/VARIATION` in milliseconds, `pacing_rate N` in `bps`.
+/// Finds the connection to a peer in the output of `ss -tinO`: `rtt:SMOOTHED/VARIATION` in milliseconds, `pacing_rate N` in
+/// `bps`.
 fn known(text: &str, peer: Ipv4Addr) -> Option<Known> {
     let peer = format!("{peer}:");
     let line = text.lines().find(|line| line.split_whitespace().any(|word| word.starts_with(&peer)))?;

@@ -16,8 +16,8 @@ use super::{
 };
 use crate::row::parse_lines;
 
-/// One line of results, but for where it comes from: one stream in one cell, measured over the kernel's stack and simulated. Each time
-/// is a mean over repetitions, with its deviation (of a sample) and half of its 95 % interval. Counts are means as well.
+/// One line of results, without its origin: one stream in one cell, measured over the kernel's stack and simulated. Each time is a
+/// mean over repetitions, with its sample standard deviation and half of its 95 % interval. Counts are means as well.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 pub struct Row {
     /// The plan's name.
@@ -34,11 +34,11 @@ pub struct Row {
     pub stream: String,
     /// How many paths there are: 1 for TCP, 2 for MPTCP.
     pub paths: usize,
-    /// By path: the round trip that the kernel had smoothed before the request, which simulated senders know as well.
+    /// By path: the kernel's smoothed round trip before the request, which simulated senders know as well.
     pub known_rtt_ms: Vec<f64>,
-    /// By path: the rate that the kernel would pace at before the request, which simulated senders know as well.
+    /// By path: the kernel's pacing rate before the request, which simulated senders know as well.
     pub known_pacing_mbit: Vec<f64>,
-    /// From the request to the last byte over the kernel's stack, in milliseconds.
+    /// The time from the request to the last byte over the kernel's stack, in milliseconds.
     pub measured_ms: f64,
     /// Its deviation.
     pub measured_deviation_ms: f64,
@@ -50,9 +50,9 @@ pub struct Row {
     pub simulated_deviation_ms: f64,
     /// Its interval.
     pub simulated_ci_ms: f64,
-    /// The same, simulated with MPQUIC's lowest-RTT scheduler, which no kernel here has.
+    /// The same, simulated with MPQUIC's lowest-RTT scheduler, which the kernel lacks.
     pub lowest_rtt_ms: f64,
-    /// The part of all packets that took the last path, in percent.
+    /// The percentage of all packets that took the last path.
     pub measured_last_path_pct: f64,
     /// The same, simulated.
     pub simulated_last_path_pct: f64,
@@ -60,26 +60,26 @@ pub struct Row {
     pub measured_dropped: f64,
     /// The same, simulated.
     pub simulated_dropped: f64,
-    /// Segments that the kernel's TCP sent again.
+    /// Segments that the kernel's TCP retransmitted.
     pub retransmitted: f64,
     /// Pieces that MPTCP sent again on another subflow.
     pub reinjected: f64,
-    /// The first simulated seed; further ones count up.
+    /// The first seed of the simulation; further ones count up.
     pub seed: u64,
     /// How many repetitions there were, measured and simulated.
     pub repetitions: u64,
 }
 
 impl Row {
-    /// Reads lines of JSON, and leaves out the origin of each.
+    /// Reads lines of JSON; the origin in each line is ignored.
     ///
     /// # Errors
-    /// A line is no row; the error names its number.
+    /// When a line is no row; the error names its number.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
         parse_lines(text)
     }
 
-    /// By how much the simulated time is longer than the measured one, in percent.
+    /// Returns how much longer the simulated time is than the measured one, in percent.
     #[must_use]
     pub fn difference_pct(&self) -> f64 {
         100.0 * (self.simulated_ms / self.measured_ms - 1.0)
@@ -96,7 +96,7 @@ pub(super) struct Setting<'a> {
 }
 
 impl<'a> Setting<'a> {
-    /// All transfers of a plan, in its order.
+    /// Returns all transfers of a plan, in its order.
     pub(super) fn all(plan: &'a StackPlan) -> Vec<Self> {
         let mut all = Vec::new();
         for congestion in &plan.congestion {
@@ -107,10 +107,10 @@ impl<'a> Setting<'a> {
         all
     }
 
-    /// The row of what was measured, beside what is simulated of the same.
+    /// Returns the row of a measurement, with the simulation of the same transfer.
     ///
     /// # Errors
-    /// A simulated transfer does not end.
+    /// When a simulated transfer does not end.
     pub(super) fn row(&self, measured: &[Measured]) -> Result<Row> {
         let known = |path: usize| Known {
             rtt_ms: mean(measured.iter().map(|run| run.known[path].rtt_ms)),
@@ -150,7 +150,7 @@ impl<'a> Setting<'a> {
     }
 }
 
-/// The mean, the deviation and half of the mean's 95 % interval.
+/// Returns the mean, the standard deviation and half of the mean's 95 % interval.
 fn times(values: impl Iterator<Item = f64>) -> [f64; 3] {
     let values: Vec<_> = values.collect();
     let [mean, interval] = mean_and_interval(&values);
@@ -166,7 +166,7 @@ fn last_pct(packets: &[u64]) -> f64 {
     100.0 * packets.last().copied().unwrap_or_default() as f64 / all.max(1) as f64
 }
 
-/// Renders rows as Markdown: a table for TCP and one for MPTCP, with a line for each cell and stream, by congestion controller.
+/// Renders rows as Markdown: a table for TCP and one for MPTCP, by congestion controller, with a line for each cell and stream.
 #[must_use]
 pub fn tables(rows: &[Row]) -> String {
     let mut text = String::new();

@@ -1,5 +1,5 @@
-//! How MPTCP in Linux chooses the path of what is sent (`mptcp_subflow_get_send` and `__subflow_push_pending` in
-//! net/mptcp/protocol.c of 6.12): not packet by packet, but in bursts, which it hands to TCP's queue of a subflow.
+//! How MPTCP in Linux chooses the path of data (`mptcp_subflow_get_send` and `__subflow_push_pending` in net/mptcp/protocol.c of 6.12):
+//! not packet by packet, but in bursts, which it hands to the TCP queue of a subflow.
 
 use instruments::random::Random;
 use plan::paths::Links;
@@ -9,17 +9,17 @@ use super::super::{link::Link, simulator::Sender, stream::Sending};
 /// `MPTCP_SEND_BURST_SIZE`: 64 KiB less the largest headers.
 const BURST_BYTES: u64 = 65_428;
 
-/// MPTCP keeps what the application wrote in pieces of a page fragment (32 KiB) with a header of 40 bytes (`struct mptcp_data_frag`),
-/// and hands over whole ones.
+/// MPTCP keeps the application's data in pieces of a page fragment (32 KiB) with a header of 40 bytes (`struct mptcp_data_frag`), and
+/// hands over whole pieces.
 const PIECE_BYTES: u64 = 32_728;
 
-/// Memory that the send buffer of a subflow has for each packet of two windows: at first, and again whenever the window has room
-/// for more than the buffer holds (`tcp_sndbuf_expand` and `tcp_should_expand_sndbuf` in net/ipv4/tcp_input.c). A packet alone takes so
-/// much; MPTCP's take little more than their payload.
+/// The memory that a subflow's send buffer allows for each packet of two windows: at first, and again whenever the window has room for
+/// more packets than the buffer holds (`tcp_sndbuf_expand` and `tcp_should_expand_sndbuf` in net/ipv4/tcp_input.c). A packet of TCP
+/// takes that much; MPTCP's packets take little more than their payload.
 const BUFFER_BYTES_PER_PACKET: u64 = 4_352;
 
-/// The scheduler `default` of the kernel's MPTCP. Each burst goes to the subflow that will have sent soonest what its queue holds,
-/// by its average pacing rate. If the queue of that subflow is full, nothing is handed over, whatever room others have.
+/// The scheduler `default` of the kernel's MPTCP. Each burst goes to the subflow that will be the first to have sent its queue, at its
+/// average pacing rate. If the queue of that subflow is full, the scheduler hands over nothing, however much room other subflows have.
 pub(super) struct KernelDefault {
     piece_packets: u64,
     payload_bytes: u64,
@@ -28,7 +28,7 @@ pub(super) struct KernelDefault {
 
 #[derive(Clone, Copy, Default)]
 struct Subflow {
-    /// Packets that were handed to it.
+    /// Packets that the scheduler has handed to the subflow.
     given: u64,
     /// `avg_pacing_rate`, in packets per nanosecond.
     pace: f64,
@@ -37,7 +37,7 @@ struct Subflow {
 }
 
 impl KernelDefault {
-    /// A scheduler that knows these pacing rates of its subflows at the beginning.
+    /// Makes a scheduler that knows these initial pacing rates of its subflows.
     pub(super) fn new(links: &Links, pacing_mbit: &[f64]) -> Self {
         let packets_per_ns = |mbit: &f64| mbit / 8e3 / links.payload_bytes as f64;
         let subflow = |mbit| Subflow { pace: packets_per_ns(mbit), ..Subflow::default() };
@@ -48,12 +48,12 @@ impl KernelDefault {
         }
     }
 
-    /// Packets that were handed to a path and are not acknowledged (`sk_wmem_queued`).
+    /// Returns how many packets were handed to a path and are not yet acknowledged (`sk_wmem_queued`).
     fn queued(&self, path: usize, links: &[Link]) -> u64 {
         self.paths[path].given.saturating_sub(links[path].delivered())
     }
 
-    /// Lets buffers grow, and hands over bursts as long as there is room.
+    /// Lets buffers grow, and hands over bursts while there is room.
     fn push(&mut self, streams: &[Sending], links: &[Link], now_ns: u64) {
         let sent_later: u64 =
             (0..links.len()).map(|path| self.queued(path, links).saturating_sub(links[path].in_flight())).sum();
@@ -89,7 +89,7 @@ impl KernelDefault {
         }
     }
 
-    /// The path whose queue is empty soonest; of equals, the first.
+    /// Returns the path whose queue is empty soonest; of equal paths, the first.
     fn soonest(&self, links: &[Link]) -> Option<usize> {
         let lingers = |path: usize| self.queued(path, links) as f64 / self.paths[path].pace;
         (0..links.len()).min_by(|a, b| lingers(*a).total_cmp(&lingers(*b)))
@@ -97,8 +97,8 @@ impl KernelDefault {
 }
 
 impl Sender for KernelDefault {
-    /// A connection is one stream of bytes: streams follow each other. What was lost is sent again on the path that lost it,
-    /// since that one has it in its queue; which of the lost packets goes there is left to chance.
+    /// A connection is one stream of bytes: streams follow each other. A lost packet is sent again on the path that lost it, whose
+    /// queue still holds it; which of the lost packets goes there is left to chance.
     fn next(&mut self, now_ns: u64, streams: &[Sending], links: &[Link], _: &mut Random) -> Option<(usize, usize)> {
         self.push(streams, links, now_ns);
         let stream = (0..streams.len()).find(|at| streams[*at].has_data(now_ns))?;
@@ -117,21 +117,21 @@ mod tests {
     #[test]
     fn bursts_go_where_the_queue_is_sent_soonest_and_wait_while_that_one_is_full() {
         let Any::Stack(plan) = Any::read("mptcp").unwrap() else { panic!("it is no plan of the stack") };
-        // Payloads of which 5 make a piece and 10 a burst;
-        // 10 packets of window make a buffer of 13.
+        // Five payloads make a piece and ten a burst;
+        // a window of 10 packets makes a buffer of 13.
         let common = Links { initial_window: 10, payload_bytes: 6_546, ..plan.links };
         let link = |rtt_ms: u64| Link::new(1_000_000, rtt_ms * 1_000_000, rtt_ms as f64 * 1e6, &common);
         let links = [link(10), link(40)];
         let stream =
             Stream { of: 0, packets: 100, weight: 1, begins_ns: 5, path: None, signal: crate::paths::BY_WEIGHT };
         let streams = [Sending::new(&stream, 2)];
-        // 2 and 0.5 packets a millisecond, in Mbit/s.
+        // 2 and 0.5 packets per millisecond, in Mbit/s.
         let mut rule = KernelDefault::new(&common, &[2.0 * 6.546 * 8.0, 0.5 * 6.546 * 8.0]);
         let given = |rule: &KernelDefault| [rule.paths[0].given, rule.paths[1].given];
         rule.push(&streams, &links, 4);
         assert_eq!(given(&rule), [0, 0], "nothing has been asked for");
-        // What is queued takes 0 and 0 ms, then 5 and 0, then 5 and 20. A piece fills the first path. It would be free the soonest, so
-        // that what is left waits for it, although the second has room.
+        // The queues take 0 and 0 ms, then 5 and 0, then 5 and 20. A piece fills the first path. That path would still be free the
+        // soonest, so the remaining data waits for it, although the second has room.
         rule.push(&streams, &links, 5);
         assert_eq!(given(&rule), [15, 10]);
         let mut random = Random::new(1, 1);

@@ -30,7 +30,7 @@ fn both_schedulers_share_a_stream_evenly_between_paths_that_are_alike() {
     }
 }
 
-/// What the kernel knew before the request, by path.
+/// Returns what the kernel knew before the request, by path.
 fn known(row: &Row) -> Vec<Known> {
     let both = row.known_rtt_ms.iter().zip(&row.known_pacing_mbit);
     both.map(|(rtt_ms, pacing_mbit)| Known { rtt_ms: *rtt_ms, pacing_mbit: *pacing_mbit }).collect()
@@ -47,7 +47,7 @@ fn rows_and_tables_of_the_readme_are_what_plan_and_rows_give() {
     let plan = plan();
     let settings = Setting::all(&plan);
     assert_eq!(rows.len(), settings.len());
-    // What is simulated, again. Means of the same times are made of one transfer as measured.
+    // Simulates again. The measured means are reproduced by a single transfer with the same times.
     for (setting, kept) in settings.iter().zip(&rows) {
         let measured = Measured {
             completion_ms: kept.measured_ms,

@@ -9,18 +9,19 @@
 //! | font | 16 | followers, 32 | highest: 256, `u=0` |
 //! | image | 8 | followers, 12 | lowest: 147, `u=3, i` |
 //!
-//! Firefox: `Http2Session` makes the groups (leaders of weight 201, others of 101, followers of 1 below the leaders), classes of service of
-//! `ScriptLoader`, `FontLoaderUtils` and others choose among them, and weights are 21 less the priority of `nsISupportsPriority`.
-//! Chromium: `ResourceFetcher` gives priorities, `Http2PriorityDependencies` makes a chain of them by exclusive dependencies, each
-//! stream behind all that are as urgent; over HTTP/3 the urgency is `HIGHEST` less the priority, and `ShouldLoadIncremental` says what
-//! may share. Safari 11: FStream's section III for documents and images; 24 and 16 lie between by what is commonly reported.
+//! Firefox: `Http2Session` makes the groups (leaders of weight 201, others of 101, followers of 1 below the leaders), the classes of
+//! service of `ScriptLoader`, `FontLoaderUtils` and others choose among them, and weights are 21 less the priority of
+//! `nsISupportsPriority`. Chromium: `ResourceFetcher` gives priorities, `Http2PriorityDependencies` makes a chain of them by exclusive
+//! dependencies, each stream behind all that are as urgent; over HTTP/3 the urgency is `HIGHEST` less the priority, and
+//! `ShouldLoadIncremental` says which answers may share. Safari 11: FStream's section III for documents and images; the values 24 and 16
+//! between these follow common reports.
 
 use plan::trees::{Browser, ResourceKind};
 
 use super::super::signal::{Group, Signal};
 
-/// How many times the weight of a level is that of the next lower level, where an estimate knows weights only. The lower level then
-/// gets almost nothing.
+/// The ratio between the weights of a level and the next lower level, for estimates that use only weights. The lower level then gets almost
+/// nothing.
 const LEVEL: u32 = 64;
 
 /// Returns the priority that a browser sends with a request.
@@ -61,7 +62,7 @@ pub(super) const fn priority(browser: Browser, kind: ResourceKind) -> u32 {
     }
 }
 
-/// Returns a weight with about the same effect as the browser's priority, for estimates that know weights only. For Firefox's images and
+/// Returns a weight with about the same effect as the browser's priority, for estimates that use only weights. For Firefox's images and
 /// fonts it is their share beside one leader.
 pub(super) fn share(browser: Browser, kind: ResourceKind) -> u32 {
     match browser {

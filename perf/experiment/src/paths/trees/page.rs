@@ -27,7 +27,7 @@ pub(super) struct Item {
     /// The usual size of such a resource. The client knows only this before the answer begins.
     expected_bytes: u64,
     bytes: u64,
-    /// The resource that names it, and the part of that resource that has to arrive first, from 0 to 1.
+    /// The resource that refers to it, and the fraction of that resource that has to arrive first, from 0 to 1.
     found: Option<(usize, f64)>,
     blocks_render: bool,
     is_divisible: bool,
@@ -39,7 +39,7 @@ impl Item {
     }
 }
 
-/// The resources of a page, each with a size of its own. The document is the first.
+/// Returns the resources of a page, each with its own size. The document is the first.
 pub(super) fn items(page: &Page, spread: f64, random: &mut Random) -> Vec<Item> {
     let mut items = Vec::new();
     let mut places = BTreeMap::new();
@@ -76,14 +76,14 @@ pub(super) enum Placing {
         /// Whether streams share by priority, or take turns.
         by_priority: bool,
     },
-    /// Stream by stream by the server, which knows all sizes; those of a path share it by lottery.
+    /// Stream by stream by the server, which knows all sizes; the streams of a path share it by lottery.
     FStream,
     /// Stream by stream by the client.
     Paced {
         /// Whether divisible resources may be requested in ranges.
         in_ranges: bool,
     },
-    /// The document and the resources that block rendering over the first path, the others over the second, which may be the same.
+    /// The document and the render-blocking resources over the first path, the others over the second, which may be the same path.
     ByGroup([usize; 2]),
 }
 
@@ -115,11 +115,11 @@ pub(super) struct Loader<'a> {
     items: &'a [Item],
     placing: Placing,
     strategy: Strategy,
-    /// By stream: its resource, and how many bytes of it the stream is expected to have.
+    /// By stream: its resource, and the expected bytes of this stream.
     parts: Vec<(usize, u64)>,
     /// By path: the estimate of its sender's window.
     windows: Vec<Window>,
-    /// By resource: its streams; none before it is asked for.
+    /// By resource: its streams; none before it is requested.
     streams: Vec<Vec<usize>>,
     ended_ns: Vec<Option<u64>>,
 }
@@ -184,7 +184,7 @@ impl<'a> Loader<'a> {
         asked
     }
 
-    /// Chooses a path for each resource; `None` if each packet is placed by itself.
+    /// Chooses a path for each resource. Returns `None` for it if each packet is placed separately.
     fn choices(&self, found: &[usize], streams: &[Sending], links: &[Link]) -> Vec<Option<PathChoice>> {
         let (placement, in_ranges) = match &self.placing {
             Placing::LowestRtt { .. } | Placing::SaEcf { .. } => return vec![None; found.len()],
@@ -195,7 +195,8 @@ impl<'a> Loader<'a> {
             Placing::FStream => (Placement::FStream, false),
             Placing::Paced { in_ranges } => (Placement::Paced, *in_ranges),
         };
-        // The most urgent resource chooses first. Each later one counts the earlier choices by its own view of their weights.
+        // The most urgent resource chooses first. For each later one, earlier choices count with the weights that they have in its
+        // view.
         let mut order: Vec<usize> = (0..found.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(self.weight(placement, self.items[found[*at]].kind)));
         let mut choices = vec![None; found.len()];
@@ -228,7 +229,7 @@ impl<'a> Loader<'a> {
         choices
     }
 
-    /// Describes the paths for placing a resource of this kind, with the bytes that were requested and have not arrived.
+    /// Describes the paths for placing a resource of this kind, with the bytes that were requested and have not yet arrived.
     fn views(
         &self,
         placement: Placement,
@@ -243,14 +244,14 @@ impl<'a> Loader<'a> {
                 min_rtt_ns: (path.rtt_ms * 1e6) as u64,
                 bytes_per_sec: stream_bytes_per_sec(path, &plan.links),
                 window_bytes: self.windows[place].packets(&plan.links) * plan.links.payload_bytes,
-                // The edge estimates it in the same way (`edge::path`).
+                // The edge estimates this in the same way (`edge::path`).
                 lead_ns: link.smoothed_ns() as u64 / 2,
                 ..placement::CandidatePath::default()
             };
             let open =
                 streams.iter().zip(&self.parts).filter(|(it, _)| it.path == Some(place) && it.ended_ns.is_none());
             for (stream, (item, expected_bytes)) in open {
-                // Its length comes with its first bytes.
+                // The client learns the stream's length with its first bytes.
                 let left = stream.missing as u64 * plan.links.payload_bytes;
                 let left = if stream.missing == stream.packets { *expected_bytes } else { left };
                 view.add(left, self.weight_before(placement, self.items[*item].kind, kind));
@@ -274,7 +275,8 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Divides a resource by ranges that were made for its expected size. The last range takes the difference to the real size.
+    /// Divides a resource by ranges that were made for its expected size. The last range takes up the difference from the real
+    /// size.
     fn ranges(&self, item: usize, ranges: &[placement::split::ByteRange]) -> Vec<(Option<usize>, u64, u64)> {
         let bytes = self.items[item].bytes;
         let last = ranges.len().saturating_sub(1);
@@ -285,7 +287,7 @@ impl<'a> Loader<'a> {
         ranges.iter().enumerate().map(part).filter(|(_, bytes, _)| *bytes > 0).collect()
     }
 
-    /// How long a request takes: over its stream's path where the client has placed it, else over the shortest.
+    /// Returns how long a request takes: over its stream's path if the client has placed it, otherwise over the shortest path.
     fn request_ns(&self, path: Option<usize>) -> u64 {
         let paths = &self.setting.cell.paths;
         let way_ns = |path: &Path| (path.rtt_ms * 1e6) as u64 / 2;

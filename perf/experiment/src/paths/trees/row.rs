@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::{super::row::mean_and_interval, Loaded, Setting};
 use crate::row::parse_lines;
 
-/// One line of results, but for where it comes from: one page with one browser's signals under one scheduler in one cell. Each figure
-/// stands beside half of the 95 % interval of its mean.
+/// One line of results, without its origin: one page with one browser's signals under one scheduler in one cell. Beside each figure
+/// is half of the 95 % interval of its mean.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 pub struct Row {
     /// The plan's name.
@@ -22,45 +22,45 @@ pub struct Row {
     pub axis: String,
     /// The page's name.
     pub page: String,
-    /// Whose signals were sent.
+    /// The browser whose signals were sent.
     pub browser: Browser,
     /// The cell's name.
     pub cell: String,
     /// The scheduler.
     pub scheduler: TreesScheduler,
-    /// From the first request to the last byte of what blocks rendering, in milliseconds.
+    /// The time from the first request to the last render-blocking byte, in milliseconds.
     pub render_ms: f64,
     /// Its interval.
     pub render_ci_ms: f64,
-    /// From the first request to the last byte of all, in milliseconds.
+    /// The time from the first request to the last byte of the page, in milliseconds.
     pub load_ms: f64,
     /// Its interval.
     pub load_ci_ms: f64,
-    /// By how much rendering is later than under `paced` with the same seed, in milliseconds.
+    /// How much later rendering is than under `paced` with the same seed, in milliseconds.
     pub render_later_ms: f64,
     /// Its interval.
     pub render_later_ci_ms: f64,
-    /// By how much the whole page is later than under `paced` with the same seed, in milliseconds.
+    /// How much later the whole page is than under `paced` with the same seed, in milliseconds.
     pub load_later_ms: f64,
     /// Its interval.
     pub load_later_ci_ms: f64,
     /// The first seed; further ones count up.
     pub seed: u64,
-    /// How many there were.
+    /// The number of repetitions.
     pub repetitions: u64,
 }
 
 impl Row {
-    /// Reads lines of JSON, and leaves out the origin of each.
+    /// Reads lines of JSON; the origin in each line is ignored.
     ///
     /// # Errors
-    /// A line is no row; the error names its number.
+    /// When a line is no row; the error names its number.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
         parse_lines(text)
     }
 }
 
-/// The rows of a setting, one for each scheduler; `loads` has the repetitions of each.
+/// Returns the rows of a setting, one for each scheduler; `loads` has the repetitions of each.
 pub(super) fn of(setting: &Setting, loads: &[(TreesScheduler, Vec<Loaded>)]) -> Vec<Row> {
     let paced = loads.iter().find(|(scheduler, _)| *scheduler == TreesScheduler::Paced);
     let paced = paced.map(|(_, loads)| loads.as_slice()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Results for people: tables made of rows and of nothing else.
+//! Tables of results, made from rows only.
 
 use std::fmt::Write as _;
 
@@ -6,11 +6,11 @@ use plan::trees::TreesScheduler;
 
 use super::{super::tables::distinct, row::Row};
 
-/// The least delay that is reported, as a part of the faster time. Users do not notice less.
+/// The least delay that is reported, as a fraction of the faster time. Users do not notice less.
 const FELT: f64 = 0.02;
 
-/// Renders rows as Markdown: how schedulers compare with `paced` over all cells, where `paced` is behind, and for each page a table of
-/// both figures.
+/// Renders rows as Markdown: a comparison of schedulers with `paced` over all cells, the cells where `paced` is behind, and for each
+/// page a table of both figures.
 #[must_use]
 pub fn tables(rows: &[Row]) -> String {
     let Some(first) = rows.first() else { return String::new() };
@@ -48,7 +48,8 @@ pub fn tables(rows: &[Row]) -> String {
     text.trim_end().to_owned() + "\n"
 }
 
-/// For each scheduler: how many times as long it takes as `paced`, and in how many cells it is ahead or behind by more than chance.
+/// For each scheduler: its time as a multiple of that under `paced`, and in how many cells it is ahead or behind by more than random
+/// variation.
 fn summary(rows: &[Row], schedulers: &[TreesScheduler]) -> String {
     let mut text = String::from(
         "Times as long as under paced (geometric mean over pages, browsers and paths), and in how many cells earlier, later:\n\n\
@@ -70,8 +71,8 @@ fn summary(rows: &[Row], schedulers: &[TreesScheduler]) -> String {
     text + "\n"
 }
 
-/// Lists where `paced` is slower than a scheduler that does not know the outcome, by more than chance and by more than users miss: for
-/// each page and setting of paths, each such scheduler with its largest lead.
+/// Lists where `paced` is slower than a scheduler that does not know the outcome, by more than random variation and by more than
+/// [`FELT`]: for each page and setting of paths, each such scheduler with its largest lead.
 fn behind(rows: &[Row]) -> String {
     let (mut text, all) = (String::new(), distinct(rows.iter().map(|row| row.browser)).len());
     for (figure, of) in [

@@ -12,7 +12,7 @@ fn plan() -> TreesPlan {
     *plan
 }
 
-/// The only page of a plan whose links nothing disturbs, over one path.
+/// Returns a plan with only this page, over one path whose links have neither jitter nor losses.
 fn calm(page: &str, rate_mbit: f64, rtt_ms: f64) -> TreesPlan {
     let mut plan = plan();
     plan.pages.retain(|it| it.name == page);
@@ -27,7 +27,7 @@ fn load(plan: &TreesPlan, browser: Browser, scheduler: TreesScheduler) -> Loaded
     Setting { plan, page: &plan.pages[0], browser, cell: &plan.cells[0] }.load(scheduler, 1).unwrap()
 }
 
-/// The streams that have the next `turns` packets, by requests of these kinds that never end.
+/// Returns the streams of the next `turns` packets, if requests of these kinds never end.
 fn turns(browser: Browser, kinds: &[ResourceKind], turns: usize) -> Vec<usize> {
     let stream = |kind: &ResourceKind| Stream {
         of: 0,
@@ -57,10 +57,10 @@ fn each_browser_has_its_order() {
     assert_eq!(counts(&turns(Browser::ChromiumH2, &images, 10), 3), [10, 0, 0], "of equals the first");
     assert_eq!(counts(&turns(Browser::ChromiumH3, &images, 10), 3), [0, 10, 0], "what does not share goes first");
     assert_eq!(counts(&turns(Browser::ChromiumH3, &[Image, Image], 10), 2), [5, 5]);
-    // Two leaders of 22 beside the followers of 1, and these two share.
+    // Two leaders with weight 22 beside the followers with 1, which share theirs.
     let of_firefox = counts(&turns(Browser::FirefoxH2, &kinds, 4_500), 4);
     assert_eq!(of_firefox, [50, 2_200, 2_200, 50]);
-    // Leaders 201 to others 101.
+    // Leaders have weight 201, others 101.
     assert_eq!(counts(&turns(Browser::FirefoxH2, &[Image, AsyncScript], 302), 2), [201, 101]);
 }
 
@@ -85,14 +85,14 @@ fn over_one_calm_path_a_page_takes_its_round_trips_and_its_bytes() {
         / plan.links.payload_bytes as f64;
     for scheduler in &plan.schedulers {
         let loaded = load(&plan, Browser::ChromiumH3, *scheduler);
-        // A round trip for each resource of the chain, and at most all bytes.
+        // One round trip for each resource of the chain, and at most all bytes.
         let depth = 100.0 * depth(page) as f64;
         let what = format!("{}: {loaded:?}, {depth} + {ms}", scheduler.name());
         assert!(loaded.load_ms > depth.max(ms) && loaded.load_ms < depth + ms, "{what}");
     }
 }
 
-/// How many resources are found one in the other.
+/// Returns the length of the longest chain of resources that refer to each other.
 fn depth(page: &Page) -> usize {
     let mut depths = std::collections::BTreeMap::new();
     for resource in &page.resources {
@@ -105,7 +105,7 @@ fn depth(page: &Page) -> usize {
 #[test]
 fn what_blocks_rendering_goes_first_as_far_as_the_browser_says_so() {
     let mut plan = calm("mixed", 8.0, 40.0);
-    // What waits in a router's queue has its order already.
+    // Packets in a router's queue have their order already.
     (plan.links.buffer_packets, plan.links.initial_window) = (20, 10);
     let blind = load(&plan, Browser::ChromiumH2, TreesScheduler::MpquicLowestRtt);
     let bounds =
@@ -136,7 +136,7 @@ fn rows_are_what_the_plan_gives() {
     let Any::Trees(plan) = Any::read("fstream-trees").unwrap() else { panic!("it is no plan of pages") };
     let settings = plan.pages.len() * plan.browsers.len() * plan.cells.len();
     assert_eq!(kept.len(), settings * plan.schedulers.len());
-    // One of them again: a run is a function of its plan.
+    // Runs one setting again: a run is a function of its plan.
     let mut again = (*plan).clone();
     again.pages.truncate(1);
     again.browsers.truncate(1);
