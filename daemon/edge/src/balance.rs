@@ -1,41 +1,42 @@
-//! Which of several gateways gets a request: the one that is nearest and has the least to do, of those that answer.
+//! Which of several gateways gets a request: of those that answer, the gateway that is nearest and has the least to do.
 //!
-//! Pure: what is seen of gateways, and time, are arguments.
+//! Pure: observations of gateways, and time, are arguments.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long what a gateway told of its load counts. Behind that, it is taken to have nothing to do, so that it is asked again.
+/// How long a gateway's report of its load counts. After that, it is assumed to be idle, so that it gets requests again.
 const TOLD: Duration = Duration::from_secs(10);
 
-/// How long a gateway that failed is asked last: at first, and at most; twice as long each time in a row.
+/// How long a gateway that failed is tried last: the first and the longest time; it doubles with each failure in a row.
 const AVOIDED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// What engines that are all at work count for, beside the round trip.
+/// The cost of engines that are all busy, added to the round trip.
 const FULL: Duration = Duration::from_millis(50);
 
-/// What one request of ours that a gateway has now counts for, beside the round trip: what it told is from before.
+/// The cost of each of our own requests at a gateway, added to the round trip: its last report did not include them.
 const OWN: Duration = Duration::from_millis(1);
 
 /// What is known of one gateway.
 #[derive(Clone, Debug, Default)]
 pub struct GatewayHealth {
-    /// What its answers told last of its engines' load, in thousandths of what they work on at once, and when.
+    /// The load of its engines that its answers last reported, in thousandths of the requests that they work on at once, and
+    /// when.
     told: Option<(u32, Instant)>,
-    /// How often it failed in a row, and until when it is asked last.
+    /// How often it failed in a row, and until when it is tried last.
     failures: u32,
     avoided_until: Option<Instant>,
-    /// Requests of ours that it has now.
+    /// Our own requests that it works on.
     own: u32,
 }
 
-/// How a gateway is reached at this moment.
+/// How a gateway can be reached now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Whether there is a connection, or one is to be expected.
     pub is_within_reach: bool,
-    /// The round trip; `None` where nothing is known.
+    /// The round trip; `None` if it is unknown.
     pub smoothed_rtt: Option<Duration>,
 }
 
@@ -45,12 +46,12 @@ impl GatewayHealth {
         self.own += 1;
     }
 
-    /// Notes that a request of ours has ended there.
+    /// Notes that one of our requests has ended there.
     pub fn ended(&mut self) {
         self.own = self.own.saturating_sub(1);
     }
 
-    /// Notes that it answered, and what it told of its load, if it did.
+    /// Notes that it answered, and its load, if it reported one.
     pub fn answered(&mut self, load_permille: Option<u32>, now: Instant) {
         (self.failures, self.avoided_until) = (0, None);
         self.told = load_permille.map(|load| (load, now)).or(self.told);
@@ -64,8 +65,8 @@ impl GatewayHealth {
         self.avoided_until = Some(now + wait);
     }
 
-    /// What speaks against it, the first of these most: that it failed, that it is out of reach, that its engines have more to
-    /// do than they do at once, and the time that it costs.
+    /// Returns the reasons against it, the gravest first: that it failed, that it is out of reach, that its engines are all
+    /// busy, and the time that it costs.
     fn cost(&self, seen: Seen, now: Instant) -> (bool, bool, bool, Duration) {
         let is_avoided = self.avoided_until.is_some_and(|until| now < until);
         let told = self.told.filter(|(_, at)| now.saturating_duration_since(*at) < TOLD);
@@ -75,7 +76,7 @@ impl GatewayHealth {
     }
 }
 
-/// Returns the gateway to ask, by its place, of those that were not `tried`; of equals, the first.
+/// Returns the index of the gateway to ask, among those that were not `tried`; among equals, the first.
 #[must_use]
 pub fn choose(gateways: &[GatewayHealth], seen: &[Seen], tried: &[usize], now: Instant) -> Option<usize> {
     let untried = gateways.iter().zip(seen).enumerate().filter(|(place, _)| !tried.contains(place));
@@ -103,7 +104,7 @@ mod tests {
         gateways[0].answered(Some(300), now);
         assert_eq!(choose(&gateways, &seen, &[], now), Some(1), "15 ms of load");
         assert_eq!(choose(&gateways, &seen, &[], after(now, 10_001)), Some(0), "what it told is old");
-        // However far it is, one with room is better than a queue.
+        // However far it is, a gateway with room is better than a queue.
         gateways[0].answered(Some(1_000), now);
         assert_eq!(choose(&gateways, &[near(1), near(900)], &[], now), Some(1));
     }
@@ -135,7 +136,7 @@ mod tests {
         }
         gateways[1].failed(now);
         gateways[0].failed(now);
-        assert_eq!(choose(&gateways, &[near(1), near(2)], &[], now), Some(0), "nobody is left, so the nearest");
+        assert_eq!(choose(&gateways, &[near(1), near(2)], &[], now), Some(0), "none is left, so the nearest");
         assert_eq!(choose(&gateways, &[near(1), near(2)], &[0], now), Some(1));
         assert_eq!(choose(&gateways, &[near(1), near(2)], &[0, 1], now), None);
         gateways[0].answered(None, now);

@@ -1,4 +1,4 @@
-//! What the edge role counts, by local address.
+//! The counters of the edge role, by local address.
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, sync::Arc};
 
@@ -26,7 +26,7 @@ type Labels<const N: usize> = [(&'static str, String); N];
 /// The metrics of the edge role. "Up" is to the relay, "down" to local applications.
 #[derive(Debug, Default)]
 pub struct EdgeMetrics {
-    /// What is open.
+    /// The open tunnels, local addresses and relays.
     pub roster: Arc<Roster>,
     open: Family<Labels<2>, Gauge>,
     tunnels_opened: Family<Labels<2>, Counter>,
@@ -47,22 +47,22 @@ pub struct EdgeMetrics {
     dropped_down: Family<Labels<2>, Counter>,
     /// QUIC packets for relays behind hops that were larger than the smallest, while capsules stood in for datagrams.
     pub hop_withheld: Counter,
-    /// What became of datagrams inside the connections to relays.
+    /// What happened to datagrams inside the connections to relays.
     pub datagrams: Arc<DatagramCounters>,
-    /// What became of those connections when this host's addresses changed.
+    /// What happened to those connections when this host's addresses changed.
     pub connections: Arc<ConnectionCounters>,
 }
 
-/// What one local address counts.
+/// The counters of one local address.
 #[derive(Debug, Default)]
 pub struct LocalAddressCounters {
-    /// Tunnels that are open.
+    /// Open tunnels.
     pub open: Gauge,
     /// Tunnels that relays opened.
     pub tunnels_opened: Counter,
     /// Tunnels that relays refused, or ended at once.
     pub tunnels_refused: Counter,
-    /// Senders that had to leave for others, because there were too many.
+    /// Senders that were removed for others, because there were too many.
     pub sources_evicted: Counter,
     /// Tunnels that had to wait because the relay's stream credit was used up.
     pub credit_waits: Counter,
@@ -70,15 +70,15 @@ pub struct LocalAddressCounters {
     pub place_waits: Counter,
     /// Answers of relays that they allow no more tunnels.
     pub limit_refusals: Counter,
-    /// Tunnels that never came to be, because no place was found for them.
+    /// Tunnels that were never opened, because there was no place for them.
     pub tunnels_crowded_out: Counter,
     /// Payloads handed to tunnels.
     pub packets_up: Counter,
     /// Payloads handed to local senders.
     pub packets_down: Counter,
-    /// Bytes that came from applications.
+    /// Bytes from applications.
     pub bytes_up: Counter,
-    /// Bytes that were handed to applications.
+    /// Bytes handed to applications.
     pub bytes_down: Counter,
     /// Payloads dropped while their tunnel was being opened.
     pub dropped_waiting: Counter,
@@ -92,14 +92,14 @@ pub struct LocalAddressCounters {
 }
 
 impl EdgeMetrics {
-    /// Creates all metrics at zero, of an edge on which it depends whether the daemon is `ready`.
+    /// Creates all metrics at zero. The daemon's readiness depends, through `ready`, on this edge.
     #[must_use]
     pub fn new(ready: Arc<Readiness>) -> Self {
         let connections = Arc::new(ConnectionCounters { ready, ..ConnectionCounters::default() });
         Self { connections, ..Self::default() }
     }
 
-    /// Registers all of them.
+    /// Registers all metrics.
     pub fn register(&self, registry: &mut Registry) {
         for (name, help, family) in [
             ("edge_tunnels_opened", "Tunnels opened through relays", &self.tunnels_opened),
@@ -146,7 +146,7 @@ impl EdgeMetrics {
         }
     }
 
-    /// Returns the counters of a local address that serves a protocol; those of the same one go on where they were.
+    /// Returns the counters of a local address that serves a protocol. For the same address and protocol, counting continues.
     #[must_use]
     pub fn of(&self, listen: SocketAddr, protocol: &str) -> Arc<LocalAddressCounters> {
         let labels = [("listen", listen.to_string()), ("protocol", protocol.to_owned())];
@@ -184,13 +184,13 @@ impl LocalAddressCounters {
         &self.labels[0].1
     }
 
-    /// What it serves: "udp", "tcp" or "proxy".
+    /// What it serves: "udp", "tcp", "proxy" or "serve".
     #[must_use]
     pub fn protocol(&self) -> &str {
         &self.labels[1].1
     }
 
-    /// Counts a connection that leads nowhere, and why.
+    /// Counts a connection that leads nowhere, by reason.
     pub fn refuse(&self, reason: &'static str) {
         self.tunnels_refused.inc();
         self.refusals.get_or_create(&self.with("reason", reason)).inc();
@@ -201,13 +201,13 @@ impl LocalAddressCounters {
         self.limit_hits.get_or_create(&self.with("limit", limit)).inc();
     }
 
-    /// Returns what counts that a client had to wait for a place.
+    /// Returns a function that counts each time a client has to wait for a place.
     pub fn when_full(self: &Arc<Self>) -> impl Fn() + Send + Sync + use<> {
         let counters = self.clone();
         move || counters.limit_hit("max_connections")
     }
 
-    /// Counts a datagram of a SOCKS client that was ignored, and why.
+    /// Counts an ignored datagram of a SOCKS client, by reason.
     pub fn ignore(&self, reason: &'static str) {
         self.ignored.get_or_create(&self.with("reason", reason)).inc();
     }
@@ -218,13 +218,13 @@ impl LocalAddressCounters {
     }
 }
 
-/// The relays that the edge uses, as metrics: looked up when they are asked for.
+/// The relays that the edge uses, as metrics that are computed when they are scraped.
 #[derive(Debug)]
 struct Uplinks(Arc<Roster>);
 
 impl Collector for Uplinks {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        // Several may lead to the same relay, with other credentials.
+        // Several uplinks may lead to the same relay, with different credentials.
         let mut relays = BTreeMap::<String, [u64; 3]>::new();
         for standpoint in self.0.uplinks().iter().flat_map(|uplink| uplink.standpoints()) {
             let Attempts { connects, failures, .. } = standpoint.attempts;
@@ -254,8 +254,8 @@ impl Collector for Uplinks {
 /// The name of a gauge, its help, and its value for a path.
 type PathGauge = (&'static str, &'static str, fn(&PathReport) -> f64);
 
-/// The paths of the edge as metrics, at most eight names. Where local addresses do not share connections, a path is as fast as its
-/// fastest connection, and what it carries is added up.
+/// The paths of the edge as metrics, at most eight names. If local addresses do not share connections, a path is as fast as its
+/// fastest connection, and their traffic is added up.
 #[derive(Debug)]
 struct PathGauges(Arc<Roster>);
 

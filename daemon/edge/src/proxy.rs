@@ -7,7 +7,7 @@
 //! | [`association`] | UDP by SOCKS: a local socket, and a tunnel for each target |
 //! | [`users`] | the users that may use it |
 //!
-//! **Invariant:** nothing here resolves a name.
+//! **Invariant:** no code in this module resolves a name.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -32,7 +32,7 @@ pub mod session;
 pub mod socks;
 pub mod users;
 
-/// A proxy's address, and the clients that are connected to it.
+/// A proxy's address, and its connected clients.
 pub struct Entrance {
     door: Door,
     shared: Arc<Shared>,
@@ -45,18 +45,18 @@ pub struct Entrance {
 pub struct Shared {
     access: RelayAccess,
     protocols: Vec<ProxyKind>,
-    /// `None` if everybody may use it.
+    /// `None` if all clients may use it.
     users: Option<ProxyUsers>,
     mode: TunnelMode,
     udp_idle: Duration,
-    /// How long a UDP target is left alone that the relay refused.
+    /// How long a UDP target that the relay refused is not tried again.
     pause: Duration,
-    /// Among the UDP tunnels that may be open at once.
+    /// A permit for each UDP tunnel that may be open at once.
     tunnels: Arc<Semaphore>,
 }
 
 impl Entrance {
-    /// Serves `proxy` on a listener that [`door::bind`] made, through `uplink`; what is sent is of the class of `membership`.
+    /// Serves `proxy` on a listener that [`door::bind`] made, through `uplink`, in the class of `membership`.
     ///
     /// # Errors
     /// The file of users cannot be used, or the system refuses to watch the listener.
@@ -87,7 +87,7 @@ impl Entrance {
         })
     }
 
-    /// The address that was bound.
+    /// Returns the bound address.
     ///
     /// # Errors
     /// The system does not tell.

@@ -1,5 +1,5 @@
-//! A local address for clients of the OpenAI API, whose requests go to a gateway over the connections that all local
-//! addresses share.
+//! A local address for clients of the OpenAI API. Their requests go to a gateway over the connections that all local addresses
+//! share.
 
 use std::{
     io,
@@ -30,7 +30,7 @@ use super::{
     uplink::Uplink,
 };
 
-/// A local address, and the clients that are connected to it.
+/// A local address, and its connected clients.
 pub struct Clients {
     door: Door,
     gateways: Arc<ToGateways>,
@@ -44,12 +44,12 @@ struct ToGateways {
     health: Arc<Mutex<Vec<GatewayHealth>>>,
 }
 
-/// A request that a gateway has.
+/// A request that was sent to a gateway.
 pub struct RequestAtGateway {
     link: Link,
     traffic: Arc<Traffic>,
     _first: FirstRequest,
-    /// Which gateway, by its place.
+    /// The index of the gateway.
     place: usize,
     health: Arc<Mutex<Vec<GatewayHealth>>>,
 }
@@ -74,7 +74,7 @@ impl Drop for RequestAtGateway {
 }
 
 impl Clients {
-    /// Serves `serve` on a listener that [`door::bind`](role::door::bind) made, through one of `uplinks`; what is sent is of the
+    /// Serves `serve` on a listener that [`door::bind`](role::door::bind) made, through one of `uplinks`. Requests are of the
     /// class of `membership`.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl Clients {
         })
     }
 
-    /// The address that was bound.
+    /// Returns the bound address.
     ///
     /// # Errors
     /// The system does not tell.
@@ -113,7 +113,7 @@ impl Clients {
     pub async fn run(mut self) {
         loop {
             let (stream, _, place) = self.door.next().await;
-            // Tokens leave as they come.
+            // Tokens leave as they arrive.
             _ = stream.set_nodelay(true);
             let (gateways, limits) = (self.gateways.clone(), self.limits);
             self.door.spawn(async move {
@@ -125,10 +125,10 @@ impl Clients {
 }
 
 impl ToGateways {
-    /// Chooses a gateway that was not tried, and notes that it has the request.
+    /// Chooses an untried gateway, and notes that it gets the request.
     fn choose(&self, tried: &mut Vec<usize>) -> Option<(&RelayAccess, usize)> {
         let see = |access: &RelayAccess| Seen {
-            // It is asked for a connection if there is none.
+            // If there is no connection, this requests one.
             is_within_reach: access.uplink.is_within_reach(),
             smoothed_rtt: access.uplink.lines().iter().filter_map(|line| line.path.get().smoothed_rtt).min(),
         };
@@ -138,10 +138,10 @@ impl ToGateways {
             _ => self.accesses.iter().map(see).collect(),
         };
         let mut health = self.health.lock();
-        // A single one is tried again, over another connection.
+        // A single gateway is tried again, over another connection.
         let avoided: &[usize] = if self.accesses.len() == 1 { &[] } else { tried };
         let chosen = balance::choose(&health, &seen, avoided, Instant::now());
-        // After all of them, any.
+        // After all were tried, any of them.
         let place = chosen.or_else(|| balance::choose(&health, &seen, &[], Instant::now()))?;
         health.get_mut(place)?.asked();
         drop(health);
@@ -232,7 +232,7 @@ impl entrance::GatewayAccess for ToGateways {
     }
 
     fn answered(&self, asked: &RequestAtGateway, answer: Option<&ResponseHead>) {
-        // Without credentials that the gateway takes, it takes us for a stranger. 401 is about the client's own key.
+        // Without credentials that the gateway accepts, it treats us as a stranger. 401 is about the client's own key.
         if answer.is_some_and(|head| head.status != 407) {
             asked.link.relay.let_in();
         }

@@ -1,4 +1,5 @@
-//! Forwards over loopback, to a relay that does what each test needs: it echoes, refuses, goes away.
+//! Forwards over loopback, to a relay that behaves as each test needs: it echoes, refuses or shuts
+//! down.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -60,7 +61,7 @@ enum Does {
     Refuse,
     /// Echoes once, then closes the connection.
     EchoOnce,
-    /// Echoes, in as many tunnels of all connections at once.
+    /// Echoes, in up to this many tunnels of all connections at once.
     EchoIn(usize),
 }
 
@@ -72,9 +73,9 @@ struct Seen {
     datagrams: AtomicUsize,
     capsules: AtomicUsize,
     finished: AtomicUsize,
-    /// How often all connections were closed from here.
+    /// How often this side has closed all connections.
     closings: watch::Sender<u32>,
-    /// Tunnels that are open, and as many as ever were at once.
+    /// Open tunnels now, and their maximum so far.
     open: AtomicUsize,
     most: AtomicUsize,
 }
@@ -84,7 +85,7 @@ struct TestRelay {
     fingerprint: [u8; 32],
     seen: Arc<Seen>,
     server: JoinHandle<()>,
-    /// Whether connections are let in.
+    /// Whether connections are admitted.
     open: Arc<AtomicBool>,
 }
 
@@ -124,7 +125,7 @@ impl TestRelay {
                 counting.connections.fetch_add(1, Relaxed);
                 let connection =
                     HttpConnection::start(connection, Role::Server, MessageLimits::default()).await.unwrap();
-                // What it takes for users is not for it to say.
+                // This relay admits all clients as users.
                 connection.client().standing().admit();
                 tokio::spawn(serve(connection, does, counting.clone()));
             }
@@ -132,7 +133,7 @@ impl TestRelay {
         Self { address, fingerprint, seen, server, open }
     }
 
-    /// Lets nobody in any more, and closes what is open.
+    /// Admits no further connections, and closes the open ones.
     fn shut(&self) {
         self.open.store(false, Relaxed);
         self.seen.closings.send_modify(|closings| *closings += 1);
@@ -297,7 +298,7 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(PATIENCE, waiting).await.expect("it never came to be");
+    timeout(PATIENCE, waiting).await.expect("it never happened");
 }
 
 #[tokio::test]
@@ -352,7 +353,7 @@ async fn refusals_are_repeated_no_faster_than_the_back_off() {
         application.send(b"payload").await.unwrap();
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // Waits of 10, 20, 40 and 80 milliseconds, of which at least half is kept.
+    // Waits of 10, 20, 40 and 80 milliseconds; at least half of each is kept.
     assert!(begun.elapsed() >= Duration::from_millis(75));
     assert_eq!(relay.seen.connections.load(Relaxed), 1, "a refusal does not end the connection");
 }
@@ -364,7 +365,7 @@ async fn a_lost_connection_is_made_again_for_the_next_payload() {
     let application = edge.application().await;
     let mut buffer = [0; 1];
     for round in 1..=3 {
-        // What is sent before the edge has noticed is lost.
+        // Payloads that are sent before the edge has noticed are lost.
         while buffer != [round] {
             application.send(&[round]).await.unwrap();
             _ = timeout(Duration::from_millis(100), application.recv(&mut buffer)).await;
@@ -400,7 +401,7 @@ async fn an_unknown_certificate_is_reported_with_what_it_takes_to_pin_it() {
     assert!(endpoint.connect().await.is_ok());
 }
 
-/// Asks one question from each of so many new ports, and gets an answer to each.
+/// Asks one question from each of `questions` new ports, and gets an answer to each.
 async fn ask(edge: &Edge, questions: u16) {
     for question in 0..questions {
         let application = edge.application().await;
@@ -421,7 +422,7 @@ async fn ask_until_answered(edge: &Edge) -> UdpSocket {
             }
         }
     };
-    timeout(PATIENCE, asking).await.expect("nobody answers");
+    timeout(PATIENCE, asking).await.expect("no relay answers");
     application
 }
 
@@ -448,7 +449,7 @@ async fn the_next_relay_takes_over_and_the_preferred_one_gets_new_senders_again_
     let (connections, asked) = (relays[1].seen.connections.load(Relaxed), requests()[1]);
     moved.send(b"still there?").await.unwrap();
     assert_eq!(receive(&moved).await, b"still there?");
-    assert_eq!((relays[1].seen.connections.load(Relaxed), requests()[1]), (connections, asked), "what is open stays");
+    assert_eq!((relays[1].seen.connections.load(Relaxed), requests()[1]), (connections, asked), "open tunnels stay");
 }
 
 #[tokio::test]

@@ -31,7 +31,7 @@ pub enum TokenSource {
 }
 
 impl Access {
-    /// What the configuration says of each relay of an uplink, in their order.
+    /// Returns the access to each relay of an uplink, as the configuration says, in its order.
     #[must_use]
     pub fn of(uplink: &UplinkSettings) -> Vec<Self> {
         let access = |template: &Template| Self {
@@ -43,8 +43,8 @@ impl Access {
         uplink.relays.iter().map(access).collect()
     }
 
-    /// Returns the SHA-256 of the contents of the files that it names, by which a caller can tell whether any of them
-    /// has changed. A file that cannot be read counts as unreadable.
+    /// Returns the SHA-256 of the contents of the files that it names, so that a caller can tell whether any of them
+    /// has changed. An unreadable file is hashed as such.
     #[must_use]
     pub fn contents(&self) -> [u8; 32] {
         let Self { template: _, trust, token, identity } = self;
@@ -65,7 +65,7 @@ impl TokenSource {
     /// Reads the token.
     ///
     /// # Errors
-    /// It cannot be read, or is none.
+    /// It cannot be read, or is not a valid token.
     pub fn read(&self) -> Result<Arc<str>, ConnectError> {
         let (from, text) = match self {
             Self::File(path) => (path.display().to_string(), std::fs::read_to_string(path).map_err(TokenError::from)),

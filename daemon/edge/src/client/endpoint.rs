@@ -1,4 +1,4 @@
-//! How a client reaches its relay: sockets, name resolution, TLS, and connections one after another.
+//! How a client reaches its relay: sockets, name resolution, TLS, and a sequence of connections.
 
 use std::{
     io,
@@ -37,11 +37,11 @@ use super::{
 };
 use crate::{exit::Exit, form::Experience};
 
-/// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first
-/// packets were too large for the path, and to try smaller ones.
+/// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first packets
+/// were too large for the path, and to try smaller ones.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// How long a relay may take to answer a request: longer than it may take itself to resolve a name and to connect.
+/// How long a relay may take to answer a request: longer than the relay itself may take to resolve a name and to connect.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// After how long without success the next address of a relay is tried as well (RFC 8305 §5).
@@ -50,19 +50,19 @@ const STAGGER: Duration = Duration::from_millis(250);
 /// How many addresses of a relay are tried.
 const MAX_ADDRESSES: usize = 4;
 
-/// How long the end of a connection in a tunnel may take to get into that.
+/// How long the final packet of a connection in a tunnel may take to get into the tunnel.
 const LAST_PACKET: Duration = Duration::from_millis(50);
 
-/// The address of a relay behind a hop whose relay does not say where it sends to: of no network (RFC 5737 §3). The transport
-/// needs one; packets go into the tunnel whatever it is.
+/// The address of a relay behind a hop whose relay does not report where it sends to: from a documentation network (RFC 5737
+/// §3). The transport needs an address, but packets go into the tunnel whatever it is.
 pub const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 0));
 
-/// What waits per tunnel and direction, and per connection to be sent.
+/// How many bytes may wait per tunnel and direction, and to be sent per connection.
 const QUEUES: QueueLimits = QueueLimits { flow_bytes: 256 * 1024, connection_bytes: 4 << 20 };
 
 /// A relay through which another is reached.
 pub trait Via: Send + Sync {
-    /// What it is called.
+    /// Returns its name.
     fn name(&self) -> &str;
 
     /// Opens a tunnel to another relay.
@@ -71,29 +71,29 @@ pub trait Via: Send + Sync {
 
 /// A tunnel to a relay.
 pub struct Passage {
-    /// What carries packets to and from it.
+    /// Carries packets to and from the relay.
     pub carrier: Box<dyn Carrier>,
-    /// Its address, as the relay before it says.
+    /// The relay's address, if the relay before it reports one.
     pub address: Option<SocketAddr>,
-    /// How the tunnel does.
+    /// How the tunnel ends.
     pub fate: PassageEnd,
 }
 
-/// What becomes of the tunnel that a connection runs in.
+/// The end of the tunnel that a connection runs in.
 pub struct PassageEnd {
-    /// Completes when nothing passes any more.
+    /// Completes when the tunnel no longer carries packets.
     pub ended: BoxFuture<'static, ()>,
-    /// Completes when other tunnels are to be preferred.
+    /// Completes when other tunnels should be preferred.
     pub left: BoxFuture<'static, ()>,
 }
 
-/// What a connection in a tunnel needs for as long as it lives.
+/// What a connection in a tunnel needs during its life.
 pub struct Inside {
-    /// What becomes of the tunnel.
+    /// The end of the tunnel.
     pub fate: PassageEnd,
     /// The endpoint, which has only this connection.
     pub client: s2n_quic::Client,
-    /// Keeps the endpoint going.
+    /// Keeps the endpoint running.
     pub carrying: Carrying,
 }
 
@@ -107,11 +107,11 @@ pub struct Endpoint {
     counters: Arc<DatagramCounters>,
     schedules: Schedules,
     exit: Arc<Exit>,
-    /// What it is reached through, if there is anything.
+    /// The relay that it is reached through, if any.
     via: Option<Arc<dyn Via>>,
-    /// What its connections have seen of the way.
+    /// What its connections have learned of the path.
     experience: Experience,
-    /// For IPv4 and IPv6, each from its first use on.
+    /// For IPv4 and IPv6; each is made at its first use.
     sockets: Mutex<[Option<s2n_quic::Client>; 2]>,
 }
 
@@ -119,34 +119,34 @@ pub struct Endpoint {
 pub struct Connected {
     /// The relay, ready for requests.
     pub relay: RelayConnection,
-    /// What has to be [driven](super::drive) for anything to happen.
+    /// Must be [driven](super::drive); otherwise nothing happens.
     pub connection: h3::HttpConnection,
-    /// How large its packets are.
+    /// The size of its packets.
     pub packets: PacketSize,
-    /// What arrives from the relay.
+    /// Counts the packets that arrive from the relay.
     pub heard: Heard,
     /// What is known of its path.
     pub path: PathStats,
-    /// What this and earlier connections have seen of the way.
+    /// What this and earlier connections have learned of the path.
     pub experience: Experience,
-    /// Where all that happens on it can be listened to.
+    /// The tap for events on the connection.
     pub tap: Tap,
     /// The relay's address.
     pub address: SocketAddr,
-    /// How packets leave for it.
+    /// How packets leave for the relay.
     pub exit: Arc<Exit>,
     /// How long the QUIC handshake took.
     pub handshake: Duration,
-    /// What has to be kept while it lives, if it runs in a tunnel.
+    /// Must be kept while the connection lives, if it runs in a tunnel.
     pub inside: Option<Inside>,
 }
 
 impl Endpoint {
-    /// Reads the files that `access` names, except for the token's. `counters` learns what becomes of datagrams;
-    /// `schedules` order what is sent.
+    /// Reads the files that `access` names, except for the token's. `counters` count what happens to datagrams; `schedules`
+    /// order outgoing data.
     ///
     /// # Errors
-    /// A file cannot be read, or does not hold what it should.
+    /// A file cannot be read, or has invalid contents.
     pub fn new(
         access: Access,
         transport: Transport,
@@ -183,13 +183,13 @@ impl Endpoint {
         })
     }
 
-    /// Reaches the relay through another.
+    /// Makes connections to the relay run through another relay.
     #[must_use]
     pub fn through(self, via: Arc<dyn Via>) -> Self {
         Self { via: Some(via), exit: Arc::new(Exit::in_tunnel()), ..self }
     }
 
-    /// The name of the hop that the relay is reached through, if there is one.
+    /// Returns the name of the hop on the way to the relay, if there is one.
     #[must_use]
     pub fn via(&self) -> Option<&str> {
         self.via.as_deref().map(Via::name)
@@ -201,27 +201,28 @@ impl Endpoint {
         Self { exit, ..self }
     }
 
-    /// How its packets leave.
+    /// Returns how its packets leave.
     #[must_use]
     pub fn exit(&self) -> &Arc<Exit> {
         &self.exit
     }
 
-    /// Takes new sockets for further connections: the device of these may be gone, and another one have its name.
+    /// Makes further connections use new sockets: the device of the present ones may be gone, and another device may have its
+    /// name.
     pub fn renew(&self) {
         *self.sockets.lock() = [None, None];
     }
 
-    /// The relay's host and port.
+    /// Returns the relay's host and port.
     #[must_use]
     pub fn origin(&self) -> &Target {
         self.template.origin()
     }
 
-    /// Connects to the relay: to the first of its addresses that answers.
+    /// Connects to the first of the relay's addresses that answers.
     ///
     /// # Errors
-    /// See [`ConnectError`]; of several addresses' errors, the first one that says more than that nobody answers.
+    /// See [`ConnectError`]. If several addresses fail, this is the first error that is not a mere lack of an answer.
     pub async fn connect(&self) -> Result<Connected, ConnectError> {
         let bearer = self.access.token.as_ref().map(TokenSource::read).transpose()?;
         let origin = self.origin();
@@ -253,7 +254,7 @@ impl Endpoint {
         self.speak(connection, (address, handshake), bearer, None).await
     }
 
-    /// Begins to speak HTTP/3 over a connection whose handshake is complete.
+    /// Starts HTTP/3 on a connection whose handshake is complete.
     async fn speak(
         &self,
         connection: s2n_quic::Connection,
@@ -281,7 +282,8 @@ impl Endpoint {
         let Passage { carrier, address, fate } = via.open(origin).await?;
         let literal = if let Host::Ip(ip) = origin.host { Some(SocketAddr::new(ip, origin.port)) } else { None };
         let address = address.or(literal).unwrap_or(SocketAddr::new(SOMEWHERE, origin.port));
-        // The transport would take the larger header of IPv6 off the size of packets, which the tunnel does not have.
+        // For IPv6, the transport would subtract the larger IP header from the size of packets, but packets in the tunnel
+        // have no such header.
         let peer = if address.is_ipv4() { address } else { SocketAddr::new(SOMEWHERE, address.port()) };
         let (packets, carrying) = self.transport.carried_by(carrier, peer);
         let client = endpoint::connect(packets, &self.transport, self.tls.clone(), self.datagrams());
@@ -302,11 +304,11 @@ impl Endpoint {
         Ok((address, handshake, connection, Inside { fate, client, carrying }))
     }
 
-    /// Closes `relay`'s connection properly and gives the peer a moment to be told.
+    /// Closes the connection of `relay` gracefully, and gives the last packets some time to leave.
     pub async fn close(&self, relay: &RelayConnection) {
         relay.http().close(Code::NoError);
         if self.via.is_some() {
-            // The tunnel is still there.
+            // The tunnel still exists.
             sleep(LAST_PACKET).await;
         }
         let sockets = self.sockets.lock().clone();
@@ -327,7 +329,7 @@ impl Endpoint {
         Ok((address, handshake, connection))
     }
 
-    /// Connects to a peer of an endpoint, which is known as `address`.
+    /// Connects to `peer`, which errors name as `address`.
     async fn shake_hands(
         &self,
         client: &s2n_quic::Client,
@@ -360,7 +362,7 @@ impl Endpoint {
         }
     }
 
-    /// The endpoint for the family of `address`, which is made at the first use.
+    /// Returns the endpoint for the family of `address`, which is made at its first use.
     fn socket(&self, address: SocketAddr) -> Result<s2n_quic::Client> {
         let mut sockets = self.sockets.lock();
         let socket = &mut sockets[usize::from(address.is_ipv6())];

@@ -5,10 +5,10 @@ use std::{env, io, net::SocketAddr};
 use config::hash::hex;
 use quic::h3::{self, connection_reason};
 
-/// Why there is no connection to a relay. Says what to do about it.
+/// Why there is no connection to a relay. The messages say what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The token cannot be had.
+    /// The token cannot be read.
     #[error("failed to read the token from {from}: {cause}")]
     Token {
         /// The file or variable.
@@ -24,7 +24,7 @@ pub enum ConnectError {
         /// What the resolver says.
         cause: io::Error,
     },
-    /// The system gives no socket.
+    /// The system provides no socket.
     #[error("failed to open a socket toward {to}: {cause:#}")]
     Socket {
         /// The relay's address.
@@ -32,7 +32,7 @@ pub enum ConnectError {
         /// What the system says.
         cause: anyhow::Error,
     },
-    /// Nobody answers.
+    /// No address of the relay answers.
     #[error("no answer from {0}: check that the relay runs there, and that no firewall drops UDP")]
     NoAnswer(SocketAddr),
     /// The relay showed a certificate that is not trusted.
@@ -50,15 +50,15 @@ pub enum ConnectError {
         /// What is wrong with it.
         reason: rustls::Error,
     },
-    /// The handshake failed otherwise, or the connection did.
+    /// The handshake or the connection failed for another reason.
     #[error("connection to {to} failed: {}", connection_reason(cause))]
     Failed {
         /// The relay's address.
         to: SocketAddr,
-        /// What QUIC says.
+        /// The error that QUIC reports.
         cause: s2n_quic::connection::Error,
     },
-    /// There is no way to the relay through another.
+    /// The relay cannot be reached through another.
     #[error("no way to {relay} through [hop.{hop}]: {cause}")]
     Hop {
         /// The name of the hop.
@@ -79,10 +79,10 @@ pub enum TokenError {
     /// The file cannot be read.
     #[error(transparent)]
     File(#[from] io::Error),
-    /// There is no such variable, or it is no text.
+    /// There is no such variable, or its value is not text.
     #[error(transparent)]
     Environment(#[from] env::VarError),
-    /// It is empty, or holds what no header field may.
+    /// It is empty, or contains characters that a header field may not.
     #[error("a token consists of printable ASCII characters without spaces")]
     Malformed,
 }

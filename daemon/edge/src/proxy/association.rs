@@ -1,5 +1,5 @@
-//! UDP by SOCKS (RFC 1928 §7): a local socket for one client, and a tunnel for each target that it sends to. It lasts as
-//! long as the TCP connection that it was asked for on.
+//! UDP by SOCKS (RFC 1928 §7): a local socket for one client, and a tunnel for each target that it sends to. The association
+//! lasts as long as the TCP connection on which the client requested it.
 
 use std::{
     collections::HashMap,
@@ -33,17 +33,17 @@ use super::{
 /// How many targets one client may have tunnels to at once.
 const TARGETS: usize = 64;
 
-/// What may wait for a tunnel, and what may come out of one in one go, in bytes.
+/// How many bytes may wait for a tunnel, and how many may come out of one in one turn.
 const WAITING_BYTES: usize = 64 * 1024;
 
-/// How many datagrams are read before others get their turn.
+/// How many datagrams are read before other tasks get their turn.
 const ROUNDS: usize = 64;
 
 /// A client's association.
 struct Association {
     shared: Arc<Shared>,
     socket: Arc<UdpSocket>,
-    /// Where the client sends from: its port is known with its first datagram.
+    /// The address that the client sends from; its port is known from its first datagram on.
     client: (IpAddr, Option<u16>),
     flows: HashMap<Target, Entry>,
     tasks: JoinSet<Arc<Flow>>,
@@ -54,7 +54,7 @@ struct Entry {
     heard: Instant,
 }
 
-/// What goes to one target, and comes from it.
+/// The payloads to and from one target.
 struct Flow {
     target: Target,
     inbox: Mutex<Inbox>,
@@ -64,7 +64,7 @@ struct Flow {
 struct Inbox {
     payloads: Segments,
     is_closed: bool,
-    /// Among the tunnels of all clients.
+    /// Its place among the tunnels of all clients.
     place: Option<OwnedSemaphorePermit>,
     /// The task that serves it.
     waker: Waker,
@@ -76,7 +76,7 @@ impl Flow {
         self.inbox.lock()
     }
 
-    /// Makes the tunnel end properly.
+    /// Makes the tunnel end gracefully.
     fn close(&self) {
         let mut inbox = self.inbox();
         inbox.is_closed = true;
@@ -84,10 +84,10 @@ impl Flow {
     }
 }
 
-/// Serves a client that has asked for an association, from a port that it gives, or from any if that is 0.
+/// Serves a client that has requested an association, from the port that it names, or from any port if that is 0.
 ///
 /// # Errors
-/// There is no socket for it, or it is gone before it was told its address.
+/// There is no socket for it, or it disconnected before it received its address.
 pub(super) async fn serve(shared: &Arc<Shared>, mut control: TcpStream, from: SocketAddr, port: u16) -> io::Result<()> {
     let local = control.local_addr()?.ip();
     let socket = match UdpSocket::bind((local, 0)).await {
@@ -111,12 +111,12 @@ pub(super) async fn serve(shared: &Arc<Shared>, mut control: TcpStream, from: So
             ready = association.socket.readable() => {
                 ready?;
                 association.receive();
-                // Others get their turn even when the socket never runs dry.
+                // Other tasks get their turn even if the socket never runs dry.
                 tokio::task::yield_now().await;
             }
             Some(ended) = association.tasks.join_next() => {
                 let Ok(flow) = ended else { continue };
-                // Another one may have taken its place.
+                // Another flow may have replaced it.
                 if association.flows.get(&flow.target).is_some_and(|entry| Arc::ptr_eq(&entry.flow, &flow)) {
                     association.flows.remove(&flow.target);
                 }
@@ -124,27 +124,27 @@ pub(super) async fn serve(shared: &Arc<Shared>, mut control: TcpStream, from: So
         }
     }
     association.flows.values().for_each(|entry| entry.flow.close());
-    // Each task ends with its tunnel; tunnels that were not open yet are not waited for.
+    // Each task ends with its tunnel; tasks whose tunnels are not open yet are not waited for.
     _ = timeout(Duration::from_secs(1), async { while association.tasks.join_next().await.is_some() {} }).await;
     debug!(%from, "association ended");
     Ok(())
 }
 
 impl Association {
-    /// Reads what waits, within bounds.
+    /// Reads the waiting datagrams, within bounds.
     fn receive(&mut self) {
         let mut buffer = [0; 65_536];
         for _ in 0..ROUNDS {
             match self.socket.try_recv_from(&mut buffer) {
                 Ok((len, from)) => self.take(&buffer[..len], from),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // What ICMP says about a client that is gone.
+                // An ICMP error about a client that is gone.
                 Err(_) => {}
             }
         }
     }
 
-    /// Takes a datagram to the tunnel of its target; a new target gets one.
+    /// Hands a datagram to the tunnel of its target; a new target gets a tunnel.
     fn take(&mut self, bytes: &[u8], from: SocketAddr) {
         let shared = self.shared.clone();
         let counters = &shared.access.counters;
@@ -171,8 +171,8 @@ impl Association {
         }
     }
 
-    /// Begins a tunnel to a target; the target that the client sent nothing to for longest makes room. Returns whether there
-    /// was room.
+    /// Starts a tunnel to a target. If there are too many, the client's target that was silent for longest makes room.
+    /// Returns whether there was room.
     fn open(&mut self, target: &Target, client: SocketAddr, now: Instant) -> bool {
         let mut place = self.shared.tunnels.clone().try_acquire_owned().ok();
         if place.is_none() {
@@ -182,7 +182,7 @@ impl Association {
             let oldest = self.flows.iter().min_by_key(|(_, entry)| entry.heard).map(|(target, _)| target.clone());
             let Some(evicted) = oldest.and_then(|target| self.flows.remove(&target)) else { return false };
             self.shared.access.counters.sources_evicted.inc();
-            // Its place goes to the newcomer at once, so that nobody else comes between.
+            // The new tunnel gets the place at once, so that no other client can take it.
             place = place.or(evicted.flow.inbox().place.take());
             evicted.flow.close();
         }
@@ -203,13 +203,13 @@ impl Association {
     }
 }
 
-/// What carries a flow.
+/// Carries a flow.
 struct Carrier {
     shared: Arc<Shared>,
     socket: Arc<UdpSocket>,
     client: SocketAddr,
     flow: Arc<Flow>,
-    /// What stands before each payload for the client.
+    /// The header before each payload for the client.
     header: Vec<u8>,
 }
 
@@ -220,7 +220,7 @@ impl Carrier {
             Ok(opened) => self.carry(opened).await,
             Err(error) => {
                 debug!(client = %self.client, target = %self.flow.target, "no tunnel: {error}");
-                // Whatever comes for it meanwhile is not worth another request.
+                // Payloads that arrive for the target meanwhile do not justify another request.
                 sleep(self.shared.pause).await;
             }
         }
@@ -249,13 +249,13 @@ impl Carrier {
             };
             self.shared.access.counters.count(&entry.traffic, &mut counted);
             if !moved {
-                // It ended, was silent for too long, or was ended by hand.
+                // It ended, was silent for too long, or an operator ended it.
                 return opened.tunnel.finish();
             }
         }
     }
 
-    /// Moves what can be moved; ready with `true` when something was, and with `false` when the tunnel has ended.
+    /// Moves payloads in both directions; ready with `true` if it moved any, and with `false` when the tunnel has ended.
     fn poll(
         &self,
         cx: &mut Context<'_>,
@@ -285,7 +285,7 @@ impl Carrier {
                 traffic.add_down(downlink.bytes() as u64, downlink.len() as u64);
                 for payload in downlink.iter() {
                     let datagram = [&self.header[..], payload].concat();
-                    // As a router would: what the socket does not take at once is dropped.
+                    // As in a router: if the socket does not accept a payload at once, it is dropped.
                     let sent = self.socket.try_send_to(&datagram, self.client);
                     let counter = if sent.is_ok() { &counters.packets_down } else { &counters.dropped_down };
                     counter.inc();

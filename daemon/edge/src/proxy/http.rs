@@ -1,7 +1,7 @@
 //! Requests to a proxy by HTTP/1.1 (RFC 9110, RFC 9112), and its answers. No IO.
 //!
-//! The proxy reads one request on a connection. CONNECT joins it to a target; a request for an `http` URI goes there as the
-//! only one of a connection, so that nobody has to tell where answers end.
+//! The proxy reads one request on a connection. CONNECT joins the connection to a target. A request for an `http` URI is
+//! the only request of its connection, so that the proxy need not find the end of the answer.
 
 use std::fmt::Write as _;
 
@@ -14,10 +14,10 @@ use masque::{
 
 use super::super::connect::NoConnection;
 
-/// The longest head of a request, in bytes.
+/// The maximum length of a request's head, in bytes.
 pub const HEAD_BYTES: usize = 16 * 1024;
 
-/// The most fields of a request.
+/// The maximum number of fields in a request.
 const FIELDS: usize = 100;
 
 /// Fields that are for this proxy, or for its connection with the client (RFC 9110 §7.6.1).
@@ -27,13 +27,13 @@ const OWN_FIELDS: [&str; 7] =
 /// A request as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpProxyRequest {
-    /// What is asked for, or the answer if it cannot be had.
+    /// The requested operation, or the answer if it is not possible.
     pub ask: Result<ProxyOperation, ProxyResponse>,
-    /// The name and the password that the client shows (RFC 7617), if it shows any.
+    /// The name and the password that the client sends (RFC 7617), if any.
     pub credentials: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// What a client wants of a proxy.
+/// An operation that a client requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProxyOperation {
     /// A tunnel to a target (CONNECT, RFC 9110 §9.3.6).
@@ -42,7 +42,7 @@ pub enum ProxyOperation {
     Forward {
         /// The server.
         target: Target,
-        /// The head of the request as the server is to get it.
+        /// The head of the request as it is sent to the server.
         head: Vec<u8>,
         /// How many bytes of content follow it.
         content_bytes: u64,
@@ -58,7 +58,7 @@ pub struct ProxyResponse {
 }
 
 impl ProxyResponse {
-    /// An answer about the request itself.
+    /// Returns an answer about the request itself.
     #[must_use]
     pub fn new(status: u16, text: impl Into<String>) -> Self {
         let (text, error) = (text.into(), ErrorType::HttpRequestError);
@@ -72,7 +72,7 @@ impl ProxyResponse {
         Self::new(407, "this proxy asks for a name and a password")
     }
 
-    /// The answer to a client whose target cannot be reached.
+    /// Returns the answer to a client whose target cannot be reached.
     #[must_use]
     pub fn unreachable(error: &NoConnection) -> Self {
         let own = |status, kind, text: &str| {
@@ -94,7 +94,7 @@ impl ProxyResponse {
             | NoConnection::NoExtendedConnect => {
                 own(502, ErrorType::HttpProtocolError, "the relay's answer opens no connection")
             }
-            // Whom the relay does not know is not this client, but this proxy.
+            // The relay does not know this proxy; the client is not at fault.
             NoConnection::Refused(TunnelRefused::Status { status: 401 | 407, .. }) => {
                 own(502, ErrorType::ProxyConfigurationError, "the relay does not accept the credentials of paced")
             }
@@ -105,13 +105,13 @@ impl ProxyResponse {
         }
     }
 
-    /// The answer as it is sent.
+    /// Returns the answer as it is sent.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let Self { status, reports, text } = self;
         let mut head = format!("HTTP/1.1 {status} {}\r\n", phrase(*status));
         for field in reports.iter().map(ProxyStatus::to_field) {
-            // What a relay reports was checked to be printable ASCII.
+            // The relay's report was checked to be printable ASCII.
             _ = write!(head, "Proxy-Status: {}\r\n", String::from_utf8_lossy(&field.value));
         }
         let challenge =
@@ -124,7 +124,7 @@ impl ProxyResponse {
         head.into_bytes()
     }
 
-    /// The status code.
+    /// Returns the status code.
     #[must_use]
     pub const fn status(&self) -> u16 {
         self.status
@@ -134,7 +134,7 @@ impl ProxyResponse {
 /// The answer to a client whose tunnel is open.
 pub const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
-/// Returns what a status code is called (RFC 9110 §15).
+/// Returns the reason phrase of a status code (RFC 9110 §15).
 const fn phrase(status: u16) -> &'static str {
     match status {
         400 => "Bad Request",
@@ -155,7 +155,7 @@ const fn phrase(status: u16) -> &'static str {
 /// Reads the head of a request, and returns how many bytes it took; `None` while bytes are missing.
 ///
 /// # Errors
-/// The answer to bytes that are no request.
+/// The answer to bytes that are not a request.
 pub fn request(bytes: &[u8]) -> Result<Option<(HttpProxyRequest, usize)>, ProxyResponse> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS];
     let mut parsed = httparse::Request::new(&mut fields);
@@ -215,17 +215,17 @@ fn forward(method: &str, uri: &str, fields: &[httparse::Header<'_>]) -> Result<P
     Ok(ProxyOperation::Forward { target, head, content_bytes })
 }
 
-/// The values of a field.
+/// Returns the values of a field.
 fn values<'a>(fields: &'a [httparse::Header<'_>], name: &'a str) -> impl Iterator<Item = &'a [u8]> {
     fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
 }
 
-/// The tokens of a list, in lower case.
+/// Returns the tokens of a list, in lower case.
 fn tokens(value: &[u8]) -> Vec<String> {
     String::from_utf8_lossy(value).split(',').map(|token| token.trim().to_ascii_lowercase()).collect()
 }
 
-/// How much content a request has (RFC 9112 §6.3).
+/// Returns the length of a request's content (RFC 9112 §6.3).
 fn content_bytes(fields: &[httparse::Header<'_>]) -> Result<u64, ProxyResponse> {
     if values(fields, "transfer-encoding").next().is_some() {
         return Err(ProxyResponse::new(411, "say how long the content is (Content-Length), or use CONNECT"));

@@ -1,4 +1,4 @@
-//! One client of a proxy: what it says until it is clear what it wants, and then its connection.
+//! One client of a proxy: its messages until its request is complete, and then its connection.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -20,43 +20,44 @@ use super::{
     socks::{self, Address, Command, Method, Reply},
 };
 
-/// How long a client may take to say what it wants.
+/// How long a client may take to send its request.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// How long, and for how many bytes, a client is listened to that was told no: what it still sends would otherwise reset
-/// the connection before it has read why.
+/// How long, and for how many bytes, the proxy still reads from a client that it has refused: unread bytes would reset
+/// the connection before the client has read the reason.
 const LAST: (Duration, u64) = (Duration::from_secs(1), 256 * 1024);
 
-/// A client, and what it sent that was not taken apart yet.
+/// A client, and its received bytes that were not parsed yet.
 struct Client {
     stream: TcpStream,
     read: BytesMut,
 }
 
-/// What a client turns out to want.
+/// The request of a client.
 enum Wish {
-    /// Bytes to and from a target: `first` goes there before what is read; of that, it is only to get `wanted` bytes.
+    /// Bytes to and from a target. `first` goes to the target before further bytes of the client, of which the target
+    /// gets only `wanted`.
     Carry { target: Target, told: Told, first: Vec<u8>, wanted: u64 },
     /// UDP by SOCKS, from an address that the client gives if it knows it.
     Associate(Address),
 }
 
-/// How a client is told that its target was reached, or why not.
+/// How the client learns that its target was reached, or why not.
 #[derive(Clone, Copy)]
 enum Told {
-    /// By a reply of SOCKS.
+    /// From a SOCKS reply.
     Socks,
-    /// By a response to CONNECT.
+    /// From a response to CONNECT.
     Connect,
-    /// By a response of the target, or by one of the proxy if there is none.
+    /// From the target's response, or from a response of the proxy if there is none.
     Response,
 }
 
-/// Why a client gets nothing.
+/// Why a client is refused.
 enum Denied {
-    /// It is gone, silent, or speaks something else; there is nobody to tell.
+    /// It is gone or silent, or speaks another protocol; it gets no answer.
     Gone(&'static str),
-    /// It is told why.
+    /// It gets an answer with the reason.
     Told(&'static str, Vec<u8>),
 }
 
@@ -67,7 +68,7 @@ impl From<io::Error> for Denied {
 }
 
 impl Client {
-    /// Reads until `parse` has what it wants.
+    /// Reads until `parse` has a complete message.
     async fn read<T, E>(
         &mut self,
         parse: impl Fn(&[u8]) -> Result<Option<(T, usize)>, E>,
@@ -95,7 +96,7 @@ impl Client {
 
 /// Serves a client until its connection ends.
 pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketAddr) {
-    // Answers are small and waited for.
+    // Answers are small, and the client waits for them.
     _ = stream.set_nodelay(true);
     let mut client = Client { stream, read: BytesMut::new() };
     let wish = timeout(HANDSHAKE, listen(shared, &mut client)).await;
@@ -120,7 +121,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketA
     if let Err((stream, denied)) = denied {
         let (Denied::Gone(reason) | Denied::Told(reason, _)) = &denied;
         debug!(%from, reason, "a client of the proxy was denied");
-        // `RelayAccess::open` has counted refusals by relays already.
+        // `RelayAccess::open` has already counted refusals by relays.
         if *reason != RELAY {
             shared.access.counters.refuse(reason);
         }
@@ -128,10 +129,10 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketA
     }
 }
 
-/// Stands for what [`RelayAccess::open`](super::super::connect::RelayAccess::open) has counted.
+/// The reason of refusals that [`RelayAccess::open`](super::super::connect::RelayAccess::open) has already counted.
 const RELAY: &str = "relay";
 
-/// Tells a client why it gets nothing, and gives it time to read that.
+/// Sends a client the reason for its refusal, and gives it time to read the answer.
 async fn tell(mut stream: TcpStream, denied: Denied) {
     let Denied::Told(_, answer) = denied else { return reset(&stream) };
     let (time, bytes) = LAST;
@@ -143,7 +144,7 @@ async fn tell(mut stream: TcpStream, denied: Denied) {
     _ = timeout(time, telling).await;
 }
 
-/// Finds out what a client speaks, and what it wants.
+/// Finds out a client's protocol, and reads its request.
 async fn listen(shared: &Shared, client: &mut Client) -> Result<Wish, Denied> {
     while client.read.is_empty() {
         client.fill().await?;
@@ -205,7 +206,7 @@ async fn listen_http(shared: &Shared, client: &mut Client) -> Result<Wish, Denie
             Ok(Wish::Carry { target, told: Told::Connect, first, wanted: u64::MAX })
         }
         ProxyOperation::Forward { target, head, content_bytes } => {
-            // Bytes behind the content belong to no request that is served.
+            // Bytes after the content belong to no request that is served.
             let here = usize::try_from(content_bytes).unwrap_or(usize::MAX).min(client.read.len());
             let first = [&head[..], &client.read[..here]].concat();
             client.read.clear();
@@ -214,7 +215,7 @@ async fn listen_http(shared: &Shared, client: &mut Client) -> Result<Wish, Denie
     }
 }
 
-/// Connects a client to its target, and carries what both send.
+/// Connects a client to its target, and carries the bytes of both.
 async fn carry(
     shared: &Shared,
     mut client: Client,
@@ -247,7 +248,7 @@ async fn carry(
     Ok(())
 }
 
-/// Says in a word of SOCKS why a target is not reached.
+/// Returns the SOCKS reply for a target that was not reached.
 fn reply_of(error: &NoConnection) -> Reply {
     use ErrorType as E;
     match error {

@@ -1,8 +1,8 @@
-//! The bytes of SOCKS version 5 (RFC 1928, and RFC 1929 for passwords). No IO: each reader takes what there is, and returns
-//! `None` while it is not enough.
+//! The bytes of SOCKS version 5 (RFC 1928, and RFC 1929 for passwords). No IO: each reader takes the available bytes, and
+//! returns `None` while bytes are missing.
 //!
-//! Written here and not taken from a crate: those there are join it to sockets of their own, and to a resolver, which an
-//! entrance whose names are resolved at the relay must not have.
+//! Written here, not taken from a crate: the existing crates join the protocol to their own sockets and resolver, and a
+//! local address whose names are resolved at the relay must not have a resolver.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -14,7 +14,7 @@ pub const VERSION: u8 = 5;
 /// The first byte of a request in version 4, which is not served.
 pub const VERSION_4: u8 = 4;
 
-/// The version of the negotiation about a password (RFC 1929 §2).
+/// The version of the password negotiation (RFC 1929 §2).
 const PASSWORD_VERSION: u8 = 1;
 
 const IPV4: u8 = 1;
@@ -26,7 +26,7 @@ const IPV6: u8 = 4;
 #[error("this is not SOCKS version 5")]
 pub struct MalformedSocks;
 
-/// What was read, and how many bytes it took; `None` while bytes are missing.
+/// The parsed value, and how many bytes it took; `None` while bytes are missing.
 type Read<T, E = MalformedSocks> = Result<Option<(T, usize)>, E>;
 
 /// How a client may authenticate (RFC 1928 §3).
@@ -45,15 +45,15 @@ pub enum Method {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Reply {
-    /// It was made.
+    /// The connection was made.
     Succeeded = 0,
-    /// Something failed that has no other word.
+    /// A failure without a code of its own.
     Failure = 1,
     /// The rules forbid it.
     NotAllowed = 2,
     /// There is no route.
     NetworkUnreachable = 3,
-    /// The host is not there, or has no address.
+    /// The host does not exist, or has no address.
     HostUnreachable = 4,
     /// The target refused.
     ConnectionRefused = 5,
@@ -79,7 +79,7 @@ pub enum Command {
 /// An address in a message, of a target or of a client. The port may be 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// An address, or a text that should be a name.
+    /// An IP address, or a text that should be a name.
     pub host: Result<IpAddr, String>,
     /// The port.
     pub port: u16,
@@ -89,7 +89,7 @@ impl Address {
     /// Returns the target that it names.
     ///
     /// # Errors
-    /// It names none, see [`InvalidTarget`].
+    /// It names no target, see [`InvalidTarget`].
     pub fn target(self) -> Result<Target, InvalidTarget> {
         let host = match self.host {
             Ok(address) => Host::Ip(address),
@@ -99,10 +99,10 @@ impl Address {
     }
 }
 
-/// Reads the methods that a client offers, and chooses: a password if one `is_wanted`, and otherwise nothing.
+/// Reads the methods that a client offers, and chooses: a password if it `is_wanted`, otherwise no authentication.
 ///
 /// # Errors
-/// This is another version, or none.
+/// The bytes are of another version, or are not SOCKS.
 pub fn greeting(bytes: &[u8], is_wanted: bool) -> Read<Method> {
     let (VERSION, Some(count)) = (*bytes.first().unwrap_or(&VERSION), bytes.get(1)) else {
         return if bytes.first().is_none_or(|version| *version == VERSION) { Ok(None) } else { Err(MalformedSocks) };
@@ -123,7 +123,7 @@ pub const fn method(chosen: Method) -> [u8; 2] {
 /// Reads a name and a password (RFC 1929 §2).
 ///
 /// # Errors
-/// This is something else.
+/// The bytes are not a name and a password.
 pub fn password(bytes: &[u8]) -> Read<(Vec<u8>, Vec<u8>)> {
     if bytes.first().is_some_and(|version| *version != PASSWORD_VERSION) {
         return Err(MalformedSocks);
@@ -140,7 +140,7 @@ pub const fn password_status(is_known: bool) -> [u8; 2] {
     [PASSWORD_VERSION, !is_known as u8]
 }
 
-/// Takes bytes behind their count.
+/// Splits off a field that is preceded by its length.
 fn counted(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (count, rest) = bytes.split_first()?;
     rest.split_at_checked(usize::from(*count))
@@ -149,7 +149,7 @@ fn counted(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 /// Reads a request.
 ///
 /// # Errors
-/// The reply to refuse it with; what follows cannot be told apart from it.
+/// The reply for the refusal. The bytes after it cannot be parsed.
 pub fn request(bytes: &[u8]) -> Read<(Command, Address), Reply> {
     let Some(head) = bytes.first_chunk::<3>() else {
         return if bytes.first().is_none_or(|version| *version == VERSION) { Ok(None) } else { Err(Reply::Failure) };
@@ -177,13 +177,13 @@ pub fn reply(reply: Reply, bound: Option<SocketAddr>) -> Vec<u8> {
 /// Why a datagram of a client is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IgnoredDatagram {
-    /// It is a part of one (RFC 1928 §7 lets servers drop those).
+    /// It is a fragment (RFC 1928 §7 lets servers drop fragments).
     Fragment,
-    /// It has no whole header, or one that names no target.
+    /// Its header is incomplete, or names no target.
     Malformed,
 }
 
-/// Takes a client's datagram apart (RFC 1928 §7): where it is to go, and what.
+/// Parses a client's datagram (RFC 1928 §7): its target and its payload.
 ///
 /// # Errors
 /// See [`IgnoredDatagram`].
@@ -197,7 +197,7 @@ pub fn datagram(bytes: &[u8]) -> Result<(Target, &[u8]), IgnoredDatagram> {
     Ok((target, &bytes[3 + len..]))
 }
 
-/// Returns the header of datagrams that come from a target: it is called as the client called it.
+/// Returns the header of datagrams from a target, with the target's name as the client wrote it.
 #[must_use]
 pub fn datagram_header(target: &Target) -> Vec<u8> {
     let mut bytes = vec![0, 0, 0];

@@ -6,13 +6,13 @@ use anyhow::{Context as _, Result, ensure};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-/// The longest file that is read, in bytes.
+/// The maximum size of the file, in bytes.
 const FILE_BYTES: u64 = 1 << 20;
 
-/// The longest name and the longest password, in bytes: what SOCKS can say (RFC 1929 §2).
+/// The maximum length of a name and of a password, in bytes, which SOCKS can carry (RFC 1929 §2).
 const LONGEST: usize = 255;
 
-/// The users of a proxy. Passwords are kept as hashes, so that all comparisons take equally long.
+/// The users of a proxy. Passwords are kept as hashes, so that all comparisons take the same time.
 #[derive(Clone, Debug, Default)]
 pub struct ProxyUsers(HashMap<Vec<u8>, [u8; 32]>);
 

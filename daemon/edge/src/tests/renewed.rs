@@ -1,4 +1,5 @@
-//! Endpoints that take new sockets, as one does after each failed attempt on a path of its own.
+//! Endpoints that take new sockets, as after each failed attempt on a path with its own device or
+//! address.
 
 use std::sync::Arc;
 

@@ -49,7 +49,7 @@ fn forward_on(relay: &TestRelay, ip: [u8; 4], mode: TunnelMode, token_file: Opti
     }
 }
 
-/// A configuration that wants these forwards and nothing else.
+/// A configuration with exactly these forwards.
 fn wanting(forwards: &[Forward]) -> Config {
     Config { forwards: forwards.to_vec(), ..Config::from_toml("").unwrap() }
 }
