@@ -1,31 +1,32 @@
-//! Whether an engine gets requests: by what became of its requests, and by what checks found.
+//! Whether an engine gets requests, decided by the results of its requests and of checks.
 //!
 //! | an engine | gets requests again |
 //! |---|---|
 //! | takes no connections, and is checked | when a check finds it ready |
-//! | takes no connections, and nobody checks | after a while, by a client's request |
-//! | failed [`FAULTS`] requests in a row | after a while, if a check does not say otherwise |
-//! | says to a check that it is not ready | when a check finds it ready |
+//! | takes no connections, and is not checked | after a while, by a client's request |
+//! | failed [`FAULTS`] requests in a row | after a while, unless a check found it not ready |
+//! | tells a check that it is not ready | when a check finds it ready |
 //! | was silent for [`SILENCES`] checks in a row | when a check finds it ready |
 
-/// How many requests in a row an engine fails before it gets none for a while.
+/// How many requests in a row an engine must fail before it gets none for a while.
 pub const FAULTS: u32 = 5;
 
-/// How many checks in a row an engine leaves unanswered before it gets no requests: one that is busy may be slow to answer.
+/// How many checks in a row an engine must leave unanswered before it gets no requests: a busy engine may be slow to answer.
 pub const SILENCES: u32 = 3;
 
-/// How long an engine that failed gets no requests: at first, and at most; twice as long each time.
+/// How long an engine that failed gets no requests: the first and the longest time, in nanoseconds; it doubles with each
+/// ejection.
 const EJECTION_NS: (u64, u64) = (1_000_000_000, 30_000_000_000);
 
-/// The longest text that is kept of what went wrong, in bytes.
+/// The maximum length of a problem's text, in bytes.
 const TROUBLE_BYTES: usize = 256;
 
-/// What an engine did wrong.
+/// The fault of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// It takes no connections.
     OutOfReach,
-    /// It has a request and failed with it.
+    /// It received a request and failed to answer it.
     Answer,
 }
 
@@ -45,21 +46,21 @@ pub enum Found {
 pub enum EngineHealth {
     /// It gets requests, and the last check or request found nothing wrong.
     Ready,
-    /// It gets requests, though nobody knows whether it answers.
+    /// It gets requests, though it is not known whether it answers.
     Untried,
-    /// It gets none for so many nanoseconds, as it failed.
+    /// It gets no requests for this time, because it failed.
     Ejected {
-        /// The nanoseconds that are left.
+        /// The nanoseconds left.
         for_ns: u64,
     },
-    /// It gets none until a check finds it ready.
+    /// It gets no requests until a check finds it ready.
     Down,
 }
 
 /// What is known of an engine.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
-    /// Whether checks are made at all.
+    /// Whether it is checked at all.
     is_checked: bool,
     /// Whether a request or a check has ever succeeded.
     is_proven: bool,
@@ -68,14 +69,14 @@ pub struct Health {
     /// How many requests in a row it failed, and how many checks in a row it left unanswered.
     faults: u32,
     silences: u32,
-    /// How often in a row it was ejected, and until when it is.
+    /// How often in a row it was ejected, and the end of its ejection.
     ejections: u32,
     ejected_until_ns: u64,
     trouble: Option<String>,
 }
 
 impl EngineHealth {
-    /// A word for it.
+    /// Returns its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -86,7 +87,7 @@ impl EngineHealth {
         }
     }
 
-    /// For how many nanoseconds the engine gets no requests, where that is known; 0 otherwise.
+    /// Returns for how many nanoseconds the engine gets no requests, if that is known; otherwise 0.
     #[must_use]
     pub const fn ejected_for_ns(self) -> u64 {
         match self {
@@ -97,7 +98,7 @@ impl EngineHealth {
 }
 
 impl Health {
-    /// Returns that of an engine of which nothing is known; `is_checked` says whether there will be checks.
+    /// Returns the health of an engine of which nothing is known; `is_checked` says whether it will be checked.
     #[must_use]
     pub fn new(is_checked: bool) -> Self {
         Self { is_checked, ..Self::default() }
@@ -120,20 +121,20 @@ impl Health {
         }
     }
 
-    /// What went wrong last, until it went well again.
+    /// Returns its last problem, until it succeeds again.
     #[must_use]
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
-    /// Notes that the engine answered a request as it should.
+    /// Notes that the engine answered a request correctly.
     pub fn succeeded(&mut self) {
         *self = Self { is_checked: self.is_checked, is_proven: true, ..Self::default() };
     }
 
-    /// Notes that the engine failed a request, and why. One that is out of reach gets no requests for a while, and so does
-    /// one that failed [`FAULTS`] requests in a row, unless it `is_last`: a request may be what makes engines fail, and must
-    /// not take them from others.
+    /// Notes that the engine failed a request, and why. An engine that is out of reach gets no requests for a while. An
+    /// engine that failed [`FAULTS`] requests in a row gets none either, unless it `is_last`: the request itself may make
+    /// engines fail, and must not take them from other requests.
     pub fn failed(&mut self, fault: Fault, why: &str, is_last: bool, now_ns: u64) {
         self.note(why);
         self.faults = self.faults.saturating_add(1);
@@ -147,8 +148,8 @@ impl Health {
         }
     }
 
-    /// Notes what a check found, and why. An engine that is silent still gets requests if it `is_last`. Requests that an
-    /// engine failed are not forgiven by checks, which it may well answer.
+    /// Notes what a check found, and why. A silent engine still gets requests if it `is_last`. Successful checks do not
+    /// reset the count of failed requests: an engine may answer checks and fail requests.
     pub fn checked(&mut self, found: Found, why: &str, is_last: bool) {
         match found {
             Found::Ready => {

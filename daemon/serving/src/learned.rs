@@ -1,12 +1,12 @@
-//! What a gateway has learned of its engines, as it is kept over restarts and changes of the configuration.
+//! What a gateway has learned of its engines, in the form that survives restarts and changes of the configuration.
 
 use serde::{Deserialize, Serialize};
 
-/// What was learned. A model or an engine that is not configured any more is forgotten.
+/// What was learned. A model or an engine that is no longer configured is forgotten.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Learned {
-    /// How many tokens an answer has, on average, and how many bytes of a body make a token of a prompt; `None` before any
-    /// was billed.
+    /// The average number of tokens in an answer, and of bytes of a body per token of a prompt; `None` before any was
+    /// billed.
     pub averages: Option<(f64, f64)>,
     /// The engines of which something is known.
     pub engines: Vec<LearnedEngine>,

@@ -1,34 +1,34 @@
-//! HTTP for models: what a gateway and an edge do with requests of the OpenAI API.
+//! HTTP for models: how a gateway and an edge handle requests of the OpenAI API.
 //!
 //! ```text
 //! client ─HTTP/1.1, SSE→ edge ([`entrance`]) ─a HTTP/3 stream of its class→ gateway ([`gateway`]) ─HTTP/1.1, SSE→ engine
 //! ```
 //!
-//! Clients without an edge come in by HTTP/1.1 or HTTP/2 at the gateway itself ([`front`]).
+//! Clients without an edge use HTTP/1.1 or HTTP/2 at the gateway itself ([`front`]).
 //!
-//! Between edge and gateway there is HTTP/3 and nothing of our own, so any HTTP/3 client reaches a gateway, and any HTTP
-//! client an edge.
+//! Edge and gateway use plain HTTP/3 without extensions of ours, so any HTTP/3 client reaches a gateway, and any HTTP client an
+//! edge.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`entrance`] | a client's connection to an edge |
 //! | [`front`] | a gateway's own listener, for clients without an edge |
-//! | [`gateway`] | requests that arrive as HTTP/3 streams, and what becomes of them |
-//! | [`routes`] | which model answers: what is told to `sched::route`, and learned from answers |
-//! | [`decisions`] | records of what policies decided, on their way to the disk |
-//! | [`tenants`] | whose requests these are: keys of clients, and what each may use |
+//! | [`gateway`] | requests that arrive as HTTP/3 streams, and how they are handled |
+//! | [`routes`] | which model answers: the inputs of `sched::route`, and what answers teach it |
+//! | [`decisions`] | records of policies' decisions, on their way to the disk |
+//! | [`tenants`] | the holders of clients' keys, and what each may use |
 //! | [`spending`] | the tokens of a month, by key |
-//! | [`served`] | what became of a request, for the access log |
-//! | [`live`], [`view`] | the requests that are served at this moment, and what operators see of them and of engines |
+//! | [`served`] | the result of a request, for the access log |
+//! | [`live`], [`view`] | the requests in service, and what operators see of them and of engines |
 //! | [`learned`] | what is known of engines over a restart |
 //! | [`places`] | the engines of a model, the requests that they work on, and the order in which other requests wait |
 //! | [`upstream`] | connections to engines |
-//! | [`health`], [`reported`], [`watch`] | whether engines get requests, what they say of their load, and the checks that find out |
-//! | [`sse`] | events that pass: which bytes are whole, and how many tokens they bill |
+//! | [`health`], [`reported`], [`watch`] | whether engines get requests, their reports of their load, and the checks that find out |
+//! | [`sse`] | passing events: which are complete, and how many tokens they bill |
 //! | [`openai`] | the paths, keys and errors of the API |
-//! | [`metrics`] | what is counted |
+//! | [`metrics`] | the gateway's metrics |
 //!
-//! **Invariant:** a body passes as it came but for the model's name, and neither prompts nor answers nor keys are logged.
+//! **Invariant:** a body passes unchanged except for the model's name, and neither prompts nor answers nor keys are logged.
 
 pub mod decisions;
 pub mod entrance;
@@ -51,6 +51,6 @@ pub mod upstream;
 pub mod view;
 pub mod watch;
 
-/// The field of an answer in which a gateway tells what the engines of its model have to do, in thousandths of what they work on
-/// at once: 1000 and more mean that requests wait. Edges choose between gateways by it.
+/// The field of an answer in which a gateway reports the load of its model's engines, in thousandths of the requests that they work
+/// on at once: 1000 and more mean that requests wait. Edges use it to choose between gateways.
 pub const LOAD: &str = "x-paced-load";

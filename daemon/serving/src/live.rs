@@ -1,4 +1,4 @@
-//! The requests that a gateway serves at this moment.
+//! The requests that a gateway serves now.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ pub struct Live {
     last_id: AtomicU64,
 }
 
-/// A request that is served, until it is dropped.
+/// A request in service, until it is dropped.
 #[derive(Debug)]
 pub struct LiveRequest {
     live: Arc<Live>,
@@ -37,12 +37,12 @@ struct Open {
     known: Mutex<(String, Arc<str>, Option<Duration>)>,
     stage: AtomicU8,
     tokens: AtomicU64,
-    /// When its first token passed, in nanoseconds from its beginning; 0 before.
+    /// When its first token passed, in nanoseconds from its beginning; 0 until then.
     first_ns: AtomicU64,
 }
 
 impl Live {
-    /// Enters a request of a user, of which nothing else is known yet.
+    /// Enters a request of a user; nothing else is known of it yet.
     #[must_use]
     pub fn enter(self: &Arc<Self>, user: Option<Arc<str>>) -> LiveRequest {
         let open = Arc::new(Open {
@@ -96,13 +96,13 @@ impl LiveRequest {
         self.open.stage.store(Stage::Waits as u8, Relaxed);
     }
 
-    /// Its ID.
+    /// Returns its ID.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.open.id
     }
 
-    /// How many tokens have passed, and when the first did, from the request's beginning on.
+    /// Returns how many tokens have passed, and the time from the request's beginning to the first.
     #[must_use]
     pub fn passed(&self) -> (u64, Option<Duration>) {
         let first_ns = Some(self.open.first_ns.load(Relaxed)).filter(|ns| *ns > 0);

@@ -1,4 +1,4 @@
-//! Heads of requests and answers, between what hyper and what HTTP/3 call them.
+//! Heads of requests and answers, translated between hyper and HTTP/3.
 
 use bytes::Bytes;
 use hyper::{
@@ -8,7 +8,7 @@ use hyper::{
 };
 use masque::h3::{Field, RequestHead, ResponseHead};
 
-/// Returns a request's head without what is about its connection, its length included.
+/// Returns a request's head without fields about its connection and without its length.
 pub(crate) fn head(parts: &Parts) -> RequestHead {
     RequestHead {
         method: Bytes::copy_from_slice(parts.method.as_str().as_bytes()),
@@ -20,7 +20,7 @@ pub(crate) fn head(parts: &Parts) -> RequestHead {
     }
 }
 
-/// Returns an answer with this head, without what is about the connection that it came by.
+/// Returns an answer with this head, without fields about the connection that it came over.
 pub(crate) fn response<B>(head: ResponseHead, body: B) -> Response<B> {
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
@@ -35,7 +35,7 @@ pub(crate) fn response<B>(head: ResponseHead, body: B) -> Response<B> {
     response
 }
 
-/// Whether a field of HTTP/1.1 is about the request and not about the connection that it came by (RFC 9110 §7.6.1, RFC 9114
+/// Whether a field of HTTP/1.1 is about the request rather than the connection that it came over (RFC 9110 §7.6.1, RFC 9114
 /// §4.2). A proxy that has read the body sets the length itself.
 fn is_end_to_end(name: &HeaderName) -> bool {
     const OWN: [&str; 11] = [

@@ -1,8 +1,8 @@
 //! The places for requests at a model's engines, and the order of the requests that wait for one.
 //!
-//! Requests wait here and not in an engine, which would serve them first come, first served. The order is that of the
-//! policy's schedule, on the same [`Streams`](sched::stream::Streams) that orders bytes: a request is a stream with one turn.
-//! Within a class, tenants have fair shares.
+//! Requests wait here, not in an engine, which would serve them first come, first served. They wait in the order of the policy's schedule,
+//! on the same [`Streams`](sched::stream::Streams) that order bytes: a request is a stream with one turn. Within a class, tenants have fair
+//! shares.
 
 use std::{
     future::Future,
@@ -33,30 +33,30 @@ mod queue;
 #[derive(Debug)]
 pub struct Engines {
     state: Mutex<State>,
-    /// Requests that each works on at once.
+    /// The maximum of requests that each works on at once.
     most_in_flight: u32,
-    /// Requests that may wait.
+    /// The maximum of waiting requests.
     most_waiting: usize,
     now_ns: fn() -> u64,
 }
 
 #[derive(Debug)]
 struct State {
-    /// How old what an engine reports may be, in nanoseconds.
+    /// The maximum age of an engine's report, in nanoseconds.
     report_ns: u64,
     replicas: Vec<Replica>,
     queue: Queue<Waiting>,
     affinity: Affinity,
 }
 
-/// A request that waits: whom to tell of its place, and where it fares best.
+/// A waiting request: the channel for its place, and the engine where it is served best.
 #[derive(Debug)]
 struct Waiting {
     told: oneshot::Sender<EnginePlace>,
     wish: Wish,
 }
 
-/// Where a request fares best among a model's engines.
+/// The engine of a model where a request is served best.
 #[derive(Debug, Default)]
 struct Wish {
     prefix: PrefixHashes,
@@ -67,22 +67,22 @@ struct Wish {
 struct Replica {
     in_flight: u32,
     health: Health,
-    /// What others have it do, as it reported last, and when that was.
+    /// The requests of others that it last reported, and when.
     others: Option<(Reported, u64)>,
     answered: u64,
     failed: u64,
 }
 
-/// An engine at one moment.
+/// The state of an engine at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineStatus {
     /// How many requests it works on.
     pub in_flight: u32,
-    /// What others have it do, as far as it is known.
+    /// The requests of others that it works on, as far as is known.
     pub others: Reported,
     /// Whether it gets requests, and why not.
     pub health: EngineHealth,
-    /// What went wrong last, until it went well again.
+    /// Its last problem, until it succeeds again.
     pub trouble: Option<String>,
     /// How many requests it answered.
     pub answered: u64,
@@ -93,9 +93,9 @@ pub struct EngineStatus {
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPlace {
-    /// As many requests wait as may.
+    /// The maximum of requests waits.
     Crowded,
-    /// No engine is left that has not failed.
+    /// No engine is left: each has failed, now or with this request.
     NoEngine,
 }
 
@@ -105,11 +105,11 @@ pub struct EnginePlace {
     engines: Arc<Engines>,
     /// The engine.
     pub replica: usize,
-    /// Whether it is the one that the prompt's beginning, or its session, had been sent to.
+    /// Whether it is the engine that the prompt's beginning, or its session, had been sent to.
     pub affinity: PrefixAffinity,
 }
 
-/// A request that waits for its place. Dropped, it waits no longer.
+/// A request that waits for its place. Dropping it ends the wait.
 #[derive(Debug)]
 pub struct QueuedRequest {
     engines: Arc<Engines>,
@@ -118,7 +118,7 @@ pub struct QueuedRequest {
 }
 
 impl Engines {
-    /// Returns `replicas` engines that have nothing to do, each for so many requests at once; of others, `most_waiting` wait.
+    /// Returns `replicas` idle engines, each for up to `most_in_flight` requests at once; up to `most_waiting` others wait.
     #[must_use]
     pub fn new(
         replicas: usize,
@@ -136,23 +136,24 @@ impl Engines {
         Arc::new(Self { state: Mutex::new(state), most_in_flight, most_waiting, now_ns })
     }
 
-    /// Says whether there will be checks of these engines, and for how long what they report counts, in nanoseconds.
+    /// Notes whether these engines will be checked, and how long their reports count, in nanoseconds.
     pub fn expect(&self, is_checked: bool, report_ns: u64) {
         let mut state = self.state.lock();
         state.report_ns = report_ns;
         state.replicas.iter_mut().for_each(|replica| replica.health = Health::new(is_checked));
     }
 
-    /// Orders what waits by another discipline from now on.
+    /// Orders waiting requests by another discipline from now on.
     pub fn reorder(&self, discipline: Discipline) {
         self.state.lock().queue.reorder(discipline);
     }
 
-    /// Takes a place at the engine that may know the beginning of the prompt, or else at the preferred one, or else at the least
-    /// busy one; at none in `tried`. Or waits for one in the order that `claim` gives. A request that an engine has tried already does not wait.
+    /// Takes a place at the engine that may know the beginning of the prompt, or else at the preferred engine, or else at the least busy
+    /// one, but at none in `tried`. Without a free place, waits for one in the order that `claim` gives. A request that an engine has
+    /// already tried does not wait.
     ///
     /// # Errors
-    /// Too many wait, or no engine is left that has not failed.
+    /// Too many requests wait, or no engine is left: each has failed, now or with this request.
     pub fn take(self: &Arc<Self>, claim: impl Into<Claim>, tried: &[usize]) -> Result<Turn, NoPlace> {
         let (now_ns, mut claim) = ((self.now_ns)(), claim.into());
         let wish = Wish { prefix: std::mem::take(&mut claim.prefix), preferred: claim.preferred };
@@ -162,7 +163,7 @@ impl Engines {
         {
             return Err(NoPlace::NoEngine);
         }
-        // A request that failed elsewhere has waited for its turn already.
+        // A request that failed elsewhere has already waited for its turn.
         if (state.queue.is_empty() || !tried.is_empty())
             && let Some((replica, affinity)) = state.give(&wish, self.most_in_flight, tried, now_ns)
         {
@@ -193,8 +194,8 @@ impl Engines {
         QueuedRequest { engines: self.clone(), name, place }
     }
 
-    /// Gives free places to the requests that wait, in turns. Returns places whose requests are gone, to be dropped without
-    /// the lock.
+    /// Gives free places to waiting requests, in the order of their turns. Returns places whose requests are gone, which the caller drops
+    /// after releasing the lock.
     fn give_places(self: &Arc<Self>, state: &mut State, now_ns: u64) -> Vec<EnginePlace> {
         let mut unwanted = Vec::new();
         while state.least_busy(self.most_in_flight, &[], now_ns).is_some()
@@ -206,7 +207,7 @@ impl Engines {
         unwanted
     }
 
-    /// Notes that an engine answered as it should.
+    /// Notes that an engine answered a request correctly.
     pub fn succeeded(&self, replica: usize) {
         if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
             replica.health.succeeded();
@@ -214,7 +215,7 @@ impl Engines {
         }
     }
 
-    /// Notes that an engine failed a request, and why. Where no engine is left, what waits is told so.
+    /// Notes that an engine failed a request, and why. If no engine is left, waiting requests end with [`NoPlace::NoEngine`].
     pub fn failed(&self, replica: usize, fault: Fault, why: &str) {
         let now_ns = (self.now_ns)();
         let mut state = self.state.lock();
@@ -226,7 +227,7 @@ impl Engines {
         state.give_up_without_engines(now_ns);
     }
 
-    /// Notes what a check of an engine found, and why. One that is ready again gets what waits.
+    /// Notes what a check of an engine found, and why. An engine that is ready again gets waiting requests.
     pub fn checked(self: &Arc<Self>, replica: usize, found: Found, why: &str) {
         let now_ns = (self.now_ns)();
         let mut state = self.state.lock();
@@ -240,8 +241,8 @@ impl Engines {
         drop(unwanted);
     }
 
-    /// Notes what an engine reports of all its requests, of which `in_flight` were ours when it was asked. What is more than
-    /// ours, then or now, is of others.
+    /// Notes an engine's report of all its requests; `in_flight` of them were ours when the report was requested. The excess over our
+    /// requests, then or now, belongs to others.
     pub fn report(&self, replica: usize, reported: Reported, in_flight: u32) {
         let now_ns = (self.now_ns)();
         if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
@@ -252,7 +253,8 @@ impl Engines {
         }
     }
 
-    /// The load of the engines that get requests, waiting requests included, in thousandths of the requests that they work on at once.
+    /// Returns the load of the engines that get requests, waiting requests included, in thousandths of the requests that they work on at
+    /// once; `u32::MAX` if no engine gets requests.
     #[must_use]
     pub fn load_permille(&self) -> u32 {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
@@ -264,21 +266,21 @@ impl Engines {
         load.checked_div(most).map_or(u32::MAX, |load| u32::try_from(load).unwrap_or(u32::MAX))
     }
 
-    /// What others have each engine do, as far as it is known.
+    /// Returns the requests of others at each engine, as far as is known.
     #[must_use]
     pub fn others(&self) -> Vec<Reported> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         state.replicas.iter().map(|replica| replica.others(now_ns, state.report_ns)).collect()
     }
 
-    /// How many requests each engine works on, and whether it gets any.
+    /// Returns how many requests each engine works on, and whether it gets any.
     #[must_use]
     pub fn loads(&self) -> Vec<(u32, bool)> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         state.replicas.iter().map(|replica| (replica.in_flight, replica.is_usable(now_ns))).collect()
     }
 
-    /// How each engine does.
+    /// Returns the state of each engine.
     #[must_use]
     pub fn status(&self) -> Vec<EngineStatus> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
@@ -293,25 +295,25 @@ impl Engines {
         state.replicas.iter().map(status).collect()
     }
 
-    /// How many engines there are.
+    /// Returns the number of engines.
     #[must_use]
     pub fn replicas(&self) -> usize {
         self.state.lock().replicas.len()
     }
 
-    /// How many requests each works on at once at most.
+    /// Returns how many requests each engine works on at once at most.
     #[must_use]
     pub const fn most_in_flight(&self) -> u32 {
         self.most_in_flight
     }
 
-    /// How many requests an engine works on.
+    /// Returns how many requests an engine works on.
     #[must_use]
     pub fn in_flight(&self, replica: usize) -> u32 {
         self.state.lock().replicas.get(replica).map_or(0, |replica| replica.in_flight)
     }
 
-    /// Whether one more request would be worked on at once.
+    /// Whether an engine would start one more request at once.
     #[must_use]
     pub fn has_room(&self) -> bool {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
@@ -325,7 +327,7 @@ impl Engines {
         state.replicas.iter().any(|replica| replica.is_usable(now_ns))
     }
 
-    /// How many requests wait.
+    /// Returns how many requests wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.state.lock().queue.len()
@@ -359,8 +361,8 @@ impl State {
         Some((replica, affinity))
     }
 
-    /// Finds an engine with room that is not among `tried`: the one that the request's prefix was sent to, unless that has much
-    /// more to do than another, or else the preferred one, or else the least busy one.
+    /// Finds an engine with room that is not among `tried`: the engine that the request's prefix was sent to, unless it has much more to do
+    /// than another, or else the preferred engine, or else the least busy one.
     fn pick(
         &self,
         Wish { prefix, preferred }: &Wish,
@@ -385,8 +387,8 @@ impl State {
         })
     }
 
-    /// The engine with the least to do of those with room that are not among `tried`. What others have an engine do says
-    /// which is the least busy, and takes no room: whatever an engine reports, it never keeps requests from it.
+    /// Returns the engine with the least to do, of those with room that are not among `tried`. The requests of others count for this
+    /// comparison, but take no room: no report keeps requests from an engine.
     fn least_busy(&self, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<usize> {
         let free = self.replicas.iter().enumerate().filter(|(place, replica)| {
             replica.in_flight < most_in_flight && replica.is_usable(now_ns) && !tried.contains(place)
@@ -394,19 +396,19 @@ impl State {
         free.min_by_key(|(_, replica)| self.load(replica, now_ns)).map(|(place, _)| place)
     }
 
-    /// What an engine has to do, for others as well.
+    /// Returns how many requests an engine has, including those of others.
     fn load(&self, replica: &Replica, now_ns: u64) -> u32 {
         let Reported { running, waiting } = replica.others(now_ns, self.report_ns);
         replica.in_flight.saturating_add(running).saturating_add(waiting)
     }
 
-    /// Whether no engine but this one gets requests.
+    /// Whether no other engine gets requests.
     fn is_last(&self, replica: usize, now_ns: u64) -> bool {
         let mut others = self.replicas.iter().enumerate().filter(|(other, _)| *other != replica);
         !others.any(|(_, other)| other.is_usable(now_ns))
     }
 
-    /// Tells what waits that there is no engine, if there is none.
+    /// Ends the wait of all requests if there is no engine.
     fn give_up_without_engines(&mut self, now_ns: u64) {
         if self.replicas.iter().all(|replica| !replica.is_usable(now_ns)) {
             self.queue.clear();
@@ -419,7 +421,7 @@ impl Replica {
         self.health.is_usable(now_ns)
     }
 
-    /// What others have it do, as long as what it reported is not too old.
+    /// Returns the requests of others, unless the report is too old.
     fn others(&self, now_ns: u64, report_ns: u64) -> Reported {
         let recent = self.others.filter(|(_, at_ns)| now_ns.saturating_sub(*at_ns) <= report_ns);
         recent.map(|(others, _)| others).unwrap_or_default()
@@ -429,9 +431,9 @@ impl Replica {
 /// A place, or the wait for it.
 #[derive(Debug)]
 pub enum Turn {
-    /// There is one.
+    /// There is a place.
     Now(EnginePlace),
-    /// There will be one.
+    /// There is none yet.
     Later(QueuedRequest),
 }
 
@@ -447,7 +449,7 @@ impl Drop for QueuedRequest {
     fn drop(&mut self) {
         self.place.close();
         let mut state = self.engines.state.lock();
-        // Only while this request waits: once it has a place, its name may be another's.
+        // Only while this request waits: once it has a place, its name may belong to another.
         if state.queue.get(self.name).is_some_and(|waiting| waiting.told.is_closed()) {
             drop(state.queue.remove(self.name));
         }

@@ -1,4 +1,4 @@
-//! What engines say of their load, in the text format of Prometheus. Which engine it is shows by the names of its metrics.
+//! Engines' reports of their load, in the text format of Prometheus. The names of the metrics identify the kind of engine.
 
 /// The requests of an engine, by its own count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct Reported {
     pub waiting: u32,
 }
 
-/// The metrics of engines that say how many requests run and how many wait.
+/// The metrics in which each kind of engine reports how many requests run and how many wait.
 const NAMES: [(&str, &str); 4] = [
     // vLLM, docs/usage/metrics.
     ("vllm:num_requests_running", "vllm:num_requests_waiting"),
@@ -21,10 +21,10 @@ const NAMES: [(&str, &str); 4] = [
     ("tgi_batch_current_size", "tgi_queue_size"),
 ];
 
-/// The most requests that an engine is believed to have: predictions multiply with it.
+/// The maximum of requests that an engine is believed to have: predictions multiply with it.
 const MOST: f64 = 1e6;
 
-/// Reads an engine's metrics; `None` if no metric of a known engine is among them. Series of one metric add up: an engine may
+/// Reads an engine's metrics; `None` if they include no metric of a known engine. Series of one metric add up: an engine may
 /// run several copies of its model.
 #[must_use]
 pub fn read(text: &[u8]) -> Option<Reported> {
@@ -39,7 +39,7 @@ pub fn read(text: &[u8]) -> Option<Reported> {
     is_known.then_some(Reported { running: running.min(MOST) as u32, waiting: waiting.min(MOST) as u32 })
 }
 
-/// The name and the value of a sample; `None` for any other line, and where the value is no count.
+/// Returns the name and the value of a sample; `None` for any other line, and if the value is not a count.
 fn sample(line: &[u8]) -> Option<(&[u8], f64)> {
     let end = line.iter().position(|byte| b"{ \t".contains(byte))?;
     let (name, rest) = line.split_at_checked(end)?;
@@ -49,7 +49,7 @@ fn sample(line: &[u8]) -> Option<(&[u8], f64)> {
     (value.is_finite() && value >= 0.0).then_some((name, value))
 }
 
-/// What stands behind a list of labels, whose values may contain anything between quotes.
+/// Returns the text after a list of labels. Quoted values of labels may contain anything.
 fn behind_labels(text: &[u8]) -> Option<&[u8]> {
     let (mut is_quoted, mut is_escaped) = (false, false);
     for (at, byte) in text.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What became of a request for a model, for the access log. Neither prompts nor answers nor keys are in it.
+//! The result of a request for a model, for the access log. It contains neither prompts nor answers nor keys.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -9,42 +9,42 @@ use crate::sse::TokenUsage;
 pub struct Served {
     /// Its ID among the requests of this gateway.
     pub id: u64,
-    /// The user: whose key it showed, or else whose token its connection did.
+    /// The user: the holder of the key that the request showed, or else of the token that its connection showed.
     pub user: Option<Arc<str>>,
     /// The address of the listener, as configured.
     pub listener: SocketAddr,
-    /// The address that it came from, if that is known: an edge's, or the client's own.
+    /// The address that it came from, if known: an edge's, or the client's own.
     pub client: Option<SocketAddr>,
-    /// What was asked for, as OpenTelemetry names it ("chat", "embeddings", …), or "unknown".
+    /// The operation, as OpenTelemetry names it ("chat", "embeddings", …), or "unknown".
     pub operation: &'static str,
     /// The name of its class; empty until its body was read.
     pub class: String,
     /// The model or the alias that it named; empty until its body was read.
     pub asked: String,
-    /// The model that answered, or was to; empty if none was chosen.
+    /// The model that answered or was to answer; empty if none was chosen.
     pub model: Arc<str>,
     /// The URL of the engine that was asked last; empty if none was.
     pub engine: String,
     /// Whether it had a deadline: a limit for its first token, for each further one, or for the whole answer.
     pub has_deadline: bool,
-    /// The tokens that it used, by the best count there is; none if no engine began an answer.
+    /// The tokens that it used, by the best available count; `None` if no engine began an answer.
     pub usage: Option<TokenUsage>,
     /// Tokens of the answer that passed, by events; 0 without streaming.
     pub passed_tokens: u64,
-    /// How long the whole answer was predicted to take, if that could be known.
+    /// How long the whole answer was predicted to take, if that was known.
     pub predicted: Option<Duration>,
-    /// When the first token passed, from the request's beginning on, if it was streamed.
+    /// The time from the request's beginning to its first token, if it was streamed.
     pub first_token: Option<Duration>,
-    /// How long it took in all.
+    /// How long it took in total.
     pub duration: Duration,
-    /// The status that the client got, if it got one.
+    /// The status that the client received, if any.
     pub status: Option<u16>,
-    /// Why it ended, in the words of the metrics: "answered", "cancelled", or the code of an error.
+    /// Why it ended, as a label of the metrics: "answered", "cancelled", or the code of an error.
     pub reason: &'static str,
 }
 
 impl Served {
-    /// A request begins, of which nothing else is known yet: it is cancelled unless it ends otherwise.
+    /// Begins a request of which nothing else is known yet. It counts as cancelled unless it ends otherwise.
     #[must_use]
     pub fn begin(
         id: u64,
@@ -73,7 +73,7 @@ impl Served {
         }
     }
 
-    /// Tokens of the answer, by the best count there is.
+    /// Returns the tokens of the answer, by the best available count.
     #[must_use]
     pub fn output_tokens(&self) -> u64 {
         self.usage.map_or(self.passed_tokens, |usage| usage.completion_tokens)

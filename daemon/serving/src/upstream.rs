@@ -1,9 +1,9 @@
-//! Connections to the engines of a model: plain or by TLS 1.3, by HTTP/1.1 or, where TLS negotiates it (ALPN), by HTTP/2.
+//! Connections to the engines of a model: plain or with TLS 1.3, over HTTP/1.1 or, if TLS negotiates it (ALPN), HTTP/2.
 //!
-//! An engine may close an idle connection just when the gateway sends the next request on it. That is no failure of the engine, so
-//! the gateway tries the request once more on a new connection. RFC 9112 §9.3.1 and RFC 9110 §9.2.2 allow this to a client that knows
-//! its request to be idempotent, whatever the method: a POST for tokens changes nothing at an engine, and only unseen tokens are
-//! lost. A connection that closes before its first answer counts as a failure of the engine.
+//! An engine may close an idle connection just when the gateway sends the next request on it. That is not a failure of the engine, so
+//! the gateway tries the request once more on a new connection. RFC 9112 §9.3.1 and RFC 9110 §9.2.2 allow this if a client knows that
+//! its request is idempotent, whatever the method: a POST for tokens changes nothing at an engine, and only unseen tokens are lost. A
+//! connection that closes before its first answer counts as a failure of the engine.
 
 use std::{collections::HashSet, error::Error as _, fmt::Write as _, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -25,27 +25,26 @@ use quic::tls::{self, Trust};
 use tokio::net::TcpStream;
 use tower::{BoxError, timeout::Timeout, util::BoxCloneSyncService};
 
-/// How long a connection may take until requests can be sent on it, TLS handshake included.
+/// How long a connection may take, including its TLS handshake, until it can carry requests.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a connection without requests is kept.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often an engine that works on requests over HTTP/2 is asked whether it is still there (PING, RFC 9113 §6.7), and how
-/// long it may take to answer.
+/// How often an engine that works on requests over HTTP/2 is probed (PING, RFC 9113 §6.7), and how long it may take to answer.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(10));
 
-/// What an engine may send of one answer before its client has taken it, over HTTP/2. Over HTTP/1.1 the kernel's buffers
+/// How many bytes of one answer an engine may send over HTTP/2 before the client has taken them. Over HTTP/1.1, the kernel's buffers
 /// are that bound.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 
-/// The largest head of an answer, in bytes.
+/// The maximum size of an answer's head, in bytes.
 const HEAD_BYTES: u32 = 64 << 10;
 
 /// Makes connections.
 type Connector = BoxCloneSyncService<Uri, MaybeHttpsStream<TokioIo<TcpStream>>, BoxError>;
 
-/// The engines of a model, as an HTTP client knows them. Connections are shared by all requests.
+/// The engines of a model, for requests by HTTP. All requests share the connections.
 #[derive(Clone, Debug)]
 pub struct Upstream {
     pooled: Client<Connector, Full<Bytes>>,
@@ -58,23 +57,24 @@ pub struct Upstream {
 #[derive(Debug, Default)]
 struct Answered(HashSet<SocketAddr>);
 
-/// An address is forgotten when its connection fails, not when it ends well, so there would be one for each port at last.
+/// An address is forgotten when its connection fails, but not when it ends normally, so without this maximum there would finally be
+/// one for each port.
 const MOST_ANSWERED: usize = 4_096;
 
-/// Why there is no answer, with the cause in words.
+/// Why there is no answer, with the cause as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unanswered {
-    /// There is no connection: nobody listens there, or the certificate is not trusted.
+    /// There is no connection: no server listens there, or its certificate is not trusted.
     OutOfReach(String),
-    /// The connection ended, or what came over it is not HTTP.
+    /// The connection ended, or carried something other than HTTP.
     Closed(String),
 }
 
 impl Upstream {
-    /// Prepares to ask the engines of a model. Nothing is sent before a request is.
+    /// Prepares requests to the engines of a model. Connects only when a request is sent.
     ///
     /// # Errors
-    /// An engine is to be asked by TLS, but there are no usable authorities, in `ca_file` or in the system.
+    /// An engine needs TLS, but `ca_file` or the system has no usable authorities.
     pub fn new(model: &ModelSettings) -> Result<Self> {
         Self::with_timeout(model, CONNECT_TIMEOUT)
     }
@@ -83,7 +83,7 @@ impl Upstream {
         let trust = match &model.ca_file {
             Some(file) => Trust::Authorities(tls::read_certificates(file)?),
             None if model.engines.iter().any(|engine| engine.is_tls) => Trust::System,
-            // No engine is asked by TLS, so that no certificate is ever judged by this.
+            // No engine uses TLS, so no certificate is ever checked against this.
             None => Trust::Pinned([0; 32]),
         };
         let config = tls::client_over_tcp(trust);
@@ -96,8 +96,8 @@ impl Upstream {
             .https_or_http()
             .enable_all_versions()
             .wrap_connector(tcp);
-        // One client that takes nothing of its answers fills its own window. All answers at once have room for theirs, or
-        // else that client would keep other clients' tokens from coming over the same connection.
+        // A client that takes nothing of its answer fills only its own window. The connection's window has room for those of all
+        // answers at once; otherwise, such a client would block other clients' tokens on the same connection.
         let connection_window =
             STREAM_WINDOW_BYTES.saturating_mul(model.max_in_flight.saturating_add(1)).min(i32::MAX as u32);
         let connector = Connector::new(Timeout::new(connector, connect_timeout));
@@ -116,13 +116,13 @@ impl Upstream {
         Ok(Self { pooled, fresh, answered: Arc::default() })
     }
 
-    /// Sends a request and waits for the head of the answer, for as long as that takes. Dropped, it cancels the request. It
-    /// may be sent twice, if a connection that has answered before ends without any answer.
+    /// Sends a request and waits for the head of the answer, without a limit in time. Dropping the future cancels the request. The
+    /// request may be sent twice, if a connection that has answered before ends without any answer.
     ///
     /// # Errors
     /// There is no answer.
     pub async fn ask(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Unanswered> {
-        // The body is counted, not copied.
+        // The body is reference-counted, not copied.
         let error = match self.pooled.request(request.clone()).await {
             Ok(answer) => {
                 if let Some(info) = answer.extensions().get::<HttpInfo>() {
@@ -150,14 +150,14 @@ impl Answered {
     }
 }
 
-/// The local address of the connection that an error is about; none if there was no connection.
+/// Returns the local address of the connection that an error is about; `None` if there was no connection.
 fn local_address(error: &hyper_util::client::legacy::Error) -> Option<SocketAddr> {
     let mut extras = hyper::http::Extensions::new();
     error.connect_info()?.get_extras(&mut extras);
     extras.get::<HttpInfo>().map(HttpInfo::local_addr)
 }
 
-/// Whether the connection ended before the head of the answer was whole.
+/// Whether the connection ended before the head of the answer was complete.
 fn has_ended(error: &hyper_util::client::legacy::Error) -> bool {
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -179,7 +179,7 @@ fn unanswered(error: &hyper_util::client::legacy::Error) -> Unanswered {
 }
 
 impl Unanswered {
-    /// The cause in words.
+    /// Returns the cause as text.
     #[must_use]
     pub fn why(&self) -> &str {
         match self {
@@ -188,7 +188,7 @@ impl Unanswered {
     }
 }
 
-/// What an error says of its causes, each once. hyper's own words for where it happened tell an operator nothing.
+/// Returns the texts of an error's causes, each once. hyper's own text about where the error happened does not help an operator.
 fn causes(error: &hyper_util::client::legacy::Error) -> String {
     let (mut said, mut cause) = (String::new(), error.source());
     while let Some(error) = cause {
@@ -215,8 +215,8 @@ mod tests {
 
     use super::*;
 
-    /// An engine by TLS, whose certificate names `name`, and which speaks the protocols of `alpn`. It answers with the
-    /// version of HTTP that it was asked by. Returns where it listens, and a file with its certificate.
+    /// An engine with TLS, whose certificate names `name`, and which speaks the protocols of `alpn`. It answers with the request's
+    /// HTTP version. Returns its address, and a file with its certificate.
     async fn engine(name: &str, alpn: &[&str]) -> (SocketAddr, PathBuf) {
         let CertifiedKey { cert, signing_key } = generate_simple_self_signed([name.to_owned()]).unwrap();
         let key = PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
@@ -300,7 +300,7 @@ mod tests {
         assert!(anothers.contains("not valid for name") && anothers.contains("other.example"), "{anothers}");
         let (_, unrelated) = engine("localhost", &[]).await;
         let unknown = why(Some(unrelated.clone())).await;
-        // Of an authority of the same name, it is the signature that does not fit.
+        // If the authority has the same name, only the signature does not match.
         assert!(unknown.contains("UnknownIssuer") || unknown.contains("BadSignature"), "{unknown}");
         for file in [file, unrelated] {
             std::fs::remove_file(file).unwrap();
@@ -317,8 +317,8 @@ mod tests {
         std::fs::remove_file(file).unwrap();
     }
 
-    /// An engine whose connections each read so many requests and answer all but the last, on which they end. Returns how many
-    /// requests it has read as well.
+    /// An engine whose connections each read the given number of requests and answer all but the last, on which they end. Also
+    /// returns how many requests it has read.
     async fn forgetful(requests: &'static [usize]) -> (String, Arc<std::sync::atomic::AtomicUsize>) {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -349,7 +349,7 @@ mod tests {
         let upstream = Upstream::new(&model(&url, None)).unwrap();
         for requests in [1, 3] {
             assert_eq!(ask(&upstream, &url).await.as_deref(), Ok("ok"));
-            // The pool has the connection back a moment after the answer.
+            // The pool has the connection back shortly after the answer.
             tokio::time::sleep(Duration::from_millis(50)).await;
             assert_eq!(read.load(std::sync::atomic::Ordering::Relaxed), requests);
         }

@@ -6,30 +6,30 @@ use sched::route::Cost;
 
 use crate::{health::EngineHealth, reported::Reported, routes::Tally};
 
-/// An engine of a gateway, at one moment.
+/// An engine of a gateway at one time.
 #[derive(Clone, Debug)]
 pub struct EngineView {
     /// The name of its model.
     pub model: String,
     /// Its URL.
     pub engine: String,
-    /// The requests that it works on, and how many it may.
+    /// The requests that it works on, and their maximum.
     pub in_flight: (u32, u32),
     /// How many requests wait for any engine of the model.
     pub waiting: usize,
-    /// The requests that others have it work on, and that wait in it, as it reports.
+    /// The requests of others that it works on, and that wait in it, as it reports.
     pub others: Reported,
     /// Whether it gets requests, and why not.
     pub health: EngineHealth,
-    /// What went wrong last, until it went well again.
+    /// Its last problem, until it succeeds again.
     pub trouble: Option<String>,
     /// How many requests it answered.
     pub answered: u64,
     /// How many requests it failed.
     pub failed: u64,
-    /// How many of its steps and how many of its first tokens were learned from.
+    /// The number of its steps and of its first tokens from which its curve was learned.
     pub samples: (u64, u64),
-    /// What was learned: nothing yet where there are no samples.
+    /// What was learned; a first guess while there are no samples.
     pub cost: Cost,
 }
 
@@ -48,7 +48,7 @@ pub struct AliasView {
     pub shadow: Option<String>,
     /// See [`AliasView::kind`].
     pub shadow_kind: Option<&'static str>,
-    /// What was decided since paced started or its gateway changed.
+    /// The decisions since paced started or its gateway changed.
     pub tally: Tally,
 }
 
@@ -57,25 +57,25 @@ pub struct AliasView {
 pub struct RequestView {
     /// Its ID, which no other request has had since paced started.
     pub id: u64,
-    /// The user; empty where anybody may come.
+    /// The user; empty if clients need no credentials.
     pub user: String,
-    /// The name of its class; empty until its body has come.
+    /// The name of its class; empty until its body has arrived.
     pub class: String,
     /// The model; empty until one was chosen.
     pub model: String,
-    /// What is done with it.
+    /// Its stage.
     pub stage: Stage,
-    /// When it came.
+    /// When it arrived.
     pub since: SystemTime,
     /// The time that it has for the whole answer, if there is a limit.
     pub budget: Option<Duration>,
     /// Tokens that have passed.
     pub tokens: u64,
-    /// How fast they came after the first; 0 before the second.
+    /// The rate of tokens after the first; 0 before the second.
     pub tokens_per_sec: f64,
 }
 
-/// What is done with a request.
+/// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
@@ -96,7 +96,7 @@ impl Stage {
         }
     }
 
-    /// A word for it.
+    /// Returns its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

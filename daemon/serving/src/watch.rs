@@ -1,6 +1,6 @@
-//! Checks of a model's engines: whether they are ready, and what they say of their load.
+//! Checks of a model's engines: whether they are ready, and their reports of their load.
 //!
-//! Nothing here trusts an engine: heads, bodies and time have bounds, and a check that hangs delays no other.
+//! The checks do not trust engines: heads, bodies and time have bounds, and a check that hangs delays no other.
 
 use std::{
     sync::Arc,
@@ -29,20 +29,20 @@ use crate::{
     upstream::{Unanswered, Upstream},
 };
 
-/// How long an engine may take to answer at most, where checks are rare.
+/// The longest time that an engine may take to answer, if checks are rare.
 const LONGEST_ANSWER: Duration = Duration::from_secs(5);
 
-/// The largest page of metrics that is read, in bytes; vLLM's has about a hundred thousand.
+/// The maximum size of a page of metrics, in bytes; vLLM's has about a hundred thousand.
 const METRICS_BYTES: usize = 1 << 20;
 
-/// How many intervals what an engine reported counts for: one report may be lost.
+/// How many intervals an engine's report counts for: one report may be lost.
 const REPORT_INTERVALS: u32 = 3;
 
-/// What is needed to check the engines of one model.
+/// The state to check the engines of one model.
 #[derive(Clone, Debug)]
 pub struct Checks {
     name: Arc<str>,
-    /// Connections of their own, so that a check waits for no answer and no answer for a check.
+    /// Its own connections, so that checks and answers do not wait for each other.
     upstream: Upstream,
     key: Option<HeaderValue>,
     engines: Arc<Engines>,
@@ -53,7 +53,7 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Prepares checks of a model's engines, as often as `interval` says; `None` if none are wanted.
+    /// Prepares checks of a model's engines, one per `interval`; `None` if the configuration wants none.
     ///
     /// # Errors
     /// As [`Upstream::new`].
@@ -81,7 +81,7 @@ impl Checks {
         }))
     }
 
-    /// Checks engines at these URLs, beginning at once, until the tasks are dropped.
+    /// Checks the engines at these URLs, beginning at once, until the tasks are dropped.
     pub fn begin(&self, urls: &[EngineUrl], tasks: &mut JoinSet<()>, runtime: &Handle) {
         for (replica, url) in urls.iter().enumerate() {
             tasks.spawn_on(self.clone().watch(replica, url.clone()), runtime);
@@ -110,7 +110,7 @@ impl Checks {
     async fn health(&self, url: &EngineUrl, path: &UrlPath) -> (Found, String) {
         match timeout(self.longest_answer(), self.get(url, path)).await {
             Err(_) => (Found::Silent, "it did not answer a check in time".to_owned()),
-            // What its body says has no standard; hyper closes a connection whose answer is dropped half-read.
+            // The body has no standard format; hyper closes a connection whose answer is dropped half-read.
             Ok(Ok(answer)) if answer.status().is_success() => (Found::Ready, String::new()),
             Ok(Ok(answer)) => (Found::NotReady, format!("it answered a check with {}", answer.status().as_u16())),
             Ok(Err(unanswered)) => (Found::NotReady, format!("a check found: {}", unanswered.why())),
@@ -119,7 +119,7 @@ impl Checks {
 
     async fn look_at_load(&self, replica: usize, url: &EngineUrl) {
         let Some(path) = &self.metrics_path else { return };
-        // Requests that begin or end meanwhile may be in the report or not.
+        // The report may or may not include requests that begin or end meanwhile.
         let in_flight = self.engines.in_flight(replica);
         let began = Instant::now();
         match timeout(self.longest_answer(), self.load(url, path)).await {

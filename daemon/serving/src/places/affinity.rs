@@ -1,9 +1,10 @@
-//! Which engine has the beginning of a prompt in its cache: the one that answered a prompt with the same beginning, or the
-//! same session, last.
+//! Which engine has the beginning of a prompt in its cache: the engine that last answered a prompt with the same beginning, or of
+//! the same session.
 //!
-//! Engines keep what they computed of prompts (prefix caching), so that the next turn of a chat, or another prompt with the same
-//! instructions, takes less where the one before was answered. A gateway cannot see into that cache; it remembers where it sent
-//! what. The engine is a preference: one that has much more to do than another is not waited for ([`slack`]).
+//! Engines keep what they computed of prompts (prefix caching). So the next turn of a chat, or another prompt with the same
+//! instructions, takes less time at the engine that answered the one before. A gateway cannot see into that cache; it remembers
+//! where it sent each prompt. The engine is only a preference: if it has much more to do than another, requests do not wait for
+//! it ([`slack`]).
 
 use std::{
     collections::HashMap,
@@ -12,29 +13,29 @@ use std::{
 
 use masque::h3::RequestHead;
 
-/// The field in which a client names the session that a request belongs to. With it, the prompt does not count.
+/// The field in which a client names the session of a request. With it, the prompt does not count.
 const SESSION: &str = "x-paced-session";
 
-/// Prompts are compared in blocks of so many bytes of their JSON, and the first so many of them.
+/// Prompts are compared in blocks of this many bytes of their JSON, and only this many blocks from the start.
 const BLOCK_BYTES: usize = 512;
 const BLOCKS: usize = 32;
 
-/// So many entries are remembered at most: a few tens of bytes each.
+/// The maximum of remembered entries, of a few tens of bytes each.
 const MOST_ENTRIES: usize = 1 << 16;
 
-/// What a request has in common with others: a hash of its session, or of its prompt up to the end of each block, the shortest
-/// first. Empty if it has nothing.
+/// What a request has in common with others: a hash of its session, or hashes of its prompt up to the end of each block, the
+/// shortest first. Empty if there is nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixHashes(Vec<u64>);
 
-/// Makes prefixes by hashes that nobody outside can foresee.
+/// Computes prefixes with hashes that clients cannot predict.
 #[derive(Clone, Debug, Default)]
 pub struct Prefixes(RandomState);
 
-/// Where prefixes were sent last. Older entries make room for newer ones.
+/// The engines that prefixes were last sent to. Older entries make room for newer ones.
 #[derive(Debug, Default)]
 pub(super) struct Affinity {
-    /// Half of the entries at most, by their hashes; and those from before.
+    /// At most half of the entries, by their hashes; and the entries before them.
     newer: HashMap<u64, usize>,
     older: HashMap<u64, usize>,
 }
@@ -42,17 +43,17 @@ pub(super) struct Affinity {
 /// Whether a request went to the engine that its prefix had been sent to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefixAffinity {
-    /// Nothing was known of its prefix.
+    /// Its prefix was unknown.
     #[default]
     New,
-    /// It did.
+    /// It went to that engine.
     Kept,
-    /// That engine had failed, or much more to do than another.
+    /// That engine had failed, or had much more to do than another.
     Moved,
 }
 
 impl PrefixAffinity {
-    /// A word for metrics.
+    /// Returns the label for metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -71,7 +72,7 @@ impl Prefixes {
             return PrefixHashes(vec![self.0.hash_one((SESSION, session))]);
         }
         let mut hasher = self.0.build_hasher();
-        // The rest of a prompt that fills no block is what differs in the next turn.
+        // The rest of a prompt that fills no block is the part that differs in the next turn.
         let blocks = prompt.chunks_exact(BLOCK_BYTES).take(BLOCKS);
         let hash = |block| {
             hasher.write(block);
@@ -82,13 +83,13 @@ impl Prefixes {
 }
 
 impl Affinity {
-    /// The engine that the longest known beginning of a prefix was sent to.
+    /// Returns the engine that the longest known beginning of a prefix was sent to.
     pub(super) fn engine(&self, prefix: &PrefixHashes) -> Option<usize> {
         let known = |hash| self.newer.get(hash).or_else(|| self.older.get(hash)).copied();
         prefix.0.iter().rev().find_map(known)
     }
 
-    /// Notes which engine a prefix is sent to.
+    /// Notes the engine that a prefix is sent to.
     pub(super) fn note(&mut self, prefix: &PrefixHashes, engine: usize) {
         for hash in &prefix.0 {
             if self.newer.len() >= MOST_ENTRIES / 2 && !self.newer.contains_key(hash) {
@@ -99,8 +100,8 @@ impl Affinity {
     }
 }
 
-/// How many more requests than the least busy engine one may work on, and still be preferred: an eighth of what it may work on at
-/// once.
+/// Returns how many more requests than the least busy engine an engine may work on and still be preferred: an eighth of its
+/// maximum.
 pub(super) const fn slack(most_in_flight: u32) -> u32 {
     most_in_flight.div_ceil(8)
 }

@@ -1,8 +1,9 @@
 //! The order of requests that wait for a place.
 //!
-//! The policy's schedule says which class is next: that of the request which is first by its discipline. Within the class,
-//! tenants share by start-time fair queueing ([`Discipline::Wfq`]), by the tokens that their requests are expected to use.
-//! Requests of one tenant and class keep the order of the discipline. Without tenants it is the discipline alone.
+//! The policy's schedule chooses the next class: the class of the request that is first by its discipline. Within the
+//! class, tenants share by start-time fair queueing ([`Discipline::Wfq`]), measured in the tokens that their requests are
+//! expected to use. Requests of one tenant and class keep the order of the discipline. Without tenants, only the
+//! discipline counts.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,34 +11,34 @@ use sched::stream::{Discipline, DisciplineClock, Service, Streams};
 
 use super::PrefixHashes;
 
-/// What a request is to the queue.
+/// The properties of a request that decide its turn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// What its class makes of it.
+    /// The service that its class gives it.
     pub service: Service,
     /// The name of its class.
     pub class: Arc<str>,
-    /// Whose it is, and the weight of that tenant beside others of the class; nobody's requests share as one tenant's.
+    /// Its tenant, and the tenant's weight beside others of the class; requests without a tenant share as one.
     pub tenant: Option<(Arc<str>, u16)>,
     /// How many tokens it is expected to use.
     pub tokens: u64,
-    /// What of its prompt an engine may know.
+    /// The hashes of its prompt's beginning, which an engine may know.
     pub prefix: PrefixHashes,
-    /// The engine that was chosen for it, by its place among those of the model; none if any will do.
+    /// The index of the engine that was chosen for it, among those of the model; `None` if any will do.
     pub preferred: Option<usize>,
 }
 
 impl From<Service> for Claim {
-    /// Nobody's request of a class without a name.
+    /// Returns the claim of a request without a tenant, of a class without a name.
     fn from(service: Service) -> Self {
         Self { service, ..Self::default() }
     }
 }
 
-/// Requests that wait, each with a value.
+/// Waiting requests, each with a value.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
-    /// All requests, by the names that they have here.
+    /// All requests, by their names in this queue.
     all: Ordered,
     slots: Vec<Option<Slot<T>>>,
     classes: BTreeMap<Arc<str>, Shares>,
@@ -53,10 +54,10 @@ struct Slot<T> {
     tokens: u64,
 }
 
-/// The tenants of a class that have something to wait for, or had since the class last had nothing.
+/// The tenants of a class with waiting requests, or with requests since the class last had none waiting.
 #[derive(Debug)]
 struct Shares {
-    /// The flows, by their places below.
+    /// The flows, by their indices below.
     tenants: Ordered,
     flows: Vec<Flow>,
     /// How many requests wait.
@@ -68,7 +69,7 @@ struct Shares {
 struct Flow {
     tenant: Option<Arc<str>>,
     requests: Ordered,
-    /// The slot of each request, by its name here.
+    /// The slot of each request, by its name in this flow.
     slots: Vec<Option<usize>>,
 }
 
@@ -93,7 +94,7 @@ impl Ordered {
         self.streams.turn().map(|(name, _)| name)
     }
 
-    /// Takes one out whose turn it was.
+    /// Removes a stream whose turn it was.
     fn serve(&mut self, name: u32) {
         self.streams.end_turn(&mut self.clock, name, 1, false);
         self.streams.remove(name);
@@ -110,7 +111,7 @@ impl<T> Queue<T> {
         Self { all: Ordered::new(discipline), slots: Vec::new(), classes: BTreeMap::new() }
     }
 
-    /// How many requests wait.
+    /// Returns how many requests wait.
     pub(super) fn len(&self) -> usize {
         self.all.streams.len()
     }
@@ -119,7 +120,7 @@ impl<T> Queue<T> {
         self.all.streams.is_empty()
     }
 
-    /// Orders what waits by another discipline from now on.
+    /// Orders waiting requests by another discipline from now on.
     pub(super) fn reorder(&mut self, discipline: Discipline) {
         if self.all.clock.discipline() != discipline {
             self.all.reorder(discipline);
@@ -128,7 +129,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Adds a request; returns its name here.
+    /// Adds a request; returns its name in this queue.
     pub(super) fn add(&mut self, claim: Claim, value: T) -> u32 {
         let Claim { service, class, tenant, tokens, prefix: _, preferred: _ } = claim;
         let slot = free(&mut self.slots);
@@ -145,12 +146,12 @@ impl<T> Queue<T> {
         slot as u32
     }
 
-    /// The value of a request that waits.
+    /// Returns the value of a waiting request.
     pub(super) fn get(&self, name: u32) -> Option<&T> {
         self.slots.get(name as usize)?.as_ref().map(|slot| &slot.value)
     }
 
-    /// The request whose turn it is.
+    /// Returns the request whose turn it is.
     pub(super) fn next(&self) -> Option<u32> {
         let first = self.all.next()?;
         let class = &self.slots.get(first as usize)?.as_ref()?.class;
@@ -160,7 +161,7 @@ impl<T> Queue<T> {
         slot.map(|slot| slot as u32)
     }
 
-    /// Takes out the request whose turn it is, and charges its tenant.
+    /// Removes the request whose turn it is, and charges its tenant.
     pub(super) fn serve(&mut self, name: u32) -> Option<T> {
         let slot = self.slots.get_mut(name as usize)?.take()?;
         self.all.serve(name);
@@ -168,7 +169,7 @@ impl<T> Queue<T> {
         Some(slot.value)
     }
 
-    /// Takes out a request that waits no longer.
+    /// Removes a request that no longer waits.
     pub(super) fn remove(&mut self, name: u32) -> Option<T> {
         let slot = self.slots.get_mut(name as usize)?.take()?;
         self.all.streams.remove(name);
@@ -176,7 +177,7 @@ impl<T> Queue<T> {
         Some(slot.value)
     }
 
-    /// Forgets all requests.
+    /// Removes all requests.
     pub(super) fn clear(&mut self) {
         *self = Self::new(self.all.clock.discipline());
     }
@@ -184,7 +185,7 @@ impl<T> Queue<T> {
     fn leave(&mut self, slot: &Slot<T>, is_served: bool) {
         let Some(shares) = self.classes.get_mut(&slot.class) else { return };
         shares.leave(slot.flow, slot.name, is_served.then_some(slot.tokens));
-        // Who waited before is owed nothing once nobody waits.
+        // Past waiting gives a tenant no credit once no request of the class waits.
         if shares.waiting == 0 {
             self.classes.remove(&slot.class);
         }
@@ -192,7 +193,7 @@ impl<T> Queue<T> {
 }
 
 impl Shares {
-    /// The place of a tenant's flow.
+    /// Returns the index of a tenant's flow.
     fn flow(&mut self, tenant: Option<(Arc<str>, u16)>, discipline: Discipline) -> usize {
         let (tenant, weight) = tenant.map_or((None, 1), |(name, weight)| (Some(name), weight));
         if let Some(known) = self.flows.iter().position(|flow| flow.tenant == tenant) {
@@ -214,7 +215,7 @@ impl Shares {
         name as u32
     }
 
-    /// Takes a request out of its flow, which pays for these tokens if it was served.
+    /// Removes a request from its flow, which pays for `tokens` if the request was served.
     fn leave(&mut self, flow: usize, name: u32, tokens: Option<u64>) {
         let Self { tenants, flows, waiting } = self;
         let Some(of) = flows.get_mut(flow) else { return };
@@ -228,7 +229,7 @@ impl Shares {
         match tokens {
             Some(tokens) => tenants.streams.end_turn(&mut tenants.clock, flow as u32, tokens.max(1), has_more),
             None if has_more => {}
-            // It pays for nothing, and stays known by what it paid before.
+            // It pays for nothing, but what it paid before still counts.
             None => tenants.streams.end_turn(&mut tenants.clock, flow as u32, 0, false),
         }
         if !has_more {
@@ -237,7 +238,7 @@ impl Shares {
     }
 }
 
-/// The place of an empty slot, which is made if there is none.
+/// Returns the index of an empty slot, which is made if there is none.
 fn free<T>(slots: &mut Vec<Option<T>>) -> usize {
     slots.iter().position(Option::is_none).unwrap_or_else(|| {
         slots.push(None);
@@ -263,7 +264,7 @@ mod tests {
         queue.serve(next)
     }
 
-    /// Who is served among the first so many.
+    /// Returns how many of the first `count` served requests are `who`'s.
     fn first(queue: &mut Queue<&'static str>, count: usize, who: &str) -> usize {
         (0..count).filter(|_| serve(queue).unwrap() == who).count()
     }
@@ -275,7 +276,7 @@ mod tests {
             for _ in 0..100 {
                 queue.add(claim("c", "greedy", 1, 200), "greedy");
             }
-            assert_eq!(first(&mut queue, 10, "greedy"), 10, "nobody else waits");
+            assert_eq!(first(&mut queue, 10, "greedy"), 10, "no other tenant waits");
             for _ in 0..5 {
                 queue.add(claim("c", "other", 1, 200), "other");
             }

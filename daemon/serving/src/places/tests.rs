@@ -147,7 +147,7 @@ fn an_engine_that_fails_gets_nothing_and_when_none_is_left_nobody_waits() {
     let mut waiting = later(engines.take(due(16), &[]));
     engines.failed(first.replica, Fault::OutOfReach, "");
     drop(first);
-    assert!(poll(&mut waiting).is_pending(), "the place of an engine that failed is given to nobody");
+    assert!(poll(&mut waiting).is_pending(), "the place of an engine that failed is given to no request");
     assert!(matches!(engines.take(due(1), &[1]), Err(NoPlace::NoEngine)), "the only one left was tried");
     engines.failed(second.replica, Fault::OutOfReach, "");
     assert!(matches!(poll(&mut waiting), Poll::Ready(Err(NoPlace::NoEngine))));
@@ -185,7 +185,7 @@ fn load_of_others_moves_requests_to_other_engines_until_it_is_old_and_takes_no_p
     // Of three, one is ours.
     engines.report(0, Reported { running: 2, waiting: 1 }, 1);
     assert_eq!(engines.others(), [Reported { running: 1, waiting: 1 }, Reported::default()]);
-    // What has begun since then was ours as well.
+    // Requests that have begun since then were ours as well.
     let places: Vec<_> = (0..3).map(|_| now(engines.take(Service::default(), &[]))).collect();
     assert_eq!(places.iter().map(|place| place.replica).collect::<Vec<_>>(), [1, 1, 0]);
     engines.report(0, Reported { running: 2, waiting: 0 }, 1);
