@@ -1,13 +1,13 @@
-//! The access log: what became of each tunnel, and of each request that was refused.
+//! The access log: the outcome of each tunnel, and of each refused request.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! |---|---|
-//! | [`record`] | what is said, and how it is written |
+//! | [`record`] | the records, and their formats |
 //! | [`budget`] | how many refusals are recorded |
-//! | [`sink`] | where lines and entries go |
+//! | [`sink`] | the destination of lines and entries |
 //!
-//! Recording never blocks: records go into a bounded queue, from which a thread of its own writes them. The same
-//! records are events for the control plane while somebody listens, whether they are written or not.
+//! Recording never blocks: records enter a bounded queue, from which a dedicated thread writes them. While a control client
+//! listens, the same records are also events for the control plane, whether or not they are written.
 
 pub mod budget;
 pub mod record;
@@ -35,13 +35,13 @@ use self::{
     sink::Sink,
 };
 
-/// How many bytes of records may wait to be written; beyond, the latest are lost and counted.
+/// How many bytes of records may wait to be written; beyond that, new records are lost and counted.
 const QUEUE_BYTES: usize = 1 << 20;
 
-/// How many records wait for a listener; beyond, it misses the oldest and is told so.
+/// How many records wait for a listener; beyond that, it misses the oldest ones and receives an error.
 const EVENTS: usize = 1024;
 
-/// How often it is said what there are no records of.
+/// How often omitted records are summarised.
 const SUMMARY: Duration = Duration::from_secs(10);
 
 /// How many records are written at once.
@@ -53,7 +53,7 @@ pub struct AccessLog {
     /// Whether records are written.
     is_on: AtomicBool,
     queue: Mutex<Queue>,
-    /// There is something in the queue, or it is empty and written.
+    /// Notified when the queue becomes non-empty, and when it is empty and fully written.
     changed: Condvar,
     budget: Mutex<RefusalBudget>,
     events: broadcast::Sender<Arc<AccessRecord>>,
@@ -67,13 +67,13 @@ struct Queue {
     addresses: bool,
     records: VecDeque<Arc<AccessRecord>>,
     bytes: usize,
-    /// Lost since the last summary.
+    /// Records lost since the last summary.
     lost: u64,
     has_writer: bool,
     is_writing: bool,
 }
 
-/// What became of records.
+/// Counters of the fates of records.
 #[derive(Debug, Default)]
 struct Counters {
     written: Counter,
@@ -82,7 +82,7 @@ struct Counters {
 }
 
 impl Default for AccessLog {
-    /// Written nowhere.
+    /// Creates a log that is written nowhere.
     fn default() -> Self {
         Self {
             is_on: AtomicBool::new(false),
@@ -90,7 +90,7 @@ impl Default for AccessLog {
             changed: Condvar::new(),
             budget: Mutex::new(RefusalBudget::new(LogSettings::default().access_refusals_per_second)),
             events: broadcast::channel(EVENTS).0,
-            // Budgets begin a second after the beginning of time.
+            // Budgets begin at one second on this clock.
             started: Instant::now(),
             counters: Counters::default(),
         }
@@ -98,7 +98,7 @@ impl Default for AccessLog {
 }
 
 impl AccessLog {
-    /// The counters of records, by what became of them, for one family with the label `result`.
+    /// Returns the counters of records by fate, for one family with the label `result`.
     #[must_use]
     pub fn counters(&self) -> [(&'static str, &Counter); 3] {
         let Counters { written, lost, omitted } = &self.counters;
@@ -113,7 +113,7 @@ impl AccessLog {
         self.budget.lock()
     }
 
-    /// Does as a configuration says from now on; what waits is written in the new form.
+    /// Applies a configuration from now on; queued records are written in the new form.
     pub fn set(self: &Arc<Self>, log: &LogSettings) {
         self.budget().set(log.access_refusals_per_second);
         let mut queue = self.queue();
@@ -129,13 +129,13 @@ impl AccessLog {
         }
     }
 
-    /// Whether anybody wants records.
+    /// Whether records are written or any listener is subscribed.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.is_on.load(Relaxed) || self.events.receiver_count() > 0
     }
 
-    /// Tells of records from now on, with addresses.
+    /// Subscribes to all later records, including their addresses.
     #[must_use]
     pub fn listen(&self) -> broadcast::Receiver<Arc<AccessRecord>> {
         self.events.subscribe()
@@ -146,7 +146,7 @@ impl AccessLog {
         self.tell(What::Tunnel(request, ended));
     }
 
-    /// Records that a request was refused, unless there were too many.
+    /// Records that a request was refused, unless the budget is exhausted.
     pub fn refused(&self, request: RecordedRequest, refused: RefusedRequest) {
         if self.admits(request.user.as_ref(), refused.reason) {
             self.tell(What::Refusal(request, refused));
@@ -155,8 +155,8 @@ impl AccessLog {
         }
     }
 
-    /// Records what became of a request for a model, unless it was refused before any engine was asked and there were too many
-    /// such.
+    /// Records the outcome of a request for a model, unless it was refused before any engine was chosen and the budget of
+    /// refusals is exhausted.
     pub fn served(&self, served: Served) {
         if !self.is_wanted() {
             return;
@@ -168,7 +168,7 @@ impl AccessLog {
         }
     }
 
-    /// Whether one more refusal is recorded.
+    /// Whether the budget admits one more refusal.
     fn admits(&self, user: Option<&Arc<str>>, reason: &'static str) -> bool {
         let now_ns = (self.started.elapsed() + Duration::from_secs(1)).as_nanos() as u64;
         self.budget().admit(user, reason, now_ns)
@@ -188,11 +188,11 @@ impl AccessLog {
                 self.changed.notify_all();
             }
         }
-        // Nobody may be listening.
+        // There may be no listener.
         _ = self.events.send(record);
     }
 
-    /// Says what there are no records of since the last time, if there is any such.
+    /// Records a summary of the records omitted since the last one, if there were any.
     pub fn summarise(&self) {
         let refusals = self.budget().take_left_out();
         let lost = std::mem::take(&mut self.queue().lost);
@@ -201,7 +201,7 @@ impl AccessLog {
         }
     }
 
-    /// Says every ten seconds what there are no records of; never returns.
+    /// Records a summary of omitted records every ten seconds; never returns.
     pub async fn keep_summarising(self: Arc<Self>) {
         loop {
             tokio::time::sleep(SUMMARY).await;
@@ -209,14 +209,14 @@ impl AccessLog {
         }
     }
 
-    /// Waits until everything is written, for `patience` at most.
+    /// Waits until all records are written, for at most `patience`.
     pub fn finish(&self, patience: Duration) {
         self.summarise();
         let waits = |queue: &mut Queue| queue.has_writer && (queue.is_writing || !queue.records.is_empty());
         self.changed.wait_while_for(&mut self.queue(), waits, patience);
     }
 
-    /// Writes what is queued, for ever.
+    /// Writes queued records forever.
     fn write(&self) {
         let mut sink = Sink::default();
         let mut queue = self.queue();
@@ -250,7 +250,7 @@ mod tests {
         access.ended(request, ended);
     }
 
-    /// A log that is on, and whose writer never comes to anything.
+    /// A log that is on, but whose writer never writes.
     fn stuck() -> AccessLog {
         let access = AccessLog { is_on: true.into(), ..AccessLog::default() };
         access.queue().has_writer = true;

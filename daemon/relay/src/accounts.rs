@@ -1,4 +1,4 @@
-//! What users have, and what they have used: tunnels, rates, and the bytes of the month.
+//! The accounts of users: open tunnels, rates, and the bytes used this month.
 //!
 //! Clients that need not authenticate share the account of their network ([`Holder`]), which has no quota.
 
@@ -18,10 +18,10 @@ use role::{account::UserAccount, limits::GaugePlace, month::Month};
 
 use crate::holder::Holder;
 
-/// How many accounts are kept before the relay looks for unused ones.
+/// How many accounts are kept before unused ones are removed.
 const KEPT: usize = 1024;
 
-/// A place for a tunnel, and the account that it is on. Given back when dropped.
+/// A place for a tunnel, and its account. Released on drop.
 #[derive(Debug)]
 pub struct UserPlace {
     /// The account.
@@ -32,21 +32,21 @@ pub struct UserPlace {
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// As many tunnels are open as may be.
+    /// The limit of open tunnels is reached.
     Tunnels,
-    /// The bytes of the month are used up; there will be more in so many seconds.
+    /// The monthly quota is used up; a new month begins in `seconds_left`.
     Quota {
-        /// Until the month ends.
+        /// Seconds until the month ends.
         seconds_left: u64,
     },
 }
 
-/// What users have used in a month, as it is kept over restarts.
+/// The usage of all users in a month, as it is kept across restarts.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Used {
     /// Year and month, in UTC: `2026-11`.
     pub month: String,
-    /// Bytes by user, for users that have a quota.
+    /// Bytes by user, for users with a quota.
     pub bytes: BTreeMap<String, u64>,
 }
 
@@ -58,7 +58,7 @@ pub struct Accounts(Mutex<State>);
 struct State {
     quotas: HashMap<Arc<str>, Quota>,
     accounts: HashMap<Holder, Arc<UserAccount>>,
-    /// As many accounts have to be there before it is worth looking for unused ones.
+    /// How many accounts trigger the next search for unused ones.
     sweep_at: usize,
     month: Option<Month>,
 }
@@ -68,7 +68,7 @@ impl Accounts {
         self.0.lock()
     }
 
-    /// Puts quotas in force, by user; users that are not named have none any more.
+    /// Puts quotas in force, by user; all other users lose theirs.
     pub fn set_quotas(&self, quotas: &BTreeMap<String, Quota>) {
         let mut state = self.state();
         state.quotas = quotas.iter().map(|(name, quota)| (name.as_str().into(), *quota)).collect();
@@ -77,10 +77,10 @@ impl Accounts {
         }
     }
 
-    /// Gives a tunnel a place on an account that may have `tunnels` of them.
+    /// Opens a place for a tunnel on an account that may have `tunnels` of them.
     ///
     /// # Errors
-    /// There is none.
+    /// [`Full`] if there is no place.
     pub fn open(&self, holder: &Holder, tunnels: usize, now: SystemTime) -> Result<UserPlace, Full> {
         let mut state = self.state();
         let month = state.turn(now);
@@ -92,13 +92,13 @@ impl Accounts {
         Ok(UserPlace { account, _place: place })
     }
 
-    /// Returns the account, of which nothing is taken.
+    /// Returns the account without taking a place on it.
     #[must_use]
     pub fn of(&self, holder: &Holder) -> Arc<UserAccount> {
         self.state().account(holder)
     }
 
-    /// Returns what has been used in the month of `now`.
+    /// Returns the usage in the month of `now`.
     #[must_use]
     pub fn used(&self, now: SystemTime) -> Used {
         let mut state = self.state();
@@ -110,10 +110,10 @@ impl Accounts {
         Used { month, bytes: state.accounts.iter().filter_map(of).filter(|(_, bytes)| *bytes > 0).collect() }
     }
 
-    /// Takes up what had been used before, if that was in the month of `now`.
+    /// Adds the usage saved earlier, if it belongs to the month of `now`.
     pub fn restore(&self, used: &Used, now: SystemTime) {
         let (mut state, month) = (self.state(), used.month.parse().ok());
-        // It goes on where the clock does not know better.
+        // While the clock is not set, the saved month continues.
         state.month = month;
         if Some(state.turn(now)) == month {
             for (name, bytes) in &used.bytes {
@@ -123,7 +123,7 @@ impl Accounts {
         }
     }
 
-    /// Shows all quotas, and what is used of each.
+    /// Updates the gauges of all quotas and of their usage.
     pub fn show(&self, gauges: &QuotaGauges, now: SystemTime) {
         let mut state = self.state();
         state.turn(now);
@@ -146,7 +146,7 @@ impl State {
         }
     }
 
-    /// Begins a new month, if it is time; returns the month.
+    /// Begins a new month if it is due; returns the month.
     fn turn(&mut self, now: SystemTime) -> Month {
         let month = Month::after(self.month, now);
         if self.month.replace(month).is_some_and(|last| last != month) {
@@ -161,7 +161,7 @@ impl State {
         }
         if self.accounts.len() >= self.sweep_at.max(KEPT) {
             self.accounts.retain(|_, account| account.tunnels.count() > 0 || account.used_bytes.load(Relaxed) > 0);
-            // So that looking costs each newcomer no more than a few steps, however many are in use.
+            // So that searching costs each new account only a few steps, however many are in use.
             self.sweep_at = self.accounts.len() * 2;
         }
         let account = Arc::new(UserAccount::default());
@@ -171,7 +171,7 @@ impl State {
     }
 }
 
-/// The quotas of users as metrics show them: of the users that the configuration gives one.
+/// The quotas of users in the metrics: only users with a configured quota.
 #[derive(Clone, Debug, Default)]
 pub struct QuotaGauges {
     monthly_bytes: Family<[(&'static str, String); 1], Shown>,
@@ -179,7 +179,7 @@ pub struct QuotaGauges {
 }
 
 impl QuotaGauges {
-    /// Registers both.
+    /// Registers both metrics.
     pub fn register(&self, registry: &mut Registry) {
         let help = "Bytes that a user may move in a month";
         registry.register("user_quota_bytes", help, self.monthly_bytes.clone());

@@ -1,7 +1,7 @@
 //! The identity of a client: bearer tokens and client certificates.
 //!
-//! Tokens are 256 random bits. They are stored as SHA-256, which suffices for secrets that cannot be guessed, and found
-//! by a search that takes equally long whatever it finds.
+//! Tokens are 256 random bits. They are stored as SHA-256, which suffices for secrets that cannot be guessed, and looked
+//! up by a search that takes the same time whatever it finds.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -15,32 +15,32 @@ use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 use webpki::EndEntityCert;
 
-/// A client that is known.
+/// A known client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     /// The name in the configuration.
     pub name: Arc<str>,
     /// How many tunnels it may have at once.
     pub max_tunnels: usize,
-    /// From when on its credentials admit it no longer. Certificates are judged when a connection begins.
+    /// When its credentials expire. Certificates are checked when a connection begins.
     pub expires: Option<SystemTime>,
 }
 
 /// Why a client is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
-    /// It showed nothing.
+    /// No credentials.
     #[error("no credentials")]
     Missing,
-    /// What it showed is not known, or not well formed.
+    /// Unknown or malformed credentials.
     #[error("unknown credentials")]
     Invalid,
-    /// What it showed was known, and is valid no longer.
+    /// Credentials that were valid and have expired.
     #[error("expired credentials")]
     Expired,
 }
 
-/// The users that tokens and certificates stand for.
+/// The users by token and certificate.
 #[derive(Clone, Debug, Default)]
 pub struct Users {
     tokens: Vec<([u8; 32], User)>,
@@ -50,8 +50,8 @@ pub struct Users {
 }
 
 impl Users {
-    /// Takes over the entries of a configuration. Without an entry for certificates every one that a listener's
-    /// authority has signed is let in, under the name it carries.
+    /// Creates the users of a configuration. Without an entry for certificates, every certificate signed by a listener's
+    /// authority is admitted, under the name in it.
     #[must_use]
     pub fn new(tokens: &[Token], certificates: &[ClientCertificate], tunnels_per_user: u32) -> Self {
         let user = |name: &str, max_tunnels: u32, expires: Option<Moment>| User {
@@ -74,7 +74,7 @@ impl Users {
     /// Returns the user whose token a request at `now` carries in `proxy-authorization` (RFC 6750 §2.1, RFC 9110 §11.7.1).
     ///
     /// # Errors
-    /// There is no such field; or there is more than one, another scheme, or a token that nobody has, or not any more.
+    /// There is no such field; there is more than one, or another scheme; or the token is unknown or expired.
     pub fn by_token(&self, fields: &[Field], now: SystemTime) -> Result<User, AuthError> {
         let mut values = fields.iter().filter(|field| field.name == b"proxy-authorization"[..]);
         let value = &values.next().ok_or(AuthError::Missing)?.value;
@@ -86,7 +86,7 @@ impl Users {
             return Err(AuthError::Invalid);
         }
         let digest: [u8; 32] = Sha256::digest(token.trim_ascii()).into();
-        // One past the end means none; the loop runs through whatever it finds.
+        // One past the end means none; the loop never stops early.
         let mut found = u64::MAX;
         for (index, (known, _)) in (0_u64..).zip(&self.tokens) {
             found.conditional_assign(&index, known.ct_eq(&digest));
@@ -99,10 +99,10 @@ impl Users {
         }
     }
 
-    /// Returns the user that a client's verified certificate (DER) stands for, by its subject alternative names.
+    /// Returns the user of a client's verified certificate (DER), by its subject alternative names.
     ///
     /// # Errors
-    /// There is no certificate, or none of its names is known.
+    /// There is no certificate, or it is not valid, or none of its names is known.
     pub fn by_certificate(&self, certificate: Option<&[u8]>) -> Result<User, AuthError> {
         let der = CertificateDer::from(certificate.ok_or(AuthError::Missing)?);
         let certificate = EndEntityCert::try_from(&der).map_err(|_| AuthError::Invalid)?;
@@ -118,7 +118,7 @@ impl Users {
     }
 }
 
-/// Returns the DNS names and URIs that a certificate is for (RFC 5280 §4.2.1.6).
+/// Returns the DNS names and URIs in a certificate (RFC 5280 §4.2.1.6).
 #[must_use]
 pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     let parsed = EndEntityCert::try_from(certificate);
@@ -129,15 +129,15 @@ fn names_in<'a>(certificate: &'a EndEntityCert<'_>) -> impl Iterator<Item = &'a 
     certificate.valid_dns_names().chain(certificate.valid_uri_names())
 }
 
-/// Whether two subject alternative names are the same: of DNS names, letters count whatever their case (RFC 4343), and of
-/// URIs only those of scheme and host (RFC 3986 §6.2.2.1).
+/// Whether two subject alternative names are the same: DNS names ignore the case of letters (RFC 4343), URIs only that of
+/// scheme and host (RFC 3986 §6.2.2.1).
 #[must_use]
 pub fn is_same_name(one: &str, other: &str) -> bool {
     match (authority_end(one), authority_end(other)) {
         (None, None) => one.eq_ignore_ascii_case(other),
         (Some(one_end), Some(other_end)) => {
             let ((one, one_rest), (other, other_rest)) = (one.split_at(one_end), other.split_at(other_end));
-            // Before the host there may be a user, whose case counts.
+            // A user may precede the host, and its case counts.
             let user = |authority: &str| authority.rsplit_once('@').map(|(user, _)| user.to_owned());
             let after_scheme = |authority: &str| authority.split_once("://").map(|(_, rest)| user(rest));
             one.eq_ignore_ascii_case(other) && after_scheme(one) == after_scheme(other) && one_rest == other_rest
@@ -146,7 +146,7 @@ pub fn is_same_name(one: &str, other: &str) -> bool {
     }
 }
 
-/// Where a URI's authority ends, or its scheme where it has no authority; `None` for what is no URI.
+/// Where a URI's authority ends, or its scheme if it has no authority; `None` if the name is not a URI.
 fn authority_end(name: &str) -> Option<usize> {
     let (scheme, rest) = name.split_once(':')?;
     let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())

@@ -1,4 +1,4 @@
-//! Sockets to targets, and what it means that there are none.
+//! Sockets to targets, and the refusals when there are none.
 
 use std::{
     io,
@@ -13,13 +13,13 @@ use tokio::net::{TcpSocket, TcpStream};
 use super::{Relay, Rules};
 use crate::udp_target::{SocketBuffers, TargetError, UdpTarget, bind_address};
 
-/// The addresses to try in turn: each tunnel begins with another one.
+/// The source addresses to try in turn: successive tunnels start at different ones.
 fn sources(relay: &Relay, rules: &Rules, target: SocketAddr) -> impl Iterator<Item = Option<IpAddr>> + use<> {
     let is_ipv4 = target.ip().to_canonical().is_ipv4();
     let of_family = rules.source_addresses.iter().filter(|source| source.is_ipv4() == is_ipv4);
     let mut sources: Vec<_> = of_family.map(|source| Some(*source)).collect();
     match sources.len() {
-        // The routes decide.
+        // The kernel's routes decide.
         0 => sources.push(None),
         len => sources.rotate_left(relay.sources_taken.fetch_add(1, Relaxed) % len),
     }
@@ -27,8 +27,8 @@ fn sources(relay: &Relay, rules: &Rules, target: SocketAddr) -> impl Iterator<It
 }
 
 /// Whether an address has no port left: EAGAIN from UDP (`inet_autobind` in net/ipv4/af_inet.c), EADDRNOTAVAIL from TCP,
-/// where it is about this target only (`__inet_hash_connect` in net/ipv4/inet_hashtables.c). The latter also says that an
-/// address is not this host's.
+/// where it concerns this target only (`__inet_hash_connect` in net/ipv4/inet_hashtables.c). EADDRNOTAVAIL also means
+/// that an address does not belong to this host.
 fn lacks_ports(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EADDRNOTAVAIL))
 }
@@ -36,7 +36,7 @@ fn lacks_ports(error: &io::Error) -> bool {
 /// Connects a UDP socket.
 ///
 /// # Errors
-/// The refusal to answer with.
+/// The refusal for the response.
 pub fn udp(relay: &Relay, rules: &Rules, target: SocketAddr) -> Result<UdpTarget, Refusal> {
     let bytes = Some(rules.limits.udp_buffer_bytes as usize);
     let buffers = SocketBuffers { send_bytes: bytes, receive_bytes: bytes };
@@ -56,7 +56,7 @@ pub fn udp(relay: &Relay, rules: &Rules, target: SocketAddr) -> Result<UdpTarget
 /// Connects a TCP socket.
 ///
 /// # Errors
-/// The refusal to answer with.
+/// The refusal for the response.
 pub async fn tcp(relay: &Relay, rules: &Rules, target: SocketAddr) -> Result<TcpStream, Refusal> {
     let target = SocketAddr::new(target.ip().to_canonical(), target.port());
     let mut refusal = Refusal::Internal;
@@ -64,7 +64,7 @@ pub async fn tcp(relay: &Relay, rules: &Rules, target: SocketAddr) -> Result<Tcp
         let connecting = tokio::time::timeout(rules.limits.connect_timeout, connect_tcp(target, source));
         match connecting.await.map_err(|_| Refusal::ConnectionTimeout)? {
             Ok(stream) => {
-                // The client paces what it sends; waiting to fill segments would only add delay.
+                // The client paces its own traffic; waiting to fill segments would only add delay.
                 _ = stream.set_nodelay(true);
                 return Ok(stream);
             }
@@ -92,8 +92,8 @@ async fn connect_tcp(target: SocketAddr, source: Option<IpAddr>) -> io::Result<T
     TcpSocket::from_std_stream(socket.into()).connect(target).await
 }
 
-/// No descriptor, no memory and no port left are matters of load. A broadcast address is refused with EACCES. The rest is
-/// a fault of ours.
+/// A lack of descriptors, memory or ports is a matter of load. A broadcast address is refused with EACCES. Every other
+/// error is a fault of the relay.
 fn refuse_socket(error: &io::Error, relay: &Relay) -> Refusal {
     let limit = match error.raw_os_error() {
         Some(libc::EACCES) => return Refusal::AddressProhibited,

@@ -1,7 +1,7 @@
-//! What the relay role counts.
+//! The metrics of the relay role.
 //!
-//! What is counted per packet is a plain handle that costs a relaxed addition per batch; label sets are looked up only
-//! where something is refused, opened or closed.
+//! Per-packet counters are plain handles that cost one relaxed addition per batch; label sets are looked up only when
+//! something is refused, opened or closed.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -34,13 +34,13 @@ pub struct RelayMetrics {
     pub connections: Gauge,
     /// Handshake results.
     pub handshakes: Arc<HandshakeCounters>,
-    /// Datagrams on the clients' side.
+    /// Datagrams on the client side.
     pub datagrams: Arc<DatagramCounters>,
-    /// What became of names to resolve.
+    /// Results of name resolution.
     pub dns: Arc<DnsCounters>,
-    /// What users have used of their quotas.
+    /// Users' quotas and their usage.
     pub quotas: QuotaGauges,
-    /// What each user uses.
+    /// The usage of each user.
     pub users: Usages,
     /// Target sockets that could not be given the mark of their class.
     pub unmarked_sockets: Counter,
@@ -53,7 +53,7 @@ pub struct RelayMetrics {
     closed: Counters<1>,
     refused: Counters<1>,
     limits: Counters<1>,
-    /// What was logged of each limit; there is one for each name in the code.
+    /// The log throttle of each limit; one for each name in the code.
     limits_told: Mutex<HashMap<&'static str, Seldom>>,
     packets_up: Counter,
     packets_down: Counter,
@@ -70,7 +70,7 @@ pub struct RelayMetrics {
 }
 
 impl RelayMetrics {
-    /// Registers all of them.
+    /// Registers all metrics.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("connections", "Open connections of clients", self.connections.clone());
         registry.register("tunnels", "Open tunnels", self.tunnels.clone());
@@ -180,7 +180,7 @@ impl RelayMetrics {
         self.refused.get_or_create(&[("reason", reason)]).inc();
     }
 
-    /// Counts that a configured limit was reached, and logs each limit now and then.
+    /// Counts that a configured limit was reached, and occasionally logs it.
     pub fn limit_hit(&self, limit: &'static str) {
         self.limit_of_host_hit(limit);
         self.limits_told.lock().entry(limit).or_default().note(|unsaid| {
@@ -188,12 +188,12 @@ impl RelayMetrics {
         });
     }
 
-    /// Counts that a limit of this host was reached, which is logged where it is met.
+    /// Counts that a limit of this host was reached; the caller logs it.
     pub fn limit_of_host_hit(&self, limit: &'static str) {
         self.limits.get_or_create(&[("limit", limit)]).inc();
     }
 
-    /// Counts a tunnel that opens, of a user whose usage this is.
+    /// Counts a tunnel that opens; `usage` is that of its user.
     pub fn opened(&self, protocol: TunnelProtocol, usage: Option<&UserTraffic>) {
         let labels = [("protocol", label(protocol))];
         self.opened.get_or_create(&labels).inc();
@@ -204,7 +204,7 @@ impl RelayMetrics {
         }
     }
 
-    /// Counts a tunnel that closes, and for what reason.
+    /// Counts a tunnel that closes, by reason.
     pub fn closed(&self, protocol: TunnelProtocol, reason: &'static str, usage: Option<&UserTraffic>) {
         self.tunnels.get_or_create(&[("protocol", label(protocol))]).dec();
         self.closed.get_or_create(&[("reason", reason)]).inc();
@@ -213,7 +213,7 @@ impl RelayMetrics {
         }
     }
 
-    /// Counts what a UDP tunnel ignored or dropped in its life.
+    /// Counts the items that a UDP tunnel ignored or dropped over its lifetime.
     pub fn add_tunnel_losses(&self, ignored: masque::tunnel::IgnoredCounts, dropped: u64) {
         for (what, count) in
             [("context", ignored.contexts), ("capsule", ignored.capsules), ("oversize_capsule", ignored.oversize)]
@@ -225,7 +225,7 @@ impl RelayMetrics {
         self.capsules_dropped.inc_by(dropped);
     }
 
-    /// Adds what a flush toward a target did.
+    /// Adds the counters of a flush toward a target.
     pub fn add_uplink(&self, counters: &UplinkCounters) {
         if *counters == UplinkCounters::default() {
             return;
@@ -240,7 +240,7 @@ impl RelayMetrics {
         }
     }
 
-    /// Adds UDP payloads that came from a target, and their bytes.
+    /// Adds UDP payloads received from a target, and their bytes.
     pub fn add_downlink(&self, packets: u64, bytes: u64) {
         if packets > 0 {
             self.packets_down.inc_by(packets);
@@ -248,7 +248,7 @@ impl RelayMetrics {
         }
     }
 
-    /// Adds bytes that a TCP tunnel moved.
+    /// Adds the bytes that a TCP tunnel moved.
     pub fn add_tcp(&self, up: u64, down: u64) {
         self.tcp_bytes_up.inc_by(up);
         self.tcp_bytes_down.inc_by(down);

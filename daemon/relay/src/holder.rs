@@ -1,4 +1,4 @@
-//! The party that a grant of the relay counts against.
+//! The party to which the relay charges a tunnel or a lookup.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -7,20 +7,20 @@ use std::{
 
 use ipnet::IpNet;
 
-/// A user or, where clients need not authenticate, the client's network: the smallest block that one customer gets as a
-/// rule (a /24 and a /56), within which addresses cost nothing.
+/// A user or, where clients need not authenticate, the client's network: the smallest block usually assigned to one
+/// customer (a /24 or a /56), within which further addresses cost nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
     /// A user, by name.
     User(Arc<str>),
     /// A network of clients.
     Network(IpNet),
-    /// Clients of which nothing is known; all of them are one.
+    /// All clients of which nothing is known, together.
     Unknown,
 }
 
 impl Holder {
-    /// Returns that of a request by `user`, if it had to have one, from a client's address.
+    /// Returns the holder for a request by `user`, if one was required, from a client's address.
     #[must_use]
     pub fn of(user: Option<&Arc<str>>, client: Option<SocketAddr>) -> Self {
         match (user, client) {
@@ -33,7 +33,7 @@ impl Holder {
 
 fn network(ip: IpAddr) -> IpNet {
     let len = if ip.is_ipv4() { 24 } else { 56 };
-    // Both are lengths that such prefixes may have.
+    // Both are valid lengths for these prefixes.
     IpNet::new(ip, len).map_or(IpNet::from(ip), |network| network.trunc())
 }
 

@@ -1,7 +1,8 @@
 //! This host's own addresses, kept current by netlink: a relay must not be a way to reach itself.
 //!
-//! Those are the addresses assigned to interfaces, and whatever a route of type `local` or `anycast` leads here. What a
-//! router in front of this host translates to its addresses is not known: the configuration has the key `own` for it.
+//! These are the addresses assigned to interfaces, and all addresses that a route of type `local` or `anycast` directs
+//! here. Addresses that a router in front of this host translates to its own are unknown to it: the configuration has the
+//! key `own` for these.
 
 use std::{
     collections::HashMap,
@@ -24,20 +25,20 @@ use self::local_routes::LocalRoutes;
 
 mod local_routes;
 
-/// How long to wait before the addresses are read anew; each further failure doubles it.
+/// The pause before the addresses are read again; it doubles with each further failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// How often the first list is tried while addresses change faster than they can be listed.
+/// How often the first list is attempted while addresses change faster than they can be listed.
 const FIRST_TRIES: u32 = 5;
 
-/// The addresses that lead to this network namespace. Clones share one set.
+/// The addresses of this network namespace. Clones share one set.
 #[derive(Debug, Clone)]
 pub struct HostAddresses {
     own: Arc<RwLock<Own>>,
 }
 
-/// What leads here.
+/// The addresses and networks that lead here.
 #[derive(Debug, Default)]
 struct Own {
     assigned: Assigned,
@@ -52,8 +53,8 @@ impl Own {
 }
 
 impl HostAddresses {
-    /// Reads all addresses and, from then on, follows their changes in a task of the current runtime, which ends with
-    /// the last clone. Where netlink loses messages or fails later, the known set stands until it has been read anew.
+    /// Reads all addresses, and then follows their changes in a task of the current runtime, which ends with the last
+    /// clone. If netlink loses messages or fails later, the known set stays in use until it has been read again.
     ///
     /// # Errors
     /// The addresses cannot be read now.
@@ -70,26 +71,26 @@ impl HostAddresses {
         Ok(Self { own })
     }
 
-    /// Tells whether packets to `address` end at this host. IPv4-mapped addresses count as IPv4; scopes are ignored. Costs
-    /// an uncontended read lock.
+    /// Returns whether packets to `address` end at this host. IPv4-mapped addresses count as IPv4; scopes are ignored.
+    /// Costs an uncontended read lock.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         let (own, address) = (self.own.read(), address.to_canonical());
         own.assigned.0.contains_key(&address) || own.routes.contains(address)
     }
 
-    /// Lists the addresses that are assigned to interfaces, in no order.
+    /// Returns the addresses assigned to interfaces, in no particular order.
     #[must_use]
     pub fn list(&self) -> Vec<IpAddr> {
         self.own.read().assigned.0.keys().copied().collect()
     }
 }
 
-/// Subscribes first and lists then. What changes meanwhile is among the events, so that applying those in order ends
-/// at the truth, whichever of them the list has seen.
+/// Subscribes first and then lists. Changes in the meantime are among the events, so applying these in order gives the
+/// correct set, whichever of them the list already includes.
 async fn subscribe() -> Result<(Own, Socket), Error> {
     let groups = [Group::Ipv4Ifaddr, Group::Ipv6Ifaddr, Group::Ipv4Route, Group::Ipv6Route];
-    // Strict, so that the kernel lists only the requested routes instead of all, of which a router has many.
+    // Strict, so that the kernel lists only the requested routes and not all of them, which are many on a router.
     let socket = Socket::open_strict(&groups).map_err(Error::Socket)?;
     let mut own = Own::default();
     let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
@@ -99,7 +100,7 @@ async fn subscribe() -> Result<(Own, Socket), Error> {
     Ok((own, socket))
 }
 
-/// Keeps `shared` current until nobody holds it, which is noticed at the next event.
+/// Keeps `shared` current until its last holder is gone, which is noticed at the next event.
 async fn follow(shared: Weak<RwLock<Own>>, mut socket: Socket) {
     loop {
         let event = socket.next().await;
@@ -116,7 +117,7 @@ async fn follow(shared: Weak<RwLock<Own>>, mut socket: Socket) {
     }
 }
 
-/// Subscribes until that succeeds.
+/// Retries the subscription until it succeeds.
 async fn subscribe_anew() -> (Own, Socket) {
     let mut pause = FIRST_PAUSE;
     loop {
@@ -130,13 +131,13 @@ async fn subscribe_anew() -> (Own, Socket) {
     }
 }
 
-/// Which addresses are assigned, and where: one may be assigned several times, and is gone with the last.
+/// Assigned addresses and their places: an address may be assigned several times, and is gone with its last assignment.
 #[derive(Debug, Default)]
 struct Assigned(HashMap<IpAddr, Vec<Place>>);
 
-/// What tells assignments of one address apart. IPv4 knows several per interface, of different prefix lengths or far
-/// ends (`inet_rtm_deladdr` in net/ipv4/devinet.c); IPv6 one, whose far end may change (`inet6_addr_modify` in
-/// net/ipv6/addrconf.c).
+/// The properties that distinguish assignments of one address. IPv4 allows several per interface, with different prefix
+/// lengths or far ends (`inet_rtm_deladdr` in net/ipv4/devinet.c); IPv6 allows one, whose far end may change
+/// (`inet6_addr_modify` in net/ipv6/addrconf.c).
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     interface: u32,
@@ -144,7 +145,7 @@ struct Place {
 }
 
 impl Assigned {
-    /// Applies one message of a list or one event; messages that are not about addresses change nothing.
+    /// Applies one message of a list or one event; messages of other kinds change nothing.
     fn apply(&mut self, message: &RouteNetlinkMessage) {
         match message {
             RouteNetlinkMessage::NewAddress(message) => {
@@ -170,7 +171,7 @@ impl Assigned {
     }
 }
 
-/// Returns this host's end of what `message` describes and where it is: on a point-to-point link, `IFA_ADDRESS` is the
+/// Returns this host's end of the assignment in `message` and its place: on a point-to-point link, `IFA_ADDRESS` is the
 /// far end and `IFA_LOCAL` this one (include/uapi/linux/if_addr.h).
 fn assignment(message: &AddressMessage) -> Option<(IpAddr, Place)> {
     let (mut local, mut address) = (None, None);

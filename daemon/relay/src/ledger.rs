@@ -1,7 +1,7 @@
-//! Keeps what users have used of their quotas in the state folder, so that a restart gives nobody a new month.
+//! Keeps the used bytes of users' quotas in the state folder, so that no user gets a new quota by a restart.
 //!
-//! The file is replaced as a whole, at most every [`PAUSE`], and once more at the end. What was used since then is lost
-//! when paced is killed or the machine stops, to the user's benefit.
+//! The file is replaced as a whole, at most once per [`PAUSE`], and once more at the end. If paced is killed or the
+//! machine stops, the usage since the last save is lost, to the user's benefit.
 
 use std::{
     path::Path,
@@ -14,7 +14,7 @@ use tokio::{task::spawn_blocking, time::interval};
 
 use super::accounts::{Accounts, QuotaGauges, Used};
 
-/// How often what has changed is saved, and shown.
+/// How often changes are saved and the gauges updated.
 pub const PAUSE: Duration = Duration::from_secs(10);
 
 /// The file in the state folder.
@@ -28,7 +28,7 @@ pub struct QuotaLedger {
 }
 
 impl QuotaLedger {
-    /// Restores the accounts from the file, if there is one. A file that cannot be read is logged, and every user
+    /// Restores the accounts from the file, if there is one. If the file cannot be read, this is logged and every user
     /// begins the month anew.
     #[must_use]
     pub fn open(state_dir: &Path, accounts: Arc<Accounts>, gauges: QuotaGauges) -> Arc<Self> {
@@ -41,18 +41,18 @@ impl QuotaLedger {
         Arc::new(Self { accounts, gauges, kept })
     }
 
-    /// Saves and shows what has been used, until dropped.
+    /// Saves the usage and updates the gauges, until dropped.
     pub async fn keep(self: Arc<Self>) {
         let mut ticks = interval(PAUSE);
         loop {
             ticks.tick().await;
             let ledger = self.clone();
-            // It cannot be cancelled, and panics only with the runtime.
+            // The task cannot be cancelled, and panics only with the runtime.
             _ = spawn_blocking(move || ledger.save(SystemTime::now())).await;
         }
     }
 
-    /// Saves and shows what has been used by `now`. What cannot be saved is logged, and tried again the next time.
+    /// Saves the usage as of `now` and updates the gauges. A failed save is logged and retried the next time.
     pub fn save(&self, now: SystemTime) {
         self.accounts.show(&self.gauges, now);
         let used = self.accounts.used(now);

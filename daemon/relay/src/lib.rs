@@ -1,11 +1,11 @@
-//! The relay role: connections of clients in, tunnels to targets out.
+//! The relay role: connections from clients in, tunnels to targets out.
 //!
 //! ```text
 //! Server::accept → serve_connection → HttpConnection::next → serve_request → admit → UdpPump | TcpPump
 //! ```
 //!
-//! One task per connection and one per request, all on the thread of their endpoint. The pumps of tunnels wait on
-//! both sides at once and own no buffer while nothing moves.
+//! There is one task per connection and one per request, all on the thread of their endpoint. The pumps of tunnels wait on
+//! both sides at once and own no buffer while they are idle.
 
 pub mod access;
 pub mod accounts;
@@ -55,30 +55,30 @@ pub use self::counters::RelayMetrics;
 use self::{accounts::Accounts, tunnels::RelayTunnel};
 use crate::{access::AccessLog, auth::Users, host_addresses::HostAddresses, resolve::Resolver};
 
-/// What the configuration says about requests. Replaced as a whole; each request is judged by one version.
+/// The configured rules for requests. Replaced as a whole; each request is decided by one version.
 pub struct Rules {
     /// The name in `Proxy-Status`.
     pub name: ProxyName,
-    /// Templates that are served.
+    /// The templates served.
     pub templates: Vec<Template>,
-    /// The users that may ask.
+    /// The permitted users.
     pub users: Users,
-    /// Which targets may be reached.
+    /// The permitted targets.
     pub targets: config::targets::TargetRules,
-    /// How much of everything there may be.
+    /// The limits of the relay.
     pub limits: RelayLimits,
-    /// Which addresses of this host targets see.
+    /// The source addresses that targets see.
     source_addresses: Vec<IpAddr>,
-    /// What users may use, by name.
+    /// The quotas of users, by name.
     quotas: BTreeMap<String, Quota>,
-    /// What clients have to show at each listener.
+    /// The credentials that clients need at each listener.
     auth: HashMap<SocketAddr, Auth>,
-    /// The names of the schedules of listeners that name one.
+    /// The names of the schedules of listeners that have one.
     schedules: HashMap<SocketAddr, String>,
 }
 
 impl Rules {
-    /// Takes over a configuration.
+    /// Creates the rules of a configuration.
     #[must_use]
     pub fn new(relay: &config::relay::RelaySettings) -> Self {
         let schedule = |listener: &ListenerSettings| Some((listener.address, listener.schedule.clone()?));
@@ -95,60 +95,60 @@ impl Rules {
         }
     }
 
-    /// What a client has to show at the listener of this address, as configured.
+    /// Returns the credentials that a client needs at the listener with this address, as configured.
     #[must_use]
     pub fn auth(&self, listener: SocketAddr) -> Auth {
         self.auth.get(&listener).copied().unwrap_or_default()
     }
 }
 
-/// What a relay works with that lives outside of it.
+/// The resources of a relay that live outside it.
 pub struct Resources {
     /// Resolves the names of targets.
     pub resolver: Resolver,
-    /// The addresses of this host, which tunnels may not lead to.
+    /// The addresses of this host, to which tunnels must not lead.
     pub host_addresses: HostAddresses,
-    /// Where it counts.
+    /// The metrics.
     pub metrics: Arc<RelayMetrics>,
-    /// Where it says what came of tunnels and requests.
+    /// The log of tunnels and requests.
     pub access: Arc<AccessLog>,
-    /// The last IDs of connections and of tunnels, which others may count as well.
+    /// The last used IDs of connections and of tunnels; other roles may share these counters.
     pub ids: [Arc<AtomicU64>; 2],
     /// Called with the address of each client that has completed a handshake.
     pub proven: Box<dyn Fn(IpAddr) + Send + Sync>,
 }
 
-/// What all connections of the relay share.
+/// The state shared by all connections of the relay.
 pub struct Relay {
     rules: RwLock<Arc<Rules>>,
-    /// What answers requests that ask for no tunnel, if anything does.
+    /// Answers requests that are not for a tunnel, if configured.
     gateway: ArcSwapOption<Gateway>,
-    /// Which class of traffic a tunnel is of.
+    /// The classes of traffic.
     classes: ArcSwap<Classes>,
-    /// How connections of each listener order what they send, until their user is known. Locked while schedules are given
-    /// out, so that the last are those of the policy and the rules in force.
+    /// How connections of each listener order their output until their user is known. Locked while schedules are assigned,
+    /// so that the final ones are those of the policy and the rules in force.
     schedules: Mutex<HashMap<SocketAddr, Schedules>>,
-    /// The connections that are open.
+    /// The open connections.
     pub connections: Table<RelayClient>,
-    /// The tunnels that are open.
+    /// The open tunnels.
     pub tunnels: Table<RelayTunnel>,
     resources: Resources,
-    /// What users have, and have used.
+    /// The accounts of users.
     pub accounts: Arc<Accounts>,
-    /// How many tunnels have taken one of the source addresses.
+    /// How many tunnels have taken a source address so far.
     sources_taken: AtomicUsize,
-    /// Says that no more sockets can be had.
+    /// The log throttle for the lack of sockets.
     exhausted: Seldom,
     places: Arc<ConnectionPlaces>,
     phase: watch::Sender<Phase>,
 }
 
-/// Where the relay is in its life; it only moves on.
+/// The phase of the relay's life; it only advances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Connections and requests are accepted.
     Serving,
-    /// Nothing new is accepted; what is open goes on.
+    /// Nothing new is accepted; open connections continue.
     Draining,
     /// Everything is closed.
     Closing,
@@ -156,36 +156,36 @@ pub enum Phase {
 
 /// The client at the other end of a connection.
 pub struct RelayClient {
-    /// Its ID, of no meaning on the wire.
+    /// Its ID, without meaning on the wire.
     pub id: u64,
-    /// Its address when it connected, if that is known.
+    /// Its address at connection time, if known.
     pub address: Option<SocketAddr>,
     /// When it connected.
     pub since: SystemTime,
     /// The address of the listener, as configured.
     pub listener: SocketAddr,
-    /// Where what happens on it can be listened to.
+    /// The subscription point for its events.
     pub tap: Tap,
-    /// What is known of its path.
+    /// The measurements of its path.
     pub path: PathStats,
-    /// What orders what leaves on it.
+    /// The scheduler of its output.
     pub hub: Arc<Hub>,
     user: OnceLock<Arc<str>>,
-    /// What is known about it.
+    /// Whether it is a stranger or known.
     pub standing: ClientStanding,
-    /// Its verified certificate, if it showed one.
+    /// Its verified certificate, if it presented one.
     certificate: Option<Vec<u8>>,
     tunnels: Gauge,
 }
 
 impl RelayClient {
-    /// The user of its first request that showed credentials, if there was one.
+    /// Returns the user of its first request with credentials, if there was one.
     #[must_use]
     pub fn user(&self) -> Option<&Arc<str>> {
         self.user.get()
     }
 
-    /// How many tunnels it has.
+    /// Returns how many tunnels it has.
     #[must_use]
     pub fn tunnels(&self) -> usize {
         self.tunnels.count()
@@ -193,7 +193,7 @@ impl RelayClient {
 }
 
 impl Relay {
-    /// Creates a relay that serves nobody yet.
+    /// Creates a relay that serves no endpoint yet.
     #[must_use]
     pub fn new(rules: Rules, classes: Arc<Classes>, resources: Resources) -> Arc<Self> {
         let accounts = Arc::<Accounts>::default();
@@ -217,19 +217,20 @@ impl Relay {
         })
     }
 
-    /// The places that connections take, at all endpoints.
+    /// Returns the places that connections take, at all endpoints.
     #[must_use]
     pub fn places(&self) -> &Arc<ConnectionPlaces> {
         &self.places
     }
 
-    /// The classes of the policy in force.
+    /// Returns the classes of the policy in force.
     #[must_use]
     pub fn classes(&self) -> Arc<Classes> {
         self.classes.load_full()
     }
 
-    /// How connections of the listener at this address, as configured, order what they send until their user is known.
+    /// Returns how connections of the listener with this address, as configured, order their output until their user is
+    /// known.
     #[must_use]
     pub fn schedules(&self, listener: SocketAddr) -> Schedules {
         let mut schedules = self.schedules.lock();
@@ -237,8 +238,8 @@ impl Relay {
         schedules.entry(listener).or_insert_with(first).clone()
     }
 
-    /// The name of the schedule that a connection goes by: the one that a rule gives its user or, without one, the one that
-    /// its listener names; `None` if it is the schedule for all.
+    /// Returns the name of a connection's schedule: the one that a rule assigns to its user or, without a rule, the one of
+    /// its listener; `None` if it is the default schedule.
     #[must_use]
     pub fn schedule_of(&self, client: &RelayClient) -> Option<String> {
         self.schedule_name(client.user().map(|user| &**user), client.listener)
@@ -250,26 +251,26 @@ impl Relay {
         classes.policy().schedule_of(user, listener, listeners_own).map(str::to_owned)
     }
 
-    /// Makes a connection whose user has become known go by the schedule of that user.
+    /// Applies the user's schedule to a connection whose user has become known.
     fn schedule(&self, client: &RelayClient) {
         let _schedules = self.schedules.lock();
         client.hub.set_schedule(&Schedule::named(&self.classes(), self.schedule_of(client).as_deref()));
     }
 
-    /// Makes all connections go by the schedules that are theirs by the policy and the rules in force.
+    /// Applies to all connections the schedules given by the policy and the rules in force.
     fn schedule_all(&self) {
         let listeners = self.schedules.lock();
         let classes = self.classes();
         for (listener, schedules) in &*listeners {
             schedules.set(Schedule::named(&classes, self.schedule_name(None, *listener).as_deref()));
         }
-        // Of the others, those of their listeners are right.
+        // All other connections use the schedules of their listeners.
         for client in self.connections.all().iter().filter(|client| client.user().is_some()) {
             client.hub.set_schedule(&Schedule::named(&classes, self.schedule_of(client).as_deref()));
         }
     }
 
-    /// Puts the classes and the schedules of another policy in force, for what is open as well.
+    /// Puts the classes and the schedules of another policy in force, for open connections and tunnels as well.
     pub fn replace_classes(&self, classes: Arc<Classes>) {
         self.classes.store(classes.clone());
         self.schedule_all();
@@ -277,19 +278,19 @@ impl Relay {
         self.tunnels.all().iter().for_each(|tunnel| tunnel.follow(&classes));
     }
 
-    /// What answers requests that ask for no tunnel.
+    /// Returns the gateway that answers requests that are not for a tunnel.
     #[must_use]
     pub fn gateway(&self) -> Option<Arc<Gateway>> {
         self.gateway.load_full()
     }
 
-    /// Has another gateway answer new requests; the old one finishes the requests that it has begun.
+    /// Replaces the gateway for new requests; the old one finishes the requests that it has begun.
     pub fn replace_gateway(&self, gateway: Option<Arc<Gateway>>) {
         self.gateway.store(gateway);
     }
 
-    /// Puts `rules` in force for requests to come; tunnels that are open keep what they have, but are held to the quotas
-    /// of their users, and connections go by the schedules of their listeners.
+    /// Puts `rules` in force for new requests. Open tunnels keep their grants, but the quotas of their users apply, and
+    /// connections use the schedules of their listeners.
     pub fn replace_rules(&self, rules: Rules) {
         self.accounts.set_quotas(&rules.quotas);
         self.places.set_limits(rules.limits.clone());
@@ -301,7 +302,7 @@ impl Relay {
         self.rules.read().clone()
     }
 
-    /// Moves on to `phase`; [`Relay::serve`] returns when no connection is left.
+    /// Advances to `phase`; [`Relay::serve`] returns when no connection is left.
     pub fn end(&self, phase: Phase) {
         self.phase.send_replace(phase);
     }

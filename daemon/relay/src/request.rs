@@ -1,4 +1,4 @@
-//! From a request to a connected target, or to the refusal that says why not.
+//! From a request to a connected target, or to the refusal that explains why not.
 
 use std::{net::SocketAddr, sync::Arc, time::SystemTime};
 
@@ -26,30 +26,30 @@ use crate::{
     udp_target::UdpTarget,
 };
 
-/// A request that is served.
+/// A request that was admitted.
 pub struct Admitted {
     /// The connected target.
     pub target: ConnectedTarget,
-    /// What it was asked for with, and the address it is connected to.
+    /// The properties of the request, and the address to which the target is connected.
     pub asked: TunnelOrigin,
-    /// The places that the tunnel takes among those its connection and its user may have.
+    /// The places that the tunnel takes on its connection and on its user's account.
     pub places: HeldPlaces,
-    /// The terms on which what comes from the target is served.
+    /// The terms of service for payloads from the target.
     pub terms: Terms,
-    /// When the tunnel ends because its user's credentials do.
+    /// When the tunnel ends because its user's credentials expire.
     pub expires: Option<SystemTime>,
 }
 
-/// What is known of a request before it is decided about.
+/// What is known of a request before the decision.
 #[derive(Debug, Default)]
 pub struct Attempt {
-    /// The user, once they are known.
+    /// The user, once known.
     pub user: Option<Arc<str>>,
-    /// How the target is to be reached, and what it is, once that is known.
+    /// The protocol to the target, and the target, once known.
     pub target: Option<(Protocol, masque::target::Target)>,
 }
 
-/// Given back when the tunnel ends.
+/// The places of a tunnel, released when it ends.
 pub struct HeldPlaces {
     _connection: GaugePlace,
     /// On the account of the user, or of the client's network.
@@ -58,14 +58,14 @@ pub struct HeldPlaces {
 
 /// A connected target.
 pub enum ConnectedTarget {
-    /// Of a UDP tunnel.
+    /// The target of a UDP tunnel.
     Udp(UdpTarget),
-    /// Of a TCP tunnel.
+    /// The target of a TCP tunnel.
     Tcp(TcpStream),
 }
 
 impl ConnectedTarget {
-    /// The socket, for options that concern all its packets.
+    /// The socket, for options that apply to all its packets.
     fn socket(&self) -> SockRef<'_> {
         match self {
             Self::Udp(target) => target.socket(),
@@ -74,11 +74,11 @@ impl ConnectedTarget {
     }
 }
 
-/// Finds out who asks, before anything else, so that a stranger learns nothing from how a request is refused. `attempt` is
-/// told what is known. There is no user where nobody has to show credentials.
+/// Identifies the client, before anything else, so that a stranger learns nothing from how a request is refused. The user
+/// is noted in `attempt`. Returns `None` if the listener requires no credentials.
 ///
 /// # Errors
-/// The refusal to answer with.
+/// The refusal for the response.
 pub fn identify(
     relay: &Relay,
     rules: &Rules,
@@ -97,10 +97,10 @@ pub fn identify(
     Ok(user)
 }
 
-/// Takes the places of a request for a model, as a tunnel of the same user has them.
+/// Takes the places of a request for a model, like those of a tunnel of the same user.
 ///
 /// # Errors
-/// The refusal to answer with.
+/// The refusal for the response.
 pub fn admit_model(
     relay: &Relay,
     rules: &Rules,
@@ -109,7 +109,7 @@ pub fn admit_model(
 ) -> Result<HeldPlaces, Refusal> {
     let holder = Holder::of(user.map(|user| &user.name), client.address);
     let places = take_places(relay, rules, client, (&holder, most_tunnels(rules, user)), SystemTime::now())?;
-    // Where nobody shows credentials, every client that asks for something that is allowed is a user.
+    // Where no credentials are required, every client with a permitted request counts as a user.
     client.standing.admit();
     Ok(places)
 }
@@ -120,11 +120,10 @@ fn most_tunnels(rules: &Rules, user: Option<&User>) -> usize {
 
 /// Decides about a request for a tunnel and connects to its target.
 ///
-/// `signal` is where the client wanted the request to be moved since it sent it; `attempt` is told what is known
-/// meanwhile.
+/// `signal` is the priority that the client has set since it sent the request; the target is noted in `attempt`.
 ///
 /// # Errors
-/// The refusal to answer with.
+/// The refusal for the response.
 pub async fn admit(
     relay: &Relay,
     rules: &Rules,
@@ -157,9 +156,9 @@ pub async fn admit(
             refusal = refuse_address(denied);
             continue;
         }
-        // Where nobody shows credentials, every client that asks for something that is allowed is a user.
+        // Where no credentials are required, every client with a permitted request counts as a user.
         client.standing.admit();
-        // The address that was checked is the address that is connected to.
+        // The connection goes to the address that was checked.
         let next_hop = SocketAddr::new(ip, target.port);
         let connected = match protocol {
             Protocol::Udp => connect::udp(relay, rules, next_hop).map(ConnectedTarget::Udp),
@@ -203,7 +202,7 @@ fn authenticate(
     };
     match by_certificate {
         Ok(user) => Ok(Some(user)),
-        // One whose certificate nobody has is told so, rather than to show a token.
+        // A client with an unknown certificate receives that error rather than a request for a token.
         Err(unknown) if tokens => rules.users.by_token(&head.fields, now).map(Some).map_err(|error| match unknown {
             AuthError::Invalid if error == AuthError::Missing => Refusal::CertificateUnknown,
             _ => refuse(error),
@@ -261,7 +260,7 @@ fn refuse_unresolved(error: ResolveError) -> Refusal {
     }
 }
 
-/// Gives all packets to a target the DSCP and the mark of their class, which were those of another one before, or none.
+/// Gives all packets to a target the DSCP and the mark of their class; `before` is the previous class, if any.
 pub fn mark(socket: &SockRef<'_>, before: Option<&Class>, class: &Class, metrics: &RelayMetrics) {
     let [dscp_before, dscp] = [before, Some(class)].map(|class| class.and_then(|class| class.policy().dscp));
     if dscp != dscp_before {
@@ -277,7 +276,7 @@ pub fn mark(socket: &SockRef<'_>, before: Option<&Class>, class: &Class, metrics
 
 /// Gives all packets to a target a DSCP (RFC 2474 §3).
 fn set_dscp(socket: &SockRef<'_>, dscp: u8) {
-    // The kernel keeps the ECN bits of TCP as it needs them (`ip_sock_set_tos`).
+    // The kernel preserves the ECN bits that TCP needs (`ip_sock_set_tos`).
     let traffic_class = u32::from(dscp) << 2;
     let peer = socket.peer_addr().map(|peer| peer.as_socket());
     let marked = peer.and_then(|peer| match peer.is_some_and(|peer| peer.ip().to_canonical().is_ipv4()) {

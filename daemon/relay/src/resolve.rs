@@ -1,11 +1,11 @@
-//! Names to addresses, off the data path.
+//! Name resolution, off the data path.
 //!
-//! One task on the control runtime owns the cache and the lookups; [`Resolver::resolve`] hands it a name and waits for
-//! the answer without blocking. Names are absolute: search domains do not apply. `localhost` and all names below it
-//! are loopback addresses, without a query (RFC 6761 §6.3).
+//! One task on the control runtime owns the cache and the lookups; [`Resolver::resolve`] passes a name to it and waits for
+//! the answer without blocking. Names are absolute: search domains do not apply. `localhost` and all names below it are
+//! loopback addresses, without a query (RFC 6761 §6.3).
 //!
-//! The hosts file is not read: it may name machines that were never meant for clients, and a name should lead to the
-//! same place through every relay. The system's name servers are those it had when the resolver started.
+//! The hosts file is not read: it may name machines that are not meant for clients, and a name should lead to the same
+//! place through every relay. The system's name servers are those configured when the resolver started.
 
 use std::{
     borrow::Cow,
@@ -46,33 +46,33 @@ mod cache;
 #[cfg(test)]
 mod tests;
 
-/// How many questions may wait for the task; it takes them as they come, so that as many mean that it is starved.
+/// How many questions may wait for the task; it takes them immediately, so a full queue means that the task is starved.
 const QUESTIONS: usize = 4096;
 
 /// How many addresses of each family are used: the owner of a name should not decide how many are tried.
 const ADDRESSES_PER_FAMILY: usize = 8;
 
-/// How long addresses of one family wait for those of the other: some name servers never answer about one of them
+/// How long addresses of one family wait for those of the other: some name servers never answer queries for one of them
 /// (compare the resolution delay of RFC 8305 §3, which assumes that late answers can still be used).
 const SECOND_FAMILY_DELAY: Duration = Duration::from_millis(300);
 
-/// The bounds of how long addresses are kept: not so briefly that every request costs queries, whatever the TTL, nor
-/// so long that a change of the name is missed for days.
+/// The bounds on the lifetime of cached addresses: not so short that every request costs queries, whatever the TTL, nor so
+/// long that a change of the name goes unnoticed for days.
 const TTL_BOUNDS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3600));
 
-/// How long errors of name servers, their silence and the absence of addresses are kept (RFC 9520 §3.2 asks for 1 s to 5 min), and
-/// addresses of one family while the question about the other failed.
+/// How long errors of name servers, their silence and the absence of addresses are cached (RFC 9520 §3.2 requires 1 s to 5
+/// min), and addresses of one family if the query for the other failed.
 const NEGATIVE_TTL: Duration = Duration::from_secs(5);
 
-/// The RCODE of an answer without addresses: the name exists, but only for other types.
+/// The RCODE of an answer without addresses: the name exists, but only with other types.
 const NO_ADDRESSES: ResolveError = ResolveError::Rcode(Cow::Borrowed("NOERROR"));
 
-/// How names are resolved.
+/// The settings of name resolution.
 #[derive(Clone, Debug)]
 pub struct ResolverSettings {
-    /// How many different names may be looked up at a time.
+    /// How many different names may be looked up at once.
     pub lookups_in_flight: usize,
-    /// How long a lookup may take, retries included.
+    /// How long a lookup may take, including retries.
     pub timeout: Duration,
     /// How many names the cache holds, each in less than 1 KiB.
     pub cache_entries: usize,
@@ -95,11 +95,11 @@ pub enum ResolveError {
     /// Too many lookups are in flight.
     #[error("too many lookups are in flight")]
     Overloaded,
-    /// A name server answered with this RCODE, named as the parameter `rcode` of a Proxy-Status should name it
-    /// (RFC 9209 §2.3.2). `NOERROR` means that the name exists and has no addresses.
+    /// A name server answered with this RCODE, named as in the parameter `rcode` of Proxy-Status (RFC 9209 §2.3.2).
+    /// `NOERROR` means that the name exists and has no addresses.
     #[error("a name server answered {0}")]
     Rcode(Cow<'static, str>),
-    /// No name server could be asked, its answer made no sense, or the name cannot exist.
+    /// No name server could be queried, its answer was invalid, or the name cannot exist.
     #[error("no name server could be reached, or its answer was not valid")]
     Failed,
 }
@@ -109,22 +109,22 @@ pub enum ResolveError {
 #[error("cannot use the name servers")]
 pub struct StartError(#[from] NetError);
 
-/// What became of the names that had to be resolved.
+/// The results of resolving names.
 #[derive(Clone, Debug, Default)]
 pub struct DnsCounters {
     /// Names to resolve.
     pub names: Counter,
-    /// Names among these that the cache answered.
+    /// Of these, names answered from the cache.
     pub cached: Counter,
-    /// Names among these that shared the lookup of an earlier one.
+    /// Of these, names that shared the lookup of an earlier request.
     pub joined: Counter,
-    /// Answered by an error of a name server, or the absence of addresses.
+    /// Names answered with an error of a name server, or without addresses.
     pub negative: Counter,
-    /// Given up because no name server answered in time.
+    /// Names given up because no name server answered in time.
     pub timeouts: Counter,
-    /// Refused because too many lookups were in flight.
+    /// Names refused because too many lookups were in flight.
     pub overloaded: Counter,
-    /// Failed otherwise.
+    /// Names that failed otherwise.
     pub failed: Counter,
 }
 
@@ -144,17 +144,17 @@ struct Question {
     asker: oneshot::Sender<Answer>,
 }
 
-/// A look-up on its way. Joined by hand: `moka` (`try_get_with`) would give a refusal for want of the first asker's places to all
-/// askers of the name, and panics in an asker after 200 others in a row gave up.
+/// A lookup in flight. Joined by hand: `moka` (`try_get_with`) would give all askers of a name the refusal for the first
+/// asker's lack of places, and panics in an asker after 200 others in a row gave up.
 struct Asked {
-    /// The holder that it counts against: that of the first asker.
+    /// The holder to which it is charged: that of the first asker.
     holder: Holder,
     askers: Vec<oneshot::Sender<Answer>>,
 }
 
 impl Resolver {
-    /// Starts the task on `control`; it ends with the last clone. Without a usable `/etc/resolv.conf` the name server
-    /// is the one on this host, as in `resolv.conf(5)`.
+    /// Starts the task on `control`; it ends with the last clone. Without a usable `/etc/resolv.conf` it uses the name
+    /// server on this host, as in `resolv.conf(5)`.
     ///
     /// # Errors
     /// The name servers cannot be used.
@@ -165,12 +165,12 @@ impl Resolver {
         Ok(Self { questions, counters })
     }
 
-    /// Asks for the addresses of `name`, at most 8 of each family. Addresses that the host is more likely to reach come
-    /// first: IPv6 if it has a route for that to the internet, otherwise IPv4. A look-up that this takes counts against
-    /// `holder`, which may have no more look-ups at a time than are still free.
+    /// Returns the addresses of `name`, at most 8 of each family. The family that the host more likely reaches comes first:
+    /// IPv6 if it has a route to the IPv6 internet, otherwise IPv4. A new lookup is charged to `holder`, which may have no
+    /// more lookups at a time than are still free.
     ///
     /// # Errors
-    /// Why there are none; there is at least one otherwise.
+    /// [`ResolveError`] if there are none; on success there is at least one.
     pub async fn resolve(&self, name: &str, holder: &Holder) -> Result<Vec<IpAddr>, ResolveError> {
         self.counters.names.inc();
         let answer = self.ask(name, holder.clone()).await;
@@ -185,7 +185,7 @@ impl Resolver {
         answer
     }
 
-    /// What became of the names so far.
+    /// Returns the counters of names so far.
     pub fn counters(&self) -> &DnsCounters {
         &self.counters
     }
@@ -216,10 +216,10 @@ fn dns_client(settings: &ResolverSettings) -> Result<TokioResolver, NetError> {
     };
     let options = builder.options_mut();
     options.use_hosts_file = ResolveHosts::Never;
-    // Answers are kept as addresses, whose size has a bound, not as messages.
+    // Answers are cached as addresses, whose size is bounded, not as messages.
     options.cache_size = 0;
     options.edns0 = true;
-    // Leaves time for a second attempt, perhaps with other name servers.
+    // Leaves time for a second attempt, possibly with other name servers.
     options.timeout = settings.timeout / 2;
     options.attempts = 1;
     options.max_active_requests = settings.lookups_in_flight.saturating_mul(2);
@@ -266,14 +266,14 @@ async fn answer_questions(
             _ = asker.send(answer);
         } else if let Some(Asked { askers, .. }) = asked.get_mut(&name) {
             counters.joined.inc();
-            // Askers that gave up make room before the list grows, so that its size follows the askers that still wait.
+            // Askers that gave up are removed before the list grows, so that its size follows the number of waiting askers.
             if askers.len() == askers.capacity() {
                 askers.retain(|asker| !asker.is_closed());
             }
             askers.push(asker);
         } else if held.get(&holder).copied().unwrap_or(0) >= settings.lookups_in_flight.saturating_sub(asked.len()) {
-            // A user that holds none finds a place as long as there is one; a user that holds as many as are free has to wait
-            // (dynamic thresholds, Choudhury and Hahne 1998).
+            // A holder without lookups gets a place as long as there is one; a holder with as many lookups as are free is
+            // refused (dynamic thresholds, Choudhury and Hahne 1998).
             _ = asker.send(Err(ResolveError::Overloaded));
         } else {
             *held.entry(holder.clone()).or_default() += 1;
@@ -294,7 +294,7 @@ fn give_back(held: &mut HashMap<Holder, usize>, holder: &Holder) {
     }
 }
 
-/// Asks for both families and returns the answer with the time it may be kept.
+/// Queries both families and returns the answer with the time for which it may be cached.
 async fn look_up(dns: TokioResolver, name: Name, limit: Duration) -> (Answer, Duration) {
     let ask = async |record_type| {
         let lookup = timeout(limit, dns.lookup(name.clone(), record_type));
@@ -310,7 +310,7 @@ async fn look_up(dns: TokioResolver, name: Name, limit: Duration) -> (Answer, Du
     merge(ipv4, ipv6, routes_ipv6)
 }
 
-/// The addresses of one family and for how long they hold.
+/// The addresses of one family and their lifetime.
 type FamilyAnswer = Result<(Vec<IpAddr>, Duration), ResolveError>;
 
 async fn second(first: &FamilyAnswer, other: impl Future<Output = FamilyAnswer>) -> FamilyAnswer {
@@ -333,7 +333,7 @@ fn read(answer: Result<Lookup, NetError>) -> FamilyAnswer {
     if addresses.is_empty() { Err(NO_ADDRESSES) } else { Ok((addresses, ttl.clamp(TTL_BOUNDS.0, TTL_BOUNDS.1))) }
 }
 
-/// The codes of RFC 1035 §4.1.1 by the names that RFC 8499 §3 uses, the others by number.
+/// Returns the codes of RFC 1035 §4.1.1 under the names of RFC 8499 §3, and the others by number.
 fn rcode(code: ResponseCode) -> Cow<'static, str> {
     Cow::Borrowed(match code {
         ResponseCode::NoError => "NOERROR",
@@ -346,7 +346,7 @@ fn rcode(code: ResponseCode) -> Cow<'static, str> {
     })
 }
 
-/// Addresses of one family suffice. Where both failed, an error says more than the absence of addresses.
+/// Addresses of one family suffice. If both failed, an error says more than the absence of addresses.
 fn merge(ipv4: FamilyAnswer, ipv6: FamilyAnswer, ipv6_first: impl FnOnce() -> bool) -> (Answer, Duration) {
     match (ipv4, ipv6) {
         (Ok((ipv4, ttl4)), Ok((ipv6, ttl6))) => {
@@ -360,7 +360,7 @@ fn merge(ipv4: FamilyAnswer, ipv6: FamilyAnswer, ipv6_first: impl FnOnce() -> bo
             let error = if ipv4 == NO_ADDRESSES { ipv6 } else { ipv4 };
             let ttl = match error {
                 ResolveError::Rcode(_) | ResolveError::Timeout => NEGATIVE_TTL,
-                // Of this host's making, perhaps, and over soon.
+                // Possibly caused by this host, and over soon.
                 ResolveError::Failed => TTL_BOUNDS.0,
                 ResolveError::Overloaded => Duration::ZERO,
             };
@@ -369,7 +369,8 @@ fn merge(ipv4: FamilyAnswer, ipv6: FamilyAnswer, ipv6_first: impl FnOnce() -> bo
     }
 }
 
-/// Whether the host has a route to global unicast IPv6 addresses. Connecting a UDP socket looks it up and sends nothing.
+/// Whether the host has a route to global unicast IPv6 addresses. Connecting a UDP socket looks up the route and sends
+/// nothing.
 fn routes_ipv6() -> bool {
     let somewhere = SocketAddr::from((Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 1), 443));
     Socket::new(Domain::IPV6, Type::DGRAM, None).and_then(|socket| socket.connect(&somewhere.into())).is_ok()

@@ -1,4 +1,4 @@
-//! Connections and their requests, from the first packet to the end of the last tunnel: a task for each.
+//! Connections and their requests, from the first packet to the end of the last tunnel: one task for each.
 
 use std::{
     future::poll_fn,
@@ -39,21 +39,22 @@ use crate::{
 /// How long a client may take to send the head of a request it has begun.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a request may wait until its user may make another one.
+/// How long a request may wait for its turn within its user's rate.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// Requests that wait go on together, this long after those before them: what each wakes, and the packets that it causes, cost
-/// more than itself.
+/// Waiting requests continue together, at multiples of this interval: waking a task and the packets that this causes cost
+/// more than the request itself.
 const WAIT_NS: u64 = 20_000_000;
 
-/// How long a client may take to take the answer to a request that was refused. Without credit for it, it never would.
+/// How long a client may take to receive the response to a refused request. Without flow control credit for it, it never
+/// would.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a tunnel whose end is set looks at the clock.
+/// How often a tunnel with an expiry checks the clock.
 const EXPIRY_LOOK: Duration = Duration::from_secs(60);
 
 impl Relay {
-    /// Serves the connections of one endpoint until [`Relay::end`] is called and they have ended.
+    /// Serves the connections of one endpoint until [`Relay::end`] is called and the connections have ended.
     pub async fn serve(self: Arc<Self>, mut server: Server, listener: SocketAddr) {
         let mut connections = JoinSet::new();
         let mut phase = self.phase.subscribe();
@@ -67,7 +68,7 @@ impl Relay {
                 _ = phase.wait_for(|phase| *phase >= Phase::Draining) => break,
             }
         }
-        // The endpoint lives on: dropping it would end the connections that drain.
+        // The endpoint stays alive: dropping it would end the draining connections.
         while connections.join_next().await.is_some() {}
     }
 
@@ -76,7 +77,7 @@ impl Relay {
             let ConnectionState { peer_certificate, tap, path, strays, standing, .. } = state;
             (peer_certificate.clone(), tap.clone(), path.clone(), strays.clone(), standing.clone())
         };
-        // The query fails only if the connection has ended already.
+        // The query fails only if the connection has already ended.
         let Ok((certificate, tap, path, strays, standing)) = connection.query_event_context(known) else { return };
         let Ok(hub) = connection.datagram_mut(|sender: &mut Sender| sender.hub()) else { return };
         let (address, since, tunnels) = (connection.remote_addr().ok(), SystemTime::now(), Gauge::default());
@@ -130,18 +131,18 @@ impl Relay {
         let ended = tokio::select! {
             ended = self.accept_requests(&mut connection, &client, &mut requests) => ended,
             () = strays.lost() => {
-                // The close does not reach the client, but from now on its packets are answered with a reset.
+                // The close does not reach the client, but its later packets are answered with a stateless reset.
                 self.resources.metrics.limit_hit("addresses_per_connection");
                 http.close(Code::NoError);
                 Error::Closed
             }
         };
-        // The tunnels learn from their streams that the connection is gone.
+        // The tunnels learn from their streams that the connection has ended.
         while requests.join_next().await.is_some() {}
         ended
     }
 
-    /// Starts a task for each request until the connection ends, by the client or because the relay does.
+    /// Starts a task for each request until the client or the relay ends the connection.
     async fn accept_requests(
         self: &Arc<Self>,
         connection: &mut h3::HttpConnection,
@@ -175,7 +176,7 @@ impl Relay {
 }
 
 async fn serve_request(relay: Arc<Relay>, client: Arc<RelayClient>, http: h3::Client, request: Request) {
-    // Boxes hold the state of what comes before the tunnel, so that its memory is free while the tunnel lives.
+    // Boxes hold the state before the tunnel, so that its memory is free during the tunnel's life.
     if wait_for_turn(&relay, &client).await.is_err() {
         return Box::pin(turn_away(&http, request, Rejected::Unanswered(Code::RequestRejected))).await;
     }
@@ -184,14 +185,14 @@ async fn serve_request(relay: Arc<Relay>, client: Arc<RelayClient>, http: h3::Cl
     }
 }
 
-/// Waits until the user may make another request. Meanwhile the client has no credit for another stream in place of this one,
-/// so that streams which are reset as soon as they are opened come no faster either.
+/// Waits until the user may make another request. Meanwhile the client has no credit for another stream in place of this
+/// one, so streams that are reset as soon as they are opened come no faster either.
 ///
 /// # Errors
-/// The turn would be too far away; that is found out late, so that the client gains nothing by it.
+/// The turn would be too far away; the error comes only after the longest wait, so that the client gains nothing from it.
 async fn wait_for_turn(relay: &Relay, client: &RelayClient) -> Result<(), ()> {
     if !client.standing.is_known() {
-        // A stranger has a budget of its own.
+        // A stranger has its own budget.
         return Ok(());
     }
     let (clock, account) = (Clock::system(), relay.accounts.of(&Holder::of(client.user(), client.address)));
@@ -205,7 +206,7 @@ async fn wait_for_turn(relay: &Relay, client: &RelayClient) -> Result<(), ()> {
     turn_ns.map(|_| ()).ok_or(())
 }
 
-/// A tunnel that was opened.
+/// An open tunnel.
 struct OpenTunnel {
     relay: Arc<Relay>,
     tunnel: Arc<RelayTunnel>,
@@ -213,7 +214,7 @@ struct OpenTunnel {
     places: HeldPlaces,
     usage: Option<Arc<UserTraffic>>,
     expires: Option<SystemTime>,
-    /// Moves what goes through it, and completes with a word for its end.
+    /// Moves the tunnel's payloads, and completes with a word for its end.
     pump: Pin<Box<dyn Future<Output = &'static str> + Send>>,
 }
 
@@ -231,7 +232,7 @@ async fn open(
         Ok(Decision::Model(of)) => {
             let ForModel { gateway, head, asker, places } = *of;
             drop((waiting, rules));
-            // In a box, so that a tunnel does not have the size of a request for a model.
+            // In a box, so that a tunnel's future is not as large as that of a request for a model.
             let served = Box::pin(gateway.serve(request.into(), &head, &relay.classes(), &asker)).await;
             relay.resources.access.served(served);
             drop(places);
@@ -266,7 +267,7 @@ async fn open(
     let (end, member) = ((client, http.clone()), (membership.clone(), usage.clone()));
     let stream = (request.stream_id, request.flow.view());
     let tunnel = relay.tunnels.insert(|id| RelayTunnel::new(id, end, asked, stream, member));
-    // Another policy may have come since the tunnel was admitted; from here on, new policies find the tunnel.
+    // Another policy may have taken effect since the tunnel was admitted; from here on, new policies find the tunnel.
     tunnel.follow(&relay.classes());
     let account = places.user.account.clone();
     let (next_hop, protocol_asked) = (tunnel.asked.next_hop, tunnel.asked.protocol);
@@ -290,7 +291,7 @@ async fn open(
 }
 
 impl OpenTunnel {
-    /// Serves it until it ends.
+    /// Serves the tunnel until it ends.
     async fn serve(self) {
         let Self { relay, tunnel, protocol, places, usage, expires, pump } = self;
         // Without a box the future would hold this state twice: as an argument and as a local variable.
@@ -318,19 +319,19 @@ impl OpenTunnel {
     }
 }
 
-/// Completes at a moment; without one, never.
+/// Completes at `at`; if that is `None`, never.
 async fn expiry(at: Option<SystemTime>) {
     let Some(at) = at else { return std::future::pending().await };
     while let Ok(left) = at.duration_since(SystemTime::now()) {
         if left.is_zero() {
             return;
         }
-        // The clock may be set meanwhile.
+        // The clock may be set in the meantime.
         tokio::time::sleep(left.min(EXPIRY_LOOK)).await;
     }
 }
 
-/// Ends the stream of a request that is not served. It is over soon, whether or not the client takes the answer.
+/// Ends the stream of a request that is not served. This finishes soon, whether or not the client receives the response.
 async fn turn_away(http: &h3::Client, request: Request, rejected: Rejected) {
     let Request { stream_id, recv, mut send, flow, .. } = request;
     drop(flow);
@@ -344,7 +345,7 @@ async fn turn_away(http: &h3::Client, request: Request, rejected: Rejected) {
         if code == Code::NoError {
             send.finish();
         }
-        // A reset may overtake what was not acknowledged, or discard it at the client.
+        // A reset may overtake unacknowledged data, or discard it at the client.
         let taken = timeout(ANSWER_TIMEOUT, poll_fn(|cx| send.poll_acknowledged(cx))).await;
         if code == Code::NoError && taken.is_ok() {
             return;
@@ -353,16 +354,15 @@ async fn turn_away(http: &h3::Client, request: Request, rejected: Rejected) {
     send.reset(if code == Code::NoError { Code::RequestCancelled } else { code });
 }
 
-/// How a request that is not served was dealt with; the stream is still to be ended with the code. If the code is no
-/// error, the stream ends normally.
+/// How a rejected request was handled; the stream still has to be ended with the code. With `NoError`, it ends normally.
 enum Rejected {
-    /// By a response.
+    /// With a response.
     Answered(Code),
-    /// Not at all: there was nobody to answer, or nothing to say.
+    /// Without a response: the client was gone, or there was nothing to say.
     Unanswered(Code),
 }
 
-/// What is done for a request.
+/// The decision about a request.
 enum Decision {
     /// It gets a tunnel.
     Tunnel(Box<Admitted>),
@@ -378,7 +378,7 @@ struct ForModel {
     places: HeldPlaces,
 }
 
-/// Reads the head of a request and decides about it; answers it if the decision is no.
+/// Reads the head of a request and decides about it; sends the response if the decision is a refusal.
 async fn admit(
     relay: &Relay,
     rules: &Rules,
@@ -446,7 +446,7 @@ async fn decide(
     Ok(Decision::Tunnel(Box::new(admitted)))
 }
 
-/// Counts a request that was refused, and records it.
+/// Counts and records a refused request.
 fn note_refusal(relay: &Relay, client: &RelayClient, Attempt { user, target }: Attempt, refused: RefusedRequest) {
     let Resources { metrics, access, .. } = &relay.resources;
     metrics.refused(refused.reason);

@@ -1,7 +1,7 @@
-//! What is open: connections and tunnels, as the control plane sees them.
+//! Open tunnels, as the control plane sees them.
 //!
-//! An entry lives as long as its tunnel, whose task owns it; the tables only point at it. What the data path touches of
-//! an entry are atomics.
+//! An entry lives as long as its tunnel, whose task owns it; the tables only refer to it. The data path uses only atomics
+//! of an entry.
 
 use std::{
     net::SocketAddr,
@@ -23,23 +23,23 @@ use tokio::sync::Notify;
 use super::RelayClient;
 use crate::access::record;
 
-/// What a tunnel was asked for with, by which rules judge it.
+/// The properties of a tunnel's request, which rules match.
 #[derive(Clone, Debug)]
 pub struct TunnelOrigin {
-    /// The user, if listeners ask for one.
+    /// The user, if listeners require one.
     pub user: Option<Arc<str>>,
-    /// The target's name, if it was asked for by name.
+    /// The target's name, if the client named it.
     pub name: Option<Box<str>>,
-    /// The target's address, which the relay is connected to.
+    /// The target's address, to which the relay is connected.
     pub next_hop: SocketAddr,
-    /// How the target is reached.
+    /// The protocol to the target.
     pub protocol: Protocol,
     /// The listener's address, as configured.
     pub listener: SocketAddr,
 }
 
 impl TunnelOrigin {
-    /// What rules look at.
+    /// Returns the properties that rules match.
     #[must_use]
     pub fn subject(&self) -> Subject<'_> {
         Subject {
@@ -54,28 +54,28 @@ impl TunnelOrigin {
 
 /// An open tunnel.
 pub struct RelayTunnel {
-    /// Its ID, of no meaning on the wire.
+    /// Its ID, without meaning on the wire.
     pub id: u64,
-    /// The client's end of it.
+    /// The client at its other end.
     pub client: Arc<RelayClient>,
-    /// What it was asked for with.
+    /// The properties of its request.
     pub asked: TunnelOrigin,
     /// When it was opened.
     pub since: SystemTime,
-    /// What went through it.
+    /// Its traffic.
     pub traffic: Arc<Traffic>,
-    /// The stream of its request, and so of it.
+    /// The stream of its request, which carries the tunnel.
     pub stream_id: u64,
     view: FlowView,
     class: Membership,
-    /// The class that the operator gave it, whatever the rules say.
+    /// The class that the operator assigned to it, overriding the rules.
     pinned: Mutex<Option<String>>,
     http: h3::Client,
     closed: Notify,
 }
 
 impl RelayTunnel {
-    /// Returns the entry of a tunnel that is of `class`.
+    /// Creates the entry of a tunnel with the membership `class`.
     #[must_use]
     pub(super) fn new(
         id: u64,
@@ -99,7 +99,7 @@ impl RelayTunnel {
         }
     }
 
-    /// What is recorded of it when it has ended, for `reason`.
+    /// Returns its records for the access log when it has ended, for `reason`.
     #[must_use]
     pub fn ended(&self, reason: &'static str) -> (record::RecordedRequest, record::EndedTunnel) {
         let TunnelOrigin { user, name, next_hop, protocol, listener } = &self.asked;
@@ -127,7 +127,7 @@ impl RelayTunnel {
         (request, ended)
     }
 
-    /// The payloads of it that were dropped, by direction and reason.
+    /// Returns its dropped payloads, by direction and reason.
     #[must_use]
     pub fn drops(&self) -> [(&'static str, u64); 7] {
         let (traffic, losses) = (&self.traffic, &self.view.losses);
@@ -147,25 +147,26 @@ impl RelayTunnel {
         self.pinned.lock()
     }
 
-    /// The class that the operator gave it, if any.
+    /// Returns the class that the operator assigned to it, if any.
     #[must_use]
     pub fn pin(&self) -> Option<String> {
         self.pinned().clone()
     }
 
-    /// Gives it a class whatever the rules say, until there is no class of this name any more; or has rules decide again.
+    /// Assigns a class to it, overriding the rules, as long as a class of this name exists; `None` applies the rules
+    /// again.
     pub fn set_pin(&self, class: Option<String>, classes: &Classes) {
         let mut pinned = self.pinned();
         *pinned = class;
         self.reclass(pinned, classes);
     }
 
-    /// Gives it the class that `classes` have for it, from its next turn on.
+    /// Assigns it its class according to `classes`, from its next turn on.
     pub fn follow(&self, classes: &Classes) {
         self.reclass(self.pinned(), classes);
     }
 
-    /// Holding the pin, so that of two that reclass at once, the later is what stays.
+    /// Holds the pin's lock, so that of two concurrent changes the later one stays.
     fn reclass(&self, pinned: MutexGuard<'_, Option<String>>, classes: &Classes) {
         let pinned = pinned.as_deref().and_then(|name| classes.get(name));
         let class = pinned.unwrap_or_else(|| classes.classify(&self.asked.subject()));
@@ -175,17 +176,17 @@ impl RelayTunnel {
         }
     }
 
-    /// Ends it.
+    /// Asks it to end.
     pub fn close(&self) {
         self.closed.notify_one();
     }
 
-    /// Completes when it is to end.
+    /// Completes when it has to end.
     pub(super) async fn closed(&self) {
         self.closed.notified().await;
     }
 
-    /// The class that it is of now.
+    /// Returns its present class.
     #[must_use]
     pub fn class(&self) -> Arc<Class> {
         self.class.get()

@@ -21,10 +21,10 @@ use tokio::time::{Instant, Sleep};
 use super::{RelayMetrics, request::mark};
 use crate::udp_target::{Flush, TargetError, UdpTarget, UplinkCounters};
 
-/// How many batches one tunnel moves in either direction before the others get their turn.
+/// How many batches one tunnel moves in either direction before other tunnels get a turn.
 const ROUNDS: usize = 8;
 
-/// Why a tunnel came to its end.
+/// Why a tunnel ended.
 #[derive(Debug, thiserror::Error)]
 pub enum UdpEnd {
     /// The client finished its side.
@@ -63,25 +63,25 @@ pub struct UdpPump {
     target: UdpTarget,
     gate: Gate,
     uplink: Segments,
-    /// What of it leaves next, where the class has a rate.
+    /// The part of the uplink that is sent next, if the class has a rate.
     chunk: Segments,
     datagrams_settled: bool,
     idle: Duration,
     last_moved: Instant,
     idle_timer: Pin<Box<Sleep>>,
-    /// Wakes for the idle timer, which need not be asked for each payload.
+    /// Wakes for the idle timer, so that it need not be polled for each payload.
     timer_stirred: Arc<Stirred>,
-    /// Wakes for the target's socket having something to read.
+    /// Wakes when the target's socket is readable.
     target_stirred: Arc<Stirred>,
-    /// Whether it may have more.
+    /// Whether the socket may have more to read.
     target_due: bool,
     traffic: Arc<Traffic>,
     metrics: Arc<RelayMetrics>,
 }
 
 impl UdpPump {
-    /// Joins an accepted tunnel to its target's socket, through the gate of its class; `queue_bytes` bounds what waits
-    /// for either, and what is moved is noted in `traffic`.
+    /// Joins an accepted tunnel to its target's socket, through the gate of its class. `queue_bytes` bounds the queue to
+    /// either side; moved payloads are counted in `traffic`.
     #[must_use]
     pub fn new(
         tunnel: UdpTunnel,
@@ -113,9 +113,9 @@ impl UdpPump {
         }
     }
 
-    /// Relays until either side ends; returns a word for what ended the tunnel.
+    /// Relays until either side ends; returns a word for the reason.
     ///
-    /// Not an `async fn`, whose state has room for its argument as well as for what becomes of it: each idle tunnel would take
+    /// Not an `async fn`, whose state has room for its argument as well as for its later form: each idle tunnel would take
     /// twice the memory.
     pub fn run(self, client: h3::Client) -> impl Future<Output = &'static str> + Send + 'static {
         let mut running = Some(self);
@@ -124,25 +124,25 @@ impl UdpPump {
                 Some(pump) => ready!(pump.poll(cx, &client)),
                 None => return Poll::Pending,
             };
-            // There was one.
+            // `running` is always `Some` here.
             running.take().map_or(Poll::Pending, |pump| Poll::Ready(pump.end(end)))
         })
     }
 
-    /// Ends both sides, for a reason; returns a word for it.
+    /// Ends both sides for a reason; returns a word for it.
     fn end(self, end: UdpEnd) -> &'static str {
         self.metrics.add_tunnel_losses(self.tunnel.ignored(), self.tunnel.dropped());
         tracing::debug!(reason = %end, "tunnel ended");
         match &end {
             UdpEnd::Finished | UdpEnd::Idle => self.tunnel.finish(),
             UdpEnd::Client(error) => self.tunnel.reset(error.code()),
-            // RFC 9298 §3.1: what makes the target unreachable ends the stream.
+            // RFC 9298 §3.1: an unreachable target ends the stream.
             UdpEnd::Target(_) => self.tunnel.reset(Code::ConnectError),
         }
         end.label()
     }
 
-    /// Moves what can be moved; ready when the tunnel has ended.
+    /// Moves payloads as far as possible; ready when the tunnel has ended.
     fn poll(&mut self, cx: &mut Context<'_>, client: &h3::Client) -> Poll<UdpEnd> {
         if !self.datagrams_settled && client.settings().is_some() {
             // The client's settings may arrive after its first request.
@@ -176,7 +176,7 @@ impl UdpPump {
         if !self.timer_stirred.take(cx.waker()) {
             return Ok(Poll::Pending);
         }
-        // The timer is not moved with every packet; when it fires, it is set to where it would have been moved.
+        // The timer is not reset for every packet; when it fires, it is set to the deadline that the last packet gave.
         let waker = waker_ref(&self.timer_stirred);
         while self.idle_timer.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
             let deadline = self.last_moved + self.idle;
@@ -188,7 +188,7 @@ impl UdpPump {
         Ok(Poll::Pending)
     }
 
-    /// Client to target.
+    /// Moves payloads from client to target.
     fn poll_up(&mut self, cx: &mut Context<'_>, more: &mut bool) -> Result<Up, UdpEnd> {
         let mut counters = UplinkCounters::default();
         let mut up = Up::default();
@@ -206,7 +206,7 @@ impl UdpPump {
                 }
             }
             let leaving = match self.gate.is_capped() {
-                // What was reserved leaves as it is.
+                // A reserved chunk is sent as it is.
                 _ if !self.chunk.is_empty() => &mut self.chunk,
                 false => &mut self.uplink,
                 true => {
@@ -226,7 +226,7 @@ impl UdpPump {
             match self.target.flush(leaving, &mut counters) {
                 Err(error) => break Err(error.into()),
                 Ok(Flush::Done) => self.gate.passed(),
-                // The socket is full: try again at once if it has room again, else when it wakes us.
+                // The socket is full: retry at once if it has room again, otherwise when it wakes us.
                 Ok(Flush::Blocked) => match self.target.poll_writable(cx) {
                     Poll::Pending => break Ok(()),
                     Poll::Ready(Err(error)) => break Err(error.into()),
@@ -250,7 +250,7 @@ impl UdpPump {
         outcome.map(|()| up)
     }
 
-    /// Target to client; returns whether anything moved.
+    /// Moves payloads from target to client; returns whether any moved.
     fn poll_down(&mut self, cx: &mut Context<'_>, more: &mut bool) -> Result<bool, UdpEnd> {
         self.target_due |= self.target_stirred.take(cx.waker());
         if !self.target_due {
@@ -260,11 +260,11 @@ impl UdpPump {
         let Self { tunnel, target, gate, target_stirred, target_due, .. } = self;
         let waker = waker_ref(target_stirred);
         let outcome = loop {
-            // While the user's rate has it wait, it stays due.
+            // While the user's rate delays it, the socket stays due.
             if gate.poll_receive(cx).is_pending() {
                 break Ok(());
             }
-            // Begun with the first payload: most polls find none.
+            // Created with the first payload: most polls find none.
             let (mut unused, mut batch) = (Some(&mut *tunnel), None);
             let mut deliver = |payload: &[u8]| {
                 let begin = || unused.take().map(|tunnel| tunnel.batch(None));

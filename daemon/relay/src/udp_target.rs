@@ -1,28 +1,28 @@
-//! The target side of a UDP tunnel: one connected, non-blocking socket per tunnel, in batches both ways.
+//! The target side of a UDP tunnel: one connected, non-blocking socket per tunnel, with batches in both directions.
 //!
-//! | type | what it is |
+//! | type | description |
 //! |---|---|
 //! | [`UdpTarget`] | the socket: `connect`, `flush`, `poll_writable`, `poll_recv` |
-//! | [`Segments`](quic::segments::Segments) | payloads on their way to the target: push each, flush once per turn |
-//! | [`UplinkCounters`], [`Received`] | what flushing and receiving did, as plain integers that the caller publishes |
-//! | [`TargetError`] | why a tunnel has to end; everything else is survived and counted |
+//! | [`Segments`](quic::segments::Segments) | payloads for the target: push each, flush once per turn |
+//! | [`UplinkCounters`], [`Received`] | the results of flushing and receiving, as plain integers that the caller publishes |
+//! | [`TargetError`] | why a tunnel has to end; every other error is survived and counted |
 //!
 //! ```text
 //! HTTP datagrams → Segments::push … push → flush → one GSO message per run of equal sizes → target
 //! target → GRO → poll_recv(cx, |payload| …) → HTTP datagrams
 //! ```
 //!
-//! What RFC 9298 asks of the socket:
+//! RFC 9298 requires of the socket:
 //! - §3.1: only the target's own packets come in (the socket is connected), and an unreachable target ends the tunnel.
-//!   `IP_RECVERR` makes the kernel report every ICMP error, the soft ones included, that it would otherwise swallow;
-//!   [`reachability`] says which of them are believed.
+//!   `IP_RECVERR` makes the kernel report every ICMP error, including soft ones that it would otherwise swallow;
+//!   [`reachability`] decides which of them are believed.
 //! - §5: the DF bit is set and nothing is fragmented. `IP_PMTUDISC_PROBE` rather than `IP_PMTUDISC_DO`: both set DF, but
-//!   DO heeds what ICMP says of the path, and one forged packet of it would take its payloads from every tunnel to the
-//!   same target. What exceeds the device's MTU is refused and counted here; for the rest of the path, the endpoints
+//!   DO obeys ICMP's reports about the path, and one forged ICMP packet would block the payloads of every tunnel to the
+//!   same target. Payloads above the device's MTU are refused and counted here; for the rest of the path, the endpoints
 //!   inside the tunnel probe for themselves (RFC 8899, RFC 9000 §14.3).
-//! - §6.2: Not-ECT out (the default of a socket), and the ECN bits that come in are not even asked for.
+//! - §6.2: Not-ECT out (the default of a socket), and incoming ECN bits are not even requested.
 //!
-//! An idle tunnel owns a descriptor and its registration, no buffer: receive buffers belong to the thread.
+//! An idle tunnel owns a descriptor and its registration, but no buffer: receive buffers belong to the thread.
 
 pub mod reachability;
 mod receive;

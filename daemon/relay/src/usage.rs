@@ -1,7 +1,8 @@
-//! What each user uses, as metrics show it.
+//! The usage of each user in the metrics.
 //!
-//! Names of users are bounded by the configuration, except those of certificates that an authority's word admits. So only
-//! the first ones to come have metrics of their own, as many as `users` of `[metrics]` says; all others are one, "other".
+//! The number of user names is bounded by the configuration, except for names in certificates that an authority vouches
+//! for. So only the first users get metrics of their own, as many as `users` of `[metrics]` says; all others share
+//! "other".
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -45,12 +46,12 @@ impl Usages {
         registry.register("user_refused_requests", "Requests refused, by user", self.refused.clone());
     }
 
-    /// Lets so many users have metrics of their own; users that have them keep them.
+    /// Sets how many users may have metrics of their own; users that already have them keep them.
     pub fn limit(&self, users: u32) {
         self.known.lock().limit = users as usize;
     }
 
-    /// Returns the usage of a user.
+    /// Returns the usage of a user, or that of "other" if there is no room for another user.
     #[must_use]
     pub fn of(&self, user: &Arc<str>) -> Arc<UserTraffic> {
         let mut known = self.known.lock();

@@ -1,4 +1,5 @@
-//! How many refusals are recorded: so many a second of strangers together, and of each user. A flood of them fills no disk.
+//! How many refusals are recorded: N per second for all strangers together, and N per second for each user. So a flood of
+//! refusals fills no disk.
 //!
 //! Pure: time is an argument.
 
@@ -7,13 +8,13 @@ use std::{
     sync::Arc,
 };
 
-/// How many users have a budget of their own at once. A budget that is whole again is forgotten, so only so many users who
-/// are refused within the same second can fill this; the rest share that of strangers.
+/// How many users have a budget of their own at once. A full budget is removed, so only this many users refused within the
+/// same second can fill the table; further users share the budget of strangers.
 const USERS: usize = 1024;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// The budgets, and what they left out.
+/// The budgets, and the counts of omitted refusals.
 #[derive(Debug)]
 pub struct RefusalBudget {
     per_second: u32,
@@ -22,10 +23,11 @@ pub struct RefusalBudget {
     left_out: BTreeMap<&'static str, u64>,
 }
 
-/// What a second brings, at most, less what was taken (a token bucket).
+/// A token bucket that holds at most one second's worth of tokens.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
-    /// When it would be empty if it had been filling from then on: as in GCRA (ITU-T I.371), one number is all.
+    /// When the bucket would have been empty, if it had been filling since then: one number is enough, as in GCRA (ITU-T
+    /// I.371).
     empty_ns: u64,
 }
 
@@ -46,19 +48,19 @@ impl Bucket {
 }
 
 impl RefusalBudget {
-    /// Returns budgets of so many a second each, all of them whole at the time 0 and later.
+    /// Creates budgets of `per_second` each, all of them full from time 0 on.
     #[must_use]
     pub fn new(per_second: u32) -> Self {
         Self { per_second, strangers: Bucket { empty_ns: 0 }, users: HashMap::new(), left_out: BTreeMap::new() }
     }
 
-    /// Changes how much each budget has, from now on.
+    /// Changes the rate of each budget from now on.
     pub fn set(&mut self, per_second: u32) {
         self.per_second = per_second;
     }
 
-    /// Whether a refusal of a user, or of a stranger, for `reason` is to be recorded; counts it if not. `now_ns` begins at a
-    /// second or later.
+    /// Whether a refusal of a user, or of a stranger, for `reason` is to be recorded; otherwise it is counted as omitted.
+    /// `now_ns` is at least one second.
     pub fn admit(&mut self, user: Option<&Arc<str>>, reason: &'static str, now_ns: u64) -> bool {
         if self.users.len() >= USERS {
             self.users.retain(|_, bucket| !bucket.is_whole(now_ns));
@@ -76,7 +78,7 @@ impl RefusalBudget {
         is_admitted
     }
 
-    /// Takes what was left out since the last time, by reason.
+    /// Takes the counts of refusals omitted since the last call, by reason.
     #[must_use]
     pub fn take_left_out(&mut self) -> Vec<(&'static str, u64)> {
         std::mem::take(&mut self.left_out).into_iter().collect()
@@ -95,7 +97,7 @@ mod tests {
     #[test]
     fn a_flood_is_recorded_at_its_rate_and_the_rest_is_counted_by_reason() {
         let mut budget = RefusalBudget::new(10);
-        // 60 seconds of 1,000 a second.
+        // 60 seconds at 1,000 per second.
         let recorded = (0..60_000).filter(|ms| budget.admit(None, "credentials_missing", at(*ms))).count();
         assert!((600..=610).contains(&recorded), "{recorded}");
         assert_eq!(budget.take_left_out(), [("credentials_missing", 60_000 - recorded as u64)]);
@@ -117,7 +119,7 @@ mod tests {
             budget.admit(Some(&number.to_string().into()), "malformed", at(number * 100));
             assert!(budget.users.len() <= USERS);
         }
-        // All at once, more than there is room for, share what strangers have.
+        // All at once: users beyond the capacity share the strangers' budget.
         let crowd =
             (0..5_000).filter(|n| budget.admit(Some(&format!("u{n}").into()), "malformed", at(2_000_000))).count();
         assert_eq!((crowd, budget.users.len()), (USERS + 1, USERS));

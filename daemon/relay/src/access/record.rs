@@ -1,8 +1,8 @@
-//! What the access log says of a tunnel or a request, and how it is written.
+//! The content of access log records, and their formats.
 //!
-//! One list of keys and values is behind all forms, so that they agree. Values that peers choose (users of certificates,
-//! names of targets) may be anything: as text they are quoted and escaped, in JSON they are strings, in the journal they
-//! carry their length.
+//! All formats use one list of keys and values, so that they agree. Values chosen by peers (users of certificates, names
+//! of targets) may be anything: in text they are quoted and escaped, in JSON they are strings, in the journal they carry
+//! their length.
 
 use std::{
     borrow::Cow,
@@ -21,10 +21,10 @@ use role::traffic::Moved;
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 use serving::served::Served;
 
-/// The longest value of a key, in bytes; of longer ones the end is missing.
+/// The longest value of a key, in bytes; longer ones are truncated.
 const VALUE_BYTES: usize = 512;
 
-/// What one line or entry of the access log is about.
+/// One line or entry of the access log.
 #[derive(Clone, Debug)]
 pub struct AccessRecord {
     /// When it happened.
@@ -42,24 +42,24 @@ pub enum What {
     Refusal(RecordedRequest, RefusedRequest),
     /// A request for a model ended.
     Model(Box<Served>),
-    /// What there is no record of.
+    /// A summary of omitted records.
     Omitted(Omitted),
 }
 
-/// A request: the client, and what it asked for.
+/// A request: the client, and what it requested.
 #[derive(Clone, Debug)]
 pub struct RecordedRequest {
     /// The ID of the connection.
     pub connection: u64,
     /// The address of the listener, as configured.
     pub listener: SocketAddr,
-    /// The client's address when it connected, if that is known.
+    /// The client's address at connection time, if known.
     pub client: Option<SocketAddr>,
-    /// The user, where one was asked for and is known.
+    /// The user, if one was required and is known.
     pub user: Option<Arc<str>>,
-    /// How the target was to be reached, once that is known.
+    /// The protocol to the target, once known.
     pub protocol: Option<Protocol>,
-    /// The target as it was asked for, once that is known.
+    /// The target as requested, once known.
     pub target: Option<Target>,
 }
 
@@ -68,21 +68,21 @@ pub struct RecordedRequest {
 pub struct EndedTunnel {
     /// The ID of the tunnel.
     pub tunnel: u64,
-    /// The address that the relay was connected to.
+    /// The address to which the relay was connected.
     pub next_hop: SocketAddr,
-    /// The class that it was of at last.
+    /// Its class at the end.
     pub class: String,
-    /// The form in which payloads left for the client at last; `None` for a TCP tunnel.
+    /// The form of payloads to the client at the end; `None` for a TCP tunnel.
     pub form: Option<Form>,
-    /// To the target.
+    /// Traffic to the target.
     pub up: Moved,
-    /// From the target.
+    /// Traffic from the target.
     pub down: Moved,
-    /// Payloads that were dropped, by direction and reason, in the words of the metrics.
+    /// Dropped payloads, by direction and reason, named as in the metrics.
     pub drops: Vec<(&'static str, u64)>,
     /// How long it was open.
     pub duration: Duration,
-    /// Why it ended, in the words of the metrics.
+    /// Why it ended, named as in the metrics.
     pub reason: &'static str,
 }
 
@@ -93,25 +93,25 @@ pub struct RefusedRequest {
     pub status: Option<u16>,
     /// The error type in its `Proxy-Status` (RFC 9209 §2.3).
     pub error: Option<&'static str>,
-    /// Why, in the words of the metrics.
+    /// The reason, named as in the metrics.
     pub reason: &'static str,
 }
 
-/// What there is no record of.
+/// Counts of records that were omitted.
 #[derive(Clone, Debug, Default)]
 pub struct Omitted {
-    /// Refusals that were too many, by reason.
+    /// Refusals beyond the budget, by reason.
     pub refusals: Vec<(&'static str, u64)>,
-    /// Records for which there was no room.
+    /// Records for which the queue had no room.
     pub lost: u64,
 }
 
 /// One value of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
-    /// A count, or an ID.
+    /// A number or an ID.
     Number(u64),
-    /// Anything else.
+    /// Every other value.
     Text(Cow<'a, str>),
 }
 
@@ -134,11 +134,11 @@ impl From<String> for Value<'_> {
     }
 }
 
-/// The keys of a record with their values, in the order in which they are written.
+/// The keys of a record with their values, in the order of writing.
 pub type Fields<'a> = Vec<(Cow<'static, str>, Value<'a>)>;
 
 impl AccessRecord {
-    /// The record's room in a queue, in bytes: about what it takes in memory.
+    /// Returns the record's size for the queue's limit, in bytes: about its size in memory.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let held = match &self.what {
@@ -150,7 +150,7 @@ impl AccessRecord {
         size_of::<Self>() + held
     }
 
-    /// What it is about: "tunnel", "refusal", "model" or "omitted".
+    /// Returns the event: "tunnel", "refusal", "model" or "omitted".
     #[must_use]
     pub fn event(&self) -> &'static str {
         match &self.what {
@@ -161,7 +161,8 @@ impl AccessRecord {
         }
     }
 
-    /// Returns all keys but the time; without `addresses`, those are left out that say where a client or a target is.
+    /// Returns all keys but the time; without `addresses`, those that reveal the location of a client or a target are
+    /// left out.
     #[must_use]
     pub fn fields(&self, addresses: bool) -> Fields<'_> {
         let mut fields = Fields::new();
@@ -189,7 +190,7 @@ impl AccessRecord {
         fields
     }
 
-    /// Writes the keys and values behind the time as text: `event key=value key="quoted value"`.
+    /// Formats the keys and values after the time as text: `event key=value key="quoted value"`.
     #[must_use]
     pub fn text(&self, addresses: bool) -> String {
         let mut line = String::from(self.event());
@@ -204,13 +205,13 @@ impl AccessRecord {
         line
     }
 
-    /// Writes a line of text with the time, without its end.
+    /// Formats a line of text with the time, without a newline.
     #[must_use]
     pub fn line(&self, addresses: bool) -> String {
         format!("{} {}", rfc3339(self.time), self.text(addresses))
     }
 
-    /// Writes a JSON object, without a line's end.
+    /// Formats a JSON object, without a newline.
     ///
     /// # Errors
     /// None: serialising numbers and strings cannot fail.
@@ -219,7 +220,7 @@ impl AccessRecord {
     }
 }
 
-/// Whether a value reads the same without quotes, to people and to programs.
+/// Whether a value reads the same without quotes, for humans and programs.
 fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\=".contains(&byte))
 }
@@ -273,7 +274,7 @@ impl EndedTunnel {
         add("reason", self.reason.into());
     }
 
-    /// The form as a word: "datagram", "capsule" or "tcp".
+    /// Returns the form as a word: "datagram", "capsule" or "tcp".
     #[must_use]
     pub fn form(&self) -> &'static str {
         match self.form {
@@ -296,7 +297,7 @@ fn add_served<'a>(served: &'a Served, fields: &mut Fields<'a>, addresses: bool) 
         add("client", client.to_string().into());
     }
     add("operation", served.operation.into());
-    // What was not known when it ended is left out.
+    // Values unknown at the end are left out.
     let texts = [("class", &*served.class), ("asked", &served.asked), ("model", &served.model)];
     let engine = addresses.then_some(("engine", &*served.engine));
     for (key, text) in texts.into_iter().chain(engine).filter(|(_, text)| !text.is_empty()) {
@@ -320,7 +321,7 @@ fn add_served<'a>(served: &'a Served, fields: &mut Fields<'a>, addresses: bool) 
     add("reason", served.reason.into());
 }
 
-/// A record on its way into JSON.
+/// A record for serialisation as JSON.
 struct Json<'a> {
     record: &'a AccessRecord,
     addresses: bool,
@@ -437,7 +438,7 @@ pub(super) mod tests {
             let record = tunnel(&user, &name);
             let line = record.line(true);
             prop_assert!(line.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()), "{line}");
-            // Outside of quotes there are as many keys as ever.
+            // Outside quotes, the number of keys never changes.
             let (mut quoted, mut escaped, mut keys) = (false, false, 0);
             for byte in line.bytes() {
                 match byte {

@@ -1,4 +1,4 @@
-//! Where the lines of the access log go.
+//! The destination of access log records.
 
 use std::{
     io::{self, Write as _},
@@ -11,16 +11,16 @@ use role::journal::{JOURNAL, journal_entry};
 
 use super::record::{AccessRecord, Value};
 
-/// Standard output, or the journal. May wait for its reader.
+/// Standard output, or the journal. A write may block on the reader.
 #[derive(Debug, Default)]
 pub struct Sink {
     journal: Option<UnixDatagram>,
-    /// Whether it was said that the last ones were lost.
+    /// Whether the current loss of records has been logged.
     is_told: bool,
 }
 
 impl Sink {
-    /// Writes records in a form; returns how many were lost. That they are is logged once, until some are not.
+    /// Writes records in a form; returns how many were lost. A loss is logged once, until a write succeeds.
     pub fn write(&mut self, form: AccessForm, records: &[Arc<AccessRecord>], addresses: bool) -> u64 {
         let (lost, error) = match form {
             AccessForm::Off => return 0,
@@ -38,7 +38,7 @@ impl Sink {
         let (mut lost, mut failed) = (0, None);
         for record in records {
             if let Err(error) = self.journal().and_then(|journal| journal.send(&entry(record, addresses))) {
-                // The journal may come back under another socket.
+                // The journal may come back with a new socket.
                 (self.journal, failed) = (None, Some(error));
                 lost += 1;
             }
@@ -76,7 +76,7 @@ fn print(form: AccessForm, records: &[Arc<AccessRecord>], addresses: bool) -> (u
     });
     let text: String = lines.flat_map(|line| [line, "\n".into()]).collect();
     let mut output = io::stdout().lock();
-    // All at once, so that lines stay whole.
+    // In one write, so that lines stay whole.
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Ok(()) => (0, None),
         Err(error) => (records.len() as u64, Some(error)),
@@ -95,7 +95,7 @@ mod tests {
         let tunnel = ["PACED_TUNNEL\n\u{2}\0\0\0\0\0\0\0", "17\n"].concat();
         assert!(text.contains(&tunnel), "{text:?}");
         assert!(text.contains("PACED_EVENT\n\u{6}\0\0\0\0\0\0\0tunnel\n"), "{text:?}");
-        // Its length comes before it, so that its line is part of the value.
+        // The length precedes the value, so that its newline is part of the value.
         assert!(text.contains("PACED_USER\n\u{11}\0\0\0\0\0\0\0a\nPACED_USER=root\n"), "{text:?}");
         assert!(text.contains(r#"user="a\nPACED_USER=root""#), "{text:?}");
     }

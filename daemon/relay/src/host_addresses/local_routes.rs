@@ -1,4 +1,4 @@
-//! Routes that end at this host: networks whose addresses lead here without being assigned, as AnyIP has them.
+//! Routes that end at this host: networks whose addresses lead here without being assigned, as with AnyIP.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -8,19 +8,19 @@ use netlink::message::{
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteType},
 };
 
-/// The table `local` (RT_TABLE_LOCAL, include/uapi/linux/rtnetlink.h), where the first rule of every packet looks, and
-/// where such routes are unless somebody says otherwise. Routes of other tables hold for packets that other rules lead
-/// there: a transparent proxy, for instance, has `local default` in one.
+/// The table `local` (RT_TABLE_LOCAL, include/uapi/linux/rtnetlink.h), which the first routing rule uses for every
+/// packet, and which holds such routes unless configured otherwise. Routes in other tables apply to packets that other
+/// rules direct there: a transparent proxy, for instance, has `local default` in one.
 const TABLE: u8 = 255;
 
-/// The networks, and by which routes each leads here: it does until the last is gone.
+/// The networks, and the routes by which each leads here: a network leads here until its last route is gone.
 ///
-/// The kernel is silent about IPv4 routes that it drops with their device; such a network stays known until the routes
-/// are read anew.
+/// The kernel does not report IPv4 routes that it drops with their device; such a network stays known until the routes
+/// are read again.
 #[derive(Debug, Default)]
 pub struct LocalRoutes(HashMap<IpNet, Vec<Place>>);
 
-/// What tells routes to one network apart.
+/// The properties that distinguish routes to one network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Place {
     interface: Option<u32>,
@@ -29,7 +29,7 @@ struct Place {
 }
 
 impl LocalRoutes {
-    /// The requests that list them. Kernels since 4.20 heed the type; others list all routes.
+    /// Yields the requests that list these routes. Kernels since 4.20 filter by type; older ones list all routes.
     pub fn requests() -> impl Iterator<Item = RouteNetlinkMessage> {
         // IPv4 has no routes of type anycast.
         let asked = [
@@ -44,7 +44,7 @@ impl LocalRoutes {
         })
     }
 
-    /// Applies one message of a list or one event; messages that are not about such routes change nothing.
+    /// Applies one message of a list or one event; messages of other kinds change nothing.
     pub fn apply(&mut self, message: &RouteNetlinkMessage) {
         match message {
             RouteNetlinkMessage::NewRoute(message) => {
@@ -69,14 +69,14 @@ impl LocalRoutes {
         }
     }
 
-    /// Tells whether packets to `ip` end here. Looks once for each length that a prefix may have.
+    /// Returns whether packets to `ip` end here. Looks up each possible prefix length once.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let longest = IpNet::from(ip).max_prefix_len();
         (0..=longest).rev().any(|len| IpNet::new(ip, len).is_ok_and(|network| self.0.contains_key(&network.trunc())))
     }
 }
 
-/// Returns the network of a route that ends here.
+/// Returns the network and place of a route that ends here, or `None` for other routes.
 fn local(message: &RouteMessage) -> Option<(IpNet, Place)> {
     let header = &message.header;
     if header.table != TABLE || !matches!(header.kind, RouteType::Local | RouteType::Anycast) {

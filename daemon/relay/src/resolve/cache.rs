@@ -1,5 +1,5 @@
-//! Answers that still hold. Kept by hand: an entry of `moka` takes up to 1,280 bytes, where one of these takes 900 and 1 KiB is
-//! promised, and there may be 384 more of them than its capacity until its housekeeping runs.
+//! Cached answers. Written by hand: an entry of `moka` takes up to 1,280 bytes, whereas one of these takes 900 and the
+//! documented limit is 1 KiB, and `moka` may exceed its capacity by 384 entries until its housekeeping runs.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use super::Answer;
 
-/// At most `capacity` answers. When the cache is full, expired answers make room; if that is less than half of it, all
-/// answers do: cheap on average, and the cache need not keep anything about the use of each.
+/// At most `capacity` answers. When the cache is full, expired answers are removed; if more than half of the capacity is
+/// then still in use, all are: cheap on average, without any record of each entry's use.
 pub(super) struct Cache {
     answers: HashMap<Name, (Answer, Instant)>,
     capacity: usize,
@@ -24,7 +24,7 @@ impl Cache {
         self.answers.get(name).filter(|(_, expires)| now < *expires).map(|(answer, _)| answer.clone())
     }
 
-    /// Keeps `answer` for `ttl`, or not at all if that is zero.
+    /// Caches `answer` for `ttl`, or not at all if that is zero.
     pub(super) fn insert(&mut self, name: Name, answer: Answer, ttl: Duration, now: Instant) {
         if ttl.is_zero() || self.capacity == 0 {
             return;

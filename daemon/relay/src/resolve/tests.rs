@@ -9,7 +9,7 @@ use super::*;
 const A: u16 = 1;
 const AAAA: u16 = 28;
 
-/// What the server in the tests says about one type: addresses, an RCODE, or nothing at all.
+/// The reply of the test server for one type: addresses, an RCODE, or silence.
 enum Reply {
     Addresses(Vec<IpAddr>),
     Rcode(u8),
@@ -19,7 +19,8 @@ enum Reply {
 /// A query: its ID, the name, and the type.
 type Query = (u16, String, u16);
 
-/// A name server on the loopback interface that notes which queries reached it, once however often they are repeated.
+/// A name server on the loopback interface that records the queries that reached it, each once however often it is
+/// repeated.
 struct Server {
     address: SocketAddr,
     queries: Arc<Mutex<Vec<Query>>>,
@@ -58,7 +59,7 @@ impl Server {
         Self { address, queries, task }
     }
 
-    /// How many queries there were for `record_type`.
+    /// Returns how many queries there were for `record_type`.
     fn queries(&self, record_type: u16) -> usize {
         self.queries.lock().unwrap().iter().filter(|query| query.2 == record_type).count()
     }
@@ -74,7 +75,7 @@ impl Server {
     }
 }
 
-/// Takes a query with one question apart, and returns the bytes of the question too (RFC 1035 §4.1).
+/// Parses a query with one question, and returns the bytes of the question too (RFC 1035 §4.1).
 fn parse(query: &[u8]) -> (Query, &[u8]) {
     let mut at = 12;
     let mut labels = Vec::new();
@@ -94,7 +95,7 @@ fn message(id: u16, question: &[u8], reply: Reply) -> Option<Vec<u8>> {
         Reply::Silence => return None,
     };
     let mut message = id.to_be_bytes().to_vec();
-    // A response to a query that asked for recursion and got it.
+    // A response to a query with recursion desired and available.
     message.extend([0x81, 0x80 | rcode, 0, 1, 0, u8::try_from(addresses.len()).unwrap(), 0, 0, 0, 0]);
     message.extend(question);
     for address in addresses {
@@ -216,7 +217,7 @@ async fn one_user_leaves_places_for_the_look_ups_of_others() {
     for (user, name) in [(&bob, "one.example"), (&carol, "two.example"), (&bob, "three.example")] {
         assert!(resolver.resolve(name, user).await.is_ok(), "{name}");
     }
-    // A task is out of its budget after 128 answers.
+    // A task yields after 128 answers, the limit of its budget.
     let refused = asked.iter_mut().filter_map(|answer| tokio::task::unconstrained(answer).now_or_never());
     assert_eq!(refused.filter(|answer| *answer == Err(ResolveError::Overloaded)).count(), 260 - 128);
     assert_eq!(resolver.counters().overloaded.get(), 132);
@@ -249,7 +250,7 @@ async fn names_beyond_the_limit_are_refused_at_once_until_there_is_room() {
     let mut silent = pin!(resolver.resolve("silent.example", &Holder::Unknown));
     assert!(futures::poll!(&mut silent).is_pending());
     assert_eq!(resolver.resolve("other.example", &Holder::Unknown).await, Err(ResolveError::Overloaded));
-    // A name that is being looked up already needs no place of its own.
+    // A name whose lookup is in flight needs no place of its own.
     let joined = resolver.resolve("silent.example", &Holder::Unknown).await;
     assert_eq!((silent.await, joined), (Err(ResolveError::Timeout), Err(ResolveError::Timeout)));
     assert!(resolver.resolve("other.example", &Holder::Unknown).await.is_ok());
@@ -259,7 +260,7 @@ async fn names_beyond_the_limit_are_refused_at_once_until_there_is_room() {
 
 #[tokio::test]
 async fn a_lookup_serves_those_who_still_wait_after_others_gave_up() {
-    // Silence about one family makes the lookup last until all have asked.
+    // Silence for one family keeps the lookup in flight until all have asked.
     let server = Server::start(|_, record_type| match record_type {
         A => addresses(A),
         _ => Reply::Silence,

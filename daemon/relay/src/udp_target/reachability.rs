@@ -1,50 +1,50 @@
-//! When ICMP's word that a target is unreachable is believed.
+//! When an ICMP error saying that a target is unreachable is believed.
 //!
-//! A packet of ICMP proves nothing: anyone can send one, from anywhere, for every port that a relay may use. RFC 1122
-//! §4.1.3.3 leaves it to the application what to make of it, and RFC 5927 §5.2 and RFC 5461 advise TCP to treat such
-//! errors of a connection that works as soft. So each error is noted, and a tunnel ends only when all of this holds:
+//! An ICMP packet proves nothing: anyone can send one, from anywhere, for every port that a relay may use. RFC 1122
+//! §4.1.3.3 leaves its interpretation to the application, and RFC 5927 §5.2 and RFC 5461 advise TCP to treat such
+//! errors on a working connection as soft. So each error is noted, and a tunnel ends only when all of this holds:
 //!
-//! - At least [`ENOUGH`] errors came, each after a payload had left since the one before: what is true comes as an
-//!   answer, and a tunnel that sends nothing cannot be ended by ICMP.
-//! - Nothing came from the target since the first of them.
-//! - They go on for [`SILENT`], or for [`SILENT_AFTER_TRAFFIC`] where the target has been heard before. Peers that
+//! - At least [`ENOUGH`] errors came, each after a payload was sent since the error before: a genuine error is a
+//!   response to a payload, and a tunnel that sends nothing cannot be ended by ICMP.
+//! - Nothing was received from the target since the first of them.
+//! - They continue for [`SILENT`], or for [`SILENT_AFTER_TRAFFIC`] if the target has answered before. Peers that
 //!   answer at all do so sooner: receiver reports of RTP, for instance, come every five seconds (RFC 3550 §6.2).
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How many errors make a case against a target.
+/// How many errors are needed before a target is given up.
 pub const ENOUGH: u32 = 3;
 
-/// How long errors go on before a target is given up that has never been heard.
+/// How long errors must continue before a target that has never answered is given up.
 pub const SILENT: Duration = Duration::from_secs(1);
 
-/// How long errors go on before a target is given up that has been heard before.
+/// How long errors must continue before a target that has answered before is given up.
 pub const SILENT_AFTER_TRAFFIC: Duration = Duration::from_secs(10);
 
-/// What is known about whether a target can be reached.
+/// What is known about the reachability of a target.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reachability {
     has_answered: bool,
     sent_since_error: bool,
-    /// The errors since the target was last heard: when the first came, and how many there were.
+    /// The errors since the target last answered: the time of the first, and their number.
     errors: Option<(Instant, u32)>,
 }
 
 impl Reachability {
-    /// Notes that payloads were sent, or that it was tried.
+    /// Notes that payloads were sent, or that sending was tried.
     pub fn on_sent(&mut self) {
         self.sent_since_error = true;
     }
 
-    /// Notes that the target was heard.
+    /// Notes that something was received from the target.
     pub fn on_received(&mut self) {
         self.has_answered = true;
         self.errors = None;
     }
 
-    /// Notes an error that says that the target cannot be reached; returns whether to believe it.
+    /// Notes an error saying that the target is unreachable; returns whether to believe it.
     pub fn on_unreachable(&mut self, now: Instant) -> bool {
         if !std::mem::take(&mut self.sent_since_error) {
             return false;
@@ -60,7 +60,7 @@ impl Reachability {
 mod tests {
     use super::*;
 
-    /// Sends and gets an error every 100 ms; returns after how long the target is given up.
+    /// Sends and receives an error every 100 ms; returns after how long the target is given up.
     fn given_up_after(mut target: Reachability, limit: Duration) -> Option<Duration> {
         let (began, step) = (Instant::now(), Duration::from_millis(100));
         let mut now = began;

@@ -1,4 +1,4 @@
-//! Receiving from targets: `recvmmsg` with GRO into buffers of the thread.
+//! Receiving from targets: `recvmmsg` with GRO into the buffers of the thread.
 
 use std::cell::Cell;
 use std::io::{self, IoSliceMut};
@@ -10,35 +10,35 @@ use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 use super::reachability::Reachability;
 use super::{TargetError, UdpTarget};
 
-/// Messages of one receive call. Each is a payload, or up to 64 that GRO joined; this bounds what a tunnel gets in a
-/// turn.
+/// Messages per receive call. Each is one payload, or up to 64 joined by GRO; this bounds what a tunnel receives in
+/// one turn.
 const MESSAGES: usize = 16;
 
-/// Bytes between the buffers of two messages: the largest message, and some lines of cache more, because packets that
-/// all begin a power of two apart evict each other.
+/// Bytes between the buffers of two messages: the largest message plus a few cache lines, because packets whose starts
+/// are a power of two apart evict each other from the cache.
 const MESSAGE_STRIDE_BYTES: usize = (1 << 16) + (1 << 8);
 
-/// What one [`UdpTarget::poll_recv`] delivered.
+/// The result of one [`UdpTarget::poll_recv`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Received {
-    /// UDP payloads handed over.
+    /// UDP payloads delivered.
     pub payloads: usize,
     /// Their bytes.
     pub bytes: usize,
-    /// Messages the kernel handed over; fewer than payloads where GRO joined some.
+    /// Messages from the kernel; fewer than payloads if GRO joined some.
     pub messages: usize,
-    /// More may wait: yield to other tunnels, then call again.
+    /// More messages may wait: yield to other tunnels, then call again.
     pub more: bool,
 }
 
 impl UdpTarget {
-    /// Receives what waits, up to 16 messages, and hands each UDP payload to `deliver` in order; empty payloads too.
+    /// Receives waiting messages, up to 16, and passes each UDP payload to `deliver` in order, including empty ones.
     ///
-    /// Ready only with at least one payload or an error. The slices live in a buffer of the thread, only during the
-    /// call.
+    /// Ready only with at least one payload or an error. The slices are in a buffer of the thread and valid only
+    /// during the call.
     ///
     /// # Errors
-    /// [`TargetError`] if the target proved unreachable or the socket failed. What came in before the error was
+    /// [`TargetError`] if the target proved unreachable or the socket failed. Payloads received before the error were
     /// delivered.
     pub fn poll_recv(
         &self,
@@ -51,15 +51,15 @@ impl UdpTarget {
             match received {
                 Ok(received) => {
                     self.note(Reachability::on_received);
-                    // A short batch means that the kernel ran dry: the next call can wait without trying in vain. What
-                    // came since then raises an event of its own.
+                    // A short batch means that the kernel's queue is empty: the next call can wait without trying in
+                    // vain. Later arrivals raise an event of their own.
                     if !received.more {
                         readiness.clear_ready();
                     }
                     return Poll::Ready(Ok(received));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    // Woken without a packet: there may be an error in the queue that no system call returned.
+                    // Woken without a packet: the error queue may hold an error that no system call returned.
                     self.drain_errors()?;
                     readiness.clear_ready();
                 }
@@ -71,7 +71,7 @@ impl UdpTarget {
     }
 }
 
-/// What receiving needs beyond the socket; one per thread, a megabyte of which only touched pages are resident.
+/// The state for receiving beyond the socket; one per thread, a megabyte of which only touched pages are resident.
 struct Buffers {
     state: UdpSocketState,
     bytes: Vec<u8>,
@@ -79,7 +79,7 @@ struct Buffers {
 
 impl Buffers {
     fn new() -> io::Result<Self> {
-        // The state describes the kernel rather than a socket: any socket serves to make it.
+        // The state describes the kernel rather than a socket: any socket serves to create it.
         let any = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         let state = UdpSocketState::new(UdpSockRef::from(&any))?;
         Ok(Self { state, bytes: vec![0; MESSAGES * MESSAGE_STRIDE_BYTES] })
@@ -109,11 +109,11 @@ impl Buffers {
 }
 
 thread_local! {
-    /// The buffers while nobody uses them.
+    /// The buffers while they are not in use.
     static BUFFERS: Cell<Option<Box<Buffers>>> = const { Cell::new(None) };
 }
 
-/// Lends the buffers of the thread to `work`; a nested call gets buffers of its own.
+/// Lends the buffers of the thread to `work`; a nested call gets its own.
 fn with_buffers<T, E: From<io::Error>>(work: impl FnOnce(&mut Buffers) -> Result<T, E>) -> Result<T, E> {
     let mut buffers = match BUFFERS.take() {
         Some(buffers) => buffers,
@@ -124,7 +124,7 @@ fn with_buffers<T, E: From<io::Error>>(work: impl FnOnce(&mut Buffers) -> Result
     outcome
 }
 
-/// Lends what quinn-udp knows about the kernel, which every socket of the thread shares.
+/// Lends quinn-udp's knowledge of the kernel, which all sockets of the thread share.
 pub(super) fn with_socket_state<T>(
     work: impl FnOnce(&UdpSocketState) -> Result<T, TargetError>,
 ) -> Result<T, TargetError> {

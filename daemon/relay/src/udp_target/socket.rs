@@ -1,4 +1,4 @@
-//! The connected socket: options, one send, and the kernel's error queue.
+//! The connected socket: its options, a single send, and the kernel's error queue.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -18,10 +18,10 @@ use tokio::time::Instant;
 use super::TargetError;
 use super::reachability::Reachability;
 
-/// Errors read off one socket in one go; the rest waits for the next, so that a flood of ICMP cannot hold the thread.
+/// The most errors read from one socket at a time; the rest waits, so that a flood of ICMP cannot occupy the thread.
 const MAX_ERRORS_PER_DRAIN: usize = 32;
 
-/// Socket option of Linux since 3.10 that the libc crate does not name (include/uapi/asm-generic/socket.h).
+/// Socket option of Linux since 3.10 that the libc crate does not define (include/uapi/asm-generic/socket.h).
 const SO_SELECT_ERR_QUEUE: c_int = 45;
 
 /// Sizes of the kernel's buffers of one target socket, in bytes; `None` keeps the system's default.
@@ -38,33 +38,33 @@ pub struct SocketBuffers {
 /// How the kernel's error queue explains an error of a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Explanation {
-    /// Nothing.
+    /// No explanation.
     Missing,
-    /// An ICMP message came in. It is about an earlier packet, or forged.
+    /// An ICMP message arrived. It concerns an earlier packet, or is forged.
     Network,
-    /// The payload of this call is too large for a packet of the device.
+    /// The payload of this call is too large for a packet on the device.
     Host,
 }
 
-/// One tunnel's UDP socket, connected to the target that was checked. See the [module](super) for what it promises.
+/// One tunnel's UDP socket, connected to the checked target. See the [module](super) for its guarantees.
 #[derive(Debug)]
 pub struct UdpTarget {
     pub(super) fd: AsyncFd<Socket>,
-    /// Whether runs of payloads leave as GSO messages; off once the device has refused them.
+    /// Whether runs of payloads are sent as GSO messages; off once the device has refused them.
     pub(super) segmentation: AtomicBool,
     reachability: Cell<Reachability>,
 }
 
 impl UdpTarget {
-    /// Opens a socket to `target`, in seven system calls, one more per buffer size, and two with a `source` address.
+    /// Opens a socket to `target`, in seven system calls, one more per buffer size, and two more with a `source` address.
     /// IPv4-mapped addresses are used as IPv4.
     ///
     /// # Errors
-    /// [`TargetError::Unreachable`] without a route; [`TargetError::Socket`] when the kernel refuses a descriptor, or
-    /// an option that Linux has had since 5.0.
+    /// [`TargetError::Unreachable`] without a route; [`TargetError::Socket`] if the kernel refuses a descriptor, or an
+    /// option that Linux has had since 5.0.
     ///
     /// # Panics
-    /// Outside a tokio runtime with IO enabled, as every tokio socket does.
+    /// Outside a tokio runtime with IO enabled, like every tokio socket.
     pub fn connect(target: SocketAddr, source: Option<IpAddr>, buffers: SocketBuffers) -> Result<Self, TargetError> {
         let target = SocketAddr::new(target.ip().to_canonical(), target.port());
         let kind = Type::DGRAM.nonblocking().cloexec();
@@ -80,7 +80,7 @@ impl UdpTarget {
             }
         }
         // An error alone is reported as EPOLLERR, on which tokio wakes only the writer; this adds EPOLLPRI, which wakes
-        // the reader, so that a tunnel that only listens learns that its target is gone.
+        // the reader, so that a tunnel that only receives learns that its target is gone.
         set_option(&socket, libc::SOL_SOCKET, SO_SELECT_ERR_QUEUE, 1)?;
         set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
         if let Some(bytes) = buffers.send_bytes {
@@ -96,24 +96,24 @@ impl UdpTarget {
         Ok(Self::register(socket)?)
     }
 
-    /// The socket, for options that concern all its packets.
+    /// Returns the socket, for options that apply to all its packets.
     #[must_use]
     pub fn socket(&self) -> SockRef<'_> {
         SockRef::from(self.fd.get_ref())
     }
 
-    /// Watches a non-blocking, connected socket.
+    /// Registers a non-blocking, connected socket with the runtime.
     pub(super) fn register(socket: Socket) -> io::Result<Self> {
         let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
         Ok(Self { fd: watch(socket, interest)?, segmentation: AtomicBool::new(true), reachability: Cell::default() })
     }
 
-    /// Sends `bytes`, one payload or several of `segment_bytes` each (the last may be shorter), as one message or not
-    /// at all: no allocation, one system call.
+    /// Sends `bytes`, one payload or several of `segment_bytes` each (the last may be shorter), as one message or not at
+    /// all. Takes one system call and allocates nothing.
     ///
     /// # Errors
-    /// As the kernel reports them; `WouldBlock` arms [`poll_writable`](Self::poll_writable). An error may stem from an
-    /// earlier packet (ICMP): [`flush`](Self::flush) knows how to tell.
+    /// Errors of the kernel; `WouldBlock` arms [`poll_writable`](Self::poll_writable). An error may stem from an earlier
+    /// packet (ICMP): [`flush`](Self::flush) distinguishes them.
     pub fn try_send(&self, bytes: &[u8], segment_bytes: usize) -> io::Result<()> {
         let socket = self.fd.get_ref();
         self.note(Reachability::on_sent);
@@ -121,7 +121,7 @@ impl UdpTarget {
             let sent = if bytes.len() <= segment_bytes {
                 socket.send(bytes)
             } else {
-                // Wider than any message, such a size is refused by the kernel like the bytes themselves.
+                // A size wider than any message is refused by the kernel, like the bytes themselves.
                 let control = segment_size_message(u16::try_from(segment_bytes).unwrap_or(u16::MAX));
                 let bytes = [IoSlice::new(bytes)];
                 socket.sendmsg(&MsgHdr::new().with_buffers(&bytes).with_control(&control), 0)
@@ -132,23 +132,23 @@ impl UdpTarget {
             }
         };
         if sent.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-            // The kernel was asked without asking tokio first (a new socket would have to wait a turn for that), so
-            // tokio's idea of writability may be stale; this forgets it until the next event.
+            // The kernel was called without asking tokio first (a new socket would have to wait a turn for that), so
+            // tokio's readiness may be stale; this clears it until the next event.
             let _ = self.fd.try_io(Interest::WRITABLE, |_| Err::<(), _>(io::ErrorKind::WouldBlock.into()));
         }
         sent.map(drop)
     }
 
-    /// Waits, after a send that would have blocked, until the socket takes packets again.
+    /// Waits, after a send that would have blocked, until the socket accepts packets again.
     ///
     /// # Errors
-    /// [`TargetError::Socket`] when the runtime shuts down.
+    /// [`TargetError::Socket`] if the runtime shuts down.
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<Result<(), TargetError>> {
         let _keeps_ready = ready!(self.fd.poll_write_ready(cx))?;
         Poll::Ready(Ok(()))
     }
 
-    /// Notes what says something about whether the target can be reached, and returns what follows.
+    /// Applies `change` to the target's reachability, and returns its result.
     pub(super) fn note<T>(&self, change: impl FnOnce(&mut Reachability) -> T) -> T {
         let mut reachability = self.reachability.get();
         let followed = change(&mut reachability);
@@ -156,20 +156,20 @@ impl UdpTarget {
         followed
     }
 
-    /// Judges `error` of a send or receive with what the kernel queued about it, and empties that queue, because its
+    /// Judges `error` of a send or receive together with the kernel's error queue, and empties that queue, because its
     /// entries are charged to the receive buffer.
     ///
-    /// Returns `Ok` if the tunnel survives: a packet that was too large for a link, a time exceeded on the way, a packet
-    /// that this host had no room for or did not let out, a target that is not given up yet ([`Reachability`]).
+    /// Returns `Ok` if the tunnel survives: the packet was too large for a link, its time was exceeded on the way, this
+    /// host had no room for it or did not let it out, or the target is not yet given up ([`Reachability`]).
     pub(super) fn judge(&self, error: io::Error) -> Result<Explanation, TargetError> {
         let explanation = self.drain_errors()?;
         match error.raw_os_error() {
             _ if explanation != Explanation::Missing => Ok(()),
             Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM | libc::EPERM) => Ok(()),
-            // What else ICMP can say of a packet (net/ipv4/icmp.c, net/ipv6/icmp.c). The kernel queues the explanation
-            // before it sets the socket's error, so another CPU may have read the one without the other.
-            // EACCES is ICMPv6's "administratively prohibited" here; of a connect it says that the address may not be
-            // asked for, so it is not unreachable everywhere.
+            // The other errors that ICMP can report about a packet (net/ipv4/icmp.c, net/ipv6/icmp.c). The kernel queues
+            // the explanation before it sets the socket's error, so another CPU may have read the one without the other.
+            // Here EACCES is ICMPv6's "administratively prohibited"; from a connect it means a forbidden address, so it
+            // does not mean unreachable everywhere.
             Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP | libc::EPROTO | libc::EACCES) => {
                 self.heed(TargetError::Unreachable)
             }
@@ -185,7 +185,7 @@ impl UdpTarget {
             let mut explanation = Explanation::Missing;
             for _ in 0..MAX_ERRORS_PER_DRAIN {
                 let Some(error) = state.recv_transport_error(UdpSockRef::from(socket))? else { break };
-                // Only ICMP names the host that sent it (net/ipv4/ip_sockglue.c, net/ipv6/datagram.c).
+                // Only ICMP errors carry the address of the sending host (net/ipv4/ip_sockglue.c, net/ipv6/datagram.c).
                 let by_host = error.addr.is_none() && error.raw_errno == libc::EMSGSIZE;
                 if by_host || explanation == Explanation::Missing {
                     explanation = if by_host { Explanation::Host } else { Explanation::Network };
@@ -201,7 +201,7 @@ impl UdpTarget {
         })
     }
 
-    /// Passes on `error` if it ends the tunnel: what is said of the target has to prove true first.
+    /// Returns `error` if it ends the tunnel: an error about the target has to be believed first.
     fn heed(&self, error: TargetError) -> Result<(), TargetError> {
         let is_soft = matches!(error, TargetError::Refused | TargetError::Unreachable);
         let believed = !is_soft || self.note(|reachability| reachability.on_unreachable(Instant::now()));
@@ -209,17 +209,17 @@ impl UdpTarget {
     }
 }
 
-/// Gives a socket an address, and leaves its port to `connect`: the ports of each address are then used by themselves, and
-/// those of TCP for each target (`IP_BIND_ADDRESS_NO_PORT`, ip(7)).
+/// Binds a socket to an address, and leaves its port to `connect`: the port range is then used separately for each
+/// address, and with TCP for each target (`IP_BIND_ADDRESS_NO_PORT`, ip(7)).
 ///
 /// # Errors
-/// The address is not this host's.
+/// The address does not belong to this host.
 pub fn bind_address(socket: &Socket, source: IpAddr) -> io::Result<()> {
     set_option(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
     socket.bind(&SockAddr::from(SocketAddr::new(source, 0)))
 }
 
-/// Bytes of a control message that holds one `u16`: header and value, padded to the size of a word.
+/// Bytes of a control message with one `u16`: header and value, padded to the size of a word.
 const SEGMENT_SIZE_MESSAGE_BYTES: usize = size_of::<libc::cmsghdr>() + size_of::<usize>();
 
 /// Builds the control message `UDP_SEGMENT` (include/uapi/linux/udp.h; layout as in cmsg(3)).

@@ -167,7 +167,7 @@ async fn a_foreign_senders_packet_never_arrives() {
     let (peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
     let address = target.fd.get_ref().local_addr().unwrap().as_socket().unwrap();
     let stranger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    // The kernel answers the stranger as if the port were closed, which may surface as an error of this send or the
+    // The kernel answers the stranger as if the port were closed, which may surface as an error of this send or of the
     // next.
     let _ = stranger.send_to(b"foreign", address).await;
     peer.send_to(b"own", address).await.unwrap();
@@ -177,14 +177,14 @@ async fn a_foreign_senders_packet_never_arrives() {
 
 #[tokio::test]
 async fn a_full_socket_blocks_and_loses_nothing() {
-    // Loopback releases the sender's buffer at once and never blocks; datagrams of a socket pair do, until they are
-    // read.
+    // Loopback releases the sender's buffer at once and never blocks; datagrams of a socket pair hold it until they
+    // are read.
     let kind = socket2::Type::DGRAM.nonblocking();
     let (near, far) = socket2::Socket::pair(socket2::Domain::UNIX, kind, None).unwrap();
     near.set_send_buffer_size(1).unwrap();
     let target = UdpTarget::register(near).unwrap();
     let far = tokio::net::UnixDatagram::from_std(far.into()).unwrap();
-    // Each longer than the one before, so that each is a run of its own.
+    // Each is longer than the one before, so that each is a run of its own.
     let sent = payloads(&(0..200).collect::<Vec<_>>());
     let (mut queue, mut counters) = (queue_of(&sent), UplinkCounters::default());
     let (mut got, mut blocked, mut buffer) = (Vec::new(), 0, [0; 200]);
@@ -219,7 +219,7 @@ async fn packets_carry_df_and_no_ecn_and_mapped_addresses_are_ipv4() {
     assert_eq!(target.fd.get_ref().tclass_v6().unwrap(), 0);
 }
 
-/// Far beyond what loopback needs; only a failing test waits for it.
+/// Far longer than loopback needs; only a failing test waits for it.
 const SOON: Duration = Duration::from_secs(10);
 
 /// An unconnected socket on `host`, and a target connected to it.
@@ -259,7 +259,7 @@ async fn receive_at(peer: &UdpSocket, count: usize) -> Vec<Vec<u8>> {
 }
 
 async fn receive(target: &UdpTarget) -> Result<(Vec<Vec<u8>>, Received), TargetError> {
-    timeout(SOON, try_receive(target)).await.expect("nothing came")
+    timeout(SOON, try_receive(target)).await.expect("no payload arrived")
 }
 
 async fn try_receive(target: &UdpTarget) -> Result<(Vec<Vec<u8>>, Received), TargetError> {

@@ -1,4 +1,4 @@
-//! Payloads on their way to a target: sent as runs of equal size, each judged alone when its run fails.
+//! Payloads for a target: sent as runs of equal size, each judged alone if its run fails.
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,28 +9,28 @@ use quic::segments::Segments;
 use super::socket::Explanation;
 use super::{TargetError, UdpTarget};
 
-/// Failures after which the packet at the head of a queue is given up, if ICMP about other packets explains each of them.
-/// A failure that nothing explains weighs more, and a verdict of this host weighs as much as all.
+/// The weight of failures after which the packet at the head of a queue is given up. A failure explained by ICMP about
+/// another packet weighs 1; one without an explanation weighs more; one explained by this host weighs as much as all of
+/// them.
 ///
-/// Forged ICMP at 110 thousand messages a second fails about one send in four. A full receive buffer holds some 400
-/// messages, of which each failure reads 32.
+/// Forged ICMP at 110,000 messages per second fails about one send in four. A full receive buffer holds some 400 messages,
+/// of which each failure reads 32.
 const MOST_FAILURES: u32 = 64;
 
-/// What flushes did, in UDP payloads unless the name says otherwise. One value may serve many tunnels.
+/// The results of flushes, in UDP payloads unless the name says otherwise. One value may serve many tunnels.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UplinkCounters {
-    /// Handed to the kernel.
+    /// Payloads passed to the kernel.
     pub sent: u64,
-    /// Bytes of those.
+    /// Bytes of these.
     pub sent_bytes: u64,
-    /// Messages that carried them; fewer than `sent` where GSO joined some.
+    /// Messages that carried them; fewer than `sent` if GSO joined some.
     pub messages: u64,
-    /// Lost because no packet of the device toward the target can hold them without fragments (RFC 9298 §5).
+    /// Payloads lost because no packet of the device toward the target can hold them unfragmented (RFC 9298 §5).
     pub dropped_too_big: u64,
-    /// Lost because this host had no room in its device queue, its firewall did not let them out, or it has no route
-    /// any more.
+    /// Payloads lost because this host's device queue had no room, its firewall did not let them out, or its route is gone.
     pub dropped_by_host: u64,
-    /// Sockets on which GSO was given up, because the device cannot do it.
+    /// Sockets on which GSO was given up because the device does not support it.
     pub gso_refused: u64,
 }
 
@@ -46,11 +46,11 @@ pub enum Flush {
 impl UdpTarget {
     /// Sends all of `queue`, one message per run of equal sizes, in order.
     ///
-    /// What does not fit the device is dropped alone, even out of the middle of a run, and counted. A device that cannot
-    /// segment makes this socket send singly from then on; nothing is lost by that.
+    /// A payload too large for the device is dropped alone, even from the middle of a run, and counted. If the device
+    /// cannot segment, this socket sends singly from then on, and loses nothing.
     ///
     /// # Errors
-    /// [`TargetError`] if the tunnel has to end; what still waits is then pointless.
+    /// [`TargetError`] if the tunnel has to end; the rest of the queue is then useless.
     pub fn flush(&self, queue: &mut Segments, counters: &mut UplinkCounters) -> Result<Flush, TargetError> {
         let mut flushing = Flushing { target: self, counters, singly: 0, suspected: false, failures: 0 };
         while let Some((bytes, segment_bytes, count)) = queue.run(flushing.most_segments()) {
@@ -71,21 +71,21 @@ impl UdpTarget {
     }
 }
 
-/// What becomes of a run that was not sent.
+/// What to do with a run that was not sent.
 enum Next {
     Retry,
     Drop,
 }
 
-/// Where one flush stands.
+/// The state of one flush.
 struct Flushing<'a> {
     target: &'a UdpTarget,
     counters: &'a mut UplinkCounters,
-    /// How many payloads at the head go one by one, because they failed as a run.
+    /// How many payloads at the head are sent one by one, because they failed as a run.
     singly: usize,
-    /// Whether that was GSO's fault, unless one of them proves too big.
+    /// Whether GSO is suspected of that failure; cleared if one of the payloads proves too big.
     suspected: bool,
-    /// The failures of the packet at the head, by weight: see [`MOST_FAILURES`].
+    /// The weight of the failures of the packet at the head: see [`MOST_FAILURES`].
     failures: u32,
 }
 
@@ -103,8 +103,8 @@ impl Flushing<'_> {
     fn failed(&mut self, error: io::Error, count: usize) -> Result<Next, TargetError> {
         let errno = error.raw_os_error();
         if count > 1 && matches!(errno, Some(libc::EIO | libc::EINVAL)) {
-            // Either the device cannot segment, or (EINVAL before Linux 6.14) the segments exceed the MTU. Sent singly,
-            // they tell: if none of them is too big, it was GSO.
+            // Either the device cannot segment, or (EINVAL before Linux 6.14) the segments exceed the MTU. Sending singly
+            // tells which: if none of them is too big, it was GSO.
             (self.singly, self.suspected) = (count, true);
             return Ok(Next::Retry);
         }
@@ -115,8 +115,8 @@ impl Flushing<'_> {
         }
         let is_too_big = errno == Some(libc::EMSGSIZE);
         // An ICMP message about an earlier packet fails this send. Another CPU may set that error after its explanation was
-        // read, and does so more often the less CPU this process gets, so a few failures without an explanation prove nothing;
-        // sixteen do. A run is sent again singly after the first.
+        // read, the more often the less CPU time this process gets, so a few failures without an explanation prove nothing;
+        // sixteen do. A run is retried singly after the first.
         let is_run = is_too_big && count > 1;
         self.failures += match explanation {
             Explanation::Network => 1,
@@ -139,7 +139,7 @@ impl Flushing<'_> {
         Ok(Next::Drop)
     }
 
-    /// Goes past `count` payloads at the head, sent or dropped.
+    /// Advances past `count` payloads at the head, sent or dropped.
     fn leave(&mut self, count: usize) {
         self.singly = self.singly.saturating_sub(count);
         self.failures = 0;
