@@ -1,4 +1,4 @@
-//! Taking in connections for as long as there are descriptors for them, and again once there are.
+//! Accepting connections as long as there are descriptors for them, and again once there are.
 
 use std::{
     io,
@@ -16,25 +16,25 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// How long nobody is let in after somebody could not be for lack of descriptors or memory.
+/// The pause after an accept that failed for lack of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How often the same trouble is told: where descriptors come and go, there is much of it.
+/// How often the same shortage is logged: it may come and go quickly.
 const TOLD: Duration = Duration::from_secs(60);
 
-/// What a counter is about.
+/// The labels of a failure counter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Of {
     door: &'static str,
 }
 
-/// What became of callers of the control plane over TCP before they were known.
+/// The results of control-plane callers over TCP before they were identified.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Ended {
     result: &'static str,
 }
 
-/// Counters of callers that want to come in.
+/// Counters of accepted callers.
 #[derive(Clone, Debug, Default)]
 pub struct AcceptCounters {
     failures: Family<Of, Counter>,
@@ -42,7 +42,7 @@ pub struct AcceptCounters {
 }
 
 impl AcceptCounters {
-    /// Registers them.
+    /// Registers the counters.
     pub fn register(&self, registry: &mut Registry) {
         let help = "Times a door let nobody in for lack of descriptors or memory, and tried again";
         registry.register("accept_failures", help, self.failures.clone());
@@ -50,26 +50,26 @@ impl AcceptCounters {
         registry.register("control_handshakes", help, self.handshakes.clone());
     }
 
-    /// Counts the end of a handshake with a caller of the control plane: "completed", "failed", "timeout", or "crowded" for
-    /// one that made room for another.
+    /// Counts the end of a handshake with a caller of the control plane: "completed", "failed", "timeout", or "crowded" if
+    /// it made room for another.
     pub fn handshake(&self, result: &'static str) {
         self.handshakes.get_or_create(&Ended { result }).inc();
     }
 }
 
-/// Lets callers in at one door.
+/// Accepts callers at one door.
 #[derive(Debug)]
 pub struct Acceptor {
     door: &'static str,
     failures: Counter,
-    /// When it was said last that there are none.
+    /// When a shortage was last logged.
     told: Option<Instant>,
-    /// Whether that is the last that was said.
+    /// Whether the shortage is the last message logged.
     is_short: bool,
 }
 
 impl Acceptor {
-    /// Returns that of a door.
+    /// Creates the acceptor of a door.
     #[must_use]
     pub fn new(door: &'static str, counters: &AcceptCounters) -> Self {
         Self { door, failures: counters.failures.get_or_create_owned(&Of { door }), told: None, is_short: false }
@@ -86,7 +86,7 @@ impl Acceptor {
                     }
                     return caller;
                 }
-                // The error is about a caller that is gone (accept(2)); the next may be there already.
+                // The error concerns a caller that is gone (accept(2)); the next may already be waiting.
                 Err(error) if is_about_the_caller(&error) => {
                     tracing::debug!(door = self.door, "a connection ended before it was accepted: {error}")
                 }
@@ -104,7 +104,7 @@ impl Acceptor {
     }
 }
 
-/// A TCP listener of the edge, whose connections are accepted one by one, for ever.
+/// A TCP listener of the edge, whose connections are accepted one by one, forever.
 #[derive(Debug)]
 pub struct Accepting {
     listener: TcpListener,
@@ -121,20 +121,20 @@ impl Accepting {
         }
     }
 
-    /// The listener.
+    /// Returns the listener.
     #[must_use]
     pub const fn listener(&self) -> &TcpListener {
         &self.listener
     }
 
-    /// Returns the next connection and where it comes from, as [`Acceptor::next`] does.
+    /// Returns the next connection and its peer address, as [`Acceptor::next`] does.
     pub async fn next(&mut self) -> (TcpStream, SocketAddr) {
         let Self { listener, acceptor } = self;
         acceptor.next(|| listener.accept()).await
     }
 }
 
-/// Whether an error is about one connection, which is gone already, and says nothing about the next (accept(2)).
+/// Whether an error concerns one connection that is already gone, and says nothing about the next (accept(2)).
 fn is_about_the_caller(error: &io::Error) -> bool {
     use io::ErrorKind::{
         ConnectionAborted, ConnectionReset, HostUnreachable, Interrupted, NetworkDown, NetworkUnreachable,
@@ -143,7 +143,7 @@ fn is_about_the_caller(error: &io::Error) -> bool {
         .contains(&error.kind())
 }
 
-/// Callers of which only the address is known yet: so many at once, and so many from one place.
+/// Callers of which only the address is known: limited in total, and per place.
 #[derive(Debug)]
 pub struct Strangers<T> {
     /// The oldest first.
@@ -154,22 +154,22 @@ pub struct Strangers<T> {
 }
 
 impl<T> Strangers<T> {
-    /// Returns none yet, of which there may be `most`, and `most_from_one` of one IPv4 address or one IPv6 /64.
+    /// Creates an empty set for at most `most` callers, and at most `most_from_one` from one IPv4 address or one IPv6 /64.
     #[must_use]
     pub const fn new(most: usize, most_from_one: usize) -> Self {
         Self { inside: Vec::new(), next: 0, most, most_from_one }
     }
 
-    /// Lets another caller in, and returns its number. If there is no room, one caller leaves, which this returns, too:
-    /// the oldest of the same place, or else of the place with most. So callers that stay for long make room for
-    /// callers that do not, and no place keeps another out.
+    /// Adds a caller and returns its number. If there is no room, one caller is evicted and returned too: the oldest of the
+    /// same place, or else of the place with the most callers. So callers that stay long make room for callers that do not,
+    /// and no place keeps another out.
     pub fn enter(&mut self, address: IpAddr, stranger: T) -> (u64, Option<T>) {
         let place = place(address);
         let of = |inside: &[(u64, IpAddr, T)], place| inside.iter().filter(|(_, other, _)| *other == place).count();
         let crowded = if of(&self.inside, place) >= self.most_from_one {
             Some(place)
         } else if self.inside.len() >= self.most {
-            // Of several, the one that came first.
+            // Of several places, the one whose caller came first.
             let places = self.inside.iter().rev().map(|(_, place, _)| *place);
             places.max_by_key(|place| of(&self.inside, *place))
         } else {
@@ -183,14 +183,14 @@ impl<T> Strangers<T> {
         (number, evicted)
     }
 
-    /// Removes a caller that is known now, or gone; returns it unless it had to leave before.
+    /// Removes a caller that has been identified or is gone; returns it unless it was evicted before.
     pub fn leave(&mut self, number: u64) -> Option<T> {
         let at = self.inside.iter().position(|(other, ..)| *other == number)?;
         Some(self.inside.remove(at).2)
     }
 }
 
-/// What one caller can have many addresses of: the /64 of an IPv6 address.
+/// The unit of addresses that one caller may hold: an IPv4 address, or the /64 of an IPv6 address.
 fn place(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),

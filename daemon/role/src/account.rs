@@ -1,4 +1,4 @@
-//! One user's account: its rates, and the bytes of the month.
+//! One user's account: its rates, and the bytes used this month.
 
 use std::sync::{
     Arc,
@@ -17,27 +17,27 @@ use crate::limits::Gauge;
 /// No quota.
 const UNLIMITED: u64 = u64::MAX;
 
-/// One user's account, which all its tunnels share.
+/// One user's account, shared by all its tunnels.
 #[derive(Debug)]
 pub struct UserAccount {
-    /// The tunnels that are open on it.
+    /// The open tunnels.
     pub tunnels: Gauge,
     up: ArcSwapOption<Cap>,
     down: ArcSwapOption<Cap>,
     quota: Mutex<Quota>,
     monthly_bytes: AtomicU64,
-    /// Bytes that were used this month.
+    /// Bytes used this month.
     pub used_bytes: AtomicU64,
     used_up: Notify,
-    /// Of one "byte" a request.
+    /// The pace of requests, each of which counts as one byte.
     requests: Mutex<Pace>,
 }
 
-/// How much time's worth of requests has its turn at once after a silence.
+/// How many requests may have their turn at once after a silence, as a time at the rate.
 const REQUEST_BURST_NS: u64 = 1_000_000_000;
 
 impl Default for UserAccount {
-    /// One without limits.
+    /// Creates an account without limits.
     fn default() -> Self {
         Self {
             tunnels: Gauge::default(),
@@ -53,7 +53,7 @@ impl Default for UserAccount {
 }
 
 impl UserAccount {
-    /// Puts another quota in force, for what is open as well. Rates that stay the same go on where they are.
+    /// Puts another quota in force, for open tunnels as well. Unchanged rates keep their state.
     pub fn set(&self, quota: &Quota) {
         let mut old = self.quota.lock();
         if (old.rate_up, old.packets_up) != (quota.rate_up, quota.packets_up) {
@@ -68,33 +68,33 @@ impl UserAccount {
         self.use_up(0);
     }
 
-    /// Whether what goes to targets is held to a rate.
+    /// Whether traffic to targets is limited to a rate.
     #[must_use]
     pub fn has_cap_up(&self) -> bool {
         self.up.load().is_some()
     }
 
-    /// Whether what comes from targets is.
+    /// Whether traffic from targets is limited to a rate.
     #[must_use]
     pub fn has_cap_down(&self) -> bool {
         self.down.load().is_some()
     }
 
-    /// Reserves a departure toward a target, if there is a rate.
+    /// Reserves a departure toward a target, if there is a rate; returns its time in nanoseconds.
     pub fn reserve_up(&self, now_ns: u64, bytes: u64, packets: u64) -> Option<u64> {
         self.up.load().as_ref().map(|cap| cap.reserve(now_ns, bytes, packets))
     }
 
-    /// The same of what comes from a target.
+    /// Reserves the reception of a payload from a target, like [`UserAccount::reserve_up`].
     pub fn reserve_down(&self, now_ns: u64, bytes: u64, packets: u64) -> Option<u64> {
         self.down.load().as_ref().map(|cap| cap.reserve(now_ns, bytes, packets))
     }
 
-    /// Returns when a request that came at `now_ns` has its turn, of which there are `per_sec` a second, and takes the turn;
-    /// `None`, and none is taken, if that is more than `longest_wait_ns` away.
+    /// Takes a turn for a request that arrived at `now_ns`, at `per_sec` turns per second, and returns its time. Returns
+    /// `None`, and takes no turn, if that is more than `longest_wait_ns` away.
     pub fn take_turn(&self, now_ns: u64, per_sec: u32, longest_wait_ns: u64) -> Option<u64> {
         let mut requests = self.requests.lock();
-        // The limit may have changed since.
+        // The limit may have changed.
         requests.set(per_sec.into(), REQUEST_BURST_NS);
         let at_ns = requests.ready_at(now_ns);
         (at_ns - now_ns <= longest_wait_ns).then(|| {
@@ -103,7 +103,7 @@ impl UserAccount {
         })
     }
 
-    /// Counts bytes of the month if the user has a quota; wakes the tasks that wait for its end once it is used up.
+    /// Counts bytes against the monthly quota, if the user has one; wakes the tasks that wait for its exhaustion.
     pub fn use_up(&self, bytes: u64) {
         let monthly_bytes = self.monthly_bytes.load(Relaxed);
         if monthly_bytes != UNLIMITED
@@ -113,17 +113,17 @@ impl UserAccount {
         }
     }
 
-    /// Whether nothing is left of the month's bytes.
+    /// Whether the monthly quota is used up.
     #[must_use]
     pub fn is_used_up(&self) -> bool {
         self.used_bytes.load(Relaxed) >= self.monthly_bytes.load(Relaxed)
     }
 
-    /// Completes once nothing is left of the month's bytes.
+    /// Completes once the monthly quota is used up.
     pub async fn used_up(&self) {
         loop {
             let mut notified = std::pin::pin!(self.used_up.notified());
-            // From here on, none is missed.
+            // From here on no notification is missed.
             notified.as_mut().enable();
             if self.is_used_up() {
                 return;
@@ -139,7 +139,7 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
 
-    /// How many of 1,000 requests that come at once have their turn within a second.
+    /// How many of 1,000 simultaneous requests have their turn within a second.
     fn served_of_a_thousand(account: &UserAccount, now_ns: u64, per_sec: u32) -> usize {
         (0..1_000).filter(|_| account.take_turn(now_ns, per_sec, SECOND_NS).is_some()).count()
     }
@@ -148,7 +148,7 @@ mod tests {
     fn requests_have_a_burst_and_then_their_rate_whatever_was_refused() {
         let (account, now_ns) = (UserAccount::default(), 10 * SECOND_NS);
         let turns: Vec<_> = (0..30).filter_map(|_| account.take_turn(now_ns, 10, SECOND_NS)).collect();
-        // Ten and one at once, and the others by the rate until the wait is too long.
+        // Eleven at once (ten and one more), and the others at the rate until the wait is too long.
         assert_eq!(turns.iter().filter(|at_ns| **at_ns == now_ns).count(), 11);
         assert_eq!(
             turns[11..].iter().map(|at_ns| (at_ns - now_ns) * 10 / SECOND_NS).collect::<Vec<_>>(),

@@ -1,8 +1,8 @@
-//! Why an address could not be listened on, and what to do about it.
+//! Why listening on an address failed, and how to fix it.
 
 use std::{fmt, io, net::SocketAddr};
 
-/// An address that could not be listened on.
+/// An address on which listening failed.
 #[derive(Debug)]
 pub struct BindError {
     address: SocketAddr,
@@ -10,7 +10,7 @@ pub struct BindError {
 }
 
 impl BindError {
-    /// Takes the system's word for why `address` could not be bound.
+    /// Wraps the system's error for binding `address`.
     #[must_use]
     pub fn new(address: SocketAddr, cause: io::Error) -> Self {
         Self { address, cause }

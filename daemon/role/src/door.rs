@@ -1,4 +1,4 @@
-//! A local TCP address through which clients come in, up to a number of them at once.
+//! A local TCP address that accepts clients, up to a number of them at once.
 
 use std::{
     io,
@@ -14,26 +14,26 @@ use tokio::{
 
 use crate::accept::Accepting;
 
-/// How many connections the kernel keeps for a local address that accepts no more.
+/// The backlog of a local address while it accepts no connections.
 const BACKLOG: i32 = 1024;
 
-/// What is told that a client has to wait for a place.
+/// Called when a client has to wait for a place.
 type OnFull = Box<dyn Fn() + Send + Sync>;
 
-/// A local address, and what is done for the clients that are connected to it. Dropped, it ends their connections.
+/// A local address, and the tasks that serve its clients. Dropping it ends their connections.
 pub struct Door {
     accepting: Accepting,
-    /// Among the connections that may be at once.
+    /// The places for simultaneous connections.
     places: Arc<Semaphore>,
     max_connections: u32,
     on_full: OnFull,
     tasks: JoinSet<()>,
 }
 
-/// Binds a local address. It can be bound again at once after a restart, whatever became of its connections.
+/// Binds a local address. It can be bound again at once after a restart, whatever the state of its connections.
 ///
 /// # Errors
-/// It is taken or not ours.
+/// The address is taken or does not belong to this host.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
@@ -44,8 +44,8 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 impl Door {
-    /// Lets clients in by a listener that [`bind`] made, `max_connections` of them at once; `on_full` is told of each that has to
-    /// wait for a place.
+    /// Accepts clients on a listener from [`bind`], up to `max_connections` at once; calls `on_full` for each client that
+    /// has to wait for a place.
     ///
     /// # Errors
     /// The system refuses to watch the listener.
@@ -63,38 +63,38 @@ impl Door {
         })
     }
 
-    /// The address that was bound.
+    /// Returns the bound address.
     ///
     /// # Errors
-    /// The system does not tell.
+    /// The system does not return it.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.accepting.listener().local_addr()
     }
 
-    /// How many clients there may be at once.
+    /// Returns how many clients may be connected at once.
     #[must_use]
     pub const fn max_connections(&self) -> u32 {
         self.max_connections
     }
 
-    /// Waits for a client, and for a place for it, which is its to keep.
+    /// Waits for a place and then for a client, which keeps the place.
     pub async fn next(&mut self) -> (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>) {
         if self.places.available_permits() == 0 {
             (self.on_full)();
         }
-        // Nobody closes it.
+        // The semaphore is never closed.
         let place = self.places.clone().acquire_owned().await.ok();
         let (stream, from) = self.accepting.next().await;
         (stream, from, place)
     }
 
-    /// Lets nobody in any more, and waits for what is done for clients.
+    /// Accepts no more clients, and waits for the tasks that serve the present ones.
     pub async fn end(mut self) {
         drop(self.accepting);
         while self.tasks.join_next().await.is_some() {}
     }
 
-    /// Does something for a client.
+    /// Spawns a task that serves a client.
     pub fn spawn(&mut self, serving: impl Future<Output = ()> + Send + 'static) {
         while self.tasks.try_join_next().is_some() {}
         self.tasks.spawn(serving);

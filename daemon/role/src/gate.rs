@@ -1,4 +1,4 @@
-//! Holds a tunnel to the rates of its class and of its user, and counts what it uses of the user's month.
+//! Limits a tunnel to the rates of its class and of its user, and counts its bytes against the user's monthly quota.
 
 use std::{
     sync::Arc,
@@ -13,24 +13,24 @@ use quic::{
 
 use super::account::UserAccount;
 
-/// What leaves at once where a rate is kept: a few packets, however small.
+/// The amount sent at once under a rate: a few packets, however small.
 const CHUNK_BYTES: usize = 4 * 1024;
 const CHUNK_PACKETS: usize = 4;
 
-/// How many bytes of TCP a packet is taken to carry.
+/// The TCP bytes that one packet is assumed to carry.
 const TCP_SEGMENT_BYTES: u64 = 1400;
 
-/// What something costs that moves through a tunnel.
+/// The cost of a transfer through a tunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferCost {
-    /// Bytes of payloads, or of what TCP carries.
+    /// Bytes of UDP payloads, or of the TCP stream.
     pub bytes: u64,
     /// Packets toward or from the target.
     pub packets: u64,
 }
 
 impl TransferCost {
-    /// That of so many bytes of TCP.
+    /// Returns the cost of `bytes` bytes of TCP.
     #[must_use]
     pub fn of_tcp(bytes: usize) -> Self {
         let bytes = bytes as u64;
@@ -38,16 +38,16 @@ impl TransferCost {
     }
 }
 
-/// Where bytes wait for the departure time that their class and their user give them.
+/// Delays bytes until the departure time set by their class and their user.
 pub struct Gate {
     membership: Membership,
     class: Arc<Class>,
     account: Arc<UserAccount>,
-    /// Of IP, and of UDP or TCP.
+    /// Header bytes of IP plus UDP or TCP.
     header_bytes: u64,
     clock: Clock,
     state: State,
-    /// Until when the user's rate has nothing be received from the target.
+    /// The pause in receiving from the target that the user's rate imposes.
     pause: Option<Sleep>,
 }
 
@@ -58,7 +58,7 @@ enum State {
 }
 
 impl Gate {
-    /// Returns the gate of a tunnel to a target of this family and protocol.
+    /// Creates the gate of a tunnel to a target of this address family and protocol.
     #[must_use]
     pub fn new(membership: Membership, account: Arc<UserAccount>, is_ipv4: bool, protocol: Protocol) -> Self {
         // RFC 791 §3.1, RFC 8200 §3, RFC 768; RFC 9293 §3.1 with the timestamps of RFC 7323.
@@ -72,26 +72,26 @@ impl Gate {
         Self { membership, class, account, header_bytes, clock, state, pause: None }
     }
 
-    /// Follows the rate of the class that the tunnel is of by now; if that is another class, returns the one before and
-    /// the new one. What was reserved already leaves as it was.
+    /// Switches to the rate of the tunnel's present class. If the class has changed, returns the old and the new one.
+    /// Existing reservations keep their times.
     pub fn follow(&mut self) -> Option<(Arc<Class>, &Arc<Class>)> {
         let before = self.membership.update(&mut self.class)?;
         Some((before, &self.class))
     }
 
-    /// Whether what leaves is held to a rate.
+    /// Whether outgoing traffic is limited to a rate.
     #[must_use]
     pub fn is_capped(&self) -> bool {
         self.class.to_targets.is_some() || self.account.has_cap_up()
     }
 
-    /// Whether so much is as much as should leave at once where a rate is kept.
+    /// Whether this much is the most that should be sent at once under a rate.
     #[must_use]
     pub const fn is_chunk(payload_bytes: usize, packets: usize) -> bool {
         packets >= CHUNK_PACKETS || payload_bytes >= CHUNK_BYTES
     }
 
-    /// Ready once the next load may leave; it is reserved with the first call, and wanted again until [`Gate::passed`].
+    /// Ready once the load of `cost` may be sent. The first call reserves it; repeat the call until [`Gate::passed`].
     pub fn poll(&mut self, cx: &mut Context<'_>, cost: TransferCost) -> Poll<()> {
         loop {
             match &mut self.state {
@@ -118,12 +118,12 @@ impl Gate {
         }
     }
 
-    /// Shuts the gate behind what left.
+    /// Closes the gate behind a load that was sent.
     pub fn passed(&mut self) {
         self.state = State::Shut;
     }
 
-    /// Ready while the user's rate lets something be received from the target.
+    /// Ready while the user's rate permits receiving from the target.
     pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(pause) = &mut self.pause {
             ready!(pause.as_mut().poll(cx));
@@ -132,8 +132,8 @@ impl Gate {
         Poll::Ready(())
     }
 
-    /// Notes what was received from the target. What exceeds the user's rate has been received already, so what comes
-    /// next waits for it: UDP in the socket's buffer, which then drops, and TCP at the target.
+    /// Notes a reception from the target. Payloads that exceed the user's rate have already been received, so the next
+    /// ones wait: UDP in the socket's buffer, which then drops, and TCP at the target.
     pub fn received(&mut self, cost: TransferCost) {
         self.account.use_up(cost.bytes);
         if !self.account.has_cap_down() {
@@ -160,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// A gate to a target of UDP in IPv4, whose timers are asked about and never set.
+    /// A gate to a UDP target over IPv4, whose timers are polled but never fire.
     fn gate(policy: &str, quota: Quota) -> Gate {
         let policy = Policy::from_toml(&format!("[class.default]\n{policy}")).unwrap();
         let classes = Classes::new(policy, PolicyRole::Relay, &ClassMetrics::default(), |_| Default::default());
@@ -171,7 +171,7 @@ mod tests {
         gate
     }
 
-    /// How many loads leave at once.
+    /// Returns how many loads may be sent at once.
     fn at_once(mut gate: Gate, cost: TransferCost) -> u64 {
         let mut cx = Context::from_waker(Waker::noop());
         (0..1_000).take_while(|_| gate.poll(&mut cx, cost).is_ready().then(|| gate.passed()).is_some()).count() as u64
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn empty_payloads_cost_their_headers() {
         let empty = TransferCost { bytes: 0, packets: 1 };
-        // 10 ms of 28,000 bytes a second are ten empty packets of IPv4.
+        // 10 ms of 28,000 bytes per second are ten empty packets of IPv4.
         assert_eq!(at_once(gate("rate_up = \"224 kbit/s\"", Quota::default()), empty), 11);
         let quota = Quota { rate_up: Some(28_000), ..Quota::default() };
         assert_eq!(at_once(gate("", quota), empty), 11, "of a user as well");

@@ -2,16 +2,16 @@
 
 use tracing::Level;
 
-/// Where the journal takes entries (systemd, "Native Journal Protocol").
+/// The journal's socket for entries (systemd, "Native Journal Protocol").
 pub const JOURNAL: &str = "/run/systemd/journal/socket";
 
-/// What entries say they are of.
+/// The syslog identifier of our entries.
 pub const IDENTIFIER: &str = "paced";
 
-/// The longest entry in bytes; of a longer message the end is missing.
+/// The longest entry in bytes; a longer message is truncated.
 pub const ENTRY_BYTES: usize = 32 << 10;
 
-/// Returns an entry of the journal with a message for people, and with fields for programs, whose names are put behind
+/// Returns a journal entry with a message for humans, and with fields for programs, whose names get the prefix
 /// `PACED_`.
 #[must_use]
 pub fn journal_entry(message: &str, fields: &[(&str, &str)]) -> Vec<u8> {
@@ -23,7 +23,7 @@ pub fn journal_entry(message: &str, fields: &[(&str, &str)]) -> Vec<u8> {
     entry
 }
 
-/// Writes a field in the form in which its value may be anything: its length before it.
+/// Writes a field in the form that permits any value: its length precedes it.
 pub fn field(entry: &mut Vec<u8>, name: &str, value: &str) {
     let room = ENTRY_BYTES.saturating_sub(entry.len() + name.len());
     let value = &value.as_bytes()[..value.floor_char_boundary(room)];
@@ -34,14 +34,14 @@ pub fn field(entry: &mut Vec<u8>, name: &str, value: &str) {
     entry.push(b'\n');
 }
 
-/// As [`field`], under a name of ours.
+/// Writes a [`field`] under a name with our prefix.
 pub fn own_field(entry: &mut Vec<u8>, name: &str, value: &str) {
     let mut full = String::from("PACED_");
     full.extend(name.chars().map(|char| if char.is_ascii_alphanumeric() { char.to_ascii_uppercase() } else { '_' }));
     field(entry, &full, value);
 }
 
-/// As syslog counts (RFC 5424 §6.2.1).
+/// Returns the syslog severity of a level (RFC 5424 §6.2.1).
 #[must_use]
 pub fn priority(level: Level) -> &'static str {
     match level {

@@ -1,4 +1,4 @@
-//! A value that outlives paced in a file of the state folder.
+//! A value that is kept across restarts in a file of the state folder.
 
 use std::{
     fs, io,
@@ -10,19 +10,19 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::seldom::Seldom;
 
-/// A value's file, which is replaced as a whole, and what it holds.
+/// A value's file, which is replaced as a whole, and the saved value.
 #[derive(Debug)]
 pub struct StateFile<T> {
     file: PathBuf,
-    /// For people.
+    /// A description of the value, for log messages.
     what: &'static str,
     saved: Mutex<Option<T>>,
     not_saved: Seldom,
 }
 
 impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
-    /// Reads the value of a file; `None` if there is no file. One that cannot be read is logged, with `what` it held, and
-    /// counts as none.
+    /// Reads the value of a file; `None` if there is no file. An unreadable file is logged, with `what` it contains, and
+    /// also gives `None`.
     #[must_use]
     pub fn open(file: PathBuf, what: &'static str) -> (Self, Option<T>) {
         let value: Option<T> = read(&file).unwrap_or_else(|error| {
@@ -33,8 +33,7 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
         (kept, value)
     }
 
-    /// Saves a value, if it is not what the file holds. A value that cannot be saved is logged, and tried again the next
-    /// time.
+    /// Saves a value unless the file already contains it. A failed save is logged, and retried at the next call.
     pub fn save(&self, value: T) {
         let mut saved = self.saved.lock();
         if saved.as_ref() == Some(&value) {
@@ -49,7 +48,7 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
         }
     }
 
-    /// Whether nothing was ever saved.
+    /// Whether the file has no value yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.saved.lock().is_none()

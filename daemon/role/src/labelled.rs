@@ -1,4 +1,4 @@
-//! Counters that live in several places, as one family of metrics.
+//! Existing counters as one family of metrics.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use prometheus_client::{
 /// The names and values of labels.
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 
-/// Registers counters that exist already as one family.
+/// Registers existing counters as one family.
 pub fn register<const N: usize>(registry: &mut Registry, name: &str, help: &str, counters: &[(Labels<N>, &Counter)]) {
     registry.register(
         name,
@@ -20,7 +20,7 @@ pub fn register<const N: usize>(registry: &mut Registry, name: &str, help: &str,
     );
 }
 
-/// A family whose members are known from the start.
+/// A family with a fixed set of members.
 #[derive(Debug)]
 struct Fixed<const N: usize>(Vec<(Labels<N>, Counter)>);
 

@@ -1,5 +1,5 @@
-//! What the relay role and the edge role have in common: tunnels, what goes through them, lists of what is open, and the
-//! acceptance of callers.
+//! The common parts of the relay role and the edge role: tunnels, their traffic, tables of open ones, and the acceptance
+//! of callers.
 
 pub mod accept;
 pub mod account;

@@ -1,4 +1,4 @@
-//! How many of a thing there may be at once, and places among them.
+//! Limits on how many of a thing may exist at once, and the places within them.
 
 use std::{
     collections::HashMap,
@@ -10,23 +10,23 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// A count that several holders share.
+/// A count shared by several holders.
 #[derive(Clone, Debug, Default)]
 pub struct Gauge(Arc<AtomicUsize>);
 
-/// One place in a [`Gauge`], given back when dropped.
+/// One place in a [`Gauge`], released on drop.
 #[derive(Debug)]
 pub struct GaugePlace(Arc<AtomicUsize>);
 
 impl Gauge {
-    /// Takes a place, unless `limit` are taken already.
+    /// Takes a place, unless `limit` are already taken.
     #[must_use]
     pub fn take(&self, limit: usize) -> Option<GaugePlace> {
         let taken = self.0.fetch_update(AcqRel, Acquire, |count| (count < limit).then_some(count + 1));
         taken.ok().map(|_| GaugePlace(self.0.clone()))
     }
 
-    /// How many places are taken.
+    /// Returns how many places are taken.
     #[must_use]
     pub fn count(&self) -> usize {
         self.0.load(Acquire)
@@ -44,7 +44,7 @@ impl Drop for GaugePlace {
 pub struct PerUser(Mutex<HashMap<Arc<str>, Gauge>>);
 
 impl PerUser {
-    /// Takes a place of `user`, unless `limit` are taken already.
+    /// Takes a place of `user`, unless `limit` are already taken.
     #[must_use]
     pub fn take(&self, user: &Arc<str>, limit: usize) -> Option<GaugePlace> {
         let mut users = self.0.lock();

@@ -1,4 +1,4 @@
-//! Calendar months of UTC, in which quotas are counted.
+//! Calendar months in UTC, by which quotas are counted.
 
 use std::{
     fmt,
@@ -8,7 +8,7 @@ use std::{
 
 use time::{Date, OffsetDateTime, Time};
 
-/// Before this moment (2025-01-01), the clock of a machine without a battery has not been set yet.
+/// Before this time (2025-01-01), the clock of a machine without a battery has not yet been set.
 const CLOCK_IS_SET: Duration = Duration::from_secs(1_735_689_600);
 
 /// The longest month.
@@ -22,21 +22,21 @@ pub struct Month {
 }
 
 impl Month {
-    /// Returns the month that a moment is in.
+    /// Returns the month of a time.
     #[must_use]
     pub fn of(moment: SystemTime) -> Self {
         let moment = OffsetDateTime::from(moment);
         Self { year: moment.year(), month: moment.month() }
     }
 
-    /// Returns the month that follows `last` at `now`: the same, as long as the clock has not been set.
+    /// Returns the month at `now`, or `last` as long as the clock has not been set.
     #[must_use]
     pub fn after(last: Option<Self>, now: SystemTime) -> Self {
         let is_set = now.duration_since(SystemTime::UNIX_EPOCH).is_ok_and(|since| since >= CLOCK_IS_SET);
         last.filter(|_| !is_set).unwrap_or_else(|| Self::of(now))
     }
 
-    /// Returns after how many seconds from `now` the next month begins, 1 at least.
+    /// Returns the seconds from `now` until the next month begins, at least 1.
     #[must_use]
     pub fn seconds_left(self, now: SystemTime) -> u64 {
         let (year, month) = match self.month {
@@ -56,7 +56,7 @@ impl fmt::Display for Month {
     }
 }
 
-/// The text is no month.
+/// The text is not a month.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a month such as 2026-11")]
 pub struct NotAMonth;

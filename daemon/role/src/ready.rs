@@ -1,4 +1,4 @@
-//! Whether this daemon should be sent work: what load balancers and orchestrators ask for.
+//! Whether this daemon is ready for work, for load balancers and orchestrators.
 
 use std::{
     fmt,
@@ -7,32 +7,32 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Where the daemon is in its life; it only moves on.
+/// The stage of the daemon's life; it only advances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum LifeStage {
     /// Not everything is open yet.
     Starting,
-    /// Everything is.
+    /// Everything is open.
     Serving,
-    /// Nothing new is taken on.
+    /// No new work is accepted.
     Draining,
 }
 
-/// What one part of the daemon says.
+/// The state of one part of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PartReady {
-    /// It is ready.
+    /// The part is ready.
     Ready,
-    /// It is not, for this reason.
+    /// The part is not ready, for this reason.
     Missing(String),
-    /// There is no such part any more.
+    /// The part no longer exists.
     Gone,
 }
 
 type Check = Box<dyn Fn() -> PartReady + Send + Sync>;
 
-/// What has to be so that the daemon is ready.
+/// The conditions for the daemon to be ready.
 #[derive(Default)]
 pub struct Readiness {
     stage: AtomicU8,
@@ -46,18 +46,18 @@ impl fmt::Debug for Readiness {
 }
 
 impl Readiness {
-    /// Notes that the daemon has come to a stage.
+    /// Notes that the daemon has reached a stage.
     pub fn reach(&self, stage: LifeStage) {
         self.stage.fetch_max(stage as u8, Relaxed);
     }
 
-    /// Adds a check of a part of the daemon, until the part is gone. The check runs on the control thread, and must not
-    /// block.
+    /// Adds a check of a part of the daemon, which stays until the part is gone. The check runs on the control thread
+    /// and must not block.
     pub fn require(&self, check: impl Fn() -> PartReady + Send + Sync + 'static) {
         self.checks.lock().push(Box::new(check));
     }
 
-    /// Returns what is missing; nothing if the daemon is ready.
+    /// Returns the reasons why the daemon is not ready; empty if it is.
     #[must_use]
     pub fn missing(&self) -> Vec<String> {
         let stage = match self.stage.load(Relaxed) {

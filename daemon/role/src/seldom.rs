@@ -1,14 +1,15 @@
-//! Log messages that would come with every request while something lasts: said now and then, with how many were not.
+//! Log messages that would otherwise come with every request while a condition lasts: logged occasionally, with the
+//! number suppressed.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long after one of its messages the next may be said.
+/// The least time between two messages.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// A message that is said seldom.
+/// A rate-limited message.
 #[derive(Debug, Default)]
 pub struct Seldom(Mutex<Said>);
 
@@ -19,8 +20,7 @@ struct Said {
 }
 
 impl Seldom {
-    /// Makes `say` say the message, and how many were left unsaid since the last one, unless the last one is too
-    /// recent.
+    /// Calls `say` with the number of messages suppressed since the last one, unless the last one is too recent.
     pub fn note(&self, say: impl FnOnce(u64)) {
         let unsaid = self.due(Instant::now());
         if let Some(unsaid) = unsaid {
@@ -28,7 +28,7 @@ impl Seldom {
         }
     }
 
-    /// Returns how many were left unsaid, if one may be said now; counts it among them otherwise.
+    /// Returns the number of suppressed messages if one may be logged now; otherwise counts this one as suppressed.
     fn due(&self, now: Instant) -> Option<u64> {
         let mut said = self.0.lock();
         if said.last.is_some_and(|last| now.saturating_duration_since(last) < PAUSE) {

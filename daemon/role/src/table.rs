@@ -1,6 +1,6 @@
-//! Lists of what is open, which the control plane turns over page by page.
+//! Tables of open things, which the control plane reads page by page.
 //!
-//! An entry lives as long as the task that owns it; a table only points at it.
+//! An entry lives as long as the task that owns it; a table only refers to it.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Things with an ID that counts up, found by it.
+/// Entries by an ID that counts up.
 pub struct Table<T> {
     last: Arc<AtomicU64>,
     open: Mutex<BTreeMap<u64, Arc<T>>>,
@@ -26,13 +26,13 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    /// Returns an empty table whose IDs `last` counts, maybe for others as well.
+    /// Creates an empty table whose IDs come from `last`, which other tables may share.
     #[must_use]
     pub fn counting(last: Arc<AtomicU64>) -> Self {
         Self { last, open: Mutex::default() }
     }
 
-    /// The count that its IDs come from.
+    /// Returns the counter of its IDs.
     #[must_use]
     pub fn count(&self) -> Arc<AtomicU64> {
         self.last.clone()
@@ -42,7 +42,7 @@ impl<T> Table<T> {
         self.open.lock()
     }
 
-    /// Takes in what `make` makes with its ID; IDs are not used again.
+    /// Inserts the entry that `make` creates from its ID; IDs are never reused.
     pub fn insert(&self, make: impl FnOnce(u64) -> T) -> Arc<T> {
         let mut rows = self.rows();
         let id = self.last.fetch_add(1, Relaxed) + 1;
@@ -51,18 +51,18 @@ impl<T> Table<T> {
         entry
     }
 
-    /// Lets go of an entry.
+    /// Removes an entry.
     pub fn remove(&self, id: u64) {
         self.rows().remove(&id);
     }
 
-    /// Returns the entry of an ID.
+    /// Returns the entry with an ID.
     #[must_use]
     pub fn get(&self, id: u64) -> Option<Arc<T>> {
         self.rows().get(&id).cloned()
     }
 
-    /// Returns at most `limit` entries behind the ID `after` that are `wanted`, by ID.
+    /// Returns at most `limit` entries that are `wanted` with IDs above `after`, in order of ID.
     #[must_use]
     pub fn page(&self, after: u64, limit: usize, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let rows = self.rows();
@@ -76,7 +76,7 @@ impl<T> Table<T> {
         self.rows().len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

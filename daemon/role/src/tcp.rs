@@ -1,8 +1,8 @@
 //! The pump of one TCP tunnel (classic CONNECT, RFC 9114 §4.4), in either role: bytes in DATA frames to a socket and back.
 //! At the relay the socket leads to the target, at the edge to an application.
 //!
-//! Each direction ends by itself: a FIN of the socket finishes the request stream, and the reverse. A reset of the
-//! socket resets the stream with H3_CONNECT_ERROR, and the reverse.
+//! Each direction ends on its own: a FIN on the socket finishes the request stream, and vice versa. A reset of the socket
+//! resets the stream with H3_CONNECT_ERROR, and vice versa.
 
 use std::{
     future::poll_fn,
@@ -35,10 +35,10 @@ const CHUNK_BYTES: usize = 16 * 1024;
 /// Why a TCP tunnel failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TcpError {
-    /// The request's side failed.
+    /// The request side failed.
     #[error(transparent)]
     Http(#[from] Error),
-    /// The socket's side failed.
+    /// The socket side failed.
     #[error("the TCP connection failed: {0}")]
     Socket(#[from] io::Error),
 }
@@ -46,11 +46,11 @@ pub enum TcpError {
 /// How a TCP tunnel ended.
 #[derive(Debug)]
 pub enum End {
-    /// Both sides finished what they sent.
+    /// Both sides finished.
     Finished,
-    /// One of them failed.
+    /// One side failed.
     Failed(TcpError),
-    /// Nothing moved for too long.
+    /// No bytes moved for too long.
     Idle,
 }
 
@@ -74,9 +74,9 @@ pub struct TcpPump {
     socket: TcpStream,
     role: PolicyRole,
     gate: Gate,
-    /// Read from the request, not yet written to the socket.
+    /// Bytes read from the request and not yet written to the socket.
     unwritten: Bytes,
-    /// How many bytes of the socket are still for the other end; what comes after them is read and dropped.
+    /// How many of the socket's bytes are still for the other end; later bytes are read and dropped.
     wanted: u64,
     request_finished: bool,
     socket_finished: bool,
@@ -84,8 +84,8 @@ pub struct TcpPump {
 }
 
 impl TcpPump {
-    /// Joins an accepted request to the connection to its target, through the gate of its class; what is moved is noted in
-    /// `traffic`.
+    /// Joins an accepted request to the connection to its target, through the gate of its class; moved bytes are counted
+    /// in `traffic`.
     #[must_use]
     pub fn new(request: Request, target: TcpStream, gate: Gate, traffic: Arc<Traffic>) -> Self {
         Self::join(request, target, PolicyRole::Relay, gate, traffic)
@@ -112,8 +112,8 @@ impl TcpPump {
         }
     }
 
-    /// Sends `bytes`, which were read from the socket already, before what is still to be read there; of that, `wanted`
-    /// bytes are sent, and the rest is dropped.
+    /// Sends `bytes`, which were already read from the socket, before the bytes still to be read there; `wanted` of the
+    /// latter are sent, and the rest is dropped.
     #[must_use]
     pub fn behind(mut self, bytes: &[u8], wanted: u64) -> Self {
         if !bytes.is_empty() {
@@ -124,11 +124,11 @@ impl TcpPump {
         self
     }
 
-    /// Relays until both sides have ended, one has failed, or nothing has moved for `idle`; tells `on_class` when the
-    /// tunnel comes to be of another class, with the class before.
+    /// Relays until both sides have ended, one has failed, or no bytes have moved for `idle`. Calls `on_class` with the
+    /// old and the new class when the tunnel's class changes.
     pub async fn run(mut self, idle: Duration, mut on_class: impl FnMut(&TcpStream, &Class, &Arc<Class>)) -> End {
         let mut moved = self.traffic.bytes();
-        // Whatever ends it early ends it with a reset (RFC 9114 §4.4), so that nobody takes a part for the whole.
+        // An early end of any kind is a reset (RFC 9114 §4.4), so that neither peer takes a part for the whole.
         _ = SockRef::from(&self.socket).set_linger(Some(Duration::ZERO));
         let end = loop {
             match timeout(idle, poll_fn(|cx| self.poll(cx, &mut on_class))).await {
@@ -147,7 +147,7 @@ impl TcpPump {
         end
     }
 
-    /// Moves what can be moved; ready when both directions have ended.
+    /// Moves bytes as far as possible; ready when both directions have ended.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -186,7 +186,7 @@ impl TcpPump {
 
     fn poll_from_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
         while !self.socket_finished {
-            // A slow peer holds back the socket, not our memory.
+            // A slow peer delays reading from the socket instead of filling our memory.
             ready!(self.request.send.poll_ready(cx))?;
             ready!(self.gate.poll_receive(cx));
             match ready!(self.poll_read(cx))? {
@@ -200,10 +200,10 @@ impl TcpPump {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads from the socket and puts a DATA frame around it; `None` at the end of the socket's bytes.
+    /// Reads from the socket and returns a DATA frame; `None` at the end of the socket's bytes.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         loop {
-            // Readiness first: a tunnel that waits owns no buffer.
+            // Readiness first: a waiting tunnel owns no buffer.
             ready!(self.socket.poll_read_ready(cx))?;
             let mut buffer = [0; CHUNK_BYTES];
             let mut read = ReadBuf::new(&mut buffer);

@@ -1,4 +1,4 @@
-//! What goes through tunnels, as their pumps count it.
+//! The traffic of tunnels, as counted by their pumps.
 
 use std::sync::{
     Arc,
@@ -7,70 +7,70 @@ use std::sync::{
 
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 
-/// What went through a tunnel in one direction.
+/// The traffic of a tunnel in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Bytes of UDP payloads, or of what TCP carried.
+    /// Bytes of UDP payloads, or of the TCP stream.
     pub bytes: u64,
     /// UDP payloads.
     pub packets: u64,
 }
 
-/// What went in one direction.
+/// Counters of the traffic in one direction.
 #[derive(Clone, Debug, Default)]
 pub struct Volume {
-    /// Bytes of UDP payloads, and of what TCP carried.
+    /// Bytes of UDP payloads, and of TCP streams.
     pub bytes: Counter,
     /// UDP payloads.
     pub packets: Counter,
 }
 
 impl Volume {
-    /// Adds to both.
+    /// Adds to both counters.
     pub fn add(&self, bytes: u64, packets: u64) {
         self.bytes.inc_by(bytes);
         self.packets.inc_by(packets);
     }
 }
 
-/// What one user uses, over all connections.
+/// The usage of one user, over all connections.
 #[derive(Debug, Default)]
 pub struct UserTraffic {
-    /// To targets.
+    /// Traffic to targets.
     pub up: Volume,
-    /// From targets.
+    /// Traffic from targets.
     pub down: Volume,
-    /// Tunnels that are open.
+    /// Open tunnels.
     pub tunnels: Gauge,
-    /// Tunnels that were opened.
+    /// Tunnels opened.
     pub opened: Counter,
-    /// Requests that were refused.
+    /// Requests refused.
     pub refused: Counter,
 }
 
-/// What went through a tunnel, as its pump counts it.
+/// The traffic of a tunnel, as counted by its pump.
 #[derive(Debug, Default)]
 pub struct Traffic {
     up_bytes: AtomicU64,
     up_packets: AtomicU64,
     down_bytes: AtomicU64,
     down_packets: AtomicU64,
-    /// UDP payloads that were too big for the path to the target.
+    /// UDP payloads too big for the path to the target.
     pub too_big: AtomicU64,
     /// UDP payloads that this host refused to send to the target.
     pub refused_by_host: AtomicU64,
-    /// Of the user, if there is one.
+    /// The usage of its user, if there is one.
     usage: Option<Arc<UserTraffic>>,
 }
 
 impl Traffic {
-    /// Returns that of a tunnel of the user whose usage this is, which counts the same.
+    /// Creates the counters of a tunnel; `usage`, that of its user, counts the same traffic.
     #[must_use]
     pub fn of(usage: Option<Arc<UserTraffic>>) -> Self {
         Self { usage, ..Self::default() }
     }
 
-    /// Adds what went to the target: bytes, and UDP payloads if it was such.
+    /// Adds traffic to the target: bytes, and the number of UDP payloads (0 for TCP).
     pub fn add_up(&self, bytes: u64, packets: u64) {
         self.up_bytes.fetch_add(bytes, Relaxed);
         self.up_packets.fetch_add(packets, Relaxed);
@@ -79,7 +79,7 @@ impl Traffic {
         }
     }
 
-    /// Adds what came from the target, as [`Traffic::add_up`].
+    /// Adds traffic from the target, like [`Traffic::add_up`].
     pub fn add_down(&self, bytes: u64, packets: u64) {
         self.down_bytes.fetch_add(bytes, Relaxed);
         self.down_packets.fetch_add(packets, Relaxed);
@@ -94,7 +94,7 @@ impl Traffic {
         self.refused_by_host.fetch_add(refused_by_host, Relaxed);
     }
 
-    /// What went to the target, and what came from it.
+    /// Returns the traffic to the target, and from it.
     #[must_use]
     pub fn moved(&self) -> (Moved, Moved) {
         let of = |bytes: &AtomicU64, packets: &AtomicU64| Moved {
@@ -104,7 +104,7 @@ impl Traffic {
         (of(&self.up_bytes, &self.up_packets), of(&self.down_bytes, &self.down_packets))
     }
 
-    /// What went to the target, and what came from it, in bytes.
+    /// Returns the bytes to the target, and from it.
     #[must_use]
     pub fn bytes(&self) -> (u64, u64) {
         (self.up_bytes.load(Relaxed), self.down_bytes.load(Relaxed))

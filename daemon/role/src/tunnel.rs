@@ -1,7 +1,6 @@
-//! The HTTP side of one UDP tunnel, in either role: payloads in, payloads out, whichever form they take on the wire.
+//! The HTTP side of one UDP tunnel, in either role: payloads in and out, in whichever form they have on the wire.
 //!
-//! The relay joins it to a target's socket, the edge to a local one; probes and load generators talk through it
-//! directly.
+//! The relay joins it to a target's socket, the edge to a local one; probes and load generators use it directly.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -24,19 +23,19 @@ use quic::{
     stirred::Stirred,
 };
 
-/// How many bytes of payloads that arrived in capsules are taken at once.
+/// How many bytes of payloads from capsules are taken at once.
 const CHUNK_BYTES: usize = 16 * 1024;
 
 /// The longest DATAGRAM capsule that is kept whole: context ID and the longest UDP payload.
 const CAPSULE_BYTES: u16 = datagram::MAX_UDP_PAYLOAD_BYTES as u16 + 8;
 
-/// Why a tunnel ended otherwise than by either side finishing it.
+/// Why a tunnel ended, unless either side finished it.
 #[derive(Debug, thiserror::Error)]
 pub enum TunnelEnd {
     /// The request stream or the connection ended.
     #[error(transparent)]
     Http(#[from] Error),
-    /// What came in the tunnel broke a rule that ends it.
+    /// A received payload or capsule broke a rule, which ends the tunnel.
     #[error(transparent)]
     Tunnel(#[from] TunnelError),
     /// The stream ended inside a capsule (RFC 9297 §3.3).
@@ -45,7 +44,7 @@ pub enum TunnelEnd {
 }
 
 impl TunnelEnd {
-    /// The code to end the request stream with.
+    /// Returns the code with which to end the request stream.
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
@@ -63,25 +62,25 @@ pub struct UdpTunnel {
     send: SendStream,
     flow: Flow,
     capsules: capsule::Reader,
-    /// What was read from the stream and not yet taken apart.
+    /// Bytes read from the stream and not yet parsed.
     unread: Bytes,
-    /// How many bytes of payloads may wait to leave in capsules.
+    /// How many bytes of payloads may be queued for sending in capsules.
     queue_bytes: usize,
     peer_finished: bool,
     /// Wakes for the request's stream, whose state is behind the lock of its connection in the transport: most payloads
-    /// come and go in datagrams, and need not look there.
+    /// travel in datagrams and need not check it.
     stirred: Arc<Stirred>,
-    /// Whether the receiving half may have something to say.
+    /// Whether the receiving half may have news.
     recv_stirred: bool,
-    /// Whether the sending half may.
+    /// Whether the sending half may have news.
     send_stirred: bool,
 }
 
 impl UdpTunnel {
-    /// Joins the parts of a request that was accepted.
+    /// Joins the parts of an accepted request.
     ///
-    /// `datagrams_allowed` as in [`Client::datagrams_allowed`](quic::h3::Client::datagrams_allowed);
-    /// `queue_bytes` bounds what waits to leave as capsules.
+    /// For `datagrams_allowed` see [`Client::datagrams_allowed`](quic::h3::Client::datagrams_allowed); `queue_bytes`
+    /// bounds the queue of payloads to be sent as capsules.
     #[must_use]
     pub fn new(mut request: Request, datagrams_allowed: bool, queue_bytes: usize) -> Self {
         request.recv.set_connect();
@@ -101,56 +100,56 @@ impl UdpTunnel {
         }
     }
 
-    /// Notes whether the request's stream has woken the task since it was last looked at; it wakes `cx` from now on.
+    /// Notes whether the request's stream has woken the task since the last look; it wakes `cx` from now on.
     fn look(&mut self, cx: &Context<'_>) {
         if self.stirred.take(cx.waker()) {
             (self.recv_stirred, self.send_stirred) = (true, true);
         }
     }
 
-    /// The ID of the request's stream.
+    /// Returns the ID of the request's stream.
     #[must_use]
     pub fn stream_id(&self) -> u64 {
         self.send.id()
     }
 
-    /// Notes whether datagrams may be sent, for a peer whose settings arrived after its request.
+    /// Sets whether datagrams may be sent, for a peer whose settings arrived after its request.
     pub fn set_datagrams_usable(&self, usable: bool) {
         self.flow.set_datagrams_usable(usable);
     }
 
-    /// Changes the terms on which the tunnel's payloads leave, in either form.
+    /// Changes the terms on which the tunnel's payloads are sent, in either form.
     pub fn set_terms(&self, terms: &Terms) {
         self.flow.set_terms(terms.clone());
         self.send.set_terms(terms.clone());
     }
 
-    /// The form in which payloads leave.
+    /// Returns the form in which payloads are sent.
     #[must_use]
     pub fn form(&self) -> Form {
         self.flow.form()
     }
 
-    /// What arrived and was ignored.
+    /// Returns the counts of received items that were ignored.
     #[must_use]
     pub fn ignored(&self) -> IgnoredCounts {
         self.flow.ignored()
     }
 
-    /// How many payloads were dropped because capsules could not leave fast enough.
+    /// Returns how many payloads were dropped because capsules could not be sent fast enough.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.flow.losses().capsules.load(Relaxed)
     }
 
-    /// What others may know of the tunnel, and after its end.
+    /// Returns a view of the tunnel for other tasks, which remains valid after its end.
     #[must_use]
     pub fn view(&self) -> datagrams::FlowView {
         self.flow.view()
     }
 
-    /// Moves payloads that have arrived into `payloads`, which must be empty. Ready with `false` once the peer has
-    /// ended the tunnel properly.
+    /// Moves received payloads into `payloads`, which must be empty. Ready with `false` once the peer has ended the
+    /// tunnel properly.
     ///
     /// # Errors
     /// The stream or the connection ended, or the peer broke a rule that ends the tunnel.
@@ -175,7 +174,7 @@ impl UdpTunnel {
                 return Poll::Pending;
             }
             let polled = self.recv.poll_part(&mut Context::from_waker(&waker_ref(&self.stirred)));
-            // There may be more until it says that there is not.
+            // There may be more until it returns pending.
             self.recv_stirred = polled.is_ready();
             match ready!(polled)? {
                 Some(Part::Data(bytes)) => self.unread = bytes,
@@ -188,7 +187,7 @@ impl UdpTunnel {
         }
     }
 
-    /// Begins a batch of UDP payloads for the peer, in the form that the tunnel has at the moment, or in `form`.
+    /// Begins a batch of UDP payloads for the peer, in `form` or, if that is `None`, in the tunnel's present form.
     #[must_use]
     pub fn batch(&mut self, form: Option<Form>) -> PayloadBatch<'_> {
         match form.unwrap_or_else(|| self.flow.form()) {
@@ -197,17 +196,17 @@ impl UdpTunnel {
         }
     }
 
-    /// Ready when no capsule waits for its turn.
+    /// Ready when no capsule waits to be sent.
     ///
     /// # Errors
     /// The peer stopped reading, or the connection ended.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TunnelEnd>> {
-        // Whom the stream wakes from now on is who asked last.
+        // The stream now wakes the last caller.
         self.send_stirred = true;
         self.send.poll_flush(cx).map_err(TunnelEnd::from)
     }
 
-    /// Asks to be woken when capsules cannot leave any more.
+    /// Registers to be woken when capsules can no longer be sent.
     ///
     /// # Errors
     /// The peer stopped reading, or the connection ended.
@@ -219,7 +218,7 @@ impl UdpTunnel {
         self.send.poll_stopped(&mut Context::from_waker(&waker_ref(&self.stirred))).map_err(TunnelEnd::from)
     }
 
-    /// Ends our side properly, after the capsules that wait.
+    /// Ends our side properly, after the waiting capsules.
     pub fn finish(mut self) {
         self.send.finish();
         self.recv.stop(Code::NoError);
@@ -232,16 +231,16 @@ impl UdpTunnel {
     }
 }
 
-/// Payloads on their way into the queue of a tunnel.
+/// Payloads to be queued on a tunnel.
 pub enum PayloadBatch<'a> {
-    /// They leave in DATAGRAM frames.
+    /// They are sent in DATAGRAM frames.
     Datagrams(datagrams::DatagramBatch<'a>),
-    /// They leave in capsules.
+    /// They are sent in capsules.
     Capsules(Payloads<'a>),
 }
 
 impl PayloadBatch<'_> {
-    /// Queues a copy of `payload`; the oldest make room, and are counted, where the queue is full.
+    /// Queues a copy of `payload`; if the queue is full, the oldest payloads make room and are counted.
     pub fn push(&mut self, payload: &[u8]) {
         match self {
             Self::Datagrams(batch) => batch.push(payload),

@@ -1,11 +1,11 @@
-//! How much the programs log of their own events.
+//! The log levels of the programs' own events.
 
 use std::fmt::Display;
 
-/// The crates that log, as directives of `tracing` name them.
+/// The crates that log, under the names in `tracing` directives.
 const CRATES: [&str; 7] = ["edge", "paced", "pacing", "quic", "relay", "role", "serving"];
 
-/// Returns the directives that let events of this program's own crates through from a level on.
+/// Returns the directives that admit events of this program's own crates at `level` and above.
 #[must_use]
 pub fn directives(level: impl Display) -> String {
     CRATES.map(|name| format!("{name}={level}")).join(",")
