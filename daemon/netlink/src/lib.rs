@@ -1,6 +1,6 @@
-//! The kernel's view of this network namespace by rtnetlink(7): changes as they happen, lists, and requests.
+//! The kernel's view of this network namespace through rtnetlink(7): changes as they happen, lists, and requests.
 //!
-//! The messages themselves are [`message`]'s; what they mean is for the callers to say.
+//! The message types are those of [`message`]; the callers interpret them.
 
 use std::{io, time::Duration};
 
@@ -17,64 +17,64 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// How long [`Socket::settled`] waits for further changes: they come in bursts.
+/// How long [`Socket::settled`] waits for further changes, which come in bursts.
 const SETTLE: Duration = Duration::from_millis(20);
 
-/// Why the kernel gave no answer, or not a whole one.
+/// Why the kernel gave no answer, or an incomplete one.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// There is no socket, or it failed.
     #[error("the netlink socket failed")]
     Socket(#[source] io::Error),
-    /// The kernel does not do what it was asked for.
+    /// The kernel refused the request.
     #[error("the kernel refused the netlink request")]
     Refused(#[source] io::Error),
-    /// Messages were lost, or what was listed changed meanwhile (NLM_F_DUMP_INTR).
+    /// Messages were lost, or the listed objects changed during the list (NLM_F_DUMP_INTR).
     #[error("the kernel's list is incomplete")]
     Gaps,
 }
 
-/// What a subscription hears.
+/// An event of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// What changed.
+    /// One change.
     Message(Box<RouteNetlinkMessage>),
-    /// Changes were missed, because the socket's buffer overran or the socket failed: subscribe again and list anew.
+    /// Changes were missed, because the socket's buffer overran or the socket failed: subscribe and list again.
     Lost,
 }
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
-/// A netlink socket, driven by a task of the current tokio runtime until this is dropped.
+/// A netlink socket, driven by a task of the current tokio runtime until it is dropped.
 pub struct Socket {
     handle: Handle,
     events: UnboundedReceiver<(Message, SocketAddr)>,
     connection: AbortHandle,
-    /// Until when further changes are waited for, after one.
+    /// Until when further changes are awaited, after the first.
     settles: Option<Instant>,
 }
 
 impl Socket {
-    /// Opens a socket that hears of every change in `groups`; without any, it is for requests only.
+    /// Opens a socket that receives every change in `groups`; without groups it is for requests only.
     ///
     /// # Errors
-    /// There are no more descriptors, or netlink is not allowed.
+    /// No descriptor is left, or netlink is not permitted.
     pub fn open(groups: &[Group]) -> io::Result<Self> {
         Self::start(groups, false)
     }
 
-    /// As [`Socket::open`]; the kernel heeds more of what a request for a list says, such as the type of routes. Kernels
-    /// before 4.20 do not know the option (NETLINK_GET_STRICT_CHK), and list more.
+    /// Like [`Socket::open`], but the kernel applies more of the filters in a list request, such as the type of routes.
+    /// Kernels before 4.20 lack the option (NETLINK_GET_STRICT_CHK), and list more.
     ///
     /// # Errors
-    /// As [`Socket::open`].
+    /// See [`Socket::open`].
     pub fn open_strict(groups: &[Group]) -> io::Result<Self> {
         Self::start(groups, true)
     }
 
     fn start(groups: &[Group], strict: bool) -> io::Result<Self> {
         let (mut connection, handle, events) = rtnetlink::new_multicast_connection(groups)?;
-        // Otherwise a list that breaks off looks like a whole one.
+        // Otherwise a truncated list looks like a complete one.
         connection.set_forward_done(true);
         if strict {
             _ = connection.socket_mut().socket_ref().set_netlink_get_strict_chk(true);
@@ -82,12 +82,12 @@ impl Socket {
         Ok(Self { handle, events, connection: tokio::spawn(connection).abort_handle(), settles: None })
     }
 
-    /// Makes the socket fail, for tests of what a caller does then: it is told that changes were lost.
+    /// Makes the socket fail, to test how a caller handles [`Change::Lost`].
     pub fn fail(&mut self) {
         self.events.close();
     }
 
-    /// Waits for the next change. Cancelling loses nothing.
+    /// Waits for the next change. Cancelling loses no change.
     pub async fn next(&mut self) -> Change {
         loop {
             match self.events.next().await.map(|(message, _)| message.payload) {
@@ -98,8 +98,8 @@ impl Socket {
         }
     }
 
-    /// Waits for a change, and until those are over that come with it: 20 ms. Messages that were lost are a change like any
-    /// other. Cancelling loses nothing.
+    /// Waits for a change, and then 20 ms for the changes that come with it. Lost messages count as a change. Cancelling
+    /// loses no change.
     ///
     /// # Errors
     /// The socket failed.
@@ -117,18 +117,18 @@ impl Socket {
         Ok(())
     }
 
-    /// Lists what `asked` names, message by message.
+    /// Lists the objects that `asked` requests, message by message.
     ///
     /// # Errors
-    /// The list is not whole, or there is none; `each` has seen part of it then.
+    /// The list is incomplete, or there is none; `each` may have received part of it.
     pub async fn list(&self, asked: RouteNetlinkMessage, each: impl FnMut(RouteNetlinkMessage)) -> Result<(), Error> {
         read_list(self.request(asked, NLM_F_DUMP)?, each).await
     }
 
-    /// Asks for one thing; `None` if the kernel acknowledges without saying anything.
+    /// Requests one object; `None` if the kernel acknowledges without a message.
     ///
     /// # Errors
-    /// The kernel refuses: there is no such thing.
+    /// The kernel refuses: the object does not exist.
     pub async fn ask(&self, asked: RouteNetlinkMessage) -> Result<Option<RouteNetlinkMessage>, Error> {
         let mut reply = self.request(asked, 0)?;
         while let Some(message) = reply.next().await {
@@ -141,7 +141,7 @@ impl Socket {
         Ok(None)
     }
 
-    /// Has the kernel change something; `flags` say how (NLM_F_CREATE, NLM_F_REPLACE …).
+    /// Asks the kernel to change an object; `flags` say how (NLM_F_CREATE, NLM_F_REPLACE …).
     ///
     /// # Errors
     /// The kernel refuses.
@@ -170,7 +170,7 @@ impl Drop for Socket {
     }
 }
 
-/// Reads the reply to a request for a list.
+/// Reads the reply to a list request.
 async fn read_list(
     mut reply: impl Stream<Item = Message> + Unpin,
     mut each: impl FnMut(RouteNetlinkMessage),
@@ -227,7 +227,7 @@ mod tests {
         assert!(matches!(refused, Err(Error::Refused(_))));
     }
 
-    /// A socket whose events are what the test sends.
+    /// A socket whose events come from the test.
     fn told() -> (futures::channel::mpsc::UnboundedSender<(Message, SocketAddr)>, Socket) {
         let (tell, events) = futures::channel::mpsc::unbounded();
         let mut socket = Socket::open(&[]).unwrap();
