@@ -1,4 +1,4 @@
-//! Where state is kept between runs.
+//! Files of state that is kept between runs.
 
 use std::{
     env,
@@ -8,8 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Returns the folder of development mode: `paced` in the user's state folder (XDG Base Directory), or for a user without
-/// a home a folder in `/var/lib` that no service has.
+/// Returns the state folder of development mode: `paced` in the user's state folder (XDG Base Directory), or for a user
+/// without a home directory a folder in `/var/lib` that no service uses.
 #[must_use]
 pub fn development_dir() -> PathBuf {
     let absolute = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -21,15 +21,15 @@ fn folder(state_home: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
     state.map_or_else(|| PathBuf::from("/var/lib/paced-development"), |state| state.join("paced"))
 }
 
-/// Puts `bytes` in the place of a file's content, as [`Staged::write`] and [`Staged::replace`] do it.
+/// Replaces the content of a file, by [`Staged::write`] and [`Staged::replace`].
 ///
 /// # Errors
-/// As theirs.
+/// See these functions.
 pub fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     Staged::write(file, bytes)?.replace()
 }
 
-/// The next content of a file, on the disk beside it. Dropped, it is taken away again.
+/// The next content of a file, on disk beside it. Removed on drop unless it was put in place.
 #[derive(Debug)]
 pub struct Staged<'a> {
     file: &'a Path,
@@ -37,15 +37,15 @@ pub struct Staged<'a> {
 }
 
 impl<'a> Staged<'a> {
-    /// Writes the next content of `file`, which only this user may read, and waits until the disk has it.
+    /// Writes the next content of `file`, readable only by this user, and waits until it is on disk.
     ///
     /// # Errors
-    /// The folder does not allow it, or the disk is full. The file stays as it is.
+    /// The folder does not permit it, or the disk is full. The file stays as it is.
     pub fn write(file: &'a Path, bytes: &[u8]) -> io::Result<Self> {
         let mut name = file.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         name.push(".new");
         let staged = Self { file, staged: file.with_file_name(name) };
-        // What a process left that was killed on the way.
+        // Left by a process that was killed before it finished.
         _ = fs::remove_file(&staged.staged);
         let mut new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&staged.staged)?;
         new.write_all(bytes)?;
@@ -53,21 +53,21 @@ impl<'a> Staged<'a> {
         Ok(staged)
     }
 
-    /// Puts it in place. A process that reads meanwhile, or after a crash, finds all of the former content or all of
-    /// this.
+    /// Puts it in place. A process that reads in the meantime, or after a crash, finds either all of the old content or
+    /// all of the new.
     ///
     /// # Errors
-    /// The folder does not allow it.
+    /// The folder does not permit it.
     pub fn replace(self) -> io::Result<()> {
         fs::rename(&self.staged, self.file)?;
-        // The new name is in the folder.
+        // The folder holds the new name, so it is synced too.
         self.file.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
     }
 }
 
 impl Drop for Staged<'_> {
     fn drop(&mut self) {
-        // It is not there any more where it was put in place.
+        // If it was put in place, it is no longer there.
         _ = fs::remove_file(&self.staged);
     }
 }
