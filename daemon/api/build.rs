@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // For reflection.
     std::fs::write(out.join("paced.bin"), protox::prost::Message::encode_to_vec(&set))?;
     let mut build = tonic_prost_build::configure();
-    // For `pacectl --json`. What is no type of our own is written as people read it.
+    // For `pacectl --json`. Fields of foreign types are serialised as text for humans.
     build = build.message_attribute(".", "#[derive(serde::Serialize)]");
     let times = ["since", "started", "confirm_by", "expires", "time"];
     let spans = ["sojourn", "interval", "confirm_within", "duration", "smoothed_rtt", "min_rtt"];

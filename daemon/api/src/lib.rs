@@ -1,5 +1,5 @@
-//! What `paced` and its callers have in common: the protocol of the control plane with its client, and the words of both
-//! programs.
+//! The common parts of `paced` and its callers: the protocol of the control plane with its client, and the output and
+//! token formats of both programs.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -16,19 +16,19 @@ use tonic::transport::{Channel, Endpoint, Uri};
 pub mod print;
 pub mod token;
 
-/// The protocol, as its definition says.
+/// The protocol, generated from its definition.
 pub mod v1 {
     #![allow(
         missing_docs,
         clippy::pedantic,
         clippy::allow_attributes_without_reason,
-        reason = "generated; the definition has the words"
+        reason = "generated; the definition has the documentation"
     )]
     tonic::include_proto!("paced.v1");
 }
 
-/// Writes a time, or a span of it, as text.
-#[expect(clippy::ref_option, reason = "serde wants it")]
+/// Serialises a time or a duration as text.
+#[expect(clippy::ref_option, reason = "serde requires this signature")]
 fn shown<T: std::fmt::Display, S: serde::Serializer>(time: &Option<T>, to: S) -> std::result::Result<S::Ok, S::Error> {
     match time {
         Some(time) => to.collect_str(time),
@@ -39,33 +39,33 @@ fn shown<T: std::fmt::Display, S: serde::Serializer>(time: &Option<T>, to: S) ->
 /// The definition of the protocol, for reflection.
 pub const DEFINITION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/paced.bin"));
 
-/// The longest request in bytes: a policy and what goes with it.
+/// The longest request in bytes: a policy and its parameters.
 pub const REQUEST_BYTES: usize = config::policy::MAX_TEXT_BYTES + 4096;
 
-/// How long connecting may take.
+/// The time limit for connecting.
 const CONNECTING: Duration = Duration::from_secs(10);
 
-/// A client of the door.
+/// A client of the control plane.
 pub type ControlClient = v1::control_service_client::ControlServiceClient<Channel>;
 
-/// Connects to a daemon's door on this machine.
+/// Connects to the control plane of a daemon on this machine.
 ///
 /// # Errors
-/// Nobody serves at `path`, or this user may not connect.
+/// No daemon serves at `path`, or this user may not connect.
 pub async fn connect(path: &Path) -> std::result::Result<ControlClient, tonic::transport::Error> {
     let path = path.to_owned();
     let connector = tower::service_fn(move |_: Uri| {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
-    // The authority is of no meaning on a Unix socket.
+    // The authority has no meaning on a Unix socket.
     Endpoint::from_static("http://paced").connect_with_connector(connector).await.map(client)
 }
 
-/// Connects to a daemon's door on any machine, at `https://HOST:PORT`.
+/// Connects to the control plane of a daemon on any machine, at `https://HOST:PORT`.
 ///
 /// # Errors
-/// Nobody serves there, or one side does not trust the other's certificate.
+/// No daemon serves there, or one side does not trust the other's certificate.
 pub async fn connect_tcp(
     place: Uri,
     tls: Arc<ClientConfig>,
@@ -85,7 +85,7 @@ pub async fn connect_tcp(
 }
 
 fn client(channel: Channel) -> ControlClient {
-    // A list of revisions has the differences of all of them.
+    // A list of revisions includes the diffs of all of them.
     ControlClient::new(channel).max_decoding_message_size(16 * REQUEST_BYTES)
 }
 
@@ -114,7 +114,7 @@ mod tests {
             && !name.ends_with('_')
     }
 
-    /// The rules of buf's category STANDARD that concern a definition without enums, oneofs and extensions.
+    /// The rules of buf's category STANDARD that apply to a definition without enums, oneofs and extensions.
     #[test]
     fn the_definition_keeps_to_the_rules_of_the_trade() {
         let file = definition();

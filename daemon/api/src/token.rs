@@ -1,15 +1,16 @@
-//! Tokens of users.
+//! Users' tokens.
 
 use config::hash::hex;
 use sha2::{Digest, Sha256};
 
-/// What tells a token of this program from other secrets, for people and for scanners of leaked ones.
+/// The prefix that distinguishes our tokens from other secrets, for humans and for scanners of leaked secrets.
 pub const PREFIX: &str = "paced_";
 
-/// Makes a token from the system's randomness; returns what the user is given and what the configuration holds.
+/// Generates a token from the system's randomness; returns the token for the user and the hash for the
+/// configuration.
 ///
 /// # Errors
-/// The system has no randomness to give.
+/// The system provides no randomness.
 pub fn generate_token() -> Result<(String, [u8; 32]), rustls::crypto::GetRandomFailed> {
     let mut bits = [0; 32];
     rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bits)?;
