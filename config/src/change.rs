@@ -1,7 +1,7 @@
-//! What becomes of keys that change while paced runs.
+//! What a change of a key takes while paced runs.
 //!
-//! Every field of a [`Config`] and of what is in it has a row here; one without does not compile. A reload refuses what takes
-//! a restart by its name, and applies the rest.
+//! Every field of a [`Config`] and of its structs has a row here; a field without one does not compile. A reload names
+//! and refuses changes that take a restart, and applies the rest.
 
 use std::fmt;
 
@@ -19,10 +19,10 @@ pub enum Takes {
     Restart,
 }
 
-/// Keys that say the same thing, or parts of it.
+/// Keys that set the same field, or parts of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangeRow {
-    /// Their paths; a section's with `.*` at the end stands for all keys in it, and in the sections below.
+    /// Their paths; the path of a section with `.*` at the end covers all keys in it and in the sections below.
     pub keys: &'static [&'static str],
     /// What a change of them takes.
     pub takes: Takes,
@@ -30,7 +30,7 @@ pub struct ChangeRow {
     pub has_changed: bool,
 }
 
-/// Keys that changed and take a restart. Displays as what to do about it.
+/// Keys that changed and take a restart. Displays as the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct TakesRestart(pub Vec<&'static str>);
 
@@ -41,13 +41,13 @@ impl fmt::Display for TakesRestart {
     }
 }
 
-/// Makes the rows of a struct's fields from pairs of such structs, old and new. Fields behind `within` have rows of
-/// their own elsewhere.
+/// Makes the rows of a struct's fields from pairs of such structs, old and new. Fields listed after `within` have their
+/// own rows elsewhere.
 macro_rules! rows {
     ($pairs:expr, $type:ident within [$($inner:ident),*] {
         $($field:ident: $takes:ident [$($key:literal),+],)*
     }) => {{
-        // Does not compile without all fields.
+        // Does not compile unless all fields are named.
         let _ = |of: &$type| {
             let $type { $($field: _,)* $($inner: _,)* } = of;
         };
@@ -61,14 +61,14 @@ macro_rules! rows {
 }
 
 impl Config {
-    /// Looks for keys that changed from this configuration to `new` and take a restart.
+    /// Checks that no key that takes a restart differs between this configuration and `new`.
     ///
     /// # Errors
-    /// There are some.
+    /// The keys that do.
     pub fn to_reload(&self, new: &Self) -> Result<(), TakesRestart> {
         let rows = rows(self, new).into_iter();
         let refused = rows.filter(|row| row.has_changed && row.takes == Takes::Restart);
-        // The first path is that of the more usual place.
+        // The first path is the more usual one.
         let refused: Vec<_> = refused.filter_map(|row| row.keys.first().copied()).collect();
         if refused.is_empty() { Ok(()) } else { Err(TakesRestart(refused)) }
     }
@@ -198,7 +198,7 @@ mod tests {
     use crate::sample::switched_on;
     use crate::schema::tests::{CONFIG, Step, borders, changed, probes, subjects};
 
-    /// A document in which every table occurs, what it says, and the rows of that.
+    /// A document in which every table occurs, its configuration, and the rows of that.
     fn whole() -> (Table, Config, Vec<ChangeRow>) {
         let [(_, document), _] = subjects();
         let config = Config::from_toml(&document.to_string()).unwrap();
@@ -213,8 +213,8 @@ mod tests {
         })
     }
 
-    /// Of each key that is no section: its path, and the rows in which anything changes by another valid value of it, if
-    /// need be with others beside it.
+    /// Returns, for each key that is not a section, its path and the rows that change with another valid value of it,
+    /// if necessary together with other keys.
     fn changes() -> BTreeMap<String, BTreeSet<&'static str>> {
         let (document, before, same) = whole();
         let template = "https://a.example/{target_host}/{target_port}/";
@@ -227,7 +227,7 @@ mod tests {
             vec![template].into(),
             vec!["small"].into(),
             vec!["https://127.0.0.1:9"].into(),
-            // As many as GPUs.
+            // As many as there are GPUs.
             vec!["https://127.0.0.1:9", "http://127.0.0.1:10"].into(),
         ];
         let mut found = BTreeMap::<String, BTreeSet<_>>::new();
@@ -259,7 +259,8 @@ mod tests {
                 let of_path = same.iter().find(of_path).map(|row| row.keys[0]);
                 let is_seen = |rows: &BTreeSet<_>| of_path.is_some_and(|row| rows.contains(row));
                 let mut changes = differing(&|_| {});
-                // Some words go with no other key that is there, and some keys with another word of a neighbour only.
+                // Some values are invalid beside another key in the document, and some keys need another value of a
+                // neighbouring key.
                 if !is_seen(&changes) {
                     changes = differing(&Table::clear);
                 }
@@ -285,8 +286,8 @@ mod tests {
         for (path, changed) in changes {
             let rows: Vec<_> = table.iter().filter(|row| covers(row, &path)).collect();
             let [row] = rows[..] else { panic!("{path} has the rows {rows:?}") };
-            // One says the same as `ca`, which is there already; one permits what another key says; one is named elsewhere;
-            // and one is refused beside a certificate.
+            // The exceptions: `certificate_sha256` stands in for `ca`, which is in the document; `allow_remote` permits
+            // another key's value; the name of a model is used elsewhere; and `tls` is refused beside a certificate.
             let is_tied = [".certificate_sha256", ".allow_remote", "gateway.model.name", "gateway.listener.tls"];
             if !is_tied.iter().any(|tied| path.ends_with(tied)) && !changed.contains(row.keys[0]) {
                 unseen.push((path, changed));

@@ -1,4 +1,4 @@
-//! The users that may look at paced and change its policy while it runs, and where.
+//! The doors of the control plane, and the users that may change the policy through them.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -19,11 +19,11 @@ pub struct ControlSettings {
     pub tcp: Option<TcpDoor>,
     /// The bus of the D-Bus door, if it is open.
     pub bus: Option<Bus>,
-    /// The users of this machine who may write, besides root and the user that paced runs as. None occurs twice.
+    /// The users of this machine that may write, besides root and the user that paced runs as. None occurs twice.
     pub writers: Vec<String>,
 }
 
-/// A gRPC door for other machines: TLS in which both sides show a certificate.
+/// A gRPC door for other machines: TLS in which both sides present a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpDoor {
     /// The address to bind.
@@ -32,20 +32,20 @@ pub struct TcpDoor {
     pub certificate: PathBuf,
     /// PEM file with the private key of the first certificate.
     pub private_key: PathBuf,
-    /// PEM file with the authorities that sign the certificates of callers. A caller that shows one may read.
+    /// PEM file with the authorities that sign the certificates of callers. A caller with such a certificate may read.
     pub client_ca: PathBuf,
-    /// PEM file with what those authorities have revoked, of each a list; without one, nothing is.
+    /// PEM file with a revocation list of each of those authorities; without one, no certificate counts as revoked.
     pub client_crl: Option<PathBuf>,
-    /// The subject alternative names whose bearers may write, too. None occurs twice.
+    /// The subject alternative names whose bearers may also write. None occurs twice.
     pub writers: Vec<String>,
 }
 
 /// A D-Bus message bus.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Bus {
-    /// The machine's.
+    /// The machine's own bus.
     System,
-    /// The one at an address of the D-Bus specification's form, such as `unix:path=/run/bus`.
+    /// The bus at an address in the format of the D-Bus specification, such as `unix:path=/run/bus`.
     Address(String),
 }
 
@@ -86,7 +86,7 @@ impl Default for ControlSettings {
     }
 }
 
-/// Walks through the keys of the control plane. A writer walks through the section below by itself, behind all keys.
+/// Walks through the keys of the control plane. A writer walks through the section `tcp` separately, after all keys.
 pub(crate) fn walk(section: &mut Section<'_>, of: &ControlSettings) -> ControlSettings {
     let enabled = section.value("enabled", of.socket.is_some());
     let socket = section.optional("socket", of.socket.clone()).filter(|_| enabled);

@@ -11,17 +11,17 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    /// Returns a text without what goes without saying.
+    /// Returns a text that omits defaults.
     pub(crate) const fn brief() -> Self {
         Self { text: String::new(), is_whole: false }
     }
 
-    /// Returns a text that says everything.
+    /// Returns a text that includes defaults.
     pub(crate) const fn whole() -> Self {
         Self { text: String::new(), is_whole: true }
     }
 
-    /// Tells whether it says everything.
+    /// Returns whether the text includes defaults.
     pub(crate) const fn is_whole(&self) -> bool {
         self.is_whole
     }
@@ -30,7 +30,7 @@ impl Text {
         self.text
     }
 
-    /// Writes a section behind a header: what `walk` finds in it.
+    /// Writes a section: its header, and the keys that `walk` visits.
     pub(crate) fn section<T>(&mut self, header: &str, walk: impl FnOnce(&mut Section<'_>) -> T) {
         let gap = if self.text.is_empty() { "" } else { "\n" };
         // Writing to a string cannot fail.
@@ -38,7 +38,7 @@ impl Text {
         self.keys(walk);
     }
 
-    /// Writes keys: what `walk` finds.
+    /// Writes the keys that `walk` visits.
     pub(crate) fn keys<T>(&mut self, walk: impl FnOnce(&mut Section<'_>) -> T) {
         for line in section::write(self.is_whole, walk) {
             _ = writeln!(self.text, "{line}");

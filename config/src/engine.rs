@@ -1,22 +1,22 @@
-//! Where an engine listens, and where it says how it is.
+//! The URL of an engine, and the paths at which it reports its state.
 
 use std::fmt;
 use std::str::FromStr;
 
 use masque::target::Target;
 
-/// Where an engine listens: the URL below which its API has `/v1`.
+/// The URL of an engine's API, without the `/v1` in its paths.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EngineUrl {
-    /// Whether it is asked by TLS (`https`).
+    /// Whether the engine uses TLS (`https`).
     pub is_tls: bool,
     /// Its host and port.
     pub authority: String,
-    /// What comes before `/v1` in its paths; empty, or begins with a slash and ends without.
+    /// The part of its paths before `/v1`; empty, or begins with a slash and ends without one.
     pub prefix: String,
 }
 
-/// What is no URL of an engine.
+/// The text is not the URL of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not the URL of an engine, such as \"http://127.0.0.1:8000\" or \"https://gpu.example\"")]
 pub struct NotAnEngine;
@@ -24,8 +24,8 @@ pub struct NotAnEngine;
 impl FromStr for EngineUrl {
     type Err = NotAnEngine;
 
-    /// Reads a URL. Without a port it is 80, or 443 by TLS; a `/v1` at the end, which clients of the API are used to, is
-    /// left out.
+    /// Reads a URL. The default port is 80, or 443 with TLS; a `/v1` at the end, as clients of the API usually write
+    /// it, is removed.
     fn from_str(text: &str) -> Result<Self, NotAnEngine> {
         let (scheme, rest) = text.split_once("://").ok_or(NotAnEngine)?;
         let (is_tls, port) = match scheme {
@@ -54,11 +54,11 @@ impl fmt::Display for EngineUrl {
     }
 }
 
-/// The path of a URL, with or without a query: where below its URL an engine says how it is.
+/// The path of a URL, with or without a query: the place below an engine's URL where it reports its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UrlPath(String);
 
-/// What is no path of a URL.
+/// The text is not the path of a URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not the path of a URL, such as \"/health\"")]
 pub struct NotAPath;

@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration, said so that it can be put right: where, which key, what, and what to write
+//! Errors in a configuration, with what is needed to correct them: the place, the key, the problem, and what to write
 //! instead.
 
 use std::borrow::Borrow;
@@ -8,32 +8,32 @@ use masque::template::TemplateError;
 
 use crate::pattern::NotAPattern;
 
-/// What is wrong with a text, a hundred errors at most, in the order of its lines. Never empty.
+/// The errors in a text, at most a hundred, in the order of its lines. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Errors(Vec<Error>);
 
-/// One thing that is wrong.
+/// One error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}line {line}, column {column}: {}{problem}", Prefix(file.as_deref().unwrap_or_default()), Prefix(key))]
 pub struct Error {
-    /// Which of several files it is in.
+    /// The file, if there are several.
     pub file: Option<String>,
-    /// The place of the file among them.
+    /// The file's place among them.
     pub(crate) part: usize,
     /// The line, counted from 1.
     pub line: usize,
     /// The column, counted in characters from 1.
     pub column: usize,
-    /// The path of the key, such as `relay.limits.connections`; empty where there is none.
+    /// The path of the key, such as `relay.limits.connections`; empty if the error concerns none.
     pub key: String,
-    /// What is wrong.
+    /// The problem.
     pub problem: Problem,
 }
 
-/// What is wrong with a key, and what to write instead.
+/// The problem with a key, and what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The text is not TOML. The parser's own words.
+    /// The text is not TOML. In the parser's words.
     #[error("this is not TOML: {0}; see https://toml.io for what may stand here")]
     Syntax(String),
     /// No such key.
@@ -41,7 +41,7 @@ pub enum Problem {
     UnknownKey {
         /// The known key that is closest, if one is close.
         suggestion: Option<&'static str>,
-        /// All keys that may stand here.
+        /// All keys that are known here.
         known: Vec<&'static str>,
     },
     /// The name of a section that does not exist.
@@ -51,13 +51,13 @@ pub enum Problem {
         name: String,
         /// The known name that is closest, if one is close.
         suggestion: Option<String>,
-        /// Names that may stand here, the first few.
+        /// Names that can be used here, the first few.
         known: Vec<String>,
     },
-    /// A section that takes keys from itself, or is reached through itself: the names on the way round.
+    /// A section that takes keys from itself, or is reached through itself: the names around the circle.
     #[error("this goes round in a circle, {}; remove it from one of them", .0.join(", then "))]
     Circle(Vec<String>),
-    /// A key without which the section means nothing.
+    /// A missing key that the section requires.
     #[error("missing; add {key} = {expected}")]
     Missing {
         /// The key to add.
@@ -65,7 +65,7 @@ pub enum Problem {
         /// What its value looks like.
         expected: &'static str,
     },
-    /// A list without which the section means nothing.
+    /// A missing or empty list that the section requires.
     #[error("missing or empty; add {key} = [...] with {expected}")]
     MissingList {
         /// The key to add.
@@ -73,7 +73,7 @@ pub enum Problem {
         /// What an element looks like.
         expected: &'static str,
     },
-    /// A value of the wrong kind.
+    /// A value of the wrong type or form.
     #[error("{found} does not fit; write {expected}")]
     Unfit {
         /// The value as written, shortened.
@@ -89,10 +89,10 @@ pub enum Problem {
         /// What to change.
         error: TemplateError,
     },
-    /// A network that is meant to be another one, or an address.
+    /// A network with bits behind its prefix: probably meant as another network, or as an address.
     #[error(transparent)]
     HostBits(#[from] NotAPattern),
-    /// A text where there has to be a number, such as one with a unit.
+    /// A text in place of a number, such as a number with a unit.
     #[error(
         "{found} is no number; write a whole number from {min} to {max}, without quotes, and without the unit, which the key names"
     )]
@@ -117,7 +117,7 @@ pub enum Problem {
     /// A value that contradicts another one.
     #[error("{cause}; {remedy}")]
     Contradiction {
-        /// What does not go together.
+        /// The contradiction.
         cause: &'static str,
         /// What to change.
         remedy: &'static str,
@@ -125,7 +125,7 @@ pub enum Problem {
 }
 
 impl Errors {
-    /// Sorts by position, so that a report reads like the file.
+    /// Sorts errors by position, so that a report follows the file.
     pub(crate) fn new(mut errors: Vec<Error>) -> Self {
         errors.sort_by_key(|error| (error.part, error.line, error.column));
         Self(errors)
@@ -139,7 +139,7 @@ impl Errors {
 
 impl std::error::Error for Errors {}
 
-/// One error a line.
+/// One error per line.
 impl fmt::Display for Errors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, error) in self.0.iter().enumerate() {

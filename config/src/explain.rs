@@ -1,4 +1,4 @@
-//! Says in words what a configuration means.
+//! Explains a configuration in words.
 
 use std::fmt::Display;
 use std::time::SystemTime;
@@ -23,8 +23,8 @@ use crate::targets::{Protocol, TargetRules, Unlisted};
 use crate::uplink::{TrustSource, UplinkSettings};
 use crate::{Config, PacketIo};
 
-/// Returns what `paced check` prints: what will be served, who may use it, which targets it reaches, the limits, the
-/// policy and the warnings, with the days that tokens have left at `now`. Ends with a newline.
+/// Returns what `paced check` prints: the services, their users, the targets in reach, the limits, the policy and the
+/// warnings, with the days that tokens have left at `now`. Ends with a newline.
 #[must_use]
 pub fn explain(config: &Config, now: SystemTime) -> String {
     let mut lines = vec![format!("state folder: {}", config.state_dir.display())];
@@ -419,7 +419,7 @@ fn packet_words(way: &str, packets: Option<u64>) -> Option<String> {
     packets.map(|packets| format!("{way} at most {packets} packets a second"))
 }
 
-/// What a user may use, behind a comma.
+/// The limits of a user, each after a comma.
 fn quota(quota: &Quota) -> String {
     let month = quota.monthly_bytes.map(|bytes| format!("{} a month", volume(bytes)));
     let limits = [

@@ -9,28 +9,29 @@ use crate::section::{Section, words};
 use crate::targets::Protocol;
 use crate::uplink::{self, Nameable, UplinkSettings};
 
-/// How long a TCP connection may be silent unless the configuration says otherwise: what RFC 5382 §5 asks of NATs.
+/// How long a TCP connection may be silent unless the configuration says otherwise: the minimum of RFC 5382 §5 for
+/// NATs.
 pub const TCP_IDLE: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
 
 /// One forward: from a local address, through a relay, to a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forward {
-    /// The local address that applications send or connect to.
+    /// The local address to which applications send or connect.
     pub listen: SocketAddr,
-    /// What is forwarded: UDP payloads or TCP connections.
+    /// Whether UDP payloads or TCP connections are forwarded.
     pub protocol: Protocol,
     /// The relay.
     pub uplink: UplinkSettings,
-    /// Where the relay is to send.
+    /// The target to which the relay sends.
     pub target: Target,
     /// How UDP payloads travel to the relay.
     pub mode: TunnelMode,
-    /// The class of what is sent to the relay, if one is named. Not its [`ClassId`](crate::policy::ClassId): the policy
-    /// may change while the forward goes on, and the class may go.
+    /// The class of traffic to the relay, if one is named. By name, not by [`ClassId`](crate::policy::ClassId): the
+    /// policy may change while the forward runs, and may drop the class.
     pub class: Option<String>,
     /// How long an application may be silent before its tunnel is closed.
     pub idle: Duration,
-    /// The same for a sender of UDP payloads that sent a few and got as many back: most likely it has what it wanted.
+    /// The same for a sender of UDP payloads that sent a few and got as many back, and most likely has its answer.
     pub idle_answered: Duration,
     /// How many TCP connections are carried at once; more wait until the kernel's queue is full.
     pub max_connections: u32,
@@ -40,25 +41,26 @@ words! {
     /// How payloads travel between edge and relay.
     #[derive(Default)]
     pub enum TunnelMode {
-        /// In QUIC datagrams where the path and the relay carry them and the path loses none but to full queues, otherwise in
-        /// the stream.
+        /// In QUIC datagrams if the path and the relay carry them and the path loses datagrams only to full queues;
+        /// otherwise in the stream.
         #[default]
         Auto = "auto",
-        /// In QUIC datagrams only (RFC 9297 §2.1): lost ones stay lost.
+        /// In QUIC datagrams only (RFC 9297 §2.1): lost datagrams are not sent again.
         Datagram = "datagram",
         /// In capsules on the stream (RFC 9297 §3.5): in order and without loss.
         Stream = "stream",
     }
 }
 
-/// How long a sender that got its answers may be silent if nobody says so. RFC 4787 §4.3 allows NATs a shorter time
-/// toward well-known ports (below 1024); toward others, an answer may be followed by what nobody asks for.
+/// Returns the default for how long a sender that got its answers may be silent. RFC 4787 §4.3 allows NATs a shorter
+/// time toward well-known ports (below 1024); targets at other ports may send more after an answer without a further
+/// request.
 #[must_use]
 pub fn idle_answered(target: &Target, idle: Duration) -> Duration {
     if target.port < 1024 { idle.min(Duration::from_secs(10)) } else { idle }
 }
 
-/// Walks through a forward whose class and schedule have to be among `names`.
+/// Walks through a forward; its class and schedule must be among `names`.
 pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Forward>, names: Nameable<'_>) -> Option<Forward> {
     let listen = section.require("listen", of.map(|of| of.listen));
     let target = section.require("target", of.map(|of| of.target.clone()));

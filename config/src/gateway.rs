@@ -1,4 +1,4 @@
-//! The gateway role: which models are served to clients of the OpenAI API, and by which engines.
+//! The gateway role: which models it serves to clients of the OpenAI API, and which engines run them.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,107 +17,108 @@ use crate::section::{Section, Value as _};
 pub struct GatewaySettings {
     /// The models, no two of the same name.
     pub models: Vec<ModelSettings>,
-    /// Names that stand for one of several models, none of them a model's.
+    /// Names that stand for one of several models; none is also a model's.
     pub aliases: Vec<Alias>,
-    /// Its own listeners, for clients without an edge, no two at the same address.
+    /// Its own listeners, for clients without an edge; each at its own address.
     pub listeners: Vec<GatewayListener>,
-    /// Keys of clients, no two of the same hash; without any, clients show none.
+    /// Keys of clients, each with its own hash; if there are none, clients need no key.
     pub keys: Vec<Key>,
     /// The largest body of a request, in bytes.
     pub max_body_bytes: u32,
-    /// How many bytes the bodies of all requests may have together, in bytes.
+    /// The most bytes of the bodies of all requests together.
     pub bodies_bytes: u32,
-    /// How long an engine may take to begin its answer; one without streaming begins when all tokens are made.
+    /// How long an engine may take to begin its answer; without streaming, it begins once all tokens are made.
     pub answer_timeout: Duration,
     /// How long an engine that has begun may be silent.
     pub stall_timeout: Duration,
-    /// How often engines are checked that have a path for that.
+    /// How often engines with a path for it are checked.
     pub check_interval: Duration,
-    /// By how much a prediction has to be below a deadline to be believed, as a percentage of it: 110 wants a tenth less.
+    /// How far a prediction must be below a deadline to count as in time, as a percentage of it: 110 asks for a tenth
+    /// less.
     pub margin_percent: u16,
-    /// How many bytes records of decisions may take in the state folder; 0 records none.
+    /// How many bytes the records of decisions may take in the state folder; with 0, nothing is recorded.
     pub decisions_bytes: u32,
 }
 
 /// A model and the engines that run it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSettings {
-    /// What clients call it.
+    /// The name that clients use.
     pub name: String,
-    /// What its engines call it.
+    /// The name that its engines use.
     pub engine_name: String,
-    /// The engines. At least one, none twice.
+    /// The engines. At least one; none occurs twice.
     pub engines: Vec<EngineUrl>,
-    /// The GPU of each engine, as many as engines; without them each engine has one of its own.
+    /// The GPU of each engine, as many as engines; if `None`, each engine has its own.
     pub gpus: Option<Vec<String>>,
-    /// File with the key that engines are shown.
+    /// File with the key that is sent to engines.
     pub key_file: Option<PathBuf>,
-    /// File with the authorities that certificates of engines are judged by; `None` for those of the system.
+    /// File with the authorities that may sign certificates of engines; `None` for those of the system.
     pub ca_file: Option<PathBuf>,
-    /// Where engines say whether they are ready.
+    /// The path at which engines report whether they are ready.
     pub health_path: Option<UrlPath>,
-    /// Where engines say what they have to do.
+    /// The path at which engines report their load.
     pub metrics_path: Option<UrlPath>,
-    /// Requests that each engine works on at once.
+    /// How many requests each engine works on at once.
     pub max_in_flight: u32,
-    /// Requests that may wait for an engine.
+    /// How many requests may wait for an engine.
     pub max_waiting: u32,
     /// Whether a request prefers the engine that answered an earlier one of its session, or with the same beginning.
     pub affinity: bool,
-    /// What its answers are worth beside those of others, from 1 to 100.
+    /// The value of its answers relative to those of other models, from 1 to 100.
     pub quality_percent: u8,
 }
 
 /// A name that stands for one of several models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alias {
-    /// What clients call it.
+    /// The name that clients use.
     pub name: String,
-    /// The names of the models. At least one, none twice.
+    /// The names of the models. At least one; none occurs twice.
     pub models: Vec<String>,
-    /// How one of them is chosen for a request with a time limit.
+    /// How a model is chosen for a request with a time limit.
     pub policy: Routing,
-    /// What is asked about each such request as well, and never obeyed.
+    /// A second policy that decides on each such request as well, without effect.
     pub shadow: Option<Routing>,
 }
 
-/// A listener for clients without an edge: HTTP/1.1, and HTTP/2 by TLS.
+/// A listener for clients without an edge: HTTP/1.1, and with TLS also HTTP/2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayListener {
     /// The TCP address.
     pub address: SocketAddr,
-    /// What it shows to clients; `None` for no TLS, on loopback only.
+    /// The identity that it presents to clients; `None` for no TLS, on loopback only.
     pub identity: Option<ListenerIdentity>,
-    /// How many connections of clients there may be at once.
+    /// How many connections of clients may be open at once.
     pub max_connections: u32,
-    /// How long a client's connection may be without a request.
+    /// How long a client's connection may stay without a request.
     pub idle: Duration,
 }
 
-/// A client's key, known by its hash only.
+/// A client's key, of which only the hash is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// The user it belongs to. A user with several keys has the limits of each for requests with it.
+    /// The user that it belongs to. If a user has several keys, each has its own limits.
     pub name: String,
     /// The SHA-256 of the key's text.
     pub sha256: [u8; 32],
-    /// Its share of places at engines beside those of other keys whose requests of the same class wait.
+    /// Its share of engines' places relative to other keys with waiting requests of the same class.
     pub weight: u16,
-    /// Requests that are served or wait at once; `None` for any number.
+    /// How many requests may be served or wait at once; `None` for no limit.
     pub max_in_flight: Option<u32>,
-    /// Tokens of prompts and answers in a minute; `None` for any number.
+    /// Tokens of prompts and answers per minute; `None` for no limit.
     pub tokens_per_minute: Option<u32>,
-    /// Tokens of prompts and answers in a calendar month of UTC; `None` for any number.
+    /// Tokens of prompts and answers per calendar month of UTC; `None` for no limit.
     pub monthly_tokens: Option<u64>,
-    /// From when on the key admits nobody any more.
+    /// When the key ceases to be accepted.
     pub expires: Option<Moment>,
 }
 
-/// How many models there may be: a decision is over a set of them.
+/// How many models there may be: a decision uses a set of 64 bits.
 const MOST_MODELS: usize = 64;
 
 impl GatewaySettings {
-    /// Returns the files that policies are read from: the alias, the key that names the file, and its path.
+    /// Returns the files of policies: the alias, the key that names the file, and its path.
     pub fn policy_files(&self) -> impl Iterator<Item = (&Alias, &'static str, &Path)> {
         self.aliases.iter().flat_map(|alias| {
             let named = [("policy", Some(&alias.policy)), ("shadow", alias.shadow.as_ref())];
@@ -178,7 +179,7 @@ pub(crate) fn read(section: &mut Section<'_>, relay: Option<&RelaySettings>) -> 
     Some(own(section, GatewaySettings { models, aliases, listeners, keys, ..GatewaySettings::default() }))
 }
 
-/// Walks through the keys of the gateway itself, and leaves the sections below as they are.
+/// Walks through the gateway's own keys; sections below stay as in `of`.
 pub(crate) fn own(section: &mut Section<'_>, of: GatewaySettings) -> GatewaySettings {
     let gateway = GatewaySettings {
         max_body_bytes: section.number("max_body_bytes", 1 << 10..=1 << 28, of.max_body_bytes),
@@ -244,7 +245,7 @@ pub(crate) fn model(section: &mut Section<'_>, of: Option<&ModelSettings>) -> Op
     })
 }
 
-/// Walks through the section of an alias for some of `models`.
+/// Walks through the section of an alias, whose models must be among `models`.
 pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[ModelSettings]) -> Option<Alias> {
     let name = section.require("name", of.map(|of| of.name.clone()));
     let members = section.require_list("models", of.map(|of| of.models.clone()));
@@ -260,7 +261,7 @@ pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[Mod
     Some(Alias { name: name?, models: members?, policy, shadow })
 }
 
-/// Walks through the section of a listener, which shows what the `relay` does unless it has a certificate of its own.
+/// Walks through the section of a listener, which presents the identity of `relay` unless it has its own certificate.
 pub(crate) fn listener(
     section: &mut Section<'_>,
     of: Option<&GatewayListener>,
@@ -291,7 +292,7 @@ pub(crate) fn listener(
         let (cause, remedy) = ("a certificate that nobody is shown", "leave it out, or leave out tls = false");
         section.refuse("certificate", Problem::Contradiction { cause, remedy });
     }
-    // Without a relay, which is refused elsewhere, there is none to show.
+    // Without a relay, which is refused elsewhere, there is no identity to take over.
     let identity = own.or_else(|| relay.cloned()).filter(|_| is_tls);
     Some(GatewayListener { address: address?, identity, max_connections, idle })
 }

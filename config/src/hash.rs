@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// Reads 64 hexadecimal digits, between which colons may stand, as OpenSSL writes them.
+/// Reads 64 hexadecimal digits, with optional colons between them, as OpenSSL writes them.
 #[must_use]
 pub fn read(text: &str) -> Option<[u8; 32]> {
     let digits = text.replace(':', "");

@@ -6,21 +6,21 @@ use crate::policy::Policy;
 use crate::section::Section;
 use crate::uplink::{self, Nameable, UplinkSettings};
 
-/// The most hops that there may be.
+/// The most hops of a configuration.
 pub const MAX_HOPS: usize = 16;
 
-/// A relay through which another relay is reached: connections to that one run in a UDP tunnel of this one (RFC 9298), which
-/// sees their relay's address and none of what they carry, while that one sees this one's address.
+/// A relay through which another relay is reached: connections to that other relay run in a UDP tunnel of this one (RFC
+/// 9298). This relay sees the other's address but not the content; the other sees only this relay's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// What it is called: as a class may be, see [`ClassSettings::name`](crate::policy::ClassSettings::name).
+    /// Its name; the rules of [`ClassSettings::name`](crate::policy::ClassSettings::name) apply.
     pub name: String,
-    /// Where its relay is, why that is believed and what it is shown; perhaps reached through another hop.
+    /// Its relay's address, how that relay is verified, and the client's credentials; it may use another hop.
     pub uplink: UplinkSettings,
 }
 
-/// Reads the hops and refuses a hop that is reached through itself. Returns the names of all hops as well, also of hops with
-/// mistakes.
+/// Reads the hops and refuses one that is reached through itself. Also returns the names of all hops, including those
+/// with mistakes.
 pub(crate) fn read<'a>(root: &mut Section<'a>, policy: &Policy) -> (Vec<Hop>, Vec<&'a str>) {
     let mut sections = root.named_sections("hop", None);
     if sections.len() > MAX_HOPS {
@@ -37,7 +37,7 @@ pub(crate) fn read<'a>(root: &mut Section<'a>, policy: &Policy) -> (Vec<Hop>, Ve
     (read.into_iter().flatten().collect(), hops)
 }
 
-/// Returns the hops behind one of a name, that one first: the way that packets to a relay behind it take, from its end.
+/// Returns the hop `name` and all hops that its packets pass, `name` first: the way to a relay behind it, from its end.
 #[must_use]
 pub fn chain<'a>(hops: &'a [Hop], name: &str) -> Vec<&'a Hop> {
     let mut chain: Vec<&Hop> = Vec::new();
@@ -53,7 +53,8 @@ pub fn chain<'a>(hops: &'a [Hop], name: &str) -> Vec<&'a Hop> {
     chain
 }
 
-/// Returns the hops that packets to these relays pass over these paths, each hop once. Without paths, the hop of the relays counts.
+/// Returns the hops that packets to these relays pass on these paths, each hop once. Without paths, the relays' own hop
+/// counts.
 #[must_use]
 pub fn passed<'a>(hops: &'a [Hop], uplink: &UplinkSettings, paths: &[PathSettings]) -> Vec<&'a Hop> {
     let own = uplink.via.as_deref();

@@ -1,4 +1,4 @@
-//! What the kernel is asked to enforce, and on which devices.
+//! What the kernel enforces, and on which devices.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -16,22 +16,22 @@ use crate::text::quoted;
 pub struct Kernel {
     /// The network devices through which clients and targets are reached; no name occurs twice.
     pub devices: Vec<KernelDevice>,
-    /// Whether what leaves is marked, paced and counted by class (tc).
+    /// Whether outgoing packets are marked, paced and counted by class (tc).
     pub egress: bool,
-    /// Whether what listeners do not deserve is dropped as it arrives (XDP).
+    /// Whether packets that no listener would serve are dropped on arrival (XDP).
     pub ingress: bool,
     /// Whether `fq` becomes the devices' root queueing discipline while paced runs.
     pub manage_qdisc: bool,
     /// The upper 16 bits of paced's packet marks; the lower ones are 0.
     pub mark_tag: u32,
-    /// How many packets that begin a connection pass from one /24 (IPv4) or /56 (IPv6); at least 1.
+    /// How many packets that begin a connection may pass per second from one /24 (IPv4) or /56 (IPv6); at least 1.
     pub initials_per_second_from_prefix: u32,
-    /// How many pass from all together; at least 1. As many again pass in each of the lanes for clients that prove
-    /// something.
+    /// How many may pass per second from all sources; at least 1. As many again pass in each of the lanes for clients
+    /// that prove something.
     pub initials_per_second: u32,
-    /// How many later fragments pass to the addresses of listeners; at least 1.
+    /// How many later fragments may pass per second to the addresses of listeners; at least 1.
     pub fragments_per_second: u32,
-    /// How many packets may arrive at listeners before those of lower classes are shed; `None` for any number.
+    /// How many packets may arrive per second at listeners before those of lower classes are shed; `None` for no limit.
     pub arrivals_per_second: Option<NonZeroU32>,
 }
 
@@ -56,7 +56,7 @@ impl Default for Kernel {
 pub struct KernelDevice(String);
 
 impl KernelDevice {
-    /// The name, as `ip link` shows it.
+    /// Returns the name, as `ip link` shows it.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -72,7 +72,7 @@ impl fmt::Display for KernelDevice {
 impl Value for KernelDevice {
     const EXPECTED: &'static str = "the name of a network device in quotes, such as \"eth0\"";
 
-    /// Linux's own rules (`dev_valid_name` in `net/core/dev.c`), without what is not ASCII.
+    /// Linux's own rules (`dev_valid_name` in `net/core/dev.c`), limited to ASCII.
     fn read(value: &DeValue<'_>) -> Option<Self> {
         let name = value.as_str()?;
         let is_valid = (1..=15).contains(&name.len())
@@ -90,7 +90,7 @@ impl Value for KernelDevice {
     }
 }
 
-/// Walks through what the kernel is asked for.
+/// Walks through the keys of the kernel's enforcement.
 pub(crate) fn walk(section: &mut Section<'_>, of: &Kernel) -> Kernel {
     const PER_SECOND: RangeInclusive<u64> = 1..=1_000_000;
     const ARRIVALS: RangeInclusive<u64> = 1_000..=100_000_000;

@@ -1,25 +1,25 @@
-//! What the operator wants: text in, valid [`Config`] out. Reads no files and does no IO.
+//! The operator's configuration: text in, valid [`Config`] out. Reads no files and does no IO.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`relay`] | the relay role: listeners, users, limits |
-//! | [`targets`] | which targets may be reached: the rules and their decision |
+//! | [`targets`] | the targets that may be reached: rules and their decision |
 //! | [`gateway`], [`engine`], [`routing`] | the gateway role: models, the engines that run them, and how one is chosen |
-//! | [`forward`], [`proxy`] | the edge role: local addresses that lead to one target, and to any |
+//! | [`forward`], [`proxy`] | the edge role: local addresses for one target, and for any |
 //! | [`path`] | the edge role: the paths between this host and its relays |
-//! | [`hop`] | the edge role: relays through which others are reached |
+//! | [`hop`] | the edge role: relays through which other relays are reached |
 //! | [`serve`] | the edge role: local addresses for clients of the OpenAI API |
-//! | [`uplink`] | the relay behind them |
-//! | [`kernel`] | what the kernel is asked to enforce, and where |
-//! | [`quota`] | what one user may use |
-//! | [`change`] | what becomes of keys that change while paced runs |
-//! | [`control`] | the users that may look and change while paced runs |
+//! | [`uplink`] | the relay that they use |
+//! | [`kernel`] | what the kernel enforces, and where |
+//! | [`quota`] | the limits of one user |
+//! | [`change`] | what a change of a key takes while paced runs |
+//! | [`control`] | the doors of the control plane, and the users that may write |
 //! | [`log`] | what is logged, and in which form |
 //! | [`metrics`] | where metrics are served |
-//! | [`policy`] | classes of traffic, and what belongs to which |
-//! | [`error`] | what is wrong with a text, where, and what to write instead |
+//! | [`policy`] | classes of traffic, and rules that assign them |
+//! | [`error`] | errors in a text, with place and remedy |
 //!
-//! **Invariant:** a [`Config`] is valid by construction; nobody checks one after it was read.
+//! **Invariant:** a [`Config`] is valid by construction; no code checks it after it was read.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -87,37 +87,37 @@ pub use place::{KeyPlace, place};
 pub use sample::SAMPLE;
 pub use section::FilePart;
 
-/// Everything that one configuration file says.
+/// The content of one configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where paced keeps what has to survive a restart.
+    /// The folder for files that must survive a restart.
     pub state_dir: PathBuf,
-    /// The relay role, if it is wanted.
+    /// The relay role, if configured.
     pub relay: Option<RelaySettings>,
-    /// The gateway role, on the listeners of the relay role, if it is wanted.
+    /// The gateway role on the listeners of the relay role, if configured.
     pub gateway: Option<GatewaySettings>,
     /// The edge role: no local address occurs twice for the same protocol.
     pub forwards: Vec<Forward>,
-    /// Further local addresses of the edge role, none of which is that of a forward for TCP.
+    /// Proxies: further local addresses of the edge role, none of which is that of a forward for TCP.
     pub proxies: Vec<Proxy>,
-    /// Further local addresses of the edge role, none of which is another's.
+    /// Local addresses of the edge role for clients of models, none of which is used otherwise.
     pub serves: Vec<Serve>,
-    /// The paths of the edge role, at most [`MAX_PATHS`](path::MAX_PATHS), none with the name of another. Without any, packets
-    /// leave as the routes have it.
+    /// The paths of the edge role, at most [`MAX_PATHS`](path::MAX_PATHS), each with its own name. If there are none,
+    /// packets leave as the routes decide.
     pub paths: Vec<PathSettings>,
-    /// Relays through which the edge role reaches others, none of them through itself.
+    /// Relays through which the edge role reaches other relays; none is reached through itself.
     pub hops: Vec<Hop>,
     /// The classes of traffic of both roles.
     pub policy: Policy,
     /// The QUIC transport of both roles.
     pub transport: TransportSettings,
-    /// What the kernel enforces for both.
+    /// What the kernel enforces for both roles.
     pub kernel: Kernel,
     /// The doors of the control plane.
     pub control: ControlSettings,
-    /// Where metrics are served over HTTP, if at all, and of how many users.
+    /// The address where metrics are served over HTTP, if any, and the number of users in them.
     pub metrics: MetricsSettings,
-    /// What is logged.
+    /// The settings of the logs.
     pub log: LogSettings,
 }
 
@@ -130,11 +130,11 @@ pub struct TransportSettings {
     pub max_mtu: u16,
     /// How the rate adapts to the path.
     pub congestion: CongestionControl,
-    /// How often the edge keeps a silent connection to its relay alive; `None` lets it end.
+    /// How often the edge keeps a silent connection to its relay alive; `None` lets it time out.
     pub keep_alive: Option<Duration>,
     /// How packets reach the kernel.
     pub io: PacketIo,
-    /// How much earlier than on its own a packet may leave for sharing a message with others.
+    /// How much earlier than its departure time a packet may leave to share a message with others.
     pub quantum: Duration,
 }
 
@@ -170,12 +170,12 @@ words! {
         /// Each with its departure time.
         #[default]
         Paced = "paced",
-        /// As s2n-quic does: in bursts of ten.
+        /// In bursts of ten, as s2n-quic sends them.
         Stock = "stock",
     }
 }
 
-/// Something that is valid but may not be meant.
+/// A valid setting that may be a mistake.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
     /// Strangers can use the relay.
@@ -184,7 +184,7 @@ pub enum Warning {
     /// Strangers can read the metrics.
     #[error("everybody who can reach {0} can read the metrics; listen on loopback")]
     PublicMetrics(SocketAddr),
-    /// An authority that is never asked.
+    /// A configured authority, although no listener asks for certificates.
     #[error("there is a client_ca, but no listener asks for certificates; set auth or remove client_ca")]
     UnusedClientCa,
     /// Strangers can send through a forward.
@@ -193,20 +193,20 @@ pub enum Warning {
     /// Strangers can use the relay through a proxy.
     #[error("everybody who can reach {0} can use its proxy; set users_file, or listen on loopback")]
     OpenProxy(SocketAddr),
-    /// Passwords cross a network as they are.
+    /// Passwords cross a network without encryption.
     #[error(
         "passwords and targets reach the proxy on {0} without encryption; listen on loopback, or trust the network"
     )]
     PlainProxy(SocketAddr),
-    /// Strangers can use the gateway, and prompts cross a network as they are.
+    /// Strangers can use the gateway, and prompts cross a network without encryption.
     #[error("everybody who can reach {0} can use its gateway, without encryption; listen on loopback")]
     PublicServe(SocketAddr),
-    /// Rules behind one that matches everything. Both are counted from 1.
+    /// A rule after one that matches everything. Both are counted from 1.
     #[error("rule {rule} is never reached, for rule {behind} has no conditions; move that one to the end")]
     UnreachedRule {
-        /// The rule in vain.
+        /// The rule without effect.
         rule: usize,
-        /// The rule that takes everything.
+        /// The rule that matches everything.
         behind: usize,
     },
     /// A rule about a user that no entry names. Counted from 1.
@@ -219,10 +219,10 @@ pub enum Warning {
         /// The name.
         user: String,
     },
-    /// Paths that nothing goes over.
+    /// Paths that no traffic uses.
     #[error("there are paths, but no [[forward]], [[proxy]] or [[serve]] whose traffic could use them")]
     UnusedPaths,
-    /// A hop that nothing goes through.
+    /// A hop that no connection uses.
     #[error(
         "nothing is reached through [hop.{0}]; write via = \"{0}\" where the relay behind it is named, or remove it"
     )]
@@ -236,17 +236,17 @@ impl Config {
     /// Reads a configuration from TOML text.
     ///
     /// # Errors
-    /// As many of the text's errors as can be told apart, of the first hundred, each with its position and what to write instead.
+    /// The first hundred errors of the text, as far as they can be told apart, each with its position and what to write
+    /// instead.
     pub fn from_toml(text: &str) -> Result<Self, Errors> {
         Self::from_parts(&[text.into()])
     }
 
-    /// Reads a configuration from a file and its drop-ins, in the order in which they are laid over each other: sections
-    /// are joined key by key, `[[sections]]` of a later part follow those of earlier ones, and what else it says replaces
-    /// what they say.
+    /// Reads a configuration from a file and its drop-ins, which are overlaid in this order: sections are joined key by
+    /// key, `[[sections]]` of a later part follow those of earlier ones, and any other value replaces the earlier one.
     ///
     /// # Errors
-    /// As [`Config::from_toml`], each error with its file.
+    /// As for [`Config::from_toml`], each error with its file.
     pub fn from_parts(parts: &[FilePart]) -> Result<Self, Errors> {
         read_document(parts, |root| Some(Self::read(root)))
     }
@@ -314,8 +314,8 @@ impl Config {
         }
     }
 
-    /// Returns the configuration of development mode: a relay on loopback port 4433 with a certificate of its own,
-    /// open to all, that reaches loopback targets on any port, public ones as usual, and serves metrics on
+    /// Returns the configuration of development mode: a relay on loopback port 4433 with its own certificate, open to
+    /// all, that reaches loopback targets on any port and public targets as usual, and serves metrics on
     /// 127.0.0.1:9433.
     #[must_use]
     pub fn development(state_dir: PathBuf) -> Self {
@@ -363,7 +363,7 @@ impl Config {
         }
     }
 
-    /// Returns the relays that the edge role uses: in which section, at which local address, and how.
+    /// Returns the relays that the edge role uses: the section, the local address, and the settings of the uplink.
     pub fn uplinks(&self) -> impl Iterator<Item = (&'static str, SocketAddr, &uplink::UplinkSettings)> {
         let forwards = self.forwards.iter().map(|forward| ("forward", forward.listen, &forward.uplink));
         let proxies = self.proxies.iter().map(|proxy| ("proxy", proxy.listen, &proxy.uplink));
@@ -371,7 +371,7 @@ impl Config {
         forwards.chain(proxies).chain(serves)
     }
 
-    /// Returns what is valid but may not be meant.
+    /// Returns warnings about valid settings that may be mistakes.
     #[must_use]
     pub fn warnings(&self) -> Vec<Warning> {
         let is_public = |address: &SocketAddr| !address.ip().is_loopback();
@@ -402,8 +402,8 @@ impl Config {
             .collect()
     }
 
-    /// Returns the relays of [`uplinks`](Self::uplinks), and the relays of the hops that lead to them. A hop stands at the first local
-    /// address whose traffic passes it.
+    /// Returns the relays of [`uplinks`](Self::uplinks), and the relays of the hops to them. A hop is listed with the
+    /// first local address whose traffic passes it.
     #[must_use]
     pub fn all_uplinks(&self) -> Vec<(&'static str, SocketAddr, &uplink::UplinkSettings)> {
         let mut all: Vec<_> = self.uplinks().collect();
@@ -414,7 +414,7 @@ impl Config {
         all
     }
 
-    /// Whether anything gets to these relays through a hop.
+    /// Returns whether connections to these relays use a hop.
     fn leads_through(&self, uplink: &uplink::UplinkSettings, hop: &Hop) -> bool {
         hop::passed(&self.hops, uplink, &self.paths).contains(&hop)
     }
@@ -424,7 +424,8 @@ impl Config {
         self.hops.iter().filter(is_unused).map(|hop| Warning::UnusedHop(hop.name.clone())).collect()
     }
 
-    /// Users that rules name and nobody is, where users are known by name: certificates that any authority signs may have any.
+    /// Finds users in rules that no entry names. Returns none if certificates without entries are accepted, which may
+    /// name any user.
     fn unknown_users(&self) -> Vec<Warning> {
         let Some(relay) = &self.relay else { return Vec::new() };
         let by_certificate = relay.listeners.iter().any(|listener| listener.auth.accepts_certificates());
@@ -440,7 +441,7 @@ impl Config {
     }
 }
 
-/// Where paced keeps what has to survive a restart, unless it is told otherwise.
+/// The default of `state_dir`.
 const STATE_DIR: &str = "/var/lib/paced";
 
 fn state_dir(section: &mut Section<'_>, of: PathBuf) -> PathBuf {

@@ -4,21 +4,21 @@ use std::ops::RangeInclusive;
 
 use crate::section::{Section, words};
 
-/// The log of what paced does, and the access log: what became of tunnels and requests.
+/// The log of paced's own work, and the access log of tunnels and requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogSettings {
-    /// How much is logged of what paced does.
+    /// The level of the log.
     pub level: LogLevel,
-    /// The form of the access log, if it is wanted.
+    /// The form of the access log, if it is on.
     pub access: AccessForm,
-    /// Whether the access log names addresses of clients and targets.
+    /// Whether the access log includes addresses of clients and targets.
     pub access_addresses: bool,
-    /// How many refusals of strangers, and of each user, the access log has a second at most.
+    /// How many refusals per second the access log records at most, for strangers together and for each user.
     pub access_refusals_per_second: u32,
 }
 
 impl Default for LogSettings {
-    /// What paced does, without an access log.
+    /// The log at its default level, without an access log.
     fn default() -> Self {
         Self {
             level: LogLevel::default(),
@@ -30,19 +30,19 @@ impl Default for LogSettings {
 }
 
 words! {
-    /// How much is logged: each word includes those before it.
+    /// The level of the log: each level includes those before it.
     #[derive(Default)]
     pub enum LogLevel {
-        /// What stops paced or a role of it.
+        /// Errors that stop paced or a role of it.
         Error = "error",
-        /// What the operator should look into.
+        /// Problems that the operator should look into.
         Warn = "warn",
-        /// What paced is doing.
+        /// The normal work of paced.
         #[default]
         Info = "info",
-        /// What happens to every connection and tunnel.
+        /// Events of every connection and tunnel.
         Debug = "debug",
-        /// What happens to every packet.
+        /// Events of every packet.
         Trace = "trace",
     }
 }
@@ -51,19 +51,19 @@ words! {
     /// The form of the access log.
     #[derive(Default)]
     pub enum AccessForm {
-        /// There is none.
+        /// No access log.
         #[default]
         Off = "off",
         /// Lines of `key=value` on standard output.
         Text = "text",
-        /// A JSON object a line on standard output.
+        /// JSON objects on standard output, one per line.
         Json = "json",
         /// Entries of systemd's journal, with a field for each key.
         Journal = "journal",
     }
 }
 
-/// Walks through what is logged.
+/// Walks through the keys of the log.
 pub(crate) fn walk(section: &mut Section<'_>, of: &LogSettings) -> LogSettings {
     const REFUSALS: RangeInclusive<u64> = 1..=100_000;
     LogSettings {

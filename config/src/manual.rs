@@ -6,9 +6,9 @@ use crate::Config;
 use crate::change::{ChangeRow, Takes, rows};
 use crate::sample::{Entry, entries, switched_on};
 
-/// Returns the manual page paced.toml(5) as man(7) text.
+/// Returns the manual page paced.toml(5) in man(7) format.
 ///
-/// Lines of settings come out as they have to be written, so that they can be pasted.
+/// Settings are shown as they must be written, so that they can be pasted.
 #[must_use]
 pub fn manual() -> String {
     let (mut page, restarts) = (String::from(HEAD), restarts());
@@ -18,10 +18,10 @@ pub fn manual() -> String {
         _ = match setting.chars().next() {
             Some('[') => {
                 setting.trim_matches(['[', ']']).clone_into(&mut section);
-                // Arguments of requests would lose their quotes.
+                // An argument of a macro would lose its quotes.
                 writeln!(page, ".SH {}", escaped(setting))
             }
-            // Not filled, or long ones would break.
+            // Without filling, which would break long lines.
             Some(_) => writeln!(page, ".PP\n.nf\n\\fB{}\\fR\n.fi", escaped(setting)),
             None if comment.is_empty() => Ok(()),
             None => writeln!(page, ".PP"),
@@ -46,7 +46,7 @@ pub fn manual() -> String {
     page
 }
 
-/// The keys whose change takes a restart.
+/// Returns the keys whose change takes a restart.
 fn restarts() -> Vec<&'static str> {
     let whole = Config::from_toml(&switched_on());
     let rows = whole.map(|config| rows(&config, &config)).unwrap_or_default();
@@ -71,8 +71,8 @@ A reload puts every change in force but those of keys that are marked here, whic
 
 const TAIL: &str = ".SH SEE ALSO\n.BR paced (8),\n.BR pacectl (1)\n";
 
-/// Writes text so that man(7) shows it as it is: nothing is taken for a request, and quotes, hyphens and the like stay those
-/// of ASCII, which can be pasted.
+/// Escapes text so that man(7) shows it unchanged: no line is taken for a request, and quotes, hyphens and the like
+/// stay ASCII, so that they can be pasted.
 #[must_use]
 pub fn escaped(text: &str) -> String {
     let line = |line: &str| {
@@ -104,13 +104,13 @@ mod tests {
     use super::*;
     use crate::SAMPLE;
 
-    /// The page as a terminal shows it.
+    /// The manual page as a terminal shows it.
     fn rendered() -> String {
         let mut groff = Command::new("groff");
         groff.args(["-man", "-Tutf8", "-Kutf8", "-P-cbou"]);
         let child = groff.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        let mut child = child.expect("groff is there (Debian's groff-base; `tests/setup pure` installs it)");
-        // A pipe holds all of it.
+        let mut child = child.expect("groff is installed (Debian's groff-base; `tests/setup pure` installs it)");
+        // The page fits into the pipe's buffer.
         child.stdin.take().unwrap().write_all(manual().as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "nothing is wrong with the page");

@@ -1,4 +1,4 @@
-//! Where metrics are served, and of how many users.
+//! The settings of the metrics.
 
 use std::net::SocketAddr;
 
@@ -7,9 +7,9 @@ use crate::section::Section;
 /// Metrics over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricsSettings {
-    /// The address to bind, if they are served at all.
+    /// The address to bind; `None` if metrics are not served.
     pub listen: Option<SocketAddr>,
-    /// How many users have metrics of their own; all others are added up as one.
+    /// How many users have their own metrics; all others are added up as one.
     pub users: u32,
 }
 
@@ -20,7 +20,7 @@ impl Default for MetricsSettings {
     }
 }
 
-/// Walks through where metrics are served.
+/// Walks through the keys of the metrics.
 pub(crate) fn walk(section: &mut Section<'_>, of: &MetricsSettings) -> MetricsSettings {
     MetricsSettings {
         listen: section.optional("listen", of.listen),

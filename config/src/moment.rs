@@ -1,4 +1,4 @@
-//! Moments in configurations: dates of RFC 3339.
+//! Points in time in configurations: dates of RFC 3339.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -11,12 +11,12 @@ use toml::de::DeValue;
 use crate::section::{Value, text};
 use crate::text::quoted;
 
-/// A moment, to the second or finer.
+/// A point in time, to the second or finer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(OffsetDateTime);
 
 impl Moment {
-    /// Reads a date-time (RFC 3339 §5.6) or a date, which is its first moment in UTC.
+    /// Reads a date-time (RFC 3339 §5.6), or a date, which means its first instant in UTC.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let is_date = text.len() == "2027-01-31".len();
@@ -24,7 +24,7 @@ impl Moment {
         OffsetDateTime::parse(&whole, &Rfc3339).ok().map(Self)
     }
 
-    /// Returns how many whole days are left at `now`; 0 on the last day, and `None` once it has passed.
+    /// Returns how many whole days are left at `now`; 0 on the last day, and `None` once the time has passed.
     #[must_use]
     pub fn days_left(self, now: SystemTime) -> Option<u64> {
         let left = SystemTime::from(self).duration_since(now).ok()?;
@@ -48,7 +48,7 @@ impl From<Moment> for SystemTime {
 
 impl fmt::Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What was read within four digits of years can be written.
+        // Any time that was read has a year of four digits, so it can be written.
         f.write_str(&self.0.format(&Rfc3339).map_err(|_| fmt::Error)?)
     }
 }

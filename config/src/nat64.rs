@@ -1,4 +1,4 @@
-//! Prefixes under which a network hides IPv4 addresses in IPv6 addresses (RFC 6052).
+//! NAT64 prefixes, under which a network embeds IPv4 addresses in IPv6 addresses (RFC 6052).
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -9,15 +9,15 @@ use ipnet::Ipv6Net;
 /// The lengths that a prefix may have (RFC 6052 §2.2).
 const LENGTHS: [u8; 6] = [32, 40, 48, 56, 64, 96];
 
-/// The octet of an address that is not part of the IPv4 address and has to be zero (RFC 6052 §2.2).
+/// The octet that is not part of the embedded IPv4 address and must be zero (RFC 6052 §2.2).
 const RESERVED_OCTET: usize = 8;
 
-/// A NAT64 prefix of the network that the relay is in.
+/// A NAT64 prefix of the relay's network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nat64Prefix(Ipv6Net);
 
 impl Nat64Prefix {
-    /// Returns the IPv4 address that `ip` stands for, if it is below this prefix.
+    /// Returns the IPv4 address that `ip` embeds, if `ip` is under this prefix.
     #[must_use]
     pub fn embedded(&self, ip: Ipv6Addr) -> Option<Ipv4Addr> {
         if !self.0.contains(&ip) {
@@ -30,7 +30,7 @@ impl Nat64Prefix {
     }
 }
 
-/// The text is no prefix that RFC 6052 allows.
+/// The text is not a prefix that RFC 6052 allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an IPv6 prefix of 32, 40, 48, 56, 64 or 96 bits")]
 pub struct NotAPrefix;
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn every_length_hides_the_address_where_rfc_6052_says() {
-        // RFC 6052 §2.4, with the prefixes of documentation that it uses.
+        // RFC 6052 §2.4, with its documentation prefixes.
         for (prefix, address) in [
             ("2001:db8::/32", "2001:db8:c000:221::"),
             ("2001:db8:100::/40", "2001:db8:1c0:2:21::"),

@@ -14,27 +14,27 @@ use crate::uplink::Nameable;
 /// The most paths that an edge may have.
 pub const MAX_PATHS: usize = 8;
 
-/// One path: what leaves by it, and which relay is at its end. All local addresses use all paths.
+/// One path: the local end by which packets leave, and the relay at the other end. All local addresses use all paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathSettings {
-    /// What it is called: as a class may be, see [`ClassSettings::name`](crate::policy::ClassSettings::name).
+    /// Its name; the rules of [`ClassSettings::name`](crate::policy::ClassSettings::name) apply.
     pub name: String,
-    /// The network device by which it leaves, whatever the routes prefer.
+    /// The network device by which packets leave, whatever the routes prefer.
     pub interface: Option<KernelDevice>,
-    /// The address of this host from which it leaves. By itself this chooses no device: that is for routing rules.
+    /// The address of this host from which packets leave. It chooses no device by itself: routing rules must do that.
     pub address: Option<IpAddr>,
     /// The relay at its end, in place of the one that a local address names.
     pub relay: Option<Template>,
-    /// The name of the [`Hop`](crate::hop::Hop) through whose relay the relay at its end is reached, in place of the one that a
-    /// local address names.
+    /// The name of the [`Hop`](crate::hop::Hop) through which the relay at its end is reached, in place of the one that
+    /// a local address names.
     pub via: Option<String>,
-    /// How much earlier something has to end over this path than over another for this one to be chosen.
+    /// How much earlier a transfer must end over this path than over another for this one to be chosen.
     pub cost: Duration,
-    /// How fast it is, in bytes per second, if that is known; otherwise it is measured.
+    /// Its speed in bytes per second, if known; otherwise it is measured.
     pub rate: Option<u64>,
 }
 
-/// Walks through a path; the hop that it leads through has to be among `names`.
+/// Walks through a path; its hop must be among `names`.
 pub(crate) fn walk(section: &mut Section<'_>, of: Option<&PathSettings>, names: Nameable<'_>) -> Option<PathSettings> {
     let name = section.require("name", of.map(|of| PathName::from(of.name.clone())));
     let interface = section.optional("interface", of.and_then(|of| of.interface.clone()));

@@ -1,4 +1,4 @@
-//! What a rule for targets is about: networks, addresses, names and name suffixes.
+//! The patterns of rules for targets: networks, addresses, names and name suffixes.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use masque::target::Host;
 
-/// The addresses or names that an entry is about.
+/// The addresses or names that an entry matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// A network, or a single address as a network of full length.
@@ -27,7 +27,7 @@ impl Pattern {
         matches!(self, Self::Network(network) if extent.contains(network))
     }
 
-    /// Compares without case and without the dot that may end a fully qualified name.
+    /// Compares case-insensitively and without the dot that may end a fully qualified name.
     pub(crate) fn covers_name(&self, name: Option<&str>) -> bool {
         let Some(name) = name.map(|name| name.strip_suffix('.').unwrap_or(name)) else { return false };
         match self {
@@ -42,13 +42,13 @@ impl Pattern {
     }
 }
 
-/// Why a text is no pattern.
+/// Why a text is not a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAPattern {
     /// A network with bits behind its prefix.
     #[error("{0} has bits behind its prefix; write {net} for the network, or {address} for the address", net = .0.trunc(), address = .0.addr())]
     HostBits(IpNet),
-    /// Something else.
+    /// The text has another form.
     #[error("not a network, an address, a name or a name suffix")]
     Neither,
 }
@@ -59,7 +59,7 @@ impl FromStr for Pattern {
     /// Reads `10.0.0.0/8`, `2001:db8::1`, `example.org`, `*.example.org` or `.example.org`.
     fn from_str(text: &str) -> Result<Self, NotAPattern> {
         if let Ok(network) = text.parse::<IpNet>() {
-            // Bits behind the prefix are more likely a mistake than decoration.
+            // Bits behind the prefix are probably a mistake.
             return match network == network.trunc() {
                 true => Ok(Self::Network(network)),
                 false => Err(NotAPattern::HostBits(network)),

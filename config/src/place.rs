@@ -1,4 +1,4 @@
-//! Where a configuration says what it says.
+//! Finds the place of a value in a configuration.
 
 use std::fmt;
 
@@ -25,8 +25,8 @@ impl fmt::Display for KeyPlace {
     }
 }
 
-/// Finds where a key of this name, in whatever section, has this text as its value or as an element of its list: in the last
-/// part that has it, because that has the last word, and there at the first place.
+/// Finds a key of this name, in any section, with this text as its value or as an element of its list: in the last part
+/// that has it, because later parts take precedence, and there at the first place.
 #[must_use]
 pub fn place(parts: &[FilePart], key: &str, value: &str) -> Option<KeyPlace> {
     parts.iter().rev().find_map(|part| {

@@ -1,7 +1,7 @@
-//! The policy: which classes of traffic there are, what each deserves, and which class a stream or tunnel belongs to.
+//! The policy: the classes of traffic, their terms, and the rules that assign a class to a stream or tunnel.
 //!
-//! A policy is one immutable value. What a client may add to it, by the signals of RFC 9218, is bounded by the class:
-//! within [`ClassSettings::service`] a signal moves a stream between the bounds that its class sets, and nowhere else.
+//! A policy is one immutable value. The class bounds what a client may add to it by the signals of RFC 9218: within
+//! [`ClassSettings::service`] a signal moves a stream between the bounds of its class, and nowhere else.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,35 +24,35 @@ mod write;
 
 pub(crate) use read::{PACKETS, rate, read};
 
-/// The class of whatever no rule gives another one. Every policy has it.
+/// The class of traffic to which no rule gives another one. Every policy has it.
 pub const DEFAULT: &str = "default";
 
-/// The most classes that a policy may have, [`DEFAULT`] among them: packet marks have 8 bits for the class, and one
-/// value of them means none.
+/// The most classes of a policy, including [`DEFAULT`]: packet marks have 8 bits for the class, and one value of them
+/// means none.
 pub const MAX_CLASSES: usize = 255;
 
-/// The most schedules with names that a policy may have.
+/// The most named schedules of a policy.
 pub const MAX_SCHEDULES: usize = 64;
 
-/// The priority of a class that states none: that of a stream about which RFC 9218 says nothing, so that a client that
-/// signals that default and one that signals nothing are equals.
+/// The priority of a class that sets none: that of a stream without a signal in RFC 9218, so that a client that signals
+/// that default and one that signals nothing are equal.
 pub const DEFAULT_PRIORITY: u8 = of_urgency(DEFAULT_URGENCY);
 
 /// The longest text of a policy, in bytes: some thousand classes and rules.
 pub const MAX_TEXT_BYTES: usize = 1 << 20;
 
-/// All classes, how they share a connection, and what belongs to which.
+/// All classes, how they share a connection, and the rules that assign them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// How classes share a connection for which nothing names another schedule.
+    /// How classes share a connection if no rule or listener names another schedule.
     pub schedule: ScheduleSettings,
-    /// The schedules with names, at most [`MAX_SCHEDULES`].
+    /// The named schedules, at most [`MAX_SCHEDULES`].
     pub schedules: BTreeMap<String, ScheduleSettings>,
     /// The classes, at most [`MAX_CLASSES`]: [`DEFAULT`] first, the others in the order of the text. No name occurs
     /// twice.
     pub classes: Vec<ClassSettings>,
-    /// What belongs to which class, and which connections go by which schedule. Of each, the first rule decides that gives
-    /// one and matches.
+    /// The rules that assign classes, and schedules to connections. For each of the two, the first matching rule that
+    /// gives one decides.
     pub rules: Vec<PolicyRule>,
 }
 
@@ -61,32 +61,32 @@ pub struct Policy {
 pub struct ScheduleSettings {
     /// Which stream or tunnel has the next turn.
     pub discipline: Discipline,
-    /// The least that may be handed to the transport ahead of its first transmission, in packets. Fewer let urgent
+    /// The least number of packets that are handed to the transport ahead of their first transmission. Fewer let urgent
     /// bytes overtake sooner, more keep the path filled between turns. `None` adapts it to the path's rate.
     pub low_mark_packets: Option<u32>,
 }
 
-/// The place of a class in [`Policy::classes`]. The default is [`DEFAULT`]'s.
+/// The index of a class in [`Policy::classes`]. The default is [`DEFAULT`]'s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClassId(pub u16);
 
-/// A named kind of traffic and what it deserves.
+/// A named kind of traffic and its terms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassSettings {
     /// The name: 1 to 32 of `a` to `z`, `0` to `9` and `-`.
     pub name: String,
-    /// Which level of the discipline `ml` serves it. No signal moves it.
+    /// The level of the discipline `ml` that serves it. No signal moves it.
     pub level: Level,
-    /// The priority without a signal, higher first. Within `priorities`.
+    /// The priority without a signal; higher goes first. Within `priorities`.
     pub priority: u8,
-    /// Where a signal may move the priority.
+    /// The range within which a signal may move the priority.
     pub priorities: RangeInclusive<u8>,
-    /// The share under `wfq` and `lottery`, relative to others; at least 1.
+    /// The share under `wfq` and `lottery`, relative to other classes; at least 1.
     pub weight: u16,
-    /// The time in which its bytes are of use, without a signal: of a request stream from its first byte, of a tunnel
+    /// The time in which its bytes are useful, without a signal: for a request stream from its first byte, for a tunnel
     /// from the arrival of each payload. Not shorter than `shortest_deadline`.
     pub deadline: Option<Duration>,
-    /// The shortest deadline that a signal may ask for; `None` ignores signalled deadlines.
+    /// The shortest deadline that a signal may set; `None` ignores signalled deadlines.
     pub shortest_deadline: Option<Duration>,
     /// What a tunnel of the class drops when it has more to send than it may.
     pub drop: DropRule,
@@ -98,74 +98,77 @@ pub struct ClassSettings {
     pub packets_up: Option<u64>,
     /// The most payloads that all its traffic may send toward clients, per second.
     pub packets_down: Option<u64>,
-    /// The codepoint of its packets (RFC 2474 §3), 0 to 63, toward targets, and where the kernel enforces classes also
-    /// toward peers of QUIC connections; `None` leaves them as they are.
+    /// The codepoint of its packets (RFC 2474 §3), 0 to 63: toward targets, and if the kernel enforces classes also
+    /// toward peers of QUIC connections; `None` leaves them unchanged.
     pub dscp: Option<u8>,
-    /// What becomes of a request for a model that no model is predicted to answer within its deadline.
+    /// What happens to a request for a model if no model is predicted to answer within its deadline.
     pub late: Late,
-    /// Over which path of an edge its tunnels and requests go, where there are several.
+    /// Which path of an edge its tunnels and requests use, if there are several.
     pub placement: Placement,
 }
 
 /// What a gateway does with a request that will be late.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Late {
-    /// It is answered as early as possible.
+    /// The request is answered as early as possible.
     #[default]
     Serve,
-    /// It is refused at once, so that its client can turn elsewhere and no engine works in vain.
+    /// The request is refused at once, so that its client can turn elsewhere and no engine works in vain.
     Refuse,
 }
 
-/// Which payloads a tunnel drops. Queues are bounded in bytes under every rule, and drop their oldest when full.
+/// Which payloads a tunnel drops. Queues are bounded in bytes under every rule, and drop their oldest payloads when
+/// full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DropRule {
-    /// The oldest, once the queue is full; none earlier.
+    /// Only the oldest, once the queue is full.
     #[default]
     Oldest,
-    /// Also payloads that have waited for longer than this.
+    /// Also payloads that have waited longer than this.
     Sojourn(Duration),
-    /// Also as many as CoDel asks for to keep waits short (RFC 8289).
+    /// Also as many as CoDel requires to keep waits short (RFC 8289).
     CoDel {
-        /// The wait that is acceptable for ever (RFC 8289 §4.3).
+        /// The wait that is acceptable indefinitely (RFC 8289 §4.3).
         target: Duration,
         /// For how long a longer wait is acceptable: about a round trip of the slowest clients (RFC 8289 §4.3).
         interval: Duration,
     },
 }
 
-/// Gives a class to what matches all its conditions, or a schedule, or both; without any condition it matches everything.
+/// Gives a class, a schedule, or both to traffic that matches all its conditions; without conditions it matches
+/// everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyRule {
-    /// The class that it gives to tunnels.
+    /// The class for tunnels.
     pub class: Option<ClassId>,
-    /// The name of the schedule that it gives to connections of clients. One that gives a schedule has no conditions but
+    /// The name of the schedule for connections of clients. A rule that gives a schedule has no conditions other than
     /// users and listeners.
     pub schedule: Option<String>,
-    /// Users, one of which has to be authenticated; `None` for all, and for nobody.
+    /// Users, one of which must be authenticated; `None` for any client, authenticated or not.
     pub users: Option<Vec<String>>,
-    /// Targets, by address or by the name that was asked for.
+    /// Targets, by address or by the name in the request.
     pub to: Option<Vec<Pattern>>,
-    /// Ports of targets.
+    /// The target's ports.
     pub ports: Option<Ports>,
     /// How the target is reached.
     pub protocol: Option<Protocol>,
-    /// Addresses that the relay listens on.
+    /// The relay's listeners, by address.
     pub listeners: Option<Vec<SocketAddr>>,
-    /// Models, one of which a request names. As the next two, it makes the rule one about requests for models.
+    /// Models, one of which a request must name. Like the next two, this condition makes the rule apply to requests for
+    /// models.
     pub models: Option<Vec<String>>,
-    /// Values of `service_tier`, one of which a request has.
+    /// Values of `service_tier`, one of which a request must have.
     pub service_tiers: Option<Vec<String>>,
-    /// Names, one of which a request gives in `x-paced-class`: what clients may ask for.
+    /// Names, one of which a request must give in `x-paced-class`: clients ask for a class by them.
     pub asked_classes: Option<Vec<String>>,
 }
 
-/// What rules know about a stream or tunnel.
+/// What rules can test of a stream or tunnel.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
     /// The authenticated user, if there is one.
     pub user: Option<&'a str>,
-    /// The target's name, if it was asked for by name.
+    /// The target's name, if the client asked by name.
     pub name: Option<&'a str>,
     /// The target's address.
     pub address: SocketAddr,
@@ -175,26 +178,27 @@ pub struct Subject<'a> {
     pub listener: SocketAddr,
 }
 
-/// What rules know about a request for a model.
+/// What rules can test of a request for a model.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestSubject<'a> {
     /// The authenticated user, if there is one.
     pub user: Option<&'a str>,
     /// The listener's address, as configured.
     pub listener: SocketAddr,
-    /// The model that it names, once its body was read.
+    /// The model that it names, once its body has been read.
     pub model: Option<&'a str>,
-    /// Its `service_tier`, once its body was read.
+    /// Its `service_tier`, once its body has been read.
     pub service_tier: Option<&'a str>,
-    /// What it asks for in `x-paced-class`.
+    /// The class that it asks for in `x-paced-class`.
     pub asked_class: Option<&'a str>,
 }
 
 impl Policy {
-    /// Reads a policy from TOML text that holds nothing but `[schedule]`, `[schedule.NAME]`, `[class.NAME]` and `[[rule]]`.
+    /// Reads a policy from TOML text that contains only `[schedule]`, `[schedule.NAME]`, `[class.NAME]` and `[[rule]]`.
     ///
     /// # Errors
-    /// As many of the text's errors as can be told apart, of the first hundred, each with its position and what to write instead.
+    /// The first hundred errors of the text, as far as they can be told apart, each with its position and what to write
+    /// instead.
     pub fn from_toml(text: &str) -> Result<Self, Errors> {
         read_document(&[FilePart::from(text)], |root| Some(read(root)))
     }
@@ -214,9 +218,9 @@ impl Policy {
         self.rules.iter().find_map(class).unwrap_or_default()
     }
 
-    /// Returns the name of the schedule of a client's connection: that of the first rule that gives one and matches,
-    /// otherwise the one that its listener names; `None` for [`Policy::schedule`], and where the policy has none of that
-    /// name. `user` is who the connection belongs to, once that is known. Takes time proportional to the number of rules.
+    /// Returns the name of the schedule of a client's connection: that of the first matching rule that gives one,
+    /// otherwise the one that its listener names; `None` for [`Policy::schedule`], or if the policy has no schedule of
+    /// that name. `user` is the connection's user, once known. Takes time proportional to the number of rules.
     #[must_use]
     pub fn schedule_of<'a>(
         &'a self,
@@ -230,7 +234,7 @@ impl Policy {
         self.schedules.contains_key(name).then_some(name)
     }
 
-    /// Returns the schedule called `name`; without a name, and where there is none of that name, [`Policy::schedule`].
+    /// Returns the schedule `name`; [`Policy::schedule`] without a name, or if there is no schedule of that name.
     #[must_use]
     pub fn schedule_named(&self, name: Option<&str>) -> &ScheduleSettings {
         name.and_then(|name| self.schedules.get(name)).unwrap_or(&self.schedule)
@@ -241,32 +245,32 @@ impl Policy {
         rule.class.map(|id| self.class(id).name.as_str())
     }
 
-    /// Returns the class `id`, or [`DEFAULT`]'s for an `id` of another policy that this one has no class for.
+    /// Returns the class `id`, or [`DEFAULT`]'s if this policy has no class for an `id` of another policy.
     #[must_use]
     pub fn class(&self, id: ClassId) -> &ClassSettings {
         self.classes.get(usize::from(id.0)).unwrap_or(&self.classes[0])
     }
 
-    /// Returns the names of all classes, in their order.
+    /// Returns the names of all classes, in order.
     #[must_use]
     pub fn names(&self) -> Vec<&str> {
         self.classes.iter().map(|class| class.name.as_str()).collect()
     }
 
-    /// Returns the class called `name`.
+    /// Returns the ID of the class `name`.
     #[must_use]
     pub fn id_of(&self, name: &str) -> Option<ClassId> {
         let place = self.classes.iter().position(|class| class.name == name)?;
         u16::try_from(place).ok().map(ClassId)
     }
 
-    /// Returns what is valid but may not be meant.
+    /// Returns warnings about valid settings that may be mistakes.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = Warning> {
         let always =
             |gives: fn(&PolicyRule) -> bool| self.rules.iter().position(|rule| rule.is_unconditional() && gives(rule));
         let always = [always(|rule| rule.class.is_some()), always(|rule| rule.schedule.is_some())];
         (0..).zip(&self.rules).filter_map(move |(place, rule)| {
-            // The rule behind which each of what it gives is in vain.
+            // The rule after which everything that this rule gives is without effect.
             let gives = [rule.class.is_some(), rule.schedule.is_some()];
             let before = gives.into_iter().zip(always).filter(|(gives, _)| *gives);
             let before: Option<Vec<usize>> =
@@ -287,15 +291,15 @@ impl Default for Policy {
 
 impl Default for ScheduleSettings {
     /// Two levels, the low one by round robin. As long as no class is on the high level, every stream and tunnel takes
-    /// its turn, whatever clients signal, as an operator who configured nothing expects; and a class needs no more than
-    /// `level = "high"` and a deadline to overtake them.
+    /// its turn, whatever clients signal, as an operator who configured nothing expects; and a class needs only `level
+    /// = "high"` and a deadline to overtake them.
     fn default() -> Self {
         Self { discipline: Discipline::Ml { low: Low::Rr }, low_mark_packets: None }
     }
 }
 
 impl ClassSettings {
-    /// Returns the class that a section without keys describes.
+    /// Returns the class of a section without keys.
     pub(crate) fn named(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -316,10 +320,10 @@ impl ClassSettings {
         }
     }
 
-    /// Returns what a stream of this class is to the scheduler if it is opened, or moved by `signal`, at `now_ns`.
+    /// Returns the scheduler's view of a stream of this class that is opened, or moved by `signal`, at `now_ns`.
     ///
-    /// A signal counts within the class's bounds: an urgency beyond `priorities` as the nearest end of them, a deadline
-    /// shorter than `shortest_deadline` as that. What it leaves out is the class's; the level always is.
+    /// A signal counts within the class's bounds: an urgency outside `priorities` becomes the nearest bound, a deadline
+    /// shorter than `shortest_deadline` becomes that. The class supplies what the signal omits, and always the level.
     #[must_use]
     pub fn service(&self, signal: Option<&Priority>, now_ns: u64) -> Service {
         let asked = signal.and_then(|signal| signal.urgency).map_or(self.priority, of_urgency);
@@ -332,8 +336,8 @@ impl ClassSettings {
         }
     }
 
-    /// Returns the time in which the bytes of a stream of this class that is moved by `signal` are of use: for tunnels,
-    /// whose deadline counts from the arrival of each payload.
+    /// Returns the time in which the bytes of a stream of this class are useful after `signal`: for tunnels, whose
+    /// deadline counts from the arrival of each payload.
     #[must_use]
     pub fn deadline_ns(&self, signal: Option<&Priority>) -> Option<u64> {
         let asked = signal.and_then(|signal| signal.deadline_ms).map(Duration::from_millis);
@@ -342,8 +346,8 @@ impl ClassSettings {
         Some(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// Returns what the edge tells a relay about its streams of this class, so that the relay can rank what it sends
-    /// back. It claims no higher priority than the class has, except that of `u=7` for those below 31.
+    /// Returns the edge's signal to a relay about its streams of this class, by which the relay ranks what it sends
+    /// back. It claims no higher priority than the class has, except that classes below 31 signal `u=7`.
     #[must_use]
     pub fn signal(&self) -> Priority {
         let deadline_ms = self.deadline.map(|deadline| u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX));
@@ -367,12 +371,12 @@ impl PolicyRule {
             && self.protocol.is_none_or(|protocol| protocol == subject.protocol)
     }
 
-    /// Tells whether any condition is about a target.
+    /// Returns whether any condition concerns a target.
     const fn is_about_targets(&self) -> bool {
         self.to.is_some() || self.ports.is_some() || self.protocol.is_some()
     }
 
-    /// Tells whether any condition is about a request for a model.
+    /// Returns whether any condition concerns a request for a model.
     const fn is_about_requests(&self) -> bool {
         self.models.is_some() || self.service_tiers.is_some() || self.asked_classes.is_some()
     }
@@ -388,7 +392,7 @@ impl PolicyRule {
             && is_one_of(&self.asked_classes, subject.asked_class)
     }
 
-    /// Tells whether the conditions that are about connections hold.
+    /// Returns whether the conditions on connections hold.
     fn matches_connection(&self, user: Option<&str>, listener: SocketAddr) -> bool {
         self.users.as_ref().is_none_or(|users| user.is_some_and(|user| users.iter().any(|own| own == user)))
             && self.listeners.as_ref().is_none_or(|listeners| listeners.contains(&listener))

@@ -1,4 +1,4 @@
-//! The edge role: local proxies, whose clients choose targets by themselves.
+//! The edge role: local proxies, whose clients choose the targets.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,18 +9,18 @@ use crate::forward::{TCP_IDLE, TunnelMode};
 use crate::section::{Section, words};
 use crate::uplink::{self, Nameable, UplinkSettings};
 
-/// One proxy: a local TCP address behind which a relay reaches whatever its clients name.
+/// One proxy: a local TCP address at which clients name targets that a relay reaches for them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proxy {
-    /// The local TCP address that clients connect to. On loopback, unless the text says `allow_remote`.
+    /// The local TCP address to which clients connect. On loopback, unless the text says `allow_remote`.
     pub listen: SocketAddr,
-    /// What it understands: at least one, none twice. A connection's first byte tells which it speaks.
+    /// The protocols that it accepts: at least one; none occurs twice. A connection's first byte tells them apart.
     pub protocols: Vec<ProxyKind>,
     /// The relay.
     pub uplink: UplinkSettings,
     /// How UDP payloads travel to the relay.
     pub mode: TunnelMode,
-    /// The class of what is sent to the relay, as [`Forward::class`](crate::forward::Forward::class).
+    /// The class of traffic to the relay, as [`Forward::class`](crate::forward::Forward::class).
     pub class: Option<String>,
     /// File with the names and passwords of the users; without it, every client that can connect may use it.
     pub users_file: Option<PathBuf>,
@@ -28,16 +28,16 @@ pub struct Proxy {
     pub idle: Duration,
     /// How long a UDP target may be silent before its tunnel is closed.
     pub udp_idle: Duration,
-    /// How many connections of clients there may be at once; more wait until the kernel's queue is full.
+    /// How many connections of clients may be open at once; more wait until the kernel's queue is full.
     pub max_connections: u32,
-    /// How many of them one address may have; more are closed.
+    /// How many of them may come from one address; more are closed.
     pub max_connections_per_client: u32,
     /// How many UDP tunnels all clients may have open together.
     pub max_udp_tunnels: u32,
 }
 
 words! {
-    /// What a client of a proxy speaks.
+    /// The protocol of a proxy's client.
     pub enum ProxyKind {
         /// SOCKS version 5 (RFC 1928): CONNECT and UDP ASSOCIATE.
         Socks5 = "socks5",
@@ -46,7 +46,7 @@ words! {
     }
 }
 
-/// Walks through a proxy whose class and schedule have to be among `names`.
+/// Walks through a proxy; its class and schedule must be among `names`.
 pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Proxy>, names: Nameable<'_>) -> Option<Proxy> {
     let listen = section.require("listen", of.map(|of| of.listen));
     let is_remote = |listen: SocketAddr| !listen.ip().is_loopback();

@@ -1,4 +1,4 @@
-//! What one user may use, all connections and tunnels together.
+//! The limits of one user, over all connections and tunnels together.
 
 use serde_json::Value as Json;
 use toml::de::DeValue;
@@ -7,10 +7,10 @@ use crate::policy::{PACKETS, rate};
 use crate::section::{Section, Value, text};
 use crate::text::quoted;
 
-/// How much a user may use; `None` where there is no limit.
+/// The limits of a user; `None` for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
-    /// Bytes to and from targets in a calendar month (UTC): UDP payloads and what TCP carries.
+    /// Bytes to and from targets per calendar month (UTC): UDP payloads and the data of TCP connections.
     pub monthly_bytes: Option<u64>,
     /// Bytes per second to targets, headers included.
     pub rate_up: Option<u64>,
@@ -22,7 +22,7 @@ pub struct Quota {
     pub packets_down: Option<u64>,
 }
 
-/// Walks through what a user may use.
+/// Walks through the limits of a user.
 pub(crate) fn walk(section: &mut Section<'_>, of: Quota) -> Quota {
     Quota {
         monthly_bytes: section.optional("monthly_quota", of.monthly_bytes.map(Volume)).map(|Volume(bytes)| bytes),
@@ -59,7 +59,7 @@ impl Value for Volume {
     }
 }
 
-/// Writes bytes in the largest unit that they are a whole number of.
+/// Writes bytes in the largest unit that gives a whole number.
 pub(crate) fn volume(bytes: u64) -> String {
     let (unit, in_bytes) = UNITS.into_iter().find(|(_, unit)| bytes.is_multiple_of(*unit)).unwrap_or(UNITS[2]);
     format!("{} {unit}", bytes / in_bytes)

@@ -1,4 +1,4 @@
-//! The relay role: where it listens, which clients it serves, which targets it reaches, and how much of everything.
+//! The relay role: its listeners, its clients, its targets, and its limits.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -19,26 +19,25 @@ pub(crate) use read::{client_certificate, limits, own, read, targets, token, wri
 /// A relay that serves at least one listener by at least one template.
 #[derive(Clone, Debug)]
 pub struct RelaySettings {
-    /// Where it listens; no address occurs twice.
+    /// The listeners; no address occurs twice.
     pub listeners: Vec<ListenerSettings>,
-    /// The URIs it serves, in the order in which they are tried.
+    /// The templates of URIs that it serves, in the order in which they are tried.
     pub templates: Vec<Template>,
     /// How it names itself in `Proxy-Status` (RFC 9209 §2).
     pub proxy_status_name: String,
-    /// How long existing tunnels may go on after SIGTERM.
+    /// How long existing tunnels may continue after SIGTERM.
     pub drain: Duration,
-    /// How many threads move packets, each with endpoints of its own.
+    /// How many threads move packets, each with its own endpoints.
     pub workers: u8,
-    /// The addresses of this host that targets see, of which tunnels take one after the other; of a family without any, the
-    /// routes decide.
+    /// The addresses of this host that targets see, which tunnels use in turn; if a family has none, the routes decide.
     pub source_addresses: Vec<IpAddr>,
-    /// The bearer tokens that admit.
+    /// The accepted bearer tokens.
     pub tokens: Vec<Token>,
-    /// The client certificates that admit; empty means every one that the listener's `client_ca` signed.
+    /// The accepted client certificates; if empty, every certificate that the listener's `client_ca` signed.
     pub certificates: Vec<ClientCertificate>,
-    /// Which targets may be reached.
+    /// The targets that may be reached.
     pub targets: TargetRules,
-    /// How much of everything.
+    /// The limits.
     pub limits: RelayLimits,
 }
 
@@ -49,16 +48,16 @@ pub struct ListenerSettings {
     pub address: SocketAddr,
     /// How the relay proves its identity.
     pub identity: ListenerIdentity,
-    /// PEM file with the authorities that sign client certificates; always there if `auth` needs it.
+    /// PEM file with the authorities that sign client certificates; never `None` if `auth` needs it.
     pub client_ca: Option<PathBuf>,
-    /// PEM file with what those authorities have revoked, of each a list; without one, nothing is.
+    /// PEM file with a revocation list of each of those authorities; without one, no certificate counts as revoked.
     pub client_crl: Option<PathBuf>,
-    /// What a client has to show.
+    /// The credentials that a client needs.
     pub auth: Auth,
-    /// The class of what arrives there, if one is named. Not its [`ClassId`](crate::policy::ClassId): the policy may change
-    /// while the listener goes on.
+    /// The class of traffic that arrives there, if one is named. By name, not by [`ClassId`](crate::policy::ClassId):
+    /// the policy may change while the listener runs.
     pub class: Option<String>,
-    /// The schedule of the connections that arrive there, if one is named; a rule may give a connection another one.
+    /// The schedule of connections to this listener, if one is named; a rule may give a connection another one.
     pub schedule: Option<String>,
 }
 
@@ -77,7 +76,7 @@ pub enum ListenerIdentity {
 }
 
 words! {
-    /// What a client has to show before it gets a tunnel.
+    /// The credentials that a client needs to get a tunnel.
     #[derive(Default)]
     pub enum Auth {
         /// A bearer token in `proxy-authorization`.
@@ -85,7 +84,7 @@ words! {
         Token = "token",
         /// A client certificate.
         Certificate = "certificate",
-        /// One of both.
+        /// Either of the two.
         TokenOrCertificate = "token-or-certificate",
         /// Nothing.
         None = "none",
@@ -93,31 +92,31 @@ words! {
 }
 
 impl Auth {
-    /// Tells whether a bearer token admits.
+    /// Returns whether bearer tokens are accepted.
     #[must_use]
     pub const fn accepts_tokens(self) -> bool {
         matches!(self, Self::Token | Self::TokenOrCertificate)
     }
 
-    /// Tells whether a client certificate admits.
+    /// Returns whether client certificates are accepted.
     #[must_use]
     pub const fn accepts_certificates(self) -> bool {
         matches!(self, Self::Certificate | Self::TokenOrCertificate)
     }
 }
 
-/// A bearer token, known by its hash only.
+/// A bearer token, of which only the hash is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// The user it belongs to. Several tokens may belong to one user.
+    /// The user that it belongs to. Several tokens may belong to one user.
     pub name: String,
     /// The SHA-256 of the token's text.
     pub sha256: [u8; 32],
-    /// How many tunnels the user may have at once; the limit for all users unless the entry has its own.
+    /// How many tunnels the user may have open at once; the limit for all users unless the entry has its own.
     pub max_tunnels: u32,
-    /// What the user may use; the same in all entries of the user.
+    /// The limits of the user; the same in all entries of the user.
     pub quota: Quota,
-    /// From when on the token admits nobody any more.
+    /// When the token ceases to be accepted.
     pub expires: Option<Moment>,
 }
 
@@ -125,7 +124,7 @@ impl RelaySettings {
     /// Returns the quota of each user by name.
     #[must_use]
     pub fn quotas(&self) -> BTreeMap<&str, Quota> {
-        // The entries of a user agree, or there would be no configuration.
+        // A configuration whose entries of a user disagree is refused.
         quotas(&self.tokens, &self.certificates).unwrap_or_default()
     }
 }
@@ -139,72 +138,72 @@ fn quotas<'a>(tokens: &'a [Token], certificates: &'a [ClientCertificate]) -> Opt
     agree.then_some(quotas)
 }
 
-/// A user known by client certificate.
+/// A user identified by client certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificate {
-    /// The user it belongs to.
+    /// The user that it belongs to.
     pub name: String,
-    /// The subject alternative name that the certificate must carry.
+    /// The subject alternative name that the certificate must contain.
     pub san: String,
-    /// How many tunnels the user may have at once; the limit for all users unless the entry has its own.
+    /// How many tunnels the user may have open at once; the limit for all users unless the entry has its own.
     pub max_tunnels: u32,
-    /// What the user may use; the same in all entries of the user.
+    /// The limits of the user; the same in all entries of the user.
     pub quota: Quota,
 }
 
-/// How much of everything the relay grants.
+/// The limits of a relay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayLimits {
     /// QUIC connections at once.
     pub connections: u32,
-    /// What connections may use on which no user was let in yet.
+    /// The limits of connections on which no user has been admitted yet.
     pub strangers: StrangerLimits,
-    /// Handshakes at once before further clients have to prove their address first (RFC 9000 §8.1.2).
+    /// Handshakes at once before further clients must first prove their address (RFC 9000 §8.1.2).
     pub handshakes_in_flight: u32,
     /// Tunnels at once over one connection.
     pub tunnels_per_connection: u32,
-    /// Tunnels at once of one user over all connections; of one network, where clients need not authenticate.
+    /// Tunnels at once of one user over all connections; if clients need not authenticate, of one network.
     pub tunnels_per_user: u32,
-    /// Requests a second of one user over all connections, after as many at once; of one network, as for tunnels. Further ones
-    /// wait.
+    /// Requests per second of one user over all connections, after a burst of as many; of one network, as for tunnels.
+    /// Further requests wait.
     pub requests_per_second: u32,
-    /// Bytes that may wait toward the client for one tunnel.
+    /// Bytes of one tunnel that may wait toward the client.
     pub queue_bytes_per_tunnel: u32,
-    /// Bytes that may wait toward the client for all tunnels of one connection.
+    /// Bytes of all tunnels of one connection that may wait toward the client.
     pub queue_bytes_per_connection: u32,
-    /// How long a tunnel may be silent; RFC 9298 §3.1 asks for two minutes at least.
+    /// How long a tunnel may be silent; RFC 9298 §3.1 asks for at least two minutes.
     pub tunnel_idle: Duration,
     /// How long a connection may be silent before QUIC closes it.
     pub connection_idle: Duration,
-    /// Name look-ups at once.
+    /// Name lookups at once.
     pub dns_lookups_in_flight: u32,
-    /// How long a look-up may take.
+    /// How long a lookup may take.
     pub dns_timeout: Duration,
     /// How long a TCP target may take to answer.
     pub connect_timeout: Duration,
     /// The size of one header section (RFC 9114 §4.2.2).
     pub field_section_bytes: u32,
-    /// The receive and send buffers that are asked for each UDP socket; the kernel may grant less.
+    /// The receive and send buffers requested for each UDP socket; the kernel may grant less.
     pub udp_buffer_bytes: u32,
 }
 
-/// What strangers may use: connections on which no user's credentials were accepted yet or, where none are asked for, no
-/// request was let through to its target.
+/// The limits of strangers: connections on which no user's credentials have been accepted yet or, if none are required,
+/// no request has been admitted to its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrangerLimits {
-    /// Their places among [`RelayLimits::connections`], in percent, as long as nobody of their prefix is known.
+    /// Their places among [`RelayLimits::connections`], in percent, as long as there is no known user of their prefix.
     pub percent: u8,
     /// Strangers at once from one /24 (IPv4) or /56 (IPv6).
     pub per_prefix: u32,
-    /// How long a connection may be a stranger's.
+    /// How long a connection may stay a stranger's.
     pub time: Duration,
-    /// Packets that each may send.
+    /// Packets that each stranger may send.
     pub packets: u32,
-    /// Bytes that each may make the relay hold.
+    /// Bytes that the relay buffers for each stranger.
     pub bytes: u32,
-    /// Requests of each that may wait for an answer at once.
+    /// Requests of each stranger that may wait for an answer at once.
     pub requests: u32,
-    /// Requests that may be refused to each.
+    /// Requests of each stranger that may be refused.
     pub refusals: u32,
 }
 
@@ -223,11 +222,11 @@ impl Default for StrangerLimits {
 }
 
 impl RelayLimits {
-    /// How many of the places for connections strangers may take whose prefix has no known user; at least one.
+    /// Returns how many places for connections may go to strangers whose prefix has no known user; at least one.
     #[must_use]
     pub fn places_for_strangers(&self) -> u32 {
         let places = u64::from(self.connections) * u64::from(self.strangers.percent) / 100;
-        // A percentage of a `u32` is one.
+        // A percentage of a `u32` fits into a `u32`.
         (places as u32).max(1)
     }
 }
@@ -254,5 +253,5 @@ impl Default for RelayLimits {
     }
 }
 
-/// How a relay names itself unless it is told otherwise.
+/// The default of `proxy_status_name`.
 pub(crate) const NAME: &str = "paced";

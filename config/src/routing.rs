@@ -7,20 +7,20 @@ use std::str::FromStr;
 /// How an alias chooses one of its models for a request with a time limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Routing {
-    /// The best model that is predicted in time, with a margin.
+    /// The best model that is predicted to answer in time, with a margin.
     #[default]
     Rule,
-    /// The engine whose answer is worth most, less what it takes from the requests that engines work on.
+    /// The engine whose answer is worth most, less what it costs the requests that engines work on.
     Considerate,
     /// The engine with the fewest requests.
     LeastLoaded,
     /// One engine after the other.
     RoundRobin,
-    /// As a file says: thresholds, or the weights of a network.
+    /// As a file defines: by thresholds, or by the weights of a network.
     File(PathBuf),
 }
 
-/// What is no way to choose.
+/// The text is not a way to choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "neither \"rule\", \"considerate\", \"least-loaded\" nor \"round-robin\", nor the path of a file, which begins with a slash"
@@ -55,7 +55,7 @@ impl fmt::Display for Routing {
 }
 
 impl Routing {
-    /// The file, if one says it.
+    /// Returns the file, if a file defines the choice.
     #[must_use]
     pub fn file(&self) -> Option<&std::path::Path> {
         match self {

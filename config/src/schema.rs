@@ -1,4 +1,5 @@
-//! The JSON Schema of configurations and policies: what their readers ask for, in the words of the sample.
+//! The JSON Schema of configurations and policies: the keys that their readers ask for, with descriptions from the
+//! sample.
 
 use serde_json::json;
 use toml::{Table, Value};
@@ -12,12 +13,12 @@ use crate::section::{Schema, describe};
 pub(crate) mod tests;
 
 impl Config {
-    /// Returns the JSON Schema (draft 2020-12) of a configuration, which editors check and complete it by.
+    /// Returns the JSON Schema (draft 2020-12) of a configuration, for checks and completion in editors.
     ///
-    /// It takes every configuration that [`Config::from_toml`] takes. It refuses unknown keys, missing ones that every
-    /// such table needs, and values that are of the wrong type, outside their range, or not of their form. It cannot see
-    /// what depends on other keys: contradictions, names used twice or of nothing, keys that only some values ask for;
-    /// nor whether numbers and addresses within a text are in range, or an integer is written as `1.0`.
+    /// It accepts every configuration that [`Config::from_toml`] accepts. It refuses unknown keys, keys missing that
+    /// every such table needs, and values that are of the wrong type, out of range, or malformed. It cannot check what
+    /// depends on other keys: contradictions, duplicate or unknown names, keys that only some values require; nor
+    /// whether numbers and addresses within a text are in range, or an integer is written as `1.0`.
     #[must_use]
     pub fn schema() -> String {
         let about =
@@ -27,7 +28,7 @@ impl Config {
 }
 
 impl Policy {
-    /// Returns the JSON Schema of a policy, as [`Config::schema`].
+    /// Returns the JSON Schema of a policy, as [`Config::schema`] does of a configuration.
     #[must_use]
     pub fn schema() -> String {
         let about =
@@ -43,7 +44,7 @@ fn text(mut schema: Schema, title: &str, about: &str) -> String {
     format!("{:#}\n", schema.into_json(title, about))
 }
 
-/// Adds what the sample says about tables and keys. A key without words of its own shares those of the one before it.
+/// Adds the sample's descriptions of tables and keys. A key without its own comment shares that of the key before it.
 fn explain(schema: &mut Schema) {
     let (mut path, mut words) = ("", String::new());
     for entry in entries() {
@@ -61,7 +62,7 @@ fn explain(schema: &mut Schema) {
     }
 }
 
-/// The least that there is to say where something is said about everything.
+/// The smallest configuration that has every section with defaults.
 const LEAST: &str = r#"
 [relay]
 templates = ["https://relay.example/{target_host}/{target_port}/"]
@@ -80,14 +81,14 @@ relay = "https://relay.example/{target_host}/{target_port}/"
 [schedule.any]
 "#;
 
-/// Returns [`LEAST`], and the same with every default.
+/// Returns [`LEAST`], and the same configuration with every default.
 fn least_and_whole() -> (Table, Table) {
     let config = Config::from_toml(LEAST).expect("nothing that has to be said is missing");
     let table = |text: &str| text.parse().expect("what is read or written as a configuration is TOML");
     (table(LEAST), table(&config.to_toml()))
 }
 
-/// Adds as defaults what `whole` says in the table at `path` and `said` does not.
+/// Adds as defaults the values that `whole` has in the table at `path` and `said` lacks.
 fn add_defaults(schema: &mut Schema, path: &str, whole: &Table, said: Option<&Table>) {
     for (key, value) in whole {
         let said = said.and_then(|said| said.get(key));

@@ -1,10 +1,12 @@
-//! Reads one table of the text key by key, and reports what does not fit with its position.
+//! Reads one table of the text key by key, and reports errors with their positions.
 //!
-//! A section learns its schema from being read: what was never asked for is unknown. So no key is named twice. Reading
-//! goes on after an error, with the default in place of what was refused, so that one run finds as many as possible.
+//! A section learns its schema as it is read: keys that were never asked for are unknown. So each key is named only
+//! once. Reading continues after an error, with the default in place of the refused value, so that one run finds as
+//! many errors as possible.
 //!
-//! [`describe`] has a reader read nothing, as if every section were there once, and keeps what it asks for. [`write()`] has it
-//! read nothing, either, and keeps what it is given to hold for what is not there; see [`keys`].
+//! [`describe`] runs a reader on an empty document, as if every section occurred once, and collects the keys that it
+//! asks for. [`write()`] also runs it on an empty document, and collects the values that it is given to hold for
+//! missing keys; see [`keys`].
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -30,7 +32,7 @@ pub(crate) use self::schema::Schema;
 pub(crate) use self::value::{Value, Word, text, unsigned, whole_number, words};
 use self::value::{shown, unfit};
 
-/// Names that are further than this from every known key, as Jaro-Winkler similarity, get no suggestion.
+/// Names whose Jaro-Winkler similarity to every known key is below this get no suggestion.
 const SIMILAR: f64 = 0.8;
 
 /// A table that is being read, described or written; an absent one reads as empty.
@@ -39,30 +41,30 @@ pub(crate) struct Section<'a> {
     path: String,
     offset: usize,
     table: Option<&'a DeTable<'a>>,
-    /// Tables whose keys hold where the section's own has none, the nearest first. See [`named`].
+    /// Tables whose keys apply if the section's own table lacks them, the nearest first. See [`named`].
     inherited: Vec<&'a DeTable<'a>>,
     known: Vec<&'static str>,
     /// Whether tables that are not `known` are sections with names of the operator's choice.
     has_named_sections: bool,
 }
 
-/// Collects what is wrong, for all sections.
+/// Collects the errors of all sections.
 #[derive(Default)]
 struct Report<'a> {
-    /// All parts, one behind the other.
+    /// All parts, one after another.
     text: &'a str,
-    /// Where each begins.
+    /// The start of each part.
     starts: &'a [usize],
     parts: &'a [FilePart],
     errors: RefCell<Vec<Error>>,
-    /// What is asked for, if it is to be described.
+    /// The keys asked for, if the document is to be described.
     schema: Option<RefCell<Schema>>,
-    /// What is held, if it is to be written.
+    /// The values held, if the document is to be written.
     lines: Option<RefCell<Lines>>,
 }
 
-/// Reads a whole document with `read`, which returns `None` only after something was refused. Of several parts, the later
-/// have the last word.
+/// Reads a whole document with `read`, which returns `None` only after it refused something. Later parts take
+/// precedence over earlier ones.
 pub(crate) fn read_document<T>(
     parts: &[FilePart],
     read: impl FnOnce(&mut Section<'_>) -> Option<T>,
@@ -88,14 +90,14 @@ pub(crate) fn read_document<T>(
     }
 }
 
-/// Returns what `read` asks for: everything, as long as what a reader asks for does not depend on what it is told.
+/// Returns the keys that `read` asks for: all of them, as long as they do not depend on values.
 pub(crate) fn describe<T>(read: impl FnOnce(&mut Section<'_>) -> T) -> Schema {
     let report = Report { schema: Some(RefCell::default()), ..Report::default() };
     Section::open(&report, String::new(), 0, None, read);
     report.schema.map(RefCell::into_inner).unwrap_or_default()
 }
 
-/// So many errors are told; nobody reads more, and each costs a walk through the text.
+/// The most errors that are reported: more are of no use, and each costs a walk through the text.
 const MAX_ERRORS: usize = 100;
 
 impl Report<'_> {
@@ -109,7 +111,7 @@ impl Report<'_> {
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
         let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
         let column = before[line_start..].chars().count() + 1;
-        // Of a single one, the caller knows which it is.
+        // If there is only one part, the caller knows its name.
         let file = self.parts.get(part).filter(|_| self.parts.len() > 1).map(|part| part.name.clone());
         self.errors.borrow_mut().push(Error { file, part, line, column, key, problem });
     }
@@ -133,28 +135,28 @@ impl<'a> Section<'a> {
         value
     }
 
-    /// Tells whether the section itself says anything about `key`.
+    /// Returns whether the section itself has `key`.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
-    /// Tells whether there is any section in double brackets of this name, whether or not it can be read.
+    /// Returns whether there is any section in double brackets of this name, whether or not it is valid.
     pub(crate) fn has_any(&self, key: &str) -> bool {
         let value = self.table.and_then(|table| table.get(key));
         value.is_some_and(|value| value.get_ref().as_array().is_none_or(|sections| !sections.is_empty()))
     }
 
-    /// Tells whether `key` has no value.
+    /// Returns whether `key` has no value.
     pub(crate) fn lacks(&self, key: &str) -> bool {
         !self.has(key) && !self.inherits(key)
     }
 
-    /// Tells whether `key` has a value because of another section only. What is wrong with it is reported there.
+    /// Returns whether `key` has a value only because of another section, which then reports errors in it.
     fn inherits(&self, key: &str) -> bool {
         !self.has(key) && self.inherited.iter().any(|table| table.contains_key(key))
     }
 
-    /// Reads a section below this one.
+    /// Reads a subsection.
     pub(crate) fn section<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Section<'_>) -> T) -> T {
         let path = self.path_of(key);
         let value = self.value_of(key, || schema::table(&path));
@@ -166,7 +168,7 @@ impl<'a> Section<'a> {
         Section::open(self.report, path, offset, table, read)
     }
 
-    /// Reads a section below this one if the text has it.
+    /// Reads a subsection if the text has it.
     pub(crate) fn optional_section<T>(
         &mut self,
         key: &'static str,
@@ -177,7 +179,7 @@ impl<'a> Section<'a> {
         if is_there || self.report.schema.is_some() { self.section(key, read) } else { None }
     }
 
-    /// Reads sections of the same name, each beginning with the name in double brackets.
+    /// Reads sections of the same name, each with the name in double brackets as its header.
     pub(crate) fn sections<T>(
         &mut self,
         key: &'static str,
@@ -195,7 +197,7 @@ impl<'a> Section<'a> {
         self.elements(key, || schema::tables(&path), read).unwrap_or_default()
     }
 
-    /// Reports a problem at the value of `key`, or at the head of the section if it has none.
+    /// Reports a problem at the value of `key`, or at the header of the section if it has none.
     pub(crate) fn refuse(&self, key: &'static str, problem: Problem) {
         if self.inherits(key) {
             return;
@@ -204,7 +206,7 @@ impl<'a> Section<'a> {
         self.report.add(value.map_or(self.offset, |value| value.span().start), self.path_of(key), problem);
     }
 
-    /// Refuses `key` where it means nothing, and keeps it from being written there. To be called before it is asked for.
+    /// Refuses `key` where it has no meaning, and omits it when writing. Call it before asking for the key.
     pub(crate) fn refuse_unless(&self, means: bool, key: &'static str, cause: &'static str, remedy: &'static str) {
         if !means && self.has(key) {
             self.refuse(key, Problem::Contradiction { cause, remedy });
@@ -214,15 +216,15 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Refuses two values that contradict each other, at the first that is the section's own; where none is, the
-    /// section that has it refuses it.
+    /// Refuses two values that contradict each other, at the first that is the section's own; if neither is, the
+    /// section that has them refuses them.
     pub(crate) fn refuse_pair(&self, keys: [&'static str; 2], cause: &'static str, remedy: &'static str) {
         if let Some(key) = keys.into_iter().find(|key| self.has(key)) {
             self.refuse(key, Problem::Contradiction { cause, remedy });
         }
     }
 
-    /// Refuses a list in which two entries agree in what should tell them apart.
+    /// Refuses a list in which two entries have the same distinguishing value.
     pub(crate) fn refuse_shared<T, K: Ord>(
         &self,
         key: &'static str,
@@ -236,7 +238,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Asks for what `key` says, which `schema` describes.
+    /// Asks for the value of `key`, which `schema` describes.
     fn value_of(&mut self, key: &'static str, schema: impl FnOnce() -> Json) -> Option<&'a Spanned<DeValue<'a>>> {
         if !self.known.contains(&key) {
             self.known.push(key);
@@ -247,12 +249,12 @@ impl<'a> Section<'a> {
         self.table.into_iter().chain(self.inherited.iter().copied()).find_map(|table| table.get(key))
     }
 
-    /// Tells whether `key` was asked for.
+    /// Returns whether `key` was asked for.
     fn is_key(&self, key: &str) -> bool {
         self.known.contains(&key)
     }
 
-    /// Refuses a section that has neither of two keys, of which the first is the more usual.
+    /// Refuses a section that has neither of two keys; the message names the first, which is the more usual.
     pub(crate) fn require_one_of(&self, keys: [&'static str; 2], expected: &'static str) {
         if let Some(described) = &self.report.schema {
             described.borrow_mut().demand_one_of(&self.path, keys);
@@ -263,14 +265,14 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Describes `key` as one that has to be there.
+    /// Describes `key` as required.
     fn demand(&self, key: &'static str) {
         if let Some(described) = &self.report.schema {
             described.borrow_mut().demand(&self.path, key);
         }
     }
 
-    /// Describes one of any number of sections.
+    /// Describes a section that may occur any number of times.
     fn rehearse<T>(&self, path: &str, read: impl FnOnce(&mut Section<'_>) -> T) {
         if self.report.schema.is_some() {
             Section::open(self.report, path.to_owned(), self.offset, None, read);
@@ -315,7 +317,7 @@ impl<'a> Section<'a> {
     }
 }
 
-/// Returns what was probably meant by `name`, if anything is close.
+/// Returns the known name that is closest to `name`, if one is close.
 fn closest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
     let similarity = |known: &&str| strsim::jaro_winkler(known, name);
     let closest = known.iter().copied().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));

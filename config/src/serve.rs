@@ -10,23 +10,23 @@ use crate::uplink::{self, Nameable, UplinkSettings};
 /// One local address that speaks HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Serve {
-    /// The local TCP address that clients connect to. On loopback, unless the text says `allow_remote`.
+    /// The local TCP address to which clients connect. On loopback, unless the text says `allow_remote`.
     pub listen: SocketAddr,
     /// The gateway, or several.
     pub uplink: UplinkSettings,
-    /// Whether requests are spread over several gateways; otherwise the first that works gets them all.
+    /// Whether requests are spread over several gateways; otherwise the first working one gets them all.
     pub balance: bool,
     /// The class of requests, as [`Forward::class`](crate::forward::Forward::class).
     pub class: Option<String>,
     /// The largest body of a request, in bytes.
     pub max_body_bytes: u32,
-    /// How many connections of clients there may be at once.
+    /// How many connections of clients may be open at once.
     pub max_connections: u32,
-    /// How long a client's connection may be without a request.
+    /// How long a client's connection may stay without a request.
     pub idle: Duration,
 }
 
-/// Walks through such an address, whose class and schedule have to be among `names`.
+/// Walks through such an address; its class and schedule must be among `names`.
 pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, names: Nameable<'_>) -> Option<Serve> {
     let listen = section.require("listen", of.map(|of| of.listen));
     let is_remote = |listen: SocketAddr| !listen.ip().is_loopback();

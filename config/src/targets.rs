@@ -1,17 +1,17 @@
-//! Which targets the relay may be asked to reach: a pure decision about a name, an address and a port.
+//! Which targets a relay may reach: a pure decision about a name, an address and a port.
 //!
-//! The rules, in the order in which they are applied; the order of entries within a list never matters:
+//! The rules, in the order in which they apply; the order of entries within a list never matters:
 //!
 //! 1. An entry of `deny` that matches refuses. Nothing overrides it.
 //! 2. An address in a refused range (see [`SpecialRange`]) needs an entry of `allow` that names that range or a part of it;
-//!    a wider one, such as `0.0.0.0/0`, does not open it, and neither does a name.
+//!    a wider entry, such as `0.0.0.0/0`, does not open it, and neither does a name.
 //! 3. Any other address of this host, or in `own`, needs an entry of `allow` that is exactly this address.
 //! 4. Any other target is allowed by an entry of `allow` that matches; without one, `unlisted` decides, and the
 //!    default ports.
 //!
 //! An entry without ports means the default ports of its protocol in `allow`, and all ports in `deny`. An IPv6 address
-//! that embeds IPv4 addresses, in one of the known forms or under one of `nat64_prefixes`, is judged by those; `deny` looks
-//! at both.
+//! that embeds IPv4 addresses, in one of the known forms or under one of `nat64_prefixes`, is judged by the embedded
+//! ones; `deny` checks both.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -39,7 +39,7 @@ words! {
 }
 
 words! {
-    /// What happens to a target that neither list names.
+    /// What happens to a target that neither list matches.
     #[derive(Default)]
     pub enum Unlisted {
         /// It is allowed at the default ports.
@@ -57,34 +57,34 @@ pub struct TargetRules {
     pub allow: Vec<TargetRule>,
     /// Entries that refuse a target, whatever `allow` says.
     pub deny: Vec<TargetRule>,
-    /// Networks that lead to this host besides the addresses that it knows of: public ones that a router in front of it
-    /// translates, for instance.
+    /// Networks whose addresses lead to this host, besides the addresses that it knows itself: public addresses that a
+    /// router in front of it translates, for instance.
     pub own: Vec<IpNet>,
-    /// Under which prefixes the network translates IPv6 to IPv4 (RFC 6052), besides `64:ff9b::/96`.
+    /// The prefixes under which the network translates IPv6 to IPv4 (RFC 6052), besides `64:ff9b::/96`.
     pub nat64_prefixes: Vec<Nat64Prefix>,
-    /// What happens to targets that neither list names.
+    /// What happens to targets that neither list matches.
     pub unlisted: Unlisted,
-    /// UDP ports where no entry says otherwise.
+    /// UDP ports unless an entry says otherwise.
     pub udp_ports: Ports,
-    /// TCP ports where no entry says otherwise.
+    /// TCP ports unless an entry says otherwise.
     pub tcp_ports: Ports,
 }
 
 /// One entry of `allow` or `deny`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetRule {
-    /// The addresses or names it is about.
+    /// The addresses or names that it matches.
     pub to: Pattern,
-    /// The protocol it is about, or both.
+    /// The protocol that it matches; `None` for both.
     pub protocol: Option<Protocol>,
-    /// The ports it is about; the module says what `None` means.
+    /// The ports that it matches; the module says what `None` means.
     pub ports: Option<Ports>,
 }
 
 /// Why a target is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Denied {
-    /// The operator's `deny` names it.
+    /// An entry of `deny` matches it.
     #[error("the target is on the deny list")]
     Listed,
     /// The address is in a range that is refused unless `allow` opens it.
@@ -116,8 +116,8 @@ impl Denied {
 }
 
 impl TargetRules {
-    /// Decides about the address that is about to be connected to; `name` is what it was resolved from, if anything.
-    /// `is_own_address` says whether `ip`, or an address that it is [judged by](Self::judged_by), belongs to this host.
+    /// Decides about the address to connect to; `name` is the name that it was resolved from, if any. `is_own_address`
+    /// returns whether `ip`, or an address that it is [judged by](Self::judged_by), belongs to this host.
     ///
     /// # Errors
     /// The first rule that refuses the target.
@@ -141,10 +141,10 @@ impl TargetRules {
         judged.clone().try_for_each(|ip| self.check_address(protocol, name, ip, port, is_own_address))
     }
 
-    /// Refuses what can be refused before `name` is resolved, so that hopeless requests cost no query.
+    /// Refuses whatever can be refused before `name` is resolved, so that hopeless requests cost no query.
     ///
     /// # Errors
-    /// The first rule that refuses every address `name` could have.
+    /// The first rule that refuses every address that `name` could have.
     pub fn check_name(&self, protocol: Protocol, name: &str, port: u16) -> Result<(), Denied> {
         if self.deny.iter().any(|rule| rule.is_about(protocol, port) && rule.to.covers_name(Some(name))) {
             return Err(Denied::Listed);
@@ -153,8 +153,8 @@ impl TargetRules {
         self.decide(protocol, port, allowing, None)
     }
 
-    /// Returns the addresses that decide about `ip`: as [`judged_by`], and the IPv4 address that it stands for under one of
-    /// `nat64_prefixes`.
+    /// Returns the addresses by which `ip` is judged: those of [`judged_by`], and the IPv4 address that it embeds under
+    /// one of `nat64_prefixes`.
     pub fn judged_by(&self, ip: IpAddr) -> impl Iterator<Item = IpAddr> + Clone + use<> {
         let translated = match ip {
             IpAddr::V6(v6) => self.nat64_prefixes.iter().find_map(|prefix| prefix.embedded(v6)),
@@ -167,7 +167,8 @@ impl TargetRules {
         self.own.iter().any(|network| network.contains(&ip))
     }
 
-    /// Tells whether every address that `pattern` is about is judged by others, so that it can open nothing.
+    /// Returns whether every address that `pattern` matches is judged by other addresses, so that the pattern can open
+    /// nothing.
     pub(crate) fn only_embeds(&self, pattern: &Pattern) -> bool {
         let embeds = |ip| self.judged_by(ip).any(|judged| judged != ip);
         matches!(pattern, Pattern::Network(network) if embeds(network.network()))
@@ -195,8 +196,8 @@ impl TargetRules {
         self.decide(protocol, port, |rule| rule.to.covers(ip) || rule.to.covers_name(name), None)
     }
 
-    /// Applies the entries of `allow` that `matches` picks, by protocol and port. Where none does, `closed` is the
-    /// answer for a target that only `allow` can open, and `None` leaves it to the rule for unlisted targets.
+    /// Applies the entries of `allow` that `matches` selects, by protocol and port. If none applies, returns `closed`
+    /// for a target that only `allow` can open; with `None`, the rule for unlisted targets decides.
     fn decide(
         &self,
         protocol: Protocol,
@@ -270,13 +271,13 @@ impl fmt::Display for TargetRule {
 pub struct Ports(pub(crate) Vec<RangeInclusive<u16>>);
 
 impl Ports {
-    /// Every port but 0.
+    /// Every port except 0.
     #[must_use]
     pub fn all() -> Self {
         Self(vec![1..=u16::MAX])
     }
 
-    /// Tells whether `port` is in the set.
+    /// Returns whether `port` is in the set.
     #[must_use]
     pub fn contains(&self, port: u16) -> bool {
         self.0.iter().any(|range| range.contains(&port))

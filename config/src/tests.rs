@@ -14,7 +14,7 @@ mod parts;
 mod refusals;
 mod written;
 
-/// The smallest relay, on lines 1 to 5; what follows is still in its section.
+/// The smallest relay, on lines 1 to 5; text that follows is still in its section.
 const RELAY: &str = r#"[relay]
 certificate = "/c.pem"
 private_key = "/k.pem"
@@ -33,7 +33,7 @@ relay = "https://relay.example/m/{target_host}/{target_port}/"
 target = "dns.example:53"
 "#;
 
-/// Reads what the schema, too, has to take.
+/// Reads a text, and asserts that the schema accepts it as well.
 pub(crate) fn valid(text: &str) -> Config {
     let config = Config::from_toml(text).unwrap_or_else(|errors| panic!("{text}\nis refused:\n{errors}"));
     CONFIG.assert_takes(text);
@@ -44,7 +44,7 @@ fn refusals(text: &str) -> String {
     Config::from_toml(text).expect_err(text).to_string()
 }
 
-/// Asserts that one line of `refusals` has it all: where, why, and what to do.
+/// Asserts that one line of `refusals` has the position, the cause and the remedy.
 pub(crate) fn assert_refused(text: &str, refusals: &str, [position, cause, remedy]: [&str; 3]) {
     let fits = |line: &str| line.starts_with(position) && line.contains(cause) && line.contains(remedy);
     let found = refusals.lines().any(fits);
@@ -80,7 +80,7 @@ fn the_sample_states_the_real_defaults() {
     assert_eq!(whole.policy.classes[0], shipped.policy.classes[0]);
     let (shipped, whole) = (shipped.relay.unwrap(), whole.relay.unwrap());
     assert_eq!(whole.limits, RelayLimits::default());
-    // What a user may use, and until when, are examples.
+    // The limits of users, and expiry dates, are examples.
     let plain = |token: &relay::Token| relay::Token { quota: Default::default(), expires: None, ..token.clone() };
     assert_eq!(whole.tokens.iter().map(plain).collect::<Vec<_>>(), shipped.tokens);
     assert_eq!((whole.drain, whole.workers), (shipped.drain, shipped.workers));
@@ -129,7 +129,7 @@ fn a_key_that_the_sample_shows_switched_off_in_a_section_that_is_on_has_its_defa
             let described = &schema["$defs"][path]["properties"][key];
             assert!(described.is_object(), "{path} has no {key}");
             let default = &described["default"];
-            // Where there is no default, or an empty one, it is an example.
+            // If there is no default, or an empty one, the sample shows an example.
             if !default.is_null() && *default != json!([]) {
                 let value: toml::Table = format!("_ = {value}").parse().unwrap();
                 assert_eq!(json!(value["_"]), *default, "{path}: {}", entry.setting);
@@ -163,7 +163,7 @@ fn a_listener_takes_what_it_leaves_out_from_the_relay() {
         listener(2, identity("/own.pem", "/own.key"), Auth::None),
     ];
     assert_eq!(valid(&text).relay.unwrap().listeners, expected);
-    // What is revoked comes with the authority whose list it is.
+    // A revocation list comes with its authority.
     let revoked = |text: &str| valid(text).relay.unwrap().listeners.into_iter().map(|of| of.client_crl);
     let listed = text.replacen("client_ca = \"/ca.pem\"", "client_ca = \"/ca.pem\"\nclient_crl = \"/crl.pem\"", 1);
     assert!(revoked(&listed).all(|file| file == Some("/crl.pem".into())));
@@ -347,7 +347,7 @@ fn a_configuration_that_is_written_out_reads_back_as_the_same_and_names_every_ke
     let words: BTreeSet<_> = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
     let sample = switched_on();
     let keys = sample.lines().filter_map(|line| line.split_once(" = ")).map(|(key, _)| key);
-    // What listeners and classes took from elsewhere is theirs.
+    // Keys that listeners and classes took from elsewhere are written as their own.
     let elsewhere = ["listen", "like", "target_ms", "interval_ms"];
     let missing: Vec<_> =
         keys.filter(|key| !key.starts_with('#') && !words.contains(key) && !elsewhere.contains(key)).collect();

@@ -1,4 +1,4 @@
-//! How values are written that more than one kind of key has.
+//! Writes values that several kinds of keys share.
 
 use std::fmt::Display;
 
@@ -7,7 +7,7 @@ pub(crate) fn quoted(text: &(impl Display + ?Sized)) -> String {
     toml::Value::String(text.to_string()).to_string()
 }
 
-/// Writes a rate, which was read in one of these units, in the largest that it is a whole number of.
+/// Writes a rate, which was read in one of these units, in the largest unit that gives a whole number.
 pub(crate) fn rate(bytes_per_sec: u64) -> String {
     let bits = bytes_per_sec * 8;
     let units = [(1_000_000_000, "Gbit/s"), (1_000_000, "Mbit/s")];

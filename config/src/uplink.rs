@@ -1,4 +1,4 @@
-//! A relay as an edge uses it: where it is, why it is believed, and what it is shown.
+//! A relay as an edge uses it: its address, how it is verified, and the client's credentials.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,28 +9,28 @@ use crate::error::Problem;
 use crate::policy::Policy;
 use crate::section::{HopName, Section};
 
-/// The relays behind a local address, and what it takes to use them. Addresses with equal ones share connections.
+/// The relays of a local address, and how to use them. Addresses with equal settings share connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UplinkSettings {
     /// The relays, by the templates of their URIs: the first that works is used. At least one.
     pub relays: Vec<Template>,
-    /// File with the bearer token to show.
+    /// File with the bearer token to send.
     pub token_file: Option<PathBuf>,
-    /// Client certificate to show.
+    /// Client certificate to present.
     pub client: Option<ClientFiles>,
-    /// What the relay's certificate is checked against.
+    /// How the relay's certificate is verified.
     pub trust: TrustSource,
-    /// The name of the [`Hop`](crate::hop::Hop) through whose relay these are reached, if there is one.
+    /// The name of the [`Hop`](crate::hop::Hop) through which these relays are reached, if there is one.
     pub via: Option<String>,
-    /// The schedule of the connections, if one is named. Not the [`ScheduleSettings`](crate::policy::ScheduleSettings)
-    /// itself: the policy may change while they last.
+    /// The schedule of the connections, if one is named. By name, not as
+    /// [`ScheduleSettings`](crate::policy::ScheduleSettings): the policy may change while they last.
     pub schedule: Option<String>,
-    /// The first and the longest wait before the relay is tried again; every wait doubles the last.
+    /// The first and the longest wait before the relay is tried again; each wait doubles the one before.
     pub backoff: (Duration, Duration),
 }
 
 impl UplinkSettings {
-    /// The relays' hosts and ports, for people.
+    /// Returns the relays' hosts and ports, for people.
     #[must_use]
     pub fn through(&self) -> String {
         let relays = self.relays.iter().map(|relay| relay.origin().to_string()).collect::<Vec<_>>().join(", or else ");
@@ -41,7 +41,7 @@ impl UplinkSettings {
     }
 }
 
-/// What sections about relays may name.
+/// The names that sections about relays may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nameable<'a> {
     /// The classes and schedules.
@@ -57,10 +57,10 @@ impl Nameable<'_> {
     }
 }
 
-/// The first and the longest wait unless the text says otherwise.
+/// The default of the first and the longest wait.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
-/// How many relays a local address may choose from.
+/// How many relays a local address may name.
 const MAX_RELAYS: usize = 8;
 
 /// PEM files of a client certificate.
@@ -72,19 +72,19 @@ pub struct ClientFiles {
     pub private_key: PathBuf,
 }
 
-/// What makes a relay's certificate acceptable.
+/// How a relay's certificate is verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TrustSource {
-    /// An authority that the system trusts signed it.
+    /// An authority that the system trusts must have signed it.
     System,
-    /// An authority in this PEM file signed it.
+    /// An authority in this PEM file must have signed it.
     Authority(PathBuf),
-    /// Its SHA-256 over the DER form is this; its name and dates do not matter.
+    /// The SHA-256 of its DER form must be this; its name and dates do not matter.
     Pinned([u8; 32]),
 }
 
-/// Walks through the keys about the relay in the section of a local address or a hop; its schedule and the hop before it have
-/// to be among `names`.
+/// Walks through the keys of the relay in the section of a local address or a hop; its schedule and its own hop must be
+/// among `names`.
 pub(crate) fn walk(
     section: &mut Section<'_>,
     of: Option<&UplinkSettings>,

@@ -1,4 +1,4 @@
-//! How a configuration is written as text that reads back as the same.
+//! Writes a configuration as text that reads back as the same configuration.
 
 use crate::document::Text;
 use crate::uplink::Nameable;
@@ -7,8 +7,9 @@ use crate::{
 };
 
 impl Config {
-    /// Writes the whole configuration as TOML: every key that has a value, defaults included, and listeners and classes with
-    /// all that they take from elsewhere. A certificate that paced makes itself cannot be named, and is left out.
+    /// Writes the whole configuration as TOML: every key that has a value, including defaults, and listeners and
+    /// classes with all keys that they take from elsewhere. A self-signed certificate of paced has no path, and is left
+    /// out.
     #[must_use]
     pub fn to_toml(&self) -> String {
         let mut text = Text::whole();

@@ -1,4 +1,4 @@
-//! How a policy is read from text, and what its tables hold.
+//! Reads a policy and its tables from text.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -18,7 +18,7 @@ use crate::section::{ClassName, ScheduleName, Section, Value, text, unsigned, wh
 use crate::targets::Ports;
 use crate::text::quoted;
 
-/// Reads the sections of a policy, which may stand among others.
+/// Reads the sections of a policy, which may be mixed with others.
 pub(crate) fn read(root: &mut Section<'_>) -> Policy {
     let (schedule, mut schedules) = root.section("schedule", |section| {
         let plain = ScheduleSettings::default();
@@ -60,7 +60,7 @@ impl Policy {
 }
 
 words! {
-    /// A discipline without what some of them add to it.
+    /// A discipline without its further options.
     #[derive(Default)]
     pub enum DisciplineWord {
         /// Round robin.
@@ -122,7 +122,7 @@ pub(super) fn schedule(section: &mut Section<'_>, of: &ScheduleSettings) -> Sche
     ScheduleSettings { discipline, low_mark_packets }
 }
 
-/// What `ml` and `edf` do unless they are told otherwise.
+/// Defaults of `ml` and `edf`.
 const LOW: Low = Low::Rr;
 const EXPIRY: Expiry = Expiry::Soft;
 
@@ -135,11 +135,12 @@ words! { for Placement {
 } }
 words! { for Level { High = "high", Low = "low", } }
 
-/// Up to an hour: what may wait for longer is not in a hurry.
+/// Up to an hour: traffic that may wait longer is not urgent.
 const DEADLINE_MS: RangeInclusive<u64> = 1..=3_600_000;
 const WEIGHT: RangeInclusive<u64> = 1..=u16::MAX as u64;
 
-/// Walks through a class. The default of a key may follow from another key's value; the value just read counts.
+/// Walks through a class. The default of a key may follow from another key's value, for which the value just read
+/// counts.
 pub(super) fn class(section: &mut Section<'_>, of: &ClassSettings) -> ClassSettings {
     let plain = ClassSettings::named(&of.name);
     let priority =
@@ -231,7 +232,7 @@ pub(crate) fn rate(section: &mut Section<'_>, key: &'static str, of: Option<u64>
     section.optional(key, of.map(Rate)).map(|Rate(rate)| rate)
 }
 
-/// How many packets a second may be the most.
+/// The range of a limit in packets per second.
 pub(crate) const PACKETS: RangeInclusive<u64> = 1..=1_000_000_000;
 
 /// A rate in bytes per second.
@@ -263,7 +264,7 @@ impl Value for Rate {
     }
 }
 
-/// Two ends of a range of priorities.
+/// The two ends of a range of priorities.
 impl Value for RangeInclusive<u8> {
     const EXPECTED: &'static str = "the lowest and the highest priority from 0 to 255 in brackets, such as [0, 159]";
 
@@ -285,7 +286,7 @@ impl Value for RangeInclusive<u8> {
     }
 }
 
-/// Walks through a rule that gives one of the classes called `names`, one of `schedules`, or both.
+/// Walks through a rule that gives a class among `names`, a schedule among `schedules`, or both.
 pub(super) fn rule(
     section: &mut Section<'_>,
     of: Option<&PolicyRule>,

@@ -8,7 +8,7 @@ mod properties;
 mod requests;
 mod schedules;
 
-/// Reads what the schema, too, has to take.
+/// Reads a text, and asserts that the schema accepts it as well.
 fn valid(text: &str) -> Policy {
     let policy = Policy::from_toml(text).unwrap_or_else(|errors| panic!("{text}\nis refused:\n{errors}"));
     POLICY.assert_takes(text);
@@ -19,7 +19,7 @@ fn refusals(text: &str) -> String {
     Policy::from_toml(text).expect_err(text).to_string()
 }
 
-/// The class `a` of a text that defines it behind the default one.
+/// Returns the class `a` of a text that defines it after the default one.
 fn class_a(text: &str) -> ClassSettings {
     let class = valid(text).classes.remove(1);
     assert_eq!(class.name, "a");
@@ -148,7 +148,7 @@ weight = 2
     assert_eq!((c.dscp, b.dscp, a.dscp), (Some(10), Some(10), Some(10)));
     assert_eq!((c.weight, b.weight, a.weight), (3, 2, 2));
     assert_eq!((c.drop, b.drop), (DropRule::Sojourn(Duration::from_millis(50)), c.drop));
-    // What is not written but follows from another key follows from the own one.
+    // A default that follows from another key uses the class's own value of that key.
     assert_eq!((&c.priorities, &b.priorities, &a.priorities), (&(0..=90), &(0..=90), &(0..=120)));
     let default = valid("[class.b]\nlike = \"default\"\n[class.default]\nweight = 9\n");
     assert_eq!((&default.classes[0].name[..], default.classes[1].weight), (DEFAULT, 9));
@@ -374,7 +374,7 @@ fn rules_behind_one_without_conditions_are_warned_of() {
     assert_eq!(warnings(&[some, any].concat()), []);
     let unreached = |rule| Warning::UnreachedRule { rule, behind: 2 };
     assert_eq!(warnings(&[some, any, some, any].concat()), [unreached(3), unreached(4)]);
-    // What gives a schedule is in vain behind what always gives one.
+    // A rule that gives only a schedule is without effect after one that always gives one.
     let schedules = "[schedule.s]\n[[rule]]\nschedule = \"s\"\nuser = \"u\"\n";
     assert_eq!(
         warnings(&[any, some, &schedules.replace("[[rule]]", "[[rule]]\nclass = \"default\"")].concat()),

@@ -1,12 +1,12 @@
-//! How a policy is written as text: what [`Policy::from_toml`] reads back as the same policy.
+//! Writes a policy as text that [`Policy::from_toml`] reads back as the same policy.
 
 use super::read::{class, rule, schedule};
 use super::{ClassSettings, DEFAULT, Policy};
 use crate::document::Text;
 
 impl Policy {
-    /// Writes the policy as TOML, without what goes without saying: keys that have their default, and what a class took
-    /// from another with `like`, which it now has by itself.
+    /// Writes the policy as TOML without keys that have their default. Keys that a class took from another with `like`
+    /// are written as its own.
     #[must_use]
     pub fn to_toml(&self) -> String {
         let mut text = Text::brief();

@@ -1,4 +1,4 @@
-//! How a relay is read from text, and what its tables hold.
+//! Reads a relay and its tables from text.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -15,11 +15,11 @@ use crate::quota;
 use crate::section::{Section, Value};
 use crate::targets::{Pattern, Ports, TargetRule, TargetRules};
 
-/// Where a relay listens unless it is told otherwise: the HTTPS port of every address.
+/// The default listeners of a relay: the HTTPS port of every address.
 const EVERYWHERE: [SocketAddr; 2] =
     [SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 443), SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 443)];
 
-/// Reads a relay whose listeners' classes and schedules have to be of `policy`.
+/// Reads a relay; its listeners' classes and schedules must be in `policy`.
 pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<RelaySettings> {
     let limits = relay.section("limits", |section| limits(section, &RelayLimits::default()));
     let targets = relay.section("targets", |section| targets(section, &TargetRules::default()));
@@ -33,7 +33,7 @@ pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<RelaySett
         let cause = "two entries of one user have different quotas or rates, which the user has as a whole";
         relay.refuse(key, Problem::Contradiction { cause, remedy: "write the same in both" });
     }
-    // Not whether `tokens` is empty: an entry that was refused has been reported already.
+    // Not whether `tokens` is empty: a refused entry has been reported already.
     let listeners = listeners(relay, relay.has_any("token"), policy);
     let others = RelaySettings {
         listeners,
@@ -50,7 +50,7 @@ pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<RelaySett
     Some(own(relay, others))
 }
 
-/// Walks through the keys of the relay itself, and leaves the sections below as they are.
+/// Walks through the relay's own keys; sections below stay as in `of`.
 pub(crate) fn own(section: &mut Section<'_>, of: RelaySettings) -> RelaySettings {
     let relay = RelaySettings {
         templates: section.require_list("templates", Some(of.templates)).unwrap_or_default(),
@@ -65,7 +65,7 @@ pub(crate) fn own(section: &mut Section<'_>, of: RelaySettings) -> RelaySettings
     relay
 }
 
-/// Walks through the entry of a token. It takes from `limits` what it leaves out.
+/// Walks through the entry of a token. Limits that it omits are taken from `limits`.
 pub(crate) fn token(section: &mut Section<'_>, of: Option<&Token>, limits: &RelayLimits) -> Option<Token> {
     let name = section.require("name", of.map(|of| of.name.clone()));
     let sha256 = section.require("sha256", of.map(|of| of.sha256));
@@ -76,7 +76,7 @@ pub(crate) fn token(section: &mut Section<'_>, of: Option<&Token>, limits: &Rela
     Some(Token { name: name?, sha256: sha256?, max_tunnels, quota, expires })
 }
 
-/// Walks through the entry of a user with a certificate, as [`token`].
+/// Walks through the entry of a user with a certificate, as [`token`] does.
 pub(crate) fn client_certificate(
     section: &mut Section<'_>,
     of: Option<&ClientCertificate>,
@@ -90,7 +90,7 @@ pub(crate) fn client_certificate(
     Some(ClientCertificate { name: name?, san: san?, max_tunnels, quota })
 }
 
-/// What every listener needs; each may have its own instead of the relay's.
+/// Keys that every listener needs; each may have its own in place of the relay's.
 #[derive(Clone, Default)]
 struct Terms {
     certificate: Option<PathBuf>,
@@ -115,7 +115,7 @@ impl Terms {
         }
     }
 
-    /// Returns what a listener got from its own section and the relay's.
+    /// Returns the keys that a listener got from its own section and the relay's.
     fn of(listener: &ListenerSettings) -> Self {
         let ListenerSettings { address: _, identity, client_ca, client_crl, auth, class, schedule } = listener.clone();
         let (certificate, private_key) = match identity {
@@ -126,13 +126,13 @@ impl Terms {
     }
 
     fn or(self, relay: &Self) -> Self {
-        // A certificate and a key of different origin never fit together.
+        // A certificate and a key from different sections never match.
         let own_identity = self.certificate.is_some() || self.private_key.is_some();
         let identity = if own_identity { &self } else { relay };
         Self {
             certificate: identity.certificate.clone(),
             private_key: identity.private_key.clone(),
-            // Nor do an authority and what another one has revoked.
+            // Nor do an authority and another authority's revocation list.
             client_crl: match (&self.client_ca, self.client_crl) {
                 (None, None) => relay.client_crl.clone(),
                 (_, own) => own,
@@ -144,7 +144,7 @@ impl Terms {
         }
     }
 
-    /// Refuses at `section` what a listener on these terms could not do.
+    /// Refuses at `section` terms that a listener could not serve.
     fn listener(self, section: &mut Section<'_>, address: SocketAddr, has_tokens: bool) -> Option<ListenerSettings> {
         let auth = self.auth.unwrap_or_default();
         if auth.accepts_tokens() && !has_tokens {
@@ -182,7 +182,7 @@ fn listeners(relay: &mut Section<'_>, has_tokens: bool, policy: &Policy) -> Vec<
     });
     let plain = plain.unwrap_or_else(|| if relay.has_any("listener") { Vec::new() } else { EVERYWHERE.to_vec() });
     if let Some((first, others)) = plain.split_first() {
-        // The same terms for all: what is wrong with them is said once.
+        // All share the same terms, so errors in them are reported once.
         let listener = terms.listener(relay, *first, has_tokens);
         let at = |address| listener.clone().map(|listener| ListenerSettings { address, ..listener });
         listeners.extend(others.iter().copied().filter_map(at));
@@ -196,7 +196,7 @@ fn listeners(relay: &mut Section<'_>, has_tokens: bool, policy: &Policy) -> Vec<
     listeners
 }
 
-/// Writes a listener with all that it takes from elsewhere; a certificate that paced makes itself cannot be named.
+/// Writes a listener with all keys that it takes from elsewhere; a self-signed certificate of paced has no path.
 pub(crate) fn write_listener(listener: &ListenerSettings, section: &mut Section<'_>, policy: &Policy) {
     section.value("address", listener.address);
     Terms::walk(section, Terms::of(listener), policy);

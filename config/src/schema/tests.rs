@@ -1,4 +1,4 @@
-//! The schemas against the readers, by an implementation of JSON Schema that is not ours.
+//! Compares the schemas with the readers, using an independent implementation of JSON Schema.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -21,7 +21,7 @@ fn errors<T>(outcome: Result<T, Errors>) -> Vec<Error> {
     outcome.err().iter().flat_map(Errors::iter).cloned().collect()
 }
 
-/// A schema, and the reader that it is about.
+/// A schema, and its reader.
 pub(crate) struct Judge {
     schema: Json,
     schemas: Schemas,
@@ -35,22 +35,22 @@ impl Judge {
         let schema: Json = serde_json::from_str(schema).unwrap();
         let (mut compiler, mut schemas) = (Compiler::new(), Schemas::new());
         compiler.add_resource(PLACE, schema.clone()).unwrap();
-        // Refuses what is no schema.
+        // Refuses an invalid schema.
         let index = compiler.compile(PLACE, &mut schemas).unwrap();
         Self { schema, schemas, index, read }
     }
 
-    /// Returns what the schema has against a document.
+    /// Returns the schema's objection to a document.
     fn objection(&self, document: &Table) -> Option<String> {
         self.schemas.validate(&json!(document), self.index).err().map(|error| format!("{error:#}"))
     }
 
-    /// Asserts that the schema takes a text, as its reader does.
+    /// Asserts that the schema accepts a text, as its reader does.
     pub(crate) fn assert_takes(&self, text: &str) {
         assert_eq!(self.objection(&text.parse().unwrap()), None, "{text}");
     }
 
-    /// Asserts that reader and schema are of one mind about `document`, as far as a schema can be.
+    /// Asserts that reader and schema agree about `document`, as far as a schema can.
     fn assert_agrees(&self, document: &Table) {
         let text = document.to_string();
         let plain: Vec<_> = (self.read)(&text).into_iter().filter(is_plain).collect();
@@ -58,7 +58,7 @@ impl Judge {
         assert_eq!(objection.is_none(), plain.is_empty(), "{text}\n{objection:?}\n{plain:?}");
     }
 
-    /// Calls `look` with every table of the schema, and with the steps to one like that in `document`.
+    /// Calls `look` with every table of the schema, and with the steps to a table of its kind in `document`.
     pub(crate) fn each_table(&self, document: &Table, look: &mut impl FnMut(&[Step], &Json)) {
         self.look_at(&self.schema, &Value::Table(document.clone()), &mut Vec::new(), look);
     }
@@ -72,9 +72,9 @@ impl Judge {
             let below = &self.schema["$defs"][path.strip_prefix("#/$defs/").unwrap()];
             let start = steps.len();
             steps.push(Step::Key(key.clone()));
-            let mut at = at.get(key).unwrap_or_else(|| panic!("{steps:?} is not in the document"));
+            let mut at = at.get(key).unwrap_or_else(|| panic!("{steps:?} is missing in the document"));
             if let Value::Array(elements) = at {
-                let first = elements.iter().position(Value::is_table).expect("there is one like that");
+                let first = elements.iter().position(Value::is_table).expect("a table of this kind exists");
                 steps.push(Step::Index(first));
                 at = &elements[first];
             } else if schema.get("patternProperties").is_some() {
@@ -89,7 +89,7 @@ impl Judge {
         if let Some(path) = table["additionalProperties"]["$ref"].as_str() {
             let below = &self.schema["$defs"][path.strip_prefix("#/$defs/").unwrap()];
             let is_named = |(name, _): &(&String, &Value)| table["properties"].get(&name[..]).is_none();
-            let (name, section) = at.as_table().unwrap().iter().find(is_named).expect("there is one like that");
+            let (name, section) = at.as_table().unwrap().iter().find(is_named).expect("a table of this kind exists");
             steps.push(Step::Key(name.clone()));
             self.look_at(below, section, steps, look);
             steps.pop();
@@ -103,7 +103,7 @@ pub(crate) enum Step {
     Index(usize),
 }
 
-/// Returns a copy of `document` in which the table behind `steps` is changed.
+/// Returns a copy of `document` in which the table at `steps` is changed.
 pub(crate) fn changed(document: &Table, steps: &[Step], change: impl FnOnce(&mut Table)) -> Table {
     let mut whole = Value::Table(document.clone());
     let place = steps.iter().fold(&mut whole, |at, step| match step {
@@ -115,14 +115,14 @@ pub(crate) fn changed(document: &Table, steps: &[Step], change: impl FnOnce(&mut
     whole
 }
 
-/// Tells whether a schema can see what is wrong, which may not depend on other keys.
+/// Returns whether a schema can detect the error, which must not depend on other keys.
 fn is_plain(error: &Error) -> bool {
     let is_foreign = |c: char| !c.is_ascii_lowercase() && !c.is_ascii_digit() && c != '-';
     match &error.problem {
         Problem::Contradiction { .. } | Problem::Circle(_) => false,
-        // Of a key that another asks for.
+        // Not a key that another key requires.
         Problem::Missing { key, .. } => error.key.ends_with(key),
-        // Of what could be one.
+        // Only if the name could not be a name at all.
         Problem::UnknownName { name, .. } => !(1..=32).contains(&name.len()) || name.contains(is_foreign),
         _ => true,
     }
@@ -138,7 +138,7 @@ pub(crate) fn subjects() -> [(&'static Judge, Table); 2] {
     [(&CONFIG, config.clone()), (&POLICY, policy.collect())]
 }
 
-/// Values of every type, and texts of every form or almost so.
+/// Values of every type, and texts of almost every form.
 const PROBES: &str = r#"_ = [
     true, -1, 0, 1, 255, 256, 65535, 65536, 1.5, 2026-01-01, "", "ü", "a b", "a/b", "/a", "-", ".", "a*b",
     [], [true], [-1], [0], [1.5], [[]], ["ü"], ["a/b"], ["/a"], [65536], [0, 255], [0, 256], [0, 1, 2], [{ zzz = 1 }],
@@ -156,7 +156,7 @@ pub(crate) fn probes() -> Vec<Value> {
     probes.as_array().unwrap().clone()
 }
 
-/// Returns what `schema` itself suggests to try: its words and almost those, the ends of its range and what is beyond.
+/// Returns values to try, from `schema` itself: its words and near misses, the ends of its range and the values beyond.
 pub(crate) fn borders(schema: &Json) -> Vec<Value> {
     let words = schema["enum"].as_array().into_iter().flatten().filter_map(Json::as_str);
     let words = words.flat_map(|word| [word.to_owned(), word.to_uppercase(), format!("{word}s")]).map(Value::String);
@@ -201,7 +201,7 @@ fn reader_and_schema_know_the_same_keys_and_agree_on_those_that_have_to_be_there
             let [Error { problem: Problem::UnknownKey { known, .. }, .. }] = &errors[..] else { panic!("{errors:?}") };
             assert_eq!(known.iter().copied().collect::<BTreeSet<_>>(), keys, "{steps:?}");
             judge.assert_agrees(&stray);
-            // What every listener has to have may be its own or the relay's.
+            // Keys that every listener needs may be its own or the relay's.
             for key in keys.iter().filter(|key| !["certificate", "private_key"].contains(*key)) {
                 judge.assert_agrees(&changed(&document, steps, |table| _ = table.remove(*key)));
             }

@@ -1,11 +1,12 @@
 //! The keys of a table, each described once: its name, its range, its unit and its field.
 //!
-//! A function walks through the keys of a section and is given what holds where the text says nothing: defaults, as long as a
-//! text is read, and the values themselves when they are written. It returns what there is then, in a struct: where that
-//! names all fields, one without a key does not compile. So reading, schema and writing cannot disagree.
+//! A function walks through the keys of a section and is given the values to hold for keys that the text lacks:
+//! defaults when a text is read, and the actual values when one is written. It returns the resulting values in a
+//! struct: since it names all fields, a field without a key does not compile. So reading, schema and writing cannot
+//! disagree.
 //!
-//! A writer goes through each section by itself, for it decides about their order. It refuses what is not there, as
-//! [`describe`](super::describe) does, and nobody hears of it.
+//! A writer walks through each section separately, because it decides their order. The walk finds every required key
+//! missing, as with [`describe`](super::describe), and these errors are discarded.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -26,20 +27,20 @@ const SHOWN_NAMES: usize = 8;
 pub(super) struct Lines {
     lines: Vec<String>,
     is_whole: bool,
-    /// Keys that mean nothing here.
+    /// Keys that have no meaning here.
     left_out: Vec<&'static str>,
-    /// Whether what is asked for goes without saying.
+    /// Whether the keys asked for have their default.
     is_tacit: bool,
 }
 
 impl Lines {
-    /// Does not write `key`.
+    /// Omits `key`.
     pub(super) fn leave_out(&mut self, key: &'static str) {
         self.left_out.push(key);
     }
 }
 
-/// Returns a table that `walk` goes through as lines, with what goes without saying if it is to be `is_whole`.
+/// Returns the keys that `walk` visits as lines; includes defaults if `is_whole`.
 pub(crate) fn write<T>(is_whole: bool, walk: impl FnOnce(&mut Section<'_>) -> T) -> Vec<String> {
     let lines = Some(RefCell::new(Lines { is_whole, ..Lines::default() }));
     let report = Report { lines, ..Report::default() };
@@ -58,7 +59,7 @@ impl Section<'_> {
         self.ask(key, held.as_ref()).or(held)
     }
 
-    /// Asks for a value without which the section means nothing.
+    /// Asks for a required value.
     pub(crate) fn require<T: Value>(&mut self, key: &'static str, held: Option<T>) -> Option<T> {
         if self.value_of(key, schema::one::<T>).is_none() {
             self.refuse(key, Problem::Missing { key, expected: T::EXPECTED });
@@ -67,18 +68,18 @@ impl Section<'_> {
         self.optional(key, held)
     }
 
-    /// Asks for a list; elements that do not fit are refused one by one.
+    /// Asks for a list; invalid elements are refused one by one.
     pub(crate) fn list<T: Value>(&mut self, key: &'static str, held: Vec<T>) -> Vec<T> {
         self.optional_list(key, Some(held)).unwrap_or_default()
     }
 
-    /// Asks for an optional list, as [`list`](Self::list).
+    /// Asks for an optional list, as [`list`](Self::list) does.
     pub(crate) fn optional_list<T: Value>(&mut self, key: &'static str, held: Option<Vec<T>>) -> Option<Vec<T>> {
         self.say(key, || held.as_ref().map(|held| list(held.iter().map(T::write))));
         self.elements(key, schema::list::<T>, |section, element| section.read(key, element)).or(held)
     }
 
-    /// Asks for a list without which the section means nothing, and which has to have an element.
+    /// Asks for a required list, which must have an element.
     pub(crate) fn require_list<T: Value>(&mut self, key: &'static str, held: Option<Vec<T>>) -> Option<Vec<T>> {
         let value = self.value_of(key, schema::filled_list::<T>).and_then(|value| value.get_ref().as_array());
         if !self.has(key) || value.is_some_and(|elements| elements.is_empty()) {
@@ -88,7 +89,7 @@ impl Section<'_> {
         self.optional_list(key, held)
     }
 
-    /// Asks for an optional value or a list of such, which has to have an element.
+    /// Asks for an optional value or a list of values, which must have an element.
     pub(crate) fn one_or_list<T: Value>(&mut self, key: &'static str, held: Option<Vec<T>>) -> Option<Vec<T>> {
         match self.value_of(key, schema::one_or_list::<T>).map(Spanned::get_ref) {
             None => self.optional_list(key, held),
@@ -97,7 +98,7 @@ impl Section<'_> {
         }
     }
 
-    /// As [`one_or_list`](Self::one_or_list), where the section means nothing without.
+    /// Like [`one_or_list`](Self::one_or_list), but required.
     pub(crate) fn require_one_or_list<T: Value>(&mut self, key: &'static str, held: Option<Vec<T>>) -> Option<Vec<T>> {
         if self.value_of(key, schema::one_or_list::<T>).is_none() {
             self.refuse(key, Problem::Missing { key, expected: T::EXPECTED });
@@ -106,7 +107,7 @@ impl Section<'_> {
         self.one_or_list(key, held)
     }
 
-    /// Walks through each of a list of tables by `walk`; values in the list say the same in short.
+    /// Walks through each table of a list by `walk`; a plain value in the list is short for a table.
     pub(crate) fn list_or_tables<T, V: Value + Into<T>>(
         &mut self,
         key: &'static str,
@@ -126,7 +127,7 @@ impl Section<'_> {
         elements.unwrap_or(held)
     }
 
-    /// Asks for the name of one of several sections.
+    /// Asks for a name, which must be one of `names`.
     pub(crate) fn name<N: Name>(&mut self, key: &'static str, names: &[&str], held: Option<String>) -> Option<String> {
         let name: String = self.optional(key, held.map(N::from))?.into();
         if names.contains(&&name[..]) {
@@ -161,7 +162,7 @@ impl Section<'_> {
         self.ask_number(key, &range).or(held)
     }
 
-    /// As [`number`](Self::number), of one whose digits are written in base 16.
+    /// Like [`number`](Self::number), for a number that is written in hexadecimal.
     pub(crate) fn hexadecimal(&mut self, key: &'static str, range: RangeInclusive<u64>, held: u32) -> u32 {
         self.say(key, || Some(format!("{held:#x}")));
         self.ask_number(key, &range).unwrap_or(held)
@@ -187,7 +188,8 @@ impl Section<'_> {
         self.optional_number(key, range, held.map(|held| held.as_millis() as u64)).map(Duration::from_millis)
     }
 
-    /// Asks by `ask` for what goes without saying if `is_granted`: only a text that says everything has it then.
+    /// Asks by `ask` for keys that have their default if `is_granted`: only a text that includes defaults then has
+    /// them.
     pub(crate) fn unless<T>(&mut self, is_granted: bool, ask: impl FnOnce(&mut Self) -> T) -> T {
         self.set_tacit(is_granted);
         let asked = ask(self);
@@ -223,7 +225,7 @@ impl Section<'_> {
         fitting
     }
 
-    /// Writes what `held` returns, if this is a writer and that is to be said.
+    /// Writes the value that `held` returns, if this is a writer and the key is to be written.
     fn say(&self, key: &'static str, held: impl FnOnce() -> Option<String>) {
         let Some(lines) = &self.report.lines else { return };
         let mut lines = lines.borrow_mut();

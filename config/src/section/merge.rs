@@ -1,4 +1,4 @@
-//! Several files read as one document: a main one and drop-ins, of which the later have the last word.
+//! Reads several files as one document: a main file and drop-ins, of which later ones take precedence.
 
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
@@ -6,32 +6,32 @@ use toml::de::{DeArray, DeTable, DeValue};
 /// A file of a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FilePart {
-    /// What messages call it.
+    /// Its name in messages.
     pub name: String,
-    /// What it says, in TOML.
+    /// Its content, in TOML.
     pub text: String,
 }
 
 impl From<&str> for FilePart {
-    /// Of a text that is the only one, and needs no name.
+    /// Makes an unnamed part of a single text.
     fn from(text: &str) -> Self {
         Self { name: String::new(), text: text.to_owned() }
     }
 }
 
-/// Where each part begins in the text of all of them.
+/// Joins the texts of all parts; also returns where each begins.
 pub(super) fn join(parts: &[FilePart]) -> (String, Vec<usize>) {
     let (mut text, mut starts) = (String::new(), Vec::new());
     for part in parts {
         starts.push(text.len());
         text.push_str(&part.text);
-        // What begins a part begins a line.
+        // A part begins on a new line.
         text.push('\n');
     }
     (text, starts)
 }
 
-/// Moves everything in a table that begins at `start` of the whole text to its place there.
+/// Shifts the positions of everything in a table by `start`, the place of its part in the whole text.
 pub(super) fn shift<'i>(table: DeTable<'i>, start: usize) -> DeTable<'i> {
     let shifted =
         |key, value| (spanned(key, start, |key| key), spanned(value, start, |value| shift_value(value, start)));
@@ -55,8 +55,8 @@ fn shift_value(value: DeValue<'_>, start: usize) -> DeValue<'_> {
     }
 }
 
-/// Lays a later table over an earlier one: sections are joined key by key, `[[sections]]` come after the earlier ones,
-/// and any other value takes the place of the one before. `text` is what both are from.
+/// Overlays a later table on an earlier one: sections are joined key by key, `[[sections]]` follow the earlier ones,
+/// and any other value replaces the earlier one. `text` is the text of both.
 pub(super) fn overlay<'i>(earlier: &mut DeTable<'i>, later: DeTable<'i>, text: &str) {
     for (key, value) in later {
         match (earlier.get_mut(key.get_ref().as_ref()).map(Spanned::get_mut), value.get_ref()) {
@@ -81,7 +81,7 @@ pub(super) fn overlay<'i>(earlier: &mut DeTable<'i>, later: DeTable<'i>, text: &
     }
 }
 
-/// Tells whether a list is one of `[[sections]]`, and not one in brackets behind its key.
+/// Returns whether a list consists of `[[sections]]`, and is not a list in brackets after its key.
 fn are_sections(list: &DeArray<'_>, text: &str) -> bool {
     list.iter().all(|element| text.get(element.span().start..).is_some_and(|text| text.starts_with("[[")))
 }

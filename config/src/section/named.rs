@@ -28,8 +28,8 @@ struct Named<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// Finds the sections `[key.NAME]` and refuses what cannot be one. The one named `first`, if any, comes first, and is
-    /// there without keys if the text does not have it.
+    /// Finds the sections `[key.NAME]` and refuses invalid ones. The section named `first`, if any, comes first, and
+    /// exists without keys if the text lacks it.
     pub(crate) fn named_sections(&mut self, key: &'static str, first: Option<&'static str>) -> NamedSections<'a> {
         let path = self.path_of(key);
         let value = self.value_of(key, || schema::named_tables(&format!("{path}.{ANY}")));
@@ -40,8 +40,8 @@ impl<'a> Section<'a> {
         self.collect_named(path, table.into_iter().flatten(), first)
     }
 
-    /// Finds the sections `[section.NAME]` of this section, which has keys as well: every table whose name is none of the
-    /// keys asked for so far. To be called when all of these were.
+    /// Finds the sections `[section.NAME]` of this section, which has keys as well: every table whose name is not a key
+    /// asked for so far. Call it after asking for all keys.
     pub(crate) fn own_named_sections(&mut self) -> NamedSections<'a> {
         self.has_named_sections = true;
         if let Some(described) = &self.report.schema {
@@ -81,7 +81,7 @@ impl<'a> Section<'a> {
     }
 }
 
-/// The name of a section of some kind, which may be that of none.
+/// The name of a section of some kind; the section may not exist.
 pub(crate) trait Name: Value + From<String> + Into<String> {}
 
 macro_rules! names {
@@ -114,7 +114,7 @@ macro_rules! names {
                 quoted(&self.0)
             }
 
-            /// That of names that a section may have.
+            /// The schema of names that a section may have.
             fn schema() -> Json {
                 text(NAME)
             }
@@ -123,15 +123,15 @@ macro_rules! names {
 }
 
 names! {
-    /// That of a class.
+    /// The name of a class.
     ClassName: "the name of a class in quotes",
-    /// That of a schedule.
+    /// The name of a schedule.
     ScheduleName: "the name of a [schedule.NAME] in quotes",
-    /// That of a hop.
+    /// The name of a hop.
     HopName: "the name of a [hop.NAME] in quotes",
 }
 
-/// The name that a path gives itself.
+/// The name of a path, in its own section.
 pub(crate) struct PathName(String);
 
 impl From<String> for PathName {
@@ -163,22 +163,22 @@ impl Value for PathName {
 }
 
 impl<'a> NamedSections<'a> {
-    /// Returns how many there are.
+    /// Returns the number of sections.
     pub(crate) const fn len(&self) -> usize {
         self.sections.len()
     }
 
-    /// Forgets all but the first `len`.
+    /// Drops all but the first `len`.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.sections.truncate(len);
     }
 
-    /// Returns the names, none of them twice.
+    /// Returns the names; none occurs twice.
     pub(crate) fn names(&self) -> Vec<&'a str> {
         self.sections.iter().map(|section| section.name).collect()
     }
 
-    /// Reads all of them, each by itself.
+    /// Reads all of them independently.
     pub(crate) fn read<T>(&self, mut read: impl FnMut(&'a str, &mut Section<'a>) -> T) -> Vec<T> {
         let open = |named: &Named<'a>| {
             let path = format!("{}.{}", self.path, named.name);
@@ -187,9 +187,9 @@ impl<'a> NamedSections<'a> {
         self.sections.iter().map(open).collect()
     }
 
-    /// Reads all of them. Where one has no value for a key, it takes that of the section that it names as `like`, and so
-    /// on; a name that none of them has ends the search, and a section that is like itself is refused. The time this
-    /// takes grows with the cube of their number.
+    /// Reads all of them. A section without a value for a key takes that of the section that it names as `like`, and so
+    /// on; an unknown name ends the search, and a section that is like itself is refused. The time grows with the cube
+    /// of the number of sections.
     pub(crate) fn read_like<T>(
         &self,
         like: &'static str,
@@ -214,8 +214,8 @@ impl<'a> NamedSections<'a> {
         self.sections.iter().enumerate().map(read).collect()
     }
 
-    /// Reads all of them, each by itself, where one may name another as its `next`, and that another; a section that comes
-    /// to itself that way is refused.
+    /// Reads all of them independently. Each may name another as its `next`; a section that leads back to itself that
+    /// way is refused.
     pub(crate) fn read_chained<T>(
         &self,
         next: &'static str,
@@ -231,7 +231,7 @@ impl<'a> NamedSections<'a> {
         self.sections.iter().enumerate().map(read).collect()
     }
 
-    /// Refuses a circle once, at the first of its members.
+    /// Refuses a circle once, at its first member.
     fn refuse_circle(&self, section: &Section<'a>, key: &'static str, place: usize, ancestors: &[usize]) {
         if ancestors.contains(&place) && ancestors.iter().all(|other| place <= *other) {
             let circle = once(&place).chain(ancestors).map(|place| self.sections[*place].name.to_owned());
@@ -239,7 +239,7 @@ impl<'a> NamedSections<'a> {
         }
     }
 
-    /// Returns the places of the sections that the one at `place` takes keys from, the nearest first: itself, as the
+    /// Returns the places of the sections from which the one at `place` takes keys, the nearest first; itself, as the
     /// last, only if it is part of a circle.
     fn ancestors(&self, place: usize, like: &str) -> Vec<usize> {
         let mut ancestors = Vec::new();

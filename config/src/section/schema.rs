@@ -1,4 +1,4 @@
-//! What a reader asks for, as JSON Schema (draft 2020-12).
+//! The keys that a reader asks for, as JSON Schema (draft 2020-12).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -7,13 +7,13 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{Value, whole_number};
 
-/// What a name of a named section may be, as a pattern.
+/// The pattern of names of named sections.
 pub(super) const NAME: &str = "^[a-z0-9-]{1,32}$";
 
-/// The name that stands for all in a schema.
+/// The name that stands for all names in a schema.
 pub(super) const ANY: &str = "NAME";
 
-/// The tables of a document by their paths; that of the document itself is empty.
+/// The tables of a document by their paths; the path of the document itself is empty.
 #[derive(Default)]
 pub(crate) struct Schema(BTreeMap<String, Table>);
 
@@ -22,9 +22,9 @@ struct Table {
     about: Option<String>,
     keys: BTreeMap<&'static str, Key>,
     required: BTreeSet<&'static str>,
-    /// Pairs of keys of which one has to be there.
+    /// Pairs of keys of which one is required.
     one_of: BTreeSet<[&'static str; 2]>,
-    /// What tables under names of the operator's choice are, if there may be any.
+    /// The schema of tables under names of the operator's choice, if there may be any.
     named: Option<Json>,
 }
 
@@ -39,12 +39,12 @@ impl Schema {
         self.0.entry(path.to_owned()).or_default().keys.insert(key, Key { about: None, schema });
     }
 
-    /// Makes a key one that the table at `path` has to have.
+    /// Makes a key required in the table at `path`.
     pub(super) fn demand(&mut self, path: &str, key: &'static str) {
         self.0.entry(path.to_owned()).or_default().required.insert(key);
     }
 
-    /// Makes it so that the table at `path` has to have one of two keys.
+    /// Requires one of two keys in the table at `path`.
     pub(super) fn demand_one_of(&mut self, path: &str, keys: [&'static str; 2]) {
         self.0.entry(path.to_owned()).or_default().one_of.insert(keys);
     }
@@ -54,8 +54,8 @@ impl Schema {
         self.0.entry(path.to_owned()).or_default().named = Some(table(&format!("{path}.{ANY}")));
     }
 
-    /// Says what the table at `path` is about, or one of its keys. What was said first holds, and of what there is not,
-    /// nothing is said.
+    /// Describes the table at `path`, or one of its keys. The first description is kept; descriptions of unknown tables
+    /// and keys are ignored.
     pub(crate) fn explain(&mut self, path: &str, key: Option<&str>, about: &str) {
         let Some(table) = self.table(path) else { return };
         let place = match key {
@@ -67,14 +67,14 @@ impl Schema {
         }
     }
 
-    /// Says what holds where `key` is left out.
+    /// Sets the value that applies if `key` is omitted.
     pub(crate) fn default(&mut self, path: &str, key: &str, default: Json) {
         if let Some(key) = self.table(path).and_then(|table| table.keys.get_mut(key)) {
             key.schema["default"] = default;
         }
     }
 
-    /// Finds a table: for a named one, that of all names.
+    /// Finds a table; for a named one, the table of all names.
     fn table(&mut self, path: &str) -> Option<&mut Table> {
         if self.0.contains_key(path) {
             return self.0.get_mut(path);
@@ -83,7 +83,7 @@ impl Schema {
         self.0.get_mut(&format!("{parent}.{ANY}"))
     }
 
-    /// Returns the schema of the document, with the tables in it as definitions.
+    /// Returns the schema of the document, with its tables as definitions.
     pub(crate) fn into_json(mut self, title: &str, about: &str) -> Json {
         let root = Table { about: Some(about.to_owned()), ..self.0.remove("").unwrap_or_default() };
         let mut schema = root.into_json();
@@ -119,7 +119,7 @@ impl Table {
 }
 
 impl Key {
-    /// Puts what the key is about before what to write.
+    /// Puts the description of the key before that of its values.
     fn into_json(mut self) -> Json {
         if let Some(about) = self.about {
             let write = self.schema["description"].as_str().map(|write| format!("\n\n{write}")).unwrap_or_default();
@@ -137,7 +137,7 @@ pub(super) fn list<T: Value>() -> Json {
     described(array(T::schema()), &format!("a list in brackets, each element {}", T::EXPECTED))
 }
 
-/// A list with an element at least.
+/// A list with at least one element.
 pub(super) fn filled_list<T: Value>() -> Json {
     let mut schema = list::<T>();
     schema["minItems"] = json!(1);
@@ -159,18 +159,18 @@ pub(super) fn table(path: &str) -> Json {
     json!({ "$ref": format!("#/$defs/{path}") })
 }
 
-/// A list of tables like that at `path`.
+/// A list of tables of the kind at `path`.
 pub(super) fn tables(path: &str) -> Json {
     array(table(path))
 }
 
-/// A list of tables like that at `path`, and of values.
+/// A list of tables of the kind at `path`, and of values.
 pub(super) fn list_or_tables<T: Value>(path: &str) -> Json {
     let schema = array(json!({ "anyOf": [T::schema(), table(path)] }));
     described(schema, &format!("a list in brackets, each element {}; or a table with it as `to`", T::EXPECTED))
 }
 
-/// Tables like that at `path` by their names.
+/// Tables of the kind at `path`, by their names.
 pub(super) fn named_tables(path: &str) -> Json {
     json!({ "type": "object", "patternProperties": { NAME: table(path) }, "additionalProperties": false })
 }

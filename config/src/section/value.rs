@@ -1,4 +1,4 @@
-//! What one TOML value can say, and how a schema says the same.
+//! The types of TOML values, and the same types as JSON Schema.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -18,14 +18,14 @@ use crate::pattern::{NotAPattern, Pattern};
 use crate::routing::Routing;
 use crate::text::quoted;
 
-/// Something that one word of the configuration says.
+/// A value that is written as one word.
 pub(crate) trait Word {
     /// Returns the word.
     fn word(&self) -> &'static str;
 }
 
 /// Defines a closed set of words: the enum, its `as_str` and `Display`, and how it is read. With `for`, the enum is
-/// another crate's, and only how it is read and written is defined.
+/// another crate's, and only reading and writing are defined.
 macro_rules! words {
     (for $name:ident { $($variant:ident = $word:literal,)+ }) => {
         impl $crate::section::Word for $name {
@@ -74,21 +74,21 @@ macro_rules! words {
 }
 pub(crate) use words;
 
-/// Something that one TOML value can say.
+/// The type of one TOML value.
 pub(crate) trait Value: Sized {
     /// What to write, as the end of the sentence "write …".
     const EXPECTED: &'static str;
 
     fn read(value: &DeValue<'_>) -> Option<Self>;
 
-    /// Returns, as TOML, what [`read`](Self::read) takes for the same.
+    /// Returns TOML that [`read`](Self::read) reads as the same value.
     fn write(&self) -> String;
 
-    /// Returns a JSON Schema of all that [`read`](Self::read) takes, and of as little else as can be said without
-    /// parsing.
+    /// Returns a JSON Schema that accepts all that [`read`](Self::read) accepts, and as little else as is possible
+    /// without parsing.
     fn schema() -> Json;
 
-    /// Says why [`read`](Self::read) refused `value`.
+    /// Returns why [`read`](Self::read) refused `value`.
     fn problem(value: &DeValue<'_>) -> Problem {
         unfit(value, Self::EXPECTED)
     }
@@ -103,7 +103,7 @@ const NAME: &str = concat!(
 );
 const PORT: &str = "0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])";
 
-/// The schema of texts that `pattern` finds something in.
+/// The schema of texts that match `pattern`.
 pub(crate) fn text(pattern: &str) -> Json {
     json!({ "type": "string", "pattern": pattern })
 }
@@ -166,7 +166,7 @@ impl Value for Pattern {
     }
 }
 
-/// What is wrong with a value that is a network but for bits behind its prefix.
+/// Returns the problem of a value that is a network with bits behind its prefix; `None` for other values.
 fn bits_behind_the_prefix(value: &DeValue<'_>) -> Option<Problem> {
     match value.as_str()?.parse::<Pattern>() {
         Err(problem @ NotAPattern::HostBits(_)) => Some(problem.into()),
@@ -350,7 +350,7 @@ impl Value for RangeInclusive<u16> {
     }
 }
 
-/// A SHA-256 hash, or anything else of 32 bytes, in hexadecimal digits; colons may stand between the bytes.
+/// A SHA-256 hash, or any other 32 bytes, in hexadecimal digits; colons may separate the bytes.
 impl Value for [u8; 32] {
     const EXPECTED: &'static str = "a SHA-256 hash: 64 hexadecimal digits in quotes";
 
@@ -411,7 +411,7 @@ pub(super) fn unfit(value: &DeValue<'_>, expected: &'static str) -> Problem {
     Problem::Unfit { found: shown(value), expected }
 }
 
-/// Shows a value in a message: scalars as written, the rest by kind, so that a message stays one short line.
+/// Shows a value in a message: scalars as written, other values by type, so that a message stays one short line.
 pub(super) fn shown(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) if text.chars().count() <= 60 => format!("{text:?}"),

@@ -1,4 +1,4 @@
-//! The address ranges that no target may be in unless the operator opens them, and the IPv6 forms that hide an IPv4
+//! The address ranges that no target may be in unless the operator opens them, and the IPv6 forms that embed an IPv4
 //! address.
 //!
 //! Sources: the IANA special-purpose address registries (RFC 6890 and its updates), RFC 4291 §2.5.5 (IPv4-mapped and
@@ -25,7 +25,7 @@ pub enum SpecialRange {
     UniqueLocal,
     /// fec0::/10, deprecated.
     SiteLocal,
-    /// Addresses that belong to documents.
+    /// Addresses reserved for documentation.
     Documentation,
     /// 198.18.0.0/15 and 2001:2::/48.
     Benchmarking,
@@ -35,11 +35,12 @@ pub enum SpecialRange {
     Broadcast,
     /// 100::/64, whose packets are meant to be dropped.
     Discard,
-    /// 168.63.129.16, where the hosts of a cloud serve their guests, with metadata and keys among it: the one such address
-    /// that no other range has. The addresses of other clouds are link-local, shared, unique-local or reserved.
+    /// 168.63.129.16, where a cloud's hosts serve their guests, among other things with metadata and keys: the only
+    /// such address outside the other ranges. The addresses of other clouds are link-local, shared, unique-local or
+    /// reserved.
     CloudHost,
-    /// 64:ff9b:1::/48: where it hides the IPv4 address is a matter of local taste, so all of it is refused, unless
-    /// `nat64_prefixes` tell.
+    /// 64:ff9b:1::/48: each network decides where it embeds the IPv4 address, so all of it is refused unless
+    /// `nat64_prefixes` names the prefix.
     LocalTranslation,
     /// Everything else that is not ordinary unicast.
     Reserved,
@@ -100,7 +101,7 @@ const REFUSED: &[(IpNet, SpecialRange)] = &[
     (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), SpecialRange::LinkLocal),
     (v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10), SpecialRange::SiteLocal),
     (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), SpecialRange::Multicast),
-    // What is left outside 2000::/3 is not assigned to unicast (RFC 4291 §2.4).
+    // The rest outside 2000::/3 is not assigned to unicast (RFC 4291 §2.4).
     (v6([0, 0, 0, 0, 0, 0, 0, 0], 3), SpecialRange::Reserved),
     (v6([0x4000, 0, 0, 0, 0, 0, 0, 0], 2), SpecialRange::Reserved),
     (v6([0x8000, 0, 0, 0, 0, 0, 0, 0], 1), SpecialRange::Reserved),
@@ -114,13 +115,13 @@ const fn v6([a, b, c, d, e, f, g, h]: [u16; 8], prefix: u8) -> IpNet {
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, d, e, f, g, h), prefix))
 }
 
-/// Returns the refused range that `ip` is in, and its extent. Does not look for embedded addresses.
+/// Returns the refused range that contains `ip`, and its extent. Does not look for embedded addresses.
 pub(super) fn refused(ip: IpAddr) -> Option<(IpNet, SpecialRange)> {
     REFUSED.iter().find(|(network, _)| network.contains(&ip)).copied()
 }
 
-/// Returns the addresses that decide about `ip`: the IPv4 addresses that an IPv6 form embeds (two for Teredo: the
-/// server's and the client's), otherwise `ip` itself. Prefixes of a network's own are not known here, see
+/// Returns the addresses by which `ip` is judged: the IPv4 addresses that an IPv6 form embeds (two for Teredo: the
+/// server's and the client's), otherwise `ip` itself. Does not know a network's own prefixes; see
 /// [`TargetRules::judged_by`](super::TargetRules::judged_by).
 pub fn judged_by(ip: IpAddr) -> impl Iterator<Item = IpAddr> + Clone {
     let [first, second] = match ip {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Rules from entries in short form, with ports behind a blank.
+/// Rules from entries in short form, with a port after a space.
 fn rules(allow: &[&str], deny: &[&str]) -> TargetRules {
     let entry = |text: &&str| {
         let (to, port) = text.split_once(' ').map_or((*text, None), |(to, port)| (to, Some(port.parse().unwrap())));
@@ -275,7 +275,7 @@ proptest! {
     }
 }
 
-/// The refused IPv4 networks, once more and by hand, so that a row lost from the table is noticed.
+/// The refused IPv4 networks, repeated by hand, so that a row missing in the table is noticed.
 const REFUSED_IPV4: [&str; 15] = [
     "0.0.0.0/8",
     "10.0.0.0/8",

@@ -1,8 +1,8 @@
-//! Relays that are reached through others.
+//! Relays that are reached through other relays.
 
 use super::*;
 
-/// A hop of a name, which is itself reached through another where `more` says so.
+/// A hop called `name`; `more` may contain the hop through which it is reached.
 fn hop(name: &str, more: &str) -> String {
     let relay = format!("relay = \"https://{name}.example/{{target_host}}/{{target_port}}/\"");
     format!("[hop.{name}]\n{relay}\ncertificate_sha256 = \"{}\"\n{more}\n", "ab".repeat(32))

@@ -28,7 +28,7 @@ fn of_several_files_the_later_have_the_last_word_key_by_key_and_their_sections_c
     let ruled = config.policy.rules.iter().map(|rule| config.policy.class_of(rule).unwrap_or_default());
     assert_eq!(ruled.collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!(config.forwards.len(), 1);
-    // What is no section replaces what was there, even if that was one.
+    // Any value that is not a section replaces the earlier one, even if that was a section.
     let lists = [
         "[relay.targets]\nallow = [\"10.0.0.0/8\", { to = \"fd00::/8\" }]",
         "[relay.targets]\nallow = [{ to = \"192.168.0.0/16\" }]",
@@ -45,7 +45,7 @@ fn what_is_wrong_in_one_of_several_files_is_said_with_its_name_and_its_own_lines
         ([RELAY, "[relay]\nx =", ""], "1.toml: line 2, column 4: "),
         (["workers = 2", RELAY, ""], "0.toml: line 1, column 1: workers"),
         ([RELAY, "relay = 1", ""], "1.toml: line 1, column 9: relay"),
-        // What is missing is missing where the section is, of a later part.
+        // A missing key is reported at the section's place in the later part.
         (["[relay]\nauth = \"none\"", "", "[relay]\ncertificate = \"/c\""], ": relay.templates: missing"),
     ] {
         let refusals = Config::from_parts(&parts(&texts)).unwrap_err().to_string();
@@ -55,7 +55,7 @@ fn what_is_wrong_in_one_of_several_files_is_said_with_its_name_and_its_own_lines
 }
 
 proptest! {
-    /// Where a document is cut between sections makes no difference.
+    /// It does not matter at which section boundary a document is cut.
     #[test]
     fn a_document_in_two_parts_reads_as_in_one(cut in 0_usize..100) {
         let whole = switched_on();

@@ -1,4 +1,4 @@
-//! What is refused, and what is said of it.
+//! Refused configurations, and their messages.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What is written reads back as the same: every key by itself, and several at once.
+//! A written configuration reads back as the same: with changes of every key alone, and of several at once.
 
 use std::sync::LazyLock;
 
@@ -15,12 +15,12 @@ struct Change {
     value: Value,
 }
 
-/// Every value of every key with which the document is valid, and which is not there already.
+/// Every value of every key for which the document is valid and which it does not contain already.
 static CHANGES: LazyLock<Vec<Change>> = LazyLock::new(|| {
     let (document, mut changes) = (document(), Vec::new());
     CONFIG.each_table(&document, &mut |steps, table| {
         for (key, schema) in table["properties"].as_object().unwrap() {
-            // Keys, no sections.
+            // Keys, not sections.
             if [schema, &schema["items"]].iter().any(|schema| schema.get("$ref").is_some()) {
                 continue;
             }
@@ -42,7 +42,7 @@ fn document() -> Table {
 }
 
 impl Change {
-    /// Tells whether the table that has the key is in a document.
+    /// Returns whether a document contains the table of the key.
     fn has_place_in(&self, document: &Table) -> bool {
         let whole = Value::Table(document.clone());
         let place = self.steps.iter().try_fold(&whole, |at, step| match step {
@@ -57,7 +57,7 @@ impl Change {
     }
 }
 
-/// Asserts that a configuration reads back as it was, written whole, and its policy also in brief.
+/// Asserts that a configuration, written whole, reads back as the same, and its policy also in brief.
 fn assert_reads_back(config: &Config) {
     let text = config.to_toml();
     let again = Config::from_toml(&text).unwrap_or_else(|errors| panic!("{text}\nis refused:\n{errors}"));
@@ -72,13 +72,13 @@ fn every_value_of_every_key_reads_back_as_it_is_written() {
     for change in &*CHANGES {
         assert_reads_back(&Config::from_toml(&change.made_in(&document).to_string()).unwrap());
     }
-    // Of each key that is a number, another one was tried.
+    // Each key that is a number was tried with another number.
     CONFIG.each_table(&document, &mut |steps, table| {
         let numbers = table["properties"].as_object().unwrap().iter().filter(|(_, schema)| schema["type"] == "integer");
         for (key, _) in numbers {
             let path = format!("{steps:?}");
             let is_tried = |change: &Change| change.key == *key && format!("{:?}", change.steps) == path;
-            // They go with another word of a neighbour only; the policy's own tests have them.
+            // These keys need another value of a neighbouring key; the policy's own tests cover them.
             let goes_with_others = ["target_ms", "interval_ms", "sojourn_ms", "max_connections"].contains(&&key[..]);
             assert!(goes_with_others || CHANGES.iter().any(is_tried), "{path} {key}");
         }
@@ -91,7 +91,7 @@ proptest! {
         picks in prop::collection::vec(any::<prop::sample::Index>(), 1..12),
     ) {
         let document = picks.iter().map(|pick| pick.get(&CHANGES)).fold(document(), |document, change| {
-            // Another one may have taken it away.
+            // Another change may have removed it.
             if change.has_place_in(&document) { change.made_in(&document) } else { document }
         });
         if let Ok(config) = Config::from_toml(&document.to_string()) {

@@ -1,4 +1,4 @@
-//! What holds for every policy, class and signal.
+//! Properties of every policy, class and signal.
 
 use proptest::prelude::*;
 
@@ -40,7 +40,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
             interval: Duration::from_millis(interval),
         }),
     ];
-    // From 8 kbit/s, in bytes.
+    // From 8 kbit/s, in bytes per second.
     let rates = prop::option::of((8..1_000_000u64).prop_map(|kbit_s| kbit_s * 125));
     let late = prop::sample::select(vec![Late::Serve, Late::Refuse]);
     let class = (any_class(), drops, rates.clone(), rates, prop::option::of(0..64u8), late);

@@ -1,4 +1,4 @@
-//! Which class a request for a model is of.
+//! The classes of requests for models.
 
 use super::*;
 

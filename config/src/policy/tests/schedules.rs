@@ -1,4 +1,4 @@
-//! Schedules with names, and which connection goes by which.
+//! Named schedules, and the connections that use them.
 
 use super::*;
 use crate::sample::switched_on;
@@ -109,12 +109,12 @@ listener = "192.0.2.1:443"
     }
     let shares = ScheduleSettings { discipline: Discipline::Wfq, low_mark_packets: Some(3) };
     assert_eq!(*policy.schedule_named(Some("shares")), shares);
-    // What one leaves out is not taken from the one for all.
+    // Keys that a named schedule omits are not taken from the general one.
     assert_eq!(*policy.schedule_named(Some("urgent")), ScheduleSettings::default());
     for name in [None, Some("gone")] {
         assert_eq!(policy.schedule_named(name).discipline, Discipline::Rr);
     }
-    // Rules without a class give none.
+    // Rules without a class assign no class.
     let subject = Subject { user: Some("cat"), name: None, address: other, protocol: Protocol::Udp, listener: one };
     assert_eq!(policy.classify(&subject), ClassId::default());
     assert_eq!(policy.class(policy.classify(&Subject { user: Some("ann"), ..subject })).name, "a");
