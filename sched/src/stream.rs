@@ -1,6 +1,6 @@
 //! Which stream has the next turn.
 //!
-//! A discipline is nothing more than a rank on one [`Pifo`]; equal ranks take turns in the order in which they woke.
+//! A discipline is nothing more than a rank on one [`Pifo`]; equal ranks take turns in the order in which they were queued.
 //!
 //! | discipline | rank | a stream with more to send | source |
 //! |---|---|---|---|
@@ -26,7 +26,7 @@ use clock::Account;
 /// How streams that have something to send are ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Discipline {
-    /// Round robin, the default of QUIC stacks: one turn each, in the order in which streams woke.
+    /// Round robin, the default of QUIC stacks: one turn each, in the order in which streams were queued.
     #[default]
     Rr,
     /// First come, first served (Enhancing QUIC, ch. 1, §4.1): a stream is served until it has nothing left; when it has

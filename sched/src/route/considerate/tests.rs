@@ -120,7 +120,7 @@ fn an_answer_on_another_processor_is_not_disturbed_and_one_on_the_same_is() {
     assert_eq!(considerate(&batch, &apart, &admitted), (0, Reason::Worth));
     // A request on either of the first two engines makes the admitted answer late, so the third engine is worth most.
     let mut same = [replica(0, 0, 0), replica(1, 0, 1), replica(1, 2, 0)];
-    assert_eq!(considerate(&batch, &same, &admitted), (1, Reason::Worth), "a third engine disturbs nobody");
+    assert_eq!(considerate(&batch, &same, &admitted), (1, Reason::Worth), "a third engine disturbs no request");
     same[2].usable = false;
     assert_eq!(considerate(&batch, &same, &admitted).1, Reason::Worth);
 }
