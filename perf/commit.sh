@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints the commit that stands here, with `-dirty` where anything tracked differs from it but the results of measurements.
-# With --trees, prints the git trees of the product's folders instead, which say whether two commits have the same product.
+# Prints the commit that is checked out here, with `-dirty` if any tracked file except results of measurements differs.
+# With --trees, prints the git trees of the product's folders instead: two commits with equal trees have the same product.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 changed=$(git status --porcelain --untracked-files=no -- . ':!perf/results' ':!perf/RESULTS.md')

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Measures, by the machine's clock, what workers are worth: echoes per second of a relay of 1, 2, 4 … workers, and its CPU time per payload.
+# Measures the benefit of workers by the machine's clock: echoes per second of a relay with 1, 2, 4 … workers, and its CPU time per payload.
 #
-#   perf/scale.sh [WORKERS…]     without numbers: as many as there are cores for
+#   perf/scale.sh [WORKERS…]     without numbers: 1, 2, 4 … up to half the number of cores
 #
 # N workers have the first N cores, and N generators the next N: each has a core, 16 clients with a socket, a connection and a tunnel,
-# and 16 payloads in flight in each tunnel. Targets share the generators' cores. For a machine that does nothing else.
+# and 16 payloads in flight in each tunnel. Targets share the generators' cores. Use a machine that does nothing else.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 project=$(dirname "$here")
@@ -74,7 +74,7 @@ for workers in "${counts[@]}"; do
     generators+=($!)
   done
   for generator in "${generators[@]}"; do wait "$generator"; done
-  # All generators measure at the same time, each the whole relay's CPU time by its own payloads.
+  # All generators measure at the same time; each divides the whole relay's CPU time by its own payloads.
   cat "$folder"/generator.* | awk -v workers="$workers" '
     /^echoes / { echoes = $2; all += $2; loaded++ }
     /^loss / { lost += $2 }

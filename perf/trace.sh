@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# Each QUIC packet of a running paced on its way out: decided, handed over, wanted, left. Options are those of `pacectl trace`.
+# Shows each QUIC packet that a running paced sends: decided, handed over, wanted, left. Takes the options of `pacectl trace`.
 exec "$(dirname "$0")/observe.sh" trace "$@"

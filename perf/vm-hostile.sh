@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Measures what packets of a hostile client cost a relay, kind by kind, in the VM lab, whose clock counts instructions.
+# Measures the cost of a hostile client's packets by kind, in the VM lab, whose clock counts instructions.
 #
 #   perf/vm-hostile.sh [--kernel 6.12|6.1] [--timeout SECONDS] [ARGUMENT…]     writes perf/results/hostile-lab.json
 #
-# ARGUMENTs are further ones of `tests/interop/run.sh hostile`. Needs a release build of paced: PACED_PROFILE=debug takes
-# what `cargo build` made, but then the CPU is several times slower.
+# ARGUMENTs are passed on to `tests/interop/run.sh hostile`. Needs a release build of paced: with PACED_PROFILE=debug it
+# uses the output of `cargo build`, but then the CPU is several times slower.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 project=$(dirname "$here")
@@ -12,7 +12,7 @@ target=${CARGO_TARGET_DIR:-$project/target}
 profile=${PACED_PROFILE:-release}
 
 if [[ ${1-} == --guest ]]; then
-  # From memory: waiting for a file of the host would let the clock jump.
+  # From memory, because waiting for a file of the host would let the clock jump.
   mkdir -p /tmp/run
   cp "$target/$profile/paced" /tmp/run/
   cp -r "$project/target/interop-venv" /tmp/run/venv
@@ -37,7 +37,7 @@ while [[ ${1-} == --kernel || ${1-} == --timeout ]]; do options+=("$1" "$2"); sh
 PACED_COMMIT=${PACED_COMMIT:-$("$here/commit.sh")} PACED_TREES=${PACED_TREES:-$("$here/commit.sh" --trees)}
 export PACED_COMMIT PACED_TREES PACED_PROFILE=$profile
 out=$here/results/hostile-lab.json
-# A run that fails leaves the rows that were there.
+# A run that fails keeps the existing rows.
 "$project/tests/vm/run" --icount "${options[@]}" "$here/vm-hostile.sh" --guest "$@" | awk -v to="$out.new" '
   BEGIN { printf "" >to }
   /^\{/ { print >to; next }

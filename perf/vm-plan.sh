@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Runs a plan in the VM lab: over netem, by a clock that counts instructions (1 ns each).
+# Runs a plan in the VM lab: over netem, with a clock that counts instructions (1 ns each).
 #
 #   perf/vm-plan.sh [--kernel 6.12|6.1] [--timeout SECONDS] [--out PREFIX] PLAN [ARGUMENT…]
 #
-# Writes PREFIX.json and, of plans with a picture, PREFIX.svg; without --out, PREFIX is perf/results/PLAN-lab.
-# ARGUMENTs are further ones of `paced-perf run`. Needs release builds of paced and perf: PACED_PROFILE=debug takes what
-# `cargo build` made, but then the CPU is several times slower. Rows of quic-go need its peers: `perf/peers/build.sh`.
+# Writes PREFIX.json and, for plans with a picture, PREFIX.svg; without --out, PREFIX is perf/results/PLAN-lab.
+# ARGUMENTs are passed on to `paced-perf run`. Needs release builds of paced and perf: with PACED_PROFILE=debug it uses
+# the output of `cargo build`, but then the CPU is several times slower. Rows of quic-go need its peers:
+# `perf/peers/build.sh`.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 project=$(dirname "$here")
@@ -13,10 +14,10 @@ target=${CARGO_TARGET_DIR:-$project/target}
 profile=${PACED_PROFILE:-release}
 
 if [[ ${1-} == --guest ]]; then
-  # From memory: waiting for a file of the host would let the clock jump.
+  # From memory, because waiting for a file of the host would let the clock jump.
   mkdir -p /tmp/run /tmp/peers
   cp "$target/$profile"/{paced,paced-perf} /tmp/run/
-  cp "$target/peers/quic-go-streams" /tmp/peers/ 2>/dev/null || true # Without it, the run says what it leaves out.
+  cp "$target/peers/quic-go-streams" /tmp/peers/ 2>/dev/null || true # Without it, the run reports which schedulers it omits.
   for module in veth sch_netem sch_fq sch_ingress cls_bpf tcp_bbr tcp_diag; do modprobe "$module"; done
   PATH=/tmp/run:$PATH RUST_LOG=warn paced-perf run "${@:2}" --clock lab --json /tmp/results.json --plot /tmp/results.svg
   # Files vanish with the guest.
@@ -39,7 +40,7 @@ plan=${1:?a plan}; shift
 out=${out:-$here/results/$plan-lab}
 PACED_COMMIT=$("$here/commit.sh") PACED_TREES=$("$here/commit.sh" --trees)
 export PACED_COMMIT PACED_TREES PACED_PROFILE=$profile
-# A run that fails leaves the rows that were there.
+# A run that fails keeps the existing rows.
 rm -f "$out.json.new"
 "$project/tests/vm/run" --icount "${options[@]}" "$here/vm-plan.sh" --guest "$plan" "$@" | awk -v to="$out" '
   /^=== / { picture = to $2; printf "" >picture; next }

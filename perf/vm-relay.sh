@@ -5,14 +5,14 @@
 #   perf/vm-relay.sh --long-lived [--kernel 6.12|6.1]     writes perf/results/long-lived-virtual.json: paced alone, with up to
 #                                                         10,000 tunnels that stay open
 #
-# Needs release builds of paced and perf; without the peer's program the comparison is reported as skipped.
+# Needs release builds of paced and perf; without the peer's program, the comparison is reported as skipped.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 project=$(dirname "$here")
 target=${CARGO_TARGET_DIR:-$project/target}
 
 if [[ ${1-} == --guest ]]; then
-  # From memory: waiting for a file of the host would let the clock jump.
+  # From memory, because waiting for a file of the host would let the clock jump.
   mkdir -p /tmp/bench/{release,peers}
   cp "$target"/release/{paced,paced-perf} /tmp/bench/release/
   if [[ ${2-} == --long-lived ]]; then
@@ -20,7 +20,7 @@ if [[ ${1-} == --guest ]]; then
   else
     cp "$target/peers/quic-go-relay" /tmp/bench/peers/ 2>/dev/null || true
   fi
-  # On one CPU all that is in flight may wait for the generator at once: what is lost there says nothing of a relay.
+  # On one CPU, everything in flight may wait for the generator at once: losses there say nothing about a relay.
   echo 16777216 | tee /proc/sys/net/core/{r,w}mem_max >/dev/null
   cd /tmp
   exec /tmp/bench/release/paced-perf bench --virtual-time "${@:2}"

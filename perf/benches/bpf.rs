@@ -1,7 +1,7 @@
-//! What the kernel's programs cost per packet, by test runs of a million: the median of several, in nanoseconds.
+//! The cost of the kernel's programs per packet, from test runs of a million: the median of several, in nanoseconds.
 //!
-//! Needs root. A million runs over one packet find everything in the caches: it is the program that is measured, not what
-//! memory adds on a busy machine.
+//! Needs root. A million runs over one packet find everything in the caches: this measures the program, without the
+//! memory latency of a busy machine.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn egress() -> Result<()> {
     let class = Mark { direction: Direction::Down, class: 1 };
     let marked = SocketBuffer { mark: class.encode(Tag::default()), ..SocketBuffer::default() };
     let dscp = KernelTerms { dscp: Some(46), priority: Some(3), ..KernelTerms::default() };
-    // So fast that a million packets stay within the horizon, and each is paced.
+    // Fast enough that a million packets stay within the horizon, and each is paced.
     let paced = KernelTerms { bytes_per_sec: NonZeroU64::new(1 << 42), ..dscp };
     let frames = [("IPv4", Frame::v4(&[0; 1_200])), ("IPv6", Frame::v6(&[0; 1_200]))];
     let egress = Egress::load(Tag::default())?;

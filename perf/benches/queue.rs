@@ -1,6 +1,6 @@
-//! What a queue of streams costs by its length: the product's, that of sorted lists and of binary heaps.
+//! The cost of a queue of streams by its length: the product's queue, sorted lists and binary heaps.
 //!
-//! With `QUEUE_RESULTS=FILE` the medians are written there, too, an object per line.
+//! With `QUEUE_RESULTS=FILE`, the medians are also written to FILE, one object per line.
 
 use std::{
     env, fs,
@@ -21,10 +21,11 @@ use serde::{Deserialize, Serialize};
 
 const SIZES: [u32; 4] = [10, 1_000, 100_000, 1_000_000];
 
-/// Ranks lie this far behind the head's at most: those of fair queueing, with turns of many lengths and weights.
+/// The largest distance of a rank behind the head's: like the ranks of fair queueing, with turns of many lengths and
+/// weights.
 const SPREAD: usize = 1 << 24;
 
-/// So many operations are timed at a time, about.
+/// About how many operations are timed at once.
 const ROUND: u32 = 512;
 
 const OPERATIONS: [&str; 4] = ["push", "pop", "turn", "remove"];
@@ -85,11 +86,11 @@ fn measure<Q: Queue>(group: &mut BenchmarkGroup<'_, WallTime>, operation: &'stat
     });
 }
 
-/// Queues of one length, and what is done to them.
+/// Queues of one length, and the operation that is measured on them.
 struct Bench<Q> {
     operation: &'static str,
     size: u32,
-    /// Several if they are short: reading a clock costs as much as an operation.
+    /// Several if they are short, because reading a clock costs as much as an operation.
     queues: Vec<Q>,
     random: Random,
 }
@@ -101,11 +102,11 @@ impl<Q: Queue> Bench<Q> {
         Self { operation, size, queues: (0..queues).map(|_| filled(size).0).collect(), random }
     }
 
-    /// Times so many operations or fewer, then gives the queues their length back. Returns how many, and their time.
+    /// Times up to `most` operations, then restores the queues' length. Returns how many it timed, and their time.
     fn round(&mut self, most: u64) -> (u64, Duration) {
         let Self { operation, size, queues, random } = self;
         let (operation, size) = (*operation, *size);
-        // Other operations than turns change the length: by no more than half.
+        // Operations other than turns change the length, by no more than half.
         let changes = if operation == "turn" { ROUND } else { ROUND.min(size / 2) };
         let changes = most.min(u64::from(changes)) as u32;
         let used = queues.len().min((most / u64::from(changes)) as usize);
@@ -145,7 +146,7 @@ impl<Q: Queue> Bench<Q> {
     }
 }
 
-/// A queue as it is after many turns: ranks lie anywhere behind the head's.
+/// Returns a queue as it is after many turns: ranks lie anywhere behind the head's.
 fn filled<Q: Queue>(size: u32) -> (Q, Random) {
     let mut random = Random::new(1, 0);
     let entries: Vec<_> = (0..size).map(|key| (key, random.below(SPREAD) as u64)).collect();
@@ -158,15 +159,15 @@ struct Line<'a> {
     what: &'a str,
     size: u32,
     structure: &'a str,
-    /// Nanoseconds: the median over the samples, per operation; for `manage`, of the whole experiment.
+    /// Nanoseconds: the median over the samples, per operation; for `manage`, per whole experiment.
     ns: f64,
-    /// The fastest sample, which other work on the machine disturbed least.
+    /// The fastest sample, which other work on the machine disturbed the least.
     least_ns: f64,
     #[serde(flatten)]
     origin: &'a Origin,
 }
 
-/// What criterion writes about a benchmark, as far as it is of use here.
+/// The part of criterion's output about a benchmark that is used here.
 #[derive(Deserialize)]
 struct Estimates {
     median: Estimate,

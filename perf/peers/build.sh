@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the peers on quic-go into target/peers of the repository (or into $1) and prints the paths of their programs.
-# Ends with 3 where they cannot be built because Go is absent, too old or cannot get the modules.
+# Exits with status 3 if they cannot be built because Go is missing, too old or cannot download the modules.
 set -eu
 cd "$(dirname "$0")"
 out=${1:-$(cd ../.. && pwd)/target/peers}
@@ -20,6 +20,6 @@ have=${have#go}
 go mod download || skip "its modules cannot be downloaded"
 
 mkdir -p "$out"
-# Static, so that the lab's guest needs nothing but the file.
+# Static, so that the lab's guest needs only the file.
 CGO_ENABLED=0 go build -trimpath -o "$out/" ./...
 for peer in quic-go-*; do echo "$out/$peer"; done

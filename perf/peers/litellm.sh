@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs litellm's proxy into target/peers/litellm of the repository (or into $1/litellm) and prints its program.
-# Ends with 3 where it cannot be installed.
+# Installs litellm's proxy into target/peers/litellm of the repository (or into $1/litellm) and prints its path.
+# Exits with status 3 if it cannot be installed.
 set -eu
 project=$(cd "$(dirname "$0")/../.." && pwd)
 venv=${1:-$project/target/peers}/litellm

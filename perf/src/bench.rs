@@ -1,4 +1,4 @@
-//! Compares paced with its peer: both run, in turns, the same steps; medians over the rounds are the result.
+//! Compares paced with its peer: both run the same steps in turns; the result is the medians over the rounds.
 
 pub mod difference;
 mod results;
@@ -20,11 +20,11 @@ use instruments::{
 
 use self::results::Results;
 
-/// What is measured, how long and how often.
+/// The steps to measure, and how often.
 pub struct Bench {
     rounds: usize,
     steps: Vec<Step>,
-    /// Whether time is counted in instructions, so that CPU time is one and the same as a number of them.
+    /// Whether time is counted in instructions, so that CPU time is a number of instructions.
     virtual_time: bool,
 }
 
@@ -50,10 +50,10 @@ const LONG_LIVED_RATE: f64 = 8e3;
 /// queues 32 datagrams for each stream and drops those beyond.
 const SIZES: [(usize, u64); 3] = [(1, 32), (10, 16), (100, 4)];
 
-/// Idle tunnels, and set-ups' worth of connections.
+/// The number of idle tunnels, and of their connections if each has its own.
 const IDLE: usize = 1_000;
 
-/// Numbers of long-lived tunnels: the first is what the others are held against.
+/// Numbers of long-lived tunnels: the others are compared with the first.
 const LONG_LIVED: [usize; 3] = [10, 1_000, 10_000];
 
 fn over_one_connection(tunnels: usize) -> Tunnels {
@@ -76,27 +76,27 @@ fn rate_steps(direction: Direction, rate: f64, seconds: f64) -> impl Iterator<It
 }
 
 impl Bench {
-    /// Everything, in less than six minutes.
+    /// All steps, in less than six minutes.
     #[must_use]
     pub fn full() -> Self {
         Self { rounds: 3, steps: native_steps(1.5, 0.4, &SIZES), virtual_time: false }
     }
 
-    /// Everything once and briefly, in less than 90 seconds.
+    /// All steps once and briefly, in less than 90 seconds.
     #[must_use]
     pub fn quick() -> Self {
         Self { rounds: 1, steps: native_steps(0.7, 0.2, &SIZES[1..2]), virtual_time: false }
     }
 
-    /// Instructions per payload, for a machine whose clock counts instructions.
+    /// Steps that count instructions per payload, for a machine whose clock counts instructions.
     #[must_use]
     pub fn in_virtual_time() -> Self {
         let up = rate_steps(Direction::Up, 4e3, 0.5);
         Self { rounds: 1, steps: echo_steps(0.5).chain(up).collect(), virtual_time: true }
     }
 
-    /// Instructions per echoed payload while more and more tunnels stay open, on a connection and on ten: through ten of them, and
-    /// through all at a low rate. For a machine whose clock counts instructions.
+    /// Instructions per echoed payload while more and more tunnels stay open, over one connection and over ten: once through ten
+    /// of the tunnels, once through all at a low rate. For a machine whose clock counts instructions.
     #[must_use]
     pub fn of_long_lived_tunnels() -> Self {
         let mut steps = Vec::new();
@@ -162,7 +162,7 @@ impl Step {
         }
     }
 
-    /// Whether one measurement says it all: memory does not depend on what else the machine does.
+    /// Whether one measurement suffices: memory does not depend on other work of the machine.
     fn only_once(&self) -> bool {
         matches!(self, Self::Idle(_) | Self::LongLived(_))
     }
@@ -178,18 +178,18 @@ impl Step {
                 OneWay::open(relay, direction, &tunnels).await?.search(seconds).await
             }
             Self::Setup(setup) => setup::run(relay, &setup).await,
-            // What was done before would count.
+            // On a fresh relay, because the memory of earlier work would count.
             Self::Idle(tunnels) => load::idle::run(&Started::start(kind)?.relay, &tunnels).await,
             Self::LongLived(tunnels) => load::long_lived::run(&Started::start(kind)?.relay, &tunnels).await,
         }
     }
 }
 
-/// Runs all steps against all relays that there are, prints the table, and writes the results to `out`, or to standard
-/// output in virtual time, where files vanish with the machine. A step that fails is reported and left out.
+/// Runs all steps against all available relays, prints the table, and writes the results to `out`, or to standard output in
+/// virtual time, where files vanish with the machine. A step that fails is reported and omitted.
 ///
 /// # Errors
-/// paced is not built or does not start, or the results cannot be written.
+/// When paced is not built or does not start, or the results cannot be written.
 pub async fn run(bench: &Bench, out: &Path) -> Result<()> {
     program(Kind::Paced)?;
     let mut kinds = vec![Kind::Paced];
@@ -203,7 +203,7 @@ pub async fn run(bench: &Bench, out: &Path) -> Result<()> {
         for step in bench.steps.iter().filter(|step| round == 0 || !step.only_once()) {
             let config = step.name();
             eprintln!("round {} of {}: {config}", round + 1, bench.rounds);
-            // Without a relay there is nothing to do twice.
+            // Without a relay, the step runs only once.
             let relays = if matches!(step, Step::Direct { .. }) { &started[..1] } else { &started[..] };
             for (kind, relay) in relays {
                 let peer = if relays.len() == 1 && kinds.len() > 1 { "none" } else { kind.name() };

@@ -1,19 +1,19 @@
 //! The demo of models: a mix of urgent and batch requests to three engines behind a thin link that a download fills, by round
 //! robin over plain HTTP and by paced.
 //!
-//! Both get the same requests at the same times from the same client over the same link, one after the other, each with
-//! engines that were started for it and the same requests beforehand, which are not counted.
+//! Both contenders get the same requests at the same times from the same client over the same link, one after the other. Each
+//! has engines that were started for it, and the same warm-up requests, which are not counted.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`arrivals`] | when requests are due and what they ask for, by a seed |
-//! | [`calibration`] | deadlines and rates, by what the machine was seen to do |
-//! | [`client`] | asks, and notes what became of it |
-//! | [`download`] | what fills the link |
+//! | [`arrivals`] | when requests are due and what they contain, by a seed |
+//! | [`calibration`] | deadlines and rates, from the measured speed of the machine |
+//! | [`client`] | sends requests, and records their outcome |
+//! | [`download`] | fills the link |
 //! | [`stage`] | namespaces, the link, engines, gateway and edge |
 //! | [`rows`] | results, as lines of JSON and as tables |
 //! | [`picture`] | results as SVG |
-//! | [`guard`] | ends it all and cleans up, however the demo ends |
+//! | [`guard`] | ends all processes and cleans up, however the demo ends |
 
 pub mod arrivals;
 pub mod calibration;
@@ -42,16 +42,16 @@ use self::{
     stage::{Choose, Kind, MODELS, Stage},
 };
 
-/// A request is given up after so many times the time that it had.
+/// A request is given up after this many times its budget.
 const PATIENCE: u32 = 3;
 
-/// How often a request is repeated to see what it takes alone.
+/// How often a request is repeated to measure how long it takes alone.
 const ALONE: usize = 3;
 
-/// Tokens of the answers that show what a model takes alone.
+/// How many tokens the answers have that show how long a model takes alone.
 const TOKENS_ALONE: u32 = 65;
 
-/// How many requests a model gets at once before it is measured.
+/// How many requests a model gets at once before the measurement.
 const WARM: usize = 4;
 
 /// How long a request may take that is not counted.
@@ -89,7 +89,7 @@ pub struct Demo {
     pub plot: Option<PathBuf>,
 }
 
-/// Who decides which engine answers.
+/// Chooses the engine that answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
     /// The client: each engine in turn, over plain HTTP.
@@ -99,7 +99,7 @@ pub enum Contender {
 }
 
 impl Contender {
-    /// Both, in the order of tables.
+    /// Both contenders, in the order of tables.
     pub const ALL: [Self; 2] = [Self::RoundRobin, Self::Paced];
 
     /// The name in tables and results.
@@ -111,7 +111,7 @@ impl Contender {
         }
     }
 
-    /// Where the request with this number goes.
+    /// Returns where the request with this number goes.
     fn way(self, stage: &Stage, number: usize) -> Way {
         match self {
             Self::RoundRobin => stage.engine(number % MODELS.len()),
@@ -119,7 +119,7 @@ impl Contender {
         }
     }
 
-    /// Where a request for one model goes.
+    /// Returns where a request for one model goes.
     fn way_to(self, stage: &Stage, at: usize) -> Way {
         match self {
             Self::RoundRobin => stage.engine(at),
@@ -129,7 +129,7 @@ impl Contender {
 }
 
 impl Demo {
-    /// Returns an error where a figure makes no sense.
+    /// Returns an error if an option makes no sense.
     fn check(&self) -> Result<()> {
         ensure!(self.loads.iter().all(|load| (0.01..=100.0).contains(load)), "loads lie between 0.01 and 100");
         ensure!((1.0..=3_600.0).contains(&self.seconds), "requests arrive for 1 to 3,600 seconds");
@@ -146,10 +146,10 @@ impl Demo {
     }
 }
 
-/// Measures, prints what was seen, and writes rows and picture.
+/// Measures, prints the results, and writes rows and picture.
 ///
 /// # Errors
-/// Without root, or when something does not start or the download breaks off.
+/// Without root, or when a process does not start or the download breaks off.
 pub fn run(demo: &Demo) -> Result<()> {
     demo.check()?;
     demo.engine.look()?;
@@ -172,7 +172,7 @@ pub fn run(demo: &Demo) -> Result<()> {
 /// Measures each load by each contender.
 ///
 /// # Errors
-/// See [`run`].
+/// As [`run`].
 pub fn compare(demo: &Demo) -> Result<Vec<Run>> {
     let alone = alone(demo.engine, demo.mbit)?;
     let large = alone[0];
@@ -200,7 +200,7 @@ pub fn compare(demo: &Demo) -> Result<Vec<Run>> {
     Ok(runs)
 }
 
-/// Asks each model alone, over the empty link, and returns what it takes, in the order of [`MODELS`].
+/// Measures each model alone, over the empty link. Returns their times in the order of [`MODELS`].
 fn alone(kind: Kind, mbit: f64) -> Result<[Alone; MODELS.len()]> {
     let stage = Stage::new(kind, mbit, Choose::Rule)?;
     stage.client(async || {
@@ -216,24 +216,24 @@ fn alone(kind: Kind, mbit: f64) -> Result<[Alone; MODELS.len()]> {
                 let token_ms = (asked.took.as_secs_f64() * 1e3 - first_ms) / f64::from(request.tokens - 1);
                 seen.push(Alone { first_ms, token_ms });
             }
-            // The first pays for what is done once.
+            // The first request pays for one-time work.
             all[at] = Alone::median(&seen[1..]);
         }
         Ok(all)
     })
 }
 
-/// What was seen while a load was offered.
+/// The measurements while a load was offered.
 pub struct Offered {
-    /// What became of each request.
+    /// The outcome of each request.
     pub asked: Vec<Asked>,
-    /// What the download got, in Mbit/s, from the first request to the end of the last.
+    /// The download's goodput, in Mbit/s, from the first request to the end of the last.
     pub download_mbit: f64,
     /// CPU time of gateway and edge together, in seconds.
     pub cpu_s: f64,
 }
 
-/// Sends all requests when they are due, and waits for their ends.
+/// Sends all requests when they are due, and waits until they have ended.
 fn offer(stage: &Stage, contender: Contender, large: Alone, mix: &[Arrival]) -> Result<Offered> {
     stage.client(async || {
         let client = Client::new(PATIENCE);
@@ -252,7 +252,7 @@ fn offer(stage: &Stage, contender: Contender, large: Alone, mix: &[Arrival]) -> 
     })
 }
 
-/// Asks each model a few times, alone and at once. From this a gateway learns what its engines take.
+/// Sends each model a few requests, one by one and at once. From these a gateway learns how long its engines take.
 async fn warm(stage: &Stage, contender: Contender, client: &Client) -> Result<()> {
     let mut random = Random::new(0, 0x7a53);
     for (at, (model, _)) in MODELS.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Benchmarks of whole products, and all experiments by one command; [`instruments`] measure, [`plan`] says what of, and
-//! [`experiment`] runs it.
+//! Benchmarks of whole products, and all experiments by one command; [`instruments`] measures, [`plan`] describes
+//! experiments, and [`experiment`] runs them.
 //!
 //! | module | what it is |
 //! |---|---|

@@ -31,10 +31,10 @@ use perf::{
 };
 use plan::{self, BASE, Varied as _};
 
-/// Where results lie, from the project's folder.
+/// The folder of results, relative to the project's folder.
 const RESULTS: &str = "perf/results";
 
-/// Where their report lies.
+/// The file of their report.
 const REPORT: &str = "perf/RESULTS.md";
 
 /// Loads CONNECT-UDP relays and compares them, and runs experiments.
@@ -197,7 +197,7 @@ fn run(command: Command) -> Result<()> {
         Command::Papers(Papers { budget, no_lab, plans }) => {
             let budget = budget.map(|minutes| Duration::from_secs(60 * minutes));
             let done = papers::run(&papers::Bounds { budget, plans, lab: !no_lab, folder: RESULTS.into() });
-            // What is there is worth a report, whatever failed.
+            // The existing results deserve a report, whether or not a run failed.
             report().and(done)
         }
         Command::Report => report(),

@@ -1,12 +1,12 @@
-//! All plans by one command: what there is to run, what of it is there already, and the report of it all.
+//! All plans by one command: the cells to run, their existing results, and the report of all of them.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`cell`] | a variant of a plan on a clock, and which come first |
-//! | `durations` | how long cells took, and how long others will |
-//! | [`results`] | files of rows, and whether rows are of the product as it stands |
-//! | [`provenance`] | the commit that each result was measured on; refuses results that nobody can reproduce |
-//! | [`report`](mod@report) | `perf/RESULTS.md`, made of rows and of verdicts |
+//! | [`cell`] | a variant of a plan on a clock, and the order of cells |
+//! | `durations` | how long cells took, and estimates for others |
+//! | [`results`] | files of rows, and whether rows are of the present product |
+//! | [`provenance`] | the commit that each result was measured on; refuses results that cannot be reproduced |
+//! | [`report`](mod@report) | `perf/RESULTS.md`, made from rows and verdicts |
 
 pub mod cell;
 mod durations;
@@ -28,33 +28,32 @@ use plan::BASE;
 use self::durations::Durations;
 pub use self::{cell::Cell, report::report, results::Results};
 
-/// How many times as long as expected a cell may take in the lab before it is ended: a run that needed 41 s of a core took 298 s on
-/// a machine with other work.
+/// A cell in the lab is ended after this multiple of its expected time: a run that needed 41 s of a core took 298 s on a machine
+/// with other work.
 const LATE: u32 = 8;
 
 /// The shortest time after which a cell in the lab is ended.
 const LEAST_TIMEOUT: Duration = Duration::from_secs(7_200);
 
-/// How a run of all plans is bounded.
+/// The bounds of a run of all plans.
 #[derive(Clone, Debug)]
 pub struct Bounds {
-    /// No cell begins that would end later than this, as far as is known.
+    /// No cell begins that is expected to end later than this.
     pub budget: Option<Duration>,
-    /// Only these plans; all of them if there are none.
+    /// Only these plans; all plans if empty.
     pub plans: Vec<String>,
-    /// Whether the VM lab takes part.
+    /// Whether cells of the VM lab run as well.
     pub lab: bool,
-    /// Where rows lie.
+    /// The folder of rows.
     pub folder: PathBuf,
 }
 
-/// Runs every cell of which there are no rows of the product as it stands, the most telling ones first, each in a process of its
-/// own. What is done is kept: a run that is ended goes on where it was. Rows are never replaced by those of fewer repetitions.
+/// Runs every cell without rows of the present product, the most telling ones first, each in a separate process. Results are kept:
+/// an interrupted run continues where it was. Rows are never replaced by rows of fewer repetitions.
 ///
 /// # Errors
-/// The tree has changes that are not committed, a plan asks for fewer repetitions than its rows have, or a file of results cannot
-/// be read or written. A cell that fails is reported,
-/// and the others go on; that is an error at the end.
+/// When the tree has uncommitted changes, a plan requires fewer repetitions than its rows have, or a file of results cannot be read
+/// or written. A cell that fails is reported, and the others still run; the error follows at the end.
 pub fn run(bounds: &Bounds) -> Result<()> {
     let trees = Trees::standing();
     ensure!(!trees.is_dirty(), "commit first: rows of a changed tree cannot be made again");
@@ -108,7 +107,7 @@ pub fn run(bounds: &Bounds) -> Result<()> {
     Ok(())
 }
 
-/// Runs a cell in a process of its own, and returns its rows as lines of JSON. Pictures of bases go to `results`.
+/// Runs a cell in a separate process, and returns its rows as lines of JSON. Pictures of base variants go to `results`.
 fn run_cell(cell: &Cell, expected: Duration, results: &Path) -> Result<String> {
     let folder = std::env::temp_dir().join(format!("paced-papers-{}", std::process::id()));
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
@@ -146,7 +145,7 @@ fn run_in(cell: &Cell, expected: Duration, folder: &Path) -> Result<String> {
     fs::read_to_string(&rows).with_context(|| rows.display().to_string())
 }
 
-/// `cell-scores.svg` of plan `p` becomes `p-scores.svg`, and in the lab `p-lab-scores.svg`.
+/// Keeps pictures: `cell-scores.svg` of plan `p` becomes `p-scores.svg`, and in the lab `p-lab-scores.svg`.
 fn keep_pictures(cell: &Cell, from: &Path, to: &Path) -> Result<()> {
     let lab = if cell.clock == "lab" { "-lab" } else { "" };
     for entry in fs::read_dir(from)? {
@@ -159,7 +158,7 @@ fn keep_pictures(cell: &Cell, from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// When a cell that is expected to take so long in the lab is ended.
+/// Returns after how long a cell in the lab is ended.
 fn lab_timeout(expected: Duration) -> Duration {
     (LATE * expected).max(LEAST_TIMEOUT)
 }

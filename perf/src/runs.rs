@@ -50,7 +50,7 @@ pub struct Experiment {
 }
 
 impl Experiment {
-    /// The variants of the plan to run.
+    /// Returns the variants of the plan to run.
     fn variants<'a>(&'a self, all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
         match &*self.variant {
             "all" => all.collect(),
@@ -59,11 +59,11 @@ impl Experiment {
     }
 }
 
-/// Runs a plan's variants and prints their tables. Printing ends the process where nobody reads on, so rows and pictures are
-/// written before.
+/// Runs a plan's variants and prints their tables. Rows and pictures are written first, because printing ends the process if
+/// its output is closed.
 ///
 /// # Errors
-/// There is no such plan or variant, an option is for another kind of plan, or a run fails.
+/// When the plan or variant does not exist, an option is for another kind of plan, or a run fails.
 pub fn run(experiment: &Experiment) -> Result<()> {
     let plan = match plan::Any::read(&experiment.plan)? {
         plan::Any::Network(plan) => *plan,
@@ -124,7 +124,7 @@ fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
         let mut plan = plan.variant(variant)?;
         plan.seeds.evaluations = experiment.repetitions.unwrap_or(plan.seeds.evaluations);
         rows.extend(routing::run(&plan, &experiment.policy)?);
-        // Trainings take long, so what is done is kept.
+        // Trainings take long, so finished variants are kept.
         if let Some(path) = &experiment.json {
             write_rows(path, &rows, &origin)?;
         }
@@ -191,7 +191,7 @@ fn run_stack(experiment: &Experiment, mut plan: StackPlan) -> Result<()> {
     Ok(())
 }
 
-/// Returns the schedulers of a plan that can run on a clock here, and prints which ones are left out and why.
+/// Returns the schedulers of a plan that can run on a clock here, and prints which ones are omitted and why.
 fn present(plan: &plan::Plan, clock: Clock) -> Vec<Scheduler> {
     let is_present = |scheduler: &Scheduler| match peer::check(plan, *scheduler) {
         Ok(()) => true,
@@ -223,7 +223,7 @@ fn write_rows<R: serde::Serialize>(path: &Path, rows: &[R], origin: &Origin) -> 
 /// kernel's stack.
 ///
 /// # Errors
-/// The file cannot be read or has other rows, or a picture cannot be written.
+/// When the file cannot be read or has other rows, or a picture cannot be written.
 pub fn show(results: &Path, plot: Option<&Path>) -> Result<()> {
     let text = fs::read_to_string(results).with_context(|| format!("failed to read {}", results.display()))?;
     if let Ok(rows) = paths::Row::parse_all(&text) {
@@ -264,7 +264,7 @@ fn show_serving(rows: &[routing::Row], plot: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// `results/plan.svg` and `rtt-100` make `results/plan-rtt-100.svg`.
+/// Returns `results/plan-rtt-100.svg` for `results/plan.svg` and `rtt-100`.
 fn named_after(path: &Path, variant: &str) -> PathBuf {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let extension = path.extension().unwrap_or_default().to_string_lossy();

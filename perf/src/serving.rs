@@ -6,11 +6,11 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`engine`] | tokens when they are due |
-//! | [`client`] | what clients ask, and what they see |
+//! | [`engine`] | writes tokens when they are due |
+//! | [`client`] | sends requests, and measures answers |
 //! | [`tokens`], [`whole`], [`leave`] | the loads: streams of tokens, whole answers, clients that leave |
-//! | [`wire`] | what the two say to each other |
-//! | [`peer`] | who stands in between, as processes |
+//! | [`wire`] | the messages between the two |
+//! | [`peer`] | the proxies between them, as processes |
 //! | [`rows`] | results and their table |
 
 pub mod client;
@@ -42,7 +42,7 @@ use self::{
     whole::Whole,
 };
 
-/// Requests over one connection of paced at once, where they are no matter.
+/// How many requests one connection of paced may have at once, where this does not matter.
 const REQUESTS: u32 = 20_000;
 
 /// What is measured, and how often.
@@ -86,11 +86,11 @@ enum Scenario {
     },
 }
 
-/// Measures all peers in turns, prints the table and writes the rows. A peer whose program is missing is reported and left
-/// out; one that fails is reported.
+/// Measures all peers in turns, prints the table and writes the rows. A peer whose program is missing is reported and
+/// omitted; a peer that fails is reported.
 ///
 /// # Errors
-/// The results cannot be written.
+/// When the results cannot be written.
 pub async fn run(serving: &Serving) -> Result<()> {
     if let Scenario::Table { rows } = &serving.scenario {
         let lines = rows.iter().map(std::fs::read_to_string).collect::<Result<String, _>>();
@@ -123,7 +123,7 @@ pub async fn run(serving: &Serving) -> Result<()> {
                 Scenario::Ceiling(tokens) => {
                     ("engine and clients alone".to_owned(), tokens::ceiling(tokens, trial).await)
                 }
-                // Nothing is measured.
+                // Nothing to measure.
                 Scenario::Table { .. } => continue,
             };
             match measured {
@@ -153,11 +153,11 @@ pub async fn run(serving: &Serving) -> Result<()> {
 /// One measurement of one peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Trial<'a> {
-    /// Who is measured.
+    /// The measured peer.
     pub peer: Peer,
     /// The program of [`Peer::PacedBefore`].
     pub before: Option<&'a Path>,
-    /// Of what is random.
+    /// The seed of random choices.
     pub seed: u64,
 }
 
@@ -171,7 +171,7 @@ impl Trial<'_> {
     }
 }
 
-/// CPU time of the processes in between, and of engine and clients, which are this process.
+/// CPU time of the proxies, and of engine and clients, which are this process.
 struct Meters<'a> {
     running: &'a Running,
     meters: Vec<(&'static str, Meter)>,
@@ -186,7 +186,7 @@ impl<'a> Meters<'a> {
         Ok(Self { running, meters, own: Meter::start(Process::own())?, began: Instant::now() })
     }
 
-    /// What 1,000 of `count` cost each process and all of them, their memory, and how busy the generator was.
+    /// Returns the cost of 1,000 of `count` for each process and for all, their memory, and how busy the generator was.
     fn per_thousand(&self, count: u64) -> Result<Vec<Sample>> {
         let thousands = count.max(1) as f64 / 1e3;
         let (mut samples, mut all_ms) = (Vec::new(), 0.0);

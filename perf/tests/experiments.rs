@@ -1,9 +1,9 @@
-//! What the papers claim, over the simulated network: three classes of requests at once, 8 KB within 1 s, 8 KB within
-//! 2 s, and 102.4 KB, over 5 Mbit/s with 0.5 % loss and a round trip of 50 ms (plan `thesis-fig7-8`); and over simulated engines:
-//! three models, and two behind such a link (plans `routing-fig4-6` and `routing-table3-4`). Also the program itself, where that needs
-//! neither a network nor rights.
+//! Claims of the papers, over the simulated network: three classes of requests at once, 8 KB within 1 s, 8 KB within 2 s, and 102.4
+//! KB, over 5 Mbit/s with 0.5 % loss and a round trip of 50 ms (plan `thesis-fig7-8`); and over simulated engines: three models, and
+//! two behind such a link (plans `routing-fig4-6` and `routing-table3-4`). Also tests of the program itself that need neither a
+//! network nor rights.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
 use experiment::{self, Outcome, serving};
 use plan::{Any, Clock, Plan, Scheduler, ServingPlan, Varied as _};
@@ -74,7 +74,7 @@ fn first_come_first_served_has_long_tails_in_the_short_classes() {
 
 #[test]
 fn hard_deadlines_give_up_what_is_late_and_soft_ones_nothing() {
-    // Under CUBIC more is late.
+    // Under CUBIC, more requests are late.
     let mut plan = Plan::read("thesis-fig7-8").unwrap();
     plan.repetitions = 3;
     let unfinished = |outcome: &Outcome, class| 100.0 - outcome.latencies(class).completion_pct(None).unwrap();
@@ -106,7 +106,7 @@ fn higher_priorities_are_served_before_lower_ones_among_many_streams() {
     assert!(means.is_sorted_by(|low, high| low > high), "{means:?}");
 }
 
-/// A plan of models with short searches and few seeds. None of these seeds is reported.
+/// Returns a plan of models with short searches and few seeds. No reported result uses these seeds.
 fn models(name: &str) -> ServingPlan {
     let Any::Serving(mut plan) = Any::read(name).unwrap() else { panic!("{name} is no plan of model serving") };
     (plan.seeds.evaluation, plan.seeds.evaluations) = (600_000, 3);
@@ -134,7 +134,7 @@ fn the_largest_model_breaks_down_where_a_policy_still_answers_in_time_and_better
     }
     assert!(at(20.0, "tuned", "met_pct") > 95.0);
     assert!(at(4.0, "tuned", "selected_pct_6.7b") > at(20.0, "tuned", "selected_pct_6.7b"));
-    // The task that loses most by a smaller model has the larger one more often than the others do.
+    // The task that loses most with a smaller model gets the larger one more often than the others do.
     let share = |task: &str| {
         let metric = "selected_pct_6.7b";
         let same =

@@ -1,6 +1,7 @@
-//! The demo of models with emulated engines, cut short: what it counts, and what it leaves behind. Never who wins.
+//! The demo of models with emulated engines, cut short: its counts, and what it leaves behind, but never which
+//! contender wins.
 
-#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::{
     collections::BTreeSet,
@@ -22,7 +23,7 @@ use perf::demo::{
     stage::{Choose, Kind},
 };
 
-/// How long what happens soon may take on a busy machine.
+/// How long something that should happen soon may take on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
 
 const SEED: u64 = 5;
@@ -56,7 +57,7 @@ fn both_ways_get_the_same_requests_and_each_is_met_late_refused_or_failed() {
             let (of, asked) = (&run.classes[&class], expected.iter().filter(|arrival| arrival.class == class));
             assert_eq!(of.requests, asked.count(), "{class:?} of {run:#?}");
             assert_eq!(of.met + of.late + of.refused + of.failed, of.requests, "{run:#?}");
-            // Nothing is asked for that breaks off.
+            // No request provokes an answer that breaks off.
             assert_eq!(of.failed, 0, "{run:#?}");
             assert!(of.selected.values().sum::<usize>() <= of.requests, "{run:#?}");
             assert!((0.0..=of.met_share() + 0.001).contains(&of.score), "{run:#?}");
@@ -69,7 +70,7 @@ fn both_ways_get_the_same_requests_and_each_is_met_late_refused_or_failed() {
     assert!(report(&runs).contains("engines: emulated"));
 }
 
-/// The namespaces of the process that a guard started, and the processes in them.
+/// Returns the namespaces of the process that a guard started, and the processes in them.
 fn standing(guard: u32) -> (BTreeSet<String>, BTreeSet<u32>) {
     let names = fs::read_dir("/run/netns").into_iter().flatten().flatten();
     let of_guard = |name: &String| {
@@ -93,7 +94,7 @@ fn a_demo_that_is_interrupted_or_killed_leaves_no_process_and_no_namespace() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_paced-perf"));
         command.args(["demo-llm", "--engine", "emulated", "--loads", "1", "--seconds", "600"]);
         let mut demo = Process::start(command).unwrap();
-        // Requests are on their way, in the second stage.
+        // Requests are in flight, in the second stage.
         demo.wait_for_line("requests in 600 s", SOON).unwrap();
         let (names, pids) = wait_for("gateway and edge", SOON, || {
             let (names, pids) = standing(demo.id());
@@ -140,7 +141,7 @@ fn a_demo_whose_guard_is_killed_ends_and_what_it_left_is_removed_by_the_next() {
     for name in &names {
         assert!(!Path::new("/run/netns").join(name).exists(), "{name} is still there");
     }
-    // What nobody is left to remove; the name is this test's own.
+    // Removes what no guard is left to remove; the name is this test's own.
     _ = fs::remove_dir_all(std::env::temp_dir().join(format!("paced-demo-{}", demo.id())));
 }
 

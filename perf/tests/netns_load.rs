@@ -1,9 +1,9 @@
-//! Plans that load a relay natively, cut short: what they count, whatever the machine has time for.
+//! Plans that load a relay natively, cut short: their counts, whatever the speed of the machine.
 
 use instruments::load::{Figure, value};
 use plan::{BASE, Clock, Plan, Scheduler, Varied as _};
 
-/// What a second of a plan gives.
+/// Returns the figures of a second of a plan.
 fn figures(plan: &str, variant: &str, scheduler: Scheduler) -> anyhow::Result<Vec<Figure>> {
     let mut plan = Plan::read(plan)?.variant(variant)?;
     plan.workload.limit_s = 1;

@@ -1,6 +1,6 @@
 // Command quic-go-relay is a minimal CONNECT-UDP relay (RFC 9298) on quic-go's HTTP/3 server. The benchmarks of paced
-// run it as the peer that they compare with. It allows every target and asks nobody for a token, so it belongs on
-// loopback, where it listens by default.
+// use it as the peer for comparison. It allows every target and requires no token, so it belongs on loopback, where it
+// listens by default.
 //
 // It prints one line of JSON when it is ready and ends on SIGTERM or SIGINT.
 package main

@@ -21,7 +21,7 @@ const (
 	badVariable
 )
 
-// status is the HTTP status that answers such a path.
+// status returns the HTTP status for such a path.
 func (e targetError) status() int {
 	if e == notTemplate {
 		return http.StatusNotFound
@@ -37,7 +37,7 @@ func (e targetError) Error() string {
 	return "the target host or port is malformed"
 }
 
-// parseTarget takes the target out of an escaped path and returns it as host:port.
+// parseTarget extracts the target from an escaped path and returns it as host:port.
 func parseTarget(escapedPath string) (string, error) {
 	rest, ok := strings.CutPrefix(escapedPath, pathPrefix)
 	if !ok {

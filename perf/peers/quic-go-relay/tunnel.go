@@ -20,11 +20,11 @@ const (
 	udpContext byte = 0
 	// maxPayloadBytes is the longest UDP payload that context 0 can carry (RFC 9298 §5).
 	maxPayloadBytes = 65527
-	// maxDatagramBytes bounds a capsule that is taken in: the longest context ID and payload.
+	// maxDatagramBytes bounds the capsules that the relay accepts: the longest context ID and payload.
 	maxDatagramBytes = 8 + maxPayloadBytes
-	// quicDatagramBytes holds every HTTP datagram that fits a QUIC packet of ours, which is at most 1452 bytes long.
+	// quicDatagramBytes holds every HTTP datagram that fits into one of our QUIC packets, which have at most 1452 bytes.
 	quicDatagramBytes = 2048
-	// socketBufferBytes is what a tunnel asks for in each direction of its target socket.
+	// socketBufferBytes is the buffer size that a tunnel requests in each direction of its target socket.
 	socketBufferBytes = 1 << 20
 )
 
@@ -51,7 +51,7 @@ func relay(w http.ResponseWriter, r *http.Request) {
 	}
 	defer socket.Close()
 
-	// Whether payloads may go out as QUIC datagrams is known only with the client's SETTINGS.
+	// Only the client's SETTINGS tell whether payloads may leave as QUIC datagrams.
 	settings := w.(http3.Settingser)
 	select {
 	case <-settings.ReceivedSettings():
@@ -78,7 +78,7 @@ func dial(target string) (*net.UDPConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The kernel caps these at its own limits, which is as good as it gets.
+	// The kernel caps these at its own limits, and no larger ones are possible.
 	_ = socket.SetReadBuffer(socketBufferBytes)
 	_ = socket.SetWriteBuffer(socketBufferBytes)
 	return socket, nil
@@ -88,7 +88,7 @@ func dial(target string) (*net.UDPConn, error) {
 type tunnel struct {
 	stream *http3.Stream
 	socket *net.UDPConn
-	// datagrams says that the client takes QUIC datagrams; otherwise payloads go to it in capsules.
+	// datagrams is true if the client accepts QUIC datagrams; otherwise payloads go to it in capsules.
 	datagrams bool
 }
 
@@ -122,7 +122,7 @@ func (t *tunnel) run(ctx context.Context) {
 	}
 }
 
-// datagramsToTarget forwards what arrives as QUIC datagrams. It returns nil when the stream ends, as only
+// datagramsToTarget forwards payloads that arrive as QUIC datagrams. It returns nil when the stream ends, because only
 // capsulesToTarget knows whether it ended well.
 func (t *tunnel) datagramsToTarget(ctx context.Context) error {
 	for {
@@ -136,14 +136,14 @@ func (t *tunnel) datagramsToTarget(ctx context.Context) error {
 	}
 }
 
-// errMalformedCapsule ends a tunnel whose stream does not hold a sequence of whole, acceptable capsules.
+// errMalformedCapsule ends a tunnel whose stream is not a sequence of whole, acceptable capsules.
 var errMalformedCapsule = errors.New("malformed capsule")
 
-// capsulesToTarget forwards what arrives in DATAGRAM capsules and skips every other capsule. It returns io.EOF at the
-// end of the stream.
+// capsulesToTarget forwards payloads that arrive in DATAGRAM capsules and skips every other capsule. It returns io.EOF
+// at the end of the stream.
 func (t *tunnel) capsulesToTarget() error {
 	capsules := http3.NewCapsuleParser(t.stream)
-	// It grows with what clients send in capsules, mostly nothing: most of them send QUIC datagrams.
+	// It grows with the capsules that clients send, and mostly stays empty: most clients send QUIC datagrams.
 	var datagram []byte
 	for {
 		kind, capsule, err := capsules.Next()
@@ -170,8 +170,8 @@ func (t *tunnel) capsulesToTarget() error {
 	}
 }
 
-// toTarget sends the payload of one HTTP datagram, or drops it if its context is unknown or the path to the target
-// does not take it.
+// toTarget sends the payload of one HTTP datagram, or drops it if its context is unknown or it is too long for the path
+// to the target.
 func (t *tunnel) toTarget(datagram []byte) error {
 	context, length, err := quicvarint.Parse(datagram)
 	if err != nil || context != uint64(udpContext) {
@@ -186,7 +186,7 @@ func (t *tunnel) toTarget(datagram []byte) error {
 	return nil
 }
 
-// targetToClient forwards what the target sends; a payload that does not fit into a QUIC datagram is dropped.
+// targetToClient forwards the target's payloads; a payload that does not fit into a QUIC datagram is dropped.
 func (t *tunnel) targetToClient() error {
 	send, room := t.sendCapsule, maxDatagramBytes
 	if t.datagrams {

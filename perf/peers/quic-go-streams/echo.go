@@ -7,11 +7,11 @@ import (
 	"github.com/quic-go/quic-go"
 )
 
-// chunkBytes is how much an echo reads at once.
+// chunkBytes is how many bytes an echo reads at once.
 const chunkBytes = 16 * 1024
 
-// echo sends a stream's bytes back, in the order that its first byte asks for. A stream that ends early is reset, and its
-// client sees that.
+// echo sends a stream's bytes back, with the priority that its first byte requests. A stream that ends early is reset,
+// and its client sees that.
 func echo(stream *quic.Stream) {
 	chunk := make([]byte, chunkBytes)
 	begun := false

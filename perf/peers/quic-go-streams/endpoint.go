@@ -16,21 +16,22 @@ import (
 )
 
 const (
-	// module is what this program says the version of.
+	// module is the module whose version this program reports.
 	module = "github.com/quic-go/quic-go"
-	// packetBytes is the largest size of a QUIC packet that quic-go has; other stacks of the experiment begin with full
-	// packets as well.
+	// packetBytes is the largest QUIC packet that quic-go sends; other stacks of the experiment start with full packets as
+	// well.
 	packetBytes = 1452
-	// innerPacketBytes is the smallest size that QUIC needs (RFC 9000 §14), which inner connections of other stacks have.
+	// innerPacketBytes is the smallest size that QUIC needs (RFC 9000 §14); inner connections of other stacks have it as
+	// well.
 	innerPacketBytes = 1200
-	// maxStreams is more than an experiment opens.
+	// maxStreams is more streams than an experiment opens.
 	maxStreams = 1 << 16
-	// patience outlasts every experiment: what is slow is to be measured, and not to be given up.
+	// patience outlasts every experiment: a slow connection must be measured, not closed.
 	patience = 5 * time.Minute
 )
 
-// protocol names quic-go's version as an ALPN protocol, so that a handshake proves that both ends have the same. A module
-// that stands in for quic-go has no such name.
+// protocol names quic-go's version as an ALPN protocol, so that a handshake proves that both ends have the same version.
+// A module that replaces quic-go has no such name.
 func protocol() (string, error) {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -44,7 +45,7 @@ func protocol() (string, error) {
 	return "", fmt.Errorf("this program was not built of %s itself", module)
 }
 
-// transport returns quic-go's defaults but for bounds that an experiment would meet.
+// transport returns quic-go's defaults, except for bounds that an experiment would reach.
 func transport(initialPacketBytes uint16) *quic.Config {
 	return &quic.Config{
 		InitialPacketSize:    initialPacketBytes,
@@ -54,7 +55,7 @@ func transport(initialPacketBytes uint16) *quic.Config {
 	}
 }
 
-// accept listens and has every stream of every connection served.
+// accept listens and serves every stream of every connection.
 func accept(listen string, serve func(*quic.Stream)) error {
 	alpn, err := protocol()
 	if err != nil {
@@ -90,7 +91,7 @@ func accept(listen string, serve func(*quic.Stream)) error {
 	}
 }
 
-// clientTLS asks for the server's version of quic-go, and for nothing else.
+// clientTLS requires the server's version of quic-go, and nothing else.
 func clientTLS() (*tls.Config, error) {
 	alpn, err := protocol()
 	return &tls.Config{InsecureSkipVerify: true, NextProtos: []string{alpn}}, err

@@ -1,12 +1,12 @@
-// Command quic-go-streams makes the requests of an experiment over quic-go as it is, so that paced can be compared with
-// the transport that the thesis changed. It is a client, a server that echoes streams, and a relay that carries packets
-// in streams:
+// Command quic-go-streams makes the requests of an experiment over unmodified quic-go, so that paced can be compared
+// with the transport that the thesis changed. It is a client, a server that echoes streams, and a relay that carries
+// packets in streams:
 //
 //	quic-go-streams serve -listen ADDRESS
 //	quic-go-streams relay -listen ADDRESS -target ADDRESS
 //	quic-go-streams request -server ADDRESS [-tunnelled] -requests FILE -limit DURATION
 //
-// It checks no certificates and relays to one target for anybody, so it belongs into namespaces of an experiment.
+// It checks no certificates and relays to one target for every client, so it belongs in namespaces of an experiment.
 package main
 
 import (
@@ -24,7 +24,7 @@ func main() {
 	}
 }
 
-// run carries out the command that the arguments name; serve and relay go on until the process is killed.
+// run executes the command that the arguments name; serve and relay run until the process is killed.
 func run(arguments []string) error {
 	if len(arguments) == 0 {
 		return errors.New("say serve, relay or request")

@@ -2,21 +2,21 @@ package main
 
 import "github.com/quic-go/quic-go"
 
-// order is a stream's priority by RFC 9218, as quic-go takes it: the least urgency goes first; of equals, incremental
-// streams take turns, and others go by their IDs.
+// order is a stream's priority by RFC 9218, as quic-go implements it: the lowest urgency value goes first; of equal
+// ones, incremental streams take turns, and others go in the order of their IDs.
 type order struct {
 	Urgency     int8 `json:"urgency"`
 	Incremental bool `json:"incremental"`
 }
 
 const (
-	// unordered is the first byte of a stream whose priority stays what quic-go gives it.
+	// unordered is the first byte of a stream that keeps quic-go's default priority.
 	unordered byte = 0xff
-	// incrementalBit stands above the three bits of urgency.
+	// incrementalBit is the bit above the three bits of urgency.
 	incrementalBit byte = 8
 )
 
-// firstByte tells the peer to order its side of the stream alike.
+// firstByte tells the peer to order its side of the stream in the same way.
 func (o *order) firstByte() byte {
 	switch {
 	case o == nil:
@@ -28,7 +28,7 @@ func (o *order) firstByte() byte {
 	}
 }
 
-// apply gives a stream the order that a first byte stands for.
+// apply sets the priority of a stream that a first byte encodes.
 func apply(firstByte byte, stream *quic.Stream) {
 	if firstByte != unordered {
 		stream.SetPriority(int8(firstByte&^incrementalBit), firstByte&incrementalBit != 0)

@@ -17,15 +17,15 @@ import (
 
 // toBeMade is a request of the experiment.
 type toBeMade struct {
-	// Bytes is how much it sends, and gets back.
+	// Bytes is how many bytes it sends, and receives back.
 	Bytes int `json:"bytes"`
-	// StartNs is when, after the connection stands.
+	// StartNs is its start, in nanoseconds after the connection is open.
 	StartNs int64 `json:"start_ns"`
-	// Order is how its stream is ordered; quic-go's default without it.
+	// Order is the priority of its stream; nil for quic-go's default.
 	Order *order `json:"order"`
 }
 
-// outcome is a line of what became of a request.
+// outcome is a line about the outcome of a request.
 type outcome struct {
 	Request int `json:"request"`
 	// LatencyNs counts from the request's start to the last byte of its echo.
@@ -52,7 +52,7 @@ func readRequests(file string) ([]toBeMade, error) {
 	return requests, nil
 }
 
-// opener begins a request at its start; what it returns ends when the request has ended.
+// opener begins a request at its start; the function that it returns ends when the request has ended.
 type opener func(context.Context, toBeMade) (func() error, error)
 
 // request makes all requests over one connection to the server, or each in a tunnel through one connection to a relay, and
@@ -89,7 +89,7 @@ func request(server string, tunnelled bool, requests []toBeMade, limit time.Dura
 	return connection.CloseWithError(0, "")
 }
 
-// makeAll begins each request at its start, in their order, and waits until all have ended.
+// makeAll begins each request at its start, in order, and waits until all have ended.
 func makeAll(requests []toBeMade, deadline time.Time, open opener) ([]outcome, error) {
 	began := time.Now()
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
@@ -135,7 +135,7 @@ func overStreams(connection *quic.Conn) opener {
 	}
 }
 
-// exchange sends a request's bytes over a stream and waits until they are back.
+// exchange sends a request's bytes over a stream and waits until all have come back.
 func exchange(ctx context.Context, stream *quic.Stream, request toBeMade) error {
 	first := request.Order.firstByte()
 	apply(first, stream)
@@ -164,8 +164,8 @@ func exchange(ctx context.Context, stream *quic.Stream, request toBeMade) error 
 	return <-sent
 }
 
-// overTunnels makes each request over a connection of its own, whose packets travel in a stream of the connection to the
-// relay. The request's order is that of this stream.
+// overTunnels makes each request over its own connection, whose packets travel in a stream of the connection to the relay.
+// The request's priority is that of this stream.
 func overTunnels(relay *quic.Conn) opener {
 	security, err := clientTLS()
 	return func(ctx context.Context, request toBeMade) (func() error, error) {

@@ -12,13 +12,14 @@ import (
 )
 
 const (
-	// lengthBytes stand before each packet in a stream.
+	// lengthBytes is the size of the length in front of each packet in a stream.
 	lengthBytes = 2
-	// maxPacketBytes is more than a UDP packet of the experiment has.
+	// maxPacketBytes is more than the size of any UDP packet of the experiment.
 	maxPacketBytes = 2048
 )
 
-// packets is a tunnel as a socket: packets in a stream, each behind its length. A writer waits until the stream has room.
+// packets is a tunnel with the interface of a socket: packets in a stream, each after its length. A writer waits until
+// the stream has room.
 type packets struct {
 	stream  *quic.Stream
 	reader  *bufio.Reader
@@ -29,7 +30,7 @@ func newPackets(stream *quic.Stream) *packets {
 	return &packets{stream: stream, reader: bufio.NewReader(stream)}
 }
 
-// read returns how many bytes the next packet has, in a buffer that holds every packet.
+// read reads the next packet into a buffer, which must hold every packet, and returns its length.
 func (p *packets) read(buffer []byte) (int, error) {
 	var length [lengthBytes]byte
 	if _, err := io.ReadFull(p.reader, length[:]); err != nil {
@@ -81,7 +82,7 @@ func (p *packets) SetReadDeadline(at time.Time) error { return p.stream.SetReadD
 // SetWriteDeadline implements net.PacketConn.
 func (p *packets) SetWriteDeadline(at time.Time) error { return p.stream.SetWriteDeadline(at) }
 
-// relay carries the packets of each stream to the target and back, by a socket of its own.
+// relay carries the packets of each stream to the target and back, over a separate socket.
 func relay(listen, target string) error {
 	address, err := net.ResolveUDPAddr("udp", target)
 	if err != nil {
@@ -98,7 +99,7 @@ func relay(listen, target string) error {
 	})
 }
 
-// carry ends when the client's side of the stream does.
+// carry ends when the client's side of the stream ends.
 func carry(stream *quic.Stream, socket *net.UDPConn) {
 	defer socket.Close()
 	tunnel := newPackets(stream)
@@ -126,7 +127,7 @@ func carry(stream *quic.Stream, socket *net.UDPConn) {
 		if err != nil {
 			return
 		}
-		// What the target refuses is lost, as on any path.
+		// A packet that the target refuses is lost, as on any path.
 		_, _ = socket.Write(packet[:count])
 	}
 }

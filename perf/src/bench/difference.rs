@@ -1,5 +1,5 @@
-//! What a change is worth: two builds of paced run the same steps in turns, and the table shows instructions per payload
-//! of both, the change, and how far rounds of one build lie apart.
+//! The effect of a change: two builds of paced run the same steps in turns, and the table shows the instructions per
+//! payload of both, the change, and how much rounds of one build differ.
 
 use std::{fmt::Write as _, path::Path};
 
@@ -17,10 +17,10 @@ const RATE: f64 = 16e3;
 /// How long each step is measured, in seconds of a clock that counts instructions.
 const SECONDS: f64 = 0.2;
 
-/// What a step cost in one round.
+/// The cost of a step in one round.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
-    /// Of one payload, in instructions.
+    /// Instructions per payload.
     instructions: f64,
     loss_percent: f64,
 }
@@ -32,12 +32,12 @@ struct Row {
     after: Vec<Cost>,
 }
 
-/// Measures the build beside this program and, in turns with it, the one at `before`; prints the table.
+/// Measures the build beside this program, in turns with the one at `before`; prints the table.
 ///
-/// CPU time is taken for a number of instructions, so the clock has to count those (`tests/vm/run --icount`).
+/// CPU time is interpreted as a number of instructions, so the clock has to count these (`tests/vm/run --icount`).
 ///
 /// # Errors
-/// A program is missing, does not start, or carries nothing.
+/// When a program is missing, does not start, or carries nothing.
 pub async fn run(before: Option<&Path>, rounds: usize) -> Result<()> {
     ensure!(rounds > 0, "there has to be a round");
     let after = program(Kind::Paced)?;
@@ -60,7 +60,7 @@ pub async fn run(before: Option<&Path>, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// One tunnel and a hundred, both ways at once and each way alone.
+/// The steps: one tunnel and a hundred, in both directions at once and in each direction alone.
 fn steps() -> impl Iterator<Item = Step> {
     let echo = [(1, 64), (100, 4)].map(|(tunnels, window)| {
         Step::Echo(Echo { tunnels: over_one_connection(tunnels), window, seconds: SECONDS, sockets: false })
@@ -76,7 +76,7 @@ fn steps() -> impl Iterator<Item = Step> {
     echo.into_iter().chain(one_way)
 }
 
-/// Runs a step against a fresh relay: what was done before would count.
+/// Runs a step against a fresh relay, because earlier work would count.
 async fn cost(step: Step, program: &Path) -> Result<Cost> {
     let started = Started::paced(program)?;
     let figures = step.run(Kind::Paced, &started.relay).await.with_context(|| step.name())?;
@@ -115,7 +115,7 @@ fn mean(costs: &[Cost]) -> Option<Cost> {
         .then(|| Cost { instructions: sum(|cost| cost.instructions), loss_percent: sum(|cost| cost.loss_percent) })
 }
 
-/// How far the dearest round lies above the cheapest, in percent; nothing of a single round.
+/// Returns how far the dearest round lies above the cheapest, in percent, or `None` for a single round.
 fn spread_percent(costs: &[Cost]) -> Option<f64> {
     let all = || costs.iter().map(|cost| cost.instructions);
     let (least, most) = (all().reduce(f64::min)?, all().reduce(f64::max)?);

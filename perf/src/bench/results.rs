@@ -1,4 +1,4 @@
-//! Samples, their medians, and the two forms in which they are shown.
+//! Samples, their medians, and the two forms in which they are output.
 
 use std::fmt::Write as _;
 
@@ -50,12 +50,12 @@ struct Line<'a> {
     unit: &'a str,
     peer: &'a str,
     samples: &'a [f64],
-    /// Whether the value is the generator's limit, so that the relay's lies above.
+    /// Whether the value is limited by the generator, so that the relay's true value is higher.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     lower_bound: bool,
 }
 
-/// Metrics that are not in the table: they explain results, but are none.
+/// Metrics that are not in the table: they only explain results.
 const EXPLANATIONS: [&str; 10] = [
     GENERATOR_LIMITS,
     "generator cores while offering",
@@ -69,10 +69,10 @@ const EXPLANATIONS: [&str; 10] = [
     "softirq per payload, whole machine",
 ];
 
-/// The metric of payloads that did not come back, in per cent.
+/// The metric of payloads that did not come back, in percent.
 const LOSS: &str = "loss";
 
-/// The loss, in percent, from which on a ratio is marked: costs are divided by the payloads that were not lost.
+/// The loss, in percent, above which a ratio is marked: costs are divided by the payloads that were not lost.
 const MARKED_LOSS_PERCENT: f64 = 1.0;
 
 /// The metric that [`Results::add_derived`] adds.
@@ -95,7 +95,7 @@ impl Results {
         }
     }
 
-    /// Adds what each relay adds to the round trip of a single payload.
+    /// Adds how much each relay adds to the round trip of a single payload.
     pub fn add_derived(&mut self) {
         let round_trip = |series: &&Series| series.metric == "round trip, median";
         let Some(direct) = self.series.iter().filter(round_trip).find(|s| s.config == "no relay").map(Series::median)
@@ -126,7 +126,7 @@ impl Results {
                 rows.push(row);
             }
         }
-        // What was derived belongs to its step.
+        // Derived figures belong to their step.
         rows.sort_by_key(|row| self.series.iter().position(|series| series.config == row.0));
         for (config, metric, unit) in rows {
             let of = |peer: &str| {
@@ -143,7 +143,7 @@ impl Results {
             _ = write!(table, "| {config} | {metric}, {unit} | {} |", cells.join(" | "));
             let mark = if metric != LOSS && self.loses(config) { " †" } else { "" };
             match medians[..] {
-                // Two lower bounds say nothing of their ratio.
+                // Two lower bounds say nothing about their ratio.
                 [Some((_, "≥ ")), Some((_, "≥ "))] => table += " |",
                 [Some((ours, bound)), Some((theirs, of_theirs))] if theirs != 0.0 => {
                     let bound = if of_theirs.is_empty() { bound } else { "≤ " };
@@ -173,7 +173,7 @@ impl Results {
         self.series.iter().find(|s| (s.config.as_str(), s.metric, s.peer) == (config, metric, peer))
     }
 
-    /// Whether the median of highest rates is a lower bound: a round at or below it ended at the limit of the generator.
+    /// Whether the median of highest rates is a lower bound: in a round at or below it, the generator was the limit.
     fn is_lower_bound(&self, rates: &Series) -> bool {
         let limits = self.find(&rates.config, GENERATOR_LIMITS, rates.peer);
         let median = rates.median();
@@ -197,7 +197,7 @@ impl Results {
     }
 }
 
-/// Three significant digits, or all before the point.
+/// Formats three significant digits, or all digits before the decimal point.
 fn number(value: f64) -> String {
     let decimals = if value == 0.0 { 0 } else { (2 - value.abs().log10().floor() as i32).clamp(0, 3) };
     format!("{value:.*}", decimals as usize)
@@ -264,7 +264,7 @@ mod tests {
         for (rate, limit) in [(300e3, 0.0), (200e3, 1.0), (400e3, 0.0)] {
             results.add("up searched", "paced", &search(rate, limit), false);
             results.add("down searched", "paced", &search(rate, 1.0), false);
-            // The only round that the generator ended lies above the median.
+            // Only the round above the median was limited by the generator.
             results.add("up searched", "quic-go", &search(rate / 3.0, f64::from(u8::from(rate > 350e3))), false);
             results.add("down searched", "quic-go", &search(rate, 1.0), false);
         }

@@ -6,11 +6,11 @@ use serde::Serialize;
 /// How many of a hundred requests are urgent.
 const URGENT_PERCENT: f64 = 60.0;
 
-/// The class that a client asks for.
+/// The class that a client requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// Short questions and answers; somebody waits for them.
+    /// Short questions and answers, for which a user waits.
     Urgent,
     /// Longer ones that have more time.
     Batch,
@@ -23,14 +23,14 @@ pub struct Arrival {
     pub at_ns: u64,
     /// Its class.
     pub class: Class,
-    /// What it says.
+    /// The text of the request.
     pub prompt: String,
-    /// How many tokens its answer has: engines are told not to end before.
+    /// How many tokens its answer has: engines are told not to end earlier.
     pub tokens: u32,
 }
 
 impl Class {
-    /// Both, in the order of tables.
+    /// Both classes, in the order of tables.
     pub const ALL: [Self; 2] = [Self::Urgent, Self::Batch];
 
     /// The name in tables, results and the policy.
@@ -51,7 +51,7 @@ impl Class {
     }
 }
 
-/// Returns the requests that are due within `seconds`, so many a second on average (a Poisson process), in their order.
+/// Returns the requests that are due within `seconds`, `per_second` on average (a Poisson process), in order.
 #[must_use]
 pub fn arrivals(seed: u64, per_second: f64, seconds: f64) -> Vec<Arrival> {
     let mut random = Random::new(seed, 0x6d69_7865);
@@ -72,7 +72,7 @@ pub fn request(class: Class, random: &mut Random) -> Arrival {
     Arrival { at_ns: 0, class, prompt: prompt(words, random), tokens: tokens as u32 }
 }
 
-/// Random words, so that no engine has kept anything of a prompt that begins alike.
+/// Makes a prompt of random words, so that no engine has cached the beginning of a similar prompt.
 fn prompt(words: usize, random: &mut Random) -> String {
     let mut word = || -> String {
         let mut syllable = || {

@@ -1,4 +1,4 @@
-//! What each model takes for a request alone, and what follows from it: deadlines, and rates of arrivals.
+//! How long each model takes for a request alone, and the deadlines and arrival rates that follow from it.
 //!
 //! Everything that depends on the machine's speed is decided here, before the first run, by these formulas:
 //!
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::arrivals::{Arrival, Class, arrivals};
 
-/// What an engine takes for a request alone, the empty link included.
+/// How long an engine takes for a request alone, including the empty link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Alone {
     /// From the request to the first token, in milliseconds.
@@ -22,7 +22,7 @@ pub struct Alone {
 }
 
 impl Class {
-    /// How many times what the large model takes for a request alone may pass until its answer is whole.
+    /// The budget of a whole answer, as a multiple of the time that the large model takes for the request alone.
     #[must_use]
     pub const fn patience(self) -> f64 {
         match self {
@@ -44,22 +44,22 @@ impl Alone {
         Self { first_ms: middle(|alone| alone.first_ms), token_ms: middle(|alone| alone.token_ms) }
     }
 
-    /// Returns how long an answer of so many tokens takes, in milliseconds.
+    /// Returns how long an answer of `tokens` tokens takes, in milliseconds.
     #[must_use]
     pub fn whole_ms(self, tokens: u32) -> f64 {
         self.first_ms + self.token_ms * f64::from(tokens.saturating_sub(1))
     }
 
-    /// Returns how much time a request has, where this is the large model; whole milliseconds, as the request says it.
+    /// Returns a request's budget, if this is the large model; in whole milliseconds, as the request states it.
     #[must_use]
     pub fn budget(self, arrival: &Arrival) -> Duration {
         Duration::from_millis((arrival.class.patience() * self.whole_ms(arrival.tokens)).ceil() as u64)
     }
 
-    /// Returns how many requests of the mix are answered in a second, one after the other.
+    /// Returns how many requests of the mix are answered per second, one after the other.
     #[must_use]
     pub fn per_second(self) -> f64 {
-        // The mean over a long mix of a fixed seed, so that it does not depend on what is offered.
+        // The mean over a long mix with a fixed seed, so that it does not depend on the offered requests.
         let mix = arrivals(0, 100.0, 100.0);
         let sum_ms: f64 = mix.iter().map(|arrival| self.whole_ms(arrival.tokens)).sum();
         1e3 * mix.len() as f64 / sum_ms.max(1.0)

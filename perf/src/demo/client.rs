@@ -16,20 +16,20 @@ use tokio::time::{sleep_until, timeout};
 
 use super::arrivals::{Arrival, Class};
 
-/// What became of a request, as its client saw it.
+/// The outcome of a request, as its client saw it.
 #[derive(Clone, Debug)]
 pub struct Asked {
     /// Its class.
     pub class: Class,
-    /// The time that it had.
+    /// The time that the request had.
     pub budget: Duration,
-    /// The model that answered, as the answer says.
+    /// The model that answered, according to the answer.
     pub model: Option<String>,
-    /// From when it was due to its first token.
+    /// The time from when it was due to its first token.
     pub first: Option<Duration>,
-    /// From when it was due to its end.
+    /// The time from when it was due to its end.
     pub took: Duration,
-    /// Tokens of the answer, as the engine bills them.
+    /// Tokens of the answer, as billed by the engine.
     pub tokens: u64,
     /// How it ended.
     pub ended: Ended,
@@ -40,16 +40,16 @@ pub struct Asked {
 pub enum Ended {
     /// With a whole answer.
     Whole,
-    /// The client left, because the answer was late by far.
+    /// The client gave up, because the answer was very late.
     GivenUp,
     /// With another status than 200.
     Refused(u16),
-    /// In the middle, and why.
+    /// In the middle, with the reason.
     Failed(String),
 }
 
 impl Asked {
-    /// Says whether the whole answer came in time.
+    /// Returns whether the whole answer arrived in time.
     #[must_use]
     pub fn fate(&self) -> Fate {
         match self.ended {
@@ -60,25 +60,25 @@ impl Asked {
     }
 }
 
-/// Where a request goes, and what it calls the model.
+/// Where a request goes, and the name of its model there.
 #[derive(Clone, Debug)]
 pub struct Way {
-    /// Such as `http://127.0.0.1:8100`.
+    /// The URL without a path, such as `http://127.0.0.1:8100`.
     pub url: String,
     /// The model's name.
     pub model: String,
 }
 
-/// A client, which makes a connection for each request: `llama-server` ends a connection after each stream anyway.
+/// A client that opens a connection for each request: `llama-server` closes a connection after each stream anyway.
 #[derive(Clone)]
 pub struct Client {
     http: legacy::Client<HttpConnector, Full<Bytes>>,
-    /// After how many times its budget a request is given up.
+    /// The multiple of its budget after which a request is given up.
     patience: u32,
 }
 
 impl Client {
-    /// Makes a client, which gives a request up after so many times its budget.
+    /// Makes a client that gives up a request after `patience` times its budget.
     #[must_use]
     pub fn new(patience: u32) -> Self {
         let mut connector = HttpConnector::new();
@@ -87,7 +87,7 @@ impl Client {
         Self { http, patience }
     }
 
-    /// Asks once the request is due, and reads the answer to its end.
+    /// Sends the request when it is due, and reads the answer to its end.
     pub async fn ask(&self, arrival: &Arrival, way: &Way, budget: Duration, start: Instant) -> Asked {
         let due = start + Duration::from_nanos(arrival.at_ns);
         sleep_until(due.into()).await;
@@ -102,7 +102,7 @@ impl Client {
         Asked { class: arrival.class, budget, model, first, took: due.elapsed(), tokens, ended }
     }
 
-    /// Returns the status of an answer that is a refusal.
+    /// Returns the status of a refusal, or `None` if the whole answer arrived.
     async fn exchange(&self, arrival: &Arrival, way: &Way, budget: Duration, seen: &mut Seen) -> Result<Option<u16>> {
         let response = self.http.request(request(arrival, way, budget)?).await?;
         let status = response.status().as_u16();
@@ -132,7 +132,7 @@ fn request(arrival: &Arrival, way: &Way, budget: Duration) -> Result<Request<Ful
     Ok(request.body(Full::from(body.to_string()))?)
 }
 
-/// What was seen of an answer so far.
+/// The state of an answer so far.
 struct Seen {
     due: Instant,
     first: Option<Duration>,
@@ -157,7 +157,7 @@ impl Seen {
         Ok(())
     }
 
-    /// Reads a line of events. Returns whether it says that the answer is whole.
+    /// Reads a line of events. Returns whether it marks the end of the answer.
     fn line(&mut self, line: &[u8]) -> Result<bool> {
         let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else { return Ok(false) };
         if data == b"[DONE]" {

@@ -1,4 +1,4 @@
-//! A download beside the requests, which fills whatever they leave of the link: bytes without an end, over TCP.
+//! A download beside the requests, which fills the rest of the link: endless bytes over TCP.
 
 use std::{
     cell::{Cell, RefCell},
@@ -20,7 +20,7 @@ use tokio::task::{JoinHandle as Task, spawn_local};
 /// Bytes written and read at once.
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// How long the server waits before it looks again whether it is to end, or whether somebody came.
+/// How long the server waits before it checks again whether to stop, or whether a client has come.
 const SOON: Duration = Duration::from_millis(20);
 
 /// Serves downloads until it is dropped.
@@ -34,7 +34,7 @@ impl Server {
     /// Listens on a port of all IPv4 addresses of a namespace.
     ///
     /// # Errors
-    /// The port is taken.
+    /// When the port is taken.
     pub fn start(namespace: &Namespace, port: u16) -> Result<Self> {
         let listener = namespace.run(|| TcpListener::bind(("0.0.0.0", port)))?.context("the download's port")?;
         listener.set_nonblocking(true)?;
@@ -49,13 +49,13 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // What it fails with shows at the client, whose download breaks off.
+            // An error shows at the client, whose download breaks off.
             _ = thread.join();
         }
     }
 }
 
-/// Serves one client after the other.
+/// Serves one client after another.
 fn serve(listener: &TcpListener, stop: &AtomicBool) -> io::Result<()> {
     while !stop.load(Relaxed) {
         match listener.accept() {
@@ -82,7 +82,7 @@ fn fill(mut client: TcpStream, stop: &AtomicBool) {
     }
 }
 
-/// A download that goes on until it is dropped. It belongs to the local task set that it was begun in.
+/// A download that continues until it is dropped. It belongs to the local task set in which it was begun.
 #[derive(Debug)]
 pub struct Download {
     seen: Rc<Seen>,
@@ -99,7 +99,7 @@ impl Download {
     /// Begins to download.
     ///
     /// # Errors
-    /// Nobody is there.
+    /// When the server does not answer.
     pub async fn begin(from: SocketAddr) -> Result<Self> {
         let socket = tokio::net::TcpStream::connect(from).await.with_context(|| format!("the download from {from}"))?;
         let seen = Rc::<Seen>::default();
@@ -111,10 +111,10 @@ impl Download {
         Ok(Self { seen, task })
     }
 
-    /// Returns how many bytes have come.
+    /// Returns how many bytes have arrived.
     ///
     /// # Errors
-    /// It broke off.
+    /// When the download broke off.
     pub fn bytes(&self) -> Result<u64> {
         if let Some(broken) = &*self.seen.broken.borrow() {
             bail!("the download broke off: {broken}");

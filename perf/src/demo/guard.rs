@@ -1,7 +1,7 @@
-//! Runs the demo in a process of its own, so that nothing of it stays however it ends: done, failed, interrupted or killed.
+//! Runs the demo in a separate process, so that nothing of it stays, whether it finishes, fails, is interrupted or is killed.
 //!
-//! Namespaces are named after the process that made them. Once that process is gone, [`remove_leftovers`] ends what still runs
-//! in them and removes them; files lie in a folder for temporary files that this process removes.
+//! Namespaces are named after the process that made them. Once that process is gone, [`remove_leftovers`] kills the processes
+//! that still run in them and removes them; files lie in a temporary folder that this process removes.
 
 use std::{
     env, fs,
@@ -15,17 +15,17 @@ use lab::netns::remove_leftovers;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Tells the process that does the work so: the guard's process ID.
+/// Marks the process that does the work; the value is the guard's process ID.
 const GUARD: &str = "PACED_DEMO_GUARD";
 
-/// Runs `work` in a process of its own, which is this program again with the same arguments.
+/// Runs `work` in a separate process, which is this program with the same arguments.
 ///
 /// # Errors
-/// In the process that guards: the other one failed, or a signal ended it. In the other one: the error of `work`.
+/// In the guard: the working process failed, or a signal ended it. In the working process: the error of `work`.
 pub fn guarded(work: impl FnOnce() -> Result<()>) -> Result<()> {
     let Ok(guard) = env::var(GUARD) else { return guard_it() };
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // The guard may have ended before that was said.
+    // The guard may have ended before this took effect.
     let is_guarded = getppid().is_some_and(|parent| parent.as_raw_nonzero().to_string() == guard);
     ensure!(is_guarded, "the process that started this one is gone");
     work()
@@ -41,9 +41,9 @@ fn guard_it() -> Result<()> {
     Ok(())
 }
 
-/// Starts the process and waits until it ends, or until a signal says that it shall.
+/// Starts the process and waits until it ends, or until a signal requests its end.
 async fn watch(files: &Path) -> Result<ExitStatus> {
-    // Before the process begins, so that no signal is missed.
+    // Registered before the process starts, so that no signal is missed.
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let (mut hangup, mut children) = (signal(SignalKind::hangup())?, signal(SignalKind::child())?);
     let mut child = start(files)?;
@@ -57,7 +57,7 @@ async fn watch(files: &Path) -> Result<ExitStatus> {
             _ = terminate.recv() => "SIGTERM",
             _ = hangup.recv() => "SIGHUP",
         };
-        // It is ours and not waited for yet, so the ID is still its own.
+        // The child has not been waited for, so the ID is still its own.
         child.kill()?;
         child.wait()?;
         bail!("ended by {name}");
@@ -68,10 +68,10 @@ fn start(files: &Path) -> Result<Child> {
     let mut command = Command::new(env::current_exe()?);
     command.args(env::args_os().skip(1)).env(GUARD, std::process::id().to_string()).env("TMPDIR", files);
     if env::var_os("RUST_LOG").is_none() {
-        // What the daemons say is kept in memory, and only shown if they do not start.
+        // The output of the daemons is kept in memory, and shown only if they do not start.
         command.env("RUST_LOG", "info");
     }
-    // A terminal's Ctrl-C is for the guard only: what it ends goes all at once.
+    // A terminal's Ctrl-C must reach only the guard, which ends everything at once.
     command.process_group(0).spawn().context("the demo cannot be started")
 }
 
@@ -88,7 +88,7 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        // What stays there harms nobody.
+        // A folder that stays there does no harm.
         _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -53,7 +53,7 @@ pub fn picture(runs: &[Run]) -> String {
     svg + "</svg>\n"
 }
 
-/// Draws one panel: for each load a bar of each contender, of the height that `bar` gives, from 0 to 1, with its label.
+/// Draws one panel: for each load and contender a bar, whose height from 0 to 1 and label `bar` returns.
 fn panel(svg: &mut String, at: usize, title: &str, all: &[Together], bar: impl Fn(&Together) -> Option<(f64, String)>) {
     let left = 10.0 + LEFT + (LEFT + WIDTH + GAP) * at as f64;
     let y = |share: f64| TOP + HEIGHT * (1.0 - share);

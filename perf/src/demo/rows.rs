@@ -1,4 +1,4 @@
-//! What was seen, as rows, and what is printed of them.
+//! The results as rows, and the tables printed from them.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
@@ -16,41 +16,41 @@ use super::{
     stage::{Choose, Kind, MODELS},
 };
 
-/// A load by a contender.
+/// A load served by one contender.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Run {
-    /// Which engines answered.
+    /// The engines that answered.
     pub engine: Kind,
     /// What the link carries each way, in Mbit/s.
     pub link_mbit: f64,
-    /// Of the arrivals.
+    /// The seed of the arrivals.
     pub seed: u64,
     /// For how long requests arrived, in seconds.
     pub seconds: f64,
-    /// The load, as a multiple of what the large model does one request after the other.
+    /// The load, as a multiple of the large model's rate for one request after another.
     pub load: f64,
     /// Requests per second on average, of all classes.
     pub per_second: f64,
-    /// What each model takes alone; deadlines and loads are made of the large one's.
+    /// How long each model takes alone; deadlines and loads derive from the large one's times.
     pub alone: BTreeMap<&'static str, Alone>,
-    /// Who decided which engine answered.
+    /// The contender that chose the engines.
     pub contender: &'static str,
-    /// The gateway's policy; nothing where there is no gateway.
+    /// The gateway's policy; `None` without a gateway.
     pub policy: Option<Choose>,
     /// The mean reward of all requests.
     pub score: f64,
-    /// What the download got, in Mbit/s.
+    /// The download's goodput, in Mbit/s.
     pub download_mbit: f64,
     /// CPU time of gateway and edge together, in seconds.
     pub cpu_s: f64,
-    /// By class.
+    /// The outcomes by class.
     pub classes: BTreeMap<Class, OfClass>,
 }
 
-/// What became of the requests of a class.
+/// The outcome of a class's requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct OfClass {
-    /// Requests.
+    /// Number of requests.
     pub requests: usize,
     /// Whole answers in time.
     pub met: usize,
@@ -58,15 +58,16 @@ pub struct OfClass {
     pub late: usize,
     /// Late requests that the client gave up.
     pub given_up: usize,
-    /// Other statuses than 200.
+    /// Requests answered with a status other than 200.
     pub refused: usize,
     /// Answers that broke off.
     pub failed: usize,
-    /// Why the first of them did.
+    /// The reason for the first of these.
     pub first_failure: Option<String>,
-    /// The mean reward: what the model's answers are worth if the answer was in time, else 0, as in [`sched::route::serving`].
+    /// The mean reward: the worth of the model's answers if the answer was in time, otherwise 0, as in
+    /// [`sched::route::serving`].
     pub score: f64,
-    /// How many requests each model answered, to the end or not.
+    /// How many requests each model answered, completely or not.
     pub selected: BTreeMap<String, usize>,
     /// From when a request was due to its first token, in milliseconds: median and 95 %, of answers that have one.
     pub first_token_ms: Option<[f64; 2]>,
@@ -76,16 +77,16 @@ pub struct OfClass {
     pub tokens: u64,
 }
 
-/// What was offered.
+/// An offered load.
 #[derive(Clone, Copy, Debug)]
 pub struct Load<'a> {
-    /// As a multiple of what the large model does one request after the other.
+    /// As a multiple of the large model's rate for one request after another.
     pub times: f64,
     /// Requests per second.
     pub per_second: f64,
-    /// What each model takes alone.
+    /// How long each model takes alone.
     pub alone: &'a [Alone; MODELS.len()],
-    /// Of the arrivals.
+    /// The seed of the arrivals.
     pub seed: u64,
 }
 
@@ -98,7 +99,7 @@ struct Line<'a> {
 }
 
 impl Run {
-    /// Sums up what was seen of a load.
+    /// Summarizes the measurements of a load.
     #[must_use]
     pub fn of(demo: &Demo, contender: Contender, load: &Load<'_>, seen: &Offered) -> Self {
         let of_class = |class| (class, OfClass::of(seen.asked.iter().filter(|asked| asked.class == class)));
@@ -159,20 +160,20 @@ impl OfClass {
         sum
     }
 
-    /// Returns the share of requests that were answered in time, 0 if there was no request.
+    /// Returns the share of requests that were answered in time, or 0 if there was no request.
     #[must_use]
     pub fn met_share(&self) -> f64 {
         self.met as f64 / self.requests.max(1) as f64
     }
 }
 
-/// What an answer in time is worth, by the model that it is from; nothing if it is late.
+/// Returns the worth of an answer in time, by its model; 0 if it was late.
 fn reward(asked: &Asked) -> f64 {
     let of = asked.model.as_deref().and_then(|model| MODELS.iter().find(|(name, _)| *name == model));
     of.filter(|_| asked.fate() == Fate::Met).map_or(0.0, |(_, percent)| f64::from(*percent) / 100.0)
 }
 
-/// The median, and what 95 of 100 do not exceed, in milliseconds.
+/// Returns the median and the 95th percentile, in milliseconds.
 fn spread(mut values: Vec<Duration>) -> Option<[f64; 2]> {
     values.sort_unstable();
     let at = |share: f64| {
@@ -182,12 +183,12 @@ fn spread(mut values: Vec<Duration>) -> Option<[f64; 2]> {
     Some([at(0.5)?, at(0.95)?])
 }
 
-/// Without digits that are noise.
+/// Rounds off digits that are noise.
 fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-/// The loads, in their order.
+/// Returns the loads, in their order.
 #[must_use]
 pub fn loads(runs: &[Run]) -> Vec<f64> {
     let mut loads: Vec<_> = runs.iter().map(|run| run.load).collect();
@@ -195,24 +196,24 @@ pub fn loads(runs: &[Run]) -> Vec<f64> {
     loads
 }
 
-/// What a contender did under a load, over all seeds.
+/// The results of a contender under a load, over all seeds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Together {
     /// The load.
     pub load: f64,
     /// Requests per second on average.
     pub per_second: f64,
-    /// Who decided which engine answered.
+    /// The contender that chose the engines.
     pub contender: &'static str,
     /// The seeds, in their order.
     pub seeds: Vec<u64>,
-    /// The mean of the seeds' scores, the least and the most.
+    /// The mean of the seeds' scores, the least and the greatest.
     pub score: [f64; 3],
-    /// By class: deadlines met, and requests.
+    /// By class: met deadlines, and requests.
     pub met: BTreeMap<Class, (usize, usize)>,
 }
 
-/// Sums up runs of several seeds, load by load, contender by contender.
+/// Summarizes runs of several seeds, by load and contender.
 #[must_use]
 pub fn together(runs: &[Run]) -> Vec<Together> {
     let mut all: Vec<Together> = Vec::new();
@@ -245,7 +246,7 @@ pub fn together(runs: &[Run]) -> Vec<Together> {
 /// Renders lines of JSON.
 ///
 /// # Errors
-/// A value is no number.
+/// When a value is not finite.
 pub fn json_lines(runs: &[Run], origin: &Origin) -> Result<String> {
     let mut lines = String::new();
     for run in runs {
@@ -255,7 +256,7 @@ pub fn json_lines(runs: &[Run], origin: &Origin) -> Result<String> {
     Ok(lines)
 }
 
-/// Says what each model takes alone, and what follows.
+/// Describes how long each model takes alone, and the deadlines and rates that follow.
 #[must_use]
 pub fn calibration(alone: &[Alone; MODELS.len()]) -> String {
     let mut text = String::from("\nalone, over the empty link, by plain HTTP:\n");
@@ -328,7 +329,7 @@ pub fn report(runs: &[Run]) -> String {
     text + "score: 1 for an answer of the large model in time, 0.91 and 0.69 for one of the others, 0 for what is late\n"
 }
 
-/// A table over all seeds.
+/// Renders a table over all seeds.
 fn summary(runs: &[Run]) -> String {
     let head = ["load", "served by", "urgent in time", "batch in time", "score, mean", "least and most of a seed"];
     let row = |of: &Together| {
@@ -388,7 +389,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Runs of two loads; under the second, paced met nothing.
+    /// Returns runs of two loads; under the second, paced met no deadline.
     pub fn some() -> Vec<Run> {
         let demo = Arguments::parse_from(["", "--engine", "emulated", "--seed", "7"]).demo;
         let mixed = || {

@@ -21,8 +21,8 @@ use serde::Serialize;
 
 use super::{arrivals::Class, client::Way, download::Server};
 
-/// The models, the best first, with what an answer in time is worth in percent: the means of the four tasks in table 1 of Jha,
-/// Chuppala ("Quality-of-Service Aware LLM Serving"), for models whose weights are random here.
+/// The models, the best first, with the worth of an answer in time in percent: the means of the four tasks in table 1 of Jha,
+/// Chuppala ("Quality-of-Service Aware LLM Serving"); the models here have random weights.
 pub const MODELS: [(&str, u8); 3] = [("large", 100), ("medium", 91), ("small", 69)];
 
 /// The first engine's port.
@@ -31,10 +31,10 @@ const PORT: u16 = 8001;
 /// The port of the download at its server.
 const DOWNLOAD: u16 = 9000;
 
-/// The same at the edge.
+/// The port of the download at the edge.
 const DOWNLOAD_AT_EDGE: &str = "127.0.0.1:9000";
 
-/// Requests that an engine works on at once; further ones wait, in the engine or before.
+/// How many requests an engine works on at once; further ones wait, in the engine or in front of it.
 pub const PLACES: u32 = 8;
 
 /// The gateway's policy.
@@ -61,7 +61,7 @@ impl Choose {
 /// How long a packet may wait in the queue in front of the link, in milliseconds.
 const QUEUE_MS: u32 = 200;
 
-/// Recorded decisions are on the disk after that.
+/// Recorded decisions are on disk after this time.
 const DECISIONS_WRITTEN: Duration = Duration::from_secs(2);
 
 /// Which engines answer.
@@ -75,10 +75,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Says whether such engines can be started, and if not, why.
+    /// Checks that engines of this kind can be started.
     ///
     /// # Errors
-    /// They are not there.
+    /// When they are missing, with the reason.
     pub fn look(self) -> Result<()> {
         match self {
             Self::LlamaServer => llama::folder().map(drop),
@@ -95,7 +95,7 @@ impl Kind {
         }
     }
 
-    /// How long an emulated engine's steps take: about what `llama-server` took on two cores of an EPYC.
+    /// Returns how long an emulated engine's steps take: about as long as `llama-server` took on two cores of an EPYC.
     fn speed(model: &str) -> Speed {
         let (prefill_us, step_us, step_per_request_us) = match model {
             "large" => (60_000, 18_000, 4_000),
@@ -107,14 +107,14 @@ impl Kind {
     }
 }
 
-/// An engine of either kind, which runs as long as this lives.
+/// An engine of either kind, which runs until this is dropped.
 #[expect(dead_code, reason = "requests reach it by its address")]
 enum Engine {
     Real(LlamaServer),
     Emulated(engine::Engine),
 }
 
-/// What stands between a client and engines, as long as it lives.
+/// The engines, the gateway and the edge, which run until this is dropped.
 pub struct Stage {
     models: Models,
     _engines: Vec<Engine>,
@@ -122,10 +122,10 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Starts engines, a gateway that knows nothing of them yet, and an edge. The link has so many Mbit/s each way.
+    /// Starts engines, a gateway that knows nothing about them yet, and an edge. The link has `mbit` Mbit/s in each direction.
     ///
     /// # Errors
-    /// Without root, or when something does not start.
+    /// Without root, or when a process does not start.
     pub fn new(kind: Kind, mbit: f64, policy: Choose) -> Result<Self> {
         let chain = Chain::new().context("the namespaces cannot be made; the demo needs root")?;
         let start = |(at, (model, _)): (usize, &(&'static str, u8))| {
@@ -152,23 +152,23 @@ impl Stage {
         Ok(Self { models, _engines: engines, _server: server })
     }
 
-    /// Where an engine is asked by itself.
+    /// Returns where requests go directly to an engine.
     #[must_use]
     pub fn engine(&self, at: usize) -> Way {
         let (address, port) = (self.models.site.chain.egress.far.v4, PORT + at as u16);
         Way { url: format!("http://{address}:{port}"), model: MODELS[at % MODELS.len()].0.to_owned() }
     }
 
-    /// Where paced is asked for a model, or by an alias for the one that it chooses.
+    /// Returns where requests go to paced, for a model or for an alias of which paced chooses the model.
     #[must_use]
     pub fn paced(model: &str) -> Way {
         Way { url: format!("http://{}", models::SERVE), model: model.to_owned() }
     }
 
-    /// Where the download comes from: its server itself, or the edge.
+    /// Returns the download's source: its server, or the edge.
     ///
     /// # Errors
-    /// None; the edge's address is one.
+    /// None: the edge's address is valid.
     pub fn download(&self, over_paced: bool) -> Result<SocketAddr> {
         if over_paced {
             return Ok(DOWNLOAD_AT_EDGE.parse()?);
@@ -176,21 +176,21 @@ impl Stage {
         Ok((self.models.site.chain.egress.far.v4, DOWNLOAD).into())
     }
 
-    /// Returns what the gateway has decided so far, as it recorded it: a line of JSON for each decision.
+    /// Returns the decisions that the gateway has recorded so far: a line of JSON for each.
     ///
     /// # Errors
-    /// Nothing was recorded.
+    /// When nothing was recorded.
     pub fn decisions(&self) -> Result<String> {
         let path = self.models.site.path("decisions.jsonl");
-        // What it records is written a moment later.
+        // The gateway writes its records with a delay.
         std::thread::sleep(DECISIONS_WRITTEN);
         std::fs::read_to_string(&path).with_context(|| format!("there are no decisions in {}", path.display()))
     }
 
-    /// Begins to measure what gateway and edge cost.
+    /// Begins to measure the CPU time of gateway and edge.
     ///
     /// # Errors
-    /// One of them is gone.
+    /// When one of them is gone.
     pub fn meters(&self) -> Result<[Meter; 2]> {
         let [gateway, edge] =
             [self.models.site.relay.id(), self.models.edge.id()].map(|pid| Meter::start(Process { pid }));
@@ -200,7 +200,7 @@ impl Stage {
     /// Runs a client inside its namespace.
     ///
     /// # Errors
-    /// Without root, or what the client fails with.
+    /// Without root, or when the client fails.
     pub fn client<T: Send>(&self, client: impl AsyncFnOnce() -> Result<T> + Send) -> Result<T> {
         self.models.site.chain.client.run(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -210,9 +210,9 @@ impl Stage {
     }
 }
 
-/// What both daemons say of transport and order: what perf/README.md recommends (BBR, `ml` with `edf`), and the small
-/// `low_mark_packets` that config/paced.toml recommends for links below 10 Mbit/s. Requests say themselves how
-/// much time they have; the deadline of `batch` is there so that its answers go before the download, which has none.
+/// The configuration of transport and order for both daemons: the recommendations of perf/README.md (BBR, `ml` with `edf`),
+/// and the small `low_mark_packets` that config/paced.toml recommends for links below 10 Mbit/s. Requests state their own
+/// budgets; the deadline of `batch` puts its answers before the download, which has none.
 const BOTH: &str = r#"
     [transport]
     congestion = "bbr"

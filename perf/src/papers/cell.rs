@@ -1,4 +1,4 @@
-//! What there is to run.
+//! The cells that can be run.
 
 use std::{fmt, time::Duration};
 
@@ -6,17 +6,17 @@ use anyhow::Result;
 use experiment::peer;
 use plan::{self, Any, BASE, Clock, Plan, Scheduler, Varied as _};
 
-/// The clock of plans without a network: nothing takes time but what the plan says.
+/// The clock of plans without a network: only what the plan names takes time.
 pub const SIMULATED: &str = "simulated";
 
-/// How long a second of the simulated network takes, in seconds: by cells that were timed, on two cores of 2.5 GHz.
+/// How long a second of the simulated network takes, in seconds; measured with timed cells, on two cores of 2.5 GHz.
 const OF_VIRTUAL_NETWORK: f64 = 0.05;
 
-/// The same of the lab, whose machine is emulated: two runs of `thesis-fig7-8`, which need 11 s, took a core for 41 s, with the
-/// machine's start.
+/// The same for the lab, whose machine is emulated: two runs of `thesis-fig7-8`, which need 11 s, took a core for 41 s, including
+/// the machine's start.
 const OF_LAB: f64 = 3.0;
 
-/// The same on the machine itself, with what starts and ends besides.
+/// The same on the machine itself, including starting and stopping.
 const OF_NATIVE: f64 = 2.0;
 
 /// How long a plan of models takes, in seconds: 5 to 15 minutes.
@@ -28,7 +28,7 @@ const OF_PATHS: f64 = 120.0;
 /// How long the kernel's stack takes in the lab, in seconds.
 const OF_STACK: f64 = 3_600.0;
 
-/// A variant of a plan on a clock: what is run at once, and what rows are replaced by.
+/// A variant of a plan on a clock: the unit that is run, and whose rows are replaced together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
     /// The plan's name.
@@ -37,13 +37,13 @@ pub struct Cell {
     pub variant: String,
     /// The clock's name.
     pub clock: String,
-    /// What of the plan decides its rows, if the plan says.
+    /// The fingerprint of what decides its rows, if the plan has one.
     pub fingerprint: Option<String>,
-    /// How many repetitions there have to be.
+    /// How many repetitions are required.
     pub repetitions: u64,
-    /// The schedulers that rows are of, as far as they can run here; none where rows name no schedulers.
+    /// The schedulers that need rows, if they can run here; empty if rows name no schedulers.
     pub schedulers: Vec<String>,
-    /// How long it may take, by what the plan says and not by any measurement.
+    /// How long it may take, according to the plan and not to any measurement.
     pub assumed: Duration,
 }
 
@@ -53,11 +53,12 @@ impl fmt::Display for Cell {
     }
 }
 
-/// All cells of these plans, of all of them if none is named, the most telling ones first: what is simulated of every plan's base,
-/// then the lab's part of it, then variants in the same order. Within each of these, plans of papers come before those of ours.
+/// Returns all cells of these plans (of all plans if none is named), the most telling ones first: base variants that are not of
+/// the lab, then base variants of the lab, then other variants in the same order. Within each of these, plans of papers come
+/// before ours.
 ///
 /// # Errors
-/// A plan is not valid, or there is none of such a name.
+/// When a plan is not valid or does not exist.
 pub fn all(plans: &[String], lab: bool) -> Result<Vec<Cell>> {
     let names = if plans.is_empty() { plan::names()? } else { plans.to_vec() };
     let mut cells = Vec::new();

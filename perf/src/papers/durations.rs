@@ -1,4 +1,4 @@
-//! How long cells took, and how long others will.
+//! How long cells took, and estimates for others.
 
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
@@ -6,27 +6,27 @@ use anyhow::{Context as _, Result};
 
 use super::Cell;
 
-/// Where durations of earlier runs are kept, beside the results.
+/// The file of earlier durations, beside the results.
 const FILE: &str = "durations.toml";
 
-/// How long cells took last time, in seconds, by their names.
+/// How long each cell took last time, in seconds, by its name.
 #[derive(Debug, Default)]
 pub struct Durations(BTreeMap<String, f64>);
 
 impl Durations {
-    /// Reads what is kept in a folder; a file that is missing or not readable counts as empty, since it only holds estimates.
+    /// Reads the durations of a folder; a missing or unreadable file counts as empty, since it holds only estimates.
     pub fn read(folder: &Path) -> Self {
         let text = fs::read_to_string(folder.join(FILE)).unwrap_or_default();
         Self(toml::from_str(&text).unwrap_or_default())
     }
 
-    /// How long a cell took last time, if it was timed.
+    /// Returns how long a cell took last time, or `None` if it was not timed.
     pub fn of(&self, cell: &Cell) -> Option<Duration> {
         self.0.get(&cell.to_string()).and_then(|seconds| Duration::try_from_secs_f64(*seconds).ok())
     }
 
-    /// How long a cell will take: as long as last time, or else what is assumed of it, times the median of how much longer than
-    /// assumed the timed cells of its clock took.
+    /// Estimates how long a cell will take: as long as last time, or else its assumed duration times the median ratio of
+    /// measured to assumed durations of its clock's timed cells.
     pub fn expected(&self, cell: &Cell, all: &[Cell]) -> Duration {
         if let Some(took) = self.of(cell) {
             return took;
@@ -39,15 +39,15 @@ impl Durations {
         Duration::try_from_secs_f64(cell.assumed.as_secs_f64() * ratio).unwrap_or(Duration::MAX)
     }
 
-    /// Notes how long a cell took.
+    /// Records how long a cell took.
     pub fn set(&mut self, cell: &Cell, took: Duration) {
         self.0.insert(cell.to_string(), took.as_secs_f64().round());
     }
 
-    /// Writes all into a folder.
+    /// Writes all durations into a folder.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// When the file cannot be written.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(FILE);
         let text = format!(

@@ -1,4 +1,4 @@
-//! Of which product results are: every row names its commit and the git trees of the product's folders.
+//! The product version of results: every row names its commit and the git trees of the product's folders.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -14,7 +14,7 @@ const TREES_UNKNOWN: [(&str, &str); 4] = [
     ("serving-before.json", "98b5aae"),
 ];
 
-/// What a row of any kind says of where it comes from.
+/// The origin in a row of any kind.
 #[derive(Deserialize)]
 struct RowOrigin {
     commit: String,
@@ -23,28 +23,28 @@ struct RowOrigin {
     trees: String,
 }
 
-/// Where rows of a file come from.
+/// The origin of rows of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provenance {
     /// The file's name.
     pub file: String,
     /// The commit.
     pub commit: String,
-    /// How many rows the file has of it.
+    /// How many rows of this commit the file has.
     pub rows: usize,
-    /// Whether there were changes that were not committed.
+    /// Whether the rows were measured with uncommitted changes.
     pub dirty: bool,
     /// Whether each row names the trees of all folders of the product.
     pub has_trees: bool,
-    /// The product's folders that have changed since, as far as the rows depend on them.
+    /// The product's folders that have changed since, among those that the rows depend on.
     pub changed: Vec<String>,
 }
 
 impl Provenance {
-    /// Reads what all rows of a folder say, a value for each file and commit.
+    /// Reads the origins of all rows of a folder, one value for each file and commit.
     ///
     /// # Errors
-    /// A file cannot be read, or a row does not name its commit and its clock.
+    /// When a file cannot be read, or a row does not name its commit and its clock.
     pub fn of_folder(folder: &Path, standing: &Trees) -> Result<Vec<Self>> {
         let mut found = BTreeMap::<(String, String), Self>::new();
         for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -82,7 +82,7 @@ impl Provenance {
         entry.changed.dedup();
     }
 
-    /// Why the rows are refused, if they are.
+    /// Returns why the rows are refused, if they are.
     fn refusal(&self) -> Option<&'static str> {
         if self.dirty {
             Some("are of a tree with changes that were not committed; measure again after a commit")
@@ -95,7 +95,7 @@ impl Provenance {
         }
     }
 
-    /// Whether nobody can say any more of which trees the rows are.
+    /// Whether the rows are known to be of a lost commit, whose trees cannot be found any more.
     fn is_known(&self) -> bool {
         TREES_UNKNOWN.contains(&(&*self.file, &*self.commit))
     }
@@ -112,7 +112,7 @@ impl Provenance {
     }
 }
 
-/// Prints of which commits the results in a folder are, and which folders of the product have changed since.
+/// Prints the commits of the results in a folder, and which folders of the product have changed since.
 ///
 /// # Errors
 /// As [`Provenance::of_folder`]; also if rows are of a tree with changes, or do not name the trees of the product's folders.

@@ -1,5 +1,5 @@
-//! `perf/RESULTS.md`: all plans, with what was published beside what was measured. It is made of rows and of verdicts, and of nothing
-//! that was typed for it.
+//! `perf/RESULTS.md`: all plans, with published claims beside our measurements. It is made from rows and verdicts only; nothing in it
+//! is typed by hand.
 
 use std::{collections::BTreeSet, fmt::Write as _, path::Path};
 
@@ -9,10 +9,10 @@ use plan::{self, Any, BASE, Clock, Plan, Topology, Varied as _, Verdict};
 
 use super::Results;
 
-/// Renders the report. Pictures that lie beside the rows in `folder` are shown.
+/// Renders the report, with the pictures that lie beside the rows in `folder`.
 ///
 /// # Errors
-/// A plan is not valid, or its file of results holds a line that is no row.
+/// When a plan is not valid, or its file of results has a line that is no row.
 pub fn report(results: &Results, folder: &Path) -> Result<String> {
     let plans: Vec<_> = plan::names()?.iter().map(|name| Any::read(name)).collect::<Result<_>>()?;
     let mut text = String::from(
@@ -104,7 +104,7 @@ fn of_network(plan: &Plan, results: &Results, lab: bool, folder: &Path) -> Resul
     Ok(text)
 }
 
-/// Which commits, kernels and machines rows are from.
+/// Lists the commits, kernels and machines of rows.
 fn origins(lines: &str, clock: &str) -> Result<String> {
     let mut from = BTreeSet::new();
     for line in lines.lines() {
@@ -116,7 +116,7 @@ fn origins(lines: &str, clock: &str) -> Result<String> {
     Ok(format!("\nRows of {clock}, by commit: {}.\n", all.join("; ")))
 }
 
-/// The pictures of a plan of model serving, by name.
+/// Lists the pictures of a plan of model serving, by name.
 fn pictures(plan: &str, folder: &Path) -> Result<String> {
     let mut names: Vec<_> = std::fs::read_dir(folder)?
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
@@ -126,7 +126,7 @@ fn pictures(plan: &str, folder: &Path) -> Result<String> {
     Ok(names.iter().map(|name| format!("\n![{}](results/{name})\n", name.trim_end_matches(".svg"))).collect())
 }
 
-/// With a capital at the beginning.
+/// Capitalizes the first letter.
 fn sentence(title: &str) -> String {
     let mut letters = title.chars();
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::Cell;
 
-/// What any row says of where it belongs, whatever else is in it.
+/// The fields of a row of any kind that say where it belongs.
 #[derive(Clone, Debug, Deserialize)]
 struct Head {
     plan: String,
@@ -32,7 +32,7 @@ struct Head {
 #[derive(Debug)]
 pub struct Results {
     folder: PathBuf,
-    /// By the file's name: each line, and what it says. Lines of other benchmarks say nothing of a plan and are not here.
+    /// By file name: each line, with its parsed head. Lines of other benchmarks name no plan and are not here.
     files: BTreeMap<String, Vec<(Head, String)>>,
 }
 
@@ -40,7 +40,7 @@ impl Results {
     /// Reads all files of a folder.
     ///
     /// # Errors
-    /// A file cannot be read.
+    /// When a file cannot be read.
     pub fn open(folder: &Path) -> Result<Self> {
         let mut files = BTreeMap::new();
         for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -59,8 +59,8 @@ impl Results {
         Ok(Self { folder: folder.to_owned(), files })
     }
 
-    /// Whether the rows of a cell are of the product as it stands: its folders have the same trees, the plan says the same, there
-    /// are as many repetitions, and each scheduler has rows.
+    /// Whether the rows of a cell are of the present product: its folders have the same trees, the plan's fingerprint is the
+    /// same, there are enough repetitions, and each scheduler has rows.
     #[must_use]
     pub fn is_current(&self, cell: &Cell, trees: &Trees) -> bool {
         let mut rows = self.of(cell).peekable();
@@ -74,7 +74,7 @@ impl Results {
             })
     }
 
-    /// How many repetitions the rows of a cell have; zero where there are none.
+    /// Returns how many repetitions the rows of a cell have; 0 if there are no rows.
     #[must_use]
     pub fn repetitions(&self, cell: &Cell) -> u64 {
         self.of(cell).map(|row| row.repetitions).max().unwrap_or_default()
@@ -85,10 +85,10 @@ impl Results {
         rows.filter(|row| row.plan == cell.plan && row.variant == cell.variant && row.clock == cell.clock)
     }
 
-    /// Puts lines of JSON in the place of a cell's rows, and writes the file.
+    /// Replaces a cell's rows by lines of JSON, and writes the file.
     ///
     /// # Errors
-    /// The file cannot be written, a line is no row, or the rows that stand are of more repetitions.
+    /// When the file cannot be written, a line is no row, or the present rows have more repetitions.
     pub fn replace(&mut self, cell: &Cell, lines: &str) -> Result<()> {
         let name = file(&cell.plan, &cell.clock);
         let mut new: Vec<(Head, String)> = Vec::new();
@@ -103,7 +103,7 @@ impl Results {
             least.unwrap_or_default()
         );
         let rows = self.files.entry(name.clone()).or_default();
-        // What is not of this variant came with it: the costs of queues, which are nobody else's.
+        // Rows of other variants belong to the cell as well: the costs of queues, which no other cell has.
         let key = |head: &Head| (head.variant.clone(), head.clock.clone());
         let at = rows.iter().position(|(head, _)| (&head.variant, &head.clock) == (&cell.variant, &cell.clock));
         let at = at.unwrap_or(rows.len());
@@ -116,7 +116,7 @@ impl Results {
         fs::write(&path, text).with_context(|| path.display().to_string())
     }
 
-    /// The lines of a plan in its two files, as they stand.
+    /// Returns the present lines of a plan in one of its two files.
     #[must_use]
     pub fn lines(&self, plan: &str, lab: bool) -> String {
         let name = if lab { file(plan, "lab") } else { file(plan, "") };

@@ -1,4 +1,4 @@
-//! Clients of the API: streams that begin when they are due, whatever became of others, and answers one after the other.
+//! Clients of the API: streams that begin when they are due, whatever happened to others, and answers one after another.
 
 use std::{
     cell::{Cell, RefCell},
@@ -22,40 +22,40 @@ use super::wire::{Answers, Stamp};
 /// How long a client waits for anything before it counts an error.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long it takes until so many streams run as are to run at once.
+/// How long it takes until the intended number of streams run at once.
 const FILL_NS: f64 = 1e9;
 
 /// Bytes read at once.
 const READ_BYTES: usize = 16 << 10;
 
-/// What clients saw while it was measured.
+/// The clients' observations during a measurement.
 pub struct Seen {
-    /// From the engine's writing of a token to the client's reading it, in nanoseconds.
+    /// The time from the engine's writing of a token until the client reads it, in nanoseconds.
     pub delay: Histogram<u64>,
-    /// From the request to its first token, less what the engine made it wait.
+    /// The time from the request to its first token, less the engine's own delay.
     pub first: Histogram<u64>,
-    /// How much more or less time than at the engine passed between two tokens of a stream (RFC 3550 §6.4.1, D).
+    /// How much the time between two tokens of a stream differs from that at the engine (RFC 3550 §6.4.1, D).
     pub jitter: Histogram<u64>,
     /// Tokens that were read.
     pub tokens: u64,
-    /// Answers that came to their end.
+    /// Answers that ended properly.
     pub answers: u64,
-    /// Answers that did not, with the first of their reasons.
+    /// Answers that did not.
     pub errors: u64,
-    /// Why the first of them did not.
+    /// The reason for the first of these.
     pub first_error: Option<String>,
 }
 
 impl Seen {
     fn new() -> Result<Self> {
-        // To 0.1 %, and up to a minute.
+        // Precise to 0.1 %, and up to a minute.
         let histogram = || Histogram::new_with_max(60_000_000_000, 3);
         let (delay, first, jitter) = (histogram()?, histogram()?, histogram()?);
         Ok(Self { delay, first, jitter, tokens: 0, answers: 0, errors: 0, first_error: None })
     }
 }
 
-/// What all clients of a measurement share.
+/// State that all clients of a measurement share.
 pub struct Clients {
     at: SocketAddr,
     idle: RefCell<Vec<TcpStream>>,
@@ -64,24 +64,24 @@ pub struct Clients {
     seen: RefCell<Seen>,
 }
 
-/// Streams that begin at random moments (a Poisson process), so many that about `streams` run at once.
+/// Streams that begin at random times (a Poisson process), at a rate at which about `streams` run at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Streams at once, on average.
     pub streams: u64,
-    /// Tokens of each.
+    /// Tokens of each stream.
     pub tokens: u64,
-    /// Between two tokens of a stream.
+    /// The time between two tokens of a stream.
     pub period_ns: u64,
-    /// Of when streams begin.
+    /// The seed of the streams' start times.
     pub seed: u64,
 }
 
 impl Clients {
-    /// Clients that ask at `at`.
+    /// Creates clients that send requests to `at`.
     ///
     /// # Errors
-    /// There is no memory for histograms.
+    /// When there is no memory for histograms.
     pub fn new(at: SocketAddr) -> Result<Rc<Self>> {
         Ok(Rc::new(Self {
             at,
@@ -92,7 +92,7 @@ impl Clients {
         }))
     }
 
-    /// Streams that run.
+    /// Returns how many streams are running.
     #[must_use]
     pub fn running(&self) -> u64 {
         self.running.get()
@@ -103,17 +103,17 @@ impl Clients {
         self.is_measuring.set(true);
     }
 
-    /// Ends to measure, and returns what was seen.
+    /// Ends the measurement, and returns the observations.
     ///
     /// # Errors
-    /// There is no memory for histograms.
+    /// When there is no memory for histograms.
     pub fn measured(&self) -> Result<Seen> {
         self.is_measuring.set(false);
         Ok(self.seen.replace(Seen::new()?))
     }
 
-    /// Begins streams when they are due, until the task is aborted. Those of the first second are in the middle of their
-    /// answers, as if others had gone before.
+    /// Begins streams when they are due, until the task is aborted. The streams of the first second start in the middle
+    /// of their answers, as if others had preceded them.
     #[must_use]
     pub fn offer(self: &Rc<Self>, load: Load) -> JoinHandle<()> {
         let clients = self.clone();
@@ -122,7 +122,7 @@ impl Clients {
             let mut at_ns = now_ns() as f64;
             for _ in 0..load.streams {
                 clients.begin(1 + random.below(load.tokens as usize) as u64);
-                // Not all at the same moment: that would be another load.
+                // Not all at the same time: that would be another load.
                 at_ns += FILL_NS / load.streams as f64;
                 sleep_until_ns(at_ns as u64).await;
             }
@@ -145,7 +145,7 @@ impl Clients {
         });
     }
 
-    /// Counts what became of a request.
+    /// Counts the outcome of a request.
     pub fn count(&self, asked: Result<()>) {
         let mut seen = self.seen.borrow_mut();
         match asked {
@@ -157,10 +157,10 @@ impl Clients {
         }
     }
 
-    /// Asks for a stream of `tokens`, and leaves once `wanted` of them came, if that is before the end.
+    /// Requests a stream of `tokens` tokens, and leaves after `wanted` tokens, if that is before the end.
     ///
     /// # Errors
-    /// The answer is not what it should be.
+    /// When the answer is not as expected.
     pub async fn ask(&self, tokens: u64, wanted: u64) -> Result<()> {
         let idle = self.idle.borrow_mut().pop();
         let socket = match idle {
@@ -207,10 +207,10 @@ impl Clients {
         }
     }
 
-    /// Asks for whole answers, `times` one after the other on one connection.
+    /// Requests whole answers, `times` times one after another on one connection.
     ///
     /// # Errors
-    /// An answer is not what it should be.
+    /// When an answer is not as expected.
     pub async fn ask_again_and_again(&self, times: u64) -> Result<()> {
         let socket = self.connect().await?;
         let (mut answers, mut buffer) = (Answers::default(), [0; READ_BYTES]);
@@ -284,7 +284,7 @@ async fn read(socket: &TcpStream, buffer: &mut [u8]) -> Result<usize> {
 
 async fn sleep_until_ns(at_ns: u64) {
     let left_ns = at_ns.saturating_sub(now_ns());
-    // The runtime's timer knows milliseconds; what is less is made up for by the next.
+    // The runtime's timer has a resolution of milliseconds; the next call makes up for shorter waits.
     if left_ns >= 500_000 {
         sleep(Duration::from_nanos(left_ns)).await;
     }

@@ -1,7 +1,7 @@
-//! An engine that costs next to nothing: its tokens are due at times that were fixed before, and are written as they are.
+//! An engine that costs next to nothing: its tokens are due at times that were fixed in advance, and are written then.
 //!
-//! It shares a thread with the client. Streams are spread over the period of a token in groups; all of a group get their
-//! tokens at once, as the requests of one step of an engine do.
+//! It shares a thread with the client. Streams are spread over the period of a token in groups; all streams of a group
+//! get their tokens at once, as the requests of one step of an engine do.
 
 use std::{
     cell::{Cell, RefCell},
@@ -23,7 +23,7 @@ use tokio::{
 
 use super::wire::{HEAD, Stamp, end, head};
 
-/// How often what is due is looked for.
+/// How often the engine checks for due tokens.
 const TICK: Duration = Duration::from_micros(250);
 
 /// A whole answer of an engine, with its head.
@@ -34,12 +34,12 @@ const WHOLE: &str = concat!(
     r#""usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}"#
 );
 
-/// How tokens come.
+/// The timing of tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Rhythm {
-    /// Between two tokens of a stream.
+    /// The time between two tokens of a stream.
     pub period_ns: u64,
-    /// Over how many moments of a period streams are spread.
+    /// The number of points in a period over which streams are spread.
     pub groups: u64,
 }
 
@@ -53,12 +53,12 @@ pub struct Engine {
 struct State {
     rhythm: Rhythm,
     due: RefCell<BinaryHeap<Reverse<Due>>>,
-    /// Streams so far, which tells their groups.
+    /// The number of streams so far, which determines their groups.
     begun: Cell<u64>,
     running: Cell<u64>,
     cancelled: Cell<u64>,
     tokens: Cell<u64>,
-    /// Moments at which a client had not taken what was written before.
+    /// How often a client had not yet taken the bytes written before.
     stalls: Cell<u64>,
 }
 
@@ -72,10 +72,10 @@ struct Due {
 struct Stream {
     socket: Rc<TcpStream>,
     asked_ns: u64,
-    /// Tokens that are still to come, and that have been made.
+    /// Tokens that are still to come, and tokens that have been made.
     left: Cell<u64>,
     made: Cell<u64>,
-    /// What the socket did not take.
+    /// The bytes that the socket did not accept.
     unsent: RefCell<Vec<u8>>,
     is_gone: Cell<bool>,
     over: Notify,
@@ -105,7 +105,7 @@ impl Engine {
     /// Starts an engine on a free port of loopback, on this thread.
     ///
     /// # Errors
-    /// The kernel has no port or no timer.
+    /// When the kernel provides no port or no timer.
     pub async fn start(rhythm: Rhythm) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("no port for the engine")?;
         let address = listener.local_addr()?;
@@ -123,31 +123,31 @@ impl Engine {
         Ok(Self { state, address, tasks })
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Requests that it works on.
+    /// Returns how many requests it is working on.
     #[must_use]
     pub fn running(&self) -> u64 {
         self.state.running.get()
     }
 
-    /// Requests that their clients gave up.
+    /// Returns how many requests their clients gave up.
     #[must_use]
     pub fn cancelled(&self) -> u64 {
         self.state.cancelled.get()
     }
 
-    /// Tokens that it wrote.
+    /// Returns how many tokens it has written.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.state.tokens.get()
     }
 
-    /// Moments at which a client had not taken what was written before.
+    /// Returns how often a client had not yet taken the bytes written before.
     #[must_use]
     pub fn stalls(&self) -> u64 {
         self.state.stalls.get()
@@ -165,12 +165,12 @@ async fn accept(listener: TcpListener, state: Rc<State>) -> io::Result<()> {
         let (socket, _) = listener.accept().await?;
         socket.set_nodelay(true)?;
         let state = state.clone();
-        // An error is that of a client that left.
+        // An error means that the client left.
         spawn_local(async move { serve(Rc::new(socket), &state).await });
     }
 }
 
-/// Answers one request after the other, until the client leaves.
+/// Answers one request after another, until the client leaves.
 async fn serve(socket: Rc<TcpStream>, state: &State) -> io::Result<()> {
     let mut input = Vec::new();
     loop {
@@ -206,7 +206,7 @@ async fn serve(socket: Rc<TcpStream>, state: &State) -> io::Result<()> {
     }
 }
 
-/// Reads a request with its content; `None` if the client left.
+/// Reads a request with its content. Returns `None` if the client left.
 async fn read(socket: &TcpStream, input: &mut Vec<u8>) -> io::Result<Option<Vec<u8>>> {
     loop {
         if let Some((end, length)) = head(input)
@@ -235,7 +235,7 @@ async fn write(socket: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until the client leaves, which says nothing while it is answered.
+/// Waits until the client leaves; a client sends nothing while it is being answered.
 async fn gone(socket: &TcpStream) {
     loop {
         let readable = socket.readable().await;
@@ -246,7 +246,7 @@ async fn gone(socket: &TcpStream) {
     }
 }
 
-/// Returns the number behind a key of JSON.
+/// Returns the number after a JSON key.
 fn number(text: &[u8], key: &[u8]) -> Option<u64> {
     let from = super::wire::position(text, key)? + key.len();
     let digits: Vec<u8> = text[from..].iter().copied().take_while(u8::is_ascii_digit).collect();
@@ -254,7 +254,7 @@ fn number(text: &[u8], key: &[u8]) -> Option<u64> {
 }
 
 impl State {
-    /// Returns when a stream that is asked for now gets its first token: at the next moment of its group.
+    /// Returns when a stream requested now gets its first token: at the next due time of its group.
     fn next_ns(&self, now_ns: u64) -> u64 {
         let Rhythm { period_ns, groups } = self.rhythm;
         let group = self.begun.replace(self.begun.get() + 1) % groups.max(1);
@@ -264,11 +264,11 @@ impl State {
     }
 }
 
-/// Writes what is due, tick by tick.
+/// Writes due tokens, tick by tick.
 async fn step(state: Rc<State>, ticks: Ticks) -> io::Result<()> {
     loop {
         ticks.wait().await?;
-        // What becomes due meanwhile is for the next tick, so that clients have their turn.
+        // Tokens that become due meanwhile wait for the next tick, so that clients get their turn.
         let now_ns = now_ns();
         let due = || {
             let mut due = state.due.borrow_mut();
@@ -291,7 +291,7 @@ async fn step(state: Rc<State>, ticks: Ticks) -> io::Result<()> {
 }
 
 impl Stream {
-    /// Writes the next token, and what did not fit before.
+    /// Writes the next token, and the bytes that did not fit before.
     fn token(&self, state: &State) -> io::Result<()> {
         let mut unsent = self.unsent.borrow_mut();
         if !unsent.is_empty() {

@@ -1,4 +1,4 @@
-//! Clients that leave: before their answer begins, or in the middle of it. Nothing of them may stay.
+//! Clients that leave, before their answer begins or in the middle of it. Nothing of them may stay.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,11 @@ use super::{
     rows::Sample,
 };
 
-/// Requests over one connection of paced at once: far fewer than clients that leave, so that each has to give its place back.
+/// How many requests one connection of paced may have at once: far fewer than clients that leave, so that each has to free
+/// its place.
 const REQUESTS: u32 = 256;
 
-/// How long what a client left behind may take to end.
+/// How long the work for clients that left may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Clients that leave.
@@ -33,22 +34,22 @@ pub struct Leave {
 }
 
 impl Leave {
-    /// What the load is called.
+    /// Returns the name of the load.
     pub fn name(&self) -> String {
         format!("{} clients leave, {} at once", self.clients, self.at_once)
     }
 }
 
-/// Has clients leave, and asks again afterwards.
+/// Makes clients leave, and then makes more requests.
 ///
 /// # Errors
-/// The peer does not start; what clients left does not end; or a client that comes later gets no answer.
+/// When the peer does not start, the work for clients that left does not end, or a later client gets no answer.
 pub async fn run(leave: &Leave, trial: Trial<'_>) -> Result<Vec<Sample>> {
-    // Clients are soon in the middle of an answer.
+    // Tokens come fast, so that clients are soon in the middle of an answer.
     let engine = Engine::start(Rhythm { period_ns: 10_000_000, groups: leave.at_once }).await?;
     let running = trial.start_with(&engine, REQUESTS)?;
     let clients = Clients::new(running.address)?;
-    // Memory that is taken once is taken before.
+    // Memory that is allocated once is allocated before the measurement.
     depart(leave, &clients, leave.clients / 5, trial.seed).await;
     settle(&engine).await?;
     let (before, began) = (resident_mib(&running)?, Instant::now());
@@ -76,7 +77,7 @@ pub async fn run(leave: &Leave, trial: Trial<'_>) -> Result<Vec<Sample>> {
     ])
 }
 
-/// Has `count` clients leave after up to five tokens each, some before the first.
+/// Makes `count` clients leave after up to five tokens each, some before the first.
 async fn depart(leave: &Leave, clients: &Clients, count: u64, seed: u64) {
     let each = count / leave.at_once.max(1);
     join_all((0..leave.at_once).map(async |number| {
@@ -89,7 +90,7 @@ async fn depart(leave: &Leave, clients: &Clients, count: u64, seed: u64) {
     .await;
 }
 
-/// Waits until nobody works for a client that left.
+/// Waits until the engine works for no client that left.
 async fn settle(engine: &Engine) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     while engine.running() > 0 {

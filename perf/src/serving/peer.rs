@@ -1,4 +1,4 @@
-//! What stands between clients and the engine: nothing, paced, or plain reverse proxies, as processes of this machine.
+//! The peers between clients and the engine: none, paced, or plain reverse proxies, as processes of this machine.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use quic::tls;
 /// How long a process may take to start.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long litellm may take, which is large.
+/// How long litellm may take to start; it is large.
 const LITELLM_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Who passes requests on.
@@ -58,10 +58,10 @@ impl Peer {
         }
     }
 
-    /// The program, where there is one; `before` is that of [`Self::PacedBefore`].
+    /// Returns the peer's program, or `None` for [`Self::Direct`]; `before` is that of [`Self::PacedBefore`].
     ///
     /// # Errors
-    /// It is missing; says where it comes from.
+    /// When it is missing; the message says where to get it.
     pub fn program(self, before: Option<&Path>) -> Result<Option<PathBuf>> {
         match self {
             Self::Direct => Ok(None),
@@ -77,22 +77,22 @@ impl Peer {
     }
 }
 
-/// What stands in between, as long as it lives.
+/// A running peer, which is killed when dropped.
 pub struct Running {
-    /// Where clients ask.
+    /// The address to which clients send requests.
     pub address: SocketAddr,
-    /// The processes, by what they are called in results.
+    /// The processes, with their names in results.
     pub processes: Vec<(&'static str, Process)>,
     children: Vec<Child>,
     folder: Option<PathBuf>,
 }
 
-/// What a peer is started for.
+/// The requirements of a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     /// Where the engine listens.
     pub engine: SocketAddr,
-    /// Requests over one connection of paced at once.
+    /// How many requests one connection of paced may have at once.
     pub requests: u32,
 }
 
@@ -100,7 +100,7 @@ impl Running {
     /// Starts a peer on [`RELAY_CORE`] and waits until it serves.
     ///
     /// # Errors
-    /// Its program is missing, or it does not start.
+    /// When its program is missing, or it does not start.
     pub fn start(peer: Peer, wanted: Wanted, before: Option<&Path>) -> Result<Self> {
         let Some(program) = peer.program(before)? else {
             return Ok(Self { address: wanted.engine, processes: Vec::new(), children: Vec::new(), folder: None });
@@ -125,7 +125,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // It is ours and not waited for yet, so the ID is still its own.
+            // The child has not been waited for, so the ID is still its own.
             _ = child.kill();
             _ = child.wait();
         }
@@ -135,7 +135,7 @@ impl Drop for Running {
     }
 }
 
-/// Returns a TCP port of loopback that is free now.
+/// Returns an address of loopback with a TCP port that is free at present.
 fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
@@ -166,7 +166,7 @@ fn paced(program: &Path, wanted: Wanted) -> Result<Running> {
     Ok(running)
 }
 
-/// Nothing is asked of clients, and no limit is in the way of a benchmark.
+/// Clients need no credentials, and no limit slows a benchmark.
 fn gateway_configuration(listen: SocketAddr, wanted: Wanted, folder: &Path) -> String {
     let (folder, Wanted { engine, requests }) = (folder.display(), wanted);
     format!(
@@ -214,7 +214,7 @@ level = "warn"
     )
 }
 
-/// Starts one nginx for each name, each in front of the next and the last in front of the engine.
+/// Starts one nginx for each name, each in front of the next, and the last in front of the engine.
 fn nginx(program: &Path, wanted: Wanted, names: &[&'static str], is_tls: bool) -> Result<Running> {
     let folder = relay::scratch_folder()?;
     tls::development_identity(&folder)?;
@@ -235,7 +235,7 @@ fn nginx(program: &Path, wanted: Wanted, names: &[&'static str], is_tls: bool) -
     Ok(running)
 }
 
-/// Starts litellm's proxy in its default form: one process, and no database. As with the others, nothing is asked of clients.
+/// Starts litellm's proxy in its default form: one process, and no database. As with the others, clients need no credentials.
 fn litellm(program: &Path, wanted: Wanted) -> Result<Running> {
     let (folder, listen) = (relay::scratch_folder()?, free_address()?);
     let mut running =
@@ -244,7 +244,7 @@ fn litellm(program: &Path, wanted: Wanted) -> Result<Running> {
     fs::write(&config, litellm_configuration(wanted))?;
     let mut command = Command::new(program);
     command.arg("--config").arg(&config).args(["--host", "127.0.0.1", "--port", &listen.port().to_string()]);
-    // It asks the network for prices otherwise.
+    // Otherwise litellm requests prices over the network.
     command.env("LITELLM_LOCAL_MODEL_COST_MAP", "True").env("LITELLM_LOG", "ERROR").current_dir(&folder);
     running.add("litellm", command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
     wait_for(listen, LITELLM_PATIENCE)?;
@@ -262,14 +262,14 @@ general_settings: {{ dangerously_permit_weak_or_unset_master_key: true }}
     )
 }
 
-/// Where an nginx speaks TLS.
+/// On which sides an nginx uses TLS.
 #[derive(Clone, Copy)]
 struct Tls {
     listens: bool,
     asks: bool,
 }
 
-/// One process that passes events on as they come, logs nothing and keeps its connections.
+/// Returns the configuration of one process that forwards events at once, logs nothing and keeps its connections.
 fn nginx_configuration(listen: SocketAddr, next: SocketAddr, tls: Tls, folder: &Path) -> String {
     let folder = folder.display();
     let (ssl, scheme) = (if tls.listens { " ssl" } else { "" }, if tls.asks { "https" } else { "http" });

@@ -1,4 +1,4 @@
-//! What was measured, as lines of JSON, and the table that is made of them.
+//! The results as lines of JSON, and the table made from them.
 
 use std::fmt::Write as _;
 
@@ -11,21 +11,21 @@ use serde::{Deserialize, Serialize};
 pub struct Row {
     /// The load.
     pub config: String,
-    /// What was measured.
+    /// The name of the metric.
     pub metric: String,
-    /// In what.
+    /// Its unit.
     pub unit: String,
-    /// Who stood between clients and engine.
+    /// The peer between clients and engine.
     pub peer: String,
     /// The median of the samples.
     pub value: f64,
-    /// One of each round.
+    /// One sample of each round.
     pub samples: Vec<f64>,
     /// The seed of the first round; each further round has the next.
     pub seed: u64,
 }
 
-/// Metrics that are not in the table: they explain results, or others are made of them.
+/// Metrics that are not in the table: they explain results, or other metrics derive from them.
 const EXPLANATIONS: [&str; 12] = [
     "generator cores",
     "tokens on the way",
@@ -53,10 +53,10 @@ struct Line<'a> {
     row: &'a Row,
 }
 
-/// A value of a round.
+/// A value of one round.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// What was measured.
+    /// The name of the metric.
     pub metric: &'static str,
     /// The value.
     pub value: f64,
@@ -65,7 +65,7 @@ pub struct Sample {
 }
 
 impl Rows {
-    /// Adds what a round measured.
+    /// Adds the samples of a round.
     pub fn add(&mut self, config: &str, peer: &str, seed: u64, samples: &[Sample]) {
         for &Sample { metric, value, unit } in samples {
             let is_same = |row: &&mut Row| (&row.config[..], &row.peer[..], &row.metric[..]) == (config, peer, metric);
@@ -99,7 +99,7 @@ impl Rows {
     /// Renders lines of JSON.
     ///
     /// # Errors
-    /// A value is no number.
+    /// When a value is not finite.
     pub fn json_lines(&self, origin: &Origin) -> Result<String> {
         let mut lines = String::new();
         for row in &self.0 {
@@ -112,12 +112,12 @@ impl Rows {
     /// Reads lines of JSON.
     ///
     /// # Errors
-    /// A line is no row.
+    /// When a line is no row.
     pub fn read(lines: &str) -> Result<Self> {
         Ok(Self(lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?))
     }
 
-    /// Renders a table in Markdown: medians over the rounds, with the least and the most.
+    /// Renders a table in Markdown: medians over the rounds, with the least and the greatest sample.
     #[must_use]
     pub fn table(&self) -> String {
         let (mut peers, mut metrics) = (Vec::new(), Vec::new());
@@ -127,7 +127,7 @@ impl Rows {
             }
         }
         for row in &self.0 {
-            // Without anybody to compare with, there is nothing else to tell.
+            // With a single peer, all metrics are shown, because there is nothing to compare.
             let is_shown = peers.len() == 1 || !EXPLANATIONS.contains(&&row.metric[..]);
             if is_shown && !metrics.contains(&(&row.config, &row.metric, &row.unit)) {
                 metrics.push((&row.config, &row.metric, &row.unit));
@@ -170,7 +170,7 @@ fn median(samples: &[f64]) -> f64 {
     }
 }
 
-/// Three significant digits, or all before the point.
+/// Formats three significant digits, or all digits before the decimal point.
 fn number(value: f64) -> String {
     let decimals = if value == 0.0 { 0 } else { (2 - value.abs().log10().floor() as i32).clamp(0, 3) };
     format!("{value:.*}", decimals as usize)

@@ -13,7 +13,7 @@ use super::{
     rows::Sample,
 };
 
-/// How many times as many tokens are asked for in the next step of a search, and the most tokens per second.
+/// The factor by which each step of a search raises the number of tokens, and the most tokens per second.
 const STEP: u64 = 2;
 const MOST_PER_SEC: u64 = 640_000;
 
@@ -42,7 +42,7 @@ impl Tokens {
         1_000_000_000 / self.rate.max(1)
     }
 
-    /// What the load is called.
+    /// Returns the name of the load.
     pub fn name(&self) -> String {
         let Self { streams, rate, at_once, .. } = self;
         let at_once = if *at_once > 1 { format!(", {at_once} at once") } else { String::new() };
@@ -53,7 +53,7 @@ impl Tokens {
 /// Streams tokens through a peer.
 ///
 /// # Errors
-/// The peer does not start, or too few streams run.
+/// When the peer does not start, or too few streams run.
 pub async fn run(tokens: &Tokens, trial: Trial<'_>) -> Result<Vec<Sample>> {
     let rhythm = Rhythm { period_ns: tokens.period_ns(), groups: (tokens.streams / tokens.at_once.max(1)).max(1) };
     let engine = Engine::start(rhythm).await?;
@@ -62,7 +62,7 @@ pub async fn run(tokens: &Tokens, trial: Trial<'_>) -> Result<Vec<Sample>> {
     clients.ask(1, 1).await.context("the first request")?;
     let load = Load { streams: tokens.streams, tokens: tokens.tokens, period_ns: tokens.period_ns(), seed: trial.seed };
     let offered = clients.offer(load);
-    // All streams have begun, and have had tokens.
+    // By then all streams have begun, and have had tokens.
     sleep(Duration::from_nanos(2 * tokens.period_ns()) + Duration::from_secs(2)).await;
     ensure!(clients.running() > tokens.streams / 2, "only {} streams run", clients.running());
     drop(clients.measured()?);
@@ -95,8 +95,8 @@ pub async fn run(tokens: &Tokens, trial: Trial<'_>) -> Result<Vec<Sample>> {
     Ok(samples)
 }
 
-/// Doubles the tokens per second without anybody in between, until the engine or its clients fall behind; returns the most
-/// that passed.
+/// Doubles the tokens per second without a peer until the engine or its clients fall behind. Returns the samples of the
+/// highest rate that passed.
 ///
 /// # Errors
 /// As [`run`].
@@ -105,10 +105,10 @@ pub async fn ceiling(tokens: &Tokens, trial: Trial<'_>) -> Result<Vec<Sample>> {
     let mut best = Vec::new();
     let mut tokens = *tokens;
     while tokens.streams * tokens.rate <= MOST_PER_SEC {
-        // As long as before: an answer that is over sooner would be another load.
+        // Answers last as long as before: shorter ones would be another load.
         let samples = run(&tokens, trial).await?;
         let of = |metric| samples.iter().find(|sample| sample.metric == metric).map_or(0.0, |sample| sample.value);
-        // Streams may be a few more or fewer than they are on average.
+        // The number of streams varies a little around its mean.
         let due = of("streams") * tokens.rate as f64;
         if of("tokens") < 0.9 * due || of("errors") > 0.0 || of("token, 99 %") > 1e6 / tokens.rate as f64 {
             break;

@@ -1,4 +1,4 @@
-//! Closed loop: whole answers, one after the other on connections that stay.
+//! Closed loop: whole answers, one after another on connections that stay open.
 
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
@@ -22,16 +22,16 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// What the load is called.
+    /// Returns the name of the load.
     pub fn name(&self) -> String {
         format!("{} connections × {} whole answers", self.connections, self.requests)
     }
 }
 
-/// Asks through a peer.
+/// Requests answers through a peer.
 ///
 /// # Errors
-/// The peer does not start, or an answer is not what it should be.
+/// When the peer does not start, or an answer is not as expected.
 pub async fn run(whole: &Whole, trial: Trial<'_>) -> Result<Vec<Sample>> {
     let engine = Engine::start(Rhythm { period_ns: 1_000_000, groups: 1 }).await?;
     let running = trial.start(&engine)?;

@@ -1,11 +1,12 @@
-//! What engine and client say to each other: events whose tokens tell when they were made, and answers of HTTP/1.1.
+//! The messages between engine and client: events whose tokens contain the time when they were made, and answers of
+//! HTTP/1.1.
 
 use std::io::Write as _;
 
-/// The text in front of a token's stamp, also where somebody in between writes the event anew.
+/// The text in front of a token's stamp, also after a proxy has rewritten the event.
 const BEFORE: &[u8] = b"\"content\":\"";
 
-/// Digits of the stamp's three numbers: which token it is, when it was written, and how long the engine made it wait.
+/// Digits of the stamp's three numbers: the token's number, when it was written, and how long the engine made it wait.
 const DIGITS: [usize; 3] = [6, 20, 13];
 
 /// A token, as an event of the OpenAI API.
@@ -16,7 +17,7 @@ const EVENT: &str = concat!(
     "\n\n"
 );
 
-/// What follows the last token: why it was the last, and the end of the events.
+/// The events after the last token: the reason for the end, and the end of the events.
 const ENDS: [&str; 2] = [
     concat!(
         r#"data: {"id":"1","object":"chat.completion.chunk","created":0,"model":"large","#,
@@ -37,7 +38,7 @@ pub struct Stamp {
     pub number: u64,
     /// When the engine wrote it.
     pub written_ns: u64,
-    /// How long before that the request was whole at the engine.
+    /// How long before that the whole request had arrived at the engine.
     pub waited_ns: u64,
 }
 
@@ -58,7 +59,7 @@ impl Stamp {
         event
     }
 
-    /// Reads the stamp of an event; `None` if it has none.
+    /// Reads the stamp of an event. Returns `None` if it has none.
     #[must_use]
     pub fn read(event: &[u8]) -> Option<Self> {
         let text = &event[position(event, BEFORE)? + BEFORE.len()..];
@@ -79,18 +80,18 @@ fn chunk(content: &[u8]) -> Vec<u8> {
     chunk
 }
 
-/// Returns what follows the last token of an answer, to its end.
+/// Returns the bytes after the last token of an answer, to its end.
 #[must_use]
 pub fn end() -> Vec<u8> {
     [ENDS.map(|event| chunk(event.as_bytes())).concat(), b"0\r\n\r\n".to_vec()].concat()
 }
 
-/// Returns where `wanted` begins in `bytes`.
+/// Returns the position at which `wanted` begins in `bytes`.
 pub fn position(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     bytes.windows(wanted.len()).position(|window| window == wanted)
 }
 
-/// Returns how long the head of a message is, and the length of its content, if it says one (RFC 9112 §6.3).
+/// Returns the length of a message's head, and the length of its content, if the head gives one (RFC 9112 §6.3).
 #[must_use]
 pub fn head(bytes: &[u8]) -> Option<(usize, Option<usize>)> {
     let end = position(bytes, b"\r\n\r\n")? + 4;
@@ -102,30 +103,30 @@ pub fn head(bytes: &[u8]) -> Option<(usize, Option<usize>)> {
     Some((end, lengths.next()))
 }
 
-/// Reads one answer after the other from a connection, as their bytes arrive.
+/// Reads one answer after another from a connection, as their bytes arrive.
 #[derive(Debug, Default)]
 pub struct Answers {
     input: Vec<u8>,
     part: Part,
-    /// Content that was not taken yet.
+    /// Content that the caller has not taken yet.
     content: Vec<u8>,
 }
 
-/// What comes next.
+/// The next part of an answer.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Part {
     #[default]
     Head,
     ChunkSize,
-    /// So many bytes of a chunk, its line end included.
+    /// This many bytes of a chunk, including its line end.
     Chunk(usize),
-    /// The line end behind the chunk without content, which is the last.
+    /// The line end after the last chunk, which has no content.
     Last,
     Content(usize),
     End,
 }
 
-/// An answer is none that a client of the API would accept.
+/// Why a client of the API would not accept an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
     /// The status is not 200.
@@ -138,7 +139,7 @@ impl Answers {
     /// Takes bytes as they arrive.
     ///
     /// # Errors
-    /// See [`Wrong`].
+    /// When the answer is not acceptable, with the reason.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), Wrong> {
         self.input.extend_from_slice(bytes);
         let mut at = 0;
@@ -149,7 +150,7 @@ impl Answers {
         Ok(())
     }
 
-    /// Reads one part of what stands at `at`; returns how long it was, or `None` if more has to come.
+    /// Reads one part at `at`. Returns its length, or `None` if more bytes have to arrive.
     fn step(&mut self, at: usize) -> Result<Option<usize>, Wrong> {
         let input = &self.input[at..];
         match self.part {
@@ -172,7 +173,7 @@ impl Answers {
                 let Some(end) = position(input, b"\r\n") else { return Ok(None) };
                 let digits = std::str::from_utf8(&input[..end]).map_err(|_| Wrong::Syntax)?;
                 let size = usize::from_str_radix(digits, 16).map_err(|_| Wrong::Syntax)?;
-                // The line end behind a chunk belongs to it.
+                // The line end after a chunk belongs to it.
                 self.part = if size == 0 { Part::Last } else { Part::Chunk(size + 2) };
                 Ok(Some(end + 2))
             }
@@ -200,7 +201,7 @@ impl Answers {
         }
     }
 
-    /// Hands each whole event to `take` and forgets it.
+    /// Passes each whole event to `take` and removes it.
     pub fn events(&mut self, mut take: impl FnMut(&[u8])) {
         let mut at = 0;
         while let Some(end) = position(&self.content[at..], b"\n\n") {
@@ -210,7 +211,7 @@ impl Answers {
         self.content.drain(..at);
     }
 
-    /// Whether the answer is whole. Begins to read the next one if it is, and returns the content that was not taken.
+    /// Returns the content that was not taken if the answer is whole, and then begins to read the next one.
     pub fn end(&mut self) -> Option<Vec<u8>> {
         (self.part == Part::End).then(|| {
             self.part = Part::Head;

@@ -1,4 +1,4 @@
-// Package certificate makes certificates for servers that only benchmarks reach.
+// Package certificate makes certificates for servers that only benchmarks contact.
 package certificate
 
 import (
