@@ -8,7 +8,7 @@ use routing::decision::{AnswerOutcome, Decision};
 use sched::route::ModelChoice;
 use tokio::sync::Notify;
 
-/// The most bytes of records that wait. Further records are lost, and counted.
+/// The maximum of bytes in waiting records. Further records are lost, and counted.
 const MOST_BYTES: usize = 4 << 20;
 
 /// A record, and how many bytes all records may take on the disk.
@@ -16,7 +16,7 @@ const MOST_BYTES: usize = 4 << 20;
 pub struct Record {
     /// One line of JSON, its end included.
     pub line: String,
-    /// As the configuration of its gateway says.
+    /// The limit, as the configuration of its gateway says.
     pub most_bytes: u64,
 }
 
@@ -37,7 +37,7 @@ struct Queue {
     bytes: usize,
 }
 
-/// The record of a decision whose outcome is not known yet. It is left to be written when it is dropped.
+/// The record of a decision whose result is not known yet. Dropping it queues it for writing.
 #[derive(Debug)]
 pub struct Draft {
     decisions: Decisions,
@@ -58,7 +58,7 @@ impl Decisions {
         Draft { decisions: self.clone(), decision, most_bytes }
     }
 
-    /// Leaves a record to be written, or counts it as lost where too much waits.
+    /// Queues a record for writing, or counts it as lost if too many bytes wait.
     pub fn leave(&self, record: Record) {
         let mut queue = self.0.queue.lock();
         if queue.bytes + record.line.len() > MOST_BYTES {
@@ -71,7 +71,7 @@ impl Decisions {
         self.0.arrived.notify_one();
     }
 
-    /// Takes all records that wait, in the order in which they came.
+    /// Takes all waiting records, in the order in which they arrived.
     #[must_use]
     pub fn take(&self) -> Vec<Record> {
         let mut queue = self.0.queue.lock();
@@ -79,7 +79,7 @@ impl Decisions {
         std::mem::take(&mut queue.records).into()
     }
 
-    /// Returns when a record has come since the last call.
+    /// Completes when a record has arrived since the last call.
     pub async fn wait(&self) {
         self.0.arrived.notified().await;
     }
@@ -89,7 +89,7 @@ impl Decisions {
         self.0.lost.inc_by(records);
     }
 
-    /// How many records were lost.
+    /// Returns how many records were lost.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.0.lost.get()
@@ -97,12 +97,12 @@ impl Decisions {
 }
 
 impl Draft {
-    /// Notes which engine of the model serves the request, by its place there, and what is predicted of it.
+    /// Notes the engine that serves the request, by its index in the model, and its prediction.
     pub fn served_by(&mut self, model: &str, engine: usize, choice: &ModelChoice) {
         self.decision.decide(model, engine, choice);
     }
 
-    /// Notes how the answer came to its end.
+    /// Notes the result of a complete answer.
     pub fn answered(&mut self, outcome: AnswerOutcome) {
         self.decision.outcome = Some(outcome);
     }

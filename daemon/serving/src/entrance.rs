@@ -1,8 +1,7 @@
-//! A client's connection to an edge: HTTP/1.1 in, a HTTP/3 request to the gateway for each of its requests.
+//! A client's connection to an edge: HTTP/1.1 in, and one HTTP/3 request to the gateway for each of its requests.
 //!
-//! The edge reads a body whole, so that it can be sent again where the gateway has not begun with it, or over two paths at once, and
-//! passes the answer on as it comes. What the gateway says no to is passed on as well; what the edge says itself has the form of the API's
-//! errors.
+//! The edge reads the whole body, so that it can send it again if the gateway has not begun an answer, or over two paths at once. It
+//! passes the answer on as it arrives, including the gateway's errors. The edge's own errors have the form of the API's errors.
 
 mod answer;
 
@@ -27,19 +26,19 @@ use tokio::{net::TcpStream, time::timeout};
 use self::answer::{Answer, Outcome};
 use crate::{message, openai::OpenAiError};
 
-/// How long the whole answer may take, in milliseconds.
+/// The field with the time allowed for the whole answer, in milliseconds.
 const BUDGET: &[u8] = b"x-paced-budget-ms";
 
 /// How long a client may take to send its request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often a request is sent at most: once more than the gateway was lost.
+/// How often a request is sent at most: again only after the gateway was lost.
 const MOST_TRIES: usize = 2;
 
-/// What is granted to clients.
+/// The limits of clients.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientLimits {
-    /// The largest body of a request.
+    /// The maximum size of a request's body.
     pub max_body_bytes: usize,
     /// How long a connection may be without a request.
     pub idle: Duration,
@@ -49,25 +48,25 @@ pub struct ClientLimits {
 pub struct Asked<W: GatewayAccess + ?Sized> {
     /// Its streams.
     pub request: Request,
-    /// What is kept as long as it lives.
+    /// Kept while the request lives.
     pub place: W::Place,
-    /// Where a copy of it is to go, if it is one to be copied.
+    /// A path for a copy of it, if it is to be copied.
     pub other_path: Option<W::OtherPath>,
 }
 
 /// How requests get to a gateway.
 pub trait GatewayAccess: Send + Sync + 'static {
-    /// What is kept as long as the request lives.
+    /// Kept while the request lives.
     type Place: Send + Unpin + 'static;
 
     /// A place on another path, for a copy of a request.
     type OtherPath: Send;
 
-    /// Sends a request's head to a gateway, with what the gateway has to be shown, and on the terms that are the way's. If there
-    /// are several, it is one that was not `tried`, and that is noted there. The request's body has `body_bytes`.
+    /// Sends a request's head to a gateway, with the credentials for the gateway, on the terms of the local address. If there are several
+    /// gateways, chooses one that was not `tried`, and adds it there. The request's body has `body_bytes`.
     ///
     /// # Errors
-    /// The gateway is not within reach, and why.
+    /// The gateway cannot be reached, with the reason.
     fn ask(
         &self,
         head: RequestHead,
@@ -75,26 +74,26 @@ pub trait GatewayAccess: Send + Sync + 'static {
         tried: &mut Vec<usize>,
     ) -> impl Future<Output = Result<Asked<Self>, String>> + Send;
 
-    /// Sends the head of a copy; `None` if that path was lost, or takes no request in time.
+    /// Sends the head of a copy; `None` if that path was lost, or does not accept the request in time.
     fn copy(
         &self,
         path: Self::OtherPath,
         head: RequestHead,
     ) -> impl Future<Output = Option<(Request, Self::Place)>> + Send;
 
-    /// Notes that the answer to a copy came before that to its original.
+    /// Notes that the answer to a copy arrived before the original's.
     fn copy_was_first(&self, copy: &Self::Place);
 
-    /// What counts the bytes that a request and its answer carry.
+    /// Returns the counter of bytes that a request and its answer carry.
     fn traffic(&self, place: &Self::Place) -> Arc<Traffic>;
 
     /// Whether there is a gateway that was not `tried`.
     fn has_others(&self, tried: &[usize]) -> bool;
 
-    /// Completes when the way that a request took is silent and there is another: without an answer yet, it is sent anew.
+    /// Completes when the path of a request is silent and there is another: without an answer yet, the request is sent anew.
     fn lost(&self, place: &Self::Place) -> impl Future<Output = ()> + Send;
 
-    /// Notes what became of a request: the head of the gateway's answer, or none.
+    /// Notes the result of a request: the head of the gateway's answer, or `None`.
     fn answered(&self, place: &Self::Place, answer: Option<&ResponseHead>);
 }
 
@@ -103,7 +102,7 @@ pub async fn serve<W: GatewayAccess>(stream: TcpStream, gateways: &W, limits: Cl
     let answer = async |request: hyper::Request<Incoming>| Ok::<_, Infallible>(answer(request, gateways, limits).await);
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
-        // A token is short: to copy it behind its chunk's size costs less than to have the kernel gather the two.
+        // A token is short: copying it after its chunk's size costs less than to make the kernel gather the two.
         .writev(false)
         .header_read_timeout(limits.idle)
         .serve_connection(TokioIo::new(stream), service_fn(answer));
@@ -143,7 +142,7 @@ async fn pass<W: GatewayAccess>(
     let start = Instant::now();
     let (parts, body) = request.into_parts();
     let body = read(body, limits.max_body_bytes).await?;
-    // The way knows the gateway's authority.
+    // `GatewayAccess::ask` adds the gateway's authority.
     let mut head = message::head(&parts);
     if !body.is_empty() {
         head.fields.push(Field::new("content-length", body.len().to_string()));
@@ -159,14 +158,14 @@ async fn pass<W: GatewayAccess>(
         let head_now = || budgeted(&head, start.elapsed());
         let (outcome, answer) = race(gateways, asked, head_now, &body, tries < MOST_TRIES).await;
         match outcome {
-            // A proxy's word for credentials, which are the edge's and not the client's.
+            // A proxy's status for bad credentials; these are the edge's, not the client's.
             Outcome::Answered(head) if head.status == 407 => {
                 return Err(OpenAiError::NoGateway("it does not take this edge's credentials".into()));
             }
-            // It has no engine, or none in time; another gateway may.
+            // The gateway has no engine, or none in time; another gateway may.
             Outcome::Answered(head) if head.status == 503 && gateways.has_others(&tried) => {}
             Outcome::Answered(head) => return Ok(message::response(head, answer)),
-            // Nothing of an answer came, so that nobody takes two for one.
+            // No part of an answer has arrived, so the client cannot get parts of two.
             Outcome::Lost | Outcome::Silent if tries < MOST_TRIES || gateways.has_others(&tried) => {}
             Outcome::Lost | Outcome::Silent => {
                 return Err(OpenAiError::NoGateway("the gateway was lost before it answered".into()));
@@ -175,8 +174,8 @@ async fn pass<W: GatewayAccess>(
     }
 }
 
-/// Sends the body of a request that was `asked`, and a copy of it where it has another path for that. The first good answer counts,
-/// and the other request is cancelled.
+/// Sends the body of a request that was `asked`, and a copy of it if there is another path for that. The first good answer counts, and the
+/// other request is cancelled.
 async fn race<W: GatewayAccess>(
     gateways: &W,
     Asked { request, place, other_path }: Asked<W>,
@@ -210,7 +209,7 @@ async fn race<W: GatewayAccess>(
     }
 }
 
-/// Chooses the outcome that a client can use best: a good answer, or what says most of why there is none.
+/// Chooses the outcome that the client can use best: a good answer, or else the more informative failure.
 fn better<W: GatewayAccess>(
     gateways: &W,
     first: (Outcome, Answer<W::Place>),
@@ -225,7 +224,7 @@ fn better<W: GatewayAccess>(
     }
 }
 
-/// Returns a head whose budget, if it has one, is what is left of it after so long: a gateway's clock tells another time.
+/// Returns a head whose budget, if it has one, is reduced by `elapsed`: the gateway counts only from the arrival of the request.
 fn budgeted(head: &RequestHead, elapsed: Duration) -> RequestHead {
     let mut head = head.clone();
     for field in head.fields.iter_mut().filter(|field| field.name == BUDGET[..]) {

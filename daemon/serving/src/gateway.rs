@@ -1,13 +1,13 @@
-//! Requests that arrive as HTTP/3 streams, and what becomes of them: each is read, gets a place at an engine of its model,
-//! and its answer is passed on as it comes.
+//! Requests that arrive as HTTP/3 streams or over TCP: the gateway reads each, gives it a place at an engine of its model, and
+//! passes the answer on as it arrives.
 //!
 //! | what may go wrong | what the client gets |
 //! |---|---|
-//! | the request cannot be read, or names no model there is | an error of the API, 400 to 415 |
+//! | the request cannot be read, or names an unknown model | an error of the API, 400 to 415 |
 //! | the client goes away | nothing; the engine's request ends as well |
 //! | an engine fails before its answer begins | the answer of another engine; if there is none, 502 or 504 |
-//! | an engine fails while it answers | an event that says so, where events are streamed, or else 502 |
-//! | there is more to do than engines do, and may wait | 429 and `retry-after` |
+//! | an engine fails while it answers | an event with the error, if events are streamed, or else 502 |
+//! | more requests than engines work on, and than may wait | 429 and `retry-after` |
 
 use std::{
     path::Path,
@@ -57,7 +57,7 @@ pub use self::{
     exchange::{Awaited, Exchange, ResponseBody, TcpExchange},
 };
 
-/// A gateway: its models, and the connections to their engines. A changed configuration makes another.
+/// A gateway: its models, and the connections to their engines. A changed configuration needs a new gateway.
 pub struct Gateway {
     settings: config::gateway::GatewaySettings,
     models: Vec<Model>,
@@ -65,40 +65,40 @@ pub struct Gateway {
     routes: Routes,
     tenants: Tenants,
     prefixes: Prefixes,
-    /// What bodies may still take, in KiB.
+    /// A permit for each KiB that bodies may still take.
     bodies: Arc<Semaphore>,
     metrics: GatewayMetrics,
     live: Arc<Live>,
     decisions: Decisions,
     clock: Clock,
-    /// The checks of its engines, once it is in force.
+    /// The checks of its engines, while it is in force.
     checking: Mutex<JoinSet<()>>,
 }
 
-/// A model, and what its engines do.
+/// A model and its engines.
 struct Model {
     name: Arc<str>,
-    /// What its engines call it.
+    /// The model's name at its engines.
     engine_name: String,
     urls: Vec<Url>,
     /// Whether requests prefer the engine that may know their prompts.
     affinity: bool,
-    /// What engines are shown in `authorization`.
+    /// The `authorization` sent to engines.
     key: Option<hyper::header::HeaderValue>,
-    /// What is in its `ca_file`: another file's contents make another gateway.
+    /// The contents of its `ca_file`: other contents need a new gateway.
     authorities: Option<Vec<u8>>,
     upstream: Upstream,
     engines: Arc<Engines>,
     checks: Option<Checks>,
 }
 
-/// Why a request ended without a whole answer.
+/// Why a request ended without a complete answer.
 enum Failure {
     /// The client is gone.
     Gone,
     /// It is refused.
     Refused(OpenAiError),
-    /// It broke off after a part of the answer had passed, in the middle of something or not.
+    /// It broke off after a part of the answer had passed.
     Broken(OpenAiError, Ended),
 }
 
@@ -115,12 +115,11 @@ impl From<Gone> for Failure {
 }
 
 impl Gateway {
-    /// Makes a gateway ready, whose engines have nothing to do, and of which is known what was `learned` before. Its requests
-    /// are entered in `live`, the tokens that they use in `spending`, and what the policies of its aliases decide is left in
-    /// `decisions`, if it is to be recorded.
+    /// Prepares a gateway with idle engines, of which is known what was `learned` before. It enters its requests in `live` and
+    /// their tokens in `spending`, and leaves decisions of its aliases' policies in `decisions`, if they are to be recorded.
     ///
     /// # Errors
-    /// A file with a key cannot be read, or holds what no field can carry; or a file with a policy cannot be used.
+    /// A file with a key cannot be read, or contains characters that no field may; or a file with a policy cannot be used.
     pub fn new(
         settings: &config::gateway::GatewaySettings,
         classes: &Classes,
@@ -171,8 +170,8 @@ impl Gateway {
         }))
     }
 
-    /// Begins to check engines on a runtime, and shows how they do among the metrics; for a gateway that comes into force. It
-    /// is checked for as long as it lives.
+    /// Starts checks of engines on a runtime, and shows the engines among the metrics. Call it when the gateway takes effect; the
+    /// checks last as long as the gateway.
     pub fn begin(&self, runtime: &Handle) {
         let mut checking = self.checking.lock();
         if checking.is_empty() {
@@ -184,7 +183,7 @@ impl Gateway {
         self.metrics.show(self.models.iter().map(|model| (model.name.clone(), model.engines.clone())).collect());
     }
 
-    /// Whether another gateway would do the same with requests.
+    /// Whether another gateway would handle requests in the same way.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         let files = |of: &Self| {
@@ -193,26 +192,26 @@ impl Gateway {
         self.settings == other.settings && files(self) == files(other) && self.policies == other.policies
     }
 
-    /// Whether a request is one for a gateway and not for a proxy: it asks for no tunnel.
+    /// Whether a request is for a gateway rather than a proxy: it is not for a tunnel.
     #[must_use]
     pub fn takes(head: &RequestHead) -> bool {
         head.method != b"CONNECT"[..]
     }
 
-    /// Whether it would serve a client that shows what this head has.
+    /// Whether it would serve a client with the credentials in this head.
     #[must_use]
     pub fn knows(&self, head: &RequestHead) -> bool {
         self.tenants.of(head, SystemTime::now()).is_ok()
     }
 
-    /// Orders what waits as the schedule of a policy says, from now on.
+    /// Orders waiting requests by a policy's schedule from now on.
     pub fn follow(&self, classes: &Classes) {
         let discipline = classes.policy().schedule.discipline;
         self.models.iter().for_each(|model| model.engines.reorder(discipline));
     }
 
-    /// Serves a request whose head was read, to its end; a client that is known has asked for it. What leaves is of the class
-    /// that the policy gives it, moved as the request's signals ask. Returns what became of it.
+    /// Serves a request whose head was read, to its end. Outgoing bytes are in the class that the policy gives the request, moved
+    /// as the request's signals ask. Returns the result.
     pub async fn serve(&self, mut exchange: Exchange, head: &RequestHead, classes: &Classes, asker: &Asker) -> Served {
         let began = Instant::now();
         let in_flight = self.metrics.begin();
@@ -252,7 +251,7 @@ impl Gateway {
             Err(Failure::Broken(refusal, ended)) => {
                 tracing::debug!(%refusal, "answer broke off");
                 self.miss(&served);
-                // It had begun as one that succeeds.
+                // The answer had begun with success.
                 (served.status, served.reason) = (Some(200), refusal.code());
                 ended
             }
@@ -265,7 +264,7 @@ impl Gateway {
         served
     }
 
-    /// Serves a request with a body, and notes in `served` what is known of it.
+    /// Serves a request with a body, and notes its properties in `served`.
     async fn answer(
         &self,
         exchange: &mut Exchange,
@@ -295,12 +294,12 @@ impl Gateway {
             let path = caller.asker.path(exchange.ahead(), &terms);
             let mut route = self.routes.route(asked, &wanted, path).ok_or(OpenAiError::NoEngine)?;
             self.count_decision(&route);
-            // Written when it is dropped, whatever becomes of the request.
+            // Written when it is dropped, however the request ends.
             let most_bytes = u64::from(self.settings.decisions_bytes);
             let mut draft = route.decision.take().map(|decision| self.decisions.draft(decision, most_bytes));
             let model = self.models.get(route.model).ok_or(OpenAiError::NoEngine)?;
             served.model = model.name.clone();
-            // With one engine there is nothing to prefer.
+            // With a single engine there is no preference.
             let several = model.urls.len() > 1;
             let prefers = model.affinity && several;
             let prefix = if prefers { self.prefixes.of(head, fields.prompt(&body.bytes)) } else { Default::default() };
@@ -321,12 +320,12 @@ impl Gateway {
             served.predicted = route.predicted();
             self.note_engine(draft.as_mut(), model, &route);
             match ended {
-                // The others that the name stands for may fare better.
+                // The alias's other models may still answer.
                 Err(Failure::Refused(OpenAiError::OutOfReach { .. } | OpenAiError::NoEngine)) if models.len() > 1 => {
                     self.metrics.retried(&model.name);
                     models.retain(|other| *other != route.model);
                 }
-                // The engine's own word, which says nothing of its pace: only that of too many requests is a failure.
+                // An error of the engine itself shows nothing about its speed; only 429 counts as a failure.
                 Ok(Done { status, .. }) if !(200..300).contains(&status) => {
                     if status == 429 {
                         self.miss(served);
@@ -351,8 +350,8 @@ impl Gateway {
         }
     }
 
-    /// Counts that a request missed its deadline, if it had one, as it came to no answer: of the model that was chosen for it, or
-    /// else of the name that it asked for.
+    /// Counts a missed deadline for a request with a deadline that got no answer. It counts for the chosen model, or else for the
+    /// name that the request asked for.
     fn miss(&self, served: &Served) {
         if served.has_deadline {
             let model = if served.model.is_empty() { &Arc::from(&served.asked[..]) } else { &served.model };
@@ -360,14 +359,14 @@ impl Gateway {
         }
     }
 
-    /// Counts what the policy of an alias decided, and whether its shadow agreed.
+    /// Counts a decision of an alias's policy, and whether its shadow agreed.
     fn count_decision(&self, Route { model, choice, by, .. }: &Route) {
         let (Some(by), Some(choice), Some(model)) = (by, choice, self.models.get(*model)) else { return };
         let Some(alias) = self.settings.aliases.get(by.alias) else { return };
         self.metrics.decided(&alias.name, by, &model.name, choice);
     }
 
-    /// Returns the places of the models that a name stands for, and that of the alias if it is one.
+    /// Returns the indices of the models that a name stands for, and the index of the alias if it is one.
     fn named(&self, name: &str) -> Result<(Vec<usize>, Option<usize>), OpenAiError> {
         let place = |name: &str| self.models.iter().position(|model| &*model.name == name);
         if let Some(place) = place(name) {
@@ -380,16 +379,16 @@ impl Gateway {
     }
 }
 
-/// Whether a `content-type` says JSON, whatever its parameters.
+/// Whether a `content-type` is JSON, whatever its parameters.
 fn is_json(kind: &[u8]) -> bool {
     let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default();
     kind.trim_ascii().eq_ignore_ascii_case(b"application/json")
 }
 
-/// Reads the key that engines are shown, as the value of `authorization`.
+/// Reads the key for engines, as a value of `authorization`.
 ///
 /// # Errors
-/// The file cannot be read, or holds what no field can carry.
+/// The file cannot be read, or contains characters that no field may.
 pub fn read_key(file: &Path) -> Result<hyper::header::HeaderValue> {
     let text =
         std::fs::read_to_string(file).with_context(|| format!("failed to read the key in {}", file.display()))?;
@@ -399,7 +398,7 @@ pub fn read_key(file: &Path) -> Result<hyper::header::HeaderValue> {
     Ok(value)
 }
 
-/// Answers with a whole body.
+/// Sends a complete answer.
 async fn respond(
     exchange: &mut Exchange,
     status: u16,
@@ -416,7 +415,7 @@ async fn respond(
     Ok(())
 }
 
-/// Answers with an error of the API.
+/// Sends an error of the API as the answer.
 async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError) -> Ended {
     tracing::debug!(%refusal, "request refused");
     let retry = refusal.retry_after_s().map(|seconds| Field::new("retry-after", seconds.to_string()));

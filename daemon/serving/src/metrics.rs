@@ -1,4 +1,4 @@
-//! What a gateway counts.
+//! The metrics of a gateway.
 
 use std::{
     sync::{
@@ -34,7 +34,7 @@ mod engines;
 mod genai;
 mod quotas;
 
-/// What a request was for, and what became of it.
+/// The kind of a request, and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Ended {
     operation: &'static str,
@@ -77,20 +77,20 @@ struct Shadowed {
     alias: String,
     /// The shadow's kind.
     policy: &'static str,
-    /// "same" or "other": the model that the shadow would have chosen, beside the one that was.
+    /// "same" or "other": whether the shadow would have chosen the same model.
     model: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Checked {
     model: Arc<str>,
-    /// The place of the engine in the configuration.
+    /// The position of the engine in the configuration, from 1.
     engine: usize,
     /// "ready", "not_ready" or "silent".
     result: &'static str,
 }
 
-/// The borders of the histogram of predictions.
+/// The bucket limits of the histogram of predictions.
 const RATIOS: [f64; 11] = [0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -102,7 +102,7 @@ struct Tokens {
     class: String,
 }
 
-/// The counters of a gateway.
+/// The metrics of a gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayMetrics {
     ended: Family<Ended, Counter>,
@@ -125,7 +125,7 @@ pub struct GatewayMetrics {
     evicted: Counter,
 }
 
-/// A request that is served, counted for as long.
+/// A request in service, counted while this lives.
 #[derive(Debug)]
 pub struct InFlight(Gauge<i64, AtomicI64>);
 
@@ -193,22 +193,22 @@ impl GatewayMetrics {
         registry.register("gateway_connections_full", help, self.full.clone());
     }
 
-    /// Registers metrics that other programs have as well, in a registry without a prefix.
+    /// Registers metrics whose names other programs share, in a registry without a prefix.
     pub fn register_conventional(&self, registry: &mut Registry) {
         self.genai.register(registry);
     }
 
-    /// Shows the engines of these models and no others.
+    /// Shows exactly the engines of these models.
     pub fn show(&self, models: Vec<(Arc<str>, Arc<Engines>)>) {
         self.engines.replace(models);
     }
 
-    /// Shows these quotas of keys, by name, and what is used of them.
+    /// Shows these quotas of keys, by name, and how much of them is used.
     pub fn show_quotas(&self, quotas: Vec<(Arc<str>, u64)>, spending: &Arc<Spending>) {
         self.quotas.replace(quotas, spending.clone());
     }
 
-    /// Counts that a client has to wait, as all connections are taken that there may be.
+    /// Counts that a client has to wait, because the maximum of connections is open.
     pub fn is_full(&self) {
         self.full.inc();
     }
@@ -218,7 +218,7 @@ impl GatewayMetrics {
         self.handshakes.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Counts a client that made room for another one before any of its requests was admitted.
+    /// Counts a client that made room for another before any of its requests was admitted.
     pub(crate) fn evicted(&self) {
         self.evicted.inc();
     }
@@ -233,14 +233,14 @@ impl GatewayMetrics {
         self.checks.get_or_create(&Checked { model: model.clone(), engine: replica + 1, result }).inc();
     }
 
-    /// Counts a request with a deadline, by whether it got what it asked for in time. Whatever kept it from an answer has it
-    /// miss its deadline, unless that was its client.
+    /// Counts a request with a deadline, by whether it was answered in time. Every failure makes it miss its deadline, except one caused by
+    /// its client.
     pub fn deadline(&self, model: &Arc<str>, is_met: bool) {
         let result = if is_met { "met" } else { "missed" };
         self.deadlines.get_or_create(&Deadlines { model: model.clone(), result }).inc();
     }
 
-    /// Counts an answer that came to its end after so long, beside what had been predicted of it.
+    /// Counts a complete answer that took `took`, relative to its prediction.
     pub fn finished(&self, model: &Arc<str>, took: Duration, route: &Route) {
         if let Some(predicted) = route.choice.map(|choice| choice.predicted_ns).filter(|ns| *ns > 0) {
             let ratio = took.as_nanos() as f64 / predicted as f64;
@@ -248,7 +248,7 @@ impl GatewayMetrics {
         }
     }
 
-    /// Counts what the policy of an alias decided, and whether its shadow agreed.
+    /// Counts a decision of an alias's policy, and whether its shadow agreed.
     pub fn decided(&self, alias: &str, by: &Decided, model: &Arc<str>, choice: &ModelChoice) {
         let cause = if let Reason::Fallback(cause) = choice.reason { cause.name() } else { "" };
         let (alias, reason) = (alias.to_owned(), choice.reason.name());
@@ -261,7 +261,7 @@ impl GatewayMetrics {
         self.decisions.get_or_create(&labels).inc();
     }
 
-    /// Counts a request for as long as what is returned lives.
+    /// Counts a request while the returned value lives.
     #[must_use]
     pub fn begin(&self) -> InFlight {
         self.in_flight.inc();
@@ -290,8 +290,8 @@ impl GatewayMetrics {
         self.first_token.get_or_create(&OfModel { model: model.clone() }).observe(seconds);
     }
 
-    /// Counts what a request of a user has used, by the best count there is; the user has a name in the configuration or in a certificate, and of a
-    /// class.
+    /// Counts the tokens of a request, by model, user and class, by the best available count. The names of users come from the
+    /// configuration or from certificates.
     pub fn used(&self, (model, user, class): (&Arc<str>, Option<&Arc<str>>, &str), usage: TokenUsage) {
         let user = user.cloned().unwrap_or_default();
         for (kind, tokens) in [("input", usage.prompt_tokens), ("output", usage.completion_tokens)] {
@@ -300,12 +300,12 @@ impl GatewayMetrics {
         }
     }
 
-    /// Counts a request that another engine got.
+    /// Counts a request that another engine received.
     pub fn retried(&self, model: &Arc<str>) {
         self.retries.get_or_create(&OfModel { model: model.clone() }).inc();
     }
 
-    /// How many requests are served or wait.
+    /// Returns how many requests are served or wait.
     #[must_use]
     pub fn in_flight(&self) -> i64 {
         self.in_flight.inner().load(Relaxed)

@@ -1,5 +1,5 @@
-//! What paced has to know of the OpenAI API: which paths there are, what of a request decides where it goes, and how an
-//! error looks. All else in a body passes as it is.
+//! What paced needs to know of the OpenAI API: its paths, the fields of a request that decide where it goes, and the form
+//! of errors. The rest of a body passes unchanged.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 
-/// The requests that are served.
+/// The served operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// `POST /v1/chat/completions`.
@@ -28,7 +28,7 @@ impl Operation {
     /// Returns the operation that a request's method and path name; the query does not count.
     ///
     /// # Errors
-    /// Nothing has that path, or what has it takes another method.
+    /// The path is unknown, or takes another method.
     pub fn of(method: &[u8], path: &[u8]) -> Result<Self, OpenAiError> {
         let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
         let operation = Self::ALL.into_iter().find(|operation| operation.path().as_bytes() == path);
@@ -36,7 +36,7 @@ impl Operation {
         if operation.method().as_bytes() == method { Ok(operation) } else { Err(OpenAiError::Method(operation)) }
     }
 
-    /// The path.
+    /// Returns the path.
     #[must_use]
     pub const fn path(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ impl Operation {
         }
     }
 
-    /// The one method that it takes.
+    /// Returns the only allowed method.
     #[must_use]
     pub const fn method(self) -> &'static str {
         match self {
@@ -57,7 +57,8 @@ impl Operation {
         }
     }
 
-    /// A word for metrics, as OpenTelemetry's conventions for generative AI name operations (`gen_ai.operation.name`).
+    /// Returns the label for metrics, as OpenTelemetry's conventions for generative AI name operations
+    /// (`gen_ai.operation.name`).
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -70,22 +71,22 @@ impl Operation {
     }
 }
 
-/// What of a request's body decides where it goes.
+/// The fields of a request's body that decide where it goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoutingFields {
     /// The model, as the client names it.
     pub model: String,
-    /// Where its name stands in the body, quotes included.
+    /// The range of its name in the body, quotes included.
     model_at: Range<usize>,
-    /// Where its messages or its prompt stand; empty if there is neither.
+    /// The range of its messages or its prompt; empty if there is neither.
     prompt_at: Range<usize>,
     /// Its `service_tier`, if it names one.
     pub service_tier: Option<String>,
-    /// How many tokens the answer may have, where the client says so.
+    /// The maximum of tokens in the answer, if the client sets one.
     pub max_tokens: Option<u32>,
 }
 
-/// The keys of a body that are looked at.
+/// The keys that are read of a body.
 #[derive(Deserialize)]
 struct Body<'a> {
     #[serde(borrow)]
@@ -106,7 +107,7 @@ impl RoutingFields {
     /// Reads a request's body.
     ///
     /// # Errors
-    /// The body is no JSON object, names no model, or says one of the keys that count here twice or as another type.
+    /// The body is not a JSON object, names no model, or contains one of these keys twice or with another type.
     pub fn read(body: &[u8]) -> Result<Self, OpenAiError> {
         let text = std::str::from_utf8(body).map_err(|_| OpenAiError::Json("the body is not UTF-8".into()))?;
         // A list would be read as the values of the keys, in their order.
@@ -131,13 +132,13 @@ impl RoutingFields {
         })
     }
 
-    /// Returns the messages or the prompt as they stand in `body`, from which this was read; nothing if there are none.
+    /// Returns the messages or the prompt as they occur in `body`, from which this was read; empty if there are none.
     #[must_use]
     pub fn prompt<'a>(&self, body: &'a [u8]) -> &'a [u8] {
         body.get(self.prompt_at.clone()).unwrap_or_default()
     }
 
-    /// Returns `body`, from which this was read, with another model's name and otherwise byte for byte.
+    /// Returns `body`, from which this was read, with another model's name and otherwise unchanged, byte for byte.
     #[must_use]
     pub fn with_model(&self, body: &Bytes, model: &str) -> Bytes {
         let (Some(before), Some(after)) = (body.get(..self.model_at.start), body.get(self.model_at.end..)) else {
@@ -155,25 +156,25 @@ impl RoutingFields {
     }
 }
 
-/// Why a request is not answered by an engine; each is told to the client as an error of the API's own form.
+/// Why no engine answers a request; the client gets each as an error in the form of the API.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenAiError {
-    /// Nothing has that path.
+    /// The path is unknown.
     #[error("paced serves /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models and /health")]
     NotFound,
-    /// What has that path takes another method.
+    /// The path takes another method.
     #[error("use {}", .0.method())]
     Method(Operation),
-    /// The content is no JSON.
+    /// The content is not JSON.
     #[error("the content-type has to be application/json")]
     ContentType,
     /// The body is larger than allowed.
     #[error("the body is larger than {max_bytes} bytes")]
     TooLarge {
-        /// How large it may be.
+        /// The maximum size.
         max_bytes: usize,
     },
-    /// The body did not come in time.
+    /// The body did not arrive in time.
     #[error("the body did not arrive in time")]
     BodyTimeout,
     /// The body cannot be read.
@@ -188,28 +189,28 @@ pub enum OpenAiError {
     /// There is no such model.
     #[error("there is no model called {0:?}; GET /v1/models lists them")]
     UnknownModel(String),
-    /// More requests wait than may.
+    /// Too many requests wait.
     #[error("too many requests are waiting; try again later")]
     Crowded,
-    /// As many requests with the key as may be are in flight.
+    /// The maximum of requests with the key is in flight.
     #[error("this key has reached its limit of requests in flight; try again when one has ended")]
     TooManyRequests,
-    /// The key has used its tokens.
+    /// The key has used its tokens of the minute.
     #[error("this key has used up its tokens of this minute; try again in {retry_after_s} s")]
     TooManyTokens {
-        /// When there will be enough, in seconds.
+        /// The time until there will be enough, in seconds.
         retry_after_s: u32,
     },
     /// The key has used its tokens of the month.
     #[error("this key has used up its tokens of this month; the next month begins in {retry_after_s} s")]
     MonthUsed {
-        /// When it begins, in seconds.
+        /// The time until the next month begins, in seconds.
         retry_after_s: u32,
     },
     /// No engine answers.
     #[error("no engine of the model answers; try again later")]
     NoEngine,
-    /// No gateway is within reach, and why.
+    /// No gateway can be reached, with the reason.
     #[error("no gateway can be reached: {0}")]
     NoGateway(String),
     /// No model can meet the deadline.
@@ -221,7 +222,7 @@ pub enum OpenAiError {
         /// Why, for operators only.
         why: String,
     },
-    /// The engine did not answer properly.
+    /// The engine's answer was faulty.
     #[error("the engine failed: {0}")]
     Engine(&'static str),
     /// The engine did not answer in time.
@@ -229,11 +230,11 @@ pub enum OpenAiError {
     EngineTimeout,
 }
 
-/// After how many seconds a client may try again where nothing says when that helps.
+/// The seconds after which a client may try again, if no better time is known.
 const RETRY_AFTER_S: u32 = 1;
 
 impl OpenAiError {
-    /// The status to answer with (RFC 9110 §15).
+    /// Returns the status to answer with (RFC 9110 §15).
     #[must_use]
     pub const fn status(&self) -> u16 {
         match self {
@@ -251,13 +252,13 @@ impl OpenAiError {
         }
     }
 
-    /// Whether engines, the path or their load kept the request from an answer, and not what its client sent or is allowed.
+    /// Whether engines, the path or their load prevented an answer, rather than the client's request or its limits.
     #[must_use]
     pub const fn is_failure(&self) -> bool {
         self.status() >= 500 || matches!(self, Self::Crowded)
     }
 
-    /// After how many seconds the same request may fare better, if ever.
+    /// Returns the seconds after which the same request may succeed, if ever.
     #[must_use]
     pub const fn retry_after_s(&self) -> Option<u32> {
         match self {
@@ -272,7 +273,7 @@ impl OpenAiError {
         }
     }
 
-    /// A word for metrics, and `code` in the error's body.
+    /// Returns the label for metrics, which is also `code` in the error's body.
     #[must_use]
     pub const fn code(&self) -> &'static str {
         match self {
@@ -297,7 +298,7 @@ impl OpenAiError {
         }
     }
 
-    /// The kind that clients of the API go by.
+    /// Returns the `type` in the error's body, which clients of the API use.
     const fn kind(&self) -> &'static str {
         match self.status() {
             401 => "authentication_error",
@@ -308,14 +309,14 @@ impl OpenAiError {
         }
     }
 
-    /// Returns the body that says so, in the form of the API's errors.
+    /// Returns the body with this error, in the form of the API.
     #[must_use]
     pub fn body(&self) -> Bytes {
         let (message, kind, code) = (self.to_string(), self.kind(), self.code());
         json!({ "error": { "message": message, "type": kind, "param": null, "code": code } }).to_string().into()
     }
 
-    /// Returns the event that says so to a client that has got a part of its tokens already.
+    /// Returns the event with this error, for a client that has already received a part of its tokens.
     #[must_use]
     pub fn event(&self) -> Bytes {
         let body = self.body();

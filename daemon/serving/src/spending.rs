@@ -1,5 +1,5 @@
-//! How many tokens the holders of keys have used in a calendar month of UTC. It outlives gateways, which a changed
-//! configuration replaces, and restarts.
+//! How many tokens the holders of keys have used in a calendar month of UTC. The counts outlive restarts, and
+//! gateways, which a changed configuration replaces.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use role::month::Month;
 use serde::{Deserialize, Serialize};
 
-/// What was used in a month, as it is kept.
+/// The tokens used in a month, as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spent {
     /// The month.
@@ -16,19 +16,20 @@ pub struct Spent {
     pub tokens: BTreeMap<String, u64>,
 }
 
-/// What is used. Only names of the configuration come in here, so that there are no more than it has had in a month.
+/// The used tokens. All names come from the configuration, so their number is bounded by the names that it has had in
+/// a month.
 #[derive(Debug, Default)]
 pub struct Spending(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// `None` before the clock was looked at.
+    /// `None` before the first use of the clock.
     month: Option<Month>,
     tokens: BTreeMap<Arc<str>, u64>,
 }
 
 impl State {
-    /// Begins another month once it has come.
+    /// Begins another month if it has started.
     fn turn(&mut self, now: SystemTime) -> Month {
         let month = Month::after(self.month, now);
         if self.month.replace(month).is_some_and(|last| last != month) {
@@ -39,7 +40,7 @@ impl State {
 }
 
 impl Spending {
-    /// Notes tokens that a key was used for.
+    /// Notes tokens that were used with a key.
     pub fn spend(&self, name: &Arc<str>, tokens: u64, now: SystemTime) {
         let mut state = self.0.lock();
         state.turn(now);
@@ -49,7 +50,7 @@ impl Spending {
         }
     }
 
-    /// How many tokens a key was used for in this month.
+    /// Returns how many tokens were used with a key this month.
     #[must_use]
     pub fn of(&self, name: &str, now: SystemTime) -> u64 {
         let mut state = self.0.lock();
@@ -57,10 +58,10 @@ impl Spending {
         state.tokens.get(name).copied().unwrap_or_default()
     }
 
-    /// Looks whether a key has tokens left of a quota.
+    /// Checks whether a key has tokens left of a quota.
     ///
     /// # Errors
-    /// It has none until the month ends, in so many seconds.
+    /// The key has none until the month ends; the error is the number of seconds until then.
     pub fn admit(&self, name: &str, quota: u64, now: SystemTime) -> Result<(), u64> {
         let mut state = self.0.lock();
         let month = state.turn(now);
@@ -68,7 +69,7 @@ impl Spending {
         if spent < quota { Ok(()) } else { Err(month.seconds_left(now)) }
     }
 
-    /// Returns what was used this month.
+    /// Returns the tokens used this month.
     #[must_use]
     pub fn spent(&self, now: SystemTime) -> Spent {
         let mut state = self.0.lock();
@@ -76,7 +77,8 @@ impl Spending {
         Spent { month, tokens: state.tokens.iter().map(|(name, tokens)| (name.to_string(), *tokens)).collect() }
     }
 
-    /// Takes over what was used before, if that was in this month. It goes on where the clock does not know better.
+    /// Adds the tokens used before the restart, if they are of this month. The stored month continues while the clock
+    /// is not set.
     pub fn restore(&self, spent: &Spent, now: SystemTime) {
         let (mut state, month) = (self.0.lock(), spent.month.parse().ok());
         state.month = month;

@@ -1,30 +1,30 @@
-//! Server-sent events on their way from an engine to a client: whole events pass, and what they bill is noted.
+//! Server-sent events on their way from an engine to a client: complete lines pass, and their billed tokens are noted.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use serde::{Deserialize, de::IgnoredAny};
 
-/// The longest event that passes, in bytes.
+/// The maximum size of an event, in bytes.
 const MAX_EVENT_BYTES: usize = 1 << 20;
 
-/// How many tokens an engine bills (`usage` of the OpenAI API).
+/// The tokens that an engine bills (`usage` of the OpenAI API).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct TokenUsage {
-    /// Those of the prompt.
+    /// The prompt's tokens.
     #[serde(default)]
     pub prompt_tokens: u64,
-    /// Those of the answer.
+    /// The answer's tokens.
     #[serde(default)]
     pub completion_tokens: u64,
 }
 
-/// What an engine says of the tokens of an answer, whole or so far.
+/// An engine's report of the tokens of an answer, final or so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenReport {
     usage: Option<TokenUsage>,
     timings: Option<Timings>,
 }
 
-/// `timings` of llama.cpp, which are in its last event also where nobody asked for `usage`.
+/// `timings` of llama.cpp, which its last event contains even if the client did not request `usage`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 struct Timings {
     /// Tokens of the prompt that were computed.
@@ -35,7 +35,7 @@ struct Timings {
     predicted_n: u64,
 }
 
-/// The keys of an answer without streaming that are looked at.
+/// The keys that are read of an answer without streaming.
 #[derive(Deserialize)]
 struct Answer<'a> {
     #[serde(default)]
@@ -45,7 +45,7 @@ struct Answer<'a> {
 }
 
 impl TokenReport {
-    /// Reads what a whole answer without streaming says.
+    /// Reads the report of a complete answer without streaming.
     #[must_use]
     pub fn of_answer(body: &[u8]) -> Self {
         let mut report = Self::default();
@@ -55,14 +55,14 @@ impl TokenReport {
         report
     }
 
-    /// Takes in what one more event says: the newest word counts.
+    /// Adds the report of one more event: the newest values count.
     fn note(&mut self, usage: Option<TokenUsage>, timings: Option<&serde_json::value::RawValue>) {
         self.usage = usage.or(self.usage);
-        // What is of another type is not llama.cpp's.
+        // A value of another type is not from llama.cpp.
         self.timings = timings.and_then(|timings| serde_json::from_str(timings.get()).ok()).or(self.timings);
     }
 
-    /// What the engine billed, once it has said so of prompt and answer.
+    /// Returns what the engine billed, once it has reported both prompt and answer.
     #[must_use]
     pub fn usage(&self) -> Option<TokenUsage> {
         let timed = |Timings { prompt_n, cache_n, predicted_n }| {
@@ -71,8 +71,8 @@ impl TokenReport {
         self.usage.or_else(|| self.timings.and_then(timed))
     }
 
-    /// The best count of an answer's tokens: what the engine said, or else `passed` tokens, and of a prompt that it did not count
-    /// `prompt_tokens`. Of an answer that is not whole, the engine may have said too little.
+    /// Returns the best count of tokens: the engine's count, or else `passed` tokens for the answer and `prompt_tokens` for the
+    /// prompt. The engine's count for an incomplete answer may be too low.
     #[must_use]
     pub fn count(&self, prompt_tokens: u64, passed: u64, is_whole: bool) -> TokenUsage {
         let usage = self.usage();
@@ -87,7 +87,7 @@ impl TokenReport {
     }
 }
 
-/// Why events pass no further.
+/// Why no further events pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MalformedEvent {
     /// The data of an event is neither a JSON object nor `[DONE]`.
@@ -97,7 +97,7 @@ pub enum MalformedEvent {
 }
 
 impl MalformedEvent {
-    /// Says what an engine did.
+    /// Returns a description of the engine's fault.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -107,7 +107,7 @@ impl MalformedEvent {
     }
 }
 
-/// Judges a stream of events line by line. Bytes of lines that are not whole wait for the rest.
+/// Checks a stream of events line by line. Bytes of incomplete lines wait for the rest.
 #[derive(Debug, Default)]
 pub struct EventStreamParser {
     partial: BytesMut,
@@ -116,7 +116,7 @@ pub struct EventStreamParser {
     with_content: u64,
 }
 
-/// The keys of an event that are looked at.
+/// The keys that are read of an event.
 #[derive(Deserialize)]
 struct Event<'a> {
     #[serde(default)]
@@ -146,10 +146,10 @@ struct Delta<'a> {
 }
 
 impl EventStreamParser {
-    /// Takes bytes as they arrive and returns what may pass: all lines that are whole by now, unchanged.
+    /// Takes bytes as they arrive and returns what may pass: all lines that are now complete, unchanged.
     ///
     /// # Errors
-    /// What arrived is no event of the API. Nothing of the line that is not passes.
+    /// The bytes are not an event of the API. No part of the malformed line passes.
     pub fn push(&mut self, mut bytes: Bytes) -> Result<Bytes, MalformedEvent> {
         let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') else {
             self.keep(&bytes)?;
@@ -177,7 +177,7 @@ impl EventStreamParser {
         Ok(())
     }
 
-    /// Reads one line. Comments, names of events and empty lines say nothing that counts.
+    /// Reads one line. Comments, names of events and empty lines contain nothing that counts.
     fn read(&mut self, line: &[u8]) -> Result<(), MalformedEvent> {
         let Some(data) = line.strip_prefix(b"data:") else { return Ok(()) };
         let data = data.trim_ascii();
@@ -195,25 +195,25 @@ impl EventStreamParser {
                 self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
                 Ok(())
             }
-            // Keys of types that are not the API's are between engine and client.
+            // Keys with types outside of the API concern only engine and client.
             Err(_) if serde_json::from_slice::<IgnoredAny>(data).is_ok() => Ok(()),
             Err(_) => Err(MalformedEvent::NoJson),
         }
     }
 
-    /// What the engine has said of tokens so far.
+    /// Returns the engine's report of tokens so far.
     #[must_use]
     pub const fn report(&self) -> TokenReport {
         self.report
     }
 
-    /// How many events with tokens have passed. The first event of a chat often names a role and carries none.
+    /// Returns how many events with tokens have passed. The first event of a chat often names a role and contains no token.
     #[must_use]
     pub const fn with_content(&self) -> u64 {
         self.with_content
     }
 
-    /// Whether the engine said that this was all.
+    /// Whether the engine has marked the end of the stream.
     #[must_use]
     pub const fn is_done(&self) -> bool {
         self.is_done

@@ -18,31 +18,31 @@ use super::GatewayAccess;
 /// How many bytes go into one DATA frame.
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// A gateway's answer on its way to a client. Dropped before its end, it ends the request at the gateway as well.
+/// A gateway's answer on its way to a client. Dropping it before its end also ends the request at the gateway.
 pub(super) struct Answer<P> {
     streams: Option<(RecvStream, SendStream)>,
     place: P,
     traffic: Arc<Traffic>,
 }
 
-/// What became of a request on one way, up to the head of its answer.
+/// The result of a request over one path, up to the head of its answer.
 #[derive(Debug)]
 pub(super) enum Outcome {
     /// The gateway answers.
     Answered(ResponseHead),
     /// The connection or the stream ended without an answer.
     Lost,
-    /// The path is silent, which says nothing of the gateway.
+    /// The path is silent, which shows nothing about the gateway.
     Silent,
 }
 
 impl Outcome {
-    /// Whether the client can be given this answer: not if another way may have a better one.
+    /// Whether the client may get this answer: not if another gateway or path may have a better one.
     pub(super) fn is_good(&self) -> bool {
         matches!(self, Self::Answered(head) if ![407, 503].contains(&head.status))
     }
 
-    /// Whether it is of more use to the client than `other`, which is not good.
+    /// Whether it is more useful to the client than `other`, which is not good.
     pub(super) fn says_more_than(&self, other: &Self) -> bool {
         self.is_good() || matches!((self, other), (Self::Answered(_), Self::Lost | Self::Silent))
     }
@@ -55,13 +55,13 @@ impl<P> Answer<P> {
         Self { streams: Some((recv, send)), place, traffic }
     }
 
-    /// Where the request is.
+    /// Returns the request's place.
     pub(super) fn place(&self) -> &P {
         &self.place
     }
 
-    /// Sends the body of the request and waits for the head of the answer. It gives up when the path is silent, if it `may_leave` that,
-    /// and tells `gateways` of anything else.
+    /// Sends the body of the request and waits for the head of the answer. If `may_leave` is set, gives up when the path is silent;
+    /// reports every other result to `gateways`.
     pub(super) async fn begin<W: GatewayAccess<Place = P>>(
         &mut self,
         gateways: &W,
@@ -90,7 +90,7 @@ async fn exchange(streams: &mut Option<(RecvStream, SendStream)>, body: &Bytes) 
         send.finish();
         Some(())
     };
-    // An answer may come before the body has left, where it is a refusal.
+    // A refusal may arrive before the body has left.
     let receiving = async {
         loop {
             match recv.part().await.ok()?? {
@@ -124,7 +124,7 @@ impl<P: Unpin> Body for Answer<P> {
                     self.streams = None;
                     return Poll::Ready(None);
                 }
-                // hyper then closes the client's connection, so that nobody takes a part for the whole.
+                // hyper then closes the client's connection, so that the client does not take a part for the whole.
                 Err(error) => return Poll::Ready(Some(Err(io::Error::other(error)))),
             }
         }

@@ -36,38 +36,38 @@ use crate::{
     upstream::Unanswered,
 };
 
-/// An answer that is no stream of events is held back up to this size until it is whole, so that a failure of its engine is
-/// told by a status.
+/// An answer that is not a stream of events is held back up to this size until it is complete, so that the status can report a
+/// failure of its engine.
 const HELD_BYTES: usize = 1 << 20;
 
-/// Fields of an engine's answer that the client gets as well.
+/// Fields of an engine's answer that are passed to the client.
 const PASSED: [&str; 3] = ["content-type", "retry-after", "x-request-id"];
 
-/// One attempt to have a request answered.
+/// An attempt to get a request answered.
 pub(super) struct Pass<'a> {
     pub(super) gateway: &'a Gateway,
     pub(super) model: &'a Model,
     /// Why the model was chosen, and what is predicted of the engine that answers.
     pub(super) route: Route,
     pub(super) operation: Operation,
-    /// When the request was whole.
+    /// When the request was complete.
     pub(super) began: Instant,
     pub(super) payer: Payer<'a>,
     pub(super) entry: &'a LiveRequest,
-    /// What of the prompt an engine may know.
+    /// The hashes of the prompt's beginning, which an engine may know.
     pub(super) prefix: PrefixHashes,
 }
 
-/// An answer that has passed whole.
+/// An answer that has passed completely.
 pub(super) struct Done {
     pub(super) status: u16,
     /// How many tokens it had, by the best count.
     pub(super) tokens: u64,
-    /// When the first of them passed, from the moment at which the request was whole; none if all came at once.
+    /// The time from the complete request to the first token; `None` if all came at once.
     pub(super) first_token: Option<Duration>,
 }
 
-/// Who pays for the tokens.
+/// The parties that pay for the tokens.
 pub(super) struct Payer<'a> {
     pub(super) user: Option<&'a Arc<str>>,
     pub(super) class: &'a Class,
@@ -75,7 +75,7 @@ pub(super) struct Payer<'a> {
 }
 
 impl Payer<'_> {
-    /// Notes tokens that the engine has used, before it says how many there were in all.
+    /// Notes tokens that the engine has used, before it reports its total.
     fn pass(&self, tokens: u64) {
         if let Some(tenant) = self.tenant {
             tenant.pass(tokens);
@@ -83,21 +83,21 @@ impl Payer<'_> {
     }
 }
 
-/// An engine that answers, and what is learned from that.
+/// An engine that answers, and what its answer teaches.
 struct Answering<'a> {
     place: &'a EnginePlace,
     lesson: Lesson<'a>,
-    /// When its first token passed, where tokens are streamed.
+    /// When its first token passed, if tokens are streamed.
     first_token: Option<Duration>,
-    /// Whether the engine has begun an answer that is none of an error.
+    /// Whether the engine has begun an answer that is not an error.
     has_begun: bool,
-    /// What it says of tokens.
+    /// Its report of tokens.
     report: TokenReport,
 }
 
 impl Pass<'_> {
-    /// Asks the engine and passes its answer on; the tokens that it used count also where the answer does not come to its end. As
-    /// long as the failure is a refusal, the client has got nothing.
+    /// Sends the request to the engine and passes the answer on. The used tokens count even if the answer does not complete. If
+    /// this fails with a refusal, the client has received nothing.
     pub(super) async fn run(
         &self,
         exchange: &mut Exchange,
@@ -114,7 +114,7 @@ impl Pass<'_> {
         };
         self.entry.at_work();
         let ended = self.pass(exchange, body, &mut by).await;
-        // Of a request that is refused, another engine may still make an answer.
+        // After a refusal, another engine may still answer the request.
         if by.has_begun && !matches!(ended, Err(Failure::Refused(_))) {
             let prompt_tokens = u64::from(self.route.prompt_tokens());
             let usage = by.report.count(prompt_tokens, by.lesson.tokens(), ended.is_ok());
@@ -132,7 +132,7 @@ impl Pass<'_> {
         })
     }
 
-    /// Asks the engine and passes its answer on; returns its status.
+    /// Sends the request to the engine and passes its answer on; returns its status.
     async fn pass(&self, exchange: &mut Exchange, body: &Bytes, by: &mut Answering<'_>) -> Result<StatusCode, Failure> {
         let answer = self.ask(exchange, body, by.place).await?;
         let status = answer.status();
@@ -177,7 +177,7 @@ impl Pass<'_> {
         if answer.status().is_server_error() {
             return Err(OpenAiError::Engine("it answered with an error of its own").into());
         }
-        // An engine that has begun an answer may still hang; one that refuses a request is at work.
+        // An engine that has begun an answer may still hang; an engine that refuses a request works.
         if !answer.status().is_success() {
             self.model.engines.succeeded(place.replica);
         }
@@ -191,15 +191,15 @@ impl Pass<'_> {
         fields.extend(content_length.map(|length| Field::new("content-length", length.to_string())));
         fields.push(Field::new("x-paced-model", self.model.name.to_string()));
         fields.push(Field::new("x-paced-reason", self.route.reason));
-        // By which edges choose between gateways.
+        // Edges choose between gateways by it.
         fields.push(Field::new(LOAD, self.model.engines.load_permille().to_string()));
-        // Nothing is predicted of an engine that is not known yet.
+        // There is no prediction for an unknown engine.
         let predicted_ms = self.route.predicted().map(|predicted| predicted.as_millis()).filter(|ms| *ms > 0);
         fields.extend(predicted_ms.map(|ms| Field::new("x-paced-predicted-ms", ms.to_string())));
         ResponseHead { status: answer.status().as_u16(), fields }
     }
 
-    /// Passes events on as they come. What breaks off ends with an event that says so.
+    /// Passes events on as they arrive. If they break off, sends an event with the error.
     async fn pass_events(
         &self,
         exchange: &mut Exchange,
@@ -247,14 +247,14 @@ impl Pass<'_> {
             Some(refusal) if !has_begun => Err(refusal.into()),
             Some(refusal) => {
                 self.model.engines.failed(place.replica, Fault::Answer, &refusal.to_string());
-                // The line end of its own closes an event that broke off.
+                // The leading line end closes an event that broke off.
                 self.send(exchange, &[b"\n", &refusal.event()[..]].concat()).await?;
                 Err(Failure::Broken(refusal, Ended::Whole))
             }
         }
     }
 
-    /// Passes an answer on that is one piece: held until it is whole, unless it is large.
+    /// Passes on an answer without events: holds it until it is complete, unless it is large.
     async fn pass_whole(
         &self,
         exchange: &mut Exchange,
@@ -283,7 +283,8 @@ impl Pass<'_> {
                 self.send(exchange, &held.split()).await?;
             }
         }
-        // The answer's last pieces may be too late for its usage, which then goes unbilled: only large embeddings are so long.
+        // If the answer is larger than that, its last pieces may lack its usage, which then goes unbilled: only large embeddings
+        // are so long.
         let report = TokenReport::of_answer(&held);
         if status.is_success() {
             self.model.engines.succeeded(place.replica);
@@ -310,8 +311,8 @@ impl Pass<'_> {
         Pieces { body: answer.into_body(), silence: Silence::new(self.gateway.settings.stall_timeout) }
     }
 
-    /// Sends content to the client, which has as long to take some as an engine has to make some: its place at the engine is
-    /// of use to others.
+    /// Sends content to the client, which may take as long to accept some as an engine may take to produce some, because other
+    /// requests need its place at the engine.
     async fn send(&self, exchange: &mut Exchange, content: &[u8]) -> Result<(), Failure> {
         // A timer would cost more than the sending, for which there is nearly always room.
         if exchange.try_send(content).await? {

@@ -1,4 +1,4 @@
-//! Bodies of requests, of which all together have a bound.
+//! Bodies of requests, with a common bound.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,19 +14,19 @@ use super::{
 };
 use crate::openai::OpenAiError;
 
-/// What a permit of the bound stands for.
+/// How many bytes a permit of the bound covers.
 pub(super) const UNIT_BYTES: usize = 1 << 10;
 
 /// How long a client may take for the next piece of its body.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A whole body, which counts against the bound for as long as it lives.
+/// A complete body, which counts against the bound while it lives.
 pub(super) struct Body {
     pub(super) bytes: Bytes,
     _held: OwnedSemaphorePermit,
 }
 
-/// Reads a body of up to `max_bytes`, of which `bound` has to have as many.
+/// Reads a body of up to `max_bytes`, if `bound` has permits for it.
 pub(super) async fn read(exchange: &mut Exchange, max_bytes: usize, bound: &Arc<Semaphore>) -> Result<Body, Failure> {
     let (mut body, mut held) = (BytesMut::new(), take(bound, 0)?);
     loop {

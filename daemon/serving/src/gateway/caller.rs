@@ -1,4 +1,4 @@
-//! Who asks, and on which terms a request is served.
+//! The client of a request, and the terms on which the request is served.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -13,25 +13,25 @@ use sched::route::ClientPath;
 
 use crate::{openai::RoutingFields, tenants::Tenant};
 
-/// The field in which a client asks for a class; rules decide what it gets.
+/// The field in which a client asks for a class; rules decide which it gets.
 const ASKED_CLASS: &str = "x-paced-class";
 
-/// Who asks, and where.
+/// The client, and where it connected.
 #[derive(Clone)]
 pub struct Asker {
     /// The authenticated user, if there is one.
     pub user: Option<Arc<str>>,
     /// The address of the listener, as configured.
     pub listener: SocketAddr,
-    /// Where the connection came from, if that is known.
+    /// The client's address, if that is known.
     pub client: Option<SocketAddr>,
-    /// What is known of the way back.
+    /// What is known of the path back.
     pub path: PathStats,
 }
 
 impl Asker {
-    /// The way back to the client, as far as it is known: what waits for it ahead of an answer on these terms, and how fast
-    /// it carries that, at most as fast as the class may be.
+    /// Returns what is known of the path back to the client: the bytes that leave before an answer on these terms, and the
+    /// rate at which the path carries them, at most the rate of the class.
     pub(super) fn path(&self, ahead: Ahead, terms: &Terms) -> ClientPath {
         let smoothed_rtt_ns = self.path.get().smoothed_rtt.unwrap_or_default().as_nanos() as u64;
         let Ahead { bytes, bytes_per_sec } = ahead;
@@ -41,18 +41,18 @@ impl Asker {
     }
 }
 
-/// What the class of a request follows from, besides its body.
+/// The properties, besides the body, that determine a request's class.
 pub(super) struct Caller<'a> {
     classes: &'a Classes,
     pub(super) asker: &'a Asker,
     signal: Option<Priority>,
     asked_class: Option<&'a str>,
-    /// Whose key it shows.
+    /// The holder of its key.
     pub(super) tenant: Option<Arc<Tenant>>,
 }
 
 impl<'a> Caller<'a> {
-    /// Returns who asks by a request with this head, and with this signal unless the head has one.
+    /// Returns the caller of a request with this head; `signal` takes precedence over the head's.
     pub(super) fn new(
         classes: &'a Classes,
         asker: &'a Asker,
@@ -65,12 +65,12 @@ impl<'a> Caller<'a> {
         Self { classes, asker, signal, asked_class, tenant }
     }
 
-    /// The user: whose key it is, or else whose token the connection showed.
+    /// Returns the user: the holder of its key, or else of the token that the connection showed.
     pub(super) fn user(&self) -> Option<&Arc<str>> {
         self.tenant.as_ref().map(|tenant| &tenant.name).or(self.asker.user.as_ref())
     }
 
-    /// The terms on which the request is served, as far as they are known before its body was read.
+    /// Returns the terms on which the request is served; without `fields`, as far as known before its body was read.
     pub(super) fn terms(&self, fields: Option<&RoutingFields>) -> Terms {
         let subject = RequestSubject {
             user: self.user().map(|user| &**user),

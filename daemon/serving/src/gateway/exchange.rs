@@ -1,4 +1,4 @@
-//! One request and its answer, whichever way they take: an HTTP/3 stream, or a request over TCP.
+//! One request and its answer over either transport: an HTTP/3 stream, or a request over TCP.
 
 use std::{
     convert::Infallible,
@@ -26,18 +26,18 @@ use tokio::{
     time::timeout,
 };
 
-/// How long a client may take to take an answer's end, or one that refuses its request.
+/// How long a client may take to receive the end of an answer, or a refusal.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long, and up to how many bytes, the rest of a body is read that an early answer has left, over TCP. Without it the
-/// client's connection, or its stream, is reset behind the answer, and a client that still sends may lose the answer (RFC
-/// 9112 §9.6; curl 7.88 does so by HTTP/2 even where the reset says `NO_ERROR`).
+/// How long, and up to how many bytes, the gateway reads the rest of a body after an early answer, over TCP. Otherwise,
+/// the client's connection or stream is reset after the answer, and a client that still sends may lose the answer (RFC
+/// 9112 §9.6; curl 7.88 does so over HTTP/2 even if the reset says `NO_ERROR`).
 const LINGER: (Duration, usize) = (Duration::from_secs(1), 1 << 20);
 
 /// How many pieces of an answer wait for a connection over TCP.
 const PIECES: usize = 4;
 
-/// A request whose head was read, and where its answer goes.
+/// A request whose head was read, and the way for its answer.
 #[expect(clippy::large_enum_variant, reason = "it lives in the task of its request, and nearly all are streams")]
 pub enum Exchange {
     /// An HTTP/3 stream.
@@ -55,16 +55,16 @@ pub(super) struct Gone;
 pub(super) enum Unread {
     /// The client is gone.
     Gone,
-    /// It is not what the head says, which the client can still be told.
+    /// It does not match the head; the client can still receive an error.
     Malformed,
 }
 
 /// How a request's answer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// With all that there was to say.
+    /// Completely.
     Whole,
-    /// In the middle of something.
+    /// In the middle.
     Cut,
 }
 
@@ -72,13 +72,13 @@ pub(super) enum Ended {
 pub struct TcpExchange {
     body: Incoming,
     head: Option<oneshot::Sender<ResponseHead>>,
-    /// Pieces of the answer, and `None` behind the last: an end without it is none.
+    /// Pieces of the answer, and `None` after the last. Without the `None`, the answer is incomplete.
     pieces: mpsc::Sender<Option<Bytes>>,
-    /// Closed as soon as nobody waits for the answer.
+    /// Closed as soon as the client no longer waits for the answer.
     left: oneshot::Sender<Infallible>,
 }
 
-/// The connection's end of a request over TCP. Dropped, it tells the gateway that the client has left.
+/// The connection's end of a request over TCP. Dropping it tells the gateway that the client has left.
 pub struct Awaited {
     head: oneshot::Receiver<ResponseHead>,
     answer: ResponseBody,
@@ -113,7 +113,7 @@ impl TcpExchange {
         (Self { body, head: Some(head), pieces, left }, Awaited { head: awaited, answer })
     }
 
-    /// Reads the rest of the body as far as [`LINGER`] goes.
+    /// Reads the rest of the body within the limits of [`LINGER`].
     async fn discard_body(&mut self) {
         let mut room_bytes = LINGER.1;
         while !self.body.is_end_stream() {
@@ -129,7 +129,7 @@ impl Awaited {
     /// Waits for the head of the answer, and returns it with its body.
     ///
     /// # Errors
-    /// There will be none.
+    /// There will be no answer.
     pub async fn answer(self) -> io::Result<(ResponseHead, ResponseBody)> {
         let head = self.head.await.map_err(|_| io::ErrorKind::BrokenPipe)?;
         Ok((head, self.answer))
@@ -150,14 +150,15 @@ impl Body for ResponseBody {
                 self.is_over = true;
                 None
             }
-            // hyper then ends the connection, or resets the stream, so that nobody takes a part for the whole.
+            // hyper then ends the connection, or resets the stream, so that the client does not take a part for the
+            // whole.
             None => Some(Err(io::ErrorKind::BrokenPipe.into())),
         })
     }
 }
 
 impl Exchange {
-    /// The priority that the client's own signals say, besides its head.
+    /// Returns the priority from the client's own signals outside of its head.
     pub(super) fn signal(&self) -> Option<Priority> {
         match self {
             Self::Stream(request) => request.signal,
@@ -165,14 +166,14 @@ impl Exchange {
         }
     }
 
-    /// Has what leaves from now on be served on these terms; over TCP, the kernel serves all alike.
+    /// Makes outgoing bytes leave on these terms from now on; over TCP, the kernel treats all alike.
     pub(super) fn set_terms(&self, terms: &Terms) {
         if let Self::Stream(request) = self {
             request.set_terms(terms);
         }
     }
 
-    /// What leaves before a byte that would be sent now.
+    /// Returns what leaves before a byte that would be sent now.
     pub(super) fn ahead(&self) -> Ahead {
         match self {
             Self::Stream(request) => request.send.ahead(),
@@ -180,7 +181,7 @@ impl Exchange {
         }
     }
 
-    /// The next piece of the body; `None` at its end.
+    /// Returns the next piece of the body; `None` at its end.
     pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Unread> {
         loop {
             return match self {
@@ -188,7 +189,7 @@ impl Exchange {
                     Ok(Some(Part::Data(piece))) => Ok(Some(piece)),
                     Ok(Some(_)) => continue,
                     Ok(None) => Ok(None),
-                    // Of a stream's own error the client still hears.
+                    // After an error of the stream alone, the client can still receive an answer.
                     Err(Error::Protocol(error)) if error.answer().is_some() => Err(Unread::Malformed),
                     Err(_) => Err(Unread::Gone),
                 },
@@ -245,7 +246,7 @@ impl Exchange {
         }
     }
 
-    /// Waits for something as long as the client wants its answer.
+    /// Waits for a future while the client wants its answer.
     pub(super) async fn unless_gone<T>(&mut self, wanted: impl Future<Output = T>) -> Result<T, Gone> {
         let mut wanted = std::pin::pin!(wanted);
         poll_fn(|cx| match wanted.as_mut().poll(cx) {
@@ -272,10 +273,10 @@ impl Exchange {
     pub(super) async fn end(self, ended: Ended) {
         match (self, ended) {
             (Self::Stream(Request { recv, mut send, .. }), Ended::Whole) => {
-                // Nothing more is read: where the answer came early, the rest of the body has no use.
+                // The rest of the body is not read: after an early answer, it has no use.
                 recv.stop(Code::NoError);
                 send.finish();
-                // A reset may overtake what was not acknowledged, or discard it at the client.
+                // A reset may overtake unacknowledged bytes, or discard them at the client.
                 _ = timeout(ANSWER_TIMEOUT, poll_fn(|cx| send.poll_acknowledged(cx))).await;
             }
             (Self::Stream(Request { recv, send, .. }), Ended::Cut) => {
@@ -286,7 +287,7 @@ impl Exchange {
                 _ = timeout(LINGER.0, tcp.discard_body()).await;
                 _ = timeout(ANSWER_TIMEOUT, tcp.pieces.send(None)).await;
             }
-            // Dropped without the mark behind the last piece.
+            // Dropped without the `None` after the last piece.
             (Self::Tcp(_), Ended::Cut) => {}
         }
     }

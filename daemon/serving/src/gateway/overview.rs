@@ -1,4 +1,4 @@
-//! What a gateway tells of itself: its aliases, its engines, what it learned of them, and the models that clients may ask for.
+//! A gateway's reports: its aliases, its engines, what it learned of them, and the models that clients may request.
 
 use config::engine::EngineUrl as Url;
 use sched::route::Curve;
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Gateway {
-    /// Returns the policy of each alias, and what it decided so far.
+    /// Returns the policy of each alias, and its decisions so far.
     #[must_use]
     pub fn aliases(&self) -> Vec<AliasView> {
         let view = |(at, (alias, tally)): (usize, (&config::gateway::Alias, Tally))| {
@@ -31,7 +31,7 @@ impl Gateway {
         self.settings.aliases.iter().zip(self.routes.tallies()).enumerate().map(view).collect()
     }
 
-    /// Returns how each engine does, model by model.
+    /// Returns the state of each engine, model by model.
     #[must_use]
     pub fn engines(&self) -> Vec<EngineView> {
         let (_, curves) = self.routes.learned();
@@ -71,7 +71,7 @@ impl Gateway {
         Learned { averages, engines: known.collect() }
     }
 
-    /// Returns what `GET /v1/models` answers.
+    /// Returns the answer to `GET /v1/models`.
     pub(super) fn list(&self) -> String {
         let entry = |id: &str| json!({ "id": id, "object": "model", "created": 0, "owned_by": "paced" });
         let models = self.models.iter().map(|model| entry(&model.name));

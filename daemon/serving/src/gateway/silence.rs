@@ -1,4 +1,4 @@
-//! How long an engine may say nothing, without a timer for each thing that it says.
+//! How long an engine may be silent, without a timer for each token.
 
 use std::{
     pin::Pin,
@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// A bound on silence. Its timer is set anew when it rings, and not when a silence ends: tokens come far more often.
+/// A bound on silence. Its timer is reset when it fires, not when a silence ends, because tokens come far more often.
 pub(super) struct Silence {
     longest: Duration,
     since: Instant,
@@ -16,13 +16,13 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    /// A silence that may last so long begins.
+    /// Begins a silence that may last for `longest`.
     pub(super) fn new(longest: Duration) -> Self {
         let since = Instant::now();
         Self { longest, since, timer: Box::pin(sleep_until(since + longest)) }
     }
 
-    /// Another silence begins.
+    /// Begins another silence.
     pub(super) fn begin(&mut self) {
         self.since = Instant::now();
     }

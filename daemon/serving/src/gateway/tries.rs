@@ -20,7 +20,7 @@ use crate::{
 const MOST_TRIES: usize = 2;
 
 impl Gateway {
-    /// Has one engine of a model after the other try, until one of them answers.
+    /// Sends the request to one engine of a model after another, until one of them answers.
     pub(super) async fn try_engines(
         &self,
         exchange: &mut Exchange,
@@ -42,7 +42,7 @@ impl Gateway {
         loop {
             let place = match (self.place(exchange, model, claim.clone(), &tried).await, failed.take()) {
                 (Ok(place), _) => place,
-                // There is nobody else to try.
+                // There is no other engine to try.
                 (Err(Failure::Refused(_)), Some(failure)) => return Err(Failure::Refused(failure)),
                 (Err(failure), _) => return Err(failure),
             };
@@ -72,7 +72,8 @@ impl Gateway {
             model.engines.failed(place.replica, fault, &why);
             tracing::info!(model = &*model.name, engine = served.engine, "engine failed: {why}");
             tried.push(place.replica);
-            // A request that took too long once would do so again, and one that made two engines fail would a third.
+            // A request that took too long once would do so again, and a request that made two engines fail would make
+            // a third fail.
             let is_suspect = failure == OpenAiError::EngineTimeout || (is_there && tried.len() >= MOST_TRIES);
             if is_suspect || tried.len() == model.urls.len() {
                 return Err(failure.into());
@@ -100,7 +101,7 @@ impl Gateway {
         }
     }
 
-    /// Has the record of a decision name the engine that serves, or would have.
+    /// Notes in the record of a decision the engine that serves the request, or would have.
     pub(super) fn note_engine(&self, draft: Option<&mut Draft>, model: &Model, route: &Route) {
         if let (Some(draft), Some(engine), Some(choice)) = (draft, self.routes.engine(route), route.choice) {
             draft.served_by(&model.name, engine, &choice);

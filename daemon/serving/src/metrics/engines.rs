@@ -1,5 +1,5 @@
-//! How engines do, as metrics: looked up when they are asked for. An engine is named by its place in the configuration, since
-//! metrics may be seen by users who may not see URLs.
+//! The state of engines as metrics that are computed when they are scraped. An engine is named by its position in the
+//! configuration, since users who may not see URLs may see metrics.
 
 use std::{fmt, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
 /// The engines of each model of the gateway in force.
 type Models = Vec<(Arc<str>, Arc<Engines>)>;
 
-/// The engines that are shown. Clones share them.
+/// The shown engines. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ShownEngines(Arc<Mutex<Models>>);
 
@@ -39,7 +39,7 @@ const ROWS: [Row; 4] = [
 ];
 
 impl ShownEngines {
-    /// Shows these and no others.
+    /// Shows exactly these engines.
     pub(super) fn replace(&self, models: Models) {
         *self.0.lock() = models;
     }

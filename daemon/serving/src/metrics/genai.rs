@@ -1,5 +1,5 @@
-//! Metrics under the names that OpenTelemetry's conventions for generative AI give them, in the form that Prometheus has of
-//! these: <https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/>.
+//! Metrics with the names of OpenTelemetry's conventions for generative AI, in the form that Prometheus gives these:
+//! <https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/>.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::served::Served;
 struct Of {
     gen_ai_operation_name: &'static str,
     gen_ai_provider_name: &'static str,
-    /// The model that answered: what a client named may be anything, and an alias only stands for several.
+    /// The model that answered: a client may name anything, and an alias only stands for several models.
     gen_ai_response_model: Arc<str>,
     /// The code of the error; empty for an answer.
     error_type: &'static str,
@@ -29,7 +29,7 @@ struct OfTokens {
     gen_ai_token_type: &'static str,
 }
 
-/// The borders that the conventions give.
+/// The bucket limits of the conventions.
 const TOKENS: [f64; 14] = [
     1.0,
     4.0,
@@ -74,7 +74,7 @@ impl Default for GenAi {
 }
 
 impl GenAi {
-    /// Registers them in a registry without a prefix.
+    /// Registers the histograms in a registry without a prefix.
     pub(super) fn register(&self, registry: &mut Registry) {
         let help = "How long requests for models took";
         registry.register("gen_ai_server_request_duration_seconds", help, self.duration.clone());
@@ -86,7 +86,7 @@ impl GenAi {
         registry.register("gen_ai_client_token_usage", help, self.tokens.clone());
     }
 
-    /// Notes a request that has ended, if a model was chosen for it. A client that left is no error of anybody.
+    /// Notes a request that has ended, if a model was chosen for it. Its error type is empty only if it was answered.
     pub(super) fn note(&self, served: &Served) {
         if served.model.is_empty() {
             return;
@@ -117,7 +117,7 @@ impl GenAi {
     }
 }
 
-/// The mean seconds between tokens that took so long behind the first; `None` of a single one.
+/// Returns the mean seconds between tokens that took `behind_first` after the first; `None` for a single token.
 fn per_token(behind_first: Duration, tokens: u64) -> Option<f64> {
     let steps = tokens.checked_sub(1).filter(|steps| *steps > 0)?;
     Some(behind_first.as_secs_f64() / steps as f64)

@@ -1,4 +1,4 @@
-//! The monthly quotas of keys, as metrics: looked up when they are asked for.
+//! The monthly quotas of keys, as metrics that are computed when they are scraped.
 
 use std::{fmt, sync::Arc, time::SystemTime};
 
@@ -11,15 +11,15 @@ use prometheus_client::{
 
 use crate::spending::Spending;
 
-/// The quotas that are shown, by the names of keys, and what says how much of them is used. Clones share them.
+/// The shown quotas, by the names of keys, and the source of their use. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Quotas(Arc<Mutex<Shown>>);
 
-/// Names with their quotas, and what is used of these.
+/// Names with their quotas, and how much of these is used.
 type Shown = (Vec<(Arc<str>, u64)>, Arc<Spending>);
 
 impl Quotas {
-    /// Shows these and no others.
+    /// Shows exactly these quotas.
     pub(super) fn replace(&self, quotas: Vec<(Arc<str>, u64)>, spending: Arc<Spending>) {
         *self.0.lock() = (quotas, spending);
     }
@@ -31,7 +31,7 @@ impl Collector for Quotas {
         let now = SystemTime::now();
         let mut show = |name: &str, help: &str, value: &dyn Fn(&str, u64) -> u64| -> fmt::Result {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            // A user with several keys has the largest quota of them.
+            // For a user with several keys, the largest quota counts.
             let mut largest = std::collections::BTreeMap::<&str, u64>::new();
             for (user, quota) in &quotas {
                 let known = largest.entry(user).or_default();
