@@ -1,4 +1,4 @@
-//! `pacectl ask`: one request for a model, its tokens as they come, and how long they took.
+//! `pacectl ask`: one request for a model, its tokens as they arrive, and how long they took.
 
 use std::{
     io::Read as _,
@@ -54,17 +54,17 @@ pub(crate) struct Arguments {
     key_file: Option<PathBuf>,
 }
 
-/// What came, and when.
+/// The answer and its times.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     text: String,
-    /// The model that answered, why it did, and how long it was predicted to take, where a gateway of ours says so.
+    /// The model that answered, the reason for its choice, and the predicted time, if a paced gateway reports them.
     model: Option<String>,
     reason: Option<String>,
     predicted_ms: Option<u64>,
     first_token_ms: Option<f64>,
     total_ms: f64,
-    /// As the engine bills them, or else as many pieces as the text came in.
+    /// As the engine bills them, or else the number of pieces in which the text arrived.
     tokens: u64,
     tokens_per_sec: Option<f64>,
 }
@@ -148,7 +148,7 @@ async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
     sender.send_request(request).await.with_context(|| format!("{} did not answer", arguments.url))
 }
 
-/// What an answer says that is none.
+/// Returns the message of an answer that refuses the request.
 async fn refusal(answer: Response<Incoming>) -> String {
     let status = answer.status();
     let body = answer.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
@@ -159,10 +159,10 @@ async fn refusal(answer: Response<Incoming>) -> String {
     }
 }
 
-/// Reads events to their end, with what to do with each piece of text. Returns when the last came.
+/// Reads events to their end and gives each piece of text to `show`. Returns when the last one arrived.
 ///
 /// # Errors
-/// The answer breaks off, or says that it has failed.
+/// The answer breaks off, or reports a failure.
 async fn receive(
     mut body: Incoming,
     report: &mut Report,
@@ -201,7 +201,7 @@ async fn receive(
     bail!("the answer ended early")
 }
 
-/// A text without what would move a terminal's cursor or change its state.
+/// Replaces characters that would move a terminal's cursor or change its state.
 fn printable(text: &str) -> String {
     let harmless = |letter: char| if letter.is_control() && !"\n\t".contains(letter) { '\u{fffd}' } else { letter };
     text.chars().map(harmless).collect()

@@ -1,15 +1,15 @@
-//! What is shown of classes, in `classes` and `top`: columns, in the words of `--json`, and what they mean.
+//! The columns about classes in `classes` and `top`, named like the fields of `--json`, and their meanings.
 
-/// A column, named like the field or fields of `--json` that it comes from, but for underscores and units.
+/// A column, named like the field or fields of `--json` that it comes from, apart from underscores and units.
 pub(crate) struct Column {
-    /// What it is called.
+    /// Its name.
     pub(crate) name: &'static str,
-    /// What it means, in lines that fit a terminal of 80 columns behind an indent and the name.
+    /// Its meaning, in lines that fit a terminal of 80 columns after an indent and the name.
     meaning: &'static [&'static str],
 }
 
 impl Column {
-    /// Its head, in so many lines as its name has words.
+    /// Its header, with one line for each word of its name.
     pub(crate) fn head(&self) -> String {
         self.name.replace(' ', "\n")
     }
@@ -36,10 +36,10 @@ columns! {
     EXPIRED_STREAMS = "expired streams": "were reset because their deadline passed";
 }
 
-/// The width of names in a legend: that of the longest.
+/// The width of names in a legend: the length of the longest.
 const NAME: usize = EXPIRED_STREAMS.name.len();
 
-/// Explains columns, each in lines of its own.
+/// Explains columns, each on its own lines.
 pub(crate) fn legend<'a>(columns: impl IntoIterator<Item = &'a Column>) -> impl Iterator<Item = String> {
     columns.into_iter().flat_map(|column| {
         let names = std::iter::once(column.name).chain(std::iter::repeat(""));
@@ -65,7 +65,7 @@ mod tests {
             field == name || field.starts_with(&format!("{name}_"))
         };
         for column in &ALL {
-            // These two are computed from several fields: of bytes and time, and of sojourn and time.
+            // These two are computed from several fields: bytes and time, and sojourn and time.
             let is_derived = ["rate", "queue"].contains(&column.name);
             assert_eq!(fields.iter().any(|field| is_of(column, field)), !is_derived, "{}: {fields:?}", column.name);
         }

@@ -1,4 +1,4 @@
-//! The way to the daemon: its control socket, or its door for other machines.
+//! The connection to the daemon: through its control socket, or through its door for other machines.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use edge::client::{OpenError, error::ConnectError};
 use quic::tls::{self, Trust};
 use tonic::{Code, Status, transport::Uri};
 
-/// Where a daemon that was installed has its socket.
+/// The socket of an installed daemon.
 const INSTALLED: &str = "/run/paced/control.sock";
 
 #[derive(Args)]
@@ -45,7 +45,7 @@ fn remote(text: &str) -> Result<Uri, String> {
     if is_whole { Ok(place) } else { Err("write a host and a port, such as relay.example.org:9443".into()) }
 }
 
-/// Nobody answers.
+/// No daemon answers.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unreachable {
     #[error("no daemon answers at {place}: {error}; is it running, and may this user connect (group paced)?")]
@@ -74,7 +74,7 @@ impl Door {
         Ok(api::connect(&path).await.map_err(|error| Unreachable::Socket { place, error: cause(&error) })?)
     }
 
-    /// Refuses what has to be done where the daemon runs.
+    /// Refuses commands that must run on the daemon's machine.
     pub(crate) fn ensure_local(&self) -> Result<()> {
         let is_local = self.socket.is_some() || self.remote.is_none();
         ensure!(is_local, "this command inspects the daemon's machine: run it there, without --remote");
@@ -92,12 +92,12 @@ impl Remote {
     }
 }
 
-/// What is behind an error whose outer ones only say that it failed.
+/// Returns the innermost cause of an error: outer errors only say that something failed.
 fn cause(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
 }
 
-/// The exit code for a failure: what to do about it differs.
+/// Returns the exit code for a failure, by what the user can do about it.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<Unreachable>() || broken(error).is_some() {
         return 5;
@@ -116,16 +116,17 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// What broke the connection, if that is why a call failed.
+/// Returns what broke the connection, if a call failed because of that.
 fn broken(error: &anyhow::Error) -> Option<&dyn std::error::Error> {
     let status: &dyn std::error::Error = error.downcast_ref::<Status>()?;
     status.source().filter(|source| source.is::<tonic::transport::Error>())
 }
 
-/// What to tell people of a failure.
+/// Returns the message for people about a failure.
 pub(crate) fn message(error: &anyhow::Error) -> String {
     if let Some(broken) = broken(error) {
-        // What a server thinks of a certificate, a client hears when it has begun to speak (RFC 8446 §4.4.2.4, §2).
+        // A client learns the server's verdict on its certificate only once it has begun to send (RFC 8446 §4.4.2.4,
+        // §2).
         let cause = cause(broken);
         return format!(
             "the daemon does not answer any more: {cause}; it ended, or, with --remote, it does not know the authority that \

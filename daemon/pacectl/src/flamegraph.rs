@@ -1,4 +1,4 @@
-//! `pacectl flamegraph`: where a process spends its time, on the CPU and waiting, as pictures.
+//! `pacectl flamegraph`: draws where a process spends its time, on the CPU and waiting.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,14 +21,14 @@ use super::{
     table::show,
 };
 
-/// How often a second the CPU's time is sampled: out of step with what happens every 10 ms.
+/// Samples of the CPU per second: out of step with events that recur every 10 ms.
 const SAMPLES: &str = "99";
 
 /// How stacks are found on the CPU: from a copy of their memory, because programs and libraries have no frame pointers.
 const WHOLE_STACKS: &str = "dwarf,16384";
 
-/// The same, where a thread loses the CPU, which it may do many times a millisecond: the kernel's, and of the program's
-/// what frame pointers lead to.
+/// The same, where a thread loses the CPU, which may happen many times per millisecond: the kernel's stack, and as much
+/// of the program's as frame pointers lead to.
 const CHEAP_STACKS: &str = "fp";
 
 #[derive(Args)]
@@ -44,18 +44,18 @@ pub(crate) struct Arguments {
     output: PathBuf,
 }
 
-/// What was drawn.
+/// The pictures drawn.
 #[derive(Serialize)]
 struct Drawn {
     pictures: Vec<Picture>,
-    /// What could not be had, and why.
+    /// What is missing, and why.
     left_out: Vec<String>,
 }
 
 #[derive(Serialize)]
 struct Picture {
     file: PathBuf,
-    /// What its widths are in: samples, or microseconds.
+    /// The unit of its widths: samples, or microseconds.
     unit: &'static str,
     total: u64,
 }
@@ -120,7 +120,7 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
     })
 }
 
-/// Makes `perf` watch when threads lose the CPU and get it, if the machine allows.
+/// Starts `perf` recording when threads lose the CPU and get it, if the machine allows that.
 fn watch_switches(threads: &[u32], folder: &Folder, left_out: &mut Vec<String>) -> Option<Recording> {
     perf::tracepoints(&[SWITCH], left_out).first()?;
     let filter = perf::switches(threads);
@@ -135,7 +135,7 @@ fn note_lost(lost: u64, picture: &str, left_out: &mut Vec<String>) {
     }
 }
 
-/// Whether the kernel tells where its functions are: it shows zeros otherwise.
+/// Returns whether the kernel shows the addresses of its functions: otherwise it shows zeros.
 fn kernel_has_names() -> bool {
     let symbols = fs::File::open("/proc/kallsyms");
     let mut first = String::new();
@@ -144,7 +144,7 @@ fn kernel_has_names() -> bool {
     read.is_ok() && first.split(' ').next().is_some_and(|address| address.bytes().any(|digit| digit != b'0'))
 }
 
-/// How much was spent where. A stack begins with the name of its thread; then come functions, the outermost first.
+/// Amounts by stack. A stack begins with the name of its thread; then come functions, the outermost first.
 #[derive(Debug, Default)]
 struct Stacks(BTreeMap<String, u64>);
 
@@ -153,7 +153,7 @@ impl Stacks {
         *self.0.entry(folded(event)).or_default() += amount;
     }
 
-    /// Draws what there is; says in `left_out` if there is nothing.
+    /// Draws the stacks; notes in `left_out` if there are none.
     fn draw(
         &self,
         title: &str,
@@ -178,20 +178,20 @@ impl Stacks {
     }
 }
 
-/// The stack of an event, as flame graphs are drawn from.
+/// Returns an event's stack in the input format of flame graphs.
 fn folded(event: &Event<'_>) -> String {
     let mut stack = event.command.replace(';', ":");
     for function in event.stack.iter().rev() {
         stack.push(';');
-        // Types of Rust have them.
+        // Types of Rust contain semicolons.
         stack.push_str(&function.replace(';', ":"));
     }
     stack
 }
 
-/// What threads waited for: where each lost the CPU, until it got it again.
+/// What threads waited for: from where each lost the CPU, until it got it again.
 struct Waits {
-    /// The observed threads; and since when, and where, if they have no CPU.
+    /// The observed threads; for each without a CPU, since when, and the stack where it lost it.
     threads: HashMap<u32, Option<(u64, String)>>,
     stacks: Stacks,
 }
@@ -201,7 +201,7 @@ impl Waits {
         Self { threads: threads.iter().map(|thread| (*thread, None)).collect(), stacks: Stacks::default() }
     }
 
-    /// Notes that a CPU went from one thread to another.
+    /// Notes that a CPU switched from one thread to another.
     fn note(&mut self, event: &Event<'_>) {
         let [prev, next] =
             ["prev_pid", "next_pid"].map(|key| event.number(key).and_then(|thread| u32::try_from(thread).ok()));

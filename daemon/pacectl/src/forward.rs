@@ -30,7 +30,7 @@ use super::options::{self, RelayOptions};
 /// Waits before a lost relay is tried again.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
-/// How long a local UDP sender may be silent before its tunnel is closed: what RFC 4787 §4.3 asks of NATs, at least.
+/// How long a local UDP sender may be silent before its tunnel is closed: the minimum of RFC 4787 §4.3 for NATs.
 const IDLE: Duration = Duration::from_secs(120);
 
 /// How many TCP connections are carried at once; more wait in the listener's queue.
@@ -64,7 +64,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let moves = moved.subscribe();
     tokio::spawn(moves::follow(moved));
     let runner = tokio::spawn(async move { runner.run(moves).await });
-    // The first failure is told at once; later losses are made good in silence.
+    // The first failure is reported at once; later losses are repaired silently.
     uplink.link().await.map_err(anyhow::Error::new)?;
 
     let stop = stop()?;
@@ -115,7 +115,7 @@ fn ready(protocol: &str, listen: SocketAddr, arguments: &Arguments, uplink: &Upl
     say!("forwarding {listen} ({protocol}) to {} through {}", arguments.target, uplink.names());
 }
 
-/// Completes when the user or the system asks us to end.
+/// Completes when the user or the system asks this process to end.
 fn stop() -> Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

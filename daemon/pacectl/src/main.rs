@@ -1,5 +1,5 @@
-//! `pacectl`: the hand tool of paced. Looks at a running daemon and changes its policy; makes tokens, probes relays,
-//! forwards ports through them, and makes policies that choose models.
+//! `pacectl`: the command-line tool of paced. Inspects a running daemon and changes its policy; makes tokens, probes
+//! relays, forwards ports through them, and makes policies that choose models.
 
 mod ask;
 mod columns;
@@ -126,7 +126,7 @@ enum Edge {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    // Ends the process with code 2 by itself where the usage is wrong.
+    // Exits with code 2 if the usage is wrong.
     let arguments = Arguments::parse();
     let quiet = if matches!(arguments.command, Command::Forward(_)) { "info" } else { "error" };
     let filter = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into());
@@ -176,7 +176,7 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
     }
 }
 
-/// Writes a page for `pacectl` and one for each of its commands.
+/// Writes a manual page for `pacectl` and one for each of its commands.
 fn man(folder: &std::path::Path) -> Result<()> {
     clap_mangen::generate_to(Arguments::command(), folder)?;
     Ok(())
@@ -188,12 +188,12 @@ mod tests {
 
     use super::*;
 
-    /// Asks that a command, and those below it, have pages that `groff` has nothing against and that name all options.
+    /// Asserts that a command and its subcommands have pages that `groff` accepts and that name all options.
     fn check(command: &clap::Command, name: &str, folder: &std::path::Path) -> usize {
         let file = folder.join(format!("{name}.1"));
         let output =
             std::process::Command::new("groff").args(["-man", "-Tutf8", "-Kutf8", "-P-cbou"]).arg(&file).output();
-        let output = output.expect("groff is there (Debian's groff-base; `tests/setup pure` installs it)");
+        let output = output.expect("groff is installed (Debian's groff-base; `tests/setup pure` installs it)");
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "nothing is wrong with {name}");
         let page = String::from_utf8(output.stdout).unwrap();
         assert!(page.chars().all(|letter| letter == '\n' || !letter.is_control()), "{page:?}");

@@ -1,4 +1,4 @@
-//! Options that name a relay and what to show to it.
+//! Options that name a relay and the client's credentials.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -19,7 +19,7 @@ use masque::{
 };
 use quic::{endpoint::Transport, tls};
 
-/// Where `paced run` listens in development mode.
+/// The listener of `paced run` in development mode.
 const DEVELOPMENT_AUTHORITY: &str = "localhost:4433";
 
 #[derive(Args)]
@@ -49,7 +49,7 @@ pub(crate) struct RelayOptions {
 }
 
 impl RelayOptions {
-    /// Says how to reach the relay and what to show to it.
+    /// Returns the relay's address and the credentials to present.
     pub(crate) fn access(&self) -> Result<Access> {
         let token = match (&self.token_file, &self.token_env) {
             (Some(file), _) => Some(TokenSource::File(file.clone())),
@@ -71,7 +71,7 @@ impl RelayOptions {
         Ok(Access { template, trust, token, identity })
     }
 
-    /// Says more of a failure to connect, where more is known.
+    /// Adds to an error of connecting what this program knows about its cause.
     pub(crate) fn explain(&self, error: ConnectError) -> anyhow::Error {
         match error {
             ConnectError::Untrusted { fingerprint, .. } if self.is_development() => {
@@ -86,13 +86,13 @@ impl RelayOptions {
         }
     }
 
-    /// Whether the relay of development mode is meant.
+    /// Returns whether the relay is that of development mode.
     pub(crate) fn is_development(&self) -> bool {
         self.relay.is_none()
     }
 }
 
-/// The transport of a client that waits for answers, silent or not.
+/// The transport of a client that waits for answers, whether or not the connection is silent.
 pub(crate) fn transport() -> Transport {
     Transport::from(&config::TransportSettings::default())
 }
@@ -107,7 +107,7 @@ pub(crate) fn mode(text: &str) -> Result<TunnelMode> {
     found.context("expected auto, datagram or stream")
 }
 
-/// A local address to listen on.
+/// Reads a local address to listen on.
 pub(crate) fn listen(text: &str) -> Result<SocketAddr> {
     let whole = |port: u16| format!("expected ADDRESS:PORT; for this machine alone, write 127.0.0.1:{port}");
     match (text.parse(), text.trim_start_matches(':').parse()) {
@@ -117,7 +117,7 @@ pub(crate) fn listen(text: &str) -> Result<SocketAddr> {
     }
 }
 
-/// The relay of development mode keeps its certificate where we find it.
+/// Returns the pin of the certificate that the relay of development mode keeps in its state folder.
 fn development_trust() -> Result<TrustSource> {
     let file = state::development_dir().join("certificate.pem");
     let certificates = tls::read_certificates(&file)

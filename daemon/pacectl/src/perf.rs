@@ -1,4 +1,4 @@
-//! Recordings of `perf`, for a while: what of it there is on this machine, and what it recorded.
+//! Recordings of `perf`: what this machine supports, and the events recorded.
 
 use std::{
     fs::{self, DirBuilder},
@@ -14,21 +14,21 @@ use self::script::{Event, Lines};
 
 pub(crate) mod script;
 
-/// What a recording may fill, in MiB; `perf` ends it there.
+/// The most that a recording may fill, in MiB; `perf` ends it there.
 const FILE_MIB: u64 = 256;
 
-/// The tracepoint that tells which threads get the CPU, and which lose it.
+/// The tracepoint for threads that get or lose the CPU.
 pub(crate) const SWITCH: &str = "sched:sched_switch";
 
-/// What `perf script` says of a PERF_RECORD_KSYMBOL record with a wrong size. The kernel (`perf_event_ksymbol_output` in
-/// kernel/events/core.c) adds the size of the IDs again for each recording that gets the record, so that the second one gets a
-/// record that is too long.
+/// The complaint of `perf script` about a PERF_RECORD_KSYMBOL record with a wrong size. The kernel
+/// (`perf_event_ksymbol_output` in kernel/events/core.c) adds the size of the IDs again for each recording that gets
+/// the record, so that the second one gets a record that is too long.
 const UNREADABLE: &str = "failed to process type: 17";
 
-/// Where the kernel shows its tracepoints, if it does.
+/// Folders in which the kernel may show its tracepoints.
 const TRACEPOINTS: [&str; 2] = ["/sys/kernel/tracing/events", "/sys/kernel/debug/tracing/events"];
 
-/// Returns the wanted tracepoints that this kernel has; says in `left_out` what it lacks.
+/// Returns the wanted tracepoints that this kernel has; notes the missing ones in `left_out`.
 pub(crate) fn tracepoints<'a>(wanted: &[&'a str], left_out: &mut Vec<String>) -> Vec<&'a str> {
     let Some(folder) = TRACEPOINTS.into_iter().map(Path::new).find(|folder| folder.join("sched").exists()) else {
         left_out.push(
@@ -44,22 +44,22 @@ pub(crate) fn tracepoints<'a>(wanted: &[&'a str], left_out: &mut Vec<String>) ->
     found
 }
 
-/// The threads of a process.
+/// Returns the threads of a process.
 ///
 /// # Errors
-/// There is no such process, or it is not to be seen from here.
+/// There is no such process, or it is not visible from here.
 pub(crate) fn threads(pid: u32) -> io::Result<Vec<u32>> {
     let number = |name: &str| name.parse().map_err(io::Error::other);
     fs::read_dir(format!("/proc/{pid}/task"))?.map(|thread| number(&thread?.file_name().to_string_lossy())).collect()
 }
 
-/// What `perf` is told so that of [`SWITCH`] it records what is about these threads.
+/// Returns a filter of `perf` that limits [`SWITCH`] to these threads.
 pub(crate) fn switches(threads: &[u32]) -> String {
     let of = |thread: &u32| format!("prev_pid == {thread} || next_pid == {thread}");
     threads.iter().map(of).collect::<Vec<_>>().join(" || ")
 }
 
-/// A folder for recordings, which are as secret as what the machine does; removed when dropped.
+/// A folder for recordings, which are as secret as the machine's work; removed when dropped.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -72,26 +72,26 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What stays in the folder for temporary files harms nobody.
+        // Remains in the folder for temporary files do no harm.
         _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// `perf`, recording; ended when dropped.
+/// A running recording of `perf`; ended when dropped.
 pub(crate) struct Recording {
     perf: Child,
     file: PathBuf,
 }
 
 impl Recording {
-    /// Starts `perf record` with these arguments, and returns once it has begun. Times are of CLOCK_MONOTONIC.
+    /// Starts `perf record` with these arguments, and returns once it records. Times are of CLOCK_MONOTONIC.
     ///
     /// # Errors
-    /// There is no `perf`, or it may or can not; the message says what to do.
+    /// There is no `perf`, or it lacks rights or support; the message names the remedy.
     pub(crate) fn start(folder: &Folder, name: &str, arguments: &[&str]) -> Result<Self> {
         let file = folder.0.join(name);
         let mut command = Command::new("perf");
-        // It starts when it is told so over its standard input, and says on its standard output that it has.
+        // It starts on a command over its standard input, and acknowledges on its standard output.
         command.args(["record", "--delay=-1", "--control=fd:0,1", "--clockid=CLOCK_MONOTONIC", "--sample-cpu"]);
         command.arg(format!("--max-size={FILE_MIB}M")).arg("--output").arg(&file).args(arguments);
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -115,7 +115,7 @@ impl Recording {
         Ok(())
     }
 
-    /// What `perf` says of why it ended.
+    /// Returns why `perf` ended, in its own words.
     fn complaint(&mut self) -> String {
         _ = self.perf.kill();
         let said = self.said();
@@ -135,9 +135,9 @@ impl Recording {
         String::from_utf8_lossy(&said).into_owned()
     }
 
-    /// Ends the recording; says in `left_out` if it had ended before.
+    /// Ends the recording; notes in `left_out` if it had ended before.
     pub(crate) fn stop(mut self, left_out: &mut Vec<String>) -> Recorded {
-        // A program that was interrupted from the terminal has ended by itself.
+        // If the terminal interrupted `perf` as well, it has already ended.
         _ = self.tell("stop");
         let said = self.said();
         if let Some(line) = said.lines().find(|line| line.contains("limit reached")) {
@@ -149,13 +149,13 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // Neither fails but for a process that has ended.
+        // Both fail only for a process that has ended.
         _ = self.perf.kill();
         _ = self.perf.wait();
     }
 }
 
-/// What a program said before it failed: its last lines, in one.
+/// Returns the last lines that a program printed before it failed, joined into one.
 fn last_words(said: &str) -> String {
     const LINES: usize = 5;
     let lines: Vec<_> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -165,11 +165,11 @@ fn last_words(said: &str) -> String {
     }
 }
 
-/// What `perf` recorded.
+/// A recording of `perf`.
 pub(crate) struct Recorded(PathBuf);
 
 impl Recorded {
-    /// Gives every event to `each`, with its stack if `stacks` were recorded; returns how many were lost.
+    /// Gives every event to `each`, with its stack if `stacks` were recorded; returns how many events were lost.
     ///
     /// # Errors
     /// `perf script` failed.
@@ -179,13 +179,13 @@ impl Recorded {
         command
             .args(["script", "--ns", "--no-inline", "--show-lost-events", "--fields", fields, "--input"])
             .arg(&self.0);
-        // What it says goes to a file: a pipe that nobody reads meanwhile would stop it.
+        // Its errors go to a file: a pipe that is not read meanwhile would block it.
         let said = self.0.with_extension("said");
         let mut perf = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(fs::File::create(&said)?).spawn()?;
         let output = perf.stdout.take().context("no pipe")?;
         let lost = Lines::new(BufReader::new(output)).read(&mut each);
         let status = perf.wait()?;
-        // Where the output was not read to its end, perf failed only because of that.
+        // If the output was not read to its end, perf failed only because of that.
         let lost = lost?;
         if !status.success() {
             let said = fs::read(&said)?;
@@ -220,7 +220,7 @@ mod tests {
         fs::remove_file(&file).unwrap();
         _ = fs::remove_file(file.with_extension("said"));
         match outcome.unwrap_err().downcast_ref::<io::Error>() {
-            // No perf on this machine.
+            // perf is not installed.
             Some(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
             None => {
                 let said = Recorded(file).read(false, |_| {}).unwrap_err().to_string();

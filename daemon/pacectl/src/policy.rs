@@ -1,4 +1,4 @@
-//! `pacectl policy`: which classes there are, and what each deserves.
+//! `pacectl policy`: the classes, and their terms.
 
 use std::{fs, io::Read as _, path::PathBuf, time::Duration};
 
@@ -132,7 +132,7 @@ fn in_force(revision: &v1::Revision) {
     }
 }
 
-/// Reads a policy, of which there is no more than the daemon takes.
+/// Reads a policy, at most as long as the daemon accepts.
 fn read(file: &PathBuf) -> Result<String> {
     let mut text = Vec::new();
     let limit = MAX_TEXT_BYTES as u64 + 1;

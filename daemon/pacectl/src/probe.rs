@@ -1,4 +1,4 @@
-//! `pacectl probe`: is the relay there, and how well does it carry UDP?
+//! `pacectl probe`: checks whether the relay answers, and how well it carries UDP.
 
 use std::{future::poll_fn, task::ready, time::Duration};
 
@@ -27,10 +27,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::options::{self, RelayOptions};
 
-/// Bytes that tell a probe from everything else, and probes from each other: a random run and a number.
+/// The bytes that identify a probe: a random ID of the run and the probe's number.
 const HEADER_BYTES: usize = 12;
 
-/// How long answers may take after the last probe was sent.
+/// How long to wait for answers after the last probe was sent.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Args)]
@@ -55,7 +55,7 @@ pub(crate) struct Arguments {
     interval_ms: u64,
 }
 
-/// What was found out. Times are in microseconds.
+/// The results. Times are in microseconds.
 #[derive(Serialize)]
 struct Report {
     relay: String,
@@ -71,7 +71,7 @@ struct Report {
     rtt_us: Option<RoundTrips>,
 }
 
-/// Round trips in microseconds. Percentiles are those of the nearest rank.
+/// Round trips in microseconds. Percentiles use the nearest rank.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct RoundTrips {
     min: u64,
@@ -136,8 +136,8 @@ pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Looks whether the relay is there and lets this client in, without a target: asks for one that no relay may lead to, and
-/// which one that asks for credentials refuses for them first.
+/// Checks without a target whether the relay answers and admits this client: requests a target that every relay must
+/// refuse; a relay that requires credentials refuses them first.
 async fn reach(arguments: &Arguments, as_json: bool) -> Result<()> {
     let endpoint = Endpoint::new(arguments.relay.access()?, options::transport(), <_>::default(), <_>::default())?;
     let connected = endpoint.connect().await.map_err(|error| arguments.relay.explain(error))?;
@@ -174,14 +174,15 @@ fn nowhere() -> Target {
     Target { host: Host::Ip([0, 0, 0, 0].into()), port: 443 }
 }
 
-/// Whether a relay that answers this to a request for [`nowhere`] serves its client: it looked at the target.
+/// Returns whether this answer to a request for [`nowhere`] shows that the relay admits the client: it then judged the
+/// target.
 fn is_admitted<T>(answer: &Result<T, OpenError>) -> bool {
     match answer {
         Ok(_) => true,
         Err(OpenError::Refused(TunnelRefused::Status { status, proxy_status })) => match status {
             401 | 407 => false,
             403 => proxy_status.iter().any(|of| of.error == Some(ErrorType::DestinationIpProhibited)),
-            // The target is nowhere, or the relay has no room.
+            // The target is unreachable, or the relay has no room.
             429 | 500..=599 => true,
             _ => false,
         },
@@ -189,14 +190,14 @@ fn is_admitted<T>(answer: &Result<T, OpenError>) -> bool {
     }
 }
 
-/// What was found out without a target. Times are in microseconds.
+/// The results without a target. Times are in microseconds.
 #[derive(Serialize)]
 struct Reached {
     relay: String,
     relay_address: String,
     handshake_us: u64,
     answer_us: u64,
-    /// Whether it serves this client.
+    /// Whether the relay admits this client.
     admitted: bool,
 }
 
@@ -211,7 +212,7 @@ impl Reached {
     }
 }
 
-/// Sends probes at a steady pace and returns how long the answered ones took.
+/// Sends probes at a steady pace and returns the round trips of those answered.
 async fn echo(tunnel: &mut UdpTunnel, link: &Link, arguments: &Arguments) -> Result<Vec<Duration>, TunnelEnd> {
     let run = backoff::random().to_be_bytes();
     let mut payload = vec![0; usize::from(arguments.size)];
@@ -240,7 +241,7 @@ async fn echo(tunnel: &mut UdpTunnel, link: &Link, arguments: &Arguments) -> Res
                 }
                 round_trips.extend(arrived.iter().filter_map(|payload| {
                     let number = payload.strip_prefix(&run)?.first_chunk().map(|number| u32::from_be_bytes(*number))?;
-                    // A duplicate finds nothing any more.
+                    // A duplicate finds no entry any more.
                     Some(now - sent.get_mut(number as usize)?.take()?)
                 }));
                 arrived.clear();

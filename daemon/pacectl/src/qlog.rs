@@ -1,4 +1,4 @@
-//! `pacectl qlog`: what happens on one connection, as a file for viewers of qlogs.
+//! `pacectl qlog`: the events of one connection, as a file for viewers of qlogs.
 
 use std::{
     fs,
@@ -26,19 +26,19 @@ pub(crate) struct Arguments {
     output: Option<PathBuf>,
 }
 
-/// What was written.
+/// The file written.
 #[derive(Serialize)]
 struct Written {
     file: PathBuf,
     events: usize,
 }
 
-/// Writes the file, which is JSON in any case; `as_json` is about what is said of it.
+/// Writes the file, which is JSON in any case; `as_json` concerns only the summary.
 pub(crate) async fn run(client: &mut ControlClient, arguments: &Arguments, as_json: bool) -> Result<()> {
     let Arguments { connection, seconds, output } = arguments;
     let duration = prost_types::Duration { seconds: (*seconds).cast_signed(), nanos: 0 };
     let request = v1::WatchQlogRequest { connection: *connection, duration: Some(duration) };
-    // First, so that a refusal leaves no empty file.
+    // Before the file is created, so that a refusal leaves no empty file.
     let mut answers = client.watch_qlog(request).await?.into_inner();
     let file = output.clone().unwrap_or_else(|| format!("connection-{connection}.sqlog").into());
     let is_standard = file == Path::new("-");
@@ -62,7 +62,7 @@ pub(crate) async fn run(client: &mut ControlClient, arguments: &Arguments, as_js
     if is_standard {
         return Ok(());
     }
-    // The first is the file's header.
+    // The first record is the file's header.
     show(as_json, Written { file, events: records.saturating_sub(1) }, |Written { file, events }| {
         say!("{}: {events} events of connection {connection}", file.display());
     })

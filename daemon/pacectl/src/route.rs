@@ -23,10 +23,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::table::table;
 
-/// Where the service keeps its records.
+/// The state folder of the service, with its records.
 const STATE_DIR: &str = "/var/lib/paced";
 
-/// The margin of the rule, as the gateway has it unless its configuration says otherwise.
+/// The margin of the rule: the gateway's default.
 const MARGIN: f64 = 1.1;
 
 #[derive(Subcommand)]
@@ -163,10 +163,10 @@ pub(crate) fn run(command: &Command, as_json: bool) -> Result<()> {
 }
 
 impl Records {
-    /// Reads the decisions about the alias, in the order of their time.
+    /// Reads the decisions about the alias, in order of time.
     fn read(&self) -> Result<Vec<Decision>> {
         let own = ["decisions.1.jsonl", "decisions.jsonl"].map(|file| Path::new(STATE_DIR).join(file));
-        // The older file is not there before the newer one was full once.
+        // The older file does not exist until the newer one has been full once.
         let files: Vec<_> = match self.decisions.is_empty() {
             true => own.into_iter().filter(|file| file.exists()).collect(),
             false => self.decisions.clone(),
@@ -406,12 +406,12 @@ fn read_policy(file: &Path) -> Result<PolicyFile> {
     PolicyFile::parse(&fs::read(file)?)
 }
 
-/// What a file says of how it was made, up to the command.
+/// Returns the note in a file about how it was made, up to the command.
 fn made_by(scenario_sha256: &str) -> String {
     format!("Made by pacectl {} of the scenario with the SHA-256 {scenario_sha256}:\n", env!("CARGO_PKG_VERSION"))
 }
 
-/// Puts a file in place as a whole, so that a running paced never reads half of it.
+/// Replaces a file as a whole, so that a running paced never reads half of it.
 fn write(file: &Path, bytes: &[u8]) -> Result<()> {
     let Some(name) = file.file_name() else { bail!("{} is not the name of a file", file.display()) };
     let mut beside = name.to_owned();

@@ -1,4 +1,5 @@
-//! What the daemon does: `pacectl status`, `classes`, `tunnels`, `connections`, `close`, `class`, `events`, `reload`.
+//! The state of the daemon: `pacectl status`, `classes`, `tunnels`, `connections`, `close`, `class`, `events`,
+//! `reload`.
 
 use std::time::Duration;
 
@@ -123,7 +124,7 @@ fn people(status: v1::GetStatusResponse) {
     table(["feature", "state", "why, or what to do"], status.features.into_iter().map(row));
 }
 
-/// A policy of an alias, with its kind where a file says which it is.
+/// Returns the policy of an alias, with its kind if a file defines it.
 fn policy(name: &str, kind: &str) -> String {
     match name {
         "" => kind.to_owned(),
@@ -132,13 +133,13 @@ fn policy(name: &str, kind: &str) -> String {
     }
 }
 
-/// For how long classes are watched.
+/// The span over which the rates of classes are measured.
 const WHILE: Duration = Duration::from_secs(1);
 
-/// What is shown of classes.
+/// The columns about classes.
 const CLASSES: [Column; 9] = [CLASS, ROLE, TUNNELS, RATE, SENT, DROPPED, LATE_PAYLOADS, LATE_PACKETS, EXPIRED_STREAMS];
 
-/// Shows what became of each class over a while.
+/// Shows each class's traffic over a second.
 pub(crate) async fn classes(client: &mut ControlClient, as_json: bool) -> Result<()> {
     let request = v1::WatchStatsRequest { interval: Some(WHILE.try_into()?) };
     let mut stats = client.watch_stats(request).await?.into_inner();
@@ -155,7 +156,7 @@ fn times(count: u64) -> String {
     if count == 1 { "once".to_owned() } else { format!("{count} times") }
 }
 
-/// The table of classes, and what its columns mean.
+/// Returns the table of classes, and the meaning of its columns.
 fn class_lines(before: &[v1::ClassStats], after: Vec<v1::ClassStats>) -> impl Iterator<Item = String> {
     let row = |of: v1::ClassStats| {
         let was = before.iter().find(|was| was.class == of.class && was.role == of.role);
@@ -197,7 +198,7 @@ pub(crate) async fn tunnels(client: &mut ControlClient, arguments: Tunnels, as_j
     show(as_json, tunnels.await?, |tunnels| table(TUNNEL, tunnels.into_iter().map(tunnel)))
 }
 
-/// Fetches all rows of a list, page by page: each by the token of the one before.
+/// Fetches all rows of a list, page by page: each with the token of the page before.
 async fn pages<T>(mut page: impl AsyncFnMut(String) -> Result<(Vec<T>, String)>) -> Result<Vec<T>> {
     let (mut all, mut token) = (Vec::new(), String::new());
     loop {
@@ -226,12 +227,12 @@ fn tunnel(of: v1::Tunnel) -> [String; 9] {
     ]
 }
 
-/// A relay, and the hop that it is reached through if there is one.
+/// Names a relay, and the hop to it if there is one.
 fn through(relay: &str, via: &str) -> String {
     if via.is_empty() || relay.is_empty() { relay.to_owned() } else { format!("{relay} via {via}") }
 }
 
-/// The relay of a connection, with its hop and its path where there are such.
+/// Names the relay of a connection, with its hop and its path if it has them.
 fn destination(of: &v1::Connection) -> String {
     let relay = through(&of.relay, &of.via);
     if of.path.is_empty() { format!("to {relay}") } else { format!("to {relay} over {}", of.path) }
@@ -300,7 +301,7 @@ pub(crate) async fn requests(client: &mut ControlClient, as_json: bool) -> Resul
     show(as_json, requests.await?, |requests| table(heads, requests.into_iter().map(row)))
 }
 
-/// Says in words whether an engine gets requests, and why not.
+/// Says whether an engine gets requests, and why not.
 pub(crate) fn engine_state(of: &v1::Engine) -> String {
     let ejected_for = of.ejected_for.and_then(|time| Duration::try_from(time).ok());
     match ejected_for {
@@ -440,7 +441,7 @@ pub(crate) async fn close(client: &mut ControlClient, tunnel: u64, as_json: bool
     show(as_json, answer, |_| say!("tunnel {tunnel} is closed"))
 }
 
-/// Gives a tunnel a class; without one, has rules decide again.
+/// Gives a tunnel a class; without one, the rules decide again.
 pub(crate) async fn class(client: &mut ControlClient, tunnel: u64, class: Option<String>, as_json: bool) -> Result<()> {
     let request = v1::SetTunnelClassRequest { tunnel, class: class.unwrap_or_default() };
     let answer = client.set_tunnel_class(request).await?.into_inner();

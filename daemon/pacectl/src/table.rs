@@ -6,7 +6,7 @@ use anyhow::Result;
 use api::{say, v1};
 use serde::Serialize;
 
-/// Prints an answer: as JSON, or as `people` read it.
+/// Prints an answer: as JSON, or by `people`.
 pub(crate) fn show<T: Serialize>(as_json: bool, answer: T, people: impl FnOnce(T)) -> Result<()> {
     if as_json {
         say!("{}", serde_json::to_string(&answer)?);
@@ -16,12 +16,12 @@ pub(crate) fn show<T: Serialize>(as_json: bool, answer: T, people: impl FnOnce(T
     Ok(())
 }
 
-/// Prints rows under their heads.
+/// Prints rows under their headers.
 pub(crate) fn table<const N: usize>(heads: [&str; N], rows: impl IntoIterator<Item = [String; N]>) {
     lines(heads, rows).for_each(|line| say!("{line}"));
 }
 
-/// Returns rows under their heads as lines, each column as wide as it has to be.
+/// Returns rows under their headers as lines; each column is as wide as its longest cell.
 pub(crate) fn lines<const N: usize>(
     heads: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
@@ -55,19 +55,19 @@ fn scaled(mut number: f64, step: f64, units: [&str; 5]) -> String {
     format!("{number:.digits$} {}", units[unit])
 }
 
-/// Shows how long ago something was.
+/// Shows how long ago `since` was.
 pub(crate) fn age(since: Option<&prost_types::Timestamp>) -> String {
     let since = since.and_then(|since| std::time::SystemTime::try_from(*since).ok());
     let age = since.map(|since| since.elapsed().unwrap_or_default());
     age.map_or_else(|| "-".into(), duration)
 }
 
-/// Shows a moment, to the second.
+/// Shows a point in time, to the second.
 pub(crate) fn time(at: prost_types::Timestamp) -> String {
     prost_types::Timestamp { nanos: 0, ..at }.to_string()
 }
 
-/// Shows a time in its two largest units.
+/// Shows a duration in its two largest units.
 pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
@@ -78,12 +78,12 @@ pub(crate) fn duration(time: Duration) -> String {
     }
 }
 
-/// Shows what may be empty.
+/// Shows a text, or a dash if it is empty.
 pub(crate) fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".into() } else { text.to_owned() }
 }
 
-/// Shows who sends into a tunnel: at a relay the user, at an edge the application's address.
+/// Shows the sender of a tunnel: the user at a relay, the application's address at an edge.
 pub(crate) fn sender(tunnel: &v1::Tunnel) -> String {
     if !tunnel.hop.is_empty() {
         return format!("[hop.{}]", tunnel.hop);

@@ -1,4 +1,4 @@
-//! `pacectl top`: what each class and tunnel gets, as it happens.
+//! `pacectl top`: the traffic of each class and tunnel, live.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -29,7 +29,7 @@ mod models;
 
 const KEYS: &str = "q quit  ? help  space pause  m models  b/c/d/p/l sort";
 
-/// What is shown of classes, and in how many characters; the rest of a line is the class's name.
+/// The columns about classes, with their widths in characters; the rest of a line is the class's name.
 const COLUMNS: [(Column, u16); 8] = [
     (TUNNELS, 7),
     (RATE, 11),
@@ -57,7 +57,7 @@ fn help() -> Vec<Line<'static>> {
         .collect()
 }
 
-/// What classes are sorted by.
+/// The order of classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Order {
     /// The order of the policy.
@@ -73,7 +73,7 @@ enum Order {
     LatePayloads,
 }
 
-/// What is on the screen.
+/// The state of the screen.
 #[derive(Default)]
 struct Screen {
     before: Option<v1::WatchStatsResponse>,
@@ -87,26 +87,26 @@ struct Screen {
     shows_models: bool,
 }
 
-/// A tunnel, and what it moved since the last look.
+/// A tunnel, and its traffic since the last update.
 struct Moved {
     tunnel: v1::Tunnel,
     up_bytes: u64,
     down_bytes: u64,
 }
 
-/// A class, and what became of its traffic since the last look.
+/// A class, and its traffic since the last update.
 #[derive(Clone, Debug)]
 struct Change {
     of: v1::ClassStats,
     bits_per_sec: f64,
-    /// The payloads that waited, in the mean over time: as many as arrive in the time that each waits (Little's law, by
-    /// what was sent).
+    /// The number of waiting payloads, averaged over time: the arrivals during a mean wait (Little's law, from the sent
+    /// payloads).
     queue: f64,
-    /// The mean wait of what was sent.
+    /// The mean wait of sent payloads.
     sojourn: Option<Duration>,
     /// Payloads that left after their deadline.
     late_payloads: u64,
-    /// Packets that were handed to the kernel late.
+    /// Packets that reached the kernel late.
     late_packets: u64,
     dropped: u64,
     expired: u64,
@@ -123,7 +123,7 @@ pub(crate) async fn run(client: &mut ControlClient, as_json: bool) -> Result<()>
     outcome
 }
 
-/// Prints what is counted since the start, a line each second.
+/// Prints the counters since the start, one line each second.
 async fn print(client: &mut ControlClient) -> Result<()> {
     let mut stats = client.watch_stats(v1::WatchStatsRequest::default()).await?.into_inner();
     while let Some(found) = stats.message().await? {
@@ -143,7 +143,7 @@ async fn show(client: &mut ControlClient, terminal: &mut DefaultTerminal) -> Res
             found = stats.message() => {
                 let found = found?;
                 ensure!(found.is_some(), "the daemon ended");
-                // The first page: more than a screen holds.
+                // The first page: more than fits on a screen.
                 let tunnels = client.list_tunnels(v1::ListTunnelsRequest::default()).await?.into_inner().tunnels;
                 screen.update(found.unwrap_or_default(), tunnels);
                 if screen.shows_models && !screen.is_paused {
@@ -184,7 +184,7 @@ impl Screen {
         self.before = Some(std::mem::replace(&mut self.now, now)).filter(|before| before.time.is_some());
     }
 
-    /// Returns whether this was the key to quit.
+    /// Handles a key; returns whether it was the key to quit.
     fn on_key(&mut self, key: KeyEvent) -> bool {
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return true,
@@ -202,7 +202,7 @@ impl Screen {
         false
     }
 
-    /// What became of each class since the last look, in the order that was asked for.
+    /// Returns each class's traffic since the last update, in the selected order.
     fn changes(&self) -> Vec<Change> {
         let at =
             |stats: &v1::WatchStatsResponse| stats.time.and_then(|time| std::time::SystemTime::try_from(time).ok());
@@ -213,7 +213,7 @@ impl Screen {
             let was = was.unwrap_or_else(|| if self.before.is_some() { v1::ClassStats::default() } else { of.clone() });
             let waited =
                 |of: &v1::ClassStats| of.sojourn.and_then(|of| Duration::try_from(of).ok()).unwrap_or_default();
-            // A class that was gone for a while counts from nothing.
+            // A class that was missing for a while counts from zero.
             let since = u64::saturating_sub;
             let payloads = u32::try_from(since(of.sent_payloads, was.sent_payloads)).unwrap_or(u32::MAX);
             let dropped = |of: &v1::ClassStats| of.dropped_full + of.dropped_late + of.dropped_sojourn;
@@ -245,7 +245,7 @@ impl Screen {
         let changes = self.changes();
         let rows = u16::try_from(changes.len()).unwrap_or(u16::MAX).saturating_add(3);
         let help = self.shows_help.then(help);
-        // Help takes the place of tunnels, and needs that of some classes on a small terminal.
+        // The help replaces the tunnels, and on a small terminal also some classes.
         let most = match &help {
             Some(help) => frame.area().height.saturating_sub(4 + help.len() as u16),
             None => frame.area().height / 2,
@@ -273,7 +273,7 @@ impl Screen {
         let shown = |change: Change| {
             let sojourn = change.sojourn.map_or_else(|| "-".into(), |wait| milliseconds(wait.as_secs_f64() * 1e3));
             let number = |number: u64| if number == 0 { "-".to_owned() } else { number.to_string() };
-            // Most relays are nothing else.
+            // Most relays have no edge role.
             let is_edge = change.of.role == "edge";
             Row::new([
                 if is_edge { format!("edge: {}", change.of.class) } else { change.of.class },

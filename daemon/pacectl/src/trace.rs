@@ -1,4 +1,4 @@
-//! `pacectl trace`: each QUIC packet on its way out, from the scheduler's decision to the device.
+//! `pacectl trace`: follows each outgoing QUIC packet from the scheduler's decision to the device.
 
 use std::{
     fs,
@@ -24,16 +24,16 @@ use super::{
 mod join;
 mod programs;
 
-/// The tracepoints that say what becomes of a packet.
+/// The tracepoints that show what happens to a packet.
 pub(crate) const TRACEPOINTS: [&str; 6] =
     ["net:net_dev_queue", "qdisc:qdisc_dequeue", "net:net_dev_xmit", "skb:kfree_skb", REFUSED, SWITCH];
 
 const REFUSED: &str = "udp:udp_fail_queue_rcv_skb";
 
-/// Packets of which there are rows, at most; a row has a few hundred bytes.
+/// The most packets with a row; a row has a few hundred bytes.
 const ROWS: usize = 1_000_000;
 
-/// How long what was handed over last is given to leave: the daemon hands nothing over further ahead than 2 ms.
+/// How long the last messages have to leave: the daemon passes no message to the kernel more than 2 ms ahead.
 const LEAVING: Duration = Duration::from_millis(20);
 
 #[derive(Args)]
@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     output: Option<PathBuf>,
 }
 
-/// What was recorded.
+/// The recorded data.
 #[derive(Serialize)]
 struct Trace {
     rows: Vec<Row>,
@@ -54,12 +54,12 @@ struct Trace {
     lost_packets: u64,
     /// Events of the kernel that came too fast for `perf`.
     lost_events: u64,
-    /// Payloads for which the receiving socket's buffer was full, on this machine, whosever they were.
+    /// Payloads that found the receiving socket's buffer full, of any program on this machine.
     refused_payloads: Option<u64>,
-    /// The kernel's programs and tables of paced, as bpftool shows them.
+    /// paced's programs and tables in the kernel, as bpftool shows them.
     programs: Vec<Value>,
     maps: Vec<Value>,
-    /// What could not be had, and why.
+    /// What is missing, and why.
     left_out: Vec<String>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
     let mut left_out = Vec::new();
     let folder = Folder::new()?;
     let watched = watch(pid, &folder, &mut left_out);
-    // Anew: perf may have taken longer to begin than a daemon waits for a silent client.
+    // A new connection: perf may have taken longer to start than a daemon waits for a silent client.
     let mut client = door.open().await?;
     let (messages, lost_packets) = departures(&mut client, Duration::from_secs(arguments.seconds)).await?;
     sleep(LEAVING).await;
@@ -110,7 +110,7 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
     Ok(output.flush()?)
 }
 
-/// Makes `perf` watch the kernel, as far as it can; returns which tracepoints it watches.
+/// Starts `perf` recording the kernel, as far as possible; returns the recorded tracepoints.
 fn watch(pid: u32, folder: &Folder, left_out: &mut Vec<String>) -> Option<(Recording, Vec<&'static str>)> {
     let mut tracepoints = perf::tracepoints(&TRACEPOINTS, left_out);
     let filter = perf::threads(pid).map(|threads| perf::switches(&threads)).unwrap_or_else(|error| {
@@ -133,7 +133,7 @@ fn watch(pid: u32, folder: &Folder, left_out: &mut Vec<String>) -> Option<(Recor
     Some((recording, tracepoints))
 }
 
-/// Makes the daemon record for a while; returns its records, and how many more packets there were.
+/// Makes the daemon record for `span`; returns its records, and how many packets are not among them.
 async fn departures(client: &mut ControlClient, span: Duration) -> Result<(Vec<v1::SentMessage>, u64)> {
     let request = v1::WatchDeparturesRequest { duration: Some(span.try_into()?) };
     let mut answers = client.watch_departures(request).await?.into_inner();
@@ -203,7 +203,7 @@ fn people(to: &mut dyn Write, trace: &Trace) -> Result<()> {
     if trace.programs.is_empty() {
         writeln!(to, "no program of paced was seen in the kernel")?;
     } else {
-        // `--json` has all that bpftool says of them.
+        // `--json` contains everything that bpftool shows of them.
         let names = |of: &[Value]| of.iter().filter_map(|of| of["name"].as_str()).collect::<Vec<_>>().join(", ");
         writeln!(to, "in the kernel: programs {}; maps {}", names(&trace.programs), names(&trace.maps))?;
     }

@@ -1,4 +1,4 @@
-//! What `pacectl` does where nobody reads what it prints.
+//! The behaviour of `pacectl` if the reader of its output is gone.
 
 use std::{io, process::Command};
 

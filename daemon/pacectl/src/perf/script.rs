@@ -1,21 +1,21 @@
-//! What `perf script` prints, as events: a line each, and below it the stack, if there is one.
+//! Reads the output of `perf script` as events: one line each, and below it the stack, if there is one.
 
 use std::io::{self, BufRead};
 
-/// An event that `perf` recorded.
+/// A recorded event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Event<'a> {
     /// The name of the thread that ran.
     pub command: &'a str,
-    /// Its number.
+    /// The thread's ID.
     pub thread: u32,
-    /// Where it ran.
+    /// The CPU that it ran on.
     pub cpu: u32,
-    /// When, by CLOCK_MONOTONIC.
+    /// The time, by CLOCK_MONOTONIC.
     pub time_ns: u64,
-    /// What happened: a tracepoint's name with its system, or that of a clock.
+    /// The kind of event: a tracepoint's name with its system, or the name of a clock.
     pub name: &'a str,
-    /// What a tracepoint says about it.
+    /// The fields of a tracepoint, as text.
     pub text: &'a str,
     /// The stack's functions, the innermost first.
     pub stack: &'a [String],
@@ -24,7 +24,8 @@ pub(crate) struct Event<'a> {
 impl<'a> Event<'a> {
     /// Reads a line such as `worker-1  812 [003] 73408.610716704:  net:net_dev_queue: dev=eth0 len=1242`.
     fn parse(line: &'a str) -> Option<Self> {
-        // Names of threads may have anything in them, so the number of a CPU is looked for with what follows it.
+        // Names of threads may contain anything, so the line is split where a CPU's number and the fields after it
+        // parse.
         let mut begins = line.match_indices(" [").map(|(at, _)| at);
         begins.find_map(|at| {
             let (command, thread) = line[..at].trim().rsplit_once(' ')?;
@@ -40,13 +41,13 @@ impl<'a> Event<'a> {
         })
     }
 
-    /// The value that a tracepoint gives to a field.
+    /// Returns the value of a tracepoint's field.
     pub(crate) fn field(&self, key: &str) -> Option<&'a str> {
         let mut words = self.text.split_ascii_whitespace();
         words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
     }
 
-    /// The same, as a number: decimal, or hexadecimal after `0x`.
+    /// Returns the value of a field as a number: decimal, or hexadecimal after `0x`.
     pub(crate) fn number(&self, key: &str) -> Option<u64> {
         let value = self.field(key)?;
         match value.strip_prefix("0x") {
@@ -56,7 +57,7 @@ impl<'a> Event<'a> {
     }
 }
 
-/// The lines that `perf script` prints.
+/// The output of `perf script`.
 pub(crate) struct Lines<R>(R);
 
 impl<R: BufRead> Lines<R> {
@@ -64,7 +65,7 @@ impl<R: BufRead> Lines<R> {
         Self(lines)
     }
 
-    /// Gives every event to `each`; returns how many `perf` lost.
+    /// Gives every event to `each`; returns how many events `perf` lost.
     pub(crate) fn read(self, mut each: impl FnMut(&Event<'_>)) -> io::Result<u64> {
         let (mut head, mut stack, mut lost) = (String::new(), Vec::new(), 0);
         for line in self.0.split(b'\n').chain([Ok(Vec::new())]) {

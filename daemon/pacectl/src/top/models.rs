@@ -15,16 +15,16 @@ use crate::{
     table::{age, or_dash},
 };
 
-/// What is shown on the page.
+/// The content of the page.
 #[derive(Default)]
 pub(super) struct Models {
     pub(super) engines: Vec<v1::Engine>,
-    /// The first page: more than a screen holds.
+    /// The first page: more than fits on a screen.
     pub(super) requests: Vec<v1::ModelRequest>,
 }
 
 impl Models {
-    /// Draws engines above, as many as there is half the room for, and requests below.
+    /// Draws engines in at most the upper half, and requests below.
     pub(super) fn draw(&self, frame: &mut Frame<'_>, area: Rect) {
         let rows = u16::try_from(self.engines.len()).unwrap_or(u16::MAX).saturating_add(2);
         let [upper, lower] =

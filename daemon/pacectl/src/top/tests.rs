@@ -2,7 +2,7 @@ use ratatui::{Terminal, backend::TestBackend};
 
 use super::*;
 
-/// What a screen of 80×24 shows, line by line.
+/// Returns the lines that a screen of 80×24 shows.
 fn lines(screen: &Screen) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
     terminal.draw(|frame| screen.draw(frame)).unwrap();
@@ -57,7 +57,7 @@ fn rates_are_of_the_last_look_and_the_busiest_tunnel_is_first() {
     let row =
         |part: &str| shown.iter().find(|line| line.starts_with(part)).unwrap_or_else(|| panic!("{part}: {shown:#?}"));
     let words = |part: &str| row(part).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
-    // 125 payloads waited 250 ms together, within a second.
+    // 125 payloads waited 2 ms each, 250 ms in total, within a second.
     assert_eq!(words("default"), "default 1 1.0 Mbit/s 0.2 2.0 ms - - 1 -");
     assert_eq!(words("voice"), "voice 1 10.0 Mbit/s 2.5 2.0 ms 3 30 5 -");
     assert!(words("2 ").starts_with("2 - voice 192.0.2.1:443 10.0 Mbit/s"), "{shown:#?}");

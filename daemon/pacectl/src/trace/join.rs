@@ -1,10 +1,11 @@
-//! One row for each packet, of what the daemon and what the kernel say of it. Pure: both are arguments.
+//! Joins the records of the daemon and of the kernel into one row for each packet. Pure: both are arguments.
 //!
-//! Neither names the other's things, so a message is found in the kernel by what both know: the first `net_dev_queue` that
-//! its thread meets while its system call lasts, in the order of the messages, on the device that the daemon expects, and as
-//! long as its bytes with headers of UDP, IP and a link. From there on the address of the buffer (`skbaddr`) leads to where
-//! it leaves; where a message is taken apart on the way, its packets leave in buffers of their own, one after the other
-//! on the same CPU, and are known by their sizes. What is found in neither way has no time of leaving.
+//! Neither uses the other's identifiers, so a message is found in the kernel by properties that both know: it is the
+//! first `net_dev_queue` of its thread during its system call, in the order of the messages, on the device that the
+//! daemon expects, and with the length of its bytes plus headers of UDP, IP and a link. From there on, the address of
+//! the buffer (`skbaddr`) leads to the event of leaving. If a message is segmented on the way, its packets leave in
+//! their own buffers, one after another on the same CPU, and are found by their sizes. A packet found in neither way
+//! has no time of leaving.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,7 +17,7 @@ use serde::Serialize;
 
 use super::super::perf::script::Event;
 
-/// Something that the kernel did.
+/// An event of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Happening {
     pub(crate) thread: u32,
@@ -25,20 +26,20 @@ pub(crate) struct Happening {
     pub(crate) what: What,
 }
 
-/// What it did; a buffer is a `skbaddr`.
+/// The kinds of events; a buffer is a `skbaddr`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// A buffer came to a device's queue.
+    /// A buffer entered a device's queue.
     Queued { buffer: u64, device: String, bytes: u64 },
-    /// A queueing discipline let it go.
+    /// A queueing discipline released it.
     Released { buffer: u64 },
-    /// A device took it, or not.
+    /// A device accepted it, or not.
     Left { buffer: u64, device: String, bytes: u64, is_taken: bool },
     /// It was dropped.
     Dropped { buffer: u64, reason: String },
-    /// A CPU went from one thread to another.
+    /// A CPU switched from one thread to another.
     Switched { from: u32, to: u32 },
-    /// A payload found the buffer of the socket that it was for full.
+    /// A payload found its socket's buffer full.
     Refused,
 }
 
@@ -72,31 +73,31 @@ impl Happening {
     }
 }
 
-/// A packet on its way. Times are nanoseconds of CLOCK_MONOTONIC, `null` where nothing is known or there was nothing.
+/// An outgoing packet. Times are nanoseconds of CLOCK_MONOTONIC, `null` if unknown or if the event did not happen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Row {
-    /// When the scheduler chose what is in it.
+    /// When the scheduler chose its content.
     pub(crate) decided_ns: u64,
-    /// When the system call began that handed it to the kernel.
+    /// When the system call began that passed it to the kernel.
     pub(crate) handed_ns: u64,
     /// When it should leave.
     pub(crate) wanted_ns: Option<u64>,
-    /// The departure that the kernel was told of the message that it is in.
+    /// The departure time that the kernel received for its message.
     pub(crate) told_ns: Option<u64>,
-    /// When it came to the queue of the device.
+    /// When it entered the device's queue.
     pub(crate) queued_ns: Option<u64>,
-    /// When the queueing discipline let it go.
+    /// When the queueing discipline released it.
     pub(crate) released_ns: Option<u64>,
-    /// When the device took it.
+    /// When the device accepted it.
     pub(crate) left_ns: Option<u64>,
-    /// How long its thread had no CPU from when it was decided on to the end of the system call.
+    /// How long its thread had no CPU between the decision and the end of the system call.
     pub(crate) off_cpu_ns: Option<u64>,
     /// Why the kernel dropped it.
     pub(crate) dropped: Option<String>,
     pub(crate) class: String,
-    /// UDP payload.
+    /// Bytes of UDP payload.
     pub(crate) bytes: u32,
-    /// The place in its message, from 0, and how many packets that has.
+    /// Its place in its message, from 0, and below, the number of packets in the message.
     pub(crate) place: usize,
     pub(crate) train: usize,
     pub(crate) thread: u32,
@@ -106,15 +107,15 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// How much later than wanted it left.
+    /// Returns how much later than wanted it left.
     pub(crate) fn late_ns(&self) -> Option<i64> {
         let [left_ns, wanted_ns] = [self.left_ns?, self.wanted_ns?].map(|ns| i64::try_from(ns).ok());
         Some(left_ns? - wanted_ns?)
     }
 }
 
-/// Joins messages, each thread's in the order in which it sent them, with what happened, in the order of time. `None` if
-/// the kernel could not be watched; `switches` is whether it told which threads got the CPU.
+/// Joins messages, in the order in which each thread sent them, with events in order of time. `kernel` is `None` if the
+/// kernel could not be recorded; `switches` is whether it recorded which threads got the CPU.
 pub(crate) fn join(messages: &[SentMessage], kernel: Option<&[Happening]>, switches: bool) -> Vec<Row> {
     let mut rows: Vec<Vec<Row>> = messages.iter().map(told_by_daemon).collect();
     let happened = kernel.unwrap_or_default();
@@ -167,7 +168,7 @@ fn header_bytes(message: &SentMessage) -> u64 {
     if to.is_ok_and(|to| to.ip().to_canonical().is_ipv6()) { 48 } else { 28 }
 }
 
-/// Finds the messages among what came to queues; returns which happening is which message.
+/// Finds messages among buffers that entered queues; returns the index of the message by the index of the event.
 fn find(messages: &[SentMessage], happened: &[Happening]) -> HashMap<usize, usize> {
     let mut queued = HashMap::<u32, VecDeque<usize>>::new();
     for (index, happening) in happened.iter().enumerate() {
@@ -189,18 +190,18 @@ fn find(messages: &[SentMessage], happened: &[Happening]) -> HashMap<usize, usiz
                 && link.is_some_and(|link| LINK_BYTES.contains(&link))
         };
         if let Some(place) = within.into_iter().position(|index| fits(&happened[*index].what)) {
-            // What came before is somebody else's: interrupts run on whatever thread they meet.
+            // Earlier events belong to other senders: interrupts run on whatever thread they hit.
             found.extend(queued.drain(..=place).next_back().map(|index| (index, number)));
         }
     }
     found
 }
 
-/// Messages that the kernel has, by their buffers.
+/// Messages in the kernel, by their buffers.
 #[derive(Default)]
 struct Flights {
     by_buffer: HashMap<u64, Flight>,
-    /// The last message of several packets that each CPU dealt with, by its buffer.
+    /// By CPU: the buffer of the last message of several packets that it handled.
     trains: HashMap<u32, u64>,
 }
 
@@ -209,12 +210,12 @@ struct Flight {
     device: String,
     /// With headers.
     bytes: u64,
-    /// How many packets have left in buffers of their own.
+    /// How many packets have left in their own buffers.
     left: usize,
 }
 
 impl Flights {
-    /// Follows messages by what happened; `begun` is the message that comes to its queue by it.
+    /// Follows messages by an event; `begun` is the message that enters its queue with it.
     fn follow(&mut self, happening: &Happening, begun: Option<usize>, messages: &[SentMessage], rows: &mut [Vec<Row>]) {
         let &Happening { cpu, time_ns, .. } = happening;
         match &happening.what {
@@ -229,11 +230,11 @@ impl Flights {
                     self.note_train(cpu, *buffer, messages);
                 } else if let Some(flight) = self.by_buffer.get_mut(buffer) {
                     if bytes.abs_diff(flight.bytes) <= LINK_BYTES[3] {
-                        // From one device to that below, as those of VLANs have.
+                        // From one device to the one below, as with VLANs.
                         flight.device.clone_from(device);
                         flight.bytes = *bytes;
                     } else {
-                        // Another packet has the memory now.
+                        // Another packet uses the memory now.
                         self.by_buffer.remove(buffer);
                     }
                 }
@@ -277,7 +278,7 @@ impl Flights {
     }
 }
 
-/// When threads had no CPU.
+/// The times when threads had no CPU.
 struct Absences(HashMap<u32, Vec<(u64, u64)>>);
 
 impl Absences {
@@ -296,7 +297,7 @@ impl Absences {
         Self(absences)
     }
 
-    /// For how much of a span a thread had none.
+    /// Returns how much of a span a thread had no CPU.
     fn within(&self, thread: u32, from_ns: u64, to_ns: u64) -> u64 {
         let Some(absences) = self.0.get(&thread) else { return 0 };
         let first = absences.partition_point(|(_, until_ns)| *until_ns <= from_ns);

@@ -1,10 +1,11 @@
-//! The kernel's programs and tables of paced, as `bpftool` shows them.
+//! paced's programs and tables in the kernel, as `bpftool` shows them.
 
 use std::{io, process::Command};
 
 use serde_json::Value;
 
-/// Asks for all objects of a kind, `prog` or `map`, and returns ours; says in `left_out` if there is nobody to ask.
+/// Lists the objects of a kind, `prog` or `map`, and returns those of paced; notes in `left_out` if `bpftool` cannot
+/// list them.
 pub(crate) fn shown(kind: &str, left_out: &mut Vec<String>) -> Vec<Value> {
     let why = match Command::new("bpftool").args(["--json", kind, "show"]).output() {
         Ok(output) if output.status.success() => return ours(&output.stdout),
@@ -16,14 +17,14 @@ pub(crate) fn shown(kind: &str, left_out: &mut Vec<String>) -> Vec<Value> {
     Vec::new()
 }
 
-/// Returns the objects whose names are paced's; the kernel keeps 15 bytes of a name.
+/// Returns the objects with names of paced; the kernel keeps 15 bytes of a name.
 fn ours(json: &[u8]) -> Vec<Value> {
     let objects: Vec<Value> = serde_json::from_slice(json).unwrap_or_default();
     let is_ours = |object: &Value| object["name"].as_str().is_some_and(|name| name.starts_with("paced"));
     objects.into_iter().filter(is_ours).collect()
 }
 
-/// Under `--json`, it says what is wrong on either output.
+/// Returns an error message of `bpftool`, which with `--json` prints it on either output.
 fn complaint(output: &[u8], errors: &[u8]) -> String {
     let said = serde_json::from_slice::<Value>(output).ok();
     let error = said.as_ref().and_then(|said| said["error"].as_str()).map(str::to_owned);

@@ -1,4 +1,4 @@
-//! Messages of a daemon and events of a kernel, by hand.
+//! Hand-made messages of a daemon and events of a kernel.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn left(time_ns: u64, buffer: u64, bytes: u64) -> Happening {
     at(time_ns, What::Left { buffer, device: "eth0".into(), bytes: bytes + HEADERS, is_taken: true })
 }
 
-/// When rows left, by when they were decided on.
+/// When rows left, in the order of their decisions.
 fn left_ns(rows: &[Row]) -> Vec<Option<u64>> {
     rows.iter().map(|row| row.left_ns).collect()
 }
@@ -63,7 +63,7 @@ fn a_message_is_found_by_its_call_size_and_device_and_followed_by_its_buffer() {
         at(1_009, What::Released { buffer: 5 }),
         at(1_010, What::Left { buffer: 5, device: "eth0".into(), bytes: 1_242, is_taken: false }),
         left(1_015, 5, 1_200),
-        left(1_016, 5, 1_200), // the same memory, for somebody else
+        left(1_016, 5, 1_200), // the same memory, for another packet
     ];
     let rows = join(&[message(1_000, 1)], Some(&kernel), false);
     let row = &rows[0];
@@ -101,7 +101,7 @@ fn packets_of_a_message_leave_together_or_one_by_one_if_it_is_taken_apart() {
     let apart = [
         queued(1_001, 1, 3_600),
         left(1_010, 11, 1_200),
-        Happening { cpu: 1, ..left(1_011, 12, 1_200) }, // elsewhere, so not ours
+        Happening { cpu: 1, ..left(1_011, 12, 1_200) }, // on another CPU, so not ours
         left(1_012, 13, 700),                           // not of that size
         left(1_013, 14, 1_200),
         left(1_014, 15, 1_200),
