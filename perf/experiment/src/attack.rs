@@ -102,7 +102,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
 async fn carry(plan: &Plan, relay: &Relay, target: UdpSocket, stands: mpsc::Sender<()>) -> Result<Vec<Figure>> {
     let target = Target::on(target, Behaviour::Sink)?;
     let mut tunnel = OneWay::to(target, relay, Direction::Up, &Tunnels { tunnels: 1, connections: 1 }).await?;
-    // Without an attack, the receiver is gone.
+    // Without an attack, no thread receives this.
     _ = stands.send(());
     sleep(WARM_UP).await;
     let offered_mbit: f64 = plan.classes.iter().filter_map(|class| class.rate_mbit).sum();
