@@ -328,7 +328,7 @@ mod tests {
             table.iter().flat_map(|row| row.keys.iter().map(|key| ((*key).to_owned(), row.takes))).collect();
         let page = include_str!("../../docs/running-a-relay.md");
         let (_, after) = page.split_once("| keys | take |").expect("there is a table of keys");
-        let (lines, _) = after.split_once("\n\n").expect("it ends");
+        let (lines, _) = after.split_once("\n\n").expect("the table ends");
         let mut told = BTreeMap::new();
         for line in lines.lines().skip(2) {
             let cells: Vec<_> = line.split('|').map(str::trim).collect();

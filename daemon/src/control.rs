@@ -141,7 +141,7 @@ impl Control {
         })
     }
 
-    /// Reports each policy that takes effect as an event; returns only once the policies' writer is gone.
+    /// Reports each policy that takes effect as an event; never returns.
     pub async fn follow_policies(&self) {
         let mut policies = self.policies.watch();
         let mut last = policies.borrow_and_update().revision.number;
@@ -231,7 +231,7 @@ impl Control {
     /// Sets the policy.
     ///
     /// # Errors
-    /// The caller may not, or the policy is refused.
+    /// The caller may not write, or the policy is refused.
     pub async fn set_policy(self: &Arc<Self>, caller: &Caller, submission: Submission) -> Result<Submitted, Error> {
         let author = caller.to_write()?;
         let is_trial = submission.confirm_within.is_some() && !submission.dry_run;
@@ -261,7 +261,7 @@ impl Control {
     /// Confirms the policy on trial.
     ///
     /// # Errors
-    /// The caller may not, or there is none.
+    /// The caller may not write, or revision `number` is not on trial.
     pub async fn confirm_policy(&self, caller: &Caller, number: u64, save: bool) -> Result<Arc<Revision>, Error> {
         let author = caller.to_write()?;
         let revision = self.work(move |policies| policies.confirm(number, save)).await?;
@@ -272,7 +272,7 @@ impl Control {
     /// Goes back to a former policy, 0 for the one before.
     ///
     /// # Errors
-    /// The caller may not, or there is none.
+    /// The caller may not write, or there is no such revision.
     pub async fn roll_back(&self, caller: &Caller, number: u64, save: bool) -> Result<Submitted, Error> {
         let author = caller.to_write()?;
         let to = Some(number).filter(|number| *number > 0);
@@ -282,7 +282,7 @@ impl Control {
     /// Forgets the saved policy; returns whether there was one.
     ///
     /// # Errors
-    /// The caller may not, or the state folder does not allow it.
+    /// The caller may not write, or the state folder does not allow it.
     pub async fn forget_saved(&self, caller: &Caller) -> Result<bool, Error> {
         caller.to_write()?;
         self.work(Policies::forget_saved).await
@@ -303,7 +303,7 @@ impl Control {
     /// Makes the daemon read the configuration again; returns the revision in force.
     ///
     /// # Errors
-    /// The caller may not, or the configuration is refused.
+    /// The caller may not write, or the configuration is refused.
     pub async fn reload(&self, caller: &Caller) -> Result<u64, Error> {
         let author = caller.to_write()?;
         let (done, outcome) = oneshot::channel();

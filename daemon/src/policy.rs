@@ -263,7 +263,7 @@ impl Policies {
         Arc::new(Self { state: Mutex::new(state), in_force, saved_file: config.state_dir.join(SAVED) })
     }
 
-    /// Returns the policy in force, and for how long it is.
+    /// Returns the policy in force, and until when.
     #[must_use]
     pub fn in_force(&self) -> InForce {
         self.in_force.borrow().clone()

@@ -6,7 +6,7 @@ use edge::path::changes::{PathChange, PathChanges};
 use relay::access::{AccessLog, record::AccessRecord};
 use tokio::sync::broadcast::{self, error::RecvError};
 
-/// How many events wait for a slow subscriber; it misses further ones, and receives their number.
+/// How many events wait for a slow subscriber; if there are more, it misses the oldest, and receives their number.
 pub(super) const QUEUE: usize = 256;
 
 /// Something that happened.

@@ -3,7 +3,7 @@
 //! | bound | what happens beyond it |
 //! |---|---|
 //! | connections at once | more wait to be accepted; over TCP, no longer than a handshake may take |
-//! | handshakes at once, and from one prefix | the oldest one is ended |
+//! | handshakes at once, and from one address or /64 | the oldest one ends |
 //! | requests at once over one connection | HTTP/2 makes the client wait |
 //! | bytes of a request | refused, unread |
 //! | answers to a client that reads slowly | the next one is made only once it reads; it misses events, and receives their number |

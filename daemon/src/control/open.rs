@@ -197,7 +197,7 @@ impl Control {
     /// Ends a tunnel.
     ///
     /// # Errors
-    /// The caller may not, or there is no such tunnel.
+    /// The caller may not write, or there is no such tunnel.
     pub fn close_tunnel(&self, caller: &Caller, id: u64) -> Result<(), Error> {
         let author = caller.to_write()?;
         match self.edge().tunnels.get(id) {
@@ -212,7 +212,7 @@ impl Control {
     /// Gives a tunnel a class regardless of the rules; `None` lets the rules decide again.
     ///
     /// # Errors
-    /// The caller may not, or there is no such tunnel or class.
+    /// The caller may not write, or there is no such tunnel or class.
     pub fn set_tunnel_class(&self, caller: &Caller, id: u64, class: Option<String>) -> Result<TunnelView, Error> {
         let author = caller.to_write()?;
         if self.edge().tunnels.get(id).is_some() {

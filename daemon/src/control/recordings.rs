@@ -20,7 +20,7 @@ impl Control {
     /// Records departures of packets for `span`, but at most a minute.
     ///
     /// # Errors
-    /// The caller may not, or another caller is recording.
+    /// The caller may not write, or another caller is recording.
     pub fn record_departures(&self, caller: &Caller, span: Duration) -> Result<Recording, Error> {
         let author = caller.to_write()?;
         let recording = self.parts.io.recorder.record(span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
@@ -31,7 +31,7 @@ impl Control {
     /// Records the events of a connection for `span`, but at most a minute.
     ///
     /// # Errors
-    /// The caller may not, there is no such connection, another caller records it, or too many others are recorded.
+    /// The caller may not write, there is no such connection, another caller records it, or too many others are recorded.
     pub fn record_qlog(&self, caller: &Caller, connection: u64, span: Duration) -> Result<Sequence, Error> {
         let author = caller.to_write()?;
         let found = self.tap(connection);

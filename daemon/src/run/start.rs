@@ -62,7 +62,7 @@ impl Daemon {
     /// Starts everything that the configuration names, and notifies the service manager.
     ///
     /// # Errors
-    /// A file or device is missing, or an address is taken.
+    /// A file or address that the configuration names is missing or taken.
     pub(super) async fn start(launch: Launch) -> Result<(Self, Open, Wishes)> {
         let Launch { mut config, file, log, parts, places, door, runtime } = launch;
         let saved = policy::prefer_saved(&mut config).unwrap_or_else(|error| {
