@@ -1,6 +1,6 @@
-//! A gateway's own listener, for clients of the OpenAI API that have no edge: HTTP/1.1, and HTTP/2 where TLS gives it (ALPN).
+//! A gateway's own listener, for clients of the OpenAI API without an edge: HTTP/1.1, and HTTP/2 if TLS negotiates it (ALPN).
 //!
-//! What a request may and what becomes of it is the gateway's to say, as for requests that come by HTTP/3.
+//! The gateway admits and handles these requests like those over HTTP/3.
 
 use std::{
     convert::Infallible,
@@ -44,37 +44,37 @@ use crate::{
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// How many clients without an admitted request there may be at once: in all, and from one address (IPv4) or /64 (IPv6). They never
-/// have more than half of the connections of a listener.
+/// How many clients without an admitted request there may be at once: in total, and from one address (IPv4) or /64 (IPv6). They
+/// never have more than half of the connections of a listener.
 const STRANGERS: (usize, usize) = (256, 64);
 
-/// Requests at once on one connection of HTTP/2.
+/// The maximum of concurrent requests on one HTTP/2 connection.
 const STREAMS: u32 = 128;
 
-/// What a client may send of bodies that nobody has read yet: of one request, and of all on one connection of HTTP/2.
+/// How many unread bytes of bodies a client may send: of one request, and of all requests on one HTTP/2 connection.
 const WINDOWS_BYTES: (u32, u32) = (64 << 10, 256 << 10);
 
-/// The largest head of a request, in bytes.
+/// The maximum size of a request's head, in bytes.
 const HEAD_BYTES: u32 = 64 << 10;
 
-/// What answers requests at this moment: the gateway, and the classes of the policy. `None` while there is no gateway.
+/// Returns what answers requests now: the gateway, and the classes of the policy. `None` while there is no gateway.
 pub type Source = Arc<dyn Fn() -> Option<(Arc<Gateway>, Arc<Classes>)> + Send + Sync>;
 
-/// What is told of each request that has ended.
+/// Called with each request that has ended.
 pub type OnServed = Arc<dyn Fn(Served) + Send + Sync>;
 
-/// What a listener shows to clients: a certificate, or nothing where it speaks without TLS. Clones share it.
+/// The certificate that a listener shows to clients; `None` without TLS. Clones share it.
 #[derive(Clone)]
 pub struct ShownCertificate(Option<Arc<ArcSwap<ServerConfig>>>);
 
 impl ShownCertificate {
-    /// Returns what was prepared; `None` for no TLS.
+    /// Returns a prepared certificate; `None` stands for no TLS.
     #[must_use]
     pub fn new(prepared: Option<Arc<ServerConfig>>) -> Self {
         Self(prepared.map(|prepared| Arc::new(ArcSwap::new(prepared))))
     }
 
-    /// Shows another certificate, on connections to come.
+    /// Shows another certificate on future connections.
     pub fn replace(&self, prepared: Arc<ServerConfig>) {
         if let Some(shown) = &self.0 {
             shown.store(prepared);
@@ -84,25 +84,25 @@ impl ShownCertificate {
 
 /// A listener.
 pub struct Front {
-    /// Lets clients in.
+    /// Accepts clients.
     pub door: Door,
-    /// What clients are shown.
+    /// The certificate that clients see.
     pub shown: ShownCertificate,
     /// The address, as configured: rules of the policy name it.
     pub listener: SocketAddr,
     /// How long a connection may be without a request.
     pub idle: Duration,
-    /// What answers.
+    /// The gateway that answers.
     pub source: Source,
-    /// What is told of requests that have ended.
+    /// Called with each request that has ended.
     pub on_served: OnServed,
     /// Counts handshakes.
     pub metrics: GatewayMetrics,
-    /// Says when nobody is to be let in any more, and no connection is to begin another request.
+    /// Becomes `true` when the listener must accept no more clients and its connections no more requests.
     pub ending: watch::Receiver<bool>,
 }
 
-/// What all clients of a listener have in common.
+/// What all clients of a listener share.
 struct Hall {
     shown: ShownCertificate,
     listener: SocketAddr,
@@ -111,20 +111,20 @@ struct Hall {
     on_served: OnServed,
     metrics: GatewayMetrics,
     ending: watch::Receiver<bool>,
-    /// A client has to leave when its sender is dropped.
+    /// Dropping a client's sender makes the client leave.
     strangers: Mutex<Strangers<oneshot::Sender<Infallible>>>,
 }
 
-/// A client, which makes room for another one as long as none of its requests was admitted.
+/// A client that may be evicted in favour of another until one of its requests is admitted.
 struct Newcomer {
     hall: Arc<Hall>,
     number: u64,
-    /// Kept once it may stay.
+    /// Set once the client may stay.
     stay: OnceLock<oneshot::Sender<Infallible>>,
 }
 
 impl Front {
-    /// Serves clients until it is to end and their requests have ended. Dropped, it ends their connections.
+    /// Serves clients until `ending` is set and their requests have ended. Dropping the future ends their connections.
     pub async fn run(self) {
         let Self { mut door, shown, listener, idle, source, on_served, metrics, mut ending } = self;
         let most = (door.max_connections() as usize / 2).clamp(1, STRANGERS.0);
@@ -136,7 +136,7 @@ impl Front {
                 next = door.next() => next,
                 () = ends(&mut ending) => return door.end().await,
             };
-            // Tokens leave as they come.
+            // Tokens leave as they arrive.
             _ = stream.set_nodelay(true);
             let hall = hall.clone();
             door.spawn(async move {
@@ -174,7 +174,7 @@ impl Hall {
         }
     }
 
-    /// Serves a client until it leaves, or has to.
+    /// Serves a client until it leaves, or is evicted.
     async fn unless_evicted(
         &self,
         serving: impl Future<Output = ()>,
@@ -199,7 +199,7 @@ impl Hall {
         let answer = async |request| self.answer(request, from, newcomer, None).await;
         let serving = http1::Builder::new()
             .timer(TokioTimer::new())
-            // A token is short: to copy it behind its chunk's size costs less than to have the kernel gather the two.
+            // A token is short: copying it after its chunk's size costs less than to make the kernel gather the two.
             .writev(false)
             .max_buf_size(HEAD_BYTES as usize)
             .header_read_timeout(self.idle)
@@ -238,7 +238,7 @@ impl Hall {
                 .initial_stream_window_size(WINDOWS_BYTES.0)
                 .initial_connection_window_size(WINDOWS_BYTES.1)
                 .max_header_list_size(HEAD_BYTES)
-                // A client that vanished ends its requests.
+                // The keep-alive ends the requests of a client that vanished.
                 .keep_alive_interval(Some(Duration::from_secs(20)))
                 .keep_alive_timeout(Duration::from_secs(20))
                 .serve_connection(TokioIo::new(stream), service_fn(answer))
@@ -265,7 +265,7 @@ impl Hall {
         }
     }
 
-    /// Has the gateway answer a request, which is `open` until it has.
+    /// Passes a request to the gateway; `open` lives until the gateway has answered.
     async fn answer(
         &self,
         request: hyper::Request<Incoming>,
@@ -280,7 +280,7 @@ impl Hall {
         let (exchange, awaited) = TcpExchange::new(body);
         let asker = Asker { user: None, listener: self.listener, client: Some(from), path: PathStats::default() };
         let on_served = self.on_served.clone();
-        // A task of its own: it has to see that the client is gone, and then to end the engine's work.
+        // In its own task, which notices that the client is gone and then ends the engine's work.
         tokio::spawn(async move {
             on_served(gateway.serve(Exchange::Tcp(exchange), &head, &classes, &asker).await);
             drop(open);
@@ -291,9 +291,9 @@ impl Hall {
 }
 
 impl Newcomer {
-    /// Lets it stay for as long as it wants, if it is known.
+    /// Lets a known client stay without a limit.
     fn may_stay_if(&self, is_known: impl FnOnce() -> bool) {
-        // Once it is out of the list, nobody else has its sender.
+        // Once the client is out of the list, this is the only holder of its sender.
         if self.stay.get().is_none()
             && is_known()
             && let Some(stay) = self.hall.strangers.lock().leave(self.number)
@@ -309,7 +309,7 @@ impl Drop for Newcomer {
     }
 }
 
-/// Waits until the listener is to end, which it is as well when nobody is left to say so.
+/// Waits until the listener is to end, or the sender of `ending` is gone.
 async fn ends(ending: &mut watch::Receiver<bool>) {
     _ = ending.wait_for(|ends| *ends).await;
 }

@@ -1,7 +1,7 @@
-//! Which model answers, as [`sched::route`] decides it: what it is told of engines, and what engines teach it.
+//! Which model answers, as [`sched::route`] decides: its inputs about engines, and what engines' answers teach it.
 //!
-//! A request with a deadline that leaves the choice open goes to the best model that is predicted to meet it. What a request
-//! costs an engine is learned from the tokens that pass, so that nobody has to measure an engine before.
+//! A request with a deadline that leaves the choice open goes to the best model that is predicted to meet it. The gateway learns
+//! from passing tokens what a request costs an engine, so operators need not measure engines in advance.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,16 +31,16 @@ pub use self::{
     limits::{AnswerTiming, Wanted},
 };
 
-/// How long answers are taken to be before any was seen, in tokens.
+/// The assumed length of answers before the first, in tokens.
 const FIRST_TOKENS: f64 = 200.0;
 
-/// How many bytes of a body make a token of a prompt, before any was billed.
+/// The assumed bytes of a body per token of its prompt, before the first was billed.
 const FIRST_BYTES_PER_TOKEN: f64 = 4.0;
 
-/// What a token takes on the path: an event of a chat with its frame, about.
+/// The bytes of a token on the path: about an event of a chat with its frame.
 const BYTES_PER_TOKEN: u32 = 220;
 
-/// How much a whole other engine on the same GPU slows an engine: they take turns on it. Seen from outside, it cannot be told
+/// How much one fully busy engine on the same GPU slows another: they take turns on it. From outside, this cannot be distinguished
 /// from the engine's own costs, so it is not learned.
 const SHARING: f64 = 1.0;
 
@@ -50,9 +50,9 @@ pub struct Routes {
     state: Mutex<Known>,
     /// The engines of each model.
     engines: Vec<Arc<Engines>>,
-    /// What an answer of each model is worth, from 0 to 1.
+    /// The worth of an answer of each model, from 0 to 1.
     worths: Vec<f32>,
-    /// Records decisions, if that is wanted.
+    /// Records decisions, if the configuration wants that.
     recorder: Option<Recorder>,
     now_ns: fn() -> u64,
 }
@@ -63,9 +63,9 @@ struct Known {
     named: Chooser,
     /// For each alias.
     aliases: Vec<Chooser>,
-    /// Model by model, each with its engines in their order.
+    /// The engines model by model, in their order.
     replicas: Vec<Replica>,
-    /// Where the engines of each model begin.
+    /// The index of each model's first engine.
     first: Vec<usize>,
     /// The requests at engines.
     flights: Flights,
@@ -79,52 +79,52 @@ struct Known {
     is_billed: bool,
 }
 
-/// What a request is for.
+/// The question which model answers a request.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteQuery<'a> {
-    /// The models that may answer, by their places in the configuration.
+    /// The models that may answer, by their indices in the configuration.
     pub models: &'a [usize],
-    /// The place of the alias that stands for them; `None` of a request that names its model.
+    /// The index of the alias that stands for them; `None` if the request names its model.
     pub alias: Option<usize>,
     /// The name of its class.
     pub class: &'a str,
 }
 
-/// What was decided for a request.
+/// The decision about a request.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// The model, by its place in the configuration.
+    /// The model, by its index in the configuration.
     pub model: usize,
-    /// Why it was this one, for people.
+    /// The reason for this model, as text for people.
     pub reason: &'static str,
-    /// What was predicted, if anything is known.
+    /// The prediction, if anything is known.
     pub choice: Option<ModelChoice>,
-    /// The policy that decided, if the request named an alias and its policy was asked.
+    /// The policy that decided, if the request named an alias whose policy was used.
     pub by: Option<Decided>,
     /// Its record, if decisions are recorded.
     pub decision: Option<Box<Decision>>,
-    /// What was asked for, the way back, and when that was.
+    /// The request, the path back, and the time of the decision.
     request: RoutedRequest,
     path: ClientPath,
     at_ns: u64,
-    /// The place of its class among the known lengths.
+    /// The index of its class among the known lengths.
     class: usize,
-    /// When the engine has to be done, by the gateway's clock; none without a limit.
+    /// When the engine must be done, by the gateway's clock; `None` without a limit.
     until_ns: Option<u64>,
 }
 
 /// The policy that decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decided {
-    /// The place of its alias in the configuration.
+    /// The index of its alias in the configuration.
     pub alias: usize,
     /// The policy's kind.
     pub policy: &'static str,
-    /// The policy that was asked as well, if there is one.
+    /// The policy that only watches, if there is one.
     pub shadow: Option<Shadow>,
 }
 
-/// What the shadow would have decided.
+/// The decision of the shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shadow {
     /// The policy's kind.
@@ -134,19 +134,19 @@ pub struct Shadow {
 }
 
 impl Route {
-    /// How many tokens the prompt is taken to have.
+    /// Returns the estimated number of tokens in the prompt.
     #[must_use]
     pub const fn prompt_tokens(&self) -> u32 {
         self.request.prompt_tokens
     }
 
-    /// How many tokens the request is expected to use, prompt and answer.
+    /// Returns how many tokens the request is expected to use, prompt and answer.
     #[must_use]
     pub const fn tokens(&self) -> u64 {
         self.request.prompt_tokens as u64 + self.request.expected_tokens as u64
     }
 
-    /// How long the whole answer is predicted to take; `None` of an engine that is not known yet.
+    /// Returns how long the whole answer is predicted to take; `None` for an unknown engine.
     #[must_use]
     pub fn predicted(&self) -> Option<Duration> {
         let ns = self.choice.map(|choice| choice.predicted_ns).filter(|ns| *ns > 0);
@@ -161,7 +161,7 @@ impl Route {
 }
 
 impl Routes {
-    /// Returns the routes to the engines of each model, of which nothing is known yet.
+    /// Returns the routes to the engines of each model; nothing is known of the engines yet.
     #[must_use]
     pub fn new(
         settings: &GatewaySettings,
@@ -197,7 +197,7 @@ impl Routes {
         Self { state: Mutex::new(known), engines, worths, recorder: Recorder::of(settings), now_ns }
     }
 
-    /// Takes over what was known before: averages, and the curves of engines by their model's place and their own.
+    /// Takes over what was known before: averages, and the curves of engines, by the indices of the model and of the engine in it.
     pub fn recall(&self, averages: Option<(f64, f64)>, curve: impl Fn(usize, usize) -> Option<Curve>) {
         let mut known = self.state.lock();
         if let Some((answer_tokens, bytes_per_token)) =
@@ -221,7 +221,7 @@ impl Routes {
         (averages, known.replicas.iter().map(|replica| replica.curve).collect())
     }
 
-    /// How many tokens a request is expected to use, prompt and answer.
+    /// Returns how many tokens a request is expected to use, prompt and answer.
     #[must_use]
     pub fn expected_tokens(&self, wanted: &Wanted, class: &str) -> u64 {
         let mut known = self.state.lock();
@@ -231,9 +231,9 @@ impl Routes {
         u64::from(prompt) + u64::from(answer)
     }
 
-    /// Decides which model answers a request to a client over `path`; `None` if none of them has an engine that has not
-    /// failed. The policy of its alias decides about a request with limits. One without goes to the best model with room, or
-    /// else to the one for which the fewest wait, unless the policy balances engines.
+    /// Decides which model answers a request to a client over `path`; `None` if each of them has only failed engines. The policy of
+    /// its alias decides about a request with limits. A request without limits goes to the best model with room, or else to the
+    /// model with the fewest waiting requests, unless the policy balances engines.
     pub fn route(&self, asked: RouteQuery<'_>, wanted: &Wanted, path: ClientPath) -> Option<Route> {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
@@ -299,7 +299,7 @@ impl Routes {
         Some(route(model, reason, choice, None, None))
     }
 
-    /// What the policy of each alias has decided so far.
+    /// Returns the decisions of each alias's policy so far.
     #[must_use]
     pub fn tallies(&self) -> Vec<Tally> {
         self.state.lock().aliases.iter().map(Chooser::tally).collect()
@@ -309,32 +309,32 @@ impl Routes {
         self.worths.get(model).copied().unwrap_or_default()
     }
 
-    /// The model with the largest reward that has room, or else the one for which the fewest wait.
+    /// Returns the model with the largest reward that has room, or else the model with the fewest waiting requests.
     fn with_room(&self, models: &[usize]) -> Option<usize> {
         let engines = |model: &usize| self.engines.get(*model);
         let with_room = models.iter().filter(|model| engines(model).is_some_and(|engines| engines.has_room()));
-        // Of equals, the first.
+        // Among equals, the first.
         let best = with_room.reduce(|best, model| if self.worth(*model) > self.worth(*best) { model } else { best });
         let alive = || models.iter().filter(|model| engines(model).is_some_and(|engines| engines.is_alive()));
         best.or_else(|| alive().min_by_key(|model| engines(model).map(|engines| engines.waiting()))).copied()
     }
 
-    /// Returns the engine that the choice is about, by its place among those of the model.
+    /// Returns the engine of the choice, by its index in the model.
     #[must_use]
     pub fn engine(&self, route: &Route) -> Option<usize> {
         let first = self.state.lock().first.get(route.model).copied()?;
         route.choice?.replica.checked_sub(first)
     }
 
-    /// Returns the chosen engine if limits or a policy chose it. A request with neither goes to the least busy engine of the model.
+    /// Returns the chosen engine if limits or a policy chose it; otherwise, the request goes to the least busy engine of the model.
     #[must_use]
     pub fn preferred(&self, route: &Route) -> Option<usize> {
         let is_chosen = route.by.is_some() || route.request.slo != Slo::unlimited();
         self.engine(route).filter(|_| is_chosen)
     }
 
-    /// Changes the choice to the engine at the place `engine` of the same model, because that engine serves the request. `is_there`
-    /// says that the engine's load includes this request already.
+    /// Changes the choice to the engine with the index `engine` in the same model, because that engine serves the request.
+    /// `is_there` says whether the engine's load already includes this request.
     pub fn moved(&self, route: &mut Route, engine: usize, is_there: bool) {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
@@ -354,15 +354,15 @@ impl Routes {
         route.choice = Some(chooser.moved(choice, (to, waited_ns), &route.request, &state));
     }
 
-    /// Whether the engine that a prediction is about has nothing to do. A request costs nobody else anything there, and
-    /// shows whether what was learned of the engine still holds.
+    /// Whether the engine of a prediction is idle. A request costs no other request anything there, and shows whether what was
+    /// learned of the engine still holds.
     #[must_use]
     pub fn is_idle(&self, route: &Route) -> bool {
         let engines = self.engines.get(route.model);
         engines.zip(self.engine(route)).is_some_and(|(engines, replica)| engines.in_flight(replica) == 0)
     }
 
-    /// What is known of an engine's costs.
+    /// Returns what is known of an engine's costs.
     #[must_use]
     pub fn cost(&self, model: usize, replica: usize) -> Option<Cost> {
         self.state.lock().replica(model, replica).map(|replica| replica.curve.cost())
@@ -370,11 +370,11 @@ impl Routes {
 }
 
 impl Known {
-    /// Takes over what engines have to do at `now_ns`.
+    /// Takes over the loads of engines at `now_ns`.
     fn look(&mut self, engines: &[Arc<Engines>], now_ns: u64) {
         for (engines, first) in engines.iter().zip(&self.first) {
             let loads = engines.loads();
-            // What waits for any of them waits for each in equal parts.
+            // Waiting requests of a model count for its engines in equal parts.
             let waiting = engines.waiting().div_ceil(loads.len().max(1)) as u32;
             let loads = loads.into_iter().zip(engines.others());
             for (replica, ((in_flight, is_usable), others)) in self.replicas.iter_mut().skip(*first).zip(loads) {
@@ -387,7 +387,7 @@ impl Known {
         share_groups(&mut self.replicas);
     }
 
-    /// How many tokens a request's prompt is taken to have, and its answer.
+    /// Returns the estimated tokens of a request's prompt, and of its answer.
     fn expect(&self, wanted: &Wanted, class: usize) -> (u32, u32) {
         let prompt = (wanted.body_bytes as f64 / self.bytes_per_token) as u32;
         (prompt, self.lengths.expect(class, wanted.max_tokens, self.answer_tokens))
@@ -399,7 +399,7 @@ impl Known {
     }
 }
 
-/// The GPU of each engine, model by model, as a number; an engine of which nothing is said has one of its own.
+/// Returns the GPU of each engine, model by model, as a number; an engine without a configured GPU has its own.
 #[must_use]
 pub fn groups(models: &[config::gateway::ModelSettings]) -> Vec<Vec<u32>> {
     let mut names = Vec::new();

@@ -1,4 +1,4 @@
-//! Whose requests these are: the keys of clients, and what each may use.
+//! The keys of clients, their holders, and what each may use.
 
 use std::{
     sync::{
@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{openai::OpenAiError, spending::Spending, sse::TokenUsage};
 
-/// The keys of a gateway. Without any, clients show none.
+/// The keys of a gateway. If there are none, clients need no key.
 #[derive(Debug)]
 pub struct Tenants {
     by_hash: Vec<([u8; 32], Arc<Tenant>)>,
@@ -28,7 +28,7 @@ pub struct Tenants {
 pub struct Tenant {
     /// The name of the key.
     pub name: Arc<str>,
-    /// Its share of what its class gets, beside the weights of others that wait.
+    /// Its share of its class, relative to the weights of other waiting tenants.
     pub weight: u16,
     expires: Option<SystemTime>,
     most_in_flight: u32,
@@ -38,24 +38,24 @@ pub struct Tenant {
     monthly_tokens: Option<u64>,
 }
 
-/// Tokens that come back evenly, as many as are allowed in a minute, and may be owed for a while (a token bucket).
+/// A token bucket of tokens: it refills evenly, by the amount allowed per minute, and may be overdrawn for a while.
 #[derive(Debug)]
 struct Budget {
     per_minute: u32,
-    /// Below 0 where requests used more than was expected of them.
+    /// Below 0 if requests used more than expected.
     left: f64,
     at_ns: u64,
 }
 
-/// A request of a tenant, which counts among those in flight until it is dropped.
+/// A request of a tenant, which counts as in flight until it is dropped.
 #[derive(Debug)]
 pub struct TenantRequest {
     tenant: Arc<Tenant>,
     spending: Arc<Spending>,
     now_ns: fn() -> u64,
-    /// Tokens that were taken from the budget before they were used.
+    /// Tokens that were taken from the budget in advance.
     reserved: AtomicU64,
-    /// Tokens that were used, as far as that is known.
+    /// Tokens that were used, as far as known.
     used: AtomicU64,
 }
 
@@ -67,11 +67,10 @@ impl Budget {
         (self.left, self.at_ns) = ((self.left + back).min(f64::from(self.per_minute)), now_ns);
     }
 
-    /// Takes tokens that a request is expected to use. One that is expected to use more than a minute brings has to find the
-    /// budget whole.
+    /// Takes the tokens that a request is expected to use. If these are more than a minute's, the budget must be full.
     ///
     /// # Errors
-    /// There are too few; after so many seconds there will be enough.
+    /// There are too few; the error is the number of seconds until there are enough.
     fn take(&mut self, tokens: u64, now_ns: u64) -> Result<(), u32> {
         self.refill(now_ns);
         let needed = (tokens as f64).min(f64::from(self.per_minute)) - self.left;
@@ -82,7 +81,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Corrects what was taken once it is known what was used.
+    /// Corrects the amount taken, once the amount used is known.
     fn settle(&mut self, reserved: u64, used: u64, now_ns: u64) {
         self.refill(now_ns);
         self.left = (self.left + reserved as f64 - used as f64).min(f64::from(self.per_minute));
@@ -90,7 +89,7 @@ impl Budget {
 }
 
 impl Tenants {
-    /// Takes over the keys of a configuration, of whose minute nothing is used yet; `spending` says what is of their month.
+    /// Takes over the keys of a configuration, with unused minutes; `spending` has the use of the month.
     #[must_use]
     pub fn new(keys: &[Key], spending: &Arc<Spending>, now_ns: fn() -> u64) -> Self {
         let tenant = |key: &Key| Tenant {
@@ -108,16 +107,16 @@ impl Tenants {
         Self { by_hash, spending: spending.clone(), now_ns }
     }
 
-    /// What keys were used for in this month.
+    /// Returns the tokens that keys have used this month.
     #[must_use]
     pub const fn spending(&self) -> &Arc<Spending> {
         &self.spending
     }
 
-    /// Returns whose request this is by the key in `authorization` (RFC 6750 §2.1); `None` if clients show no keys.
+    /// Returns the tenant of a request, by the key in `authorization` (RFC 6750 §2.1); `None` if clients need no keys.
     ///
     /// # Errors
-    /// There is no key, or one that nobody has, or not any more.
+    /// There is no key, or it is unknown or has expired.
     pub fn of(&self, head: &RequestHead, now: SystemTime) -> Result<Option<Arc<Tenant>>, OpenAiError> {
         if self.by_hash.is_empty() {
             return Ok(None);
@@ -127,7 +126,7 @@ impl Tenants {
         if !scheme.eq_ignore_ascii_case(b"Bearer ") {
             return Err(OpenAiError::Key);
         }
-        // How long a comparison of hashes takes tells nothing of a key.
+        // The duration of a comparison of hashes reveals nothing about a key.
         let digest: [u8; 32] = Sha256::digest(key.trim_ascii()).into();
         let (_, tenant) = self.by_hash.iter().find(|(hash, _)| *hash == digest).ok_or(OpenAiError::Key)?;
         match tenant.expires {
@@ -139,7 +138,8 @@ impl Tenants {
     /// Begins a request of a tenant.
     ///
     /// # Errors
-    /// As many as may be are in flight, or the tokens of the month are used up. A request that has begun is not ended by that.
+    /// The maximum of requests is in flight, or the tokens of the month are used up. Requests that have begun continue in that
+    /// case.
     pub fn begin(&self, tenant: Arc<Tenant>, now: SystemTime) -> Result<TenantRequest, OpenAiError> {
         if let Some(quota) = tenant.monthly_tokens {
             let admitted = self.spending.admit(&tenant.name, quota, now);
@@ -148,7 +148,7 @@ impl Tenants {
             })?;
         }
         let before = tenant.in_flight.fetch_add(1, Relaxed);
-        // Dropped, it gives back what it took.
+        // Dropping it gives back what it took.
         let most = tenant.most_in_flight;
         let spending = self.spending.clone();
         let request = TenantRequest {
@@ -163,16 +163,16 @@ impl Tenants {
 }
 
 impl TenantRequest {
-    /// Whose request it is.
+    /// Returns the tenant of the request.
     #[must_use]
     pub fn tenant(&self) -> &Tenant {
         &self.tenant
     }
 
-    /// Takes as many tokens as the request is expected to use, prompt and answer.
+    /// Takes the tokens that the request is expected to use, prompt and answer.
     ///
     /// # Errors
-    /// The tenant's minute has too few left.
+    /// Too few of the tenant's tokens for this minute are left.
     pub fn reserve(&self, tokens: u64) -> Result<(), OpenAiError> {
         let Some(budget) = &self.tenant.tokens else { return Ok(()) };
         let taken = budget.lock().take(tokens, (self.now_ns)());
@@ -181,12 +181,12 @@ impl TenantRequest {
         Ok(())
     }
 
-    /// Notes tokens that an engine has used for the request, before it says how many there were in all.
+    /// Notes tokens that an engine has used for the request, before it reports its total.
     pub fn pass(&self, tokens: u64) {
         self.used.fetch_add(tokens, Relaxed);
     }
 
-    /// Notes how many tokens an engine says it has used, whatever was noted before.
+    /// Notes the engine's total of used tokens, in place of what was noted before.
     pub fn bill(&self, usage: TokenUsage) {
         self.used.store(usage.prompt_tokens.saturating_add(usage.completion_tokens), Relaxed);
     }
@@ -285,7 +285,7 @@ mod tests {
         first.pass(60);
         first.pass(40);
         drop(first);
-        // 100 were used, so 500 are left; the engine's own count is believed before that.
+        // 100 were used, so 500 are left; the engine's own count takes precedence.
         let second = reserve(400).unwrap();
         second.pass(10);
         second.bill(TokenUsage { prompt_tokens: 100, completion_tokens: 1_000 });
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(refused(1), 61);
         pass(61);
         assert!(reserve(10).is_ok());
-        // More than a minute brings is admitted when the minute is whole.
+        // A request for more than a minute's tokens is admitted when the budget is full.
         assert_eq!(refused(10_000), 59);
         pass(59);
         let third = reserve(10_000).unwrap();

@@ -1,4 +1,4 @@
-//! How an alias chooses one of its models: by its policy, while a second policy may watch.
+//! How an alias chooses one of its models: by its policy; a second policy may watch.
 
 use std::path::Path as FilePath;
 
@@ -28,27 +28,27 @@ struct Pair {
 pub(super) struct Chooser {
     policy: PolicyRouter,
     shadow: Option<PolicyRouter>,
-    /// The model that the shadow chose for the last request, if it chose one.
+    /// The model that the shadow chose for the last request, if any.
     shadowed: Option<usize>,
-    /// Decisions that the shadow was asked about, and those in which it chose the same model.
+    /// The shadow's decisions, and those that agree with the policy's.
     tally: (u64, u64),
 }
 
-/// A policy with a guarded router of its own, which knows the models in the policy's order.
+/// A policy with its own guarded router, which knows the models in the policy's order.
 #[derive(Debug)]
 struct PolicyRouter {
     router: Router,
-    /// The place of each of its models in the configuration.
+    /// The index of each of its models in the configuration.
     members: Vec<usize>,
     classes: Vec<String>,
     kind: &'static str,
     /// Whether it is round robin or least loaded.
     balances: bool,
-    /// The engines as the router sees them; those of other models belong to no model.
+    /// The engines as the router sees them; engines of unknown models belong to no model.
     replicas: Vec<Replica>,
 }
 
-/// What an alias's policy has decided since the gateway began.
+/// The decisions of an alias's policy since the gateway began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// All decisions.
@@ -57,9 +57,9 @@ pub struct Tally {
     pub guarded: u64,
     /// Decisions that the rule made because the policy could not.
     pub fell_back: u64,
-    /// Decisions that the shadow was asked about.
+    /// Decisions of the shadow.
     pub shadowed: u64,
-    /// Those in which it chose the same model.
+    /// Decisions in which the shadow chose the same model.
     pub agreed: u64,
 }
 
@@ -67,7 +67,7 @@ impl AliasPolicies {
     /// Reads the files that aliases name.
     ///
     /// # Errors
-    /// A file cannot be read, is damaged, or is for other models than those of its alias; the message names file and alias.
+    /// A file cannot be read, is damaged, or is for models other than those of its alias; the message names file and alias.
     pub fn read(settings: &GatewaySettings) -> Result<Self> {
         let read = |alias: &Alias| -> Result<Pair> {
             let of = |routing: &Routing| read(routing, alias, settings);
@@ -126,7 +126,7 @@ fn margin(settings: &GatewaySettings) -> f64 {
 }
 
 impl Chooser {
-    /// Predicts for requests that name a model.
+    /// Returns a chooser that predicts for requests that name a model.
     pub(super) fn named(settings: &GatewaySettings) -> Self {
         let models = settings.models.iter().map(|model| model.name.clone()).collect();
         let policy = RoutingPolicy::Rule { margin: margin(settings) };
@@ -139,14 +139,14 @@ impl Chooser {
         self.policy.balances
     }
 
-    /// Whether the policy, or its shadow, looks at what engines work on.
+    /// Whether the policy, or its shadow, considers requests that engines already work on.
     pub(super) fn looks_at_admitted(&self) -> bool {
         self.policy.router.looks_at_admitted()
             || self.shadow.as_ref().is_some_and(|shadow| shadow.router.looks_at_admitted())
     }
 
-    /// Decides about a request to one of the models `open`, of the class with this name. The choice names model and engine by
-    /// their places in the configuration and in the state.
+    /// Decides about a request to one of the models `open`, of the class with this name. The choice contains the indices of
+    /// the model in the configuration and of the engine in the state.
     pub(super) fn route(
         &mut self,
         request: RoutedRequest,
@@ -163,7 +163,8 @@ impl Chooser {
         Some(choice)
     }
 
-    /// Notes that the engine `to` serves a request, so long after it was chosen for another; see [`Router::moved`].
+    /// Notes that the engine `to.0` serves a request, `to.1` nanoseconds after another was chosen for it; see
+    /// [`Router::moved`].
     pub(super) fn moved(
         &mut self,
         choice: ModelChoice,
@@ -177,13 +178,13 @@ impl Chooser {
         self.policy.router.moved(choice, to, request, state)
     }
 
-    /// Who decided about the last request of the alias at this place.
+    /// Returns the policy that decided about the last request of the alias with this index.
     pub(super) fn decided(&self, alias: usize) -> Decided {
         let shadow = self.shadow.as_ref().map(|shadow| Shadow { policy: shadow.kind, model: self.shadowed });
         Decided { alias, policy: self.policy.kind, shadow }
     }
 
-    /// What was decided so far.
+    /// Returns the decisions so far.
     pub(super) fn tally(&self) -> Tally {
         let counters = self.policy.router.counters();
         Tally {
@@ -225,7 +226,7 @@ impl PolicyRouter {
         let Self { router, members, classes, replicas, .. } = self;
         let member = |model: usize| members.iter().position(|member| *member == model);
         replicas.clear();
-        // A router passes over engines of models that it does not know, and their places stay.
+        // A router skips engines of models that it does not know, but their indices stay.
         let seen = |replica: &Replica| Replica { model: member(replica.model).unwrap_or(usize::MAX), ..*replica };
         replicas.extend(state.replicas.iter().map(seen));
         let request = RoutedRequest {
@@ -238,7 +239,7 @@ impl PolicyRouter {
     }
 }
 
-/// What an answer in time is worth, from 0 to 1.
+/// Returns the worth of an answer in time, from 0 to 1.
 pub(super) fn worth(model: &config::gateway::ModelSettings) -> f32 {
     f32::from(model.quality_percent) / 100.0
 }

@@ -5,28 +5,28 @@ use sched::route::{Commitment, Slo};
 /// A request at an engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flight {
-    /// The engine, by its place among those of all models.
+    /// The engine, by its index among those of all models.
     pub replica: usize,
     /// Tokens that its answer is still expected to have.
     pub left_tokens: u32,
     /// The tokens of its prompt; 0 after its first token.
     pub unread_tokens: u32,
-    /// When the engine has to be done; none without a limit.
+    /// When the engine must be done; `None` without a limit.
     pub until_ns: Option<u64>,
     /// The worth of its answer.
     pub reward: f32,
 }
 
-/// All requests at engines. The places of engines bound their number.
+/// All requests at engines. The engines' maxima of requests bound their number.
 #[derive(Debug, Default)]
 pub(super) struct Flights {
     all: Vec<Option<Flight>>,
-    /// Places of `all` that are free.
+    /// The free indices of `all`.
     free: Vec<usize>,
 }
 
 impl Flights {
-    /// Enters a request, and returns its place.
+    /// Adds a request, and returns its index.
     pub fn begin(&mut self, flight: Flight) -> usize {
         if let Some(at) = self.free.pop()
             && let Some(place) = self.all.get_mut(at)
@@ -38,7 +38,7 @@ impl Flights {
         self.all.len() - 1
     }
 
-    /// Notes a token of its answer. An answer beyond its expected length has one token left.
+    /// Notes a token of its answer. An answer beyond its expected length keeps one token left.
     pub fn token(&mut self, at: usize) {
         if let Some(Some(flight)) = self.all.get_mut(at) {
             flight.left_tokens = flight.left_tokens.saturating_sub(1).max(1);
@@ -53,7 +53,7 @@ impl Flights {
         }
     }
 
-    /// Returns them as a policy sees them at `now_ns`.
+    /// Returns the requests as a policy sees them at `now_ns`.
     pub fn admitted(&self, now_ns: u64) -> impl Iterator<Item = Commitment> {
         self.all.iter().flatten().map(move |flight| Commitment {
             replica: flight.replica,

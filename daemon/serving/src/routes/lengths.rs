@@ -20,7 +20,7 @@ struct OfClass {
 }
 
 impl Lengths {
-    /// Returns the place of a class, and adds the class at its first request.
+    /// Returns the index of a class, and adds the class at its first request.
     pub fn class(&mut self, name: &str) -> usize {
         self.0.iter().position(|class| class.name == name).unwrap_or_else(|| {
             self.0.push(OfClass { name: name.to_owned(), ..OfClass::default() });
@@ -39,7 +39,7 @@ impl Lengths {
         (tokens.round() as u32).clamp(1, most)
     }
 
-    /// Learns from an answer of so many tokens.
+    /// Learns from an answer of `tokens`.
     pub fn learn(&mut self, class: usize, max_tokens: Option<u32>, tokens: u64) {
         let Some(of) = self.0.get_mut(class) else { return };
         let learn = |mean: &mut Option<f64>, now: f64| {

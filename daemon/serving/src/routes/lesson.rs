@@ -1,32 +1,32 @@
-//! What an engine's answer teaches of its costs.
+//! What an engine's answer teaches about its costs.
 
 use super::{Route, Routes, flights::Flight};
 use crate::sse::TokenUsage;
 
-/// How much of an average the newest answer is.
+/// The weight of the newest answer in an average.
 const NEWEST: f64 = 0.05;
 
-/// An answer as its tokens pass, of which the engine's costs are learned.
+/// An answer whose passing tokens teach the engine's costs.
 #[derive(Debug)]
 pub struct Lesson<'a> {
     routes: &'a Routes,
     replica: usize,
     model: usize,
     prompt_tokens: u32,
-    /// Tokens that the engine is still taken to owe.
+    /// Tokens that the engine is still expected to make.
     owed: u64,
-    /// How many the answer may have, and the place of its class.
+    /// The maximum of tokens in the answer, and the index of its class.
     max_tokens: Option<u32>,
     class: usize,
-    /// Its place among what engines work on.
+    /// Its index among the requests at engines.
     flight: usize,
     began_ns: u64,
-    /// Whether the engine had nothing else to do when it began.
+    /// Whether the engine was idle when the request began.
     is_alone: bool,
     first_ns: Option<u64>,
     last_ns: u64,
     events: u64,
-    /// The sum of how many requests the engine worked on, event by event.
+    /// The sum, over all events, of the number of requests that the engine worked on.
     batches: u64,
 }
 
@@ -69,7 +69,7 @@ impl Routes {
 }
 
 impl Lesson<'_> {
-    /// Notes that a token passed, or several at once.
+    /// Notes an event with one token or several.
     pub fn token(&mut self) {
         let now_ns = (self.routes.now_ns)();
         self.first_ns.get_or_insert(now_ns);
@@ -86,13 +86,13 @@ impl Lesson<'_> {
         }
     }
 
-    /// How many tokens passed.
+    /// Returns how many events with tokens have passed.
     #[must_use]
     pub const fn tokens(&self) -> u64 {
         self.events
     }
 
-    /// Learns from an answer that came to its end. The engine's own count of tokens is believed before that of events.
+    /// Learns from a complete answer. The engine's own count of tokens takes precedence over the count of events.
     pub fn learn(&self, usage: Option<TokenUsage>, body_bytes: usize) {
         let mut known = self.routes.state.lock();
         if let Some(usage) = usage {

@@ -1,4 +1,4 @@
-//! The limits of time that a request has, and whether an answer kept them.
+//! The time limits of a request, and whether an answer met them.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::openai::RoutingFields;
 
 const NS_PER_MS: u64 = 1_000_000;
 
-/// What a request is allowed, by what its client says.
+/// The limits of a request, as its client sets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     pub(super) slo: Slo,
@@ -17,20 +17,20 @@ pub struct Wanted {
     pub(super) max_tokens: Option<u32>,
 }
 
-/// What an answer that came to its end took, counted from the moment at which its request was whole.
+/// The times of a complete answer, counted from the completion of its request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AnswerTiming {
     /// The whole answer.
     pub took: Duration,
-    /// Its first token; none where all tokens came at once, at the end.
+    /// Its first token; `None` if all tokens came at once, at the end.
     pub first_token: Option<Duration>,
     /// How many tokens it had.
     pub tokens: u64,
 }
 
 impl Wanted {
-    /// Reads what a request says of its deadline: `x-slo-ttft-ms`, `x-slo-tpot-ms` and `x-paced-budget-ms`, the time for the
-    /// whole answer. Without a budget of its own it has that of its class, which may be none.
+    /// Reads the deadline of a request: `x-slo-ttft-ms`, `x-slo-tpot-ms` and `x-paced-budget-ms`, the time for the whole
+    /// answer. Without its own budget, the request has that of its class, if any.
     #[must_use]
     pub fn of(head: &RequestHead, class_ns: Option<u64>, fields: &RoutingFields, body_bytes: usize) -> Self {
         let limit = |name: &str| -> Option<u64> {
@@ -45,8 +45,8 @@ impl Wanted {
         Self { slo, body_bytes, max_tokens: fields.max_tokens }
     }
 
-    /// The limits that remain at the gateway. They count from the moment that the request left its client or edge, half a round
-    /// trip ago. Without a shared clock only the gateway can subtract that.
+    /// Returns the limits that remain at the gateway. They count from the time when the request left its client or edge, half a
+    /// round trip ago. Without a shared clock, only the gateway can subtract that.
     pub(super) fn at_the_gateway(&self, path: &ClientPath) -> Slo {
         let left = |limit_ns: u64| match limit_ns {
             Slo::NONE => Slo::NONE,
@@ -59,7 +59,7 @@ impl Wanted {
         }
     }
 
-    /// Whether an answer kept all limits that there are; `None` without any.
+    /// Whether an answer met all its limits; `None` without any.
     #[must_use]
     pub fn is_met(&self, timing: &AnswerTiming) -> Option<bool> {
         let AnswerTiming { took, first_token, tokens } = *timing;
@@ -73,7 +73,7 @@ impl Wanted {
         })
     }
 
-    /// The time for the whole answer, if there is a limit.
+    /// Returns the time for the whole answer, if there is a limit.
     #[must_use]
     pub fn budget(&self) -> Option<Duration> {
         (self.slo.budget_ns != Slo::NONE).then(|| Duration::from_nanos(self.slo.budget_ns))

@@ -1,4 +1,4 @@
-//! Decisions as they are recorded: all that they depended on, and nothing of what was asked.
+//! Records of decisions: all inputs of a decision, and no content of the request.
 
 use config::gateway::GatewaySettings;
 use routing::decision::{Candidate, Decision, EngineSnapshot, ReturnPath, TimeLimits};
@@ -6,11 +6,11 @@ use sched::route::{ModelChoice, Replica, RoutedRequest, State};
 
 use super::{Decided, RouteQuery, chooser::worth};
 
-/// Makes records of decisions, in which models and aliases have the names of the configuration.
+/// Makes records of decisions, with the configuration's names of models and aliases.
 #[derive(Debug)]
 pub(super) struct Recorder {
     aliases: Vec<String>,
-    /// The models, with what an answer of each is worth.
+    /// The models, with the worth of an answer of each.
     models: Vec<Candidate>,
 }
 
@@ -33,7 +33,7 @@ impl Recorder {
         at_ns: u64,
     ) -> Box<Decision> {
         let name = |model: usize| self.models.get(model).map(|model| model.name.clone()).unwrap_or_default();
-        // The engines of a model stand next to each other, in their order.
+        // The engines of a model are adjacent, in their order.
         let place = |at: usize| {
             let model = state.replicas.get(at).map(|replica| replica.model);
             state.replicas.iter().take(at).filter(|other| Some(other.model) == model).count()

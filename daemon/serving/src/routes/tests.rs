@@ -1,4 +1,4 @@
-//! What routes decide, and what they learn.
+//! The decisions of routes, and what they learn.
 
 use std::cell::Cell;
 
@@ -28,7 +28,7 @@ fn pass(ms: u64) {
     NOW_NS.set(NOW_NS.get() + ms * NS_PER_MS);
 }
 
-/// A model of one engine.
+/// A model with one engine.
 fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> ModelSettings {
     ModelSettings {
         name: name.into(),
@@ -46,7 +46,7 @@ fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> ModelSettings {
     }
 }
 
-/// A large and a small model, of one engine each, and an alias for both.
+/// A large and a small model with one engine each, and an alias for both.
 fn settings(policy: Routing, shadow: Option<Routing>) -> GatewaySettings {
     let models = vec![model("large", 100, None), model("small", 70, None)];
     let alias = Alias { name: "auto".into(), models: vec!["large".into(), "small".into()], policy, shadow };
@@ -58,7 +58,7 @@ fn routes_of(settings: &GatewaySettings, most_in_flight: u32) -> (Routes, Vec<Ar
     (Routes::new(settings, &AliasPolicies::read(settings).unwrap(), engines.clone(), now_ns), engines)
 }
 
-/// A large and a small model, of two engines each, and an alias for both.
+/// A large and a small model with two engines each, and an alias for both.
 fn routes_of_two(policy: Routing) -> (Routes, Vec<Arc<Engines>>) {
     let mut settings = settings(policy, None);
     for model in &mut settings.models {
@@ -92,7 +92,7 @@ fn take(engines: &Arc<Engines>) -> EnginePlace {
     }
 }
 
-/// Has a model answer with 20 tokens, of which the first takes `first_ms` and the others `step_ms` each.
+/// Makes a model answer with 20 tokens; the first takes `first_ms`, the others `step_ms` each.
 fn answer(routes: &Routes, engines: &[Arc<Engines>], model: usize, (first_ms, step_ms): (u64, u64)) {
     let route = routes.route(named(&[model]), &wanted(None), ClientPath::default()).unwrap();
     let place = take(&engines[model]);
@@ -152,7 +152,7 @@ fn the_engine_that_was_chosen_serves_and_where_another_does_the_choice_is_about_
         let (routes, engines) = routes_of_two(policy);
         let [slow, fast] = [2e7, 1e7].map(|gpu_ns| Curve::new(Cost { gpu_ns, ..Cost::default() }));
         routes.recall(None, |_, engine| Some(if engine == 0 { slow } else { fast }));
-        // The fast one is busier and still the earlier one.
+        // The fast one is busier, and still finishes earlier.
         let _busy = engines[0].take(Claim { preferred: Some(1), ..Claim::default() }, &[]).unwrap();
         let mut route = routes.route(either(&[0, 1]), &wanted(Some(9_000)), ClientPath::default()).unwrap();
         assert_eq!((route.model, routes.engine(&route), routes.preferred(&route)), (0, Some(1), Some(1)));
@@ -289,7 +289,8 @@ impl Drop for Folder {
     }
 }
 
-/// Thresholds for models in this order: the large one has these limits in the classes urgent and others, the small one any.
+/// Thresholds for models in this order: the large one has these limits in the classes urgent and others, the small one has
+/// none.
 fn thresholds(models: [&str; 2], limits: [f64; 2]) -> PolicyFile {
     let mut of = Thresholds::uniform(Measure::Predicted, 2, 2, 1e6);
     of.overload = 4.0;
@@ -302,7 +303,7 @@ fn thresholds(models: [&str; 2], limits: [f64; 2]) -> PolicyFile {
     }
 }
 
-/// Makes both engines known, the large one with 10 ms a token.
+/// Teaches the costs of both engines: 10 ms per token for the large one.
 fn teach(routes: &Routes) {
     let curve = |model| Curve::new(Cost { gpu_ns: if model == 0 { 1e7 } else { 2e6 }, ..Cost::default() });
     routes.recall(None, |model, _| Some(curve(model)));
@@ -315,7 +316,7 @@ fn thresholds_of_a_file_decide_by_class_whatever_the_order_of_their_models() {
         let file = folder.write("a.toml", &thresholds(models, [0.1, 0.9]).to_bytes("").unwrap());
         let (routes, _) = routes_of(&settings(file, None), 8);
         teach(&routes);
-        // 20 tokens take the large model 200 ms, of 1 s.
+        // 20 tokens take the large model 200 ms of 1 s.
         let choose = |class| {
             let asked = RouteQuery { models: &[0, 1], alias: Some(0), class };
             let route = routes.route(asked, &wanted(Some(1_000)), ClientPath::default()).unwrap();
