@@ -1,7 +1,7 @@
-//! What a gateway decided, and what became of it.
+//! A gateway's decision, and its result.
 //!
-//! A line has all that the decision depended on, so that another policy can be asked the same ([`crate::replay`]), and nothing
-//! of what was asked or answered.
+//! A line contains all inputs of the decision, so that another policy can be asked the same question ([`crate::replay`]), and no
+//! part of the request's or the answer's content.
 
 use sched::route::{ClientPath, Cost, Curve, EngineLoad, ModelChoice, ModelSet, Replica, RoutedRequest, Slo};
 use serde::{Deserialize, Serialize};
@@ -9,42 +9,42 @@ use serde::{Deserialize, Serialize};
 /// A decision about a request that left the choice of its model open, as one line of JSON.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Decision {
-    /// When, in milliseconds since 1970.
+    /// The time, in milliseconds since 1970.
     pub at_ms: u64,
-    /// The same on a clock that only runs forward, in nanoseconds since some time.
+    /// The same on a monotonic clock, in nanoseconds since an arbitrary time.
     pub at_ns: u64,
-    /// The name that stands for several models.
+    /// The alias, which stands for several models.
     pub alias: String,
     /// The name of the request's class.
     pub class: String,
-    /// How many tokens the prompt was taken to have.
+    /// The estimated tokens of the prompt.
     pub prompt_tokens: u32,
-    /// How many tokens the answer was taken to have.
+    /// The estimated tokens of the answer.
     pub expected_tokens: u32,
-    /// How many tokens it may have; 0 if nothing said so.
+    /// The maximum of tokens in the answer; 0 if the request set none.
     #[serde(default)]
     pub max_tokens: u32,
     /// Its limits.
     pub limits: TimeLimits,
-    /// The way back.
+    /// The path back.
     pub path: ReturnPath,
-    /// The models that were open to it, with what each is worth.
+    /// The models that could be chosen, with the worth of each.
     pub models: Vec<Candidate>,
-    /// The engines, with what they had to do and what is known of their costs.
+    /// The engines, with their loads and known costs.
     pub engines: Vec<EngineSnapshot>,
     /// The kind of the policy.
     pub policy: String,
-    /// What was decided; nothing if no engine was usable.
+    /// The decision; `None` if no engine was usable.
     pub choice: Option<Chosen>,
     /// The model that the shadow would have chosen, if there is one and it could decide.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<String>,
-    /// What became of it; nothing if it was not answered to its end.
+    /// The result; `None` if the answer was not completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<AnswerOutcome>,
 }
 
-/// The time limits of a request, in nanoseconds; what is missing is no limit.
+/// The time limits of a request, in nanoseconds; `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct TimeLimits {
     /// To the first token.
@@ -58,16 +58,16 @@ pub struct TimeLimits {
     pub budget_ns: Option<u64>,
 }
 
-/// The way back to the client ([`ClientPath`]).
+/// The path back to the client ([`ClientPath`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct ReturnPath {
     /// The smoothed round-trip time.
     pub smoothed_rtt_ns: u64,
-    /// What waits ahead.
+    /// The bytes that leave before the answer.
     pub backlog_bytes: u64,
-    /// The rate; 0 if it is not known.
+    /// The rate; 0 if it is unknown.
     pub bytes_per_sec: u64,
-    /// What a token takes.
+    /// The bytes of a token.
     pub bytes_per_token: u32,
 }
 
@@ -76,7 +76,7 @@ pub struct ReturnPath {
 pub struct Candidate {
     /// Its name.
     pub name: String,
-    /// What an answer in time is worth, from 0 to 1.
+    /// The worth of an answer in time, from 0 to 1.
     pub reward: f32,
 }
 
@@ -85,55 +85,55 @@ pub struct Candidate {
 pub struct EngineSnapshot {
     /// The name of its model.
     pub model: String,
-    /// Its place among the engines of the model.
+    /// Its index among the engines of the model.
     pub place: usize,
     /// The number of its GPU.
     pub gpu: u32,
     /// Whether it got requests.
     pub usable: bool,
-    /// How many requests it works on at once at most.
+    /// The maximum of requests that it works on at once.
     pub most_running: u32,
-    /// How many it worked on.
+    /// The number of requests that it worked on.
     pub running: u32,
-    /// How many waited for it.
+    /// The number of requests that waited for it.
     pub waiting: u32,
-    /// Tokens that it was expected to make for all of these.
+    /// The tokens that it was expected to make for all of these.
     pub outstanding_tokens: u64,
-    /// What other engines used of its GPU, from 0 to 1 each.
+    /// The use of its GPU by other engines, from 0 to 1 each.
     pub others: f64,
-    /// What was known of its costs, in nanoseconds: of a step on the host and on the GPU, of each sequence in it, of a prompt, of
-    /// each token of it; and by which part a whole other engine slows it.
+    /// Its known costs, in nanoseconds: of a step on the host and on the GPU, of each sequence in the step, of a prompt, and of
+    /// each token of the prompt; and the fraction by which one fully busy engine on the same GPU slows it.
     pub cost: [f64; 6],
 }
 
-/// What was decided.
+/// A decision.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Chosen {
     /// The model.
     pub model: String,
-    /// The place among those of the model of the engine that answered; of the one that was chosen, where none did.
+    /// The index, in the model, of the engine that answered; if none did, of the chosen engine.
     pub place: usize,
-    /// Why, as in `x-paced-reason`.
+    /// The reason, as in `x-paced-reason`.
     pub reason: String,
-    /// When the last token was expected with the client.
+    /// When the last token was expected to reach the client.
     pub predicted_ns: u64,
     /// Whether that was in time.
     pub in_time: bool,
 }
 
-/// What became of a request that was answered.
+/// The result of an answered request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct AnswerOutcome {
     /// How long it took.
     pub took_ns: u64,
-    /// How many tokens the answer had, as the engine billed or as they passed.
+    /// The tokens of the answer, as the engine billed them or as they passed.
     pub tokens: u64,
-    /// Whether it kept all its limits.
+    /// Whether it met all its limits.
     pub met: bool,
 }
 
 impl TimeLimits {
-    /// The limits of a request.
+    /// Returns the limits of a request.
     #[must_use]
     pub fn of(slo: &Slo) -> Self {
         let limit = |ns: u64| (ns != Slo::NONE).then_some(ns);
@@ -144,7 +144,7 @@ impl TimeLimits {
         }
     }
 
-    /// The same for a router.
+    /// Returns the limits for a router.
     #[must_use]
     pub fn slo(&self) -> Slo {
         Slo {
@@ -156,14 +156,14 @@ impl TimeLimits {
 }
 
 impl ReturnPath {
-    /// The way of a request.
+    /// Returns the path of a request.
     #[must_use]
     pub const fn of(path: &ClientPath) -> Self {
         let ClientPath { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token } = *path;
         Self { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token }
     }
 
-    /// The same for a router.
+    /// Returns the path for a router.
     #[must_use]
     pub const fn path(&self) -> ClientPath {
         let Self { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token } = *self;
@@ -172,7 +172,7 @@ impl ReturnPath {
 }
 
 impl EngineSnapshot {
-    /// An engine of a model, and its place there.
+    /// Returns the snapshot of a model's engine with the index `place`.
     #[must_use]
     pub fn of(model: &str, place: usize, replica: &Replica) -> Self {
         let Cost { host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing } =
@@ -191,14 +191,14 @@ impl EngineSnapshot {
         }
     }
 
-    /// What was known of its costs.
+    /// Returns its known costs.
     #[must_use]
     pub const fn cost(&self) -> Cost {
         let [host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing] = self.cost;
         Cost { host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing }
     }
 
-    /// The same for a router that knows its model by `model`.
+    /// Returns the engine for a router that knows its model by the index `model`.
     #[must_use]
     pub fn replica(&self, model: usize, updated_ns: u64) -> Replica {
         Replica {
@@ -219,7 +219,7 @@ impl EngineSnapshot {
 }
 
 impl Decision {
-    /// The request for a router, of the class with this number.
+    /// Returns the request for a router, in the class with this number.
     #[must_use]
     pub fn request(&self, class: usize) -> RoutedRequest {
         RoutedRequest {
@@ -233,7 +233,7 @@ impl Decision {
         }
     }
 
-    /// Notes what was decided, or which engine of the model serves instead of the one that was chosen.
+    /// Notes the decision, or the engine of the model that serves in place of the chosen one.
     pub fn decide(&mut self, model: &str, place: usize, choice: &ModelChoice) {
         self.choice = Some(Chosen {
             model: model.to_owned(),
@@ -244,18 +244,17 @@ impl Decision {
         });
     }
 
-    /// Returns it as a line, its end included.
+    /// Returns the decision as a line, line end included.
     #[must_use]
     pub fn line(&self) -> String {
-        // Numbers that are not finite, which JSON cannot say, are in no curve.
+        // JSON cannot represent numbers that are not finite, but no curve contains these.
         let mut line = serde_json::to_string(self).unwrap_or_default();
         line.push('\n');
         line
     }
 }
 
-/// Reads lines, of which some may be of other versions or cut off: those are counted and left out. Returns the decisions in the
-/// order of their time.
+/// Reads lines; lines of other versions and truncated lines are counted and skipped. Returns the decisions in order of time.
 #[must_use]
 pub fn read(text: &str) -> (Vec<Decision>, usize) {
     let lines = text.lines().filter(|line| !line.trim().is_empty());
@@ -269,7 +268,7 @@ pub fn read(text: &str) -> (Vec<Decision>, usize) {
 pub(crate) mod tests {
     use super::*;
 
-    /// A decision between a large and a small model, of one engine each: of the large one with so many requests.
+    /// A decision between a large and a small model with one engine each; the large model's engine works on `running` requests.
     pub fn decision(at_ms: u64, running: u32, budget_ms: u64) -> Decision {
         let engine = |model: &str, gpu, running, step_ms: f64| EngineSnapshot {
             model: model.to_owned(),

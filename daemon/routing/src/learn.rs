@@ -1,4 +1,4 @@
-//! Policies that are tuned or trained on a scenario, and how well they do on seeds apart.
+//! Policies that are tuned or trained on a scenario, and their scores on separate seeds.
 
 use sched::route::{
     Random, Router, RoutingPolicy, Thresholds,
@@ -9,25 +9,25 @@ use sched::route::{
 
 use crate::{Measured, policy::PolicyFile, scenario::Scenario};
 
-/// How a policy did at one rate.
+/// The result of a policy at one rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RateResult {
     /// The rate.
     pub requests_per_sec: f64,
-    /// The mean worth of a request: of an answer in time its model's quality, from 0 to 1, of a late one nothing.
+    /// The mean worth of a request: the model's quality, from 0 to 1, for an answer in time, and 0 for a late one.
     pub score: Interval,
-    /// The part of requests that were answered in time.
+    /// The fraction of requests that were answered in time.
     pub met: Interval,
-    /// How many requests were played, over all seeds.
+    /// The number of simulated requests, over all seeds.
     pub requests: usize,
 }
 
-/// Where the seeds of evaluations begin, so far from those of learning that no search gets there. Learning draws seeds of 64 bits
-/// by chance that begins at a small number.
+/// The first seed of evaluations, so far from the seeds of learning that no search reaches it. Learning draws 64-bit seeds from a
+/// random generator whose own seed is a small number.
 pub const EVALUATION: u64 = 700_000;
 
-/// Tunes thresholds for the mean score over all rates, each as important as any other. The guard is not in force: what is tuned
-/// has to be good without it.
+/// Tunes thresholds for the mean score over all rates, with equal weights. The guard is off: the tuned thresholds must be good
+/// without it.
 #[must_use]
 pub fn tune(scenario: &Scenario, measure: Measured, search: &Search) -> PolicyFile {
     let setup = scenario.setup();
@@ -50,7 +50,7 @@ pub fn tune(scenario: &Scenario, measure: Measured, search: &Search) -> PolicyFi
     file(scenario, RoutingPolicy::Thresholds(start.with_parameters(&numbers)))
 }
 
-/// Trains a network by double deep Q-learning, each episode at one of the rates. Also returns how it went.
+/// Trains a network by double deep Q-learning, each episode at one of the rates. Also returns the progress.
 #[must_use]
 pub fn train(scenario: &Scenario, training: &Training) -> (PolicyFile, Trained) {
     let setup = scenario.setup();
@@ -62,8 +62,8 @@ pub fn train(scenario: &Scenario, training: &Training) -> (PolicyFile, Trained) 
     (file(scenario, RoutingPolicy::Dqn(trained.dqn.clone())), trained)
 }
 
-/// Plays a policy at each rate for so many seeds from [`EVALUATION`] on. All policies get the same requests. The guard is in
-/// force as in a gateway, except over [`RoutingPolicy::Fixed`], which stands for clients that name their model.
+/// Simulates a policy at each rate for `seeds` seeds from [`EVALUATION`] on. All policies get the same requests. The guard is on
+/// as in a gateway, except over [`RoutingPolicy::Fixed`], which stands for clients that name their model.
 #[must_use]
 pub fn evaluate(scenario: &Scenario, policy: &RoutingPolicy, seeds: u64) -> Vec<RateResult> {
     let setup = scenario.setup();
@@ -87,7 +87,7 @@ pub fn evaluate(scenario: &Scenario, policy: &RoutingPolicy, seeds: u64) -> Vec<
     scenario.requests_per_sec.iter().map(at_rate).collect()
 }
 
-/// The policy of a file, for the models of a scenario in their order.
+/// Returns the policy of a file, for the models of a scenario in their order.
 ///
 /// # Errors
 /// It is for other models or classes.

@@ -3,12 +3,12 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`policy`] | a policy for models and classes by their names: thresholds in TOML, networks in the `safetensors` format |
-//! | [`decision`] | what a gateway decided and what became of it, one line of JSON each |
-//! | [`scenario`] | engines, classes and rates as recorded or as assumed: what policies learn on and are compared on |
-//! | [`learn`] | policies that are tuned or trained on a scenario, and how well they do on seeds apart |
+//! | [`decision`] | a gateway's decisions and their results, one line of JSON each |
+//! | [`scenario`] | engines, classes and rates, recorded or assumed, on which policies learn and are compared |
+//! | [`learn`] | policies that are tuned or trained on a scenario, and their scores on separate seeds |
 //! | [`replay`] | what another policy would have decided about recorded requests |
 //!
-//! Nothing here opens a file or asks a clock: callers hand in bytes and take bytes.
+//! This crate opens no file and reads no clock: callers pass and receive bytes.
 
 pub mod decision;
 pub mod learn;

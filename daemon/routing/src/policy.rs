@@ -1,4 +1,4 @@
-//! A policy as a file holds it.
+//! A policy as stored in a file.
 
 use anyhow::{Result, bail, ensure};
 use sched::route::{Model, RoutingPolicy};
@@ -8,23 +8,23 @@ mod thresholds;
 
 pub use thresholds::Measured;
 
-/// A policy, and the names of what it is for.
+/// A policy, and the names of its models and classes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicyFile {
-    /// The models, in the order that the policy knows them by.
+    /// The models, in the policy's order.
     pub models: Vec<String>,
-    /// The classes, in the same way. Requests of others count as of the last one with thresholds, and as of none with a
-    /// network.
+    /// The classes, in the policy's order. Requests of other classes count as of the last class with thresholds, and as of no
+    /// class with a network.
     pub classes: Vec<String>,
     /// The policy: [`RoutingPolicy::Thresholds`] or [`RoutingPolicy::Dqn`].
     pub policy: RoutingPolicy,
 }
 
-/// Larger files are none of ours: four layers of 1,024 units have 13 MiB.
+/// The maximum size of a file: four layers of 1,024 units have 13 MiB.
 pub const MOST_BYTES: u64 = 64 << 20;
 
 impl PolicyFile {
-    /// Reads the bytes of a file. What it is, its first bytes tell.
+    /// Reads the bytes of a file; the first bytes show its format.
     ///
     /// # Errors
     /// It is neither thresholds nor a network, a part is missing or damaged, or numbers are not finite.
@@ -44,10 +44,10 @@ impl PolicyFile {
         Ok(file)
     }
 
-    /// Returns the bytes of a file, with comments on how it was made where the format has room for them.
+    /// Returns the bytes of a file, with comments on its origin if the format has room for them.
     ///
     /// # Errors
-    /// The policy is one that needs no file.
+    /// The policy needs no file.
     pub fn to_bytes(&self, made: &str) -> Result<Vec<u8>> {
         match &self.policy {
             RoutingPolicy::Thresholds(of) => Ok(thresholds::write(self, of, made).into_bytes()),
@@ -56,7 +56,7 @@ impl PolicyFile {
         }
     }
 
-    /// Returns the models for a router, with what each is worth: `reward` is given its name and a class's.
+    /// Returns the models for a router, with their rewards; `reward` gets the names of a model and of a class.
     pub fn router_models(&self, reward: impl Fn(&str, &str) -> f32) -> Vec<Model> {
         let model = |name: &String| Model {
             id: id(name),
@@ -65,7 +65,7 @@ impl PolicyFile {
         self.models.iter().map(model).collect()
     }
 
-    /// Checks that the policy is for these models, in whatever order.
+    /// Checks that the policy is for these models, in any order.
     ///
     /// # Errors
     /// A model is missing on either side.
@@ -83,21 +83,21 @@ impl PolicyFile {
         Ok(())
     }
 
-    /// The place of a class by its name; of one that is not named, the one after the last.
+    /// Returns the index of a class by its name; for an unknown class, the number of classes.
     #[must_use]
     pub fn class(&self, name: &str) -> usize {
         self.classes.iter().position(|class| class == name).unwrap_or(self.classes.len())
     }
 }
 
-/// Returns what is the same for the same model in every process, whatever else is configured: the FNV-1a of its name (64 bits;
-/// draft-eastlake-fnv §5).
+/// Returns an ID that a model has in every process and configuration: the FNV-1a hash of its name (64 bits; draft-eastlake-fnv
+/// §5).
 #[must_use]
 pub fn id(model: &str) -> u64 {
     model.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// A word for a kind of policy, for metrics and tables.
+/// Returns the name of a kind of policy, for metrics and tables.
 #[must_use]
 pub const fn kind(policy: &RoutingPolicy) -> &'static str {
     match policy {

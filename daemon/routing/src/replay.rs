@@ -1,8 +1,8 @@
 //! What another policy would have decided about recorded requests.
 //!
-//! Each decision is asked again in the state that was recorded. That tells how often a policy would have decided otherwise, and
-//! whether its choices were predicted in time; what would have come of them, and of the load that they would have left, is for
-//! a simulation to tell ([`crate::learn::evaluate`]).
+//! Each decision is repeated in the recorded state. That shows how often a policy would have decided differently, and whether
+//! its choices were predicted in time. Only a simulation can show their results, and the load that they would have left
+//! ([`crate::learn::evaluate`]).
 
 use std::collections::BTreeMap;
 
@@ -10,39 +10,39 @@ use sched::route::{Model, ModelChoice, ModelSet, Replica, Router, RoutingPolicy,
 
 use crate::{decision::Decision, policy};
 
-/// A policy with the names of what it is for; without names it takes any.
+/// A policy with the names of its models and classes; without names, it takes any.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedPolicy<'a> {
     /// The policy.
     pub policy: &'a RoutingPolicy,
-    /// The models in the order of the policy; those of each record if there are none.
+    /// The models in the order of the policy; if empty, those of each record.
     pub models: &'a [String],
-    /// The classes in the same way.
+    /// The classes, in the same way.
     pub classes: &'a [String],
-    /// The margin of the rule that decides where the policy cannot.
+    /// The margin of the rule that decides if the policy cannot.
     pub margin: f64,
 }
 
-/// What came of asking.
+/// The result of a replay.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Replayed {
-    /// Decisions that were asked again.
+    /// Repeated decisions.
     pub asked: usize,
-    /// Decisions about other models than the policy is for, which were not.
+    /// Decisions that were skipped, because they are about models that the policy does not know.
     pub other_models: usize,
-    /// Choices of the model that was recorded.
+    /// Choices that equal the recorded one.
     pub same: usize,
-    /// By the recorded model and the one that the policy would have chosen; nothing where nobody was usable.
+    /// Counts by the recorded model and the model that the policy would have chosen; `None` if no engine was usable.
     pub pairs: BTreeMap<(Option<String>, Option<String>), usize>,
-    /// Choices that were predicted in time: the recorded ones, and those of the policy.
+    /// Choices that were predicted in time: recorded ones, and the policy's.
     pub in_time: (usize, usize),
-    /// The sum of what choices that were predicted in time are worth, in the same way.
+    /// The sums of the worths of choices that were predicted in time, in the same order.
     pub worth: (f64, f64),
-    /// How many answers of recorded choices were in time, and how many had come to their end.
+    /// How many complete answers of recorded choices were in time, and how many there were.
     pub met: (usize, usize),
 }
 
-/// Asks a policy about decisions, in the order of their time, with the guard in force.
+/// Asks a policy about decisions, in the order of their time, with the guard on.
 #[must_use]
 pub fn replay(decisions: &[Decision], asked: NamedPolicy<'_>) -> Replayed {
     let mut replayed = Replayed::default();
@@ -70,7 +70,7 @@ pub fn replay(decisions: &[Decision], asked: NamedPolicy<'_>) -> Replayed {
 fn ask(router: &mut Router, decision: &Decision, names: &[String], classes: &[String]) -> Option<ModelChoice> {
     let place = |model: &str| names.iter().position(|name| name == model);
     let class = classes.iter().position(|class| *class == decision.class).unwrap_or(classes.len());
-    // A model that is none of the policy's keeps its place among engines, where the router passes it over.
+    // A model that the policy does not know keeps its position among engines, where the router skips it.
     let replicas: Vec<Replica> = (decision.engines.iter())
         .map(|engine| engine.replica(place(&engine.model).unwrap_or(usize::MAX), decision.at_ns))
         .collect();
@@ -112,7 +112,7 @@ mod tests {
         NamedPolicy { policy, models: &[], classes: &[], margin: 1.1 }
     }
 
-    /// Decisions of the rule, of which the later ones find the large model's engine busy.
+    /// Decisions of the rule; the later ones find the large model's engine busy.
     fn recorded() -> Vec<Decision> {
         let rule = RoutingPolicy::Rule { margin: 1.1 };
         let mut decisions: Vec<_> = (0..10).map(|at| decision(at * 100, at as u32 * 2, 9_000)).collect();

@@ -1,8 +1,8 @@
-//! Engines, classes and rates as recorded or as assumed: what policies learn on and are compared on.
+//! Engines, classes and rates, recorded or assumed, on which policies learn and are compared.
 //!
 //! A scenario is a text that people may change before they use it: what if the rate doubles, what if there were another engine?
-//! Requests come as Poisson processes, one for each rate; engines are simulated ([`sched::route::serving`]). The gateway's queue
-//! by classes is not: requests wait in the engine, first come, first served.
+//! Requests arrive as Poisson processes, one for each rate; engines are simulated ([`sched::route::serving`]). The gateway's
+//! queue by classes is not simulated: requests wait in the engine, first come, first served.
 
 mod calibrate;
 
@@ -20,11 +20,11 @@ use crate::policy;
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// How many requests come in a second: each rate is played by itself.
+    /// The rates of requests per second; each is simulated separately.
     pub requests_per_sec: Vec<f64>,
-    /// For how long requests come, at each rate.
+    /// How long requests arrive, at each rate, in seconds.
     pub seconds: f64,
-    /// The way between gateway and clients, there and back; requests are on it before they come.
+    /// The round trip between gateway and clients; a request's half of it lies before its arrival.
     #[serde(default)]
     pub round_trip_ms: f64,
     /// The classes.
@@ -44,19 +44,19 @@ pub struct Scenario {
 pub struct ClassSpec {
     /// Its name in the gateway's policy.
     pub name: String,
-    /// How many requests are of this class, beside the shares of others.
+    /// The share of requests in this class, relative to the shares of others.
     pub share: f64,
     /// The time for the whole answer.
     #[serde(default)]
     pub budget_ms: f64,
-    /// What each token of the answer adds to that.
+    /// The time that each token of the answer adds.
     #[serde(default)]
     pub budget_per_token_ms: f64,
     /// The mean length of prompts.
     pub prompt_tokens: f64,
     /// The mean length of answers.
     pub answer_tokens: f64,
-    /// The deviation of the logarithm of both.
+    /// The standard deviation of the logarithms of both.
     pub sigma: f64,
 }
 
@@ -66,11 +66,11 @@ pub struct ClassSpec {
 pub struct ModelSpec {
     /// Its name.
     pub name: String,
-    /// What its answers are worth: one number, or one for each class.
+    /// The worth of its answers: one number, or one for each class.
     pub quality_percent: Quality,
 }
 
-/// What answers are worth, in percent.
+/// The worth of answers, in percent.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(untagged)]
 pub enum Quality {
@@ -88,44 +88,44 @@ pub struct EngineSpec {
     pub model: String,
     /// The number of its GPU.
     pub gpu: u32,
-    /// How many requests it works on at once.
+    /// The maximum of requests that it works on at once.
     pub max_in_flight: u32,
-    /// What a step takes on the host.
+    /// The time of a step on the host.
     #[serde(default)]
     pub host_ms: f64,
-    /// What it takes on the GPU, whatever the batch.
+    /// The time of a step on the GPU, for any batch.
     pub gpu_ms: f64,
-    /// What each request in it adds.
+    /// The time that each request in the batch adds.
     pub gpu_per_sequence_ms: f64,
-    /// What a prompt takes.
+    /// The time of a prompt.
     pub prefill_ms: f64,
-    /// What each of its tokens adds.
+    /// The time that each token of the prompt adds.
     pub prefill_per_token_ms: f64,
-    /// How much a whole other engine on the GPU slows this one.
+    /// How much one fully busy engine on the same GPU slows this one.
     pub sharing: f64,
 }
 
 const NS_PER_MS: f64 = 1e6;
 const NS_PER_SEC: f64 = 1e9;
 
-/// So many requests of one rate are more than a search can play again and again.
+/// The maximum of requests at one rate that a search can simulate repeatedly.
 const MOST_REQUESTS: f64 = 1e6;
 
 impl Scenario {
     /// Reads a scenario.
     ///
     /// # Errors
-    /// It is no TOML, has unknown keys, or numbers that nothing can be simulated with; which, is said.
+    /// The text is not TOML, or has unknown keys, or numbers that cannot be simulated; the error names them.
     pub fn parse(text: &str) -> Result<Self> {
         let scenario: Self = toml::from_str(text).context("no scenario")?;
         scenario.check()?;
         Ok(scenario)
     }
 
-    /// Returns it as a text.
+    /// Returns the scenario as TOML.
     ///
     /// # Errors
-    /// None that is known of: all of it can be said in TOML.
+    /// No error is known: TOML can represent every scenario.
     pub fn to_toml(&self) -> Result<String> {
         Ok(toml::to_string(self)?)
     }
@@ -187,19 +187,19 @@ impl Scenario {
         Ok(())
     }
 
-    /// The names of the models, in their order.
+    /// Returns the names of the models, in their order.
     #[must_use]
     pub fn model_names(&self) -> Vec<String> {
         self.models.iter().map(|model| model.name.clone()).collect()
     }
 
-    /// The names of the classes, in their order.
+    /// Returns the names of the classes, in their order.
     #[must_use]
     pub fn class_names(&self) -> Vec<String> {
         self.classes.iter().map(|class| class.name.clone()).collect()
     }
 
-    /// What is simulated.
+    /// Returns the setup of the simulation.
     #[must_use]
     pub fn setup(&self) -> Setup {
         let model = |model: &ModelSpec| Model {
@@ -236,17 +236,17 @@ impl Scenario {
         }
     }
 
-    /// The mean over requests of what their classes say.
+    /// Returns the mean of a property of classes, over requests.
     fn mean(&self, of: impl Fn(&ClassSpec) -> f64) -> f64 {
         let shares: f64 = self.classes.iter().map(|class| class.share).sum();
         self.classes.iter().map(|class| class.share * of(class)).sum::<f64>() / shares
     }
 
-    /// Returns the requests of a rate, by a seed, in the order in which they come.
+    /// Returns the requests at a rate, for a seed, in the order of arrival.
     #[must_use]
     pub fn arrivals(&self, requests_per_sec: f64, seed: u64) -> Vec<Arrival> {
         let mut random = Random::new(seed);
-        // The gateway's guess is one number for all classes, as it learns it from what passes.
+        // The gateway's estimate is one number for all classes, learned from all answers.
         let expected_tokens = self.mean(|class| class.answer_tokens).round().max(1.0);
         let (mut at_ns, mut arrivals) = (0.0, Vec::new());
         loop {
@@ -304,7 +304,7 @@ impl Quality {
 pub(crate) mod tests {
     use super::*;
 
-    /// A large and a small model on GPUs of their own, with two classes.
+    /// A large and a small model on separate GPUs, with two classes.
     pub const TWO: &str = r#"
         requests_per_sec = [0.5, 2, 6]
         seconds = 60

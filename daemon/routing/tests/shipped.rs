@@ -12,7 +12,7 @@ fn shipped_policies_have_the_scores_of_their_log_and_beat_the_rule() {
     let text = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
     let (scenario, log) = (text("three-models.toml"), text("three-models.log"));
     let sha256: String = Sha256::digest(&scenario).iter().map(|byte| format!("{byte:02x}")).collect();
-    // Two of the rates, and few seeds: the intervals of the log are of ten.
+    // Two of the rates, and few seeds: the intervals of the log are from ten.
     let scenario = Scenario { requests_per_sec: vec![48.0, 96.0], ..Scenario::parse(&scenario).unwrap() };
     let logged = |name: &str, requests_per_sec: f64| -> f64 {
         let rows = log.split_once(&format!("at {requests_per_sec} requests/s")).unwrap().1;

@@ -10,7 +10,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::PolicyFile;
 
-/// The one entry of a file's metadata. Several would be in any order, and the same network no longer the same file.
+/// The only entry of a file's metadata. Several entries would have no fixed order, so the same network would not
+/// always give the same file.
 const ENTRY: &str = "paced";
 
 #[derive(Deserialize, Serialize)]
@@ -19,12 +20,12 @@ struct Metadata {
     classes: Vec<String>,
     features: String,
     fingerprint: String,
-    /// Of all numbers, tensor by tensor in the order of their names: the format has no checksum of its own.
+    /// The hash of all numbers, tensor by tensor in the order of their names: the format has no checksum.
     sha256: String,
     made: String,
 }
 
-/// Whether bytes begin as such a file does: a length of less than 4 GiB, and an object.
+/// Whether bytes begin like such a file: with a length of less than 4 GiB, and an object.
 pub fn is_one(bytes: &[u8]) -> bool {
     bytes.get(4..9) == Some(b"\0\0\0\0{")
 }
@@ -42,7 +43,7 @@ pub fn parse(bytes: &[u8]) -> Result<PolicyFile> {
         let numbers = view.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
         views.push((name.to_owned(), view.shape().to_vec(), numbers.collect()));
     }
-    // The checksum is over them in one order, and the library gives them in any.
+    // The checksum covers the tensors in one order; the library returns them in any order.
     views.sort_by(|(one, ..), (other, ..)| one.cmp(other));
     let tensors: Vec<_> =
         views.iter().map(|(name, shape, data)| Tensor { name: name.clone(), shape: shape.clone(), data }).collect();
@@ -51,7 +52,7 @@ pub fn parse(bytes: &[u8]) -> Result<PolicyFile> {
     let entries = [("features", &*metadata.features), ("classes", &classes), ("fingerprint", &metadata.fingerprint)];
     let dqn = Dqn::from_parts(&tensors, entries).context("the tensors do not form a network")?;
     let file = PolicyFile { models: metadata.models, classes: metadata.classes, policy: RoutingPolicy::RoundRobin };
-    // The fingerprint alone does not say that layers have as many inputs and outputs.
+    // The fingerprint alone does not show that the layers have the right numbers of inputs and outputs.
     let same = Dqn::new(dqn.network.clone(), dqn.features, &file.router_models(|_, _| 1.0), file.classes.len());
     let fits = dqn.network.outputs() == file.models.len()
         && dqn.network.inputs() == dqn.features.len(file.models.len(), file.classes.len());

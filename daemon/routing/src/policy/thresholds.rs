@@ -34,11 +34,11 @@ struct Model {
     slope: f64,
 }
 
-/// What thresholds are compared with ([`Measure`]), as files say it.
+/// The quantity that thresholds are compared with ([`Measure`]), as named in files.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Measured {
-    /// The part of its limits that an answer is predicted to use.
+    /// The fraction of its limits that an answer is predicted to use.
     #[default]
     Predicted,
     /// How full a batch is.
@@ -46,7 +46,7 @@ pub enum Measured {
 }
 
 impl Measured {
-    /// The router's.
+    /// Returns the measure for a router.
     #[must_use]
     pub const fn measure(self) -> Measure {
         match self {

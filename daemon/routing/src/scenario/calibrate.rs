@@ -1,4 +1,4 @@
-//! A scenario, as recorded decisions show it.
+//! A scenario made from recorded decisions.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,21 @@ use anyhow::{Context as _, Result, ensure};
 use super::{ClassSpec, EngineSpec, ModelSpec, Quality, Scenario};
 use crate::decision::Decision;
 
-/// A scenario, and what of the records could not be used for it.
+/// A scenario, and how many records were used for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibrated {
     /// The scenario.
     pub scenario: Scenario,
-    /// Decisions that it is made of.
+    /// Decisions that it is made from.
     pub used: usize,
     /// Decisions about requests without a budget for the whole answer, which are left out.
     pub without_budget: usize,
 }
 
-/// Fewer requests say nothing about rates and lengths.
+/// Fewer requests show nothing about rates and lengths.
 const FEWEST: usize = 20;
 
-/// What a class showed.
+/// The records of a class.
 #[derive(Default)]
 struct Seen {
     budgets_ms: Vec<f64>,
@@ -29,11 +29,12 @@ struct Seen {
     answers: Vec<f64>,
 }
 
-/// Makes a scenario of decisions about one alias, in the order of their time: engines as they were known last, classes with
-/// the median of their budgets and the lengths that they had, and rates from half the least to twice the most of a minute.
+/// Makes a scenario from decisions about one alias, which must be in order of time: engines as they were last known, classes
+/// with the median of their budgets and with their recorded lengths, and rates from half the lowest to twice the highest of a
+/// minute.
 ///
 /// # Errors
-/// There are too few, or some engine had not shown what it costs.
+/// There are too few decisions, or the costs of an engine are not known yet.
 pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
     let of_alias: Vec<_> = decisions.iter().filter(|decision| decision.alias == alias).collect();
     let mut classes: BTreeMap<&str, Seen> = BTreeMap::new();
@@ -103,7 +104,7 @@ pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
     Ok(Calibrated { scenario, used: count, without_budget: of_alias.len() - count })
 }
 
-/// Six rates, each as many times the one before: from half the least to twice the most that came in any minute with requests.
+/// Returns six rates in geometric progression: from half the lowest to twice the highest rate in any minute with requests.
 fn rates(decisions: &[&Decision]) -> Vec<f64> {
     let mut minutes: BTreeMap<u64, u32> = BTreeMap::new();
     decisions.iter().for_each(|decision| *minutes.entry(decision.at_ms / 60_000).or_default() += 1);
@@ -114,7 +115,7 @@ fn rates(decisions: &[&Decision]) -> Vec<f64> {
     (0..=STEPS).map(|step| rounded(least * (most / least).powf(f64::from(step) / f64::from(STEPS)))).collect()
 }
 
-/// The mean of a log-normal distribution that fits values above 0, and the deviation of their logarithms.
+/// Returns the mean of values above 0, and the standard deviation of their logarithms, for a log-normal distribution.
 fn log_normal(values: &[f64]) -> Option<(f64, f64)> {
     let count = values.len() as f64;
     let mean = (!values.is_empty()).then(|| values.iter().sum::<f64>() / count)?;
@@ -129,7 +130,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-/// Four digits, so that people can read what they may change.
+/// Rounds to four significant digits, for people who read and change the text.
 fn rounded(number: f64) -> f64 {
     if number == 0.0 || !number.is_finite() {
         return number;
@@ -145,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_scenario_shows_what_was_recorded() {
-        // One a second for a minute, then four a second for another.
+        // One per second for a minute, then four per second for another.
         let seconds = (0..60).map(|at| at * 1_000).chain((0..240).map(|at| 60_000 + at * 250));
         let mut decisions: Vec<_> = seconds.map(|at_ms| decision(at_ms, 2, 3_000 + at_ms % 3)).collect();
         for late in decisions.iter_mut().step_by(3) {
