@@ -9,8 +9,8 @@ use crate::uplink::{self, Nameable, UplinkSettings};
 /// The most hops of a configuration.
 pub const MAX_HOPS: usize = 16;
 
-/// A relay through which another relay is reached: connections to that other relay run in a UDP tunnel of this one (RFC
-/// 9298). This relay sees the other's address but not the content; the other sees only this relay's address.
+/// A relay through which another relay is reached: connections to that other relay run in a UDP tunnel of this one
+/// (RFC 9298). This relay sees the other's address but not the content; the other sees only this relay's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hop {
     /// Its name; the rules of [`ClassSettings::name`](crate::policy::ClassSettings::name) apply.

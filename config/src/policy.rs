@@ -291,8 +291,8 @@ impl Default for Policy {
 
 impl Default for ScheduleSettings {
     /// Two levels, the low one by round robin. As long as no class is on the high level, every stream and tunnel takes
-    /// its turn, whatever clients signal, as an operator who configured nothing expects; and a class needs only `level
-    /// = "high"` and a deadline to overtake them.
+    /// its turn, whatever clients signal, as an operator who configured nothing expects; and a class needs only
+    /// `level = "high"` and a deadline to overtake them.
     fn default() -> Self {
         Self { discipline: Discipline::Ml { low: Low::Rr }, low_mark_packets: None }
     }
