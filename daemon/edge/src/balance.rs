@@ -1,4 +1,4 @@
-//! Which of several gateways gets a request: of those that answer, the gateway that is nearest and has the least to do.
+//! Which of several gateways gets a request: the nearest and least busy one, among the gateways that answer.
 //!
 //! Pure: observations of gateways, and time, are arguments.
 

@@ -45,7 +45,7 @@ pub struct EdgeMetrics {
     bytes_down: Family<Labels<2>, Counter>,
     dropped_waiting: Family<Labels<2>, Counter>,
     dropped_down: Family<Labels<2>, Counter>,
-    /// QUIC packets for relays behind hops that were larger than the smallest, while capsules stood in for datagrams.
+    /// QUIC packets of more than 1,200 bytes for relays behind hops, dropped while capsules stood in for datagrams.
     pub hop_withheld: Counter,
     /// What happened to datagrams inside the connections to relays.
     pub datagrams: Arc<DatagramCounters>,

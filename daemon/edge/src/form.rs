@@ -93,7 +93,7 @@ mod tests {
                 first.lost_packet(ms(20 * packet));
             }
         }
-        assert_eq!(other.tell(2), Form::Datagram, "nobody has told it");
+        assert_eq!(other.tell(2), Form::Datagram, "it has learned nothing yet");
         assert_eq!([one.tell(3), other.tell(3)], [Form::Capsule; 2]);
         (0..30_000).for_each(|_| second.sent_packet());
         assert_eq!(

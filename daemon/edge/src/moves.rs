@@ -33,7 +33,7 @@ pub struct Paths {
 pub enum MoveVerdict {
     /// It did not change.
     Stays,
-    /// It goes on from the new address.
+    /// It continues from the new address.
     Follows,
     /// It continues, but takes no new tunnels: the relay would not follow many more changes.
     Wears,

@@ -134,7 +134,7 @@ pub struct EdgeTunnel {
     pub owner: TunnelOwner,
     /// What it carries.
     pub protocol: Protocol,
-    /// Where it leads.
+    /// Its target.
     pub target: Target,
     /// When it was opened.
     pub since: SystemTime,

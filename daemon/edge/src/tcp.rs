@@ -22,7 +22,7 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Serves `forward` on a listener that [`door::bind`] made, through `uplink`; what is sent is of the class of `membership`.
+    /// Serves `forward` on a listener that [`door::bind`] made, through `uplink`, in the class of `membership`.
     ///
     /// # Errors
     /// The system refuses to watch the listener.

@@ -115,7 +115,7 @@ impl From<Gone> for Failure {
 }
 
 impl Gateway {
-    /// Prepares a gateway with idle engines, of which is known what was `learned` before. It enters its requests in `live` and
+    /// Prepares a gateway with idle engines and the knowledge that was `learned` before. It enters its requests in `live` and
     /// their tokens in `spending`, and leaves decisions of its aliases' policies in `decisions`, if they are to be recorded.
     ///
     /// # Errors

@@ -301,7 +301,7 @@ impl Engines {
         self.state.lock().replicas.len()
     }
 
-    /// Returns how many requests each engine works on at once at most.
+    /// Returns the maximum of requests that each engine works on at once.
     #[must_use]
     pub const fn most_in_flight(&self) -> u32 {
         self.most_in_flight

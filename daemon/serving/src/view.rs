@@ -52,7 +52,7 @@ pub struct AliasView {
     pub tally: Tally,
 }
 
-/// A request that a gateway serves, at one moment.
+/// A request that a gateway serves, at one time.
 #[derive(Clone, Debug)]
 pub struct RequestView {
     /// Its ID, which no other request has had since paced started.

@@ -19,7 +19,7 @@ use role::{
 use super::{End, ROUNDS, Shared};
 use crate::link::Link;
 
-/// The most payloads of a sender that count as questions, each of which has one answer: a resolver asks for the IPv4 and
+/// The maximum of a sender's payloads that count as questions, each with one answer: a resolver asks for the IPv4 and
 /// the IPv6 addresses of a name from one port, and may ask again.
 const QUESTIONS: u32 = 4;
 

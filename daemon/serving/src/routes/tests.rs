@@ -122,7 +122,7 @@ fn the_best_model_that_meets_the_deadline_answers_once_its_engine_is_known() {
     assert_eq!(choose(500).model, 1, "the large one would take 810 ms");
     assert_eq!(choose(10).reason, "none_in_time");
     let far = ClientPath { smoothed_rtt_ns: 4_000 * NS_PER_MS, ..ClientPath::default() };
-    let there_and_back = "the way here took 2 s, which nobody could take off the budget, and the way back takes 2 s";
+    let there_and_back = "the way here took 2 s, which the client did not subtract, and the way back takes 2 s";
     assert_eq!(routes.route(either(&[0, 1]), &wanted(Some(4_700)), far).unwrap().model, 1, "{there_and_back}");
     assert_eq!(routes.route(either(&[0, 1]), &wanted(Some(5_500)), far).unwrap().model, 0);
     assert_eq!(routes.route(named(&[0]), &wanted(Some(10)), far).unwrap().model, 0, "a name is a name");
