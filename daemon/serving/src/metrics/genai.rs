@@ -17,7 +17,7 @@ struct Of {
     gen_ai_provider_name: &'static str,
     /// The model that answered: a client may name anything, and an alias only stands for several models.
     gen_ai_response_model: Arc<str>,
-    /// The code of the error; empty for an answer.
+    /// Empty for an answer, "cancelled" if the client left, otherwise the code of the error.
     error_type: &'static str,
 }
 
