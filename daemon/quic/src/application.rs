@@ -1,7 +1,8 @@
 //! QUIC for applications: connections on which the application decides what leaves next.
 //!
-//! A connection has a discipline ([`Discipline`]), and everything on it a class: a level, a priority, a weight, a deadline.
-//! Both come from a policy in the words of paced's configuration, or from the application while the connection runs.
+//! Each connection has a discipline ([`Discipline`]), and each stream or datagram on it a class: a level, a priority, a
+//! weight, a deadline. Both come from a policy in the syntax of paced's configuration, or from the application while the
+//! connection runs.
 //!
 //! ```no_run
 //! # use std::path::Path;
@@ -25,7 +26,7 @@
 //! ```
 //!
 //! The bytes of all streams wait in this process for their turn, and are handed to the transport as late as keeps the path
-//! busy; so what is urgent overtakes what was written before it. Datagrams and streams share one order.
+//! busy, so urgent bytes overtake bytes that were written before them. Datagrams and streams share one order.
 //!
 //! `examples/` has an echo of three classes and a file server whose urgent answers overtake.
 
@@ -65,7 +66,7 @@ use crate::{
 /// The largest DATAGRAM frame that is accepted, in bytes.
 const FRAME_BYTES: u64 = u16::MAX as u64;
 
-/// What both ends of an application agree on, and how each of them sends.
+/// The settings of an application: what both ends agree on, and how each of them sends.
 #[derive(Clone, Debug)]
 pub struct ApplicationSettings {
     /// The application's protocol (ALPN, RFC 7301), which has to be the same at both ends.
@@ -79,7 +80,7 @@ pub struct ApplicationSettings {
 }
 
 impl ApplicationSettings {
-    /// The settings of a protocol, with one class and round robin.
+    /// Returns the settings of a protocol, with one class and round robin.
     #[must_use]
     pub fn new(protocol: &[u8]) -> Self {
         Self {
@@ -90,7 +91,8 @@ impl ApplicationSettings {
         }
     }
 
-    /// The transport, told which devices keep departures, so that packets wait in this process where none does.
+    /// Returns the transport settings with the devices of this host, so that packets wait in this process where a device does
+    /// not keep departures.
     fn transport(&self) -> Result<Transport> {
         let runtime = Handle::try_current().context("applications of this library run on tokio")?;
         let devices = qdisc::follow(qdisc::Gauges::default(), &runtime, Box::new(|_, _| {}));
@@ -116,7 +118,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address, on the tokio runtime this is called in.
+    /// Listens at an address, on the current tokio runtime.
     ///
     /// # Errors
     /// The address is in use or not ours, or certificate and key do not belong together.
@@ -129,7 +131,7 @@ impl Listener {
         Ok(Self { server, classes })
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens at.
     ///
     /// # Errors
     /// The endpoint has ended.
@@ -137,7 +139,7 @@ impl Listener {
         Ok(self.server.local_addr()?)
     }
 
-    /// Returns the next connection; `None` once the endpoint has ended. A connection that ended at once is left out.
+    /// Returns the next connection; `None` once the endpoint has ended. Connections that ended at once are left out.
     pub async fn accept(&mut self) -> Option<Connection> {
         loop {
             if let Ok(connection) = Connection::start(self.server.accept().await?, self.classes.clone()) {
@@ -155,11 +157,11 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Prepares to connect to servers that `trust` accepts, with a certificate if they ask for one, on the tokio runtime this
-    /// is called in.
+    /// Prepares to connect to servers that `trust` accepts, with a certificate if they ask for one, on the current tokio
+    /// runtime.
     ///
     /// # Errors
-    /// There is no socket to be had, or `trust` names no usable authority.
+    /// No socket can be opened, or `trust` names no usable authority.
     pub fn new(trust: Trust, identity: Option<ClientIdentity>, settings: &ApplicationSettings) -> Result<Self> {
         let tls = tls::client_for(&settings.protocol, trust, identity)?;
         let ((classes, _), transport) = (settings.begin(PolicyRole::Edge), settings.transport()?);
@@ -175,10 +177,10 @@ impl Connector {
         }
     }
 
-    /// Connects to a server, whose certificate has to be of `name`.
+    /// Connects to a server. Its certificate has to be valid for `name`, unless it is pinned.
     ///
     /// # Errors
-    /// Nobody answers, or either end does not trust the other.
+    /// No server answers, or either end does not trust the other.
     pub async fn connect(&self, server: SocketAddr, name: &str) -> Result<Connection> {
         let to = s2n_quic::client::Connect::new(server).with_server_name(name);
         let client = self.clients[usize::from(server.is_ipv6())].as_ref();
@@ -188,11 +190,11 @@ impl Connector {
     }
 }
 
-/// A connection. Dropped, it ends once its streams have.
+/// A connection. After it is dropped, it ends as soon as its streams have ended.
 pub struct Connection {
     handle: connection::Handle,
     streams: BidirectionalStreamAcceptor,
-    // Dropped, it would refuse what a peer may open by mistake.
+    // Dropping it would refuse streams that a peer may open by mistake.
     _unidirectional: ReceiveStreamAcceptor,
     shared: Arc<Shared>,
 }
@@ -218,7 +220,7 @@ impl Connection {
         let (streams, unidirectional) = acceptor.split();
         let hub = handle.datagram_mut(|sender: &mut Sender| sender.hub())?;
         let (dispatcher, driver) = Dispatcher::of(&mut handle)?;
-        // Whom the application accepts is its own affair: no stranger's budget holds.
+        // The application decides which peers it accepts, so the budget of strangers does not apply.
         handle.query_event_context(|state: &ConnectionState| state.standing.admit())?;
         let driver = tokio::spawn(driver.run()).abort_handle();
         let schedule = Schedule::named(&classes, None);
@@ -226,18 +228,18 @@ impl Connection {
         Ok(Self { handle, streams, _unidirectional: unidirectional, shared })
     }
 
-    /// Has another discipline decide what leaves next on this connection, for what waits as well.
+    /// Changes the discipline that decides what leaves next on this connection, including bytes that already wait.
     pub fn set_discipline(&self, discipline: Discipline) {
         self.shared.hub.set_schedule(&Schedule { discipline, ..self.shared.schedule.clone() });
     }
 
-    /// The terms of a class of the policy, or of the default class if there is none of that name.
+    /// Returns the terms of the policy's class of this name, or of the default class if there is none.
     #[must_use]
     pub fn terms(&self, class: &str) -> Terms {
         self.shared.classes.named(Some(class)).terms(None)
     }
 
-    /// What became of the traffic of each class, over all connections of this end: what was sent and dropped, and how much
+    /// Returns the classes with their counters over all connections of this end: traffic that was sent or dropped, or that
     /// missed its deadline.
     #[must_use]
     pub fn classes(&self) -> &Classes {
@@ -256,13 +258,13 @@ impl Connection {
     /// Returns the next stream that the peer opens, in the default class; `None` once the peer has closed the connection.
     ///
     /// # Errors
-    /// The connection has ended otherwise.
+    /// The connection has ended in another way.
     pub async fn accept(&mut self) -> Result<Option<Stream>, connection::Error> {
         let stream = self.streams.accept_bidirectional_stream().await?;
         Ok(stream.map(|stream| Stream::new(&self.shared, stream, self.shared.hub.terms().clone())))
     }
 
-    /// Closes the connection, with all its streams, for a reason of the application's.
+    /// Closes the connection and all its streams, with an error code of the application.
     pub fn close(&self, code: u32) {
         self.handle.close(code.into());
     }
@@ -270,11 +272,11 @@ impl Connection {
 
 /// A stream in both directions, and the datagrams that belong to it.
 pub struct Stream {
-    /// What leaves.
+    /// The sending half.
     pub send: Sending,
-    /// What arrives.
+    /// The receiving half.
     pub receive: ReceiveStream,
-    /// Its datagrams; `None` on streams that the server opened (RFC 9297 §2.1 numbers those of the client).
+    /// Its datagrams; `None` on streams that the server opened (RFC 9297 §2.1 numbers only the client's).
     pub datagrams: Option<StreamDatagrams>,
 }
 
@@ -301,7 +303,7 @@ impl Stream {
     }
 }
 
-/// The sending half of a stream. Dropped before it was finished, it is reset.
+/// The sending half of a stream. Dropping it before it is finished resets the stream.
 pub struct Sending {
     shared: Arc<Shared>,
     stream: dispatch::ScheduledSendStream,
@@ -313,7 +315,7 @@ impl Sending {
     /// Queues bytes as soon as there is room; they leave when it is the stream's turn.
     ///
     /// # Errors
-    /// The stream has ended otherwise than by being finished.
+    /// The stream has ended without having been finished.
     pub async fn send(&mut self, bytes: Bytes) -> Result<(), dispatch::StreamWriteError> {
         poll_fn(|cx| self.stream.poll_ready(cx)).await?;
         self.begun_ns.get_or_insert_with(self.shared.hub.clock().now_ns);
@@ -321,12 +323,12 @@ impl Sending {
         Ok(())
     }
 
-    /// Ends the stream properly: what is queued is sent, then its end.
+    /// Ends the stream properly: sends the queued bytes, then the stream's end.
     pub fn finish(&mut self) {
         self.stream.finish();
     }
 
-    /// Ends the stream abruptly; what is queued is discarded.
+    /// Ends the stream abruptly; discards the queued bytes.
     ///
     /// # Errors
     /// The code is too large for QUIC (RFC 9000 §16).
@@ -343,17 +345,18 @@ impl Sending {
         &self.terms
     }
 
-    /// Changes the terms on which it is served, at once, for what waits as well. A deadline counts from the first byte.
+    /// Changes the terms on which it is served, at once, also for bytes that already wait. A deadline counts from the first
+    /// byte.
     pub fn set_terms(&mut self, terms: Terms) {
         self.stream.set_terms(terms.clone());
         self.terms = terms;
     }
 
-    /// Waits until the peer has acknowledged all that was written; returns how long that took since the first byte, and
-    /// whether it was in time.
+    /// Waits until the peer has acknowledged everything that was written; returns how long that took since the first byte,
+    /// and the deadline.
     ///
     /// # Errors
-    /// The stream has ended otherwise than by being finished.
+    /// The stream has ended without having been finished.
     pub async fn delivered(&mut self) -> Result<Delivery, dispatch::StreamWriteError> {
         poll_fn(|cx| self.stream.poll_acknowledged(cx)).await?;
         let now_ns = (self.shared.hub.clock().now_ns)();
@@ -362,17 +365,17 @@ impl Sending {
     }
 }
 
-/// What became of the bytes of a stream.
+/// How long the delivery of a stream took, and its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// From the first byte that was queued to the acknowledgement of the last.
+    /// The time from queueing the first byte to the acknowledgement of the last.
     pub took: Duration,
-    /// Within which time that should have been.
+    /// The time that this should have taken at most.
     pub deadline: Option<Duration>,
 }
 
 impl Delivery {
-    /// Whether the deadline was met; what has none meets it.
+    /// Whether the deadline was met; always true without one.
     #[must_use]
     pub fn is_in_time(&self) -> bool {
         self.deadline.is_none_or(|deadline| self.took <= deadline)
@@ -380,15 +383,15 @@ impl Delivery {
 }
 
 /// Datagrams of one stream: they take turns with all streams and other datagrams of the connection. Dropping this discards
-/// what waits in both directions.
+/// the datagrams that wait in both directions.
 pub struct StreamDatagrams {
     flow: Flow,
     arrived: Segments,
 }
 
 impl StreamDatagrams {
-    /// Queues a copy of a datagram, with an arrival of now: its deadline counts from here. What exceeds a bound, or cannot
-    /// be carried by a packet, is dropped and counted in its class.
+    /// Queues a copy of a datagram, whose deadline counts from now. Datagrams beyond a bound are dropped and counted in their
+    /// class; a datagram that no packet can carry is dropped, too.
     pub fn send(&self, datagram: &[u8]) {
         self.flow.batch().push(datagram);
     }

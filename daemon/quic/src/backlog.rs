@@ -1,4 +1,4 @@
-//! The payloads of one tunnel that wait for their turn, and when each of them came.
+//! The payloads of one tunnel that wait for their turn, and when each of them arrived.
 
 use std::{
     collections::VecDeque,
@@ -17,7 +17,7 @@ use sched::{
 use super::class::Terms;
 use crate::segments::Segments;
 
-/// Times of so many payloads survive the queue becoming empty.
+/// Room for this many arrival times is kept when the queue becomes empty.
 const KEPT: usize = 256;
 
 /// Payloads of one tunnel that were dropped inside its connection.
@@ -35,28 +35,28 @@ pub struct Losses {
     pub capsules: AtomicU64,
 }
 
-/// A bounded queue of payloads with their arrival times. It counts payloads that the rule of its class drops, in the class and
-/// in the tunnel's losses; the caller counts payloads that a bound drops.
+/// A bounded queue of payloads with their arrival times. It counts payloads dropped by the rule of its class, in the class and
+/// in the tunnel's losses; the caller counts payloads dropped by a bound.
 #[derive(Debug)]
 pub struct Backlog {
     payloads: Segments,
     arrivals_ns: VecDeque<u64>,
     codel: Option<Box<Codel>>,
-    /// Whether the oldest payload was found worth sending already.
+    /// Whether the oldest payload was already found worth sending.
     judged: bool,
     losses: Arc<Losses>,
 }
 
 impl Backlog {
-    /// Returns an empty queue that holds at most `limit_bytes` of payload of the tunnel whose `losses` these are.
+    /// Returns an empty queue for at most `limit_bytes` of payload of the tunnel with these `losses`.
     #[must_use]
     pub fn new(limit_bytes: usize, losses: Arc<Losses>) -> Self {
         let payloads = Segments::new(limit_bytes);
         Self { payloads, arrivals_ns: VecDeque::new(), codel: None, judged: false, losses }
     }
 
-    /// Appends a copy of `payload`; returns how many were dropped for it: the oldest, or itself if it is larger than
-    /// the bound.
+    /// Appends a copy of `payload`; returns how many payloads were dropped: the oldest ones to make room, or `payload` itself
+    /// if it is larger than the bound.
     pub fn push(&mut self, payload: &[u8], now_ns: u64) -> usize {
         if !self.payloads.holds(payload.len()) {
             return 1;
@@ -70,7 +70,7 @@ impl Backlog {
         dropped
     }
 
-    /// Drops what is not worth sending any more, counts it, and returns the oldest of the rest with its arrival.
+    /// Drops and counts payloads that are no longer worth sending, and returns the oldest of the others with its arrival.
     pub fn front(&mut self, now_ns: u64, terms: &Terms, expiry: Expiry) -> Option<(&[u8], u64)> {
         while !self.judged {
             let arrival_ns = *self.arrivals_ns.front()?;
@@ -91,7 +91,7 @@ impl Backlog {
         self.judged_front()
     }
 
-    /// The oldest payload with its arrival, without a look at the drop rule: for a caller that has just asked
+    /// Returns the oldest payload with its arrival, without applying the drop rule: for a caller that has just called
     /// [`front`](Self::front).
     #[must_use]
     pub fn judged_front(&self) -> Option<(&[u8], u64)> {
@@ -120,7 +120,7 @@ impl Backlog {
         self.payloads.pop()
     }
 
-    /// When the oldest payload came.
+    /// Returns when the oldest payload arrived.
     #[must_use]
     pub fn oldest_ns(&self) -> Option<u64> {
         self.arrivals_ns.front().copied()

@@ -1,15 +1,15 @@
-//! How early the bytes of streams are bound to their place: when they are handed to the transport.
+//! How early the bytes of streams are bound to an order, by being handed to the transport.
 
 use std::time::Duration;
 
 /// How much may be handed over and not yet sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binding {
-    /// As little as keeps the transport busy, so that what is urgent waits behind little: what leaves in a millisecond,
-    /// but at least some packets.
+    /// As little as keeps the transport busy, so that urgent bytes wait behind few others: what leaves in a
+    /// millisecond, but at least some packets.
     Late {
-        /// These many packets; `None` for 4 on paths below 10 Mbit/s, and 12, which is a burst of the transport's pacer
-        /// and a little more, on faster ones.
+        /// At least this many packets. `None` means 4 on paths below 10 Mbit/s, and 12 on faster ones, which is a burst
+        /// of the transport's pacer and a little more.
         floor_packets: Option<u32>,
     },
     /// Everything at once: the transport's own round robin decides, as without a dispatcher.
@@ -29,7 +29,7 @@ impl Binding {
     /// How [`Binding::Early`] is written as a number.
     const EARLY: u32 = u32::MAX;
 
-    /// Writes it as a number: the floor in packets, or 0 where it adapts to the path.
+    /// Returns it as a number: the floor in packets, 0 if that adapts to the path, or `EARLY`.
     pub(super) fn to_number(self) -> u32 {
         match self {
             Self::Late { floor_packets } => floor_packets.unwrap_or(0).min(Self::EARLY - 1),
@@ -44,11 +44,13 @@ impl Binding {
         }
     }
 
-    /// The low mark of a path: fewer bytes than this may be handed over and not yet sent.
+    /// Returns the low mark of a path: more bytes are handed over only while fewer than this are handed over and not
+    /// yet sent.
     #[must_use]
     pub fn low_mark(self, congestion_window: u32, smoothed_rtt: Duration, packet_bytes: u64) -> u64 {
         let Self::Late { floor_packets } = self else { return u64::MAX };
-        // The pacer sends a little faster than a window per round trip, so that the window limits and not the pacer.
+        // The pacer sends a little faster than a window per round trip, so that the window is the limit and not the
+        // pacer.
         let bytes_per_sec = 1.25 * f64::from(congestion_window) / smoothed_rtt.as_secs_f64().max(1e-6);
         let floor = floor_packets.unwrap_or(if bytes_per_sec < Self::SLOW_BYTES_PER_SEC { 4 } else { 12 });
         let wanted = (bytes_per_sec * Self::HORIZON.as_secs_f64()) as u64;

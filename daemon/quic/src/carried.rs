@@ -1,4 +1,4 @@
-//! Endpoints whose packets leave in something else than a socket: in a tunnel of another connection, for one.
+//! Endpoints whose packets travel in something other than a socket, for example in a tunnel of another connection.
 //!
 //! The event loop of such an endpoint moves packets by itself, so no packet waits here for longer than one turn of the loop. The
 //! carrier bounds its queue. The congestion controller of the inner connection treats dropped packets as lost.
@@ -34,13 +34,13 @@ use super::segments::Segments;
 /// Bytes of packets that are taken, or written, in one turn of the event loop.
 const TURN_BYTES: usize = 64 * 1024;
 
-/// Headers of IPv4 and UDP: what the transport takes off an IP packet's size for a peer with an IPv4 address.
+/// Headers of IPv4 and UDP: what the transport subtracts from an IP packet's size for a peer with an IPv4 address.
 const HEADER_BYTES: u16 = 28;
 
-/// How long an endpoint goes on that nobody uses any more: long enough for its last packet to be written.
+/// How long an endpoint that is no longer used continues: long enough for its last packet to be written.
 const LINGER: Duration = Duration::from_millis(250);
 
-/// What packets travel in.
+/// Carries packets in place of a socket.
 pub trait Carrier: Send + 'static {
     /// Takes packets in order. Packets without room are lost, as on any path.
     fn send(&mut self, packets: &Segments);
@@ -50,13 +50,13 @@ pub trait Carrier: Send + 'static {
     fn poll_receive(&mut self, cx: &mut Context<'_>, packets: &mut Segments) -> Poll<()>;
 }
 
-/// Keeps an endpoint going; a quarter of a second after it was dropped, the endpoint ends, and its connections with it.
+/// Keeps an endpoint running. A quarter of a second after this is dropped, the endpoint ends, and its connections with it.
 #[derive(Debug)]
 pub struct Carrying {
     _used: oneshot::Sender<()>,
 }
 
-/// The packets of an endpoint with one peer, which a carrier carries.
+/// The IO provider of an endpoint with one peer, whose packets a carrier carries.
 pub struct CarriedPackets {
     carrier: Box<dyn Carrier>,
     peer: SocketAddr,
@@ -65,8 +65,8 @@ pub struct CarriedPackets {
 }
 
 impl CarriedPackets {
-    /// Has packets carried from and to `peer`, which is taken to be at the other end of whatever carries them; they become as
-    /// large as the carrier lets pass, up to IP packets of `max_mtu` bytes.
+    /// Creates a provider for packets from and to `peer`, which is assumed to be at the carrier's other end. Packets become as large
+    /// as the carrier forwards, up to IP packets of `max_mtu` bytes.
     #[must_use]
     pub fn new(carrier: Box<dyn Carrier>, peer: SocketAddr, max_mtu: u16) -> (Self, Carrying) {
         let (sender, used) = oneshot::channel();
@@ -81,7 +81,7 @@ impl Provider for CarriedPackets {
     fn start<E: Endpoint<PathHandle = Handle>>(self, mut endpoint: E) -> io::Result<SocketAddress> {
         let Self { carrier, peer, max_mtu, used } = self;
         let runtime = tokio::runtime::Handle::try_current().map_err(io::Error::other)?;
-        // The smallest packets to begin with: a handshake has to pass.
+        // Connections begin with the smallest packets, because a handshake has to pass.
         let sizes = mtu::Config::builder().with_max_mtu(max_mtu).and_then(|sizes| {
             let smallest = u16::from(mtu::Config::MIN.initial_mtu());
             sizes.with_initial_mtu(smallest)
@@ -93,7 +93,7 @@ impl Provider for CarriedPackets {
         let carrier = Arc::new(Mutex::new(carrier));
         let packets = || Segments::new(TURN_BYTES);
         let is_over = Box::pin(async move {
-            // Nothing is ever sent: the other end is dropped.
+            // Nothing is ever sent; this completes when the sender is dropped.
             _ = used.await;
             sleep(LINGER).await;
         });
@@ -107,7 +107,7 @@ impl Provider for CarriedPackets {
     }
 }
 
-/// Takes no statistics: the event loop has some for a socket only.
+/// Ignores statistics: the event loop has them only for sockets.
 struct Unmeasured;
 
 impl event_loop::Stats for Unmeasured {
@@ -128,7 +128,7 @@ impl rx::Rx for Rx {
     type Error = ();
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
-        // The event loop polls no more once it was told so.
+        // The event loop stops polling after this error.
         if self.is_over.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Err(()));
         }
@@ -147,7 +147,7 @@ impl rx::Rx for Rx {
 /// Packets that have arrived.
 struct Arrived {
     packets: Segments,
-    /// A copy of one, which the transport may write to.
+    /// A copy of one packet, which the transport may write to.
     packet: Vec<u8>,
     path: Handle,
 }
@@ -172,7 +172,7 @@ impl rx::Queue for Arrived {
 struct Tx {
     carrier: SharedCarrier,
     leaving: Leaving,
-    /// Whether the transport may have had more than there was room for.
+    /// Whether the transport may have had more packets than there was room for.
     was_full: bool,
 }
 
@@ -200,7 +200,7 @@ impl tx::Tx for Tx {
 /// Packets that are being written.
 struct Leaving {
     packets: Segments,
-    /// Room for one.
+    /// Room for one packet.
     packet: Vec<u8>,
 }
 
@@ -216,7 +216,7 @@ impl tx::Queue for Leaving {
         if packet.is_empty() {
             return Err(tx::Error::EmptyPayload);
         }
-        // As much as there is capacity for fits.
+        // The capacity was checked, so the packet fits.
         self.packets.push(packet);
         Ok(tx::Outcome { len, index: 0 })
     }

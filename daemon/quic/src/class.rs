@@ -1,5 +1,5 @@
-//! What a class means where its bytes move: the terms a tunnel or stream is served on, the class's rates, and what became
-//! of its traffic.
+//! Classes in the data path: the terms on which a tunnel or stream is served, the class's rates, and the counters of its
+//! traffic.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -14,17 +14,17 @@ use prometheus_client::{
 };
 use sched::{pace::Pace, stream::Service};
 
-/// Which end of a connection a class is applied at; it decides which rate holds in which direction.
+/// The end of a connection at which a class is applied; it decides which rate applies in which direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PolicyRole {
-    /// Its peers are clients, its targets are targets.
+    /// Its peers are clients, and it has targets.
     Relay,
     /// Its peer is a relay; it has no targets.
     Edge,
 }
 
 impl PolicyRole {
-    /// Returns the word for it.
+    /// Returns its name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -42,8 +42,8 @@ pub struct Classes {
 }
 
 impl Classes {
-    /// Makes the classes of `policy` ready; `marks` says what packets of a class carry for the kernel. Classes that had
-    /// the same name before go on counting where they were.
+    /// Creates the classes of `policy`; `marks` returns the marks that a class's packets carry for the kernel. A class
+    /// whose name existed before continues its counters.
     #[must_use]
     pub fn new(policy: Policy, role: PolicyRole, metrics: &ClassMetrics, marks: impl Fn(&str) -> ClassMarks) -> Self {
         let class = |class: &policy::ClassSettings| {
@@ -53,31 +53,31 @@ impl Classes {
         Self { classes: policy.classes.iter().map(class).collect(), policy }
     }
 
-    /// The policy.
+    /// Returns the policy.
     #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// The class of a stream or tunnel.
+    /// Returns the class of a stream or tunnel.
     #[must_use]
     pub fn classify(&self, subject: &Subject<'_>) -> &Arc<Class> {
         self.class(self.policy.classify(subject))
     }
 
-    /// The class of a request for a model.
+    /// Returns the class of a request for a model.
     #[must_use]
     pub fn classify_request(&self, subject: &RequestSubject<'_>) -> &Arc<Class> {
         self.class(self.policy.classify_request(subject))
     }
 
-    /// The class of a name, or the default class if there is none of that name.
+    /// Returns the class of a name, or the default class if there is none of that name.
     #[must_use]
     pub fn named(&self, name: Option<&str>) -> &Arc<Class> {
         name.and_then(|name| self.get(name)).unwrap_or_else(|| self.class(ClassId::default()))
     }
 
-    /// The class of a name, if there is one.
+    /// Returns the class of a name, if there is one.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Arc<Class>> {
         self.policy.id_of(name).map(|id| self.class(id))
@@ -89,12 +89,12 @@ impl Classes {
     }
 }
 
-/// The marks (SO_MARK) by which the kernel's programs know what moves in a class; `None` where they look at none.
+/// The marks (SO_MARK) by which the kernel's programs recognise the traffic of a class; `None` where they use none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClassMarks {
-    /// Of QUIC packets that carry something of the class.
+    /// The mark of QUIC packets that carry payloads of the class.
     pub to_peers: Option<u32>,
-    /// Of sockets to targets.
+    /// The mark of sockets to targets.
     pub to_targets: Option<u32>,
 }
 
@@ -102,7 +102,7 @@ pub struct ClassMarks {
 #[derive(Debug)]
 pub struct Class {
     policy: policy::ClassSettings,
-    /// What packets' records call it.
+    /// Its key in records of packets.
     pub key: ClassKey,
     /// The rate toward the other end of QUIC connections.
     pub to_peers: Option<Cap>,
@@ -110,7 +110,7 @@ pub struct Class {
     pub to_targets: Option<Cap>,
     /// Its marks.
     pub marks: ClassMarks,
-    /// What became of the class's traffic.
+    /// The counters of its traffic.
     pub counters: ClassCounters,
 }
 
@@ -124,19 +124,19 @@ impl Class {
         Self { to_peers, to_targets, marks, counters, key: ClassKey::of(&policy.name), policy }
     }
 
-    /// What the policy says about the class.
+    /// Returns the class's settings in the policy.
     #[must_use]
     pub fn policy(&self) -> &policy::ClassSettings {
         &self.policy
     }
 
-    /// Returns which payloads are dropped besides payloads that exceed a bound.
+    /// Returns the rule by which payloads are dropped, besides the bounds.
     #[must_use]
     pub fn drop_rule(&self) -> DropRule {
         self.policy.drop
     }
 
-    /// The terms of something of the class that asks for `signal`, of which it gets what the class allows.
+    /// Returns the terms of a stream or tunnel of this class that asks for `signal`, as far as the class allows that.
     #[must_use]
     pub fn terms(self: &Arc<Self>, signal: Option<&Priority>) -> Terms {
         Terms {
@@ -161,58 +161,58 @@ impl Default for Class {
     }
 }
 
-/// The terms on which one tunnel or stream is served: its class, and where its own signals moved it.
+/// The terms on which one tunnel or stream is served: its class, as changed by its own signals.
 #[derive(Clone, Debug, Default)]
 pub struct Terms {
-    /// What it is to the scheduler. The deadline in here is ignored; it comes from `deadline_ns`.
+    /// Its service for the scheduler. The deadline in it is ignored; `deadline_ns` replaces that.
     pub service: Service,
-    /// Within which time from its beginning a stream, or from its arrival a payload of a tunnel, should have left.
+    /// How long after its beginning a stream, or after its arrival a payload of a tunnel, should have left at the latest.
     pub deadline_ns: Option<u64>,
     /// When a stream begins.
     pub since: Since,
-    /// What was asked for.
+    /// The priority that was requested.
     pub signal: Option<Priority>,
     /// The class.
     pub class: Arc<Class>,
 }
 
-/// From when the deadline of a stream of bytes counts.
+/// When the deadline of a stream of bytes begins to count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Since {
-    /// Its first byte: a message, all of which is wanted within the time.
+    /// At its first byte: a message, all of which is due within that time.
     #[default]
     First,
-    /// The first byte after it had nothing to send: a connection that goes on, in which each burst is a message.
+    /// At the first byte after it had nothing to send: a long-lived connection, in which each burst is a message.
     Burst,
 }
 
 impl Terms {
-    /// The terms of no particular class.
+    /// Returns terms of a class without rules.
     #[must_use]
     pub fn of(service: Service, deadline_ns: Option<u64>) -> Self {
         Self { service, deadline_ns, ..Self::default() }
     }
 
-    /// Returns what a stream or flow whose deadline counts from `since_ns` is to the scheduler.
+    /// Returns the service of a stream or flow whose deadline counts from `since_ns`.
     #[must_use]
     pub fn service_since(&self, since_ns: u64) -> Service {
         Service { deadline_ns: self.deadline_ns.map(|deadline| since_ns.saturating_add(deadline)), ..self.service }
     }
 
-    /// The same as these, had `signal` been given instead of what was.
+    /// Returns the terms that result if `signal` replaces the previous signal.
     #[must_use]
     pub fn moved(&self, signal: &Priority) -> Self {
         Self { since: self.since, ..self.class.terms(Some(signal)) }
     }
 
-    /// The same as these, were it of another class.
+    /// Returns the terms that result from a move to another class.
     #[must_use]
     pub fn reclassed(&self, class: &Arc<Class>) -> Self {
         Self { since: self.since, ..class.terms(self.signal.as_ref()) }
     }
 }
 
-/// The class that something is of, which may change while it lives. Clones are the same membership.
+/// The class that its owner belongs to, which may change during the owner's life. Clones are the same membership.
 #[derive(Clone, Debug, Default)]
 pub struct Membership(Arc<ArcSwap<Class>>);
 
@@ -223,44 +223,45 @@ impl Membership {
         Self(Arc::new(ArcSwap::new(class)))
     }
 
-    /// The class that it is of now.
+    /// Returns the current class.
     #[must_use]
     pub fn get(&self) -> Arc<Class> {
         self.0.load_full()
     }
 
-    /// Moves it to another class.
+    /// Moves the owner to another class.
     pub fn set(&self, class: Arc<Class>) {
         self.0.store(class);
     }
 
-    /// Tells whether anybody else has it.
+    /// Whether another clone exists.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// Brings `known` up to date and returns what it was, unless it is that still, which costs next to nothing.
+    /// Updates `known` to the current class and returns the previous one. Returns `None`, at almost no cost, if `known` is
+    /// still current.
     pub fn update(&self, known: &mut Arc<Class>) -> Option<Arc<Class>> {
         let now = self.0.load();
         (!Arc::ptr_eq(&now, known)).then(|| std::mem::replace(known, now.clone()))
     }
 }
 
-/// A limit that all of a class or of a user share, in bytes or packets a second or both ([`Pace`]). Departures are reserved
-/// in the order in which turns come, so that waiting for one costs no turn of anybody else.
+/// A limit that all traffic of a class or of a user shares, in bytes or packets per second or both ([`Pace`]). Departures
+/// are reserved in the order of turns, so waiting for one costs no other stream or tunnel its turn.
 #[derive(Debug)]
 pub struct Cap(Mutex<Paces>);
 
 #[derive(Debug)]
 struct Paces {
     bytes: Option<Pace>,
-    /// Of one "byte" a packet.
+    /// Counts one "byte" per packet.
     packets: Option<Pace>,
 }
 
 impl Cap {
-    /// How much time's worth may leave at once after a silence.
+    /// How many nanoseconds' worth of traffic may leave at once after a silence.
     const BURST_NS: u64 = 10_000_000;
 
     /// Returns a cap that nothing has used yet; `None` if there is no limit.
@@ -271,7 +272,7 @@ impl Cap {
         (paces.bytes.is_some() || paces.packets.is_some()).then(|| Self(Mutex::new(paces)))
     }
 
-    /// Reserves the departure of so much and returns when it is due: `now_ns` or later.
+    /// Reserves a departure for `bytes` and `packets`, and returns when it is due: `now_ns` or later.
     pub fn reserve(&self, now_ns: u64, bytes: u64, packets: u64) -> u64 {
         let mut paces = self.0.lock();
         let Paces { bytes: by_bytes, packets: by_packets } = &mut *paces;
@@ -286,7 +287,7 @@ impl Cap {
     }
 }
 
-/// What became of a class's traffic toward the other end of QUIC connections.
+/// Counters of a class's traffic toward the other end of QUIC connections.
 #[derive(Clone, Debug)]
 pub struct ClassCounters {
     /// Bytes of streams handed to the transport, and of payloads written into packets.
@@ -303,12 +304,12 @@ pub struct ClassCounters {
     pub expired_streams: Counter,
     /// Payloads that left after their deadline.
     pub late_payloads: Counter,
-    /// How long payloads waited for their turn, in nanoseconds; noted without a lock, because it is for each of them.
+    /// How long payloads waited for their turn, in nanoseconds; updated without a lock, because every payload counts.
     pub sojourn: Sojourn,
 }
 
 impl ClassCounters {
-    /// Notes a payload that leaves after having waited.
+    /// Counts a payload that leaves after it waited.
     pub fn note_sent(&self, sojourn_ns: u64, deadline_ns: Option<u64>) {
         self.sent_payloads.inc();
         self.sojourn.add(sojourn_ns, 1);
@@ -324,7 +325,7 @@ impl Default for ClassCounters {
     }
 }
 
-/// Where the buckets of waiting times end: at 50 µs, and twice as far each, up to 1.6 s.
+/// Upper bounds of the buckets of waiting times: 50 µs, then twice the previous one each, up to 1.6 s.
 const SOJOURN_BOUNDS_NS: [u64; 16] = {
     let mut bounds = [50_000; 16];
     let mut bucket = 1;
@@ -340,13 +341,13 @@ pub type Sojourn = Distribution<{ SOJOURN_BOUNDS_NS.len() }>;
 
 type Labels<const N: usize> = [(&'static str, String); N];
 
-/// Why payloads are dropped, as metrics say it.
+/// Why payloads are dropped, as a label of metrics.
 const DROPS: [&str; 3] = ["queue_full", "expired", "sojourn"];
 
 /// The counters of all classes, by name and role.
 #[derive(Clone, Debug)]
 pub struct ClassMetrics {
-    /// The label sets that families have.
+    /// The label sets in the families.
     known: Arc<Mutex<HashSet<Labels<2>>>>,
     sent_bytes: Family<Labels<2>, Counter>,
     sent_payloads: Family<Labels<2>, Counter>,
@@ -385,7 +386,7 @@ impl ClassMetrics {
         registry.register("class_sojourn_seconds", help, self.sojourn.clone());
     }
 
-    /// Forgets what was counted for classes that a policy does not have, so that there are never more than it has.
+    /// Removes the counters of classes that a policy does not have, so that there are never more than it has.
     pub fn retain(&self, policy: &Policy) {
         let mut known = self.known.lock();
         known.retain(|labels| {
@@ -435,7 +436,7 @@ mod tests {
     #[test]
     fn a_cap_holds_to_the_slower_of_bytes_and_packets() {
         const MS: u64 = 1_000_000;
-        // From the 10 ms that may leave at once on, 1,000 bytes take 1 ms, and a packet takes 10 ms.
+        // Beyond the 10 ms that may leave at once, 1,000 bytes take 1 ms, and a packet takes 10 ms.
         let cap = Cap::new(Some(1_000_000), Some(100)).unwrap();
         let departures: Vec<_> = (0..4).map(|_| cap.reserve(100 * MS, 0, 1) / MS).collect();
         assert_eq!(departures, [100, 100, 110, 120], "empty ones");

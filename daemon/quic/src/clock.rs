@@ -7,21 +7,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Ends at a moment.
+/// A future that completes at a given time.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A source of time. All that reads the time on the way of a packet reads this, so that the same code runs in virtual
-/// time.
+/// A source of time. All code on the path of a packet reads the time here, so that the same code runs in virtual time.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// Nanoseconds since some moment that stays the same.
+    /// Nanoseconds since a fixed point in time.
     pub now_ns: fn() -> u64,
     /// Sleeps until `now_ns` has reached a value; at once if it has.
     pub sleep_until: fn(u64) -> Sleep,
 }
 
 impl Clock {
-    /// The machine's monotonic clock and tokio's timers.
+    /// Returns the machine's monotonic clock with tokio's timers.
     #[must_use]
     pub const fn system() -> Self {
         Self { now_ns: system_now_ns, sleep_until: system_sleep_until }
@@ -37,7 +36,7 @@ impl Default for Clock {
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 fn system_now_ns() -> u64 {
-    // 584 years fit.
+    // A `u64` has room for 584 years.
     START.elapsed().as_nanos() as u64
 }
 

@@ -1,4 +1,4 @@
-//! Congestion controllers: one type for all of them, so that the transport is compiled once, and around them what turns
+//! Congestion controllers: one type for all of them, so that the transport is compiled once, and the code around them that turns
 //! their rates into departure times.
 
 use std::cell::Cell;
@@ -33,8 +33,8 @@ thread_local! {
 }
 
 /// Notes, while a packet is being written, whether streams of its connection wait for turns. The transport sees only the bytes that
-/// were handed to it, and takes a connection that has sent all of them for limited by its application. BBR then ignores its bandwidth
-/// samples: on a thin link it may stay in Startup, which sends 2.77 times as fast as the link, until the connection ends.
+/// were handed to it, and considers a connection that has sent all of them application-limited. BBR then ignores its bandwidth
+/// samples: on a thin link it may stay in Startup, which sends at 2.77 times the link's rate, until the connection ends.
 pub fn note_held_back(is_held_back: bool) {
     HELD_BACK.set(is_held_back);
 }
@@ -47,7 +47,7 @@ pub enum Congestion {
     Cubic,
     /// BBRv2, less sensitive to loss.
     Bbr,
-    /// No control: one rate, whatever happens (see [`Fixed`]). For measurements, never for networks of others.
+    /// No control: one rate, whatever happens (see [`Fixed`]). For measurements, never for other people's networks.
     Fixed {
         /// The rate, in bytes of UDP payload.
         bytes_per_sec: u64,
@@ -67,8 +67,8 @@ impl Endpoint for Congestion {
     }
 }
 
-/// The controller of one path. Under queues that hold packets until they depart (see [`label`]), it gives every packet
-/// its departure and lets the transport run [`HORIZON_NS`] ahead of it; under others it is its algorithm and no more.
+/// The controller of one path. Under queues that hold packets until they depart (see [`label`]), it gives every packet its departure
+/// and lets the transport run [`HORIZON_NS`] ahead of it; under other queues it is only its algorithm.
 #[derive(Clone, Debug)]
 pub struct Controller {
     algorithm: Algorithm,
@@ -84,7 +84,7 @@ enum Algorithm {
     Fixed(Fixed),
 }
 
-/// Calls a method of whichever algorithm it is.
+/// Calls a method of the algorithm in use.
 macro_rules! any {
     ($self:ident, $algorithm:ident => $call:expr) => {
         match &$self.algorithm {
@@ -103,7 +103,7 @@ macro_rules! any {
 }
 
 impl CongestionController for Controller {
-    /// What BBR remembers of each packet; nothing for the others.
+    /// BBR's record of each packet; `None` for the others.
     type PacketInfo = Option<BbrPacket>;
 
     fn congestion_window(&self) -> u32 {
@@ -179,7 +179,7 @@ impl CongestionController for Controller {
             (Algorithm::Bbr(bbr), Some(packet)) => bbr.on_ack(sent, bytes, packet, rtt, random, now, listener),
             (Algorithm::Cubic(cubic), _) => cubic.on_ack(sent, bytes, (), rtt, random, now, listener),
             (Algorithm::Fixed(fixed), _) => fixed.on_ack(sent, bytes, (), rtt, random, now, listener),
-            // A path keeps its controller, so BBR gets back what it gave out.
+            // Does not happen: a path keeps its controller, so BBR gets back its own record.
             (Algorithm::Bbr(_), None) => {}
         }
     }
@@ -224,8 +224,8 @@ impl CongestionController for Controller {
         any!(mut self, algorithm => algorithm.on_packet_discarded(bytes_sent, listener));
     }
 
-    /// When the next packet may be handed over. The transport takes a time for reached 1 ms before it
-    /// (`K_GRANULARITY`), which is added here, so that nothing is handed over more than the horizon ahead.
+    /// Returns when the next packet may be handed over. The transport considers a time reached 1 ms early (`K_GRANULARITY`), which is
+    /// added here, so that no packet is handed over more than the horizon ahead.
     fn earliest_departure_time(&self) -> Option<Timestamp> {
         if !self.is_paced {
             return any!(self, algorithm => algorithm.earliest_departure_time());
@@ -240,7 +240,7 @@ impl CongestionController for Controller {
     }
 }
 
-/// Tells the pacer the rate that an algorithm publishes, and passes everything on.
+/// Passes the rate that an algorithm publishes to the pacer, and forwards everything.
 struct RateListener<'a, P> {
     pacer: &'a mut Pacer,
     publisher: &'a mut P,

@@ -1,8 +1,8 @@
-//! What the relay's endpoints give their peers to be known by: connection IDs, stateless reset tokens and address tokens.
+//! What the relay's endpoints give their peers as identification: connection IDs, stateless reset tokens and address tokens.
 //!
-//! All derive from one secret, which is kept in the state folder. So the kernel's programs can tell our connection IDs from
-//! forged ones without state, every worker knows those of the others, and a restarted relay can tell old peers that their
-//! connections are gone.
+//! All are derived from one secret, which is kept in the state folder. So the kernel's programs can tell our connection IDs
+//! from forged ones without state, every worker recognises those of the others, and a restarted relay can tell old peers that
+//! their connections are gone.
 
 use std::{
     cell::Cell,
@@ -31,8 +31,8 @@ mod reset;
 mod secret;
 
 impl Secret {
-    /// Returns the keys of connection IDs for programs that judge them, by their config: the keys that peers may use
-    /// now, and the next, so that a caller that asks once a week is never behind.
+    /// Returns, by config, the keys of connection IDs for programs that judge them: the keys that peers may use now, and the
+    /// next one, so that a caller that asks once a week is never behind.
     #[must_use]
     pub fn connection_id_keys<K: From<Keys>>(&self) -> [(u8, K); 3] {
         let now = generation_now();
@@ -40,14 +40,14 @@ impl Secret {
             .map(|generation| (config_of(generation), Keys::new(self, generation).into()))
     }
 
-    /// The key of the stamps in address tokens, which programs judge as well.
+    /// Returns the key of the stamps in address tokens, which such programs judge as well.
     #[must_use]
     pub fn stamp_key(&self) -> StampKey {
         StampKey(self.key("address token stamp", b""))
     }
 }
 
-/// The issuer for one endpoint.
+/// Issues the connection IDs and tokens of one endpoint.
 #[derive(Clone)]
 pub struct Issuer {
     secret: Secret,
@@ -60,45 +60,43 @@ pub struct Issuer {
 }
 
 impl Issuer {
-    /// Issues for the endpoint of `worker` at `listener`.
+    /// Creates the issuer for the endpoint of `worker` at `listener`.
     #[must_use]
     pub fn new(secret: Secret, listener: SocketAddr, worker: u8) -> Self {
         let (class, unanswered, resets) = Default::default();
         Self { secret, listener, worker, class, misdirected: None, unanswered, resets }
     }
 
-    /// Makes connection IDs carry a class, by its number: the number at the time they are issued. Without it, they say
-    /// 0.
+    /// Makes connection IDs carry the number of a class, as it is when they are issued. Without this, they carry 0.
     #[must_use]
     pub fn of_class(self, class: Arc<AtomicU8>) -> Self {
         Self { class, ..self }
     }
 
-    /// Counts there what reaches the endpoint though its connection ID names another worker.
+    /// Counts packets that reach the endpoint although their connection ID names another worker.
     #[must_use]
     pub fn counting_misdirected(self, misdirected: Counter) -> Self {
         Self { misdirected: Some(misdirected), ..self }
     }
 
-    /// Counts there what reaches the endpoint under a connection ID that is not answered with a stateless reset: it was never
-    /// issued, or asks for too many.
+    /// Counts packets whose connection ID is not answered with a stateless reset: it was never issued, or caused too many.
     #[must_use]
     pub fn counting_unanswered(self, unanswered: Counter) -> Self {
         Self { unanswered, ..self }
     }
 
-    /// Issues for an endpoint of which nothing has to survive.
+    /// Creates the issuer for an endpoint whose connection IDs and tokens need not survive a restart.
     ///
     /// # Errors
-    /// The system has no randomness to give.
+    /// The system's source of random numbers failed.
     pub fn ephemeral() -> Result<Self> {
         Ok(Self::new(Secret::ephemeral()?, SocketAddr::from(([0; 4], 0)), 0))
     }
 
-    /// The connection IDs of the endpoint.
+    /// Returns the generator of the endpoint's connection IDs.
     ///
     /// # Errors
-    /// The system has no randomness to give.
+    /// The system's source of random numbers failed.
     pub fn connection_ids(&self) -> Result<ConnectionIds> {
         let generation = generation_now();
         let mut keys = [None; CONFIGS];
@@ -108,15 +106,15 @@ impl Issuer {
         Ok(ConnectionIds { issuer: self.clone(), generation, keys, nonces: Nonces::new()?, last: Cell::new(None) })
     }
 
-    /// The stateless reset tokens of the endpoint. The tokens of other listeners differ: a peer of one could otherwise
-    /// have another answer for its connection (RFC 9000 §21.11).
+    /// Returns the generator of the endpoint's stateless reset tokens. The tokens of other listeners differ: a peer of one
+    /// could otherwise make another answer for its connection (RFC 9000 §21.11).
     #[must_use]
     pub fn reset_tokens(&self) -> ResetTokens {
         let key = self.secret.key("stateless reset", self.listener.to_string().as_bytes());
         ResetTokens::new(&key, self.resets.clone())
     }
 
-    /// The address tokens of the endpoint, which all workers of a listener take.
+    /// Returns the endpoint's address tokens, which all workers of a listener accept.
     #[must_use]
     pub fn address_tokens(&self) -> AddressTokens {
         let key = self.secret.key("address token", self.listener.to_string().as_bytes());
@@ -124,23 +122,23 @@ impl Issuer {
     }
 }
 
-/// What a connection ID says to a holder of its key.
+/// The content of a connection ID, which holders of its key can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdLabel {
     /// The number of its listener's class, for the kernel's programs.
     pub class: u8,
-    /// The worker whose endpoint it is, among the workers that share a listener.
+    /// The worker whose endpoint issued it, among the workers that share a listener.
     pub worker: u8,
 }
 
 impl From<Keys> for [[u8; 16]; 2] {
-    /// The keys of tag and mask, as `bpf` takes them.
+    /// Returns the keys of tag and mask, in the form that `bpf` takes.
     fn from(Keys { tag, mask }: Keys) -> Self {
         [tag, mask]
     }
 }
 
-/// How many bytes our connection IDs have.
+/// The length of our connection IDs, in bytes.
 pub const LEN: usize = 12;
 
 /// The keys of connection IDs under one config.
@@ -148,7 +146,7 @@ pub const LEN: usize = 12;
 pub struct Keys {
     /// The SipHash-2-4 key of the tag.
     pub tag: [u8; 16],
-    /// The SipHash-2-4 key of what hides the label.
+    /// The SipHash-2-4 key that hides the label.
     pub mask: [u8; 16],
 }
 
@@ -158,9 +156,9 @@ impl Keys {
         Self { tag: key("connection ID tag"), mask: key("connection ID mask") }
     }
 
-    /// Makes a connection ID. Byte 0 has the config in its upper three bits and the length less one in the others, as
-    /// QUIC-LB has it; then five bytes of nonce, the label in two, hidden, and a tag of four over all of it. So IDs of one
-    /// connection cannot be linked without the keys, and of forged ones one in 2³² passes.
+    /// Creates a connection ID. Byte 0 has the config in its upper three bits and the length minus one in the others, as in
+    /// QUIC-LB; then come a nonce of five bytes, the hidden label in two, and a tag of four over all of these. So the IDs of
+    /// one connection cannot be linked without the keys, and one in 2³² forged IDs passes.
     #[must_use]
     pub fn seal(&self, config: u8, nonce: [u8; 5], label: IdLabel) -> [u8; LEN] {
         let first = config << 5 | (LEN - 1) as u8;
@@ -187,7 +185,7 @@ impl Keys {
         [t0, t1, t2, t3]
     }
 
-    /// Hides the label, or shows it again.
+    /// Hides the label, or reveals it.
     fn masked(&self, nonce: [u8; 5], tag: [u8; 4], label: IdLabel) -> [u8; 2] {
         let [n0, n1, n2, n3, n4] = nonce;
         let [t0, t1, t2, t3] = tag;
@@ -200,11 +198,11 @@ fn sip_hash(key: &[u8; 16], bytes: &[u8]) -> [u8; 8] {
     SipHasher24::new_with_key(key).hash(bytes).to_le_bytes()
 }
 
-/// How long a connection ID may be in use; QUIC asks the peer to retire it then. As keys are in force for longer, no
-/// connection uses one older than the previous. s2n-quic allows a day at most.
+/// How long a connection ID may be in use before QUIC asks the peer to retire it. Keys stay in use for longer, so no
+/// connection uses a key older than the previous one. s2n-quic allows a day at most.
 const LIFETIME: Duration = Duration::from_secs(24 * 3_600);
 
-/// How long a key makes connection IDs.
+/// How long connection IDs are made with one key.
 const GENERATION: Duration = Duration::from_secs(7 * 24 * 3_600);
 
 fn generation_now() -> u64 {
@@ -212,14 +210,14 @@ fn generation_now() -> u64 {
 }
 
 fn since_epoch() -> Duration {
-    // A clock before 1970 is not set; keys are as good in its first week as in any other.
+    // A clock before 1970 is not set; the keys of its first week are as good as any others.
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// How many configs there are: QUIC-LB keeps 7 for IDs that cannot be routed.
+/// The number of configs: QUIC-LB reserves the value 7 for IDs that cannot be routed.
 const CONFIGS: usize = 7;
 
-/// The config that stands for a generation.
+/// Returns the config of a generation.
 fn config_of(generation: u64) -> u8 {
     (generation % CONFIGS as u64) as u8
 }
@@ -228,11 +226,11 @@ fn config_of(generation: u64) -> u8 {
 pub struct ConnectionIds {
     issuer: Issuer,
     generation: u64,
-    /// By their configs: those of all generations that this endpoint has issued for, and of that before and after its first.
-    /// Should the clock be set, connections that live are still known.
+    /// Keys by config: those of all generations in which this endpoint has issued IDs, and of the generations before and
+    /// after its first. So live connections are still recognised if the clock is set.
     keys: [Option<Keys>; CONFIGS],
     nonces: Nonces,
-    /// The ID that was opened last, and its label: packets of one peer come in a row.
+    /// The ID that was opened last, and its label: packets of one peer arrive in a row.
     last: Cell<Option<([u8; LEN], IdLabel)>>,
 }
 
@@ -271,8 +269,8 @@ impl Generator for ConnectionIds {
 }
 
 impl Validator for ConnectionIds {
-    /// What was issued with our keys, now or before a restart: an endpoint answers IDs that it does not know with a stateless
-    /// reset, and nobody has the token of one that was never issued.
+    /// Accepts IDs issued with our keys, now or before a restart: an endpoint answers IDs that it does not know with a
+    /// stateless reset, and no peer has the token of an ID that was never issued.
     fn validate(&self, _: &ConnectionInfo<'_>, buffer: &[u8]) -> Option<usize> {
         let id = buffer.first_chunk()?;
         let Some(label) = self.open(*id).filter(|_| !self.issuer.resets.is_muted(id)) else {
@@ -288,8 +286,8 @@ impl Validator for ConnectionIds {
     }
 }
 
-/// Numbers of 40 bits that look random and do not come twice: a counter, encrypted by a Feistel network of four rounds.
-/// Random ones would meet after a million, and s2n-quic takes an ID that it has for a reason to end.
+/// Numbers of 40 bits that look random and do not repeat: a counter, encrypted by a Feistel network of four rounds. Random
+/// numbers would collide after a million, and s2n-quic treats an ID that it already has as a reason to end.
 struct Nonces {
     next: u64,
     key: [u8; 16],

@@ -1,5 +1,5 @@
 //! HTTP Datagrams over QUIC DATAGRAM frames: the provider of an endpoint. The transport asks [`Sender`] for datagrams and the
-//! connection's [`Hub`] answers, so the choice of what leaves next is made as late as it can be.
+//! connection's [`Hub`] answers, so the choice of what leaves next is made as late as possible.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl provider::Endpoint for Datagrams {
 pub struct Sender(Arc<Hub>);
 
 impl Sender {
-    /// The connection's queues: how the application gets at them (`Handle::datagram_mut`).
+    /// Returns the connection's hub, which the application reaches with `Handle::datagram_mut`.
     #[must_use]
     pub fn hub(&self) -> Arc<Hub> {
         self.0.clone()

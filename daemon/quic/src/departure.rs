@@ -4,21 +4,21 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 
 use super::class::Class;
 
-/// When a class lets the next bytes of one of its tunnels or streams leave.
+/// When a class allows the next bytes of one of its tunnels or streams to leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Departure {
-    /// Not asked for yet.
+    /// Not reserved yet.
     #[default]
     Unknown,
     /// Reserved, and waited for.
     At(u64),
-    /// It has come.
+    /// The departure has come.
     Due,
 }
 
 impl Departure {
-    /// Reserves a departure for so much, if there is none, and returns until when it has to be waited for; `None` if they
-    /// may leave now.
+    /// Reserves a departure for `bytes` and `packets`, if there is none, and returns until when to wait for it; `None` if
+    /// they may leave now.
     pub fn wait(&mut self, class: &Class, now_ns: u64, bytes: u64, packets: u64) -> Option<u64> {
         if *self == Self::Unknown {
             let at_ns = class.to_peers.as_ref().map_or(now_ns, |cap| cap.reserve(now_ns, bytes, packets));
@@ -30,13 +30,13 @@ impl Departure {
         }
     }
 
-    /// Whether the moment has yet to come.
+    /// Whether the departure is still ahead.
     #[must_use]
     pub fn is_awaited(self) -> bool {
         matches!(self, Self::At(_))
     }
 
-    /// Notes that a moment has come; returns whether it is the one waited for.
+    /// Notes that the time `at_ns` has come; returns whether it is the departure that was waited for.
     pub fn come(&mut self, at_ns: u64) -> bool {
         let awaited = *self == Self::At(at_ns);
         if awaited {
@@ -45,7 +45,7 @@ impl Departure {
         awaited
     }
 
-    /// Notes that what it was reserved for has left.
+    /// Notes that the bytes it was reserved for have left.
     pub fn left(&mut self) {
         *self = Self::Unknown;
     }
@@ -56,18 +56,18 @@ impl Departure {
 pub struct Departures(BinaryHeap<Reverse<(u64, u32)>>);
 
 impl Departures {
-    /// Makes `name` wait.
+    /// Makes `name` wait until `at_ns`.
     pub fn push(&mut self, at_ns: u64, name: u32) {
         self.0.push(Reverse((at_ns, name)));
     }
 
-    /// Returns a name whose moment has come, and the moment.
+    /// Removes a name whose departure has come; returns the departure and the name.
     pub fn pop_due(&mut self, now_ns: u64) -> Option<(u64, u32)> {
         self.next_ns().filter(|at_ns| *at_ns <= now_ns)?;
         self.0.pop().map(|Reverse(due)| due)
     }
 
-    /// When the next moment comes.
+    /// Returns the next departure.
     #[must_use]
     pub fn next_ns(&self) -> Option<u64> {
         self.0.peek().map(|Reverse((at_ns, _))| *at_ns)

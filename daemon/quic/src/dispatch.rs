@@ -1,21 +1,21 @@
 //! Late binding: which stream's bytes the transport gets next.
 //!
-//! The transport serves streams round robin and has no say in it for anybody else. So the bytes of all streams wait
-//! in the connection's [`Hub`], and only as many are handed over as leave within about a millisecond ([`Binding`]): what is
-//! urgent waits behind little. The order is `sched`'s; the books are the [`Ledger`]'s.
+//! The transport serves streams round robin and lets its callers choose no other order. So the bytes of all streams wait in
+//! the connection's [`Hub`], and only as many are handed over as leave within about a millisecond ([`Binding`]): urgent bytes
+//! wait behind few others. `sched` decides the order; the [`Ledger`] keeps the books.
 //!
 //! | what may go wrong | remedy |
 //! |---|---|
 //! | a peer that does not read its stream | no bytes beyond the stream's flow-control limit are handed over |
-//! | a stream that is reset, by either side | what it had not sent is given back to the budget |
+//! | a stream that is reset, by either side | its unsent bytes are given back to the budget |
 //! | a stream whose acknowledgements are late | it waits aside while the transport's buffer for it is full |
 //! | a writer that is faster than the path | the stream's queue has a bound; the writer waits |
-//! | a tunnel that is faster than the path | its oldest payloads are dropped, before any byte of them was handed over |
+//! | a tunnel that is faster than the path | its oldest payloads are dropped, before any byte of them is handed over |
 //!
-//! The connection's credit needs no tracking: it stops all streams alike, and what was handed over is little.
+//! The connection's credit needs no tracking: it stops all streams alike, and few bytes are handed over at a time.
 //!
-//! **Invariant:** only the [`Driver`], which one task owns, and [`Dispatcher::attach`] call the transport. What a stream's
-//! writer wants of it is noted in the hub, and the driver is woken.
+//! **Invariant:** only the [`Driver`], which one task owns, and [`Dispatcher::attach`] call the transport. A stream's writer
+//! notes its requests in the hub and wakes the driver.
 
 use std::{
     future::poll_fn,
@@ -42,7 +42,8 @@ mod writer;
 pub use self::writer::{Ahead, Payloads, ScheduledSendStream};
 pub use super::{binding::Binding, hub::StreamWriteError};
 
-/// H3_REQUEST_CANCELLED (RFC 9114 §8.1): how a stream ends that nobody finished, or whose deadline is over.
+/// H3_REQUEST_CANCELLED (RFC 9114 §8.1): how a stream ends if its writer was dropped without finishing it, or if its deadline
+/// has passed.
 const CANCELLED: u32 = 0x10c;
 
 /// The connection was not made by an endpoint of ours, has ended, or has a driver already.
@@ -50,7 +51,7 @@ const CANCELLED: u32 = 0x10c;
 #[error("the connection has ended, or has a driver already, or its endpoint does not use paced's providers")]
 pub struct NotOurs;
 
-/// Takes streams of one connection whose bytes are to take turns. Clones are the same dispatcher.
+/// Takes the streams of one connection whose bytes take turns. Clones are the same dispatcher.
 #[derive(Clone)]
 pub struct Dispatcher {
     hub: Arc<Hub>,
@@ -58,7 +59,7 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// Returns the dispatcher of a connection and its driver, without which nothing is sent. Once for each connection.
+    /// Returns the dispatcher of a connection and its driver, without which nothing is sent. Works once for each connection.
     ///
     /// # Errors
     /// See [`NotOurs`].
@@ -98,7 +99,7 @@ impl Dispatcher {
         ScheduledSendStream::new(self.clone(), name, id)
     }
 
-    /// Changes the terms of a stream, if there is one of this ID.
+    /// Changes the terms of the stream with this ID, if there is one.
     pub fn change_terms(&self, stream_id: u64, change: impl FnOnce(&Terms) -> Terms) {
         let mut state = self.hub.lock();
         if let Some(name) = state.streams.name(stream_id) {
@@ -106,13 +107,13 @@ impl Dispatcher {
         }
     }
 
-    /// The books of the connection.
+    /// Returns the books of the connection.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// How many streams there are, those included of which the last byte has not left.
+    /// Returns how many streams there are, including finished ones whose last byte has not left.
     #[must_use]
     pub fn streams(&self) -> usize {
         self.hub.lock().streams.len()
@@ -122,13 +123,14 @@ impl Dispatcher {
         (self.hub.clock().now_ns)()
     }
 
-    /// Wakes the driver: something happened that the callbacks do not know of.
+    /// Wakes the driver, after an event that the callbacks do not report.
     fn wake(&self) {
         self.ledger.driver().wake();
     }
 }
 
-/// Hands the bytes of one connection's streams to the transport, for as long as it is polled. Dropped, it ends all of them.
+/// Hands the bytes of one connection's streams to the transport, for as long as it is polled. Dropping it ends all the
+/// streams.
 pub struct Driver {
     of: Dispatcher,
     /// By name.
@@ -139,13 +141,13 @@ pub struct Driver {
     full: Vec<u32>,
     /// Streams whose last byte was handed over and has not left.
     leaving: Vec<u32>,
-    /// Streams of which somebody wants to know when all is acknowledged.
+    /// Streams whose writers wait until all bytes are acknowledged.
     flushing: Vec<u32>,
     timer: Option<(u64, Sleep)>,
 }
 
 impl Driver {
-    /// Hands over until the connection's task drops it; never returns.
+    /// Hands bytes over until the connection's task drops it; never returns.
     pub async fn run(mut self) -> std::convert::Infallible {
         poll_fn(|cx| {
             self.poll(cx);
@@ -154,7 +156,7 @@ impl Driver {
         .await
     }
 
-    /// Hands over what may be handed over. The task is woken when there is more to do.
+    /// Hands over all bytes that may be handed over. The task is woken when there is more to do.
     pub fn poll(&mut self, cx: &mut Context<'_>) {
         self.of.ledger.driver().register(cx.waker());
         let (arrived, asked, names) = {
@@ -166,7 +168,7 @@ impl Driver {
             if let Some(place) = self.streams.get_mut(name as usize) {
                 *place = Some(stream);
             }
-            // What the callbacks told of it before it arrived.
+            // The callbacks may have reported something about it before it arrived.
             self.check(name, cx);
         }
         let closed = self.of.ledger.is_closed();
@@ -185,7 +187,7 @@ impl Driver {
         self.flush(cx);
         loop {
             self.release(cx);
-            // A stream that was made to wait now needs the timer.
+            // A stream that has just begun to wait needs the timer.
             if closed || !self.hand_over(cx) {
                 break;
             }
@@ -197,8 +199,7 @@ impl Driver {
         self.streams.get_mut(name as usize)?.as_mut()
     }
 
-    /// Looks at a stream to which something may have happened: it ended, or may go on. Returns whether the transport's
-    /// buffer for it is still full.
+    /// Checks a stream that may have ended, or may continue. Returns whether the transport's buffer for it is still full.
     fn check(&mut self, name: u32, cx: &mut Context<'_>) -> bool {
         let Some(stream) = self.stream(name) else { return false };
         let ready = stream.poll_send_ready(cx);
@@ -219,7 +220,7 @@ impl Driver {
         false
     }
 
-    /// Does what a stream's writer asks for.
+    /// Carries out what a stream's writer asks for.
     fn answer(&mut self, name: u32) {
         let Some(asked) = self.of.hub.lock().streams.answer(name) else { return };
         let Some(stream) = self.stream(name) else { return };
@@ -244,8 +245,9 @@ impl Driver {
         for name in std::mem::take(&mut self.flushing) {
             let ended = self.of.hub.lock().streams.slot(name).is_some_and(|slot| slot.ended);
             let Some(stream) = self.stream(name) else { continue };
-            // Once a flush has told that a stream is finished, s2n-quic keeps the stream for as long as the connection, and so
-            // the peer is given no credit for another: dropping it no longer counts. Closing observes its final state.
+            // Once a flush has reported that a stream is finished, s2n-quic keeps the stream for as long as the connection,
+            // because dropping it no longer counts, and so gives the peer no credit for another. Closing observes the stream's
+            // final state.
             let flushed = if ended { stream.poll_close(cx) } else { stream.poll_flush(cx) };
             let mut state = self.of.hub.lock();
             let Some(slot) = state.streams.slot(name) else { continue };
@@ -259,7 +261,7 @@ impl Driver {
         }
     }
 
-    /// Wakes what may leave by its class's departure time now, and sets the timer for the next.
+    /// Wakes the streams and flows whose class's departure time has come, and sets the timer for the next.
     fn release(&mut self, cx: &mut Context<'_>) {
         loop {
             let Some(next_ns) = self.of.hub.release(self.of.now_ns()) else {
@@ -317,7 +319,7 @@ impl Driver {
                 let len = bytes.len() as u64;
                 let sent = match self.stream(turn.name) {
                     Some(stream) => stream.poll_send(&mut bytes, cx),
-                    // It arrives with the next poll.
+                    // The stream arrives with the next poll.
                     None => Poll::Pending,
                 };
                 state = hub.lock();
@@ -337,7 +339,7 @@ impl Driver {
             drop(state);
             hub.count_stale(turn.stale);
             if ends {
-                // Back to back with the last bytes, so that the end travels with them.
+                // Right after the last bytes, so that the stream's end travels with them.
                 if let Some(stream) = self.stream(turn.name) {
                     _ = stream.finish();
                 }
@@ -351,7 +353,7 @@ impl Driver {
         }
     }
 
-    /// Forgets streams of which nothing is left to do.
+    /// Forgets dropped streams whose last byte has left.
     fn sweep(&mut self) {
         if self.leaving.is_empty() {
             return;
@@ -376,7 +378,7 @@ impl Driver {
 
     /// Ends a stream on which nothing more can be sent.
     fn fail(&mut self, name: u32, error: StreamWriteError) {
-        // Nothing more of it will be sent, whatever the callbacks are still told.
+        // Nothing more of it will be sent, whatever callbacks still come.
         self.close_books(name);
         if self.of.hub.lock().fail(name, error, &self.of.ledger) {
             self.forget(name);

@@ -7,7 +7,7 @@ fn settings(protocol: &[u8]) -> ApplicationSettings {
     ApplicationSettings { policy: Policy::from_toml(POLICY).unwrap(), ..ApplicationSettings::new(protocol) }
 }
 
-/// A server that echoes streams and datagrams, and whom to trust for it.
+/// Starts a server that echoes streams and datagrams; returns its address and how to trust it.
 fn echo(name: &str) -> (SocketAddr, Trust) {
     let folder = std::env::temp_dir().join(format!("quic-application-{}-{name}", std::process::id()));
     let identity = tls::development_identity(&folder).unwrap();
@@ -57,7 +57,7 @@ async fn a_stream_tells_whether_its_deadline_was_met() {
     for (class, is_in_time) in [("calm", true), ("hasty", false)] {
         let mut stream = connection.open(class).await.unwrap();
         stream.send.send(Bytes::from_static(&[7; 1_000])).await.unwrap();
-        // Whatever the machine does, this is longer than a millisecond.
+        // On any machine, this takes longer than a millisecond.
         tokio::time::sleep(Duration::from_millis(5)).await;
         stream.send.send(Bytes::from_static(&[7; 100_000])).await.unwrap();
         stream.send.finish();
@@ -89,7 +89,7 @@ async fn terms_and_discipline_change_while_a_connection_lives() {
     let mut stream = connection.open("calm").await.unwrap();
     stream.send.send(Bytes::from_static(b"never all of it")).await.unwrap();
     stream.send.reset(7).unwrap();
-    // The echo resets its half for that.
+    // The echo resets its half in response.
     while let Ok(chunk) = stream.receive.receive().await {
         assert!(chunk.is_some(), "a stream that was reset does not end properly");
     }
@@ -105,7 +105,7 @@ async fn datagrams_of_a_stream_come_back() {
     let datagrams = stream.datagrams.as_mut().unwrap();
     let answer = tokio::time::timeout(Duration::from_secs(20), async {
         loop {
-            // The first ones may be there before the stream is.
+            // The first datagrams may arrive before the stream does.
             datagrams.send(b"hello");
             match tokio::time::timeout(Duration::from_millis(50), datagrams.receive()).await {
                 Ok(datagram) => break datagram.unwrap(),

@@ -12,7 +12,7 @@ const BURST_PACKETS: u64 = 10;
 
 /// Sends at one rate, whatever is lost.
 ///
-/// - Under paced's IO provider the rate is all there is to it: every packet gets a departure time, as under CUBIC.
+/// - Under paced's IO provider, every packet gets a departure time at this rate, as under CUBIC.
 /// - Under any other provider it sends as s2n-quic's pacer would at this rate: bursts of 10 packets. (That pacer itself
 ///   cannot be given a rate: it belongs to the controllers that have a window.)
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub struct Fixed {
     packet_bytes: u16,
     smoothed_rtt: Duration,
     in_flight_bytes: u32,
-    /// What is left of a burst, and when the next may begin.
+    /// The bytes left of the current burst, and when the next may begin.
     burst_bytes: u64,
     next_burst: Option<Timestamp>,
 }
@@ -51,7 +51,7 @@ impl Fixed {
 impl CongestionController for Fixed {
     type PacketInfo = ();
 
-    /// Twice what the path holds at this rate, which never limits; other parts derive the path's rate from it.
+    /// Returns twice what the path holds at this rate, which never limits; other parts derive the path's rate from it.
     fn congestion_window(&self) -> u32 {
         let path_bytes = u128::from(self.bytes_per_sec) * self.smoothed_rtt.as_micros() / 1_000_000;
         let least = BURST_PACKETS * u64::from(self.packet_bytes);

@@ -1,4 +1,4 @@
-//! Address tokens (RFC 9000 §8.1.2): what a client shows after a Retry, so that its address is its own.
+//! Address tokens (RFC 9000 §8.1.2), which a client presents after a Retry to prove that its address is its own.
 
 use std::{
     collections::HashSet,
@@ -19,14 +19,14 @@ use s2n_quic_core::{
 use super::sip_hash;
 use crate::strangers::{AdmissionVerdict, ConnectionPlaces};
 
-/// Issues and takes tokens without keeping any state about clients that have not come back: all workers of a listener,
-/// and a relay that was restarted, take each other's.
+/// Issues and accepts tokens without any state about clients that have not come back: all workers of a listener, and a
+/// restarted relay, accept each other's.
 ///
-/// A token is the time, the connection ID that the client began with, a [`StampKey`]'s stamp for the kernel, and an HMAC of
-/// all that, the client's address and its own connection ID. It is good for ten seconds and for one use, as far as one worker
-/// sees.
+/// A token consists of the time, the connection ID that the client began with, a [`StampKey`]'s stamp for the kernel, and an
+/// HMAC over all of these, the client's address and the client's own connection ID. It is valid for ten seconds and, at each
+/// worker, for one use.
 ///
-/// The transport asks nobody else about a client that shows one: whether there is a place for it is judged here.
+/// The transport makes no other check on a client that presents one, so whether there is a place for it is judged here.
 pub struct AddressTokens {
     key: hmac::Key,
     stamp_key: StampKey,
@@ -42,19 +42,19 @@ const ID: usize = 20;
 const STAMP: usize = 8;
 const TAG: usize = 16;
 
-/// How many bytes a token has, and where its stamp is: what the kernel's program goes by.
+/// The length of a token in bytes, on which the kernel's program relies.
 pub const TOKEN_BYTES: usize = TIME + 1 + ID + STAMP + TAG;
-/// See [`TOKEN_BYTES`].
+/// The offset of the stamp in a token in bytes, on which the kernel's program relies as well.
 pub const STAMP_AT: usize = TIME + 1 + ID;
 
-/// What makes the stamps by which the kernel's program knows an Initial whose address is proven: it then has a budget that
-/// forged addresses do not use up. The endpoint goes by the HMAC alone.
+/// The key of the stamps by which the kernel's program recognises an Initial whose address is proven: such an Initial has a
+/// budget that forged addresses do not use up. The endpoint relies on the HMAC alone.
 #[derive(Clone, Copy)]
 pub struct StampKey(pub [u8; 16]);
 
 impl StampKey {
-    /// Makes the stamp of an address at a time in seconds of CLOCK_MONOTONIC, which the program reads as well: that time
-    /// modulo 2³² in four bytes, and four of SipHash-2-4 over address, time and port. Of forged ones, one in 2³² passes.
+    /// Returns the stamp of an address at a time in seconds of CLOCK_MONOTONIC, which the program reads as well: four bytes
+    /// of that time modulo 2³², and four of SipHash-2-4 over address, time and port. One in 2³² forged stamps passes.
     #[must_use]
     pub fn stamp(&self, address: SocketAddr, now_seconds: u64) -> [u8; STAMP] {
         let ip = match address.ip() {
@@ -70,21 +70,21 @@ impl StampKey {
 }
 
 impl AddressTokens {
-    /// Issues tokens with this key, and stamps them with the other.
+    /// Issues tokens with `key`, and stamps them with `stamp_key`.
     pub(super) fn new(key: &[u8; 32], stamp_key: StampKey) -> Self {
         let now_seconds = || super::since_epoch().as_secs();
         let key = hmac::Key::new(hmac::HMAC_SHA256, key);
         Self { key, stamp_key, now_seconds, used: Used::default(), places: Arc::default() }
     }
 
-    /// Takes tokens only for as long as there are places.
+    /// Accepts tokens only while there are places.
     #[must_use]
     pub fn honoured_by(self, places: Arc<ConnectionPlaces>) -> Self {
         Self { places, ..self }
     }
 
-    /// Returns the tag over what comes before it in a token, and over the client that shows it; `None` for addresses of
-    /// no known family.
+    /// Returns the tag over the part of a token before it, and over the client that presents it; `None` for addresses of no
+    /// known family.
     fn tag(&self, context: &Context<'_>, claims: &[u8]) -> Option<[u8; TAG]> {
         let mut hmac = hmac::Context::with_key(&self.key);
         hmac.update(claims);
@@ -111,7 +111,7 @@ impl Provider for AddressTokens {
 }
 
 impl Format for AddressTokens {
-    /// Time, length of the connection ID, the ID in as many bytes as one may have, stamp, tag.
+    /// Time, length of the connection ID, the ID in as many bytes as the longest takes, stamp, tag.
     const TOKEN_LEN: usize = TOKEN_BYTES;
 
     fn generate_new_token(&mut self, _: &mut Context<'_>, _: &LocalId, _: &mut [u8]) -> Option<()> {
@@ -163,7 +163,7 @@ fn socket_address(address: &SocketAddress<'_>) -> Option<SocketAddr> {
     }
 }
 
-/// The tags of tokens that were shown in this period and the one before, each as long as a token is good.
+/// The tags of tokens that were presented in this period and the previous one. A period is as long as a token is valid.
 #[derive(Default)]
 struct Used {
     period: u64,
@@ -171,7 +171,7 @@ struct Used {
 }
 
 impl Used {
-    /// How many tokens a period may see. More are refused: a replay among them could not be told.
+    /// Most tokens in a period. More are refused, because a replay among them could not be detected.
     const MOST: usize = 65_536;
 
     /// Notes a tag; returns whether it is new.
@@ -193,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// Randomness that nobody asks for.
+    /// A source of randomness that no code reads.
     struct NoRandomness;
 
     impl random::Generator for NoRandomness {

@@ -1,4 +1,4 @@
-//! Stateless resets (RFC 9000 §10.3): how a relay that has forgotten a connection tells its peer, and how often.
+//! Stateless resets (RFC 9000 §10.3): how a relay tells a peer that it has forgotten their connection, and how often.
 
 use std::{
     collections::VecDeque,
@@ -17,14 +17,14 @@ use s2n_quic_core::stateless_reset::Token;
 
 use super::LEN;
 
-/// Gives every connection ID the same token before and after a restart: an HMAC of the ID, as RFC 9000 §10.3.2 has it.
+/// Gives every connection ID the same token before and after a restart: an HMAC of the ID, as in RFC 9000 §10.3.2.
 pub struct ResetTokens {
     key: hmac::Key,
     resets: Resets,
 }
 
 impl ResetTokens {
-    /// Makes tokens with this key, and tells `resets` of them.
+    /// Makes tokens with `key`, and notes each in `resets`.
     pub(super) fn new(key: &[u8; 32], resets: Resets) -> Self {
         Self { key: hmac::Key::new(hmac::HMAC_SHA256, key), resets }
     }
@@ -54,36 +54,36 @@ impl Generator for ResetTokens {
 /// A connection ID.
 type Id = [u8; LEN];
 
-/// The stateless resets of one endpoint, which s2n-quic sends for every packet that it has no connection for. What it sends
-/// cannot be taken back, but what it reads can be chosen: beyond a limit, the ID that asked is not read for a while. It names
-/// no connection of the endpoint, and never will, for no ID is issued twice. Clones follow the same endpoint.
+/// The stateless resets of one endpoint, which s2n-quic sends for every packet that belongs to no connection. Sending cannot
+/// be prevented, but reading can: beyond a limit, packets under the ID that caused the reset are ignored for a while. This ID
+/// belongs to no connection of the endpoint, and never will, because no ID is issued twice. Clones follow the same endpoint.
 #[derive(Clone, Default)]
 pub(super) struct Resets {
     state: Arc<Mutex<State>>,
-    /// Until when some ID is not read; 0 if none is, so that packets do not wait for a lock.
+    /// Until when any ID is muted; 0 if none is, so that packets do not wait for a lock.
     muted_until_ns: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The IDs issued last whose token was not asked for: the next to be is one of them, or that of a reset.
+    /// The IDs issued last whose token was not requested yet: the next token requested is for one of them, or for a reset.
     issued: VecDeque<Id>,
     /// When the next reset would be on time (GCRA, ITU-T I.371).
     on_time_ns: u64,
-    /// IDs and until when they are not read, by their hash: the earlier of two at one place is forgotten.
+    /// Muted IDs and until when they are muted, by their hash: of two at one place, the earlier is forgotten.
     muted: Vec<(Id, u64)>,
 }
 
 impl Resets {
-    /// An endpoint sends 100 a second, and as many at once after a pause.
+    /// An endpoint sends 100 resets per second, and as many at once after a pause.
     const INTERVAL_NS: u64 = 10_000_000;
     const BURST_NS: u64 = 100 * Self::INTERVAL_NS;
     const MUTED_FOR_NS: u64 = 10_000_000_000;
     const MOST_MUTED: usize = 4_096;
-    /// s2n-quic asks for the token of an ID at once, but issues some that need none.
+    /// s2n-quic requests the token of an ID at once, but issues some IDs that need none.
     const MOST_ISSUED: usize = 16;
 
-    /// Notes an ID that is issued.
+    /// Notes that an ID was issued.
     pub(super) fn on_issued(&self, id: Id) {
         let mut state = self.state();
         if state.issued.len() == Self::MOST_ISSUED {
@@ -92,7 +92,7 @@ impl Resets {
         state.issued.push_back(id);
     }
 
-    /// Notes that the token of an ID is asked for: of one that was not issued just now, because a reset is sent.
+    /// Notes that the token of an ID is requested: if the ID was not issued just now, because a reset is being sent.
     fn on_token(&self, id: Id, now_ns: u64) {
         let mut state = self.state();
         if let Some(at) = state.issued.iter().rposition(|issued| *issued == id) {
@@ -104,7 +104,7 @@ impl Resets {
         if from_ns - now_ns < Self::BURST_NS {
             return;
         }
-        // What was sent all the same is not held against the next.
+        // A reset that was sent all the same does not count against the next.
         state.on_time_ns = from_ns;
         let until_ns = now_ns + Self::MUTED_FOR_NS;
         state.muted.resize(Self::MOST_MUTED, ([0; LEN], 0));
@@ -112,7 +112,7 @@ impl Resets {
         self.muted_until_ns.fetch_max(until_ns, Relaxed);
     }
 
-    /// Whether packets under an ID are not to be read now, because they would be answered.
+    /// Whether packets under an ID are ignored now, because they would be answered.
     pub(super) fn is_muted(&self, id: &Id) -> bool {
         self.muted_until_ns.load(Relaxed) != 0 && self.is_muted_at(id, monotonic::now_ns())
     }
@@ -131,7 +131,7 @@ impl Resets {
     }
 }
 
-/// Where an ID may be among the muted: its tag looks random.
+/// Returns the place of an ID among the muted ones; its tag looks random.
 fn place(id: &Id) -> usize {
     let [.., t0, t1] = *id;
     usize::from(u16::from_le_bytes([t0, t1])) % Resets::MOST_MUTED
@@ -173,7 +173,7 @@ mod tests {
             let mut id = *b"id no.      ";
             id[4..].copy_from_slice(&number.to_le_bytes());
             resets.on_issued(id);
-            // Every other one for a Retry, which needs no token.
+            // Every other ID is for a Retry, which needs no token.
             if number % 2 == 0 {
                 resets.on_token(id, 1_000);
             }

@@ -1,16 +1,16 @@
-//! The secret that everything else derives from, and its file.
+//! The secret from which everything else is derived, and its file.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result, anyhow};
 use aws_lc_rs::{hkdf, rand};
 
-/// The secret of which everything else is derived.
+/// The secret from which everything else is derived.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 
 impl Secret {
-    /// Reads the secret of a state folder, or makes it, for this user's eyes only.
+    /// Reads the secret from a state folder, or creates it, readable by this user only.
     ///
     /// # Errors
     /// The folder cannot be written, or the file holds something else.
@@ -31,10 +31,10 @@ impl Secret {
         }
     }
 
-    /// Makes a secret that ends with the process.
+    /// Creates a secret that is not stored.
     ///
     /// # Errors
-    /// The system has no randomness to give.
+    /// The system's source of random numbers failed.
     pub fn ephemeral() -> Result<Self> {
         random().map(Self)
     }
@@ -47,12 +47,12 @@ impl Secret {
         pseudorandom
             .expand(&[purpose.as_bytes(), &[0], context], Bytes(N))
             .and_then(|expanded| expanded.fill(&mut key))
-            .expect("HKDF expands to 255 blocks, and keys are shorter than one");
+            .expect("HKDF expands to 255 blocks, and no key is longer than one");
         key
     }
 }
 
-/// How many bytes HKDF is to give.
+/// The number of bytes that HKDF has to produce.
 struct Bytes(usize);
 
 impl hkdf::KeyType for Bytes {
@@ -61,10 +61,10 @@ impl hkdf::KeyType for Bytes {
     }
 }
 
-/// Random bytes of the system.
+/// Returns random bytes from the system.
 ///
 /// # Errors
-/// The system has none to give.
+/// The system's source of random numbers failed.
 pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     rand::fill(&mut bytes).map_err(|_| anyhow!("the system's source of random numbers failed"))?;

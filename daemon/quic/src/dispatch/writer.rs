@@ -1,4 +1,4 @@
-//! What a stream's writer sees of the dispatcher.
+//! The dispatcher, as a stream's writer sees it.
 
 use std::{
     future::poll_fn,
@@ -17,19 +17,19 @@ use crate::{
     hub::{State, slot::Slot},
 };
 
-/// Bytes that wait in one stream's queue before its writer has to.
+/// Bytes that may wait in one stream's queue before its writer has to wait.
 const QUEUE_BYTES: usize = 32 * 1024;
 
-/// What waits for the path.
+/// Bytes of other streams that leave before those of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ahead {
-    /// How much, in bytes.
+    /// How many bytes.
     pub bytes: u64,
-    /// How fast it leaves: a congestion window in each round trip. 0 if that is not known, as where nothing waits.
+    /// How fast they leave: a congestion window in each round trip. 0 if that is not known, or if nothing waits.
     pub bytes_per_sec: u64,
 }
 
-/// The sending half of a stream whose bytes wait for their turn. Dropped before it was finished, it is reset.
+/// The sending half of a stream whose bytes wait for their turn. Dropping it before it is finished resets the stream.
 pub struct ScheduledSendStream {
     of: Dispatcher,
     name: u32,
@@ -41,7 +41,7 @@ impl ScheduledSendStream {
         Self { of, name, id }
     }
 
-    /// The stream's ID.
+    /// Returns the stream's ID.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
@@ -50,7 +50,7 @@ impl ScheduledSendStream {
     /// Ready when there is room in the stream's queue.
     ///
     /// # Errors
-    /// The stream has ended otherwise than by being finished.
+    /// The stream has ended without having been finished.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamWriteError>> {
         self.poll_below(cx, QUEUE_BYTES)
     }
@@ -63,7 +63,7 @@ impl ScheduledSendStream {
         self.poll_below(cx, 1)
     }
 
-    /// Ready when the peer has acknowledged all that was written.
+    /// Ready when the peer has acknowledged everything that was written.
     ///
     /// # Errors
     /// As [`ScheduledSendStream::poll_ready`].
@@ -97,7 +97,7 @@ impl ScheduledSendStream {
     /// Ready when fewer than `bytes` wait for their turn.
     fn poll_below(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), StreamWriteError>> {
         let mut state = self.of.hub.lock();
-        // They are all gone with the driver.
+        // All slots are gone once the driver is.
         let Some(slot) = state.streams.slot(self.name) else { return Poll::Ready(Err(StreamWriteError::Cancelled)) };
         if let Some(error) = slot.error {
             return Poll::Ready(Err(error));
@@ -112,7 +112,7 @@ impl ScheduledSendStream {
         Poll::Pending
     }
 
-    /// Queues bytes, however much is queued already: what is never asked with [`ScheduledSendStream::poll_ready`] has
+    /// Queues bytes, however many are queued already: a writer that never calls [`ScheduledSendStream::poll_ready`] has
     /// no bound.
     pub fn push(&mut self, bytes: Bytes) {
         self.change(|slot, now_ns| {
@@ -125,15 +125,15 @@ impl ScheduledSendStream {
     /// Queues bytes as soon as there is room.
     ///
     /// # Errors
-    /// The stream has ended otherwise than by being finished.
+    /// The stream has ended without having been finished.
     pub async fn send(&mut self, bytes: Bytes) -> Result<(), StreamWriteError> {
         poll_fn(|cx| self.poll_ready(cx)).await?;
         self.push(bytes);
         Ok(())
     }
 
-    /// Begins a batch of payloads that leave in DATAGRAM capsules, at most `limit_bytes` of them waiting; the oldest make
-    /// room. Dropped payloads are counted in `losses`, those of the tunnel. Bytes that are queued after payloads overtake
+    /// Begins a batch of payloads that leave in DATAGRAM capsules. At most `limit_bytes` of them wait; the oldest are
+    /// dropped to make room, and counted in `losses`, those of the tunnel. Bytes that are queued after payloads overtake
     /// the payloads that still wait, so a stream carries only one of the two.
     #[must_use]
     pub fn payloads<'a>(&'a mut self, limit_bytes: usize, losses: &'a Arc<Losses>) -> Payloads<'a> {
@@ -141,7 +141,7 @@ impl ScheduledSendStream {
         Payloads { of: &self.of, state: self.of.hub.lock(), name: self.name, limit_bytes, losses, now_ns }
     }
 
-    /// What leaves before a byte that would be queued now.
+    /// Returns how many bytes of other streams would leave before a byte that is queued now, and how fast.
     #[must_use]
     pub fn ahead(&self) -> Ahead {
         let bytes = self.of.hub.lock().bytes_ahead(self.name);
@@ -149,7 +149,7 @@ impl ScheduledSendStream {
         Ahead { bytes, bytes_per_sec: if bytes > 0 { self.of.ledger.bytes_per_sec() } else { 0 } }
     }
 
-    /// Ends the stream properly: what is queued is sent, then its end.
+    /// Ends the stream properly: sends the queued bytes, then the stream's end.
     pub fn finish(&mut self) {
         let mut state = self.of.hub.lock();
         let Some(slot) = state.streams.slot(self.name).filter(|slot| slot.is_open()) else { return };
@@ -161,7 +161,7 @@ impl ScheduledSendStream {
         }
     }
 
-    /// Ends the stream abruptly; what is queued is discarded.
+    /// Ends the stream abruptly; discards the queued bytes.
     pub fn reset(self, code: application::Error) {
         self.cancel(code);
     }
@@ -212,7 +212,7 @@ pub struct Payloads<'a> {
 }
 
 impl Payloads<'_> {
-    /// Queues a copy of `payload`; the oldest make room.
+    /// Queues a copy of `payload`; the oldest are dropped to make room.
     pub fn push(&mut self, payload: &[u8]) {
         let Some(slot) = self.state.streams.slot(self.name).filter(|slot| slot.is_open()) else {
             self.losses.capsules.fetch_add(1, Relaxed);
