@@ -41,7 +41,7 @@ pub struct Transport {
     pub max_mtu: u16,
     /// The congestion controller.
     pub congestion: Congestion,
-    /// After how long without a packet a connection ends silently (RFC 9000 §10.1).
+    /// How long a connection may be without a packet before it ends silently (RFC 9000 §10.1).
     pub idle_timeout: Duration,
     /// How often a client keeps a silent connection alive; `None` lets it end.
     pub keep_alive: Option<Duration>,
@@ -49,16 +49,17 @@ pub struct Transport {
     pub max_requests: u64,
     /// The flow-control window of each stream, in bytes: what one may carry in a round trip.
     pub stream_window_bytes: u64,
-    /// That of all streams of a connection together, in bytes: what a peer that we do not read from can make us hold.
+    /// The flow-control window of all streams of a connection together, in bytes: how much a peer whose bytes we do not read
+    /// can make us hold.
     pub connection_window_bytes: u64,
-    /// Bytes of a stream that may be handed to the transport and not acknowledged, at most.
+    /// Most bytes of a stream that may be handed to the transport and not acknowledged.
     pub stream_buffer_bytes: u32,
-    /// Whether packets leave in batches that the kernel or the device takes apart (UDP_SEGMENT).
+    /// Whether packets leave in batches that the kernel or the device splits (UDP_SEGMENT).
     pub gso: bool,
     /// How packets reach the kernel.
     pub io: Io,
-    /// How many packets the transport fills from one stream before it turns to the next. It serves the bytes that were
-    /// handed over in their order if this is large.
+    /// How many packets the transport fills from one stream before it turns to the next. If this is large, it serves bytes in
+    /// the order in which they were handed over.
     pub stream_batch: u8,
 }
 
@@ -71,14 +72,14 @@ pub enum Io {
     Stock,
 }
 
-/// What paced's own provider goes by.
+/// The settings of paced's own provider.
 #[derive(Clone, Debug)]
 pub struct Pacing {
-    /// How much earlier than on its own a packet may leave for sharing a message.
+    /// How much before its own departure a packet may leave in order to share a message.
     pub quantum: Duration,
     /// The mark of packets (SO_MARK), if any.
     pub mark: Option<u32>,
-    /// What is known of the devices of this host.
+    /// The devices of this host.
     pub devices: Devices,
     /// Where packets are counted.
     pub counters: Arc<IoCounters>,
@@ -115,8 +116,8 @@ impl Default for Transport {
 /// peers open and we stop at once.
 const UNIDIRECTIONAL_STREAMS: u64 = 8;
 
-/// The window of each: two blocks of the transport's memory. The longest frame that means anything on them has less than
-/// one.
+/// The window of each of these streams: two blocks of the transport's memory. The longest meaningful frame on them is shorter
+/// than one.
 const UNIDIRECTIONAL_WINDOW_BYTES: u64 = 8 * 1024;
 
 /// How long the answer to a keep-alive may take.
@@ -134,22 +135,21 @@ impl From<&config::TransportSettings> for Transport {
         };
         let config::TransportSettings { initial_mtu, max_mtu, keep_alive, .. } = *config;
         let defaults = Self::default();
-        // An endpoint that keeps a connection alive learns soon that it is dead: one PING may be lost a few times, no
-        // more.
+        // An endpoint that keeps a connection alive notices soon that it is dead: one PING may be lost a few times, no more.
         let idle_timeout = keep_alive.map_or(defaults.idle_timeout, |every| every + KEEP_ALIVE_PATIENCE);
         Self { initial_mtu, max_mtu, congestion, keep_alive, idle_timeout, io, ..defaults }
     }
 }
 
 impl Transport {
-    /// How many request streams a client may have open that may have so many tunnels. They are many more, so that one
-    /// tunnel too many gets an answer: the transport gives new credit only when a tenth of all streams has ended.
+    /// Returns how many request streams a client may have open that may have `tunnels` tunnels. These are many more, so that
+    /// one tunnel too many gets an answer: the transport gives new credit only when a tenth of all streams has ended.
     #[must_use]
     pub fn requests_for(tunnels: u32) -> u64 {
         2 * u64::from(tunnels) + 64
     }
 
-    /// Makes departure times, if there are any, depend on what is known of `devices`, and counts packets at `counters`.
+    /// Uses `devices` for departure times, if there are any, and counts packets in `counters`.
     #[must_use]
     pub fn leaving_by(mut self, devices: &Devices, counters: &Arc<IoCounters>) -> Self {
         if let Io::Paced(pacing) = &mut self.io {
@@ -158,10 +158,10 @@ impl Transport {
         self
     }
 
-    /// The limits of an endpoint's connections.
+    /// Returns the limits of an endpoint's connections.
     ///
     /// # Errors
-    /// Settings that QUIC does not have.
+    /// QUIC does not allow the settings.
     pub fn limits(&self) -> Result<Limits> {
         let limits = Limits::new()
             .with_max_idle_timeout(self.idle_timeout)
@@ -178,7 +178,7 @@ impl Transport {
         limits.map_err(|error| anyhow!("invalid transport settings: {error}"))
     }
 
-    /// The socket provider of an endpoint at `address`, on the tokio runtime this is called in.
+    /// Returns the socket provider of an endpoint at `address`, on the current tokio runtime.
     ///
     /// # Errors
     /// The address is in use or not ours, or MTU bounds contradict each other.
@@ -186,8 +186,8 @@ impl Transport {
         self.sockets_on(bind_udp(address, false, false, address.is_ipv6())?.into())
     }
 
-    /// The same for clients: packets leave from whichever address the routes choose, so that connections go on when
-    /// this host's addresses change. s2n-quic's own provider keeps to the first.
+    /// Like [`sockets`](Self::sockets), for clients: packets leave from the address that the routes choose, so that
+    /// connections continue when this host's addresses change. s2n-quic's own provider keeps the first address.
     ///
     /// # Errors
     /// As [`sockets`](Self::sockets).
@@ -195,7 +195,7 @@ impl Transport {
         self.roaming_sockets_on(bind_udp(address, false, false, address.is_ipv6())?.into())
     }
 
-    /// The same on a socket that is bound.
+    /// Like [`roaming_sockets`](Self::roaming_sockets), on a bound socket.
     ///
     /// # Errors
     /// As [`sockets_on`](Self::sockets_on).
@@ -207,18 +207,17 @@ impl Transport {
         Ok(sockets)
     }
 
-    /// Has packets of an endpoint carried by something else than a socket, from and to `peer`, for as long as what comes with
-    /// it is kept.
+    /// Returns sockets whose packets, from and to `peer`, a carrier carries for as long as the returned [`Carrying`] is kept.
     #[must_use]
     pub fn carried_by(&self, carrier: Box<dyn Carrier>, peer: SocketAddr) -> (Sockets, Carrying) {
         let (packets, carrying) = CarriedPackets::new(carrier, peer, self.max_mtu);
         (Sockets::Carried(packets), carrying)
     }
 
-    /// The socket provider of an endpoint on a socket that is bound.
+    /// Returns the socket provider of an endpoint on a bound socket.
     ///
     /// # Errors
-    /// MTU bounds that contradict each other.
+    /// The MTU bounds contradict each other.
     pub fn sockets_on(&self, socket: UdpSocket) -> Result<Sockets> {
         let Self { initial_mtu, max_mtu, gso, .. } = *self;
         let Io::Paced(pacing) = &self.io else {
@@ -251,7 +250,7 @@ pub enum Sockets {
     Paced(Provider),
     /// See [`Io::Stock`].
     Stock(Box<io::tokio::Provider>),
-    /// None: something else carries packets.
+    /// No sockets: a carrier carries the packets.
     Carried(CarriedPackets),
 }
 
@@ -268,11 +267,12 @@ impl io::Provider for Sockets {
     }
 }
 
-/// Kernel buffers of an endpoint's socket: 40 ms at 400 Mbit/s. The kernel grants at most `net.core.[rw]mem_max`.
+/// Kernel buffers of an endpoint's socket: 40 ms at 400 Mbit/s. Without CAP_NET_ADMIN, the kernel grants at most
+/// `net.core.[rw]mem_max`.
 const SOCKET_BUFFER_BYTES: usize = 2 << 20;
 
-/// Starts a server endpoint on sockets, whose peers are known by what `issuer` gives them. All of s2n-quic is instantiated
-/// with it, here and not in every crate that calls it.
+/// Starts a server endpoint on sockets; `issuer` gives its peers connection IDs and tokens. All of s2n-quic is instantiated
+/// here, and not in every crate that calls this function.
 ///
 /// # Errors
 /// The address is in use or not ours, or the settings are invalid.
@@ -287,7 +287,7 @@ pub fn serve(
     serve_over(sockets, transport, tls, datagrams, admission, issuer)
 }
 
-/// Starts a client endpoint on sockets, as [`serve`].
+/// Starts a client endpoint on sockets, like [`serve`].
 ///
 /// # Errors
 /// As [`serve`].
@@ -300,7 +300,7 @@ pub fn connect(
     connect_over(sockets, transport, tls, datagrams)
 }
 
-/// Starts a server endpoint over any `io`, such as a simulated network; as [`serve`].
+/// Starts a server endpoint over any `io`, such as a simulated network; like [`serve`].
 ///
 /// # Errors
 /// As [`serve`].
@@ -329,7 +329,7 @@ pub fn serve_over<I: io::Provider>(
     builder.with_congestion_controller(transport.congestion)?.start().context("failed to start the QUIC endpoint")
 }
 
-/// Starts a client endpoint over any `io`; as [`connect`].
+/// Starts a client endpoint over any `io`; like [`connect`].
 ///
 /// # Errors
 /// As [`serve`].
@@ -350,14 +350,14 @@ pub fn connect_over<I: io::Provider>(
     builder.with_congestion_controller(transport.congestion)?.start().context("failed to start the QUIC endpoint")
 }
 
-/// Decides what becomes of a connection attempt, before it costs a handshake.
+/// Decides about a connection attempt before it costs a handshake.
 pub struct Admission {
     /// The places for connections, which all endpoints that share them count together.
     pub places: Arc<ConnectionPlaces>,
     /// Handshakes in flight at one endpoint above which an attempt has to prove its address first (Retry, RFC 9000
     /// §8.1.2).
     pub max_handshakes: u32,
-    /// Whether anybody is let in; not any more once the daemon is told to end.
+    /// Whether connections are admitted; false once the daemon is told to end.
     pub open: Arc<AtomicBool>,
     /// Where results are counted.
     pub handshakes: Arc<HandshakeCounters>,
@@ -368,7 +368,7 @@ pub struct Admission {
 }
 
 impl Default for Admission {
-    /// What the configuration allows if it says nothing, counted by nobody else.
+    /// The defaults of the configuration, with counters of its own.
     fn default() -> Self {
         let limits = config::relay::RelayLimits::default();
         Self {

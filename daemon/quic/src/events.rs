@@ -1,5 +1,5 @@
-//! What the transport tells us about connections: handshake results, the peer's certificate, the size of packets, and
-//! what the dispatcher's books need.
+//! What the transport reports about connections: handshake results, the peer's certificate, the size of packets, and
+//! the events that the dispatcher's books need.
 
 use std::{
     net::SocketAddr,
@@ -34,7 +34,7 @@ use super::{
     tls::{RefusedCertificate, client_certificates},
 };
 
-/// By this name, peers are counted that want to open more streams than they have credit for (RFC 9000 §19.14).
+/// The name under which peers are counted that want to open more streams than they have credit for (RFC 9000 §19.14).
 const STREAMS_BLOCKED: Limit = "streams_blocked";
 
 /// Handshake results of an endpoint.
@@ -59,7 +59,7 @@ pub struct HandshakeCounters {
 pub struct LoopTurns(Arc<AtomicU64>);
 
 impl LoopTurns {
-    /// How many there were.
+    /// Returns the count.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.load(Relaxed)
@@ -75,36 +75,36 @@ impl LoopTurns {
 /// The event subscriber of an endpoint.
 #[derive(Debug, Default)]
 pub struct EndpointSubscriber {
-    /// Of this endpoint only.
+    /// The turns of this endpoint only.
     pub turns: LoopTurns,
     /// Shared by all connections.
     pub handshakes: Arc<HandshakeCounters>,
-    /// The places that connections take; none for those of our own making.
+    /// The places that connections take; `None` for connections that we make.
     pub places: Option<Arc<ConnectionPlaces>>,
 }
 
-/// What is remembered per connection; the application asks with `Handle::query_event_context`.
+/// The state of one connection; the application reads it with `Handle::query_event_context`.
 #[derive(Debug)]
 pub struct ConnectionState {
     /// The peer's verified leaf certificate in DER, if it presented one.
     pub peer_certificate: Option<Vec<u8>>,
-    /// How large packets are at the moment.
+    /// The size of packets at the moment.
     pub packets: PacketSize,
-    /// What may be sent and what has been.
+    /// What may be sent, and what has been sent.
     pub account: Account,
-    /// Where all that happens can be listened to.
+    /// Where the connection's events can be traced.
     pub tap: Tap,
-    /// What is known of its path.
+    /// What is known about its path.
     pub path: PathStats,
-    /// What arrives.
+    /// The count of packets that arrive.
     pub heard: Heard,
-    /// What arrives from addresses to which the transport does not follow its peer.
+    /// The count of datagrams from addresses to which the transport does not follow its peer.
     pub strays: Strays,
     /// What is known about the peer.
     pub standing: ClientStanding,
     /// What the peer used while it was a stranger.
     pub budget: Budget,
-    /// Below this limit of streams, credit that the peer missed has been counted.
+    /// STREAMS_BLOCKED frames with a limit below this one have been counted.
     blocked_below: u64,
     completed: bool,
     /// The address that the peer connected from.
@@ -118,7 +118,7 @@ pub struct ConnectionState {
 pub struct Heard(Arc<AtomicU64>);
 
 impl Heard {
-    /// How many there were.
+    /// Returns the count.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.load(Relaxed)
@@ -130,17 +130,17 @@ impl Heard {
     }
 }
 
-/// Datagrams for a connection from addresses that the transport does not follow its peer to: it knows five addresses in
-/// a connection's life. Clones follow the same connection.
+/// Counts datagrams for a connection from addresses to which the transport does not follow its peer: it accepts five
+/// addresses in a connection's life. Clones follow the same connection.
 #[derive(Clone, Debug, Default)]
 pub struct Strays(Arc<(AtomicU32, Notify)>);
 
 impl Strays {
-    /// How many of them in a row, with nothing from a known address between, mean that the peer has moved on. They are
+    /// How many of them in a row, with nothing from a known address in between, mean that the peer has moved. They are
     /// not authentic, but an attacker that forges them has to know the connection's ID and to silence its peer.
     const ENOUGH: u32 = 3;
 
-    /// Waits until the peer has most likely moved to where the transport does not follow.
+    /// Waits until the peer has most likely moved to an address to which the transport does not follow.
     pub async fn lost(&self) {
         while self.0.0.load(Relaxed) < Self::ENOUGH {
             self.0.1.notified().await;
@@ -171,7 +171,7 @@ impl Subscriber for EndpointSubscriber {
         let packets = PacketSize::default();
         let tap = Tap::new(packets.clone());
         let (heard, strays, path) = (Heard::default(), Strays::default(), PathStats::default());
-        // A peer that connects to us gets its place once its address is told.
+        // A peer that connects to us gets its place once its address is known.
         let (standing, budget) = (ClientStanding::own(), Budget::default());
         ConnectionState {
             peer_certificate: None,
@@ -233,7 +233,7 @@ impl Subscriber for EndpointSubscriber {
 
     fn on_packet_received(&mut self, state: &mut ConnectionState, meta: &ConnectionMeta, event: &PacketReceived) {
         state.heard.count_one();
-        // Only an edge asks which packets are missing, by which it chooses a form for its tunnels.
+        // Only an edge uses the number of missing packets, to choose a form for its tunnels.
         if let (EndpointType::Client { .. }, PacketHeader::OneRtt { number, .. }) =
             (&meta.endpoint_type, &event.packet_header)
         {
@@ -266,7 +266,7 @@ impl Subscriber for EndpointSubscriber {
         if let Frame::StreamsBlocked { stream_limit, .. } = event.frame
             && stream_limit >= state.blocked_below
         {
-            // Once for each limit: the frame is repeated while it holds.
+            // Counted once for each limit: the peer repeats the frame while the limit holds.
             state.blocked_below = stream_limit.saturating_add(1);
             state.standing.count(STREAMS_BLOCKED);
         }

@@ -1,4 +1,4 @@
-//! HTTP/3 on s2n-quic: feeds [`masque::h3`] with what arrives and carries out its verdicts.
+//! HTTP/3 on s2n-quic: feeds [`masque::h3`] with the bytes that arrive and carries out its verdicts.
 //!
 //! One task polls [`HttpConnection::next`], which drives everything that belongs to the connection as a whole: control and
 //! QPACK streams, settings, GOAWAY, and requests as they arrive. Each request is then read and written by the code that
@@ -50,7 +50,7 @@ use super::{
     strangers::{ClientStanding, Limit, WaitingRequest},
 };
 
-/// By this name, forgotten priorities of streams are counted.
+/// The name under which forgotten priorities of streams are counted.
 const PRIORITY_UPDATES: Limit = "priority_updates";
 
 /// A HTTP/3 connection, as seen by the one task that drives it.
@@ -69,7 +69,7 @@ pub struct HttpConnection {
     goaway: Option<u64>,
     /// Priorities of requests that have not arrived.
     early_signals: Signals,
-    /// Whether anything but the driver may have something to do: each look at it takes the transport's lock several times.
+    /// Whether anything but the driver may have something to do: each check takes the transport's lock several times.
     stirred: Arc<Stirred>,
 }
 
@@ -96,15 +96,14 @@ pub struct Request {
     pub send: SendStream,
     /// The datagrams that belong to the request.
     pub flow: Flow,
-    /// Where the peer wanted the request to be moved before it arrived; this wins over its `priority` field (RFC 9218
-    /// §7).
+    /// The priority that the peer gave the request before it arrived; this wins over its `priority` field (RFC 9218 §7).
     pub signal: Option<Priority>,
-    /// The place that a stranger's request takes until it is decided about.
+    /// The place that a stranger's request takes until it is admitted or refused.
     pub waiting: Option<WaitingRequest>,
 }
 
 impl Request {
-    /// Changes the terms on which what answers the request leaves, in streams and in datagrams.
+    /// Changes the terms on which the answer to the request leaves, on the stream and in datagrams.
     pub fn set_terms(&self, terms: &Terms) {
         self.flow.set_terms(terms.clone());
         self.send.set_terms(terms.clone());
@@ -125,7 +124,7 @@ impl HttpConnection {
         let standing = |state: &ConnectionState| state.standing.clone();
         let standing = handle.query_event_context(standing).map_err(|_| Error::Closed)?;
         let control = ControlReceiver::new(role, Settings::announced_by(role, limits.field_section_bytes));
-        // A peer may never give credit for it.
+        // The peer may never give credit for this stream.
         let opened = poll_fn(|cx| match standing.poll_exceeded(cx) {
             Poll::Ready(limit) => Poll::Ready(Err(excess(&standing, limit).into())),
             Poll::Pending => handle.poll_open_send_stream(cx).map_err(Error::from),
@@ -169,7 +168,7 @@ impl HttpConnection {
         })
     }
 
-    /// What tasks of this connection share.
+    /// Returns the handle that the tasks of this connection share.
     #[must_use]
     pub fn client(&self) -> Client {
         self.client.clone()
@@ -196,11 +195,12 @@ impl HttpConnection {
             // There may be more.
             self.stirred.set();
         }
-        // Last, so that what was just decided is in order; and even if the connection is over, which streams learn so.
+        // Polled last, so that it acts on what was just decided, and also when the connection is over, so that streams learn
+        // of that.
         self.driver.poll(cx);
         if let Poll::Ready(Err(error)) = &polled {
             if let Error::Protocol(error) = error {
-                // On control streams every error is one of the connection.
+                // On control streams, every error is a connection error.
                 close(&self.client.handle, error.code());
             }
             // A task that waits for settings or a stream must learn that they will not come, and why. The first reason counts.
@@ -265,7 +265,7 @@ impl HttpConnection {
         }
     }
 
-    /// Moves a stream, or remembers where it is to be moved: an update may overtake its request (RFC 9218 §7).
+    /// Changes a stream's priority, or remembers it: an update may overtake its request (RFC 9218 §7).
     fn on_priority_update(&mut self, stream_id: u64, value: &[u8]) {
         let Some(signal) = Priority::parse(value) else { return };
         if stream_id < self.next_request {
@@ -281,7 +281,7 @@ impl HttpConnection {
         self.client.peer.signalled.register(cx.waker());
         loop {
             let Some(front) = self.control_queue.front_mut() else {
-                // Not earlier: until it is sent, a newer priority of the stream takes its place.
+                // Not earlier: until an update is sent, a newer priority of its stream replaces it.
                 let Some((stream_id, signal)) = self.client.peer.signals().pop() else { return Ok(()) };
                 self.control_queue
                     .push_back(ControlReceiver::priority_update(stream_id, signal.to_field_value().as_bytes()));
@@ -342,7 +342,7 @@ impl HttpConnection {
     }
 }
 
-/// Counts that a stranger went beyond a limit, and says that this ends the connection.
+/// Counts that a stranger exceeded a limit; returns the error that ends the connection.
 fn excess(standing: &ClientStanding, limit: Limit) -> h3::ProtocolError {
     standing.count(limit);
     h3::ProtocolError::Connection(Code::ExcessiveLoad, "too much for a client that is not known yet")

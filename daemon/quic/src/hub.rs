@@ -1,21 +1,21 @@
-//! What one end of a connection has to send, and the order in which it does: bytes of streams and datagrams of tunnels, which
-//! wait here, and whose turn it is among them.
+//! What one end of a connection has to send: bytes of streams and datagrams of tunnels, which wait here, and the order in which
+//! they take turns.
 //!
-//! All of it is behind one lock ([`Hub::lock`]). Three look at it: callbacks of the transport ([`datagrams`](super::datagrams)),
-//! which fill packets and take what arrives; the [driver](super::dispatch), which hands bytes of streams to the transport; and
-//! the ends of streams and tunnels. A [`Flow`] is one tunnel's end.
+//! All of this is behind one lock ([`Hub::lock`]). Three parties take it: callbacks of the transport
+//! ([`datagrams`](super::datagrams)), which fill packets and take arriving datagrams; the [driver](super::dispatch), which hands
+//! bytes of streams to the transport; and the ends of streams and tunnels. A [`Flow`] is one tunnel's end.
 //!
 //! | bound | drop rule |
 //! |---|---|
-//! | bytes queued per flow, each direction | the flow's own oldest payload goes first |
+//! | bytes queued per flow, each direction | the flow's own oldest payload is dropped first |
 //! | bytes queued to send per connection | once reached, a flow keeps at most its equal share |
-//! | what the flow's class says | payloads that waited too long, or are late, go when their turn comes |
-//! | bytes for requests that are not admitted yet, per connection | what comes later is dropped |
-//! | a payload no packet of the path can carry | dropped when its turn comes; the flow goes on |
+//! | the rule of the flow's class | payloads that waited too long, or are late, are dropped when their turn comes |
+//! | bytes for requests that are not admitted yet, per connection | later datagrams are dropped |
+//! | a payload that no packet of the path can carry | dropped when its turn comes; the flow goes on |
 //!
-//! **Invariant:** nobody calls the transport while holding the lock, waking excepted: callbacks run inside the transport's own
-//! lock of the connection (s2n-quic `connection_trait.rs`) and then take this one. What is to be done with the transport is
-//! decided under the lock, and done after it is released.
+//! **Invariant:** no task calls the transport while it holds the lock, except to wake it: callbacks run inside the transport's
+//! own lock of the connection (s2n-quic `connection_trait.rs`) and then take this one. Calls to the transport are decided on
+//! under the lock, and made after it is released.
 
 use std::{
     sync::{
@@ -66,18 +66,18 @@ mod view;
 pub struct QueueLimits {
     /// What one flow may hold, per direction.
     pub flow_bytes: usize,
-    /// What all flows of a connection may hold to be sent.
+    /// What all flows of a connection together may hold to be sent.
     pub connection_bytes: usize,
 }
 
-/// What happened to datagrams, over all connections of an endpoint. Each is a count of datagrams, where it says nothing else.
+/// Counters of datagrams over all connections of an endpoint. Each counts datagrams, unless it says otherwise.
 #[derive(Debug, Default)]
 pub struct DatagramCounters {
     /// Written into packets.
     pub sent: Counter,
     /// Packets that were filled up, to prove that the path carries full ones.
     pub filled_up: Counter,
-    /// Received in DATAGRAM frames: UDP payloads, not what else peers may send.
+    /// UDP payloads received in DATAGRAM frames, without the other datagrams that peers may send.
     pub received: Counter,
     /// Dropped before sending: their flow's or connection's bound was reached.
     pub dropped_send_queue: Counter,
@@ -87,9 +87,10 @@ pub struct DatagramCounters {
     pub dropped_too_big: Counter,
     /// Dropped on arrival: the reader of their flow fell behind.
     pub dropped_receive_queue: Counter,
-    /// Dropped on arrival: no such stream, not any more (RFC 9297 §2.1), or more than is kept before a request is admitted.
+    /// Dropped on arrival: their stream does not exist, or no longer does (RFC 9297 §2.1), or more came than is kept before a
+    /// request is admitted.
     pub dropped_unknown_stream: Counter,
-    /// Streams that the dispatchers hold, those included whose last byte has not left.
+    /// Streams that the dispatchers hold, including finished ones whose last byte has not left.
     pub streams: Gauge,
 }
 
@@ -102,23 +103,23 @@ pub struct Hub {
     /// Whether a flow waits for a turn; read by the transport for every packet.
     pending: AtomicBool,
     violation: AtomicBool,
-    /// Whom to tell of a violation.
+    /// The task to wake on a violation.
     listener: AtomicWaker,
     clock: Clock,
     terms: Terms,
     state: Mutex<State>,
 }
 
-/// What is behind the lock of a connection.
+/// The state behind the lock of a connection.
 pub(super) struct State {
     pub(super) turns: Turns,
-    /// Where it is told whose turn it was.
+    /// Where turns are logged.
     pub(super) tap: Tap,
     /// The books of the transport's callbacks, once there is a driver.
     ledger: Option<Arc<Ledger>>,
     /// How early the bytes of streams are handed over.
     binding: Binding,
-    /// Whether the connection goes by a schedule of its own, whatever that of its endpoint is.
+    /// Whether the connection has a schedule of its own, and so does not follow its endpoint's.
     has_own_schedule: bool,
     pub(super) streams: Streams,
     outbox: Outbox,
@@ -126,8 +127,8 @@ pub(super) struct State {
 }
 
 impl Hub {
-    /// The hub of a connection that begins, whose peer `accepts` DATAGRAM frames or does not. `transport` wakes what asks for
-    /// the next packet.
+    /// Creates the hub of a new connection, whose peer `accepts` DATAGRAM frames or does not. `transport` wakes the transport to
+    /// ask for datagrams.
     pub(super) fn new(
         schedule: &Schedule,
         limits: QueueLimits,
@@ -158,7 +159,7 @@ impl Hub {
         }
     }
 
-    /// Locks the connection. The transport must not be called meanwhile.
+    /// Locks the connection. The transport must not be called while the lock is held.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
@@ -169,10 +170,10 @@ impl Hub {
         self.peer_accepts
     }
 
-    /// Opens the flow of a request stream that was just accepted or opened. Until it is admitted ([`Flow::admit`]), what
-    /// arrives for it shares a little room with that of all others that wait.
+    /// Opens the flow of a request stream that was just accepted or opened. Until it is admitted ([`Flow::admit`]), datagrams
+    /// for it share a little room with those of all other requests that wait.
     ///
-    /// Streams have to be opened in the order of their IDs: what arrives for a lower ID that is not open is dropped.
+    /// Streams have to be opened in the order of their IDs: datagrams for a lower ID that is not open are dropped.
     pub fn open(self: &Arc<Self>, stream_id: u64) -> Flow {
         let losses = Arc::<Losses>::default();
         let State { turns, outbox, inbox, .. } = &mut *self.lock();
@@ -213,7 +214,7 @@ impl Hub {
         self.pending.load(Relaxed)
     }
 
-    /// Fills a packet with datagrams, if that is what it is for.
+    /// Fills a packet with datagrams, if it is their turn.
     pub(super) fn on_transmit<P: provider::Packet>(&self, packet: &mut P) {
         if !self.wants_packet() {
             return;
@@ -229,7 +230,7 @@ impl Hub {
         if filled.capped
             && let Some(ledger) = ledger
         {
-            // Whose task has the timer.
+            // The driver's task has the timer.
             ledger.driver().wake();
         }
         drop(state);
@@ -243,7 +244,7 @@ impl Hub {
         }
     }
 
-    /// Has the transport ask for datagrams, if some wait and it does not know of any; `waits` says whether they do.
+    /// Makes the transport ask for datagrams if some wait, as `waits` says, and it does not know of any yet.
     fn announce(&self, waits: bool) {
         if waits && !self.pending.swap(true, Relaxed) {
             self.transport.wake_by_ref();
@@ -257,38 +258,38 @@ impl Hub {
         }
     }
 
-    /// Where streams are counted.
+    /// Returns the gauge that counts streams.
     pub(super) fn gauge(&self) -> &Gauge {
         &self.counters.streams
     }
 
-    /// The clock of the connection's schedule.
+    /// Returns the clock of the connection's schedule.
     #[must_use]
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// The terms of what was given no others.
+    /// Returns the terms of streams and flows that were given no others.
     #[must_use]
     pub fn terms(&self) -> &Terms {
         &self.terms
     }
 
-    /// How many bytes of payloads wait to leave in DATAGRAM frames.
+    /// Returns how many bytes of payloads wait to leave in DATAGRAM frames.
     #[must_use]
     pub fn waiting_bytes(&self) -> usize {
         self.lock().outbox.bytes()
     }
 
-    /// How many bytes of streams, capsules of tunnels included, wait for their turn, or were handed to the transport and have
-    /// not been sent.
+    /// Returns how many bytes of streams, including capsules of tunnels, wait for their turn, or were handed to the transport
+    /// and have not been sent.
     #[must_use]
     pub fn waiting_stream_bytes(&self) -> u64 {
         let state = self.lock();
         state.streams.bytes() + state.ledger.as_ref().map_or(0, |ledger| ledger.unsent_bytes())
     }
 
-    /// Makes the books of the transport's callbacks known, and who listens to the connection.
+    /// Connects the books of the transport's callbacks and the connection's tap.
     pub(super) fn join(&self, ledger: Arc<Ledger>, tap: Tap) {
         let mut state = self.lock();
         ledger.bind(state.binding);
@@ -296,21 +297,21 @@ impl Hub {
         state.tap = tap;
     }
 
-    /// Gives the connection a schedule of its own, by which it goes at once, and whatever becomes of that of its endpoint.
-    /// The clock and the terms of what was given no others stay.
+    /// Gives the connection a schedule of its own, which takes effect at once and stays when the endpoint's schedule changes.
+    /// The clock stays, and so do the terms of streams and flows that were given no others.
     pub fn set_schedule(&self, schedule: &Schedule) {
         let mut state = self.lock();
         state.has_own_schedule = true;
         state.go_by(schedule);
     }
 
-    /// The discipline by which the connection goes.
+    /// Returns the connection's discipline.
     #[must_use]
     pub fn discipline(&self) -> Discipline {
         self.lock().turns.discipline()
     }
 
-    /// Lets streams and flows go on whose class's departure time has come; returns the next such time.
+    /// Wakes the streams and flows whose class's departure time has come; returns the next such time.
     pub(super) fn release(&self, now_ns: u64) -> Option<u64> {
         let mut state = self.lock();
         let State { turns, outbox, .. } = &mut *state;

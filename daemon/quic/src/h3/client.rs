@@ -1,4 +1,4 @@
-//! What the tasks of one connection share, and how requests are opened in the client role.
+//! The handle that the tasks of one connection share, and how requests are opened in the client role.
 
 use std::sync::{
     Arc, OnceLock,
@@ -23,11 +23,11 @@ use crate::{
     strangers::ClientStanding,
 };
 
-/// What the tasks of one connection share; opens requests in the client role.
+/// The handle that the tasks of one connection share; opens requests in the client role.
 #[derive(Clone)]
 pub struct Client {
     pub(super) handle: Handle,
-    /// Whose turn it is to open a stream. The transport keeps the wakers of tasks that gave up and spends credit on
+    /// Lets one task at a time open a stream. The transport keeps the wakers of tasks that gave up and spends credit on
     /// waking them; so the tasks wait here, and it knows one waker.
     pub(super) opener: Arc<tokio::sync::Mutex<Handle>>,
     pub(super) hub: Arc<Hub>,
@@ -37,10 +37,10 @@ pub struct Client {
     pub(super) limits: MessageLimits,
 }
 
-/// A stream that the peer's credit allows (RFC 9000 §4.6), for a request that is to come.
+/// A stream that the peer's credit allows (RFC 9000 §4.6), for a later request.
 pub struct Reserved(stream::BidirectionalStream);
 
-/// What both ends of a connection's HTTP/3 know of the peer, and have for it.
+/// What an end of an HTTP/3 connection, in either role, knows about its peer and still has to send to it.
 pub(super) struct Peer {
     pub(super) settings: OnceLock<Settings>,
     pub(super) changed: Notify,
@@ -48,9 +48,9 @@ pub(super) struct Peer {
     pub(super) goaway: AtomicU64,
     /// Why the connection ended, once it has.
     pub(super) ended: OnceLock<Error>,
-    /// Priorities that it has not been told yet.
+    /// Priorities that have not been sent to it yet.
     pub(super) signals: Mutex<Signals>,
-    /// Wakes the task that drives the connection, and tells it them.
+    /// Wakes the task that drives the connection, which sends these priorities.
     pub(super) signalled: AtomicWaker,
 }
 
@@ -61,19 +61,19 @@ impl Peer {
 }
 
 impl Client {
-    /// The QUIC connection.
+    /// Returns the QUIC connection.
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// What is known about the peer.
+    /// Returns what is known about the peer.
     #[must_use]
     pub fn standing(&self) -> &ClientStanding {
         &self.standing
     }
 
-    /// Notes that nothing of a stream is held any more: we stopped and reset it.
+    /// Notes that nothing of a stream is held any more, because we stopped and reset it.
     pub fn forget(&self, stream_id: u64) {
         // Fails only once the connection is gone.
         let forget = |state: &mut ConnectionState| state.budget.release(stream_id, &state.standing);
@@ -85,7 +85,7 @@ impl Client {
         close(&self.handle, code);
     }
 
-    /// The peer's settings, once they have arrived.
+    /// Returns the peer's settings, once they have arrived.
     #[must_use]
     pub fn settings(&self) -> Option<&Settings> {
         self.peer.settings.get()
@@ -109,7 +109,7 @@ impl Client {
         }
     }
 
-    /// Why nothing new may be asked of the peer: the connection has ended, or the peer said that it goes away.
+    /// Returns why the peer takes no new requests: the connection has ended, or the peer said that it goes away.
     fn gone(&self) -> Error {
         self.peer.ended.get().cloned().unwrap_or(Error::GoingAway)
     }
@@ -120,8 +120,8 @@ impl Client {
         self.peer.goaway.load(Relaxed) == u64::MAX
     }
 
-    /// Waits until the peer takes no new requests. Returns whether it said that it goes away (RFC 9114 §5.2) and serves those
-    /// that are open; otherwise the connection has ended.
+    /// Waits until the peer takes no new requests. Returns whether it said that it goes away (RFC 9114 §5.2) and serves the
+    /// open requests; otherwise the connection has ended.
     pub async fn goes_away(&self) -> bool {
         loop {
             let changed = self.peer.changed.notified();
@@ -147,8 +147,8 @@ impl Client {
         self.request_on(self.reserve().await?, head)
     }
 
-    /// Opens a stream for a request. Ready at once unless the peer's stream credit is used up; callers that wait for
-    /// more get it in the order in which they came.
+    /// Opens a stream for a request. Ready at once unless the peer's stream credit is used up; callers that wait for more get
+    /// it in the order of their calls.
     ///
     /// # Errors
     /// The connection ended, or the peer goes away.
@@ -184,7 +184,7 @@ impl Client {
         Ok(Request { stream_id, recv, send, flow, signal: None, waiting: None })
     }
 
-    /// Moves what is sent on a request's stream, and in its datagrams, to another class.
+    /// Moves what we send on a request's stream, and in its datagrams, to another class.
     pub fn reclass(&self, stream_id: u64, class: &Arc<Class>) {
         self.change_terms(stream_id, |terms| terms.reclassed(class));
     }
@@ -194,8 +194,8 @@ impl Client {
         self.dispatcher.change_terms(stream_id, &change);
     }
 
-    /// Asks the peer to move what it sends on a request's stream (PRIORITY_UPDATE, RFC 9218 §7.2). It is advice: of many
-    /// streams' at once only the latest 64 are sent.
+    /// Asks the peer to change the priority of what it sends on a request's stream (PRIORITY_UPDATE, RFC 9218 §7.2). This is
+    /// advice: if many streams have updates at once, only the latest 64 are sent.
     pub fn reprioritize(&self, stream_id: u64, signal: Priority) {
         self.peer.signals().put(stream_id, signal);
         self.peer.signalled.wake();

@@ -1,4 +1,4 @@
-//! Why connections and streams end, in HTTP/3's words.
+//! Why connections and streams end, in HTTP/3's terms.
 
 use masque::h3::{self, Code};
 use rustls::AlertDescription;
@@ -7,11 +7,11 @@ use s2n_quic_core::endpoint::Location;
 
 use crate::dispatch;
 
-/// Why a connection or a stream came to its end.
+/// Why a connection or a stream ended.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// The peer broke a rule. Where that ends the connection, it is closed already; where it ends the stream, the
-    /// holder of the stream still has to answer or reset it.
+    /// The peer broke a rule. If that ends the connection, it is closed already; if it ends the stream, the holder of
+    /// the stream still has to answer or reset it.
     #[error(transparent)]
     Protocol(#[from] h3::ProtocolError),
     /// The connection was closed without an error.
@@ -62,7 +62,7 @@ impl From<dispatch::StreamWriteError> for Error {
     }
 }
 
-/// Says in HTTP/3's words why a stream ended.
+/// Describes in HTTP/3's terms why a stream ended.
 fn stream_reason(error: &stream::Error) -> String {
     match error {
         stream::Error::StreamReset { error, .. } => {
@@ -73,7 +73,7 @@ fn stream_reason(error: &stream::Error) -> String {
     }
 }
 
-/// Says in HTTP/3's words why a connection ended.
+/// Describes in HTTP/3's terms why a connection ended.
 pub fn connection_reason(error: &s2n_quic::connection::Error) -> String {
     use s2n_quic::connection::Error as Reason;
     match error {
@@ -88,12 +88,12 @@ pub fn connection_reason(error: &s2n_quic::connection::Error) -> String {
     }
 }
 
-/// The alert of TLS that an error code of the transport stands for (RFC 9001 §4.8).
+/// Returns the TLS alert that an error code of the transport stands for (RFC 9001 §4.8).
 fn alert(code: u64) -> Option<u8> {
     u8::try_from(code.checked_sub(0x100)?).ok()
 }
 
-/// What a peer means by an alert of TLS (RFC 8446 §6.2).
+/// Describes what a peer means by a TLS alert (RFC 8446 §6.2).
 fn refused_by(alert: u8) -> String {
     let name = AlertDescription::from(alert);
     match name {
@@ -101,7 +101,7 @@ fn refused_by(alert: u8) -> String {
         AlertDescription::UnknownCA => {
             "the peer does not know the authority that signed the certificate that was shown".to_owned()
         }
-        // What s2n-quic sends for most errors of TLS, a certificate of an unknown authority included.
+        // s2n-quic sends this for most TLS errors, including a certificate of an unknown authority.
         AlertDescription::HandshakeFailure => {
             "the peer ended the handshake (HandshakeFailure in TLS): if a certificate was shown, the peer may not know the \
              authority that signed it"

@@ -52,7 +52,7 @@ impl RecvStream {
         }
     }
 
-    /// Closes the connection where the error demands it.
+    /// Closes the connection if the error requires it.
     fn refuse(&self, error: h3::ProtocolError) -> Error {
         if let h3::ProtocolError::Connection(code, _) = error {
             close(&self.stream.connection(), code);
@@ -68,7 +68,7 @@ impl RecvStream {
         poll_fn(|cx| self.poll_part(cx)).await
     }
 
-    /// From here on only DATA frames are allowed (RFC 9114 §4.4).
+    /// Allows only DATA frames from now on (RFC 9114 §4.4).
     pub fn set_connect(&mut self) {
         self.parser.set_connect();
     }
@@ -79,14 +79,14 @@ impl RecvStream {
     }
 }
 
-/// The sending half of a request stream. What is written waits for its turn (see [`dispatch`]).
+/// The sending half of a request stream. Bytes that are written wait for their turn (see [`dispatch`]).
 pub struct SendStream {
     pub(super) stream: dispatch::ScheduledSendStream,
     pub(super) peer: Arc<Peer>,
 }
 
 impl SendStream {
-    /// The stream's ID.
+    /// Returns the stream's ID.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.stream.id()
@@ -137,7 +137,7 @@ impl SendStream {
         self.stream.poll_flush(cx).map_err(Error::from)
     }
 
-    /// Ready when the peer has all that was written.
+    /// Ready when the peer has acknowledged everything that was written.
     ///
     /// # Errors
     /// As [`SendStream::poll_ready`].
@@ -153,7 +153,7 @@ impl SendStream {
         self.stream.poll_stopped(cx).map_err(Error::from)
     }
 
-    /// What leaves before a byte that would be queued now.
+    /// Returns how many bytes of other streams would leave before a byte that is queued now, and how fast.
     #[must_use]
     pub fn ahead(&self) -> Ahead {
         self.stream.ahead()

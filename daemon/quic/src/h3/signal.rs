@@ -1,4 +1,4 @@
-//! Priorities on their way between a client and the streams that they move.
+//! Priorities on their way between a client and the streams that they change.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,8 @@ const MOST: usize = 64;
 pub(super) struct Signals(VecDeque<(u64, Priority)>);
 
 impl Signals {
-    /// Keeps a stream's priority, in place of its former one. Returns whether another's had to be forgotten for it.
+    /// Keeps a stream's priority in place of its previous one. Returns whether another stream's priority was forgotten
+    /// to make room.
     pub(super) fn put(&mut self, stream_id: u64, signal: Priority) -> bool {
         self.take(stream_id);
         let full = self.0.len() == MOST;

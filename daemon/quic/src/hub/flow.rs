@@ -15,7 +15,8 @@ use parking_lot::{Mutex, MutexGuard};
 use super::{FlowView, Hub, Losses, State, inbox::Arrivals};
 use crate::{class::Terms, segments::Segments};
 
-/// One tunnel's end of its connection's datagrams. Dropping it discards what is queued for it in both directions.
+/// One tunnel's end of its connection's datagrams. Dropping it discards the payloads that are queued in both
+/// directions.
 pub struct Flow {
     pub(super) hub: Arc<Hub>,
     pub(super) stream_id: u64,
@@ -25,19 +26,20 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Lets datagrams in, those first that arrived early: the request is admitted, or our own. What exceeds the flow's
-    /// bound from here on is dropped by the flow's rule.
+    /// Admits datagrams, beginning with those that arrived early, because the request is admitted, or is our own. From
+    /// now on, payloads beyond the flow's bound are dropped by the flow's rule.
     pub fn admit(&self) {
         let dropped = self.hub.lock().inbox.admit(self.stream_id);
         self.hub.counters.dropped_receive_queue.inc_by(dropped as u64);
     }
 
-    /// Notes whether datagrams may be sent, which settles the form of what leaves (see [`masque::tunnel::Tunnel`]).
+    /// Notes whether datagrams may be sent, which settles the form in which payloads leave (see
+    /// [`masque::tunnel::Tunnel`]).
     pub fn set_datagrams_usable(&self, usable: bool) {
         self.arrivals.lock().state.set_datagrams_usable(usable);
     }
 
-    /// The form in which the tunnel's next payload leaves.
+    /// Returns the form in which the tunnel's next payload leaves.
     #[must_use]
     pub fn form(&self) -> Form {
         self.arrivals.lock().state.form()
@@ -51,19 +53,19 @@ impl Flow {
         }
     }
 
-    /// What others may know of the flow.
+    /// Returns a view of the flow for other tasks.
     #[must_use]
     pub fn view(&self) -> FlowView {
         FlowView::new(&self.arrivals, &self.losses)
     }
 
-    /// What the tunnel lost.
+    /// Returns the losses of the tunnel.
     #[must_use]
     pub fn losses(&self) -> &Arc<Losses> {
         &self.losses
     }
 
-    /// What arrived for the tunnel and was ignored.
+    /// Returns counts of what arrived for the tunnel and was ignored.
     #[must_use]
     pub fn ignored(&self) -> IgnoredCounts {
         self.arrivals.lock().state.ignored()
@@ -80,7 +82,7 @@ impl Flow {
     /// Begins a batch of UDP payloads to be sent in DATAGRAM frames with context ID 0; the connection is woken once,
     /// when the batch is dropped.
     ///
-    /// The connection is locked meanwhile: what is done between two payloads must not touch its flows and streams.
+    /// The batch locks the connection: code between two payloads must not touch the connection's flows and streams.
     #[must_use]
     pub fn batch(&self) -> DatagramBatch<'_> {
         let now_ns = (self.hub.clock.now_ns)();
@@ -123,7 +125,7 @@ pub struct DatagramBatch<'a> {
 }
 
 impl DatagramBatch<'_> {
-    /// Queues a copy of `payload`. What exceeds a bound is dropped by the module's rules and counted.
+    /// Queues a copy of `payload`. Payloads beyond a bound are dropped by the module's rules and counted.
     pub fn push(&mut self, payload: &[u8]) {
         let connection_bytes = self.flow.hub.limits.connection_bytes;
         let State { turns, outbox, .. } = &mut *self.state;

@@ -1,4 +1,4 @@
-//! What arrived in datagrams and was not read yet.
+//! Datagrams that have arrived and were not read yet.
 
 use std::{
     collections::HashMap,
@@ -17,13 +17,14 @@ use crate::segments::Segments;
 /// first flights of a few inner QUIC handshakes sent along with their requests (RFC 9298 §5 lets a client do so).
 pub(super) const EARLY_BYTES: usize = 64 * 1024;
 
-/// How many datagrams that may be.
+/// Most datagrams kept for such requests.
 pub(super) const EARLY_DATAGRAMS: usize = 128;
 
-/// What arrived for the flows of a connection.
+/// Datagrams that arrived for the flows of a connection.
 #[derive(Default)]
 pub(super) struct Inbox {
-    /// Searched for each datagram. Peers choose stream IDs, but only among the IDs that they may open, and do not know the seed.
+    /// Searched for each datagram. Peers choose stream IDs, but only among the IDs that they may open, and they do not know the
+    /// hasher's seed.
     pub(super) flows: HashMap<u64, Entrance, RandomState>,
     pub(super) early: Vec<(u64, Box<[u8]>)>,
     pub(super) early_bytes: usize,
@@ -38,7 +39,7 @@ pub(super) struct Entrance {
     arrivals: Arc<Mutex<Arrivals>>,
 }
 
-/// What arrived for one flow.
+/// The payloads that arrived for one flow.
 pub(super) struct Arrivals {
     pub(super) payloads: Segments,
     pub(super) state: Tunnel,
@@ -80,7 +81,7 @@ impl Inbox {
         let (payloads, state) = (Segments::new(limit_bytes), Tunnel::new(false));
         let arrivals = Arrivals { payloads, state, violation: None, reader: None, losses };
         let arrivals = Arc::new(Mutex::new(arrivals));
-        // Of streams that were passed over, nothing will be asked.
+        // Early datagrams of streams that were passed over will never be read.
         let passed_over = self.accepted..stream_id;
         drop(self.take_early(|id| passed_over.contains(&id)));
         self.accepted = self.accepted.max(stream_id + 4);
@@ -88,7 +89,7 @@ impl Inbox {
         arrivals
     }
 
-    /// Lets datagrams in, those first that arrived early; returns how many payloads were dropped for them.
+    /// Admits datagrams, beginning with those that arrived early; returns how many payloads were dropped for them.
     pub(super) fn admit(&mut self, stream_id: u64) -> usize {
         let Some(entrance) = self.flows.get_mut(&stream_id) else { return 0 };
         entrance.admitted = true;
@@ -105,7 +106,7 @@ impl Inbox {
         }
     }
 
-    /// The number in the outbox of a stream's flow.
+    /// Returns the number in the outbox of a stream's flow.
     pub(super) fn slot(&self, stream_id: u64) -> Option<u32> {
         self.flows.get(&stream_id).map(|entrance| entrance.slot)
     }
@@ -128,8 +129,8 @@ impl Inbox {
         }
     }
 
-    /// Keeps an HTTP Datagram for a request that may still be admitted; returns whether it is kept. The first ones of a
-    /// handshake are worth more than what follows them, and refusing costs less than making room.
+    /// Keeps an HTTP Datagram for a request that may still be admitted; returns whether it is kept. The first datagrams of a
+    /// handshake are worth more than the later ones, and refusing costs less than making room.
     fn keep_early(&mut self, stream_id: u64, http_datagram: &[u8]) -> bool {
         let expected = stream_id >= self.accepted || self.flows.contains_key(&stream_id);
         let fits = self.early_bytes + http_datagram.len() <= EARLY_BYTES && self.early.len() < EARLY_DATAGRAMS;
@@ -140,7 +141,7 @@ impl Inbox {
         expected && fits
     }
 
-    /// Takes the early datagrams of the streams that `wanted` names.
+    /// Takes the early datagrams of the streams that `wanted` selects.
     fn take_early(&mut self, wanted: impl Fn(u64) -> bool) -> impl Iterator<Item = Box<[u8]>> {
         let taken: Vec<_> = self.early.extract_if(.., |(stream_id, _)| wanted(*stream_id)).collect();
         self.early_bytes -= taken.iter().map(|(_, http_datagram)| http_datagram.len()).sum::<usize>();

@@ -19,10 +19,10 @@ use crate::{
 /// How often a payload may fail to share a packet with other frames before it counts as too big for the path.
 pub(super) const MAX_MISSES: u8 = 3;
 
-/// What the type and the length of a DATAGRAM frame take (RFC 9221 §4), as a rule.
+/// The usual size of a DATAGRAM frame's type and length (RFC 9221 §4).
 const FRAME_HEADER_BYTES: usize = 1 + 2;
 
-/// What waits to leave.
+/// The payloads that wait to leave.
 #[derive(Default)]
 pub(super) struct Outbox {
     pub(super) queues: Vec<Option<FlowQueue>>,
@@ -31,7 +31,7 @@ pub(super) struct Outbox {
     /// The roomiest packet seen so far: a payload that does not fit into one as roomy never will.
     roomiest: usize,
     proof: Proof,
-    /// Flows whose class may not send before a moment.
+    /// Flows whose class may not send before a given time.
     capped: Departures,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct FlowQueue {
     losses: Arc<Losses>,
 }
 
-/// What became of payloads in one packet.
+/// What happened to payloads in one packet.
 #[derive(Default)]
 pub(super) struct Filled {
     pub(super) sent: u64,
@@ -54,7 +54,7 @@ pub(super) struct Filled {
     pub(super) stale: u64,
     /// Whether a flow now waits for the departure time of its class.
     pub(super) capped: bool,
-    /// Whether bytes without meaning make the packet a full one.
+    /// Whether the packet was filled up with bytes that the peer ignores.
     pub(super) filled_up: bool,
 }
 
@@ -88,7 +88,7 @@ impl Outbox {
         }
     }
 
-    /// How many bytes of payloads wait.
+    /// Returns how many bytes of payloads wait.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -130,14 +130,14 @@ impl Outbox {
             queue.terms.class.counters.dropped_queue.inc_by(dropped as u64);
             queue.losses.send_queue.fetch_add(dropped as u64, Relaxed);
         }
-        // One that waits already keeps its rank for as long as its oldest payload is the same.
+        // A flow that waits already keeps its rank for as long as its oldest payload is the same.
         if before == 0 || dropped > 0 {
             self.wake(turns, slot);
         }
         dropped
     }
 
-    /// Makes a flow take part, if it has anything to send and its class does not make it wait.
+    /// Lets a flow take turns, if it has anything to send and its class does not make it wait.
     fn wake(&self, turns: &mut Turns, slot: u32) {
         let Some(queue) = self.queues.get(slot as usize).and_then(Option::as_ref) else { return };
         if !queue.payloads.is_empty() && !queue.departure.is_awaited() {
@@ -158,7 +158,7 @@ impl Outbox {
         self.capped.next_ns()
     }
 
-    /// Writes as many payloads as fit into `packet`, a turn each.
+    /// Writes as many payloads as fit into `packet`, one turn each.
     pub(super) fn fill<P: provider::Packet>(
         &mut self,
         turns: &mut Turns,
@@ -179,7 +179,7 @@ impl Outbox {
             };
             let (waiting, waiting_bytes) = (queue.payloads.len(), queue.payloads.bytes());
             let Some(departure) = queue.depart(now_ns, expiry) else {
-                // Emptied since it was woken, or by its class's rule.
+                // The flow was emptied since it was woken, or by its class's rule.
                 filled.stale += waiting as u64;
                 self.bytes -= waiting_bytes;
                 turns.end_turn(TurnKind::Flow, slot, 0, false);
@@ -218,8 +218,8 @@ impl Outbox {
                     if filled.sent > 0 {
                         break;
                     }
-                    // Other frames may be what takes the room. If there are none, or if it happens again and again,
-                    // the path is too narrow for this payload, which must not keep the others waiting.
+                    // Other frames may have taken the room. If there are none, or if this happens repeatedly, the path
+                    // is too narrow for this payload, which must not keep the others waiting.
                     queue.misses += 1;
                     if room < self.roomiest && queue.misses < MAX_MISSES {
                         break;
@@ -250,8 +250,8 @@ impl FlowQueue {
         self.terms.service_since(self.payloads.oldest_ns().unwrap_or_default())
     }
 
-    /// Drops what is not worth sending, and says whether the oldest of the rest may leave, or else when its class lets
-    /// it. `None` if nothing is left.
+    /// Drops payloads that are not worth sending. Returns `Ok` if the oldest of the others may leave, or else when its
+    /// class allows it; `None` if no payload is left.
     fn depart(&mut self, now_ns: u64, expiry: Expiry) -> Option<Result<(), u64>> {
         let payload = self.payloads.front(now_ns, &self.terms, expiry)?.0.len();
         let bytes = (payload + self.header.len() + FRAME_HEADER_BYTES) as u64;

@@ -1,22 +1,22 @@
 //! Proof that the path still carries full packets.
 //!
-//! The transport takes losses for a path that became narrow (RFC 8899 §4.3) when four bursts of packets above the base
-//! size of 1,200 bytes are lost and no full one was acknowledged since (s2n-quic `path/mtu.rs`): packets then stay at
-//! 1,200 bytes for a minute. Streams fill their packets. Payloads of tunnels do not: those of an inner QUIC connection
-//! make packets of 1,240 bytes or so, never a full one, so that four plain losses in a connection's life would suffice;
-//! and in packets of 1,200 bytes none of them fits any more.
+//! The transport concludes that the path became narrow (RFC 8899 §4.3) when four bursts of packets above the base size of
+//! 1,200 bytes are lost and no full packet was acknowledged since (s2n-quic `path/mtu.rs`): packets then stay at 1,200
+//! bytes for a minute. Streams fill their packets. Payloads of tunnels do not: those of an inner QUIC connection make
+//! packets of about 1,240 bytes, never a full one, so four ordinary losses in a connection's life would suffice; and none
+//! of these payloads fits into packets of 1,200 bytes.
 //!
 //! So packets that are neither small nor full are filled up, with an HTTP Datagram that the peer ignores:
 //!
-//! - all of them while the window is used and grows as fast as in slow start, because a slow start that ends loses every
-//!   second packet of a window, and by the time that is known the window has long left;
-//! - as many as losses that come singly ask for;
-//! - where few are lost, as many as add one byte to [`SHARE`]. They are the first ones of a burst, several in a row,
-//!   because a message of the kernel's segmentation offload has packets of one size: with single ones in the middle of a
-//!   burst, the burst would leave in three messages in place of one. While the path sets the pace they come one by one
-//!   all the same, because then the gap between two of them counts.
+//! - all of them while the window is used and grows as fast as in slow start, because the end of a slow start loses every
+//!   second packet of a window, and by the time this is known, that window has long left;
+//! - as many as single losses require;
+//! - where few packets are lost, as many as add one byte to [`SHARE`]. These are the first packets of a burst, several in
+//!   a row, because a message of the kernel's segmentation offload has packets of one size: single ones in the middle of
+//!   a burst would make it leave in three messages instead of one. While the path sets the pace, they are filled up one
+//!   at a time all the same, because then the gap between two of them counts.
 //!
-//! Where full packets vanish because the path did become narrow, these vanish too, and the transport still finds out.
+//! If the path did become narrow, these full packets are lost as well, and the transport still finds out.
 
 use std::num::NonZeroU64;
 
@@ -25,27 +25,27 @@ use s2n_quic::provider::datagram::Packet;
 
 use crate::ledger::{BASE_PACKET_BYTES, Ledger};
 
-/// What is longest of all that one packet can lack: jumbo frames.
+/// The most that one packet can lack: with jumbo frames.
 static NOTHING: [u8; 9_000] = [0; 9_000];
 
-/// How many bytes of packets pay for one of filling up: less than 3 % are added.
+/// How many bytes of packets pay for one byte of filling up: less than 3 % are added.
 const SHARE: i64 = 35;
 
-/// How many packets are filled up in a row, at most. With more, too many losses fall between two rows.
+/// Most packets that are filled up in a row. With more, too many losses fall between two rows.
 const ROW: i64 = 8;
 
-/// By how many packets that are not filled up each that is in a row is followed, at least: each row may take a message.
+/// How many packets are left as they are, at least, for each packet of a row: each row may take a message.
 const PAUSE: i64 = 5;
 
-/// What one connection knows of its packets with datagrams that are above the base size.
+/// What one connection knows about its packets with datagrams that are above the base size.
 pub(super) struct Proof {
-    /// How many since the last that was filled up.
+    /// Packets since the last one that was filled up.
     since: u32,
-    /// How many since the last loss.
+    /// Packets since the last loss.
     since_loss: u32,
-    /// How many lie between two losses, on average.
+    /// Packets between two losses, on average.
     gap: u32,
-    /// Lost in all, when last seen.
+    /// The total of lost packets when it was last read.
     lost: u64,
     /// Bytes that filling up may add.
     credit: i64,
@@ -55,7 +55,7 @@ pub(super) struct Proof {
 }
 
 impl Default for Proof {
-    /// Nothing is known of the path, so losses are to be expected.
+    /// Nothing is known about the path, so losses are to be expected.
     fn default() -> Self {
         Self { since: 0, since_loss: 0, gap: 64, lost: 0, credit: 0, burst: 0, row: 0 }
     }
@@ -66,7 +66,7 @@ impl Default for Proof {
 struct Moment {
     /// Packets above the base size that were lost so far.
     lost: u64,
-    /// A number of the burst that the packet belongs to.
+    /// The number of the burst that the packet belongs to.
     burst: u32,
     /// Whether the path sets the pace.
     uses_window: bool,
@@ -75,11 +75,11 @@ struct Moment {
 }
 
 impl Proof {
-    /// One of how many packets is to be filled up, where one of `gap` is lost.
+    /// Returns `n` where one of `n` packets is to be filled up if one of `gap` is lost.
     ///
-    /// With one of three, any loss is followed by a full packet before the transport believes in it, which takes three
+    /// With one of three, any loss is followed by a full packet before the transport declares it, which takes three
     /// packets (RFC 9002 §6.1.1). Where losses are rarer, few enough fall between two full packets. The result is odd, so
-    /// as not to keep time with a queue that drops every second packet.
+    /// that it does not keep in step with a queue that drops every second packet.
     fn every(gap: u32) -> u32 {
         if gap < 32 { 1 } else { (gap / 40).max(3) | 1 }
     }
@@ -98,10 +98,10 @@ impl Proof {
         }
         let every = Self::every(self.gap.max(self.since_loss / 2));
 
-        // Neither has more than 16 bits. A packet that lacks next to nothing costs as little.
+        // Neither exceeds 16 bits. A packet that lacks nothing counts as lacking one byte.
         let (packet_bytes, left_bytes) = (packet_bytes as i64, (left_bytes as i64).max(1));
         let most = if now.uses_window { 1 } else { ROW };
-        // As many as can be paid for a little before losses ask for one.
+        // As many as can be paid for shortly before losses require one.
         let row = (i64::from(every) * 3 / 4 * packet_bytes / SHARE / left_bytes).clamp(1, most);
         self.credit = (self.credit + packet_bytes / SHARE).min((row * left_bytes).max(self.credit));
         if std::mem::replace(&mut self.burst, now.burst) != now.burst {
@@ -119,7 +119,7 @@ impl Proof {
         self.credit = (self.credit - left_bytes as i64).max(0);
     }
 
-    /// Fills a packet up, if it is time to, with bytes that belong to a stream that has a tunnel; returns whether it did.
+    /// Fills a packet up, if that is due, with bytes that belong to a stream that has a tunnel; returns whether it did.
     pub(super) fn fill_up<P: Packet>(&mut self, packet: &mut P, stream_id: u64, ledger: &Ledger) -> bool {
         let room = packet.remaining_capacity() as u64;
         // What the transport subtracted for a frame's type and length; the length can be left out of a last frame.
@@ -150,7 +150,7 @@ mod tests {
     use super::{super::tests::FakePacket, *};
     use crate::ledger::Account;
 
-    /// The transport's look-out for a path that became narrow (s2n-quic `path/mtu.rs`, `recovery/manager.rs`).
+    /// The transport's detection of a path that became narrow (s2n-quic `path/mtu.rs`, `recovery/manager.rs`).
     #[derive(Default)]
     struct Lookout {
         /// Whether each packet in flight is full, and whether it will be lost, by number.
@@ -186,7 +186,8 @@ mod tests {
         }
     }
 
-    /// What a connection did: which of its packets were filled up, in bursts, and what became of it.
+    /// What a connection did: which packets of each burst were filled up, how many bytes that added, and whether losses
+    /// passed for a narrow path.
     struct Course {
         bursts: Vec<Vec<bool>>,
         added_percent: f64,
@@ -194,7 +195,7 @@ mod tests {
     }
 
     /// Sends bursts of packets of `packet_bytes`, where full ones have `full_bytes`, `flight` of them before the first is
-    /// acknowledged. `now` says of a packet what is known when it leaves, and `loses` whether it is lost.
+    /// acknowledged. `now` returns what is known when a packet leaves, and `loses` whether it is lost.
     fn course(
         (packet_bytes, full_bytes): (u64, u64),
         (packets, burst, flight): (usize, usize, usize),
@@ -218,7 +219,7 @@ mod tests {
             if is_full {
                 proof.on_filled_up(left);
             }
-            // The first ones are filled up more often, since nothing is known yet.
+            // The first packets are filled up more often, since nothing is known yet.
             if number >= packets / 10 {
                 (added, counted) = (added + u64::from(is_full) * left, counted + packet_bytes);
             }
@@ -229,7 +230,7 @@ mod tests {
         Course { bursts, added_percent, is_fooled: lookout.is_fooled }
     }
 
-    /// A number that looks random, of 0 to 1.
+    /// Returns a number from 0 to 1 that looks random.
     fn random(seed: u64) -> f64 {
         let mixed = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -252,7 +253,8 @@ mod tests {
             for (burst, uses_window) in [(1, false), (3, true), (7, false), (20, true), (64, false)] {
                 let moment = Moment { uses_window, ..Moment::default() };
                 for loss in [0.0, 0.0003] {
-                    // A connection with large packets loses about as seldom, by packets: three of a hundred are dear.
+                    // Paths with large packets are tested with fewer losses: filling up three of a hundred packets is
+                    // expensive there.
                     let loss = if sizes.1 > 1_472 { loss / 30.0 } else { loss };
                     let loses = |number| random(number as u64) < loss;
                     let seen = course(sizes, (200_000, burst, 100), |_| moment, loses);
@@ -278,7 +280,7 @@ mod tests {
                 assert!(packets[row..].iter().all(|full| !full), "{packets:?}");
             }
             let broken = settled.iter().filter(|packets| packets.contains(&true) && packets.contains(&false)).count();
-            // Of bursts that are no longer than a row, none has packets of two sizes as long as rows are worth it.
+            // Bursts that are no longer than a row have packets of one size, as long as rows are worth it.
             let (least_row, packets) = (if sizes.1 > 1_472 { 1 } else { 7 }, settled.len() * burst);
             assert!(broken <= packets / 45 && (burst > least_row || broken == 0), "{sizes:?} in {burst}: {broken}");
         }
@@ -295,7 +297,7 @@ mod tests {
                 (100_000, 4, 60),
                 |_| uses_window,
                 |number| {
-                    // Losses become more frequent by and by.
+                    // Losses become more frequent over time.
                     random(number as u64) < loss * (number as f64 / 20_000.0).min(1.0)
                 },
             );

@@ -1,4 +1,4 @@
-//! One stream that waits for its turns, as everybody sees it who holds the connection's lock.
+//! One stream that waits for its turns, as the holder of the connection's lock sees it.
 
 use std::{sync::Arc, task::Waker};
 
@@ -18,7 +18,7 @@ pub enum StreamWriteError {
     /// The peer or the connection ended it.
     #[error(transparent)]
     Stream(#[from] s2n_quic::stream::Error),
-    /// Its deadline passed before all of it was handed over, and the schedule drops what is late.
+    /// Its deadline passed before all of it was handed over, and the schedule drops late streams.
     #[error("the deadline passed")]
     Expired,
     /// We ended it.
@@ -31,26 +31,26 @@ pub(crate) struct Slot {
     pub(crate) ledger: Arc<StreamLedger>,
     pub(crate) terms: Terms,
     pub(crate) queue: Queue,
-    /// When the message began that is being sent.
+    /// When the message that is being sent began.
     pub(crate) begun_ns: Option<u64>,
-    /// How many bytes the transport was given.
+    /// How many bytes were handed to the transport.
     pub(crate) handed: u64,
     /// Nothing more will be queued.
     pub(crate) finished: bool,
-    /// Nobody holds the stream's writing end any more.
+    /// The stream's writing end was dropped.
     pub(crate) detached: bool,
     pub(crate) error: Option<StreamWriteError>,
-    /// With which code the driver has to reset it.
+    /// The code with which the driver has to reset it.
     pub(crate) reset: Option<application::Error>,
-    /// Whether the transport knows of its end, which was proper or not.
+    /// Whether the transport was told of its end, proper or not.
     pub(crate) ended: bool,
-    /// Whether it failed and what it had not sent was given back.
+    /// Whether it failed and its unsent bytes were given back.
     pub(crate) settled: bool,
     /// Whether the driver waits for its last byte to leave.
     pub(crate) leaving: bool,
-    /// Whom to wake once fewer bytes than this wait.
+    /// The writer to wake once fewer bytes than this wait.
     pub(crate) writer: Option<(Waker, usize)>,
-    /// Who asks whether all of it was acknowledged, and the answer.
+    /// The task that waits until all bytes are acknowledged, and the answer.
     pub(crate) asks_acknowledged: Option<Waker>,
     pub(crate) acknowledged: Option<Result<(), StreamWriteError>>,
     pub(crate) departure: Departure,
@@ -83,7 +83,7 @@ impl Slot {
         }
     }
 
-    /// What the stream is to the scheduler now.
+    /// Returns the stream's service at the moment.
     pub(crate) fn service(&self) -> Service {
         let since_ns = self.queue.oldest_ns().or(self.begun_ns).unwrap_or_default();
         self.terms.service_since(since_ns)
@@ -94,7 +94,7 @@ impl Slot {
         self.error.is_none() && !self.finished
     }
 
-    /// Whether it may take part in turns.
+    /// Whether it may take turns.
     pub(crate) fn is_ready(&self) -> bool {
         let held = self.departure.is_awaited() || self.buffer_full || self.error.is_some();
         !held && !self.queue.is_empty()
@@ -105,17 +105,18 @@ impl Slot {
         self.finished && self.error.is_none() && !self.ended && self.queue.is_empty()
     }
 
-    /// Whether everything was sent that ever will be.
+    /// Whether everything that will ever be sent has been sent.
     pub(crate) fn has_left(&self) -> bool {
         self.error.is_some() || (self.finished && self.queue.is_empty() && self.ledger.sent_bytes() >= self.handed)
     }
 
-    /// How many bytes may be handed over for all that the peer allows.
+    /// Returns how many more bytes the peer allows to be handed over; unlimited under
+    /// [`Binding::Early`](crate::binding::Binding::Early).
     pub(crate) fn credit(&self, ledger: &Ledger) -> u64 {
         if ledger.binds_late() { self.ledger.max_data(self.handed).saturating_sub(self.handed) } else { u64::MAX }
     }
 
-    /// Ends a turn in which so many bytes were handed over.
+    /// Ends a turn in which `sent_bytes` were handed over.
     pub(crate) fn end_turn(&mut self, sent_bytes: u64) {
         if sent_bytes > 0 {
             self.terms.class.counters.sent_bytes.inc_by(sent_bytes);
@@ -129,14 +130,14 @@ impl Slot {
         }
     }
 
-    /// Gives it up: what is queued is discarded, and nothing more is taken.
+    /// Gives the stream up: discards the queued bytes and takes no more.
     pub(crate) fn fail(&mut self, error: StreamWriteError) {
         self.error.get_or_insert(error);
         self.queue.clear();
         self.wake_all();
     }
 
-    /// Wakes all who wait for something of it.
+    /// Wakes all tasks that wait for the stream.
     pub(crate) fn wake_all(&mut self) {
         let (writer, asking) = (self.writer.take(), self.asks_acknowledged.take());
         for waker in writer.map(|(writer, _)| writer).into_iter().chain(asking) {

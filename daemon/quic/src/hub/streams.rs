@@ -17,10 +17,10 @@ use crate::{
     turns::TurnKind,
 };
 
-/// How many bytes of a stream count as a packet where a class has so many of them a second.
+/// How many bytes of a stream count as one packet, for classes with a limit in packets per second.
 const STREAM_BYTES_PER_PACKET: u64 = 1200;
 
-/// The streams of a connection, by the names that its turns know them by.
+/// The streams of a connection, by the names that its turns use.
 #[derive(Default)]
 pub(crate) struct Streams {
     slots: Vec<Option<Slot>>,
@@ -30,17 +30,17 @@ pub(crate) struct Streams {
     arrived: Vec<(u32, SendStream)>,
     /// Streams whose writers ask something of the driver.
     asked: Vec<u32>,
-    /// Streams whose class may not send before a moment.
+    /// Streams whose class may not send before a given time.
     capped: Departures,
     /// The driver is gone, and nothing will be sent any more.
     abandoned: bool,
 }
 
-/// What may be done next with the transport.
+/// What the driver does next.
 pub(crate) enum Begun {
     /// A turn.
     Turn(Turn),
-    /// A stream waits for the departure time of its class now.
+    /// A stream now waits for the departure time of its class.
     Capped,
     /// A stream is late, and has to be reset.
     Expired(u32),
@@ -54,13 +54,13 @@ pub(crate) struct Turn {
     now_ns: u64,
     quantum: u64,
     sent: u64,
-    /// Payloads of a tunnel that its class's rule dropped meanwhile.
+    /// Payloads of a tunnel that the rule of its class dropped during the turn.
     pub(crate) stale: u64,
 }
 
 /// How a turn ended.
 pub(crate) enum End {
-    /// As it should.
+    /// In the regular way.
     Turn,
     /// The peer allows no more bytes for now.
     Blocked,
@@ -74,9 +74,9 @@ pub(crate) enum End {
 pub(crate) struct Asked {
     pub(crate) reset: Option<application::Error>,
     pub(crate) finish: bool,
-    /// To find out when all of it is acknowledged.
+    /// Whether to find out when all of it is acknowledged.
     pub(crate) flush: bool,
-    /// To forget it once the last byte has left.
+    /// Whether to forget it once the last byte has left.
     pub(crate) leave: bool,
 }
 
@@ -91,22 +91,22 @@ impl Streams {
         self.names.get(&stream_id).copied()
     }
 
-    /// How many bytes wait for their turn.
+    /// Returns how many bytes wait for their turn.
     pub(crate) fn bytes(&self) -> u64 {
         self.slots.iter().flatten().map(|slot| slot.queue.bytes() as u64).sum()
     }
 
-    /// How many there are, those included of which the last byte has not left.
+    /// Returns how many streams there are, including finished ones whose last byte has not left.
     pub(crate) fn len(&self) -> usize {
         self.slots.iter().flatten().count()
     }
 
-    /// Up to which number there are names.
+    /// Returns the number below which all names are.
     pub(crate) fn names(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// Keeps a name for a stream.
+    /// Reserves a name for a stream.
     pub(crate) fn reserve(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -131,7 +131,7 @@ impl Streams {
         }
     }
 
-    /// Returns what is asked for a stream, each once.
+    /// Returns what the driver has to do for a stream, if there is one.
     pub(crate) fn answer(&mut self, name: u32) -> Option<Asked> {
         let slot = self.slot(name)?;
         let finish = slot.ends();
@@ -143,8 +143,8 @@ impl Streams {
 }
 
 impl State {
-    /// Makes a stream known under the name that was reserved for it. Returns the stream if there is no driver to
-    /// give it to, to be dropped once the lock is released.
+    /// Registers a stream under the name that was reserved for it. If there is no driver to give the stream to, returns it,
+    /// to be dropped once the lock is released.
     pub(crate) fn attach(
         &mut self,
         name: u32,
@@ -174,7 +174,7 @@ impl State {
         }
     }
 
-    /// Makes a stream take part, if it may.
+    /// Lets a stream take turns, if it is ready.
     pub(crate) fn wake_stream(&mut self, name: u32) {
         if let Some(slot) = self.streams.slot(name).filter(|slot| slot.is_ready()) {
             let service = slot.terms.deadline_ns.map(|_| slot.service());
@@ -185,8 +185,9 @@ impl State {
         }
     }
 
-    /// How many bytes of other streams would leave before a byte that a stream queued now: under priorities and levels those
-    /// of the same rank and above, and under other disciplines all, since it cannot be told whose turns will come between.
+    /// Returns how many bytes of other streams would leave before a byte that a stream queues now: under priorities and
+    /// levels, those of the same rank and above, and under other disciplines all, since it is unknown whose turns will come
+    /// in between.
     pub(crate) fn bytes_ahead(&self, name: u32) -> u64 {
         let slots = || self.streams.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
         let Some((_, own)) = slots().find(|(at, _)| *at == name as usize) else { return 0 };
@@ -240,10 +241,10 @@ impl State {
         }
     }
 
-    /// Takes the next bytes of a turn, which are noted as handed over.
+    /// Takes the next bytes of a turn, and notes them as handed over.
     ///
     /// # Errors
-    /// The turn is at its end.
+    /// The turn ends, in the way that the error says.
     pub(crate) fn take(&mut self, turn: &mut Turn, ledger: &Ledger) -> Result<Bytes, End> {
         let Some(slot) = self.streams.slot(turn.name).filter(|slot| slot.error.is_none()) else {
             return Err(End::Turn);
@@ -268,7 +269,7 @@ impl State {
         }
     }
 
-    /// Notes that the transport has no room for bytes that were taken.
+    /// Puts taken bytes back, because the transport has no room for them.
     pub(crate) fn put_back(&mut self, turn: &Turn, bytes: Bytes, ledger: &Ledger) {
         ledger.give_back(bytes.len() as u64);
         if let Some(slot) = self.streams.slot(turn.name) {
@@ -305,7 +306,7 @@ impl State {
         ends
     }
 
-    /// Gives a stream up, of which the callbacks are told nothing any more. Returns whether it may be forgotten.
+    /// Gives up a stream about which no more callbacks come. Returns whether it may be forgotten.
     pub(crate) fn fail(&mut self, name: u32, error: StreamWriteError, ledger: &Ledger) -> bool {
         let Some(slot) = self.streams.slot(name) else { return false };
         if !mem::replace(&mut slot.settled, true) {
@@ -318,7 +319,7 @@ impl State {
         detached
     }
 
-    /// Has the driver reset a stream; what is queued is discarded at once.
+    /// Makes the driver reset a stream; discards the queued bytes at once.
     pub(crate) fn cancel(&mut self, name: u32, code: application::Error) {
         if let Some(slot) = self.streams.slot(name).filter(|slot| slot.error.is_none()) {
             slot.reset = Some(code);
@@ -337,8 +338,8 @@ impl State {
         true
     }
 
-    /// Forgets all streams, because the driver is gone: returns how many there were, and those to be dropped once the lock
-    /// is released.
+    /// Forgets all streams, because the driver is gone. Returns how many there were, and the streams to be dropped once the
+    /// lock is released.
     pub(crate) fn abandon(&mut self) -> (usize, Vec<(u32, SendStream)>) {
         self.streams.abandoned = true;
         let mut count = 0;

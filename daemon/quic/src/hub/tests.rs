@@ -19,8 +19,8 @@ use crate::{
 
 mod scheduled;
 
-/// A packet with room for `room` bytes of DATAGRAM frames, each of which costs a type and a length more than its
-/// content; one that ends where the packet does needs no length.
+/// A packet with room for `room` bytes of DATAGRAM frames, each of which takes a type and a length besides its content;
+/// a frame that ends the packet needs no length.
 pub(super) struct FakePacket {
     pub(super) room: usize,
     peer_limit: usize,
@@ -127,7 +127,7 @@ fn a_flow_that_ends_with_its_payloads_leaves_no_wish_to_send() {
     drop(flow);
     assert!(transmit(&hub, FakePacket::new(1000)).is_empty());
     assert!(!hub.wants_packet());
-    // And the next payload is noticed.
+    // The next payload is still noticed.
     send(&other, &[b"sent"]);
     assert!(hub.wants_packet());
     assert_eq!(transmit(&hub, FakePacket::new(1000)), [b"\x01\0sent"]);
@@ -150,7 +150,7 @@ fn a_payload_that_no_packet_can_carry_is_dropped_and_holds_up_nobody() {
     let (big, small) = (open(&hub, 0), open(&hub, 4));
     send(&big, &[&[1; 200], b"after"]);
     send(&small, &[b"small"]);
-    // The first packet shows how much room there is, so that nothing more is waited for.
+    // The first packet shows how much room there is, so no further packet is waited for.
     let written = transmit(&hub, FakePacket::new(100));
     assert_eq!(written, [&b"\x01\0small"[..], b"\0\0after"]);
     assert_eq!(counters.dropped_too_big.get(), 1);

@@ -1,4 +1,4 @@
-//! What can be known of one tunnel's flow from outside.
+//! A tunnel's flow, as other tasks see it.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use parking_lot::Mutex;
 use super::inbox::Arrivals;
 use crate::backlog::Losses;
 
-/// What can be known of a tunnel's flow by others than its owner, and after its end.
+/// A view of a tunnel's flow for tasks other than its owner, also after its end.
 #[derive(Clone)]
 pub struct FlowView {
     arrivals: Arc<Mutex<Arrivals>>,
-    /// What it lost.
+    /// The losses of the flow.
     pub losses: Arc<Losses>,
 }
 
@@ -21,7 +21,7 @@ impl FlowView {
         Self { arrivals: arrivals.clone(), losses: losses.clone() }
     }
 
-    /// The form in which the tunnel's payloads leave.
+    /// Returns the form in which the tunnel's payloads leave.
     #[must_use]
     pub fn form(&self) -> Form {
         self.arrivals.lock().state.form()

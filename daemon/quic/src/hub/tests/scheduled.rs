@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A hub whose time is what the test says, in milliseconds.
+/// A hub whose time the test sets, in milliseconds.
 fn hub_in_time(discipline: Discipline) -> (Arc<Hub>, Arc<DatagramCounters>) {
     let counters = Arc::<DatagramCounters>::default();
     let limits = QueueLimits { flow_bytes: 100_000, connection_bytes: 100_000 };
@@ -19,7 +19,7 @@ thread_local! {
     static NOW_MS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// The terms of the class that a policy text gives everything.
+/// Returns the terms of a class with these settings in a policy.
 fn terms(class: &str) -> Terms {
     let text = format!("[class.x]\n{class}\n[[rule]]\nclass = \"x\"\n");
     let policy = config::policy::Policy::from_toml(&text).unwrap();
@@ -49,7 +49,7 @@ fn connections_that_live_follow_the_schedule_of_their_endpoint() {
     let (counters, max_frame_bytes) = (Arc::default(), 65_535);
     let mut endpoint = Datagrams { limits, counters, max_frame_bytes, schedules: schedules.clone() };
     let info = provider::ConnectionInfo::new(65_535, noop_waker());
-    // Many have ended.
+    // Most of these connections have ended.
     let hubs = (0..100).map(|_| endpoint.create_connection(&info).0.hub()).collect::<Vec<_>>().split_off(97);
     let flows = hubs.iter().map(|hub| [open(hub, 0), open(hub, 4)]).collect::<Vec<_>>();
     for [first, second] in &flows {
@@ -80,7 +80,7 @@ fn a_connection_with_a_schedule_of_its_own_keeps_it_whatever_becomes_of_that_of_
     assert_eq!([&follows, &own].map(|hub| hub.discipline()), [Discipline::Fcfs, Discipline::Abs]);
     schedules.set(of(Discipline::Rr, 7));
     assert_eq!([&follows, &own].map(|hub| hub.discipline()), [Discipline::Rr, Discipline::Abs]);
-    // Also how early streams are bound, before there is a driver and after.
+    // The schedule also sets how early streams are bound, before there is a driver and after.
     let rooms = [&follows, &own].map(|hub| {
         let (ledger, _) = Account::new(true).join();
         hub.join(ledger.clone(), Tap::default());
