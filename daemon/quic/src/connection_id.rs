@@ -79,7 +79,8 @@ impl Issuer {
         Self { misdirected: Some(misdirected), ..self }
     }
 
-    /// Counts packets whose connection ID is not answered with a stateless reset: it was never issued, or caused too many.
+    /// Counts packets whose connection ID is not answered with a stateless reset: it was never issued, or caused too many
+    /// resets.
     #[must_use]
     pub fn counting_unanswered(self, unanswered: Counter) -> Self {
         Self { unanswered, ..self }

@@ -64,9 +64,9 @@ mod view;
 /// Bounds of one connection's datagram queues, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueLimits {
-    /// What one flow may hold, per direction.
+    /// How many bytes one flow may hold, per direction.
     pub flow_bytes: usize,
-    /// What all flows of a connection together may hold to be sent.
+    /// How many bytes all flows of a connection together may hold to be sent.
     pub connection_bytes: usize,
 }
 
@@ -87,8 +87,8 @@ pub struct DatagramCounters {
     pub dropped_too_big: Counter,
     /// Dropped on arrival: the reader of their flow fell behind.
     pub dropped_receive_queue: Counter,
-    /// Dropped on arrival: their stream does not exist, or no longer does (RFC 9297 §2.1), or more came than is kept before a
-    /// request is admitted.
+    /// Dropped on arrival: their stream does not exist, or no longer does (RFC 9297 §2.1), or too many came before their request
+    /// was admitted.
     pub dropped_unknown_stream: Counter,
     /// Streams that the dispatchers hold, including finished ones whose last byte has not left.
     pub streams: Gauge,

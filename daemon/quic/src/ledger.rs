@@ -1,9 +1,8 @@
-//! How much each sender may still send: what was handed to the transport, what of it has left, and what the peer
-//! allows.
+//! How much each sender may still send: what was handed to the transport, how much of it has left, and what the peer allows.
 //!
-//! The transport reports by callbacks inside the connection's lock ([`Account`]). They only add to atomics, put stream
-//! names into a channel that never blocks, and wake; the driver reads ([`Ledger`]). A byte counts as gone when it
-//! was put into a packet for the first time; what is sent again after a loss is the transport's affair.
+//! The transport reports by callbacks inside the connection's lock ([`Account`]). They only add to atomics, put stream names
+//! into a channel that never blocks, and wake; the driver reads ([`Ledger`]). A byte counts as gone when it was put into a
+//! packet for the first time; retransmissions are the transport's affair.
 
 use std::{
     collections::HashMap,
@@ -21,12 +20,12 @@ use s2n_quic::provider::event::events::{Frame, TransportParameters};
 
 use super::{binding::Binding, class::Class, congestion};
 
-/// The books of one connection. All values only grow, but for the low mark.
+/// The books of one connection. Its counts of bytes and lost packets only grow.
 #[derive(Debug)]
 pub struct Ledger {
     /// [`Binding::to_number`].
     binding: AtomicU32,
-    /// The congestion window in bytes and the smoothed round trip in nanoseconds, as they were reported last.
+    /// The congestion window in bytes and the smoothed round trip in nanoseconds, as last reported.
     congestion_window: AtomicU32,
     smoothed_rtt_ns: AtomicU64,
     handed: AtomicU64,
@@ -34,7 +33,7 @@ pub struct Ledger {
     returned: AtomicU64,
     low_mark: AtomicU64,
     packet_bytes: AtomicU64,
-    /// Packets that were lost and as large as only some paths carry.
+    /// Lost packets above the size that every path carries.
     large_lost: AtomicU64,
     /// Whether most of the congestion window is in flight.
     window_used: AtomicBool,
@@ -54,7 +53,7 @@ pub struct Ledger {
 /// The largest packet that every path of QUIC carries, in bytes of UDP payload (RFC 9000 §14.1, §14.3).
 pub const BASE_PACKET_BYTES: u64 = 1_200;
 
-/// A QUIC packet's header, a STREAM frame's, and the AEAD's tag, about.
+/// The approximate size of a QUIC packet's header, a STREAM frame's header, and the AEAD's tag.
 const PACKET_OVERHEAD_BYTES: u64 = 50;
 
 impl Ledger {
@@ -101,58 +100,59 @@ impl Ledger {
         self.low_mark.store(self.binding().low_mark(window, smoothed_rtt, packet_bytes), Relaxed);
     }
 
-    /// How many bytes were handed over and neither sent nor returned.
+    /// Returns how many bytes were handed over and neither sent nor returned.
     #[must_use]
     pub fn unsent_bytes(&self) -> u64 {
         self.handed.load(Relaxed).saturating_sub(self.gone_bytes())
     }
 
-    /// How many of the bytes handed over are not the transport's to send any more, in the order of hand-over.
+    /// Returns how many of the bytes handed over are no longer the transport's to send, in the order of hand-over.
     #[must_use]
     pub fn gone_bytes(&self) -> u64 {
         self.sent.load(Relaxed) + self.returned.load(Relaxed)
     }
 
-    /// How many bytes were handed over so far.
+    /// Returns how many bytes were handed over so far.
     #[must_use]
     pub fn handed_bytes(&self) -> u64 {
         self.handed.load(Relaxed)
     }
 
-    /// How many bytes may be handed over in one turn, if any: as many packets as half of the low mark holds, at least
-    /// one. The transport searches a stream's unacknowledged pieces one by one, so few large ones cost less than many.
+    /// Returns how many bytes may be handed over in one turn: as many packets as half of the low mark holds, at least one;
+    /// `None` at the low mark. The transport searches a stream's unacknowledged pieces one by one, so few large ones cost less
+    /// than many.
     #[must_use]
     pub fn room(&self) -> Option<u64> {
         let (low_mark, packet_bytes) = (self.low_mark.load(Relaxed), self.packet_bytes.load(Relaxed));
         (self.unsent_bytes() < low_mark).then(|| (low_mark / 2 / packet_bytes).max(1) * packet_bytes)
     }
 
-    /// The largest packet that the path carries, as far as is known, in bytes of UDP payload.
+    /// Returns the largest packet that the path carries, as far as is known, in bytes of UDP payload.
     #[must_use]
     pub fn full_packet_bytes(&self) -> u64 {
         self.packet_bytes.load(Relaxed) + PACKET_OVERHEAD_BYTES
     }
 
-    /// How many packets above [`BASE_PACKET_BYTES`] were lost so far, probes of the path's MTU aside.
+    /// Returns how many packets above [`BASE_PACKET_BYTES`] were lost so far, without probes of the path's MTU.
     #[must_use]
     pub fn large_packets_lost(&self) -> u64 {
         self.large_lost.load(Relaxed)
     }
 
-    /// Whether most of the congestion window is in flight, so that the path, and not what there is to send, sets the pace.
+    /// Whether most of the congestion window is in flight, so that the path sets the pace, and not the amount of data to send.
     #[must_use]
     pub fn uses_window(&self) -> bool {
         self.window_used.load(Relaxed)
     }
 
     /// Whether the window is also growing as fast as in slow start. A queue that overflows then loses every second packet of a
-    /// window, and by the time that this is known the window has left.
+    /// window, and by the time this is known, that window has left.
     #[must_use]
     pub fn opens_window(&self) -> bool {
         self.window_opens.load(Relaxed)
     }
 
-    /// A number that is another one for each burst of packets. Wraps around.
+    /// Returns a number that differs for each burst of packets. Wraps around.
     #[must_use]
     pub fn burst(&self) -> u32 {
         self.bursts.load(Relaxed)
@@ -164,23 +164,23 @@ impl Ledger {
         self.is_server
     }
 
-    /// Whether it is time to hand over: not as soon as there is room, because each time costs a wake-up.
+    /// Whether it is time to hand bytes over: not as soon as there is room, because each hand-over costs a wake-up.
     fn runs_low(&self) -> bool {
         self.unsent_bytes() <= self.low_mark.load(Relaxed) / 2
     }
 
-    /// Notes that bytes are about to be handed over; to be called before they are, so that the callback that sees them
-    /// leave finds them.
+    /// Notes that bytes are about to be handed over. Call this before that, so that the callback that sees the bytes leave
+    /// finds them counted.
     pub fn hand_over(&self, bytes: u64) {
         self.handed.fetch_add(bytes, Relaxed);
     }
 
-    /// Notes that bytes were handed over that will never be sent, or that were not handed over after all.
+    /// Notes bytes that were handed over and will never be sent, or that were not handed over after all.
     pub fn give_back(&self, bytes: u64) {
         self.returned.fetch_add(bytes, Relaxed);
     }
 
-    /// What the path carries while bytes wait for it: a congestion window in each round trip.
+    /// Returns the path's rate while bytes wait for it: a congestion window in each round trip.
     #[must_use]
     pub fn bytes_per_sec(&self) -> u64 {
         let window = u128::from(self.congestion_window.load(Relaxed)) * 1_000_000_000;
@@ -188,7 +188,7 @@ impl Ledger {
         u64::try_from(rate).unwrap_or(u64::MAX)
     }
 
-    /// Asks to be woken when so many bytes have left that half of the low mark is free.
+    /// Asks to be woken when enough bytes have left for half of the low mark to be free.
     pub fn wait_for_room(&self) {
         self.hungry.store(true, Relaxed);
     }
@@ -252,26 +252,26 @@ impl StreamLedger {
         })
     }
 
-    /// The books of a stream whose connection has ended.
+    /// Returns the books of a stream whose connection has ended.
     #[must_use]
     pub fn detached(name: u32) -> Arc<Self> {
         Self::new(name, 0)
     }
 
-    /// Says of which class packets are for bytes of the stream, from now on.
+    /// Sets the class of packets that carry bytes of the stream, from now on.
     pub fn set_class(&self, class: &Class) {
         self.class.store(class.key.get(), Relaxed);
         self.mark.store(class.marks.to_peers.unwrap_or_default(), Relaxed);
     }
 
-    /// How many bytes of the stream have been sent at least once.
+    /// Returns how many bytes of the stream have been sent at least once.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
         self.sent.load(Relaxed)
     }
 
-    /// Up to which offset the peer allows bytes. Where there are none beyond `handed`, the driver is told when
-    /// there are.
+    /// Returns the offset up to which the peer allows bytes. If that is not beyond `handed`, the driver is told when the limit
+    /// grows.
     #[must_use]
     pub fn max_data(&self, handed: u64) -> u64 {
         let max_data = self.max_data.load(Relaxed);
@@ -279,7 +279,7 @@ impl StreamLedger {
             return max_data;
         }
         self.blocked.store(true, Relaxed);
-        // It may have grown in between.
+        // The limit may have grown in between.
         self.max_data.load(Relaxed)
     }
 }
@@ -289,7 +289,7 @@ impl StreamLedger {
 pub struct Account {
     ledger: Arc<Ledger>,
     streams: HashMap<u64, Arc<StreamLedger>>,
-    /// Limits of streams that the peer opened and nobody has accepted yet.
+    /// Limits on streams that the peer has opened and the application has not yet accepted.
     early: HashMap<u64, u64>,
     /// Streams of the peer below this ID have been accepted.
     accepted: u64,
@@ -304,7 +304,7 @@ pub struct Account {
 /// How the congestion window grows.
 #[derive(Debug, Default)]
 struct Growth {
-    /// When the round trip began that is looked at, and with which window.
+    /// When the current round trip began, and the window at that time.
     begun: Duration,
     window: u32,
     /// Whether the window grew fast in it, or in the one before.
@@ -350,7 +350,7 @@ impl Account {
         (self.ledger.clone(), self.listener.take())
     }
 
-    /// Opens the books of a bidirectional stream; what needs attention is told under `name`.
+    /// Opens the books of a bidirectional stream; the driver is told under `name` when the stream needs attention.
     pub fn open(&mut self, stream_id: u64, name: u32) -> Arc<StreamLedger> {
         let opened_by_peer = self.opened_by_peer(stream_id);
         let limit = if opened_by_peer { self.limit_peers } else { self.limit_own };
@@ -368,13 +368,13 @@ impl Account {
         self.streams.remove(&stream_id);
     }
 
-    /// The class of a stream whose books are open.
+    /// Returns the class of a stream whose books are open.
     #[must_use]
     pub fn class(&self, stream_id: u64) -> Option<ClassKey> {
         self.streams.get(&stream_id).and_then(|stream| ClassKey::from_number(stream.class.load(Relaxed)))
     }
 
-    /// How many streams' books are open.
+    /// Returns how many streams' books are open.
     #[must_use]
     pub fn open_streams(&self) -> usize {
         self.streams.len() + self.early.len()
@@ -385,13 +385,13 @@ impl Account {
         self.is_server == (stream_id & 1 == 0)
     }
 
-    /// The peer said what it allows to begin with.
+    /// Notes the peer's initial limits.
     pub fn on_transport_parameters(&mut self, parameters: &TransportParameters<'_>) {
         self.limit_own = parameters.initial_max_stream_data_bidi_remote;
         self.limit_peers = parameters.initial_max_stream_data_bidi_local;
     }
 
-    /// A frame was put into the packet that is being written.
+    /// Notes a frame in the packet that is being written.
     pub fn on_frame_sent(&mut self, frame: &Frame) {
         congestion::note_held_back(self.ledger.holds_back());
         let &Frame::Stream { id, offset, len, .. } = frame else { return };
@@ -399,23 +399,23 @@ impl Account {
         let (class, mark) = (stream.class.load(Relaxed), stream.mark.load(Relaxed));
         label::carry(ClassKey::from_number(class), Some(mark).filter(|mark| *mark != 0));
         let (end, sent) = (offset + u64::from(len), stream.sent.load(Relaxed));
-        // A frame holds either bytes that are new or bytes that were lost, and new ones leave in order.
+        // A frame holds either new bytes or lost ones, and new bytes leave in order.
         if end > sent {
             stream.sent.store(end, Relaxed);
             self.ledger.sent.fetch_add(end - sent.max(offset), Relaxed);
         }
     }
 
-    /// A burst of packets was written, with bytes that were never sent before among them.
+    /// Notes that a burst of packets was written that contains new bytes.
     pub fn on_progress(&self) {
-        // Not earlier: a task that is woken in the middle of a burst finds the connection locked.
+        // Not earlier: a task woken in the middle of a burst would find the connection locked.
         if self.ledger.hungry.load(Relaxed) && self.ledger.runs_low() {
             self.ledger.hungry.store(false, Relaxed);
             self.ledger.driver.wake();
         }
     }
 
-    /// A frame arrived.
+    /// Notes that a frame arrived.
     pub fn on_frame_received(&mut self, frame: &Frame) {
         match *frame {
             Frame::MaxStreamData { id, value, .. } => match self.streams.get(&id) {
@@ -425,7 +425,7 @@ impl Account {
                         self.tell(stream.name);
                     }
                 }
-                // As many as the peer may have open.
+                // There are as many as the peer may have open.
                 None if self.opened_by_peer(id) && id & 2 == 0 && id >= self.accepted => {
                     let limit = self.early.entry(id).or_default();
                     *limit = value.max(*limit);
@@ -444,12 +444,12 @@ impl Account {
     }
 
     fn tell(&self, name: u32) {
-        // Nobody listens any more once the driver is gone.
+        // This fails once the driver is gone.
         _ = self.told.send(name);
         self.ledger.driver.wake();
     }
 
-    /// The path's state after a burst of packets or an acknowledgement, at a time of any clock that does not go back.
+    /// Notes the path's state after a burst of packets or an acknowledgement, at a time of any clock that does not go back.
     pub fn on_recovery_metrics(
         &mut self,
         congestion_window: u32,
@@ -468,20 +468,20 @@ impl Account {
         self.ledger.update_low_mark();
     }
 
-    /// The largest packet changed.
+    /// Notes that the largest packet size changed.
     pub fn on_mtu(&self, packet_bytes: u16) {
         let payload_bytes = u64::from(packet_bytes).saturating_sub(PACKET_OVERHEAD_BYTES).max(1);
         self.ledger.packet_bytes.store(payload_bytes, Relaxed);
     }
 
-    /// A packet is believed lost.
+    /// Notes that a packet was declared lost.
     pub fn on_packet_lost(&self, packet_bytes: u16, is_mtu_probe: bool) {
         if !is_mtu_probe && u64::from(packet_bytes) > BASE_PACKET_BYTES {
             self.ledger.large_lost.fetch_add(1, Relaxed);
         }
     }
 
-    /// The connection ended.
+    /// Notes that the connection ended.
     pub fn on_closed(&self) {
         self.ledger.closed.store(true, Relaxed);
         self.ledger.driver.wake();

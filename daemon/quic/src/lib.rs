@@ -1,7 +1,7 @@
 //! s2n-quic with paced's own parts plugged in: datagram queues, TLS that can be replaced, HTTP/3.
 //!
-//! Everything the relay and the client send goes through [`h3`] and [`datagrams`], which is where scheduling by class
-//! takes hold; neither of them knows what a tunnel carries.
+//! Everything the relay and the client send goes through [`h3`] and [`datagrams`], where it is scheduled by class;
+//! neither of them knows what a tunnel carries.
 
 pub mod application;
 mod backlog;

@@ -1,4 +1,4 @@
-//! What one stream has to send and the transport has not been given.
+//! The bytes that one stream has to send and that were not handed to the transport yet.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -11,17 +11,17 @@ use super::{
     class::Terms,
 };
 
-/// The type and the length of a DATA frame, at most (RFC 9114 §7.2.1).
+/// The most that the type and the length of a DATA frame take, in bytes (RFC 9114 §7.2.1).
 const LONGEST_FRAME_HEADER: usize = 9;
 
-/// Bytes in order, and behind them the payloads of a tunnel that become capsules when their turn comes: only then is it
-/// settled which of them are still worth sending.
+/// Bytes in order, and behind them the payloads of a tunnel, which become capsules when their turn comes: only then is it
+/// known which of them are still worth sending.
 #[derive(Debug, Default)]
 pub struct Queue {
-    /// These were begun, so that they have to be sent whole.
+    /// Bytes of messages that were begun, so they have to be sent whole.
     bytes: VecDeque<Bytes>,
     len: usize,
-    /// When the oldest payload came of the frame that was begun.
+    /// When the oldest payload of the frame that was begun arrived.
     frame_ns: Option<u64>,
     payloads: Option<Box<Backlog>>,
 }
@@ -35,7 +35,7 @@ impl Queue {
         }
     }
 
-    /// Puts bytes back that were taken last.
+    /// Puts back the bytes that were taken last.
     pub fn put_back(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
             self.len += bytes.len();
@@ -43,15 +43,15 @@ impl Queue {
         }
     }
 
-    /// Appends a copy of a payload that is to leave in a capsule, of the tunnel whose `losses` these are; returns how many
+    /// Appends a copy of a payload that will leave in a capsule, for the tunnel with these `losses`; returns how many
     /// payloads were dropped for it.
     pub fn push_payload(&mut self, payload: &[u8], limit_bytes: usize, losses: &Arc<Losses>, now_ns: u64) -> usize {
         let payloads = self.payloads.get_or_insert_with(|| Box::new(Backlog::new(limit_bytes, losses.clone())));
         payloads.push(payload, now_ns)
     }
 
-    /// Takes up to `max` bytes, more than none if there are any, and says how many payloads were dropped before them because
-    /// they are not worth sending any more. Those are counted in the class and in the tunnel's losses.
+    /// Takes up to `max` bytes, at least one if any wait, and returns how many payloads before them were dropped because
+    /// they are no longer worth sending. These are counted in the class and in the tunnel's losses.
     pub fn take(&mut self, max: usize, now_ns: u64, terms: &Terms, expiry: Expiry) -> (Option<Bytes>, u64) {
         let mut stale = 0;
         if self.bytes.is_empty()
@@ -72,7 +72,7 @@ impl Queue {
         Some(taken)
     }
 
-    /// When the payload came that leaves next, of a tunnel.
+    /// Returns when the payload of a tunnel that leaves next arrived.
     #[must_use]
     pub fn oldest_ns(&self) -> Option<u64> {
         let payloads = self.payloads.as_ref()?;
@@ -85,7 +85,7 @@ impl Queue {
         self.payloads.is_some()
     }
 
-    /// How many bytes wait, those of payloads included.
+    /// Returns how many bytes wait, including payloads.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.len + self.payloads.as_ref().map_or(0, |payloads| payloads.bytes())
@@ -107,16 +107,17 @@ impl Queue {
 struct Frame {
     /// Empty if no payload was worth sending.
     bytes: Bytes,
-    /// When the first of its payloads came.
+    /// When the first of its payloads arrived.
     since_ns: Option<u64>,
-    /// How many payloads were dropped because they were not worth sending any more.
+    /// How many payloads were dropped because they were no longer worth sending.
     stale: u64,
 }
 
-/// Takes payloads for at most `max` bytes, or one, and encodes them as DATAGRAM capsules in one DATA frame.
+/// Takes payloads for at most `max` bytes, or one payload, and encodes them as DATAGRAM capsules in one DATA frame.
 fn encode(payloads: &mut Backlog, max: usize, now_ns: u64, terms: &Terms, expiry: Expiry) -> Frame {
     let (waiting, mut taken) = (payloads.len(), 0);
-    // The frame's header says how long it is, which is known at the end: it is written before the capsules then.
+    // The frame's header contains the length, which is known only at the end; the header is then written in front of the
+    // capsules.
     let (mut frame, mut since_ns) = (BytesMut::new(), None);
     while let Some((payload, arrival_ns)) = payloads.front(now_ns, terms, expiry) {
         let header = capsule::datagram_header(payload.len());

@@ -24,28 +24,28 @@ pub struct Schedule {
     pub binding: Binding,
     /// Where time comes from.
     pub clock: Clock,
-    /// What random disciplines draw from.
+    /// The seed of random disciplines.
     pub seed: u64,
-    /// The terms of whatever was given no others.
+    /// The terms of streams and flows that were given no others.
     pub terms: Terms,
 }
 
 /// A connection that follows the schedule of its endpoint while it lives.
 pub(super) trait Scheduled: Send + Sync {
-    /// Goes by another schedule, unless it has one of its own: another discipline decides what leaves next, and how much is
-    /// handed over ahead. Bytes that were handed over already leave as they were.
+    /// Follows another schedule, unless the connection has one of its own: the schedule decides what leaves next, and how
+    /// much is handed over ahead. Bytes that were handed over already leave as before.
     fn follow(&self, schedule: &Schedule);
 }
 
-/// The schedule of the connections of an endpoint, which may be replaced. Clones are the same. A connection that was given
-/// one of its own ([`Hub::set_schedule`](super::datagrams::Hub::set_schedule)) does not follow it any more.
+/// The schedule of the connections of an endpoint, which may be replaced. Clones share it. A connection that was given a
+/// schedule of its own ([`Hub::set_schedule`](super::datagrams::Hub::set_schedule)) no longer follows it.
 #[derive(Clone, Default)]
 pub struct Schedules(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
     current: ArcSwap<Schedule>,
-    /// The connections that follow it. Some may have ended, though never more than half of them.
+    /// The connections that follow it. Connections that have ended are removed when the list is full.
     connections: Mutex<Vec<Weak<dyn Scheduled>>>,
 }
 
@@ -56,8 +56,7 @@ impl Schedules {
         self.0.current.load_full()
     }
 
-    /// Puts another schedule in force: all of it for connections to come, and its discipline and binding for live
-    /// connections.
+    /// Replaces the schedule: completely for new connections, and its discipline and binding for live connections.
     pub fn set(&self, schedule: Schedule) {
         let schedule = Arc::new(schedule);
         self.0.current.store(schedule.clone());
@@ -65,12 +64,13 @@ impl Schedules {
         living.iter().for_each(|connection| connection.follow(&schedule));
     }
 
-    /// Makes a connection that was made by a schedule follow its replacement, even if the replacement came meanwhile.
+    /// Makes a connection that was created under the schedule `made_by` follow replacements, including one that came
+    /// meanwhile.
     pub(super) fn attach(&self, connection: Arc<dyn Scheduled>, made_by: &Arc<Schedule>) {
         let mut connections = self.connections();
         if connections.len() == connections.capacity() {
             connections.retain(|connection| connection.strong_count() > 0);
-            // So that as many may come as there are before this is looked at again.
+            // As many connections as live now may come before the next clean-up.
             let living = connections.len();
             connections.reserve(living + 1);
         }
@@ -82,14 +82,14 @@ impl Schedules {
         }
     }
 
-    /// Tells whether anybody else has it.
+    /// Whether another clone exists.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
     fn connections(&self) -> MutexGuard<'_, Vec<Weak<dyn Scheduled>>> {
-        // A list of the connections to tell stays whole even if its holder panics.
+        // The list stays consistent even if the holder of the lock panics.
         self.0.connections.lock()
     }
 }
@@ -107,8 +107,8 @@ impl From<Schedule> for Schedules {
 }
 
 impl Schedule {
-    /// Returns the schedule that the policy of `classes` calls `name`, by the machine's clock; without a name, and where
-    /// there is none of that name, the one for all.
+    /// Returns the schedule that the policy of `classes` calls `name`, with the machine's clock; without a name, and if
+    /// there is none of that name, the general one.
     #[must_use]
     pub fn named(classes: &Classes, name: Option<&str>) -> Self {
         let policy = classes.policy().schedule_named(name);
@@ -116,7 +116,7 @@ impl Schedule {
             discipline: policy.discipline,
             binding: Binding::Late { floor_packets: policy.low_mark_packets },
             clock: Clock::system(),
-            // Lots have to be fair, not secret.
+            // Random choices have to be fair, not secret.
             seed: (Clock::system().now_ns)(),
             terms: classes.named(None).terms(None),
         }

@@ -1,35 +1,35 @@
 //! A bounded queue of payloads in one piece of memory.
 //!
-//! UDP payloads move through the relay in batches, and both ends of the relay like them back to back: a GSO message is
-//! a run of equal-sized payloads without gaps, and a copy into a warm buffer costs less than an allocation. A queue that
-//! runs empty leaves its buffer to its thread, whose next queue takes it: an idle tunnel holds no memory, and where payloads
-//! come all the time none is allocated.
+//! UDP payloads move through the relay in batches, and both ends of the relay prefer them back to back: a GSO message is a
+//! run of equal-sized payloads without gaps, and a copy into a warm buffer costs less than an allocation. A queue that runs
+//! empty leaves its buffer to its thread, whose next queue takes it: an idle tunnel holds no memory, and a steady flow of
+//! payloads allocates none.
 //!
-//! Payloads leave at the front and the buffer grows at the back. What waits is moved to the front only when no more
-//! bytes wait than have left since the last move: each byte that leaves pays for at most one that is moved, whatever
-//! the sizes of payloads. So the buffer may be twice as large as the bound, and a push costs the same at the bound as
-//! far below it.
+//! Payloads leave at the front and the buffer grows at the back. Waiting payloads are moved to the front only when no more
+//! bytes wait than have left since the last move: each byte that leaves pays for moving at most one, whatever the sizes of
+//! payloads. So the buffer may be twice as large as the bound, and a push costs the same at the bound as far below it.
 
 use std::{cell::RefCell, collections::VecDeque};
 
-/// The smallest and the largest buffer that a thread keeps: a smaller one would soon grow, and one larger is the allocator's.
+/// The smallest and the largest buffer that a thread keeps: a smaller one would soon grow, and a larger one goes back to the
+/// allocator.
 const KEPT_BYTES: std::ops::RangeInclusive<usize> = 4 * 1024..=256 * 1024;
 
-/// What buffers of a thread that nobody uses may take together.
+/// How much memory a thread's unused buffers may take together, in bytes.
 const SPARE_BYTES: usize = 4 << 20;
 
 thread_local! {
     static SPARE: RefCell<Spare> = const { RefCell::new(Spare { buffers: Vec::new(), bytes: 0 }) };
 }
 
-/// Buffers of a thread that nobody uses. The last one that came leaves first, because it may still be in a cache.
+/// The unused buffers of a thread. The buffer that was left last is taken first, because it may still be in a cache.
 #[derive(Debug)]
 struct Spare {
     buffers: Vec<Buffer>,
     bytes: usize,
 }
 
-/// What payloads lie in: their bytes and their lengths.
+/// The memory of payloads: their bytes and their lengths.
 #[derive(Debug, Default)]
 struct Buffer {
     bytes: Vec<u8>,
@@ -37,12 +37,12 @@ struct Buffer {
 }
 
 impl Buffer {
-    /// How much memory it takes.
+    /// Returns how much memory it takes, in bytes.
     fn size(&self) -> usize {
         self.bytes.capacity() + self.lens.capacity() * size_of::<u16>()
     }
 
-    /// A buffer that nobody uses, if the last one that was left holds no more than `most_bytes`; else one without memory.
+    /// Returns the unused buffer that was left last if it holds no more than `most_bytes`, else one without memory.
     fn spare(most_bytes: usize) -> Self {
         let take = |spare: &RefCell<Spare>| {
             let mut spare = spare.borrow_mut();
@@ -50,11 +50,11 @@ impl Buffer {
             spare.bytes -= buffer.size();
             Some(buffer)
         };
-        // A thread that ends has none any more.
+        // A thread that is ending has no buffers any more.
         SPARE.try_with(take).ok().flatten().unwrap_or_default()
     }
 
-    /// Leaves it to the thread, if that should keep it.
+    /// Leaves it to the thread, if it has a size to keep and there is room.
     fn leave(mut self) {
         let size = self.size();
         if !KEPT_BYTES.contains(&size) {
@@ -75,10 +75,10 @@ impl Buffer {
 /// The most payload bytes of one message: 65,535 less the headers of IPv4 and UDP. GSO counts all segments against it.
 const MAX_MESSAGE_BYTES: usize = 65_507;
 
-/// The smallest buffer that there is.
+/// The smallest buffer, in bytes.
 const LEAST_BYTES: usize = 64;
 
-/// Payloads in the order of their arrival, at most `limit` bytes of them; the oldest is dropped for the newest.
+/// Payloads in the order of their arrival, at most `limit` bytes of them; the oldest are dropped for the newest.
 #[derive(Debug, Default)]
 pub struct Segments {
     buffer: Buffer,
@@ -101,14 +101,14 @@ impl Segments {
 
     /// Appends a copy of `payload`, which may be empty; returns how many payloads were dropped for it.
     ///
-    /// A payload that alone exceeds the bound, or 65,535 bytes, is itself what is dropped.
+    /// A payload that alone exceeds the bound, or 65,535 bytes, is itself dropped.
     pub fn push(&mut self, payload: &[u8]) -> usize {
         let Ok(len) = u16::try_from(payload.len()) else { return 1 };
         if !self.holds(payload.len()) {
             return 1;
         }
         let mut dropped = 0;
-        // An empty payload takes no bytes; its length takes memory all the same, so it counts as one.
+        // An empty payload takes no bytes, but its length takes memory, so the number of payloads is bounded as well.
         while self.bytes() + payload.len() > self.limit || self.buffer.lens.len() >= self.limit {
             self.pop();
             dropped += 1;
@@ -124,7 +124,7 @@ impl Segments {
         dropped
     }
 
-    /// Makes room for `len` more bytes in a buffer that has none, in time that what left since the last call has paid for.
+    /// Makes room for `len` more bytes in a full buffer, in time that the bytes that left since the last call have paid for.
     fn make_room(&mut self, len: usize) {
         let (live, capacity) = (self.bytes(), self.buffer.bytes.capacity());
         #[cfg(test)]
@@ -137,21 +137,21 @@ impl Segments {
             }
         }
         if self.buffer.bytes.len() + len > self.buffer.bytes.capacity() {
-            // With twice the limit, more bytes have left than wait whenever the buffer is full.
-            // A new one is large enough to be kept: else each payload that comes alone would be allocated for.
+            // At twice the limit, more bytes have left than wait whenever the buffer is full. A new buffer is large enough to
+            // be kept: otherwise each payload that comes alone would cost an allocation.
             let most = (2 * self.limit).max(LEAST_BYTES);
             let wanted = (2 * capacity).clamp(most.min(*KEPT_BYTES.start()), most);
             self.buffer.bytes.reserve_exact(wanted.max(self.buffer.bytes.len() + len) - self.buffer.bytes.len());
         }
     }
 
-    /// Whether the queue, were it empty, could hold a payload of `len` bytes.
+    /// Whether the queue could hold a payload of `len` bytes if it were empty.
     #[must_use]
     pub fn holds(&self, len: usize) -> bool {
         len <= self.limit && len <= usize::from(u16::MAX)
     }
 
-    /// The oldest payload.
+    /// Returns the oldest payload.
     #[must_use]
     pub fn front(&self) -> Option<&[u8]> {
         let len = usize::from(*self.buffer.lens.front()?);
@@ -178,9 +178,9 @@ impl Segments {
         })
     }
 
-    /// The longest run from the front that one GSO message can carry: payloads of equal length, the last of which may
-    /// be shorter, at most `max_segments` of them. Returns the run's bytes, the length of its segments and their number;
-    /// an empty payload runs alone.
+    /// Returns the longest run from the front that one GSO message can carry: payloads of equal length, the last of which may
+    /// be shorter, at most `max_segments` of them. The result is the run's bytes, the length of its segments and their
+    /// number; an empty payload runs alone.
     #[must_use]
     pub fn run(&self, max_segments: usize) -> Option<(&[u8], usize, usize)> {
         let segment = usize::from(*self.buffer.lens.front()?);
@@ -205,7 +205,7 @@ impl Segments {
         std::mem::take(&mut self.buffer).leave();
     }
 
-    /// How many bytes of payload wait.
+    /// Returns how many bytes of payload wait.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.buffer.bytes.len() - self.head
@@ -337,11 +337,11 @@ mod tests {
     fn at_its_bound_a_queue_moves_no_more_bytes_than_pass_through_it() {
         for (len, limit) in [(1, 256 * 1024), (1, 4096), (7, 4096), (1200, 256 * 1024), (3000, 4096)] {
             let (mut queue, payload) = (Segments::new(limit), vec![7; len]);
-            // Filled up, so that every further payload has the oldest dropped for it.
+            // The queue is full, so every further payload drops the oldest.
             let pushes = 8 * limit / len;
             (0..pushes).for_each(|_| _ = queue.push(&payload));
             assert!(queue.bytes() > limit - len, "the queue is full");
-            // Growing to its size has copied up to as much again.
+            // Growing to this size has copied up to as many bytes again.
             let most = pushes * len + 2 * limit;
             assert!(queue.moved_bytes <= most, "{} bytes moved for {} pushed", queue.moved_bytes, pushes * len);
             assert!(queue.buffer.bytes.capacity() <= 2 * limit, "{} for {limit}", queue.buffer.bytes.capacity());

@@ -1,4 +1,4 @@
-//! What part of a task was woken.
+//! Which part of a task was woken.
 
 use std::{
     future::{Future, poll_fn},
@@ -21,30 +21,30 @@ use parking_lot::Mutex;
 #[derive(Debug)]
 pub struct Stirred {
     is_set: AtomicBool,
-    /// Stays, so that a task that looks again need not leave its waker again.
+    /// Kept, so that a task that checks again need not register its waker again.
     task: Mutex<Option<Waker>>,
 }
 
 impl Default for Stirred {
-    /// Nothing was looked at yet.
+    /// Nothing was polled yet.
     fn default() -> Self {
         Self { is_set: AtomicBool::new(true), task: Mutex::new(None) }
     }
 }
 
 impl Stirred {
-    /// Whether something woke the task through this since it was last asked. `task` is woken from now on.
+    /// Whether something woke the task through this since the last call. From now on, `task` is woken.
     pub fn take(&self, task: &Waker) -> bool {
-        // Before the look: what is set after it wakes this task.
+        // Before the check, so that whatever is set after it wakes this task.
         match &mut *self.task.lock() {
             Some(known) if known.will_wake(task) => {}
             other => *other = Some(task.clone()),
         }
-        // Most looks find nothing, and a load costs less than a swap.
+        // Most checks find nothing, and a load costs less than a swap.
         self.is_set.load(Acquire) && self.is_set.swap(false, AcqRel)
     }
 
-    /// Has the next look find something, without waking anybody.
+    /// Makes the next check find something, without waking the task.
     pub fn set(&self) {
         self.is_set.store(true, Release);
     }
@@ -59,8 +59,8 @@ impl ArcWake for Stirred {
     }
 }
 
-/// Completes with whichever of two completes first, `often` if both do. `often` is polled whenever the task is woken, and
-/// `seldom` only where it was what woke it.
+/// Completes with the first of two futures to complete, `often` if both do. `often` is polled whenever the task is woken,
+/// `seldom` only if it caused the wake-up.
 pub async fn either<T>(often: impl Future<Output = T>, seldom: impl Future<Output = T>) -> T {
     let stirred = Arc::<Stirred>::default();
     let (mut often, mut seldom) = (pin!(often), pin!(seldom));

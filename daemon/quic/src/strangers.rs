@@ -1,21 +1,21 @@
-//! Strangers: connections of which nobody knows yet whether their client is a user.
+//! Strangers: connections whose client is not known to be a user yet.
 //!
-//! Anybody can complete a handshake. Until a user's credentials were accepted on a connection (or, where none are asked
-//! for, a request was let through to its target), it has a budget: of time, of packets, of bytes that it makes us hold,
-//! of requests. And strangers take only a part of the places for connections, few of them from one prefix.
+//! Any client can complete a handshake. Until a user's credentials are accepted on a connection (or, where none are required,
+//! a request is admitted to its target), the connection has a budget: of time, of packets, of bytes that it makes us hold, of
+//! requests. And strangers take only a part of the places for connections, few of them from one prefix.
 //!
 //! | bound | what happens beyond it |
 //! |---|---|
 //! | connections | refused |
 //! | places for strangers from prefixes without known users | refused |
-//! | strangers of one prefix, handshakes aside | refused |
+//! | strangers of one prefix, without handshakes | refused |
 //! | handshakes of one prefix | have to prove their address by Retry |
 //! | packets, bytes held, refused requests of a stranger | the connection ends with H3_EXCESSIVE_LOAD |
 //! | requests of a stranger that wait for an answer | H3_REQUEST_REJECTED, which the client may repeat |
 //! | time | the connection ends with H3_NO_ERROR |
 //!
-//! A prefix is known while a user of it is connected, and then for as long as it is among the last [`REMEMBERED`] of which
-//! that is so. It counts which users were let in, not how long ago: this module reads no clock.
+//! A prefix is known while one of its users is connected, and then for as long as it is among the last [`REMEMBERED`]
+//! prefixes whose users have left. This counts prefixes, not time: the module reads no clock.
 
 use std::{
     fmt,
@@ -45,7 +45,7 @@ pub type Limit = &'static str;
 /// Counts that a limit was reached.
 pub type Hits = Box<dyn Fn(Limit) + Send + Sync>;
 
-/// The places that connections have at all endpoints of a relay.
+/// The places for connections at all endpoints of a relay.
 pub struct ConnectionPlaces {
     state: Mutex<(Census, RelayLimits)>,
     refused: Counter,
@@ -53,20 +53,21 @@ pub struct ConnectionPlaces {
 }
 
 impl Default for ConnectionPlaces {
-    /// As many as the configuration grants if it says nothing, and nobody counts.
+    /// As many places as the configuration grants by default, without counters.
     fn default() -> Self {
         Self::new(RelayLimits::default(), Counter::default(), Box::new(|_| {}))
     }
 }
 
 impl ConnectionPlaces {
-    /// Grants what `limits` say. Attempts that are turned away are counted in `refused`, limits that are reached with `hits`.
+    /// Creates places with these `limits`. Refused attempts are counted in `refused`, and limits that are reached with
+    /// `hits`.
     #[must_use]
     pub fn new(limits: RelayLimits, refused: Counter, hits: Hits) -> Self {
         Self { state: Mutex::new((Census::default(), limits)), refused, hits }
     }
 
-    /// Grants something else from now on. Connections that exist keep the budget with which they began.
+    /// Changes the limits from now on. Existing connections keep the budget with which they began.
     pub fn set_limits(&self, limits: RelayLimits) {
         self.lock().1 = limits;
     }
@@ -143,16 +144,16 @@ impl Drop for Place {
     }
 }
 
-/// What is known about the client of one connection, and what it may still cost. Clones are of the same connection.
+/// What is known about the client of one connection, and what it may still cost. Clones belong to the same connection.
 #[derive(Clone)]
 pub struct ClientStanding(Arc<Shared>);
 
 struct Shared {
-    /// None for connections of our own making.
+    /// `None` for connections that we made.
     place: Option<Mutex<Place>>,
     terms: Terms,
     known: AtomicBool,
-    /// Which limit was exceeded first, by its place among [`ENDING`]; 0 is none.
+    /// The limit that was exceeded first, as its index in [`ENDING`] plus one; 0 is none.
     exceeded: AtomicU32,
     /// Requests that wait for an answer.
     waiting: AtomicU32,
@@ -188,13 +189,13 @@ impl Shared {
 }
 
 impl ClientStanding {
-    /// That of a connection which we made ourselves: nothing is bounded here.
+    /// Returns the standing of a connection that we made, for which nothing is bounded here.
     #[must_use]
     pub fn own() -> Self {
         Self(Arc::new(Shared { known: AtomicBool::new(true), ..Shared::on(Terms::default()) }))
     }
 
-    /// The client's address is its own: the handshake is complete.
+    /// Notes that the handshake is complete, so the client's address is its own.
     pub fn prove(&self) {
         self.move_on(|stage| match stage {
             Stage::Handshake(origin) => Some(Stage::Stranger(origin)),
@@ -202,7 +203,7 @@ impl ClientStanding {
         });
     }
 
-    /// The client is a user: from here on other limits hold.
+    /// Notes that the client is a user: from now on, other limits apply.
     pub fn admit(&self) {
         if !self.0.known.swap(true, Relaxed) {
             self.move_on(|_| Some(Stage::Known));
@@ -215,7 +216,7 @@ impl ClientStanding {
         self.0.known.load(Relaxed)
     }
 
-    /// The connection is over; its place is free.
+    /// Notes that the connection is over, and frees its place.
     pub fn leave(&self) {
         self.move_on(|_| None);
     }
@@ -226,13 +227,13 @@ impl ClientStanding {
         }
     }
 
-    /// What the client may use while it is a stranger.
+    /// Returns what the client may use while it is a stranger.
     #[must_use]
     pub fn terms(&self) -> &Terms {
         &self.0.terms
     }
 
-    /// Ends the connection, unless its client is known, because it goes beyond one of the limits that do so.
+    /// Notes that the connection exceeded one of the limits that end it, unless its client is known.
     pub(super) fn exceed(&self, limit: Limit) {
         if !self.is_known() {
             self.0.exceed(limit);
@@ -244,13 +245,14 @@ impl ClientStanding {
         self.0.held_bytes.store(bytes, Relaxed);
     }
 
-    /// How many bytes the client may have made us hold while it was a stranger, as far as frames tell.
+    /// Returns how many bytes the client may have made us hold while it was a stranger, as far as frames tell.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.0.held_bytes.load(Relaxed)
     }
 
-    /// A request came; `None` if too many of a stranger's wait for an answer. To be dropped when it is decided about.
+    /// Takes a place for a request; `None` if too many requests of a stranger wait for an answer. Drop the place once the
+    /// request is admitted or refused.
     #[must_use]
     pub fn begin_request(&self) -> Option<WaitingRequest> {
         let place = WaitingRequest(self.0.clone());
@@ -258,14 +260,14 @@ impl ClientStanding {
         (self.is_known() || before < self.0.terms.requests).then_some(place)
     }
 
-    /// A request was refused.
+    /// Notes that a request was refused.
     pub fn note_refusal(&self) {
         if self.0.refusals.fetch_add(1, Relaxed) >= self.0.terms.refusals {
             self.exceed("stranger_refusals");
         }
     }
 
-    /// Ready with the limit that the connection went beyond, which has to end it.
+    /// Ready with the limit that the connection exceeded, which has to end it.
     pub fn poll_exceeded(&self, cx: &mut Context<'_>) -> Poll<Limit> {
         if self.is_known() {
             return Poll::Pending;

@@ -20,38 +20,39 @@ use self::{client_certificates::Noting, trust::Verifier};
 pub(crate) mod client_certificates;
 mod trust;
 
-/// The only application protocol spoken over QUIC (RFC 9114 §3.1).
+/// HTTP/3, paced's own application protocol over QUIC (RFC 9114 §3.1).
 const H3: &[u8] = b"h3";
 
-/// The only one over TCP (RFC 9113 §3.2): gRPC's.
+/// HTTP/2 over TCP (RFC 9113 §3.2), which gRPC uses.
 const H2: &[u8] = b"h2";
 
-/// What is spoken over TCP by clients that know no better (RFC 7301 §6).
+/// HTTP/1.1 over TCP, for clients without HTTP/2 (RFC 7301 §6).
 const HTTP1: &[u8] = b"http/1.1";
 
 fn provider() -> Arc<CryptoProvider> {
     let provider = aws_lc_rs::default_provider();
-    // AWS-LC takes its first entropy from the CPU's jitter, which lasts 50 ms and more: not inside a handshake. Callers
-    // that need more than one byte of it find out whether that works.
+    // AWS-LC takes its first entropy from the CPU's jitter, which lasts 50 ms and more, so this is done before any
+    // handshake. Callers that need more than one byte of it find out whether it works.
     _ = provider.secure_random.fill(&mut [0]);
     Arc::new(provider)
 }
 
-/// What a server presents, and whose certificates it accepts.
+/// The certificate that a server presents, and the client certificates that it accepts.
 pub struct Identity {
     /// The chain, leaf first.
     pub chain: Vec<CertificateDer<'static>>,
     /// The leaf's private key.
     pub key: PrivateKeyDer<'static>,
-    /// Authorities whose client certificates are asked for and verified; `None` asks for none. A client without a
-    /// certificate is let through: what it may do is decided per request, where a refusal can say why.
+    /// Authorities whose client certificates are requested and verified; `None` requests none. A client without a
+    /// certificate is admitted, except by [`Identity::prepare_http2`]: what it may do is decided per request, where a
+    /// refusal can say why.
     pub client_authorities: Option<Vec<CertificateDer<'static>>>,
-    /// What those authorities have revoked; empty asks for no revocation. Otherwise there has to be a list of every
-    /// authority that signs, also of intermediate ones. A list that is older than it says counts all the same.
+    /// The revocation lists of these authorities; without any, revocation is not checked. Otherwise there has to be a list
+    /// of every authority that signs, including intermediate ones. A list whose next update is overdue still counts.
     pub revoked: Vec<CertificateRevocationListDer<'static>>,
 }
 
-/// The files in which an [`Identity`] is, all PEM.
+/// The files of an [`Identity`], all PEM.
 #[derive(Clone, Copy, Debug)]
 pub struct IdentityFiles<'a> {
     /// The chain, leaf first.
@@ -68,7 +69,7 @@ impl Identity {
     /// Reads PEM files.
     ///
     /// # Errors
-    /// A file that cannot be read or holds no certificate or key, named with what was expected in it.
+    /// A file cannot be read or holds no certificate or key; the error names it, with what was expected in it.
     pub fn read(files: IdentityFiles<'_>) -> Result<Self> {
         let IdentityFiles { certificate, private_key, client_ca, client_crl } = files;
         Ok(Self {
@@ -122,8 +123,8 @@ pub fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; 32] {
     Sha256::digest(certificate).into()
 }
 
-/// The TLS provider of a server. Clones share one configuration; [`ServerTls::replace`] changes it for handshakes to
-/// come, and connections that live keep what they have.
+/// The TLS provider of a server. Clones share one configuration; [`ServerTls::replace`] changes it for new handshakes, and
+/// live connections keep what they have.
 #[derive(Clone)]
 pub struct ServerTls(Arc<RwLock<s2n_quic_rustls::Server>>);
 
@@ -131,7 +132,7 @@ pub struct ServerTls(Arc<RwLock<s2n_quic_rustls::Server>>);
 pub struct PreparedTls(s2n_quic_rustls::Server);
 
 impl Identity {
-    /// Checks that certificate, key and authorities can be used, and makes ready to use them.
+    /// Checks that certificate, key and authorities can be used, and prepares their use.
     ///
     /// # Errors
     /// Key and certificate do not belong together, or an authority is not usable as one.
@@ -149,7 +150,7 @@ impl Identity {
         ))
     }
 
-    /// As [`Identity::prepare`], for HTTP/2 over TCP; a client without a certificate is not let in.
+    /// As [`Identity::prepare`], for HTTP/2 over TCP; refuses clients without a certificate.
     ///
     /// # Errors
     /// As [`Identity::prepare`].
@@ -175,7 +176,7 @@ impl ServerTls {
         Self(Arc::new(RwLock::new(prepared.0)))
     }
 
-    /// Puts another configuration in force for new connections.
+    /// Replaces the configuration for new connections.
     pub fn replace(&self, prepared: PreparedTls) {
         *self.0.write() = prepared.0;
     }
@@ -204,14 +205,15 @@ fn server_config(
     config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     config.ignore_client_order = true;
     if decides_by_certificates {
-        // A resumed handshake shows no certificate: what was good when the ticket was given would be good for its life.
+        // A resumed handshake presents no certificate: one that was valid when the ticket was issued would be valid for the
+        // ticket's life.
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
     }
     Ok(config)
 }
 
-/// Says why a certificate and a key cannot be used together.
+/// Describes why a certificate and a key cannot be used together.
 fn unfit(error: rustls::Error) -> anyhow::Error {
     match error {
         rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch) => {
@@ -273,7 +275,7 @@ impl tls::Provider for ServerTls {
 /// Builds the TLS configuration of a client, with a certificate of its own if the relay asks for one.
 ///
 /// # Errors
-/// No usable authority, or a client certificate that does not fit its key.
+/// There is no usable authority, or a client certificate does not fit its key.
 pub fn client(trust: Trust, identity: Option<ClientIdentity>) -> Result<s2n_quic_rustls::Client> {
     client_reporting(trust, identity, Refusals::default())
 }
@@ -286,7 +288,8 @@ pub fn client_for(protocol: &[u8], trust: Trust, identity: Option<ClientIdentity
     Ok(Arc::new(client_config(Verifier::new(trust)?, identity, protocol)?).into())
 }
 
-/// As [`client`]; `refusals` learns which certificate was not trusted, and why, which the transport does not tell.
+/// As [`client`]; `refusals` receives the certificate that was not trusted and the reason, which the transport does not
+/// report.
 ///
 /// # Errors
 /// As [`client`].
@@ -306,7 +309,7 @@ pub fn client_http2(trust: Trust, identity: ClientIdentity) -> Result<Arc<Client
     client_config(Verifier::new(trust)?, Some(identity), H2).map(Arc::new)
 }
 
-/// Builds the TLS configuration of a client that names the protocols over TCP itself (ALPN, RFC 7301): here there are none.
+/// Builds the TLS configuration of a client over TCP that sets the protocols itself (ALPN, RFC 7301): the result has none.
 ///
 /// # Errors
 /// As [`client`].
@@ -330,10 +333,10 @@ fn client_config(verifier: Verifier, identity: Option<ClientIdentity>, protocol:
     Ok(config)
 }
 
-/// A client's certificate chain, its own first, and the key to that.
+/// A client's certificate chain, leaf first, and the leaf's private key.
 pub type ClientIdentity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-/// A self-signed certificate for development, kept in a folder so that its fingerprint stays the same.
+/// Returns a self-signed certificate for development, kept in a folder so that its fingerprint stays the same.
 ///
 /// # Errors
 /// The folder cannot be created or written, or its files were damaged.

@@ -1,8 +1,8 @@
-//! Whose turn it is on one connection, among streams that wait to be handed to the transport and tunnels that wait to
+//! The order of turns on one connection, among streams that wait to be handed to the transport and tunnels that wait to
 //! put payloads into packets.
 //!
-//! Both kinds are ranked by one clock, so that they compare. What was handed over keeps its rank until it has left: a
-//! packet in which both could go is filled by whichever is better.
+//! Both kinds are ranked by one clock, so that their ranks compare. Bytes that were handed over keep their rank until
+//! they have left: a packet that could carry either kind goes to the better rank.
 
 use std::collections::VecDeque;
 
@@ -22,7 +22,8 @@ pub struct Turns {
     streams: Streams,
     /// Tunnels with payloads for DATAGRAM frames.
     flows: Streams,
-    /// What was handed over and has not left: the total of bytes that are gone once these have, and their rank.
+    /// Bytes that were handed over and have not left: the total of bytes that are gone once these have left, and their
+    /// rank.
     handed: VecDeque<(u64, Rank)>,
     gone_bytes: u64,
     arbiter: Arbiter,
@@ -55,7 +56,7 @@ impl Turns {
         self.clock = stream::DisciplineClock::new(discipline, seed);
         self.streams.reorder(&mut self.clock);
         self.flows.reorder(&mut self.clock);
-        // Ranks of before do not compare with those of now.
+        // Old ranks do not compare with new ones.
         self.handed.clear();
     }
 
@@ -74,7 +75,7 @@ impl Turns {
         }
     }
 
-    /// Makes a stream or a flow known, or changes what it is to the scheduler.
+    /// Adds a stream or a flow, or changes its service.
     pub fn set(&mut self, kind: TurnKind, name: u32, service: Service) {
         let (set, clock) = self.of(kind);
         if set.service(name).is_some() {
@@ -90,7 +91,7 @@ impl Turns {
         set.wake(clock, name);
     }
 
-    /// Returns whose turn it is among those of a kind.
+    /// Returns the stream or flow whose turn it is, and its rank.
     #[must_use]
     pub fn turn(&self, kind: TurnKind) -> Option<(u32, Rank)> {
         match kind {
@@ -99,7 +100,8 @@ impl Turns {
         }
     }
 
-    /// Returns the stream whose turn it would be, were its deadline not over, where that matters.
+    /// Returns the stream whose turn it would be if its deadline had not passed, under a discipline that resets late
+    /// streams.
     #[must_use]
     pub fn expired_stream(&self, now_ns: u64) -> Option<u32> {
         self.streams.expired(&self.clock, now_ns)
@@ -127,7 +129,7 @@ impl Turns {
         !self.flows.is_empty()
     }
 
-    /// How many of a kind wait for a turn.
+    /// Returns how many of a kind wait for a turn.
     #[must_use]
     pub fn waiting(&self, kind: TurnKind) -> usize {
         match kind {
@@ -136,7 +138,7 @@ impl Turns {
         }
     }
 
-    /// Notes that bytes of a stream with this rank are the last that the ledger says were handed over.
+    /// Notes that the last bytes that the ledger counts as handed over belong to a stream of this rank.
     pub fn handed_over(&mut self, rank: Rank, ledger: &Ledger) {
         self.note_progress(ledger.gone_bytes());
         let handed_bytes = ledger.handed_bytes();
@@ -146,7 +148,8 @@ impl Turns {
         }
     }
 
-    /// Decides whether the next packet is for datagrams; `streams_pending` if the transport has stream bytes to send.
+    /// Decides whether the next packet is for datagrams; `streams_pending` says whether the transport has stream bytes
+    /// to send.
     pub fn datagrams_next(&mut self, ledger: Option<&Ledger>, streams_pending: bool) -> bool {
         if let Some(ledger) = ledger {
             self.note_progress(ledger.gone_bytes());
@@ -157,8 +160,8 @@ impl Turns {
         }
         match self.handed.front() {
             Some(&(_, stream)) => self.arbiter.choose(Some(stream), Some(flow)) == Some(Side::Datagrams),
-            // Bytes that were lost, or the connection's own streams: their rank is not known any more, so they take
-            // every other packet.
+            // Lost bytes, or the connection's own streams: their rank is no longer known, so they take every other
+            // packet.
             None => {
                 self.yielded = !self.yielded;
                 self.yielded
@@ -187,7 +190,7 @@ impl Turns {
     }
 }
 
-/// The two kinds of things that take turns.
+/// What takes turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TurnKind {
     /// The bytes of a stream.

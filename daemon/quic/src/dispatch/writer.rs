@@ -133,8 +133,8 @@ impl ScheduledSendStream {
     }
 
     /// Begins a batch of payloads that leave in DATAGRAM capsules. At most `limit_bytes` of them wait; the oldest are
-    /// dropped to make room, and counted in `losses`, those of the tunnel. Bytes that are queued after payloads overtake
-    /// the payloads that still wait, so a stream carries only one of the two.
+    /// dropped to make room, and counted in the tunnel's `losses`. Bytes that are queued after payloads overtake the
+    /// payloads that still wait, so a stream carries only one of the two.
     #[must_use]
     pub fn payloads<'a>(&'a mut self, limit_bytes: usize, losses: &'a Arc<Losses>) -> Payloads<'a> {
         let now_ns = self.of.now_ns();

@@ -41,7 +41,7 @@ pub(super) struct FlowQueue {
     terms: Terms,
     header: datagram::Header,
     misses: u8,
-    /// When the class lets the oldest payload leave.
+    /// When the class allows the oldest payload to leave.
     departure: Departure,
     losses: Arc<Losses>,
 }

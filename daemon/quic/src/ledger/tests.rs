@@ -20,7 +20,7 @@ fn bytes_count_once_however_often_they_are_sent() {
         account.on_frame_sent(&sent(0, offset, len));
     }
     assert_eq!((stream.sent_bytes(), ledger.unsent_bytes()), (3_000, 0));
-    // Of streams that the driver does not have.
+    // Frames of streams that the driver does not have do not count.
     account.on_frame_sent(&sent(4, 0, 100));
     assert_eq!(ledger.gone_bytes(), 3_000);
 }

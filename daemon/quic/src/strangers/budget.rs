@@ -9,26 +9,26 @@ use super::ClientStanding;
 /// The smallest piece of memory that s2n-quic takes for bytes of a stream (`buffer/reassembler.rs`).
 const BLOCK_BYTES: u64 = 4096;
 
-/// What a stream costs without any bytes, about: its state in the transport, in the dispatcher, and a task. A stream that
-/// is named opens all of its kind with lower IDs (RFC 9000 §3.2).
+/// What a stream costs without any bytes, approximately: its state in the transport, in the dispatcher, and a task. A frame
+/// that names a stream opens all of the stream's kind with lower IDs (RFC 9000 §3.2).
 const STREAM_BYTES: u64 = 1024;
 
-/// What a gap in a stream counts. It takes a hundred times less, but whatever comes for the stream later has to pass it:
-/// s2n-quic walks over the pieces of a stream from the back (`buffer/reassembler.rs`), so that frames of a byte, scattered over
-/// a window, cost the square of their number. With `stranger_bytes` as it is by default, there are 32 gaps at most.
+/// How many bytes a gap in a stream counts for. It takes a hundred times less memory, but whatever arrives for the stream later
+/// has to pass it: s2n-quic walks over the pieces of a stream from the back (`buffer/reassembler.rs`), so one-byte frames,
+/// scattered over a window, cost the square of their number. With the default `stranger_bytes`, there are 32 gaps at most.
 const GAP_BYTES: u64 = 16 * 1024;
 
-/// What a CRYPTO frame counts, for the same reason. Handshakes have up to a few dozen, some of them in any order.
+/// How many bytes a CRYPTO frame counts for, for the same reason. A handshake has up to a few dozen, some of them in any order.
 const CRYPTO_BYTES: u64 = 4 * 1024;
 
-/// How many frames count as another packet. The transport spends more on each frame than on the packet around it, of which few
-/// that anybody needs have more than a handful; a hostile one has hundreds.
+/// How many frames count as another packet. The transport spends more on each frame than on the packet around it. Few useful
+/// packets have more than a handful; a hostile one has hundreds.
 const FRAMES_PER_PACKET: u32 = 16;
 
 /// The books of one connection, kept until its client is known.
 ///
-/// The transport takes memory by blocks, wherever in a stream's window a byte falls. So what counts of a stream is how far
-/// it reaches, and not how many bytes of it came: an upper bound that no choice of offsets evades. Gaps count as well.
+/// The transport allocates memory in blocks, wherever in a stream's window a byte falls. So a stream counts by how far it
+/// reaches, not by how many of its bytes arrived: an upper bound that no choice of offsets evades. Gaps count as well.
 #[derive(Debug, Default)]
 pub struct Budget {
     packets: u32,
@@ -39,16 +39,16 @@ pub struct Budget {
     held_bytes: u64,
 }
 
-/// What came of a stream.
+/// The part of a stream that has arrived.
 #[derive(Debug, Default)]
 struct Extent {
-    /// The end of what is farthest.
+    /// The end of the farthest piece.
     end: u64,
-    /// The end of what has no gap before it, or less.
+    /// The end of the part that has no gap before it, or less.
     whole: u64,
-    /// How often a piece came that neither begins in what is whole nor follows what is farthest.
+    /// How many pieces neither began in that part nor followed the farthest piece.
     gaps: u64,
-    /// Whether the stream was let go, so that it holds nothing any more, whatever still arrives.
+    /// Whether the stream was released, so that it holds nothing any more, whatever still arrives.
     is_released: bool,
 }
 
@@ -80,7 +80,7 @@ impl Budget {
         }
     }
 
-    /// Counts a frame of the peer, and what it may have us hold.
+    /// Counts a frame of the peer, and how many bytes it may make us hold.
     pub fn on_frame(&mut self, frame: &Frame, standing: &ClientStanding) {
         if standing.is_known() {
             if self.held_bytes > 0 {
@@ -108,13 +108,13 @@ impl Budget {
     }
 
     fn note(&mut self, id: u64, offset: u64, len: u64) {
-        // RFC 9000 §2.1: those of clients are even, and bit 1 is for unidirectional ones.
+        // RFC 9000 §2.1: the IDs of clients' streams are even, and bit 1 is for unidirectional ones.
         if id & 1 == 1 {
             return;
         }
         let opened = &mut self.opened[(id >> 1 & 1) as usize];
         if id >> 2 >= *opened {
-            // Frames are told before the transport refuses a stream that the peer may not open: any ID may come.
+            // Frames are reported before the transport refuses a stream that the peer may not open, so any ID may come.
             let streams_bytes = ((id >> 2) + 1 - *opened).saturating_mul(STREAM_BYTES);
             self.held_bytes = self.held_bytes.saturating_add(streams_bytes);
             *opened = (id >> 2) + 1;
@@ -128,7 +128,7 @@ impl Budget {
         self.held_bytes = self.held_bytes.saturating_add(extent.held_bytes() - before);
     }
 
-    /// A stream was ended from our side, so that the transport keeps nothing of it.
+    /// Notes that we ended a stream, so that the transport keeps nothing of it.
     pub fn release(&mut self, id: u64, standing: &ClientStanding) {
         if standing.is_known() {
             return;
@@ -154,7 +154,7 @@ mod tests {
         let mut budget = Budget::default();
         budget.note(0, 0, 1);
         assert_eq!(budget.held_bytes, STREAM_BYTES + BLOCK_BYTES);
-        // A byte far away, and all that lies between.
+        // A byte far away, and everything that lies between.
         budget.note(0, 63 * 4096 + 1, 1);
         let held_bytes = STREAM_BYTES + 64 * BLOCK_BYTES + GAP_BYTES;
         assert_eq!(budget.held_bytes, held_bytes);
@@ -167,7 +167,7 @@ mod tests {
         let (mut scattered, mut lossy) = (Budget::default(), Budget::default());
         (1..=32).for_each(|number| scattered.note(0, 2 * number, 1));
         assert_eq!(scattered.held_bytes, STREAM_BYTES + BLOCK_BYTES + 32 * GAP_BYTES);
-        // Packets of a kibibyte, of which the third comes last, and those before it again.
+        // Packets of a kibibyte, of which the third comes last, and the ones before it come again.
         for packet in [0, 1, 3, 4, 5, 2, 0, 1, 6] {
             lossy.note(0, packet * 1024, 1024);
         }

@@ -9,10 +9,10 @@ use config::relay::RelayLimits;
 
 use super::Limit;
 
-/// How many prefixes are remembered for the users that they had, besides prefixes whose users are connected.
+/// How many prefixes are remembered for their former users, besides prefixes whose users are connected.
 pub const REMEMBERED: usize = 4_096;
 
-/// The part of an address that is taken to be one party's: /24 of IPv4, /56 of IPv6.
+/// The part of an address that is assumed to belong to one party: /24 of IPv4, /56 of IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddressPrefix {
     /// The first 24 bits.
@@ -22,7 +22,7 @@ pub enum AddressPrefix {
 }
 
 impl AddressPrefix {
-    /// That of an address; IPv4 addresses in IPv6 form are IPv4 addresses.
+    /// Returns the prefix of an address; IPv4 addresses in IPv6 form count as IPv4 addresses.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
@@ -38,18 +38,19 @@ impl AddressPrefix {
     }
 }
 
-/// What becomes of an attempt to connect.
+/// The decision about an attempt to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdmissionVerdict {
     /// It may go on.
     Admit,
-    /// It may, once it has proven its address.
+    /// It may go on once it has proven its address.
     Prove,
-    /// It may not, for this limit is reached.
+    /// It may not go on, because this limit is reached.
     Refuse(Limit),
 }
 
-/// Whether the prefix of a connection had a user when it began: it keeps its place among those of its kind.
+/// Whether the prefix of a connection had a user when the connection began; the connection counts as of this kind until
+/// its client is a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     Unknown,
@@ -75,7 +76,7 @@ impl Neighbours {
 #[derive(Debug, Default)]
 pub(super) struct Census {
     open: u32,
-    /// The connections among them that are no user's and came from a prefix without one.
+    /// How many of them belong to no user and came from a prefix without one.
     unknown: u32,
     prefixes: HashMap<AddressPrefix, Neighbours>,
     /// Prefixes whose last user has left, the earliest in front.
@@ -157,7 +158,7 @@ impl Census {
         self.forget(prefix);
     }
 
-    /// Keeps no entry for a prefix of which nothing is known.
+    /// Removes the entry of a prefix about which nothing is known.
     fn forget(&mut self, prefix: AddressPrefix) {
         let empty =
             |neighbours: &Neighbours| neighbours.handshakes + neighbours.strangers == 0 && !neighbours.is_known();
@@ -220,7 +221,7 @@ mod tests {
         assert_eq!(crowd(&mut census, prefix(3), &limits), (20, "strangers_per_prefix"));
         assert_eq!(crowd(&mut census, prefix(4), &limits), (10, "strangers"));
         assert_eq!(crowd(&mut census, prefix(5), &limits), (0, "strangers"));
-        // Neighbours of a user are not worse off for that, and not better among themselves.
+        // Neighbours of a user have the same limit as any other prefix.
         assert_eq!(crowd(&mut census, prefix(0), &limits), (20, "strangers_per_prefix"));
         for number in 0..10 {
             assert_eq!(

@@ -17,13 +17,13 @@ thread_local! {
 
 /// Takes the client certificate that was refused last in this thread.
 ///
-/// rustls tells the transport no more than an alert. The transport works on one handshake at a time in a thread and
-/// reports its failure before it turns to another, so what is noted here belongs to the failure being reported.
+/// rustls reports only an alert to the transport. The transport works on one handshake at a time in a thread and
+/// reports its failure before it turns to another, so the certificate noted here belongs to the failure being reported.
 pub(crate) fn take_refused() -> Option<RefusedCertificate> {
     LAST_REFUSED.take()
 }
 
-/// Why a certificate was refused, as a label of a metric.
+/// Returns why a certificate was refused, as a label of a metric.
 pub(crate) fn label(reason: &Error) -> &'static str {
     let Error::InvalidCertificate(reason) = reason else { return "other" };
     match reason {
@@ -38,7 +38,7 @@ pub(crate) fn label(reason: &Error) -> &'static str {
     }
 }
 
-/// Verifies certificates of clients as another verifier does, and notes the one that was refused last.
+/// Verifies certificates of clients with another verifier, and notes the certificate that was refused last.
 #[derive(Debug)]
 pub(super) struct Noting(pub(super) Arc<dyn ClientCertVerifier>);
 

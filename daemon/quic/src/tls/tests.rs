@@ -18,7 +18,7 @@ struct Site {
     key: PrivateKeyDer<'static>,
 }
 
-/// Seconds since 1970 at the first of January of 2031, when certificates of operators end.
+/// The first of January of 2031, in seconds since 1970, when operators' certificates expire.
 const END_OF_2030: u64 = 1_924_992_000;
 
 impl Site {
@@ -43,7 +43,7 @@ impl Site {
         (vec![certificate.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
     }
 
-    /// What the authority has revoked.
+    /// Returns the authority's revocation list with these certificates.
     fn revoked(&self, serials: &[u64]) -> CertificateRevocationListDer<'static> {
         let entry = |serial: &u64| RevokedCertParams {
             serial_number: SerialNumber::from(*serial),
@@ -76,7 +76,8 @@ impl Site {
     }
 }
 
-/// A handshake, and what follows it: the server's tickets. Returns what kind it was, or why the server refused it.
+/// Runs a handshake and delivers the server's tickets after it. Returns the kind of handshake, or why the server
+/// refused it.
 fn shake(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Result<HandshakeKind, rustls::Error> {
     let mut client = ClientConnection::new(client.clone(), "relay.example".try_into().unwrap()).unwrap();
     let mut server = ServerConnection::new(server.clone()).unwrap();

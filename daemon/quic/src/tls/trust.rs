@@ -35,21 +35,21 @@ pub struct Refusals(Arc<Mutex<Option<RefusedCertificate>>>);
 /// A certificate that was not accepted.
 #[derive(Clone, Debug)]
 pub struct RefusedCertificate {
-    /// Its SHA-256.
+    /// Its SHA-256 fingerprint.
     pub fingerprint: [u8; 32],
     /// What is wrong with it.
     pub reason: Error,
 }
 
 impl Refusals {
-    /// Takes what was noted last.
+    /// Takes the certificate that was refused last.
     #[must_use]
     pub fn take(&self) -> Option<RefusedCertificate> {
         self.0.lock().take()
     }
 }
 
-/// Verifies the certificates of servers, and keeps the last one that it refused. It supports TLS 1.3 only.
+/// Verifies the certificates of servers, and keeps the last one that was refused. Supports TLS 1.3 only.
 #[derive(Debug)]
 pub(super) struct Verifier {
     judge: Judge,
@@ -64,13 +64,13 @@ enum Judge {
     Pinned([u8; 32]),
 }
 
-/// Another certificate than the one that is believed.
+/// The certificate is not the pinned one.
 #[derive(Debug, thiserror::Error)]
 #[error("it is not the pinned certificate")]
 struct NotPinned;
 
 impl Verifier {
-    /// Returns a verifier that trusts what `trust` says.
+    /// Returns a verifier that trusts servers as `trust` says.
     ///
     /// # Errors
     /// There is no usable authority.
