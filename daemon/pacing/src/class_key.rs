@@ -1,4 +1,4 @@
-//! How records of single packets name a class.
+//! Keys by which records of single packets name classes.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},

@@ -201,7 +201,7 @@ type Entry = (u64, Event);
 struct State {
     entries: Vec<Entry>,
     bytes: usize,
-    /// How many events were dropped for want of room, and the time of the last of them.
+    /// How many events were dropped for lack of room, and the time of the last of them.
     lost: (u64, u64),
     /// The frames of the packet that is being written.
     frames: Vec<Frame>,

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | a peer that does not read its stream | no bytes beyond the stream's flow-control limit are handed over |
 //! | a stream that is reset, by either side | its unsent bytes are given back to the budget |
-//! | a stream whose acknowledgements are late | it waits aside while the transport's buffer for it is full |
+//! | a stream whose acknowledgements are late | it takes no turns while the transport's buffer for it is full |
 //! | a writer that is faster than the path | the stream's queue has a bound; the writer waits |
 //! | a tunnel that is faster than the path | its oldest payloads are dropped, before any byte of them is handed over |
 //!

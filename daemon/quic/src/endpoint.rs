@@ -142,8 +142,8 @@ impl From<&config::TransportSettings> for Transport {
 }
 
 impl Transport {
-    /// Returns how many request streams a client may have open that may have `tunnels` tunnels. These are many more, so that
-    /// one tunnel too many gets an answer: the transport gives new credit only when a tenth of all streams has ended.
+    /// Returns how many request streams a client with up to `tunnels` tunnels may have open: many more, so that one tunnel
+    /// too many gets an answer. The transport gives new credit only when a tenth of all streams has ended.
     #[must_use]
     pub fn requests_for(tunnels: u32) -> u64 {
         2 * u64::from(tunnels) + 64

@@ -70,7 +70,7 @@ impl Schedules {
         let mut connections = self.connections();
         if connections.len() == connections.capacity() {
             connections.retain(|connection| connection.strong_count() > 0);
-            // As many connections as live now may come before the next clean-up.
+            // Makes room for as many new connections as live now before the next clean-up.
             let living = connections.len();
             connections.reserve(living + 1);
         }

@@ -195,7 +195,7 @@ impl Follower {
     }
 }
 
-/// Reads a list; retries up to `TRIES` times in total if it changes meanwhile.
+/// Reads a list; tries again, up to `TRIES` times in total, if it changes meanwhile.
 async fn list(socket: &Socket, asked: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Error> {
     let mut tries = 1;
     loop {

@@ -34,7 +34,7 @@ const SHARE: i64 = 35;
 /// Most packets that are filled up in a row. With more, too many losses fall between two rows.
 const ROW: i64 = 8;
 
-/// How many packets are left as they are, at least, for each packet of a row: each row may take a message.
+/// At least how many packets are left as they are for each packet of a row: each row may take a message.
 const PAUSE: i64 = 5;
 
 /// What one connection knows about its packets with datagrams that are above the base size.
@@ -101,7 +101,7 @@ impl Proof {
         // Neither exceeds 16 bits. A packet that lacks nothing counts as lacking one byte.
         let (packet_bytes, left_bytes) = (packet_bytes as i64, (left_bytes as i64).max(1));
         let most = if now.uses_window { 1 } else { ROW };
-        // As many as can be paid for shortly before losses require one.
+        // As many packets as can be paid for shortly before losses require one.
         let row = (i64::from(every) * 3 / 4 * packet_bytes / SHARE / left_bytes).clamp(1, most);
         self.credit = (self.credit + packet_bytes / SHARE).min((row * left_bytes).max(self.credit));
         if std::mem::replace(&mut self.burst, now.burst) != now.burst {

@@ -54,7 +54,7 @@ pub(crate) struct Slot {
     pub(crate) asks_acknowledged: Option<Waker>,
     pub(crate) acknowledged: Option<Result<(), StreamWriteError>>,
     pub(crate) departure: Departure,
-    /// Whether it waits aside until the transport has room for its bytes.
+    /// Whether it takes no turns until the transport has room for its bytes.
     pub(crate) buffer_full: bool,
 }
 

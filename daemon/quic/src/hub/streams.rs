@@ -60,7 +60,7 @@ pub(crate) struct Turn {
 
 /// How a turn ended.
 pub(crate) enum End {
-    /// In the regular way.
+    /// The turn is used up, or the stream has no more bytes to send.
     Turn,
     /// The peer allows no more bytes for now.
     Blocked,
