@@ -183,9 +183,9 @@ impl Default for PacketSize {
 }
 
 impl PacketSize {
-    /// The most that a packet needs beyond a UDP payload: a short header with the longest connection ID and packet number (RFC
-    /// 9000 §17.3), the AEAD's tag (RFC 9001 §5.3), and a DATAGRAM frame with its length (RFC 9221 §4), a quarter stream ID of
-    /// four bytes and a context ID (RFC 9297 §2.1, RFC 9298 §5).
+    /// The most that a packet needs beyond a UDP payload: a short header with the longest connection ID and packet number
+    /// (RFC 9000 §17.3), the AEAD's tag (RFC 9001 §5.3), and a DATAGRAM frame with its length (RFC 9221 §4), a quarter stream ID
+    /// of four bytes and a context ID (RFC 9297 §2.1, RFC 9298 §5).
     const OVERHEAD_BYTES: u16 = 1 + 20 + 4 + 16 + 3 + 4 + 1;
 
     /// Whether a UDP payload of `payload_bytes` can travel in a DATAGRAM frame.

@@ -170,8 +170,8 @@ impl From<&events::Frame> for Frame {
             &From::NewConnectionId { sequence_number, retire_prior_to, .. } => {
                 Self::NewConnectionId { sequence_number, retire_prior_to, connection_id: "" }
             }
-            // The transport does not report its fields, without which the draft has no RETIRE_CONNECTION_ID (RFC 9000
-            // §19.16).
+            // The transport does not report its fields, without which the draft has no RETIRE_CONNECTION_ID
+            // (RFC 9000 §19.16).
             From::RetireConnectionId { .. } => Self::Unknown { frame_type_bytes: Some(0x19) },
             From::PathChallenge { .. } => Self::PathChallenge {},
             From::PathResponse { .. } => Self::PathResponse {},
