@@ -1,4 +1,5 @@
-//! Compiles for this machine what kernel programs and the product have in common, for a test that compares the two.
+//! Compiles the arithmetic that kernel programs and the product share for this machine, so that a test can compare
+//! both.
 
 fn main() {
     println!("cargo::rerun-if-changed=../bpf/src");

@@ -2,7 +2,11 @@
 //!
 //! `tests/engines/build.sh` builds what it needs.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a panic in a shared helper fails the test, as one in the test does"
+)]
 
 use std::process::{Child, Command, Output, Stdio};
 

@@ -1,7 +1,7 @@
 //! Clients on another HTTP/3 stack (`tests/interop`) against the daemon: they get their payloads back, and where they
 //! break rules, they are told so as the RFCs want it.
 
-#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};

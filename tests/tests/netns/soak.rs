@@ -5,7 +5,7 @@
 //! time skipped. Before each kill and every ten minutes, the test prints what was sent and lost, what each process holds,
 //! and its CPU time.
 
-#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
 
 use std::collections::VecDeque;
 use std::fs;

@@ -1,8 +1,8 @@
-//! Which module uses which: in every crate, modules that lie beside each other use each other in one direction only.
+//! Records which modules use which: in every crate, sibling modules use each other in one direction only.
 //!
 //! `cargo test --workspace --test pure arrows:: -- --nocapture` prints all arrows, as `A -> B`.
 
-#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use syn::visit::{self, Visit};
 
-/// The folders of all crates' sources, as the workspace names its members.
+/// The source folders of all crates that the workspace lists as members.
 pub fn crates(root: &Path) -> Vec<String> {
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
     let (_, members) = manifest.split_once("\nmembers = [").unwrap();
@@ -24,10 +24,10 @@ pub fn crates(root: &Path) -> Vec<String> {
         .collect()
 }
 
-/// A module: the names from the crate's root to it.
+/// A module: the path of names from the crate's root.
 type Module = Vec<String>;
 
-/// What the modules of a crate use, by module.
+/// The modules of a crate and the paths that they use.
 #[derive(Default)]
 struct Uses {
     modules: BTreeSet<Module>,
@@ -69,7 +69,7 @@ impl Uses {
     }
 }
 
-/// All source files of a crate but those of tests and of other crates.
+/// All source files below a crate's source folder, except unit tests.
 pub fn files(folder: &Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -84,7 +84,7 @@ pub fn files(folder: &Path) -> Vec<std::path::PathBuf> {
     found
 }
 
-/// Notes what one file names.
+/// Records the paths that one file names.
 struct Reader<'a> {
     module: Module,
     uses: &'a mut Uses,
@@ -103,7 +103,7 @@ impl Reader<'_> {
                     rest = &rest[1..];
                 }
             }
-            // A module below this one, or another crate.
+            // A path that starts at a child module or at another crate.
             _ => {}
         }
         base.extend_from_slice(rest);
@@ -122,7 +122,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether an item is there for unit tests only.
+/// Whether an item is compiled for unit tests only.
 pub fn is_test(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg") && attribute.parse_args::<syn::Ident>().is_ok_and(|of| of == "test")
@@ -153,7 +153,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 }
 
-/// A way along arrows from a module to itself.
+/// Returns a path along the arrows from a module back to itself, if there is one.
 fn circle(arrows: &BTreeMap<&str, Vec<&str>>) -> Option<Vec<String>> {
     fn walk<'a>(
         at: &'a str,
@@ -185,10 +185,14 @@ fn modules_beside_each_other_use_each_other_in_one_direction() {
         arrows.extend(Uses::of(&root.join(&of)).arrows().into_iter().map(|(from, to)| (name(from), name(to))));
     }
     arrows.iter().for_each(|(from, to)| println!("{from} -> {to}"));
-    assert!(arrows.len() > 200, "sources are found and read: {}", arrows.len());
+    assert!(arrows.len() > 200, "only {} arrows: are all sources found?", arrows.len());
     let mut by_module = BTreeMap::<_, Vec<_>>::new();
     arrows.iter().for_each(|(from, to)| by_module.entry(&from[..]).or_default().push(&to[..]));
-    assert_eq!(circle(&by_module), None, "modules use each other in a circle; move what they share to one below both");
+    assert_eq!(
+        circle(&by_module),
+        None,
+        "modules use each other in a circle; move what they share to a module below both"
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! What the dispatcher does with streams, over a simulated network: the order, the budget, and what may go wrong.
+//! The dispatcher over a simulated network: the order of streams, the budget, and failures.
 
-#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
 
 mod order;
 
@@ -22,12 +22,12 @@ use s2n_quic::provider::io::testing::{Model, spawn, time};
 use s2n_quic::stream::ReceiveStream;
 use sched::stream::{Discipline, Expiry, Level, Low, Service};
 
-/// Longer than anything takes that happens at all.
+/// Longer than any expected event takes.
 const LONG: Duration = Duration::from_secs(30);
 
 const ML: Discipline = Discipline::Ml { low: Low::Rr };
 
-/// A path with a delay of 10 ms each way and no limit but the congestion window.
+/// A path with a delay of 10 ms each way, limited only by the congestion window.
 fn network() -> Model {
     let model = Model::default();
     model.set_delay(Duration::from_millis(10));
@@ -55,13 +55,13 @@ fn zeros(len: usize) -> Bytes {
     Bytes::from(vec![0; len])
 }
 
-/// Sends bytes and the end of a stream.
+/// Sends `len` bytes and finishes the stream.
 fn send_all(mut send: ScheduledSendStream, len: usize) {
     send.push(zeros(len));
     send.finish();
 }
 
-/// Reads a stream to its end; returns how many bytes there were.
+/// Reads a stream to its end and returns its length in bytes.
 async fn read(mut stream: ReceiveStream) -> usize {
     let mut bytes = 0;
     while let Ok(Some(chunk)) = stream.receive().await {
@@ -88,7 +88,7 @@ async fn answer(recv: ReceiveStream) -> Option<usize> {
     within(LONG, read(recv)).await
 }
 
-/// Waits until nothing is left of streams that have ended.
+/// Waits until the dispatcher holds no ended stream and no unsent byte.
 async fn assert_all_returned(dispatcher: &Dispatcher) {
     let left = || (dispatcher.streams(), dispatcher.ledger().unsent_bytes());
     for _ in 0..1000 {
@@ -97,7 +97,7 @@ async fn assert_all_returned(dispatcher: &Dispatcher) {
         }
         time::delay(Duration::from_millis(10)).await;
     }
-    assert_eq!(left(), (0, 0), "streams and bytes are left");
+    assert_eq!(left(), (0, 0), "streams and unsent bytes remain");
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn writers_learn_that_nobody_hands_over_any_more() {
     simulate(&network(), SEED, late(Discipline::Rr), scenario, serve).unwrap();
 }
 
-/// A server that reads only streams that end at once.
+/// A server that keeps the first `held` streams unread and serves the others.
 async fn never_read(mut end: End, held: usize) {
     let mut kept = Vec::new();
     while let Ok(Some(stream)) = end.streams.accept_bidirectional_stream().await {
@@ -217,7 +217,7 @@ async fn never_read(mut end: End, held: usize) {
 #[test]
 fn streams_that_the_peer_does_not_read_hold_up_no_others() {
     let scenario = |mut end: End| async move {
-        // More than the peer's window for each, which is 1 MiB, and then nothing more can leave.
+        // More than the peer's window of 1 MiB for each stream; beyond it, nothing can leave.
         for _ in 0..2 {
             let (recv, mut send) = open(&mut end, low()).await;
             send.push(zeros((1 << 20) + (1 << 19)));
@@ -229,7 +229,7 @@ fn streams_that_the_peer_does_not_read_hold_up_no_others() {
         time::delay(Duration::from_millis(60)).await;
         assert!(end.dispatcher.ledger().holds_back(), "the streams wait for turns");
         time::delay(Duration::from_millis(4_940)).await;
-        assert_eq!(end.dispatcher.ledger().unsent_bytes(), 0, "what cannot leave was not handed over");
+        assert_eq!(end.dispatcher.ledger().unsent_bytes(), 0, "bytes that cannot leave are not handed over");
         assert!(!end.dispatcher.ledger().holds_back(), "the peer holds them back, not their turns");
         let (recv, send) = open(&mut end, low()).await;
         send_all(send, 10_000);
@@ -259,14 +259,14 @@ fn a_stream_goes_on_when_the_peer_reads_again() {
 #[test]
 fn a_stream_whose_buffer_in_the_transport_is_full_waits_aside() {
     let (schedule, transport) = late(Discipline::Fcfs);
-    // Acknowledgements come after 20 ms; until then no more of a stream is taken.
+    // Acknowledgements arrive after 20 ms; until then, the transport takes no more of a stream.
     let transport = Transport { stream_buffer_bytes: 4096, ..transport };
     let scenario = |mut end: End| async move {
         let (slow, send) = open(&mut end, low()).await;
         send_all(send, 500_000);
         let (quick, send) = open(&mut end, low()).await;
         send_all(send, 1_000);
-        // At 4 KiB per round trip the first one takes 2.4 s.
+        // At 4 KiB per round trip, the first stream takes 2.4 s.
         let answered = within(Duration::from_millis(200), read(quick)).await;
         assert_eq!(answered, Some(8), "the second stream did not wait for the first");
         assert_eq!(answer(slow).await, Some(8));
@@ -288,10 +288,10 @@ fn what_a_stream_had_not_sent_is_given_back_when_either_side_ends_it() {
         for (index, (recv, send)) in streams.into_iter().enumerate() {
             match index % 3 {
                 0 => send.reset(7_u32.into()),
-                // Unfinished, and nobody wants it any more.
+                // Dropped unfinished.
                 1 => drop(send),
                 _ => {
-                    // The peer stops reading those after a while.
+                    // The peer stops reading these after a while.
                     spawn(async move {
                         let mut send = send;
                         while send.send(zeros(10_000)).await.is_ok() {}
@@ -344,7 +344,7 @@ fn writers_of_a_connection_that_ends_are_told() {
                 told
             });
         }
-        let told = within(LONG, join_all(writers)).await.expect("all are told");
+        let told = within(LONG, join_all(writers)).await.expect("every writer gets an error");
         assert!(told.iter().all(|error| matches!(error, StreamWriteError::Stream(_))), "{told:?}");
         assert_all_returned(&end.dispatcher).await;
     };
@@ -359,12 +359,12 @@ fn writers_of_a_connection_that_ends_are_told() {
 fn a_writer_waits_while_its_queue_is_full() {
     let scenario = |mut end: End| async move {
         let (_recv, mut send) = open(&mut end, low()).await;
-        // The peer's window is 1 MiB, and the queue holds little more than it is allowed to.
+        // The peer's window is 1 MiB, and the queue exceeds its bound only a little.
         let mut written = 0;
         while within(Duration::from_secs(1), send.send(zeros(10_000))).await.is_some() {
             written += 10_000;
         }
-        assert!((1 << 20..(1 << 20) + 64 * 1024).contains(&written), "{written} bytes were taken");
+        assert!((1 << 20..(1 << 20) + 64 * 1024).contains(&written), "{written} bytes were accepted");
     };
     simulate(&network(), SEED, late(Discipline::Rr), scenario, |end| never_read(end, 1)).unwrap();
 }

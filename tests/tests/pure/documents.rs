@@ -1,6 +1,7 @@
-//! What the documents say of this repository: files and headings that links lead to, and programs that commands name.
+//! Checks that the documents are true of this repository: the files and headings that links point to, and the programs
+//! that commands name.
 
-#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +26,7 @@ fn text(document: &Path) -> String {
     fs::read_to_string(project().join(document)).unwrap()
 }
 
-/// The lines of a document outside of its blocks of code.
+/// The lines of a document outside its code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut is_code = false;
     text.lines().filter(move |line| {
@@ -35,7 +36,7 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Where the links of a line lead.
+/// The targets of the links in a line.
 fn links(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(to, _)| to)
 }
@@ -98,7 +99,7 @@ fn programs_lie_where_the_documents_say() {
             seen += 1;
             let expected = if document == Path::new("README.md") { &quick_start } else { &all };
             let document = document.display();
-            assert!(expected.contains(folder), "{document} names {program} in {folder}, where nothing of it is built");
+            assert!(expected.contains(folder), "{document} names {program} in {folder}, where it is not built");
         }
     }
     assert!(seen > 3, "only {seen} programs were found");

@@ -1,5 +1,5 @@
-//! The pure ring of whole products: real QUIC endpoints over a simulated network in virtual time, and what sources say of
-//! themselves. Needs neither root nor a kernel.
+//! The pure ring of whole products: real QUIC endpoints over a simulated network in virtual time, and checks of the
+//! sources. Needs neither root nor a kernel.
 
 mod arrows;
 mod dispatch;

@@ -1,10 +1,10 @@
-//! Which types of the product have the same name. A name has one meaning: the name of a public type occurs once in all
-//! crates, and the name of a type that only other modules of its crate can use occurs once among all that such modules can use.
-//! What a module keeps to itself is called as it likes.
+//! Finds types of the product that have the same name. A name has one meaning: the name of a public type occurs once in all
+//! crates. The name of a type that is visible only within its crate occurs once among the types visible there. Types private to
+//! a module may have any name.
 //!
-//! `cargo test --workspace --test pure names:: -- --nocapture` prints how many types and names there are.
+//! `cargo test --workspace --test pure names:: -- --nocapture` prints the numbers of types and names.
 
-#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,8 +12,8 @@ use std::path::Path;
 
 use crate::arrows::{crates, files, is_test};
 
-/// Names that several types may have, and why. The list may only become shorter: a type whose name another one has gets a
-/// name of its own.
+/// Names that several types may have, and why. The list may only become shorter: rename a type whose name is already
+/// taken.
 const SHARED: &[(&str, &str)] = &[
     (
         "Arguments",
@@ -26,10 +26,10 @@ const SHARED: &[(&str, &str)] = &[
     ),
 ];
 
-/// Folders of what is no part of the product: plans of experiments speak of what the product has, by the same names.
+/// Folders outside the product: plans of experiments use the product's names for the same things.
 const OUTSIDE: [&str; 2] = ["perf", "tests"];
 
-/// A type that more than its own module can use.
+/// A type that is visible outside its module.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Type {
     name: String,
@@ -40,7 +40,7 @@ struct Type {
     is_public: bool,
 }
 
-/// Whether a type is `pub` (`true`), or `pub(crate)` or the like (`false`); nothing for one that its module keeps to itself.
+/// Whether a type is `pub` (`true`), or `pub(crate)` or the like (`false`). `None` if it is private to its module.
 fn reach(visibility: &syn::Visibility) -> Option<bool> {
     match visibility {
         syn::Visibility::Public(_) => Some(true),
@@ -49,7 +49,7 @@ fn reach(visibility: &syn::Visibility) -> Option<bool> {
     }
 }
 
-/// Adds the types that a file or a module in it defines. `place` is the crate and the file.
+/// Adds the types defined in a file or in a module of it. `place` is the crate and the file.
 fn types(items: &[syn::Item], place: (&str, &str), found: &mut Vec<Type>) {
     for item in items {
         let (reach, name) = match item {
@@ -57,7 +57,7 @@ fn types(items: &[syn::Item], place: (&str, &str), found: &mut Vec<Type>) {
             syn::Item::Enum(item) => (reach(&item.vis), item.ident.to_string()),
             syn::Item::Trait(item) => (reach(&item.vis), item.ident.to_string()),
             syn::Item::Type(item) => (reach(&item.vis), item.ident.to_string()),
-            // Enums of words are made by a macro of `config`.
+            // `config` defines enums of keywords with a macro.
             syn::Item::Macro(item) if item.mac.path.is_ident("words") => {
                 let tokens = item.mac.tokens.to_string();
                 let Some((_, rest)) = tokens.split_once("pub enum ") else { continue };
@@ -75,7 +75,7 @@ fn types(items: &[syn::Item], place: (&str, &str), found: &mut Vec<Type>) {
     }
 }
 
-/// The names that several of these types have, and the files where they are defined.
+/// The names shared by several of these types, and the files that define them.
 fn shared(types: &[Type]) -> BTreeMap<&str, BTreeSet<&str>> {
     let mut shared = BTreeMap::<_, BTreeSet<_>>::new();
     for (place, one) in types.iter().enumerate() {
@@ -105,10 +105,10 @@ fn a_name_belongs_to_one_type() {
     let names: BTreeSet<_> = found.iter().map(|found| &found.name[..]).collect();
     let mut shared = shared(&found);
     println!("{} types, {} names, of which {} are shared", found.len(), names.len(), shared.len());
-    assert!(found.len() > 700, "sources are found and read: {}", found.len());
+    assert!(found.len() > 700, "only {} types: are all sources found?", found.len());
     let gone: Vec<_> = SHARED.iter().filter(|(name, _)| shared.remove(name).is_none()).collect();
     assert!(shared.is_empty(), "several types have one name; rename all but one of each: {shared:#?}");
-    assert!(gone.is_empty(), "no longer shared, so that they leave the list: {gone:?}");
+    assert!(gone.is_empty(), "no longer shared; remove them from the list: {gone:?}");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn types_share_a_name_where_one_reader_can_meet_both() {
     for (of, file, text) in sources {
         types(&syn::parse_file(text).unwrap().items, (of, file), &mut found);
     }
-    // `Step` is private, and neither `Queue` of `a` is public, so that a reader of `b` does not meet it.
+    // `Step` is private. Neither `Queue` of `a` is public, so a reader of `b` does not meet it.
     let expected = [("Clock", ["a/x.rs", "b/z.rs"]), ("Queue", ["a/x.rs", "a/y.rs"]), ("Turn", ["a/x.rs", "a/y.rs"])];
     assert_eq!(shared(&found), expected.map(|(name, files)| (name, BTreeSet::from(files))).into());
 }

@@ -1,9 +1,9 @@
-//! A relay that works for long, in virtual time: tunnels of both forms that come and go, connections that are replaced, a
-//! policy every second and limits every minute, over a network that loses and reorders.
+//! A relay that works for long, in virtual time: tunnels of both forms open and close, connections are replaced, and the
+//! policy changes every second and the limits every minute, over a network that loses and reorders packets.
 //!
-//! `PACED_SOAK_SECONDS=86400 cargo test --workspace --release --test pure soak:: -- --nocapture` is a day.
+//! `PACED_SOAK_SECONDS=86400 cargo test --workspace --release --test pure soak:: -- --nocapture` simulates a day.
 
-#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -21,35 +21,36 @@ use quic::datagrams::Schedule;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use sched::stream::Discipline;
 
-/// Tunnels that are open at once, and connections that they are in.
+/// The number of tunnels open at once, and of the connections that carry them.
 const TUNNELS: usize = 25;
 const CONNECTIONS: usize = 5;
 
-/// After how many seconds one of the connections is replaced.
+/// One connection is replaced each time that this many seconds have passed.
 const REPLACED_AFTER_S: u64 = 20;
 
-/// How often each tunnel sends: 50 payloads a second in all.
+/// The interval between a tunnel's payloads: 50 payloads per second in all.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// How much more memory there may be in use at the end than after the first part: queues are full now and then.
+/// The most by which memory in use may grow after the first quarter: queues are full now and then.
 const GROWTH_BYTES: i64 = 1 << 20;
 
 thread_local! {
-    /// What this thread has in use: a simulation is one thread, and other tests run beside it.
+    /// Bytes that this thread has in use: a simulation is one thread, and other tests run beside it.
     static IN_USE_BYTES: Cell<i64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, which knows how many bytes each thread has in use.
+/// The system's allocator, with a count of the bytes that each thread has in use.
 struct Counting;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: everything is handed to the system's allocator as it is, and the counter neither allocates nor is ever dropped.
+// SAFETY: every call is forwarded unchanged to the system's allocator, and the counter neither allocates nor is ever
+// dropped.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         IN_USE_BYTES.set(IN_USE_BYTES.get() + layout.size() as i64);
-        // SAFETY: the caller keeps to what the trait asks for.
+        // SAFETY: the caller keeps the trait's contract.
         unsafe { System.alloc(layout) }
     }
 
@@ -60,22 +61,22 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What happened to all tunnels.
+/// Counts over all tunnels.
 #[derive(Debug, Default)]
 struct Counts {
     opened: AtomicU64,
-    /// Ended by a finish, a reset, or with their connection.
+    /// Tunnels that ended by a finish, by a reset, or with their connection.
     ended: [AtomicU64; 3],
     not_opened: AtomicU64,
     capsules_sent: AtomicU64,
     capsules_back: AtomicU64,
-    /// Capsules of tunnels that ended before they came back, otherwise than by a finish.
+    /// Capsules still awaited when their tunnel ended, other than by a finish.
     capsules_cut: AtomicU64,
     datagrams_sent: AtomicU64,
     datagrams_back: AtomicU64,
 }
 
-/// What the tunnels share.
+/// State that the tunnels share.
 #[derive(Default)]
 struct Shared {
     relays: Mutex<Vec<RelayConnection>>,
@@ -87,7 +88,7 @@ fn payload(number: u64) -> Vec<u8> {
     number.to_be_bytes().repeat(1 + (number.wrapping_mul(0x9e37_79b9) >> 7) as usize % 140)
 }
 
-/// Opens tunnel after tunnel until it is over.
+/// Opens one tunnel after another until the soak is over.
 async fn go_on(shared: Arc<Shared>, place: usize) {
     let mut number = place as u64 * 7_919;
     while !shared.is_over.load(Relaxed) {
@@ -108,7 +109,7 @@ async fn go_on(shared: Arc<Shared>, place: usize) {
     }
 }
 
-/// Sends and receives until it is the tunnel's time to end; returns how it did.
+/// Sends and receives until the tunnel's end; returns how it ended, as an index into `Counts::ended`.
 async fn talk(shared: &Shared, mut tunnel: Tunnel, form: Form, number: &mut u64) -> usize {
     let counts = &shared.counts;
     let (sent, back) = match form {
@@ -116,7 +117,7 @@ async fn talk(shared: &Shared, mut tunnel: Tunnel, form: Form, number: &mut u64)
         Form::Datagram => (&counts.datagrams_sent, &counts.datagrams_back),
     };
     let (mut awaited, turns) = (VecDeque::new(), 4 + *number % 40);
-    // The last turn waits for what is still on its way.
+    // The last turn waits for payloads in flight.
     for turn in 0..=turns {
         if turn < turns {
             *number += 1;
@@ -133,11 +134,11 @@ async fn talk(shared: &Shared, mut tunnel: Tunnel, form: Form, number: &mut u64)
                 cut(counts, form, awaited.len());
                 return 2;
             };
-            // Datagrams may be lost, and overtake each other.
+            // Datagrams may get lost and overtake each other.
             let place = awaited.iter().position(|words| *words == received);
             match form {
                 Form::Capsule => assert_eq!(place, Some(0), "a stream keeps its order and loses nothing"),
-                Form::Datagram => assert!(place.is_some(), "a payload comes once and as it was"),
+                Form::Datagram => assert!(place.is_some(), "a payload arrives at most once, unchanged"),
             }
             awaited.remove(place.unwrap());
             back.fetch_add(1, Relaxed);
@@ -175,7 +176,7 @@ async fn soak(ends: Ends, seconds: u64) {
     let mut in_use = Vec::new();
     for second in 1..=seconds {
         time::delay(Duration::from_secs(1)).await;
-        // The list of all arrivals is of no use here, and grows.
+        // The list of all arrivals is not used here, and it grows.
         ends.arrived.lock().unwrap().clear();
         let disciplines = [Discipline::Rr, Discipline::Wfq, Discipline::Abs];
         let discipline = disciplines[second as usize % disciplines.len()];
@@ -201,24 +202,24 @@ async fn soak(ends: Ends, seconds: u64) {
     shared.relays.lock().unwrap().iter().for_each(|relay| relay.http().close(Code::NoError));
     time::delay(Duration::from_secs(60)).await;
     let streams = [&ends.client, &ends.server].map(|end| end.streams.get());
-    assert_eq!(streams, [0, 0], "nothing is left of tunnels that have ended");
+    assert_eq!(streams, [0, 0], "ended tunnels leave no streams");
 }
 
-/// The counters add up, and memory is flat.
+/// Asserts that the counters add up and that memory is flat.
 fn check(ends: &Ends, counts: &Counts, connections: u64, in_use: &[i64]) {
     let Counts { opened, ended, capsules_sent, capsules_back, capsules_cut, datagrams_sent, datagrams_back, .. } =
         counts;
     let [opened, sent, back, cut] =
         [opened, capsules_sent, capsules_back, capsules_cut].map(|count| count.load(Relaxed));
     assert_eq!(opened, ended.iter().map(|count| count.load(Relaxed)).sum::<u64>(), "every tunnel has ended");
-    assert_eq!(sent, back + cut, "no capsule is lost but with its tunnel: {counts:?}");
+    assert_eq!(sent, back + cut, "a capsule is lost only with its tunnel: {counts:?}");
     let [sent, back] = [datagrams_sent, datagrams_back].map(|count| count.load(Relaxed));
     let left = ends.client.sent.get() + ends.client.dropped_send_queue.get() + ends.client.dropped_too_big.get();
-    assert!(left <= sent && left + opened >= sent, "{left} of {sent} datagrams have left or were dropped");
+    assert!(left <= sent && left + opened >= sent, "{left} of {sent} datagrams were sent or dropped");
     assert!(
         ends.server.received.get() <= ends.client.sent.get() && ends.client.received.get() <= ends.server.sent.get()
     );
-    // Until a connection's SETTINGS have come, which may get lost, the relay answers its tunnels in capsules.
+    // Until a connection's SETTINGS arrive, which may get lost, the relay answers its tunnels in capsules.
     let (received, in_capsules) = (ends.client.received.get(), connections * (TUNNELS / CONNECTIONS) as u64);
     assert!(back <= received + in_capsules, "{back} payloads came back, and {received} DATAGRAM frames");
     assert!(back as f64 > 0.9 * sent as f64, "{back} of {sent} came back");

@@ -1,6 +1,6 @@
-//! What a client may use before it is known to be a user, over a simulated network in virtual time.
+//! The resources that a client may use before the relay knows it as a user, over a simulated network in virtual time.
 
-#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ use s2n_quic::connection;
 use s2n_quic::provider::io::testing::{Model, time};
 use s2n_quic::stream::{BidirectionalStream, Error};
 
-/// Longer than anything takes that happens at all.
+/// Longer than any expected event takes.
 const LONG: Duration = Duration::from_secs(5);
 
-/// The most of a request's head that a relay reads: it ends 16 KiB behind a frame header of five bytes.
+/// Just below the most of a request's head that a relay buffers: 16 KiB after a frame header of five bytes.
 const UNFINISHED: usize = 16_000;
 
 fn network() -> Model {
@@ -31,12 +31,12 @@ fn network() -> Model {
     model
 }
 
-/// Opens a request stream and sends the beginning of a HEADERS frame whose end never comes.
+/// Opens a request stream and sends the beginning of a HEADERS frame whose end never arrives.
 async fn begin(ends: &Ends, bytes: usize) -> Result<BidirectionalStream, connection::Error> {
     let mut stream = ends.relay.http().handle().clone().open_bidirectional_stream().await?;
     let mut head = vec![0; bytes.max(5)];
     head[..5].copy_from_slice(&[1, 0x80, 0, 0x40, 0]);
-    // Whether it arrives is what is looked at.
+    // The tests check whether it arrives.
     _ = stream.send(Bytes::from(head)).await;
     Ok(stream)
 }
@@ -45,7 +45,8 @@ async fn open(ends: &Ends) -> Tunnel {
     Tunnel::new(ends.relay.open_udp(&target()).await.unwrap().tunnel)
 }
 
-/// The HTTP/3 code with which the relay ended a stream or its connection, if it does.
+/// The HTTP/3 code with which the relay ended the stream or its connection, if it did, and whether it was the
+/// connection.
 async fn ending(stream: &mut BidirectionalStream) -> Option<(u64, bool)> {
     match within(LONG, stream.receive()).await? {
         Err(Error::StreamReset { error, .. }) => Some((error.into(), false)),
@@ -60,10 +61,10 @@ const EXCESSIVE: Option<(u64, bool)> = Some((Code::ExcessiveLoad.value(), true))
 
 #[test]
 fn a_stranger_has_so_many_bytes_held_and_no_more() {
-    // Each stream counts with what it reached and a little more, in blocks of 4 KiB.
+    // Each stream counts with the highest offset that it reached and a little more, in blocks of 4 KiB.
     for (streams, lives) in [(25, true), (40, false)] {
         simulate(&network(), SEED, move |ends| async move {
-            // Keeps the streams: a dropped stream would be finished.
+            // Keeps the streams: dropping one would finish it.
             let mut begun = Vec::new();
             for _ in 0..streams {
                 begun.extend(begin(&ends, UNFINISHED).await);
@@ -82,7 +83,7 @@ fn a_request_that_comes_after_the_end_of_its_connection_is_told_why_that_ended()
             begun.extend(begin(&ends, UNFINISHED).await);
         }
         assert_eq!(ending(&mut begun[0]).await, EXCESSIVE);
-        // By now, the task that drives the connection knows of it as well.
+        // By now, the task that drives the connection has noticed as well.
         time::delay(LONG).await;
         let refused = ends.relay.open_udp(&target()).await.map(drop).unwrap_err();
         assert!(matches!(refused, OpenError::Http(h3::Error::Connection(_))), "{refused:?}");
@@ -117,7 +118,7 @@ fn of_a_strangers_requests_so_many_wait_and_others_may_be_repeated() {
         }
         let mut one_too_many = begin(&ends, 5).await.unwrap();
         assert_eq!(ending(&mut one_too_many).await, Some((Code::RequestRejected.value(), false)));
-        // One that ends makes room for one that is let in, and then there is room for all.
+        // A request that ends makes room for one that is admitted; a user's connection then has room for all.
         let mut given_up = waiting.swap_remove(0);
         given_up.reset(0x10c_u32.into()).unwrap();
         assert_eq!(ending(&mut given_up).await.map(|(_, connection)| connection), Some(false));
@@ -147,7 +148,8 @@ fn a_user_is_held_to_no_limit_of_strangers() {
     .unwrap();
 }
 
-/// The rate of one upload over a path of 50 ms that has room for everything, with these windows at the receiver.
+/// The rate of one upload over a path with a round trip of 50 ms and no other limit, with this stream window at the
+/// receiver.
 fn upload_bits_per_sec(stream_window_bytes: u64) -> f64 {
     const BYTES: usize = 32 << 20;
     let network = Model::default();
@@ -168,7 +170,7 @@ fn upload_bits_per_sec(stream_window_bytes: u64) -> f64 {
         let (mut recv, mut send) = end.streams.accept_bidirectional_stream().await.unwrap().unwrap().split();
         while recv.receive().await.unwrap().is_some() {}
         send.finish().unwrap();
-        // Until the client has the answer.
+        // Waits until the client has the answer.
         while end.streams.accept_bidirectional_stream().await.is_ok_and(|stream| stream.is_some()) {}
     };
     streams::simulate(&network, SEED, (Schedule::default(), transport), client, server).unwrap();
@@ -179,8 +181,5 @@ fn upload_bits_per_sec(stream_window_bytes: u64) -> f64 {
 fn smaller_windows_for_all_would_cost_uploads_their_rate() {
     let rates = [64, 256, 512, 1024].map(|kib| upload_bits_per_sec(kib << 10) / 1e6);
     println!("Mbit/s at 50 ms with windows of 64, 256, 512 and 1,024 KiB: {rates:.1?}");
-    assert!(
-        rates[0] < 12.0 && rates[3] > 8.0 * rates[0],
-        "a window per round trip is what a stream carries: {rates:?}"
-    );
+    assert!(rates[0] < 12.0 && rates[3] > 8.0 * rates[0], "a stream carries one window per round trip: {rates:?}");
 }

@@ -1,6 +1,6 @@
-//! Tunnels over a simulated network that loses, delays, reorders and repeats packets, or carries only small ones.
+//! Tunnels over a simulated network that loses, delays, reorders and duplicates packets, or carries only small ones.
 
-#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -19,7 +19,7 @@ use role::tunnel::UdpTunnel;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use sched::stream::{Discipline, Service};
 
-/// Longer than anything takes that happens at all.
+/// Longer than any expected event takes.
 const LONG: Duration = Duration::from_secs(20);
 
 fn network(delay_ms: u64) -> Model {
@@ -28,7 +28,7 @@ fn network(delay_ms: u64) -> Model {
     model
 }
 
-/// A payload that tells its number, and whether its bytes are still what they were.
+/// A payload that contains its number, with a body that shows whether it arrived unchanged.
 fn payload(number: u32, len: usize) -> Vec<u8> {
     let body = (4..len).map(|at| (at as u32).wrapping_mul(2_654_435_761).wrapping_add(number) as u8);
     number.to_be_bytes().into_iter().chain(body).collect()
@@ -36,7 +36,7 @@ fn payload(number: u32, len: usize) -> Vec<u8> {
 
 fn number(received: &[u8], len: usize) -> u32 {
     let number = u32::from_be_bytes(received[..4].try_into().unwrap());
-    assert_eq!(received, payload(number, len), "payload {number} is not what it was");
+    assert_eq!(received, payload(number, len), "payload {number} has changed");
     number
 }
 
@@ -65,13 +65,13 @@ fn a_stream_loses_nothing_and_keeps_the_order_under_loss_jitter_and_reordering()
     }
 }
 
-/// How many of `count` datagrams of `len` bytes came back, each at most once.
+/// Sends `count` datagrams of `len` bytes; returns how many came back, each at most once.
 async fn echo_datagrams(tunnel: &mut Tunnel, count: u32, len: usize) -> usize {
     let mut seen = HashSet::new();
-    let mut take = |received: Vec<u8>| assert!(seen.insert(number(&received, len)), "a payload came twice");
+    let mut take = |received: Vec<u8>| assert!(seen.insert(number(&received, len)), "a payload arrived twice");
     for sent in 0..count {
         tunnel.send(Form::Datagram, &payload(sent, len)).await.unwrap();
-        // Slower than a congestion window of two packets allows, so that nothing has to wait.
+        // Slower than a congestion window of two packets allows, so that no datagram waits.
         time::delay(Duration::from_millis(4)).await;
         while let Some(received) = within(Duration::ZERO, tunnel.recv()).await {
             take(received.unwrap().expect("a payload"));
@@ -92,13 +92,13 @@ fn datagrams_arrive_unchanged_and_at_most_once_and_are_lost_as_often_as_packets(
             let mut tunnel = open(&ends).await;
             const COUNT: u32 = 1000;
             let came_back = echo_datagrams(&mut tunnel, COUNT, 1000).await as f64 / f64::from(COUNT);
-            // A packet that the network repeats is lost only if all of its copies are.
+            // A packet that the network duplicates is lost only if all its copies are.
             let arrives = 1.0 - loss * (0.9 + 0.1 * loss);
             let expected = arrives * arrives;
-            assert!((came_back - expected).abs() < 0.06, "{came_back} of all came back, not {expected}");
+            assert!((came_back - expected).abs() < 0.06, "a share of {came_back} came back, not {expected}");
             let dropped =
                 [&ends.client, &ends.server].map(|end| end.dropped_send_queue.get() + end.dropped_too_big.get());
-            assert_eq!(dropped, [0, 0], "nothing but the network lost any");
+            assert_eq!(dropped, [0, 0], "only the network lost datagrams");
         })
         .unwrap();
     }
@@ -111,14 +111,14 @@ fn loss_does_not_pass_for_a_path_that_became_narrow() {
     let model = network.clone();
     simulate(&network, SEED, move |ends| async move {
         let mut tunnel = open(&ends).await;
-        // By then both ends know how large packets may be.
+        // By then, both ends know the path's MTU.
         time::delay(Duration::from_secs(1)).await;
         model.set_drop_rate(LOSS);
-        // Packets with these are neither small nor full, as with those of an inner QUIC connection.
+        // Packets with these payloads are neither small nor full, like those of an inner QUIC connection.
         let came_back = echo_datagrams(&mut tunnel, 5_000, 1200).await as f64 / 5_000.0;
         let too_big = [&ends.client, &ends.server].map(|end| end.dropped_too_big.get());
-        assert_eq!(too_big, [0, 0], "packets stay as large as the path carries; {came_back} came back");
-        assert!((came_back - (1.0 - LOSS).powi(2)).abs() < 0.03, "{came_back} came back");
+        assert_eq!(too_big, [0, 0], "the path's MTU stays as it was; a share of {came_back} came back");
+        assert!((came_back - (1.0 - LOSS).powi(2)).abs() < 0.03, "a share of {came_back} came back");
     })
     .unwrap();
 }
@@ -133,7 +133,7 @@ fn a_slow_start_that_loses_half_a_window_does_not_pass_for_it_either() {
         for number in 0..10_000 {
             tunnel.udp.batch(Some(Form::Datagram)).push(&payload(number, 1200));
         }
-        // Until losses have become so rare, as far as anybody remembers, that few packets would be filled up for them.
+        // Waits until the endpoint remembers losses as so rare that few packets would be filled up because of them.
         while ends.client.sent.get() < 4_000 {
             within(Duration::from_millis(1), tunnel.recv()).await;
         }
@@ -179,7 +179,7 @@ fn datagrams_sent_along_with_their_request_are_not_lost_without_loss() {
 
 #[test]
 fn a_path_with_small_packets_carries_what_fits_and_drops_the_rest_alone() {
-    // 1,280 bytes of IPv6 packet, less its headers: the least that QUIC can use is 1,200.
+    // An IPv6 packet of 1,280 bytes without its headers; the least that QUIC can use is 1,200.
     let network = network(10);
     network.set_max_udp_payload(1232);
     simulate(&network, SEED, |ends| async move {
@@ -191,7 +191,7 @@ fn a_path_with_small_packets_carries_what_fits_and_drops_the_rest_alone() {
             assert_eq!(number(&received, 1000), count);
         }
         assert_eq!(ends.client.dropped_too_big.get(), 20);
-        // In a stream, all of it passes.
+        // In a stream, all payloads pass.
         let mut stream = open(&ends).await;
         stream.send(Form::Capsule, &payload(99, 1300)).await.unwrap();
         let received = within(LONG, stream.recv()).await.expect("it comes").unwrap().expect("a payload");
@@ -213,7 +213,7 @@ fn a_flood_of_payloads_too_big_for_the_path_drops_only_its_own() {
             let received = within(LONG, tunnel.recv()).await.expect("it comes").unwrap().expect("a payload");
             assert_eq!(number(&received, 1000), count);
         }
-        // Payloads that still wait for their turn are dropped without any further traffic.
+        // Payloads that are still queued are dropped without any further traffic.
         time::delay(LONG / 2).await;
         assert_eq!((ends.client.dropped_too_big.get(), ends.client.dropped_send_queue.get()), (1000, 0));
         assert_eq!((ends.client.sent.get(), ends.server.received.get()), (50, 50));
@@ -266,18 +266,18 @@ fn a_tunnel_counts_what_its_classs_rule_drops_in_either_form() {
             }
             let view = tunnel.udp.view();
             let dropped = u64::from(PAYLOADS) - came_back;
-            // More wait than a window of a few round trips of 40 ms carries.
+            // The backlog exceeds what a few round trips of 40 ms carry.
             assert!(came_back > 0 && dropped > 100, "{form:?}: {dropped} dropped");
             assert_eq!(view.losses.stale.load(Relaxed), dropped, "{form:?}: the tunnel's own count");
-            assert_eq!(ends.client.dropped_stale.get(), dropped, "{form:?}: all tunnels'");
-            assert_eq!(terms.class.counters.dropped_sojourn.get(), dropped, "{form:?}: the class's");
+            assert_eq!(ends.client.dropped_stale.get(), dropped, "{form:?}: the count of all tunnels");
+            assert_eq!(terms.class.counters.dropped_sojourn.get(), dropped, "{form:?}: the class's count");
         })
         .unwrap();
     }
 }
 
-/// How many payloads of a tunnel in `form` have arrived when half of those of another have, which takes the other form,
-/// if both have as many waiting from the beginning.
+/// How many payloads of a tunnel in `form` have arrived when half the payloads of another tunnel, in the other form,
+/// have. Both tunnels have the same backlog from the beginning.
 async fn arrived_beside(ends: Ends, form: Form, priority: u8) -> usize {
     const PAYLOADS: u32 = 400;
     let other_form = if form == Form::Capsule { Form::Datagram } else { Form::Capsule };
@@ -303,8 +303,8 @@ fn classes_and_not_forms_decide_who_goes_first() {
     for form in [Form::Capsule, Form::Datagram] {
         for (discipline, priority, expected) in [
             (Discipline::Abs, 200, 400..=400),
-            // The lower class fills the rest of packets that have no room for another datagram. While the bursts of this network
-            // grow without end, it also fills bursts beyond the low mark.
+            // The lower class fills packets that have no room for another datagram. While the bursts of this network grow
+            // without end, it also fills bursts beyond the low mark.
             (Discipline::Abs, 50, 0..=100),
             (Discipline::Rr, 100, 150..=250),
             (Discipline::Wfq, 100, 150..=250),
@@ -318,8 +318,8 @@ fn classes_and_not_forms_decide_who_goes_first() {
     }
 }
 
-/// Asks questions at 200 a second, each over a tunnel of its own, and keeps the last 960 tunnels open, as an edge does in
-/// front of a resolver.
+/// Asks 200 questions per second, each over its own tunnel, and keeps the last 960 tunnels open, as an edge in front of a
+/// resolver does.
 async fn ask_for(questions: usize, ends: Ends) {
     let (open, answered) = (Arc::<Mutex<VecDeque<Tunnel>>>::default(), Arc::new(AtomicUsize::new(0)));
     for number in 0..questions {
@@ -352,7 +352,7 @@ fn a_client_that_opens_and_closes_tunnels_for_ever_is_never_short_of_streams() {
 
 #[test]
 fn a_client_that_waits_for_streams_gets_each_that_another_gives_back() {
-    // Far fewer than are asked for at once; and half of the waiting requests give up, which must cost the others
+    // Far fewer streams than are requested at once. Half of the waiting requests give up, which must cost the others
     // nothing.
     simulate_few_streams(8, &network(10), SEED, |ends| async move {
         let answered = Arc::new(AtomicUsize::new(0));

@@ -1,7 +1,7 @@
 //! The package and its units under systemd: installed, started, reloaded, killed, stuck, and taken away again. One test
 //! after the other, in a guest whose first process is systemd.
 
-#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};

@@ -1,4 +1,4 @@
-//! The order of streams, as disciplines, deadlines and named schedules give it.
+//! The order of streams under disciplines, deadlines and named schedules.
 
 use super::*;
 
@@ -8,13 +8,13 @@ fn a_stream_is_told_what_leaves_before_it_by_the_schedule() {
         let scenario = move |mut end: End| async move {
             let streams = [open(&mut end, low()).await, open(&mut end, high()).await, open(&mut end, low()).await];
             let [(_, _), (_, urgent), (_, plain)] = &streams;
-            assert_eq!(plain.ahead(), Ahead::default(), "of a path that nothing waits for, no rate is known");
+            assert_eq!(plain.ahead(), Ahead::default(), "no rate is known of a path without a backlog");
             let mut busy = [open(&mut end, low()).await, open(&mut end, high()).await];
             for ((_, send), len) in busy.iter_mut().zip([300_000, 400_000]) {
                 send.push(zeros(len));
             }
             assert_eq!((plain.ahead().bytes, urgent.ahead().bytes), (700_000, before_high));
-            // The initial window (RFC 9002 §7.2), in the round trip of the handshake or the first guess of it.
+            // The initial window (RFC 9002 §7.2), per round trip of the handshake or per initial estimate of it.
             assert!((100_000..2_000_000).contains(&plain.ahead().bytes_per_sec), "{:?}", plain.ahead());
             for (recv, mut send) in busy {
                 send.finish();
@@ -26,8 +26,8 @@ fn a_stream_is_told_what_leaves_before_it_by_the_schedule() {
     }
 }
 
-/// How long an urgent stream of 8 KB takes beside 20 streams with a backlog, while the congestion window opens; in
-/// milliseconds.
+/// The time in milliseconds that an urgent stream of 8 KB takes beside 20 streams with a backlog, while the congestion
+/// window opens.
 fn urgent_ms(schedule: Schedule, stream_batch: u8) -> u128 {
     let took = Arc::new(AtomicU64::new(0));
     let measured = took.clone();
@@ -70,7 +70,7 @@ fn what_has_expired_is_reset_and_what_has_not_is_sent() {
         let (lasting, send) = open(&mut end, terms(60_000)).await;
         send_all(send, 50_000);
         let writer = async { while bulk.send(zeros(20_000)).await.is_ok() {} };
-        within(LONG, writer).await.expect("the writer is told");
+        within(LONG, writer).await.expect("the writer gets an error");
         let ended = std::future::poll_fn(|cx| bulk.poll_ready(cx)).await;
         assert!(matches!(ended, Err(StreamWriteError::Expired)), "{ended:?}");
         assert_eq!(answer(lasting).await, Some(8));
@@ -80,8 +80,8 @@ fn what_has_expired_is_reset_and_what_has_not_is_sent() {
     simulate(&network(), SEED, late(discipline), scenario, serve).unwrap();
 }
 
-/// The IDs of streams in the order in which a server has read their ends. The client opens four, each of a higher priority than
-/// the one before, and writes all of them at once, under a schedule of its endpoint or one of the connection's own.
+/// The IDs of streams in the order in which a server has read their ends. The client opens four, each with a higher priority
+/// than the previous one, and writes all at once, under the endpoint's schedule or one of the connection's own.
 fn order_of_ends(of_endpoint: Schedule, own: Option<Schedule>) -> Vec<u64> {
     let ends = Arc::<Mutex<Vec<u64>>>::default();
     let noted = ends.clone();
@@ -127,5 +127,5 @@ fn connections_order_the_same_streams_as_the_schedules_say_whose_names_they_go_b
     let [for_all, by_priority] = [None, Some("by-priority")].map(|name| Schedule::named(&classes, name));
     assert_eq!(order_of_ends(for_all.clone(), None), [0, 4, 8, 12]);
     assert_eq!(order_of_ends(by_priority.clone(), None), [12, 8, 4, 0]);
-    assert_eq!(order_of_ends(for_all, Some(by_priority)), [12, 8, 4, 0], "whatever that of the endpoint is");
+    assert_eq!(order_of_ends(for_all, Some(by_priority)), [12, 8, 4, 0], "whatever the endpoint's schedule is");
 }
