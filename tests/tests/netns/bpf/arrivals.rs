@@ -1,4 +1,4 @@
-//! XDP ingress: what arrives is counted by class, and of too much the lower classes are shed first.
+//! XDP ingress: arriving packets are counted by class, and under overload the lowest classes are shed first.
 
 use bpf::ingress::{Arrivals, Guard, GuardReason, GuardedListener, Ingress};
 use lab::client::Client;
@@ -8,12 +8,12 @@ use quic::connection_id::IdLabel;
 
 use super::ingress::{CONFIG, INITIAL, KEYS, VERSION_1, few, generous, judge, long, short};
 
-/// A packet of 40 bytes of a connection of a class.
+/// A packet of 40 bytes on a connection of this class.
 fn of_class(class: u8) -> Vec<u8> {
     Frame::v4(&short(&KEYS.seal(CONFIG, [9; 5], IdLabel { class, worker: 0 }), 40)).bytes()
 }
 
-/// How many of a hundred packets of a class pass.
+/// How many of a hundred packets of this class pass.
 fn passing(program: &(Ingress, Guard), class: u8) -> usize {
     let packet = of_class(class);
     let reasons: Vec<_> = (0..100).map(|_| judge(program, &packet).1.unwrap()).collect();
@@ -39,7 +39,7 @@ fn packets_count_for_the_class_in_their_id_and_others_for_that_of_their_listener
         (of_class(200), 200, Arrivals { packets: 1, bytes: 40, shed_packets: 0 }),
         (Frame::v4(&first).bytes(), 7, Arrivals { packets: 1, bytes: 1_200, shed_packets: 0 }),
         (Frame::v6(&first).bytes(), 255, Arrivals { packets: 1, bytes: 1_200, shed_packets: 0 }),
-        // What is dropped anyway never arrived.
+        // A packet that is dropped for another reason does not count as an arrival.
         (Frame::v4(&nonsense).bytes(), 7, Arrivals { packets: 1, bytes: 1_200, shed_packets: 0 }),
     ] {
         judge(&program, &frame);
@@ -51,7 +51,7 @@ fn packets_count_for_the_class_in_their_id_and_others_for_that_of_their_listener
 fn when_too_much_arrives_the_lowest_class_is_shed_first_and_the_highest_last() {
     lab::ring!(Netns);
     let mut program = generous();
-    // The highest class may use 30 in a row, the next 20, the lowest 10, and what has no rank is as low.
+    // The highest class may use 30 in a row, the next 20, the lowest 10. A class without a rank counts as the lowest.
     program.1.set_arrivals(Some(few(29)), &[(5, 2), (1, 0), (2, 1)]).unwrap();
     assert_eq!([1, 77, 2, 1, 5, 2].map(|class| passing(&program, class)), [10, 0, 10, 0, 10, 0]);
     let shed = program.1.arrivals(1).unwrap();

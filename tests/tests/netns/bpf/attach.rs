@@ -1,4 +1,4 @@
-//! Programs on devices.
+//! Attaching programs to devices.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
@@ -12,8 +12,8 @@ use lab::netns::{Chain, Link, Namespace};
 
 const CLASS: Mark = Mark { direction: Direction::Up, class: 9 };
 
-/// Sends payloads from the relay to the target in both families, with our mark and without, and returns which DSCPs
-/// arrived of the marked ones.
+/// Sends marked and unmarked payloads from the relay to the target in both families, and returns the DSCPs of the
+/// marked ones as they arrived.
 fn send(chain: &Chain) -> Vec<u8> {
     let receive = |ip: IpAddr| chain.target.run(|| UdpSocket::bind((ip, 9)).unwrap()).unwrap();
     let mut arrived = Vec::new();
@@ -30,9 +30,9 @@ fn send(chain: &Chain) -> Vec<u8> {
                 socket.send_to(b"marked", (to, 9)).unwrap();
             })
             .unwrap();
-        // One may overtake the other where the sender moves to another CPU.
+        // The packets may be reordered if the sender moves to another CPU.
         let both = BTreeMap::from([receive_traffic_class(&target), receive_traffic_class(&target)]);
-        assert_eq!(both[&b"plain"[..]], 0, "nobody touches it");
+        assert_eq!(both[&b"plain"[..]], 0, "an unmarked packet is left alone");
         arrived.push(both[&b"marked"[..]] >> 2);
     }
     arrived
@@ -49,23 +49,23 @@ pub fn want_traffic_class(socket: &UdpSocket) {
 }
 
 fn set_option(socket: &UdpSocket, level: i32, option: i32, value: i32) {
-    // SAFETY: the value lives through the call and its size is given.
+    // SAFETY: the value outlives the call, and its size is given.
     let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), 4) };
     assert_eq!(set, 0);
 }
 
-/// Receives one payload and the traffic class it came with.
+/// Receives one payload and its traffic class.
 pub fn receive_traffic_class(socket: &UdpSocket) -> (Vec<u8>, u8) {
     let (mut payload, mut control) = (vec![0; 2048], [0_u64; 16]);
     let mut vector = libc::iovec { iov_base: payload.as_mut_ptr().cast(), iov_len: payload.len() };
-    // SAFETY: `msghdr` is made of integers and pointers, for which zero is a value.
+    // SAFETY: `msghdr` consists of integers and pointers, for which zero is a valid value.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     (message.msg_iov, message.msg_iovlen) = (&raw mut vector, 1);
     (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
-    // SAFETY: the message names buffers of the sizes it says, which live through the call.
+    // SAFETY: the message names buffers with their true sizes, which outlive the call.
     let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) };
     payload.truncate(usize::try_from(len).expect("a payload"));
-    // SAFETY: the kernel has filled in the control messages that the header speaks of; the only one is a byte or an int.
+    // SAFETY: the kernel has filled in the control messages that the header describes; the only one is a byte or an int.
     let traffic_class = unsafe { *libc::CMSG_DATA(libc::CMSG_FIRSTHDR(&raw const message)) };
     (payload, traffic_class)
 }
@@ -77,7 +77,7 @@ fn load() -> (Egress, KernelClasses) {
     (egress, classes)
 }
 
-/// What stands in a device's egress hook of clsact.
+/// The filters in the egress hook of a device's clsact.
 fn filters(namespace: &Namespace, device: &str) -> String {
     let shown = Command::new("tc").args(["-n", namespace.name(), "filter", "show", "dev", device, "egress"]).output();
     String::from_utf8(shown.unwrap().stdout).unwrap()
@@ -120,12 +120,12 @@ fn a_device_that_vanishes_takes_the_program_with_it_and_nothing_fails() {
             egress.attach(&device, false).unwrap();
             chain.relay.ip(&format!("link delete {device}")).unwrap();
             egress.detach(&device).unwrap();
-            assert!(egress.attach(&device, false).is_err(), "there is no such device any more");
+            assert!(egress.attach(&device, false).is_err(), "the device is gone");
         })
         .unwrap();
 }
 
-/// Kernels before 6.6 have no other way; later ones may lack it.
+/// Attaches through netlink: the only way before Linux 6.6. Later kernels may lack it; then returns `None`.
 fn attach_as_filter(chain: &Chain, egress: &mut Egress) -> Option<Hook> {
     let attached = chain.relay.run(|| egress.attach_filter(&chain.egress.near.device, false)).unwrap();
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();

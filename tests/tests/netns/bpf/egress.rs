@@ -1,4 +1,4 @@
-//! tc egress.
+//! The program at tc egress.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const DROP: i32 = 2;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
 
-/// A program whose class has terms, on a loopback device with or without fq.
+/// A program with these terms for `CLASS`, on a loopback device with or without fq.
 fn program(terms: KernelTerms, has_fq: bool) -> (Egress, KernelClasses) {
     let egress = Egress::load(Tag::default()).unwrap();
     let mut classes = egress.classes().unwrap();
@@ -39,7 +39,7 @@ fn rate(bytes_per_sec: u64) -> KernelTerms {
     KernelTerms { bytes_per_sec: NonZeroU64::new(bytes_per_sec), ..KernelTerms::default() }
 }
 
-/// Everything that a class may say about a packet.
+/// Terms with all settings of a class.
 fn all_terms() -> KernelTerms {
     KernelTerms { priority: Some(3), dscp: Some(46), ..rate(1_000) }
 }
@@ -80,7 +80,7 @@ fn dscp_is_set_in_ipv4_with_a_right_checksum_and_ecn_kept() {
         assert_eq!(packet[15], 46 << 2 | ecn);
         assert_eq!(sum(&packet[14..34]), 0xffff);
         let expected = Frame { traffic_class: 46 << 2 | ecn, ..frame };
-        assert_eq!(packet, expected.bytes(), "nothing else changed");
+        assert_eq!(packet, expected.bytes(), "nothing else changes");
     }
 }
 
@@ -120,15 +120,15 @@ fn no_packet_leaves_with_a_priority_that_fq_takes_for_control_traffic() {
 #[test]
 fn packets_of_a_class_depart_one_length_apart_and_never_before_their_socket_wants() {
     lab::ring!(Netns);
-    // 142 bytes in the frame at 142,000 bytes/s: a millisecond each.
+    // Frames of 142 bytes at 142,000 bytes/s: a millisecond each.
     let (egress, classes) = program(rate(142_000), true);
     let frame = Frame::v4(&[0; 100]);
     let before_ns = now_ns();
     let depart =
         |wanted_ns| send(&egress, &frame, SocketBuffer { departure_ns: wanted_ns, ..marked(CLASS) }).about.departure_ns;
     let first_ns = depart(before_ns + 900 * MS);
-    assert_eq!(first_ns, before_ns + 900 * MS, "the socket's time is later than the class's");
-    assert_eq!(depart(0), first_ns + MS, "the class's is later than the socket's");
+    assert_eq!(first_ns, before_ns + 900 * MS, "the socket's departure time is the later one");
+    assert_eq!(depart(0), first_ns + MS, "the class's departure time is the later one");
     assert_eq!(depart(first_ns), first_ns + 2 * MS);
     assert_eq!(depart(first_ns + 10 * MS), first_ns + 10 * MS);
     assert_eq!(depart(first_ns + 10 * MS), first_ns + 11 * MS);
@@ -165,8 +165,8 @@ fn packets_beyond_the_horizon_are_dropped_and_do_not_move_the_clock() {
     assert_eq!((counted.packets, counted.dropped_packets), (2, 100));
     let far_ns = begin_ns + 30 * SECOND;
     let socket_beyond = send(&egress, &frame, SocketBuffer { departure_ns: far_ns, ..marked(CLASS) });
-    assert_eq!(socket_beyond.verdict, DROP, "a socket's own time is bounded too");
-    // The clock is where two packets left it, not where a hundred and two would have.
+    assert_eq!(socket_beyond.verdict, DROP, "a socket's own departure time has the same bound");
+    // The clock stands where two packets left it, not where 102 would have.
     let passed = || Some(send(&egress, &frame, marked(CLASS))).filter(|outcome| outcome.verdict == PASS);
     let third = wait_for("a packet within the horizon", Duration::from_secs(10), passed).unwrap();
     assert_eq!(third.about.departure_ns, first.about.departure_ns + 1_800 * MS);
@@ -182,9 +182,13 @@ fn without_fq_packets_are_marked_and_counted_but_keep_their_times() {
         assert_eq!((verdict, packet[15], after.priority, after.departure_ns), (PASS, 46 << 2, 3, 77));
     }
     let counted = classes.counters(CLASS).unwrap();
-    assert_eq!((counted.packets, counted.dropped_packets), (20, 0), "no rate is kept there");
+    assert_eq!((counted.packets, counted.dropped_packets), (20, 0), "without fq, no rate is enforced");
     classes.set_fq("lo", true).unwrap();
-    assert_ne!(send(&egress, &Frame::v4(&[0; 1_000]), about).about.departure_ns, 77, "told that there is fq now");
+    assert_ne!(
+        send(&egress, &Frame::v4(&[0; 1_000]), about).about.departure_ns,
+        77,
+        "the program knows that there is fq now"
+    );
 }
 
 #[test]
@@ -197,7 +201,10 @@ fn directions_and_classes_have_terms_clocks_and_counters_of_their_own() {
     send(&egress, &frame, marked(CLASS));
     let (before_ns, other) = (now_ns(), send(&egress, &frame, marked(OTHER)));
     assert_eq!(other.packet[15], 2 << 2);
-    assert!(other.about.departure_ns - before_ns < SECOND, "a second of the other direction is not in its way");
+    assert!(
+        other.about.departure_ns - before_ns < SECOND,
+        "the other direction's backlog of a second does not delay it"
+    );
     assert_eq!((classes.counters(CLASS).unwrap().packets, classes.counters(OTHER).unwrap().packets), (1, 1));
 }
 
@@ -229,5 +236,5 @@ fn a_message_names_device_hook_kernel_and_missing_rights() {
     for part in ["paced_egress", "no-such-device", "tc egress", kernel.trim()] {
         assert!(message.contains(part), "{part} is not in: {message}");
     }
-    assert!(!message.contains("without CAP"), "root has all rights: {message}");
+    assert!(!message.contains("without CAP"), "root has all capabilities: {message}");
 }

@@ -1,4 +1,4 @@
-//! XDP on a device, in front of real sockets.
+//! XDP on a device that leads to real sockets.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -46,7 +46,7 @@ fn a_listener_gets_what_it_deserves_and_every_other_socket_what_it_is_sent() {
             payload.truncate(len);
             payload
         };
-        assert_eq!(receive(&sockets[0]), ours, "the garbage before it was dropped");
+        assert_eq!(receive(&sockets[0]), ours, "the garbage before it is dropped");
         assert_eq!([receive(&sockets[1]), receive(&sockets[1])], [garbage.clone(), ours.clone()]);
     }
     assert_eq!((count(&ingress, GuardReason::Connection), count(&ingress, GuardReason::ShortVersion)), (2, 2));
@@ -75,12 +75,12 @@ fn a_relay_behind_it_serves_in_both_families_and_its_targets_replies_pass() {
         })
         .unwrap();
     }
-    assert!(count(&ingress, GuardReason::Connection) >= 100, "its connection IDs are known");
+    assert!(count(&ingress, GuardReason::Connection) >= 100, "the guard knows its connection IDs");
     assert!(
         count(&ingress, GuardReason::Initial) >= 2 && count(&ingress, GuardReason::InitialId) >= 2,
-        "the first, then by our IDs"
+        "the first Initials, then those with our IDs"
     );
     let dropped = GuardReason::ALL.into_iter().filter(|reason| !reason.passes()).map(|reason| count(&ingress, reason));
-    assert_eq!(dropped.sum::<u64>(), 0, "nothing of an honest client");
+    assert_eq!(dropped.sum::<u64>(), 0, "no packet of an honest client is dropped");
     assert_eq!(count(&ingress, GuardReason::UnknownId), 0);
 }

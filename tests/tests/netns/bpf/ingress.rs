@@ -1,4 +1,4 @@
-//! XDP ingress.
+//! The program at XDP ingress.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -15,13 +15,13 @@ const ZERO_RTT: u8 = 0xd0;
 pub(crate) const HANDSHAKE: u8 = 0xe0;
 const RETRY: u8 = 0xf0;
 pub(crate) const SHORT: u8 = 0x40;
-/// Lets nothing more pass than what one test sends.
+/// A rate that no test exceeds.
 pub(crate) const MUCH: RateLimit = RateLimit::per_second(1_000_000, 1_000_000);
 /// Limits that no test reaches.
 pub(crate) const GENEROUS: GuardLimits =
     GuardLimits { prefix: MUCH, total: MUCH, id: MUCH, resets: MUCH, fragments: MUCH };
 
-/// A program that knows the listeners that frames of documentation go to, and the keys.
+/// A program that knows the keys, and the documentation addresses to which frames go as its listeners.
 pub(crate) fn program(limits: GuardLimits) -> (Ingress, Guard) {
     let ingress = Ingress::load().unwrap();
     let mut guard = ingress.guard().unwrap();
@@ -35,7 +35,7 @@ pub(crate) fn generous() -> (Ingress, Guard) {
     program(GENEROUS)
 }
 
-/// What became of a frame: whether it passed, and the reason that was counted, if any.
+/// What the program did with a frame: whether it passed, and the reason that was counted, if any.
 pub(crate) fn judge(program: &(Ingress, Guard), frame: &[u8]) -> (bool, Option<GuardReason>) {
     let (ingress, guard) = program;
     let before = guard.counts().unwrap();
@@ -43,7 +43,7 @@ pub(crate) fn judge(program: &(Ingress, Guard), frame: &[u8]) -> (bool, Option<G
     let after = guard.counts().unwrap();
     let mut counted = before.into_iter().zip(after).filter(|(before, after)| before != after);
     let reason = counted.next().map(|(before, after)| {
-        assert_eq!(after.1, before.1 + 1, "a packet counts once");
+        assert_eq!(after.1, before.1 + 1, "a packet is counted once");
         after.0
     });
     assert_eq!(counted.next(), None, "a packet has one reason");
@@ -87,7 +87,7 @@ fn packets_of_our_connections_pass_in_every_frame_that_ip_comes_in() {
         let frame = Frame { vlans, ..Frame::v6(&short(&id(1), 40)) };
         assert_eq!(judge(&program, &frame.bytes()), (true, Some(GuardReason::Connection)));
     }
-    // Ethernet pads short frames; what UDP says of its length counts.
+    // Ethernet pads short frames; the length in the UDP header decides.
     let mut padded = Frame::v4(&short(&id(1), 20)).bytes();
     padded.resize(100, 0);
     assert_eq!(judge(&program, &padded), (false, Some(GuardReason::Malformed)));
@@ -183,7 +183,7 @@ fn whatever_is_not_udp_to_a_listener_passes_uncounted() {
         Frame { to: (mapped, 443).into(), ..Frame::v6(&garbage) }.bytes(),
         changed(23, 6),    // TCP
         changed(14, 0x55), // not IPv4
-        changed(14, 0x44), // shorter than it can be
+        changed(14, 0x44), // shorter than an IPv4 header
         changed(12, 0x88), // not IP
         v4.bytes()[..40].to_vec(),
         Frame { vlans: vec![1, 2, 3], ..v4.clone() }.bytes(),
@@ -192,7 +192,7 @@ fn whatever_is_not_udp_to_a_listener_passes_uncounted() {
     for (number, bytes) in cases.iter().enumerate() {
         assert_eq!(judge(&program, bytes), (true, None), "case {number}");
     }
-    assert_eq!(judge(&program, &v4.bytes()), (false, Some(GuardReason::ShortVersion)), "the same to a listener");
+    assert_eq!(judge(&program, &v4.bytes()), (false, Some(GuardReason::ShortVersion)), "the same frame to a listener");
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn hundreds_of_listeners_are_all_known_and_their_neighbours_are_not() {
     guard.listen((0..100_000).map(|host| address(host as u16, host as u16))).unwrap_err();
 }
 
-/// One in an hour, and a few at once.
+/// One per hour, after a burst of `burst` + 1.
 pub(crate) fn few(burst: u32) -> RateLimit {
     RateLimit { interval: Duration::from_secs(3_600), burst }
 }
@@ -256,13 +256,13 @@ fn a_prefix_may_begin_so_many_connections_and_does_not_take_those_of_others() {
             assert_eq!(judge(&program, &one), (true, Some(GuardReason::Initial)));
         }
         assert_eq!(judge(&program, &one), (false, Some(GuardReason::PrefixLimit)));
-        assert_eq!(judge(&program, &neighbour), (false, Some(GuardReason::PrefixLimit)), "of the same prefix");
+        assert_eq!(judge(&program, &neighbour), (false, Some(GuardReason::PrefixLimit)), "the same prefix");
         assert_eq!(judge(&program, &stranger), (true, Some(GuardReason::Initial)));
     }
     assert_eq!(
         reason_of(&program, &long(INITIAL, VERSION_1, &id(1), 1_200)),
         GuardReason::InitialId,
-        "has one of its own"
+        "Initials with our IDs have their own budget"
     );
 }
 
@@ -274,7 +274,7 @@ fn all_prefixes_together_may_begin_so_many_connections() {
     let reasons: Vec<_> = reasons.collect();
     assert_eq!(reasons[..10], [GuardReason::Initial; 10]);
     assert_eq!(reasons[10..], [GuardReason::TotalLimit; 20]);
-    assert_eq!(reason_of(&program, &short(b"nobody's own", 40)), GuardReason::UnknownId, "another budget");
+    assert_eq!(reason_of(&program, &short(b"nobody's own", 40)), GuardReason::UnknownId, "resets have another budget");
 }
 
 #[test]
@@ -288,7 +288,11 @@ fn so_many_packets_of_unknown_connections_may_be_answered_with_a_reset() {
     for _ in 0..20 {
         assert_eq!(judge(&program, &unknown), (false, Some(GuardReason::ResetLimit)));
     }
-    assert_eq!(reason_of(&program, &short(&id(1), 40)), GuardReason::Connection, "known ones go on");
+    assert_eq!(
+        reason_of(&program, &short(&id(1), 40)),
+        GuardReason::Connection,
+        "packets of known connections still pass"
+    );
 }
 
 #[test]

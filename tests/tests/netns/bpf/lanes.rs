@@ -1,4 +1,4 @@
-//! XDP ingress: first packets that prove something have budgets that forged addresses do not use up.
+//! XDP ingress: first packets with a proof of their address have budgets that forged addresses do not use up.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,7 +15,7 @@ use super::ingress::{GENEROUS, INITIAL, VERSION_1, few, id, initial_from, judge,
 const STAMPS: StampKey = StampKey(*b"key of the stamp");
 const DAY_NS: u64 = 24 * 3_600 * 1_000_000_000;
 
-/// A program whose lane for strangers is used up by packets from forged addresses, and the others have room for 21.
+/// A program whose lane for strangers is used up by forged addresses; each other lane has room for 21 packets.
 fn flooded(limits: GuardLimits) -> (Ingress, Guard) {
     let mut program = program(GuardLimits { total: few(20), ..limits });
     program.1.set_stamp_key(&STAMPS.0).unwrap();
@@ -56,11 +56,11 @@ fn initials_under_one_id_of_ours_and_under_all_of_them_are_limited() {
     lab::ring!(Netns);
     let program = program(GuardLimits { id: few(5), total: few(19), ..GENEROUS });
     let under = |number| reason_of(&program, &long(INITIAL, VERSION_1, &id(number), 1_200));
-    assert_eq!([(); 3].map(|()| under(1)), [GuardReason::InitialId; 3], "each in both families");
+    assert_eq!([(); 3].map(|()| under(1)), [GuardReason::InitialId; 3], "each stands for two packets, one per family");
     assert_eq!(under(1), GuardReason::IdLimit);
     let others: Vec<_> = (2..12).map(under).collect();
-    assert_eq!(others[..7], [GuardReason::InitialId; 7], "20 in all");
-    assert_eq!(others[7..], [GuardReason::Initial; 3], "then as everybody's");
+    assert_eq!(others[..7], [GuardReason::InitialId; 7], "20 packets in all");
+    assert_eq!(others[7..], [GuardReason::Initial; 3], "then they use the budget of all Initials");
 }
 
 #[test]
@@ -73,10 +73,14 @@ fn an_initial_with_an_address_token_does_not_share_the_budget_of_forged_addresse
             |address: &str, stamp| judge(&program, &from(address, &with_token(&id(1), &token(stamp)))).1.unwrap();
         let by_client = |stamp| judge(&program, &from(client, &with_token(b"client's", &token(stamp)))).1.unwrap();
         assert_eq!(by_client(stamp), GuardReason::InitialToken);
-        assert_eq!(shows(client, stamp), GuardReason::InitialToken, "before what its ID says");
+        assert_eq!(shows(client, stamp), GuardReason::InitialToken, "the token takes precedence over the ID");
         for other in [client.replace("40000", "40001"), client.replace("1]", "2]").replace(".1:", ".2:")] {
             let packet = from(&other, &with_token(b"client's", &token(stamp)));
-            assert_eq!(judge(&program, &packet).1, Some(GuardReason::TotalLimit), "{other} shows another's");
+            assert_eq!(
+                judge(&program, &packet).1,
+                Some(GuardReason::TotalLimit),
+                "{other} shows another client's token"
+            );
         }
         for bit in 32..64 {
             let mut forged = stamp;
@@ -92,7 +96,7 @@ fn an_initial_with_an_address_token_does_not_share_the_budget_of_forged_addresse
             assert_eq!(judge(&program, &packet).1, Some(GuardReason::TotalLimit), "{} bytes", cut.len());
         }
         let more: Vec<_> = (0..20).map(|_| by_client(STAMPS.stamp(client.parse().unwrap(), now_seconds()))).collect();
-        assert_eq!(more[..19], [GuardReason::InitialToken; 19], "21 in all");
+        assert_eq!(more[..19], [GuardReason::InitialToken; 19], "21 packets in all");
         assert_eq!(more[19], GuardReason::TotalLimit);
     }
 }
@@ -110,7 +114,7 @@ fn where_a_handshake_was_completed_first_packets_have_a_lane_for_a_day() {
         let now_ns = monotonic::now_ns();
         let reason = |address: &str| judge(&program, &initial_from(address)).1;
         assert_eq!(reason(client), Some(GuardReason::TotalLimit));
-        // The machine may not have been on for a day.
+        // Wraps, because the machine may have been up for less than a day.
         known.note(ip, now_ns.wrapping_sub(DAY_NS)).unwrap();
         assert_eq!(reason(client), Some(GuardReason::TotalLimit));
         known.note(ip, now_ns).unwrap();
@@ -119,7 +123,7 @@ fn where_a_handshake_was_completed_first_packets_have_a_lane_for_a_day() {
         let version = from(client, &long(INITIAL, 0x0a0a_0a0a, b"by a client", 1_200));
         assert_eq!(judge(&program, &version).1, Some(GuardReason::Version));
         assert_eq!([(); 4].map(|()| reason(client)).map(Option::unwrap)[..2], [GuardReason::InitialKnown; 2]);
-        assert_eq!(reason(client), Some(GuardReason::TotalLimit), "five from one address");
+        assert_eq!(reason(client), Some(GuardReason::TotalLimit), "five packets from one address");
     }
 }
 
@@ -140,7 +144,7 @@ fn passed(site: &Site, reason: &str) -> i64 {
     site.counts().unwrap().of(&format!("kernel_guarded_packets_total{{verdict=\"passed\",reason=\"{reason}\"}}"))
 }
 
-/// Sends Initials as if from many addresses.
+/// Sends 200 Initials, each from another address.
 fn flood(to: SocketAddr) {
     for number in 0..200_u8 {
         let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
@@ -159,7 +163,7 @@ fn a_client_that_was_here_comes_back_while_forged_addresses_use_up_the_budget_of
     let relay = SocketAddr::from((site.chain.access.far.v4, 443));
     let connect = async || drop(Client::connect(site.access(Family::V4).unwrap()).await.unwrap());
     site.client(async || connect().await).unwrap();
-    assert_eq!(passed(&site, "initial_known"), 0, "the first time, it is a stranger");
+    assert_eq!(passed(&site, "initial_known"), 0, "a new client is a stranger");
     site.client(async || {
         flood(relay);
         connect().await;

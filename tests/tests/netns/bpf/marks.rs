@@ -1,4 +1,4 @@
-//! Packets carry their class to the kernel's programs: what the relay and the edge send, as the other end sees it.
+//! Packets carry their class to the kernel programs: what the relay and the edge send, as the other end receives it.
 
 use std::io::Read as _;
 use std::net::UdpSocket;
@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 
 use super::attach::{receive_traffic_class, want_traffic_class};
 
-/// Two classes, told apart by the port of the target.
+/// Two classes, distinguished by the target's port.
 const POLICY: &str = r#"
     [kernel]
     devices = ["client", "target"]
@@ -30,7 +30,8 @@ const POLICY: &str = r#"
 const VOICE: u16 = 7;
 const BULK: u16 = 9;
 
-/// A payload that no packet carries but those of its tunnel: others of this size are probes of the path's MTU.
+/// A payload of a size that only the tunnel's own packets carry: other packets of this size are probes of the path's
+/// MTU.
 const PAYLOAD: [u8; 1_100] = [1; 1_100];
 
 fn site() -> Site {
@@ -39,12 +40,12 @@ fn site() -> Site {
     site
 }
 
-/// How many packets left with the mark of a class.
+/// The number of packets that left with the mark of this class.
 fn marked(counts: &Counts, class: &str, direction: &str) -> i64 {
     counts.of(&format!("kernel_packets_total{{class=\"{class}\",direction=\"{direction}\"}}"))
 }
 
-/// What of a relay's UDP reaches the client over IPv4, from now on.
+/// Captures the relay's UDP packets that reach the client over IPv4.
 struct Arrivals(Socket);
 
 impl Arrivals {
@@ -55,7 +56,7 @@ impl Arrivals {
         Self(socket)
     }
 
-    /// Takes what has arrived: DSCP and ECN of each packet, and whether it carries [`PAYLOAD`].
+    /// Takes the captured packets: DSCP and ECN of each, and whether it carries [`PAYLOAD`].
     fn take(&mut self) -> Vec<(u8, u8, bool)> {
         let (mut packets, mut packet) = (Vec::new(), vec![0; 65_536]);
         while let Ok(bytes) = self.0.read(&mut packet) {
@@ -85,7 +86,7 @@ fn a_tunnels_packets_reach_its_target_with_the_mark_of_its_class() {
                     tunnel.send(None, b"marked").await.unwrap();
                     let target = target.try_clone().unwrap();
                     let arrived = spawn_blocking(move || receive_traffic_class(&target)).await.unwrap();
-                    assert_eq!(arrived, (b"marked".to_vec(), dscp << 2), "{family:?} {class}, without ECN as it was");
+                    assert_eq!(arrived, (b"marked".to_vec(), dscp << 2), "{family:?} {class}, still without ECN");
                 }
             })
             .unwrap();
@@ -119,14 +120,14 @@ fn quic_packets_have_the_class_of_what_they_carry_in_both_forms_and_families() {
                     let [own, others] =
                         [class, other].map(|of| marked(&after, of, "down") - marked(&before, of, "down"));
                     assert!(own >= 20, "{family:?} {form:?}: {own} packets of {class}");
-                    assert!(others <= 2, "{family:?} {form:?}: {others} packets of {other}, for what was lost before");
+                    assert!(others <= 2, "{family:?} {form:?}: {others} packets of {other}, more than retransmissions");
                     if family == Family::V4 {
                         let packets = arrivals.take();
                         let full = packets.iter().filter(|(of, _, is_full)| *is_full && *of == dscp).count();
                         assert!(full >= 20, "{form:?}: {full} full packets of {class}: {packets:?}");
                         let foreign = packets.iter().filter(|(of, _, _)| ![0, dscp].contains(of)).count();
                         assert!(foreign <= 2, "{form:?}: {packets:?}");
-                        assert!(packets.iter().any(|(_, ecn, _)| *ecn != 0), "QUIC's ECN is kept: {packets:?}");
+                        assert!(packets.iter().any(|(_, ecn, _)| *ecn != 0), "QUIC's ECN is preserved: {packets:?}");
                     }
                 }
             }
@@ -149,7 +150,10 @@ fn a_class_keeps_its_mark_when_a_reloaded_policy_counts_others_before_it() {
         site.relay.wait_for_line("configuration reloaded", SOON).unwrap();
         let mut arrivals = Arrivals::new(&site);
         assert_eq!(voice.echo(Form::Datagram, &PAYLOAD).await, PAYLOAD);
-        assert!(arrivals.take().iter().any(|(dscp, _, is_full)| *is_full && *dscp == 34), "the new terms of its class");
+        assert!(
+            arrivals.take().iter().any(|(dscp, _, is_full)| *is_full && *dscp == 34),
+            "the class has its new terms"
+        );
     })
     .unwrap();
 }

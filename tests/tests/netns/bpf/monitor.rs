@@ -1,4 +1,4 @@
-//! The two processes of a relay that has the kernel enforce something.
+//! The processes of a relay that enforces policy in the kernel.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -36,7 +36,7 @@ fn kill(pid: u32) {
     send_signal(pid, libc::SIGKILL).unwrap();
 }
 
-/// A line of a process's status.
+/// The value of `key` in a process's status.
 fn status_of(pid: u32, key: &str) -> String {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(":")).unwrap();
@@ -44,11 +44,11 @@ fn status_of(pid: u32, key: &str) -> String {
 }
 
 fn has_ended(pid: u32) -> bool {
-    // Nobody may be there to reap it.
+    // It may be a zombie, because no process may be there to reap it.
     !fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// The identifiers of the kernel's objects of one kind (`prog_id`, `link_id`) that a process holds.
+/// The IDs of the kernel objects of one kind (`prog_id`, `link_id`) that a process holds.
 fn held(pid: u32, kind: &str) -> Vec<String> {
     let infos = fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap().flatten();
     let texts = infos.filter_map(|entry| fs::read_to_string(entry.path()).ok());
@@ -62,7 +62,7 @@ fn exists(object: &str, id: &str) -> bool {
     Command::new("bpftool").args([object, "show", "id", id]).output().unwrap().status.success()
 }
 
-/// Everything that tc shows of the relay's devices.
+/// All that tc shows of the relay's devices.
 fn tc_of(site: &Site) -> String {
     let show = |arguments: &[&str]| {
         let output = Command::new("tc").args(["-n", site.chain.relay.name()]).args(arguments).output().unwrap();
@@ -72,12 +72,12 @@ fn tc_of(site: &Site) -> String {
     show(&["qdisc", "show"]) + &filters.concat()
 }
 
-/// A set of capabilities of a process: `CapEff` has the ones in force, `CapPrm` the ones that it can put in force.
+/// A capability set of a process: `CapEff` holds the effective capabilities, `CapPrm` the permitted ones.
 fn rights_of(pid: u32, set: &str) -> u64 {
     u64::from_str_radix(&status_of(pid, set), 16).unwrap()
 }
 
-/// What the log says of a part of the kernel's on a device.
+/// The log line about one part of the enforcement on a device.
 fn said_of(site: &Site, device: &str, part: &str) -> String {
     let output = site.relay.output();
     let quoted = [device, part].map(|word| format!("\"{word}\""));
@@ -101,7 +101,7 @@ fn leaves_nothing_behind(end: impl FnOnce(&Site, u32, u32)) {
     let gone =
         || (!programs.iter().any(|id| exists("prog", id)) && !links.iter().any(|id| exists("link", id))).then_some(());
     wait_for("the end of programs and links", SOON, gone).unwrap();
-    assert_eq!(tc_of(&site), plain, "as where nothing was attached");
+    assert_eq!(tc_of(&site), plain, "the same as without attached programs");
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_daemon_that_ends_in_peace_leaves_nothing_behind_either() {
 fn a_daemon_and_its_monitor_killed_together_leave_nothing_behind() {
     lab::ring!(Netns);
     leaves_nothing_behind(|site, _, monitor| {
-        // Before the keeper has started another.
+        // Kills both before the keeper starts another monitor.
         kill(monitor);
         site.signal(libc::SIGKILL).unwrap();
     });
@@ -132,7 +132,7 @@ fn a_daemon_killed_after_the_keeper_leaves_nothing_behind() {
     leaves_nothing_behind(|site, keeper, monitor| {
         kill(keeper);
         site.relay.wait_for_line("the keeper of the monitor has ended", SOON).unwrap();
-        assert!(!has_ended(monitor), "what is in force stays so");
+        assert!(!has_ended(monitor), "enforcement continues");
         site.signal(libc::SIGKILL).unwrap();
     });
 }
@@ -146,14 +146,14 @@ fn each_process_has_the_rights_that_it_needs_and_no_other() {
     let (keeper, monitor) = keeper_and_monitor(&site.relay);
     let of = |pid| ["CapEff", "CapPrm"].map(|set| rights_of(pid, set));
     assert_eq!(of(site.relay.id()), [bind | raw; 2], "moves packets");
-    assert_eq!(of(monitor), [admin | perfmon | bpf; 2], "knows no peer");
-    assert_eq!(of(keeper), [0, admin | perfmon | bpf], "only hands them on");
+    assert_eq!(of(monitor), [admin | perfmon | bpf; 2], "talks to no peer");
+    assert_eq!(of(keeper), [0, admin | perfmon | bpf], "only passes them on");
     for pid in [site.relay.id(), keeper, monitor] {
         let confined = ["NoNewPrivs", "Seccomp", "CapInh", "CapAmb"].map(|key| status_of(pid, key));
         assert_eq!(confined[..2], ["1", "2"], "{pid}");
         assert!(confined[2..].iter().all(|set| set.chars().all(|digit| digit == '0')), "{pid}: {confined:?}");
     }
-    // All threads of the relay's process, which has several.
+    // The relay's process has several threads; all are confined.
     for thread in fs::read_dir(format!("/proc/{}/task", site.relay.id())).unwrap().flatten() {
         let status = fs::read_to_string(thread.path().join("status")).unwrap();
         assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"), "{status}");
@@ -191,7 +191,7 @@ fn a_guarded_relay_serves_its_clients_and_does_not_see_what_others_send() {
         })
         .unwrap();
     }
-    // Too short for any answer: where there is no guard, the endpoint's socket would count it as received.
+    // Too short for any answer: without a guard, the endpoint's socket would count each as received.
     let received = || {
         let text = site.chain.relay.run(|| fs::read_to_string("/proc/thread-self/net/snmp")).unwrap().unwrap();
         let values = text.lines().filter(|line| line.starts_with("Udp: ")).nth(1).unwrap().to_owned();
@@ -207,13 +207,13 @@ fn a_guarded_relay_serves_its_clients_and_does_not_see_what_others_send() {
             }
         })
         .unwrap();
-    assert!(received() - before < 100, "a client's own last packets, but not those");
+    assert!(received() - before < 100, "the client's last packets may arrive, but not the short ones");
     let counts = site.counts().unwrap();
     assert!(counts.sum("kernel_guarded_packets_total{verdict=\"dropped\"") >= 100);
     assert!(counts.of("kernel_guarded_packets_total{verdict=\"passed\",reason=\"connection\"}") > 0);
 }
 
-/// A client's first packet, as far as XDP looks into it: an Initial of version 1 with an ID of its own.
+/// A client's first packet, as far as XDP inspects it: an Initial of version 1 with an ID chosen by the client.
 fn initial() -> [u8; 1_200] {
     let mut packet = [0; 1_200];
     packet[..6].copy_from_slice(&[0xc0, 0, 0, 0, 1, 8]);
@@ -239,25 +239,25 @@ fn first_packets_pass_as_often_as_the_configuration_says_and_a_reload_changes_th
         site.chain.client.run(send).unwrap();
         site.counts().unwrap().of(dropped) - before
     };
-    // Two at once, and those for which there was time.
+    // Two pass at once, then as many as the elapsed time allows.
     let dropped = flood();
     assert!(dropped > 0 && dropped <= 198, "{dropped} of 200");
     let many = sections(1_000_000);
     site.configure(Terms { sections: &many, ..Terms::default() }).unwrap();
     site.signal(libc::SIGHUP).unwrap();
     site.relay.wait_for_line("configuration reloaded", SOON).unwrap();
-    // What passed before still counts for a second.
+    // Earlier packets count against the limit for another second.
     wait_for("all of them to pass", SOON, || (flood() == 0).then_some(())).unwrap();
 }
 
-/// What `pacectl status` says of devices and of features, as rows of words.
+/// The JSON that `pacectl status` prints.
 fn status(site: &Site) -> serde_json::Value {
     let (code, words) = site.pacectl(&["--json", "status"], "").unwrap();
     assert_eq!(code, Some(0), "{words}");
     serde_json::from_str(&words).unwrap_or_else(|error| panic!("{error}: {words}"))
 }
 
-/// Whether everything is in force, by the status, by the metrics, and by what is said of features.
+/// Whether everything is enforced: by the status, by the metrics, and by the list of features.
 fn all_in_force(site: &Site) -> [bool; 3] {
     let status = status(site);
     let parts = status["enforcement"].as_array().unwrap();
@@ -283,7 +283,7 @@ fn a_monitor_that_is_killed_is_reported_and_another_has_everything_in_force_agai
     lab::ring!(Netns);
     let plain = tc_of(&Site::new(Terms::default()).unwrap());
     let sections = format!("[class.default]\nrate_up = \"800 kbit/s\"\ndscp = 46\n{KERNEL}\nmanage_qdisc = true");
-    // The client below goes without a word, for which a relay that drains would wait.
+    // The client below leaves without closing its connection; a draining relay would wait for it.
     let relay = "auth = \"none\"\ndrain_seconds = 0";
     let mut site = Site::new(Terms { relay, sections: &sections, ..Terms::default() }).unwrap();
     site.relay.wait_for_line("ready", SOON).unwrap();
@@ -303,7 +303,7 @@ fn a_monitor_that_is_killed_is_reported_and_another_has_everything_in_force_agai
     let links = held(another, "link_id");
     assert_eq!(links.len(), of_before.len());
     assert!(links.iter().all(|id| exists("link", id)) && !of_before.iter().any(|id| exists("link", id)), "{links:?}");
-    // Marks, terms and guard are those of before: packets are counted by class, and listeners are known.
+    // Marks, terms and guard are as before: packets are counted by class, and listeners are known.
     assert_serves(&site, Family::V4);
     let counts = site.counts().unwrap();
     assert!(counts.of("kernel_packets_total{class=\"default\",direction=\"up\"}") > 0, "{counts:#?}");
@@ -323,7 +323,7 @@ fn without_a_keeper_the_end_of_the_monitor_is_told_with_the_remedy_and_the_relay
     kill(keeper);
     site.relay.wait_for_line("the keeper of the monitor has ended", SOON).unwrap();
     site.wait_for_counts("the gauge of the keeper", |counts| counts.of("kernel_monitor_keeper") == 0).unwrap();
-    assert_eq!(all_in_force(&site), [true; 3], "while the monitor lives");
+    assert_eq!(all_in_force(&site), [true; 3], "enforcement lasts while the monitor lives");
     kill(monitor);
     site.wait_for_counts("the gauge of the monitor", |counts| counts.of("kernel_monitor") == 0).unwrap();
     assert_eq!(all_in_force(&site), [false; 3]);
@@ -365,7 +365,7 @@ fn a_program_that_somebody_detaches_is_put_back() {
     assert_eq!(all_in_force(&site), [true; 3]);
 }
 
-/// Lets a new client get a payload back.
+/// Asserts that a new client gets a payload back.
 fn assert_serves(site: &Site, family: Family) {
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -397,15 +397,18 @@ fn a_device_that_vanishes_takes_nothing_with_it_but_its_own() {
     let gone = |counts: &lab::site::Counts| counts.of("refused_requests_total{reason=\"unroutable\"}") > 0;
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
-        assert!(client.open(site.target(Family::V4, 7)).await.is_err(), "there is no way to the target any more");
+        assert!(client.open(site.target(Family::V4, 7)).await.is_err(), "the target is unreachable now");
     })
     .unwrap();
     let counts = site.wait_for_counts("a request without a route", gone).unwrap();
     assert_eq!(counts.of("kernel_monitor"), 1);
-    assert!(counts.of("kernel_packets_total{class=\"default\",direction=\"down\"}") > 0, "the other device goes on");
+    assert!(
+        counts.of("kernel_packets_total{class=\"default\",direction=\"down\"}") > 0,
+        "the other device still counts"
+    );
 }
 
-/// Waits until the programs are on a device, which is new.
+/// Waits until the programs are attached to a new device.
 fn wait_for_programs(site: &Site, device: &str) {
     for part in ["egress", "ingress"] {
         let sample = format!("kernel_enforced{{device=\"{device}\",part=\"{part}\"}}");

@@ -1,4 +1,4 @@
-//! The compiled objects.
+//! The compiled objects of the kernel programs.
 
 use std::fs;
 use std::process::Command;
@@ -9,7 +9,7 @@ const OBJECTS: [(&str, &[u8]); 3] = [
     (bpf::steer::PROGRAM, bpf::steer::OBJECT),
 ];
 
-/// Loads with bpftool, which is libbpf's, into a file system that only the shell sees.
+/// Loads an object with bpftool, which uses libbpf, into a file system that only the shell's mount namespace contains.
 const LOAD: &str = r#"
     set -e
     mount -t bpf bpf "$FOLDER"
@@ -17,7 +17,8 @@ const LOAD: &str = r#"
     ls "$FOLDER/programs"
 "#;
 
-/// How much a verifier may read of a program. It gives up after a million instructions, and a relay waits for it at its start.
+/// The most instructions that a verifier may process for a program. It gives up after a million, and a starting relay waits
+/// for it.
 const MOST_INSTRUCTIONS: u32 = 20_000;
 
 #[test]

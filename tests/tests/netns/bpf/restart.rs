@@ -1,4 +1,4 @@
-//! What a relay says to peers of before its start, and how often.
+//! How a restarted relay answers packets of earlier connections, and how often.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -20,7 +20,7 @@ fn a_restarted_relay_answers_old_connection_ids_with_stateless_resets() {
         let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
         assert_eq!(tunnel.echo(None, b"before").await, b"before");
         let _restarted = restart(&site);
-        // A connection that nobody answers would end with another error.
+        // A connection that gets no answer would end with another error.
         tunnel.send(None, b"to a relay that knows nothing of this").await.unwrap();
         let ended = client.ended.await.unwrap();
         assert!(matches!(ended, h3::Error::Connection(connection::Error::StatelessReset { .. })), "{ended:?}");
@@ -44,13 +44,13 @@ fn an_id_that_was_never_issued_gets_no_reset_and_others_get_no_more_than_a_limit
     let relay = (site.chain.access.far.v4, 443);
     let send = |id: [u8; 12]| {
         let packet = [&[0x40], &id[..], &[7; 60]].concat();
-        // A full buffer is one packet less.
+        // A full send buffer drops one packet.
         _ = socket.send_to(&packet, relay);
     };
     send(forgotten);
     wait_for("a reset", SOON, || socket.recv(&mut [0; 100]).ok()).unwrap();
     send(forged);
-    wait_for("the forged one to be counted", SOON, || (unanswered() == 1).then_some(())).unwrap();
+    wait_for("the forged packet to be counted", SOON, || (unanswered() == 1).then_some(())).unwrap();
     socket.recv(&mut [0; 100]).unwrap_err();
     let many = || {
         (0..500).for_each(|_| send(forgotten));
@@ -59,11 +59,11 @@ fn an_id_that_was_never_issued_gets_no_reset_and_others_get_no_more_than_a_limit
     wait_for("resets beyond their limit", SOON, many).unwrap();
 }
 
-/// Kills the relay and starts it again, in the same place and with the same state folder.
+/// Kills the relay and starts it again in the same namespace, with the same state folder.
 fn restart(site: &Site) -> lab::process::Process {
     site.signal(libc::SIGKILL).unwrap();
     let process = format!("/proc/{}", site.relay.id());
-    // The first thread may end before others, which keep the sockets open until then.
+    // The first thread may end before the others, which keep the sockets open until they end.
     let is_dead = || {
         let is_zombie = fs::read_to_string(format!("{process}/stat")).unwrap().contains(") Z ");
         (is_zombie && fs::read_dir(format!("{process}/task")).unwrap().count() == 1).then_some(())

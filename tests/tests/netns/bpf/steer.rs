@@ -1,4 +1,4 @@
-//! sk_reuseport.
+//! The sk_reuseport program.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use socket2::{Domain, Socket, Type};
 const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };
 const WORKERS: u8 = 4;
 
-/// Sockets that share one address.
+/// Sockets that share one address, one per worker.
 fn workers() -> Vec<UdpSocket> {
     let mut address = "127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap();
     (0..WORKERS)
@@ -26,7 +26,7 @@ fn workers() -> Vec<UdpSocket> {
         .collect()
 }
 
-/// The worker that a payload arrives at.
+/// The worker at which a payload arrives.
 fn arrives_at(workers: &[UdpSocket], from: &UdpSocket, payload: &[u8]) -> u8 {
     from.send_to(payload, workers[0].local_addr().unwrap()).unwrap();
     workers.iter().for_each(|worker| worker.set_nonblocking(true).unwrap());
@@ -40,7 +40,7 @@ fn packet(first: u8, config: u8, worker: u8) -> Vec<u8> {
     [&head, &id[..], &[0xab; 30]].concat()
 }
 
-/// Runs `scenario` in a namespace of its own, with workers whose packets are steered by keys of config 3.
+/// Runs `scenario` in a new namespace, with workers among which the keys of config 3 steer packets.
 fn steered(scenario: impl FnOnce(&[UdpSocket]) + Send) {
     let namespace = Namespace::new("workers").unwrap();
     namespace
@@ -74,7 +74,8 @@ fn sockets_that_outlive_a_process_are_steered_for_the_next_one() {
     namespace
         .run(|| {
             let workers = workers();
-            // As the service manager keeps them open: the program stays with them, and they in its table.
+            // As when the service manager keeps the sockets open: the program stays attached, and they stay in its
+            // table.
             drop(Steer::attach(&workers, &[(2, KEYS.into())]).unwrap());
             let _next = Steer::attach(&workers, &[(3, KEYS.into())]).unwrap();
             let from = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -94,11 +95,11 @@ fn everything_else_goes_by_its_addresses() {
             let from = UdpSocket::bind("127.0.0.1:0").unwrap();
             let first = arrives_at(workers, &from, b"a payload that is no packet of ours");
             chosen[usize::from(first)] += 1;
-            // Of another config, for a worker that is not there, too short, with an ID of another length.
+            // With another config, for a missing worker, too short, with an ID of another length.
             let [mut long, none, other] = [packet(0xc0, 3, 1), packet(0x40, 3, 200), packet(0x40, 2, 1)];
             long[5] = 8;
             for payload in [long, none, other, packet(0x40, 3, 1)[..12].to_vec(), Vec::new()] {
-                assert_eq!(arrives_at(workers, &from, &payload), first, "always the same for one sender");
+                assert_eq!(arrives_at(workers, &from, &payload), first, "always the same worker for one sender");
             }
         }
         assert!(chosen.iter().all(|count| *count > 0), "{chosen:?}");

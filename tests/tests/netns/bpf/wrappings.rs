@@ -1,4 +1,4 @@
-//! XDP ingress: packets in whatever IP wraps them in.
+//! XDP ingress: packets behind IP options, extension headers and fragment headers.
 
 use std::net::SocketAddr;
 
@@ -13,19 +13,19 @@ const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 const DESTINATION: u8 = 60;
 
-/// An extension header with so many bytes, and a padding option where it has options.
+/// An extension header of `bytes` bytes, with a padding option if it is of a kind that has options.
 fn extension(number: u8, bytes: u8) -> (u8, Vec<u8>) {
     let units = if number == AUTHENTICATION { bytes / 4 - 2 } else { bytes / 8 - 1 };
     (number, [&[units, 1, bytes - 4][..], &vec![0; usize::from(bytes) - 4]].concat())
 }
 
-/// A fragment header: the offset in units of eight bytes, and whether more follow.
+/// A fragment header: the offset in units of eight bytes, and whether more fragments follow.
 fn fragment(offset: u16, more: bool) -> (u8, Vec<u8>) {
     let [high, low] = (offset << 3 | u16::from(more)).to_be_bytes();
     (FRAGMENT, vec![0, high, low, 0, 0, 0, 9])
 }
 
-/// IPv6 to a listener behind these headers.
+/// An IPv6 frame to a listener, with these extension headers.
 fn behind(extensions: &[(u8, Vec<u8>)], payload: &[u8]) -> Frame {
     Frame { extensions: extensions.to_vec(), ..Frame::v6(payload) }
 }
@@ -52,7 +52,7 @@ fn packets_behind_ip_options_and_extension_headers_are_judged_as_all_others() {
         vec![extension(DESTINATION, 248)],
         vec![extension(ROUTING, 24)],
         vec![extension(AUTHENTICATION, 24)],
-        // An atomic fragment (RFC 6946) is whole.
+        // An atomic fragment (RFC 6946) contains the whole packet.
         vec![fragment(0, false)],
         vec![extension(HOP_BY_HOP, 8), extension(DESTINATION, 16), extension(ROUTING, 40), fragment(0, false)],
         [HOP_BY_HOP, DESTINATION, ROUTING, AUTHENTICATION, DESTINATION, DESTINATION]
@@ -85,7 +85,7 @@ fn first_fragments(payload: &[u8]) -> [Frame; 4] {
     ]
 }
 
-/// Later fragments of packets to anybody at a listener's address.
+/// Later fragments of packets to any port at a listener's address.
 fn later_fragments(payload: &[u8]) -> [Frame; 4] {
     [
         Frame { fragment: 0x2001, ..Frame::v4(payload) },
@@ -148,7 +148,7 @@ fn a_packet_hidden_behind_extension_headers_is_dropped_at_an_address_of_a_listen
     assert_eq!(
         judge(&program, &other_port(many.clone()).bytes()),
         (false, Some(GuardReason::Hidden)),
-        "its port is not seen"
+        "the program does not see its port"
     );
     assert_passes_uncounted(&program, &elsewhere(many));
     let mut cut = behind(&[extension(DESTINATION, 8)], &[]).bytes();
