@@ -1,4 +1,4 @@
-//! What a real engine says, and what a client gets of it.
+//! The answers of a real engine, and how they reach a client.
 
 use lab::process::wait_for;
 use lab::site::SOON;
@@ -71,7 +71,7 @@ fn what_an_engine_refuses_is_told_in_its_own_words() {
     }
     let (status, body) = desk.ask("/v1/chat/completions", &chat("huge", 1, false));
     assert_eq!((status, error(&body)), (404, "model_not_found".to_owned()));
-    // It was the requests and not the engines.
+    // The requests were at fault, so the engines stay in use.
     assert_eq!(desk.ask("/v1/chat/completions", &chat("small", 1, false)).0, 200);
 }
 
@@ -85,11 +85,11 @@ fn more_requests_than_an_engine_has_places_wait_at_the_gateway_and_are_all_answe
         assert!(busy <= PLACES as usize, "{busy}");
         (busy == PLACES as usize && desk.counts().of("gateway_in_flight") > i64::from(PLACES)).then_some(())
     };
-    wait_for("the engine to be full, and others to wait", SOON, is_full).unwrap();
+    wait_for("the engine to be full and other requests to wait", SOON, is_full).unwrap();
     for curl in asked {
         let (status, body) = answer(curl.wait_with_output().unwrap());
         assert!(status == 200 && events(&body).2, "{body}");
     }
     let told = desk.large.metric(&desk.chain().target, "llamacpp:requests_deferred").unwrap();
-    assert_eq!(told as i64, 0, "none waited in the engine");
+    assert_eq!(told as i64, 0, "no request waits in the engine");
 }

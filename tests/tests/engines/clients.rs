@@ -1,4 +1,4 @@
-//! Clients that nobody changed for paced.
+//! Real client libraries, unchanged for paced.
 
 use std::path::PathBuf;
 
@@ -7,11 +7,11 @@ use lab::site::SOON;
 
 use super::*;
 
-/// Runs a Python program of this repository where clients are, and returns what it printed as JSON.
+/// Runs a Python program of this repository in the clients' namespace, and returns the JSON that it printed.
 fn run(desk: &Desk, python: PathBuf, program: &str) -> Value {
     let mut command = desk.chain().client.command(python).unwrap();
     command.arg(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("engines").join(program));
-    // What it would otherwise ask the internet for comes with the package.
+    // LiteLLM then uses the price list in its package instead of downloading one.
     command.env("LITELLM_LOCAL_MODEL_COST_MAP", "True");
     let mut client = Process::start(command).unwrap();
     let status = client.wait(std::time::Duration::from_secs(100)).unwrap();
@@ -43,6 +43,6 @@ fn litellm_works_unmodified_through_an_edge() {
     });
     assert_eq!(seen, expected);
     let gone = || (desk.emulated.counts()[2] >= 2).then_some(());
-    wait_for("the engine to be left alone by a client that left", SOON, gone).unwrap();
-    desk.models.site.wait_for_counts("no request to be left", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+    wait_for("the engine to drop the requests of clients that left", SOON, gone).unwrap();
+    desk.models.site.wait_for_counts("all requests to end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
 }

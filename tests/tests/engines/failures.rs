@@ -1,4 +1,4 @@
-//! Real engines that fail, and clients that leave them.
+//! Real engines that fail, and clients that cancel their requests.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 
@@ -15,7 +15,7 @@ fn a_client_that_leaves_ends_the_work_of_a_real_engine() {
     let desk = Desk::new("");
     let engine = &desk.chain().target;
     for (is_stream, gone) in [(true, 1), (false, 2)] {
-        // More tokens than the engine makes before the client has gone.
+        // More tokens than the engine can generate before the client leaves.
         let mut curl = desk.begin("/v1/chat/completions", &chat("large", 900, is_stream));
         if is_stream {
             curl.stdout.as_mut().unwrap().read_exact(&mut [0; 16]).unwrap();
@@ -23,14 +23,16 @@ fn a_client_that_leaves_ends_the_work_of_a_real_engine() {
         wait_for("the engine to work", SOON, || desk.large.busy_places(engine).ok().filter(|busy| *busy == 1)).unwrap();
         curl.kill().unwrap();
         curl.wait().unwrap();
-        wait_for("the engine to be left alone", SOON, || (desk.large.given_up() == gone).then_some(())).unwrap();
-        wait_for("its place to be free", SOON, || desk.large.busy_places(engine).ok().filter(|busy| *busy == 0))
-            .unwrap();
+        wait_for("the engine to drop the request", SOON, || (desk.large.given_up() == gone).then_some(())).unwrap();
+        wait_for("the engine's place to be free", SOON, || {
+            desk.large.busy_places(engine).ok().filter(|busy| *busy == 0)
+        })
+        .unwrap();
         let is_counted = |counts: &Counts| counts.sum(&format!("{OF_THE_LARGE}\"cancelled\"")) == gone as i64;
-        desk.models.site.wait_for_counts("it to be counted", is_counted).unwrap();
+        desk.models.site.wait_for_counts("the request to be counted", is_counted).unwrap();
     }
     let made = desk.large.metric(engine, "llamacpp:tokens_predicted_total").unwrap();
-    assert!(made < 1_700.0, "{made} tokens were made for nobody");
+    assert!(made < 1_700.0, "{made} tokens were generated for clients that had left");
 }
 
 #[test]
@@ -50,7 +52,7 @@ fn an_engine_that_is_killed_in_the_middle_of_an_answer_ends_it_with_an_error_and
     let (_, _, is_whole) = events(&rest);
     let last = rest.lines().rev().find_map(|line| line.strip_prefix("data: ")).unwrap();
     assert!(!is_whole && error(last) == "engine_failed", "{rest}");
-    // Named, there is no other; where the name leaves it open, there is.
+    // The large model has no other engine. `auto` may go to another model.
     let (status, body) = desk.ask("/v1/chat/completions", &chat("large", 1, false));
     assert_eq!((status, error(&body)), (503, "no_engine".to_owned()));
     let (status, body) = desk.ask("/v1/chat/completions", &chat("auto", 3, false));
@@ -64,7 +66,7 @@ fn an_engine_that_is_killed_in_the_middle_of_an_answer_ends_it_with_an_error_and
 fn a_request_whose_engine_is_gone_before_its_first_token_is_answered_by_another() {
     lab::ring!(Engines);
     let desk = Desk::new("");
-    // Both have connections that the gateway keeps.
+    // The gateway keeps connections to both engines.
     for _ in 0..4 {
         assert_eq!(desk.ask("/v1/chat/completions", &chat("small", 1, false)).0, 200);
     }

@@ -1,6 +1,6 @@
-//! The ring of real engines: `llama-server` with models of random weights, through an edge and a gateway, as root.
+//! The ring of real engines: `llama-server` with random-weight models, through an edge and a gateway, as root.
 //!
-//! `tests/engines/build.sh` builds what it needs.
+//! `tests/engines/build.sh` builds the engine and the models.
 
 #![expect(
     clippy::unwrap_used,
@@ -21,13 +21,13 @@ mod answers;
 mod clients;
 mod failures;
 
-/// Requests that each engine works on at once.
+/// The number of requests that each engine works on at once.
 const PLACES: u32 = 4;
 
-/// Where each model's engines listen. The emulated one is there for what real engines do not do when they are told to.
+/// The ports of each model's engines. The emulated engine does on request what real ones cannot be made to do.
 const PORTS: [(&str, u16); 4] = [("small", 8001), ("small", 8002), ("large", 8003), ("emulated", 8010)];
 
-/// A gateway and an edge; a small model that two engines run, a large one, and an emulated one.
+/// A gateway, an edge, and engines: two for a small model, one for a large one, and an emulated one.
 struct Desk {
     models: Models,
     small: Vec<LlamaServer>,
@@ -36,7 +36,7 @@ struct Desk {
 }
 
 impl Desk {
-    /// `gateway` is added to the gateway's keys.
+    /// Starts all of them. `gateway` is added to the gateway's keys.
     fn new(gateway: &str) -> Self {
         let chain = Chain::new().unwrap();
         let start = |model, port| LlamaServer::start(&chain.target, port, model, PLACES).unwrap();
@@ -63,18 +63,18 @@ impl Desk {
         self.models.site.counts().unwrap()
     }
 
-    /// Has curl ask the edge.
+    /// A curl command that asks the edge.
     fn curl(&self, path: &str, body: &Value) -> Command {
         let curl = self.chain().client.command("curl").unwrap();
         with_arguments(curl, SERVE, path, body)
     }
 
-    /// Asks through edge and gateway; returns the status and the body of the answer.
+    /// Asks through edge and gateway; returns the answer's status and body.
     fn ask(&self, path: &str, body: &Value) -> (u16, String) {
         answer(self.curl(path, body).output().unwrap())
     }
 
-    /// Asks an engine itself.
+    /// Asks an engine directly.
     fn ask_engine(&self, port: u16, path: &str, body: &Value) -> (u16, String) {
         let curl = self.chain().target.command("curl").unwrap();
         answer(with_arguments(curl, &format!("127.0.0.1:{port}"), path, body).output().unwrap())
@@ -98,7 +98,7 @@ fn answer(output: Output) -> (u16, String) {
     (status.parse().unwrap(), body.to_owned())
 }
 
-/// A chat whose answer is the same each time: nothing is random, and nothing that the engine still knows of a prompt is used.
+/// A chat that always gets the same answer: sampling is not random, and the engine's prompt cache is not used.
 fn chat(model: &str, tokens: u32, is_stream: bool) -> Value {
     json!({
         "model": model, "messages": [{ "role": "user", "content": "ba de fi go" }], "stream": is_stream,
@@ -106,12 +106,12 @@ fn chat(model: &str, tokens: u32, is_stream: bool) -> Value {
     })
 }
 
-/// A body that was whole.
+/// Parses a complete JSON body.
 fn object(body: &str) -> Value {
-    serde_json::from_str(body).unwrap_or_else(|_| panic!("{body} is no JSON"))
+    serde_json::from_str(body).unwrap_or_else(|_| panic!("not JSON: {body}"))
 }
 
-/// The text in an answer's events, what they bill, and whether the answer says that it is whole.
+/// The text in an answer's events, its usage if reported, and whether the answer ends with `[DONE]`.
 fn events(body: &str) -> (String, Option<Value>, bool) {
     let data: Vec<_> = body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
     let objects: Vec<Value> = data.iter().filter_map(|data| serde_json::from_str(data).ok()).collect();
@@ -123,7 +123,7 @@ fn events(body: &str) -> (String, Option<Value>, bool) {
     (objects.iter().map(text).collect(), usage.cloned(), data.contains(&"[DONE]"))
 }
 
-/// The code of an error of the API.
+/// The code of an API error.
 fn error(body: &str) -> String {
     object(body)["error"]["code"].as_str().unwrap_or_else(|| panic!("{body}")).to_owned()
 }

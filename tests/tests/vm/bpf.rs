@@ -1,4 +1,4 @@
-//! What only the lab's kernel can enforce: `fq` set and put back, and rates of classes where it is.
+//! Enforcement that only the lab's kernel has: `fq`, set and put back, and rates of classes where `fq` is the root.
 
 use std::net::UdpSocket;
 use std::process::Command;
@@ -25,12 +25,12 @@ fn fq_is_at_the_root_while_the_relay_runs_and_what_was_there_comes_back_when_it_
     for device in ["client", "target"] {
         let fq = root(&site, device);
         for part in ["qdisc fq ", "limit 10000p", "flow_limit 1000p", "horizon 2s", "horizon_drop"] {
-            assert!(fq.contains(part), "{part} is not in: {fq}");
+            assert!(fq.contains(part), "{part:?} is missing in: {fq}");
         }
     }
     site.signal(libc::SIGKILL).unwrap();
     let restored = || ["client", "target"].iter().all(|device| root(&site, device).contains("noqueue")).then_some(());
-    wait_for("what was there", SOON, restored).unwrap();
+    wait_for("the original discipline", SOON, restored).unwrap();
 }
 
 #[test]
@@ -61,10 +61,10 @@ fn rates_of_classes_are_kept_wherever_fq_is_whoever_set_it_and_for_as_long_as_it
     let follows = |what: &str, keeps: bool| wait_for(what, SOON, || (keeps_rates(2) == keeps).then_some(())).unwrap();
     follows("fq that was there", true);
     site.chain.egress.near.set_qdisc("pfifo").unwrap();
-    follows("another in its place", false);
+    follows("another discipline in place of fq", false);
     site.relay.wait_for_line("no fq at the root", SOON).unwrap();
     site.chain.egress.near.set_qdisc("fq").unwrap();
-    follows("fq again", true);
+    follows("fq to be noticed again", true);
 }
 
 #[test]
@@ -73,13 +73,13 @@ fn an_fq_of_the_administrators_holds_a_class_to_its_rate() {
     const PACKETS: usize = 100;
     let chain = lab::netns::Chain::new().unwrap();
     chain.egress.near.set_qdisc("fq").unwrap();
-    // The kernel's rate is a quarter above it: 1 Mbit/s.
+    // The kernel's rate is a quarter higher: 1 Mbit/s.
     let sections = "[kernel]\ndevices = [\"target\"]\n[class.thin]\nrate_up = \"800 kbit/s\"";
     let site = Site::on(chain, Terms { sections, ..Terms::default() }).unwrap();
-    wait_for("fq that was there", SOON, || keeps_rates(1).then_some(())).unwrap();
+    wait_for("the program to know that fq is the root", SOON, || keeps_rates(1).then_some(())).unwrap();
     let target = site.chain.target.run(|| UdpSocket::bind("0.0.0.0:9").unwrap()).unwrap();
     target.set_read_timeout(Some(SOON)).unwrap();
-    // Room for all of them, if nothing held them back.
+    // Room for all packets, if they were not delayed.
     SockRef::from(&target).set_recv_buffer_size(1 << 20).unwrap();
     let thin = Mark { direction: Direction::Up, class: 1 };
     let sender = site.chain.relay.run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
@@ -91,18 +91,18 @@ fn an_fq_of_the_administrators_holds_a_class_to_its_rate() {
     for _ in 0..PACKETS {
         target.recv(&mut [0; 1_000]).unwrap();
     }
-    // A frame of 1,000 bytes takes 8 ms, and a class that was idle gains 10.
+    // A frame of 1,000 bytes takes 8 ms, and an idle class gains 10 ms.
     assert!(began.elapsed() >= Duration::from_millis(8 * (PACKETS as u64 - 1) - 10), "{:?}", began.elapsed());
     let delayed = "kernel_delayed_packets_total{class=\"thin\",direction=\"up\"}";
     assert!(site.counts().unwrap().of(delayed) > 0);
 }
 
-/// Whether the program for what leaves has been told of a device, any of so many, that its root is `fq`.
+/// Whether the egress program's table, which must list `devices` devices, says of any of them that its root is `fq`.
 fn keeps_rates(devices: usize) -> bool {
     let output =
         Command::new("bpftool").args(["-j", "map", "dump", "name", "paced_devices"]).output().expect("bpftool runs");
     let entries: serde_json::Value = serde_json::from_slice(&output.stdout).expect("bpftool prints JSON");
-    let entries = entries.as_array().expect("one table, and its entries");
+    let entries = entries.as_array().expect("the table's entries");
     assert_eq!(entries.len(), devices, "{entries:?}");
     entries.iter().any(|entry| entry["formatted"]["value"].as_u64().is_some_and(|flags| flags & 1 == 1))
 }

@@ -1,5 +1,5 @@
-//! Devices that do not do what they are asked for: they refuse messages of several packets, or drop what departs too far
-//! ahead.
+//! Devices that do not do what they are asked to: they refuse messages of several packets, or drop packets that depart
+//! too far ahead.
 
 #![expect(
     clippy::unwrap_used,
@@ -29,7 +29,7 @@ use tokio::time::timeout;
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// How many payloads are on their way at once.
+/// The number of payloads in flight at once.
 const BURST: u32 = 32;
 
 fn payload(number: u32, len: usize) -> Vec<u8> {
@@ -38,19 +38,19 @@ fn payload(number: u32, len: usize) -> Vec<u8> {
     payload
 }
 
-/// Receives a burst, of which nothing may be missing. One may overtake the other where a sender moves to another CPU.
+/// Receives a burst, which must be complete. Payloads may be reordered if a sender moves to another CPU.
 async fn receive_all(tunnel: &mut Tunnel, len: usize) {
     let mut received = Vec::new();
     for count in 0..BURST {
-        let next = timeout(SOON, tunnel.recv()).await.unwrap_or_else(|_| panic!("only {count} arrive"));
+        let next = timeout(SOON, tunnel.recv()).await.unwrap_or_else(|_| panic!("only {count} payloads arrive"));
         received.push(next.unwrap().unwrap());
     }
     received.sort();
-    assert!((0..BURST).map(|number| payload(number, len)).eq(received), "each as it was");
+    assert!((0..BURST).map(|number| payload(number, len)).eq(received), "each payload arrives unchanged");
 }
 
-/// Has UDP from one end to the other go through IPsec: ESP in transport mode, with a cipher that does nothing. Where it
-/// does, the kernel refuses messages of several packets with EIO (`udp_send_skb` in net/ipv4/udp.c, `udp_v6_send_skb` in
+/// Makes UDP from one end to the other go through IPsec: ESP in transport mode with a null cipher. On such a path, the
+/// kernel refuses messages of several packets with EIO (`udp_send_skb` in net/ipv4/udp.c, `udp_v6_send_skb` in
 /// net/ipv6/udp.c).
 fn encapsulate(family: Family, (from, source): (&Namespace, &End), (to, destination): (&Namespace, &End)) {
     let ip = |end: &End| match family {
@@ -67,11 +67,11 @@ fn encapsulate(family: Family, (from, source): (&Namespace, &End), (to, destinat
 #[test]
 fn where_messages_of_several_packets_are_refused_clients_get_each_packet_by_itself_and_miss_none() {
     lab::ring!(Vm);
-    // The machine is slow enough for packets to be paced, and then they share messages as far as the quantum goes.
+    // The machine is so slow that packets are paced; packets within a quantum then share messages.
     let sections = "[transport]\nquantum_us = 1000";
     for family in FAMILIES {
         let site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
-        // Room for what IPsec adds to a packet.
+        // Room for the bytes that IPsec adds to a packet.
         site.chain.access.set_mtu(1_600).unwrap();
         let target = site.chain.target.run(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 9)).unwrap()).unwrap();
         target.set_nonblocking(true).unwrap();
@@ -83,10 +83,10 @@ fn where_messages_of_several_packets_are_refused_clients_get_each_packet_by_itse
             let (_, relay) = timeout(SOON, target.recv_from(&mut [0; 10])).await.unwrap().unwrap();
             let Chain { client, relay: host, access, .. } = &site.chain;
             encapsulate(family, (host, &access.far), (client, &access.near));
-            // Packets of these payloads are filled up while the window is in use, and share messages.
+            // While the window is in use, packets with these payloads are filled up and share messages.
             let (mut rounds, mut after) = (0, 0);
             while after < 3 {
-                // The relay finds all of them waiting at once.
+                // While it is stopped, all payloads queue at the relay.
                 site.signal(libc::SIGSTOP).unwrap();
                 for number in 0..BURST {
                     target.send_to(&payload(number, 1_300), relay).await.unwrap();
@@ -101,7 +101,7 @@ fn where_messages_of_several_packets_are_refused_clients_get_each_packet_by_itse
         .unwrap();
         let counts = site.counts().unwrap();
         let refused = ["gso", "packets"].map(|what| counts.of(&format!("transport_{what}_refused_total")));
-        assert_eq!(refused, [1, 0], "{family:?}: one device, and no packet");
+        assert_eq!(refused, [1, 0], "{family:?}: one device refuses messages of several packets, none refuses packets");
         let said = site.relay.wait_for_line("no segmentation offload", SOON).unwrap();
         assert!(said.contains("client"), "{said}");
     }
@@ -118,7 +118,7 @@ fn targets_then_get_each_payload_by_itself_and_miss_none() {
         site.client(async || {
             let client = Client::connect(site.access(family).unwrap()).await.unwrap();
             let mut tunnel = client.open(site.target(family, 7)).await.unwrap();
-            // A packet of the stream carries several.
+            // Each packet of the stream carries several payloads.
             for number in 0..BURST {
                 tunnel.udp.batch(Some(Form::Capsule)).push(&payload(number, 100));
             }
@@ -131,7 +131,7 @@ fn targets_then_get_each_payload_by_itself_and_miss_none() {
     }
 }
 
-/// A relay that answers its client through `fq`, and paces what it sends: the round trip takes 10 ms.
+/// A relay that answers its client through `fq` and paces what it sends. The round trip takes 10 ms.
 fn paced_site() -> Site {
     let chain = Chain::new().unwrap();
     chain.access.near.set_qdisc("netem delay 10ms").unwrap();
@@ -150,7 +150,7 @@ fn an_fq_whose_horizon_is_nearer_than_departures_is_not_trusted_with_them_and_dr
         tunnel.echo(Form::Datagram, b"the kernel keeps departures").await;
         site.chain.access.far.set_qdisc("fq horizon 500us horizon_drop").unwrap();
         site.relay.wait_for_line("from now on, departure times are kept by paced on ", SOON).unwrap();
-        // After a change, the first packet asks again which device it is that leads to its peer.
+        // After a change, the first packet makes paced look up again which device leads to the peer.
         for _ in 0..5 {
             tunnel.echo(Form::Datagram, b"paced does").await;
         }
@@ -183,7 +183,7 @@ fn what_an_fq_drops_for_its_horizon_is_counted_and_reported() {
     site.relay.wait_for_line("fq drops packets whose departure is beyond its horizon", SOON).unwrap();
 }
 
-/// A relay that makes `fq` the root of its device to clients.
+/// A relay that makes `fq` the root of its device toward clients.
 fn with_fq() -> Site {
     let sections = "[kernel]\ndevices = [\"client\"]\nmanage_qdisc = true";
     let site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
@@ -209,7 +209,7 @@ fn an_fq_that_somebody_replaces_is_told_and_not_fought_over() {
             let is_it = |line: &str| line.contains(" fq ") && line.contains(enforced) && line.contains(detail);
             words.lines().any(is_it).then_some(())
         };
-        wait_for("news of fq", SOON, found).unwrap();
+        wait_for("the status to show the change of fq", SOON, found).unwrap();
     };
     becomes(true, "in place of noqueue");
     tc(&site, "qdisc replace dev client root handle 7: pfifo");
@@ -233,7 +233,7 @@ fn what_a_killed_monitor_left_on_a_device_the_next_one_takes_away() {
         counts.of("kernel_monitor_restarts_total") == 1 && counts.of("kernel_monitor") == 1
     })
     .unwrap();
-    assert!(tc(&site, "qdisc show dev client").contains("fq "), "it stays all the while");
+    assert!(tc(&site, "qdisc show dev client").contains("fq "), "fq stays while there is no monitor");
     site.relay.signal(libc::SIGTERM).unwrap();
     assert!(site.relay.wait(SOON).unwrap().success());
     assert!(!tc(&site, "qdisc show dev client").contains("fq "));

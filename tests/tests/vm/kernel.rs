@@ -1,4 +1,4 @@
-//! The lab's kernel is what the vm ring's other tests count on.
+//! The lab's kernel has what the vm ring's other tests rely on.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn the_probe_finds_fq_and_everything_else_there() {
     lab::ring!(Vm);
     let found = bpf::probe();
     for (name, finding) in found.rows() {
-        // XDP alone is not known before it is tried.
+        // Only XDP is unknown until it is tried.
         assert!(finding.state == Availability::Yes || name == "XDP", "\n{found}");
     }
 }

@@ -1,4 +1,4 @@
-//! The ring of the lab's Debian kernel. What runs there, and how, is in the lists of `tests/vm`, by module.
+//! The ring of the lab's Debian kernel. The lists in `tests/vm` say, by module, which tests run there, and how.
 
 mod bpf;
 mod devices;

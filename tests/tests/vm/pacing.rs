@@ -1,5 +1,5 @@
-//! Departure times on a kernel with `fq`, seen from the next host: a sender at a fixed rate in front of a link that is
-//! hardly faster and whose queue holds six packets.
+//! Departure times on a kernel with `fq`, measured at the next host: a sender with a fixed rate in front of a link that
+//! is hardly faster and whose queue holds six packets.
 //!
 //! ```text
 //! sender ── (capture) bottleneck: tbf 20 Mbit/s ── receiver
@@ -40,13 +40,14 @@ use rustix::{
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tokio::runtime::{Builder, Runtime};
 
-/// Reads all that this process executes into memory, for good, and has the kernel leave the pages as they are.
+/// Reads all pages of this process into memory and locks them, and tells the kernel not to merge them into huge pages.
 ///
-/// Time counted in instructions jumps to the next timer while everything waits for a file of the host: the first call of
-/// a function, in the middle of a stream, held departures up for milliseconds. khugepaged would take the one CPU for 4 ms.
+/// When time is counted in instructions, it jumps to the next timer while the process waits for a file of the host: the
+/// first call of a function, in the middle of a stream, delayed departures by milliseconds. khugepaged would take the only
+/// CPU for 4 ms.
 fn stay_in_memory() -> Result<()> {
     mlockall(MlockAllFlags::CURRENT).context("memory cannot be locked")?;
-    disable_transparent_huge_pages(true).context("the kernel would make huge pages")
+    disable_transparent_huge_pages(true).context("transparent huge pages cannot be disabled")
 }
 
 /// 18 Mbit/s of UDP payload: a packet of 1,472 bytes every 654 µs.
@@ -55,8 +56,8 @@ const GAP_US: f64 = 1_472.0 / 2.25;
 
 const FQ: &str = "fq limit 10000 flow_limit 1000 horizon 2s horizon_drop";
 
-/// What the sender sends, in bytes, and how much of the beginning is not looked at: before the first round trip is
-/// measured, no packet is paced.
+/// The bytes that the sender sends, and the number of first packets to skip: no packet is paced before the first round
+/// trip is measured.
 const BYTES: usize = 1_500_000;
 const SKIPPED: usize = 100;
 
@@ -80,13 +81,13 @@ impl Lab {
         bottleneck.sysctl("net.ipv4.ip_forward", "1")?;
         [&access.near, &access.far, &egress.near, &egress.far].into_iter().try_for_each(|end| end.segment())?;
         access.near.set_qdisc(qdisc)?;
-        // Six packets of 1,514 bytes wait at most.
+        // At most six packets of 1,514 bytes wait.
         egress.near.set_qdisc("tbf rate 20mbit burst 1540b limit 9100")?;
         access.far.set_qdisc("netem limit 10000 delay 40ms")?;
         Ok(Self { sender, bottleneck, receiver, access, egress })
     }
 
-    /// How many packets found the bottleneck's queue full.
+    /// The number of packets that the bottleneck dropped because its queue was full.
     fn dropped(&self) -> Result<u64> {
         let device = &self.egress.near.device;
         let qdiscs = self.bottleneck.command("tc")?.args(["-s", "-j", "qdisc", "show", "dev", device]).output()?;
@@ -137,7 +138,7 @@ fn runtime() -> Result<Runtime> {
     Ok(Builder::new_current_thread().enable_all().build()?)
 }
 
-/// Takes one stream of so many bytes, and answers with one byte.
+/// Accepts one stream of `bytes` bytes, and answers with one byte.
 fn receive(
     address: SocketAddr,
     tls: ServerTls,
@@ -165,7 +166,7 @@ fn receive(
         anyhow::ensure!(received == bytes, "{received} bytes arrived");
         stream.send(Bytes::from_static(b"!")).await?;
         stream.finish()?;
-        // The client has its answer and closes.
+        // Waits until the client has its answer and closes the connection.
         while connection.accept().await.is_ok_and(|stream| stream.is_some()) {}
         Ok(())
     })
@@ -202,7 +203,8 @@ fn gaps_us(packets: &[Packet]) -> [f64; 3] {
     [10, 50, 90].map(|percent| gaps[gaps.len() * percent / 100])
 }
 
-/// The most packets that follow each other within 100 µs (a train, as in QUIC Steps, CoNEXT 2025), and where they are.
+/// The length and position of the longest run of packets that follow each other within 100 µs (a train, as in QUIC
+/// Steps, CoNEXT 2025).
 fn longest_train(packets: &[Packet]) -> (usize, String) {
     let (mut longest, mut before) = ((0, 0), 0);
     for train in packets.chunk_by(|one, next| next.at_ns - one.at_ns < 100_000) {
@@ -218,12 +220,12 @@ fn within_a_hundredth(value: f64, of: f64) -> bool {
     (value / of - 1.0).abs() <= 0.01
 }
 
-/// What follows the sender's devices, in a runtime of its own inside the sender's namespace, until the other half is
-/// dropped.
+/// Follows the queueing disciplines of the sender's devices, in a runtime inside the sender's namespace, until the
+/// returned sender is dropped.
 fn follow(lab: &Lab) -> Result<(Devices, mpsc::Sender<()>)> {
     let ((tell, told), (stop, stopped)) = (mpsc::channel(), mpsc::channel::<()>());
     lab.sender.spawn(move || -> Result<()> {
-        // Workers of the runtime are threads that this one makes, and so are in its namespace.
+        // The runtime's workers are threads that this thread starts, so they share its namespace.
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         tell.send(qdisc::follow(Gauges::default(), runtime.handle(), Box::new(|_, _| {})))?;
         _ = stopped.recv();
@@ -275,7 +277,7 @@ fn an_fq_that_is_replaced_under_load_is_noticed_and_costs_no_packet() {
         assert_eq!(counters.held.get(), 0, "fq keeps departures");
         lab.access.near.set_qdisc("pfifo").unwrap();
         let held = || (counters.held.get() > 0).then_some(());
-        wait_for("messages wait in the process", Duration::from_secs(60), held).unwrap();
+        wait_for("messages to wait in the process", Duration::from_secs(60), held).unwrap();
         lab.access.near.set_qdisc(FQ).unwrap();
     })
     .unwrap();

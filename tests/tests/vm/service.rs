@@ -1,5 +1,5 @@
-//! The package and its units under systemd: installed, started, reloaded, killed, stuck, and taken away again. One test
-//! after the other, in a guest whose first process is systemd.
+//! The package and its units under systemd: installed, started, reloaded, killed, stuck, and removed. The tests run one
+//! after another, in a guest whose first process is systemd.
 
 #![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
 
@@ -18,22 +18,22 @@ use masque::template::Template;
 use masque::tunnel::Form;
 use tokio::time::timeout;
 
-/// How long anything may take that systemd does, on an emulated machine.
+/// The longest that any action of systemd may take on an emulated machine.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Where units can be changed by the administrator.
+/// The directory of the administrator's changes to units.
 const UNITS: &str = "/etc/systemd/system";
 
-/// A database of packages of the tests' own: to read the machine's takes an emulated one minutes.
+/// A package database for the tests: an emulated machine takes minutes to read the system's.
 const DPKG: &str = "dpkg --admindir=/tmp/dpkg";
 
-/// Runs a command; returns whether it succeeded, and what it said.
+/// Runs a command; returns whether it succeeded, and its output.
 fn try_run(command: &str) -> (bool, String) {
     let output = Command::new("bash").args(["-c", &format!("{command} 2>&1")]).output().unwrap();
     (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs a command, which has to succeed; returns what it said.
+/// Runs a command, which must succeed, and returns its output.
 fn run(command: &str) -> String {
     let (succeeded, said) = try_run(command);
     assert!(succeeded, "{command}: {said}\n{}", try_run("journalctl -b --no-pager -n 60 -u paced -u paced.socket").1);
@@ -45,7 +45,7 @@ fn write(path: &str, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// What systemd knows of the service.
+/// A property of the service, as systemd reports it.
 fn property(name: &str) -> String {
     let output = Command::new("systemctl").args(["show", "paced.service", "--value", "-p", name]).output().unwrap();
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
@@ -55,19 +55,20 @@ fn main_pid() -> i32 {
     property("MainPID").parse().unwrap()
 }
 
-/// The service, installed from the package. Stopped and without the administrator's changes when dropped.
+/// The service, installed from the package. Dropping it stops the service and removes the administrator's changes.
 struct Service {
     authority: Authority,
 }
 
 impl Service {
-    /// Installs the package if it is not, with a certificate that only root and the group paced can read.
+    /// Installs the package if it is missing, and a certificate that only root and the group paced can read.
     fn install() -> Self {
         if !Path::new("/usr/bin/paced").exists() {
             let package = lab::program("paced").unwrap().with_file_name("paced.deb");
             run("mkdir -p /tmp/dpkg/info /tmp/dpkg/updates && touch /tmp/dpkg/status");
             run(&format!("{DPKG} --force-depends -i {}", package.display()));
-            // As the bus's own package does wherever a policy is installed; that database does not know it.
+            // The bus's package reloads the bus whenever a policy is installed, but the tests' database does not
+            // contain that package.
             let bus = "org.freedesktop.DBus /org/freedesktop/DBus org.freedesktop.DBus";
             run(&format!("busctl call {bus} ReloadConfig"));
         }
@@ -80,7 +81,7 @@ impl Service {
         Self { authority }
     }
 
-    /// Configures a relay on 127.0.0.1:443 that serves everybody, toward this machine.
+    /// Configures a relay on 127.0.0.1:443 that serves all clients, toward this machine.
     fn configure(&self, relay: &str, sections: &str) {
         let text = format!(
             r#"
@@ -100,17 +101,17 @@ impl Service {
         write("/etc/paced/paced.toml", &text);
     }
 
-    /// Makes systemd open the sockets: `workers` at the listener.
+    /// Makes systemd open the sockets: `workers` of them at the listener.
     fn open_sockets(&self, workers: usize) {
         let lines = "ListenDatagram=127.0.0.1:443\n".repeat(workers);
         let lists = "[Socket]\nListenDatagram=\n";
         write(&format!("{UNITS}/paced.socket.d/listeners.conf"), &format!("{lists}{lines}ReusePort={}\n", workers > 1));
-        // An empty assignment clears streams as well.
+        // An empty assignment also clears the list of streams.
         write(&format!("{UNITS}/paced.socket.d/control.conf"), "[Socket]\nListenStream=/run/paced/control.sock\n");
         run("systemctl daemon-reload && systemctl start paced.socket");
     }
 
-    /// Gives the unit the rights that enforcement in the kernel takes.
+    /// Gives the unit the capabilities that enforcement in the kernel needs.
     fn grant_rights(&self) {
         run(&format!("install -D -t {UNITS}/paced.service.d /usr/share/paced/kernel.conf && systemctl daemon-reload"));
     }
@@ -149,7 +150,7 @@ impl Drop for Service {
     }
 }
 
-/// The capabilities of a process that are in force, as a mask.
+/// The effective capabilities of a process, as a mask.
 fn capabilities(pid: i32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
@@ -171,7 +172,7 @@ fn a_relay_starts_from_the_package_with_a_key_that_only_root_can_read_and_no_rig
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"), "{status}");
     assert_eq!(run(&format!("ps -o user= -p {pid}")).trim(), "paced");
-    // The group's members may look.
+    // Members of the group may read, but not write.
     assert_eq!(run("stat -c '%a %U:%G' /run/paced /run/paced/control.sock"), "750 paced:paced\n660 paced:paced\n");
     run("setpriv --reuid=nobody --regid=paced --clear-groups pacectl status");
     let (allowed, said) = try_run("setpriv --reuid=nobody --regid=paced --clear-groups pacectl policy rollback 1");
@@ -195,7 +196,7 @@ fn the_unit_is_exposed_as_little_as_is_said() {
         assert!(property(limit).parse::<u64>().is_ok(), "{limit} is {}", property(limit));
     }
     assert!(property("After").contains("time-sync.target"));
-    // Its own filter of system calls is beside systemd's.
+    // The daemon's own filter of system calls works beside systemd's.
     let said = run("journalctl -b --no-pager -u paced");
     assert!(!said.contains("no seccomp filter"), "{said}");
     assert_eq!(run("stat -c '%a %U:%G' /etc/paced/paced.toml"), "640 root:paced\n");
@@ -234,7 +235,7 @@ fn a_reload_waits_for_its_outcome_and_one_that_is_refused_fails_and_changes_noth
     assert!(run("pacectl classes").contains("voice"));
     service.configure("", "[class.voice]\nlevle = \"high\"");
     let (reloaded, _) = try_run("systemctl reload paced.service");
-    assert!(!reloaded, "a reload that is refused fails");
+    assert!(!reloaded, "a refused reload must fail");
     let said = run("journalctl -b --no-pager -u paced");
     assert!(said.contains("did you mean level?"), "{said}");
     assert!(run("pacectl policy get").contains("level = \"high\""));
@@ -242,8 +243,8 @@ fn a_reload_waits_for_its_outcome_and_one_that_is_refused_fails_and_changes_noth
     service.relay();
 }
 
-/// Sends to the listener until `done`, which has to be soon; returns whether the port was ever closed. Each of a closed
-/// port's answers is told by the next call.
+/// Sends to the listener until `done`, which must be soon; returns whether the port was ever closed. The error for a
+/// packet to a closed port is returned by the next call.
 fn is_ever_closed(mut done: impl FnMut() -> bool) -> bool {
     let begin = Instant::now();
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -274,12 +275,12 @@ fn a_killed_relay_is_restarted_and_with_the_socket_unit_no_packet_meets_a_closed
         closed
     };
     run("systemctl start paced.service");
-    assert!(kill(), "without it, some do");
+    assert!(kill(), "without the socket unit, some packets meet a closed port");
     run("systemctl stop paced.service; systemctl reset-failed paced.service || true");
     service.open_sockets(1);
     run("systemctl start paced.service");
     assert!(!kill());
-    // Nor over a restart; and a client that connects meanwhile waits.
+    // No packet does during a restart, and a client that connects meanwhile waits.
     let restarting = std::thread::spawn(|| run("systemctl restart paced.service && pacectl status"));
     assert!(!is_ever_closed(|| restarting.is_finished()));
     restarting.join().unwrap();
@@ -298,7 +299,7 @@ fn sockets_that_are_not_those_of_the_configuration_are_refused_at_start_with_wha
         service.configure(relay, "");
         run("systemctl stop paced.socket");
         service.open_sockets(sockets);
-        // Once, not five times.
+        // The start must fail once, not be retried four times.
         write(&format!("{UNITS}/paced.service.d/once.conf"), "[Service]\nRestart=no\n");
         run("systemctl daemon-reload");
         assert!(!try_run("systemctl start paced.service").0, "{relay}, {sockets} sockets");
@@ -320,21 +321,21 @@ fn a_relay_with_a_worker_that_is_stuck_is_restarted() {
     run("systemctl daemon-reload && systemctl start paced.service");
     service.relay();
     let pid = main_pid();
-    // The watchdog is fed while all is well.
+    // A healthy relay keeps the watchdog quiet.
     std::thread::sleep(Duration::from_secs(8));
     assert_eq!((main_pid(), property("NRestarts")), (pid, "0".into()));
     let named = |thread: &fs::DirEntry| fs::read_to_string(thread.path().join("comm")).unwrap() == "worker-1\n";
     let mut threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(Result::unwrap);
     let worker: i32 = threads.find(named).unwrap().file_name().to_str().unwrap().parse().unwrap();
-    // SAFETY: these stop one thread of the other process, as a debugger does; no memory is touched.
+    // SAFETY: these calls stop one thread of the other process, as a debugger does; they touch no memory.
     let stopped = unsafe {
         let none = std::ptr::null_mut::<libc::c_void>();
         libc::ptrace(libc::PTRACE_SEIZE, worker, none, none) + libc::ptrace(libc::PTRACE_INTERRUPT, worker, none, none)
     };
     assert_eq!(stopped, 0);
     let is_back = || {
-        // A thread that is traced has ended only when its tracer knows: this thread.
-        // SAFETY: it takes a thread's ID and, for the status, nothing.
+        // The exit of a traced thread must be reaped by its tracer, which is this thread.
+        // SAFETY: the call takes a thread's ID and a null pointer for the status.
         unsafe { libc::waitpid(worker, std::ptr::null_mut(), libc::__WALL | libc::WNOHANG) };
         (![0, pid].contains(&main_pid()) && property("ActiveState") == "active").then_some(())
     };
@@ -365,7 +366,7 @@ fn a_call_over_the_bus_starts_the_service_and_is_answered_as_the_bus_policy_allo
     assert_eq!(run(&of_group), "t 1\n");
     let (answered, said) = try_run(&of_group.replace("regid=paced", "regid=nogroup"));
     assert!(!answered && said.contains("denied"), "{said}");
-    // Polkit may let some callers that may ask write, too.
+    // Polkit may also permit writing to some callers that may read.
     let forget = "setpriv --reuid=nobody --regid=paced --clear-groups busctl call org.paced.Paced1 /org/paced/Paced1 \
                   org.paced.Control1 ForgetSavedPolicy";
     let (allowed, said) = try_run(forget);
@@ -373,10 +374,10 @@ fn a_call_over_the_bus_starts_the_service_and_is_answered_as_the_bus_policy_allo
     let rule = "polkit.addRule(function(action, subject) { \
                 if (action.id == 'org.paced.Paced1.write' && subject.user == 'nobody') return polkit.Result.YES; });";
     write("/etc/polkit-1/rules.d/10-paced.rules", rule);
-    wait_for("that polkit knows", SOON, || try_run(forget).0.then_some(())).unwrap();
+    wait_for("polkit to apply the rule", SOON, || try_run(forget).0.then_some(())).unwrap();
     let author =
         run("journalctl -b --no-pager -u paced -o json PACED_NAME=org.paced.Paced1 --output-fields=PACED_BUS,MESSAGE");
-    assert!(author.contains("\"PACED_BUS\":\"system\""), "each field of a log is one in the journal: {author}");
+    assert!(author.contains("\"PACED_BUS\":\"system\""), "each field of a log line is a journal field: {author}");
 }
 
 #[test]
@@ -389,9 +390,9 @@ fn a_purge_ends_the_service_and_leaves_nothing_but_the_user() {
     let pid = main_pid();
     let files = run(&format!("{DPKG} -L paced"));
     run(&format!("{DPKG} --purge paced"));
-    assert!(!Path::new(&format!("/proc/{pid}")).exists(), "it runs no more");
+    assert!(!Path::new(&format!("/proc/{pid}")).exists(), "the relay has ended");
     assert_nothing_is_left(&files);
-    // Debian keeps system users, so that their numbers do not pass to others.
+    // Debian keeps system users, so that no other user gets their IDs.
     assert!(try_run("getent passwd paced").0);
     assert!(!try_run("systemctl cat paced.service").0);
 }
@@ -415,7 +416,7 @@ fn a_purge_succeeds_where_scripts_of_packages_may_not_stop_services() {
     assert_nothing_is_left(&files);
 }
 
-/// That none of the package's files is left, nor what came with them while it was in use.
+/// Asserts that no file of the package is left, and no file that it created while in use.
 fn assert_nothing_is_left(files: &str) {
     let left =
         files.lines().filter(|file| Path::new(file).is_file() || file.contains("paced") && Path::new(file).exists());
