@@ -1,4 +1,4 @@
-//! The kernel's programs: what each does to a packet, by test runs and on devices, and that other loaders take them.
+//! The kernel programs: what each does to a packet, in test runs and on devices, and that other loaders accept them.
 
 #![expect(
     clippy::unwrap_used,

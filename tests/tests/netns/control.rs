@@ -1,4 +1,4 @@
-//! The control plane of a relay at work: policy that changes under load, and which calls of which callers it refuses.
+//! The control plane of a running relay: policy changes under load, and the calls that it refuses, by caller.
 
 #![expect(
     clippy::unwrap_used,
@@ -24,17 +24,17 @@ use lab::client::Client;
 use lab::site::{Family, Site};
 use serde_json::Value;
 
-/// A class for everything to port 7.
+/// A class for all traffic to port 7.
 const VOICE: &str = "[class.voice]\nlevel = \"high\"\ndscp = 46\n[[rule]]\nclass = \"voice\"\nports = 7\n";
 
-/// What a command of `pacectl` that does not fail prints as JSON.
+/// The JSON that a successful `pacectl` command prints.
 fn json(site: &Site, arguments: &[&str]) -> Value {
     let (code, said) = site.pacectl(&[&["--json"], arguments].concat(), "").unwrap();
     assert_eq!(code, Some(0), "{arguments:?}: {said}");
     serde_json::from_str(&said).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {said}"))
 }
 
-/// Sets a policy, which has to be accepted; returns what `pacectl` said.
+/// Sets a policy, which must be accepted; returns the output of `pacectl`.
 fn set(site: &Site, text: &str, options: &[&str]) -> String {
     let (code, said) = site.pacectl(&[&["policy", "set", "-"], options].concat(), text).unwrap();
     assert_eq!(code, Some(0), "{text}\n{said}");

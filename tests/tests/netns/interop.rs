@@ -1,5 +1,5 @@
-//! Clients on another HTTP/3 stack (`tests/interop`) against the daemon: they get their payloads back, and where they
-//! break rules, they are told so as the RFCs want it.
+//! Clients on another HTTP/3 stack (`tests/interop`) against the daemon: they get their payloads back, and when they
+//! break rules, they get the errors that the RFCs require.
 
 #![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
 
@@ -16,14 +16,14 @@ use lab::site::{SOON, Site, Terms};
 /// The first use installs packages.
 const INSTALLATION: Duration = Duration::from_secs(300);
 
-/// The script that runs the clients, ready to be run without a network.
+/// The script that runs the clients, with its packages installed, so that it needs no network.
 pub fn script() -> PathBuf {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/run.sh");
     let mut command = Command::new(&script);
     command.args(["strictness", "--help"]);
     let mut installation = Process::start(command).unwrap();
     let status = installation.wait(INSTALLATION).unwrap();
-    assert!(status.success(), "the clients cannot be run: {}", installation.output());
+    assert!(status.success(), "the clients do not run: {}", installation.output());
     script
 }
 
@@ -116,7 +116,7 @@ fn packets_full_of_any_frame_request_or_capsule_are_answered_as_they_should_and_
     let few = ["--pid", &pid, "--packets", "10", "--samples", "1"];
     let arguments = [&["hostile", "--relay", "127.0.0.1:4433", "--insecure"], &few[..]].concat();
     let (status, report) = run(&development.namespace, &script, &arguments);
-    // Each kind says what has to become of its packets, and the program fails where a type of frame has no kind.
+    // Each kind says how its packets must be handled, and the program fails if a frame type has no kind.
     assert!(status.success() && report.contains(" kinds did what they say, 0 did not"), "{report}");
     let arguments = ["connect_udp", "--relay", "127.0.0.1:4433", "--insecure"];
     let (status, report) = run(&development.namespace, &script, &arguments);

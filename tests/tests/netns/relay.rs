@@ -1,6 +1,6 @@
-//! A relay between a client and a target in network namespaces: what it carries, what it refuses, how it ends.
+//! A relay between a client and a target in network namespaces: what it forwards, what it refuses, how it ends.
 //!
-//! Each test has a chain of namespaces and a relay of its own.
+//! Each test has its own chain of namespaces and its own relay.
 
 #![expect(
     clippy::unwrap_used,

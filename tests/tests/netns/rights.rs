@@ -1,4 +1,4 @@
-//! What the probe of the kernel says with all rights, and with none.
+//! The results of the kernel probe with all capabilities, and with none.
 
 use std::thread;
 
@@ -30,9 +30,9 @@ fn without_rights_the_table_names_each_that_is_missing_and_what_works_all_the_sa
     }
 }
 
-/// Empties the capability sets of the calling thread, and of no other.
+/// Empties the capability sets of the calling thread only.
 fn give_up_all_rights() {
     let none = CapabilitySet::empty();
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
-        .expect("any thread may give up what it has");
+        .expect("any thread may give up its capabilities");
 }

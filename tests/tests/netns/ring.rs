@@ -1,4 +1,4 @@
-//! The ring of network namespaces tests itself: what it makes works, and nothing of it stays behind.
+//! The ring of network namespaces tests itself: its parts work, and it leaves nothing behind.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -74,7 +74,8 @@ fn a_token_bucket_holds_a_link_to_its_rate() {
     let _echo = chain.relay.echo(7).unwrap();
     let relay = (chain.access.far.v4, 7).into();
     ask(&chain.client, relay, b"resolves the link address first").unwrap();
-    // Ten payloads of 1,000 bytes (1,042 in frames), of which the bucket covers one and a half: 8.5 wait 1 ms each at 8 Mbit/s.
+    // Ten payloads of 1,000 bytes (1,042 in frames), of which the bucket covers one and a half: the other 8.5 wait 1 ms each at
+    // 8 Mbit/s.
     chain.access.near.set_qdisc("tbf rate 8mbit burst 1563 latency 1s").unwrap();
     let begin = std::time::Instant::now();
     chain
@@ -107,7 +108,7 @@ fn a_dropped_namespace_is_gone_with_its_devices() {
 #[test]
 fn leftovers_of_a_dead_run_are_removed_with_what_runs_in_them() {
     lab::ring!(Netns);
-    // The pid of a process that was waited for belongs to nobody.
+    // After the wait, no process has this pid.
     let mut dead = Command::new("true").spawn().unwrap();
     dead.wait().unwrap();
     let name = format!("paced-{}-0-client", dead.id());
@@ -129,7 +130,7 @@ fn a_program_ends_with_its_handle() {
     let namespace = Namespace::new("client").unwrap();
     let process = namespace.start("sh", ["-c", "readlink /proc/self/ns/net; exec sleep 1000"]).unwrap();
     let inode = process.wait_for_line("net:", SOON).unwrap();
-    assert_ne!(Path::new(&inode), fs::read_link("/proc/self/ns/net").unwrap(), "it runs in a namespace of its own");
+    assert_ne!(Path::new(&inode), fs::read_link("/proc/self/ns/net").unwrap(), "the process runs in its own namespace");
     let folder = Path::new("/proc").join(process.id().to_string());
     assert!(folder.exists());
     drop(process);
@@ -145,5 +146,5 @@ fn a_program_sees_the_resolver_that_its_namespace_was_given() {
     let mut cat = namespace.start("cat", ["/etc/resolv.conf"]).unwrap();
     assert!(cat.wait(SOON).unwrap().success());
     assert_eq!(cat.output(), "nameserver 10.0.1.2");
-    assert_eq!(fs::read("/etc/resolv.conf").unwrap(), before, "nobody else sees it");
+    assert_eq!(fs::read("/etc/resolv.conf").unwrap(), before, "other processes keep the old file");
 }

@@ -1,4 +1,4 @@
-//! Models: curl asks an edge, the edge a gateway, the gateway engines.
+//! Requests for models: curl asks an edge, the edge a gateway, the gateway engines.
 
 #![expect(
     clippy::unwrap_used,
@@ -29,7 +29,7 @@ use lab::process::{Process, wait_for};
 use lab::site::{SOON, Site, Terms};
 use serde_json::{Value, json};
 
-/// Where the edge serves clients.
+/// The URL at which the edge serves clients.
 const SERVE: &str = "http://127.0.0.1:8100";
 
 /// A gateway with a large and a small model, the engines of the large one, and an edge.
@@ -38,7 +38,7 @@ struct Desk {
     large: Vec<Engine>,
     small: Engine,
     edge: Process,
-    /// What the relay's configuration says of tokens, and besides.
+    /// The relay's configuration of tokens, and the other sections.
     relay: String,
     sections: String,
 }
@@ -49,7 +49,7 @@ impl Desk {
         Self::with_large(replicas, 1, model, gateway, "")
     }
 
-    /// The same, with large engines whose steps take so long, and a policy.
+    /// The same, with `step_ms` per step of the large model's engines, and a policy.
     fn with_large(replicas: u16, step_ms: u64, model: &str, gateway: &str, policy: &str) -> Self {
         let chain = lab::netns::Chain::new().unwrap();
         let start = |port, name, speed| Engine::start(&chain.target, port, name, speed).unwrap();
@@ -82,7 +82,7 @@ impl Desk {
         );
         let (token, hash) = generate_token().unwrap();
         let relay = format!("[[relay.token]]\nname = \"edge\"\nsha256 = \"{}\"", hex(&hash));
-        // The relay reads the file at its start.
+        // The relay reads these files when it starts.
         let folder = std::env::temp_dir().join(chain.relay.name());
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("engine.key"), "sk-of-the-engine\n").unwrap();
@@ -93,7 +93,7 @@ impl Desk {
         Self { site, large, small, edge, relay, sections }
     }
 
-    /// Has curl ask, and returns the status, the head and the body of the answer.
+    /// Asks through the edge with curl; returns the status, the header and the body of the answer.
     fn ask(&self, path: &str, options: &[&str]) -> (u16, String, String) {
         let mut curl = self.site.chain.client.command("curl").unwrap();
         curl.args(["-sS", "-N", "-i", "--http1.1", "--max-time", "20", &format!("{SERVE}{path}")]).args(options);
@@ -123,7 +123,7 @@ impl Desk {
         curl.spawn().unwrap()
     }
 
-    /// Stops the relay, and starts another with the same configuration.
+    /// Stops the relay and starts another one with the same configuration.
     fn restart(&mut self) {
         let terms = Terms { relay: &self.relay, sections: &self.sections, ..Terms::default() };
         self.site.restart(terms).unwrap();
@@ -138,7 +138,7 @@ fn start_edge(site: &Site) -> Process {
     lab::models::start_edge(site, "").unwrap()
 }
 
-/// Starts an edge whose gateways are these, in TOML.
+/// Starts an edge with these gateways, given in TOML.
 fn start_edge_to(site: &Site, gateways: &str) -> Process {
     let text = format!(
         r#"
@@ -164,7 +164,7 @@ fn chat(model: &str, prompt: &str, is_stream: bool) -> String {
         .to_string()
 }
 
-/// The tokens in an answer's events, and whether it says that these are all.
+/// The tokens in an answer's events, and whether the answer ends with `[DONE]`.
 fn tokens(body: &str) -> (String, bool) {
     let data = body.lines().filter_map(|line| line.strip_prefix("data: "));
     let events = data.clone().filter_map(|data| serde_json::from_str::<Value>(data).ok());
@@ -173,7 +173,7 @@ fn tokens(body: &str) -> (String, bool) {
 }
 
 fn error(body: &str) -> String {
-    let body: Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("{body} is no error of the API"));
+    let body: Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("not an API error: {body}"));
     body["error"]["code"].as_str().unwrap_or_else(|| panic!("{body}")).to_owned()
 }
 
@@ -198,7 +198,7 @@ fn tokens_come_as_they_are_made_and_bodies_pass_but_for_the_models_name() {
         desk.ask("/v1/completions", &["--json", &plain, "-H", "authorization: Bearer of-the-client"]);
     assert_eq!((status, body.contains("15 ")), (200, true), "{head}{body}");
     let asked = desk.small.last().unwrap();
-    assert_eq!((asked.body, asked.authorization), (plain, None), "no key is shown to an engine that was not given it");
+    assert_eq!((asked.body, asked.authorization), (plain, None), "an engine without a configured key receives none");
     let (status, _, body) = desk.ask("/v1/models", &[]);
     let list: Value = serde_json::from_str(&body).unwrap();
     let names: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
@@ -229,8 +229,8 @@ fn what_cannot_be_answered_is_refused_in_the_form_of_the_api() {
         assert_eq!((found, error(&body)), (status, code.to_owned()), "{path} {options:?} {head}");
     }
     let (status, _, body) = desk.chat("large", "refuse", false);
-    assert_eq!((status, body.contains("invalid_request_error")), (400, true), "an engine's own word passes");
-    assert_eq!(desk.large[0].counts()[0], 1, "nothing else reached an engine");
+    assert_eq!((status, body.contains("invalid_request_error")), (400, true), "an engine's own error is forwarded");
+    assert_eq!(desk.large[0].counts()[0], 1, "no other request reaches an engine");
     desk.site.signal(libc::SIGTERM).unwrap();
     desk.site.relay.wait(SOON).unwrap();
     let (status, head, body) = desk.chat("large", "x", false);
@@ -261,8 +261,8 @@ fn engines_that_fail_cost_no_request_another_can_answer_and_tell_clients_nothing
     assert_eq!((status, error(&body)), (502, "engine_failed".to_owned()));
     assert!(!body.contains("secret"), "{body}");
     let asked = |engine: &Engine| engine.counts()[0];
-    assert_eq!(desk.large.iter().map(asked).collect::<Vec<_>>(), [1, 1], "both were asked");
-    // A client whose requests make engines fail takes them from nobody else.
+    assert_eq!(desk.large.iter().map(asked).collect::<Vec<_>>(), [1, 1], "both engines are asked");
+    // A client whose requests make engines fail does not take the engines away from others.
     for prompt in ["fail", "hang", "fail", "fail", "hang", "fail", "fail"] {
         assert!([502, 504].contains(&desk.chat("large", prompt, false).0), "{prompt}");
         assert_eq!(desk.chat("large", "x", true).0, 200);
@@ -273,9 +273,9 @@ fn engines_that_fail_cost_no_request_another_can_answer_and_tell_clients_nothing
         assert!(body.contains("\"server_error\"") && !body.contains("secret"), "{prompt}: {body}");
     }
     desk.large.clear();
-    // The first may meet connections that are just being closed.
+    // The first requests may use connections that are just being closed.
     let refused = || Some(desk.chat("large", "x", true)).filter(|(status, ..)| *status == 503);
-    let (_, head, body) = wait_for("the gateway to see that they are gone", SOON, refused).unwrap();
+    let (_, head, body) = wait_for("the gateway to notice that the engines are gone", SOON, refused).unwrap();
     assert!(error(&body) == "no_engine" && head.contains("retry-after: 1"), "{head}");
     let (status, head, _) = desk.chat("auto", "x", true);
     assert!(status == 200 && head.contains("x-paced-model: opt-125m"), "{head}");
@@ -311,10 +311,10 @@ fn a_client_that_leaves_ends_its_engines_work_with_and_without_streaming() {
         wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] == gone).then_some(())).unwrap();
         curl.kill().unwrap();
         curl.wait().unwrap();
-        wait_for("the engine to be left alone", SOON, || (desk.large[0].counts()[2] == gone).then_some(())).unwrap();
+        wait_for("the engine to drop the request", SOON, || (desk.large[0].counts()[2] == gone).then_some(())).unwrap();
     }
     desk.site
-        .wait_for_counts("both to be counted", |counts| {
+        .wait_for_counts("both requests to be counted", |counts| {
             counts.sum(r#"gateway_requests_total{operation="chat",model="large",outcome="cancelled"}"#) == 2
         })
         .unwrap();
@@ -327,8 +327,8 @@ fn requests_wait_for_a_place_and_more_than_may_wait_are_told_to_come_again() {
     let mut first = desk.begin_chat(&chat("large", "stall 1", true));
     wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] == 1).then_some(())).unwrap();
     let second = desk.begin_chat(&chat("large", "x", true));
-    desk.site.wait_for_counts("the second to wait", |counts| counts.of("gateway_in_flight") == 2).unwrap();
-    // What is asked for by its own name is not replaced, and what stands for several goes to one with room.
+    desk.site.wait_for_counts("the second request to wait", |counts| counts.of("gateway_in_flight") == 2).unwrap();
+    // A model requested by its own name is not replaced. An alias goes to a model with room.
     let (status, head, body) = desk.chat("large", "x", true);
     assert_eq!((status, error(&body)), (429, "overloaded".to_owned()));
     assert!(head.contains("retry-after: 1"), "{head}");
@@ -354,9 +354,9 @@ fn a_request_with_a_deadline_gets_the_best_model_that_meets_it_once_engines_have
         let model = if head.contains("x-paced-model: large") { "large" } else { "opt-125m" };
         (model, head)
     };
-    // The large model's five tokens take 400 ms at least.
+    // The large model's five tokens take at least 400 ms.
     let learned = || (ask(300).0 == "opt-125m").then_some(());
-    wait_for("the gateway to learn", SOON, learned).unwrap();
+    wait_for("the gateway to learn the engine's speed", SOON, learned).unwrap();
     let (model, head) = ask(20_000);
     assert!(model == "large" && head.contains("x-paced-reason: in_time"), "{head}");
     assert!(head.contains("x-paced-predicted-ms: "), "{head}");
@@ -392,17 +392,17 @@ fn rules_give_requests_their_classes_and_a_class_has_late_ones_refused() {
     let sent = |class: &str| counts.of(&format!("class_bytes_total{{class=\"{class}\",role=\"relay\"}}"));
     assert!(sent("batch") > 0 && sent("urgent") == 0, "{counts:#?}");
 
-    // The large model's five tokens take 400 ms at least.
+    // The large model's five tokens take at least 400 ms.
     let learned = || urgent("auto").1.contains("x-paced-model: opt-125m").then_some(());
-    wait_for("the gateway to learn", SOON, learned).unwrap();
-    // What was predicted to be late is answered by an engine that has nothing else to do.
+    wait_for("the gateway to learn the engine's speed", SOON, learned).unwrap();
+    // Although it is predicted to be late, an idle engine answers the request.
     assert_eq!(urgent("large").0, 200);
     let mut other = desk.begin_chat(&chat("large", "stall 1", true));
     desk.site.wait_for_counts("another request", |counts| counts.of("gateway_in_flight") == 1).unwrap();
     let (status, head, body) = urgent("large");
     assert_eq!((status, error(&body)), (503, "deadline_unreachable".to_owned()));
     assert!(head.contains("retry-after: "), "{head}");
-    assert_eq!(desk.chat("opt-125m", "x", false).0, 200, "no class, no deadline");
+    assert_eq!(desk.chat("opt-125m", "x", false).0, 200, "without the class, there is no deadline");
     other.kill().unwrap();
     other.wait().unwrap();
 }

@@ -1,9 +1,9 @@
-//! A relay with the kernel's help and an edge that work for long, as processes, while everything around them fails now and
-//! then: processes are killed, devices come and go, names stop resolving, configurations and policies change.
+//! A relay that enforces policy in the kernel and an edge that work for long, as processes, through failures: processes
+//! are killed, devices come and go, names stop resolving, configurations and policies change.
 //!
-//! `PACED_SOAK_SECONDS=86400 tests/vm/run --icount --timeout 36000 -- PATH-OF-THE-TEST soak:: --nocapture` is a day, with idle
-//! time skipped. Before each kill and every ten minutes, the test prints what was sent and lost, what each process holds,
-//! and its CPU time.
+//! `PACED_SOAK_SECONDS=86400 tests/vm/run --icount --timeout 36000 -- PATH-OF-THE-TEST soak:: --nocapture` runs a day, with
+//! idle time skipped. Before each kill and every ten minutes, the test prints the payloads sent and lost, and the memory,
+//! descriptors and CPU time of each process.
 
 #![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
 
@@ -25,17 +25,17 @@ use masque::tunnel::Form;
 use tokio::net::UdpSocket;
 use tokio::time::{sleep, timeout};
 
-/// Tunnels that are open at once, the edge's senders, and how often each sends: 25 payloads a second and as many echoes, so that the
-/// relay passes on 50 packets a second.
+/// The number of tunnels open at once, the number of the edge's senders, and the interval of each: 25 payloads per second and as
+/// many echoes, so the relay forwards 50 packets per second.
 const TUNNELS: u64 = 16;
 const SENDERS: u64 = 4;
 const INTERVAL: Duration = Duration::from_millis(800);
 
-/// How long after a process was killed a client may find nobody.
+/// The time after a kill for which clients may get no answer.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Between two deaths of a process: how much more memory and how many more descriptors it may have at the end of that life
-/// than after its first quarter. A short life is mostly its beginning.
+/// The most by which a process's memory and descriptors may grow between the first quarter of its life and its death. A
+/// short life is mostly start-up.
 const GROWTH_KIB: u64 = 2_048;
 const GROWTH_OF_SHORT_LIFE_KIB: u64 = 16_384;
 const SHORT_LIFE_S: usize = 60;
@@ -47,31 +47,32 @@ const POLICIES: [&str; 3] = [
     "[schedule]\ndiscipline = \"wfq\"\n[class.echo]\nweight = 7\n[[rule]]\nclass = \"echo\"\nports = 7\n",
 ];
 
-/// What clients and the edge's senders saw.
+/// What clients and the edge's senders observe.
 #[derive(Default)]
 struct Seen {
     opened: AtomicU64,
     sent: AtomicU64,
     back: AtomicU64,
-    /// Payloads that did not come back because a process was killed under them.
+    /// Payloads that did not come back because a process was killed.
     cut: AtomicU64,
     resolved: AtomicU64,
     unresolved: AtomicU64,
     is_over: AtomicBool,
-    /// When the last process was killed, or the name server came or went.
+    /// The time at which the last process was killed, and the last time at which the name server came, went or was
+    /// away.
     killed: Mutex<Option<Instant>>,
     renamed: Mutex<Option<Instant>>,
 }
 
-/// Whether a moment is later than so long before another.
+/// Whether `moment` is later than `within` before `begun`.
 fn excuses(moment: &Mutex<Option<Instant>>, within: Duration, begun: Instant) -> bool {
     moment.lock().unwrap().is_some_and(|moment| moment + within > begun)
 }
 
 impl Seen {
-    /// What was awaited since `begun` will not come. Nothing but a kill excuses that.
+    /// Counts payloads awaited since `begun` as lost. Only a kill excuses that.
     fn lost(&self, payloads: u64, begun: Instant, how: &str) {
-        assert!(excuses(&self.killed, GRACE, begun), "{payloads} payloads lost {how}, and no process was killed");
+        assert!(excuses(&self.killed, GRACE, begun), "{payloads} payloads lost {how}, although no process was killed");
         self.cut.fetch_add(payloads, Relaxed);
     }
 }
@@ -80,13 +81,13 @@ fn payload(number: u64) -> Vec<u8> {
     number.to_be_bytes().repeat(1 + (number.wrapping_mul(0x9e37_79b9) >> 7) as usize % 140)
 }
 
-/// Opens tunnel after tunnel until it is over, in connections of its own.
+/// Opens one tunnel after another until the soak is over, in its own connections.
 async fn go_on(seen: Arc<Seen>, access: Access, place: u64) {
     let (mut number, form) = (place * 1_000_003, [Form::Capsule, Form::Datagram][place as usize % 2]);
     while !seen.is_over.load(Relaxed) {
         let begun = Instant::now();
         let Ok(Ok(client)) = timeout(GRACE, Client::connect(access.clone())).await else {
-            seen.lost(0, begun, "where nobody answered");
+            seen.lost(0, begun, "because no connection was opened");
             sleep(Duration::from_millis(200)).await;
             continue;
         };
@@ -105,7 +106,7 @@ async fn go_on(seen: Arc<Seen>, access: Access, place: u64) {
     }
 }
 
-/// Sends and receives until it is the tunnel's time to end; returns whether its connection goes on.
+/// Sends and receives until the tunnel's end; returns whether its connection still works.
 async fn talk(seen: &Seen, mut tunnel: Tunnel, form: Form, number: &mut u64) -> bool {
     let turns = 4 + *number % 20;
     for _ in 0..turns {
@@ -121,7 +122,7 @@ async fn talk(seen: &Seen, mut tunnel: Tunnel, form: Form, number: &mut u64) -> 
             seen.lost(1, begun, "in a tunnel");
             return false;
         };
-        assert_eq!(received, words, "a payload comes back once and as it was");
+        assert_eq!(received, words, "a payload comes back once, unchanged");
         seen.back.fetch_add(1, Relaxed);
         sleep(INTERVAL).await;
     }
@@ -142,7 +143,7 @@ async fn send_to_edge(seen: Arc<Seen>, place: u64) {
             socket.send(&words).await?;
             loop {
                 let bytes = socket.recv(&mut received).await?;
-                // What was given up may still come.
+                // Echoes of payloads given up earlier may still arrive.
                 if received[..bytes] == words {
                     return std::io::Result::Ok(());
                 }
@@ -156,13 +157,13 @@ async fn send_to_edge(seen: Arc<Seen>, place: u64) {
     }
 }
 
-/// Opens tunnels by names that nobody has asked for lately.
+/// Opens tunnels by names that have not been resolved recently.
 async fn resolve(seen: Arc<Seen>, access: Access) {
     let mut number = 0;
     while !seen.is_over.load(Relaxed) {
         let begun = Instant::now();
         let Ok(Ok(client)) = timeout(GRACE, Client::connect(access.clone())).await else {
-            seen.lost(0, begun, "where nobody answered");
+            seen.lost(0, begun, "because no connection was opened");
             sleep(Duration::from_millis(200)).await;
             continue;
         };
@@ -176,7 +177,7 @@ async fn resolve(seen: Arc<Seen>, access: Access) {
                 }
                 _ => {
                     let excused = excuses(&seen.renamed, GRACE, begun) || excuses(&seen.killed, GRACE, begun);
-                    assert!(excused, "{target:?} has its server and was not reached");
+                    assert!(excused, "{target:?} was not reached, although the name server runs");
                     seen.unresolved.fetch_add(1, Relaxed);
                 }
             }
@@ -225,7 +226,7 @@ fn kill(pid: u32) {
     send_signal(pid, libc::SIGKILL).unwrap();
 }
 
-/// What a process holds: KiB of memory, and descriptors.
+/// A process's memory in KiB, and its number of descriptors.
 fn held_by(pid: u32) -> Option<(u64, u64)> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -233,7 +234,7 @@ fn held_by(pid: u32) -> Option<(u64, u64)> {
     Some((memory.trim().trim_end_matches(" kB").parse().ok()?, descriptors))
 }
 
-/// One process from its start to its death.
+/// One process from its start to its end: its memory and descriptors, each second.
 #[derive(Default)]
 struct Life {
     held: VecDeque<(u64, u64)>,
@@ -244,7 +245,7 @@ impl Life {
         self.held.extend(held_by(pid));
     }
 
-    /// Asks that it held no more at the end than after its first quarter, and begins another.
+    /// Asserts that the process holds no more at the end than after its first quarter, and begins another life.
     fn end(&mut self, of: &str) {
         let held = std::mem::take(&mut self.held);
         let (Some(early), Some(late)) = (held.get(held.len() / 4), held.back()) else { return };
@@ -254,8 +255,8 @@ impl Life {
     }
 }
 
-/// Sets policies over a connection that is kept, as a program of an operator would: a process of its own each second would mostly
-/// spend CPU time on its start.
+/// Sets policies over a lasting connection, as an operator's program would: a new process each second would spend most of its CPU
+/// time on starting.
 struct Operator {
     runtime: tokio::runtime::Runtime,
     client: Option<api::ControlClient>,
@@ -279,7 +280,7 @@ impl Operator {
     }
 }
 
-/// What is done to the site, second by second.
+/// Disturbs the site, second by second.
 struct Disturber {
     site: Site,
     edge: Process,
@@ -287,7 +288,7 @@ struct Disturber {
     names: Option<NameServer>,
     seen: Arc<Seen>,
     lives: [Life; 2],
-    /// Reloads of the relay that lives now: applied and refused.
+    /// Reloads of the present relay: applied and refused.
     reloads: [i64; 2],
     kills: u64,
     seconds: u64,
@@ -304,7 +305,7 @@ const TERMS: Terms<'_> = Terms {
     targets: "allow = [{ to = \"10.0.0.0/8\", ports = [\"1-65535\"] }]",
     limits: "",
     control: "",
-    // The debug log of a day would fill memory.
+    // A day's debug log would fill memory.
     sections: "[kernel]\ndevices = [\"client\", \"target\", \"late\"]\n[log]\nlevel = \"info\"",
 };
 
@@ -314,10 +315,10 @@ impl Disturber {
         ["applied", "refused"].map(|result| counts.of(&format!("reloads_total{{result=\"{result}\"}}")))
     }
 
-    /// Does what is due at a second.
+    /// Makes the changes that are due at `second`.
     fn disturb(&mut self, second: u64) {
         let life_seconds = (self.seconds / 4).clamp(5, 3_600);
-        // A day has a minute where a short run has three seconds.
+        // A minute of a day-long run is three seconds of a short one.
         let minute = (self.seconds / 8).clamp(3, 60);
         self.operator.set_policy(&self.site, POLICIES[second as usize % 3]);
         if second.is_multiple_of(minute) {
@@ -347,7 +348,7 @@ impl Disturber {
         }
     }
 
-    /// Prints how it stands, so that a run that is broken off still says something.
+    /// Prints the state so far, so that even an interrupted run reports something.
     fn report(&self, second: u64) {
         let of = |count: &AtomicU64| count.load(Relaxed);
         let Seen { opened, sent, back, cut, resolved, unresolved, .. } = &*self.seen;
@@ -404,9 +405,9 @@ impl Disturber {
             return;
         }
         self.lives[0].end("the relay");
-        // The edge may have been killed once since this relay was started.
+        // The edge may have been killed once since this relay started.
         self.wait_until_counters_add_up(4 * SENDERS);
-        // Its keeper goes first now and then, so that nobody starts the monitor again.
+        // Sometimes the keeper is killed first, so that no process starts the monitor again.
         if let Some(keeper) = child_of(self.site.relay.id()).filter(|_| number % 4 == 3) {
             kill(keeper);
         }
@@ -421,7 +422,7 @@ impl Disturber {
         *self.seen.killed.lock().unwrap() = Some(Instant::now());
     }
 
-    /// Waits for a moment at which each tunnel that began has ended or is open, and all but so many payloads have their echo.
+    /// Waits until each tunnel that began has ended or is open, and at most `cut` payloads have no echo.
     fn wait_until_counters_add_up(&self, cut: u64) {
         let settled = |counts: &Counts| {
             let [began, ended] = [counts.sum("tunnels_opened_total"), counts.sum("tunnels_closed_total")];
@@ -431,7 +432,7 @@ impl Disturber {
         self.site.wait_for_counts("the counters to add up", settled).unwrap();
     }
 
-    /// What is asked once all clients are gone.
+    /// The assertions once all clients are gone.
     fn check(mut self) {
         let [relay, edge] = &mut self.lives;
         relay.end("the relay");
@@ -447,11 +448,11 @@ impl Disturber {
         assert!(back > self.seconds * 10 && resolved > 0 && unresolved > 0);
         self.wait_until_counters_add_up(0);
         let [applied, refused] = self.reloads();
-        assert_eq!([applied, refused], self.reloads, "reloads since the relay was killed last");
+        assert_eq!([applied, refused], self.reloads, "reloads since the last kill of the relay");
     }
 }
 
-/// Plays the clients in their namespace until it is over; fails as any of them does.
+/// Runs the clients in their namespace until the soak is over; fails if any of them fails.
 fn play_clients(seen: Arc<Seen>, access: Access) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

@@ -1,4 +1,4 @@
-//! Requests that go where an engine has their prompts in its cache.
+//! Requests that go to the engine that has their prompts in its cache.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn a_session_and_a_chat_stay_at_the_engine_that_they_began_with_until_it_is_gone
         assert_eq!(desk.ask("/v1/chat/completions", &["--json", &body, "-H", &session]).0, 200);
     };
     let asked = |desk: &Desk| [0, 1].map(|engine: usize| desk.large[engine].counts()[0]);
-    // The first engine has something to do while they begin, and nothing afterwards.
+    // The first engine is busy while the session and the chat begin, and idle afterwards.
     let mut busy = desk.begin_chat(&chat("large", "stall 1", true));
     wait_for("the first engine to be asked", SOON, || (asked(&desk) == [1, 0]).then_some(())).unwrap();
     let long = "x".repeat(1_200);
@@ -21,11 +21,11 @@ fn a_session_and_a_chat_stay_at_the_engine_that_they_began_with_until_it_is_gone
     assert_eq!(asked(&desk), [1, 2]);
     busy.kill().unwrap();
     busy.wait().unwrap();
-    desk.site.wait_for_counts("its end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+    desk.site.wait_for_counts("the request to end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
     ask(&desk, "s", "another");
     ask(&desk, "", &format!("{long} and more"));
     ask(&desk, "", "short");
-    assert_eq!(asked(&desk), [2, 4], "what has no past goes to the first of those that are idle");
+    assert_eq!(asked(&desk), [2, 4], "a request without history goes to the first idle engine");
     let results = |desk: &Desk| {
         let counts = desk.counts();
         ["new", "kept", "moved"]

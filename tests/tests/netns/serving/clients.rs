@@ -1,8 +1,8 @@
-//! Clients as they are used: kept connections, OpenAI's library, and another HTTP/3 stack without an edge.
+//! Realistic clients: kept connections, OpenAI's library, and another HTTP/3 stack without an edge.
 
 use super::*;
 
-/// Asks again and again over one connection to the edge, as clients that keep theirs alive do.
+/// Asks repeatedly over one connection to the edge, as clients with keep-alive do.
 fn ask_again_and_again(site: &Site, request: &str, times: usize) {
     let connection = site.chain.client.run(|| TcpStream::connect("127.0.0.1:8100").unwrap()).unwrap();
     connection.set_read_timeout(Some(SOON)).unwrap();
@@ -28,7 +28,7 @@ fn ask_again_and_again(site: &Site, request: &str, times: usize) {
                 break;
             }
         }
-        // Without a length, the content comes in chunks (RFC 9112 §7.1).
+        // Without a length, the content arrives in chunks (RFC 9112 §7.1).
         let skip = |reader: &mut BufReader<TcpStream>, length: u64| {
             assert_eq!(std::io::copy(&mut reader.take(length), &mut std::io::sink()).unwrap(), length);
         };
@@ -49,7 +49,7 @@ fn ask_again_and_again(site: &Site, request: &str, times: usize) {
 fn clients_that_ask_for_ever_are_never_short_of_streams() {
     lab::ring!(Netns);
     let desk = Desk::new(1, "", "");
-    // More than the gateway lets be open at once.
+    // More requests than the gateway admits at once.
     const THREADS: usize = 4;
     const TIMES: usize = 600;
     let post = |is_stream| {
@@ -67,7 +67,7 @@ fn clients_that_ask_for_ever_are_never_short_of_streams() {
         });
     }
     desk.site
-        .wait_for_counts("nothing to be left", |counts| {
+        .wait_for_counts("all requests and streams to end", |counts| {
             counts.of("gateway_in_flight") == 0 && counts.of("streams") == 0
         })
         .unwrap();
@@ -94,8 +94,8 @@ fn the_client_library_of_openai_works_unmodified_through_an_edge() {
     });
     assert_eq!(seen, expected, "{report}");
     let gone = || (desk.small.counts()[2] >= 1).then_some(());
-    wait_for("the engine to be left alone by a client that left", SOON, gone).unwrap();
-    desk.site.wait_for_counts("no request to be left", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+    wait_for("the engine to drop the request of a client that left", SOON, gone).unwrap();
+    desk.site.wait_for_counts("all requests to end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@ use lab::engine::Says;
 
 use super::*;
 
-/// A model at port 8443 of the target by TLS, besides the others.
+/// One more model, at port 8443 of the target, over TLS.
 const FAR: &str = r#"
     [[gateway.model]]
     name = "far"
@@ -38,9 +38,9 @@ fn an_engine_by_tls_and_http2_answers_and_is_left_alone_by_clients_that_left() {
         wait_for("the engine to be asked", SOON, || (far.counts()[0] == asked + more).then_some(())).unwrap();
         curl.kill().unwrap();
         curl.wait().unwrap();
-        wait_for("the engine to be left alone", SOON, || (far.counts()[2] == left + more).then_some(())).unwrap();
+        wait_for("the engine to drop the request", SOON, || (far.counts()[2] == left + more).then_some(())).unwrap();
     }
-    desk.site.wait_for_counts("no request to be left", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+    desk.site.wait_for_counts("all requests to end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn an_engine_whose_certificate_is_anothers_gets_no_prompt_and_the_log_says_why()
     desk.site.relay.wait_for_line("not valid for name", SOON).unwrap();
 }
 
-/// What `pacectl engines --json` says of the engines.
+/// The engines that `pacectl engines --json` lists.
 fn engines(desk: &Desk) -> Vec<Value> {
     let (_, said) = desk.site.pacectl(&["--json", "engines"], "").unwrap();
     let said: Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}"));
@@ -66,7 +66,7 @@ fn engines(desk: &Desk) -> Vec<Value> {
 fn an_engine_is_taken_out_and_brought_back_by_checks_and_no_request_is_lost_to_it() {
     lab::ring!(Netns);
     let mut desk = Desk::new(2, "health_path = \"/health\"", "check_interval_ms = 100\nanswer_timeout_seconds = 1");
-    // The URLs of engines end in /v1, and paths of checks are below what is before it.
+    // The URLs of engines end in /v1; the paths of checks replace that.
     let state = |desk: &Desk, engine: usize| engines(desk)[engine]["state"].as_str().unwrap().to_owned();
     let becomes = |desk: &Desk, engine: usize, wanted: &str| {
         let is = || (state(desk, engine) == wanted).then_some(());
@@ -85,7 +85,7 @@ fn an_engine_is_taken_out_and_brought_back_by_checks_and_no_request_is_lost_to_i
         desk.large[0].say(Says::Ready);
         becomes(&desk, 0, "ready");
     }
-    // Silence alone never takes the last engine, and an engine that is gone is found out without a request.
+    // Silence alone never takes the last engine out, and a check without any request detects an engine that is gone.
     desk.large[1].say(Says::Loading);
     becomes(&desk, 1, "down");
     desk.large[0].say(Says::Nothing);
@@ -95,7 +95,7 @@ fn an_engine_is_taken_out_and_brought_back_by_checks_and_no_request_is_lost_to_i
     assert_eq!(desk.chat("large", "x", true).0, 200);
     desk.large.clear();
     becomes(&desk, 0, "down");
-    // The first check may still find a connection that has just ended.
+    // The first check may still use a connection that has just ended.
     let is_refused = || engines(&desk)[0]["trouble"].as_str().is_some_and(|why| why.contains("refused")).then_some(());
     wait_for("the engine to refuse connections", SOON, is_refused).unwrap();
     let (status, _, body) = desk.chat("large", "x", true);
@@ -121,7 +121,7 @@ fn load_that_others_put_on_an_engine_sends_requests_to_another_and_a_flood_of_me
     }
     assert_eq!(asked(), [0, 4]);
     assert_eq!(desk.counts().of(r#"gateway_engine_others_running{model="large",engine="1"}"#), 7);
-    // What is not known any more does not count.
+    // A load that is no longer known does not count.
     for says in [Says::TooMuch, Says::Nothing] {
         desk.large[0].say(Says::Others(7));
         wait_for("the load to be known", SOON, || (others(0) == 7).then_some(())).unwrap();

@@ -1,17 +1,17 @@
-//! Whole parts that fail while requests are served: what is promised holds, what cannot be saved ends with an error, and the
+//! Parts that fail while requests are served: promises hold, answers that cannot be saved end with an error, and the
 //! counters add up.
 
 use super::*;
 
-/// How long the edge is without its path.
+/// The time for which the edge's path is down.
 const OUTAGE: Duration = Duration::from_secs(5);
 
-/// A chat with so many tokens, as a stream.
+/// A streamed chat of `tokens` tokens.
 fn stream(model: &str, tokens: u32) -> String {
     json!({ "model": model, "prompt": "x", "stream": true, "max_tokens": tokens }).to_string()
 }
 
-/// The text of a stream of plain completions, and whether it says that it is whole.
+/// The text of a stream of plain completions, and whether it ends with `[DONE]`.
 fn text(body: &str) -> (String, bool) {
     let data: Vec<_> = body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
     let events = data.iter().filter_map(|data| serde_json::from_str::<Value>(data).ok());
@@ -19,13 +19,13 @@ fn text(body: &str) -> (String, bool) {
     (text.collect(), data.contains(&"[DONE]"))
 }
 
-/// What an engine says that is asked for so many tokens.
+/// The answer of an engine to a request for `tokens` tokens.
 fn numbers(tokens: u32) -> String {
     (0..tokens).map(|number| format!("{number} ")).collect()
 }
 
 impl Desk {
-    /// Asks for a stream without waiting for it, and returns once its first token came.
+    /// Asks for a stream without waiting for all of it; returns once its first token has arrived.
     fn begin_stream(&self, body: &str) -> (Child, BufReader<std::process::ChildStdout>, String) {
         let mut curl = self.site.chain.client.command("curl").unwrap();
         curl.args(["-sS", "-N", "--max-time", "30", &format!("{SERVE}/v1/completions"), "--json", body]);
@@ -38,7 +38,7 @@ impl Desk {
         (curl, output, said)
     }
 
-    /// Requests for plain completions of a model that ended so.
+    /// The number of plain completions of `model` that ended with `outcome`.
     fn ended(&self, model: &str, outcome: &str) -> i64 {
         let sample =
             format!(r#"gateway_requests_total{{operation="text_completion",model="{model}",outcome="{outcome}"}}"#);
@@ -46,7 +46,7 @@ impl Desk {
     }
 }
 
-/// Reads a stream to its end; returns all that came, and curl's status.
+/// Reads a stream to its end; returns all its text, and curl's exit status.
 fn finish(
     (mut curl, mut output, mut said): (Child, BufReader<std::process::ChildStdout>, String),
 ) -> (String, Option<i32>) {
@@ -63,7 +63,7 @@ fn a_gateway_that_is_told_to_end_lets_open_answers_come_to_theirs_and_is_back_fo
     let (said, status) = finish(open);
     assert_eq!((text(&said), status), ((numbers(15), true), Some(0)));
     assert_eq!(desk.large[0].counts(), [1, 1, 0]);
-    // The edge may need a moment to come back.
+    // The edge may take a little time to reconnect.
     let again =
         || Some(desk.ask("/v1/completions", &["--json", &stream("large", 2)])).filter(|(status, ..)| *status == 200);
     let (_, _, body) = wait_for("an answer", SOON, again).unwrap();
@@ -78,14 +78,14 @@ fn an_answer_whose_gateway_is_killed_is_cut_off_and_cannot_be_taken_for_whole() 
     let open = desk.begin_stream(&stream("large", 200));
     desk.site.signal(libc::SIGKILL).unwrap();
     desk.site.relay.wait(SOON).unwrap();
-    wait_for("the engine to be left alone", SOON, || (desk.large[0].counts() == [1, 0, 1]).then_some(())).unwrap();
-    // Until the gateway is back, or the edge's patience with the connection ends, nobody knows that it is lost.
+    wait_for("the engine to drop the request", SOON, || (desk.large[0].counts() == [1, 0, 1]).then_some(())).unwrap();
+    // The loss is not noticed until the gateway is back or the edge's idle timeout ends the connection.
     let terms = Terms { relay: &desk.relay, sections: &desk.sections, ..Terms::default() };
     desk.site.start_again(terms).unwrap();
     let (said, status) = finish(open);
     let (text, is_whole) = text(&said);
     assert!(numbers(200).starts_with(&text) && !is_whole, "{said}");
-    assert_eq!(status, Some(18), "curl's word for a transfer that ended before its end");
+    assert_eq!(status, Some(18), "curl's status for a partial transfer");
     let again = || (desk.ask("/v1/completions", &["--json", &stream("large", 1)]).0 == 200).then_some(());
     wait_for("an answer", SOON, again).unwrap();
     assert_eq!((desk.ended("large", "answered"), desk.counts().of("gateway_in_flight")), (1, 0));
@@ -115,7 +115,7 @@ fn five_seconds_without_a_path_cost_neither_open_answers_nor_new_requests() {
 fn an_engine_that_hangs_costs_five_requests_at_most_where_another_runs_the_same_model() {
     lab::ring!(Netns);
     let desk = Desk::new(2, "", "stall_timeout_seconds = 1");
-    // It still takes requests and begins answers, in which nothing comes.
+    // It still accepts requests and begins answers, but sends no tokens.
     desk.large[0].slow_down(1_000_000);
     for _ in 0..5 {
         let (status, _, body) = desk.chat("large", "x", true);
@@ -129,7 +129,7 @@ fn an_engine_that_hangs_costs_five_requests_at_most_where_another_runs_the_same_
         counts.of(&format!(r#"gateway_requests_total{{operation="chat",model="large",outcome="{outcome}"}}"#))
     };
     assert_eq!((ended("answered"), ended("engine_timeout"), counts.of("gateway_in_flight")), (3, 5, 0));
-    assert_eq!((desk.large[0].counts(), desk.large[1].counts()), ([5, 0, 5], [3, 3, 0]), "no request was sent twice");
+    assert_eq!((desk.large[0].counts(), desk.large[1].counts()), ([5, 0, 5], [3, 3, 0]), "no request is sent twice");
 }
 
 #[test]
@@ -159,10 +159,10 @@ fn each_limit_can_be_missed_alone_and_what_is_not_answered_misses_it_unless_its_
     }
     let body = json!({ "model": "large", "prompt": "x", "stream": true, "max_tokens": 1_000 }).to_string();
     let mut left = desk.begin(&["--json", &body, "-H", "x-paced-budget-ms: 20000"]);
-    desk.site.wait_for_counts("a request", |counts| counts.of("gateway_in_flight") == 1).unwrap();
+    desk.site.wait_for_counts("the request to begin", |counts| counts.of("gateway_in_flight") == 1).unwrap();
     left.kill().unwrap();
     left.wait().unwrap();
-    desk.site.wait_for_counts("its end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+    desk.site.wait_for_counts("the request to end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
     assert_eq!(deadlines(&desk), (2, 5), "its client left");
     drop(desk.large.pop());
     assert_eq!((ask(&desk, "x", "x-slo-ttft-ms: 20000"), deadlines(&desk)), (503, (2, 6)));
@@ -179,7 +179,7 @@ fn requests_with_deadlines_leave_an_engine_that_has_become_ten_times_slower() {
         assert_eq!((status, text(&body)), (200, (numbers(5), true)), "{head}");
         head.contains("x-paced-model: large")
     };
-    // Five tokens take 100 ms, and a second later on.
+    // Five tokens take 100 ms at first, and a second after the slowdown.
     assert!((0..5).all(|_| ask()));
     desk.large[0].slow_down(10);
     let mut asked = 5;

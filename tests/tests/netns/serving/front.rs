@@ -7,15 +7,15 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::*;
 
-/// Where the gateway listens for them.
+/// The URL of the gateway's listener.
 const FRONT: &str = "https://10.0.1.2:8443";
 
-/// A gateway with a listener of its own, and a user who has a key.
+/// A gateway with its own listener, and a user with a key.
 fn with_front(more: &str) -> (Desk, String) {
     with_listener("", more)
 }
 
-/// The same, where the listener and the key have `more` keys each.
+/// The same, with `more_listener` added to the listener's keys, and `more_key` to those of the user.
 fn with_listener(more_listener: &str, more_key: &str) -> (Desk, String) {
     let (key, hash) = generate_token().unwrap();
     let policy = format!(
@@ -27,7 +27,7 @@ fn with_listener(more_listener: &str, more_key: &str) -> (Desk, String) {
     (Desk::with_large(1, 1, "", "stall_timeout_seconds = 5", &policy), format!("authorization: Bearer {key}"))
 }
 
-/// Has curl ask the gateway itself.
+/// A curl command that asks the gateway directly.
 fn curl(desk: &Desk, options: &[&str]) -> std::process::Command {
     let mut curl = desk.site.chain.client.command("curl").unwrap();
     let authority = desk.site.path("authority.pem").display().to_string();
@@ -49,7 +49,7 @@ fn greet(desk: &Desk) -> StreamOwned<ClientConnection, TcpStream> {
     StreamOwned::new(connection, stream)
 }
 
-/// Asks for a chat over a connection that stays; returns the first line of the answer.
+/// Asks for a chat over a connection that stays open; returns the first line of the answer.
 fn ask_on(stream: &mut StreamOwned<ClientConnection, TcpStream>, key: &str) -> String {
     let body = chat("large", "a b c", false);
     let head = format!("host: 10.0.1.2\r\n{key}\r\ncontent-length: {}\r\n", body.len());
@@ -66,7 +66,7 @@ fn ask_on(stream: &mut StreamOwned<ClientConnection, TcpStream>, key: &str) -> S
     lines.swap_remove(0)
 }
 
-/// The status, the version of HTTP, and the body of an answer.
+/// The status and HTTP version that curl printed, and the body of the answer.
 fn read(output: &Output) -> (String, String) {
     let said = String::from_utf8(output.stdout.clone()).unwrap();
     let Some((body, written)) = said.rsplit_once('\n') else {
@@ -80,7 +80,7 @@ fn read(output: &Output) -> (String, String) {
 fn plain_clients_are_served_by_either_version_of_http_with_the_same_keys_classes_and_errors() {
     lab::ring!(Netns);
     let (desk, key) = with_front("");
-    // Clients that say nothing keep nobody out.
+    // Silent clients keep no other client out.
     let connect = || desk.site.chain.client.run(|| TcpStream::connect("10.0.1.2:8443").unwrap()).unwrap();
     let _silent: Vec<_> = (0..82).map(|_| connect()).collect();
     for (version, written) in [("--http1.1", "200 1.1"), ("--http2", "200 2")] {
@@ -100,7 +100,7 @@ fn plain_clients_are_served_by_either_version_of_http_with_the_same_keys_classes
         assert_eq!(tokens(&body), ("0 1 ".into(), false));
         assert!(body.contains("\"server_error\""), "{body}");
 
-        // A client that leaves ends its engine's work.
+        // A client that leaves cancels its engine's work.
         for is_stream in [true, false] {
             let [asked, _, left] = desk.large[0].counts();
             let mut leaving =
@@ -108,13 +108,14 @@ fn plain_clients_are_served_by_either_version_of_http_with_the_same_keys_classes
             wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] > asked).then_some(())).unwrap();
             leaving.kill().unwrap();
             leaving.wait().unwrap();
-            wait_for("the engine to be left alone", SOON, || (desk.large[0].counts()[2] > left).then_some(())).unwrap();
+            wait_for("the engine to drop the request", SOON, || (desk.large[0].counts()[2] > left).then_some(()))
+                .unwrap();
         }
     }
     let counts =
-        desk.site.wait_for_counts("no request to be left", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+        desk.site.wait_for_counts("all requests to end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
     let used = counts.of(r#"gateway_tokens_total{model="large",kind="output",user="ann",class="plain"}"#);
-    assert!((24..=30).contains(&used), "{used}: 24, and up to three of each stream whose client left");
+    assert!((24..=30).contains(&used), "{used} tokens, not 24 and up to three for each client that left");
     assert!(counts.of(r#"gateway_handshakes_total{result="crowded"}"#) >= 18, "{counts:#?}");
 }
 
@@ -124,10 +125,11 @@ fn clients_that_greet_the_gateway_and_say_nothing_keep_nobody_out() {
     let (desk, key) = with_listener("max_connections = 8", "");
     let mut known = greet(&desk);
     assert_eq!(ask_on(&mut known, &key), "http/1.1 200 ok\r\n");
-    // Half of the connections are for clients like these, so 28 of them make room, and one more for the next client.
+    // Half of the connections are for clients like these, so 28 of them make room, and one more makes room for the next
+    // client.
     let _silent: Vec<_> = (0..32).map(|_| greet(&desk)).collect();
     assert_eq!(ask_on(&mut greet(&desk), &key), "http/1.1 200 ok\r\n");
-    assert_eq!(ask_on(&mut known, &key), "http/1.1 200 ok\r\n", "it stays");
+    assert_eq!(ask_on(&mut known, &key), "http/1.1 200 ok\r\n", "a known client stays connected");
     let made_room = |counts: &lab::site::Counts| {
         counts.of("gateway_evicted_clients_total") + counts.of(r#"gateway_handshakes_total{result="crowded"}"#)
     };
@@ -151,7 +153,7 @@ fn a_gateway_that_ends_answers_what_has_begun_and_lets_nobody_in() {
         assert!(!curl(&desk, &[version, "-H", &key, "--json", &slow]).output().unwrap().status.success());
         let arguments = ["run".into(), "--config".into(), desk.site.path("paced.toml")];
         desk.site.relay = desk.site.chain.relay.start(lab::program("paced").unwrap(), arguments).unwrap();
-        wait_for("the gateway", SOON, || desk.site.counts().ok()).unwrap();
+        wait_for("the gateway to start", SOON, || desk.site.counts().ok()).unwrap();
     }
 }
 
@@ -163,7 +165,7 @@ fn a_months_tokens_are_used_up_once_and_for_all_and_each_request_leaves_a_line()
         let write = ["-w", "\n%{http_code}", "-H", &key, "--json", &chat("large", "a b c", false)];
         read(&curl(desk, &write).output().unwrap())
     };
-    // Eight tokens each.
+    // Each request uses eight tokens.
     assert_eq!([ask(&desk).0, ask(&desk).0], ["200", "200"]);
     let line = desk.site.relay.wait_for_line("\"reason\":\"answered\"", SOON).unwrap();
     let record: Value = serde_json::from_str(&line).unwrap();

@@ -1,8 +1,9 @@
-//! What clients of an edge notice of gateways that end, and of a path that is lost.
+//! How clients of an edge are affected when gateways end, and when a path is lost.
 
 use super::*;
 
-/// A second gateway beside the first, with a model "large" whose engine is the small one, and an edge that uses both.
+/// A second gateway beside the first, with a model "large" that the small model's engine runs, and an edge that uses
+/// both.
 fn with_two() -> (Desk, Process) {
     let mut desk = Desk::new(1, "", "");
     let model = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8010\"]\n";
@@ -18,7 +19,7 @@ fn with_two() -> (Desk, Process) {
 fn a_request_goes_to_another_gateway_where_one_has_no_engine_or_is_gone() {
     lab::ring!(Netns);
     let (mut desk, mut second) = with_two();
-    // Both are used: what begins together is spread.
+    // Requests that begin together are spread over both gateways.
     let asked = |desk: &Desk| [desk.large[0].counts()[0], desk.small.counts()[0]];
     let both = || {
         let mut begun: Vec<_> = (0..4).map(|_| desk.begin_chat(&chat("large", "stall 1", true))).collect();
@@ -37,7 +38,7 @@ fn a_request_goes_to_another_gateway_where_one_has_no_engine_or_is_gone() {
     desk.large.push(Engine::start(&desk.site.chain.target, 8001, "opt-6.7b", Speed::default()).unwrap());
     second.signal(libc::SIGKILL).unwrap();
     second.wait(SOON).unwrap();
-    // What is on its way to a gateway that was killed is found out by the connection's end, and then goes to the other.
+    // A request in flight to a killed gateway fails with its connection, and is then sent to the other gateway.
     for _ in 0..3 {
         let (status, head, body) = desk.chat("large", "x", true);
         assert_eq!((status, tokens(&body).1), (200, true), "{head}");
@@ -53,12 +54,12 @@ fn a_gateway_that_restarts_ends_what_it_cannot_finish_and_serves_on() {
     desk.site.signal(libc::SIGKILL).unwrap();
     desk.site.relay.wait(SOON).unwrap();
     let left = || (desk.large[0].counts()[2] == 1).then_some(());
-    wait_for("the engine to be left alone", SOON, left).unwrap();
+    wait_for("the engine to drop the request", SOON, left).unwrap();
     let arguments = ["run".into(), "--config".into(), desk.site.path("paced.toml")];
     desk.site.relay = desk.site.chain.relay.start(lab::program("paced").unwrap(), arguments).unwrap();
-    // The edge hears of it by a stateless reset, as soon as it sends anything.
-    let status = wait_for("the client to be told", 3 * SOON, || begun.try_wait().unwrap()).unwrap();
-    assert!(!status.success(), "a part is not taken for the whole");
+    // The edge learns of it from a stateless reset, as soon as it sends anything.
+    let status = wait_for("the client to get an error", 3 * SOON, || begun.try_wait().unwrap()).unwrap();
+    assert!(!status.success(), "a partial answer is not mistaken for a whole one");
     let served = || Some(desk.chat("large", "x", true)).filter(|(status, _, body)| *status == 200 && tokens(body).1);
     wait_for("the gateway to serve again", SOON, served).unwrap();
     assert_eq!(desk.counts().of("gateway_in_flight"), 0);
@@ -75,7 +76,7 @@ fn an_answer_goes_on_when_the_path_has_been_lost_for_five_seconds() {
     let device = &desk.site.chain.access.far.device;
     desk.site.chain.relay.ip(&format!("link set {device} down")).unwrap();
     let done = || (desk.large[0].counts()[1] == 1).then_some(());
-    wait_for("the engine to be done", SOON, done).unwrap();
+    wait_for("the engine to finish", SOON, done).unwrap();
     std::thread::sleep(Duration::from_secs(5));
     desk.site.chain.relay.ip(&format!("link set {device} up")).unwrap();
     let output = begun.wait_with_output().unwrap();

@@ -15,7 +15,7 @@ fn behind_a_hop() -> (Desk, Process) {
     desk.edge.wait(SOON).unwrap();
     let to = |port: u16| format!("\"https://10.0.1.2:{port}/.well-known/masque/udp/{{target_host}}/{{target_port}}/\"");
     let folder = desk.site.path("").display().to_string();
-    // What follows there are the keys that both have.
+    // After the list of gateways, the table continues with the keys that both edges share.
     let keys = format!(
         "{}\nvia = \"first\"\nca = \"{folder}/authority.pem\"\ntoken_file = \"{folder}/edge.token\"\n\
          backoff_longest_seconds = 1\n[hop.first]\nbackoff_longest_seconds = 1\nrelay = {}",
@@ -41,7 +41,7 @@ fn a_request_for_a_model_passes_a_relay_on_the_way_and_is_served_again_when_that
     let mut curl =
         desk.begin(&["--max-time", "2", "-o", "/dev/null", "-w", "%{http_code}", "--json", &chat("large", "x", true)]);
     curl.wait().unwrap();
-    assert_eq!(desk.large[0].counts()[0], asked, "no request found another way");
+    assert_eq!(desk.large[0].counts()[0], asked, "no request takes another way");
     let _hop = start_hop(&desk);
     let served = || Some(desk.chat("large", "x", true)).filter(|(status, _, body)| *status == 200 && tokens(body).1);
     wait_for("the gateway to be reached again", SOON, served).unwrap();

@@ -1,4 +1,4 @@
-//! What operators of a gateway see.
+//! What a gateway's operators see.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn pacectl_asks_a_model_and_shows_what_engines_do() {
     assert!(code == Some(0) && said.lines().count() == 2 && said.contains("at work"), "{said}");
     open.kill().unwrap();
     open.wait().unwrap();
-    desk.site.wait_for_counts("its end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+    desk.site.wait_for_counts("the request to end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
     let (_, said) = desk.site.pacectl(&["--json", "requests"], "").unwrap();
     assert_eq!(said.trim(), "[]");
 
@@ -56,7 +56,7 @@ fn pacectl_asks_a_model_and_shows_what_engines_do() {
 #[test]
 fn a_prediction_takes_in_how_fast_the_class_may_leave() {
     lab::ring!(Netns);
-    // A token takes about 20 ms at this rate, and a few at the engine.
+    // A token takes about 20 ms at this rate, and a few milliseconds at the engine.
     let policy = "[class.thin]\nrate_down = \"80 kbit/s\"\n[[rule]]\nclass = \"thin\"\nasked_class = \"thin\"";
     let desk = Desk::with_large(1, 1, "", "", policy);
     let predicted_ms = |class: &str| {

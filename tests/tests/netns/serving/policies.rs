@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Thresholds by which the large model never answers.
+/// Thresholds under which the large model never answers.
 pub const ONLY_SMALL: &str = r#"
     kind = "thresholds"
     measure = "predicted"
@@ -45,7 +45,7 @@ fn a_policy_of_a_file_decides_until_a_good_one_takes_its_place_and_its_shadow_on
     {
         let (code, said) = reload(&ONLY_SMALL.replacen(from, to, 1));
         assert!(code != Some(0) && said.contains("auto.toml") && said.contains(why), "{said}");
-        assert_eq!(ask(), ("opt-125m".into(), "threshold".into()), "the one before stays in force");
+        assert_eq!(ask(), ("opt-125m".into(), "threshold".into()), "the previous policy stays in force");
     }
     let (code, said) = reload(&ONLY_SMALL.replacen("[-1]", "[1]", 1));
     assert_eq!(code, Some(0), "{said}");
@@ -111,5 +111,5 @@ fn recorded_decisions_make_a_policy_that_is_scored_replayed_and_put_in_force() {
     assert_eq!(code, Some(0), "{said}");
     let (_, head, _) =
         desk.ask("/v1/chat/completions", &["--json", &chat("auto", "x", true), "-H", "x-paced-budget-ms: 20000"]);
-    assert!(head.contains("x-paced-model: large"), "the file before never chose it: {head}");
+    assert!(head.contains("x-paced-model: large"), "the previous file never chose it: {head}");
 }

@@ -1,4 +1,4 @@
-//! Keys of clients, what each may use, and what a gateway still knows after a restart.
+//! Clients' keys, what each may use, and what a gateway remembers after a restart.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn a_gateway_with_keys_serves_nobody_without_and_each_within_its_limits() {
     assert!(head.contains("www-authenticate: bearer"), "{head}");
     assert_eq!(desk.ask("/v1/models", &["-H", "authorization: Bearer sk-bob"]).0, 401);
     assert_eq!(desk.ask("/v1/models", &key).0, 200);
-    assert_eq!(desk.ask("/health", &[]).0, 200, "what looks after a gateway has no key");
+    assert_eq!(desk.ask("/health", &[]).0, 200, "a health check needs no key");
 
     let usage =
         r#"{"model":"large","prompt":"a b","max_tokens":5,"stream":true,"stream_options":{"include_usage":true}}"#;
@@ -28,17 +28,17 @@ fn a_gateway_with_keys_serves_nobody_without_and_each_within_its_limits() {
     let counts = desk.counts();
     assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="output",user="ann",class="own"}"#), 5);
 
-    // One at once.
+    // One request at a time.
     let mut first = desk.begin(&[&["--json", &chat("large", "stall 1", true)], &key[..]].concat());
-    desk.site.wait_for_counts("the first", |counts| counts.of("gateway_in_flight") == 1).unwrap();
+    desk.site.wait_for_counts("the first request", |counts| counts.of("gateway_in_flight") == 1).unwrap();
     let (status, head, body) = complete(&key);
     assert_eq!((status, error(&body)), (429, "rate_limit_exceeded".to_owned()));
     assert!(head.contains("retry-after: 1"), "{head}");
     first.kill().unwrap();
     first.wait().unwrap();
-    desk.site.wait_for_counts("its end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+    desk.site.wait_for_counts("the request to end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
 
-    // Each is taken to need about 30 tokens, of which it uses some; a minute has 60.
+    // Each request is estimated at about 30 tokens and uses fewer; the limit is 60 per minute.
     let refused = (0..20).map(|_| complete(&key)).find(|(status, ..)| *status != 200);
     let (status, head, body) = refused.unwrap();
     assert_eq!((status, error(&body)), (429, "rate_limit_exceeded".to_owned()));
@@ -59,22 +59,26 @@ fn tokens_count_by_what_the_engine_says_or_else_by_what_passed_also_where_the_cl
     };
     assert_eq!((desk.chat("large", "x", true).0, used()), (200, [1, 5]), "as billed");
     let [input, output] = used();
-    assert_eq!((desk.chat("large", "timed", true).0, used()), (200, [input + 7, output + 10]), "as llama.cpp says");
+    assert_eq!((desk.chat("large", "timed", true).0, used()), (200, [input + 7, output + 10]), "as llama.cpp reports");
     let [input, output] = used();
-    assert_eq!((desk.chat("large", "uncounted", true).0, used()[1]), (200, output + 5), "as they passed");
-    assert!(used()[0] > input, "the prompt by its bytes");
+    assert_eq!((desk.chat("large", "uncounted", true).0, used()[1]), (200, output + 5), "as counted on the way");
+    assert!(used()[0] > input, "the prompt is estimated by its bytes");
     let [input, output] = used();
     let mut left = desk.begin_chat(&chat("large", "stall 3", true));
-    desk.site.wait_for_counts("a request", |counts| counts.of("gateway_in_flight") == 1).unwrap();
+    desk.site.wait_for_counts("the request to begin", |counts| counts.of("gateway_in_flight") == 1).unwrap();
     let mut lines = BufReader::new(left.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().contains("2 ")));
     left.kill().unwrap();
     left.wait().unwrap();
-    desk.site.wait_for_counts("its end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
-    assert_eq!(used()[1], output + 3, "its client left");
+    desk.site.wait_for_counts("the request to end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+    assert_eq!(used()[1], output + 3, "the tokens before the client left");
     assert!(used()[0] > input);
     let [input, output] = used();
-    assert_eq!((desk.chat("large", "cut 2", true).0, used()[1]), (200, output + 2), "the engine broke off");
+    assert_eq!(
+        (desk.chat("large", "cut 2", true).0, used()[1]),
+        (200, output + 2),
+        "the tokens before the engine broke off"
+    );
     assert!(used()[0] > input);
     let before = used();
     assert_eq!((desk.chat("large", "fail", true).0, used()), (502, before), "no engine began an answer");
@@ -89,9 +93,9 @@ fn a_gateway_still_knows_its_engines_after_a_restart() {
         desk.ask("/v1/chat/completions", &["--json", &body, "-H", "x-paced-budget-ms: 300"])
     };
     let is_small = |(status, head, _): (u16, String, String)| status == 200 && head.contains("x-paced-model: opt-125m");
-    wait_for("the gateway to learn", SOON, || is_small(ask(&desk)).then_some(())).unwrap();
+    wait_for("the gateway to learn the engine's speed", SOON, || is_small(ask(&desk)).then_some(())).unwrap();
     desk.restart();
-    // The edge may need a moment to come back.
+    // The edge may take a little time to reconnect.
     let first = wait_for("an answer", SOON, || Some(ask(&desk)).filter(|(status, ..)| *status == 200)).unwrap();
     assert!(is_small(first.clone()), "{}", first.1);
 }
@@ -105,7 +109,7 @@ fn a_key_that_asks_for_much_at_once_does_not_make_another_wait_for_all_of_it() {
         let section = format!("[[gateway.key]]\nname = \"{name}\"\nsha256 = \"{}\"\n", hex(&hash));
         (format!("authorization: Bearer {key}"), section)
     });
-    // One request at a time, of five tokens. The first has the place until all others wait.
+    // One request at a time, of five tokens each. The first occupies the engine until all others wait.
     let desk = Desk::with_large(1, 60, "max_in_flight = 1", "", &[greedy.1, other.1].concat());
     let wait = |count: usize| {
         let waits = move |counts: &lab::site::Counts| counts.of("gateway_in_flight") == count as i64;
@@ -122,6 +126,6 @@ fn a_key_that_asks_for_much_at_once_does_not_make_another_wait_for_all_of_it() {
     first.wait().unwrap();
     assert!(patient.wait().unwrap().success());
     let left = desk.counts().of("gateway_in_flight");
-    assert!(left >= GREEDY as i64 - 4, "{left} are left of {GREEDY} that asked before");
+    assert!(left >= GREEDY as i64 - 4, "{left} of {GREEDY} earlier requests are left");
     curls.iter_mut().for_each(|curl| _ = curl.wait().unwrap());
 }
