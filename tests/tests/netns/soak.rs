@@ -94,7 +94,7 @@ async fn go_on(seen: Arc<Seen>, access: Access, place: u64) {
         for _ in 0..5 {
             let (target, begun) = ("10.0.2.2:7".parse().unwrap(), Instant::now());
             let Ok(Ok(tunnel)) = timeout(GRACE, client.open(target)).await else {
-                seen.lost(0, begun, "where no tunnel was opened");
+                seen.lost(0, begun, "because no tunnel was opened");
                 break;
             };
             seen.opened.fetch_add(1, Relaxed);

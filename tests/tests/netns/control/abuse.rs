@@ -1,4 +1,4 @@
-//! Callers that are too much.
+//! Callers that send too much.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -33,7 +33,7 @@ fn too_long_a_policy_is_refused_before_it_is_read_and_a_malformed_one_briefly() 
         let longest = config::policy::MAX_TEXT_BYTES;
         let refused = client.set_policy(request("#".repeat(longest + 1))).await.unwrap_err();
         assert!(refused.code() == Code::InvalidArgument && refused.message().contains("at most"), "{refused:?}");
-        // As many errors as there is room for lines.
+        // As many errors as the text can have lines.
         let refused = client.set_policy(request("a\n".repeat(longest / 2))).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument);
         let refused =
@@ -88,11 +88,11 @@ fn a_client_that_stops_reading_costs_nobody_anything_and_hears_of_the_last_chang
         let interval = Some(Duration::from_millis(1).try_into().unwrap());
         let _stats = client.watch_stats(v1::WatchStatsRequest { interval }).await.unwrap().into_inner();
         let mut other = api::connect(&socket).await.unwrap();
-        // More than events are kept.
+        // More events than the relay keeps for a reader.
         for number in 0..500 {
             other.set_policy(request(format!("[class.w{number}]\n"))).await.unwrap();
         }
-        // Some may be missing, but not the last.
+        // Some events may be missing, but not the last.
         let mut last = String::new();
         while !last.starts_with("revision 501 is in force") {
             last = events.message().await.unwrap().unwrap().message;
@@ -115,7 +115,7 @@ fn doors_that_lack_descriptors_come_back_by_themselves_and_say_so_once() {
     site.relay.wait_for_line("ready", SOON).unwrap();
     let before = limit_descriptors(site.relay.id(), 3).unwrap();
     let socket = site.path("control.sock");
-    // They wait where the kernel has accepted them.
+    // The kernel has accepted both, and the relay has not.
     let _waiting = site.chain.relay.run(|| {
         let mut scraper = TcpStream::connect("127.0.0.1:9433").unwrap();
         scraper.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
@@ -128,11 +128,11 @@ fn doors_that_lack_descriptors_come_back_by_themselves_and_say_so_once() {
                 output.lines().filter(|line| line.contains("cannot accept connections for now: Too many open files"));
             lines.any(|line| line.contains(&format!("\"{door}\""))).then_some(())
         };
-        wait_for("the lack of descriptors to be said", SOON, said).unwrap();
+        wait_for("the log to mention the lack of descriptors", SOON, said).unwrap();
     }
     limit_descriptors(site.relay.id(), before).unwrap();
     let failures = |door: &str| format!("accept_failures_total{{door=\"{door}\"}}");
-    let counts = site.wait_for_counts("both doors to have counted", |counts| {
+    let counts = site.wait_for_counts("both doors to count failures", |counts| {
         ["metrics", "control socket"].iter().all(|door| counts.of(&failures(door)) > 0)
     });
     counts.unwrap();

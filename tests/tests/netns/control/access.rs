@@ -1,4 +1,4 @@
-//! What each caller may do.
+//! What each caller may do, by user and group.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -8,13 +8,13 @@ use lab::site::{Family, SOON, Site, Terms};
 
 use super::{VOICE, connect, in_force, json};
 
-/// `pacectl` as another user and group: its exit code and what it said.
+/// Runs `pacectl` as another user and group; returns its exit code and output.
 pub(crate) fn pacectl_as(site: &Site, (uid, gid): (u32, u32), arguments: &[&str]) -> (Option<i32>, String) {
-    // Programs of a build lie where other users may not look.
+    // Other users may not enter the directory of the build's programs.
     let copy = site.path("pacectl");
     if !copy.exists() {
-        // By another process: what this one has open for writing, a child that another test starts holds for a moment, too,
-        // and what somebody writes cannot be executed.
+        // Another process must copy: a child that another test starts may briefly inherit a file that this process has open
+        // for writing, and a file open for writing cannot be executed.
         let copied = Command::new("cp").arg(lab::program("pacectl").unwrap()).arg(&copy).status().unwrap();
         assert!(copied.success(), "{copied}");
     }
@@ -34,7 +34,7 @@ fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
     site.client(async || {
         let client = connect(&site).await;
         let _tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
-        // The socket is root's: of that group, nobody may connect.
+        // The socket belongs to root's group: the user nobody may connect as a member of that group.
         let reader = |arguments: &[&str]| pacectl_as(&site, (NOBODY, 0), arguments);
         for arguments in [&["policy", "get"][..], &["status"], &["policy", "list"]] {
             let (code, said) = reader(arguments);
@@ -63,7 +63,7 @@ fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
                 "{arguments:?}: {code:?} {said}"
             );
         }
-        // Of no such group, nobody may not even connect.
+        // Outside that group, the user nobody may not even connect.
         let (code, said) = pacectl_as(&site, (NOBODY, NOBODY), &["status"]);
         assert!(code == Some(5) && said.contains("may this user connect"), "{code:?} {said}");
         assert_eq!((in_force(&site).1, json(&site, &["tunnels"])[0]["class"].as_str()), (1, Some("voice")));
@@ -98,5 +98,6 @@ fn a_socket_that_a_killed_daemon_left_is_taken_over_and_that_of_a_living_one_is_
     assert_eq!(site.pacectl(&["status"], "").unwrap().0, Some(5));
     let (paced, file) = (lab::program("paced").unwrap(), site.path("paced.toml"));
     let _again = site.chain.relay.start(paced, ["run".as_ref(), "--config".as_ref(), file.as_os_str()]).unwrap();
-    wait_for("the next daemon", SOON, || (site.pacectl(&["status"], "").unwrap().0 == Some(0)).then_some(())).unwrap();
+    wait_for("the next daemon to answer", SOON, || (site.pacectl(&["status"], "").unwrap().0 == Some(0)).then_some(()))
+        .unwrap();
 }

@@ -1,4 +1,4 @@
-//! The access log, and the same as events.
+//! The access log, and the same records as events.
 
 use api::token::generate_token;
 use api::v1;
@@ -11,14 +11,14 @@ use serde_json::Value;
 
 use super::{connect, json};
 
-/// `access` of `[log]`, which is the configuration's last section, and a token of alice's.
+/// The keys `access` of `[log]`, which is the configuration's last section, and a token for alice.
 fn terms(access: &str) -> (String, String) {
     let (token, digest) = generate_token().unwrap();
     let sections = format!("{access}\n[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
     (token, sections)
 }
 
-/// The lines of JSON that the relay has printed about an event.
+/// The JSON lines about one kind of event that the relay has printed.
 fn lines(site: &Site, event: &str) -> Vec<Value> {
     let all = site.relay.output();
     let records = all.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -42,13 +42,16 @@ fn each_tunnel_and_each_refusal_is_a_line_with_who_what_and_why() {
         }
         tunnel.udp.finish();
         assert_eq!(refusal(alice.open("127.0.0.1:443".parse().unwrap()).await).0, 403);
-        site.counted("both refusals, and the end", |counts| counts.of("access_records_total{result=\"written\"}") == 3)
-            .await
-            .unwrap();
+        site.counted("both refusals and the end of the tunnel", |counts| {
+            counts.of("access_records_total{result=\"written\"}") == 3
+        })
+        .await
+        .unwrap();
     })
     .unwrap();
     let [ended] =
-        &wait_for("the line", SOON, || Some(lines(&site, "tunnel")).filter(|lines| lines.len() == 1)).unwrap()[..]
+        &wait_for("the line about the tunnel", SOON, || Some(lines(&site, "tunnel")).filter(|lines| lines.len() == 1))
+            .unwrap()[..]
     else {
         panic!("one tunnel")
     };
@@ -92,7 +95,7 @@ fn each_tunnel_and_each_refusal_is_a_line_with_who_what_and_why() {
 fn a_flood_of_refusals_is_a_few_lines_and_a_count() {
     lab::ring!(Netns);
     let (_, sections) = terms("access = \"text\"\naccess_refusals_per_second = 1");
-    // All of them over one connection.
+    // All refusals occur on one connection.
     let limits = "stranger_refusals = 1000\nstranger_requests = 1000";
     let site = Site::new(Terms { relay: "", limits, sections: &sections, ..Terms::default() }).unwrap();
     site.client(async || {
@@ -133,7 +136,7 @@ fn what_happens_to_tunnels_is_heard_at_the_door_with_addresses_for_writers_only(
     })
     .unwrap();
     let event = runtime.block_on(events.message()).unwrap().unwrap();
-    assert_eq!(event.kind, "access", "what the operator did is of another kind: {event:?}");
+    assert_eq!(event.kind, "access", "the operator's own action is another kind of event: {event:?}");
     assert!(event.message.starts_with("tunnel tunnel=1 connection=1 "), "{event:?}");
     let record = event.access.unwrap();
     assert_eq!((&record.event[..], record.tunnel, &record.reason[..]), ("tunnel", 1, "operator"));

@@ -1,17 +1,18 @@
-//! What clients of gRPC send as HTTP/2's authority over the Unix socket, byte by byte: other clients than ours refuse to send it.
+//! The HTTP/2 authority that gRPC clients send over the Unix socket, sent byte by byte, because other HTTP/2 clients refuse to
+//! send such values.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
 use lab::site::{SOON, Site, Terms};
 
-/// The page of the manual that says what to set.
+/// The manual's page about the option to set.
 const MANUAL: &str = include_str!("../../../../docs/control.md");
 
 /// How a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// With a message, so many bytes behind gRPC's five.
+    /// With a message of so many bytes after gRPC's prefix of five.
     Answered(usize),
     /// By RST_STREAM with this error code (RFC 9113 §7).
     Reset(u32),
@@ -32,13 +33,13 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A field as grpcio writes it: a literal with a new name, both without Huffman's code (RFC 7541 §6.2.1).
+/// A field as grpcio encodes it: a literal with a new name, without Huffman coding (RFC 7541 §6.2.1).
 fn field(name: &str, value: &str) -> Vec<u8> {
     let length = |text: &str| u8::try_from(text.len()).ok().filter(|length| *length < 127).unwrap();
     [&[0x40, length(name)], name.as_bytes(), &[length(value)], value.as_bytes()].concat()
 }
 
-/// Calls GetStatus as a client does that sends `authority`.
+/// Calls GetStatus as a client that sends `authority`.
 fn call(site: &Site, authority: &str) -> End {
     let mut stream = UnixStream::connect(site.path("control.sock")).unwrap();
     stream.set_read_timeout(Some(SOON)).unwrap();
@@ -55,7 +56,7 @@ fn call(site: &Site, authority: &str) -> End {
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
         frame(SETTINGS, 0, 0, &[]),
         frame(HEADERS, END_HEADERS, 1, &fields),
-        // A message without a field.
+        // An empty message.
         frame(DATA, END_STREAM, 1, &[0; 5]),
     ];
     stream.write_all(&request.concat()).unwrap();
@@ -73,7 +74,7 @@ fn call(site: &Site, authority: &str) -> End {
     }
 }
 
-/// The value that the manual gives a channel option, as it stands in a line of Python.
+/// The value that the manual gives for a channel option, in a line of Python.
 fn option(name: &str) -> Option<&'static str> {
     let (_, behind) = MANUAL.split_once(&format!("(\"{name}\", \""))?;
     Some(behind.split_once("\")")?.0)
@@ -84,13 +85,13 @@ fn the_manual_says_which_authority_a_client_has_to_set_that_sends_the_sockets_pa
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let path = site.path("control.sock").display().to_string();
-    // As captured from grpcio 1.85, which leaves out the first slash.
+    // As captured from grpcio 1.85, which omits the first slash.
     let encoded = path.trim_start_matches('/').replace('/', "%2F");
     for authority in [&encoded, &path] {
         assert_eq!(
             call(&site, authority),
             End::Reset(PROTOCOL_ERROR),
-            "{authority}: the manual says more than it has to"
+            "{authority}: the manual's advice is not needed"
         );
     }
     let documented = option("grpc.default_authority").expect("the manual names the option and a value");
@@ -99,5 +100,8 @@ fn the_manual_says_which_authority_a_client_has_to_set_that_sends_the_sockets_pa
         assert!(matches!(end, End::Answered(bytes) if bytes > 0), "{authority}: {end:?}");
     }
     let java = format!("overrideAuthority(\"{documented}\")");
-    assert!(MANUAL.contains(&java) && MANUAL.contains("Stream removed"), "what clients see, and what else to set");
+    assert!(
+        MANUAL.contains(&java) && MANUAL.contains("Stream removed"),
+        "the manual has the symptom and Java's option"
+    );
 }

@@ -1,4 +1,4 @@
-//! The dashboard in `perf/grafana.json` and the alert rules in `perf/alerts.yml`, against what a relay shows.
+//! The dashboard in `perf/grafana.json` and the alert rules in `perf/alerts.yml`, compared with a relay's metrics.
 
 use api::token::generate_token;
 use config::hash::hex;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::VOICE;
 
-/// All strings of a JSON value that stand where Grafana expects a query.
+/// All strings of a JSON value in places where Grafana expects a query.
 fn queries(value: &Value) -> Vec<&str> {
     match value {
         Value::Array(values) => values.iter().flat_map(queries).collect(),
@@ -24,13 +24,13 @@ fn queries(value: &Value) -> Vec<&str> {
     }
 }
 
-/// The names of metrics in a query of PromQL.
+/// The names of metrics in a PromQL query.
 fn metrics(query: &str) -> impl Iterator<Item = &str> {
     let words = query.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
     words.filter_map(|word| word.strip_prefix("paced_").or_else(|| word.starts_with("process_").then_some(word)))
 }
 
-/// The queries of alert rules: what stands behind `expr:`, on the same line or indented on the next ones.
+/// The queries of alert rules: the text after `expr:`, on the same line or indented on the following ones.
 fn rules(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut lines = text.lines().peekable();
@@ -52,7 +52,10 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has(
     let dashboard: Value = serde_json::from_str(dashboard).unwrap();
     let queries = queries(&dashboard);
     let mut wanted: Vec<_> = queries.iter().flat_map(|query| metrics(query)).collect();
-    assert!(queries.len() > 20 && wanted.len() >= queries.len() - 1, "each but that for data sources: {queries:#?}");
+    assert!(
+        queries.len() > 20 && wanted.len() >= queries.len() - 1,
+        "a metric in each query except that for data sources: {queries:#?}"
+    );
     let rules = rules(include_str!("../../../../perf/alerts.yml"));
     assert!(rules.len() > 10, "{rules:#?}");
     for rule in &rules {
@@ -62,10 +65,10 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has(
 
     let (token, digest) = generate_token().unwrap();
     let token_lines = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"\n", hex(&digest));
-    // An edge has metrics of its own, whether or not it reaches its relay.
+    // An edge has its own metrics, whether or not it reaches its relay.
     let forward = "[[forward]]\nlisten = \"127.0.0.1:5001\"\nrelay = \"https://127.0.0.1:4/{target_host}/{target_port}/\"\n\
                    target = \"127.0.0.1:7\"\n[[path]]\nname = \"only\"\ninterface = \"lo\"\n";
-    // A gateway whose engine bills what it makes, for a user with a quota.
+    // A gateway whose engine reports usage, for a user with a quota.
     let (key, key_digest) = generate_token().unwrap();
     let gateway = format!(
         "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://127.0.0.1:8001\"]\n\
@@ -77,10 +80,10 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has(
     let terms = Terms { relay: "", sections: &sections, limits: "tunnels_per_connection = 1", ..Terms::default() };
     let site = Site::new(terms).unwrap();
     site.client(async || {
-        // What is counted by reason shows only once there was one.
+        // A counter with a reason appears only once it has counted.
         let client = Client::connect(site.access_with_token(&token).unwrap()).await.unwrap();
         let tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
-        assert!(client.open(site.target(Family::V4, 7)).await.is_err(), "one too many");
+        assert!(client.open(site.target(Family::V4, 7)).await.is_err(), "the second tunnel exceeds the limit");
         drop(tunnel);
         site.counted("a tunnel that was closed", |counts| counts.has("tunnels_closed_total")).await.unwrap();
     })
@@ -102,7 +105,7 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has(
         let output = curl.arg("http://127.0.0.1:8300/v1/completions").output().unwrap();
         assert!(output.status.success(), "{output:?}");
     }
-    let counts = site.wait_for_counts("the monitor", |counts| counts.of("kernel_monitor") == 1).unwrap();
+    let counts = site.wait_for_counts("the monitor to run", |counts| counts.of("kernel_monitor") == 1).unwrap();
     let missing: Vec<_> = wanted.iter().filter(|name| !counts.has(name)).collect();
     assert!(missing.is_empty(), "{missing:?} are not in {counts:#?}");
 }

@@ -1,4 +1,4 @@
-//! The door for D-Bus, through a bus of the test's own and clients that are none of ours.
+//! The D-Bus door, through a private bus and with independent clients.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -24,13 +24,13 @@ impl Bus {
         Self::with(name, "")
     }
 
-    /// The same with a configuration that ends in these sections.
+    /// The same, with these sections at the end of the configuration.
     fn with(name: &str, sections: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("paced-bus-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let socket = folder.join("bus");
         let address = format!("unix:path={}", socket.display());
-        // Every user may connect, as to the bus of a system.
+        // Every user may connect, as to the system bus.
         let configuration = format!(
             r#"<busconfig><type>session</type><listen>{address}</listen><auth>EXTERNAL</auth><policy context="default">
                <allow user="*"/><allow own="*"/><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/></policy></busconfig>"#
@@ -40,7 +40,7 @@ impl Bus {
         let mut command = Command::new("dbus-daemon");
         command.args(["--nofork", "--nopidfile", "--config-file"]).arg(&file);
         let daemon = Process::start(command).unwrap();
-        wait_for("the bus", SOON, || socket.exists().then_some(())).unwrap();
+        wait_for("the bus to listen", SOON, || socket.exists().then_some(())).unwrap();
         let control = format!("bus = \"{address}\"\nwriters = [\"nobody\"]");
         let site = Site::new(Terms { control: &control, sections, ..Terms::default() }).unwrap();
         let bus = Self { site, address, _daemon: daemon, folder };
@@ -71,7 +71,7 @@ impl Bus {
 
 impl Drop for Bus {
     fn drop(&mut self) {
-        // What stays in the folder for temporary files harms nobody.
+        // A leftover in the temporary folder does no harm.
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
@@ -94,7 +94,7 @@ fn policy_is_set_and_gone_back_to_over_the_bus_and_seen_at_the_other_door() {
     assert_eq!(json(&bus.site, &["policy", "list"])["revisions"][1]["author"], "root");
 }
 
-/// The interface in a description of it, without what only looks.
+/// The lines of the interface in its description, without indentation and blank lines.
 fn interface(description: &str) -> Vec<&str> {
     let (_, rest) = description.split_once("<interface name=\"org.paced.Control1\">").unwrap();
     let (interface, _) = rest.split_once("</interface>").unwrap();
@@ -152,7 +152,7 @@ fn refusals_have_names_for_programs_and_the_words_of_the_other_door() {
 fn over_the_bus_too_only_writers_write() {
     lab::ring!(Netns);
     let bus = Bus::new("writers");
-    // Every Debian has both users; the second is named in the configuration.
+    // Every Debian system has both users; the configuration names the second.
     let (daemon, nobody) = (1, 65_534);
     let call =
         |uid, method, arguments: &[&str]| bus.busctl_as(uid, &[&["call"], &OBJECT[..], &[method], arguments].concat());
@@ -194,7 +194,7 @@ fn who_listens_hears_of_changes_whichever_door_they_come_by() {
             let listed = bus.call("ListConnections", &["t", "0"]).unwrap();
             assert!(listed.starts_with("a(tsssuttttt) 1 1 \"\" \"10."), "{listed}");
             tunnel.udp.finish();
-            bus.site.counted("the end", |counts| counts.closed("finished") == 1).await.unwrap();
+            bus.site.counted("the end of the tunnel", |counts| counts.closed("finished") == 1).await.unwrap();
         })
         .unwrap();
     let signal = monitor.wait_for_line("org.paced.Control1.Access ('tunnel', {", SOON).unwrap();

@@ -1,4 +1,4 @@
-//! What load balancers and orchestrators ask a relay.
+//! The checks of load balancers and orchestrators.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use lab::site::{Family, SOON, Site, Terms};
 
 use super::connect;
 
-/// Status and body of a page.
+/// A page's status and body.
 fn get(site: &Site, path: &str) -> Option<(u16, String)> {
     let answer = site.chain.relay.run(|| {
         let mut stream = TcpStream::connect("127.0.0.1:9433").ok()?;
@@ -25,7 +25,7 @@ fn get(site: &Site, path: &str) -> Option<(u16, String)> {
 #[test]
 fn an_edge_is_ready_only_with_a_relay() {
     lab::ring!(Netns);
-    // The relay's own address, at which it serves, and at another port nobody does.
+    // The relay serves at its own address; no process serves at the other port.
     for (port, expected) in [(443, (200, "ready\n")), (4, (503, "no connection to 10.0.1.2:4\n"))] {
         let sections = format!(
             r#"
@@ -47,14 +47,14 @@ fn a_relay_that_drains_is_healthy_and_not_ready() {
     lab::ring!(Netns);
     let site = Site::new(Terms { relay: "auth = \"none\"\ndrain_seconds = 60", ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
-    wait_for("a relay that is ready", SOON, || (get(&site, "/readyz") == Some((200, "ready\n".into()))).then_some(()))
+    wait_for("the relay to be ready", SOON, || (get(&site, "/readyz") == Some((200, "ready\n".into()))).then_some(()))
         .unwrap();
     assert_eq!(get(&site, "/healthz"), Some((200, "ok\n".into())));
     site.client(async || {
         let client = connect(&site).await;
         let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
         site.signal(libc::SIGTERM).unwrap();
-        wait_for("that it is not ready any more", SOON, || {
+        wait_for("the relay to report that it drains", SOON, || {
             (get(&site, "/readyz") == Some((503, "draining\n".into()))).then_some(())
         })
         .unwrap();

@@ -1,4 +1,4 @@
-//! How the policy changes, and how it does not.
+//! Changes of the policy, and refused ones.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -41,7 +41,7 @@ fn a_policy_that_is_set_moves_live_tunnels_and_going_back_moves_them_back() {
             assert_eq!(class(), "default");
             tunnel.send(form, b"after").await.unwrap();
             assert_eq!(tunnel.recv().await.unwrap().unwrap(), b"after");
-            assert_eq!(sent("voice"), 0, "{form:?}: with the class, its counters are gone");
+            assert_eq!(sent("voice"), 0, "{form:?}: a class and its counters are removed together");
         }
     })
     .unwrap();
@@ -99,7 +99,7 @@ fn a_reload_waits_for_the_outcome_and_what_is_saved_outlives_it() {
     site.configure(Terms { sections: "[class.voice]\nlevel = \"middle\"", ..Terms::default() }).unwrap();
     let (code, said) = site.pacectl(&["reload"], "").unwrap();
     assert!(code == Some(3) && said.contains("class.voice.level") && said.contains("\"low\""), "{code:?} {said}");
-    assert_eq!(in_force(&site).1, 2, "nothing changed");
+    assert_eq!(in_force(&site).1, 2, "nothing changes");
 
     let saved = "[class.saved]\n";
     set(&site, saved, &["--save"]);
@@ -112,8 +112,8 @@ fn a_reload_waits_for_the_outcome_and_what_is_saved_outlives_it() {
     assert_eq!(in_force(&site).2, "files");
 }
 
-/// Which classes there are, by the parity of the round: a reader that sees one of either kind without the other, or
-/// terms in the kernel that are of neither, has seen half of a policy.
+/// The classes of a round, by its parity: a reader that sees one of a parity without the other, or finds other terms in
+/// the kernel, has seen half a policy.
 fn round(number: u32) -> String {
     let (even, rate, [a, b]) = if number.is_multiple_of(2) { ("even", 10, DSCPS[0]) } else { ("odd", 20, DSCPS[1]) };
     format!(
@@ -122,16 +122,16 @@ fn round(number: u32) -> String {
     )
 }
 
-/// The marks of both classes in even rounds and in odd ones.
+/// The DSCPs of both classes, in even rounds and in odd ones.
 const DSCPS: [[u64; 2]; 2] = [[10, 12], [18, 20]];
 
-/// What `bpftool` says.
+/// Runs `bpftool map` and parses its output.
 fn bpftool(arguments: &[&str]) -> Value {
     let output = Command::new("bpftool").arg("--json").args(["map"]).args(arguments).output().unwrap();
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {output:?}"))
 }
 
-/// The numbers of the maps of a name that the relay holds.
+/// The ID of the map with this name that the relay holds.
 fn map(site: &Site, name: &str) -> String {
     let folder = format!("/proc/{}/fdinfo", site.relay.id());
     let about =
@@ -143,7 +143,7 @@ fn map(site: &Site, name: &str) -> String {
     ids.iter().find(named).unwrap_or_else(|| panic!("{name} among {ids:?}")).clone()
 }
 
-/// The DSCPs that the kernel writes, all classes together; `None` if other terms came into force meanwhile.
+/// The DSCPs that the kernel writes, of all classes; `None` if other terms took effect meanwhile.
 fn dscps_in_kernel(site: &Site, [terms, half]: &[String; 2]) -> Option<BTreeSet<u64>> {
     let entries = |id: &str| bpftool(&["dump", "id", id]).as_array().unwrap().clone();
     let revision = || in_force(site).1;
@@ -151,7 +151,7 @@ fn dscps_in_kernel(site: &Site, [terms, half]: &[String; 2]) -> Option<BTreeSet<
     let half = entries(half)[0]["formatted"]["value"].as_u64().unwrap() as usize;
     let terms = entries(terms);
     let terms = &terms[half * terms.len() / 2..(half + 1) * terms.len() / 2];
-    // 64 and more: the packet keeps its own.
+    // From 64 on, the packet keeps its own DSCP.
     let dscps =
         terms.iter().map(|entry| entry["formatted"]["value"]["dscp"].as_u64().unwrap()).filter(|dscp| *dscp < 64);
     let dscps = dscps.collect();
@@ -178,7 +178,7 @@ fn a_hundred_changes_under_load_cost_no_packet_and_are_never_seen_by_half() {
             let mut seen = 0;
             while !done.load(relaxed) {
                 let (text, number, _) = in_force(&site);
-                // Revision 1 is of the files; the first that was set is round 0.
+                // Revision 1 comes from the files; the first policy that is set is round 0.
                 assert!(number == 1 || text == round(u32::try_from(number).unwrap() - 2), "{number}: {text}");
                 let stats = json(&site, &["classes"]);
                 let names: Vec<_> =
@@ -224,7 +224,7 @@ fn a_hundred_changes_under_load_cost_no_packet_and_are_never_seen_by_half() {
         assert!(reader.join().unwrap() > 0);
         kernel_reader.join().unwrap();
     });
-    // Now that nothing changes any more: those of the last round.
+    // Now that changes have ended, the DSCPs are those of the last round.
     assert_eq!(dscps_in_kernel(&site, &maps), Some(DSCPS[1].into()));
     assert_eq!(in_force(&site).1, 101);
     assert_eq!(site.counts().unwrap().sum("dropped_packets_total"), 0);

@@ -1,4 +1,4 @@
-//! What is logged of one connection of a relay at work.
+//! The qlog file of one connection of a running relay.
 
 use std::collections::{HashMap, HashSet};
 use std::net::UdpSocket;
@@ -14,19 +14,19 @@ use super::{VOICE, connect, json};
 const PAYLOADS: u64 = 100;
 const BYTES: u64 = 900;
 
-/// The records of a file, each framed as RFC 7464 §2.2 has it: the header, and events.
+/// The records of a file, each framed as in RFC 7464 §2.2: the header, and the events.
 fn records(text: &str) -> (Value, Vec<Value>) {
     let framed = text.split_inclusive('\n').map(|line| line.strip_prefix('\u{1e}').unwrap());
     let mut records: Vec<Value> = framed.map(|json| serde_json::from_str(json).unwrap()).collect();
     (records.remove(0), records)
 }
 
-/// The data of events of a name.
+/// The data of all events with this name.
 fn named<'a>(events: &'a [Value], name: &str) -> Vec<&'a Value> {
     events.iter().filter(|event| event["name"] == name).map(|event| &event["data"]).collect()
 }
 
-/// What tells packets apart.
+/// The key of a packet: its type and number.
 fn packet(data: &Value) -> (String, u64) {
     let header = &data["header"];
     (header["packet_type"].as_str().unwrap().to_owned(), header["packet_number"].as_u64().unwrap())
@@ -49,7 +49,7 @@ fn a_connection_is_logged_from_decision_to_departure_until_it_ends() {
             let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
             let listener = scope.spawn(|| site.pacectl(&arguments, "").unwrap());
             site.relay.wait_for_line("recording a connection", SOON).unwrap();
-            // What is answered to a request is bytes of a stream.
+            // An answer to a request consists of stream bytes.
             let mut second = client.open(site.target(Family::V4, 7)).await.unwrap();
             second.echo(Form::Capsule, &[8; 300]).await;
             for _ in 0..PAYLOADS {
@@ -74,7 +74,7 @@ fn a_connection_is_logged_from_decision_to_departure_until_it_ends() {
     assert!(times.is_sorted());
     assert!(named(&events, "paced:events_lost").is_empty());
 
-    // The connection: what the client said of itself at the beginning, its state, its end.
+    // The connection: the client's parameters, its state, its end.
     assert!(named(&events, "quic:parameters_set")[0]["max_datagram_frame_size"].as_u64() > Some(BYTES));
     assert!(named(&events, "quic:mtu_updated")[0]["new"].as_u64() >= Some(1_200));
     assert!(
@@ -83,7 +83,7 @@ fn a_connection_is_logged_from_decision_to_departure_until_it_ends() {
     assert_eq!(named(&events, "quic:connection_closed")[0]["initiator"], "remote");
     assert_eq!(named(&events, "quic:connection_state_updated").last().unwrap()["new"], "closed");
 
-    // Packets, in both directions, with what the tunnel moved.
+    // Packets in both directions, with the tunnel's payloads.
     let sent = named(&events, "quic:packet_sent");
     let mut last = HashMap::new();
     for (space, number) in sent.iter().map(|data| packet(data)) {
@@ -100,7 +100,7 @@ fn a_connection_is_logged_from_decision_to_departure_until_it_ends() {
         assert!(of("ack").count() > 0 && of("stream").count() > 0);
     }
 
-    // Whose turn it was, and what became of it.
+    // The scheduler's turns, and the packets that carried them.
     let sent: HashSet<_> = sent.iter().map(|data| packet(data)).collect();
     let payloads = named(&events, "paced:payload");
     let datagrams: Vec<_> = payloads.iter().filter(|data| data["form"] == "datagram").collect();
@@ -119,7 +119,7 @@ fn a_connection_is_logged_from_decision_to_departure_until_it_ends() {
 #[test]
 fn an_edges_connection_is_logged_from_its_side() {
     lab::ring!(Netns);
-    // The edge's relay is the same daemon: each connection is there twice.
+    // The edge's relay is the same daemon, so each connection is listed twice.
     let sections = r#"
         [class.voice]
         level = "high"
@@ -169,7 +169,7 @@ fn who_may_not_write_or_names_no_connection_is_told_so() {
         let client = connect(&site).await;
         let file = site.path("none.sqlog");
         let output = ["--output", file.to_str().unwrap()];
-        wait_for("the connection", SOON, || {
+        wait_for("the connection to be listed", SOON, || {
             (site.pacectl(&["connections"], "").ok()?.1.lines().count() > 1).then_some(())
         })
         .unwrap();

@@ -1,4 +1,4 @@
-//! The door for other machines, and clients of both doors for gRPC that are none of ours.
+//! The door for other machines, and independent clients of both gRPC doors.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +12,7 @@ use super::{VOICE, in_force, set};
 const PORT: u16 = 9443;
 const SERVICE: &str = "paced.v1.ControlService";
 
-/// A relay whose control plane is reached over TCP, with certificates for a writer, a reader and a stranger.
+/// A relay with a control plane over TCP, and certificates for a writer, a reader and a stranger.
 fn site() -> Site {
     let tcp = format!(
         "[control.tcp]\nlisten = \"0.0.0.0:{PORT}\"\ncertificate = \"{FOLDER}/relay.pem\"\n\
@@ -28,7 +28,7 @@ fn site() -> Site {
     site
 }
 
-/// What a command in the client's namespace said, and its exit code.
+/// Runs a command; returns its exit code and output.
 fn said(mut command: Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
@@ -38,7 +38,7 @@ fn place(site: &Site) -> String {
     format!("{}:{PORT}", site.chain.access.far.v4)
 }
 
-/// `pacectl` on the client's machine, with the certificate of a name.
+/// Runs `pacectl` on the client's machine with the certificate of `name`.
 fn pacectl(site: &Site, name: &str, authority: &str, arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
     command.args(["--remote", &place(site), "--remote-ca"]).arg(site.path(authority));
@@ -69,7 +69,7 @@ fn on_another_machine_a_certificate_admits_and_its_name_decides_who_writes() {
     let (code, words) = pacectl(&site, "writer", "authority.pem", &["policy", "set", &policy]);
     assert_eq!(code, Some(0), "{words}");
     assert_eq!(in_force(&site).0, VOICE);
-    // Of four options that belong together, none may be missing.
+    // The four options belong together, so none may be missing.
     let mut command = site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
     command.args(["--remote", &place(&site), "status"]);
     let (code, words) = said(command);
@@ -88,7 +88,7 @@ fn a_certificate_that_is_renewed_is_shown_from_the_next_reload_on() {
     assert_eq!(code, Some(0), "{words}");
     let (code, words) = pacectl(&site, "writer", "renewed.pem", &["status"]);
     assert_eq!(code, Some(0), "{words}");
-    // One that cannot be used is refused, and the one before stays.
+    // An unusable certificate is refused, and the previous one stays.
     site.write("relay.key", "no key").unwrap();
     let (code, words) = pacectl(&site, "writer", "renewed.pem", &["reload"]);
     assert!(code == Some(3) && words.contains("relay.key"), "{code:?} {words}");
@@ -124,19 +124,19 @@ fn callers_that_do_not_finish_their_handshake_keep_nobody_else_out() {
     let silent = || std::net::TcpStream::connect((site.chain.access.far.v4, PORT)).unwrap();
     let _silent: Vec<_> = site.chain.client.run(|| (0..400).map(|_| silent()).collect()).unwrap();
     assert_eq!(site.pacectl(&["status"], "").unwrap().0, Some(0));
-    // Even from the address of those.
+    // Callers are served, even from the address of the silent ones.
     for _ in 0..3 {
         let (code, words) = pacectl(&site, "reader", "authority.pem", &["status"]);
         assert_eq!(code, Some(0), "{words}");
     }
     let ended = |result: &str| format!("control_handshakes_total{{result=\"{result}\"}}");
-    let counts = site.wait_for_counts("the end of all of them", |counts| {
+    let counts = site.wait_for_counts("all silent connections to end", |counts| {
         counts.of(&ended("crowded")) + counts.of(&ended("timeout")) == 400
     });
     assert_eq!(counts.unwrap().of(&ended("completed")), 3);
 }
 
-/// A call by a client in Python that learns by reflection what there is to call.
+/// A call by a Python client that learns the methods by reflection.
 fn call(site: &Site, target: &str, options: &[&str], call: &[&str]) -> (Option<i32>, String) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/control.py");
     let mut command = site.chain.client.command("/usr/bin/python3").unwrap();
@@ -170,7 +170,7 @@ fn a_client_that_is_none_of_ours_learns_the_protocol_from_the_daemon_and_uses_it
     let stats = answer(call(&site, &socket, &["--answers", "2"], &[&method("WatchStats"), r#"{"interval": "0.1s"}"#]));
     assert_eq!(stats["classes"][1]["class"], "voice");
 
-    // Refusals have the standard codes, and details by which a program finds the place.
+    // Refusals have the standard codes, and details that tell a program where the error is.
     let wrong = serde_json::json!({ "text": "[class.voice]\nlevle = \"high\"" }).to_string();
     let (code, words) = call(&site, &socket, &[], &[&method("SetPolicy"), &wrong]);
     assert!(code == Some(3) && words.starts_with("INVALID_ARGUMENT"), "{words}");

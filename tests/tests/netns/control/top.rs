@@ -13,7 +13,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use super::{VOICE, connect};
 
-/// A terminal of 80×24, as an emulator has it, and what runs in it.
+/// An emulated terminal of 80×24, and the program that runs in it.
 struct Terminal {
     screen: Arc<Mutex<vt100::Parser>>,
     keys: File,
@@ -33,7 +33,7 @@ impl Terminal {
         let (mut shown, emulated) = (File::from(ours.try_clone().unwrap()), screen.clone());
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // Ends with an error when the program and we have closed the other end.
+            // Reading fails once the program and this process have closed the other end.
             while let Ok(read) = shown.read(&mut bytes) {
                 emulated.lock().unwrap().process(&bytes[..read]);
             }
@@ -57,7 +57,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It may have ended.
+        // The program may have ended already.
         let _ = self.program.kill();
         let _ = self.program.wait();
     }
@@ -93,19 +93,19 @@ fn top_shows_classes_and_tunnels_on_a_small_terminal_and_leaves_it_as_it_was() {
             assert!(head.contains(column), "{column}: {head}");
         }
         terminal.press("?");
-        terminal.wait_for("what the columns mean", |lines| {
+        terminal.wait_for("the meanings of the columns", |lines| {
             lines.iter().any(|line| line.contains("late packets     were handed"))
         });
         terminal.press("?");
-        terminal.wait_for("the tunnels again", |lines| lines.iter().any(|line| line.contains("10.0.2.")));
+        terminal.wait_for("the tunnels to be shown again", |lines| lines.iter().any(|line| line.contains("10.0.2.")));
         terminal.press(" ");
-        terminal.wait_for("that it pauses", |lines| lines[0].contains("PAUSED"));
+        terminal.wait_for("top to pause", |lines| lines[0].contains("PAUSED"));
         terminal.press(" b");
-        terminal.wait_for("that it goes on", |lines| !lines[0].contains("PAUSED"));
+        terminal.wait_for("top to continue", |lines| !lines[0].contains("PAUSED"));
         terminal.press("q");
         let ended = wait_for("the end of top", SOON, || terminal.program.try_wait().unwrap()).unwrap();
         assert!(ended.success(), "{ended}");
-        terminal.wait_for("the screen that was before", |lines| lines.iter().all(String::is_empty));
+        terminal.wait_for("the previous screen", |lines| lines.iter().all(String::is_empty));
         let parser = terminal.screen.lock().unwrap();
         assert!(!parser.screen().alternate_screen() && !parser.screen().hide_cursor());
     })

@@ -1,4 +1,4 @@
-//! What can be seen of a relay at work with `perf`: each packet on its way out.
+//! Observing a running relay with `perf`: each packet on its way out.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,16 +11,15 @@ use serde_json::Value;
 
 use super::{VOICE, connect};
 
-/// Held by each test that records with `perf`: of two recordings at the same time, the kernel makes one unreadable if a BPF program is
-/// loaded meanwhile (`pacectl::perf::UNREADABLE`).
+/// Held by each test that records with `perf`: if a BPF program is loaded during two simultaneous recordings, the kernel makes one of
+/// them unreadable (`pacectl::perf::UNREADABLE`).
 static RECORDING: Mutex<()> = Mutex::new(());
 
 fn record_alone() -> MutexGuard<'static, ()> {
     RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sends payloads of the class `voice` back and forth until a program has run to its end; returns what it printed and
-/// what it had to say beside.
+/// Echoes payloads of the class `voice` until a program has ended; returns its standard output and its standard error.
 fn under_load(site: &Site, command: &mut Command) -> (String, String) {
     let _echo = site.chain.target.echo(7).unwrap();
     let is_done = AtomicBool::new(false);
@@ -80,7 +79,7 @@ fn a_trace_has_a_row_for_each_packet_from_decision_to_device() {
         assert!(times.is_sorted(), "{row}");
     }
 
-    // The same for people.
+    // The same as text for people.
     let (printed, said) = under_load(&site, script(&site, "trace.sh").args(["--seconds", "1"]));
     assert!(printed.contains("voice") && printed.contains("were seen to leave"), "{printed}{said}");
 }
@@ -97,7 +96,7 @@ fn flame_graphs_show_where_a_relay_spends_its_time_and_waits() {
     let drawn: Value = serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}{said}"));
     let picture = |name: &str| std::fs::read_to_string(folder.join(name));
     let on_cpu = picture("on-cpu.svg").unwrap_or_else(|error| panic!("{error}: {drawn}"));
-    assert!(on_cpu.contains("Time on the CPU") && on_cpu.contains("relay"), "no function of the relay's is in it");
+    assert!(on_cpu.contains("Time on the CPU") && on_cpu.contains("relay"), "the picture has no function of the relay");
     let left_out = drawn["left_out"].to_string();
     if left_out.contains("tracepoints:") || left_out.contains("time without a CPU") {
         lab::report::skipped("flame_graphs_show_where_a_relay_waits", &left_out);

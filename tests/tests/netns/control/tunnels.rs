@@ -1,4 +1,4 @@
-//! What is open, and what an operator does to it.
+//! Lists of what is open, and an operator's actions on it.
 
 use std::process::Command;
 
@@ -39,7 +39,7 @@ fn tunnels_are_listed_with_what_they_moved_by_class_user_and_connection() {
         let count = |key: &str| connections[0][key].as_u64().unwrap();
         assert!(
             count("sent_bytes") > 1_200 && count("received_bytes") > 1_200,
-            "both sent full packets: {connections}"
+            "both ends sent full packets: {connections}"
         );
         assert!(count("sent_packets") > count("lost_packets"), "{connections}");
         let rtt = connections[0]["smoothed_rtt"].as_str().unwrap();
@@ -47,8 +47,10 @@ fn tunnels_are_listed_with_what_they_moved_by_class_user_and_connection() {
         client.close().await;
     })
     .unwrap();
-    wait_for("no connection", SOON, || json(&site, &["connections"]).as_array().unwrap().is_empty().then_some(()))
-        .unwrap();
+    wait_for("the connection to end", SOON, || {
+        json(&site, &["connections"]).as_array().unwrap().is_empty().then_some(())
+    })
+    .unwrap();
     assert_eq!(json(&site, &["tunnels"]).as_array().unwrap().len(), 0);
 }
 
@@ -70,7 +72,7 @@ fn a_tunnel_has_the_class_that_an_operator_gave_it_over_policies_until_the_class
         let sent = site.counts().unwrap().of("class_payloads_total{class=\"voice\",role=\"relay\"}");
         assert_eq!(sent, 1);
         json(&site, &["class", "1"]);
-        assert_eq!(class(), "default", "rules decide again");
+        assert_eq!(class(), "default", "the rules apply again");
         json(&site, &["class", "1", "voice"]);
         set(&site, "", &[]);
         assert_eq!(class(), "default");
@@ -94,7 +96,7 @@ fn a_tunnel_that_an_operator_closes_ends_alone() {
         let mut first = client.open(site.target(Family::V4, 7)).await.unwrap();
         let mut second = client.open(site.target(Family::V4, 7)).await.unwrap();
         json(&site, &["close", "1"]);
-        assert!(first.recv().await.map(|payload| payload.is_none()).unwrap_or(true), "it has ended");
+        assert!(first.recv().await.map(|payload| payload.is_none()).unwrap_or(true), "the first tunnel has ended");
         second.send(Form::Datagram, b"x").await.unwrap();
         assert_eq!(second.recv().await.unwrap().unwrap(), b"x");
         assert_eq!(json(&site, &["tunnels"])[0]["id"], 2);
@@ -116,7 +118,7 @@ fn a_reader_that_has_gone_ends_every_command_in_peace() {
         &["connections"],
         &["policy", "get"],
         &["policy", "list"],
-        // For ever, were there a reader.
+        // Would run for ever if there were a reader.
         &["--json", "top"],
     ] {
         let (reader, writer) = std::io::pipe().unwrap();
