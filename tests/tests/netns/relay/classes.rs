@@ -1,5 +1,5 @@
-//! Classes of traffic, through a real edge and relay: which class is served first on a thin link, what clients may ask
-//! for, and what streams leave behind.
+//! Classes of traffic through a real edge and relay: which class is served first on a thin link, what clients may
+//! request, and what streams leave behind.
 
 use std::collections::HashMap;
 use std::net::UdpSocket;
@@ -18,7 +18,7 @@ use masque::tunnel::Form;
 
 use super::forward::{application, assert_carries};
 
-/// Bulk and urgent traffic by the port of the target.
+/// Classes for bulk and for urgent traffic, by the target's port.
 const POLICY: &str = r#"
     [class.urgent]
     level = "high"
@@ -31,7 +31,7 @@ const POLICY: &str = r#"
     class = "bulk"
 "#;
 
-/// Starts an edge with a forward of each class, in one mode.
+/// Starts an edge with one forward for each class, in the given mode.
 fn edge(site: &Site, mode: &str) -> Process {
     let relay = site.template(Family::V4);
     let forward = |listen: &str, port: u16, class: &str| {
@@ -55,8 +55,7 @@ fn edge(site: &Site, mode: &str) -> Process {
     site.chain.client.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap()
 }
 
-/// Sends from many sockets as fast as a little more than the link carries, and counts what comes back, until told to
-/// stop.
+/// Sends from many sockets, a little faster than the link allows, and counts the bytes that come back, until `stop`.
 fn flood(site: &Site, senders: usize, stop: &Arc<AtomicBool>, came_back: &Arc<AtomicU64>) {
     let sockets: Vec<_> = (0..senders).map(|_| application(site, "127.0.0.1:5002")).collect();
     for socket in &sockets {
@@ -80,7 +79,7 @@ fn flood(site: &Site, senders: usize, stop: &Arc<AtomicBool>, came_back: &Arc<At
     });
 }
 
-/// How long a message of so many payloads takes there and back, in milliseconds; `None` if it does not arrive.
+/// The round trip of a message of `parts` payloads in milliseconds; `None` if it does not arrive.
 fn message_ms(socket: &UdpSocket, number: u8, parts: u8) -> Option<u128> {
     let began = Instant::now();
     for part in 0..parts {
@@ -99,7 +98,7 @@ fn message_ms(socket: &UdpSocket, number: u8, parts: u8) -> Option<u128> {
 #[test]
 fn the_urgent_class_meets_its_deadline_beside_a_flood_and_the_flood_gets_the_rest() {
     lab::ring!(Netns);
-    // What the link drops is lost in datagrams, so that longer messages would often not arrive.
+    // In datagram mode, payloads that the link drops are lost, so longer messages would often not arrive.
     for (mode, parts) in [("stream", 8), ("datagram", 1)] {
         let site = Site::new(Terms { sections: POLICY, ..Terms::default() }).unwrap();
         let _echoes = (site.chain.target.echo(7).unwrap(), site.chain.target.echo(9).unwrap());
@@ -120,7 +119,7 @@ fn the_urgent_class_meets_its_deadline_beside_a_flood_and_the_flood_gets_the_res
         let goodput_kbit = (came_back.load(Relaxed) - before) * 8 / began.elapsed().as_millis() as u64;
         stop.store(true, Relaxed);
         took.sort_by_key(|took| took.unwrap_or(u128::MAX));
-        // In turns with 60 others, eight payloads would take about 0.8 s each way, and one 0.1 s.
+        // In turns with 60 others, eight payloads would take about 0.8 s each way, and one would take 0.1 s.
         assert!(took[10].is_some_and(|ms| ms < 400), "{mode}: {took:?}\nedge:\n{}", edge.output());
         let met = took.iter().flatten().filter(|ms| **ms < 1000).count();
         assert!(met >= if mode == "stream" { 19 } else { 11 }, "{mode}: {met} of 20 in time: {took:?}");
@@ -184,8 +183,8 @@ fn a_rate_cap_holds_in_both_directions() {
                 }
             }
         }
-        // 400 kbit/s for 4 s are 200 KB for both together, 800 kbit/s are 400 KB toward the target; either way a queue
-        // at the end may hold back a little.
+        // 400 kbit/s for 4 s are 200 KB for both together; 800 kbit/s are 400 KB toward the target. Either way, a queue
+        // may still hold some at the end.
         let bytes: usize = came_back.values().sum();
         assert!((100_000..=230_000).contains(&bytes), "{bytes} bytes came back: {came_back:?}");
         let up = site.counts().unwrap().of("bytes_total{protocol=\"udp\",direction=\"up\"}");
@@ -223,12 +222,12 @@ fn tunnels_opened_and_reset_at_random_leave_nothing_behind() {
         opened
     };
     let settle = || {
-        site.wait_for_counts("all tunnels and streams are gone", |counts| {
+        site.wait_for_counts("all tunnels and streams to end", |counts| {
             counts.udp_tunnels() == 0 && counts.of("streams") == 0
         })
         .unwrap();
     };
-    // What is allocated once is allocated now.
+    // Lets the relay make its one-time allocations first.
     site.client(async || churn(2).await).unwrap();
     settle();
     let before = resident_kib();
@@ -265,10 +264,11 @@ fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
             tunnel.recv().await.unwrap();
             ends.push(end);
         }
-        // Only what the relay sends is held up.
+        // Only the relay's sending direction is slow.
         site.chain.access.far.set_qdisc("tbf rate 300kbit burst 4kb latency 100ms").unwrap();
         site.chain.access.far.segment().unwrap();
-        // The relay learns how slow the path has become; until then it would hand over all at once, in any order.
+        // The relay learns how slow the path has become; until then, it would hand over all payloads at once, in any
+        // order.
         for _ in 0..20 {
             target.send_to(&[0; 1000], &ends[0]).await.unwrap();
         }
@@ -279,7 +279,7 @@ fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
         client.relay.http().reprioritize(first.udp.stream_id(), lowest);
         tokio::time::sleep(Duration::from_millis(200)).await;
         for _ in 0..PAYLOADS {
-            // All at once, for seconds of the link. Among equals, the first would go first.
+            // All at once, enough for seconds of the link. With equal priorities, the first tunnel would go first.
             for end in &ends {
                 target.send_to(&[0; 1000], end).await.unwrap();
             }
@@ -291,7 +291,10 @@ fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
                 payload = second.recv() => of_second += payload.unwrap().map_or(0, |_| 1),
             }
         }
-        assert!(of_first < PAYLOADS / 2, "{of_first} payloads of the lower one came before the last of the higher");
+        assert!(
+            of_first < PAYLOADS / 2,
+            "{of_first} payloads of lower priority arrived before the last of higher priority"
+        );
         while of_first < PAYLOADS {
             of_first += first.recv().await.unwrap().map_or(0, |_| 1);
         }
@@ -327,18 +330,18 @@ fn a_connection_goes_by_the_schedule_of_its_user_or_listener_and_follows_when_th
         let _tunnel = client.open(site.target(Family::V4, 9)).await.unwrap();
         assert!(!shown());
         reload("", &of_user);
-        assert!(shown(), "the user's");
+        assert!(shown(), "the user's schedule");
         reload("", &policy(""));
-        assert!(!shown(), "the one for all again");
+        assert!(!shown(), "the general schedule again");
         reload("schedule = \"by-priority\"", &policy(""));
-        assert!(shown(), "the listener's");
+        assert!(shown(), "the listener's schedule");
         let (code, said) = site.pacectl(&["policy", "set", "-"], "[class.behind]\n").unwrap();
         assert!(
             code != Some(0) && said.contains("lacks the schedule \"by-priority\", which the listener on"),
             "{said}"
         );
 
-        // Users come first, also on connections that are made later.
+        // A user's schedule takes precedence, also on later connections.
         reload(
             "schedule = \"by-priority\"",
             &policy("[schedule.of-user]\n[[rule]]\nschedule = \"of-user\"\nuser = \"alice\"\n"),

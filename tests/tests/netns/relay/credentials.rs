@@ -11,7 +11,7 @@ use masque::proxy_status::ErrorType;
 
 const DENIED: ErrorType = ErrorType::HttpRequestDenied;
 
-/// A token, and the lines of the configuration that make it known as `alice`'s.
+/// A token, and the configuration lines that assign it to `alice`.
 fn token() -> (String, String) {
     let (token, digest) = generate_token().unwrap();
     (token, format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest)))
@@ -79,7 +79,7 @@ fn a_client_certificate_admits_if_its_name_is_listed() {
         let without = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         assert_eq!(refusal(without.open(target).await), (403, DENIED));
 
-        // A certificate that somebody else signed ends the handshake, or the connection right after it.
+        // A certificate by an unknown authority ends the handshake, or the connection right after it.
         let foreign = Client::connect(access("branch.example", &Authority::new().unwrap())).await;
         if let Ok(client) = foreign {
             client.ended.await.unwrap();
@@ -88,7 +88,7 @@ fn a_client_certificate_admits_if_its_name_is_listed() {
     .unwrap();
     let said = site.relay.wait_for_line("refused the certificate of a client", lab::site::SOON).unwrap();
     assert!(said.contains("client=10.") && said.contains("certificate="), "{said}");
-    // Its authority has the name of the one that is believed, and another key.
+    // The unknown authority has the trusted one's name, but another key.
     assert!(said.contains("reason=invalid peer certificate: BadSignature"), "{said}");
     let counts = site.counts().unwrap();
     assert_eq!(counts.of("refused_certificates_total{reason=\"bad_signature\"}"), 1);
@@ -96,7 +96,7 @@ fn a_client_certificate_admits_if_its_name_is_listed() {
     assert_eq!((counts.refused("certificate_unknown"), counts.refused("certificate_missing")), (1, 1));
 }
 
-/// So many seconds from now, as RFC 3339 has it.
+/// The time `seconds` from now, in the format of RFC 3339.
 fn in_seconds(seconds: u64) -> String {
     let date = std::process::Command::new("date").args(["-u", "-d", &format!("{seconds} seconds"), "+%FT%TZ"]).output();
     String::from_utf8(date.unwrap().stdout).unwrap().trim().to_owned()
@@ -128,7 +128,7 @@ fn a_token_that_expires_ends_its_tunnels_and_admits_nobody_until_it_is_renewed()
                 return tunnel;
             }
         };
-        let mut tunnel = tokio::time::timeout(lab::site::SOON, open()).await.expect("the reload admits it");
+        let mut tunnel = tokio::time::timeout(lab::site::SOON, open()).await.expect("the reload admits the token");
         assert_eq!(tunnel.echo(None, b"known").await, b"known");
         let ended = tokio::time::timeout(lab::site::SOON, tunnel.recv()).await.expect("the tunnel ends");
         assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");

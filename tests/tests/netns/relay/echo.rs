@@ -1,4 +1,4 @@
-//! Payloads to an echo behind the relay and back, alone and by the thousand.
+//! Payloads to an echo behind the relay and back, singly and by the thousand.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use masque::tunnel::Form;
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// A payload whose bytes tell it from others of the same length.
+/// A payload whose bytes differ from those of others of the same length.
 fn payload(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at.wrapping_mul(31) + seed.wrapping_mul(17) + (seed >> 8)) as u8).collect()
 }
@@ -42,7 +42,7 @@ fn payloads_come_back_as_they_were_in_both_modes_over_both_address_families() {
     assert_eq!((counts.packets("up"), counts.packets("down")), (8 * 5, 8 * 5));
     assert_eq!(counts.of("bytes_total{protocol=\"udp\",direction=\"down\"}"), 8 * 1203);
     let datagrams = |direction| counts.of(&format!("datagrams_total{{direction=\"{direction}\"}}"));
-    assert_eq!((datagrams("up"), datagrams("down")), (4 * 5, 4 * 5), "each is answered in its own form");
+    assert_eq!((datagrams("up"), datagrams("down")), (4 * 5, 4 * 5), "each payload is answered in its own form");
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn a_datagram_carries_as_much_as_the_largest_packet_of_the_path() {
         let largest = site.client(async || {
             let client = Client::connect(site.access(family).unwrap()).await.unwrap();
             let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
-            // Both ends probe for larger packets while traffic flows; until theirs have grown, large payloads are lost.
+            // Both ends probe for larger packets while traffic flows; until probing is done, large payloads are lost.
             let mut probed = async || loop {
                 let largest = client.largest_datagram();
                 let payload = payload(largest, largest);
@@ -64,7 +64,7 @@ fn a_datagram_carries_as_much_as_the_largest_packet_of_the_path() {
                     return largest;
                 }
             };
-            tokio::time::timeout(SOON, probed()).await.expect("packets grow to the MTU of the path")
+            tokio::time::timeout(SOON, probed()).await.expect("packets grow to the path's MTU")
         });
         let largest = largest.unwrap();
         let headers = if family == Family::V4 { 28 } else { 48 };
@@ -88,7 +88,7 @@ fn a_stream_carries_the_largest_payload_that_udp_has() {
     .unwrap();
 }
 
-/// How many payloads of these tests are on their way at once: few enough for the sockets between to hold them all.
+/// The number of payloads in flight at once: few enough for the sockets in between to buffer them all.
 const WINDOW: usize = 50;
 
 async fn echo_through_all(tunnels: &mut [Tunnel], form: Form) {
@@ -97,7 +97,7 @@ async fn echo_through_all(tunnels: &mut [Tunnel], form: Form) {
             tunnel.send(form, &payload(400, group * WINDOW + index)).await.unwrap();
         }
         for (index, tunnel) in window.iter_mut().enumerate() {
-            let received = tokio::time::timeout(SOON, tunnel.recv()).await.expect("an echo comes soon");
+            let received = tokio::time::timeout(SOON, tunnel.recv()).await.expect("an echo arrives soon");
             assert_eq!(received.unwrap(), Some(payload(400, group * WINDOW + index)));
         }
     }
@@ -124,7 +124,7 @@ fn a_thousand_tunnels_share_one_connection() {
         client.close().await;
     })
     .unwrap();
-    let counts = site.wait_for_counts("all tunnels are gone", |counts| counts.udp_tunnels() == 0).unwrap();
+    let counts = site.wait_for_counts("all tunnels to end", |counts| counts.udp_tunnels() == 0).unwrap();
     assert_eq!((counts.packets("up"), counts.packets("down")), (2000, 2000));
 }
 
@@ -151,7 +151,7 @@ fn a_hundred_connections_carry_ten_tunnels_each() {
             client.relay.http().close(masque::h3::Code::NoError);
         }
         let none = |counts: &Counts| counts.of("connections") == 0 && counts.udp_tunnels() == 0;
-        let counts = site.counted("all connections are gone", none).await.unwrap();
+        let counts = site.counted("all connections to end", none).await.unwrap();
         assert_eq!((counts.packets("up"), counts.packets("down")), (2000, 2000));
     })
     .unwrap();

@@ -1,4 +1,4 @@
-//! TCP connections that enter at the daemon's edge role: by a forward for TCP.
+//! TCP connections that enter the edge role through a forward for TCP.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -12,17 +12,17 @@ use serde_json::Value;
 
 use super::forward::{application, assert_carries};
 
-/// Where the edge shows its metrics, inside the client's namespace.
+/// The address of the edge's metrics, inside the client's namespace.
 const METRICS: &str = "127.0.0.1:9434";
 
-/// A daemon in the edge role at the client.
+/// A daemon in the edge role, at the client.
 pub struct Edge<'a> {
     pub site: &'a Site,
     pub process: Process,
 }
 
 impl<'a> Edge<'a> {
-    /// Starts a daemon with these sections, in which `$RELAY` stands for the keys about the relay, and `$FOLDER` for a folder.
+    /// Starts a daemon with these sections; `$RELAY` stands for the keys about the relay, and `$FOLDER` for the folder.
     pub fn start(site: &'a Site, sections: &str) -> Self {
         let folder = site.path("").display().to_string().trim_end_matches('/').to_owned();
         let relay = format!("relay = \"{}\"\nca = \"$FOLDER/authority.pem\"", site.template(Family::V4));
@@ -36,7 +36,7 @@ impl<'a> Edge<'a> {
         let process = site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
         let edge = Self { site, process };
         wait_for("metrics of the edge", SOON, || edge.counts()).unwrap();
-        // Metrics are there before the local addresses are.
+        // The metrics are served before the local addresses are.
         let is_serving = |line: &&str| line.contains("forwarding") || line.contains("serving as a proxy");
         let serving = || edge.process.output().lines().filter(is_serving).count();
         wait_for("local addresses", SOON, || (serving() == sections.matches("[[").count()).then_some(())).unwrap();
@@ -52,7 +52,7 @@ impl<'a> Edge<'a> {
         assert!(found.is_ok(), "{what}: {:#?}", self.counts());
     }
 
-    /// What the page for load balancers says.
+    /// The page for load balancers.
     fn ready(&self) -> String {
         let mut stream = self.connect(METRICS);
         stream.write_all(b"GET /readyz HTTP/1.1\r\n\r\n").unwrap();
@@ -61,7 +61,7 @@ impl<'a> Edge<'a> {
         answer.split_once("\r\n\r\n").unwrap().1.to_owned()
     }
 
-    /// What a command of `pacectl` prints as JSON, with its exit code.
+    /// The JSON that a `pacectl` command prints, with its exit code.
     fn pacectl(&self, arguments: &[&str]) -> (Option<i32>, Value) {
         let mut command = Command::new(lab::program("pacectl").unwrap());
         command.arg("--socket").arg(self.site.path("edge.sock")).arg("--json").args(arguments);
@@ -69,7 +69,7 @@ impl<'a> Edge<'a> {
         (output.status.code(), serde_json::from_slice(&output.stdout).unwrap_or_default())
     }
 
-    /// What a command of `pacectl` that does not fail prints for people: lines of words.
+    /// The text that a successful `pacectl` command prints, as lines with single spaces.
     fn lines(&self, arguments: &[&str]) -> Vec<String> {
         let mut command = Command::new(lab::program("pacectl").unwrap());
         command.arg("--socket").arg(self.site.path("edge.sock")).args(arguments);
@@ -92,7 +92,8 @@ impl<'a> Edge<'a> {
     }
 }
 
-/// A target that reads to the end and answers with what it read and a word, `times` times, one after the other.
+/// A target that reads each of `times` connections, one after another, to the end, and answers with the same bytes and
+/// a word.
 fn target(site: &Site, port: u16, times: usize) -> JoinHandle<()> {
     let listener = site.chain.target.run(|| TcpListener::bind(("::", port)).unwrap()).unwrap();
     std::thread::spawn(move || {
@@ -114,7 +115,7 @@ fn says(stream: &mut TcpStream, words: &str) -> String {
     answer
 }
 
-/// The name of a sample about the local address of a forward for TCP.
+/// The name of a sample about a TCP forward's local address.
 fn sample(name: &str, port: u16) -> String {
     format!("edge_{name}{{listen=\"127.0.0.1:{port}\",protocol=\"tcp\"}}")
 }
@@ -132,11 +133,11 @@ fn connections_to_a_local_address_reach_the_target_and_each_way_ends_by_itself()
         assert_eq!(says(&mut edge.connect("127.0.0.1:5001"), words), format!("{words} heard"));
     }
     server.join().unwrap();
-    edge.wait_for_counts("what went up and down", |counts| {
+    edge.wait_for_counts("the bytes up and down", |counts| {
         let of = |name| counts.of(&sample(name, 5001));
         (of("tunnels_opened_total"), of("bytes_up_total"), of("bytes_down_total")) == (3, 11, 29)
     });
-    let counts = site.wait_for_counts("all are closed", |counts| counts.closed("finished") == 3).unwrap();
+    let counts = site.wait_for_counts("all tunnels to be closed", |counts| counts.closed("finished") == 3).unwrap();
     assert_eq!(counts.of("connections"), 1, "they share a connection to the relay");
 }
 
@@ -154,9 +155,9 @@ fn a_connection_that_the_relay_refuses_is_reset_and_the_reason_is_logged_and_cou
     }
     edge.process.wait_for_line("the target refused the connection", SOON).unwrap();
     let reason = "edge_refusals_total{listen=\"127.0.0.1:5001\",protocol=\"tcp\",reason=\"connection_refused\"}";
-    edge.wait_for_counts("the reason", |counts| counts.of(reason) == 2);
+    edge.wait_for_counts("the refusals' reason", |counts| counts.of(reason) == 2);
     let told = edge.process.output().lines().filter(|line| line.contains("INFO") && line.contains("refused")).count();
-    assert_eq!(told, 1, "the same reason is told once");
+    assert_eq!(told, 1, "the same reason is logged once");
 }
 
 #[test]
@@ -187,9 +188,9 @@ fn connections_beyond_the_bound_wait_for_their_turn() {
         "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\nmax_connections = 1\n$RELAY\n",
     );
     let (mut first, mut second) = (edge.connect("127.0.0.1:5001"), edge.connect("127.0.0.1:5001"));
-    edge.wait_for_counts("one is open", |counts| counts.of(&sample("tunnels_opened_total", 5001)) == 1);
+    edge.wait_for_counts("the first tunnel to open", |counts| counts.of(&sample("tunnels_opened_total", 5001)) == 1);
     let hit = "edge_limit_hits_total{listen=\"127.0.0.1:5001\",protocol=\"tcp\",limit=\"max_connections\"}";
-    edge.wait_for_counts("the other waits", |counts| counts.of(hit) == 1);
+    edge.wait_for_counts("the second connection to wait", |counts| counts.of(hit) == 1);
     assert_eq!(says(&mut first, "first"), "first heard");
     drop(first);
     assert_eq!(says(&mut second, "second"), "second heard");
@@ -244,7 +245,7 @@ fn what_enters_is_seen_wherever_one_looks_and_can_be_closed() {
     let sent = classes["classes"][0]["sent_bytes"].as_u64().unwrap();
     assert!(sent >= moved(0)[0], "{classes}");
 
-    // People are shown the same.
+    // The text output shows the same.
     let shown = |command: &str, parts: &[&str]| {
         let lines = edge.lines(&[command]);
         let is_shown = |line: &String| parts.iter().all(|part| line.contains(part));
@@ -261,7 +262,7 @@ fn what_enters_is_seen_wherever_one_looks_and_can_be_closed() {
     shown("classes", &["default edge 2 ", " KiB "]);
 
     let up = "edge_uplink_connections{relay=\"10.0.1.2:443\"}";
-    edge.wait_for_counts("gauges, and bytes while they move", |counts| {
+    edge.wait_for_counts("gauges and bytes of open tunnels", |counts| {
         let udp = |name| counts.of(&format!("edge_{name}{{listen=\"127.0.0.1:5001\",protocol=\"udp\"}}"));
         let tcp = |name| counts.of(&sample(name, 5002));
         (udp("tunnels"), tcp("tunnels"), tcp("bytes_up_total"), counts.of(up)) == (1, 1, 8, 1)
@@ -270,14 +271,14 @@ fn what_enters_is_seen_wherever_one_looks_and_can_be_closed() {
 
     assert_eq!(edge.ready(), "ready\n");
     let (udp, tcp) = (tunnels[0]["id"].to_string(), tunnels[1]["id"].to_string());
-    assert_eq!(edge.pacectl(&["class", &tcp, "default"]).0, Some(3), "its class is that of the forward");
+    assert_eq!(edge.pacectl(&["class", &tcp, "default"]).0, Some(3), "the tunnel keeps the forward's class");
     edge.json(&["close", &tcp]);
     assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
     edge.json(&["close", &udp]);
-    edge.wait_for_counts("nothing is open", |counts| counts.sum("edge_tunnels{") == 0);
+    edge.wait_for_counts("all tunnels to end", |counts| counts.sum("edge_tunnels{") == 0);
     site.signal(libc::SIGTERM).unwrap();
-    edge.wait_for_counts("the relay is gone", |counts| counts.of(up) == 0);
-    // It asks for a connection, which fails only after a while.
+    edge.wait_for_counts("the relay's connection to end", |counts| counts.of(up) == 0);
+    // The edge tries to connect, which fails only after a while.
     let is_said = || (edge.ready() == "no connection to 10.0.1.2:443\n").then_some(());
-    wait_for("the edge is not ready", SOON, is_said).unwrap();
+    wait_for("the edge to report that it is not ready", SOON, is_said).unwrap();
 }

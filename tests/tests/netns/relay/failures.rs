@@ -1,4 +1,4 @@
-//! What happens when the world around the relay fails: targets, names, paths, clients.
+//! Failures around the relay: targets, names, paths, clients.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -30,11 +30,11 @@ fn a_target_that_is_gone_ends_its_tunnel_and_no_other() {
         assert!(!client.ended.is_finished());
     })
     .unwrap();
-    let counts = site.wait_for_counts("both ends are counted", |counts| counts.closed("target_refused") == 2);
+    let counts = site.wait_for_counts("both ends to be counted", |counts| counts.closed("target_refused") == 2);
     assert_eq!(counts.unwrap().packets("down"), 2);
 }
 
-/// Sends one payload after the other until the relay has ended the tunnel.
+/// Sends payloads one after another until the relay has ended the tunnel.
 async fn ask_until_ended(tunnel: &mut Tunnel, form: Form) -> TunnelEnd {
     let ended = async {
         loop {
@@ -43,7 +43,7 @@ async fn ask_until_ended(tunnel: &mut Tunnel, form: Form) -> TunnelEnd {
             }
             match tunnel.recv_within(Duration::from_millis(200)).await {
                 Ok(None) => {}
-                Ok(Some(payload)) => panic!("{payload:?} came from nowhere"),
+                Ok(Some(payload)) => panic!("unexpected payload {payload:?}"),
                 Err(ended) => return ended,
             }
         }
@@ -73,7 +73,7 @@ fn a_target_without_a_route_is_refused_and_one_without_a_neighbour_ends_its_tunn
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.chain.relay.ip("route add unreachable 45.0.0.0/8\nroute add unreachable 2a00::/16").unwrap();
-    // Neighbours that do not answer are given up sooner than after the usual three seconds.
+    // Gives up neighbours that do not answer sooner than after the usual three seconds.
     site.chain.relay.sysctl("net.ipv4.neigh.target.retrans_time_ms", "100").unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -130,10 +130,11 @@ fn an_absent_name_server_refuses_names_only() {
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
-        // Nothing listens on port 53, and the host says so: an error if the resolver hears it, else a time-out.
+        // Nothing listens on port 53, and the host says so by ICMP: an error if the resolver learns of it, else a
+        // time-out.
         let refused = refusal(open_name(&client, "one.example").await);
         assert!([(502, ErrorType::DnsError), (504, ErrorType::DnsTimeout)].contains(&refused), "{refused:?}");
-        // A name server that swallows queries.
+        // A name server that ignores queries.
         let _silence = site.chain.target.run(|| UdpSocket::bind("0.0.0.0:53").unwrap()).unwrap();
         assert_eq!(refusal(open_name(&client, "two.example").await), (504, ErrorType::DnsTimeout));
         let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
@@ -154,7 +155,7 @@ fn a_payload_too_large_for_the_path_to_the_target_is_dropped_and_counted() {
             for form in [Form::Datagram, Form::Capsule] {
                 let mut tunnel = client.open(site.target(family, 7)).await.unwrap();
                 tunnel.send(form, &vec![1; fits + 1]).await.unwrap();
-                // What comes after it is what comes back first.
+                // The next payload is the first to come back.
                 assert_eq!(tunnel.echo(form, &vec![2; fits]).await, vec![2; fits], "{family:?} {form:?}");
             }
         }
@@ -169,7 +170,7 @@ fn a_payload_too_large_for_the_path_to_the_client_is_dropped_and_counted() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.chain.access.set_mtu(1280).unwrap();
-    // Answers with the number of bytes that it is asked for.
+    // Answers with as many bytes as the payload asks for.
     let socket = site.chain.target.run(|| UdpSocket::bind("0.0.0.0:7").unwrap()).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();
     let target = std::thread::spawn(move || {
@@ -187,7 +188,7 @@ fn a_payload_too_large_for_the_path_to_the_client_is_dropped_and_counted() {
         tunnel.udp.finish();
 
         let mut stream = client.open(site.target(Family::V4, 7)).await.unwrap();
-        assert_eq!(stream.echo(Form::Capsule, &1300_u16.to_be_bytes()).await, [9; 1300], "a stream cuts it up");
+        assert_eq!(stream.echo(Form::Capsule, &1300_u16.to_be_bytes()).await, [9; 1300], "a stream splits the payload");
     })
     .unwrap();
     let ask =
@@ -215,7 +216,7 @@ fn a_client_that_vanishes_leaves_nothing_behind() {
         assert_eq!((counts.of("connections"), counts.udp_tunnels()), (1, 10));
         site.chain.access.near.set_up(false).unwrap();
         let gone = |counts: &lab::site::Counts| counts.of("connections") == 0 && counts.udp_tunnels() == 0;
-        let counts = site.counted("connection and tunnels are gone", gone).await.unwrap();
+        let counts = site.counted("the connection and its tunnels to end", gone).await.unwrap();
         assert_eq!(counts.closed("client"), 10);
         let ended = tokio::time::timeout(Duration::from_secs(5), client.ended).await;
         assert!(ended.is_ok(), "the client notices as well");

@@ -1,4 +1,4 @@
-//! Floods of one client's making: they cost others time, and nothing else.
+//! Floods by one client: they delay others, and have no other effect.
 
 use std::net::{SocketAddr, UdpSocket};
 
@@ -23,7 +23,7 @@ fn head(site: &Site) -> RequestHead {
     masque::request::udp_request(&template, &Target { host: Host::Ip(target.ip()), port: target.port() }, None)
 }
 
-/// Opens a tunnel by hand, to send what no well-behaved client does.
+/// Opens a tunnel without the client library, to send what a well-behaved client never sends.
 async fn open_raw(site: &Site, client: &Client) -> Request {
     client.relay.http().wait_for_settings().await.unwrap();
     let mut request = client.relay.http().request(&head(site)).await.unwrap();
@@ -53,7 +53,7 @@ async fn assert_echoes(tunnel: &mut Tunnel, number: u32) {
 fn a_flood_of_datagrams_leaves_every_echo_to_the_tunnels_beside_it() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
-    // The flood has a target of its own, whose socket may overflow.
+    // The flood has its own target, whose socket may overflow.
     let (_echo, _flooded) = (site.chain.target.echo(7).unwrap(), site.chain.target.echo(9).unwrap());
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -69,7 +69,7 @@ fn a_flood_of_datagrams_leaves_every_echo_to_the_tunnels_beside_it() {
             assert_echoes(&mut beside, number).await;
             assert_echoes(&mut apart, number).await;
         }
-        assert!(site.counts().unwrap().of("datagrams_total{direction=\"up\"}") > 200, "it was a flood");
+        assert!(site.counts().unwrap().of("datagrams_total{direction=\"up\"}") > 200, "the flood is large enough");
     })
     .unwrap();
 }
@@ -89,7 +89,7 @@ fn malformed_capsules_end_their_own_tunnel_and_unknown_ones_nothing() {
         for number in 0..ROUNDS {
             send_capsules(&mut unknown, &capsule.repeat(20)).await.unwrap();
             assert_echoes(&mut beside, number).await;
-            // A DATAGRAM capsule without the context ID that it has to begin with.
+            // A DATAGRAM capsule without its mandatory context ID.
             let mut malformed = open_raw(&site, &client).await;
             send_capsules(&mut malformed, &[0, 0]).await.unwrap();
             let ended = timeout(SOON, malformed.recv.part()).await.expect("the tunnel ends soon");
@@ -103,17 +103,17 @@ fn malformed_capsules_end_their_own_tunnel_and_unknown_ones_nothing() {
         drop(unknown);
         let ignored = "ignored_total{what=\"capsule\"}";
         let all = i64::from(ROUNDS * 20);
-        let counts = site.counted("the tunnel of unknown capsules has ended", |counts| counts.of(ignored) == all).await;
+        let counts = site.counted("all unknown capsules to be counted", |counts| counts.of(ignored) == all).await;
         assert_eq!(counts.unwrap().closed("violation"), i64::from(ROUNDS));
     })
     .unwrap();
 }
 
-/// A connection with one tunnel, whose client sends any bytes as a datagram.
+/// A connection with one tunnel, whose client can send any bytes as a datagram.
 struct Raw {
     connection: s2n_quic::Connection,
     stream: BidirectionalStream,
-    /// Must not end before the connection does.
+    /// Must not end before the connection.
     _control: SendStream,
 }
 
@@ -132,14 +132,14 @@ async fn connect_raw(site: &Site) -> Raw {
     control.send(h3::ControlReceiver::new(h3::Role::Client, settings).preamble()).await.unwrap();
     let mut stream = connection.open_bidirectional_stream().await.unwrap();
     stream.send(h3::encode_request(&head(site), None).unwrap()).await.unwrap();
-    let response = timeout(SOON, stream.receive()).await.expect("a response comes soon");
+    let response = timeout(SOON, stream.receive()).await.expect("a response arrives soon");
     assert!(response.unwrap().is_some());
     Raw { connection, stream, _control: control }
 }
 
 fn send_datagram(connection: &mut s2n_quic::Connection, bytes: &'static [u8]) {
     let sent = connection.datagram_mut(|sender: &mut datagram::Sender| sender.send_datagram(Bytes::from_static(bytes)));
-    // A full queue is as good as a lost packet.
+    // A full queue has the same effect as a lost packet.
     let _ = sent.unwrap();
 }
 
@@ -154,13 +154,13 @@ fn datagrams_of_no_use_are_counted_and_malformed_ones_end_their_own_tunnel() {
         let Raw { mut connection, mut stream, _control } = connect_raw(&site).await;
         for number in 0..50 {
             for _ in 0..20 {
-                // Quarter stream ID 0 and an unknown context; a stream that may come one day.
+                // Quarter stream ID 0 with an unknown context; a stream that could exist in the future.
                 send_datagram(&mut connection, &[0, 2, 1, 2, 3]);
                 send_datagram(&mut connection, &[0x40, 0xff, 0, 1, 2, 3]);
             }
             assert_echoes(&mut apart, number).await;
         }
-        // No context at all.
+        // No context ID at all.
         send_datagram(&mut connection, &[0]);
         match timeout(SOON, stream.receive()).await.expect("the tunnel ends soon") {
             Err(s2n_quic::stream::Error::StreamReset { error, .. }) => {
@@ -168,7 +168,7 @@ fn datagrams_of_no_use_are_counted_and_malformed_ones_end_their_own_tunnel() {
             }
             other => panic!("not reset, but {other:?}"),
         }
-        let counts = site.counted("the tunnel has ended", |counts| counts.closed("violation") == 1).await.unwrap();
+        let counts = site.counted("the tunnel to end", |counts| counts.closed("violation") == 1).await.unwrap();
         assert!(counts.of("ignored_total{what=\"context\"}") > 0 && counts.dropped("up", "unknown_stream") > 0);
         assert_eq!(counts.of("connections"), 2, "only the tunnel has ended");
         assert_echoes(&mut apart, 1000).await;
@@ -194,7 +194,7 @@ fn garbage_from_nowhere_disturbs_no_connection_and_prevents_none() {
                     (state >> 24) as u8
                 });
                 let packet: Vec<u8> = bytes.take(1 + (number as usize * 37) % 1250).collect();
-                // A full socket buffer is as good as a lost packet.
+                // A full socket buffer has the same effect as a lost packet.
                 let _ = garbage.send(&packet);
             }
             assert_echoes(&mut tunnel, number).await;

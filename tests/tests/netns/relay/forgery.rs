@@ -1,4 +1,4 @@
-//! An attacker that is on no path can do nothing with ICMP, whether it guesses the ports of tunnels or knows them.
+//! An off-path attacker can do nothing with ICMP, whether it guesses the ports of tunnels or knows them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 use tokio::time::{sleep, timeout};
 
-/// A target that answers when it is told to, and says of the relay's packets what is not true.
+/// A target that answers on request, and can send false ICMP errors about the relay's packets.
 struct Target {
     socket: UdpSocket,
     icmp: Socket,
@@ -40,16 +40,16 @@ impl Target {
         tunnel.send(form, payload).await.unwrap();
         let mut got = [0; 2048];
         let received = timeout(SOON, self.socket.recv_from(&mut got)).await;
-        let (len, relay) = received.expect("the payload comes soon").unwrap();
+        let (len, relay) = received.expect("the payload arrives soon").unwrap();
         assert_eq!(&got[..len], payload);
-        // On the same path as what was forged before, and so behind it.
+        // The answer follows the forged messages on the same path, so the relay has them by then.
         self.socket.send_to(b"and back", relay).await.unwrap();
         assert_eq!(tunnel.recv().await.unwrap().as_deref(), Some(&b"and back"[..]));
         relay
     }
 }
 
-/// Says of what `relay` sends to `target` that it cannot be delivered.
+/// Sends a false ICMP error: that the packets from `relay` to `target` cannot be delivered.
 fn forge(icmp: &Socket, relay: SocketAddr, target: SocketAddr, what: Undeliverable) {
     let message = what.bytes(&Frame::between(relay, target, b""));
     icmp.send_to(&message, &SocketAddr::new(relay.ip(), 0).into()).unwrap();
@@ -66,8 +66,8 @@ fn a_forged_path_mtu_takes_no_payload_from_any_tunnel() {
             let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
             let mut tunnel = client.open(address).await.unwrap();
             let relay = target.assert_carries(&mut tunnel, Form::Datagram, b"first").await;
-            // Off the path, a forger tries every port that the relay's socket may have: fewer at once than fill a queue of
-            // the kernel (net.core.netdev_max_backlog), which would lose the payload behind them.
+            // An off-path attacker tries every port that the relay's socket may have: fewer at once than would fill the
+            // kernel's queue (net.core.netdev_max_backlog), which would then lose the payload after them.
             let ports: Vec<u16> = (32_768..=60_999).chain([relay.port()]).collect();
             for some in ports.chunks(200) {
                 for port in some {
@@ -91,7 +91,7 @@ fn a_forged_path_mtu_takes_no_payload_from_any_tunnel() {
 fn a_flood_of_forged_messages_at_a_tunnels_own_port_takes_no_payload() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
-    // So many for each payload, and not as many as this machine can send: a relay that gets no CPU meanwhile gives a payload up in the end.
+    // A fixed number for each payload, not as many as the machine can send: a relay without CPU time would finally give up a payload.
     const PAYLOADS: u32 = 400;
     const PER_PAYLOAD: u32 = 40;
     let mut sent = 0;
@@ -118,7 +118,7 @@ fn a_flood_of_forged_messages_at_a_tunnels_own_port_takes_no_payload() {
                     (0..PER_PAYLOAD).for_each(|_| forge(&icmp, relay, address, what));
                 }
             });
-            // In capsules, because the client's own datagrams may be lost in a flood.
+            // In capsules, because a flood may make the client lose its own datagrams.
             for _ in 0..PAYLOADS {
                 rounds.fetch_add(1, Relaxed);
                 tunnel.send(Form::Capsule, b"beside it").await.unwrap();
@@ -131,9 +131,9 @@ fn a_flood_of_forged_messages_at_a_tunnels_own_port_takes_no_payload() {
             forger.join().unwrap();
             tunnel.send(Form::Capsule, b"last").await.unwrap();
             let mut got = [0; 16];
-            while timeout(SOON, target.socket.recv(&mut got)).await.expect("the last payload comes soon").unwrap() != 4
-            {
-            }
+            while timeout(SOON, target.socket.recv(&mut got)).await.expect("the last payload arrives soon").unwrap()
+                != 4
+            {}
             sent += 2; // the first and the last
         })
         .unwrap();

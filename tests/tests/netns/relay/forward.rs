@@ -1,4 +1,4 @@
-//! Applications that know nothing of relays, behind `pacectl forward` and the daemon's edge role.
+//! Applications that know nothing of relays, behind `pacectl forward` and behind the edge role.
 
 use std::collections::HashSet;
 use std::io::ErrorKind;
@@ -22,10 +22,10 @@ fn forward(site: &Site, family: Family, target: &str, options: &[&str]) -> Proce
     forward
 }
 
-/// How long an application waits for an answer before it asks again.
+/// The time that an application waits for an answer before it asks again.
 const BRIEF: Duration = Duration::from_millis(200);
 
-/// An application's socket, inside the client's namespace.
+/// An application's socket, in the client's namespace.
 pub fn application(site: &Site, to: &str) -> UdpSocket {
     let socket = site.chain.client.run(|| UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
     socket.connect(to).unwrap();
@@ -33,8 +33,8 @@ pub fn application(site: &Site, to: &str) -> UdpSocket {
     socket
 }
 
-/// Receives what comes next. Where a socket has a timeout, the kernel does not go on by itself after a signal (signal(7)), such
-/// as one about the end of another test's process: an interrupted call is no answer that is missing.
+/// Receives the next payload. With a timeout on the socket, the kernel does not restart the call after a signal (signal(7)),
+/// such as SIGCHLD for another test's process; an interrupted call does not mean that an answer is missing.
 fn receive_into(socket: &UdpSocket, received: &mut [u8]) -> Result<usize, ErrorKind> {
     loop {
         match socket.recv(received).map_err(|error| error.kind()) {
@@ -48,14 +48,14 @@ pub fn echoes(socket: &UdpSocket, payload: &[u8]) -> bool {
     socket.send(payload).is_ok() && receive(socket).is_ok_and(|received| received == payload)
 }
 
-/// Waits until a payload comes back, and then wants as much of all that follow.
+/// Waits until a first payload comes back, and then requires that all later ones do.
 pub fn assert_carries(site: &Site, socket: &UdpSocket, len: usize) {
     socket.set_read_timeout(Some(BRIEF)).unwrap();
     wait_for("the first echo", SOON, || echoes(socket, &vec![0; len]).then_some(())).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();
     for seed in 1..50 {
         socket.send(&vec![seed; len]).unwrap();
-        // What was repeated above may still come, however late.
+        // Echoes of the repeated first payload may still arrive.
         let came = std::iter::repeat_with(|| receive(socket)).find(|came| *came != Ok(vec![0; len])).unwrap();
         assert_eq!(came, Ok(vec![seed; len]), "payload {seed}; the relay counted {:#?}", site.counts());
     }
@@ -150,7 +150,7 @@ fn the_edge_role_carries_many_senders_over_one_connection_and_finds_its_relay_ag
     assert_eq!((counts.of("connections"), counts.udp_tunnels()), (1, 10));
 
     site.chain.access.near.set_up(false).unwrap();
-    site.wait_for_counts("the connection is lost", |counts| counts.of("connections") == 0).unwrap();
+    site.wait_for_counts("the connection to be lost", |counts| counts.of("connections") == 0).unwrap();
     site.chain.access.near.set_up(true).unwrap();
     for sender in &senders {
         sender.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -158,7 +158,7 @@ fn the_edge_role_carries_many_senders_over_one_connection_and_finds_its_relay_ag
     }
 }
 
-/// Sends one question from each of so many new ports, `at_once` at a time, and returns how many were answered.
+/// Sends one question from each of `questions` new ports, `at_once` at a time, and returns how many were answered.
 pub fn ask(site: &Site, to: &str, questions: usize, at_once: usize) -> usize {
     let answered = |_| {
         let socket = application(site, to);
@@ -182,14 +182,14 @@ fn a_resolver_behind_an_edge_is_asked_from_new_ports_for_ever() {
     let _echo = site.chain.target.echo(7).unwrap();
     let edge = edge(&site, "");
     let answered = ask(&site, LISTEN, 3_000, 20);
-    // Either end may know where others went.
+    // Either end's counters may show where the other questions went.
     let counted = || [Counts::read(&site.chain.client, "127.0.0.1:9100"), site.counts()];
     assert_eq!(answered, 3_000, "edge and relay counted {:#?}, and the edge said:\n{}", counted(), edge.output());
     let counts = site.counts().unwrap();
     assert_eq!((counts.of("connections"), counts.udp_tunnels() <= 1_024), (1, true));
 }
 
-/// Starts an edge at the client with one forward to port 7 of the target, and lines of its `[transport]`.
+/// Starts an edge at the client with one forward to port 7 of the target, and these lines in its `[transport]`.
 fn edge(site: &Site, transport: &str) -> Process {
     let edge = r#"
         state_dir = "$FOLDER"
@@ -212,7 +212,7 @@ fn edge(site: &Site, transport: &str) -> Process {
     edge
 }
 
-/// Sends a probe every 10 ms for two seconds, with a change after the first of them, and returns how many were lost.
+/// Sends a probe every 10 ms for two seconds, calls `change` after the first 20, and returns how many probes were lost.
 fn lost_over(socket: &UdpSocket, change: impl FnOnce()) -> usize {
     const PROBES: u16 = 200;
     let (mut change, mut answered, mut received) = (Some(change), HashSet::new(), [0; 64]);
@@ -227,7 +227,7 @@ fn lost_over(socket: &UdpSocket, change: impl FnOnce()) -> usize {
         if probe == 20 {
             change.take().unwrap()();
         }
-        // What ICMP said of an earlier one is no concern of this one.
+        // An ICMP error about an earlier probe does not matter here.
         _ = socket.send(&probe.to_be_bytes());
         take(10);
     }
@@ -262,7 +262,7 @@ fn an_edge_whose_connection_cannot_move_makes_another_and_loses_less_than_a_seco
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
-    // s2n-quic's own sockets keep to the address that they began with.
+    // s2n-quic's own sockets keep the address with which they started.
     let edge = edge(&site, "io = \"stock\"");
     let socket = application(&site, LISTEN);
     assert_carries(&site, &socket, 1200);
@@ -312,7 +312,7 @@ fn whoever_forwards_tcp_is_told_why_a_connection_comes_to_nothing() {
     let connect = || {
         let mut stream = site.chain.client.run(|| TcpStream::connect(LISTEN).unwrap()).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
-        // It ends, by a reset or without.
+        // The stream ends, with or without a reset.
         _ = stream.read(&mut [0]);
     };
     for (token, reason) in [("wrong", "the token in proxy-authorization is not valid"), (&token, "the target refused")]

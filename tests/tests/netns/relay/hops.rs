@@ -1,4 +1,4 @@
-//! A relay that is reached through another, so that neither knows both ends.
+//! A relay that an edge reaches through another one, so that neither knows both ends.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,11 +21,11 @@ const TCP_LISTEN: &str = "127.0.0.1:5001";
 const PROXY: &str = "127.0.0.1:5002";
 const METRICS: &str = "127.0.0.1:9433";
 
-/// What both relays log.
+/// The log settings of both relays.
 const LOG: &str = "access = \"json\"\naccess_addresses = true\n";
 
-/// Client, first relay, second relay, target: each reaches its neighbours only, and each relay has an authority and a token of
-/// its own.
+/// Client, first relay, second relay, target: each reaches only its neighbours, and each relay has its own authority and
+/// token.
 struct Hops {
     site: Site,
     end: Namespace,
@@ -87,7 +87,7 @@ impl Hops {
         text + more
     }
 
-    /// The section of the first relay as a hop, which is reached by this address family.
+    /// The section of the first relay as a hop, with its address of this family.
     fn hop(&self, family: Family) -> String {
         format!(
             "[hop.first]\nrelay = \"{}\"\nca = \"$FOLDER/authority.pem\"\ntoken_file = \"$FOLDER/first.token\"\n\
@@ -110,9 +110,9 @@ impl Hops {
         String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
     }
 
-    /// The words of the line of `pacectl tunnels` about the tunnel of the hop, once there is one.
+    /// The words of the line of `pacectl tunnels` about the hop's tunnel, once there is one.
     fn hop_tunnel(&self) -> Vec<String> {
-        let found = wait_for("the tunnel of the hop in the list", SOON, || {
+        let found = wait_for("the hop's tunnel to be listed", SOON, || {
             let said = self.pacectl(&["tunnels"]);
             let line = said.lines().find(|line| line.contains("[hop.first]"))?;
             Some(line.split_whitespace().map(str::to_owned).collect())
@@ -120,7 +120,7 @@ impl Hops {
         found.unwrap()
     }
 
-    /// What a metric of the edge without labels is.
+    /// The value of an edge's metric without labels.
     fn metric(&self, name: &str) -> Option<f64> {
         let mut stream = self.connect(METRICS);
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n").unwrap();
@@ -137,7 +137,7 @@ impl Hops {
     }
 }
 
-/// Of the first relay.
+/// The first relay's sections.
 fn sections(token_digest: &str) -> String {
     format!("{LOG}[[relay.token]]\nname = \"alice\"\nsha256 = \"{token_digest}\"\n")
 }
@@ -164,7 +164,7 @@ fn a_first_relay_that_goes_away_properly_is_left_for_another_before_it_has_gone(
     edge.wait_for_line("forwarding", SOON).unwrap();
     let sockets: Vec<_> = (0..4).map(|_| application(&hops.site, LISTEN)).collect();
     sockets.iter().for_each(|socket| assert_carries(&hops.site, socket, 600));
-    assert_eq!(hops.site.counts().unwrap().udp_tunnels(), 0, "the one beside it is preferred");
+    assert_eq!(hops.site.counts().unwrap().udp_tunnels(), 0, "the other relay is preferred");
 
     let gap = longest_gap(&sockets, Duration::from_secs(5), || beside.signal(libc::SIGTERM).unwrap());
     println!("a first relay that ended cost {gap:?}");
@@ -188,7 +188,7 @@ fn all_that_enters_passes_two_relays_of_which_neither_knows_both_ends_and_goes_o
     hops.end.echo_tcp(80).unwrap();
     let mut edge = hops.edge(Family::V4);
     let socket = application(&hops.site, LISTEN);
-    // The second is larger than fits into a datagram of the smallest packets.
+    // The second size exceeds a datagram in packets of the smallest size.
     for len in [600, 1_200] {
         assert_carries(&hops.site, &socket, len);
     }
@@ -210,7 +210,7 @@ fn all_that_enters_passes_two_relays_of_which_neither_knows_both_ends_and_goes_o
     assert!(status.contains("10.0.1.2:443: connected"), "{status}");
     assert!(connections.contains("to 10.0.3.2:444 via first"), "{connections}");
 
-    // The tunnel that carries all of these is listed as what it is, and has no class.
+    // The tunnel that carries all these is listed as the hop's, and has no class.
     let tunnel = hops.hop_tunnel();
     let [id, _, owner, class, protocol, target] = &tunnel[..6] else { panic!("{tunnel:?}") };
     assert_eq!([owner, class, protocol, target], ["[hop.first]", "-", "udp", "10.0.3.2:444"]);
@@ -218,7 +218,7 @@ fn all_that_enters_passes_two_relays_of_which_neither_knows_both_ends_and_goes_o
     assert!(!hops.pacectl(&["tunnels", "--class", "default"]).contains("[hop.first]"));
     assert_eq!(hops.metric("paced_edge_hop_withheld_packets_total"), Some(0.0));
 
-    // What is added by a reload leads the same way, and what was there goes on.
+    // A forward that a reload adds uses the same hop, and existing tunnels continue.
     let counts = hops.site.counts().unwrap();
     assert_eq!((counts.of("connections"), counts.udp_tunnels()), (1, 1), "one tunnel, to the second relay");
     let more = format!(
@@ -227,14 +227,14 @@ fn all_that_enters_passes_two_relays_of_which_neither_knows_both_ends_and_goes_o
     );
     write(&hops.site, "edge.toml", &hops.configuration(&more));
     edge.signal(libc::SIGHUP).unwrap();
-    let added = wait_for("the address that was added", SOON, || {
+    let added = wait_for("the added address to work", SOON, || {
         let socket = application(&hops.site, "127.0.0.1:5003");
         echoes(&socket, b"new").then_some(socket)
     });
     assert_carries(&hops.site, &added.unwrap(), 600);
     assert_carries(&hops.site, &socket, 600);
     assert_tcp_carries(&mut stream);
-    assert_eq!(hops.site.counts().unwrap().udp_tunnels(), 1, "local addresses share it");
+    assert_eq!(hops.site.counts().unwrap().udp_tunnels(), 1, "local addresses share the hop's tunnel");
 
     hops.site.signal(libc::SIGKILL).unwrap();
     hops.site.relay.wait(SOON).unwrap();
@@ -242,13 +242,13 @@ fn all_that_enters_passes_two_relays_of_which_neither_knows_both_ends_and_goes_o
     let sections = sections(&hops.token_digest);
     hops.site.start_again(first_terms(&sections)).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-    wait_for("an echo through the relay that is back", SOON, || echoes(&socket, b"back").then_some(()))
+    wait_for("an echo through the restarted relay", SOON, || echoes(&socket, b"back").then_some(()))
         .unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
     assert_tcp_carries(&mut hops.connect(TCP_LISTEN));
 
-    // An operator who closes it has all go on in another one.
+    // When an operator closes the hop's tunnel, all traffic continues in another one.
     let before = hops.hop_tunnel();
-    assert_ne!(before[0], *id, "the one through the relay that was killed has gone");
+    assert_ne!(before[0], *id, "the tunnel through the killed relay is gone");
     hops.pacectl(&["close", &before[0]]);
     wait_for("an echo through another tunnel", SOON, || {
         (echoes(&socket, b"again") && hops.hop_tunnel()[0] != before[0]).then_some(())
@@ -257,7 +257,7 @@ fn all_that_enters_passes_two_relays_of_which_neither_knows_both_ends_and_goes_o
 
     edge.signal(libc::SIGTERM).unwrap();
     edge.wait(SOON).unwrap();
-    let first = wait_for("the record of its tunnel", SOON, || {
+    let first = wait_for("the record of the hop's tunnel", SOON, || {
         let said = hops.site.relay.output();
         said.contains("10.0.3.2:444").then_some(said)
     });
@@ -273,15 +273,16 @@ fn a_path_to_the_first_relay_that_is_too_narrow_for_a_handshake_in_datagrams_car
     let hops = Hops::new();
     hops.site.chain.access.set_mtu(1_280).unwrap();
     let _echo = hops.end.echo(7).unwrap();
-    // Behind the header of IPv6, 1,232 bytes are left for a packet, in which one of 1,200 bytes does not fit.
+    // Behind the headers of IPv6 and UDP, an outer packet has 1,232 bytes, too few to carry an inner packet of 1,200
+    // bytes.
     for family in [Family::V6, Family::V4] {
         let edge = hops.edge(family);
         assert_carries(&hops.site, &application(&hops.site, LISTEN), 1_200);
         let is_narrow = edge.output().contains("too narrow for payloads of 1200 bytes");
         assert!(is_narrow, "{family:?}: {}", edge.output());
-        // The inner connection tries whether larger packets pass.
+        // The inner connection probes whether larger packets pass.
         let withheld = || hops.metric("paced_edge_hop_withheld_packets_total").filter(|count| *count > 0.0);
-        let count = wait_for("packets that capsules do not carry", SOON, withheld).unwrap();
+        let count = wait_for("packets to be withheld from capsules", SOON, withheld).unwrap();
         println!("{family:?}: {count} packets were withheld");
     }
 }
@@ -305,7 +306,7 @@ fn a_second_relay_that_nobody_vouches_for_and_a_first_that_refuses_are_told_apar
     .unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
 }
 
-/// What a process holds: KiB of memory, and descriptors.
+/// A process's memory in KiB, and its number of descriptors.
 fn held(process: &Process) -> (u64, usize) {
     let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
     let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

@@ -9,18 +9,18 @@ use lab::site::{Counts, Family, SOON, Site, Terms};
 use super::forward::{application, assert_carries};
 use super::paths::{GAP, ROUND_ROBIN, Uplinks, edge, longest_gap, paths, states};
 
-/// Where the inner client listens for its applications.
+/// The address at which the inner client listens for its applications.
 const INSIDE: &str = "127.0.0.1:5010";
 
-/// A QUIC server in the target's namespace and its client, whose packets go through the forward at 127.0.0.1:5002. Both are
-/// a relay and an edge of ours: their connection is as long-lived as a client's, and follows the addresses that it is seen at.
+/// A QUIC server in the target's namespace and its client, whose packets go through the forward at 127.0.0.1:5002. They are a
+/// paced relay and a paced edge: their connection lasts as long as a client's, and follows changes of the client's address.
 struct Inner {
     _server: Process,
     _client: Process,
 }
 
 impl Inner {
-    /// The forward that an outer edge needs.
+    /// The forward that the outer edge needs.
     fn forward(site: &Site) -> String {
         let folder = site.path("").display().to_string();
         format!(
@@ -62,7 +62,7 @@ impl Inner {
         Self { _server, _client: run(&site.chain.client, "inner-client.toml", &client, "forwarding") }
     }
 
-    /// How many connections the client has made.
+    /// The number of connections that the client has made.
     fn connections(&self, site: &Site) -> i64 {
         let counts = Counts::read(&site.chain.client, "127.0.0.1:9101").unwrap();
         counts.of("edge_uplink_connects_total{relay=\"127.0.0.1:5002\"}")
@@ -76,12 +76,12 @@ fn a_quic_connection_inside_a_tunnel_sees_a_gap_and_no_end_when_its_path_falls_s
     let site = &uplinks.site;
     let _echo = site.chain.target.echo(7).unwrap();
     let edge = uplinks.edge(&format!("{}{ROUND_ROBIN}", Inner::forward(site)));
-    wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
     let inner = Inner::start(site);
     let sockets: Vec<_> = (0..3).map(|_| application(site, INSIDE)).collect();
     sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
     assert_eq!(inner.connections(site), 1);
-    // The first tunnel of the edge takes one of the paths in turns: whichever that is falls silent.
+    // The edge's first tunnel takes either path by round robin; its path falls silent.
     let second = paths(site)[1].1 == 1;
     let cut = || if second { uplinks.cut(true) } else { uplinks.cut_first() };
     let gap = longest_gap(&sockets, Duration::from_secs(5), cut);

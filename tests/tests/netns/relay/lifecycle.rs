@@ -1,4 +1,4 @@
-//! The relay's end, and its configuration's changes, while clients are connected.
+//! The relay's end and changes of its configuration while clients are connected.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ use masque::tunnel::Form;
 use quic::{h3::Error, tls};
 use tokio::time::timeout;
 
-/// Sends four payloads through each tunnel and receives them again; returns how many that were.
+/// Sends four payloads through each tunnel and receives them back; returns their total number.
 async fn round(tunnels: &mut [Tunnel], number: u32) -> i64 {
     const BURST: u32 = 4;
     for tunnel in &mut *tunnels {
@@ -27,20 +27,21 @@ async fn round(tunnels: &mut [Tunnel], number: u32) -> i64 {
     }
     for tunnel in &mut *tunnels {
         for _ in 0..BURST {
-            let payload = timeout(SOON, tunnel.recv()).await.expect("an echo comes soon").unwrap().expect("a payload");
+            let payload =
+                timeout(SOON, tunnel.recv()).await.expect("an echo arrives soon").unwrap().expect("a payload");
             assert_eq!(payload[..4], number.to_be_bytes());
         }
     }
     tunnels.len() as i64 * i64::from(BURST)
 }
 
-/// Asks for a tunnel whatever the relay has said about new requests, and returns the code that ends the request.
+/// Requests a tunnel even if the relay has announced that it goes away, and returns the code that ends the request.
 async fn ask_all_the_same(client: &Client, template: &str, target: SocketAddr) -> Option<u64> {
     let template = Template::parse(template).unwrap();
     let target = Target { host: Host::Ip(target.ip()), port: target.port() };
     let head = h3::encode_request(&masque::request::udp_request(&template, &target, None), None).unwrap();
     let mut stream = client.relay.http().handle().clone().open_bidirectional_stream().await.unwrap();
-    // It may be rejected before it is sent.
+    // The request may be rejected before it is sent.
     _ = stream.send(head).await;
     match stream.receive().await {
         Err(s2n_quic::stream::Error::StreamReset { error, .. }) => Some(error.into()),
@@ -69,7 +70,7 @@ fn sigterm_under_load_takes_nothing_new_and_delivers_what_was_accepted() {
         site.signal(libc::SIGTERM).unwrap();
         let mut number = 100;
         while client.relay.http().takes_requests() {
-            assert!(number < 10_000, "the relay says that it goes away");
+            assert!(number < 10_000, "the relay announces that it goes away");
             echoed += round(&mut tunnels, number).await;
             number += 1;
         }
@@ -88,7 +89,7 @@ fn sigterm_under_load_takes_nothing_new_and_delivers_what_was_accepted() {
         echoed
     });
     assert!(echoed.unwrap() >= 10 + 40 * 40);
-    assert!(site.relay.wait(SOON).unwrap().success(), "long before the end of the drain");
+    assert!(site.relay.wait(SOON).unwrap().success(), "the relay ends long before its drain time is over");
 }
 
 #[test]
@@ -114,7 +115,7 @@ fn tunnels_that_stay_are_closed_when_the_drain_ends() {
     assert!(site.relay.wait(SOON).unwrap().success());
 }
 
-/// Access that trusts exactly the certificate that is in the relay's file at the moment.
+/// Access that trusts exactly the certificate that is now in the relay's file.
 fn pinned(site: &Site) -> Access {
     let chain = tls::read_certificates(&site.path("relay.pem")).unwrap();
     Access { trust: TrustSource::Pinned(tls::fingerprint(&chain[0])), ..site.access(Family::V4).unwrap() }
@@ -162,12 +163,12 @@ fn a_configuration_that_is_refused_leaves_the_old_one_in_force() {
             let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
             assert_eq!(tunnel.echo(None, b"served").await, b"served");
         };
-        // A limit out of its range, beside a rule that would refuse the target.
+        // A limit out of range, together with a rule that would refuse the target.
         let (targets, limits) = ("deny = [\"10.0.2.2\"]", "tunnels_per_connection = 0");
         site.configure(Terms { targets, limits, ..Terms::default() }).unwrap();
         reload(&site, REFUSED);
         serves().await;
-        // A certificate without the key that belongs to it.
+        // A certificate that does not match the key.
         site.configure(Terms::default()).unwrap();
         site.write("relay.pem", &site.relay_certificate().unwrap().certificate).unwrap();
         reload(&site, REFUSED);
@@ -195,7 +196,7 @@ fn new_rules_hold_for_new_requests_and_leave_tunnels_alone() {
     .unwrap();
 }
 
-/// Waits until the relay has said something since.
+/// Makes a change and waits until the relay has logged `what` once more.
 fn said(site: &Site, what: &str, change: impl FnOnce()) {
     let before = site.relay.output().matches(what).count();
     change();
@@ -222,7 +223,7 @@ fn a_renewed_certificate_is_shown_without_a_reload_and_one_that_is_over_is_not()
         let client = Client::connect(old.clone()).await.unwrap();
         let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
         tunnel.echo(None, b"before").await;
-        // As by a tool that keeps versions, and moves links.
+        // As a tool does that keeps versions and moves links.
         site.write_identity("renewed", &site.relay_certificate().unwrap()).unwrap();
         said(&site, READ_AGAIN, || links("renewed"));
         assert_eq!(tunnel.echo(None, b"after").await, b"after");

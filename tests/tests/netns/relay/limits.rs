@@ -1,4 +1,4 @@
-//! Every limit of `[relay.limits]`, reached once, and the counter that says so.
+//! Every limit of `[relay.limits]`, reached once, with its counter.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ fn a_client_without_credit_for_streams_is_counted() {
         };
         tokio::select! {
             () = all => panic!("the connection has ended"),
-            counted = site.counted("credit is missing", |counts| limit_hits(counts, "streams_blocked") == 1) => {
+            counted = site.counted("stream credit to run out", |counts| limit_hits(counts, "streams_blocked") == 1) => {
                 counted.unwrap();
             }
         }
@@ -89,10 +89,10 @@ fn a_user_has_so_many_tunnels_over_all_connections() {
     .unwrap();
     assert_eq!(limit_hits(&site.counts().unwrap(), "tunnels_per_user"), 2);
     let said = site.relay.output().matches("limit=\"tunnels_per_user\"").count();
-    assert_eq!(said, 1, "the second was less than ten seconds later: {}", site.relay.output());
+    assert_eq!(said, 1, "a repetition within ten seconds is not logged: {}", site.relay.output());
 }
 
-/// Opens streams that carry nothing and resets each at once, for a while; returns how many there was credit for.
+/// Opens empty streams and resets each at once, for a while; returns how many it had credit for.
 async fn abandon_streams(client: &Client, during: Duration) -> u64 {
     let mut handle = client.relay.http().handle().clone();
     let mut opened = 0;
@@ -120,7 +120,8 @@ fn a_user_makes_so_many_requests_a_second_abandoned_ones_too() {
         let mut tunnel = client.open(target).await.unwrap();
         let since = Instant::now();
         let opened = abandon_streams(&client, Duration::from_secs(2)).await;
-        // There is credit for so many, and for another one when one is over, of which a burst is over at once.
+        // Credit for this many streams, and for one more whenever a stream ends; those of one second may all end at
+        // once.
         let credit = Transport::requests_for(100) as f64;
         let most = credit + PER_SECOND * (1.0 + since.elapsed().as_secs_f64()) + 1.0;
         assert!(opened as f64 > credit && opened as f64 <= most, "{opened} streams, of {most}");
@@ -142,8 +143,8 @@ fn there_are_so_many_connections_at_once() {
         let (first, _second) = (connect().await.unwrap(), connect().await.unwrap());
         assert!(connect().await.is_err());
         first.close().await;
-        // The endpoint forgets a closed connection only when nothing of it can arrive any more.
-        timeout(SOON, async { while connect().await.is_err() {} }).await.expect("a place is free again");
+        // The endpoint forgets a closed connection only once no more of its packets can arrive.
+        timeout(SOON, async { while connect().await.is_err() {} }).await.expect("there is room for a connection again");
     })
     .unwrap();
     let counts = site.counts().unwrap();
@@ -175,7 +176,7 @@ fn a_field_section_has_so_many_bytes() {
         let target = Target { host: Host::Ip(site.chain.egress.far.v4.into()), port: 7 };
         let head = masque::request::udp_request(&template, &target, Some(&"t".repeat(2000)));
         client.relay.http().wait_for_settings().await.unwrap();
-        assert!(client.relay.http().request(&head).await.is_err(), "our own client knows the limit");
+        assert!(client.relay.http().request(&head).await.is_err(), "the project's own client respects the limit");
         let mut stream = client.relay.http().handle().clone().open_bidirectional_stream().await.unwrap();
         stream.send(h3::encode_request(&head, None).unwrap()).await.unwrap();
         let mut response = h3::RequestStream::new(h3::Role::Client, 16_384);
@@ -231,8 +232,8 @@ fn a_silent_tunnel_is_ended_after_its_idle_time() {
     assert_eq!(site.counts().unwrap().closed("idle"), 1);
 }
 
-/// Answers each payload on port 7 with `count` payloads of `bytes` each, from a thread that ends with the namespace's
-/// test: when it has heard nothing for a while.
+/// Answers each payload on port 7 with `count` payloads of `bytes` each, on a thread that ends once no payload arrives
+/// for a while.
 fn multiply(namespace: &Namespace, count: usize, bytes: usize) {
     let socket = namespace.run(|| UdpSocket::bind("0.0.0.0:7").unwrap()).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();
@@ -245,7 +246,7 @@ fn multiply(namespace: &Namespace, count: usize, bytes: usize) {
     });
 }
 
-/// Sends one payload after the other through all tunnels, until the relay has dropped something.
+/// Sends payloads through all tunnels in turn until the relay has dropped one.
 async fn provoke(site: &Site, tunnels: &mut [Tunnel], form: Form, dropped: impl Fn(&Counts) -> bool) {
     let provoked = async {
         while !dropped(&site.counts().unwrap()) {
@@ -255,7 +256,7 @@ async fn provoke(site: &Site, tunnels: &mut [Tunnel], form: Form, dropped: impl 
             tokio::task::yield_now().await;
         }
     };
-    timeout(SOON, provoked).await.expect("the relay drops what exceeds its limit");
+    timeout(SOON, provoked).await.expect("the relay drops payloads beyond its limit");
 }
 
 #[test]
@@ -280,7 +281,7 @@ fn so_many_bytes_of_datagrams_wait_for_a_tunnel() {
 #[test]
 fn so_many_bytes_of_datagrams_wait_for_a_connection() {
     lab::ring!(Netns);
-    // No tunnel alone gets near its own limit with six payloads of 500 bytes at a time.
+    // With six payloads of 500 bytes at a time, no single tunnel comes near its own limit.
     let limits = "queue_bytes_per_tunnel = 4096\nqueue_bytes_per_connection = 4096";
     let site = Site::new(Terms { limits, ..Terms::default() }).unwrap();
     multiply(&site.chain.target, 6, 500);
@@ -303,13 +304,15 @@ fn so_many_bytes_of_capsules_wait_for_a_tunnel() {
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
-        // What a tunnel dropped of its capsules is counted at its end.
+        // A tunnel's dropped capsules are counted when it ends.
         for _ in 0..20 {
             tunnel.send(Form::Capsule, b"more").await.unwrap();
         }
-        site.counted("all answers came", |counts| counts.packets("down") == 20 * 40).await.unwrap();
+        site.counted("all answers to arrive", |counts| counts.packets("down") == 20 * 40).await.unwrap();
         tunnel.udp.finish();
-        site.counted("drops are counted", |counts| counts.dropped("down", "stream_queue_full") > 0).await.unwrap();
+        site.counted("the drops to be counted", |counts| counts.dropped("down", "stream_queue_full") > 0)
+            .await
+            .unwrap();
     })
     .unwrap();
 }
@@ -339,14 +342,14 @@ fn so_many_bytes_wait_for_the_target() {
         let lost = counts.dropped("up", "queue_full") + counts.dropped("up", "refused_by_host");
         counts.of("datagrams_total{direction=\"up\"}") == counts.packets("up") + lost
     };
-    site.wait_for_counts("every datagram was relayed or counted", all).unwrap();
+    site.wait_for_counts("every datagram to be forwarded or counted", all).unwrap();
 }
 
 #[test]
 fn a_tcp_target_may_take_so_long_to_answer() {
     lab::ring!(Netns);
     let site = Site::new(Terms { limits: "connect_timeout_ms = 200", ..Terms::default() }).unwrap();
-    // Nobody has this address, and the neighbour discovery that finds that out takes longer.
+    // No host has this address, and neighbour discovery takes longer than the time-out.
     let nobody: SocketAddr = (IpAddr::from([10, 0, 2, 77]), 443).into();
     let refused = site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -362,7 +365,7 @@ fn a_range_of_ports_that_is_used_up_is_a_limit_and_no_fault_of_the_relay() {
     let limits = "tunnels_per_connection = 4000\ntunnels_per_user = 4000";
     let site = Site::new(Terms { limits, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
-    // The relay's own sockets have ports outside of it.
+    // The relay's own sockets have ports outside this range.
     site.chain.relay.sysctl("net.ipv4.ip_local_port_range", "50000 52998").unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -380,14 +383,14 @@ fn a_range_of_ports_that_is_used_up_is_a_limit_and_no_fault_of_the_relay() {
         }
         assert_eq!(tunnels[0].echo(None, b"still here").await, b"still here");
         tunnels.pop().unwrap().udp.finish();
-        site.counted("a port is free again", |counts| counts.closed("finished") == 1).await.unwrap();
+        site.counted("a port to be free again", |counts| counts.closed("finished") == 1).await.unwrap();
         client.open(site.target(Family::V4, 7)).await.unwrap();
     })
     .unwrap();
     let counts = site.counts().unwrap();
     assert_eq!((limit_hits(&counts, "local_ports"), counts.refused("overloaded")), (21, 21));
     let said = site.relay.output().matches("no more sockets for targets").count();
-    assert!((1..=3).contains(&said), "said {said} times");
+    assert!((1..=3).contains(&said), "logged {said} times");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A client whose address changes under its connection, without its knowing.
+//! A client whose address changes during a connection without its knowledge.
 
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::runtime;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Carries packets between the peer of `inner` and the relay, over the outer socket that was named last.
+/// Forwards packets between the peer of `inner` and the relay, over the latest outer socket.
 async fn translate(inner: Socket, mut outers: mpsc::UnboundedReceiver<Socket>) {
     let Some(mut outer) = outers.recv().await else { return };
     let (mut client, mut up, mut down) = (None, [0; 2048], [0; 2048]);
@@ -39,11 +39,11 @@ fn asynchronous(socket: UdpSocket) -> Socket {
     Socket::from_std(socket).unwrap()
 }
 
-/// Opens tunnels over connections whose port, as the relay sees it, changes again and again; they have to go on.
+/// Opens tunnels on connections whose port, as the relay sees it, changes repeatedly, and asserts that they continue.
 fn assert_goes_on(site: &Site, family: Family) {
     let End { v4, v6, .. } = site.chain.access.far;
     let relay = if family == Family::V4 { IpAddr::from(v4) } else { v6.into() };
-    // The client's network, where the translator has the relay's addresses.
+    // The client's network, in which the translator has the relay's addresses.
     let inside = Namespace::new("inside").unwrap();
     inside.ip(&format!("address add {v4} dev lo\naddress add {v6} dev lo nodad")).unwrap();
     let outer = || {
@@ -59,7 +59,7 @@ fn assert_goes_on(site: &Site, family: Family) {
             let client = Client::connect(site.access(family).unwrap()).await.unwrap();
             let mut tunnel = client.open(site.target(family, 7)).await.unwrap();
             for port in 0..4 {
-                // What is lost on the way to the old port comes again in a stream.
+                // In a stream, a payload lost on the way to the old port is sent again.
                 for form in [Form::Capsule, Form::Datagram] {
                     let payload = [port; 600];
                     assert_eq!(tunnel.echo(form, &payload).await, payload);
@@ -111,7 +111,7 @@ fn a_client_that_changes_its_port_once_too_often_learns_at_once_that_its_connect
             assert_eq!(tunnel.echo(Form::Capsule, &[port; 600]).await, [port; 600]);
         }
         rebind.send(outer()).unwrap();
-        // Without a word from the relay, it would be half a minute.
+        // Without a notice from the relay, the connection would end only after half a minute.
         let ended = async {
             loop {
                 _ = tunnel.send(Form::Datagram, &[0; 600]).await;

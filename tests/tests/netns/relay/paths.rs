@@ -1,4 +1,4 @@
-//! An edge with two uplinks, and with two relays that can be left.
+//! An edge with two uplinks, and with two relays among which tunnels move.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpStream, UdpSocket};
@@ -16,7 +16,7 @@ use super::forward::{application, assert_carries, echoes};
 
 const LISTEN: &str = "127.0.0.1:5000";
 
-/// A site whose client has a second link to the relay, over a router: devices "relay" and "router".
+/// A site whose client has a second link to the relay, through a router: the devices "relay" and "router".
 pub(super) struct Uplinks {
     pub(super) site: Site,
     second: Link,
@@ -37,7 +37,7 @@ impl Uplinks {
         router.sysctl("net.ipv4.ip_forward", "1").unwrap();
         chain.relay.ip("route add 10.0.3.0/24 via 10.0.4.1").unwrap();
         router.ip("route add 10.0.1.0/24 via 10.0.4.2").unwrap();
-        // Less preferred than the first link's own: only what is bound to the device takes it.
+        // A less preferred route than the first link's own: only sockets bound to the device use it.
         chain
             .client
             .ip("route add 10.0.1.2/32 via 10.0.3.2 dev router metric 100\nroute add 10.0.1.2/32 dev relay metric 10")
@@ -59,14 +59,14 @@ impl Uplinks {
         edge(&self.site, &format!("\"{}\"", self.site.template(Family::V4)), &format!("{paths}{sections}"))
     }
 
-    /// Starts an edge with three tunnels on each link, and returns it with the applications that use them.
+    /// Starts an edge with three tunnels on each link; returns it with the applications that use them.
     fn spread(&self) -> (Process, Vec<UdpSocket>) {
         let (site, edge) = (&self.site, self.edge(ROUND_ROBIN));
-        wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+        wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
         let sockets: Vec<_> = (0..6).map(|_| application(site, LISTEN)).collect();
         sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
         let tunnels: Vec<_> = paths(site).into_iter().map(|(_, tunnels)| tunnels).collect();
-        assert_eq!(tunnels, [3, 3], "each in its turn");
+        assert_eq!(tunnels, [3, 3], "the paths take turns");
         (edge, sockets)
     }
 
@@ -75,20 +75,20 @@ impl Uplinks {
         self.site.chain.client.ip(&format!("link set {} down", self.second.near.device)).unwrap();
     }
 
-    /// Silently drops what comes back over the first link.
+    /// Silently drops packets toward the client on the first link.
     pub(super) fn cut_first(&self) {
         let back = &self.site.chain.access;
         self.site.chain.relay.ip(&format!("route replace blackhole {}/32", back.near.v4)).unwrap();
     }
 
-    /// Silently drops what comes back over the second link, or no longer.
+    /// Silently drops packets toward the client on the second link, or stops doing so.
     pub(super) fn cut(&self, is_cut: bool) {
         let change = if is_cut { "add" } else { "del" };
         self.router.ip(&format!("route {change} blackhole 10.0.3.1/32")).unwrap();
     }
 }
 
-/// Starts an edge at the client with a forward through relays, and waits until it listens.
+/// Starts an edge at the client with a forward through these relays, and waits until it listens.
 pub(super) fn edge(site: &Site, relays: &str, sections: &str) -> Process {
     let folder = site.path("").display().to_string();
     let folder = folder.trim_end_matches('/');
@@ -101,7 +101,8 @@ pub(super) fn edge(site: &Site, relays: &str, sections: &str) -> Process {
     let arguments = ["run".into(), "--config".into(), file];
     let edge = site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
     edge.wait_for_line("forwarding", SOON).unwrap();
-    wait_for("its control socket", SOON, || (pacectl(site, &["status"]).0 == Some(0)).then_some(())).unwrap();
+    wait_for("the edge's control socket to answer", SOON, || (pacectl(site, &["status"]).0 == Some(0)).then_some(()))
+        .unwrap();
     edge
 }
 
@@ -111,7 +112,7 @@ fn pacectl(site: &Site, arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
 }
 
-/// What `pacectl paths` says of each path: its state, and how many tunnels are on it.
+/// The paths that `pacectl paths` lists: the state of each, and its number of tunnels.
 pub(super) fn paths(site: &Site) -> Vec<(String, u64)> {
     let (code, said) = pacectl(site, &["--json", "paths"]);
     assert_eq!(code, Some(0), "{said}");
@@ -124,8 +125,8 @@ pub(super) fn states(site: &Site) -> Vec<String> {
     paths(site).into_iter().map(|(state, _)| state).collect()
 }
 
-/// Sends a payload every 5 ms on each socket for so long, with a change after a while, and returns the longest time without an
-/// echo on any.
+/// Sends a payload every 5 ms on each socket for this time, calls `change` after a fifth of it, and returns the longest time
+/// without an echo on any socket.
 pub fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce()) -> Duration {
     let (begun, mut change, mut received) = (Instant::now(), Some(change), [0; 64]);
     let mut heard = vec![(begun, Duration::ZERO); sockets.len()];
@@ -146,11 +147,11 @@ pub fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce())
     heard.iter().map(|(last, longest)| last.elapsed().max(*longest)).max().unwrap()
 }
 
-/// What is lost for good makes a gap of seconds: an idle connection ends after 15.
+/// A tunnel lost for good would cause a gap of many seconds: an idle connection ends after 15.
 pub(super) const GAP: Duration = Duration::from_secs(3);
 
-/// Within which a path that was slow is good again: its queue empties, its smoothed round trip gets short, and stays so for
-/// fifteen seconds.
+/// The time within which a slow path is good again: its queue empties, its smoothed round trip shortens, and stays short
+/// for fifteen seconds.
 const GOOD_AGAIN: Duration = Duration::from_secs(60);
 
 pub(super) const ROUND_ROBIN: &str = "[class.spread]\nplacement = \"round-robin\"\n";
@@ -172,10 +173,10 @@ fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_g
     assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}\n{}", edge.output());
 
     uplinks.cut(false);
-    wait_for("the path is trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_for("the path to be trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
     let others: Vec<_> = (0..4).map(|_| application(site, LISTEN)).collect();
     others.iter().for_each(|socket| assert_carries(site, socket, 600));
-    assert_eq!(paths(site)[1].1, 2, "it gets its share of new tunnels");
+    assert_eq!(paths(site)[1].1, 2, "the path gets its share of new tunnels");
 
     let all: Vec<_> = sockets.into_iter().chain(others).collect();
     let gap = longest_gap(&all, Duration::from_secs(3), || uplinks.take_down());
@@ -192,13 +193,13 @@ fn a_slow_path_is_avoided_by_estimates_and_taken_in_turns() {
     let _echo = site.chain.target.echo(7).unwrap();
     for (placement, fewest) in [("paced", 8), ("round-robin", 4)] {
         let sections = format!("[class.spread]\nplacement = \"{placement}\"\n");
-        // What is known of a path counts more than what was seen of it.
+        // A configured rate counts more than a measured one.
         let sections = format!("rate = \"1 Mbit/s\"\n{sections}");
         let fast = "[[path]]\nname = \"first\"\ninterface = \"relay\"\nrate = \"100 Mbit/s\"\n";
         let slow = "[[path]]\nname = \"second\"\ninterface = \"router\"\n";
         let relay = format!("\"{}\"", site.template(Family::V4));
         let _edge = edge(site, &relay, &format!("{fast}{slow}{sections}"));
-        wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+        wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
         let sockets: Vec<_> = (0..8).map(|_| application(site, LISTEN)).collect();
         sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
         assert_eq!(paths(site)[0].1, fewest, "{placement}: {:?}", paths(site));
@@ -213,7 +214,7 @@ fn tunnels_leave_an_uplink_that_has_become_slow_and_new_ones_take_it_when_it_is_
     let _echo = site.chain.target.echo(7).unwrap();
     let (edge, sockets) = uplinks.spread();
 
-    // What three tunnels ask for is several times as much as this link takes now, with a queue of seconds before it.
+    // Three tunnels send several times what this link now carries, with a queue of seconds in front of it.
     uplinks.second.near.set_qdisc("tbf rate 16kbit burst 3kb limit 30kb").unwrap();
     let begun = Instant::now();
     while paths(site)[1].0 != "slow" && begun.elapsed() < SOON {
@@ -221,20 +222,20 @@ fn tunnels_leave_an_uplink_that_has_become_slow_and_new_ones_take_it_when_it_is_
     }
     let found = paths(site);
     assert_eq!(found, [("up".into(), 6), ("slow".into(), 0)], "the edge said:\n{}", edge.output());
-    println!("the uplink was left after {:?}", begun.elapsed());
+    println!("the tunnels left the uplink after {:?}", begun.elapsed());
     let gap = longest_gap(&sockets, Duration::from_secs(2), || ());
     assert!(gap < Duration::from_secs(1), "{gap:?} without an echo; the edge said:\n{}", edge.output());
     let counts = Counts::read(&site.chain.client, "127.0.0.1:9100").unwrap();
     assert_eq!(counts.of("edge_paths_slow_total"), 1, "{counts:?}");
-    assert_eq!(counts.of("edge_paths_silent_total"), 0, "it answers all the time: {counts:?}");
+    assert_eq!(counts.of("edge_paths_silent_total"), 0, "a slow path is not silent: {counts:?}");
 
     uplinks.second.near.set_qdisc("pfifo").unwrap();
     let begun = Instant::now();
-    wait_for("the path is good", GOOD_AGAIN, || (states(site) == ["up", "up"]).then_some(())).unwrap();
-    println!("it was good again after {:?}", begun.elapsed());
+    wait_for("the path to be good again", GOOD_AGAIN, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    println!("the uplink was good again after {:?}", begun.elapsed());
     let others: Vec<_> = (0..4).map(|_| application(site, LISTEN)).collect();
     others.iter().for_each(|socket| assert_carries(site, socket, 600));
-    assert_eq!(paths(site)[1].1, 2, "it gets its share of new tunnels");
+    assert_eq!(paths(site)[1].1, 2, "the path gets its share of new tunnels");
 }
 
 const ENDS_IN_FIVE_SECONDS: &str = "auth = \"none\"\ndrain_seconds = 5";
@@ -261,15 +262,15 @@ fn tunnels_move_to_the_relay_that_is_named_and_before_one_that_ends_has_gone() {
     });
     assert!(gap < Duration::from_secs(1), "{gap:?} without an echo; the edge said:\n{}", edge.output());
     println!("a move to another relay cost {gap:?}");
-    site.wait_for_counts("the first relay is left", |counts| counts.udp_tunnels() == 0).unwrap();
+    site.wait_for_counts("all tunnels to leave the first relay", |counts| counts.udp_tunnels() == 0).unwrap();
 
-    // The relay that they are at says that it goes away, and ends in five seconds.
+    // The relay in use announces that it goes away, and ends within five seconds.
     let gap = longest_gap(&sockets, Duration::from_secs(4), || second.signal(libc::SIGTERM).unwrap());
     assert!(gap < Duration::from_secs(1), "{gap:?} without an echo; the edge said:\n{}", edge.output());
     println!("a relay that ended cost {gap:?}");
-    site.wait_for_counts("tunnels are at the first relay", |counts| counts.udp_tunnels() == 4).unwrap();
-    // A socket waits a millisecond for an echo now, and echoes of the loop above may still come.
-    wait_for("an echo by the first relay", SOON, || echoes(&sockets[0], b"still there").then_some(())).unwrap();
+    site.wait_for_counts("all tunnels to be at the first relay", |counts| counts.udp_tunnels() == 4).unwrap();
+    // The sockets now wait only a millisecond for an echo, and echoes for the loop above may still arrive.
+    wait_for("an echo through the first relay", SOON, || echoes(&sockets[0], b"still there").then_some(())).unwrap();
 }
 
 #[test]
@@ -305,16 +306,16 @@ fn tunnels_leave_a_relay_that_says_nothing_any_more_and_new_ones_take_it_when_it
     let _second = site.start_beside("auth = \"none\"", "").unwrap();
     let template = site.template(Family::V4);
     let other = site.template_beside();
-    // Both relays by preference, and each as a path of its own.
+    // Two relays in order of preference, and each as a path of its own.
     let path = |name, relay: &str| format!("[[path]]\nname = \"{name}\"\nrelay = \"{relay}\"\n");
     let paths = format!("{}{}cost_ms = 200\n", path("a", &template), path("b", &other));
     for (relays, paths) in [(format!("[\"{template}\", \"{other}\"]"), ""), (format!("\"{template}\""), &paths)] {
         let edge = edge(&site, &relays, &format!("{paths}[class.spread]\n"));
         let are_up = || states(&site).iter().all(|state| state == "up").then_some(());
-        wait_for("all paths", SOON, are_up).unwrap();
+        wait_for("all paths to be up", SOON, are_up).unwrap();
         let sockets: Vec<_> = (0..4).map(|_| application(&site, LISTEN)).collect();
         sockets.iter().for_each(|socket| assert_carries(&site, socket, 600));
-        site.wait_for_counts("all at the first relay", |counts| counts.udp_tunnels() == 4).unwrap();
+        site.wait_for_counts("all tunnels to be at the first relay", |counts| counts.udp_tunnels() == 4).unwrap();
 
         let socket = site.path("edge.sock").into_os_string();
         let watch = ["--socket".into(), socket, "events".into()];
@@ -323,29 +324,29 @@ fn tunnels_leave_a_relay_that_says_nothing_any_more_and_new_ones_take_it_when_it
             pacectl(&site, &["edge", "move"]);
             events.output().contains("the relay that is preferred").then_some(())
         };
-        wait_for("somebody to listen", SOON, hears).unwrap();
+        wait_for("a listener to be registered", SOON, hears).unwrap();
         let gap = longest_gap(&sockets, Duration::from_secs(5), || site.signal(libc::SIGSTOP).unwrap());
         events.wait_for_line("10.0.1.2:443 ", SOON).unwrap();
         assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
         println!("a silent relay cost {gap:?}");
 
         site.signal(libc::SIGCONT).unwrap();
-        site.wait_for_counts("the tunnels that moved are gone", |counts| counts.udp_tunnels() == 0).unwrap();
+        site.wait_for_counts("the moved tunnels to end", |counts| counts.udp_tunnels() == 0).unwrap();
         let is_back = || {
             assert_carries(&site, &application(&site, LISTEN), 600);
             (site.counts().unwrap().udp_tunnels() > 0).then_some(())
         };
-        wait_for("new tunnels at the first relay", SOON, is_back).unwrap();
+        wait_for("new tunnels to be at the first relay", SOON, is_back).unwrap();
         events.wait_for_line("answers again", SOON).unwrap();
         sockets.iter().for_each(|socket| assert_carries(&site, socket, 600));
         drop(edge);
-        site.wait_for_counts("the edge has gone", |counts| counts.udp_tunnels() == 0).unwrap();
+        site.wait_for_counts("the edge's tunnels to end", |counts| counts.udp_tunnels() == 0).unwrap();
         let handshakes = site.counts().unwrap().of("handshakes_total{result=\"started\"}");
         assert!(handshakes < 30, "{handshakes} connections");
     }
 }
 
-/// Says something on a connection and waits for so long until it comes back.
+/// Writes to a connection and waits up to `within` for the echo.
 fn answers(stream: &mut TcpStream, within: Duration) -> bool {
     let mut said = [0; 5];
     stream.set_read_timeout(Some(within)).unwrap();
@@ -365,13 +366,13 @@ fn tcp_begins_on_another_path_at_once_when_one_falls_silent_and_what_was_open_th
         site.template(Family::V4),
         folder.trim_end_matches('/'),
     ));
-    wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
     let connect = || site.chain.client.run(|| TcpStream::connect("127.0.0.1:5001").unwrap()).unwrap();
     let mut streams: Vec<_> = (0..4).map(|_| connect()).collect();
     assert!(streams.iter_mut().all(|stream| answers(stream, SOON)), "the edge said:\n{}", edge.output());
 
     uplinks.cut(true);
-    // The first of these are asked for before anybody knows.
+    // The first of these begin before the silence is noticed.
     let begun = Instant::now();
     let mut later: Vec<_> = (0..4).map(|_| connect()).collect();
     assert!(later.iter_mut().all(|stream| answers(stream, GAP)), "the edge said:\n{}", edge.output());
@@ -379,8 +380,12 @@ fn tcp_begins_on_another_path_at_once_when_one_falls_silent_and_what_was_open_th
     let went_on: Vec<_> = streams.iter_mut().map(|stream| answers(stream, Duration::from_secs(10))).collect();
     assert_eq!(went_on.iter().filter(|went_on| **went_on).count(), 2, "the edge said:\n{}", edge.output());
     let took = begun.elapsed();
-    assert!(took < Duration::from_secs(14), "they were told after {took:?}; the edge said:\n{}", edge.output());
-    println!("what could not move was told within {took:?}");
+    assert!(
+        took < Duration::from_secs(14),
+        "the clients got an error only after {took:?}; the edge said:\n{}",
+        edge.output()
+    );
+    println!("connections that could not move got an error within {took:?}");
     assert!(later.iter_mut().all(|stream| answers(stream, SOON)), "the edge said:\n{}", edge.output());
 
     let counts = Counts::read(&site.chain.client, "127.0.0.1:9100").unwrap();
@@ -388,7 +393,7 @@ fn tcp_begins_on_another_path_at_once_when_one_falls_silent_and_what_was_open_th
     assert_eq!(counts.of("edge_path_up{path=\"second\"}"), 0, "{counts:?}");
     assert!(counts.of("edge_paths_given_up_total") >= 1, "{counts:?}");
     uplinks.cut(false);
-    wait_for("the path is trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_for("the path to be trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
 }
 
 #[test]
@@ -406,7 +411,7 @@ fn requests_for_models_that_have_no_answer_when_a_path_falls_silent_are_answered
         site.template(Family::V4),
         folder.trim_end_matches('/'),
     ));
-    wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
     let ask = || {
         let mut curl = site.chain.client.command("curl").unwrap();
         let body = r#"{"model":"large","messages":[{"role":"user","content":"x"}],"stream":true,"max_tokens":5}"#;
@@ -414,9 +419,9 @@ fn requests_for_models_that_have_no_answer_when_a_path_falls_silent_are_answered
         curl.stdout(Stdio::piped()).spawn().unwrap()
     };
     let mut asked: Vec<_> = (0..4).map(|_| ask()).collect();
-    wait_for("the engine to think", SOON, || (engine.counts()[0] == 4).then_some(())).unwrap();
+    wait_for("the engine to work on all requests", SOON, || (engine.counts()[0] == 4).then_some(())).unwrap();
     uplinks.cut(true);
-    // Of these, too, some begin on the path that is silent.
+    // Some of these also begin on the silent path.
     asked.extend((0..4).map(|_| ask()));
     for curl in asked {
         let output = curl.wait_with_output().unwrap();
@@ -424,7 +429,7 @@ fn requests_for_models_that_have_no_answer_when_a_path_falls_silent_are_answered
         assert!(said.trim_end().ends_with("data: [DONE]"), "{said}; the edge said:\n{}", edge.output());
     }
     assert_ne!(states(site)[1], "up");
-    assert!(engine.counts()[0] > 8, "requests were asked anew: {:?}", engine.counts());
+    assert!(engine.counts()[0] > 8, "requests are sent again: {:?}", engine.counts());
 }
 
 #[test]
@@ -433,7 +438,7 @@ fn a_small_urgent_request_takes_both_paths_and_needs_only_one_of_them() {
     let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]\n";
     let uplinks = Uplinks::with(Terms { sections: gateway, ..Terms::default() });
     let site = &uplinks.site;
-    // Whole answers take as long as it may take to cancel one.
+    // A whole answer takes as long as cancelling one may take.
     let (prefill, step) = (Duration::from_millis(300), Duration::from_millis(100));
     let thinking = Speed { prefill, step, ..Speed::default() };
     let engine = Engine::start(&site.chain.target, 8001, "large", thinking).unwrap();
@@ -448,7 +453,7 @@ fn a_small_urgent_request_takes_both_paths_and_needs_only_one_of_them() {
         folder.trim_end_matches('/'),
     );
     let edge = edge(site, &format!("\"{}\"", site.template(Family::V4)), &serve);
-    wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
     let ask = || {
         let mut curl = site.chain.client.command("curl").unwrap();
         let body = r#"{"model":"large","messages":[{"role":"user","content":"x"}],"stream":true,"max_tokens":20}"#;
@@ -462,17 +467,17 @@ fn a_small_urgent_request_takes_both_paths_and_needs_only_one_of_them() {
         ["copies", "copies_first"].map(|count| counts.of(&format!("edge_request_{count}_total")))
     };
     ask();
-    assert_eq!(copies(), [0, 0], "nobody knows how long answers are");
+    assert_eq!(copies(), [0, 0], "the length of answers is still unknown");
     assert_eq!(engine.counts(), [1, 1, 0]);
 
     ask();
     assert_eq!(copies()[0], 1, "the edge said:\n{}", edge.output());
-    wait_for("the other request to be cancelled", SOON, || (engine.counts() == [3, 2, 1]).then_some(())).unwrap();
+    wait_for("the losing request to be cancelled", SOON, || (engine.counts() == [3, 2, 1]).then_some(())).unwrap();
 
     let before = copies();
     uplinks.cut(true);
     ask();
     assert_eq!(copies(), [before[0] + 1, before[1] + 1], "the edge said:\n{}", edge.output());
-    // The original arrives, and its answer does not.
-    wait_for("the original to be cancelled", SOON, || (engine.counts() == [5, 3, 2]).then_some(())).unwrap();
+    // The original reaches the engine, but its answer does not come back.
+    wait_for("the original request to be cancelled", SOON, || (engine.counts() == [5, 3, 2]).then_some(())).unwrap();
 }

@@ -1,4 +1,4 @@
-//! `pacectl probe` of a relay that is not this user's own.
+//! `pacectl probe` of a relay that another person runs.
 
 use api::token::generate_token;
 use config::hash::hex;
@@ -7,13 +7,13 @@ use lab::process::Process;
 use lab::site::{Family, SOON, Site, Terms};
 use quic::tls;
 
-/// Probes the relay from the client's namespace; returns the exit code and all that was said.
+/// Probes the relay from the client's namespace; returns the exit code and all output.
 fn probe(site: &Site, options: &[&str]) -> (Option<i32>, String) {
     let authority = site.path("authority.pem").display().to_string();
     probe_at(site, &site.template(Family::V4), &[&["--ca", &authority], options].concat())
 }
 
-/// As [`probe`], of a relay that is called something, without a word about whom to trust.
+/// As [`probe`], of a relay given by name or URL, without options about trust.
 fn probe_at(site: &Site, relay: &str, options: &[&str]) -> (Option<i32>, String) {
     let arguments = [&["probe", "--relay", relay], options].concat();
     let mut probe: Process = site.chain.client.start(lab::program("pacectl").unwrap(), arguments).unwrap();
@@ -33,11 +33,11 @@ fn without_an_echo_a_probe_tells_whether_the_relay_is_up_and_lets_this_client_in
     let (code, said) = probe(&site, &[]);
     assert_eq!(code, Some(3), "{said}");
     assert!(said.contains(", up") && said.contains("does not admit this client") && said.contains("407"), "{said}");
-    // A target that the rules refuse is a refusal, too.
+    // A target that the rules refuse also counts as a refusal.
     let (code, said) = probe(&site, &["--token-file", &file, "127.0.0.1:443"]);
     assert!(code == Some(3) && said.contains("403"), "{code:?} {said}");
     assert_eq!(site.counts().unwrap().refused("address_prohibited"), 2);
-    // None of the logs is on a terminal.
+    // Neither output is to a terminal, so both are without colours.
     assert!(!site.relay.output().contains('\u{1b}') && !said.contains('\u{1b}'));
 }
 
@@ -92,7 +92,7 @@ fn a_client_is_told_what_is_wrong_with_its_certificate() {
         let words =
             ["the relay is up, but does not admit this client", "the client certificate is not known to this proxy"];
         assert!(code == Some(3) && words.iter().all(|words| said.contains(words)), "{auth}: {code:?} {said}");
-        // It may have shown its certificate and asked before it hears that the handshake failed.
+        // The client may have sent its certificate and its request before it learns that the handshake failed.
         let (code, said) = with(&foreign);
         let why = "if a certificate was shown, the peer may not know the authority that signed it";
         assert!(code != Some(0) && said.contains(why) && !said.contains("going away"), "{auth}: {code:?} {said}");

@@ -1,4 +1,4 @@
-//! Clients of a local proxy at the edge: curl as it is, and SOCKS byte by byte.
+//! Clients of the edge's local proxy: an unmodified curl, and SOCKS byte by byte.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -15,7 +15,7 @@ use super::entrance::Edge;
 
 const PROXY: &str = "127.0.0.1:1080";
 
-/// A site whose relay alone knows that web.example is the target.
+/// A site where only the relay can resolve web.example, which is the target.
 fn site() -> (Site, NameServer) {
     let mut chain = Chain::new().unwrap();
     chain.relay.resolve_with(&[chain.egress.far.v4.into()]).unwrap();
@@ -58,7 +58,7 @@ fn answer(mut stream: TcpStream) -> Option<()> {
     stream.write_all((head + &body).as_bytes()).ok()
 }
 
-/// Runs curl at the client; returns its exit code, what it prints, and what it complains of.
+/// Runs curl at the client; returns its exit code, its output and its error output.
 fn curl(site: &Site, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = site.chain.client.command("curl").unwrap();
     let output = command.args(["--silent", "--show-error", "--max-time", "20"]).args(arguments).output().unwrap();
@@ -84,7 +84,7 @@ fn curl_reaches_a_name_that_only_the_relay_knows_in_every_way_that_it_can_use_a_
         let post = curl(&site, &[options, &["--data-binary", &content, "http://web.example/c"]].concat());
         assert_eq!(post, expected("POST /c", &long), "{options:?}");
     }
-    // Each of its two requests goes to its own server over a connection of its own.
+    // Each of the two requests goes to its own server over its own connection.
     let (code, two, _) = curl(&site, &["--proxy", &http, "http://web.example/1", "http://10.0.2.2/2"]);
     assert_eq!((code, two.as_str()), (Some(0), "GET /1 HTTP/1.1 at web.example: GET /2 HTTP/1.1 at 10.0.2.2: "));
 }
@@ -111,9 +111,9 @@ fn a_client_is_told_in_its_own_protocol_why_a_target_is_not_reached() {
     let (_, hint, _) = curl(&site, &[&format!("{http}/")]);
     assert!(hint.contains("this is a proxy"), "{hint}");
     let refused = "edge_refusals_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",reason=\"connection_refused\"}";
-    edge.wait_for_counts("refusals by reason", |counts| counts.of(refused) == 3);
+    edge.wait_for_counts("the refusals to be counted by reason", |counts| counts.of(refused) == 3);
     let wrong = "edge_refusals_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",reason=\"target\"}";
-    edge.wait_for_counts("the hint", |counts| counts.of(wrong) == 1);
+    edge.wait_for_counts("the request to the proxy itself to be counted", |counts| counts.of(wrong) == 1);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn a_proxy_with_users_serves_nobody_else() {
     let (_, head, _) = curl(&site, &["--proxy", &http, "--include", "http://web.example/"]);
     assert!(head.starts_with("HTTP/1.1 407 ") && head.contains("Proxy-Authenticate: Basic"), "{head}");
     let denied = "edge_refusals_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",reason=\"unauthenticated\"}";
-    edge.wait_for_counts("who was denied", |counts| counts.of(denied) == 7);
+    edge.wait_for_counts("the unauthenticated clients to be counted", |counts| counts.of(denied) == 7);
 }
 
 #[test]
@@ -145,13 +145,13 @@ fn one_client_has_no_more_connections_than_its_share_and_other_protocols_are_not
     let mut first = edge.connect(PROXY);
     first.write_all(&[5, 1, 0]).unwrap();
     first.read_exact(&mut [0; 2]).unwrap();
-    assert!(edge.connect(PROXY).read(&mut [0]).is_err(), "the second is reset");
+    assert!(edge.connect(PROXY).read(&mut [0]).is_err(), "the second connection is reset");
     let limit =
         "edge_limit_hits_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",limit=\"max_connections_per_client\"}";
-    edge.wait_for_counts("the limit", |counts| counts.of(limit) == 1);
+    edge.wait_for_counts("the limit to be counted", |counts| counts.of(limit) == 1);
     drop(first);
     let gone = "edge_refusals_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",reason=\"client_gone\"}";
-    edge.wait_for_counts("the first is gone", |counts| counts.of(gone) == 1);
+    edge.wait_for_counts("the first connection to end", |counts| counts.of(gone) == 1);
     let mut http = edge.connect(PROXY);
     http.write_all(b"GET http://web.example/ HTTP/1.1\r\n\r\n").unwrap();
     assert!(http.read(&mut [0]).is_err(), "HTTP is switched off");
@@ -207,12 +207,12 @@ fn payloads_of_socks_clients_reach_each_target_that_they_name_and_come_back_unde
             }
         }
         site.wait_for_counts("a tunnel for each target", |counts| counts.udp_tunnels() == 3).unwrap();
-        // A part of a datagram, no header, and a stranger's.
+        // A fragment, a datagram without a header, and a stranger's datagram.
         association.socket.send_to(&[0, 0, 1, 1, 10, 0, 2, 2, 0, 7, 1], association.at).unwrap();
         association.socket.send_to(&[0], association.at).unwrap();
         let stranger = site.chain.client.run(|| UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
         stranger.send_to(&datagram_header(&Target::from_authority("10.0.2.2:7").unwrap()), association.at).unwrap();
-        edge.wait_for_counts("what is ignored", |counts| {
+        edge.wait_for_counts("the ignored datagrams to be counted", |counts| {
             let of = |reason| {
                 let sample = format!("listen=\"{PROXY}\",protocol=\"proxy\",reason=\"{reason}\"");
                 counts.of(&format!("edge_ignored_total{{{sample}}}"))
@@ -220,7 +220,7 @@ fn payloads_of_socks_clients_reach_each_target_that_they_name_and_come_back_unde
             (of("fragment"), of("malformed"), of("sender")) == (1, 1, 1)
         });
         drop(association.control);
-        site.wait_for_counts("they end with the association", |counts| counts.udp_tunnels() == 0).unwrap();
+        site.wait_for_counts("the tunnels to end with the association", |counts| counts.udp_tunnels() == 0).unwrap();
     }
 }
 
@@ -235,13 +235,13 @@ fn beyond_the_bound_a_clients_least_recent_target_makes_room() {
         association.send(target, b"payload");
         assert_eq!(association.receive().0, target);
     }
-    site.wait_for_counts("two are left", |counts| counts.udp_tunnels() == 2).unwrap();
+    site.wait_for_counts("two tunnels to remain", |counts| counts.udp_tunnels() == 2).unwrap();
     let counts = edge.counts().unwrap();
     let evicted = counts.of("edge_sources_evicted_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\"}");
-    assert_eq!(evicted, 1, "the second was silent for longest");
-    // A client without a target gets none: none of its own can make room.
+    assert_eq!(evicted, 1, "the tunnel that was silent for longest");
+    // A client without any tunnel gets none, because it has none to give up for it.
     let other = Association::new(&edge);
     other.send("10.0.2.2:8", b"payload");
     let limit = "edge_limit_hits_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",limit=\"max_udp_tunnels\"}";
-    wait_for("both limits", SOON, || edge.counts().filter(|counts| counts.of(limit) == 2)).unwrap();
+    wait_for("both limits to be counted", SOON, || edge.counts().filter(|counts| counts.of(limit) == 2)).unwrap();
 }

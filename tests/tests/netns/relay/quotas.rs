@@ -1,4 +1,4 @@
-//! What a user may use, and take from others.
+//! Each user's quota and fair share.
 
 use std::net::UdpSocket;
 
@@ -12,13 +12,13 @@ use masque::target::{Host, Target};
 use masque::tunnel::Form;
 use tokio::time::timeout;
 
-/// A token, and the lines of the configuration that make it known as a user's.
+/// A token, and the configuration lines that assign it to this user.
 fn token(name: &str, more: &str) -> (String, String) {
     let (token, digest) = generate_token().unwrap();
     (token, format!("[[relay.token]]\nname = \"{name}\"\nsha256 = \"{}\"\n{more}\n", hex(&digest)))
 }
 
-/// Echoes a thousand bytes again and again until the tunnel ends; returns how many came back.
+/// Echoes a thousand bytes repeatedly until the tunnel ends; returns the number of bytes that came back.
 async fn use_up(tunnel: &mut Tunnel) -> u64 {
     let used = async {
         let mut bytes = 0;
@@ -48,7 +48,7 @@ fn a_quota_that_is_used_up_ends_tunnels_refuses_requests_and_survives_a_restart(
         let mut waiting = client.open(target).await.unwrap();
         let mut tunnel = client.open(target).await.unwrap();
         let came_back = use_up(&mut tunnel).await;
-        // Half of it went up, and a payload or two may have been on their way.
+        // Half the quota is used on the way up, and a payload or two may have been in flight.
         assert!((495_000..=505_000).contains(&came_back), "{came_back} bytes");
         let ended = timeout(SOON, waiting.recv()).await.expect("the user's other tunnels end as well");
         assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
@@ -57,9 +57,9 @@ fn a_quota_that_is_used_up_ends_tunnels_refuses_requests_and_survives_a_restart(
         assert_eq!(other.open(target).await.unwrap().echo(None, b"bob's").await, b"bob's");
     })
     .unwrap();
-    let counts = site.wait_for_counts("the tunnels are closed", |counts| counts.closed("quota") == 2).unwrap();
+    let counts = site.wait_for_counts("the tunnels to be closed", |counts| counts.closed("quota") == 2).unwrap();
     assert_eq!(counts.refused("quota_used_up"), 1);
-    site.wait_for_counts("the quota is shown", |counts| {
+    site.wait_for_counts("the quota to be shown", |counts| {
         counts.of("user_quota_bytes{user=\"alice\"}") == 1_000_000
             && counts.of("user_quota_used_bytes{user=\"alice\"}") >= 1_000_000
     })
@@ -106,8 +106,8 @@ fn a_users_rate_holds_over_all_its_connections_in_both_directions_and_others_are
                 }
             }
         }
-        // 400 kbit/s for 4 s are 200 KB for both together, and what each received at once last; 800 kbit/s are 400 KB
-        // toward the target.
+        // 400 kbit/s for 4 s are 200 KB for both together, plus the last batch of each; 800 kbit/s are 400 KB toward the
+        // target.
         assert!((100_000..=260_000).contains(&came_back), "{came_back} bytes came back");
         let up = site.counts().unwrap().of("bytes_total{protocol=\"udp\",direction=\"up\"}");
         assert!((200_000..=450_000).contains(&up), "{up} bytes went to the target");
@@ -139,7 +139,7 @@ fn empty_payloads_are_held_to_a_rate_and_to_packets_a_second() {
         })
         .unwrap();
         let packets = site.counts().unwrap().packets("up");
-        // 100 kbit/s are 446 headers of IPv4 and UDP a second.
+        // 100 kbit/s are 446 headers of IPv4 and UDP per second.
         let most = 450 * (began.elapsed().as_secs() as i64 + 1);
         assert!((400..=most).contains(&packets), "{capped}: {packets} packets of at most {most}");
     }
@@ -151,7 +151,7 @@ fn a_user_who_asks_for_names_that_nobody_answers_leaves_room_for_another() {
     let mut chain = Chain::new().unwrap();
     chain.relay.resolve_with(&[chain.egress.far.v4.into()]).unwrap();
     let socket = chain.target.run(|| UdpSocket::bind("0.0.0.0:53").unwrap()).unwrap();
-    // Answers for bob only, that there is no such name.
+    // Answers only bob, and says that the name does not exist.
     std::thread::spawn(move || {
         let mut query = [0; 512];
         socket.set_read_timeout(Some(SOON)).unwrap();
@@ -178,7 +178,7 @@ fn a_user_who_asks_for_names_that_nobody_answers_leaves_room_for_another() {
                 assert_eq!(refusal(answer), (503, ErrorType::ConnectionLimitReached));
             }
         };
-        timeout(SOON, refused).await.expect("what exceeds the share is refused at once");
+        timeout(SOON, refused).await.expect("requests beyond the share are refused at once");
         let other = Client::connect(site.access_with_token(&bob).unwrap()).await.unwrap();
         let answer = timeout(SOON, other.open_target(&name("bob.example".into()))).await.expect("an answer");
         assert_eq!(refusal(answer), (502, ErrorType::DnsError));

@@ -1,4 +1,4 @@
-//! Which targets a relay refuses, and how it says so.
+//! The targets that a relay refuses, and the errors that it sends.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -13,14 +13,14 @@ use masque::target::{Host, Target};
 const ADDRESS: (u16, ErrorType) = (403, ErrorType::DestinationIpProhibited);
 const BY_RULE: (u16, ErrorType) = (403, ErrorType::HttpRequestDenied);
 
-/// Addresses of the internet at large, which the relay's default route leads to.
+/// Addresses on the internet, which the relay reaches by its default route.
 const FOREIGN: (Ipv4Addr, Ipv6Addr) = (Ipv4Addr::new(45, 0, 0, 1), Ipv6Addr::new(0x2a00, 1, 0, 0, 0, 0, 0, 7));
 
 fn address(text: &str) -> SocketAddr {
     SocketAddr::new(text.parse().unwrap(), 443)
 }
 
-/// The rules that a relay has whose configuration says nothing about targets.
+/// The rules of a relay whose configuration has none about targets.
 fn defaults() -> Terms<'static> {
     Terms { targets: "", ..Terms::default() }
 }
@@ -51,7 +51,7 @@ fn special_addresses_and_the_relays_own_are_refused_by_default() {
         "224.0.0.1",
         "ff02::1",
         "255.255.255.255", // link-local, multicast, broadcast
-        "168.63.129.16",   // where a cloud's host serves its guests
+        "168.63.129.16",   // a cloud host's services for its guests
         "10.0.1.2",
         "10.0.2.1",
         "fd00:1::2",
@@ -61,7 +61,7 @@ fn special_addresses_and_the_relays_own_are_refused_by_default() {
         "64:ff9b::a00:202",
         "2002:a00:202::1", // embedded IPv4
         "2001:0:a00:202::1",
-        "2001:0:2d00:1:0:0:f5ff:fdfd", // Teredo: of the server, and of the client
+        "2001:0:2d00:1:0:0:f5ff:fdfd", // Teredo: the server's address, the client's address
     ];
     let site = Site::new(defaults()).unwrap();
     site.client(async || {
@@ -83,15 +83,15 @@ fn an_address_is_the_relays_own_for_as_long_as_its_host_has_it() {
     let site = Site::new(defaults()).unwrap();
     for (ip, prefix) in [(IpAddr::from(FOREIGN.0), 32), (FOREIGN.1.into(), 128)] {
         let refused = || is_own(&site, ip);
-        assert!(!refused(), "{ip} is somebody else's at first");
+        assert!(!refused(), "{ip} is not the relay's at first");
         site.chain.relay.ip(&format!("address add {ip}/{prefix} dev lo")).unwrap();
-        wait_for("the relay knows its new address", SOON, || refused().then_some(())).unwrap();
+        wait_for("the relay to notice its new address", SOON, || refused().then_some(())).unwrap();
         site.chain.relay.ip(&format!("address del {ip}/{prefix} dev lo")).unwrap();
-        wait_for("the relay knows that it lost the address", SOON, || (!refused()).then_some(())).unwrap();
+        wait_for("the relay to notice that it lost the address", SOON, || (!refused()).then_some(())).unwrap();
     }
 }
 
-/// Tells whether the relay refuses a target as one of its own addresses.
+/// Returns whether the relay refuses a target as one of its own addresses.
 fn is_own(site: &Site, ip: IpAddr) -> bool {
     let opened = site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -117,17 +117,17 @@ fn what_a_local_route_or_the_configuration_leads_to_the_relay_is_its_own() {
     }
     for (network, ip) in [("45.7.0.0/16", "45.7.9.9"), ("2a00:7::/32", "2a00:7::9")] {
         let ip = ip.parse().unwrap();
-        assert!(!is_own(&site, ip), "{ip} is somebody else's at first");
+        assert!(!is_own(&site, ip), "{ip} is not the relay's at first");
         site.chain.relay.ip(&format!("route add local {network} dev lo")).unwrap();
-        wait_for("the relay knows its new route", SOON, || is_own(&site, ip).then_some(())).unwrap();
+        wait_for("the relay to notice its new route", SOON, || is_own(&site, ip).then_some(())).unwrap();
         site.chain.relay.ip(&format!("route del local {network} dev lo")).unwrap();
-        wait_for("the relay knows that it lost the route", SOON, || (!is_own(&site, ip)).then_some(())).unwrap();
+        wait_for("the relay to notice that it lost the route", SOON, || (!is_own(&site, ip)).then_some(())).unwrap();
     }
     site.chain.relay.ip("route add local 45.8.0.0/16 dev lo").unwrap();
     let Site { chain, relay, .. } = site;
     drop(relay);
     let later = Site::on(chain, defaults()).unwrap();
-    assert!(is_own(&later, "45.8.9.9".parse().unwrap()), "one that was there before the relay");
+    assert!(is_own(&later, "45.8.9.9".parse().unwrap()), "a route that existed before the relay");
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn the_deny_list_wins_over_the_allow_list_for_addresses_and_names() {
         for blocked in ["below.blocked.example", "far.below.blocked.example", "BELOW.Blocked.example"] {
             assert_eq!(refusal(client.open_target(&name(blocked, 443)).await), BY_RULE, "{blocked}");
         }
-        // What a name stands for is judged as if it had been asked for.
+        // The address to which a name resolves is judged like one that was requested directly.
         assert_eq!(refusal(client.open_target(&name("denied.example", 443)).await), ADDRESS);
     })
     .unwrap();

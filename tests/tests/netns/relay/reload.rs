@@ -1,4 +1,4 @@
-//! What a reload puts in force, and what it refuses.
+//! Changes that a reload applies, and those that it refuses.
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use lab::site::{Counts, Family, SOON, Site, Terms};
 
 use super::forward::{application, assert_carries, echoes};
 
-/// A daemon with the edge role only, at the client.
+/// A daemon at the client that has only the edge role.
 struct Edge<'a> {
     site: &'a Site,
     daemon: Process,
@@ -20,7 +20,7 @@ impl<'a> Edge<'a> {
         let file = Self::configure(site, sections);
         let daemon = site.chain.client.start(lab::program("paced").unwrap(), ["run", "--config", &file]).unwrap();
         let socket = site.path("edge.sock");
-        wait_for("the edge's control socket", SOON, || UnixStream::connect(&socket).ok()).unwrap();
+        wait_for("the edge's control socket to open", SOON, || UnixStream::connect(&socket).ok()).unwrap();
         Self { site, daemon }
     }
 
@@ -32,7 +32,7 @@ impl<'a> Edge<'a> {
         site.write("edge.toml", &text).unwrap().display().to_string()
     }
 
-    /// Reads another configuration; returns what pacectl says, and whether that is yes.
+    /// Reloads with another configuration; returns whether `pacectl` succeeded, and its output.
     fn reload(&self, sections: &str) -> (bool, String) {
         Self::configure(self.site, sections);
         let (code, said) = self.pacectl(&["reload"]);
@@ -68,14 +68,15 @@ fn forwards_come_go_and_change_while_senders_of_the_others_keep_their_tunnels() 
     let edge = Edge::new(&site, &format!("{CONTROL}{stays}{changes}"));
     let [one, two] = [5001, 5002].map(|port| application(&site, &format!("127.0.0.1:{port}")));
     [&one, &two].into_iter().for_each(|sender| assert_carries(&site, sender, 100));
-    let opened = |count: i64| site.wait_for_counts("tunnels", |counts| counts.sum("tunnels_opened_total") == count);
+    let opened =
+        |count: i64| site.wait_for_counts("the tunnels to open", |counts| counts.sum("tunnels_opened_total") == count);
     opened(2).unwrap();
 
     let changed = format!("{changes}mode = \"stream\"\n");
     let (is_done, said) = edge.reload(&format!("{CONTROL}{comes}{changed}{stays}"));
     assert!(is_done, "{said}");
     assert_carries(&site, &one, 100);
-    assert_eq!(site.counts().unwrap().sum("tunnels_opened_total"), 2, "it is the same tunnel");
+    assert_eq!(site.counts().unwrap().sum("tunnels_opened_total"), 2, "the tunnel stays the same");
     assert_carries(&site, &two, 100);
     let three = application(&site, "127.0.0.1:5003");
     assert_carries(&site, &three, 100);
@@ -84,7 +85,7 @@ fn forwards_come_go_and_change_while_senders_of_the_others_keep_their_tunnels() 
     assert!(status.contains("127.0.0.1:5003") && status.contains("127.0.0.1:5002"), "{status}");
 
     assert!(edge.reload(CONTROL).0);
-    site.wait_for_counts("no tunnel is left", |counts| counts.udp_tunnels() == 0).unwrap();
+    site.wait_for_counts("all tunnels to end", |counts| counts.udp_tunnels() == 0).unwrap();
     assert!(!edge.pacectl(&["status"]).1.contains("127.0.0.1:5001"));
     site.chain.client.run(|| UdpSocket::bind("127.0.0.1:5001").map(drop)).unwrap().unwrap();
     drop(edge.daemon);
@@ -114,7 +115,7 @@ fn what_cannot_be_put_in_force_is_refused_by_its_name_and_changes_nothing() {
     }
     assert_eq!(site.counts().unwrap().sum("tunnels_opened_total"), 1);
     drop(taken);
-    assert!(edge.reload(&format!("{CONTROL}{stays}{}", forward(&site, 5009, ""))).0, "it can be had now");
+    assert!(edge.reload(&format!("{CONTROL}{stays}{}", forward(&site, 5009, ""))).0, "the address is free now");
 }
 
 #[test]
@@ -129,7 +130,7 @@ fn logs_metrics_and_doors_follow_a_reload() {
     let (is_done, why) = edge.reload(&format!("{CONTROL}{metrics}[log]\nlevel = \"info\""));
     assert!(is_done, "{why}");
     assert!(answers(9002));
-    let ends = |port: u16| wait_for("the page is gone", SOON, || (!answers(port)).then_some(())).unwrap();
+    let ends = |port: u16| wait_for("the page to disappear", SOON, || (!answers(port)).then_some(())).unwrap();
     ends(9001);
     edge.daemon.wait_for_line("configuration reloaded", SOON).unwrap();
     assert_eq!(said, 0);
@@ -157,5 +158,5 @@ fn logs_metrics_and_doors_follow_a_reload() {
     ends(9002);
     Edge::configure(&site, &moved);
     assert!(reload());
-    wait_for("the door is shut", SOON, || (!listens("127.0.0.1:9443")).then_some(())).unwrap();
+    wait_for("the door to close", SOON, || (!listens("127.0.0.1:9443")).then_some(())).unwrap();
 }

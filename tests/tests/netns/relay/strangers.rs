@@ -1,4 +1,5 @@
-//! Clients that nobody knows yet: how many there may be, for how long, and what their refused requests leave behind.
+//! Clients that are not yet known as users: how many there may be, for how long, and what their refused requests leave
+//! behind.
 
 use std::net::SocketAddr;
 
@@ -27,7 +28,7 @@ fn head(site: &Site) -> RequestHead {
     masque::request::udp_request(&template, &Target { host: Host::Ip([127, 0, 0, 1].into()), port: 7 }, None)
 }
 
-/// Returns a request for a port that there is not (RFC 9298 §3).
+/// Returns a request for a port that does not exist (RFC 9298 §3).
 fn malformed(site: &Site) -> RequestHead {
     RequestHead { path: Some(Bytes::from_static(b"/.well-known/masque/udp/127.0.0.1/0/")), ..head(site) }
 }
@@ -48,7 +49,7 @@ fn a_connection_on_which_nobody_is_let_in_is_closed_in_time_and_others_live_on()
         let guessing = Client::connect(site.access_with_token(&wrong).unwrap()).await.unwrap();
         assert!(guessing.open(target).await.is_err());
         for stranger in [silent, guessing] {
-            let ended = timeout(SOON, stranger.ended).await.expect("a stranger's time ends").unwrap();
+            let ended = timeout(SOON, stranger.ended).await.expect("a stranger's connection ends").unwrap();
             assert!(matches!(ended, Error::Closed), "{ended}");
         }
         assert_eq!(tunnel.echo(None, b"still here").await, b"still here");
@@ -72,7 +73,7 @@ fn strangers_of_one_prefix_take_so_many_places_and_users_are_none_of_them() {
         }
         let strangers = join_all((0..3).map(|_| connect())).await;
         assert!(strangers.iter().all(Result::is_ok));
-        assert!(connect().await.is_err(), "three strangers are enough");
+        assert!(connect().await.is_err(), "the limit is three strangers");
         // The other family is another prefix.
         let v6 = Client::connect(site.access(Family::V6).unwrap()).await.unwrap();
         v6.open(site.target(Family::V4, 7)).await.unwrap();
@@ -93,7 +94,7 @@ fn strangers_leave_places_to_neighbours_of_users() {
         let _tunnel = user.open(site.target(Family::V4, 7)).await.unwrap();
         let second = connect(Family::V4).await.unwrap();
         assert!(connect(Family::V4).await.is_err(), "half of the places are for strangers");
-        let neighbour = connect(Family::V6).await.expect("the other half is for those whom users live beside");
+        let neighbour = connect(Family::V6).await.expect("the other half is for neighbours of users");
         let _tunnel = neighbour.open(site.target(Family::V4, 7)).await.unwrap();
         drop((first, second));
     })
@@ -108,13 +109,13 @@ fn proofs_of_addresses_open_no_more_connections_than_there_may_be() {
     let limits = "connections = 2\nstrangers_percent = 100\nhandshakes_in_flight = 0";
     let site = Site::new(Terms { limits, ..Terms::default() }).unwrap();
     site.client(async || {
-        // All have asked before the first comes back with its proof.
+        // All clients have asked before the first returns its proof of address.
         let clients = join_all((0..12).map(|_| async {
             let client = Client::connect(site.access(Family::V4).unwrap()).await.ok()?;
             client.relay.http().wait_for_settings().await.ok()?;
             Some(client)
         }));
-        let open = timeout(SOON, clients).await.expect("attempts come to an end").into_iter().flatten().count();
+        let open = timeout(SOON, clients).await.expect("all attempts end").into_iter().flatten().count();
         assert_eq!(open, 2);
     })
     .unwrap();
@@ -130,7 +131,7 @@ fn refused_requests_end_though_their_client_takes_no_answer() {
     site.client(async || {
         let trust = tls::Trust::Authorities(tls::read_certificates(&site.path("authority.pem")).unwrap());
         let builder = s2n_quic::Client::builder().with_io("0.0.0.0:0").unwrap();
-        // No response has any credit.
+        // No response gets any flow-control credit.
         let limits = Limits::new().with_bidirectional_local_data_window(0).unwrap();
         let builder = builder.with_tls(tls::client(trust, None).unwrap()).unwrap().with_limits(limits).unwrap();
         let endpoint = builder.start().unwrap();
@@ -140,7 +141,7 @@ fn refused_requests_end_though_their_client_takes_no_answer() {
         let settings = Settings { max_field_section_size: None, enable_connect_protocol: false, h3_datagram: false };
         let mut control = connection.open_send_stream().await.unwrap();
         control.send(h3::ControlReceiver::new(Role::Client, settings).preamble()).await.unwrap();
-        // Half of them are malformed; the others ask for what is forbidden.
+        // Half the requests are malformed; the others ask for a forbidden target.
         let (forbidden, malformed) = (head(&site), malformed(&site));
         let mut streams = Vec::new();
         for number in 0..REQUESTS {
@@ -150,7 +151,7 @@ fn refused_requests_end_though_their_client_takes_no_answer() {
             streams.push(stream);
         }
         for (number, stream) in streams.iter_mut().enumerate() {
-            let ended = timeout(SOON, stream.receive()).await.expect("the relay ends it");
+            let ended = timeout(SOON, stream.receive()).await.expect("the relay ends the stream");
             let expected = if number % 2 == 0 { Code::RequestCancelled } else { Code::MessageError };
             match ended {
                 Err(s2n_quic::stream::Error::StreamReset { error, .. }) => {
@@ -172,11 +173,11 @@ fn a_malformed_request_is_answered_and_then_its_stream_is_in_error() {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         client.relay.http().wait_for_settings().await.unwrap();
         let mut request = client.relay.http().request(&malformed(&site)).await.unwrap();
-        match timeout(SOON, request.recv.part()).await.expect("an answer comes") {
+        match timeout(SOON, request.recv.part()).await.expect("an answer arrives") {
             Ok(Some(h3::Part::Response(head))) => assert_eq!(head.status, 400),
             other => panic!("{other:?} in place of a response"),
         }
-        match timeout(SOON, request.recv.part()).await.expect("the end comes") {
+        match timeout(SOON, request.recv.part()).await.expect("the stream ends") {
             Err(Error::Stream(s2n_quic::stream::Error::StreamReset { error, .. })) => {
                 assert_eq!(u64::from(error), Code::MessageError.value());
             }

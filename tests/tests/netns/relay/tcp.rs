@@ -12,7 +12,7 @@ use masque::target::{Host, Target};
 use quic::h3::{Error, Request};
 use tokio::time::timeout;
 
-/// A target of each family has a port of its own.
+/// The target's port for this address family.
 fn port(family: Family) -> u16 {
     if family == Family::V4 { 80 } else { 443 }
 }
@@ -44,7 +44,7 @@ async fn send(request: &mut Request, bytes: &[u8]) -> Result<(), Error> {
 async fn receive(request: &mut Request, enough: usize) -> Result<Vec<u8>, Error> {
     let mut received = BytesMut::new();
     while received.len() < enough {
-        match timeout(SOON, request.recv.part()).await.expect("bytes come soon")? {
+        match timeout(SOON, request.recv.part()).await.expect("bytes arrive soon")? {
             Some(Part::Data(bytes)) => received.extend_from_slice(&bytes),
             Some(other) => panic!("{other:?} inside a tunnel"),
             None => break,
@@ -72,12 +72,16 @@ fn bytes_pass_both_ways_and_each_way_ends_by_itself() {
                 send(&mut request, piece).await.unwrap();
             }
             request.send.finish();
-            assert_eq!(receive(&mut request, usize::MAX).await.unwrap(), b"8 bytes", "after our end");
+            assert_eq!(
+                receive(&mut request, usize::MAX).await.unwrap(),
+                b"8 bytes",
+                "the bytes after the client's end of stream"
+            );
         })
         .unwrap();
         server.join().unwrap();
     }
-    let counts = site.wait_for_counts("both are closed", |counts| counts.closed("finished") == 2).unwrap();
+    let counts = site.wait_for_counts("both tunnels to be closed", |counts| counts.closed("finished") == 2).unwrap();
     let bytes = |direction| counts.of(&format!("bytes_total{{protocol=\"tcp\",direction=\"{direction}\"}}"));
     assert_eq!((bytes("up"), bytes("down")), (16, 28));
 }
@@ -98,8 +102,8 @@ fn the_targets_end_leaves_the_other_way_open() {
         assert_eq!(receive(&mut request, usize::MAX).await.unwrap(), b"");
         send(&mut request, b"heard after the end").await.unwrap();
         request.send.finish();
-        // The server has read it all before the client's side of the site may end.
-        site.counted("the tunnel is closed", |counts| counts.closed("finished") == 1).await.unwrap();
+        // The server must have read everything before the client side of the site ends.
+        site.counted("the tunnel to be closed", |counts| counts.closed("finished") == 1).await.unwrap();
     })
     .unwrap();
     server.join().unwrap();
@@ -135,7 +139,7 @@ fn megabytes_arrive_in_order() {
             received
         };
         let ((), received) = tokio::join!(sending, receiving);
-        assert!(received == bytes, "{} of {} bytes came back, or not as they were", received.len(), bytes.len());
+        assert!(received == bytes, "{} of {} bytes came back, or they changed", received.len(), bytes.len());
     })
     .unwrap();
     server.join().unwrap();
@@ -162,7 +166,7 @@ fn a_reset_of_the_target_resets_the_stream() {
     let site = Site::new(Terms::default()).unwrap();
     let server = accept(&site, Family::V4, |mut stream| {
         stream.read_exact(&mut [0; 5]).unwrap();
-        // To linger for no time makes close reset.
+        // A linger time of zero makes close send a reset.
         socket2::SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO)).unwrap();
     });
     site.client(async || {
@@ -190,7 +194,11 @@ fn a_reset_of_the_client_resets_the_target() {
         stream.read_exact(&mut [0; 5]).unwrap();
         stream.write_all(b"there").unwrap();
         let ended = stream.read(&mut [0]).unwrap_err();
-        assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset, "a part is not taken for the whole");
+        assert_eq!(
+            ended.kind(),
+            std::io::ErrorKind::ConnectionReset,
+            "a partial transfer is not mistaken for a whole one"
+        );
     });
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -198,7 +206,7 @@ fn a_reset_of_the_client_resets_the_target() {
         send(&mut request, b"reset").await.unwrap();
         assert_eq!(receive(&mut request, 5).await.unwrap(), b"there");
         request.send.reset(Code::RequestCancelled);
-        site.counted("the tunnel is closed", |counts| counts.closed("client") == 1).await.unwrap();
+        site.counted("the tunnel to be closed", |counts| counts.closed("client") == 1).await.unwrap();
     })
     .unwrap();
     server.join().unwrap();

@@ -1,4 +1,4 @@
-//! A relay of several workers.
+//! A relay with several workers.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -39,7 +39,7 @@ fn every_worker_gets_the_packets_of_its_own_connections_wherever_they_come_from(
                 let label = IdLabel { class: 0, worker: number % WORKERS };
                 let packet = [&[0x40], &keys.seal(config, [number; 5], label)[..], &[number; 60]].concat();
                 from.send_to(&packet, relay).unwrap();
-                // A stateless reset: an endpoint has seen the packet.
+                // A stateless reset shows that an endpoint has received the packet.
                 wait_for("an answer", Duration::from_secs(10), || from.recv(&mut [0; 100]).ok()).unwrap();
             }
         })
