@@ -1,4 +1,4 @@
-//! What callers of the control plane send: messages of the protocol, one after another.
+//! The messages that callers of the control plane send, one after another.
 
 use std::sync::{Arc, LazyLock};
 
@@ -26,22 +26,23 @@ use crate::input::choice;
 /// The most calls of one input: each may put a policy in force.
 const CALLS: usize = 8;
 
-/// More than the longest message of an error has: 4 KiB, and a line that says that there is more.
+/// More than the length of the longest error message: 4 KiB, and a line that says that there is more.
 const MESSAGE_BYTES: usize = 4096 + 16;
 
 static FACTS: LazyLock<(Config, Facts)> = LazyLock::new(|| {
-    // A device is no folder, so even root can save nothing there.
+    // A device is not a folder, so even root cannot save there.
     let config = Config::from_toml("state_dir = \"/dev/null/state\"").unwrap_or_else(|errors| panic!("{errors:?}"));
     let facts = Facts::new(&config, &[]);
     (config, facts)
 });
 
-/// One for all inputs, because a runtime for each spends most of the time on starting threads for blocking calls.
+/// One runtime for all inputs, because creating one for each would take most of the time, to start threads for blocking
+/// calls.
 static RUNTIME: LazyLock<Option<Runtime>> =
     LazyLock::new(|| runtime::Builder::new_current_thread().enable_time().build().ok());
 
-/// Every call is answered, or refused by a message of bounded length; what is in force is valid at any time, and a reader
-/// changes none of it.
+/// Every call is answered, or refused with a message of bounded length. The policy in force is always valid, and a reader
+/// cannot change it.
 pub fn control_requests(mut input: &[u8]) {
     let may_write = choice(&mut input, 2) == 1;
     let Some(runtime) = &*RUNTIME else { return };
@@ -49,7 +50,7 @@ pub fn control_requests(mut input: &[u8]) {
         let (config, facts) = &*FACTS;
         let enforce = Enforce { kernel: Box::new(|_| Ok(())), roles: Box::new(|_| ()) };
         let policies = Policies::new(config, None, enforce);
-        // A reload fails, because the receiver is dropped.
+        // Reloads fail, because the receiver is dropped.
         let (reloads, _) = mpsc::channel(1);
         let control = Control::new(policies.clone(), None, Arc::new(Parts::default()), facts.clone(), reloads);
         let service = ControlService::new(control);
@@ -76,18 +77,19 @@ pub fn control_requests(mut input: &[u8]) {
                 "revision {} is in force",
                 now.number
             );
-            assert_eq!(check(&now.text, &[]).as_ref(), Ok(&now.policy), "what is in force is not what its text says");
-            assert!(!policies.in_force().is_saved, "nothing can be saved");
+            assert_eq!(check(&now.text, &[]).as_ref(), Ok(&now.policy), "the policy in force does not match its text");
+            assert!(!policies.in_force().is_saved, "a policy is saved, which is impossible");
         }
     });
 }
 
-/// Defines what calls a method by its number with the bytes of a message.
+/// Defines `call`, which calls a method by its number with the bytes of a message.
 macro_rules! methods {
     ($($unary:ident($request:ident))*; $($watch:ident($watched:ident))*) => {
         const METHODS: u8 = [$(stringify!($unary),)* $(stringify!($watch)),*].len() as u8;
 
-        /// Calls a method, with `peer` as the caller, and reads what it sends first. `None` if the bytes are no message.
+        /// Calls a method with `peer` as the caller, and reads the first item of its answer. Returns `None` if the bytes
+        /// are not a message.
         async fn call(service: &ControlService, peer: &Peer, method: u8, message: &[u8]) -> Option<Result<(), Status>> {
             let mut number = 0..;
             $(if number.next() == Some(method) {
@@ -120,7 +122,7 @@ fn from<T>(peer: &Peer, message: T) -> Request<T> {
     request
 }
 
-/// Reads what a stream has at once.
+/// Reads the item of a stream that is ready at once, if any.
 fn first<T>(answer: Response<impl Stream<Item = Result<T, Status>> + Unpin>) -> Result<(), Status> {
     answer.into_inner().next().now_or_never().flatten().transpose().map(drop)
 }

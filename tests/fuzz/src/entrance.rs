@@ -1,23 +1,23 @@
-//! What local programs send to a proxy of the edge: SOCKS and HTTP/1.1.
+//! The bytes that local programs send to a proxy of the edge: SOCKS and HTTP/1.1.
 
 use edge::proxy::{
     http::{self, ProxyOperation},
     socks,
 };
 
-/// A message is read whole or not at all, and what follows it is left alone.
+/// A message is read completely or not at all, and bytes after it are ignored.
 fn whole_or_nothing<T: PartialEq + std::fmt::Debug, E: PartialEq + std::fmt::Debug>(
     input: &[u8],
     read: impl Fn(&[u8]) -> Result<Option<(T, usize)>, E>,
 ) {
     let Ok(Some((message, len))) = read(input) else { return };
-    assert_eq!(read(&input[..len]), Ok(Some((message, len))), "what follows a message changes it");
+    assert_eq!(read(&input[..len]), Ok(Some((message, len))), "bytes after a message change it");
     for cut in [0, len / 2, len - 1] {
-        assert_eq!(read(&input[..cut]), Ok(None), "a part is taken for the whole");
+        assert_eq!(read(&input[..cut]), Ok(None), "a part is mistaken for the whole");
     }
 }
 
-/// SOCKS 5: each message is read whole or not at all, and a datagram comes back under the name that it was sent to.
+/// SOCKS 5: each message is read completely or not at all, and a datagram's header can be written and read again.
 pub fn socks(input: &[u8]) {
     whole_or_nothing(input, |bytes| socks::greeting(bytes, true));
     whole_or_nothing(input, socks::password);
@@ -29,7 +29,8 @@ pub fn socks(input: &[u8]) {
     }
 }
 
-/// HTTP/1.1: a head is read whole or not at all; what goes on to a server is one head, and what is refused gets one answer.
+/// HTTP/1.1: a head is read completely or not at all. One head is forwarded to a server, and a refused request gets one
+/// answer.
 pub fn proxy_request(input: &[u8]) {
     whole_or_nothing(input, http::request);
     let answer = match http::request(input) {
@@ -37,11 +38,11 @@ pub fn proxy_request(input: &[u8]) {
             let ends = head.windows(4).filter(|window| window == b"\r\n\r\n").count();
             assert!(ends == 1 && head.ends_with(b"Via: 1.1 paced\r\nConnection: close\r\n\r\n"));
             let lines = head.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r"));
-            assert_eq!(lines.filter(Option::is_none).count(), 1, "a line ends otherwise than the others");
+            assert_eq!(lines.filter(Option::is_none).count(), 1, "a line ends without CRLF");
             let text = head.to_ascii_lowercase();
             let names = text.split(|byte| *byte == b'\n').filter_map(|line| line.split(|byte| *byte == b':').next());
             let own: [&[u8]; 2] = [b"proxy-authorization", b"transfer-encoding"];
-            assert!(names.into_iter().all(|name| !own.contains(&name)), "a field for the proxy goes on");
+            assert!(names.into_iter().all(|name| !own.contains(&name)), "a field for the proxy is forwarded");
             return;
         }
         Ok(Some((http::HttpProxyRequest { ask: Err(answer), .. }, _))) | Err(answer) => answer,

@@ -11,23 +11,23 @@ use masque::{
 
 use crate::input::{choice, pieces};
 
-/// What a field section may take.
+/// The most bytes of a field section.
 const SECTION_BYTES: u64 = 16 * 1024;
 
 fn role(input: &mut &[u8]) -> Role {
     if choice(input, 2) == 0 { Role::Server } else { Role::Client }
 }
 
-/// A request stream means the same however it is cut, and is deaf after its first error.
+/// A request stream means the same wherever it is cut, and ignores everything after its first error.
 pub fn request_stream(mut input: &[u8]) {
     let (role, is_tunnel, seed) = (role(&mut input), choice(&mut input, 2) == 1, choice(&mut input, u8::MAX));
     let bytes = Bytes::copy_from_slice(input);
     let whole = read_request(role, is_tunnel, [bytes.clone()]);
     let cut = read_request(role, is_tunnel, pieces(bytes, seed));
-    assert_eq!(whole, cut, "a stream means the same however it is cut");
+    assert_eq!(whole, cut, "a stream means the same wherever it is cut");
 }
 
-/// The heads and trailers of a stream, its content in one piece, and how it ended.
+/// The heads and trailers of a stream, its content in one piece, and its end.
 type Read = (Vec<Part>, Vec<u8>, Result<(), ProtocolError>);
 
 fn read_request(role: Role, is_tunnel: bool, pieces: impl IntoIterator<Item = Bytes>) -> Read {
@@ -38,7 +38,7 @@ fn read_request(role: Role, is_tunnel: bool, pieces: impl IntoIterator<Item = By
         loop {
             match stream.next_part() {
                 Ok(Some(Part::Data(data))) => {
-                    assert!(!data.is_empty(), "content comes in pieces with something in them");
+                    assert!(!data.is_empty(), "pieces of content are not empty");
                     content.extend_from_slice(&data);
                 }
                 Ok(Some(part)) => {
@@ -55,7 +55,7 @@ fn read_request(role: Role, is_tunnel: bool, pieces: impl IntoIterator<Item = By
                 Ok(None) => break,
                 Err(error) => {
                     stream.on_bytes(Bytes::from_static(&[0x21, 0, 0, 1, 0]));
-                    assert_eq!(stream.next_part(), Ok(None), "it is deaf after an error");
+                    assert_eq!(stream.next_part(), Ok(None), "it ignores everything after an error");
                     return (parts, content, Err(error));
                 }
             }
@@ -65,10 +65,10 @@ fn read_request(role: Role, is_tunnel: bool, pieces: impl IntoIterator<Item = By
     (parts, content, end)
 }
 
-/// The unidirectional streams of a peer mean the same however they are cut, and hold a bounded number of events.
+/// A peer's unidirectional streams mean the same wherever they are cut, and queue a bounded number of events.
 pub fn control_streams(mut input: &[u8]) {
     let (role, seed) = (role(&mut input), choice(&mut input, u8::MAX));
-    // Zero to three streams, one after the other; the last gets the rest.
+    // Zero to three streams, one after another; the last gets the rest.
     let mut streams = Vec::new();
     for _ in 0..choice(&mut input, 3) {
         let len = usize::from(choice(&mut input, u8::MAX)).min(input.len());
@@ -79,7 +79,7 @@ pub fn control_streams(mut input: &[u8]) {
     streams.push(Bytes::copy_from_slice(input));
     let whole = read_control(role, streams.iter().map(|stream| vec![stream.clone()]));
     let cut = read_control(role, streams.iter().map(|stream| pieces(stream.clone(), seed).collect()));
-    assert_eq!(whole, cut, "streams mean the same however they are cut");
+    assert_eq!(whole, cut, "streams mean the same wherever they are cut");
 }
 
 fn read_control(role: Role, streams: impl Iterator<Item = Vec<Bytes>>) -> (Vec<ControlEvent>, Option<ProtocolError>) {
@@ -91,7 +91,7 @@ fn read_control(role: Role, streams: impl Iterator<Item = Vec<Bytes>>) -> (Vec<C
             let verdict = control.on_uni_bytes(&mut stream, piece);
             // Events wait at most until the next bytes.
             for event in std::iter::from_fn(|| control.next_event()) {
-                // Of several that wait, the last GOAWAY stands for all.
+                // If several GOAWAYs wait, the last one replaces the others.
                 if matches!(event, ControlEvent::GoAway(_)) {
                     events.retain(|event| !matches!(event, ControlEvent::GoAway(_)));
                 }
@@ -110,7 +110,7 @@ fn read_control(role: Role, streams: impl Iterator<Item = Vec<Bytes>>) -> (Vec<C
     (events, None)
 }
 
-/// A head that could be read can be written, and is read as the same again.
+/// A head that was read can be written, and is the same when it is read again.
 pub fn field_section(mut input: &[u8]) {
     let role = role(&mut input);
     let frame = |section: &[u8]| {
@@ -126,7 +126,7 @@ pub fn field_section(mut input: &[u8]) {
         Some(Part::Response(head)) => encode_response(head, None),
         _ => return,
     };
-    let again = again.unwrap_or_else(|error| panic!("what was read cannot be written: {error}"));
+    let again = again.unwrap_or_else(|error| panic!("a head that was read cannot be written: {error}"));
     let (read, _, _) = read_request(role, false, [again]);
     match (&parts[0], read.first()) {
         (head, Some(again)) => assert_eq!(head, again),

@@ -1,9 +1,9 @@
-//! What reads bytes of strangers, as targets for a fuzzer: each takes any bytes, and panics where a rule is broken.
+//! Fuzz targets for all code that reads bytes from strangers: each takes any bytes, and panics if a rule is broken.
 //!
-//! `tests/fuzz/run` searches with libFuzzer, led by coverage. The tests of this crate try each target's corpus and a fixed
-//! number of inputs made from it, the same ones in every run.
+//! `tests/fuzz/run` searches with libFuzzer, guided by coverage. The tests of this crate try each target's corpus and a
+//! fixed number of inputs derived from it, the same in every run.
 
-#![expect(clippy::panic, reason = "a target panics where a rule is broken")]
+#![expect(clippy::panic, reason = "a target panics if a rule is broken")]
 
 mod control;
 mod entrance;
@@ -19,11 +19,11 @@ mod text;
 mod transport;
 mod tunnel;
 
-/// What reads bytes, and what holds of that.
+/// A fuzz target.
 pub struct Target {
-    /// Its name, and that of its corpus.
+    /// The name of the target and of its corpus.
     pub name: &'static str,
-    /// Reads an input; panics where a rule is broken.
+    /// Reads an input; panics if a rule is broken.
     pub read: fn(&[u8]),
 }
 
@@ -66,25 +66,25 @@ mod tests {
 
     use super::*;
 
-    /// Says how many inputs a target gets instead, for a long search that no coverage leads.
+    /// The variable that sets the number of inputs for a target, for a long search without guidance by coverage.
     const INPUTS: &str = "PACED_FUZZ_INPUTS";
 
-    /// After how many inputs a long search says how far it is.
+    /// The number of inputs between two progress reports of a long search.
     const TOLD: u64 = 10_000_000;
 
-    /// How many inputs a target gets that are made from its corpus.
+    /// The number of inputs that are derived from a target's corpus.
     const MADE: u64 = 100_000;
 
-    /// How many that are each prepared for a simulation.
+    /// The number of inputs for a target that prepares a simulation for each.
     const SCENARIOS: u64 = 20_000;
 
-    /// How many that each start a control plane of their own.
+    /// The number of inputs for a target that starts a control plane for each.
     const CALLS: u64 = 2_000;
 
-    /// How many that are as much work as a whole connection.
+    /// The number of inputs for a target that plays a whole session for each.
     const SESSIONS: u64 = 200;
 
-    /// A xorshift generator: the same numbers in every run.
+    /// A xorshift generator, the same in every run.
     struct Numbers(u64);
 
     impl Numbers {
@@ -108,7 +108,7 @@ mod tests {
         files.iter().map(|file| fs::read(file).unwrap()).collect()
     }
 
-    /// Changes a few bytes, cuts, repeats, or joins with another input.
+    /// Derives an input: changes a few bytes, cuts, repeats, or joins with another input.
     fn made(corpus: &[Vec<u8>], numbers: &mut Numbers) -> Vec<u8> {
         let mut input = corpus[numbers.below(corpus.len())].clone();
         for _ in 0..=numbers.below(4) {
@@ -124,7 +124,7 @@ mod tests {
                     let from = numbers.below(other.len());
                     input.splice(at.., other[from..].iter().copied());
                 }
-                // Lengths and types at the ends of their ranges.
+                // Lengths and types at the limits of their ranges.
                 _ => {
                     const EDGES: [&[u8]; 6] =
                         [&[0], &[0x3f], &[0x40, 0x40], &[0x7f, 0xff], &[0xbf, 0xff, 0xff, 0xff], &[0xff; 8]];
@@ -138,7 +138,7 @@ mod tests {
 
     fn try_out(name: &str, count: u64) {
         let count = match std::env::var(INPUTS) {
-            Ok(inputs) => inputs.parse().unwrap_or_else(|_| panic!("{INPUTS}={inputs} is no number")),
+            Ok(inputs) => inputs.parse().unwrap_or_else(|_| panic!("{INPUTS}={inputs} is not a number")),
             Err(_) => count,
         };
         let began = Instant::now();

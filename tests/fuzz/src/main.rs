@@ -1,4 +1,4 @@
-//! The target named by FUZZ_TARGET under libFuzzer; `tests/fuzz/run` builds and starts it.
+//! Runs the target that FUZZ_TARGET names under libFuzzer; `tests/fuzz/run` builds and starts it.
 
 #![no_main]
 

@@ -1,17 +1,17 @@
-//! What clients of models send, and what engines answer.
+//! The requests of models' clients and the answers of engines.
 
 use bytes::Bytes;
 use serde_json::Value;
 use serving::{openai::RoutingFields, reported, sse::EventStreamParser};
 
-/// Bodies of requests: only the model's name is rewritten, and nothing else changes its meaning.
+/// Bodies of requests: only the model's name is rewritten, and the rest keeps its meaning.
 pub fn model_request(input: &[u8]) {
     let Ok(ask) = RoutingFields::read(input) else { return };
     let name = "another \"model\"\n";
     let rewritten = ask.with_model(&Bytes::copy_from_slice(input), name);
     let again = RoutingFields::read(&rewritten).unwrap_or_else(|refusal| panic!("{refusal}"));
     assert_eq!((&again.model[..], &again.service_tier, again.max_tokens), (name, &ask.service_tier, ask.max_tokens));
-    // A number may be larger than any that is compared here.
+    // Parsing may fail, because a number may exceed the range of `Value`.
     let value = |body: &[u8]| serde_json::from_slice::<Value>(body);
     if let (Ok(mut before), Ok(after)) = (value(input), value(&rewritten)) {
         before["model"] = name.into();
@@ -19,7 +19,7 @@ pub fn model_request(input: &[u8]) {
     }
 }
 
-/// Events of an engine: what passes is the beginning of what came, in whole lines, however it is cut.
+/// Events of an engine: the forwarded bytes are a prefix of the received ones, in whole lines, wherever they are cut.
 pub fn model_events(input: &[u8]) {
     let Some((size, bytes)) = input.split_first() else { return };
     let pass = |size: usize| {
@@ -40,7 +40,7 @@ pub fn model_events(input: &[u8]) {
     assert_eq!(pass(usize::from(*size)), pass(usize::MAX));
 }
 
-/// The metrics of an engine: a line more, of another metric, changes nothing, and the counts have a bound.
+/// The metrics of an engine: an additional line about another metric changes nothing, and the counts are bounded.
 pub fn engine_metrics(input: &[u8]) {
     let read = reported::read(input);
     assert!(read.is_none_or(|of| of.running <= 1_000_000 && of.waiting <= 1_000_000), "{read:?}");

@@ -1,8 +1,8 @@
-//! Files of model routing: policies, scenarios and recorded decisions. An operator may take them from somebody else.
+//! Files of model routing: policies, scenarios and recorded decisions. An operator may get them from another person.
 
 use routing::{decision, policy::PolicyFile, scenario::Scenario};
 
-/// Policies, as thresholds or as weights: a policy that was read can be written, and is then the same.
+/// Policies as thresholds or as weights: a policy that was read can be written, and is the same when it is read again.
 pub fn routing_policy(input: &[u8]) {
     let Ok(file) = PolicyFile::parse(input) else { return };
     let bytes = file.to_bytes("by the fuzzer").unwrap_or_else(|error| panic!("{error:#}"));
@@ -11,7 +11,7 @@ pub fn routing_policy(input: &[u8]) {
     assert!(file.check(&file.models).is_ok() && file.check(&[]).is_err());
 }
 
-/// Scenarios: a scenario that was read can be written, and is then the same.
+/// Scenarios: a scenario that was read can be written, and is the same when it is read again.
 pub fn routing_scenario(input: &[u8]) {
     let Ok(scenario) = str::from_utf8(input).map_err(drop).and_then(|text| Scenario::parse(text).map_err(drop)) else {
         return;
@@ -22,7 +22,8 @@ pub fn routing_scenario(input: &[u8]) {
     _ = scenario.setup();
 }
 
-/// Lines of decisions: each is read or counted, and a decision that was read can be written, and is then the same.
+/// Lines of decisions: each is read or counted as wrong. A decision that was read can be written, and is the same when
+/// it is read again.
 pub fn routing_decisions(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
     let (decisions, wrong) = decision::read(text);

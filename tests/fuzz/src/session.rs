@@ -22,20 +22,20 @@ use crate::{
     stranger::Stranger,
 };
 
-/// What one input may have happen.
+/// The most actions of one input.
 const ACTIONS: u32 = 200;
 
-/// How long the network may be bad in all: shorter than anything needs to time out.
+/// The longest time for which the network may be bad in all: shorter than any time-out.
 const BAD: Duration = Duration::from_secs(8);
 
-/// Longer than anything takes that happens at all, on a network that is good.
+/// Longer than any expected event takes on a good network.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Longer than a connection stays whose peer is gone. A peer that acknowledges late makes the round trip long, and a
-/// connection stays for three of its probe timeouts at least (RFC 9000 §10.1).
+/// The longest time for which a connection may stay after its peer is gone. A peer that acknowledges late makes the
+/// round trip long, and a connection stays for at least three of its probe timeouts (RFC 9000 §10.1).
 const LEAVING: Duration = Duration::from_secs(600);
 
-/// What a session looks like from outside: the same for an input in every run.
+/// The visible outcome of a session: the same for an input in every run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     took: Duration,
@@ -43,13 +43,13 @@ pub struct Outcome {
     datagrams: [u64; 2],
 }
 
-/// Whatever a stranger does, and the network: nobody panics, time goes on, what the relay holds for the stranger stays
-/// within its bounds, a user's payloads come back, and when all have left nothing is left of them.
+/// Whatever a stranger and the network do, no code panics, time advances, the relay's buffers for the stranger stay
+/// within their bounds, a user's payloads come back, and nothing remains once all have left.
 pub fn session(input: &[u8]) {
     play(input);
 }
 
-/// As [`session`]; says what happened.
+/// Plays a session like [`session`], and returns its outcome.
 pub fn play(input: &[u8]) -> Outcome {
     let network = Model::default();
     network.set_delay(Duration::from_millis(5));
@@ -98,7 +98,7 @@ impl Parties {
             act(&mut input, &mut network, &mut stranger, &mut user).await;
             if books.is_exceeded() {
                 time::delay(Duration::from_secs(1)).await;
-                assert!(!books.is_exceeded(), "a stranger is there that has more held than it may: {books:?}");
+                assert!(!books.is_exceeded(), "the relay buffers more for a stranger than it may: {books:?}");
             }
         }
         stranger.send(true).await;
@@ -107,19 +107,19 @@ impl Parties {
         assert!(user.hear(LONG).await, "a user's payloads come back");
         stranger.hang_up();
         user.relay.http().close(Code::NoError);
-        // What was closed and did not hear of it times out.
+        // Connections whose peer missed the close time out.
         time::delay(LEAVING).await;
         let rest = books.rest();
-        assert!(rest.is_none(), "all have left, but there are {}", rest.unwrap_or_default());
+        assert!(rest.is_none(), "all have left, but the relay still has {}", rest.unwrap_or_default());
     }
 }
 
-/// Lets all packets pass.
+/// Lets all packets pass unchanged.
 struct Untouched;
 
 impl s2n_quic::provider::packet_interceptor::PacketInterceptor for Untouched {}
 
-/// What happens next.
+/// Performs the next action of the input.
 async fn act(input: &mut &[u8], network: &mut Network, stranger: &mut Stranger, user: &mut User) {
     let action = choice(input, u8::MAX);
     match action % 16 {
@@ -156,13 +156,13 @@ async fn act(input: &mut &[u8], network: &mut Network, stranger: &mut Stranger, 
         14 => user.ask().await,
         _ => _ = user.hear(Duration::from_millis(u64::from(choice(input, 100)))).await,
     }
-    // Half of what is said leaves at once.
+    // Sends at once in half the cases.
     stranger.send(action < 128).await;
 }
 
 struct Network {
     model: Model,
-    /// For how long it has been bad.
+    /// The time for which it has been bad.
     bad: Duration,
 }
 
@@ -181,12 +181,12 @@ impl Network {
     }
 }
 
-/// A user with two tunnels: one for capsules, of which none may be lost, and one for datagrams.
+/// A user with two tunnels: one for capsules, which must not be lost, and one for datagrams.
 struct User {
     streamed: Tunnel,
     datagrams: Tunnel,
     asked: u32,
-    /// What has to come back on the stream, in this order.
+    /// The payloads that must come back on the stream, in this order.
     awaited: VecDeque<u32>,
     relay: RelayConnection,
 }
@@ -195,17 +195,17 @@ impl User {
     async fn connect(endpoint: &Client, relay: std::net::SocketAddr) -> Self {
         let connect = Connect::new(relay).with_server_name(SERVER_NAME);
         let connected = endpoint.connect(connect).await;
-        let mut connection = connected.unwrap_or_else(|error| panic!("a user connects: {error}"));
-        connection.keep_alive(true).unwrap_or_else(|error| panic!("a user stays: {error}"));
+        let mut connection = connected.unwrap_or_else(|error| panic!("a user cannot connect: {error}"));
+        connection.keep_alive(true).unwrap_or_else(|error| panic!("a user cannot keep its connection alive: {error}"));
         let template = Template::parse(TEMPLATE).unwrap_or_else(|error| panic!("{error}"));
         let started = RelayConnection::start(connection, Arc::new(template), None, QUEUE_BYTES).await;
-        let (relay, connection) = started.unwrap_or_else(|error| panic!("a user speaks HTTP/3: {error}"));
+        let (relay, connection) = started.unwrap_or_else(|error| panic!("a user cannot start HTTP/3: {error}"));
         spawn(client::drive(connection));
         let [streamed, datagrams] = [open(&relay).await, open(&relay).await];
         Self { streamed, datagrams, asked: 0, awaited: VecDeque::new(), relay }
     }
 
-    /// Sends a payload in either form.
+    /// Sends a payload in each form.
     async fn ask(&mut self) {
         self.asked += 1;
         let payload = payload(self.asked);
@@ -216,17 +216,20 @@ impl User {
         self.awaited.push_back(self.asked);
     }
 
-    /// Takes what comes back, for as long as that; returns whether all of the stream has.
+    /// Receives what comes back within `limit`; returns whether the stream's payloads are complete.
     async fn hear(&mut self, limit: Duration) -> bool {
         while let Some(received) = within(Duration::ZERO, self.datagrams.recv()).await {
             let received = received.unwrap_or_else(|error| panic!("a user's tunnel ended: {error}"));
-            let received = received.unwrap_or_else(|| panic!("a user's tunnel was ended"));
-            assert!((1..=self.asked).any(|number| payload(number) == received), "a user gets what it did not send");
+            let received = received.unwrap_or_else(|| panic!("the relay ended a user's tunnel"));
+            assert!(
+                (1..=self.asked).any(|number| payload(number) == received),
+                "a user receives a payload that it did not send"
+            );
         }
         while let Some(next) = self.awaited.front() {
             let Some(received) = within(limit, self.streamed.recv()).await else { return false };
             let received = received.unwrap_or_else(|error| panic!("a user's tunnel ended: {error}"));
-            assert_eq!(received, Some(payload(*next)), "a user's payload comes back as it was");
+            assert_eq!(received, Some(payload(*next)), "a user's payload comes back unchanged");
             self.awaited.pop_front();
         }
         true
@@ -235,7 +238,7 @@ impl User {
 
 async fn open(relay: &RelayConnection) -> Tunnel {
     let opened = relay.open_udp(&target()).await;
-    Tunnel::new(opened.unwrap_or_else(|error| panic!("a user gets a tunnel: {error}")).tunnel)
+    Tunnel::new(opened.unwrap_or_else(|error| panic!("a user gets no tunnel: {error}")).tunnel)
 }
 
 fn payload(number: u32) -> Vec<u8> {

@@ -1,7 +1,7 @@
 //! A relay and its clients over the simulated network, in virtual time: the product's QUIC providers, HTTP/3, queues and
-//! tunnels, and in place of a target an echo.
+//! tunnels, with an echo instead of a target.
 //!
-//! All randomness has a seed but that of TLS and of connection IDs, whose bytes nothing here goes by.
+//! All randomness has a seed, except that of TLS and of connection IDs, whose bytes affect nothing here.
 
 use std::{
     convert::Infallible,
@@ -42,14 +42,14 @@ use s2n_quic::{
 };
 use s2n_quic_core::random;
 
-/// As long as the relay waits for the head of a request, and for an answer to be taken.
+/// The same time-outs as the relay's, for the head of a request and for an answer to be accepted.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What may wait per tunnel.
+/// The most bytes that may wait per tunnel.
 pub const QUEUE_BYTES: usize = 1 << 20;
 
-/// What the relay shows, and the clients that believe it: made once, for all sessions.
+/// The relay's identity and the clients' trust in it: created once, for all sessions.
 static TLS: LazyLock<(ServerTls, s2n_quic_rustls::Client)> = LazyLock::new(|| {
     let made = identity(SERVER_NAME).and_then(|(server, trust)| Ok((server, tls::client(trust, None)?)));
     made.unwrap_or_else(|error| panic!("{error:#}"))
@@ -58,7 +58,7 @@ static TLS: LazyLock<(ServerTls, s2n_quic_rustls::Client)> = LazyLock::new(|| {
 /// The relay's name.
 pub const SERVER_NAME: &str = "relay.example";
 
-/// A xorshift generator: the same numbers in every run.
+/// A xorshift generator, the same in every run.
 struct Numbers(u64);
 
 impl random::Generator for Numbers {
@@ -76,7 +76,7 @@ impl random::Generator for Numbers {
     }
 }
 
-/// A provider of such numbers.
+/// A provider of these numbers.
 struct Seed(u64);
 
 impl s2n_quic::provider::random::Provider for Seed {
@@ -97,7 +97,7 @@ fn datagrams(counters: &Arc<DatagramCounters>) -> Datagrams {
     }
 }
 
-/// A client endpoint whose packets pass by `interceptor` on their way.
+/// A client endpoint whose packets pass through `interceptor`.
 pub fn client(io: Io, transport: &Transport, seed: u64, interceptor: impl PacketInterceptor) -> Result<Client> {
     let datagrams = datagrams(&Arc::default());
     let events = EndpointSubscriber::default();
@@ -113,12 +113,12 @@ pub fn client(io: Io, transport: &Transport, seed: u64, interceptor: impl Packet
     builder.with_congestion_controller(transport.congestion)?.start().context("a client endpoint")
 }
 
-/// What the relay holds, as far as anybody outside of it sees.
+/// The relay's resources, as far as they are visible from outside.
 #[derive(Default)]
 pub struct Books {
-    /// What became of datagrams; and how many streams there are.
+    /// Counters of datagrams, and the number of streams.
     pub datagrams: Arc<DatagramCounters>,
-    /// What became of handshakes.
+    /// Counters of handshakes.
     pub handshakes: Arc<HandshakeCounters>,
     places: Arc<ConnectionPlaces>,
     connections: AtomicUsize,
@@ -128,7 +128,7 @@ pub struct Books {
 }
 
 impl Books {
-    /// Whether a stranger has the relay hold more than it may and is still there.
+    /// Whether the relay buffers more than it may for a stranger that is still connected.
     pub fn is_exceeded(&self) -> bool {
         let standings = self.standings.lock().unwrap_or_else(PoisonError::into_inner);
         standings.iter().any(|(standing, ended)| {
@@ -137,13 +137,13 @@ impl Books {
         })
     }
 
-    /// What is left of connections that have ended: nothing, or what it is.
+    /// The resources that remain of ended connections, or `None`.
     pub fn rest(&self) -> Option<String> {
         let (connections, requests) = (self.connections.load(Relaxed), self.requests.load(Relaxed));
         let streams = self.datagrams.streams.get();
         let handshakes = &self.handshakes;
         let unfinished = handshakes.started.get() - handshakes.completed.get() - handshakes.failed.get();
-        // Where one place is all that there are, it is granted to nobody while anybody has it.
+        // With a limit of one connection, there is room only if none is left.
         let limits = config::relay::RelayLimits { connections: 1, ..config::relay::RelayLimits::default() };
         self.places.set_limits(limits);
         let is_full = self.places.judge(IpAddr::from([192, 0, 2, 200]), true) != AdmissionVerdict::Admit;
@@ -163,7 +163,7 @@ impl std::fmt::Debug for Books {
     }
 }
 
-/// One of what is counted, for as long as it lives.
+/// An item that is counted for as long as it lives.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl<'a> Counted<'a> {
@@ -179,14 +179,14 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// Starts a relay. Returns its address.
+/// Starts a relay and returns its address.
 pub fn relay(io: Io, transport: &Transport, books: &Arc<Books>) -> Result<SocketAddr> {
     let issuer = Issuer::ephemeral()?;
     let (places, handshakes) = (books.places.clone(), books.handshakes.clone());
     let admission = Admission { places: places.clone(), handshakes: handshakes.clone(), ..Admission::default() };
     let datagrams = datagrams(&books.datagrams);
     let events = EndpointSubscriber { handshakes, places: Some(places.clone()), ..EndpointSubscriber::default() };
-    // As `endpoint::serve` does it.
+    // In the same way as `endpoint::serve`.
     let builder = Server::builder()
         .with_io(io)
         .map_err(|error| anyhow!("{error}"))?
@@ -262,7 +262,7 @@ async fn serve_request(client: h3::Client, mut request: Request) {
     }
 }
 
-/// Lets requests for the target in. Says of others with which status, if any, and which code they end.
+/// Admits requests for the target. For other requests, returns the status, if any, and the code with which they end.
 async fn judge(request: &mut Request) -> Result<(), (Option<u16>, Code)> {
     let head = match within(HEAD_TIMEOUT, request.recv.part()).await {
         Some(Ok(Some(Part::Request(head)))) => head,

@@ -1,8 +1,8 @@
-//! A peer that keeps to no rule: what an input says goes into its packets, as it is, before they leave.
+//! A peer that follows no rule: the bytes of an input are put into its packets, unchanged, before they leave.
 //!
-//! Below it is an ordinary client, which completes handshakes, acknowledges and follows loss. Of what the relay sends it
-//! is told only what a client without streams can hear, so that nothing which it did not ask for ends the connection at
-//! this end.
+//! An ordinary client underneath completes handshakes, acknowledges and recovers from loss. It receives only those parts
+//! of the relay's packets that a client without streams can handle, so that frames that it did not ask for do not end
+//! the connection at this end.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -37,13 +37,13 @@ use crate::{
     simulated::{SERVER_NAME, client},
 };
 
-/// The bytes of frames in one packet, at most.
+/// The most bytes of frames in one packet.
 const PACKET_BYTES: usize = 1_100;
 
-/// Connections that one input may use up.
+/// The most connections that one input may use.
 const CONNECTIONS: u32 = 6;
 
-/// The ends of ranges.
+/// Values at the limits of ranges.
 const EDGES: [u64; 24] = [
     63,
     64,
@@ -71,8 +71,8 @@ const EDGES: [u64; 24] = [
     (1 << 62) - 1,
 ];
 
-/// The fields of QUIC's frames (RFC 9000 §19, RFC 9221 §4): `v` is a variable-length integer, `d` bytes with their length
-/// in front, `r` bytes to the end, `8` and `16` so many bytes.
+/// The fields of QUIC's frames (RFC 9000 §19, RFC 9221 §4): `v` is a variable-length integer, `d` bytes preceded by their
+/// length, `r` bytes to the end, `8` and `16` that many bytes.
 const FRAMES: [(u64, &str); 33] = [
     (0x00, ""),
     (0x01, ""),
@@ -109,14 +109,14 @@ const FRAMES: [(u64, &str); 33] = [
     (0x31, "d"),
 ];
 
-/// What is to happen to the stranger's packets.
+/// Changes to the stranger's packets.
 #[derive(Default)]
 struct Pen {
-    /// What goes into the next packets.
+    /// The payloads of the next packets.
     payloads: VecDeque<Vec<u8>>,
-    /// What goes into the next packet of a handshake.
+    /// The payload of the next packet of a handshake.
     early: Option<Vec<u8>>,
-    /// Where the next datagram is spoiled.
+    /// The position and the mask for a change to the next datagram.
     spoil: Option<(usize, u8)>,
     /// The last datagram.
     last: Vec<u8>,
@@ -202,20 +202,20 @@ pub struct Stranger {
     relay: SocketAddr,
     client: Client,
     socket: Socket,
-    /// Another address of its.
+    /// A second address of the stranger.
     other: Socket,
     rewriter: Rewriter,
     connection: Option<Connection>,
     connections: u32,
     /// The frames of the next packet.
     packet: Vec<u8>,
-    /// What the packet before had.
+    /// The frames of the previous packet.
     before: Vec<u8>,
-    /// Up to where each stream was written.
+    /// The offset up to which each stream was written.
     written: HashMap<u64, u64>,
 }
 
-/// Takes a byte as a number that means something at its edges.
+/// Takes a byte as a small number or as one at the limit of a range.
 fn value(input: &mut &[u8]) -> u64 {
     let byte = u64::from(choice(input, u8::MAX));
     if byte < 160 { byte.min(63) } else { EDGES[byte as usize % EDGES.len()] }
@@ -238,7 +238,7 @@ fn http3_frame(kind: u64, payload: &[u8]) -> Vec<u8> {
 }
 
 impl Stranger {
-    /// Prepares a stranger that wants to talk to `relay`.
+    /// Prepares a stranger for talking to `relay`.
     pub fn new(handle: &Handle, relay: SocketAddr) -> Result<Self> {
         let (transport, rewriter) = (Transport::default(), Rewriter::default());
         let found = Arc::<Mutex<Option<Socket>>>::default();
@@ -269,7 +269,7 @@ impl Stranger {
     pub fn add_frame(&mut self, input: &mut &[u8]) {
         let number = usize::from(choice(input, 40));
         let Some(&(kind, fields)) = FRAMES.get(number) else {
-            // Of no known type, or no frame at all.
+            // A frame of an unknown type, or no frame at all.
             if number == 39 {
                 let kind = value(input);
                 varint::write(kind, &mut self.packet);
@@ -281,11 +281,11 @@ impl Stranger {
         for field in fields.chars() {
             match field {
                 'v' => varint::write(value(input), &mut self.packet),
-                // Few, so that a frame is often whole.
+                // A low number, so that a frame is often complete.
                 'c' => varint::write(u64::from(choice(input, 3)), &mut self.packet),
                 'd' => {
                     let data = bytes(input, 200);
-                    // Now and then not as long as it says.
+                    // The length is sometimes wrong.
                     let len = if choice(input, 16) == 15 { value(input) } else { data.len() as u64 };
                     varint::write(len, &mut self.packet);
                     self.packet.extend_from_slice(data);
@@ -301,7 +301,7 @@ impl Stranger {
         }
     }
 
-    /// Adds what comes next on a stream, as the input says.
+    /// Adds the next bytes of a stream, as the input says.
     pub fn add_words(&mut self, input: &mut &[u8]) {
         const STREAMS: [u64; 12] = [0, 4, 8, 12, 16, 20, 2, 6, 10, 14, 1, 3];
         let stream_id = STREAMS[usize::from(choice(input, 12))];
@@ -309,7 +309,7 @@ impl Stranger {
         let words = self.words(input);
         let words = &words[..words.len().min(PACKET_BYTES)];
         let next = self.written.entry(stream_id).or_default();
-        // In most cases where the last left off.
+        // Usually continues where the last frame ended.
         let offset = if how & 0x1e == 0x1e { value(input) } else { *next };
         varint::write(0x0e | u64::from(how & 1 == 1 && how & 2 == 2), &mut self.packet);
         for field in [stream_id, offset, words.len() as u64] {
@@ -341,7 +341,7 @@ impl Stranger {
                 http3_frame(0, &http3_frame(kind, bytes(input, 255)))
             }
             6 => http3_frame(0, bytes(input, 255)),
-            // A control stream with settings that allow datagrams, and one with any.
+            // A control stream with settings that allow datagrams, or with any settings.
             7 => vec![0, 4, 2, 0x33, 1],
             8 => [&[0], &http3_frame(4, bytes(input, 64))[..]].concat(),
             9 => {
@@ -385,7 +385,7 @@ impl Stranger {
         self.packet.extend_from_slice(&datagram);
     }
 
-    /// Sends the frames that were added, if there are enough of them or it is `time`.
+    /// Sends the added frames, if there are enough of them or `is_time` is set.
     pub async fn send(&mut self, is_time: bool) {
         if self.packet.is_empty() || (!is_time && self.packet.len() < PACKET_BYTES / 2) {
             return;
@@ -395,14 +395,14 @@ impl Stranger {
         self.repeat(1).await;
     }
 
-    /// Begins a handshake with the frames that were added.
+    /// Begins a handshake with the added frames.
     pub async fn send_early(&mut self) {
         self.hang_up();
         self.rewriter.pen().early = Some(std::mem::take(&mut self.packet));
         self.connect().await;
     }
 
-    /// Sends the frames of the packet before so many times more.
+    /// Sends the frames of the previous packet `times` more times.
     pub async fn repeat(&mut self, times: u32) {
         for _ in 0..times {
             if !self.connect().await {
@@ -415,7 +415,7 @@ impl Stranger {
     }
 
     fn ping(&mut self) {
-        // It fails only where the connection is gone.
+        // A ping fails only if the connection is gone.
         if let Some(connection) = &self.connection
             && connection.handle().ping().is_err()
         {
@@ -423,7 +423,7 @@ impl Stranger {
         }
     }
 
-    /// Connects unless it is connected; `false` where that is in vain.
+    /// Connects unless already connected; returns whether there is a connection.
     pub async fn connect(&mut self) -> bool {
         if let Some(connection) = &self.connection
             && connection.handle().ping().is_err()
@@ -440,20 +440,20 @@ impl Stranger {
         self.connection.is_some()
     }
 
-    /// Closes the connection, and forgets about it.
+    /// Closes the connection and forgets it.
     pub fn hang_up(&mut self) {
         self.connection = None;
         self.written.clear();
         self.rewriter.pen().payloads.clear();
     }
 
-    /// Makes the next datagram differ in a byte.
+    /// Changes a byte of the next datagram.
     pub fn spoil(&mut self, at: usize, mask: u8) {
         self.rewriter.pen().spoil = Some((at, mask));
         self.ping();
     }
 
-    /// Goes on from another port.
+    /// Continues from another port.
     pub fn rebind(&self, port: u16) {
         if let Ok(mut address) = self.socket.local_addr() {
             address.set_port(20_000 + port);
@@ -461,7 +461,7 @@ impl Stranger {
         }
     }
 
-    /// Sends any bytes from another address, or the last datagram again.
+    /// Sends any bytes, or the last datagram again, from another address.
     pub fn send_aside(&self, bytes: &[u8]) {
         let bytes = if bytes.is_empty() { self.rewriter.pen().last.clone() } else { bytes.to_vec() };
         _ = self.other.send_to(self.relay, ExplicitCongestionNotification::default(), bytes);

@@ -1,4 +1,4 @@
-//! What strangers send in QUIC's own headers: connection IDs and address tokens.
+//! Strangers' bytes in QUIC's own headers: connection IDs and address tokens.
 
 use std::{net::SocketAddr, sync::LazyLock};
 
@@ -21,12 +21,13 @@ static KEYS: LazyLock<(u8, Keys)> = LazyLock::new(|| {
     keys
 });
 
-/// An ID opens to what was sealed in it, none with a bit changed does, and an endpoint reads none that was never issued.
+/// Opening an ID returns what was sealed in it, opening it with a changed bit fails, and an endpoint accepts no ID that
+/// was never issued.
 pub fn connection_id(input: &[u8]) {
     let Ok(ids) = ISSUER.connection_ids() else { return };
     let client = SocketAddress::from(SocketAddr::from(([192, 0, 2, 9], 5_000)));
     let len = ids.validate(&ConnectionInfo::new(&client), input);
-    assert!(len.is_none(), "an ID that was never issued is read");
+    assert!(len.is_none(), "an ID that was never issued is accepted");
 
     let Some((&[class, worker, n0, n1, n2, n3, n4], mask)) = input.split_first_chunk() else { return };
     let (config, keys) = &*KEYS;
@@ -38,11 +39,11 @@ pub fn connection_id(input: &[u8]) {
     }
 }
 
-/// A token is taken as it was issued, and with no bit changed.
+/// A token is accepted as it was issued, but not with a changed bit.
 pub fn address_token(input: &[u8]) {
     let address = SocketAddress::from(SocketAddr::from(([192, 0, 2, 9], 5_000)));
     let (Some(peer), Some(first)) = (PeerId::try_from_bytes(b"peer"), InitialId::try_from_bytes(b"first ID")) else {
-        panic!("both are as long as IDs may be");
+        panic!("both have valid lengths of IDs");
     };
     let mut random = Fixed;
     let mut context = Context::new(&address, &peer, &mut random);
@@ -60,7 +61,7 @@ fn token_len<T: Format>(_: &T) -> usize {
     T::TOKEN_LEN
 }
 
-/// Randomness that is not asked for.
+/// Randomness that is not used.
 struct Fixed;
 
 impl random::Generator for Fixed {

@@ -65,7 +65,7 @@ pub fn wait_for<T>(what: &str, within: Duration, mut poll: impl FnMut() -> Optio
             return Ok(found);
         }
         if Instant::now() >= deadline {
-            bail!("not within {within:?}: {what}");
+            bail!("timed out after {within:?} waiting for {what}");
         }
         thread::sleep(Duration::from_millis(10));
     }

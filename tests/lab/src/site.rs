@@ -282,7 +282,7 @@ impl Site {
     /// When the metrics do not satisfy `done` in time; the error contains them.
     pub fn wait_for_counts(&self, what: &str, done: impl Fn(&Counts) -> bool) -> Result<Counts> {
         let found = wait_for(what, SOON, || self.counts().ok().filter(&done));
-        found.with_context(|| format!("at last the metrics were {:#?}", self.counts()))
+        found.with_context(|| format!("the last metrics: {:#?}", self.counts()))
     }
 
     /// As [`Site::wait_for_counts`], without blocking the client.
@@ -299,7 +299,7 @@ impl Site {
             }
         };
         let found = tokio::time::timeout(SOON, polled).await;
-        found.with_context(|| format!("not soon: {what}; at last the metrics were {:#?}", self.counts()))
+        found.with_context(|| format!("timed out waiting for {what}; the last metrics: {:#?}", self.counts()))
     }
 }
 
