@@ -1,4 +1,4 @@
-# Every target first installs missing Debian packages (tests/setup), then builds what it needs.
+# Every target first installs missing Debian packages (tests/setup) and builds what it needs.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 RINGS ?= pure netns vm
@@ -10,24 +10,24 @@ programs := $(CARGO_TARGET_DIR)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 share := $(programs)/share
 tools := $(CARGO_TARGET_DIR)/tools
 # Installs a program from crates.io for use by this file. Arguments: its name; its version and flags for cargo. Each
-# program runs once or twice, so it is hardly optimised. It is built without our lints.
+# program runs once or twice, so it is hardly optimised. It is built without the project's lints.
 tool = test -x $(tools)/bin/$(1) || env -u RUSTC_WORKSPACE_WRAPPER CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_RELEASE_LTO=off \
 	CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
 	cargo install --quiet --locked --root $(tools) --target-dir $(tools) $(2)
 
 .PHONY: run demo demo-llm test lint deny bench bench-diff bench-models papers programs documents install deb
 
-run: ## Runs the relay, built quickly rather than for the last percents of speed. Without ARGS, in development mode on localhost:4433; or ARGS="--config FILE".
+run: ## Runs the relay from a quick build, a few percent slower than a release. Without ARGS, in development mode on localhost:4433; or ARGS="--config FILE".
 	@tests/setup build
 	cargo build --profile quick --bins
 	$(CARGO_TARGET_DIR)/quick/paced run $(ARGS)
 
-demo: ## Shows three classes of requests on a slow link, without and with scheduling, in virtual time; needs no root.
+demo: ## Shows three classes of requests on a slow link, without and with scheduling, in virtual time. Needs no root.
 	@tests/setup build
 	cargo build --release -p perf
 	@$(CARGO_TARGET_DIR)/release/paced-perf run thesis-fig7-8 --variant bbr --scheduler plain,ml-edf --plot $(CARGO_TARGET_DIR)/demo.svg $(ARGS)
 
-demo-llm: ## Serves a mix of requests by three real engines behind a thin link: round robin over HTTP beside paced. Needs root. ENGINE=emulated builds no engine.
+demo-llm: ## Serves a mix of requests with three real engines behind a thin link: round robin over HTTP, compared with paced. Needs root. ENGINE=emulated builds no engine.
 	@tests/setup build demo
 	cargo build --release -p paced -p perf
 	@tests/engines/demo.sh $(ARGS)
@@ -41,7 +41,7 @@ lint:
 	cargo fmt --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
-deny: ## Checks the licences, sources and bans of all crates (deny.toml). ADVISORIES=DIR: also known vulnerabilities, by that copy of the database.
+deny: ## Checks the licences, sources and bans of all crates (deny.toml). ADVISORIES=DIR: also known vulnerabilities, in this copy of the database.
 	@tests/setup build
 	@$(call tool,cargo-deny,cargo-deny@0.20.2 --debug --no-default-features)
 	$(tools)/bin/cargo-deny --locked check bans licenses sources
@@ -59,12 +59,12 @@ bench: ## Measures paced and its peer on this machine, in less than six minutes.
 	@perf/peers/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
 	$(CARGO_TARGET_DIR)/release/paced-perf bench $(ARGS)
 
-bench-diff: ## What a payload costs here and at the commit BASE, in instructions, in three minutes once built. ARGS="--rounds 3".
+bench-diff: ## Measures a payload's cost in instructions, here and at the commit BASE, in three minutes once built. ARGS="--rounds 3".
 	@tests/setup vm
 	@perf/bench-diff.sh $(BASE) $(ARGS)
 
-# This does not install nginx: Debian's package starts a server on port 80. litellm bears a twentieth of the load, so that it
-# has a table of its own.
+# This does not install nginx: Debian's package starts a server on port 80. litellm handles only a twentieth of the load, so it
+# has its own table.
 bench-models: ## Measures the gateway for models, litellm, and nginx if it is installed, in seven minutes. ARGS="whole": another load.
 	@tests/setup build demo
 	cargo build --release -p paced -p perf
@@ -74,7 +74,7 @@ ifndef ARGS
 	$(CARGO_TARGET_DIR)/release/paced-perf serving --peers direct,paced,nginx,nginx-twice-tls,litellm tokens --streams 50
 endif
 
-papers: ## All experiments of the papers; goes on where it was. ARGS="--budget MINUTES", "--no-lab", or names of plans.
+papers: ## Runs all experiments of the papers; continues where it stopped. ARGS="--budget MINUTES", "--no-lab", or names of plans.
 	@tests/setup build netns vm
 	cargo build --release -p paced -p pacectl -p perf
 	@perf/peers/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
@@ -112,10 +112,10 @@ install: documents ## Installs binaries, documents, units, user, bus policy and 
 	install -D -t $(DESTDIR)$(PREFIX)/lib/systemd/system -m 644 systemd/paced.socket
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' systemd/paced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/paced.service
 	test -e $(DESTDIR)/etc/paced/paced.toml || install -D -m 640 config/paced.toml $(DESTDIR)/etc/paced/paced.toml
-	# With DESTDIR, the package's postinst has to do this (see systemd/debian/postinst).
+	# With DESTDIR, the package's postinst must do this (see systemd/debian/postinst).
 	test -n "$(DESTDIR)" || { systemd-sysusers paced.conf; systemd-tmpfiles --create paced.conf; chgrp paced /etc/paced/paced.toml; }
 
-deb: documents ## Builds the same as a Debian package: $(programs)/paced.deb.
+deb: documents ## Builds a Debian package with the same files: $(programs)/paced.deb.
 	@tests/setup deb
 	@$(call tool,cargo-deb,cargo-deb@3.8.0)
 	PATH=$(tools)/bin:$$PATH cargo deb -q -p paced --no-build --profile $(PROFILE) --strip -o $(programs)/paced.deb

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# The demo of models, once paced is built for release:  demo.sh [OPTION of `paced-perf demo-llm`…]
-# ENGINE=emulated does without llama-server. So does a machine on which it cannot be built, and says so.
+# The demo of models, after a release build of paced:  demo.sh [OPTION of `paced-perf demo-llm`…]
+# With ENGINE=emulated, llama-server is not used. The same happens, with a message, on a machine that cannot build it.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-# Relative, because rows of results say by which command they were made.
+# Relative, because rows of results contain the command that produced them.
 target=$(realpath --relative-to=. "${CARGO_TARGET_DIR:-$here/../../target}")
 engine=${ENGINE:-llama-server}
 if [[ $engine == llama-server ]]; then
   "$here/build.sh" || {
     (($? == 3)) || { echo "demo-llm: the engine's build failed" >&2; exit 1; }
-    echo "demo-llm: THERE IS NO REAL ENGINE HERE; emulated engines take its place, whose steps take as long as a formula says" >&2
+    echo "demo-llm: NO REAL ENGINE IS AVAILABLE; emulated engines replace it, with steps whose length comes from a formula" >&2
     engine=emulated
   }
 fi

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Runs one of the programs here: run.sh connect_udp|strictness|hostile|strangers|udp_echo|openai_client|ask_gateway [OPTION...]
-# The first run makes their virtual environment in target/interop-venv, as does every run after requirements.txt
-# changed. Ends with 3 where that is impossible (no python3 with venv, or no package index to be reached).
+# The first run creates a virtual environment in target/interop-venv; so does each run after a change of
+# requirements.txt. Exits with status 3 if that is impossible (no python3 with venv, or no package index can be
+# reached).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 venv=$(cd "$here/../.." && pwd)/target/interop-venv

@@ -51,7 +51,7 @@ macro_rules! ring {
         if !$crate::report::Ring::$ring.asked() {
             fn here() {}
             let ring = $crate::report::Ring::$ring.name();
-            $crate::report::skipped(std::any::type_name_of_val(&here), &format!("the {ring} ring was not asked for"));
+            $crate::report::skipped(std::any::type_name_of_val(&here), &format!("the {ring} ring was not requested"));
             return Default::default();
         }
     };
