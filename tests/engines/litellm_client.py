@@ -1,6 +1,6 @@
-"""litellm, unmodified, against an edge: what works, how errors look, what a client that leaves or loses patience ends.
+"""litellm, unmodified, against an edge: what works, how errors look, and what happens if a client leaves or times out.
 
-Prints a JSON object with what it saw; tests compare it.
+Prints a JSON object with the results; tests compare it.
 """
 
 import argparse
@@ -20,14 +20,14 @@ def main() -> None:
         messages = [{"role": "user", "content": prompt}]
         return {"model": f"openai/{model}", "messages": messages, **access, **more}
 
-    # What makes the engine's answers the same each time.
+    # Makes the engine's answers reproducible.
     same = {"max_tokens": 6, "temperature": 0, "extra_body": {"cache_prompt": False}}
     prompt = "ba de fi go"
 
     def error_of(call) -> list:
         try:
             call()
-        except Exception as error:  # noqa: BLE001, what it is gets reported
+        except Exception as error:  # noqa: BLE001, its class is reported
             return [type(error).__name__, getattr(error, "status_code", None)]
         return ["none", None]
 
@@ -64,7 +64,7 @@ def main() -> None:
     seen["engine_fails"] = error_of(lambda: litellm.completion(**request("emulated", "fail")))
     broken = error_of(lambda: list(litellm.completion(**request("emulated", "cut 2", stream=True))))
     seen["broken_stream"] = "none" if broken[0] == "none" else "error"
-    # One that is left in the middle: the engine would go on for ever.
+    # A stream left in the middle: the engine would continue for ever.
     left = litellm.completion(**request("emulated", "stall 2", stream=True))
     next(iter(left))
     left.completion_stream.close()

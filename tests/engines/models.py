@@ -1,9 +1,9 @@
-"""Writes three models of random weights as GGUF files: large, medium and small, which differ in what a token costs.
+"""Writes three models with random weights as GGUF files: large, medium and small, with different costs per token.
 
-They say nothing that makes sense, but they say it as any model of the Llama family does: prompts become tokens, a cache of
-keys and values grows, and a batch of requests costs more than one. The vocabulary is made here as well, from syllables, so
-that nothing is downloaded and an answer reads like words. A model never ends an answer by itself: it goes on for as many
-tokens as the request allows, so that a request always costs the same.
+Their answers make no sense, but are computed as by any model of the Llama family: prompts become tokens, a cache of keys
+and values grows, and a batch of requests costs more than one. The vocabulary is generated from syllables, so that nothing
+is downloaded and answers consist of words. A model never ends an answer early: it generates as many tokens as the request
+allows, so that a request always costs the same.
 """
 
 import argparse
@@ -24,9 +24,9 @@ CHAT = (
 
 
 def vocabulary() -> tuple[list[str], list[float], list[gguf.TokenType], int]:
-    """Returns tokens, their scores and types in the form of SentencePiece, and how many at the end are words.
+    """Returns tokens, their scores and types in the form of SentencePiece, and the number of words at their end.
 
-    The tokenizer begins with characters and joins the two neighbours whose union has the best score, so each word is built
+    The tokenizer begins with characters and joins the two neighbours whose union has the best score, so each word consists
     of two parts that are tokens themselves.
     """
     control = ["<unk>", "<s>", "</s>"]
@@ -77,7 +77,7 @@ def write(path: pathlib.Path, layers: int, width: int, inner: int, seed: int) ->
 
     ones = numpy.ones(width, dtype=numpy.float32)
     writer.add_tensor("token_embd.weight", matrix(len(tokens), width))
-    # Only words are ever said: with rows of zeros, the end of an answer and all else have no weight among the best.
+    # Answers contain only words: with rows of zeros, the end of an answer and all other tokens are never among the best.
     output = 4 * matrix(len(tokens), width)
     output[: len(tokens) - words] = 0
     writer.add_tensor("output.weight", output)

@@ -1,4 +1,4 @@
-"""How a case of the strictness suite is written down and collected."""
+"""The cases of the strictness suite, and how they are defined."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ CaseBody = Callable[..., Awaitable[Outcome]]
 
 @dataclass(frozen=True)
 class Case:
-    """One client that does something particular, and what a relay has to do then."""
+    """A client's particular behaviour, and the reactions that a relay may show."""
 
     name: str
     source: str
@@ -21,12 +21,12 @@ class Case:
     needs_token: bool
 
     def passes(self, seen: Outcome) -> bool:
-        """Whether the relay did one of the things it may do."""
+        """Whether the relay's reaction was permitted."""
         return any(seen.satisfies(expected) for expected in self.expected)
 
 
 ALL: list[Case] = []
-"""Every case, in the order in which the modules define them."""
+"""All cases, in the order of the modules."""
 
 
 def case(
@@ -36,9 +36,9 @@ def case(
     quic_datagrams: bool = True,
     needs_token: bool = False,
 ) -> Callable[[CaseBody], CaseBody]:
-    """Makes a function a case, or one for every entry of `each`.
+    """Makes a function a case, or one case for every entry of `each`.
 
-    `source` is the section that asks for one of the `expected` outcomes. The function
+    `source` is the section that requires one of the `expected` outcomes. The function
     gets a fresh connection, then the value of its entry; its name is the case's name.
     """
 

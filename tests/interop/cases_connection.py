@@ -201,7 +201,7 @@ async def priority_update_before_its_request(c: RawClient) -> Outcome:
 async def priority_update_for_what_cannot_be(
     c: RawClient, update: tuple[int, int]
 ) -> Outcome:
-    """Sends a priority for something that is no request."""
+    """Sends a priority for something that is not a request."""
     kind, element = update
     c.send(c.start(), frame(kind, varint(element) + b"u=1"))
     return await c.closing()
@@ -288,7 +288,7 @@ async def encoder_sets_capacity_0(c: RawClient) -> Outcome:
     },
 )
 async def decoder_instruction_without_a_table(c: RawClient, wrong: bytes) -> Outcome:
-    """Acknowledges what the relay's encoder cannot have sent."""
+    """Acknowledges instructions that the relay's encoder cannot have sent."""
     c.start()
     await c.tunnel()
     c.uni(varint(StreamType.QPACK_DECODER) + wrong)
@@ -297,7 +297,7 @@ async def decoder_instruction_without_a_table(c: RawClient, wrong: bytes) -> Out
 
 @case("RFC 9000 §21.7", closed(ErrorCode.H3_EXCESSIVE_LOAD))
 async def one_byte_in_each_block_of_memory(c: RawClient) -> Outcome:
-    """Sends bytes far from each other, before anything was asked for."""
+    """Sends bytes far apart, before any request."""
     c.start()
     await c.ping()
     for stream in range(0, 16, 4):
@@ -308,7 +308,7 @@ async def one_byte_in_each_block_of_memory(c: RawClient) -> Outcome:
 
 @case("RFC 9000 §21.8", closed(ErrorCode.H3_EXCESSIVE_LOAD))
 async def a_thousand_streams_opened_by_one_frame(c: RawClient) -> Outcome:
-    """Names a stream that opens all those below it, before anything was asked for."""
+    """Names a stream that opens all lower ones, before any request."""
     c.start()
     await c.ping()
     c.packet(wire.stream_frame(4 * 1000, 0, b""))

@@ -27,7 +27,7 @@ MALFORMED = (
     reset(ErrorCode.H3_MESSAGE_ERROR),
     refused_as_malformed(ErrorCode.H3_MESSAGE_ERROR),
 )
-"""What RFC 9114 §4.1.2 has a server do with a malformed request: it may answer first."""
+"""A server's reaction to a malformed request (RFC 9114 §4.1.2): it may answer first."""
 
 
 @case("RFC 9114 §4.1", closed(ErrorCode.H3_FRAME_UNEXPECTED))
@@ -130,7 +130,7 @@ async def http2_frame_on_a_request_stream(c: RawClient, kind: int) -> Outcome:
     },
 )
 async def field_section_that_cannot_be_decoded(c: RawClient, section: bytes) -> Outcome:
-    """Sends a HEADERS frame that no decoder without a dynamic table can read."""
+    """Sends a HEADERS frame that cannot be decoded without a dynamic table."""
     c.start()
     c.bidi(frame(FrameType.HEADERS, section))
     return await c.closing()
@@ -138,7 +138,7 @@ async def field_section_that_cannot_be_decoded(c: RawClient, section: bytes) -> 
 
 @case("RFC 9204 §7.4", reset(ErrorCode.QPACK_DECOMPRESSION_FAILED))
 async def integer_beyond_62_bits(c: RawClient) -> Outcome:
-    """Sends an index that no decoder can hold: what is too large to decode ends only its stream."""
+    """Sends an index beyond any decoder's range: a value too large to decode ends only its stream."""
     c.start()
     c.bidi(frame(FrameType.HEADERS, EMPTY_SECTION_PREFIX + b"\xff" * 11))
     return await c.closing()
@@ -152,7 +152,7 @@ async def integer_beyond_62_bits(c: RawClient) -> Outcome:
     reset(ErrorCode.H3_REQUEST_REJECTED),
 )
 async def field_section_beyond_the_limit(c: RawClient) -> Outcome:
-    """Sends more than the relay's SETTINGS_MAX_FIELD_SECTION_SIZE."""
+    """Sends more fields than the relay's SETTINGS_MAX_FIELD_SECTION_SIZE."""
     c.start()
     await c.tunnel()
     limit = (c.settings or {}).get(Setting.MAX_FIELD_SECTION_SIZE, 2**18)
@@ -186,7 +186,7 @@ async def pseudo_header_twice(c: RawClient, second: tuple[bytes, bytes]) -> Outc
 
 @case("RFC 9114 §4.3", *MALFORMED)
 async def pseudo_header_after_a_field(c: RawClient) -> Outcome:
-    """Puts :path behind a regular field."""
+    """Puts :path after a regular field."""
     c.start()
     fields = c.fields(without=(b":path",), extra=[(b":path", c.path.encode())])
     return await c.answer(c.request(fields))
@@ -271,7 +271,7 @@ async def host_differs_from_authority(c: RawClient) -> Outcome:
     },
 )
 async def forbidden_field(c: RawClient, forbidden: tuple[bytes, bytes]) -> Outcome:
-    """Sends a field that HTTP/3 messages must not hold."""
+    """Sends a field that HTTP/3 messages must not contain."""
     c.start()
     return await c.answer(c.request(c.fields(extra=[forbidden])))
 
@@ -287,7 +287,7 @@ async def forbidden_field(c: RawClient, forbidden: tuple[bytes, bytes]) -> Outco
     },
 )
 async def harmless_field(c: RawClient, harmless: tuple[bytes, bytes]) -> Outcome:
-    """Sends a field that a relay need not know, or may not know by value."""
+    """Sends a field that a relay may not know, or whose value it may not know."""
     c.start()
     return await c.echo(await c.tunnel(c.fields(extra=[harmless])))
 
@@ -301,7 +301,7 @@ async def harmless_field(c: RawClient, harmless: tuple[bytes, bytes]) -> Outcome
     },
 )
 async def content_field_on_connect(c: RawClient, wrong: tuple[bytes, bytes]) -> Outcome:
-    """Sends a field that does not go with the capsule protocol."""
+    """Sends a field that conflicts with the capsule protocol."""
     c.start()
     return await c.answer(c.request(c.fields(extra=[wrong])))
 
@@ -310,14 +310,14 @@ async def content_field_on_connect(c: RawClient, wrong: tuple[bytes, bytes]) -> 
     "RFC 9220 §3", status(501), each={"websocket": b"websocket", "made up": b"mqtt-9"}
 )
 async def unknown_protocol(c: RawClient, protocol: bytes) -> Outcome:
-    """Asks for another :protocol."""
+    """Requests another :protocol."""
     c.start()
     return await c.answer(c.request(c.fields({b":protocol": protocol})))
 
 
 @case("RFC 9298 §3", status(404))
 async def path_of_no_template(c: RawClient) -> Outcome:
-    """Asks for a path that the relay does not serve."""
+    """Requests a path that the relay does not serve."""
     c.start()
     return await c.answer(c.request(c.fields({b":path": b"/elsewhere/127.0.0.1/9/"})))
 
@@ -352,7 +352,7 @@ async def get_request(c: RawClient) -> Outcome:
     },
 )
 async def malformed_target(c: RawClient, target: tuple[str, str]) -> Outcome:
-    """Asks for a tunnel to what is no host or no port."""
+    """Requests a tunnel to an invalid host or port."""
     c.start()
     host, port = target
     template = c.relay.template
@@ -362,7 +362,7 @@ async def malformed_target(c: RawClient, target: tuple[str, str]) -> Outcome:
 
 @case("RFC 3986 §2.1", *MALFORMED, each={"not hexadecimal": "%zz", "cut": "host%4"})
 async def bad_percent_encoding(c: RawClient, host: str) -> Outcome:
-    """Sends a :path that is no URI path."""
+    """Sends a :path that is not a URI path."""
     c.start()
     path = c.relay.template.replace("{target_host}", host)
     path = path.replace("{target_port}", "443")
@@ -395,6 +395,6 @@ async def missing_token(c: RawClient) -> Outcome:
     },
 )
 async def unacceptable_authorization(c: RawClient, value: bytes) -> Outcome:
-    """Sends credentials that the relay does not know."""
+    """Sends credentials unknown to the relay."""
     c.start()
     return await c.answer(c.request(c.fields({b"proxy-authorization": value})))

@@ -30,7 +30,7 @@ async def unknown_capsule(c: RawClient, value: bytes) -> Outcome:
 
 @case("RFC 9298 §4", TOLERATED, each={"in a capsule": True, "in a datagram": False})
 async def unknown_context(c: RawClient, as_capsule: bool) -> Outcome:
-    """Sends a payload in a context that nobody registered; it must not be relayed."""
+    """Sends a payload in an unregistered context; it must not be relayed."""
     c.start()
     stream = await c.tunnel()
     datagram = udp_payload(b"not for the target", UNREGISTERED_CONTEXT)
@@ -53,7 +53,7 @@ async def capsule_in_pieces(c: RawClient) -> Outcome:
 
 @case("RFC 9297 §2.1.1", TOLERATED)
 async def client_without_http_datagrams(c: RawClient) -> Outcome:
-    """Does not send H3_DATAGRAM, though QUIC would take DATAGRAM frames."""
+    """Does not send H3_DATAGRAM, though QUIC would accept DATAGRAM frames."""
     c.start({})
     outcome = await c.echo(await c.tunnel(), as_capsule=True)
     return outcome if not c.datagrams_received else Outcome("QUIC datagrams come in")
@@ -73,7 +73,7 @@ async def client_without_quic_datagrams(c: RawClient) -> Outcome:
     quic_datagrams=False,
 )
 async def http_datagrams_without_quic_datagrams(c: RawClient) -> Outcome:
-    """Sends H3_DATAGRAM without the transport parameter; capsules still can serve it."""
+    """Sends H3_DATAGRAM without the transport parameter; capsules still work."""
     c.start()
     return await c.echo(await c.tunnel(), as_capsule=True)
 
@@ -109,7 +109,7 @@ async def payload_longer_than_udp_has(c: RawClient) -> Outcome:
 
 @case("RFC 9114 §7.1", closed(ErrorCode.H3_FRAME_ERROR))
 async def data_frame_cut_by_the_end(c: RawClient) -> Outcome:
-    """Ends the stream in the middle of a DATA frame, whose content until there is a whole capsule."""
+    """Ends the stream in the middle of a DATA frame that so far contains one whole capsule."""
     c.start()
     unknown_capsule = b"\x17\x02ab"
     c.send(await c.tunnel(), wire.data(unknown_capsule + b"\x17")[:-1], fin=True)
@@ -118,7 +118,7 @@ async def data_frame_cut_by_the_end(c: RawClient) -> Outcome:
 
 @case("RFC 9114 §4.4", closed(ErrorCode.H3_FRAME_UNEXPECTED))
 async def headers_within_a_tunnel(c: RawClient) -> Outcome:
-    """Sends a second HEADERS frame behind CONNECT."""
+    """Sends a second HEADERS frame after CONNECT."""
     c.start()
     c.send(await c.tunnel(), wire.headers([(b"x", b"y")]))
     return await c.closing()
@@ -171,7 +171,7 @@ async def datagram_for_a_closed_stream(c: RawClient) -> Outcome:
 
 @case("RFC 9297 §2.1", TOLERATED, reset())
 async def datagram_without_a_context(c: RawClient) -> Outcome:
-    """Sends an HTTP datagram that is empty; at most its tunnel may suffer."""
+    """Sends an empty HTTP datagram, which may end its tunnel but nothing else."""
     c.start()
     stream = await c.tunnel()
     c.datagram(varint(stream // 4))
@@ -180,7 +180,7 @@ async def datagram_without_a_context(c: RawClient) -> Outcome:
 
 @case("RFC 9298 §3.1", ENDED)
 async def client_ends_a_tunnel(c: RawClient) -> Outcome:
-    """Ends its side of a tunnel; the relay ends the other."""
+    """Ends its side of a tunnel; the relay must end the other."""
     c.start()
     stream = await c.tunnel()
     c.send(stream, b"", fin=True)
@@ -189,7 +189,7 @@ async def client_ends_a_tunnel(c: RawClient) -> Outcome:
 
 @case("RFC 9114 §4.1.1", TOLERATED)
 async def client_resets_a_tunnel(c: RawClient) -> Outcome:
-    """Resets one tunnel; another one of the connection goes on."""
+    """Resets one tunnel; another one on the connection continues."""
     c.start()
     first, second = await c.tunnel(), await c.tunnel()
     c.reset_stream(first, ErrorCode.H3_REQUEST_CANCELLED)

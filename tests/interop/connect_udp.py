@@ -27,11 +27,11 @@ from udp_echo import udp_echo
 
 
 class TunnelError(Exception):
-    """The relay did what leaves a tunnel unusable."""
+    """The relay's reaction made a tunnel unusable."""
 
 
 class HttpConnection(H3Connection):
-    """aioquic's HTTP/3; it offers H3_DATAGRAM exactly if QUIC offers datagrams."""
+    """aioquic's HTTP/3; it offers H3_DATAGRAM if and only if QUIC offers datagrams."""
 
     def _get_local_settings(self) -> dict[int, int]:
         datagrams = self._quic.configuration.max_datagram_frame_size is not None
@@ -40,7 +40,7 @@ class HttpConnection(H3Connection):
 
 @dataclass
 class Tunnel:
-    """One tunnel: the answer to its request and what came in since."""
+    """One tunnel: the answer to its request and the payloads received since."""
 
     stream_id: int
     status: int | None = None
@@ -59,14 +59,14 @@ class Tunnel:
             self.status, self.headers = status, fields
 
     def on_datagram(self, datagram: bytes) -> bool:
-        """Takes one HTTP datagram; only UDP payloads (context 0) were agreed on. Returns whether it is one."""
+        """Takes one HTTP datagram; only UDP payloads (context 0) are expected. Returns whether it is one."""
         context, payload = wire.split_datagram(datagram)
         if context == 0:
             self.payloads.append(payload)
         return context == 0
 
     def on_data(self, data: bytes) -> None:
-        """Takes bytes of the stream of capsules."""
+        """Takes bytes of the capsule stream."""
         self._stream += data
         while record := wire.pull_record(self._stream):
             kind, value = record
@@ -84,7 +84,7 @@ class Client(RelayConnection):
         self.tunnels: dict[int, Tunnel] = {}
 
     def note(self, event: QuicEvent) -> None:
-        """Hands what HTTP/3 makes of an event to the tunnel that it concerns."""
+        """Passes the HTTP/3 events of a QUIC event to their tunnels."""
         if isinstance(event, StreamReset) and event.stream_id in self.tunnels:
             self.tunnels[event.stream_id].ended = f"stream reset: {event.error_code:#x}"
         for http_event in self.http.handle_event(event):
@@ -93,7 +93,7 @@ class Client(RelayConnection):
                 continue
             match http_event:
                 case DatagramReceived(data=data):
-                    # A relay may send others, to be ignored: paced fills packets up with them.
+                    # Other contexts are ignored: paced fills packets up with them.
                     tunnel.datagrams_received += tunnel.on_datagram(data)
                 case HeadersReceived(headers=headers):
                     tunnel.on_headers(headers)
@@ -109,7 +109,7 @@ class Client(RelayConnection):
         seconds: float,
         what: str,
     ) -> None:
-        """Waits for what is to come; fails when it cannot come any more."""
+        """Waits until `holds`; fails if that has become impossible."""
 
         def over() -> bool:
             ended = tunnel is not None and tunnel.ended is not None
@@ -124,14 +124,14 @@ class Client(RelayConnection):
         raise TunnelError((tunnel and tunnel.ended) or f"no {what} in {seconds} s")
 
     async def settings(self, seconds: float) -> dict[int, int]:
-        """The relay's settings, without which no tunnel may be asked for (RFC 9220 §3)."""
+        """The relay's settings, which must arrive before a tunnel may be requested (RFC 9220 §3)."""
         await self.expect(
             lambda: self.http.received_settings is not None, None, seconds, "SETTINGS"
         )
         return self.http.received_settings or {}
 
     def request(self, relay: RelayOptions, target: tuple[str, int]) -> Tunnel:
-        """Asks for one tunnel."""
+        """Requests one tunnel."""
         tunnel = Tunnel(self._quic.get_next_available_stream_id())
         self.tunnels[tunnel.stream_id] = tunnel
         fields = relay.request(relay.path(*target))
@@ -152,7 +152,7 @@ class Client(RelayConnection):
 
 @dataclass
 class Report:
-    """What became of one tunnel."""
+    """The result of one tunnel."""
 
     tunnel: Tunnel
     sent: int = 0
@@ -167,7 +167,7 @@ async def use_tunnel(
     target: tuple[str, int],
     options: argparse.Namespace,
 ) -> Report:
-    """Opens one tunnel and sends every payload once the one before has come back."""
+    """Opens one tunnel and sends every payload once the previous one has come back."""
     report = Report(client.request(relay, target))
     tunnel = report.tunnel
     try:
@@ -195,7 +195,7 @@ async def use_tunnel(
 
 
 async def run(options: argparse.Namespace) -> dict[str, object]:
-    """Opens all tunnels over one connection and sums up what became of them."""
+    """Opens all tunnels over one connection and sums up their results."""
     relay = relay_options(options)
     async with AsyncExitStack() as stack:
         target = options.target or await stack.enter_async_context(udp_echo())
@@ -251,9 +251,9 @@ def parse_options() -> argparse.Namespace:
     form.add_argument(
         "--no-quic-datagrams",
         action="store_true",
-        help="do not even offer QUIC datagrams: capsules both ways",
+        help="do not offer QUIC datagrams: capsules both ways",
     )
-    parser.add_argument("--count", type=int, default=20, help="payloads a tunnel")
+    parser.add_argument("--count", type=int, default=20, help="payloads per tunnel")
     parser.add_argument(
         "--sizes",
         type=lambda text: [int(size) for size in text.split(",")],
@@ -261,9 +261,9 @@ def parse_options() -> argparse.Namespace:
         metavar="BYTES,...",
         help="payload sizes, taken in turn",
     )
-    parser.add_argument("--tunnels", type=int, default=1, help="over one connection")
-    parser.add_argument("--expect-status", type=int, help="the status to be answered")
-    parser.add_argument("--timeout", type=float, default=3.0, help="for each wait, s")
+    parser.add_argument("--tunnels", type=int, default=1, help="tunnels over one connection")
+    parser.add_argument("--expect-status", type=int, help="the expected status of the answer")
+    parser.add_argument("--timeout", type=float, default=3.0, help="time limit of each wait, in seconds")
     options = parser.parse_args()
     options.capsule = options.capsule or options.no_quic_datagrams
     return options

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""Calls a gRPC server that it knows nothing of but what reflection tells: control.py [OPTION…] TARGET [METHOD [JSON]].
+"""Calls a gRPC server that it knows only by reflection: control.py [OPTION…] TARGET [METHOD [JSON]].
 
-TARGET is unix:PATH or HOST:PORT; METHOD is SERVICE/NAME, of which all are listed without it. Answers are printed as JSON, one
-a line, of a stream the first --answers. A refusal is printed as its code, its message and the types of its details; the exit
-code is 3 then.
+TARGET is unix:PATH or HOST:PORT; METHOD is SERVICE/NAME, without it, all methods are listed. Answers are printed as JSON, one
+per line; of a stream, the first --answers. A refusal is printed as its code, its message and the types of its details; the exit
+code is then 3.
 """
 
 import argparse
@@ -81,7 +81,7 @@ class Server:
         return answer
 
     def learn(self, **question):
-        """Adds files to the pool, those that they import before them."""
+        """Adds files to the pool, each after the files that it imports."""
         for encoded in self.ask(**question).file_descriptor_response.file_descriptor_proto:
             file = descriptor_pb2.FileDescriptorProto.FromString(encoded)
             if file.name not in self.files:
@@ -114,7 +114,7 @@ class Server:
 
 
 def details_of(error):
-    """The types of the details of a refusal (google.rpc.Status: its third field holds an Any each)."""
+    """The types of the details of a refusal (google.rpc.Status: each value of its third field is an Any)."""
     status = descriptor_pb2.FileDescriptorProto(name="status.proto", package="google.rpc", syntax="proto3")
     status.dependency.append("google/protobuf/any.proto")
     message = status.message_type.add(name="Status")

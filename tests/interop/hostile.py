@@ -1,10 +1,10 @@
-"""Fills packets with each kind of frame, of request and of capsule, and says what a packet costs a relay.
+"""Fills packets with each kind of frame, of request and of capsule, and measures a packet's cost to a relay.
 
-The figure is time on a CPU as the kernel counts it for the threads of the process (schedstat). Where time is counted
-in instructions (tests/vm/run --icount), it is instructions; elsewhere it is as noisy as the machine.
+The figure is the CPU time that the kernel counts for the threads of the process (schedstat). Where time is counted
+in instructions (tests/vm/run --icount), it is instructions; elsewhere, it is as noisy as the machine.
 
-Each kind says what has to become of its packets: that the relay acknowledges all of them, so that it has processed all
-their frames, or that it ends the connection with a certain error. What becomes of them otherwise is an error.
+Each kind states how the relay must react: that it acknowledges all packets, so that it has processed all
+their frames, or that it ends the connection with a certain error. Any other reaction is an error.
 """
 
 import argparse
@@ -38,23 +38,23 @@ from relay_options import add_relay_options, relay_options
 from wire import varint
 
 AFTERMATH_S = 0.05
-"""What a relay may take to clear away a connection that has ended."""
+"""The time that a relay may need to remove a connection that has ended."""
 
 
 class Relay:
-    """The process whose time is counted."""
+    """The process whose CPU time is measured."""
 
     def __init__(self, pid: int) -> None:
         self._tasks = Path(f"/proc/{pid}/task")
 
     def cpu_ns(self) -> int:
-        """The time that its threads have had on a CPU."""
+        """The CPU time of its threads."""
         stats = (task / "schedstat" for task in self._tasks.iterdir())
         return sum(int(stat.read_text().split()[0]) for stat in stats)
 
 
 class HostileClient(RawClient):
-    """A client that knows which packets were acknowledged, and counts by type which frames the relay sends."""
+    """A client that knows which packets were acknowledged, and counts the relay's frames by type."""
 
     def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
@@ -76,15 +76,15 @@ class HostileClient(RawClient):
         return counting
 
     def know(self, *streams: int) -> None:
-        """Has streams open here that the relay hears of by other means; else what it says of them is an error."""
+        """Registers streams that hand-made frames open; otherwise, the relay's frames about them would be errors."""
         for stream in streams:
             self._quic._get_or_create_stream_for_send(stream)
 
     async def settle(self) -> Outcome | None:
-        """Waits until the relay has dealt with what was sent; returns how the connection ended, if it did."""
+        """Waits until the relay has processed all packets; returns how the connection ended, if it did."""
         if self.terminated is None:
             answered = asyncio.ensure_future(self.ping())
-            # What closed the connection is noted as well.
+            # The reason for a close is also recorded elsewhere.
             answered.add_done_callback(lambda ping: ping.cancelled() or ping.exception())
             if not (await asyncio.wait([answered], timeout=REACTION_S))[0]:
                 return SILENT
@@ -96,13 +96,13 @@ class HostileClient(RawClient):
         for _ in range(4):
             if await self.until(lambda: self.terminated, REACTION_S / 4):
                 break
-            # What says so may be lost, and is repeated in answer (RFC 9000 §10.2.1).
+            # The close may get lost, and is repeated in response to packets (RFC 9000 §10.2.1).
             self.packet(b"\1")
         return self._lost()
 
 
 class Measurement:
-    """What became of the packets of a kind, and what they cost."""
+    """The relay's reaction to the packets of a kind, and their cost."""
 
     def __init__(self, name: str, outcome: str = str(ACKNOWLEDGED)) -> None:
         self.name = name
@@ -110,7 +110,7 @@ class Measurement:
         self.packets = 0
         self.pieces = 0
         self.samples: list[float] = []
-        """Nanoseconds a packet, by connection or run."""
+        """Nanoseconds per packet, by connection or run."""
         self.faults: list[str] = []
 
 
@@ -121,7 +121,7 @@ class Hostility:
         self.options = options
         self.server = relay_options(options)
         self.process = Relay(options.pid)
-        # It answers nothing, and its queue takes a part of what is sent to it.
+        # The target answers nothing, and its queue holds a part of the payloads.
         self.target = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.target.bind(("127.0.0.1", 0))
         self.target.setblocking(False)
@@ -194,7 +194,7 @@ class Hostility:
             measured.faults.append(f"no {kind.answer.name} in answer")
 
     async def user(self, content: Content) -> Measurement:
-        """Sends bytes in a tunnel's stream, as often as fill the packets."""
+        """Repeats bytes in a tunnel's stream until they fill the packets."""
         measured = Measurement(content.name)
         piece = content.piece * max(1, 1280 // len(content.piece))
         for _ in range(self.options.samples):
@@ -225,7 +225,7 @@ class Hostility:
         return measured
 
     def _look_at_target(self, delivers: bool, measured: Measurement) -> None:
-        """Empties the target's queue, in which something has to be or nothing."""
+        """Empties the target's queue, which must contain payloads or be empty."""
         arrived = 0
         with suppress(BlockingIOError):
             while True:
@@ -235,7 +235,7 @@ class Hostility:
             measured.faults.append(f"{arrived} payloads at the target")
 
     async def handshakes(self) -> Measurement:
-        """Opens connections and closes them again, which takes five packets of a client or six."""
+        """Opens connections and closes them again, which takes a client five or six packets."""
         measured = Measurement("ordinary: a connection, all its packets", "connected")
         for _ in range(self.options.samples):
             before = self.process.cpu_ns()
@@ -247,9 +247,9 @@ class Hostility:
         return measured
 
     async def all(self) -> AsyncIterator[Measurement]:
-        """Measures all kinds whose names the options let through."""
+        """Measures all kinds that the options select."""
         wanted = self.options.only
-        # The first of all is to pay for what is done once, here and there.
+        # The first measurement absorbs one-time costs at both ends.
         await self.ordinary()
         await self.handshakes()
         if wanted in "ordinary":
@@ -261,7 +261,7 @@ class Hostility:
         for kind in kinds:
             if wanted in kind.name:
                 measured = await self.stranger(kind)
-                # Packets get lost on busy machines, and with them what the relay answers.
+                # On busy machines, packets get lost, and then the relay's reaction is missing.
                 yield await self.stranger(kind) if measured.faults else measured
         for content in hostile_packets.tunnel_contents():
             if wanted in content.name:
@@ -269,7 +269,7 @@ class Hostility:
 
 
 def origin(options: argparse.Namespace) -> dict[str, object]:
-    """Where the figures come from, as all results here say it."""
+    """The origin of the figures, as in all results of this repository."""
     cpus = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(": ")[2] for line in cpus if "model name" in line]
     return {
@@ -302,7 +302,7 @@ def rows(measured: list[Measurement], options: argparse.Namespace) -> Iterator[s
 
 
 def table(measured: list[Measurement]) -> Iterator[str]:
-    """The figures in Markdown, a line each."""
+    """The figures in Markdown, one line each."""
     yield "| packets full of | thousand a packet | least | most | what the relay makes of it |"
     yield "|---|--:|--:|--:|---|"
     for kind in measured:

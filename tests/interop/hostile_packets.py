@@ -1,4 +1,4 @@
-"""What a hostile client fills its packets with: every frame of QUIC, and what streams carry."""
+"""The contents of a hostile client's packets: every QUIC frame, and the contents of streams."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -23,10 +23,10 @@ ACKNOWLEDGED = Outcome("all packets acknowledged")
 """The relay acknowledged each packet, so it has processed all of its frames (RFC 9000 §13.1)."""
 
 DISCARDED = Outcome("no packet acknowledged")
-"""The relay acknowledged none of the packets, and the connection lives on."""
+"""The relay acknowledged none of the packets, and the connection stays open."""
 
 SILENT = Outcome("connection falls silent")
-"""The relay took the connection for ended, and answers nothing any more."""
+"""The relay considers the connection ended, and no longer answers."""
 
 
 def refused(code: QuicErrorCode) -> Outcome:
@@ -35,10 +35,10 @@ def refused(code: QuicErrorCode) -> Outcome:
 
 
 EXCESSIVE = closed(ErrorCode.H3_EXCESSIVE_LOAD)
-"""What the relay grants a client that nobody knows was used up."""
+"""The client used up the resources that the relay grants to strangers."""
 
 Fill = Callable[[RawClient, int], bytes]
-"""Makes the piece of a number, counted from 0 on each connection; a packet holds as many as fit."""
+"""Makes the n-th piece, counted from 0 on each connection; a packet holds as many pieces as fit."""
 
 
 NOTHING: Fill = lambda _client, _number: b""
@@ -56,26 +56,26 @@ class Kind:
     name: str
     fill: Fill
     outcome: Outcome = ACKNOWLEDGED
-    """What has to become of them."""
+    """The required outcome."""
     or_else: Outcome | None = None
-    """What may become of them as well."""
+    """Another permitted outcome."""
     answer: QuicFrameType | None = None
-    """A frame that the relay has to answer with."""
+    """A frame that the relay must send in answer."""
     frame: QuicFrameType | None = None
-    """The type of their frames, where it is what the kind is about."""
+    """The type of its frames, if the kind is about one type."""
     packets: int | None = None
-    """How many go over one connection; none: as many as the program is told."""
+    """The number of packets per connection; None: the number in the options."""
     streams: int = 0
-    """How many request streams the client has besides the first, all of which its frames may name."""
+    """The number of request streams after the first one; its frames may name all of them."""
     at_once: int = 10
-    """How many go before the relay has acknowledged the first of them."""
+    """The most unacknowledged packets at once."""
     prepare: Callable[[RawClient], Awaitable[object]] = _nothing
-    """What comes before them on a connection."""
+    """Prepares a connection for the packets."""
     damaged: bool = False
-    """Whether packets change once they are protected, so that none can be read."""
+    """Whether packets are changed after protection, so that none can be decrypted."""
 
     def packet(self, client: RawClient, number: int) -> tuple[bytes, int]:
-        """The frames of a packet that begins with the piece of a number, and how many pieces it has."""
+        """The frames of a packet whose first piece has this number, and its number of pieces."""
         frames, pieces = bytearray(), 0
         while True:
             piece = self.fill(client, number + pieces)
@@ -93,7 +93,7 @@ OFFSET, LENGTH, FIN = 4, 2, 1
 def frame(
     kind: QuicFrameType, how: str, content: Fill | bytes, flags: int = 0, **rest
 ) -> Kind:
-    """Packets full of frames of one type, which the kind is named after."""
+    """Packets full of frames of one type, after which the kind is named."""
     fill = content if callable(content) else lambda _client, _number: content
     name = "STREAM" if kind == F.STREAM_BASE else kind.name
     head = varint(kind | flags)
@@ -118,7 +118,7 @@ def part(stream_id: int, offset: int, data: bytes) -> bytes:
 
 
 def request_bytes(first: int, count: int) -> bytes:
-    """Some bytes of a request that has frames of unknown types for ever, and never HEADERS."""
+    """A part of an endless request with frames of unknown types and no HEADERS."""
     return b"".join(b"\x21" if n == 0 else b"\x40" for n in range(first, first + count))
 
 
@@ -128,13 +128,13 @@ def once(piece: bytes) -> Fill:
 
 
 async def hear_packets(client: RawClient) -> None:
-    """Has the relay send packets of which a client can tell in ranges."""
+    """Makes the relay send packets that a client can acknowledge in ranges."""
     for _ in range(64):
         await client.ping()
 
 
 def ranges(client: RawClient, _number: int) -> bytes:
-    """The fields of an ACK frame: every second packet that came in, 32 at most."""
+    """The fields of an ACK frame: every second received packet, at most 32."""
     heard = [n for run in client._quic._spaces[Epoch.ONE_RTT].ack_queue for n in run]
     told = [n for n in reversed(heard) if (heard[-1] - n) % 2 == 0][:32]
     pairs = zip(told, told[1:])
@@ -157,13 +157,13 @@ def spare_connection_id(client: RawClient, _number: int) -> bytes:
 
 
 def quic_kinds(seed: int) -> list[Kind]:
-    """All frame types of RFC 9000 table 3 and RFC 9221, from a client that nobody knows.
+    """All frame types of RFC 9000 table 3 and RFC 9221, from a stranger.
 
     Its stream 0 is a request without an end, stream 2 its control stream.
     """
     drawn = random.Random(seed)
     excessive = {"outcome": EXCESSIVE, "packets": 1}
-    # The relay rejects requests while too many wait, and ends the connection where they come faster than it does so.
+    # The relay rejects requests while too many wait, and ends the connection if they arrive faster than it rejects them.
     another = excessive | {"packets": 4, "streams": 1500, "or_else": ACKNOWLEDGED}
     fatal = {"outcome": refused(E.PROTOCOL_VIOLATION), "packets": 1}
     return [
@@ -319,7 +319,7 @@ def quic_kinds(seed: int) -> list[Kind]:
         Kind(
             "QUIC frames of an unknown type",
             lambda _client, _number: b"\x21",
-            # s2n-quic says PROTOCOL_VIOLATION, RFC 9000 §12.4 FRAME_ENCODING_ERROR.
+            # s2n-quic sends PROTOCOL_VIOLATION; RFC 9000 §12.4 requires FRAME_ENCODING_ERROR.
             outcome=Outcome("transport error"),
             packets=1,
         ),
@@ -333,7 +333,7 @@ def quic_kinds(seed: int) -> list[Kind]:
 
 
 def mixed(seed: int) -> Kind:
-    """All frames that a connection survives, in an order that the seed decides."""
+    """All frames that a connection survives, in an order given by the seed."""
     drawn = random.Random(seed)
     kinds = [
         kind
@@ -341,7 +341,7 @@ def mixed(seed: int) -> Kind:
         if kind.packets is None
         and kind.prepare is _nothing
         and not kind.damaged
-        # What names an offset by its number would leave gaps.
+        # Frames with an offset that depends on their number would leave gaps.
         and not kind.name.endswith(("whole", "a length", "gaps", "STREAM, a byte each"))
     ]
     return Kind(
@@ -367,7 +367,7 @@ def carried(name: str, stream_id: int, start: bytes, piece: bytes, **rest) -> Ki
 
 
 def http_kinds() -> list[Kind]:
-    """What a client that nobody knows has on its streams of HTTP/3."""
+    """The contents of a stranger's HTTP/3 streams."""
     def fatal(code: ErrorCode) -> dict:
         return {"outcome": closed(code), "packets": 1}
 
@@ -422,7 +422,7 @@ HUFFMAN_A = b"\x18\xc6\x31\x8c\x63"
 
 
 def request(how: str, content: Callable[[RawClient], bytes], **rest) -> Kind:
-    """Packets full of requests, each whole and on a stream of its own."""
+    """Packets full of requests, each complete and on its own stream."""
     end = F.STREAM_BASE | LENGTH | FIN
 
     def fill(client: RawClient, n: int) -> bytes:
@@ -433,7 +433,7 @@ def request(how: str, content: Callable[[RawClient], bytes], **rest) -> Kind:
 
 
 def request_kinds() -> list[Kind]:
-    """Requests that are refused, whoever asks."""
+    """Requests that are refused to every client."""
 
     def section(lines: bytes) -> bytes:
         return wire.frame(FrameType.HEADERS, wire.EMPTY_SECTION_PREFIX + lines)
@@ -463,12 +463,12 @@ def request_kinds() -> list[Kind]:
 
 @dataclass(frozen=True)
 class Content:
-    """What a user sends in its tunnel's stream, piece by piece."""
+    """The contents of a user's tunnel stream, as repeated pieces."""
 
     name: str
     piece: bytes
     delivers: bool = False
-    """Whether the target gets payloads of it."""
+    """Whether the target receives payloads."""
 
 
 def tunnel_contents() -> list[Content]:
@@ -488,7 +488,7 @@ def tunnel_contents() -> list[Content]:
         Content("capsules DATAGRAM, a byte each", datagrams(b"x"), True),
         Content("capsules DATAGRAM, empty payloads", datagrams(b""), True),
         Content("capsules DATAGRAM, of no context", datagrams(b"x", 2)),
-        # RFC 9484 §4.7, which is for another protocol.
+        # RFC 9484 §4.7, for another protocol.
         Content("capsules ADDRESS_ASSIGN", several(1)),
         Content("capsules ADDRESS_REQUEST", several(2)),
         Content("capsules ROUTE_ADVERTISEMENT", several(3)),
@@ -505,5 +505,5 @@ def tunnel_contents() -> list[Content]:
 
 
 def uncovered() -> set[QuicFrameType]:
-    """Frame types that no kind is about."""
+    """The frame types without a kind."""
     return set(QuicFrameType) - {kind.frame for kind in quic_kinds(0)}

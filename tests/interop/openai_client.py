@@ -1,6 +1,6 @@
-"""The client library of OpenAI, unmodified, against an edge: what works, how errors look, what a client that leaves ends.
+"""The client library of OpenAI, unmodified, against an edge: what works, how errors look, and what happens if a client leaves.
 
-Prints a JSON object with what it saw; tests compare it.
+Prints a JSON object with the results; tests compare it.
 """
 
 import argparse
@@ -15,7 +15,7 @@ def tokens_of(stream) -> str:
 
 
 def error_of(call) -> list[str | int | None]:
-    """Returns the class, the status and the code of the error that a call ends with."""
+    """Returns the class, the status and the code of the error with which a call ends."""
     try:
         call()
     except openai.APIStatusError as error:
@@ -53,7 +53,7 @@ def main() -> None:
     )
     seen["engine_refuses"] = error_of(lambda: chat("refuse"))
     seen["broken_stream"] = error_of(lambda: list(chat("cut 2", stream=True)))
-    # One that is left in the middle: the engine would go on for ever.
+    # A stream left in the middle: the engine would continue for ever.
     stream = client.with_options(timeout=60).completions.create(
         model="opt-125m", prompt="stall 2", stream=True
     )

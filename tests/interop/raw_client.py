@@ -1,4 +1,4 @@
-"""A client that sends any bytes on any stream and reports what the relay made of them."""
+"""A client that sends any bytes on any stream and reports the relay's reaction."""
 
 from dataclasses import dataclass, field
 
@@ -22,7 +22,7 @@ from relay_options import RelayOptions
 from wire import CapsuleType, FrameType, Setting, StreamType
 
 REACTION_S = 2.0
-"""How long a relay may take to react."""
+"""The longest that a relay may take to react."""
 
 
 class UnusableTunnel(Exception):
@@ -42,13 +42,13 @@ def code_name(code: int) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a relay did: one of the constructors below."""
+    """A relay's reaction, made by one of the functions below."""
 
     kind: str
     code: int | None = None
 
     def satisfies(self, expected: "Outcome") -> bool:
-        """Whether it is what was expected; without a code, every code will do."""
+        """Whether it is the expected one; without a code, any code is accepted."""
         return self.kind == expected.kind and expected.code in (None, self.code)
 
     def __str__(self) -> str:
@@ -64,12 +64,12 @@ def closed(code: int) -> Outcome:
 
 
 def reset(code: int | None = None) -> Outcome:
-    """The request stream was reset, and the connection lives on."""
+    """The request stream was reset, and the connection stays open."""
     return Outcome("stream", code)
 
 
 def status(code: int) -> Outcome:
-    """The request was answered with this status, and the connection lives on."""
+    """The request was answered with this status, and the connection stays open."""
     return Outcome("status", code)
 
 
@@ -82,15 +82,15 @@ TOLERATED = Outcome("tunnel works")
 """A tunnel of the same connection carries payloads."""
 
 ENDED = Outcome("stream ends")
-"""The relay ended the request stream cleanly, and the connection lives on."""
+"""The relay ended the request stream cleanly, and the connection stays open."""
 
 NOTHING = Outcome("no reaction")
-"""The relay did nothing of the above in time."""
+"""The relay did none of the above in time."""
 
 
 @dataclass
 class Received:
-    """What came in on one stream."""
+    """The data received on one stream."""
 
     unread: bytearray = field(default_factory=bytearray)
     status: int | None = None
@@ -101,11 +101,11 @@ class Received:
 
 
 class RawClient(RelayConnection):
-    """A QUIC connection without HTTP/3 of its own: it sends what a test writes."""
+    """A QUIC connection without an HTTP/3 layer: it sends the bytes that a test writes."""
 
     relay: RelayOptions
     path: str
-    """The :path that asks for a tunnel to the echo."""
+    """The :path of a tunnel to the echo."""
 
     def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
@@ -115,7 +115,7 @@ class RawClient(RelayConnection):
         self._decoder = pylsqpack.Decoder(0, 0)
 
     def start(self, settings: wire.Settings = {Setting.H3_DATAGRAM: 1}) -> int:
-        """Opens the control stream as it should be; returns its ID."""
+        """Opens a correct control stream; returns its ID."""
         return self.uni(wire.varint(StreamType.CONTROL) + wire.settings(settings))
 
     def fields(
@@ -124,17 +124,17 @@ class RawClient(RelayConnection):
         without: tuple[bytes, ...] = (),
         extra: wire.Fields | None = None,
     ) -> wire.Fields:
-        """The header section of a good request, with these differences."""
+        """The header section of a valid request, with these differences."""
         good = dict(self.relay.request(self.path)) | (changed or {})
         kept = [(name, value) for name, value in good.items() if name not in without]
         return kept + (extra or [])
 
     def request(self, fields: wire.Fields | None = None) -> int:
-        """Sends a request; a good one unless told otherwise."""
+        """Sends a request, by default a valid one."""
         return self.bidi(wire.headers(self.fields() if fields is None else fields))
 
     async def tunnel(self, fields: wire.Fields | None = None) -> int:
-        """Opens a tunnel to the echo; by a good request unless told otherwise."""
+        """Opens a tunnel to the echo, by default with a valid request."""
         stream = self.request(fields)
         outcome = await self.answer(stream)
         if outcome != status(200):
@@ -142,7 +142,7 @@ class RawClient(RelayConnection):
         return stream
 
     async def still_works(self) -> Outcome:
-        """Opens a tunnel and sees whether it carries payloads."""
+        """Opens a tunnel and checks whether it carries payloads."""
         return await self.echo(await self.tunnel())
 
     def uni(self, data: bytes, fin: bool = False) -> int:
@@ -171,7 +171,7 @@ class RawClient(RelayConnection):
     def packet(self, frames: bytes, damaged: bool = False) -> int:
         """Sends one packet with these QUIC frames, the first with a type of one byte; returns its number.
 
-        A damaged one has its last byte changed once it is protected.
+        A damaged packet has its last byte changed after protection.
         """
         quic = self._quic
         number = quic._packet_number
@@ -204,7 +204,7 @@ class RawClient(RelayConnection):
         self.transmit()
 
     def note(self, event: QuicEvent) -> None:
-        """Reads what the relay sends just as far as outcomes need it."""
+        """Reads the relay's bytes as far as outcomes depend on them."""
         match event:
             case StreamReset(stream_id=stream, error_code=code):
                 self.received.setdefault(stream, Received()).reset = code
@@ -264,18 +264,18 @@ class RawClient(RelayConnection):
         return self._lost() or (reset(resets[0]) if resets else NOTHING)
 
     async def _unless_lost(self, outcome: Outcome) -> Outcome:
-        """The outcome, if the connection survived what led to it."""
+        """The outcome, if the connection is still open; otherwise, how it ended."""
         if self.terminated is None:
             try:
                 await asyncio.wait_for(self.ping(), REACTION_S)
             except ConnectionError:
-                pass  # what closed it is noted as well
+                pass  # the reason for the close is also recorded
             except TimeoutError:
                 return Outcome("connection falls silent")
         return self._lost() or outcome
 
     async def answer(self, stream: int) -> Outcome:
-        """Waits for the response to a request, or for its stream's reset; of a malformed one, for both."""
+        """Waits for the response to a request, or for its stream's reset; for a malformed one, waits for both."""
         received = self.received[stream]
         await self.until(
             lambda: received.status or received.reset is not None or self.terminated,
@@ -293,7 +293,7 @@ class RawClient(RelayConnection):
         return await self.ending(stream)
 
     async def ending(self, stream: int) -> Outcome:
-        """Waits for the relay to reset or to end a request stream."""
+        """Waits for the relay to reset or end a request stream."""
         received = self.received[stream]
         await self.until(
             lambda: received.ended or received.reset is not None or self.terminated,

@@ -1,4 +1,4 @@
-"""What every client here is: a QUIC connection to a relay whose state can be waited for."""
+"""The base of all clients here: a QUIC connection to a relay, with a way to wait for a state."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,7 @@ class RelayConnection(QuicConnectionProtocol):
         self._changed = asyncio.Event()
 
     def quic_event_received(self, event: QuicEvent) -> None:
-        """Notes one event and wakes everyone who waits."""
+        """Notes one event and wakes all waiting tasks."""
         if isinstance(event, ConnectionTerminated):
             self.terminated = event
         self.note(event)
@@ -35,10 +35,10 @@ class RelayConnection(QuicConnectionProtocol):
         self._changed.set()
 
     def note(self, event: QuicEvent) -> None:
-        """Changes the subclass's state by one event."""
+        """Updates the subclass's state for one event."""
 
     async def until(self, holds: Callable[[], object], seconds: float) -> bool:
-        """Waits until holds() is true; returns whether it became so in time."""
+        """Waits until holds() is true; returns whether that happened in time."""
         try:
             async with asyncio.timeout(seconds):
                 while not holds():

@@ -1,4 +1,4 @@
-"""What both programs need to know of a relay, as command-line options."""
+"""The command-line options about a relay that the programs share."""
 
 import argparse
 import ssl
@@ -12,17 +12,17 @@ DEFAULT_TEMPLATE = "/.well-known/masque/udp/{target_host}/{target_port}/"
 """The path of the default URI template (RFC 9298 §2)."""
 
 MAX_DATAGRAM_FRAME_BYTES = 65536
-"""The max_datagram_frame_size that is offered: every frame is taken (RFC 9221 §3)."""
+"""The max_datagram_frame_size that is offered: every frame is accepted (RFC 9221 §3)."""
 
 IDLE_TIMEOUT_S = 10.0
-"""When a silent relay is given up, before and after the handshake."""
+"""The time after which a silent relay is given up, before and after the handshake."""
 
 UDP_PAYLOAD_BYTES = 1400
-"""The size of outgoing QUIC packets: a 1200-byte payload fits, and so does the path."""
+"""The size of outgoing QUIC packets: a 1,200-byte payload fits, and the packet fits the path."""
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """Parses HOST:PORT, where an IPv6 address stands in brackets."""
+    """Parses HOST:PORT, with an IPv6 address in brackets."""
     host, separator, port = text.rpartition(":")
     if not separator or not host:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
@@ -31,7 +31,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class RelayOptions:
-    """Where a relay is, whom to take it for and what to show it."""
+    """A relay's address and name, the trust in it, and the client's token."""
 
     address: tuple[str, int]
     server_name: str
@@ -52,7 +52,7 @@ class RelayOptions:
         )
 
     def request(self, path: str, token: str | None = None) -> list[tuple[bytes, bytes]]:
-        """The header section that asks for a tunnel (RFC 9298 §3.4)."""
+        """The header section of a request for a tunnel (RFC 9298 §3.4)."""
         token = token or self.token
         fields = [
             (b":method", b"CONNECT"),
@@ -85,19 +85,19 @@ def add_relay_options(parser: argparse.ArgumentParser) -> None:
         "--relay", type=host_and_port, default=("127.0.0.1", 4433), metavar="HOST:PORT"
     )
     parser.add_argument(
-        "--server-name", default="localhost", help="its name in TLS and :authority"
+        "--server-name", default="localhost", help="the relay's name in TLS and :authority"
     )
     parser.add_argument("--template", default=DEFAULT_TEMPLATE, metavar="PATH")
     parser.add_argument("--token", help="sent as proxy-authorization: Bearer TOKEN")
     trust = parser.add_mutually_exclusive_group()
     trust.add_argument("--ca", metavar="FILE", help="certificates to trust, PEM")
     trust.add_argument(
-        "--insecure", action="store_true", help="do not verify its certificate"
+        "--insecure", action="store_true", help="do not verify the relay's certificate"
     )
 
 
 def relay_options(parsed: argparse.Namespace) -> RelayOptions:
-    """Takes the relay out of parsed options."""
+    """Extracts the relay from parsed options."""
     return RelayOptions(
         address=parsed.relay,
         server_name=parsed.server_name,

@@ -1,12 +1,12 @@
-"""What clients without credentials can take from a relay: its memory, its places, and its time for others.
+"""Measures what clients without credentials can take from a relay: memory, places, and time for others.
 
-  memory       connections that put a byte into each 4 KiB of all their streams' windows, until the relay ends them
-  places       connections that ask for nothing
+  memory       connections that write a byte into each 4 KiB of all their streams' windows, until the relay ends them
+  places       connections without requests
   datagrams    a request that never ends, and DATAGRAM frames for it, while a user of another connection has an echo
-  resets       streams that are opened and reset in the same packet, by a stranger and by a client with a tunnel, while a
+  resets       streams opened and reset in the same packet, by a stranger and by a client with a tunnel, while a
                user of another connection has an echo
 
-Prints one line of JSON for each. Memory is the resident set of the relay's process, highest while it was attacked.
+Prints one line of JSON for each. Memory is the resident set of the relay's process, at its highest during the attack.
 """
 
 import argparse
@@ -28,20 +28,20 @@ from udp_echo import udp_echo
 from wire import varint
 
 BLOCK_BYTES = 4096
-"""The smallest piece of memory that s2n-quic takes for bytes of a stream."""
+"""The smallest piece of memory that s2n-quic allocates for bytes of a stream."""
 
 AT_ONCE = 50
-"""Connections that are made at the same time."""
+"""The number of simultaneous connection attempts."""
 
 
 def resident_kib(pid: int) -> int:
-    """The memory that a process has in RAM."""
+    """A process's memory in RAM."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
 async def connect(server: RelayOptions, stack: AsyncExitStack) -> HostileClient | None:
-    """A connection that stays, or nothing where the relay refuses it."""
+    """A connection that stays open, or None if the relay refuses it."""
     try:
         async with asyncio.timeout(5):
             return await stack.enter_async_context(HostileClient.open(server, True))
@@ -50,7 +50,7 @@ async def connect(server: RelayOptions, stack: AsyncExitStack) -> HostileClient 
 
 
 async def connections(server: RelayOptions, count: int, stack: AsyncExitStack) -> list[HostileClient]:
-    """As many connections as the relay accepts of so many attempts."""
+    """The connections that the relay accepts, out of this many attempts."""
     accepted = []
     for first in range(0, count, AT_ONCE):
         attempts = range(min(AT_ONCE, count - first))
@@ -60,7 +60,7 @@ async def connections(server: RelayOptions, count: int, stack: AsyncExitStack) -
 
 
 async def scatter(client: HostileClient) -> int:
-    """Puts a byte into each block of what flow control allows on 16 streams; returns how many bytes that took."""
+    """Writes a byte into each block that flow control allows on 16 streams; returns the number of bytes sent."""
     sent = 0
     for stream in [4 * number for number in range(8)] + [14 + 4 * number for number in range(8)]:
         for first in range(0, 256, 40):
@@ -75,7 +75,7 @@ async def scatter(client: HostileClient) -> int:
 
 
 async def memory(server: RelayOptions, options: argparse.Namespace) -> dict[str, object]:
-    """What strangers have the relay hold."""
+    """The memory that strangers make the relay use."""
     async with AsyncExitStack() as stack:
         before, began = resident_kib(options.pid), time.monotonic()
         clients = await connections(server, options.connections, stack)
@@ -98,7 +98,7 @@ async def memory(server: RelayOptions, options: argparse.Namespace) -> dict[str,
 
 
 async def places(server: RelayOptions, options: argparse.Namespace) -> dict[str, object]:
-    """How many places strangers get, and for how long."""
+    """The number of places that strangers get, and for how long."""
     async with AsyncExitStack() as stack:
         before, began = resident_kib(options.pid), time.monotonic()
         clients = await connections(server, options.connections, stack)
@@ -117,7 +117,7 @@ async def places(server: RelayOptions, options: argparse.Namespace) -> dict[str,
 
 
 async def datagrams(server: RelayOptions, options: argparse.Namespace) -> dict[str, object]:
-    """What a flood of DATAGRAM frames for a request that never ends costs a neighbour."""
+    """The cost to a neighbour of a flood of DATAGRAM frames for a request that never ends."""
     relay = Relay(options.pid)
     async with AsyncExitStack() as stack:
         host, port = await stack.enter_async_context(udp_echo())
@@ -132,7 +132,7 @@ async def datagrams(server: RelayOptions, options: argparse.Namespace) -> dict[s
         frames = b"".join(b"\x31\x03" + varint(0) + b"\0" + b"x" for _ in range(260))
         cpu_ns, echoes, packets, began = relay.cpu_ns(), 0, 0, time.monotonic()
         while (passed := time.monotonic() - began) < options.seconds:
-            # 700 packets of 1,300 bytes a second, and a hundred payloads of the neighbour's.
+            # Per second, 700 packets of 1,300 bytes, and 100 payloads of the neighbour.
             while packets < 700 * passed and not stranger.terminated:
                 stranger.packet(frames)
                 packets += 1
@@ -150,7 +150,7 @@ async def datagrams(server: RelayOptions, options: argparse.Namespace) -> dict[s
 
 
 IN_FLIGHT = 16
-"""Packets of resets that may be unacknowledged: few enough for the queue of the relay's socket."""
+"""The most unacknowledged packets of resets: few enough for the queue of the relay's socket."""
 
 RESETS_IN_A_PACKET = 70
 
@@ -163,7 +163,7 @@ def open_and_reset(stream: int) -> bytes:
 
 
 def ignore_answers(client: HostileClient) -> None:
-    """Has the client take what the relay says of streams that it opened by hand; else that is an error."""
+    """Makes the client ignore the relay's frames about streams opened by hand, which would be errors otherwise."""
 
     def skipping(numbers: int):
         def skip(_context, _kind, buffer) -> None:
@@ -178,7 +178,7 @@ def ignore_answers(client: HostileClient) -> None:
 
 
 async def reset_streams(client: HostileClient, first: int, seconds: float) -> int:
-    """Opens and resets streams as fast as the relay lets it; returns how many."""
+    """Opens and resets streams as fast as the relay allows; returns their number."""
     ignore_answers(client)
     number, packets, acknowledged = first, 0, len(client.acknowledged)
     until = time.monotonic() + seconds
@@ -194,7 +194,7 @@ async def reset_streams(client: HostileClient, first: int, seconds: float) -> in
 
 
 async def ask_echo(client: HostileClient, tunnel: int, counts: Counter[str]) -> None:
-    """Sends a payload each 10 ms."""
+    """Sends a payload every 10 ms."""
     while True:
         client.datagram(varint(tunnel // 4) + wire.udp_payload(b"payload"))
         counts["asked"] += 1
@@ -202,7 +202,7 @@ async def ask_echo(client: HostileClient, tunnel: int, counts: Counter[str]) -> 
 
 
 async def resets(server: RelayOptions, options: argparse.Namespace) -> dict[str, object]:
-    """How many streams are opened and reset, and what that costs the relay and a neighbour."""
+    """The number of streams opened and reset, and the cost to the relay and a neighbour."""
     relay = Relay(options.pid)
     async with AsyncExitStack() as stack:
         host, port = await stack.enter_async_context(udp_echo())
@@ -238,7 +238,7 @@ KINDS = {"memory": memory, "places": places, "datagrams": datagrams, "resets": r
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Measures the kinds that were asked for."""
+    """Measures the requested kinds."""
     server = relay_options(options)
     for name in options.kinds or KINDS:
         row = origin(options) | {"plan": "strangers", "config": name}
@@ -250,10 +250,10 @@ def main() -> int:
     """Runs the program; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_relay_options(parser)
-    parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="which; without any, all")
+    parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="the kinds to measure; without any, all")
     parser.add_argument("--pid", type=int, required=True, help="the relay's process")
     parser.add_argument("--connections", type=int, default=400, help="attempts to connect")
-    parser.add_argument("--seconds", type=float, default=10, help="how long datagrams or resets are sent")
+    parser.add_argument("--seconds", type=float, default=10, help="the time for which datagrams or resets are sent")
     options = parser.parse_args()
     options.clock, options.seed = "wall", None
     return asyncio.run(run(options))

@@ -1,8 +1,8 @@
-"""Plays hostile and careless clients against a relay and compares what it does with the RFCs.
+"""Plays hostile and careless clients against a relay and compares its reactions with the RFCs.
 
-Every case has a connection of its own. The last line counts; the exit status is 0 if
-nothing failed. The relay has to allow the target, by default an echo on 127.0.0.1 that
-the program brings itself.
+Every case has its own connection. The last line counts results; the exit status is 0 if
+nothing failed. The relay must allow the target, by default an echo on 127.0.0.1 that
+the program itself provides.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from udp_echo import udp_echo
 
 
 async def play(case: Case, relay: RelayOptions, path: str) -> Outcome:
-    """Runs one case; returns what the relay did."""
+    """Runs one case; returns the relay's reaction."""
     try:
         async with RawClient.open(relay, case.quic_datagrams) as client:
             client.relay, client.path = relay, path
@@ -70,7 +70,7 @@ def main() -> int:
     add_relay_options(parser)
     parser.add_argument("--target", type=host_and_port, metavar="HOST:PORT")
     parser.add_argument("--only", default="", help="cases with this in their name")
-    parser.add_argument("--jobs", type=int, default=8, help="cases at a time")
+    parser.add_argument("--jobs", type=int, default=8, help="number of simultaneous cases")
     return 1 if asyncio.run(run(parser.parse_args())) else 0
 
 

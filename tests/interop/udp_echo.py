@@ -1,4 +1,4 @@
-"""A UDP target that sends every payload back to where it came from."""
+"""A UDP target that sends every payload back to its sender."""
 
 import argparse
 import asyncio
@@ -11,7 +11,7 @@ MAX_PAYLOAD_BYTES = 65535
 
 
 def answer(echo: socket.socket) -> None:
-    """Returns the payloads that wait on a socket."""
+    """Returns the payloads that are queued at a socket."""
     with suppress(BlockingIOError):
         while True:
             payload, sender = echo.recvfrom(MAX_PAYLOAD_BYTES)
@@ -39,7 +39,7 @@ async def udp_echo(
 async def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="0 chooses a free one")
     options = parser.parse_args()
     async with udp_echo(options.host, options.port) as (host, port):
         print(json.dumps({"host": host, "port": port}), flush=True)

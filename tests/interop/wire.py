@@ -1,4 +1,4 @@
-"""The bytes of HTTP/3, QPACK and capsules, written by hand so that they can be wrong on purpose."""
+"""The bytes of HTTP/3, QPACK and capsules, encoded by hand so that they can be wrong on purpose."""
 
 from enum import IntEnum
 
@@ -51,7 +51,7 @@ class CapsuleType(IntEnum):
 
 
 Fields = list[tuple[bytes, bytes]]
-"""A field section in order; nothing is checked."""
+"""A field section, in order and unchecked."""
 
 
 def frame(kind: int, payload: bytes = b"") -> bytes:
@@ -60,7 +60,7 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
 
 
 Settings = dict[int, int] | list[tuple[int, int]]
-"""Settings to send; a list may hold an identifier twice."""
+"""Settings to send; a list may contain an identifier twice."""
 
 
 def settings(values: Settings) -> bytes:
@@ -73,7 +73,7 @@ def settings(values: Settings) -> bytes:
 
 
 def prefixed_integer(value: int, prefix_bits: int, first_byte: int = 0) -> bytes:
-    """An integer behind the flags of first_byte (RFC 7541 §5.1, RFC 9204 §4.1.1)."""
+    """An integer after the flags in first_byte (RFC 7541 §5.1, RFC 9204 §4.1.1)."""
     limit = (1 << prefix_bits) - 1
     if value < limit:
         return bytes([first_byte | value])
@@ -123,7 +123,7 @@ def udp_payload(payload: bytes, context: int = 0) -> bytes:
 
 
 def pull_record(buffered: bytearray) -> tuple[int, bytes] | None:
-    """Takes one whole type-length-value (a frame or a capsule) off the front, or nothing."""
+    """Removes one complete type-length-value (a frame or a capsule) from the front, or returns None."""
     reader = Buffer(data=bytes(buffered))
     try:
         kind = reader.pull_uint_var()
@@ -135,7 +135,7 @@ def pull_record(buffered: bytearray) -> tuple[int, bytes] | None:
 
 
 def split_datagram(datagram: bytes) -> tuple[int, bytes]:
-    """Splits a varint (quarter stream ID or context ID) from what follows it."""
+    """Splits a varint (quarter stream ID or context ID) from the bytes after it."""
     reader = Buffer(data=datagram)
     return reader.pull_uint_var(), datagram[reader.tell() :]
 
