@@ -60,31 +60,31 @@ const LONG: Duration = Duration::from_secs(60);
 /// What is compared.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Demo {
-    /// Which engines answer.
+    /// The engines that answer.
     #[arg(long, value_enum, default_value = "llama-server")]
     pub engine: Kind,
-    /// The loads, as multiples of what the large model does of this mix, one request after the other.
+    /// The loads, as multiples of the large model's throughput for this mix, one request after another.
     #[arg(long, value_delimiter = ',', default_value = "1,3")]
     pub loads: Vec<f64>,
     /// Seconds for which requests arrive.
     #[arg(long, default_value_t = 50.0)]
     pub seconds: f64,
-    /// What the link carries each way, in Mbit/s.
+    /// The link's rate each way, in Mbit/s.
     #[arg(long, default_value_t = 1.0)]
     pub mbit: f64,
     /// Seeds of arrivals and prompts. Each load runs once for each seed, with the same deadlines and rates.
     #[arg(long, alias = "seed", value_delimiter = ',', default_value = "1")]
     pub seeds: Vec<u64>,
-    /// The policy by which the gateway chooses.
+    /// The gateway's policy for choosing models.
     #[arg(long, value_enum, default_value = "considerate")]
     pub policy: Choose,
-    /// Where results are written, as lines of JSON; the last of several counts.
+    /// The file for results, as lines of JSON. If the option is repeated, the last one counts.
     #[arg(long, value_name = "FILE", overrides_with = "json")]
     pub json: Option<PathBuf>,
-    /// A folder for what the gateway decided, and what became of it: a file for each load and seed, for `pacectl route`.
+    /// The folder for the gateway's decisions and their outcomes: a file for each load and seed, for `pacectl route`.
     #[arg(long, value_name = "FOLDER")]
     pub decisions: Option<PathBuf>,
-    /// Where a picture is written, as SVG; the last of several counts.
+    /// The SVG file for a picture. If the option is repeated, the last one counts.
     #[arg(long, value_name = "FILE", overrides_with = "plot")]
     pub plot: Option<PathBuf>,
 }
@@ -131,16 +131,16 @@ impl Contender {
 impl Demo {
     /// Returns an error if an option makes no sense.
     fn check(&self) -> Result<()> {
-        ensure!(self.loads.iter().all(|load| (0.01..=100.0).contains(load)), "loads lie between 0.01 and 100");
-        ensure!((1.0..=3_600.0).contains(&self.seconds), "requests arrive for 1 to 3,600 seconds");
+        ensure!(self.loads.iter().all(|load| (0.01..=100.0).contains(load)), "loads must be between 0.01 and 100");
+        ensure!((1.0..=3_600.0).contains(&self.seconds), "requests must arrive for 1 to 3,600 seconds");
         ensure!(!self.loads.is_empty() && !self.seeds.is_empty(), "at least one load and one seed are needed");
-        ensure!((0.05..=1_000.0).contains(&self.mbit), "the link has 0.05 to 1,000 Mbit/s");
+        ensure!((0.05..=1_000.0).contains(&self.mbit), "the link's rate must be between 0.05 and 1,000 Mbit/s");
         for path in [&self.json, &self.plot].into_iter().flatten() {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             ensure!(folder.is_none_or(Path::is_dir), "there is no folder for {}", path.display());
         }
         if let Some(folder) = &self.decisions {
-            ensure!(folder.is_dir(), "{} is no folder", folder.display());
+            ensure!(folder.is_dir(), "{} is not a folder", folder.display());
         }
         Ok(())
     }
@@ -164,7 +164,7 @@ pub fn run(demo: &Demo) -> Result<()> {
     }
     if let Some(path) = &demo.plot {
         std::fs::write(path, picture::picture(&runs)).with_context(|| format!("failed to write {}", path.display()))?;
-        println!("a picture of it: {}", path.display());
+        println!("picture: {}", path.display());
     }
     Ok(())
 }
@@ -182,7 +182,7 @@ pub fn compare(demo: &Demo) -> Result<Vec<Run>> {
         let per_second = large.per_second() * load;
         for seed in &demo.seeds {
             let mix = arrivals(*seed, per_second, demo.seconds);
-            ensure!(!mix.is_empty(), "no request arrives within {} s: let it take longer", demo.seconds);
+            ensure!(!mix.is_empty(), "no request arrives within {} s: raise --seconds", demo.seconds);
             for contender in Contender::ALL {
                 eprintln!("seed {seed}, {} requests in {} s: {}", mix.len(), demo.seconds, contender.name());
                 let stage = Stage::new(demo.engine, demo.mbit, demo.policy)?;

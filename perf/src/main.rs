@@ -47,21 +47,21 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Loads one relay and prints what was measured.
+    /// Loads one relay and prints the measurements.
     Load {
-        /// The relay to start, and to end afterwards.
+        /// The relay to start for the measurement.
         #[arg(long, default_value = "paced")]
         start: Kind,
-        /// A relay that runs already, instead; it has to reach loopback.
+        /// A running relay to use instead; it must reach loopback.
         #[arg(long, value_name = "ADDRESS", requires_all = ["fingerprint", "pid"])]
         relay: Option<SocketAddr>,
-        /// SHA-256 of its certificate.
+        /// SHA-256 of the running relay's certificate.
         #[arg(long, value_parser = relay::parse_fingerprint)]
         fingerprint: Option<[u8; 32]>,
-        /// Its process on this machine.
+        /// The running relay's process ID on this machine.
         #[arg(long)]
         pid: Option<u32>,
-        /// The core of the generator.
+        /// The core of the load generator.
         #[arg(long, default_value_t = GENERATOR_CORE, requires = "relay")]
         core: usize,
         #[command(subcommand)]
@@ -72,26 +72,26 @@ enum Command {
         /// One round of short measurements.
         #[arg(long)]
         quick: bool,
-        /// Where results are written.
+        /// The folder for results.
         #[arg(long, value_name = "DIR", default_value = "perf/results")]
         out: PathBuf,
         /// Few, short measurements for a machine that counts time in instructions; results go to standard output.
         #[arg(long)]
         virtual_time: bool,
-        /// The same of ten, a thousand and ten thousand tunnels that stay open.
+        /// The same for ten, a thousand and ten thousand tunnels that stay open.
         #[arg(long, requires = "virtual_time")]
         long_lived: bool,
     },
-    /// Measures what payloads cost in instructions, of two builds of paced in turns; only where the clock counts those.
+    /// Measures a payload's cost in instructions for two builds of paced, in turns. Needs a clock that counts instructions.
     BenchDiff {
-        /// The build to compare with, of paced before the change.
+        /// The build to compare with, from before the change.
         #[arg(long, value_name = "FILE")]
         before: Option<PathBuf>,
-        /// How often each step is measured; the noise is known from two on.
+        /// The number of measurements of each step; from two on, they show the noise.
         #[arg(long, default_value_t = 2)]
         rounds: usize,
     },
-    /// Measures the gateway for models beside plain reverse proxies, in turns, and prints a table.
+    /// Measures the gateway for models and plain reverse proxies, in turns, and prints a table.
     Serving(Serving),
     /// Compares round robin over plain HTTP with paced, for a mix of requests to three models behind a thin link. Needs root.
     DemoLlm(Demo),
@@ -99,18 +99,18 @@ enum Command {
     List,
     /// Runs an experiment and prints a table.
     Run(Experiment),
-    /// Runs all plans of which there are no results of the product as it stands, the most telling first, and writes the report.
+    /// Runs all plans that have no results for the present product, the most informative first, and writes the report.
     Papers(Papers),
     /// Writes the report of all results, `perf/RESULTS.md`.
     Report,
-    /// Prints of which commits results are, and what of the product has changed since; fails if some are of a tree with changes, or do
-    /// not name their trees.
+    /// Prints the commits of results, and the product's changes since. Fails if results come from a tree with changes, or do not
+    /// name their trees.
     Provenance,
-    /// Prints the tables of results that a plan of model serving, of paths, of pages or of the kernel's stack has left.
+    /// Prints the tables of existing results of a plan of model serving, of paths, of pages or of the kernel's stack.
     Show {
-        /// Lines of JSON, as `run` writes them.
+        /// The file of results: lines of JSON, as `run` writes them.
         results: PathBuf,
-        /// Where pictures are written, as SVG, each to a file of its own.
+        /// The SVG file for pictures; each picture goes to its own file, named after this one.
         #[arg(long, value_name = "FILE")]
         plot: Option<PathBuf>,
     },
@@ -118,10 +118,10 @@ enum Command {
 
 #[derive(clap::Args)]
 struct Papers {
-    /// For how many minutes; by default until all is done.
+    /// The time limit in minutes; by default, there is none.
     #[arg(long, value_name = "MINUTES")]
     budget: Option<u64>,
-    /// Leaves out what runs in the VM lab, which takes most of the time.
+    /// Omits runs in the VM lab, which take most of the time.
     #[arg(long)]
     no_lab: bool,
     /// Only these plans.
@@ -140,7 +140,7 @@ enum Scenario {
     Down(Rate),
     /// Tunnels opened per second.
     Setup(Setup),
-    /// Memory of tunnels that nobody uses.
+    /// Memory of idle tunnels.
     Idle(Tunnels),
     /// Echoes through some or all of many tunnels that stay open.
     LongLived(LongLived),
@@ -150,7 +150,7 @@ enum Scenario {
 struct Rate {
     #[command(flatten)]
     tunnels: Tunnels,
-    /// Payloads per second over all tunnels; without it, the highest rate without loss is searched.
+    /// Payloads per second over all tunnels; by default, searches for the highest rate without loss.
     #[arg(long)]
     rate: Option<f64>,
     /// Seconds to measure (for each rate).

@@ -56,7 +56,7 @@ pub struct Bounds {
 /// or written. A cell that fails is reported, and the others still run; the error follows at the end.
 pub fn run(bounds: &Bounds) -> Result<()> {
     let trees = Trees::standing();
-    ensure!(!trees.is_dirty(), "commit first: rows of a changed tree cannot be made again");
+    ensure!(!trees.is_dirty(), "commit first: rows of a tree with changes cannot be reproduced");
     let all = cell::all(&bounds.plans, bounds.lab)?;
     let mut results = Results::open(&bounds.folder)?;
     let mut durations = Durations::read(&bounds.folder);
@@ -65,11 +65,11 @@ pub fn run(bounds: &Bounds) -> Result<()> {
         let standing = results.repetitions(cell);
         ensure!(
             standing <= cell.repetitions,
-            "{cell}: the plan asks for {} repetitions, and its rows have {standing}; raise `repetitions` or `lab_repetitions`",
+            "{cell}: the plan requires {} repetitions, but its rows have {standing}; raise `repetitions` or `lab_repetitions`",
             cell.repetitions
         );
     }
-    println!("{} of {} cells are there already", all.len() - open.len(), all.len());
+    println!("{} of {} cells already have rows", all.len() - open.len(), all.len());
     let (began, mut failed, mut left_out) = (Instant::now(), 0, 0);
     for (at, cell) in open.iter().enumerate() {
         let expected = durations.expected(cell, &all);
@@ -80,7 +80,7 @@ pub fn run(bounds: &Bounds) -> Result<()> {
             continue;
         }
         println!(
-            "[{} of {}] {cell}: about {}; left {}{}",
+            "[{} of {}] {cell}: about {}; {} left{}",
             at + 1,
             open.len(),
             minutes(expected),
@@ -101,7 +101,7 @@ pub fn run(bounds: &Bounds) -> Result<()> {
         }
     }
     if left_out > 0 {
-        println!("{left_out} cells do not fit into the budget; the same command goes on with them");
+        println!("{left_out} cells do not fit into the budget; the same command continues with them");
     }
     ensure!(failed == 0, "{failed} cells failed");
     Ok(())

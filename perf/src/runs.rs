@@ -29,22 +29,22 @@ pub struct Experiment {
     /// Only these schedulers.
     #[arg(long, value_delimiter = ',')]
     scheduler: Vec<Scheduler>,
-    /// Of a plan with several paths: only these schedulers.
+    /// Only these schedulers, for a plan with several paths.
     #[arg(long, value_delimiter = ',')]
     path_scheduler: Vec<PathScheduler>,
-    /// Of a plan of model serving: only these policies.
+    /// Only these policies, for a plan of model serving.
     #[arg(long, value_delimiter = ',')]
     policy: Vec<String>,
-    /// How often each scheduler runs, or how many seeds policies are held against, instead of what the plan says.
+    /// The number of runs of each scheduler, or of seeds for each policy, instead of the plan's.
     #[arg(long)]
     repetitions: Option<u64>,
-    /// Where it runs, instead of the plan's first; `lab` is for inside the VM.
+    /// The clock to run on, instead of the plan's first; `lab` is for inside the VM.
     #[arg(long)]
     clock: Option<Clock>,
-    /// Where results are written, as lines of JSON.
+    /// The file for results, as lines of JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Where a picture is written, as SVG; of several variants, each to a file of its own.
+    /// The SVG file for a picture; each of several variants gets its own file, named after this one.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
@@ -196,7 +196,7 @@ fn present(plan: &plan::Plan, clock: Clock) -> Vec<Scheduler> {
     let is_present = |scheduler: &Scheduler| match peer::check(plan, *scheduler) {
         Ok(()) => true,
         Err(error) => {
-            eprintln!("{} ({}): {} is left out: {error:#}", plan.name, plan.variant, scheduler.name());
+            eprintln!("{} ({}): {} is omitted: {error:#}", plan.name, plan.variant, scheduler.name());
             false
         }
     };

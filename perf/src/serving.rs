@@ -48,39 +48,39 @@ const REQUESTS: u32 = 20_000;
 /// What is measured, and how often.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Serving {
-    /// The peers to measure [default: all, except `paced-before`, and `litellm`, which bears little load].
+    /// The peers to measure [default: all except `paced-before`, and except `litellm`, which handles little load].
     #[arg(long, value_delimiter = ',')]
     peers: Vec<Peer>,
     /// Another build of paced, for the peer `paced-before`.
     #[arg(long, value_name = "FILE")]
     before: Option<PathBuf>,
-    /// How often each peer is measured, in turns.
+    /// The number of measurements of each peer, in turns.
     #[arg(long, default_value_t = 3)]
     rounds: u64,
-    /// Of the first round; each further round has the next.
+    /// The seed of the first round; each further round uses the next one.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where results are written, as lines of JSON.
+    /// The file for results, as lines of JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(subcommand)]
     scenario: Scenario,
 }
 
-/// What clients ask for.
+/// The load that clients cause.
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Scenario {
     /// Open loop: streams of tokens.
     Tokens(Tokens),
-    /// Closed loop: whole answers, one after the other on connections that stay.
+    /// Closed loop: whole answers, one after another on lasting connections.
     Whole(Whole),
     /// Clients that leave in the middle of their answers.
     Leave(Leave),
-    /// How many tokens a second engine and clients manage by themselves.
+    /// Tokens per second of engine and clients without a peer.
     Ceiling(Tokens),
-    /// Measures nothing: prints the table of rows that were written before.
+    /// Measures nothing: prints the table of existing rows.
     Table {
-        /// Lines of JSON.
+        /// Files of rows, as lines of JSON.
         #[arg(required = true)]
         rows: Vec<PathBuf>,
     },

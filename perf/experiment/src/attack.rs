@@ -51,7 +51,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
         Scheduler::Calm => (true, None),
         Scheduler::Guarded => (true, plan.flood),
         Scheduler::Unguarded => (false, plan.flood),
-        _ => bail!("it says nothing of an attack"),
+        _ => bail!("this scheduler is not about an attack"),
     };
     process::bind_to_core(RELAY_CORE)?;
     let (chain, attacker) = (Chain::new()?, Namespace::new("attacker")?);
@@ -76,7 +76,8 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
         let carry = || load::on_core(RELAY_CORE, carry(plan, &relay, target, stands));
         let measured = site.chain.client.run(carry)?;
         over.store(true, Relaxed);
-        let sent = flooding.map(|flood| flood.join().map_err(|_| anyhow!("the attacker's thread ended"))?).transpose();
+        let sent =
+            flooding.map(|flood| flood.join().map_err(|_| anyhow!("the attacker's thread panicked"))?).transpose();
         Ok::<_, anyhow::Error>((measured?, sent?))
     })?;
     let of = |metric| load::value(&measured, metric).with_context(|| format!("no figure of {metric}"));

@@ -50,7 +50,7 @@ pub fn run(plan: &Plan) -> Result<Run> {
     let (client, sink) = (Namespace::new("client")?, Namespace::new("sink")?);
     let link = Link::new(&client, &sink, 1)?;
     link.near.segment()?;
-    link.near.set_qdisc(FQ).context("a kernel without fq: perf/vm-plan.sh has another")?;
+    link.near.set_qdisc(FQ).context("this kernel has no fq: use perf/vm-plan.sh")?;
     let host: IpAddr = match plan.family {
         Family::V4 => link.far.v4.into(),
         Family::V6 => link.far.v6.into(),
@@ -75,7 +75,7 @@ pub fn run(plan: &Plan) -> Result<Run> {
                 scope.spawn(move || client.run(send)?)
             })
             .collect();
-        senders.into_iter().try_for_each(|sender| sender.join().unwrap_or_else(|_| anyhow::bail!("a sender ended")))
+        senders.into_iter().try_for_each(|sender| sender.join().unwrap_or_else(|_| anyhow::bail!("a sender panicked")))
     })?;
     client.run(|| egress.detach(&link.near.device))??;
     let packets = capture.read()?;

@@ -61,7 +61,7 @@ impl Ends {
     /// # Errors
     /// When the scheduler is none of QUIC's, or the system gives no randomness.
     pub fn new(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result<Self> {
-        let (discipline, binding) = scheduler.of_streams().context("none of QUIC's schedulers")?;
+        let (discipline, binding) = scheduler.of_streams().context("not a scheduler of QUIC")?;
         let made = rcgen::generate_simple_self_signed([SERVER_NAME.to_owned()])?;
         let congestion = match plan.congestion {
             plan::Congestion::Cubic => Congestion::Cubic,
@@ -294,7 +294,7 @@ async fn exchange(
     };
     match try_join(sending, receiving).await {
         Ok(((), received)) if received == bytes => Ok(Some(elapsed(clock, start_ns))),
-        Ok(((), received)) => bail!("{received} bytes came back of {bytes}"),
+        Ok(((), received)) => bail!("{received} of {bytes} bytes came back"),
         Err(
             dispatch::StreamWriteError::Expired | dispatch::StreamWriteError::Stream(StreamError::StreamReset { .. }),
         ) => Ok(None),

@@ -125,9 +125,7 @@ impl Emulated {
         }
         let Network { return_delay_ms, queue_packets, .. } = *link;
         let return_queue = if return_delay_ms > 0.0 { ENDLESS_QUEUE } else { queue_packets };
-        far.near
-            .set_qdisc(&netem(link, queue_packets))
-            .context("a kernel without netem: perf/vm-plan.sh has another")?;
+        far.near.set_qdisc(&netem(link, queue_packets)).context("this kernel has no netem: use perf/vm-plan.sh")?;
         near.far.set_qdisc(&netem(&link.back(), return_queue))?;
         let egress = Link::new(&relay, &target, 3)?;
         let access = Link { near: near.near, far: far.far };
@@ -144,7 +142,7 @@ impl Emulated {
         let network = Self::new(link)?;
         let mut verified = VERIFIED.lock().unwrap_or_else(PoisonError::into_inner);
         if !verified.contains(link) {
-            network.verify().context("the network is not as the plan wants it")?;
+            network.verify().context("the network does not match the plan")?;
             verified.push(*link);
         }
         Ok(network)
@@ -214,7 +212,7 @@ impl Emulated {
             let socket = UdpSocket::bind(("0.0.0.0", 0))?;
             socket.connect(to)?;
             let trips = (0..10_u8).filter_map(|number| ping(&socket, number).ok());
-            trips.min().context("no echo comes back")
+            trips.min().context("no echo came back")
         })?
     }
 }
@@ -288,7 +286,7 @@ fn observe(from: &Namespace, to: &Namespace, address: Ipv4Addr, link: &Network) 
     }
     let arrivals: Vec<(u64, Instant)> = arrivals(&receiver, burst - 1).collect();
     let (Some((first, begun)), Some((last, ended))) = (arrivals.first(), arrivals.last()) else {
-        anyhow::bail!("nothing arrives");
+        anyhow::bail!("nothing arrived");
     };
     // Packets that netem drops take no time on the link.
     let sent = arrivals.len() as f64 - 1.0;

@@ -120,7 +120,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result
         (Topology::Masque | Topology::Workers | Topology::Attacked, Clock::VirtualNetwork) => {
             bail!("relays need a kernel")
         }
-        (_, Clock::Native) => bail!("this topology has to go one way to run natively"),
+        (_, Clock::Native) => bail!("this topology runs natively only one way"),
     }
 }
 

@@ -68,7 +68,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
             tokio::spawn(inner::serve(ends.server(socket)?));
         }
         let mut clients = clients.into_iter().map(|socket| ends.client(socket)).collect::<Result<Vec<_>>>()?;
-        let probe = clients.pop().context("a client more than connections")?;
+        let probe = clients.pop().context("no client for the probe")?;
         inner::connect(&probe, edge_address(0)).await.context("the target cannot be reached through the relay")?;
         ends.losses.reset();
         measure(plan, &requests, &clients, &order(clients.len(), seed)).await
@@ -111,7 +111,7 @@ fn policy(plan: &Plan, scheduler: Scheduler) -> Result<String> {
         Scheduler::MlWfq => "discipline = \"ml\"\nlow = \"wfq\"",
         Scheduler::Wfq => "discipline = \"wfq\"",
         Scheduler::Lottery => "discipline = \"lottery\"",
-        _ => bail!("no relay has it"),
+        _ => bail!("no relay has this discipline"),
     };
     let mut text = format!("[schedule]\n{discipline}\n");
     for (index, class) in plan.classes.iter().enumerate() {
@@ -181,7 +181,11 @@ async fn measure(plan: &Plan, requests: &[Request], clients: &[s2n_quic::Client]
     let standing = match count < requests.len() {
         true => {
             let each = clients.iter().enumerate().map(|(index, client)| inner::connect(client, edge(index)));
-            Some(tokio::time::timeout(limit, try_join_all(each)).await.context("inner connections do not stand")??)
+            Some(
+                tokio::time::timeout(limit, try_join_all(each))
+                    .await
+                    .context("inner connections are not established in time")??,
+            )
         }
         false => None,
     };

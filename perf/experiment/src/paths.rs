@@ -90,7 +90,9 @@ impl Of<'_> {
         let runs = ways.map(|paths| self.send(self.pinned(&paths, Order::Priority))).collect::<Result<Vec<_>>>()?;
         let best = |at: usize| {
             let shown = runs.iter().map(|run| run[at]);
-            shown.min_by(|a, b| a.completion_ms.total_cmp(&b.completion_ms)).context("there is a way")
+            shown
+                .min_by(|a, b| a.completion_ms.total_cmp(&b.completion_ms))
+                .context("no assignment of streams to paths")
         };
         (0..self.plan.streams.len()).map(best).collect()
     }

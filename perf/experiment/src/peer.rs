@@ -76,11 +76,11 @@ pub fn check(plan: &Plan, scheduler: Scheduler) -> Result<()> {
 
 fn suits(plan: &Plan, scheduler: Scheduler) -> Result<()> {
     let workload = plan.workload;
-    ensure!(plan.congestion == Congestion::Cubic, "quic-go has its own congestion controller and no other");
-    ensure!(!workload.one_way && workload.backlog == 0, "the program echoes requests and does nothing else");
+    ensure!(plan.congestion == Congestion::Cubic, "quic-go has only its own congestion controller");
+    ensure!(!workload.one_way && workload.backlog == 0, "the program can only echo requests");
     if plan.topology == Topology::Masque {
         ensure!(plan.tunnel.mode == Mode::Stream, "its tunnels are streams");
-        ensure!(workload.connections == workload.requests, "its requests have a connection each");
+        ensure!(workload.connections == workload.requests, "each of its requests has its own connection");
     }
     orders(plan, scheduler).map(drop)
 }
@@ -93,7 +93,7 @@ fn orders(plan: &Plan, scheduler: Scheduler) -> Result<Vec<Option<Order>>> {
         Scheduler::QuicGoFcfs => Ok(of_all(Some(Order { urgency: DEFAULT_URGENCY, incremental: false }))),
         Scheduler::QuicGoAbs => {
             let priorities: BTreeSet<u8> = plan.classes.iter().map(|class| class.priority).collect();
-            ensure!(priorities.len() <= URGENCIES, "{} priorities, and quic-go has {URGENCIES}", priorities.len());
+            ensure!(priorities.len() <= URGENCIES, "{} priorities, but quic-go has {URGENCIES}", priorities.len());
             let urgency =
                 |class: &Class| priorities.iter().filter(|priority| **priority > class.priority).count() as u8;
             Ok(plan.classes.iter().map(|class| Some(Order { urgency: urgency(class), incremental: false })).collect())
@@ -101,14 +101,14 @@ fn orders(plan: &Plan, scheduler: Scheduler) -> Result<Vec<Option<Order>>> {
         Scheduler::QuicGoMlRr => {
             let high = plan.classes.iter().filter(|class| class.level == Level::High);
             let deadlines: BTreeSet<_> = high.map(|class| class.deadline_ms).collect();
-            ensure!(deadlines.len() <= 1, "quic-go knows no deadlines, and those of the high level differ");
+            ensure!(deadlines.len() <= 1, "quic-go has no deadlines, and those of the high level differ");
             let order = |class: &Class| match class.level {
                 Level::High => Order { urgency: 0, incremental: false },
                 Level::Low => Order { urgency: DEFAULT_URGENCY, incremental: true },
             };
             Ok(plan.classes.iter().map(|class| Some(order(class))).collect())
         }
-        _ => bail!("none of quic-go's schedulers"),
+        _ => bail!("not a scheduler of quic-go"),
     }
 }
 
@@ -197,10 +197,10 @@ fn read(said: &str, requests: usize, lenient: bool) -> Result<(Vec<Option<Durati
             Line::All { protocol, total_ns } => all = Some((protocol, Duration::from_nanos(total_ns))),
         }
     }
-    let (protocol, total) = all.context("the client did not come to its end")?;
+    let (protocol, total) = all.context("the client ended early")?;
     let expected = protocol_of(include_str!("../../peers/go.mod")).context("go.mod requires no quic-go")?;
     ensure!(protocol == expected, "both ends spoke {protocol:?}, not {expected:?}: build the peer again");
-    ensure!(seen == requests, "the client spoke of {seen} requests, not of {requests}");
+    ensure!(seen == requests, "the client reported {seen} requests, not {requests}");
     Ok((latencies, total))
 }
 
@@ -248,8 +248,8 @@ mod tests {
         assert!(refused(&bbr, Scheduler::QuicGo).contains("congestion controller"));
         let datagrams = plan("thesis-fig2-6").variant("datagram").unwrap();
         assert!(refused(&datagrams, Scheduler::QuicGo).contains("streams"));
-        assert!(refused(&plan("thesis-fig2-9"), Scheduler::QuicGo).contains("a connection each"));
-        assert!(check(&bbr, Scheduler::Rr).is_ok(), "of other schedulers it knows nothing");
+        assert!(refused(&plan("thesis-fig2-9"), Scheduler::QuicGo).contains("its own connection"));
+        assert!(check(&bbr, Scheduler::Rr).is_ok(), "other schedulers are not checked");
     }
 
     #[test]
@@ -278,7 +278,7 @@ mod tests {
             (&[None, Some(Duration::from_millis(2))][..], Duration::from_millis(5))
         );
         let error = |said: &str| read(said, 2, false).unwrap_err().to_string();
-        assert!(error(&first).contains("its end"));
+        assert!(error(&first).contains("ended early"));
         assert!(error(&format!("{first}{{\"protocol\":\"quic-go/v0.1.0\",\"total_ns\":1}}")).contains("v0.1.0"));
         assert!(error(&format!("{late}\n{end}")).contains("1 requests"));
         assert!(error(&format!("{first}{{\"request\":7,\"latency_ns\":1}}\n{end}")).contains("no request 7"));

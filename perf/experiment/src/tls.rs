@@ -169,7 +169,7 @@ impl Client<'_> {
             send.flush().await
         };
         try_join(sending, receive.read_exact(&mut echo)).await?;
-        ensure!(echo == body, "the echo of a request is not what was sent");
+        ensure!(echo == body, "the echo of a request differs from it");
         Ok(())
     }
 

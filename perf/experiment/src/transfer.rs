@@ -70,7 +70,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> 
             None => process::bind_to_core(1).map_err(Into::into).and_then(|()| send()),
         };
         drop(done);
-        let served = server.join().map_err(|_| anyhow!("the server's thread ended"))?;
+        let served = server.join().map_err(|_| anyhow!("the server's thread panicked"))?;
         served.and(run)
     })
 }

@@ -214,7 +214,7 @@ impl World {
             _ => {}
         }
         let relayed = self.scheduler == Scheduler::NoProxy || datagrams + capsules > 0;
-        ensure!(relayed || !any_came, "{name}: objects came, but nothing through the relay");
+        ensure!(relayed || !any_came, "{name}: objects arrived, but not through the relay");
         Ok(())
     }
 }

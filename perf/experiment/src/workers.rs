@@ -30,7 +30,7 @@ const TARGET_PORT: u16 = 5_001;
 /// # Errors
 /// Without root, or when packets cannot be steered.
 pub fn run(plan: &Plan, scheduler: Scheduler) -> Result<Run> {
-    let workers = scheduler.workers().context("it says nothing of workers")?;
+    let workers = scheduler.workers().context("this scheduler has no number of workers")?;
     let terms = format!("auth = \"none\"\nworkers = {workers}");
     let site = Site::new(Terms { relay: &terms, ..Terms::default() })?;
     let relay = Relay::of(&site)?;

@@ -28,10 +28,10 @@ const DRAIN: Duration = Duration::from_millis(100);
 /// Tunnels of a scenario.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Tunnels {
-    /// How many tunnels.
+    /// The number of tunnels.
     #[arg(long, default_value_t = 1)]
     pub tunnels: usize,
-    /// Over how many connections.
+    /// The number of connections that carry them.
     #[arg(long, default_value_t = 1)]
     pub connections: usize,
 }

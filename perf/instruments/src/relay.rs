@@ -31,9 +31,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Which relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// The one of this project, from the folder of this program.
+    /// This project's relay, from this program's folder.
     Paced,
-    /// The peer on quic-go in `perf/peers/quic-go-relay`.
+    /// The quic-go peer in `perf/peers/quic-go-relay`.
     QuicGo,
 }
 
@@ -161,7 +161,7 @@ fn own_folder() -> Result<PathBuf> {
 }
 
 fn built(path: PathBuf, by: &str) -> Result<PathBuf> {
-    ensure!(path.exists(), "{} is missing: {by} makes it", path.display());
+    ensure!(path.exists(), "{} is missing: {by} builds it", path.display());
     Ok(path)
 }
 
@@ -187,8 +187,8 @@ fn start_paced(program: &Path, unlimited: &str) -> Result<Started> {
     let started =
         Started { relay: Relay { address, fingerprint, process: Process { pid: child.id() } }, child, folder };
     let mut state = [0; 256];
-    let len = readiness.recv(&mut state).context("it did not become ready")?;
-    ensure!(state[..len].starts_with(b"READY=1"), "it did not become ready");
+    let len = readiness.recv(&mut state).context("the relay did not become ready")?;
+    ensure!(state[..len].starts_with(b"READY=1"), "the relay did not become ready");
     Ok(started)
 }
 
@@ -237,7 +237,7 @@ fn start_quic_go(program: &Path) -> Result<Started> {
     struct Ready {
         certificate_sha256: String,
     }
-    let ready: Ready = serde_json::from_str(&line).context("it said nothing that makes sense")?;
+    let ready: Ready = serde_json::from_str(&line).context("its first line cannot be read")?;
     started.relay.fingerprint = parse_fingerprint(&ready.certificate_sha256)?;
     Ok(started)
 }

@@ -89,7 +89,7 @@ impl Any {
         let plan = Self::from_toml(&text).with_context(|| path.display().to_string())?;
         ensure!(
             path.file_stem().is_some_and(|stem| *stem == *plan.name()),
-            "{}: `name` is {}, not the file's",
+            "{}: `name` is {}, not the file's name",
             path.display(),
             plan.name()
         );
@@ -373,9 +373,9 @@ impl Plan {
     pub fn read(name: &str) -> Result<Self> {
         match Any::read(name)? {
             Any::Network(plan) => Ok(*plan),
-            Any::Serving(_) => bail!("plan {name} is about models, and has no network of this kind"),
+            Any::Serving(_) => bail!("plan {name} is about models and has no network of this kind"),
             Any::Paths(_) | Any::Trees(_) | Any::Stack(_) => {
-                bail!("plan {name} is about several paths, and has no network of this kind")
+                bail!("plan {name} is about several paths and has no network of this kind")
             }
         }
     }

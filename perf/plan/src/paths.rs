@@ -56,7 +56,7 @@ pub enum Kind {
     Paths,
 }
 
-/// What decides over which path a packet goes, and which stream it is of.
+/// Decides the path of each packet, and the stream that it carries.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scheduler {
@@ -65,16 +65,16 @@ pub enum Scheduler {
     MpquicLowestRtt,
     /// SA-ECF's packet scheduler; streams share by priority.
     MpquicSaEcf,
-    /// The same, but streams take turns.
+    /// As `mpquic-sa-ecf`, but streams take turns.
     MpquicSaEcfTurns,
-    /// FStream: each stream on one path by equations 1 and 2; those of a path share it by lottery.
+    /// FStream: each stream on one path by equations 1 and 2; the streams on a path share it by lottery.
     Fstream,
-    /// Ours: each stream on the path on which it is estimated to end first; those of a path share it by weight.
+    /// paced: each stream on the path on which it is estimated to end first; the streams on a path share it by weight.
     Paced,
-    /// Ours, and streams that can be divided are asked for in ranges.
+    /// As `paced`, but divisible streams are requested in ranges.
     PacedRanges,
-    /// Of all ways to give each stream one path, for each stream the way in which it ends first; those of a path share it by
-    /// weight. No scheduler can do better with whole streams.
+    /// For each stream, the best of all assignments of streams to one path each; the streams on a path share it by weight. No
+    /// scheduler can do better with whole streams.
     BestPerStream,
 }
 
@@ -162,7 +162,7 @@ impl PathsPlan {
             ensure!((1..=100_000_000).contains(&stream.bytes), "stream {}: bytes between 1 and 1e8", stream.name);
         }
         let distinct = names(&mut self.cells.iter().map(|cell| cell.name.as_str()));
-        ensure!(distinct == self.cells.len() && distinct > 0, "cells: at least one, with names that differ");
+        ensure!(distinct == self.cells.len() && distinct > 0, "cells: at least one, with distinct names");
         self.cells.iter().try_for_each(Cell::check)?;
         self.links.check()
     }

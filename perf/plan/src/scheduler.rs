@@ -4,84 +4,84 @@ use quic::dispatch::Binding;
 use sched::stream::{Discipline, Expiry, Low};
 use serde::{Deserialize, Serialize};
 
-/// A discipline, or what is compared with it.
+/// A discipline, or an alternative to compare it with.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scheduler {
-    /// s2n-quic as it is: all bytes are handed over at once, and it serves streams in turns of a packet.
+    /// Unmodified s2n-quic: gets all bytes at once, and serves streams in turns of one packet.
     Plain,
     /// Round robin.
     Rr,
     /// First come, first served.
     Fcfs,
-    /// Earliest deadline first; what has missed its deadline is discarded.
+    /// Earliest deadline first; streams that miss their deadlines are discarded.
     EdfHard,
-    /// Earliest deadline first, whether met or missed.
+    /// Earliest deadline first; streams that miss their deadlines are still served.
     EdfSoft,
-    /// Absolute priority, first come first served among equals.
+    /// Absolute priority; first come, first served among equals.
     Abs,
-    /// Two levels: the high one by deadline, the low one round robin.
+    /// Two levels: the high one by deadline, the low one by round robin.
     MlRr,
-    /// Two levels, the low one first come first served.
+    /// Two levels: the high one by deadline, the low one first come, first served.
     MlFcfs,
-    /// Two levels, both by deadline.
+    /// Two levels: both by deadline.
     MlEdf,
-    /// Two levels, the low one by weight.
+    /// Two levels: the high one by deadline, the low one by weight.
     MlWfq,
     /// Shares by weight.
     Wfq,
-    /// Shares by weight, drawn by lot.
+    /// Shares by weight, drawn by lottery.
     Lottery,
-    /// What the product does by default, over s2n-quic's own IO provider.
+    /// The product's default, over s2n-quic's own IO provider.
     Stock,
-    /// The same over paced's own provider, which gives every packet a departure time that `fq` enforces.
+    /// The product's default, over paced's own IO provider, which gives every packet a departure time that `fq` enforces.
     Paced,
     /// As `stock`, but all packets that the congestion window allows leave at once.
     Unpaced,
-    /// As `paced` without `fq`: the process keeps every packet until it departs, and never sleeps meanwhile.
+    /// As `paced` without `fq`: the process holds each packet until its departure time, and never sleeps meanwhile.
     ActiveWait,
-    /// As `paced` without `fq`: the process keeps packets until they depart, and wakes once for those of a millisecond.
+    /// As `paced` without `fq`: the process holds packets until their departure times, and wakes once for those of a millisecond.
     PassiveWait,
-    /// What the product does by default, by one worker.
+    /// The product's default, with one worker.
     #[serde(rename = "workers-1")]
     #[value(name = "workers-1")]
     Workers1,
-    /// The same by two.
+    /// The product's default, with two workers.
     #[serde(rename = "workers-2")]
     #[value(name = "workers-2")]
     Workers2,
-    /// The same by four.
+    /// The product's default, with four workers.
     #[serde(rename = "workers-4")]
     #[value(name = "workers-4")]
     Workers4,
-    /// What the product does by default, where nobody attacks; XDP guards it.
+    /// The product's default, guarded by XDP, without an attack.
     Calm,
-    /// The same under a flood.
+    /// The product's default, guarded by XDP, under a flood.
     Guarded,
-    /// The same under the same flood, but nothing guards it.
+    /// The product's default, without a guard, under the same flood.
     Unguarded,
     /// No proxy: connections from the client to the server.
     NoProxy,
-    /// Connections in tunnels whose payloads travel in QUIC datagrams.
+    /// Connections in tunnels that carry payloads in QUIC datagrams.
     Datagram,
-    /// The same, but the relay serves tunnels first come first served.
+    /// As `datagram`, but the relay serves tunnels first come, first served.
     DatagramFcfs,
-    /// Connections in tunnels whose payloads travel in capsules; the relay serves their streams as the product does by default.
+    /// Connections in tunnels that carry payloads in capsules; the relay serves their streams in the product's default order.
     Stream,
-    /// The same, but the relay serves them first come first served.
+    /// As `stream`, but the relay serves the streams first come, first served.
     StreamFcfs,
-    /// Connections in tunnels whose form the edge chooses, by what it measured of the path.
+    /// Connections in tunnels whose form the edge chooses from its measurements of the path.
     Auto,
-    /// quic-go as it is, which serves streams in turns.
+    /// Unmodified quic-go, which serves streams in turns.
     QuicGo,
-    /// quic-go as it is, told to serve streams in the order in which they were opened.
+    /// Unmodified quic-go, instructed to serve streams in the order in which they were opened.
     QuicGoFcfs,
-    /// The same by the priority of their classes, in the order in which they were opened among equals.
+    /// Unmodified quic-go, instructed to serve streams by the priority of their classes; equals in the order of opening.
     QuicGoAbs,
-    /// The same in two levels: the high one in the order in which streams were opened, which is by deadline where all there have
-    /// the same; the low one in turns.
+    /// Unmodified quic-go, instructed to serve streams in two levels: the high one in the order of opening, which is by deadline
+    /// if all its streams have the same; the low one in turns.
     QuicGoMlRr,
-    /// TLS over TCP, a connection for each request.
+    /// TLS over TCP, one connection for each request.
     TlsN,
     /// TLS over TCP, one connection for all requests.
     #[serde(rename = "tls-1")]

@@ -206,18 +206,15 @@ impl TreesPlan {
         ensure!((2..=1_000).contains(&self.repetitions), "repetitions: between 2 and 1000, for an interval");
         ensure!((0.0..=0.9).contains(&self.size_spread), "size_spread: between 0 and 0.9");
         ensure!(!self.schedulers.is_empty() && !self.browsers.is_empty(), "schedulers and browsers: at least one");
-        ensure!(self.schedulers.contains(&TreesScheduler::Paced), "schedulers: paced, with which others are compared");
-        let distinct: BTreeSet<_> = self.pages.iter().map(|page| &page.name).collect();
         ensure!(
-            distinct.len() == self.pages.len() && !distinct.is_empty(),
-            "pages: at least one, with names that differ"
+            self.schedulers.contains(&TreesScheduler::Paced),
+            "schedulers: paced is missing; others are compared with it"
         );
+        let distinct: BTreeSet<_> = self.pages.iter().map(|page| &page.name).collect();
+        ensure!(distinct.len() == self.pages.len() && !distinct.is_empty(), "pages: at least one, with distinct names");
         self.pages.iter().try_for_each(Page::check)?;
         let distinct: BTreeSet<_> = self.cells.iter().map(|cell| &cell.name).collect();
-        ensure!(
-            distinct.len() == self.cells.len() && !distinct.is_empty(),
-            "cells: at least one, with names that differ"
-        );
+        ensure!(distinct.len() == self.cells.len() && !distinct.is_empty(), "cells: at least one, with distinct names");
         self.cells.iter().try_for_each(Cell::check)?;
         self.links.check()
     }
@@ -236,19 +233,19 @@ impl Page {
             ensure!((1..=100_000_000).contains(bytes), "page {name}, {of}: bytes between 1 and 1e8");
             ensure!(
                 *count > 0 && (!is_document || *count == 1),
-                "page {name}, {of}: count at least 1, of the document 1"
+                "page {name}, {of}: count at least 1, for the document 1"
             );
-            ensure!(after.is_empty() == is_document, "page {name}, {of}: `after` for all but the first");
-            ensure!(is_document || known.contains(after), "page {name}, {of}: {after:?} has to come before it");
+            ensure!(after.is_empty() == is_document, "page {name}, {of}: all resources but the first need `after`");
+            ensure!(is_document || known.contains(after), "page {name}, {of}: {after:?} must come before it");
             let to_pct = to_pct.unwrap_or(*at_pct);
             ensure!(
                 (0.0..=100.0).contains(at_pct) && (*at_pct..=100.0).contains(&to_pct),
-                "page {name}, {of}: percentages"
+                "page {name}, {of}: percentages between 0 and 100, in order"
             );
             let parent = self.resources.iter().find(|it| it.name == *after);
             let is_whole = parent.is_none_or(|parent| parent.count == 1 && !parent.divisible);
-            ensure!(is_whole, "page {name}, {of}: {after} has to be one stream that is not divided");
-            ensure!(!is_document || !divisible, "page {name}, {of}: the document is not divided");
+            ensure!(is_whole, "page {name}, {of}: {after} must be one undivided stream");
+            ensure!(!is_document || !divisible, "page {name}, {of}: the document must not be divided");
             ensure!(known.insert(of.clone()), "page {name}: two resources are named {of}");
         }
         Ok(())
@@ -266,7 +263,7 @@ mod tests {
             std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../plans/fstream-trees.toml")).unwrap();
         assert!(matches!(Any::read("fstream-trees").unwrap(), Any::Trees(_)));
         for (right, wrong, message) in [
-            ("after = \"html\"", "after = \"htm\"", "has to come before it"),
+            ("after = \"html\"", "after = \"htm\"", "must come before it"),
             ("repetitions = 30", "repetitions = 1", "repetitions"),
             ("kind = \"style\"", "kind = \"styles\"", "line"),
             ("\"paced\", ", "", "schedulers: paced"),

@@ -13,9 +13,9 @@ impl Plan {
     /// Checks what the types alone do not rule out.
     pub(super) fn check(&self) -> Result<()> {
         let Network { rate_mbit, loss, return_loss, delay_ms, return_delay_ms, queue_packets, queue_ms } = self.network;
-        ensure!(rate_mbit > 0.0 && rate_mbit.is_finite(), "network.rate_mbit: {rate_mbit} is no rate");
+        ensure!(rate_mbit > 0.0 && rate_mbit.is_finite(), "network.rate_mbit: {rate_mbit} is not a rate");
         for (key, share) in [("loss", loss), ("return_loss", return_loss.unwrap_or_default())] {
-            ensure!((0.0..1.0).contains(&share), "network.{key}: {share} is no share from 0 to below 1");
+            ensure!((0.0..1.0).contains(&share), "network.{key}: {share} is not a share from 0 to below 1");
         }
         for (key, ms) in [("delay_ms", delay_ms), ("return_delay_ms", return_delay_ms)] {
             ensure!((0.0..=60_000.0).contains(&ms), "network.{key}: {ms} is not within 0 to 60000");
@@ -31,7 +31,7 @@ impl Plan {
         let Workload { requests, arrivals, connections, backlog, one_way, reader, .. } = self.workload;
         ensure!(requests > 0 && connections > 0, "workload: at least one request over one connection");
         if let Arrivals::PoissonPerS(rate) = arrivals {
-            ensure!(rate > 0.0 && rate.is_finite(), "workload.arrivals.poisson-per-s: {rate} is no rate");
+            ensure!(rate > 0.0 && rate.is_finite(), "workload.arrivals.poisson-per-s: {rate} is not a rate");
         }
         let (virtual_network, native) = (Clock::VirtualNetwork, Clock::Native);
         if one_way {
@@ -39,10 +39,7 @@ impl Plan {
             ensure!(!self.clocks.contains(&virtual_network), "workload.one_way: virtual time does not see CPU time");
         } else {
             let relayed = matches!(self.topology, Topology::Workers | Topology::Attacked);
-            ensure!(
-                relayed || !self.clocks.contains(&native),
-                "clocks: this topology has to go one way to run natively"
-            );
+            ensure!(relayed || !self.clocks.contains(&native), "clocks: this topology runs natively only one way");
         }
         if matches!(self.topology, Topology::Workers | Topology::Attacked) {
             let same = self.classes.iter().all(|class| class.bytes == PAYLOAD_BYTES);
@@ -66,7 +63,7 @@ impl Plan {
         let lab = self.clocks.contains(&Clock::Lab);
         ensure!(lab || self.lab_schedulers.is_empty(), "lab_schedulers: the plan does not run in the lab");
         let twice = self.lab_schedulers.iter().find(|scheduler| self.schedulers.contains(scheduler));
-        ensure!(twice.is_none(), "lab_schedulers: what is in `schedulers` runs in the lab as well");
+        ensure!(twice.is_none(), "lab_schedulers: those in `schedulers` also run in the lab");
         ensure!((1..=256).contains(&self.classes.len()), "classes: between 1 and 256");
         let names: BTreeSet<_> = self.classes.iter().map(|class| class.name.as_str()).collect();
         ensure!(names.len() == self.classes.len(), "classes: two have the same name");

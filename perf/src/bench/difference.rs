@@ -39,7 +39,7 @@ struct Row {
 /// # Errors
 /// When a program is missing, does not start, or carries nothing.
 pub async fn run(before: Option<&Path>, rounds: usize) -> Result<()> {
-    ensure!(rounds > 0, "there has to be a round");
+    ensure!(rounds > 0, "at least one round is needed");
     let after = program(Kind::Paced)?;
     let mut rows: Vec<_> =
         steps().map(|step| (step, Row { step: step.name(), before: Vec::new(), after: Vec::new() })).collect();

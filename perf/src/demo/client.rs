@@ -163,7 +163,7 @@ impl Seen {
         if data == b"[DONE]" {
             return Ok(true);
         }
-        let event: Value = serde_json::from_slice(data).context("an event is no JSON")?;
+        let event: Value = serde_json::from_slice(data).context("an event is not JSON")?;
         if let Some(message) = event["error"]["message"].as_str() {
             bail!("{message}");
         }

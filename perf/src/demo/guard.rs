@@ -37,7 +37,7 @@ fn guard_it() -> Result<()> {
     let ended = runtime.block_on(watch(&files.0));
     remove_leftovers();
     let status = ended?;
-    ensure!(status.success(), "the demo did not come to its end ({status})");
+    ensure!(status.success(), "the demo ended early ({status})");
     Ok(())
 }
 

@@ -41,9 +41,9 @@ pub const PLACES: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Choose {
-    /// The largest model that is predicted in time, each request by itself.
+    /// The largest model that is predicted to answer in time, for each request alone.
     Rule,
-    /// What the answer is worth, less what it takes from the requests that engines work on.
+    /// The answer's value, minus its cost to the requests in progress.
     Considerate,
 }
 
@@ -64,13 +64,13 @@ const QUEUE_MS: u32 = 200;
 /// Recorded decisions are on disk after this time.
 const DECISIONS_WRITTEN: Duration = Duration::from_secs(2);
 
-/// Which engines answer.
+/// The engines that answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// That of llama.cpp, with models of random weights, which tests/engines/build.sh builds.
+    /// llama.cpp's server with random-weight models, built by tests/engines/build.sh.
     LlamaServer,
-    /// One whose steps take as long as a formula says.
+    /// An engine whose steps take as long as a formula says.
     Emulated,
 }
 
@@ -127,7 +127,7 @@ impl Stage {
     /// # Errors
     /// Without root, or when a process does not start.
     pub fn new(kind: Kind, mbit: f64, policy: Choose) -> Result<Self> {
-        let chain = Chain::new().context("the namespaces cannot be made; the demo needs root")?;
+        let chain = Chain::new().context("the namespaces cannot be created; the demo needs root")?;
         let start = |(at, (model, _)): (usize, &(&'static str, u8))| {
             let port = PORT + at as u16;
             let engine = match kind {

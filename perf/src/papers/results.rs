@@ -99,7 +99,7 @@ impl Results {
         let standing = self.repetitions(cell);
         ensure!(
             least.is_none_or(|least| least >= standing),
-            "the rows that stand are of {standing} repetitions, these of {}",
+            "the existing rows have {standing} repetitions, the new ones {}",
             least.unwrap_or_default()
         );
         let rows = self.files.entry(name.clone()).or_default();

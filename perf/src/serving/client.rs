@@ -182,9 +182,9 @@ impl Clients {
                 number += 1;
                 self.note(&stamp, sent_ns, &mut last_delay_ns, read_ns);
             });
-            ensure!(in_order, "a token is missing before that with number {number}");
+            ensure!(in_order, "a token before number {number} is missing");
             if let Some(rest) = answers.end() {
-                ensure!(number == tokens && rest.is_empty(), "{number} of {tokens} tokens came");
+                ensure!(number == tokens && rest.is_empty(), "{number} of {tokens} tokens arrived");
                 self.idle.borrow_mut().push(socket);
                 return Ok(());
             }
@@ -225,7 +225,7 @@ impl Clients {
                 let len = read(&socket, &mut buffer).await.with_context(|| format!("after {answered} answers"))?;
                 answers.push(&buffer[..len]).map_err(|wrong| anyhow!("{wrong:?} after {answered} answers"))?;
                 if let Some(content) = answers.end() {
-                    ensure!(content.ends_with(b"\"total_tokens\":10}}"), "an answer is another's");
+                    ensure!(content.ends_with(b"\"total_tokens\":10}}"), "an answer belongs to another request");
                     break;
                 }
             }
@@ -275,7 +275,7 @@ async fn read(socket: &TcpStream, buffer: &mut [u8]) -> Result<usize> {
             Ok(0) => return Err(anyhow!("the connection ended")),
             Ok(len) => return Ok(len),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                timeout(PATIENCE, socket.readable()).await.context("nothing came in time")??;
+                timeout(PATIENCE, socket.readable()).await.context("nothing arrived in time")??;
             }
             Err(error) => return Err(error.into()),
         }

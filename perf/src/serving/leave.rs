@@ -25,10 +25,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Clients that leave.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Leave {
-    /// How many clients come and leave.
+    /// The number of clients that leave.
     #[arg(long, default_value_t = 10_000)]
     pub clients: u64,
-    /// At once.
+    /// The number of clients at once.
     #[arg(long, default_value_t = 50)]
     pub at_once: u64,
 }
@@ -64,7 +64,7 @@ pub async fn run(leave: &Leave, trial: Trial<'_>) -> Result<Vec<Sample>> {
         println!("{}: {} errors, the first: {error}", trial.peer.name(), seen.errors);
     }
     for _ in 0..2 * REQUESTS {
-        clients.ask(1, 1).await.context("a client that came later")?;
+        clients.ask(1, 1).await.context("a later client")?;
     }
     Ok(vec![
         Sample { metric: "clients that left", value: leave.clients as f64 / elapsed.as_secs_f64(), unit: "1/s" },
@@ -94,7 +94,7 @@ async fn depart(leave: &Leave, clients: &Clients, count: u64, seed: u64) {
 async fn settle(engine: &Engine) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     while engine.running() > 0 {
-        ensure!(Instant::now() < until, "{} requests of clients that left are still worked on", engine.running());
+        ensure!(Instant::now() < until, "the engine still works on {} requests of clients that left", engine.running());
         sleep(Duration::from_millis(10)).await;
     }
     Ok(())

@@ -27,19 +27,19 @@ const LITELLM_PATIENCE: Duration = Duration::from_secs(60);
 /// Who passes requests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Peer {
-    /// Nobody.
+    /// No peer: clients ask the engine directly.
     Direct,
     /// An edge and a gateway.
     Paced,
-    /// The same of another build.
+    /// An edge and a gateway of another build.
     PacedBefore,
     /// nginx.
     Nginx,
     /// nginx in front of nginx.
     NginxTwice,
-    /// The same, with TLS between the two.
+    /// nginx in front of nginx, with TLS in between.
     NginxTwiceTls,
-    /// litellm's proxy, which reads every event and writes it anew.
+    /// litellm's proxy, which parses every event and writes it again.
     Litellm,
 }
 
@@ -304,7 +304,7 @@ fn wait_for(address: SocketAddr, patience: Duration) -> Result<()> {
         }
         thread::sleep(Duration::from_millis(10));
     }
-    bail!("nobody listens at {address}")
+    bail!("no process listens at {address}")
 }
 
 #[cfg(test)]

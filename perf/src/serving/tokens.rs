@@ -20,16 +20,16 @@ const MOST_PER_SEC: u64 = 640_000;
 /// Streams of tokens.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Tokens {
-    /// Streams at once, on average.
+    /// The average number of streams at once.
     #[arg(long, default_value_t = 1_000)]
     pub streams: u64,
-    /// Tokens per second of each.
+    /// Tokens per second of each stream.
     #[arg(long, default_value_t = 10)]
     pub rate: u64,
     /// Tokens of each answer.
     #[arg(long, default_value_t = 100)]
     pub tokens: u64,
-    /// Streams that get their tokens at the same moment, as the requests of one step of an engine do.
+    /// Streams that get their tokens at the same time, like the requests in one step of an engine.
     #[arg(long, default_value_t = 1)]
     pub at_once: u64,
     /// Seconds to measure.

@@ -13,10 +13,10 @@ use super::{
 /// Whole answers.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Whole {
-    /// Connections.
+    /// The number of connections.
     #[arg(long, default_value_t = 8)]
     pub connections: u64,
-    /// Requests on each, one after the other.
+    /// Requests on each connection, one after another.
     #[arg(long, default_value_t = 10_000)]
     pub requests: u64,
 }

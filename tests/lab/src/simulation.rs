@@ -74,7 +74,7 @@ impl Ends {
 }
 
 async fn connect(endpoint: &s2n_quic::Client, address: SocketAddr) -> Result<RelayConnection> {
-    let template = Arc::new(Template::parse(TEMPLATE).context("the template is valid")?);
+    let template = Arc::new(Template::parse(TEMPLATE).context("the template is invalid")?);
     let connect = s2n_quic::client::Connect::new(address).with_server_name("relay.example");
     let connection = endpoint.connect(connect).await?;
     let (relay, connection) = RelayConnection::start(connection, template, None, QUEUE_BYTES).await?;

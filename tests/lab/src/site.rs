@@ -238,7 +238,7 @@ impl Site {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime
                 .block_on(async { tokio::time::timeout(WHOLE, client()).await })
-                .with_context(|| format!("the client did not come to its end within {WHOLE:?}"))
+                .with_context(|| format!("the client did not end within {WHOLE:?}"))
         })?
     }
 

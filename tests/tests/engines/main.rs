@@ -2,11 +2,7 @@
 //!
 //! `tests/engines/build.sh` builds the engine and the models.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a panic in a shared helper fails the test, as one in the test does"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::process::{Child, Command, Output, Stdio};
 

@@ -1,10 +1,6 @@
 //! The kernel programs: what each does to a packet, in test runs and on devices, and that other loaders accept them.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a panic in a shared helper fails the test, as one in the test does"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
 mod arrivals;
 mod attach;

@@ -1,10 +1,6 @@
 //! The control plane of a running relay: policy changes under load, and the calls that it refuses, by caller.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a panic in a shared helper fails the test, as one in the test does"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
 mod abuse;
 mod access;

@@ -1,7 +1,7 @@
 //! Clients on another HTTP/3 stack (`tests/interop`) against the daemon: they get their payloads back, and when they
 //! break rules, they get the errors that the RFCs require.
 
-#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};

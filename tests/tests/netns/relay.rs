@@ -2,11 +2,7 @@
 //!
 //! Each test has its own chain of namespaces and its own relay.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a panic in a shared helper fails the test, as one in the test does"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
 mod classes;
 mod credentials;

@@ -1,10 +1,6 @@
 //! Requests for models: curl asks an edge, the edge a gateway, the gateway engines.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a panic in a shared helper fails the test, as one in the test does"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;

@@ -2,7 +2,7 @@
 //!
 //! `cargo test --workspace --test pure arrows:: -- --nocapture` prints all arrows, as `A -> B`.
 
-#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

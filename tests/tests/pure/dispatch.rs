@@ -1,6 +1,6 @@
 //! The dispatcher over a simulated network: the order of streams, the budget, and failures.
 
-#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
 mod order;
 

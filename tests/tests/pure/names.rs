@@ -4,7 +4,7 @@
 //!
 //! `cargo test --workspace --test pure names:: -- --nocapture` prints the numbers of types and names.
 
-#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -3,7 +3,7 @@
 //!
 //! `PACED_SOAK_SECONDS=86400 cargo test --workspace --release --test pure soak:: -- --nocapture` simulates a day.
 
-#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -1,6 +1,6 @@
 //! The resources that a client may use before the relay knows it as a user, over a simulated network in virtual time.
 
-#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::time::Duration;
 

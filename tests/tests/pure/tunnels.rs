@@ -1,6 +1,6 @@
 //! Tunnels over a simulated network that loses, delays, reorders and duplicates packets, or carries only small ones.
 
-#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

@@ -1,11 +1,7 @@
 //! Devices that do not do what they are asked to: they refuse messages of several packets, or drop packets that depart
 //! too far ahead.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a panic in a shared helper fails the test, as one in the test does"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::fs;
 use std::future::poll_fn;

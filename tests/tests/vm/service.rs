@@ -1,7 +1,7 @@
 //! The package and its units under systemd: installed, started, reloaded, killed, stuck, and removed. The tests run one
 //! after another, in a guest whose first process is systemd.
 
-#![expect(clippy::unwrap_used, reason = "a panic in a shared helper fails the test, as one in the test does")]
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};

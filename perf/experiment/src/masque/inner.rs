@@ -113,7 +113,7 @@ pub async fn request(mut connection: Handle, bytes: usize) -> Result<()> {
     while let Some(chunk) = receive.receive().await? {
         received += chunk.len();
     }
-    ensure!(received == bytes, "{received} bytes came back of {bytes}");
+    ensure!(received == bytes, "{received} of {bytes} bytes came back");
     Ok(())
 }
 

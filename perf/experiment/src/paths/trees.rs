@@ -106,6 +106,6 @@ impl Setting<'_> {
         let mut loader = Loader::new(self, items, placing);
         let first = loader.ask(0, &[0], &[], &links);
         simulator::run(links, &first, &mut loader, &mut random).context("the page does not end")?;
-        loader.loaded().context("a resource was never asked for")
+        loader.loaded().context("a resource was never requested")
     }
 }

@@ -108,7 +108,7 @@ pub async fn download(client: &Client, server: SocketAddr, bytes: usize, came: &
         came.fetch_add(chunk.len() as u64, Relaxed);
     }
     let received = came.load(Relaxed);
-    ensure!(received == bytes as u64, "{received} bytes came of {bytes}");
+    ensure!(received == bytes as u64, "{received} of {bytes} bytes arrived");
     Ok(())
 }
 

@@ -202,7 +202,7 @@ impl Ends {
         let connection = edge.connect(connect).await?;
         let known = |state: &ConnectionState| (state.path.clone(), state.packets.clone());
         let (path, packets) = connection.query_event_context(known)?;
-        let template = Arc::new(Template::parse(TEMPLATE).context("the template is valid")?);
+        let template = Arc::new(Template::parse(TEMPLATE).context("the template is invalid")?);
         let (relay, connection) = RelayConnection::start(connection, template, None, self.queue_bytes).await?;
         spawn(client::drive(connection));
         Ok(Connected { relay, path, packets })

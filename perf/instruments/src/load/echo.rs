@@ -29,7 +29,7 @@ use crate::{
 /// How long a tunnel waits for an echo before it counts everything in flight as lost.
 const LOST_AFTER: Duration = Duration::from_millis(100);
 
-/// What is echoed.
+/// The echoes to measure.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Echo {
     /// Tunnels.
@@ -41,7 +41,7 @@ pub struct Echo {
     /// Seconds to measure.
     #[arg(long, default_value_t = 2.0)]
     pub seconds: f64,
-    /// Gives each connection a socket of its own, so that the kernel spreads them over the workers of a relay.
+    /// Gives each connection its own socket, so that the kernel spreads them over a relay's workers.
     #[arg(long)]
     pub sockets: bool,
 }
@@ -70,7 +70,7 @@ pub async fn run(relay: &Relay, echo: &Echo) -> Result<Vec<Figure>> {
         let (tunnels, _connections) = client.open(tunnels, connections).await?;
         return through(relay, tunnels, echo.window, echo.seconds).await;
     }
-    ensure!(tunnels == connections, "with a socket for each connection, there is a tunnel for each");
+    ensure!(tunnels == connections, "with --sockets, there must be one tunnel per connection");
     let (tunnels, _clients) = client::open_separately(relay, address, tunnels).await?;
     through(relay, tunnels, echo.window, echo.seconds).await
 }

@@ -34,13 +34,13 @@ pub struct LongLived {
     /// All of them.
     #[command(flatten)]
     pub tunnels: Tunnels,
-    /// How many carry payloads, each a window in flight; without it all do, in turns, at the rate.
+    /// The number of tunnels that carry payloads, each with a window in flight; by default, all do, in turns, at the rate.
     #[arg(long)]
     pub active: Option<usize>,
     /// Payloads in flight per active tunnel.
     #[arg(long, default_value_t = 16)]
     pub window: u64,
-    /// Payloads per second over all tunnels, where all are active.
+    /// Payloads per second over all tunnels, if all are active.
     #[arg(long, default_value_t = 4e3)]
     pub rate: f64,
     /// Seconds to measure.

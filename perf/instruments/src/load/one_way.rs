@@ -179,7 +179,7 @@ impl<'a> OneWay<'a> {
                 Err(failed) => (high, limit) = (rate, failed),
             }
         }
-        let Some(mut figures) = best else { bail!("payloads are lost even at {low:.0} a second") };
+        let Some(mut figures) = best else { bail!("payloads are lost even at {low:.0} per second") };
         for figure in figures.iter_mut().filter(|figure| figure.metric == "delivered") {
             figure.metric = HIGHEST_RATE;
         }
@@ -240,7 +240,7 @@ async fn greet(tunnels: &mut [UdpTunnel], target: &Target) -> Result<()> {
         if target.known_tunnels() == tunnels.len() {
             return Ok(());
         }
-        ensure!(Instant::now() < until, "{} of {} tunnels carry", target.known_tunnels(), tunnels.len());
+        ensure!(Instant::now() < until, "only {} of {} tunnels carry payloads", target.known_tunnels(), tunnels.len());
     }
 }
 

@@ -19,10 +19,10 @@ use crate::{
 /// How tunnels are opened.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Setup {
-    /// A new connection for each tunnel.
+    /// Opens a new connection for each tunnel.
     #[arg(long)]
     pub new_connections: bool,
-    /// How many are being opened at once.
+    /// The number of tunnels being opened at once.
     #[arg(long, default_value_t = 32)]
     pub at_once: usize,
     /// Seconds to measure.

@@ -56,7 +56,7 @@ fn mistakes_are_refused_with_their_place() {
         ("deadline_ms = 7_000\n", "", "class long-input"),
         ("classes = [\"realtime-short\"]\n", "", "task openbookqa"),
         ("loss = 0.005", "loss = 1.5", "link.loss"),
-        ("sharing = 0.5\n", BOTH, "not beside a link"),
+        ("sharing = 0.5\n", BOTH, "not together with a link"),
     ] {
         let wrong = right.replacen(part, wrong, 1);
         assert_ne!(wrong, right, "{part}");

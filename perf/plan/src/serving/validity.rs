@@ -96,7 +96,7 @@ impl ServingPlan {
             let times = [latency.one_way_ms, latency.extra_up_ms, latency.extra_back_ms, latency.grace_ms];
             ensure!(times.iter().all(|ms| (0.0..=600_000.0).contains(ms)), "latency: times within 0 to 600000");
             ensure!((0.0..=1.0).contains(&latency.congested), "latency.congested: a share from 0 to 1");
-            ensure!(self.link.is_none(), "latency: not beside a link, which has its own");
+            ensure!(self.link.is_none(), "latency: not together with a link, which has its own");
         }
         Ok(())
     }
@@ -110,7 +110,7 @@ impl ServingPlan {
         ensure!(!link.schedulers.is_empty(), "link.schedulers: at least one");
         for scheduler in &link.schedulers {
             let known = scheduler.of_streams().is_some() && !scheduler.is_of_packets();
-            ensure!(known, "link.schedulers: {} orders no streams on a link of ours", scheduler.name());
+            ensure!(known, "link.schedulers: {} does not order streams on a simulated link", scheduler.name());
         }
         for task in &self.tasks {
             ensure!(!task.classes.is_empty(), "task {}: `classes` is missing", task.name);
@@ -127,7 +127,7 @@ impl ServingPlan {
     fn check_seeds(&self) -> Result<()> {
         let most = |trainings: &mut dyn Iterator<Item = u64>| trainings.max().unwrap_or(0);
         let seeds = self.seeds;
-        ensure!(seeds.evaluations >= 2, "seeds.evaluations: at least 2, or there is no interval");
+        ensure!(seeds.evaluations >= 2, "seeds.evaluations: at least 2, for an interval");
         let mut ranges = [
             (seeds.evaluation, seeds.evaluations),
             (seeds.tuning, most(&mut self.tuned.values().map(|recipe| recipe.trainings))),
@@ -135,7 +135,7 @@ impl ServingPlan {
         ];
         ranges.sort_unstable();
         let apart = ranges.windows(2).all(|pair| pair[0].0.saturating_add(pair[0].1) <= pair[1].0);
-        ensure!(apart, "seeds: ranges meet, so that something would be reported on what it has learned from");
+        ensure!(apart, "seeds: ranges overlap, so results would cover seeds used in training");
         Ok(())
     }
 }

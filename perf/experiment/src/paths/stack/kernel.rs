@@ -210,7 +210,7 @@ impl Network {
         let ss = self.server.command("ss")?.args(ss).output()?;
         let text = String::from_utf8_lossy(&ss.stdout);
         let of = |way: &Way| {
-            known(&text, way.client.far.v4).with_context(|| format!("ss says nothing of rtt and pacing_rate: {text}"))
+            known(&text, way.client.far.v4).with_context(|| format!("ss reports no rtt or no pacing_rate: {text}"))
         };
         self.paths.iter().map(of).collect()
     }
@@ -223,7 +223,7 @@ impl Network {
                 .command("tc")?
                 .args(["-s", "-j", "qdisc", "show", "dev", &way.client.near.device])
                 .output()?;
-            let queues: Vec<Queue> = serde_json::from_slice(&tc.stdout).context("what tc says of a queue")?;
+            let queues: Vec<Queue> = serde_json::from_slice(&tc.stdout).context("tc's report about a queue")?;
             queues.into_iter().next().context("a device without a queue")
         };
         self.paths.iter().map(of).collect()
