@@ -80,7 +80,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let of_edge = Counts::read(&site.chain.client, EDGE_METRICS)?;
     edge.signal(libc::SIGTERM)?;
     edge.wait(SOON)?;
-    let of_relay = site.wait_for_counts("the tunnels end", |counts| counts.udp_tunnels() == 0)?;
+    let of_relay = site.wait_for_counts("the tunnels to end", |counts| counts.udp_tunnels() == 0)?;
     let dropped =
         of_relay.sum("dropped_packets_total") + of_edge.sum("dropped_packets_total") + of_edge.sum("edge_dropped");
     run.figures.push(Figure { metric: "dropped_packets", value: dropped as f64, unit: "packets" });

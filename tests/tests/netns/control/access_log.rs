@@ -132,7 +132,7 @@ fn what_happens_to_tunnels_is_heard_at_the_door_with_addresses_for_writers_only(
         let mut tunnel = client.open(target).await.unwrap();
         tunnel.echo(None, b"eight by").await;
         json(&site, &["close", "1"]);
-        site.counted("the tunnel is closed", |counts| counts.closed("operator") == 1).await.unwrap();
+        site.counted("the tunnel to be closed", |counts| counts.closed("operator") == 1).await.unwrap();
     })
     .unwrap();
     let event = runtime.block_on(events.message()).unwrap().unwrap();

@@ -85,7 +85,7 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has(
         let tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
         assert!(client.open(site.target(Family::V4, 7)).await.is_err(), "the second tunnel exceeds the limit");
         drop(tunnel);
-        site.counted("a tunnel that was closed", |counts| counts.has("tunnels_closed_total")).await.unwrap();
+        site.counted("the tunnel to be closed", |counts| counts.has("tunnels_closed_total")).await.unwrap();
     })
     .unwrap();
     let _engine = Engine::start(&site.chain.relay, 8001, "large", Speed::default()).unwrap();

@@ -183,7 +183,7 @@ fn a_payload_too_large_for_the_path_to_the_client_is_dropped_and_counted() {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
         tunnel.send(Form::Datagram, &1300_u16.to_be_bytes()).await.unwrap();
-        site.counted("the drop is counted", |counts| counts.dropped("down", "too_big") == 1).await.unwrap();
+        site.counted("the drop to be counted", |counts| counts.dropped("down", "too_big") == 1).await.unwrap();
         assert_eq!(tunnel.echo(Form::Datagram, &1000_u16.to_be_bytes()).await, [9; 1000]);
         tunnel.udp.finish();
 

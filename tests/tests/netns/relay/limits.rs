@@ -33,7 +33,7 @@ fn a_connection_has_so_many_tunnels_at_once() {
         let other = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let _others = other.open(target).await.unwrap();
         first.udp.finish();
-        site.counted("the first tunnel has ended", |counts| counts.closed("finished") == 1).await.unwrap();
+        site.counted("the first tunnel to end", |counts| counts.closed("finished") == 1).await.unwrap();
         client.open(target).await.unwrap();
     })
     .unwrap();
@@ -273,7 +273,7 @@ fn so_many_bytes_of_datagrams_wait_for_a_tunnel() {
             counts.packets("down") == counts.of(sent) + counts.dropped("down", "queue_full")
                 && counts.packets("down") == counts.packets("up") * 40
         };
-        site.counted("every payload was sent or counted", all).await.unwrap();
+        site.counted("every payload to be sent or counted", all).await.unwrap();
     })
     .unwrap();
 }

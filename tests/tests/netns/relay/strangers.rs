@@ -160,7 +160,7 @@ fn refused_requests_end_though_their_client_takes_no_answer() {
                 other => panic!("not reset, but {other:?}"),
             }
         }
-        site.counted("no stream is kept", |counts| counts.of("streams") == 0).await.unwrap();
+        site.counted("all streams to be forgotten", |counts| counts.of("streams") == 0).await.unwrap();
     })
     .unwrap();
 }
