@@ -428,6 +428,7 @@ fn quota(quota: &Quota) -> String {
         rate_words("down", quota.rate_down),
         packet_words("up", quota.packets_up),
         packet_words("down", quota.packets_down),
+        quota.requests_per_second.map(|requests| format!("{requests} requests a second")),
     ];
     limits.into_iter().flatten().map(|limit| format!(", {limit}")).collect()
 }

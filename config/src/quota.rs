@@ -1,5 +1,7 @@
 //! The limits of one user, over all connections and tunnels together.
 
+use std::ops::RangeInclusive;
+
 use serde_json::Value as Json;
 use toml::de::DeValue;
 
@@ -7,7 +9,7 @@ use crate::policy::{PACKETS, rate};
 use crate::section::{Section, Value, text};
 use crate::text::quoted;
 
-/// The limits of a user; `None` for no limit.
+/// The limits of a user; `None` for no limit of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
     /// Bytes to and from targets per calendar month (UTC): UDP payloads and the data of TCP connections.
@@ -20,7 +22,13 @@ pub struct Quota {
     pub packets_up: Option<u64>,
     /// Packets per second from targets.
     pub packets_down: Option<u64>,
+    /// Requests per second, after a burst of as many; `None` stands for
+    /// [`RelayLimits::requests_per_second`](crate::relay::RelayLimits::requests_per_second).
+    pub requests_per_second: Option<u32>,
 }
+
+/// How many requests a user may make per second: the range of the user's own limit and of the limit for all users.
+pub(crate) const REQUESTS: RangeInclusive<u64> = 1..=1 << 20;
 
 /// Walks through the limits of a user.
 pub(crate) fn walk(section: &mut Section<'_>, of: Quota) -> Quota {
@@ -30,6 +38,7 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Quota) -> Quota {
         rate_down: rate(section, "rate_down", of.rate_down),
         packets_up: section.optional_number("packets_up", PACKETS, of.packets_up),
         packets_down: section.optional_number("packets_down", PACKETS, of.packets_down),
+        requests_per_second: section.optional_number("requests_per_second", REQUESTS, of.requests_per_second),
     }
 }
 

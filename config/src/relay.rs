@@ -165,7 +165,7 @@ pub struct RelayLimits {
     /// Tunnels at once of one user over all connections; if clients need not authenticate, of one network.
     pub tunnels_per_user: u32,
     /// Requests per second of one user over all connections, after a burst of as many; of one network, as for tunnels.
-    /// Further requests wait.
+    /// Further requests wait. A user's [`Quota`] may name another number.
     pub requests_per_second: u32,
     /// Bytes of one tunnel that may wait toward the client.
     pub queue_bytes_per_tunnel: u32,

@@ -285,7 +285,7 @@ fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
         "serves https://relay.example/",
         "admits example by token, with up to 4096 tunnels, 500 GB a month, up at most 20 Mbit/s, \
          down at most 100 Mbit/s, up at most 20000 packets a second, down at most 20000 packets a second, \
-         until 2027-01-31T00:00:00Z (20849 days left)\n",
+         100 requests a second, until 2027-01-31T00:00:00Z (20849 days left)\n",
         "admits branch-office by certificate for branch.example.org",
         "targets allowed: 10.1.0.0/16; *.internal.example udp port 53, 8000-8099",
         "limits: 10000 connections",
@@ -360,7 +360,7 @@ fn a_user_has_one_quota_whose_volumes_and_dates_read_back_as_they_are_written() 
         let hash: String = std::iter::repeat_n(digit, 64).collect();
         format!("[[relay.token]]\nname = \"{name}\"\nsha256 = \"{hash}\"\n{more}\n")
     };
-    let rich = "monthly_quota = \"1500 GB\"\nrate_up = \"1 Mbit/s\"\npackets_down = 7\nexpires = \"2027-01-31T12:00:00+02:00\"";
+    let rich = "monthly_quota = \"1500 GB\"\nrate_up = \"1 Mbit/s\"\npackets_down = 7\nrequests_per_second = 9\nexpires = \"2027-01-31T12:00:00+02:00\"";
     let text = RELAY.to_owned()
         + &token("a", '1', rich)
         + &token("a", '2', &rich.replace("2027", "2028"))
@@ -368,7 +368,10 @@ fn a_user_has_one_quota_whose_volumes_and_dates_read_back_as_they_are_written() 
     let config = valid(&text);
     let relay = config.relay.as_ref().unwrap();
     assert_eq!(relay.quotas()["a"].monthly_bytes, Some(1_500_000_000_000));
+    assert_eq!(relay.quotas()["a"].requests_per_second, Some(9));
     assert_eq!(relay.quotas()["b"], quota::Quota::default());
+    let shown = explain(&config, std::time::SystemTime::UNIX_EPOCH);
+    assert!(shown.contains("7 packets a second, 9 requests a second"), "{shown}");
     let again = valid(&config.to_toml()).relay.unwrap();
     assert_eq!(again.tokens, relay.tokens);
 

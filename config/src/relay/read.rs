@@ -250,7 +250,7 @@ pub(crate) fn limits(section: &mut Section<'_>, of: &RelayLimits) -> RelayLimits
         handshakes_in_flight: section.number("handshakes_in_flight", 0..=1 << 20, of.handshakes_in_flight),
         tunnels_per_connection: section.number("tunnels_per_connection", TUNNELS, of.tunnels_per_connection),
         tunnels_per_user: section.number("tunnels_per_user", TUNNELS, of.tunnels_per_user),
-        requests_per_second: section.number("requests_per_second", 1..=1 << 20, of.requests_per_second),
+        requests_per_second: section.number("requests_per_second", quota::REQUESTS, of.requests_per_second),
         queue_bytes_per_tunnel: section.number("queue_bytes_per_tunnel", QUEUE_BYTES, of.queue_bytes_per_tunnel),
         queue_bytes_per_connection: section.number(
             "queue_bytes_per_connection",

@@ -90,9 +90,10 @@ impl UserAccount {
         self.down.load().as_ref().map(|cap| cap.reserve(now_ns, bytes, packets))
     }
 
-    /// Takes a turn for a request that arrived at `now_ns`, at `per_sec` turns per second, and returns its time. Returns
-    /// `None`, and takes no turn, if that is more than `longest_wait_ns` away.
+    /// Takes a turn for a request that arrived at `now_ns`, and returns its time. Returns `None`, and takes no turn, if that
+    /// is more than `longest_wait_ns` away. There are `per_sec` turns per second, unless the user's quota names another number.
     pub fn take_turn(&self, now_ns: u64, per_sec: u32, longest_wait_ns: u64) -> Option<u64> {
+        let per_sec = self.quota.lock().requests_per_second.unwrap_or(per_sec);
         let mut requests = self.requests.lock();
         // The limit may have changed.
         requests.set(per_sec.into(), REQUEST_BURST_NS);
@@ -162,5 +163,16 @@ mod tests {
         let (account, now_ns) = (UserAccount::default(), 10 * SECOND_NS);
         assert_eq!(served_of_a_thousand(&account, now_ns, 10), 21);
         assert_eq!(served_of_a_thousand(&account, now_ns + 3 * SECOND_NS, 100), 201);
+    }
+
+    #[test]
+    fn a_users_own_limit_comes_before_that_of_all_until_a_reload_takes_it_away() {
+        let (account, now_ns) = (UserAccount::default(), 10 * SECOND_NS);
+        account.set(&Quota { requests_per_second: Some(100), ..Quota::default() });
+        assert_eq!(served_of_a_thousand(&account, now_ns, 10), 201);
+        account.set(&Quota { requests_per_second: Some(10), ..Quota::default() });
+        assert_eq!(served_of_a_thousand(&account, now_ns + 3 * SECOND_NS, 100), 21);
+        account.set(&Quota::default());
+        assert_eq!(served_of_a_thousand(&account, now_ns + 6 * SECOND_NS, 100), 201);
     }
 }

@@ -135,6 +135,47 @@ fn a_user_makes_so_many_requests_a_second_abandoned_ones_too() {
 }
 
 #[test]
+fn a_user_may_have_another_number_of_requests_a_second_which_a_reload_changes() {
+    lab::ring!(Netns);
+    let users = ["alice", "bob", "carol"].map(|name| (name, generate_token().unwrap()));
+    // Alice's own limit is far above that of all users, and the reload turns the two around.
+    let sections = |own: u32| {
+        let entry = |(name, (_, digest)): &(&str, (String, [u8; 32]))| {
+            let own = if *name == "alice" { format!("requests_per_second = {own}") } else { String::new() };
+            format!("[[relay.token]]\nname = \"{name}\"\nsha256 = \"{}\"\n{own}\n", hex(digest))
+        };
+        users.iter().map(entry).collect::<String>()
+    };
+    let limits = |of_all: u32| format!("requests_per_second = {of_all}\ntunnels_per_connection = 100");
+    let (before, after, few, many) = (sections(100_000), sections(20), limits(20), limits(100_000));
+    let site = Site::new(Terms { relay: "", limits: &few, sections: &before, ..Terms::default() }).unwrap();
+    let held = || limit_hits(&site.counts().unwrap(), "requests_per_second");
+    let flood = |user: usize| {
+        site.client(async || {
+            let client = Client::connect(site.access_with_token(&users[user].1.0).unwrap()).await.unwrap();
+            // Until a request is let through, this is a stranger's connection, which has another limit.
+            let _tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+            abandon_streams(&client, Duration::from_secs(1)).await;
+        })
+        .unwrap();
+    };
+    flood(0);
+    assert_eq!(held(), 0, "alice's requests do not wait");
+    flood(1);
+    let by_bob = held();
+    assert!(by_bob > 0, "bob's do");
+
+    site.configure(Terms { relay: "", limits: &many, sections: &after, ..Terms::default() }).unwrap();
+    site.signal(libc::SIGHUP).unwrap();
+    site.wait_for_counts("the reload", |counts| counts.of("reloads_total{result=\"applied\"}") == 1).unwrap();
+    // Bob's requests have their turns already, for seconds to come.
+    flood(2);
+    assert_eq!(held(), by_bob, "carol has the limit of all users, which was raised");
+    flood(0);
+    assert!(held() > by_bob, "alice's own is lower by now");
+}
+
+#[test]
 fn there_are_so_many_connections_at_once() {
     lab::ring!(Netns);
     let site = Site::new(Terms { limits: "connections = 2\nstrangers_percent = 100", ..Terms::default() }).unwrap();
