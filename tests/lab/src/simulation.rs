@@ -284,34 +284,50 @@ async fn serve(mut relay: s2n_quic::Server, arrived: Arrived) {
     }
 }
 
-/// Accepts a request for [`target`], as a relay would. Returns whether there was a request.
+/// Accepts a request for [`target`], as a relay would. Returns what its tunnel carries; `None` if there was no request.
 ///
 /// # Errors
 /// When the request's stream ended.
 ///
 /// # Panics
 /// When the request is for another target.
-pub async fn accept(request: &mut Request, client: &h3::Client) -> Result<bool, TunnelEnd> {
-    let Some(Part::Request(head)) = request.recv.part().await? else { return Ok(false) };
+pub async fn accept(request: &mut Request, client: &h3::Client) -> Result<Option<TunnelProtocol>, TunnelEnd> {
+    let Some(Part::Request(head)) = request.recv.part().await? else { return Ok(None) };
     let templates = Template::parse(TEMPLATE).ok();
-    let known = request::parse(&head, templates.as_slice()).is_ok_and(|request| *request.target() == target());
-    assert!(known, "the request is for the target");
+    let known = request::parse(&head, templates.as_slice()).ok().filter(|request| *request.target() == target());
+    let protocol = known.expect("the request is for the target").protocol();
     let next_hop = TARGET.parse().expect("a valid address");
     client.standing().admit();
-    request.send.respond(&request::accepted(TunnelProtocol::Udp, next_hop, &ProxyName::default())).await?;
-    Ok(true)
+    request.send.respond(&request::accepted(protocol, next_hop, &ProxyName::default())).await?;
+    Ok(Some(protocol))
 }
 
 /// Accepts a request and sends back the payloads of its tunnel, in the tunnel's own form.
 async fn echo(mut request: Request, client: h3::Client, arrived: Arrived) -> Result<(), TunnelEnd> {
-    if !accept(&mut request, &client).await? {
-        return Ok(());
+    match accept(&mut request, &client).await? {
+        None => return Ok(()),
+        Some(TunnelProtocol::Tcp) => return send_back_bytes(request).await,
+        Some(TunnelProtocol::Udp) => {}
     }
     let stream_id = request.stream_id;
     let note = |payloads| {
         arrived.lock().unwrap_or_else(PoisonError::into_inner).extend(std::iter::repeat_n(stream_id, payloads));
     };
     send_back(request, &client, QUEUE_BYTES, note).await
+}
+
+/// Sends back the bytes of an accepted TCP tunnel until the client ends its own. This end has no socket: the kernel's sockets do
+/// not follow virtual time, so the pump of a real relay cannot take part.
+async fn send_back_bytes(request: Request) -> Result<(), TunnelEnd> {
+    let Request { mut recv, mut send, .. } = request;
+    recv.set_connect();
+    while let Some(part) = recv.part().await? {
+        if let Part::Data(bytes) = part {
+            send.send(masque::h3::data_frame(&bytes)).await?;
+        }
+    }
+    send.finish();
+    Ok(())
 }
 
 /// Sends back the payloads of an accepted tunnel, in the tunnel's own form, until the client ends it. At most

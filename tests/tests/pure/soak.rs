@@ -1,5 +1,6 @@
-//! A relay that works for long, in virtual time: tunnels of both forms open and close, connections are replaced, and the
-//! policy changes every second and the limits every minute, over a network that loses and reorders packets.
+//! A relay that works for long, in virtual time: UDP tunnels of both forms and TCP tunnels open and close,
+//! connections are replaced, and the policy changes every second and the limits every minute, over a network that loses and
+//! reorders packets.
 //!
 //! `PACED_SOAK_SECONDS=86400 cargo test --workspace --release --test pure soak:: -- --nocapture` simulates a day.
 
@@ -15,9 +16,10 @@ use std::time::Duration;
 use edge::client::RelayConnection;
 use lab::client::Tunnel;
 use lab::simulation::{CLOCK, Ends, SEED, simulate, target, within};
-use masque::h3::Code;
+use masque::h3::{Code, Part, data_frame};
 use masque::tunnel::Form;
 use quic::datagrams::Schedule;
+use quic::h3::{self, Request};
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use sched::stream::Discipline;
 
@@ -25,11 +27,18 @@ use sched::stream::Discipline;
 const TUNNELS: usize = 25;
 const CONNECTIONS: usize = 5;
 
+/// The number of TCP tunnels open at once: one in each connection.
+const TCP_TUNNELS: usize = CONNECTIONS;
+
 /// One connection is replaced each time that this many seconds have passed.
 const REPLACED_AFTER_S: u64 = 20;
 
 /// The interval between a tunnel's payloads: 50 payloads per second in all.
 const INTERVAL: Duration = Duration::from_millis(500);
+
+/// The interval at which each TCP tunnel has bytes echoed, and the most bytes at once.
+const TCP_INTERVAL: Duration = Duration::from_secs(2);
+const TCP_BYTES: usize = 64 << 10;
 
 /// The most by which memory in use may grow after the first quarter: queues are full now and then.
 const GROWTH_BYTES: i64 = 1 << 20;
@@ -74,6 +83,13 @@ struct Counts {
     capsules_cut: AtomicU64,
     datagrams_sent: AtomicU64,
     datagrams_back: AtomicU64,
+    /// TCP tunnels; each ends by a finish, by a reset, or with its connection.
+    tcp_opened: AtomicU64,
+    tcp_ended: [AtomicU64; 3],
+    /// Echoes over TCP: begun, back as a whole, and cut off by a reset or with the connection.
+    tcp_sent: AtomicU64,
+    tcp_back: AtomicU64,
+    tcp_cut: AtomicU64,
 }
 
 /// State that the tunnels share.
@@ -165,6 +181,82 @@ fn cut(counts: &Counts, form: Form, awaited: usize) {
     }
 }
 
+/// Opens one TCP tunnel after another until the soak is over.
+async fn go_on_with_tcp(shared: Arc<Shared>, place: usize) {
+    let mut number = place as u64 * 7_919;
+    while !shared.is_over.load(Relaxed) {
+        let relay = shared.relays.lock().unwrap()[place % CONNECTIONS].clone();
+        match within(Duration::from_secs(20), relay.open_tcp(&target(), None)).await {
+            Some(Ok(request)) => {
+                shared.counts.tcp_opened.fetch_add(1, Relaxed);
+                let how = exchange(&shared.counts, request, &mut number).await;
+                shared.counts.tcp_ended[how].fetch_add(1, Relaxed);
+            }
+            _ => {
+                shared.counts.not_opened.fetch_add(1, Relaxed);
+                time::delay(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// The bytes of one echo. Each eight bytes differ from all others.
+fn bytes(number: u64) -> Vec<u8> {
+    let words = 1 + (number.wrapping_mul(0x9e37_79b9) >> 7) % (TCP_BYTES as u64 / 8);
+    (0..words).flat_map(|word| (number << 20 | word).to_be_bytes()).collect()
+}
+
+/// Has bytes echoed until the tunnel's end; returns the index of the kind of end.
+async fn exchange(counts: &Counts, request: Request, number: &mut u64) -> usize {
+    let Request { mut recv, mut send, .. } = request;
+    for _ in 0..2 + *number % 9 {
+        *number += 1;
+        let (words, mut received) = (bytes(*number), Vec::new());
+        counts.tcp_sent.fetch_add(1, Relaxed);
+        let sending = async {
+            for chunk in words.chunks(16_000) {
+                send.send(data_frame(chunk)).await?;
+            }
+            Ok::<_, h3::Error>(())
+        };
+        let receiving = async {
+            while received.len() < words.len()
+                && let Some(Part::Data(bytes)) = recv.part().await?
+            {
+                received.extend_from_slice(&bytes);
+            }
+            Ok(())
+        };
+        // Some tunnels are cut off in the middle.
+        let patience = Duration::from_millis(if number.is_multiple_of(41) { 15 } else { 60_000 });
+        match within(patience, async { tokio::try_join!(sending, receiving) }).await {
+            Some(Ok(_)) => {}
+            Some(Err(_)) => {
+                counts.tcp_cut.fetch_add(1, Relaxed);
+                return 2;
+            }
+            None => {
+                assert!(number.is_multiple_of(41), "{} of {} bytes came back", received.len(), words.len());
+                counts.tcp_cut.fetch_add(1, Relaxed);
+                send.reset(Code::RequestCancelled);
+                recv.stop(Code::RequestCancelled);
+                return 1;
+            }
+        }
+        assert!(received == words, "{} of {} bytes came back, or they were changed", received.len(), words.len());
+        counts.tcp_back.fetch_add(1, Relaxed);
+        time::delay(TCP_INTERVAL).await;
+    }
+    send.finish();
+    match within(Duration::from_secs(20), recv.part()).await.unwrap() {
+        Ok(part) => {
+            assert!(part.is_none(), "{part:?} in place of the tunnel's end");
+            0
+        }
+        Err(_) => 2,
+    }
+}
+
 async fn soak(ends: Ends, seconds: u64) {
     let shared = Arc::<Shared>::default();
     let mut relays = vec![ends.relay.clone()];
@@ -173,6 +265,7 @@ async fn soak(ends: Ends, seconds: u64) {
     }
     *shared.relays.lock().unwrap() = relays;
     (0..TUNNELS).for_each(|place| _ = spawn(go_on(shared.clone(), place)));
+    (0..TCP_TUNNELS).for_each(|place| _ = spawn(go_on_with_tcp(shared.clone(), place)));
     let mut in_use = Vec::new();
     for second in 1..=seconds {
         time::delay(Duration::from_secs(1)).await;
@@ -213,6 +306,12 @@ fn check(ends: &Ends, counts: &Counts, connections: u64, in_use: &[i64]) {
         [opened, capsules_sent, capsules_back, capsules_cut].map(|count| count.load(Relaxed));
     assert_eq!(opened, ended.iter().map(|count| count.load(Relaxed)).sum::<u64>(), "every tunnel has ended");
     assert_eq!(sent, back + cut, "a capsule is lost only with its tunnel: {counts:?}");
+    let [opened_tcp, sent, back, cut] =
+        [&counts.tcp_opened, &counts.tcp_sent, &counts.tcp_back, &counts.tcp_cut].map(|count| count.load(Relaxed));
+    let ended = counts.tcp_ended.each_ref().map(|count| count.load(Relaxed));
+    assert_eq!(opened_tcp, ended.iter().sum::<u64>(), "every TCP tunnel has ended");
+    assert!(sent == back + cut && cut <= ended[1] + ended[2], "bytes are lost only with their tunnel: {counts:?}");
+    assert!(back > 0 && ended.iter().all(|count| *count > 0), "{counts:?}");
     let [sent, back] = [datagrams_sent, datagrams_back].map(|count| count.load(Relaxed));
     let left = ends.client.sent.get() + ends.client.dropped_send_queue.get() + ends.client.dropped_too_big.get();
     assert!(left <= sent && left + opened >= sent, "{left} of {sent} datagrams were sent or dropped");

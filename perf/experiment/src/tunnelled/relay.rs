@@ -286,7 +286,7 @@ async fn watch(hub: Arc<Hub>, path: PathStats, seen: Seen, lives: std::sync::Wea
 }
 
 async fn relay_one(mut request: Request, client: h3::Client, of: Of) -> Result<()> {
-    if !accept(&mut request, &client).await? {
+    if accept(&mut request, &client).await?.is_none() {
         return Ok(());
     }
     let tunnel = UdpTunnel::new(request, client.datagrams_allowed(), of.queue_bytes);

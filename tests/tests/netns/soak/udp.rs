@@ -1,0 +1,147 @@
+//! Clients that open UDP tunnels: over connections of their own, behind the edge, and by names.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use edge::client::access::Access;
+use lab::client::{Client, Tunnel};
+use lab::name_server::NameServer;
+use lab::site::Site;
+use masque::target::{Host, Target};
+use masque::tunnel::Form;
+use tokio::net::UdpSocket;
+use tokio::time::{sleep, timeout};
+
+use super::seen::{GRACE, Seen, excuses};
+
+/// The number of tunnels open at once, the number of the edge's senders, and the interval of each: 25 payloads per second and as
+/// many echoes, so the relay forwards 50 packets per second.
+pub const TUNNELS: u64 = 16;
+pub const SENDERS: u64 = 4;
+const INTERVAL: Duration = Duration::from_millis(800);
+
+fn payload(number: u64) -> Vec<u8> {
+    number.to_be_bytes().repeat(1 + (number.wrapping_mul(0x9e37_79b9) >> 7) as usize % 140)
+}
+
+/// Opens one tunnel after another until the soak is over, in its own connections.
+pub async fn go_on(seen: Arc<Seen>, access: Access, place: u64) {
+    let (mut number, form) = (place * 1_000_003, [Form::Capsule, Form::Datagram][place as usize % 2]);
+    while !seen.is_over.load(Relaxed) {
+        let begun = Instant::now();
+        let Ok(Ok(client)) = timeout(GRACE, Client::connect(access.clone())).await else {
+            seen.lost(0, begun, "because no connection was opened");
+            sleep(Duration::from_millis(200)).await;
+            continue;
+        };
+        for _ in 0..5 {
+            let (target, begun) = ("10.0.2.2:7".parse().unwrap(), Instant::now());
+            let Ok(Ok(tunnel)) = timeout(GRACE, client.open(target)).await else {
+                seen.lost(0, begun, "because no tunnel was opened");
+                break;
+            };
+            seen.opened.fetch_add(1, Relaxed);
+            if !talk(&seen, tunnel, form, &mut number).await || seen.is_over.load(Relaxed) {
+                break;
+            }
+        }
+        client.close().await;
+    }
+}
+
+/// Sends and receives until the tunnel's end; returns whether its connection still works.
+async fn talk(seen: &Seen, mut tunnel: Tunnel, form: Form, number: &mut u64) -> bool {
+    let turns = 4 + *number % 20;
+    for _ in 0..turns {
+        *number += 1;
+        let words = payload(*number);
+        seen.sent.fetch_add(1, Relaxed);
+        let begun = Instant::now();
+        let echo = async {
+            tunnel.send(form, &words).await?;
+            tunnel.recv().await
+        };
+        let Ok(Ok(Some(received))) = timeout(GRACE, echo).await else {
+            seen.lost(1, begun, "in a tunnel");
+            return false;
+        };
+        assert_eq!(received, words, "a payload comes back once, unchanged");
+        seen.back.fetch_add(1, Relaxed);
+        sleep(INTERVAL).await;
+    }
+    tunnel.udp.finish();
+    true
+}
+
+/// An application behind the edge.
+pub async fn send_to_edge(seen: Arc<Seen>, place: u64) {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect("127.0.0.1:5001").await.unwrap();
+    let (mut number, mut received) = (place * 1_000_003, vec![0; 2_048]);
+    while !seen.is_over.load(Relaxed) {
+        number += 1;
+        let (words, begun) = (payload(number), Instant::now());
+        seen.sent.fetch_add(1, Relaxed);
+        let answer = async {
+            socket.send(&words).await?;
+            loop {
+                let bytes = socket.recv(&mut received).await?;
+                // Echoes of payloads given up earlier may still arrive.
+                if received[..bytes] == words {
+                    return std::io::Result::Ok(());
+                }
+            }
+        };
+        match timeout(Duration::from_secs(5), answer).await {
+            Ok(Ok(())) => _ = seen.back.fetch_add(1, Relaxed),
+            _ => seen.lost(1, begun, "behind the edge"),
+        }
+        sleep(INTERVAL).await;
+    }
+}
+
+/// Opens tunnels by names that have not been resolved recently.
+pub async fn resolve(seen: Arc<Seen>, access: Access) {
+    let mut number = 0;
+    while !seen.is_over.load(Relaxed) {
+        let begun = Instant::now();
+        let Ok(Ok(client)) = timeout(GRACE, Client::connect(access.clone())).await else {
+            seen.lost(0, begun, "because no connection was opened");
+            sleep(Duration::from_millis(200)).await;
+            continue;
+        };
+        loop {
+            number = (number + 1) % NAMES;
+            let (target, begun) = (Target { host: Host::Name(name(number)), port: 7 }, Instant::now());
+            match timeout(GRACE, client.open_target(&target)).await {
+                Ok(Ok(tunnel)) => {
+                    seen.resolved.fetch_add(1, Relaxed);
+                    tunnel.udp.finish();
+                }
+                _ => {
+                    let excused = excuses(&seen.renamed, GRACE, begun) || excuses(&seen.killed, GRACE, begun);
+                    assert!(excused, "{target:?} was not reached, although the name server runs");
+                    seen.unresolved.fetch_add(1, Relaxed);
+                }
+            }
+            sleep(INTERVAL).await;
+            if client.ended.is_finished() || seen.is_over.load(Relaxed) {
+                break;
+            }
+        }
+        client.close().await;
+    }
+}
+
+const NAMES: u64 = 300;
+
+fn name(number: u64) -> String {
+    format!("n{number}.example")
+}
+
+pub fn name_server(site: &Site) -> NameServer {
+    let names: Vec<_> = (0..NAMES).map(name).collect();
+    let table: Vec<_> = names.iter().map(|name| (&name[..], site.chain.egress.far.v4.into())).collect();
+    NameServer::start(&site.chain.target, &table).unwrap()
+}
