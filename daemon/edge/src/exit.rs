@@ -8,7 +8,11 @@ use std::{
 
 use config::kernel::KernelDevice;
 use socket2::{Domain, Protocol, Socket, Type};
-use tracing::warn;
+use tracing::{debug, warn};
+
+use self::device::Detour;
+
+mod device;
 
 /// How packets leave. By default, they leave as the routes say.
 #[derive(Debug, Default)]
@@ -19,6 +23,8 @@ pub struct Exit {
     is_tunnel: bool,
     /// Whether the log already says that the device cannot be chosen.
     told: AtomicBool,
+    /// Whether it was said that packets leave by a device that does not have the address.
+    told_detour: AtomicBool,
 }
 
 impl Exit {
@@ -88,6 +94,23 @@ impl Exit {
             );
         }
         Ok(())
+    }
+
+    /// Warns, once until it is mended, if packets to `peer` leave by another device than the one that has the path's address. Nothing is
+    /// to be said if the path has no address, or if its socket is bound to a device.
+    pub async fn check_device(&self, peer: SocketAddr) {
+        let is_bound = self.interface.is_some() && !self.told.load(Relaxed);
+        let Some(address) = self.address.filter(|_| !is_bound) else { return };
+        match device::detour(address, peer.ip()).await {
+            Ok(None) => self.told_detour.store(false, Relaxed),
+            Ok(Some(Detour { leaves_by, belongs_to })) if !self.told_detour.swap(true, Relaxed) => warn!(
+                %address, relay = %peer,
+                "packets from {address} leave by the device {leaves_by}, although {belongs_to} has that address: a path's \
+                 address chooses no device; set interface = \"{belongs_to}\", or add a routing rule for packets from that address"
+            ),
+            Ok(Some(_)) => {}
+            Err(error) => debug!(%address, relay = %peer, "cannot find the device of a path: {error}"),
+        }
     }
 
     /// Returns the address that packets to `peer` leave from now; `None` if there is no route. In a tunnel, it is always the

@@ -2,7 +2,7 @@
 //!
 //! The message types are those of [`message`]; the callers interpret them.
 
-use std::{io, time::Duration};
+use std::{io, net::IpAddr, time::Duration};
 
 use futures::{Stream, StreamExt as _, channel::mpsc::UnboundedReceiver};
 use rtnetlink::{
@@ -10,6 +10,10 @@ use rtnetlink::{
     packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
     packet_route::RouteNetlinkMessage,
     sys::{AsyncSocket as _, SocketAddr},
+};
+use rtnetlink::packet_route::{
+    AddressFamily,
+    route::{RouteAddress, RouteAttribute, RouteMessage},
 };
 pub use rtnetlink::{MulticastGroup as Group, packet_core as core, packet_route as message};
 use tokio::{
@@ -44,6 +48,22 @@ pub enum Change {
 }
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
+
+/// Returns the question by which route packets `to` an address leave; those `from` an address of this host, if one is given. Such an
+/// address is left out if it is unspecified, or of the other IP version.
+#[must_use]
+pub fn route_request(to: IpAddr, from: Option<IpAddr>) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    let bits = if to.is_ipv4() { 32 } else { 128 };
+    message.header.address_family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    message.header.destination_prefix_length = bits;
+    message.attributes.push(RouteAttribute::Destination(RouteAddress::from(to)));
+    if let Some(from) = from.filter(|from| !from.is_unspecified() && from.is_ipv4() == to.is_ipv4()) {
+        message.header.source_prefix_length = bits;
+        message.attributes.push(RouteAttribute::Source(RouteAddress::from(from)));
+    }
+    message
+}
 
 /// A netlink socket, driven by a task of the current tokio runtime until it is dropped.
 pub struct Socket {

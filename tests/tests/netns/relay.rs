@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
+mod addresses;
 mod classes;
 mod credentials;
 mod echo;

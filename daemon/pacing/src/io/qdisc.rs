@@ -7,11 +7,12 @@ use netlink::{
     Error, Group, Socket,
     core::{Nla as _, NlasIterator},
     message::{
-        AddressFamily, RouteNetlinkMessage,
+        RouteNetlinkMessage,
         link::{LinkAttribute, LinkMessage},
-        route::{RouteAddress, RouteAttribute, RouteMessage},
+        route::RouteAttribute,
         tc::{TcAttribute, TcHandle, TcMessage, TcOption, TcStats2, TcXstats},
     },
+    route_request,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -183,7 +184,7 @@ impl Follower {
 
     /// Asks the kernel which device packets for `route` leave by; without an answer, the device stays unknown.
     async fn find(&self, socket: &Socket, route: AddressPair) {
-        let answer = socket.ask(RouteNetlinkMessage::GetRoute(question(route))).await;
+        let answer = socket.ask(RouteNetlinkMessage::GetRoute(route_request(route.0, Some(route.1)))).await;
         let Ok(Some(RouteNetlinkMessage::NewRoute(message))) = answer else { return };
         let index = message.attributes.iter().find_map(|attribute| match attribute {
             RouteAttribute::Oif(index) => Some(*index),
@@ -229,19 +230,6 @@ impl Gauges {
             self.fq.remove(&FqLabel { device: device.to_owned(), what });
         }
     }
-}
-
-fn question((to, from): AddressPair) -> RouteMessage {
-    let mut message = RouteMessage::default();
-    let bits = if to.is_ipv4() { 32 } else { 128 };
-    message.header.address_family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    message.header.destination_prefix_length = bits;
-    message.attributes.push(RouteAttribute::Destination(RouteAddress::from(to)));
-    if !from.is_unspecified() && from.is_ipv4() == to.is_ipv4() {
-        message.header.source_prefix_length = bits;
-        message.attributes.push(RouteAttribute::Source(RouteAddress::from(from)));
-    }
-    message
 }
 
 /// A queueing discipline of a device.

@@ -14,7 +14,7 @@ use lab::process::{Process, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
 use super::forward::{application, ask, assert_carries, echoes};
-use super::paths::longest_gap;
+use super::paths::{GAP, ROUND_ROBIN, longest_gap, paths, states};
 
 const LISTEN: &str = "127.0.0.1:5000";
 const TCP_LISTEN: &str = "127.0.0.1:5001";
@@ -31,7 +31,7 @@ struct Hops {
     end: Namespace,
     second_relay: Process,
     token_digest: String,
-    _second: Namespace,
+    second: Namespace,
     _links: [Link; 2],
 }
 
@@ -65,7 +65,7 @@ impl Hops {
         let arguments = ["run".into(), "--config".into(), file];
         let second_relay = second.start(lab::program("paced").unwrap(), arguments).unwrap();
         second_relay.wait_for_line("10.0.3.2:444", SOON).unwrap();
-        Self { site, end, second_relay, token_digest, _second: second, _links: links }
+        Self { site, end, second_relay, token_digest, second, _links: links }
     }
 
     /// The edge's configuration: port 7 of the target by UDP, port 80 by TCP, and a proxy; `more` is added.
@@ -265,6 +265,58 @@ fn all_that_enters_passes_two_relays_of_which_neither_knows_both_ends_and_goes_o
     assert!(first.contains("10.0.1.1") && !first.contains("10.0.4.2"), "the first relay:\n{first}");
     assert!(second.contains("10.0.3.1") && second.contains("10.0.4.2"), "the second relay:\n{second}");
     assert!(!second.contains("10.0.1.1"), "the second relay:\n{second}");
+}
+
+#[test]
+fn a_path_through_a_relay_and_one_past_it_share_tunnels_and_each_takes_over_those_of_the_other() {
+    lab::ring!(Netns);
+    let hops = Hops::new();
+    let site = &hops.site;
+    let _echo = hops.end.echo(7).unwrap();
+    let _past = Link::new(&site.chain.client, &hops.second, 5).unwrap();
+    site.chain.client.ip("route add 10.0.3.2/32 via 10.0.5.2 dev second").unwrap();
+    let class = "backoff_longest_seconds = 1\nclass = \"spread\"\n";
+    let own = hops.configuration("").replace("via = \"first\"\n", "").replace("backoff_longest_seconds = 1\n", class);
+    let two = "[[path]]\nname = \"past\"\ninterface = \"second\"\n[[path]]\nname = \"through\"\nvia = \"first\"\n";
+    let file = write(site, "edge.toml", &format!("{own}{two}{}{ROUND_ROBIN}", hops.hop(Family::V4)));
+    let mut edge =
+        site.chain.client.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap();
+    let are_up = || wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(()));
+    edge.wait_for_line("forwarding", SOON).unwrap();
+    wait_for("its control socket", SOON, || hops.pacectl(&["status"]).contains("paced ").then_some(())).unwrap();
+    are_up().unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
+    let sockets: Vec<_> = (0..6).map(|_| application(site, LISTEN)).collect();
+    sockets.iter().for_each(|socket| assert_carries(site, socket, 1_200));
+    assert_eq!(paths(site).into_iter().map(|(_, tunnels)| tunnels).collect::<Vec<_>>(), [3, 3], "each in its turn");
+    let said = hops.pacectl(&["paths"]);
+    assert!(said.lines().any(|line| line.starts_with("through ") && line.contains("via first")), "{said}");
+    assert!(said.lines().any(|line| line.starts_with("past ") && !line.contains("via")), "{said}");
+    assert_eq!(site.counts().unwrap().udp_tunnels(), 1, "the first relay has the tunnel to the second");
+
+    let gap = longest_gap(&sockets, Duration::from_secs(4), || site.signal(libc::SIGSTOP).unwrap());
+    println!("a first relay that fell silent cost {gap:?}");
+    let found = paths(site);
+    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}; the edge said:\n{}", edge.output());
+    site.signal(libc::SIGCONT).unwrap();
+    are_up().unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
+
+    let gap = longest_gap(&sockets, Duration::from_secs(4), || {
+        hops.second.ip("route add blackhole 10.0.5.1/32").unwrap();
+    });
+    println!("a link past the first relay that was cut cost {gap:?}");
+    let found = paths(site);
+    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    assert!(found[0].0 != "up" && found[1] == ("up".into(), 6), "{found:?}; the edge said:\n{}", edge.output());
+    sockets.iter().for_each(|socket| assert_carries(site, socket, 1_200));
+
+    edge.signal(libc::SIGTERM).unwrap();
+    edge.wait(SOON).unwrap();
+    let is_recorded = || hops.second_relay.output().contains("\"client\":\"10.0.3.1:").then_some(());
+    wait_for("records of tunnels through the first relay", SOON, is_recorded)
+        .unwrap_or_else(|error| panic!("{error}: {}", hops.second_relay.output()));
+    let first = site.relay.output();
+    assert!(!first.contains("10.0.4.2"), "the first relay learns of no target:\n{first}");
 }
 
 #[test]

@@ -1,0 +1,76 @@
+//! An edge with two uplinks that its paths choose by their local addresses.
+
+use std::fs;
+use std::time::Duration;
+
+use lab::process::wait_for;
+use lab::site::{Family, SOON};
+
+use super::forward::{application, assert_carries};
+use super::paths::{GAP, ROUND_ROBIN, Uplinks, edge, longest_gap, paths, states};
+
+/// The addresses of the client's two uplinks, which are on the devices "relay" and "router".
+const PATHS: &str =
+    "[[path]]\nname = \"first\"\naddress = \"10.0.1.1\"\n[[path]]\nname = \"second\"\naddress = \"10.0.3.1\"\n";
+
+/// What the edge says of an address whose packets leave by another device.
+const DETOUR: &str = "packets from 10.0.3.1 leave by the device relay, although router has that address";
+
+/// How many packets have left by the client's second uplink.
+fn left_by_second(uplinks: &Uplinks) -> u64 {
+    let read = || fs::read_to_string("/proc/self/net/dev").unwrap();
+    let of_thread = || fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_else(|_| read());
+    let table = uplinks.site.chain.client.run(of_thread).unwrap();
+    let line = table.lines().find_map(|line| line.trim().strip_prefix("router:")).unwrap();
+    // Eight columns are about what was received; the first of the others counts bytes (net/core/net-procfs.c).
+    line.split_whitespace().nth(9).unwrap().parse().unwrap()
+}
+
+#[test]
+fn addresses_choose_uplinks_where_routing_rules_lead_them_there_and_the_edge_says_so_where_none_do() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let (site, client) = (&uplinks.site, &uplinks.site.chain.client);
+    let _echo = site.chain.target.echo(7).unwrap();
+    let relay = format!("\"{}\"", site.template(Family::V4));
+    let start = || {
+        let edge = edge(site, &relay, &format!("{PATHS}{ROUND_ROBIN}"));
+        wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+        let sockets: Vec<_> = (0..6).map(|_| application(site, "127.0.0.1:5000")).collect();
+        sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
+        assert_eq!(paths(site).into_iter().map(|(_, tunnels)| tunnels).collect::<Vec<_>>(), [3, 3], "each in its turn");
+        (edge, sockets)
+    };
+
+    let before = left_by_second(&uplinks);
+    let (edge, sockets) = start();
+    edge.wait_for_line(DETOUR, SOON).unwrap();
+    assert_eq!(edge.output().matches("leave by the device").count(), 1, "{}", edge.output());
+    assert!(left_by_second(&uplinks) < before + 20, "the address alone has chosen this uplink");
+    drop((edge, sockets));
+
+    client.ip("rule add from 10.0.3.1 lookup 100\nroute add default via 10.0.3.2 dev router table 100").unwrap();
+    let before = left_by_second(&uplinks);
+    let (edge, sockets) = start();
+    // Three of six sockets sent fifty payloads each.
+    assert!(left_by_second(&uplinks) >= before + 150, "the second uplink carried its tunnels' packets");
+    assert!(!edge.output().contains("leave by the device"), "{}", edge.output());
+
+    let gap = longest_gap(&sockets, Duration::from_secs(3), || uplinks.cut(true));
+    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    println!("a silent address cost {gap:?}");
+    let found = paths(site);
+    assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}\n{}", edge.output());
+    uplinks.cut(false);
+    wait_for("the path is trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+
+    // The address of the path on which all tunnels are goes away, and comes back.
+    let gap = longest_gap(&sockets, Duration::from_secs(3), || client.ip("address del 10.0.1.1/24 dev relay").unwrap());
+    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    println!("an address that went away cost {gap:?}");
+    let found = paths(site);
+    assert!(found[0].0 != "up" && found[1] == ("up".into(), 6), "{found:?}\n{}", edge.output());
+    client.ip("address add 10.0.1.1/24 dev relay\nroute replace 10.0.1.2/32 dev relay metric 10").unwrap();
+    wait_for("the address is used again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
+}
