@@ -19,8 +19,8 @@ use zbus::{
 use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 
 use self::rows::{
-    ConnectionRow, EngineRow, PathRow, RequestRow, TunnelRow, connection_row, engine_row, micros, path_row,
-    request_row, tunnel_row,
+    ClassRow, ConnectionRow, EngineRow, PathRow, RequestRow, RevisionRow, TunnelRow, class_row, connection_row, engine_row,
+    micros, path_row, request_row, revision_row, tunnel_row,
 };
 use super::{Caller, Control, Error, ErrorKind, Filter, Happening, PAGE, PartView, UplinkView, Writers};
 use crate::policy::Submission;
@@ -175,6 +175,13 @@ impl Door {
         Ok((found.number, found.text.clone(), found.author.clone(), found.origin.to_string(), since_us))
     }
 
+    /// Lists the revisions of the policy that are kept, the oldest first: number, who wanted it, where it comes from, when it came into
+    /// force, in microseconds since 1970, and what it changed, as a unified diff.
+    #[zbus(out_args("revisions"))]
+    async fn list_revisions(&self) -> Result<Vec<RevisionRow>, Denial> {
+        Ok(self.control.revisions().await?.iter().map(|found| revision_row(found)).collect())
+    }
+
     /// Puts a policy in force, everywhere or, if it is refused, nowhere; returns its revision and its changes, as a
     /// unified diff. Options: `expected_revision` (t), `dry_run` (b), `confirm_within_s` (t), `save` (b).
     #[zbus(out_args("revision", "diff"))]
@@ -295,6 +302,15 @@ impl Door {
         Ok(connections.into_iter().map(connection_row).collect())
     }
 
+    /// Lists the classes in each role ("relay" or "edge"), with what became of their traffic since the start: class, role, open tunnels,
+    /// payloads and bytes sent, how long sent payloads had waited, in microseconds in all, payloads sent after their deadline, dropped
+    /// because the queue was full, because they were late, and because they had waited too long, streams that expired, and packets
+    /// of the class in both roles that were handed to the kernel late.
+    #[zbus(out_args("classes"))]
+    async fn list_classes(&self) -> Vec<ClassRow> {
+        self.control.classes().into_iter().map(class_row).collect()
+    }
+
     /// Lists the engines of the gateway: model, URL (empty for readers), state ("ready", "untried", "ejected" or "down"), its
     /// requests in flight and their limit, requests of other clients by its own report, requests that wait for any engine of the
     /// model, how many it answered and failed, and its last error (empty for readers).
@@ -338,6 +354,20 @@ impl Door {
         let caller = self.writer(&header, connection).await?;
         self.control.set_tunnel_class(&caller, tunnel, Some(class).filter(|class| !class.is_empty()))?;
         Ok(())
+    }
+
+    /// Moves the edge's UDP tunnels to a relay of the configuration, named by host and port, and opens new ones there. An empty name
+    /// brings back the order of preference. Returns how many tunnels and requests were elsewhere.
+    #[zbus(out_args("tunnels"))]
+    async fn move_edge(
+        &self,
+        relay: &str,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<u64, Denial> {
+        let caller = self.writer(&header, connection).await?;
+        let relay = Some(relay).filter(|relay| !relay.is_empty());
+        Ok(self.control.move_edge(&caller, relay).await? as u64)
     }
 
     /// The version of paced.

@@ -6,7 +6,8 @@ use edge::uplink::PathReport;
 use quic::class::PolicyRole;
 use serving::view::{EngineView, RequestView};
 
-use super::super::{ConnectionView, TunnelView};
+use super::super::{ClassStats, ConnectionView, TunnelView};
+use crate::policy::Revision;
 
 /// A tunnel: its ID, connection, user, class and protocol, its target (empty for readers), and bytes to the target and
 /// from it. For a tunnel by which an edge reaches a relay through another, the user is `[hop.NAME]`.
@@ -24,10 +25,38 @@ pub(super) type EngineRow = (String, String, String, u32, u32, u32, u64, u64, u6
 /// A request for a model, as `list_requests` describes it.
 pub(super) type RequestRow = (u64, String, String, String, String, u64, u64, u64, f64);
 
+/// A revision of the policy, as `list_revisions` describes it.
+pub(super) type RevisionRow = (u64, String, String, u64, String);
+
+/// A class in a role, as `list_classes` describes it.
+pub(super) type ClassRow = (String, String, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64);
+
 /// Converts a time to microseconds since 1970, as usual in D-Bus interfaces.
 pub(super) fn micros(time: SystemTime) -> u64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn revision_row(found: &Revision) -> RevisionRow {
+    (found.number, found.author.clone(), found.origin.to_string(), micros(found.since), found.diff.clone())
+}
+
+pub(super) fn class_row(found: ClassStats) -> ClassRow {
+    let counters = found.counters;
+    (
+        found.class,
+        found.role.as_str().to_owned(),
+        found.tunnels,
+        counters.sent_payloads.get(),
+        counters.sent_bytes.get(),
+        counters.sojourn.sum() / 1_000,
+        counters.late_payloads.get(),
+        counters.dropped_queue.get(),
+        counters.dropped_expired.get(),
+        counters.dropped_sojourn.get(),
+        counters.expired_streams.get(),
+        found.late_packets,
+    )
 }
 
 pub(super) fn path_row(found: PathReport) -> PathRow {

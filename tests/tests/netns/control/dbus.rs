@@ -1,8 +1,10 @@
 //! The D-Bus door, through a private bus and with independent clients.
 
+use std::net::UdpSocket;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use lab::process::{Process, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
@@ -92,6 +94,50 @@ fn policy_is_set_and_gone_back_to_over_the_bus_and_seen_at_the_other_door() {
     assert_eq!(bus.call("RollbackPolicy", &["tb", "1", "false"]).unwrap().trim(), "t 3");
     assert_eq!(in_force(&bus.site).2, "rollback to 1");
     assert_eq!(json(&bus.site, &["policy", "list"])["revisions"][1]["author"], "root");
+    let listed = bus.call("ListRevisions", &[]).unwrap();
+    assert!(listed.starts_with("a(tssts) 3 1 ") && listed.contains(" 3 \"root\" \"rollback to 1\" "), "{listed}");
+    assert!(listed.contains("+[class.voice]"), "{listed}");
+}
+
+#[test]
+fn an_edge_is_moved_over_the_bus_and_its_classes_are_listed() {
+    lab::ring!(Netns);
+    // The edge's first relay is the same daemon.
+    let sections = r#"
+        [class.voice]
+        level = "high"
+        [[forward]]
+        listen = "127.0.0.1:5353"
+        relay = [
+            "https://10.0.1.2/.well-known/masque/udp/{target_host}/{target_port}/",
+            "https://10.0.1.2:444/.well-known/masque/udp/{target_host}/{target_port}/",
+        ]
+        target = "10.0.2.2:7"
+        ca = "$FOLDER/authority.pem"
+        class = "voice"
+    "#;
+    let bus = Bus::with("edge", sections);
+    let _echo = bus.site.chain.target.echo(7).unwrap();
+    let _beside = bus.site.start_beside("auth = \"none\"", "").unwrap();
+    let socket = bus.site.chain.relay.run(|| UdpSocket::bind("127.0.0.1:5000")).unwrap().unwrap();
+    socket.connect("127.0.0.1:5353").unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let echoes = || socket.send(b"hello").is_ok() && socket.recv(&mut [0; 9]).is_ok();
+    wait_for("an echo", SOON, || echoes().then_some(())).unwrap();
+    let relayed = || bus.site.counts().unwrap().udp_tunnels();
+    assert_eq!(relayed(), 1);
+
+    let said = bus.call("MoveEdge", &["s", "10.0.1.9:443"]).unwrap_err();
+    assert!(said.contains("there are 10.0.1.2:443, 10.0.1.2:444"), "{said}");
+    assert_eq!(bus.call("MoveEdge", &["s", "10.0.1.2:444"]).unwrap().trim(), "t 1");
+    bus.site.wait_for_counts("the tunnel to be elsewhere", |counts| counts.udp_tunnels() == 0).unwrap();
+    wait_for("an echo by the other relay", SOON, || echoes().then_some(())).unwrap();
+    // Open tunnels stay where they are.
+    assert_eq!(bus.call("MoveEdge", &["s", ""]).unwrap().trim(), "t 0");
+    assert_eq!(relayed(), 0);
+
+    let listed = bus.call("ListClasses", &[]).unwrap();
+    assert!(listed.starts_with("a(ssttttttttt") && listed.contains(" \"voice\" \"edge\" 1 "), "{listed}");
 }
 
 /// The lines of the interface in its description, without indentation and blank lines.
@@ -165,6 +211,7 @@ fn over_the_bus_too_only_writers_write() {
         ("Reload", &[]),
         ("CloseTunnel", &["t", "1"]),
         ("SetTunnelClass", &["ts", "1", ""]),
+        ("MoveEdge", &["s", ""]),
     ] {
         let said = call(daemon, method, arguments).unwrap_err();
         assert!(said.contains("\"daemon\" may not change anything"), "{method}: {said}");
