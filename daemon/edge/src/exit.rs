@@ -3,7 +3,10 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use config::kernel::KernelDevice;
@@ -17,6 +20,8 @@ mod device;
 /// How packets leave. By default, they leave as the routes say.
 #[derive(Debug, Default)]
 pub struct Exit {
+    /// The name of the path; empty where the configuration has no paths.
+    path: Arc<str>,
     interface: Option<KernelDevice>,
     address: Option<IpAddr>,
     /// Whether packets leave in a tunnel; then only the tunnel's connection deals with devices and addresses.
@@ -38,6 +43,18 @@ impl Exit {
     #[must_use]
     pub fn in_tunnel() -> Self {
         Self { is_tunnel: true, ..Self::default() }
+    }
+
+    /// Names the path.
+    #[must_use]
+    pub fn of_path(self, name: &str) -> Self {
+        Self { path: name.into(), ..self }
+    }
+
+    /// Returns the name of the path; it is empty where the configuration has no paths.
+    #[must_use]
+    pub fn path(&self) -> &Arc<str> {
+        &self.path
     }
 
     /// Whether anything other than the routes decides.

@@ -266,7 +266,9 @@ impl Edge {
         };
         let mut paths = Vec::new();
         for path in key.paths.iter().map(Some).chain(key.paths.is_empty().then_some(None)) {
-            let exit = path.map(|path| Exit::new(path.interface.clone(), path.address)).unwrap_or_default();
+            let name = path.map_or("", |path| path.name.as_str());
+            let exit =
+                path.map(|path| Exit::new(path.interface.clone(), path.address)).unwrap_or_default().of_path(name);
             let (exit, accesses) =
                 (Arc::new(exit), path.map_or_else(|| Access::of(&key.uplink), |path| key.accesses(path)));
             let via = match key.before(path) {
@@ -279,7 +281,7 @@ impl Edge {
                 }
             };
             let leaving = |relay: Endpoint| match &via {
-                Some(via) => relay.through(via.clone()),
+                Some(via) => relay.through(via.clone(), name),
                 None => relay.leaving_by(exit.clone()),
             };
             let relays = endpoints(accesses)?.into_iter().map(leaving).collect();

@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, SystemTime},
 };
@@ -86,6 +86,8 @@ pub struct Line {
     /// Whether the log already says that the path is too narrow.
     told: AtomicBool,
     places: Mutex<TunnelPlaces>,
+    /// How many of the places are for requests for models.
+    requests: AtomicUsize,
     /// Whether this side closed it.
     closed: AtomicBool,
     /// Notified of every place that is given back.
@@ -129,6 +131,7 @@ impl Line {
             retired: flag(),
             told: flag(),
             places: Mutex::default(),
+            requests: AtomicUsize::new(0),
             closed: flag(),
             freed,
         })
@@ -160,6 +163,12 @@ impl Line {
             self.ping();
         }
         verdict
+    }
+
+    /// Returns how its packets leave.
+    #[must_use]
+    pub fn exit(&self) -> &Exit {
+        &self.exit
     }
 
     /// Sends a ping, which the relay acknowledges.
@@ -287,6 +296,12 @@ impl Line {
         self.places().taken()
     }
 
+    /// How many of [`tunnels`](Self::tunnels) are requests for models.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.requests.load(Relaxed)
+    }
+
     /// Takes a place for a tunnel, if there is one.
     #[must_use]
     pub fn link(self: &Arc<Self>) -> Option<Link> {
@@ -320,6 +335,8 @@ pub struct Link {
     number: u64,
     /// The form for its tunnel, unless the configuration asks for another.
     chosen: Form,
+    /// Whether it is for a request for a model.
+    is_request: bool,
 }
 
 /// What a tunnel carries.
@@ -335,6 +352,7 @@ struct Carried {
 impl Drop for Link {
     fn drop(&mut self) {
         self.line.places().give_back();
+        self.line.requests.fetch_sub(self.is_request.into(), Relaxed);
         self.line.witness.tell(monotonic::now_ns());
         if let Some(Carried { traffic, class, .. }) = self.line.carried.lock().remove(&self.number) {
             let (up, down) = traffic.bytes();
@@ -357,7 +375,15 @@ impl Link {
     fn new(line: &Arc<Line>) -> Self {
         let number = line.next_place.fetch_add(1, Relaxed);
         let chosen = line.witness.tell(monotonic::now_ns());
-        Self { relay: line.relay.clone(), line: line.clone(), number, chosen }
+        Self { relay: line.relay.clone(), line: line.clone(), number, chosen, is_request: false }
+    }
+
+    /// Counts the place among those for requests for models.
+    #[must_use]
+    pub fn for_request(mut self) -> Self {
+        let is_new = !std::mem::replace(&mut self.is_request, true);
+        self.line.requests.fetch_add(is_new.into(), Relaxed);
+        self
     }
 
     /// Notes whose traffic it carries: placements count the rest of it, and its final size tells how much the next of its class will

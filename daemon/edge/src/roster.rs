@@ -83,6 +83,7 @@ impl Roster {
         let tunnel = self.tunnels.insert(|id| EdgeTunnel {
             id,
             connection: link.connection(),
+            path: link.line().exit().path().clone(),
             stream_id,
             owner,
             protocol,
@@ -128,6 +129,8 @@ pub struct EdgeTunnel {
     pub id: u64,
     /// The ID of the connection that it goes over.
     pub connection: u64,
+    /// The name of that connection's path; empty without one.
+    pub path: Arc<str>,
     /// The ID of its request's stream there.
     pub stream_id: u64,
     /// Its owner.

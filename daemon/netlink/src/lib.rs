@@ -5,15 +5,15 @@
 use std::{io, net::IpAddr, time::Duration};
 
 use futures::{Stream, StreamExt as _, channel::mpsc::UnboundedReceiver};
+use rtnetlink::packet_route::{
+    AddressFamily,
+    route::{RouteAddress, RouteAttribute, RouteMessage},
+};
 use rtnetlink::{
     Handle,
     packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
     packet_route::RouteNetlinkMessage,
     sys::{AsyncSocket as _, SocketAddr},
-};
-use rtnetlink::packet_route::{
-    AddressFamily,
-    route::{RouteAddress, RouteAttribute, RouteMessage},
 };
 pub use rtnetlink::{MulticastGroup as Group, packet_core as core, packet_route as message};
 use tokio::{

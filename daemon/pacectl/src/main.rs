@@ -7,6 +7,7 @@ mod door;
 mod flamegraph;
 mod forward;
 mod options;
+mod paths;
 mod perf;
 mod policy;
 mod probe;
@@ -63,8 +64,8 @@ enum Command {
     Requests,
     /// Lists the engines of the gateway: load, health and learned speed of each
     Engines,
-    /// Lists the paths of the edge: state, rate and load of each
-    Paths,
+    /// Lists the paths of the edge: state, round trips, rate and load of each; with --watch, live
+    Paths(paths::Arguments),
     /// Changes where the edge's tunnels go
     #[command(subcommand)]
     Edge(Edge),
@@ -154,7 +155,7 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Connections => status::connections(&mut door.open().await?, json).await,
         Command::Requests => status::requests(&mut door.open().await?, json).await,
         Command::Engines => status::engines(&mut door.open().await?, json).await,
-        Command::Paths => status::paths(&mut door.open().await?, json).await,
+        Command::Paths(arguments) => paths::run(&mut door.open().await?, &arguments, json).await,
         Command::Edge(Edge::Move { relay }) => status::move_edge(&mut door.open().await?, relay, json).await,
         Command::Close { tunnel } => status::close(&mut door.open().await?, tunnel, json).await,
         Command::Class { tunnel, class } => status::class(&mut door.open().await?, tunnel, class, json).await,

@@ -45,6 +45,8 @@ enum Kind {
     Tunnel,
     /// Tunnels that end, and requests that are refused
     Access,
+    /// Paths and relays of the edge that fall silent, become slow, go away or are good again
+    Path,
 }
 
 impl Kind {
@@ -54,6 +56,7 @@ impl Kind {
             Self::Reload => "reload",
             Self::Tunnel => "tunnel",
             Self::Access => "access",
+            Self::Path => "path",
         }
     }
 }
@@ -216,7 +219,7 @@ const TUNNEL: [&str; 9] = ["id", "conn", "user or sender", "class", "proto", "ta
 fn tunnel(of: v1::Tunnel) -> [String; 9] {
     [
         of.id.to_string(),
-        of.connection.to_string(),
+        if of.path.is_empty() { of.connection.to_string() } else { format!("{} over {}", of.connection, of.path) },
         sender(&of),
         if of.pinned { format!("{} (set)", of.class) } else { or_dash(&of.class) },
         of.protocol,
@@ -228,7 +231,7 @@ fn tunnel(of: v1::Tunnel) -> [String; 9] {
 }
 
 /// Names a relay, and the hop to it if there is one.
-fn through(relay: &str, via: &str) -> String {
+pub(crate) fn through(relay: &str, via: &str) -> String {
     if via.is_empty() || relay.is_empty() { relay.to_owned() } else { format!("{relay} via {via}") }
 }
 
@@ -378,53 +381,6 @@ fn alias(of: v1::ModelAlias) -> [String; 7] {
         if is_watched { policy(&of.shadow, &of.shadow_kind) } else { "-".into() },
         if is_watched { format!("{} of {}", of.agreed, of.shadowed) } else { "-".into() },
     ]
-}
-
-pub(crate) async fn paths(client: &mut ControlClient, as_json: bool) -> Result<()> {
-    let answer = client.list_paths(v1::ListPathsRequest {}).await?.into_inner();
-    let ms = |time: Option<prost_types::Duration>| {
-        let time = time.and_then(|time| Duration::try_from(time).ok()).unwrap_or_default();
-        if time.is_zero() { "-".to_owned() } else { format!("{:.1} ms", time.as_secs_f64() * 1e3) }
-    };
-    let mbit = |bytes_per_sec: u64| format!("{:.1} Mbit/s", bytes_per_sec as f64 * 8e-6);
-    let all: u64 = answer.paths.iter().map(|path| path.used_bytes_per_sec).sum();
-    let row = |of: v1::Path| {
-        let share = |part: u64, of: u64| {
-            if of == 0 { "-".to_owned() } else { format!("{:.1} %", 100.0 * part as f64 / of as f64) }
-        };
-        [
-            of.name,
-            of.state,
-            or_dash(&through(&of.relays.join(", "), &of.via)),
-            ms(of.smoothed_rtt),
-            ms(of.min_rtt),
-            mbit(of.bytes_per_sec),
-            mbit(of.used_bytes_per_sec),
-            share(of.used_bytes_per_sec, all),
-            share(of.lost_packets, of.sent_packets),
-            of.tunnels.to_string(),
-            of.moved.to_string(),
-            or_dash(&of.connections.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")),
-        ]
-    };
-    let heads = [
-        "path",
-        "state",
-        "relay",
-        "RTT",
-        "min RTT",
-        "rate",
-        "used",
-        "share",
-        "lost",
-        "tunnels",
-        "moved",
-        "connections",
-    ];
-    show(as_json, answer, |answer| match answer.paths.is_empty() {
-        true => say!("there are no paths: packets leave as the routes have it"),
-        false => table(heads, answer.paths.into_iter().map(row)),
-    })
 }
 
 pub(crate) async fn move_edge(client: &mut ControlClient, relay: Option<String>, as_json: bool) -> Result<()> {

@@ -174,11 +174,14 @@ fn people(to: &mut dyn Write, trace: &Trace) -> Result<()> {
             row.late_ns().map_or_else(|| "-".into(), us),
             row.off_cpu_ns.map_or_else(|| "-".into(), |ns| us(ns as i64)),
             row.device.clone(),
+            or_dash(&row.path),
             row.to.clone(),
         ]
     };
-    let heads =
-        ["decided", "class", "bytes", "train", "handed", "queued", "wanted", "left", "late", "no CPU", "device", "to"];
+    let heads = [
+        "decided", "class", "bytes", "train", "handed", "queued", "wanted", "left", "late", "no CPU", "device", "path",
+        "to",
+    ];
     for line in lines(heads, trace.rows.iter().map(row)) {
         writeln!(to, "{line}")?;
     }
@@ -240,6 +243,7 @@ mod tests {
             wanted_ns: Some(5_900_000),
             left_ns: Some(5_902_500),
             class: "voice".into(),
+            path: "dsl".into(),
             bytes: 1_200,
             train: 2,
             ..Row::default()
@@ -259,7 +263,7 @@ mod tests {
         let words: Vec<Vec<_>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
         assert!(
             words.iter().any(|words| words[..]
-                == "0.000000 voice 1200 1/2 10.0 - 900.0 902.5 2.5 -".split(' ').collect::<Vec<_>>()[..]),
+                == "0.000000 voice 1200 1/2 10.0 - 900.0 902.5 2.5 - dsl".split(' ').collect::<Vec<_>>()[..]),
             "{shown}"
         );
         assert!(!shown.contains(['{', '"']), "JSON is for --json: {shown}");

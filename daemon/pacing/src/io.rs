@@ -10,7 +10,7 @@
 
 use std::{
     io,
-    net::UdpSocket,
+    net::{SocketAddr, UdpSocket},
     sync::Arc,
     task::{Context, Poll, ready},
 };
@@ -124,19 +124,21 @@ pub struct Provider {
     settings: SocketSettings,
     /// Whether the routes choose the source address of packets, instead of the address that the peer last sent to.
     roams: bool,
+    /// The name of the path that the socket is for.
+    path: Arc<str>,
 }
 
 impl Provider {
     /// Creates a provider for a bound socket.
     #[must_use]
     pub fn new(socket: UdpSocket, settings: SocketSettings) -> Self {
-        Self { socket, settings, roams: false }
+        Self { socket, settings, roams: false, path: Arc::default() }
     }
 
     /// Lets the routes choose the source address of packets. For clients only: a server has to answer from the address that the
-    /// client sent to.
-    pub fn roam(&mut self) {
-        self.roams = true;
+    /// client sent to. Records of departures name the client's `path`, which may be empty.
+    pub fn roam(&mut self, path: Arc<str>) {
+        (self.roams, self.path) = (true, path);
     }
 }
 
@@ -145,7 +147,7 @@ impl s2n_quic::provider::io::Provider for Provider {
     type Error = io::Error;
 
     fn start<E: Endpoint<PathHandle = Handle>>(self, mut endpoint: E) -> io::Result<SocketAddress> {
-        let Self { socket, settings, roams } = self;
+        let Self { socket, settings, roams, path } = self;
         let runtime = tokio::runtime::Handle::try_current().map_err(io::Error::other)?;
         let _entered = runtime.enter();
         let address: SocketAddress = socket.local_addr()?.into();
@@ -183,9 +185,12 @@ impl s2n_quic::provider::io::Provider for Provider {
             // The kernel then reports which address a packet came to, and the transport answers from that.
             syscall::configure_pktinfo(&socket);
         }
+        // A kernel that does not say it lets the routes decide.
+        let bound = socket.device().ok().flatten().and_then(|name| String::from_utf8(name).ok());
+        let devices = settings.devices.of_socket(bound.as_deref(), SocketAddr::from(address).ip());
         let rx = receive::Rx::start(socket.try_clone()?, address)?;
         let outlet = KernelSocket { socket: socket.into(), full: None };
-        let tx = Tx::new(outlet, forming, settings.devices, LoopClock::new()?.timer(), settings.counters);
+        let tx = Tx::new(outlet, forming, devices, LoopClock::new()?.timer(), settings.counters).of_path(path);
         let (cooldown, stats) = (Cooldown::default(), receive::NoStatistics);
         runtime.spawn(EventLoop { endpoint, clock, rx, tx, cooldown, stats }.start(address));
         Ok(address)

@@ -192,17 +192,18 @@ impl Transport {
     /// # Errors
     /// As [`sockets`](Self::sockets).
     pub fn roaming_sockets(&self, address: SocketAddr) -> Result<Sockets> {
-        self.roaming_sockets_on(bind_udp(address, false, false, address.is_ipv6())?.into())
+        self.roaming_sockets_on(bind_udp(address, false, false, address.is_ipv6())?.into(), Arc::default())
     }
 
-    /// Like [`roaming_sockets`](Self::roaming_sockets), on a bound socket.
+    /// Like [`roaming_sockets`](Self::roaming_sockets), on a bound socket. Records of departures name its path, which is empty where there
+    /// are no paths.
     ///
     /// # Errors
     /// As [`sockets_on`](Self::sockets_on).
-    pub fn roaming_sockets_on(&self, socket: UdpSocket) -> Result<Sockets> {
+    pub fn roaming_sockets_on(&self, socket: UdpSocket, path: Arc<str>) -> Result<Sockets> {
         let mut sockets = self.sockets_on(socket)?;
         if let Sockets::Paced(provider) = &mut sockets {
-            provider.roam();
+            provider.roam(path);
         }
         Ok(sockets)
     }

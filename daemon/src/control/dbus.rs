@@ -19,8 +19,8 @@ use zbus::{
 use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 
 use self::rows::{
-    ClassRow, ConnectionRow, EngineRow, PathRow, RequestRow, RevisionRow, TunnelRow, class_row, connection_row, engine_row,
-    micros, path_row, request_row, revision_row, tunnel_row,
+    ClassRow, ConnectionRow, EngineRow, PathRow, RequestRow, RevisionRow, TunnelRow, class_row, connection_row,
+    engine_row, micros, path_row, request_row, revision_row, tunnel_row,
 };
 use super::{Caller, Control, Error, ErrorKind, Filter, Happening, PAGE, PartView, UplinkView, Writers};
 use crate::policy::Submission;

@@ -35,20 +35,21 @@ impl Control {
     pub fn record_qlog(&self, caller: &Caller, connection: u64, span: Duration) -> Result<Sequence, Error> {
         let author = caller.to_write()?;
         let found = self.tap(connection);
-        let (tap, side) = found.ok_or_else(|| Error::Unknown { what: "connection", name: connection.to_string() })?;
+        let (tap, side, path) =
+            found.ok_or_else(|| Error::Unknown { what: "connection", name: connection.to_string() })?;
         let tracing = self.parts.io.traces.begin(&tap, span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
         tracing::info!(connection, author, "recording a connection");
-        Ok(Sequence::new(tracing, connection, side))
+        Ok(Sequence::new(tracing, (connection, &path), side))
     }
 
-    /// Finds a connection of the relay or of the edge, whose IDs come from the same count.
-    fn tap(&self, connection: u64) -> Option<(Tap, VantagePoint)> {
+    /// Finds a connection of the relay or of the edge, whose IDs come from the same count, and the name of its path at the edge.
+    fn tap(&self, connection: u64) -> Option<(Tap, VantagePoint, String)> {
         let accepted = self.relay.as_ref().and_then(|relay| relay.connections.get(connection));
-        let accepted = accepted.map(|found| (found.tap.clone(), VantagePoint::Server));
+        let accepted = accepted.map(|found| (found.tap.clone(), VantagePoint::Server, String::new()));
         accepted.or_else(|| {
             let opened = self.edge().connections(connection.saturating_sub(1)).into_iter().next();
-            let (_, line) = opened.filter(|(_, line)| line.id == connection)?;
-            Some((line.tap.clone(), VantagePoint::Client))
+            let (uplink, line) = opened.filter(|(_, line)| line.id == connection)?;
+            Some((line.tap.clone(), VantagePoint::Client, uplink.path_name(&line).to_owned()))
         })
     }
 

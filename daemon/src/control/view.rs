@@ -76,6 +76,8 @@ pub struct TunnelView {
     pub sender: String,
     /// The name of the hop that owns it; empty for all other tunnels.
     pub hop: String,
+    /// The name of the path at an edge that it goes over; empty without one.
+    pub path: String,
 }
 
 impl TunnelView {
@@ -101,6 +103,7 @@ impl TunnelView {
             listen: String::new(),
             sender: String::new(),
             hop: String::new(),
+            path: String::new(),
         }
     }
 
@@ -128,6 +131,7 @@ impl TunnelView {
             listen,
             sender,
             hop,
+            path: found.path.to_string(),
         }
     }
 }

@@ -13,7 +13,7 @@ mod policy;
 mod qlog;
 mod remote;
 mod top;
-mod trace;
+pub mod trace;
 mod tunnels;
 
 use lab::client::Client;

@@ -18,6 +18,7 @@ mod inner;
 mod lifecycle;
 mod limits;
 mod migration;
+mod path_list;
 mod paths;
 mod probe;
 mod proxy;

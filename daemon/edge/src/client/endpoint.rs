@@ -183,10 +183,10 @@ impl Endpoint {
         })
     }
 
-    /// Makes connections to the relay run through another relay.
+    /// Makes connections to the relay run through another relay, on the path of this name; it is empty without paths.
     #[must_use]
-    pub fn through(self, via: Arc<dyn Via>) -> Self {
-        Self { via: Some(via), exit: Arc::new(Exit::in_tunnel()), ..self }
+    pub fn through(self, via: Arc<dyn Via>, path: &str) -> Self {
+        Self { via: Some(via), exit: Arc::new(Exit::in_tunnel().of_path(path)), ..self }
     }
 
     /// Returns the name of the hop on the way to the relay, if there is one.
@@ -370,7 +370,7 @@ impl Endpoint {
             return Ok(client.clone());
         }
         let bound = self.exit.bind(address).context("failed to bind a socket")?;
-        let io = self.transport.roaming_sockets_on(bound)?;
+        let io = self.transport.roaming_sockets_on(bound, self.exit.path().clone())?;
         let client = endpoint::connect(io, &self.transport, self.tls.clone(), self.datagrams())?;
         Ok(socket.insert(client).clone())
     }

@@ -51,6 +51,8 @@ pub struct PathReport {
     pub connections: Vec<u64>,
     /// How many tunnels and requests are on it.
     pub tunnels: usize,
+    /// Of these, requests for models.
+    pub requests: usize,
     /// The smoothed round trip of its fastest connection; 0 without one.
     pub smoothed_rtt: Duration,
     /// The shortest round trip; 0 if it is not known.
@@ -96,6 +98,7 @@ impl PathReport {
         self.bytes_per_sec = self.bytes_per_sec.max(other.bytes_per_sec);
         self.used_bytes_per_sec += other.used_bytes_per_sec;
         self.tunnels += other.tunnels;
+        self.requests += other.requests;
         self.sent_packets += other.sent_packets;
         self.lost_packets += other.lost_packets;
         self.moved += other.moved;
@@ -145,6 +148,7 @@ impl Uplink {
                 relays: lines.iter().map(|line| self.relay_of(line)).collect(),
                 connections: lines.iter().map(|line| line.id).collect(),
                 tunnels: lines.iter().map(|line| line.tunnels()).sum(),
+                requests: lines.iter().map(|line| line.requests()).sum(),
                 smoothed_rtt: Duration::from_nanos(view.path.smoothed_rtt_ns),
                 min_rtt: Duration::from_nanos(view.path.min_rtt_ns),
                 bytes_per_sec: view.path.bytes_per_sec,

@@ -48,7 +48,7 @@ impl Uplink {
         let ask = self.has_several_paths().then(|| PathDemand::of_request(class, &self.sizes, body_bytes));
         let link = self.link_of(ask).await?;
         let copy = ask.filter(|ask| ask.placement == Placement::Redundant).and_then(|ask| self.other_link(&ask, &link));
-        Ok((link, copy))
+        Ok((link.for_request(), copy.map(Link::for_request)))
     }
 
     /// Takes a place for a copy of a request that already has a place, over the best of the other paths.

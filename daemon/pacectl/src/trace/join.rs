@@ -102,6 +102,8 @@ pub(crate) struct Row {
     pub(crate) train: usize,
     pub(crate) thread: u32,
     pub(crate) device: String,
+    /// The edge's path, by its name; empty without one.
+    pub(crate) path: String,
     pub(crate) from: String,
     pub(crate) to: String,
 }
@@ -139,7 +141,8 @@ pub(crate) fn join(messages: &[SentMessage], kernel: Option<&[Happening]>, switc
 }
 
 fn told_by_daemon(message: &SentMessage) -> Vec<Row> {
-    let SentMessage { thread, handed_ns, departure_ns, from, to, device, bytes, segment_bytes, packets, .. } = message;
+    let SentMessage { thread, handed_ns, departure_ns, from, to, device, path, .. } = message;
+    let SentMessage { bytes, segment_bytes, packets, .. } = message;
     let row = |(place, packet): (usize, &SentPacket)| Row {
         decided_ns: packet.decided_ns,
         handed_ns: *handed_ns,
@@ -151,6 +154,7 @@ fn told_by_daemon(message: &SentMessage) -> Vec<Row> {
         train: packets.len(),
         thread: *thread,
         device: device.clone(),
+        path: path.clone(),
         from: from.clone(),
         to: to.clone(),
         ..Row::default()

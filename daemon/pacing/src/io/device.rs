@@ -75,6 +75,10 @@ pub struct Devices {
     routes: Arc<RouteCache>,
     /// Without it, all devices stay unknown.
     questions: Option<mpsc::Sender<AddressPair>>,
+    /// The device that the socket is bound to, whatever the routes prefer.
+    bound: Option<Arc<str>>,
+    /// The address that the socket is bound to.
+    source: Option<IpAddr>,
 }
 
 impl Devices {
@@ -84,7 +88,17 @@ impl Devices {
     pub fn with_questions() -> (Self, Arc<RouteCache>, mpsc::Receiver<AddressPair>) {
         let (questions, asked) = mpsc::channel(MAX_QUESTIONS);
         let routes = Arc::<RouteCache>::default();
-        (Self { routes: routes.clone(), questions: Some(questions) }, routes, asked)
+        (Self { routes: routes.clone(), questions: Some(questions), bound: None, source: None }, routes, asked)
+    }
+
+    /// The same for packets of a socket that is bound to a device, to a local address, or both.
+    #[must_use]
+    pub fn of_socket(self, device: Option<&str>, address: IpAddr) -> Self {
+        Self {
+            bound: device.map(Into::into),
+            source: Some(address).filter(|address| !address.is_unspecified()),
+            ..self
+        }
     }
 
     /// Returns the device that packets on `path` leave by.
@@ -93,8 +107,12 @@ impl Devices {
         let Some(questions) = &self.questions else {
             return self.unknown();
         };
+        if let Some(bound) = &self.bound {
+            return self.routes.named.read().get(&**bound).cloned().unwrap_or_else(|| self.unknown());
+        }
         let ip = |address| SocketAddr::from(address).ip();
-        let route = (ip(path.remote_address.0), ip(path.local_address.0));
+        let from = ip(path.local_address.0);
+        let route = (ip(path.remote_address.0), self.source.filter(|_| from.is_unspecified()).unwrap_or(from));
         let known = self.routes.known.read().get(&route).cloned();
         known.unwrap_or_else(|| {
             // Stored before the question is sent, so that it never replaces the answer.
@@ -118,11 +136,13 @@ impl Devices {
 pub struct RouteCache {
     unknown: Arc<Device>,
     known: RwLock<HashMap<AddressPair, Arc<Device>>>,
+    /// All devices, by name.
+    named: RwLock<HashMap<String, Arc<Device>>>,
 }
 
 impl Default for RouteCache {
     fn default() -> Self {
-        Self { unknown: Arc::new(Device::new("unknown")), known: RwLock::default() }
+        Self { unknown: Arc::new(Device::new("unknown")), known: RwLock::default(), named: RwLock::default() }
     }
 }
 
@@ -134,6 +154,11 @@ impl RouteCache {
             known.clear();
         }
         known.insert(route, device);
+    }
+
+    /// Notes which devices there are.
+    pub fn list<'a>(&self, devices: impl Iterator<Item = &'a Arc<Device>>) {
+        *self.named.write() = devices.map(|device| (device.name().to_owned(), device.clone())).collect();
     }
 
     /// Forgets all routes, because some have changed.
@@ -168,6 +193,22 @@ mod tests {
         routes.forget();
         assert_eq!(devices.toward(&peer).name(), "unknown");
         assert_eq!(asked.try_recv().unwrap(), route);
+    }
+
+    #[test]
+    fn a_socket_that_is_bound_leaves_by_its_device_or_is_asked_for_with_its_address() {
+        let (devices, routes, mut asked) = Devices::with_questions();
+        let (peer, any) = (path("192.0.2.1:443"), IpAddr::from([0; 4]));
+        let bound = devices.clone().of_socket(Some("wwan0"), any);
+        assert_eq!(bound.toward(&peer).name(), "unknown", "nobody has listed devices yet");
+        routes.list([Arc::new(Device::new("eth0")), Arc::new(Device::new("wwan0"))].iter());
+        assert_eq!(bound.toward(&peer).name(), "wwan0");
+        assert!(asked.try_recv().is_err(), "the routes have no say");
+        let ours = IpAddr::from([192, 0, 2, 10]);
+        _ = devices.clone().of_socket(None, ours).toward(&peer);
+        assert_eq!(asked.try_recv().unwrap(), (IpAddr::from([192, 0, 2, 1]), ours));
+        _ = devices.of_socket(None, any).toward(&peer);
+        assert_eq!(asked.try_recv().unwrap().1, any);
     }
 
     #[test]

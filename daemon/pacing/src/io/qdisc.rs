@@ -151,6 +151,7 @@ impl Follower {
             self.gauges.forget(gone.name());
         }
         self.devices = devices;
+        self.routes.list(self.devices.values());
         for (index, device) in &self.devices {
             self.judge(device, qdiscs.get(index).map_or(&[], Vec::as_slice));
         }

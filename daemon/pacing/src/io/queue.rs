@@ -83,6 +83,8 @@ pub struct Tx<O> {
     /// Whether the batch was filled completely, so that the transport has more.
     is_full: bool,
     counters: Arc<IoCounters>,
+    /// What records call the path that packets leave by.
+    path: Arc<str>,
 }
 
 impl<O: Outlet> Tx<O> {
@@ -103,7 +105,14 @@ impl<O: Outlet> Tx<O> {
             devices,
         };
         let hold = Hold::new(HOLD_BYTES);
-        Self { outlet, batch, pending: VecDeque::new(), hold, timer, is_full: false, counters }
+        let path = Arc::default();
+        Self { outlet, batch, pending: VecDeque::new(), hold, timer, is_full: false, counters, path }
+    }
+
+    /// The same, with a name for its path in records.
+    #[must_use]
+    pub fn of_path(self, path: Arc<str>) -> Self {
+        Self { path, ..self }
     }
 
     /// Sends all messages except those that have to wait here.
@@ -156,7 +165,7 @@ impl<O: Outlet> Tx<O> {
                     self.counters.messages.inc_by(sent as u64);
                     let forming = &self.batch.forming;
                     let sent = self.pending.drain(..sent.min(self.pending.len()));
-                    sent.for_each(|sent| sent.left(&self.counters, forming, handed_ns));
+                    sent.for_each(|sent| sent.left(&self.counters, (forming, &self.path), handed_ns));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -182,7 +191,7 @@ impl<O: Outlet> Tx<O> {
                     Some(Ok(_)) => {
                         self.counters.messages.inc();
                         if let Some(first) = packets.first() {
-                            first.clone().left(&self.counters, forming, handed_ns);
+                            first.clone().left(&self.counters, (forming, &self.path), handed_ns);
                         }
                         if refused.device.refuse_segmentation() {
                             self.counters.segmentation_refused.inc();
@@ -414,7 +423,7 @@ impl Formed {
     }
 
     /// Reports the message to its observers, now that it has been sent.
-    fn left(self, counters: &IoCounters, forming: &Forming, handed_ns: Option<u64>) {
+    fn left(self, counters: &IoCounters, (forming, path): (&Forming, &Arc<str>), handed_ns: Option<u64>) {
         if !self.traced.is_empty() {
             counters.traces.departed(&self.traced, self.stamp_ns(forming), self.group.packets);
         }
@@ -428,6 +437,7 @@ impl Formed {
             from: self.path.local_address.0.into(),
             to: self.path.remote_address.0.into(),
             device: self.device.name().to_owned(),
+            path: path.clone(),
             bytes: self.group.bytes,
             segment_bytes: self.group.segment_bytes,
             packets: self.decided,

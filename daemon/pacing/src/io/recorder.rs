@@ -46,6 +46,8 @@ pub struct SentMessage {
     pub to: SocketAddr,
     /// The name of the device that it leaves by, or `unknown`.
     pub device: String,
+    /// The name of the edge's path that it leaves by; empty without one.
+    pub path: Arc<str>,
     /// The total size of its packets, as UDP payloads.
     pub bytes: usize,
     /// The size of each packet; the last may be smaller.
@@ -167,6 +169,7 @@ mod tests {
             from: nobody,
             to: nobody,
             device: String::new(),
+            path: Arc::default(),
             bytes: packets,
             segment_bytes: 1,
             packets: vec![Packet { decided_ns: handed_ns, wanted_ns: None, class: None }; packets],

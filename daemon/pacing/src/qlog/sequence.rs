@@ -56,10 +56,10 @@ pub struct Sequence {
 
 impl Sequence {
     /// Returns the text of a trace from now on, for one side of the connection that the control plane calls
-    /// `connection`.
+    /// `connection`, on the path of this name; it is empty without paths.
     #[must_use]
-    pub fn new(tracing: Tracing, connection: u64, vantage_point: VantagePoint) -> Self {
-        let header = Some(header(connection, vantage_point, SystemTime::now()));
+    pub fn new(tracing: Tracing, (connection, path): (u64, &str), vantage_point: VantagePoint) -> Self {
+        let header = Some(header((connection, path), vantage_point, SystemTime::now()));
         Self { tracing, header, waiting: VecDeque::new(), names: Names::default(), is_over: false }
     }
 
@@ -91,18 +91,25 @@ impl Sequence {
     }
 }
 
-fn header(connection: u64, vantage_point: VantagePoint, begun: SystemTime) -> String {
+fn header((connection, path): (u64, &str), vantage_point: VantagePoint, begun: SystemTime) -> String {
     // Formatting fails for years of more than four digits.
     let begun = OffsetDateTime::from(begun).format(&Rfc3339).unwrap_or_default();
+    let mut common_fields = json!({
+        "reference_time": { "clock_type": "monotonic", "epoch": "unknown", "wall_clock_time": begun },
+        "time_format": "relative_to_epoch",
+    });
+    let mut title = format!("connection {connection} of paced {}", env!("CARGO_PKG_VERSION"));
+    if !path.is_empty() {
+        title.push_str(&format!(" over {path}"));
+        // A field of our own, as the schema allows; its `path` is about addresses.
+        common_fields["paced_path"] = path.into();
+    }
     record(&json!({
         "file_schema": "urn:ietf:params:qlog:file:sequential",
         "serialization_format": "application/qlog+json-seq",
-        "title": format!("connection {connection} of paced {}", env!("CARGO_PKG_VERSION")),
+        "title": title,
         "trace": {
-            "common_fields": {
-                "reference_time": { "clock_type": "monotonic", "epoch": "unknown", "wall_clock_time": begun },
-                "time_format": "relative_to_epoch",
-            },
+            "common_fields": common_fields,
             "event_schemas": [SCHEMA],
             "vantage_point": { "name": "paced", "type": vantage_point },
         },

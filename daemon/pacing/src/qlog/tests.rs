@@ -52,7 +52,7 @@ fn ack() -> events::Frame {
 fn listened() -> (Tap, Sequence) {
     let (tap, traces) = (Tap::default(), Arc::new(Traces::default()));
     let tracing = traces.begin(&tap, LONG).unwrap();
-    (tap, Sequence::new(tracing, 7, VantagePoint::Client))
+    (tap, Sequence::new(tracing, (7, "dsl"), VantagePoint::Client))
 }
 
 #[test]
@@ -72,6 +72,8 @@ fn a_file_begins_with_what_it_is_and_what_is_known_already() {
         (&json!("monotonic"), &json!("unknown"), &json!("relative_to_epoch"))
     );
     assert!(time["wall_clock_time"].as_str().unwrap().ends_with('Z'));
+    assert_eq!(trace["common_fields"]["paced_path"], "dsl");
+    assert!(header["title"].as_str().unwrap().ends_with(" over dsl"), "{header}");
     assert_eq!((&records[1]["name"], records.len(), goes_on), (&json!("quic:mtu_updated"), 2, true));
     assert!(sequence.text(Names::default()).0.is_empty(), "the header comes once");
 }

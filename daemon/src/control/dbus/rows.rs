@@ -145,6 +145,7 @@ mod tests {
             listen: String::new(),
             sender: String::new(),
             hop: "first".to_owned(),
+            path: String::new(),
         };
         let (_, _, user, class, _, target, ..) = tunnel_row(view.clone());
         assert_eq!([user.as_str(), &class, &target], ["[hop.first]", "", "second.example:443"]);

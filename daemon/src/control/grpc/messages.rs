@@ -106,6 +106,7 @@ pub(super) fn tunnel(found: TunnelView) -> v1::Tunnel {
         listen: found.listen,
         sender: found.sender,
         hop: found.hop,
+        path: found.path,
     }
 }
 
@@ -150,6 +151,7 @@ pub(super) fn path(found: PathReport) -> v1::Path {
         lost_packets: found.lost_packets,
         via: found.via,
         moved: found.moved,
+        requests: u32::try_from(found.requests).unwrap_or(u32::MAX),
     }
 }
 
@@ -215,6 +217,7 @@ pub(super) fn departures(control: &Control, records: Records) -> v1::WatchDepart
         segment_bytes: message.segment_bytes as u32,
         packets: message.packets.iter().map(packet).collect(),
         device: message.device,
+        path: message.path.to_string(),
     };
     v1::WatchDeparturesResponse {
         messages: records.messages.into_iter().map(message).collect(),

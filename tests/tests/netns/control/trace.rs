@@ -15,7 +15,7 @@ use super::{VOICE, connect};
 /// them unreadable (`pacectl::perf::UNREADABLE`).
 static RECORDING: Mutex<()> = Mutex::new(());
 
-fn record_alone() -> MutexGuard<'static, ()> {
+pub fn record_alone() -> MutexGuard<'static, ()> {
     RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

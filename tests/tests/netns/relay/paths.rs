@@ -29,7 +29,7 @@ impl Uplinks {
         Self::with(Terms::default())
     }
 
-    fn with(terms: Terms<'_>) -> Self {
+    pub(super) fn with(terms: Terms<'_>) -> Self {
         let chain = Chain::new().unwrap();
         let router = Namespace::new("router").unwrap();
         let second = Link::new(&chain.client, &router, 3).unwrap();

@@ -17,6 +17,7 @@ fn message(handed_ns: u64, packets: usize) -> SentMessage {
         from: "192.0.2.1:443".into(),
         to: "192.0.2.2:5000".into(),
         device: "eth0".into(),
+        path: "dsl".into(),
         bytes: 1_200 * packets as u32,
         segment_bytes: 1_200,
         packets: (0..packets).map(decided).collect(),

@@ -208,7 +208,7 @@ async fn packets_of_a_connection_that_is_listened_to_are_followed_into_the_kerne
     let (double, mut tx, counters) = queue(&devices);
     let (tap, other) = (Tap::default(), Tap::default());
     let tracing = counters.traces.begin(&tap, Duration::from_secs(3_600)).unwrap();
-    let mut sequence = Sequence::new(tracing, 1, VantagePoint::Server);
+    let mut sequence = Sequence::new(tracing, (1, ""), VantagePoint::Server);
     let at_ns = soon_ns() + 1_000 * MS;
     let packets = |range: std::ops::Range<u8>| {
         let of = |fill: u8| if fill.is_multiple_of(2) { &tap } else { &other };
