@@ -271,13 +271,17 @@ impl RelayAccess {
         Ok((link, class))
     }
 
-    /// Waits for a place for a request for a model with a body of `body_bytes`; the second place, if there is one, is for a copy.
+    /// Waits for a place for a request for a model, of which the `priority` and the size of the body are known; the second place, if
+    /// there is one, is for a copy.
     ///
     /// # Errors
     /// There is no connection.
-    pub async fn places_for_request(&self, body_bytes: u64) -> Result<(Link, Option<Link>, Arc<Class>), NoConnection> {
+    pub async fn places_for_request(
+        &self,
+        request: (Option<&Priority>, u64),
+    ) -> Result<(Link, Option<Link>, Arc<Class>), NoConnection> {
         let class = self.class_for_place();
-        let links = self.uplink.links_for_request(&class, body_bytes).await;
+        let links = self.uplink.links_for_request(&class, request).await;
         let (link, copy) = links.map_err(NoConnection::NoLink)?;
         Ok((link, copy, class))
     }

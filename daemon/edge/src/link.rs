@@ -11,7 +11,7 @@ use std::{
 };
 
 use config::forward::TunnelMode;
-use masque::{h3::Code, tunnel::Form};
+use masque::{h3::Code, priority::Priority, tunnel::Form};
 use pacing::{
     monotonic,
     path::{PacketSize, PathStats},
@@ -386,11 +386,10 @@ impl Link {
         self
     }
 
-    /// Notes whose traffic it carries: placements count the rest of it, and its final size tells how much the next of its class will
-    /// carry.
-    pub fn carries_traffic(&self, traffic: Arc<Traffic>, class: &Class) {
-        let policy = class.policy();
-        let (class, weight) = (policy.name.clone(), policy.weight.into());
+    /// Notes whose traffic it carries, and the `priority` that this asked for: placements count the rest of it, and its final size tells
+    /// how much the next of its class will carry.
+    pub fn carries_traffic(&self, traffic: Arc<Traffic>, class: &Class, signal: Option<&Priority>) {
+        let (class, weight) = (class.policy().name.clone(), sizes::share(class, signal));
         let expected = self.line.sizes.expected(&class);
         self.line.carried.lock().insert(self.number, Carried { traffic, class, weight, expected, moved: 0 });
     }

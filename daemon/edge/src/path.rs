@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use masque::priority::Priority;
 use quic::class::Class;
 use sched::{
     path::{self, Placement, StreamProfile},
@@ -15,7 +16,11 @@ use sched::{
 };
 use tokio::time::Instant;
 
-use super::{client::endpoint::Endpoint, link::Line, sizes::Sizes};
+use super::{
+    client::endpoint::Endpoint,
+    link::Line,
+    sizes::{Sizes, share},
+};
 
 pub mod changes;
 pub mod estimate;
@@ -64,7 +69,7 @@ impl PathDemand {
         let policy = class.policy();
         let request = StreamProfile {
             bytes: sizes.expected(&policy.name),
-            weight: policy.weight.into(),
+            weight: share(class, None),
             is_urgent: policy.level == Level::High,
             // A tunnel is neither.
             is_idempotent: false,
@@ -73,13 +78,13 @@ impl PathDemand {
         Self { placement: policy.placement, request }
     }
 
-    /// Returns what a request for a model with a body of `body_bytes` asks. It may be sent twice, because an answer changes nothing at
-    /// an engine.
+    /// Returns what a request for a model asks, given its `priority` and the size of its body. It may be sent twice, because an answer
+    /// changes nothing at an engine.
     #[must_use]
-    pub fn of_request(class: &Class, sizes: &Sizes, body_bytes: u64) -> Self {
+    pub fn of_request(class: &Class, sizes: &Sizes, (signal, body_bytes): (Option<&Priority>, u64)) -> Self {
         let Self { placement, request } = Self::of(class, sizes);
-        let bytes = request.bytes.max(body_bytes);
-        Self { placement, request: StreamProfile { bytes, is_idempotent: true, ..request } }
+        let (bytes, weight) = (request.bytes.max(body_bytes), share(class, signal));
+        Self { placement, request: StreamProfile { bytes, weight, is_idempotent: true, ..request } }
     }
 }
 
@@ -133,5 +138,56 @@ impl PathView {
         // assumed to be smaller than the path only if a rate is configured.
         let window_bytes = (u128::from(measured) * u128::from(self.path.shortest_rtt_ns())).div_ceil(1_000_000_000);
         self.path.window_bytes = u64::try_from(window_bytes).unwrap_or(u64::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use config::policy::Policy;
+    use quic::class::{Classes, PolicyRole};
+    use sched::path::{CandidatePath, Placed, place};
+
+    use super::*;
+
+    /// A class of a policy in TOML, which has no other.
+    fn class(keys: &str) -> Arc<Class> {
+        let policy = Policy::from_toml(&format!("[class.models]\n{keys}")).unwrap();
+        Classes::new(policy, PolicyRole::Edge, &Default::default(), |_| Default::default())
+            .get("models")
+            .unwrap()
+            .clone()
+    }
+
+    /// The weight of a request whose client asks for an urgency, if for any.
+    fn weight(class: &Class, urgency: Option<u8>) -> u32 {
+        let signal = Priority { urgency, ..Priority::default() };
+        let signal = urgency.map(|_| &signal);
+        PathDemand::of_request(class, &Sizes::default(), (signal, 0)).request.weight
+    }
+
+    #[test]
+    fn a_request_has_the_weight_of_the_urgency_that_it_asks_for_within_its_class() {
+        let class = class("placement = \"fstream\"\nweight = 3\n");
+        let weights: Vec<_> = (0..8).map(|urgency| weight(&class, Some(urgency))).collect();
+        // Clients of this class may only lower its priority, which stands for u=3.
+        assert!(weights[..4].iter().all(|found| *found == weights[3]), "{weights:?}");
+        assert!(weights[3..].windows(2).all(|pair| pair[0] == 16 * pair[1]), "{weights:?}");
+        assert_eq!((weights[7], weight(&class, None)), (3, weights[3]));
+        assert_eq!(PathDemand::of(&class, &Sizes::default()).request.weight, weights[3], "a tunnel has its class's");
+    }
+
+    #[test]
+    fn an_urgent_request_takes_the_fast_path_beside_others_and_one_in_the_background_avoids_them() {
+        let class = class("placement = \"fstream\"\npriorities = [0, 255]\n");
+        let path =
+            |bytes_per_sec| CandidatePath { smoothed_rtt_ns: 20_000_000, bytes_per_sec, ..CandidatePath::default() };
+        let mut paths = [path(2_000_000), path(1_000_000)];
+        paths[0].placed = vec![Placed { bytes: 10_000_000, weight: share(&class, None) }; 3];
+        let chosen = |urgency| {
+            let signal = Priority { urgency: Some(urgency), ..Priority::default() };
+            let ask = PathDemand::of_request(&class, &Sizes::default(), (Some(&signal), 0));
+            place(ask.placement, &ask.request, &paths, 0).unwrap().path()
+        };
+        assert_eq!([1, 2, 3, 5].map(chosen), [0, 0, 1, 1], "three equals leave a quarter of the fast path");
     }
 }

@@ -215,7 +215,7 @@ impl LocalAddressCounters {
         let mut entry = self.roster.enter(owner, (protocol, target), (link, stream_id));
         self.open.inc();
         entry.open = Some(self.open.clone());
-        link.carries_traffic(entry.traffic.clone(), &membership.get());
+        link.carries_traffic(entry.traffic.clone(), &membership.get(), None);
         entry
     }
 

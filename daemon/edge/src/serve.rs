@@ -8,7 +8,10 @@ use std::{
 };
 
 use config::serve::Serve;
-use masque::h3::{RequestHead, ResponseHead};
+use masque::{
+    h3::{RequestHead, ResponseHead},
+    priority::Priority,
+};
 use parking_lot::Mutex;
 use quic::{
     class::{Class, Membership, Since, Terms},
@@ -158,13 +161,14 @@ impl ToGateways {
         place: usize,
         mut head: RequestHead,
     ) -> Result<(Request, RequestAtGateway), h3::Error> {
+        let signal = Priority::from_fields(&head.fields);
         if head.field("priority").is_none() {
-            head.fields.extend(access.signal(class).as_ref().and_then(masque::priority::Priority::to_field));
+            head.fields.extend(access.signal(class).as_ref().and_then(Priority::to_field));
         }
         let (request, first) = link.relay.ask_itself(head).await?;
         request.set_terms(&Terms { since: Since::First, ..class.terms(None) });
         let traffic = Arc::<Traffic>::default();
-        link.carries_traffic(traffic.clone(), class);
+        link.carries_traffic(traffic.clone(), class, signal.as_ref());
         Ok((request, RequestAtGateway { link, traffic, _first: first, place, health: self.health.clone() }))
     }
 
@@ -183,7 +187,9 @@ impl entrance::GatewayAccess for ToGateways {
     async fn ask(&self, head: RequestHead, body_bytes: usize, tried: &mut Vec<usize>) -> Result<Asked<Self>, String> {
         let (access, chosen) = self.choose(tried).ok_or("no gateway is configured")?;
         let asking = async {
-            let (link, copy, class) = access.places_for_request(body_bytes as u64).await?;
+            let signal = Priority::from_fields(&head.fields);
+            let request = (signal.as_ref(), body_bytes as u64);
+            let (link, copy, class) = access.places_for_request(request).await?;
             let (request, place) = self.send(access, link, &class, chosen, head).await.map_err(NoConnection::Lost)?;
             let other_path = copy.map(|link| CopyPath { link, class, place: chosen });
             Ok(Asked { request, place, other_path })

@@ -1,8 +1,10 @@
-//! How much a tunnel or request of a class will carry, estimated from earlier ones.
+//! How much a tunnel or request of a class will carry, estimated from earlier ones, and its share of a path until then.
 
 use std::{collections::HashMap, time::Duration};
 
+use masque::priority::{LEAST_URGENT, Priority, urgency_of};
 use parking_lot::Mutex;
+use quic::class::Class;
 use sched::path::Placed;
 
 /// The expectation until the first one of a class has ended, in bytes: about a page.
@@ -36,6 +38,20 @@ impl Sizes {
     }
 }
 
+/// How many times as large the share of a path is that placements expect for an urgency as for the next lower one. Senders that go by
+/// urgency leave next to nothing to lower ones. With a larger step, weights above one would not keep eight urgencies apart.
+const URGENCY_STEP: u32 = 16;
+
+/// Returns the share that placements expect for something of a class on its path, relative to others': the weight of the class, times
+/// a step for each urgency above the least (RFC 9218 §4.1). The urgency is the one that the `priority` asks for, within what the
+/// class allows, or else that of the class.
+#[must_use]
+pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {
+    let urgency = urgency_of(class.policy().service(signal, 0).priority);
+    let steps = u32::from(LEAST_URGENT.saturating_sub(urgency));
+    u32::from(class.policy().weight).saturating_mul(URGENCY_STEP.saturating_pow(steps))
+}
+
 /// Returns what a tunnel still has to carry: the remainder of what is usual in its class, but at least what it carries
 /// in a second; `None` if that is nothing.
 #[must_use]
@@ -47,7 +63,23 @@ pub fn left(expected: u64, moved: u64, moved_lately: u64, lately: Duration, weig
 
 #[cfg(test)]
 mod tests {
+    use config::policy::Policy;
+    use quic::class::{Classes, PolicyRole};
+
     use super::*;
+
+    #[test]
+    fn the_highest_urgency_and_the_largest_weight_have_the_largest_share() {
+        let share = |weight: u16, urgency: u8| {
+            let text = format!("[class.models]\nweight = {weight}\npriorities = [0, 255]\n");
+            let policy = Policy::from_toml(&text).unwrap();
+            let classes = Classes::new(policy, PolicyRole::Edge, &Default::default(), |_| Default::default());
+            let class = classes.get("models").unwrap();
+            share(class, Some(&Priority { urgency: Some(urgency), ..Priority::default() }))
+        };
+        assert_eq!([share(1, 7), share(5, 7), share(1, 0), share(5, 0)], [1, 5, 1 << 28, 5 << 28]);
+        assert_eq!(share(u16::MAX, 0), u32::MAX, "no share is larger");
+    }
 
     #[test]
     fn each_class_is_expected_to_carry_what_its_last_ones_did() {

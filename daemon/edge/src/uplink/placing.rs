@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
+use masque::priority::Priority;
 use quic::class::Class;
 use sched::path::{PathChoice, Placement};
 use tokio::time::Instant;
@@ -35,17 +36,17 @@ impl Uplink {
         self.link_of(ask).await
     }
 
-    /// Like [`link`](Self::link), for a request for a model with a body of `body_bytes`. If the request is to be copied and another path
-    /// has room, the second place is for the copy.
+    /// Like [`link`](Self::link), for a request for a model, of which the `priority` and the size of the body are known. If the request is
+    /// to be copied and another path has room, the second place is for the copy.
     ///
     /// # Errors
     /// As [`link`](Self::link).
     pub async fn links_for_request(
         &self,
         class: &Class,
-        body_bytes: u64,
+        request: (Option<&Priority>, u64),
     ) -> Result<(Link, Option<Link>), Arc<ConnectError>> {
-        let ask = self.has_several_paths().then(|| PathDemand::of_request(class, &self.sizes, body_bytes));
+        let ask = self.has_several_paths().then(|| PathDemand::of_request(class, &self.sizes, request));
         let link = self.link_of(ask).await?;
         let copy = ask.filter(|ask| ask.placement == Placement::Redundant).and_then(|ask| self.other_link(&ask, &link));
         Ok((link.for_request(), copy.map(Link::for_request)))
