@@ -309,7 +309,7 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
         let by = match identity {
             Some(ListenerIdentity::Files { certificate, .. }) => format!("TLS with {}", certificate.display()),
             Some(ListenerIdentity::SelfSigned) => "TLS with a certificate of its own".to_owned(),
-            None => "HTTP/1.1 without TLS".to_owned(),
+            None => "HTTP without TLS".to_owned(),
         };
         format!(
             "  for clients without an edge: {address} by {by}, {max_connections} connections, idle for {idle:?} at most"

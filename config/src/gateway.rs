@@ -145,8 +145,12 @@ impl Default for GatewaySettings {
     }
 }
 
-/// Reads a gateway.
-pub(crate) fn read(section: &mut Section<'_>, relay: Option<&RelaySettings>) -> Option<GatewaySettings> {
+/// Reads a gateway. `has_relay` says whether there is a section for a relay, which `relay` is if it could be read.
+pub(crate) fn read(
+    section: &mut Section<'_>,
+    relay: Option<&RelaySettings>,
+    has_relay: bool,
+) -> Option<GatewaySettings> {
     let models = section.sections("model", |section| model(section, None));
     section.refuse_shared("model", &models, |model| model.name.clone(), "two models have the same name");
     let aliases = section.sections("alias", |section| alias(section, None, &models));
@@ -156,7 +160,7 @@ pub(crate) fn read(section: &mut Section<'_>, relay: Option<&RelaySettings>) -> 
         section.refuse_shared("alias", &names.collect::<Vec<_>>(), |name| (*name).clone(), cause);
     }
     let shown = relay.and_then(|relay| relay.listeners.first()).map(|listener| &listener.identity);
-    let listeners = section.sections("listener", |section| listener(section, None, shown));
+    let listeners = section.sections("listener", |section| listener(section, None, (shown, has_relay)));
     let cause = "two listeners have the same address";
     section.refuse_shared("listener", &listeners, |listener| listener.address, cause);
     let keys = section.sections("key", |section| key(section, None));
@@ -261,11 +265,12 @@ pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[Mod
     Some(Alias { name: name?, models: members?, policy, shadow })
 }
 
-/// Walks through the section of a listener, which presents the identity of `relay` unless it has its own certificate.
+/// Walks through the section of a listener, which presents the identity of `relay` unless it has its own certificate. `has_relay` says
+/// whether there is a relay, whose identity is known only if its section could be read.
 pub(crate) fn listener(
     section: &mut Section<'_>,
     of: Option<&GatewayListener>,
-    relay: Option<&ListenerIdentity>,
+    (relay, has_relay): (Option<&ListenerIdentity>, bool),
 ) -> Option<GatewayListener> {
     let address: Option<SocketAddr> = section.require("address", of.map(|of| of.address));
     let is_tls = section.value("tls", of.is_none_or(|of| of.identity.is_some()));
@@ -292,7 +297,11 @@ pub(crate) fn listener(
         let (cause, remedy) = ("a certificate that nobody is shown", "leave it out, or leave out tls = false");
         section.refuse("certificate", Problem::Contradiction { cause, remedy });
     }
-    // Without a relay, which is refused elsewhere, there is no identity to take over.
+    if is_tls && own.is_none() && !has_relay {
+        let cause = "it uses TLS without a certificate: it has none of its own, and there is no relay that has one";
+        let remedy = "add certificate and private_key or, on loopback, tls = false";
+        section.refuse("certificate", Problem::Contradiction { cause, remedy });
+    }
     let identity = own.or_else(|| relay.cloned()).filter(|_| is_tls);
     Some(GatewayListener { address: address?, identity, max_connections, idle })
 }

@@ -94,7 +94,7 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// The relay role, if configured.
     pub relay: Option<RelaySettings>,
-    /// The gateway role on the listeners of the relay role, if configured.
+    /// The gateway role on the listeners of the relay role and its own listeners, if configured.
     pub gateway: Option<GatewaySettings>,
     /// The edge role: no local address occurs twice for the same protocol.
     pub forwards: Vec<Forward>,
@@ -211,7 +211,7 @@ pub enum Warning {
     },
     /// A rule about a user that no entry names. Counted from 1.
     #[error(
-        "rule {rule} is about the user {user:?}, whom no [[relay.token]] and no [[relay.client_certificate]] names"
+        "rule {rule} is about the user {user:?}, whom no [[relay.token]], [[relay.client_certificate]] or [[gateway.key]] names"
     )]
     UnknownUser {
         /// The rule.
@@ -227,8 +227,8 @@ pub enum Warning {
         "nothing is reached through [hop.{0}]; write via = \"{0}\" where the relay behind it is named, or remove it"
     )]
     UnusedHop(String),
-    /// Neither role is configured.
-    #[error("there is neither a [relay] nor a [[forward]], a [[proxy]] or a [[serve]]: paced has nothing to do")]
+    /// No role is configured.
+    #[error("there is no [relay], [gateway], [[forward]], [[proxy]] or [[serve]]: paced has nothing to do")]
     NothingToDo,
 }
 
@@ -255,10 +255,13 @@ impl Config {
         let state_dir = state_dir(root, PathBuf::from(STATE_DIR));
         let policy = policy::read(root);
         let relay = root.optional_section("relay", |section| relay::read(section, &policy));
-        let gateway = root.optional_section("gateway", |section| gateway::read(section, relay.as_ref()));
-        if gateway.is_some() && !root.has("relay") {
-            let cause = "a gateway is served on the listeners of a relay, and there is none";
-            root.refuse("gateway", Problem::Contradiction { cause, remedy: "add a [relay]" });
+        let has_relay = root.has("relay");
+        let gateway = root.optional_section("gateway", |section| gateway::read(section, relay.as_ref(), has_relay));
+        let has_listener = |gateway: &GatewaySettings| !gateway.listeners.is_empty();
+        if gateway.as_ref().is_some_and(|gateway| !has_listener(gateway)) && !has_relay {
+            let cause = "clients cannot reach the gateway: it has no listener of its own, and there is no relay with listeners";
+            let remedy = "add a [[gateway.listener]], or a [relay]";
+            root.refuse("gateway", Problem::Contradiction { cause, remedy });
         }
         let (hops, hop_names) = hop::read(root, &policy);
         let names = Nameable { policy: &policy, hops: &hop_names };
@@ -386,7 +389,7 @@ impl Config {
                 Some(_) => Warning::PlainProxy(proxy.listen),
             });
         let serves = self.serves.iter().map(|serve| serve.listen);
-        let idle = self.relay.is_none() && self.uplinks().next().is_none();
+        let idle = self.relay.is_none() && self.gateway.is_none() && self.uplinks().next().is_none();
         open.filter(is_public)
             .map(Warning::OpenRelay)
             .chain((has_ca && !asks).then_some(Warning::UnusedClientCa))
@@ -427,13 +430,16 @@ impl Config {
     /// Finds users in rules that no entry names. Returns none if certificates without entries are accepted, which may
     /// name any user.
     fn unknown_users(&self) -> Vec<Warning> {
-        let Some(relay) = &self.relay else { return Vec::new() };
-        let by_certificate = relay.listeners.iter().any(|listener| listener.auth.accepts_certificates());
-        if by_certificate && relay.certificates.is_empty() {
+        let by_certificate = |relay: &RelaySettings| {
+            relay.certificates.is_empty() && relay.listeners.iter().any(|listener| listener.auth.accepts_certificates())
+        };
+        if self.relay.as_ref().map_or(self.gateway.is_none(), by_certificate) {
             return Vec::new();
         }
-        let (tokens, certificates) = (relay.tokens.iter(), relay.certificates.iter());
-        let known: Vec<_> = tokens.map(|token| &token.name).chain(certificates.map(|user| &user.name)).collect();
+        let tokens = self.relay.iter().flat_map(|relay| &relay.tokens).map(|token| &token.name);
+        let certificates = self.relay.iter().flat_map(|relay| &relay.certificates).map(|user| &user.name);
+        let keys = self.gateway.iter().flat_map(|gateway| &gateway.keys).map(|key| &key.name);
+        let known: Vec<_> = tokens.chain(certificates).chain(keys).collect();
         let rules = (1..).zip(&self.policy.rules);
         let users = rules.flat_map(|(rule, of)| of.users.iter().flatten().map(move |user| (rule, user)));
         let unknown = users.filter(|(_, user)| !known.contains(user));

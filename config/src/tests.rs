@@ -386,3 +386,20 @@ fn a_user_has_one_quota_whose_volumes_and_dates_read_back_as_they_are_written() 
     let wrong = RELAY.to_owned() + &token("a", '1', "expires = 2027-01-31");
     assert_refused(&wrong, &refusals(&wrong), ["line 9", "", "in quotes"]);
 }
+
+#[test]
+fn a_gateway_with_a_listener_of_its_own_needs_no_relay() {
+    let own = "[[gateway.listener]]\naddress = \"127.0.0.1:8100\"\ntls = false\n\
+               [[gateway.model]]\nname = \"a\"\nengines = [\"http://127.0.0.1:8000\"]\n";
+    let config = valid(own);
+    assert_eq!(config.warnings(), []);
+    assert_eq!(valid(&config.to_toml()).gateway, config.gateway);
+    let key = format!("[[gateway.key]]\nname = \"ann\"\nsha256 = \"{}\"\n", "0".repeat(64));
+    let rule = |user: &str| format!("{own}{key}[[rule]]\nclass = \"default\"\nuser = \"{user}\"");
+    assert_eq!(valid(&rule("ann")).warnings(), []);
+    assert_eq!(valid(&rule("bob")).warnings(), [Warning::UnknownUser { rule: 1, user: "bob".into() }]);
+    let files = "certificate = \"/a.pem\"\nprivate_key = \"/a.key\"\n[[gateway.key]]\n";
+    let remote = own.replace("tls = false", files).replace("127.0.0.1:8100", "192.0.2.1:8443");
+    let remote = remote.replace("[[gateway.key]]\n", &key);
+    assert!(valid(&remote).gateway.unwrap().listeners[0].identity.is_some());
+}

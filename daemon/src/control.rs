@@ -19,6 +19,7 @@ use std::{
 use arc_swap::ArcSwap;
 use config::{Config, forward::Forward, proxy::Proxy, serve::Serve};
 use relay::Relay;
+use serving::in_force::GatewayInForce;
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, oneshot},
     task::spawn_blocking,
@@ -53,7 +54,7 @@ pub mod view;
 pub struct Facts {
     /// When the daemon started.
     pub started: SystemTime,
-    /// The relay's listeners.
+    /// The listeners of the relay and of the gateway.
     pub listeners: Vec<String>,
     /// The edge's forwards, proxies and served models.
     pub forwards: Vec<String>,
@@ -77,6 +78,9 @@ impl Facts {
     /// The same facts for another configuration.
     fn after(&self, config: &Config) -> Self {
         let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
+        let listeners = listeners.map(|listener| listener.address.to_string());
+        let fronts = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
+        let fronts = fronts.map(|front| format!("{} (models)", front.address));
         let forward = |forward: &Forward| {
             let Forward { listen, protocol, target, uplink, .. } = forward;
             format!("{listen} ({}) to {target} through {}", protocol.as_str().to_uppercase(), uplink.through())
@@ -85,7 +89,7 @@ impl Facts {
         let serve = |serve: &Serve| format!("{} (models) through {}", serve.listen, serve.uplink.through());
         let proxies = config.proxies.iter().map(proxy).chain(config.serves.iter().map(serve));
         Self {
-            listeners: listeners.map(|listener| listener.address.to_string()).collect(),
+            listeners: listeners.chain(fronts).collect(),
             forwards: config.forwards.iter().map(forward).chain(proxies).collect(),
             workers: config.relay.as_ref().map_or(1, |relay| relay.workers),
             ..self.clone()
@@ -109,6 +113,7 @@ const STEP: Duration = Duration::from_secs(1);
 pub struct Control {
     policies: Arc<Policies>,
     relay: Option<Arc<Relay>>,
+    gateway: Arc<GatewayInForce>,
     parts: Arc<Parts>,
     facts: ArcSwap<Facts>,
     reloads: mpsc::Sender<Reload>,
@@ -125,7 +130,7 @@ impl Control {
     #[must_use]
     pub fn new(
         policies: Arc<Policies>,
-        relay: Option<Arc<Relay>>,
+        (relay, gateway): (Option<Arc<Relay>>, Arc<GatewayInForce>),
         parts: Arc<Parts>,
         facts: Facts,
         reloads: mpsc::Sender<Reload>,
@@ -133,6 +138,7 @@ impl Control {
         Arc::new(Self {
             policies,
             relay,
+            gateway,
             parts,
             facts: ArcSwap::from_pointee(facts),
             reloads,

@@ -27,7 +27,7 @@ use tokio::{
 };
 
 use self::{
-    fronts::Fronts,
+    gateway_role::GatewayRole,
     relay_role::RelayRole,
     start::{Launch, classes, without_missing_families},
 };
@@ -48,6 +48,7 @@ use crate::{
 
 mod announce;
 mod fronts;
+mod gateway_role;
 mod lessons;
 mod records;
 mod relay_role;
@@ -146,8 +147,7 @@ struct Daemon {
     parts: Arc<Parts>,
     metrics: Arc<Metrics>,
     relay: Option<RelayRole>,
-    /// The gateway's own listeners.
-    fronts: Fronts,
+    gateway: GatewayRole,
     edge: Edge,
     /// The class of each local address.
     entrance_classes: EntranceClasses,
@@ -256,9 +256,12 @@ impl Daemon {
     /// once.
     async fn end(mut self, mut signals: Signals) {
         self.parts.ready.reach(LifeStage::Draining);
-        let drain = self.relay.as_ref().map_or(CLOSING, |role| role.drain);
-        if let Some(role) = &self.relay {
+        let drain = self.relay.as_ref().map(|role| role.drain).or(self.gateway.drain());
+        if let Some(drain) = drain {
             tracing::info!(seconds = drain.as_secs(), "draining");
+        }
+        let drain = drain.unwrap_or(CLOSING);
+        if let Some(role) = &self.relay {
             role.open.store(false, Relaxed);
             role.relay.end(Phase::Draining);
         }
@@ -277,16 +280,14 @@ impl Daemon {
         _ = timeout(CLOSING, self.all_ended()).await;
         if let Some(role) = &self.relay {
             role.ledger.save(SystemTime::now());
-            role.lessons.save();
-            role.records.save();
-            role.tokens.save(SystemTime::now());
         }
+        self.gateway.save();
         // The endpoints still have CONNECTION_CLOSE frames to send.
         tokio::time::sleep(CLOSING).await;
     }
 
     async fn all_ended(&mut self) {
-        tokio::join!(self.fronts.end(), self.edge.close());
+        tokio::join!(self.gateway.end(), self.edge.close());
         while self.roles.join_next().await.is_some() {}
     }
 }

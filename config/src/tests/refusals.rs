@@ -63,7 +63,13 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         ),
         ("[hop.first]", "line 1, column 1: hop.first.relay: ", "missing", "add relay ="),
         ("[hop.First]", "line 1, column 6: hop.First: ", "does not fit", "lower-case"),
-        ("[gateway]", "line 1, column 1: gateway: ", "listeners of a relay", "add a [relay]"),
+        ("[gateway]", "line 1, column 1: gateway: ", "no listener of its own", "add a [[gateway.listener]]"),
+        (
+            &format!("{MODEL}[[gateway.listener]]\naddress = \"127.0.0.1:8100\""),
+            "line 4, column 1: gateway.listener.certificate: ",
+            "TLS without a certificate",
+            "on loopback, tls = false",
+        ),
         (&gateway(""), "line 6, column 1: gateway.model: ", "without models", "add a [[gateway.model]]"),
         (
             &gateway("[[gateway.model]]\nname = \"a\"\nengines = [\"gpu:8000\"]"),

@@ -33,7 +33,7 @@ use std::{
     time::SystemTime,
 };
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use config::{
     quota::Quota,
     relay::{Auth, ListenerSettings, RelayLimits},
@@ -48,7 +48,7 @@ use quic::{
     strangers::{ClientStanding, ConnectionPlaces},
 };
 use role::{limits::Gauge, seldom::Seldom, table::Table};
-use serving::gateway::Gateway;
+use serving::{gateway::Gateway, in_force::GatewayInForce};
 use tokio::sync::watch;
 
 pub use self::counters::RelayMetrics;
@@ -116,13 +116,13 @@ pub struct Resources {
     pub ids: [Arc<AtomicU64>; 2],
     /// Called with the address of each client that has completed a handshake.
     pub proven: Box<dyn Fn(IpAddr) + Send + Sync>,
+    /// What answers requests that ask for no tunnel.
+    pub gateway: Arc<GatewayInForce>,
 }
 
 /// The state shared by all connections of the relay.
 pub struct Relay {
     rules: RwLock<Arc<Rules>>,
-    /// Answers requests that are not for a tunnel, if configured.
-    gateway: ArcSwapOption<Gateway>,
     /// The classes of traffic.
     classes: ArcSwap<Classes>,
     /// How connections of each listener order their output until their user is known. Locked while schedules are assigned,
@@ -203,7 +203,6 @@ impl Relay {
         let places = ConnectionPlaces::new(rules.limits.clone(), refused, Box::new(move |limit| hits.limit_hit(limit)));
         Arc::new(Self {
             rules: RwLock::new(Arc::new(rules)),
-            gateway: ArcSwapOption::default(),
             schedules: Mutex::default(),
             classes: ArcSwap::new(classes),
             connections: Table::counting(connection_ids),
@@ -274,19 +273,13 @@ impl Relay {
     pub fn replace_classes(&self, classes: Arc<Classes>) {
         self.classes.store(classes.clone());
         self.schedule_all();
-        self.gateway.load().iter().for_each(|gateway| gateway.follow(&classes));
         self.tunnels.all().iter().for_each(|tunnel| tunnel.follow(&classes));
     }
 
     /// Returns the gateway that answers requests that are not for a tunnel.
     #[must_use]
     pub fn gateway(&self) -> Option<Arc<Gateway>> {
-        self.gateway.load_full()
-    }
-
-    /// Replaces the gateway for new requests; the old one finishes the requests that it has begun.
-    pub fn replace_gateway(&self, gateway: Option<Arc<Gateway>>) {
-        self.gateway.store(gateway);
+        self.resources.gateway.gateway()
     }
 
     /// Puts `rules` in force for new requests. Open tunnels keep their grants, but the quotas of their users apply, and

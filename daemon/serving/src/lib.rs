@@ -14,6 +14,7 @@
 //! | [`entrance`] | a client's connection to an edge |
 //! | [`front`] | a gateway's own listener, for clients without an edge |
 //! | [`gateway`] | requests that arrive as HTTP/3 streams, and how they are handled |
+//! | [`in_force`] | the gateway and the classes in force, for all listeners |
 //! | [`routes`] | which model answers: the inputs of `sched::route`, and what answers teach it |
 //! | [`decisions`] | records of policies' decisions, on their way to the disk |
 //! | [`tenants`] | the holders of clients' keys, and what each may use |
@@ -35,6 +36,7 @@ pub mod entrance;
 pub mod front;
 pub mod gateway;
 pub mod health;
+pub mod in_force;
 pub mod learned;
 pub mod live;
 mod message;

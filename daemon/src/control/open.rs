@@ -164,7 +164,7 @@ impl Control {
     /// Lists the engines of the gateway. Readers see no URLs.
     #[must_use]
     pub fn engines(&self, caller: &Caller) -> Vec<EngineView> {
-        let gateway = self.relay.as_ref().and_then(|relay| relay.gateway());
+        let gateway = self.gateway.gateway();
         let engines = gateway.map(|gateway| gateway.engines()).unwrap_or_default();
         let shown = |view: EngineView| EngineView {
             engine: caller.shown(|| view.engine.clone()),
@@ -177,7 +177,7 @@ impl Control {
     /// Lists the gateway's aliases and their policies. Readers see no paths.
     #[must_use]
     pub fn aliases(&self, caller: &Caller) -> Vec<AliasView> {
-        let gateway = self.relay.as_ref().and_then(|relay| relay.gateway());
+        let gateway = self.gateway.gateway();
         let shown = |name: String| if name.starts_with('/') { caller.shown(|| name.clone()) } else { name };
         let view = |view: AliasView| AliasView { policy: shown(view.policy), shadow: view.shadow.map(shown), ..view };
         gateway.map(|gateway| gateway.aliases()).unwrap_or_default().into_iter().map(view).collect()

@@ -9,13 +9,15 @@ use std::{
 
 use anyhow::Result;
 use config::gateway::{GatewayListener, GatewaySettings};
-use relay::Relay;
 use role::{
     bind_error::BindError,
     door::{self, Door},
 };
 use rustls::ServerConfig;
-use serving::front::{Front, OnServed, ShownCertificate, Source};
+use serving::{
+    front::{Front, OnServed, ShownCertificate, Source},
+    in_force::GatewayInForce,
+};
 use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{configuration::gateway_identity, parts::Parts};
@@ -84,7 +86,7 @@ impl Fronts {
 
     /// Serves the prepared listeners, and no others. If only the certificate of a listener has changed, its clients
     /// keep their connections.
-    pub(super) fn serve(&mut self, Prepared(wanted): Prepared, relay: &Arc<Relay>, parts: &Parts) {
+    pub(super) fn serve(&mut self, Prepared(wanted): Prepared, in_force: &Arc<GatewayInForce>, parts: &Parts) {
         let mut before = std::mem::take(&mut self.0);
         for Wanted { settings, shown, socket, door } in wanted {
             let address = settings.address;
@@ -98,11 +100,8 @@ impl Fronts {
                 self.0.insert(address, open);
                 continue;
             }
-            let of = Arc::downgrade(relay);
-            let source: Source = Arc::new(move || {
-                let relay = of.upgrade()?;
-                Some((relay.gateway()?, relay.classes()))
-            });
+            let in_force = in_force.clone();
+            let source: Source = Arc::new(move || Some((in_force.gateway()?, in_force.classes())));
             let access = parts.access.clone();
             let on_served: OnServed = Arc::new(move |served| access.served(served));
             let (shown, metrics, idle) = (ShownCertificate::new(shown), parts.gateway.clone(), settings.idle);
@@ -113,6 +112,11 @@ impl Fronts {
             tracing::info!(%address, "serving models to clients without an edge");
             self.0.insert(address, Open { settings, shown, socket, ending, task });
         }
+    }
+
+    /// Returns whether there are no listeners.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Accepts no more clients, and waits for requests that have begun.

@@ -7,9 +7,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use relay::Relay;
 use role::kept::StateFile;
 use serving::{
+    in_force::GatewayInForce,
     learned::Learned,
     spending::{Spending, Spent},
 };
@@ -23,21 +23,21 @@ const FILE: &str = "engines.json";
 
 /// What was learned before, and the relay whose gateway learns more.
 pub(super) struct Lessons {
-    relay: Arc<Relay>,
+    in_force: Arc<GatewayInForce>,
     kept: StateFile<Learned>,
     before: Learned,
 }
 
 impl Lessons {
     /// Reads what was learned before, if anything was.
-    pub(super) fn open(state_dir: &Path, relay: Arc<Relay>) -> Arc<Self> {
+    pub(super) fn open(state_dir: &Path, in_force: Arc<GatewayInForce>) -> Arc<Self> {
         let (kept, before) = StateFile::open(state_dir.join(FILE), "what was learned of engines");
-        Arc::new(Self { relay, kept, before: before.unwrap_or_default() })
+        Arc::new(Self { in_force, kept, before: before.unwrap_or_default() })
     }
 
     /// Returns what the gateway has learned by now.
     pub(super) fn learned(&self) -> Learned {
-        self.relay.gateway().map_or_else(|| self.before.clone(), |gateway| gateway.learned())
+        self.in_force.gateway().map_or_else(|| self.before.clone(), |gateway| gateway.learned())
     }
 
     /// Saves what was learned once per [`PAUSE`], until dropped.

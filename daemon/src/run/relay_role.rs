@@ -26,14 +26,10 @@ use relay::{
     ledger::QuotaLedger,
     resolve::{Resolver, ResolverSettings},
 };
-use serving::gateway::Gateway;
+use serving::in_force::GatewayInForce;
 use tokio::{runtime::Handle, task::JoinSet};
 
-use super::{
-    CLOSING, classes,
-    lessons::{Lessons, TokenLedger},
-    records::Records,
-};
+use super::{CLOSING, classes};
 use crate::{
     configuration::identity,
     enforcement::Tables,
@@ -52,12 +48,6 @@ pub(super) struct RelayRole {
     pub(super) open: Arc<AtomicBool>,
     /// What users have used of their quotas.
     pub(super) ledger: Arc<QuotaLedger>,
-    /// What its gateway has learned of engines.
-    pub(super) lessons: Arc<Lessons>,
-    /// Writes its gateway's decisions.
-    pub(super) records: Arc<Records>,
-    /// The tokens that its clients' keys have used this month.
-    pub(super) tokens: Arc<TokenLedger>,
     /// How long tunnels may continue after SIGTERM.
     pub(super) drain: Duration,
     host_addresses: HostAddresses,
@@ -76,6 +66,7 @@ impl RelayRole {
         parts: &Arc<Parts>,
         runtime: &Handle,
         (steering, secret): (Steering, Secret),
+        gateway: Arc<GatewayInForce>,
     ) -> Result<Self> {
         let resolver = ResolverSettings {
             lookups_in_flight: settings.limits.dns_lookups_in_flight as usize,
@@ -93,18 +84,11 @@ impl RelayRole {
             access: parts.access.clone(),
             ids: [parts.edge.connections.ids.clone(), parts.edge.roster.tunnels.count()],
             proven: Box::new(move |client| kernel.know(client)),
+            gateway,
         };
         let relay = Relay::new(Rules::new(settings), classes(&Policy::default(), PolicyRole::Relay, parts), resources);
-        let lessons = Lessons::open(&config.state_dir, relay.clone());
-        let tokens = TokenLedger::open(&config.state_dir, parts.spending.clone());
-        let gateway = prepare_gateway(config, &relay, &lessons, parts)?;
-        put_in_force(&relay, gateway, parts, runtime);
         let ledger = QuotaLedger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
         runtime.spawn(ledger.clone().keep());
-        runtime.spawn(lessons.clone().keep());
-        let records = Records::new(&config.state_dir, parts.decisions.clone());
-        runtime.spawn(records.clone().keep());
-        runtime.spawn(tokens.clone().keep());
         let listener = |listener: &ListenerSettings| -> Result<_> {
             Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir)?)))
         };
@@ -114,9 +98,6 @@ impl RelayRole {
             classes: settings.listeners.iter().map(|_| Arc::default()).collect(),
             open: Arc::new(AtomicBool::new(true)),
             ledger,
-            lessons,
-            records,
-            tokens,
             drain: settings.drain,
             host_addresses,
             secret,
@@ -175,9 +156,8 @@ impl RelayRole {
     pub(super) fn replace(
         &mut self,
         settings: &Settings,
-        (identities, gateway): (Vec<tls::PreparedTls>, Option<Arc<Gateway>>),
+        identities: Vec<tls::PreparedTls>,
         parts: &Parts,
-        runtime: &Handle,
     ) {
         for ((_, tls), identity) in self.listeners.iter().zip(identities) {
             tls.replace(identity);
@@ -188,7 +168,6 @@ impl RelayRole {
         }
         self.number_classes(&parts.kernel);
         self.relay.replace_rules(Rules::new(settings));
-        put_in_force(&self.relay, gateway, parts, runtime);
         self.drain = settings.drain;
     }
 
@@ -208,29 +187,4 @@ impl RelayRole {
         let listeners = self.listeners.iter().map(|(listener, _)| (listener.address, listener.class.as_deref()));
         kernel.guard(listeners, &self.host_addresses, &self.secret);
     }
-}
-
-/// Returns the gateway that a configuration wants: the present one of `relay`, if its settings are the same.
-///
-/// # Errors
-/// A file that holds a key or a policy cannot be used.
-pub(super) fn prepare_gateway(
-    config: &Config,
-    relay: &Relay,
-    lessons: &Lessons,
-    parts: &Parts,
-) -> Result<Option<Arc<Gateway>>> {
-    let Some(settings) = &config.gateway else { return Ok(None) };
-    let shared = (parts.gateway.clone(), parts.requests.clone(), parts.decisions.clone());
-    let gateway = Gateway::new(settings, &relay.classes(), (shared, &parts.spending), &lessons.learned())?;
-    Ok(Some(relay.gateway().filter(|before| before.is_like(&gateway)).unwrap_or(gateway)))
-}
-
-/// Makes a gateway answer from now on, or none.
-fn put_in_force(relay: &Relay, gateway: Option<Arc<Gateway>>, parts: &Parts, runtime: &Handle) {
-    match &gateway {
-        Some(gateway) => gateway.begin(runtime),
-        None => parts.gateway.show(Vec::new()),
-    }
-    relay.replace_gateway(gateway);
 }

@@ -7,9 +7,8 @@ use anyhow::{Context as _, Result};
 use config::{Config, change, relay::ListenerSettings};
 use quic::tls;
 use role::bind_error::BindError;
-use serving::gateway::Gateway;
 
-use super::{Daemon, Open, fronts, relay_role::prepare_gateway};
+use super::{Daemon, Open, gateway_role::PreparedGateway};
 use crate::{
     certificates::{self, Certificate},
     configuration::{self, files::SeenFiles, identity},
@@ -24,8 +23,7 @@ struct Prepared {
     certificates: Vec<Certificate>,
     /// In the order of the listeners.
     identities: Vec<tls::PreparedTls>,
-    gateway: Option<Arc<Gateway>>,
-    fronts: fronts::Prepared,
+    gateway: PreparedGateway,
     entrances: edge::PreparedAddresses,
     doors: doors::PreparedDoors,
     /// `None` if the page stays as it is; `Some(None)` for no page.
@@ -86,11 +84,7 @@ impl Daemon {
             files: SeenFiles::of(config),
             certificates: certificates::shown(config)?,
             identities: listeners.map(prepare).collect::<Result<_>>()?,
-            gateway: match &self.relay {
-                Some(role) => prepare_gateway(config, &role.relay, &role.lessons, &self.parts)?,
-                None => None,
-            },
-            fronts: self.fronts.prepare(config.gateway.as_ref(), &config.state_dir, &self.parts)?,
+            gateway: self.gateway.prepare(config, &self.parts)?,
             entrances: self.edge.prepare(config)?,
             doors: open.doors.prepare(&self.config.control, &config.control)?,
             page: self.prepare_page(config.metrics.listen)?,
@@ -116,7 +110,7 @@ impl Daemon {
         let Config {
             state_dir: _,
             relay,
-            // Applied with the relay role, below.
+            // Applied by `GatewayRole::serve`, below.
             gateway: _,
             // Applied by `edge`, below.
             forwards: _,
@@ -133,16 +127,16 @@ impl Daemon {
             metrics,
             log,
         } = &*config;
-        let Prepared { files, certificates, identities, gateway, fronts, entrances, doors, page } = prepared;
+        let Prepared { files, certificates, identities, gateway, entrances, doors, page } = prepared;
         self.log.set_level(log.level);
         self.parts.access.set(log);
         self.parts.relay.users.limit(metrics.users);
         self.parts.kernel.limit(kernel);
         self.edge.serve(entrances, &self.entrance_classes);
         if let (Some(role), Some(settings)) = (&mut self.relay, relay) {
-            role.replace(settings, (identities, gateway), &self.parts, &self.runtime);
-            self.fronts.serve(fronts, &role.relay, &self.parts);
+            role.replace(settings, identities, &self.parts);
         }
+        self.gateway.serve(gateway, &self.parts, &self.runtime);
         self.refresh_guard();
         open.doors.open(doors);
         if let Some(page) = page {

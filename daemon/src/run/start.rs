@@ -29,7 +29,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{DEVELOPMENT_ECHO, Daemon, Open, Wishes, announce, fronts::Fronts, notify, relay_role::RelayRole};
+use super::{DEVELOPMENT_ECHO, Daemon, Open, Wishes, announce, gateway_role::GatewayRole, notify, relay_role::RelayRole};
 use crate::{
     certificates::{self, CertificateWarnings},
     configuration::files::{self, SeenFiles},
@@ -74,11 +74,12 @@ impl Daemon {
         let devices = follow_devices(&config, &parts, &runtime);
         let transport = Transport::from(&config.transport).leaving_by(&devices, &parts.io);
         let (edge, entrance_classes) = prepare_edge(transport.clone(), &parts, &runtime);
+        let gateway = GatewayRole::new(&config, &parts, &runtime);
         let mut daemon = Self {
             log,
             metrics: Metrics::new(&parts),
             relay: None,
-            fronts: Fronts::default(),
+            gateway,
             edge,
             entrance_classes,
             roles: JoinSet::new(),
@@ -94,13 +95,11 @@ impl Daemon {
         };
         let sockets = daemon.prepare_relay(places).await?;
         let policies = Policies::new(&config, saved, daemon.enforce());
+        let gateway = daemon.gateway.prepare(&config, &daemon.parts)?;
+        daemon.gateway.serve(gateway, &daemon.parts, &daemon.runtime);
         if let (Some(role), Some(settings)) = (&daemon.relay, &config.relay) {
             let given = (sockets, daemon.watchdog.clone());
             role.listen(&settings.limits, transport, &daemon.parts, given, &mut daemon.roles).await?;
-        }
-        let fronts = daemon.fronts.prepare(config.gateway.as_ref(), &config.state_dir, &daemon.parts)?;
-        if let Some(role) = &daemon.relay {
-            daemon.fronts.serve(fronts, &role.relay, &daemon.parts);
         }
         let entrances = daemon.edge.prepare(&config)?;
         daemon.edge.serve(entrances, &daemon.entrance_classes);
@@ -119,7 +118,8 @@ impl Daemon {
         let (Some((sockets, steering, secret)), Some(settings)) = (places, &self.config.relay) else {
             return Ok(WorkerSockets::new());
         };
-        let role = RelayRole::new(&self.config, settings, &self.parts, &self.runtime, (steering, secret)).await?;
+        let (secret, gateway) = ((steering, secret), self.gateway.in_force.clone());
+        let role = RelayRole::new(&self.config, settings, &self.parts, &self.runtime, secret, gateway).await?;
         self.relay = Some(role);
         Ok(sockets)
     }
@@ -128,12 +128,14 @@ impl Daemon {
     fn enforce(&self) -> Enforce {
         let (parts, entrance_classes) = (self.parts.clone(), self.entrance_classes.clone());
         let relay = self.relay.as_ref().map(|role| role.relay.clone());
-        let kernel = parts.kernel.clone();
+        let (kernel, gateway) = (parts.kernel.clone(), self.gateway.in_force.clone());
         Enforce {
             kernel: Box::new(move |policy| kernel.publish(policy).map_err(|error| format!("{error:#}"))),
             roles: Box::new(move |policy| {
+                let classes = classes(policy, PolicyRole::Relay, &parts);
+                gateway.replace_classes(classes.clone());
                 if let Some(relay) = &relay {
-                    relay.replace_classes(classes(policy, PolicyRole::Relay, &parts));
+                    relay.replace_classes(classes);
                 }
                 entrance_classes.follow(policy);
                 parts.classes.retain(policy);
@@ -152,7 +154,8 @@ impl Daemon {
         let facts = Facts::new(&self.config, &self.certificates);
         self.metrics.set_certificates(&self.certificates);
         let relay = self.relay.as_ref().map(|role| role.relay.clone());
-        let control = Control::new(policies.clone(), relay, self.parts.clone(), facts, reloads);
+        let answering = (relay, self.gateway.in_force.clone());
+        let control = Control::new(policies.clone(), answering, self.parts.clone(), facts, reloads);
         let mut open = Open { doors: Doors::new(control.clone(), self.runtime.clone()), control, policies };
         open.doors.start(&self.config.control, door)?;
         self.page = self.prepare_page(self.config.metrics.listen)?.flatten();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use api::v1::{self, control_service_server::ControlService as _};
-use config::Config;
+use config::{Config, policy::Policy};
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use paced::{
     control::{
@@ -15,6 +15,8 @@ use paced::{
     policy::{Enforce, Policies, check},
 };
 use prost::Message;
+use quic::class::{ClassMetrics, Classes, PolicyRole};
+use serving::in_force::GatewayInForce;
 use tokio::{
     runtime::{self, Runtime},
     sync::mpsc,
@@ -52,7 +54,9 @@ pub fn control_requests(mut input: &[u8]) {
         let policies = Policies::new(config, None, enforce);
         // Reloads fail, because the receiver is dropped.
         let (reloads, _) = mpsc::channel(1);
-        let control = Control::new(policies.clone(), None, Arc::new(Parts::default()), facts.clone(), reloads);
+        let classes = Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| Default::default());
+        let answering = (None, GatewayInForce::new(Arc::new(classes)));
+        let control = Control::new(policies.clone(), answering, Arc::new(Parts::default()), facts.clone(), reloads);
         let service = ControlService::new(control);
         let names = vec!["caller.example.org".to_owned()];
         let bearers = Bearers::new(if may_write { &names } else { &[] });

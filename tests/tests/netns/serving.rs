@@ -11,6 +11,7 @@ mod affinity;
 mod clients;
 mod engines;
 mod failures;
+mod first;
 mod front;
 mod gateways;
 mod hops;

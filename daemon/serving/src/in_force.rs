@@ -1,0 +1,46 @@
+//! The gateway in force, and the classes of the policy in force: all listeners, those of a relay and the gateway's own, look
+//! them up here for each request.
+
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use quic::class::Classes;
+
+use crate::gateway::Gateway;
+
+/// The gateway that answers requests at this moment, if there is one, and the classes that it gives them.
+pub struct GatewayInForce {
+    gateway: ArcSwapOption<Gateway>,
+    classes: ArcSwap<Classes>,
+}
+
+impl GatewayInForce {
+    /// Returns a place without a gateway, where these classes are in force.
+    #[must_use]
+    pub fn new(classes: Arc<Classes>) -> Arc<Self> {
+        Arc::new(Self { gateway: ArcSwapOption::default(), classes: ArcSwap::new(classes) })
+    }
+
+    /// The gateway that answers new requests.
+    #[must_use]
+    pub fn gateway(&self) -> Option<Arc<Gateway>> {
+        self.gateway.load_full()
+    }
+
+    /// The classes of the policy in force.
+    #[must_use]
+    pub fn classes(&self) -> Arc<Classes> {
+        self.classes.load_full()
+    }
+
+    /// Has another gateway answer new requests; the old one finishes the requests that it has begun.
+    pub fn replace(&self, gateway: Option<Arc<Gateway>>) {
+        self.gateway.store(gateway);
+    }
+
+    /// Puts the classes of another policy in force, also for the order of requests that wait.
+    pub fn replace_classes(&self, classes: Arc<Classes>) {
+        self.classes.store(classes.clone());
+        self.gateway.load().iter().for_each(|gateway| gateway.follow(&classes));
+    }
+}

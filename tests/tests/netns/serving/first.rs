@@ -1,0 +1,60 @@
+//! The first steps of the operator's page: its configuration and its commands, as they stand there.
+
+use super::*;
+
+/// The page.
+const PAGE: &str = include_str!("../../../../docs/models.md");
+
+/// The first block of code in a language below a heading.
+fn block<'a>(heading: &str, language: &str) -> Option<&'a str> {
+    let (_, section) = PAGE.split_once(&format!("\n## {heading}\n"))?;
+    let (section, _) = section.split_once("\n## ")?;
+    let (_, code) = section.split_once(&format!("```{language}\n"))?;
+    Some(code.split_once("```")?.0)
+}
+
+#[test]
+fn less_than_ten_lines_lead_from_nothing_to_a_served_request() {
+    lab::ring!(Netns);
+    let heading = "From nothing to a served request";
+    let (config, commands) = (block(heading, "toml").unwrap(), block(heading, "sh").unwrap());
+    assert!(config.lines().count() + commands.lines().count() < 10, "{config}{commands}");
+    let (run, ask) = commands.trim_end().split_once('\n').unwrap();
+
+    let host = lab::netns::Namespace::new("host").unwrap();
+    let engine = Engine::start(&host, 8001, "large", Speed::default()).unwrap();
+    let folder = std::env::temp_dir().join(host.name());
+    std::fs::create_dir_all(folder.join("conf.d")).unwrap();
+    std::fs::write(folder.join("gateway.toml"), config).unwrap();
+    // This machine's own folders stay as they are.
+    let own = format!("state_dir = \"{0}/state\"\n[control]\nsocket = \"{0}/socket\"\n", folder.display());
+    std::fs::write(folder.join("conf.d/test.toml"), own).unwrap();
+    let programs = lab::program("paced").unwrap().parent().unwrap().display().to_string();
+    let command = |line: &str| format!("cd {} && PATH={programs}:$PATH exec {line}", folder.display());
+    let mut paced = host.start("sh", ["-c", &command(run)]).unwrap();
+    paced.wait_for_line("serving models", SOON).unwrap();
+
+    let asked = host.command("sh").unwrap().args(["-c", &command(ask)]).output().unwrap();
+    let said = [asked.stdout, asked.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    assert!(asked.status.success() && said.contains("large (named): 16 tokens in "), "{said} {}", paced.output());
+    assert!(engine.last().unwrap().body.contains("hello"));
+
+    // It can be looked at and changed as any other, and ends with what has begun.
+    let socket = format!("--socket {}/socket", folder.display());
+    let pacectl = |what: &str| {
+        let output = host.command("sh").unwrap().args(["-c", &command(&format!("pacectl {socket} {what}"))]).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    assert!(pacectl("status").contains("listens on    127.0.0.1:8100 (models)"));
+    assert!(pacectl("engines").contains("large"));
+    let renamed = config.replace("\"large\"", "\"renamed\"");
+    std::fs::write(folder.join("gateway.toml"), renamed).unwrap();
+    assert!(pacectl("reload").contains("revision"));
+    assert!(pacectl("engines").contains("renamed"));
+    let open = host.command("sh").unwrap().args(["-c", &command("pacectl ask --model renamed 'x y z'")]).output();
+    assert!(open.unwrap().status.success());
+    paced.signal(libc::SIGTERM).unwrap();
+    assert!(paced.wait(SOON).unwrap().success(), "{}", paced.output());
+    assert!(folder.join("state/engines.json").exists(), "it knows its engines after a restart");
+    std::fs::remove_dir_all(folder).unwrap();
+}
