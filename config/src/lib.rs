@@ -259,7 +259,8 @@ impl Config {
         let gateway = root.optional_section("gateway", |section| gateway::read(section, relay.as_ref(), has_relay));
         let has_listener = |gateway: &GatewaySettings| !gateway.listeners.is_empty();
         if gateway.as_ref().is_some_and(|gateway| !has_listener(gateway)) && !has_relay {
-            let cause = "clients cannot reach the gateway: it has no listener of its own, and there is no relay with listeners";
+            let cause =
+                "clients cannot reach the gateway: it has no listener of its own, and there is no relay with listeners";
             let remedy = "add a [[gateway.listener]], or a [relay]";
             root.refuse("gateway", Problem::Contradiction { cause, remedy });
         }

@@ -210,12 +210,17 @@ impl Policy {
         self.rules.iter().find_map(|rule| rule.class.filter(|_| rule.matches(subject))).unwrap_or_default()
     }
 
-    /// Returns the class of a request for a model: that of the first rule that matches, otherwise [`DEFAULT`]'s. Takes time
+    /// Returns the class that the first rule which matches gives a request for a model; `None` if no rule matches. Takes time
     /// proportional to the number of rules.
     #[must_use]
-    pub fn classify_request(&self, subject: &RequestSubject<'_>) -> ClassId {
-        let class = |rule: &PolicyRule| rule.class.filter(|_| rule.matches_request(subject));
-        self.rules.iter().find_map(class).unwrap_or_default()
+    pub fn request_class(&self, subject: &RequestSubject<'_>) -> Option<ClassId> {
+        self.rules.iter().find_map(|rule| rule.class.filter(|_| rule.matches_request(subject)))
+    }
+
+    /// Whether any rule asks what is in the body of a request for a model.
+    #[must_use]
+    pub fn asks_for_bodies(&self) -> bool {
+        self.rules.iter().any(|rule| rule.models.is_some() || rule.service_tiers.is_some())
     }
 
     /// Returns the name of the schedule of a client's connection: that of the first matching rule that gives one,

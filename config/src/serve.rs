@@ -16,11 +16,11 @@ pub struct Serve {
     pub uplink: UplinkSettings,
     /// Whether requests are spread over several gateways; otherwise the first working one gets them all.
     pub balance: bool,
-    /// The class of requests, as [`Forward::class`](crate::forward::Forward::class).
+    /// The class of all requests; `None` for the one that the policy's rules give each.
     pub class: Option<String>,
     /// The largest body of a request, in bytes.
     pub max_body_bytes: u32,
-    /// How many connections of clients may be open at once.
+    /// How many connections of clients may be open at once, and how many requests on all of them together.
     pub max_connections: u32,
     /// How long a client's connection may stay without a request.
     pub idle: Duration,

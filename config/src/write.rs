@@ -26,7 +26,9 @@ impl Config {
                 text.section("[[gateway.alias]]", |section| gateway::alias(section, Some(alias), &of.models));
             }
             for listener in &of.listeners {
-                text.section("[[gateway.listener]]", |section| gateway::listener(section, Some(listener), (None, true)));
+                text.section("[[gateway.listener]]", |section| {
+                    gateway::listener(section, Some(listener), (None, true))
+                });
             }
             for key in &of.keys {
                 text.section("[[gateway.key]]", |section| gateway::key(section, Some(key)));

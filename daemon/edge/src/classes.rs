@@ -1,10 +1,11 @@
-//! The class of each local address, by the policy in force.
+//! The class of each local address, or of each of its requests for models, by the policy in force.
 
 use std::sync::Arc;
 
 use config::policy::Policy;
 use parking_lot::{Mutex, MutexGuard};
 use quic::class::{Classes, Membership};
+use serving::classes::RequestClasses;
 
 use super::schedules::NamedSchedules;
 
@@ -23,6 +24,8 @@ struct State {
     schedules: NamedSchedules,
     /// The local addresses, each with the class that it names.
     members: Vec<(Option<String>, Membership)>,
+    /// The classes of requests, at local addresses for these.
+    requests: Vec<RequestClasses>,
 }
 
 impl State {
@@ -46,7 +49,14 @@ impl EntranceClasses {
         make: impl Fn(&Policy) -> Arc<Classes> + Send + 'static,
     ) -> Self {
         let make: Make = Box::new(make);
-        Self(Arc::new(Mutex::new(State { policy, make, classes: None, schedules, members: Vec::new() })))
+        Self(Arc::new(Mutex::new(State {
+            policy,
+            make,
+            classes: None,
+            schedules,
+            members: Vec::new(),
+            requests: Vec::new(),
+        })))
     }
 
     /// Makes a membership follow the class of this name from now on, under every policy.
@@ -58,13 +68,23 @@ impl EntranceClasses {
         state.members.push((class.map(str::to_owned), membership.clone()));
     }
 
+    /// Makes the classes of requests follow the policy from now on.
+    pub fn enrol_requests(&self, requests: &RequestClasses) {
+        let mut state = self.state();
+        state.requests.retain(RequestClasses::is_shared);
+        requests.follow(state.classes());
+        state.requests.push(requests.clone());
+    }
+
     /// Puts the classes of another policy in force.
     pub fn follow(&self, policy: &Policy) {
         let mut state = self.state();
         (state.policy, state.classes) = (policy.clone(), None);
         state.members.retain(|(_, member)| member.is_shared());
-        if !state.members.is_empty() {
+        state.requests.retain(RequestClasses::is_shared);
+        if !(state.members.is_empty() && state.requests.is_empty()) {
             let classes = state.classes();
+            state.requests.iter().for_each(|requests| requests.follow(classes.clone()));
             state.members.iter().for_each(|(class, member)| member.set(classes.named(class.as_deref()).clone()));
         }
     }

@@ -266,32 +266,31 @@ impl RelayAccess {
     /// # Errors
     /// There is no connection.
     pub async fn place(&self) -> Result<(Link, Arc<Class>), NoConnection> {
-        let class = self.class_for_place();
+        self.note_wait();
+        let class = self.membership.get();
         let link = self.uplink.link_for(&class).await.map_err(NoConnection::NoLink)?;
         Ok((link, class))
     }
 
-    /// Waits for a place for a request for a model, of which the `priority` and the size of the body are known; the second place, if
+    /// Waits for a place for a request for a model of this class, whose `priority` and size of the body are known; the second place, if
     /// there is one, is for a copy.
     ///
     /// # Errors
     /// There is no connection.
     pub async fn places_for_request(
         &self,
+        class: &Class,
         request: (Option<&Priority>, u64),
-    ) -> Result<(Link, Option<Link>, Arc<Class>), NoConnection> {
-        let class = self.class_for_place();
-        let links = self.uplink.links_for_request(&class, request).await;
-        let (link, copy) = links.map_err(NoConnection::NoLink)?;
-        Ok((link, copy, class))
+    ) -> Result<(Link, Option<Link>), NoConnection> {
+        self.note_wait();
+        self.uplink.links_for_request(class, request).await.map_err(NoConnection::NoLink)
     }
 
-    /// Returns the class of traffic that needs a place now, and counts if it has to wait for one.
-    fn class_for_place(&self) -> Arc<Class> {
+    /// Counts traffic that needs a place now, if it has to wait for one.
+    fn note_wait(&self) {
         if self.uplink.is_full() {
             self.counters.place_waits.inc();
         }
-        self.membership.get()
     }
 
     /// Returns the priority signal that tells the relay how to rank what it sends back.

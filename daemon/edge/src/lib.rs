@@ -43,6 +43,7 @@ use anyhow::{Context as _, Result};
 use config::{Config, forward::Forward, targets::Protocol};
 use futures::future::join_all;
 use quic::{class::Membership, endpoint::Transport};
+use serving::classes::RequestClasses;
 use tokio::{
     sync::watch,
     task::{AbortHandle, JoinSet},
@@ -180,8 +181,17 @@ struct Other {
     /// The connections to the hops on the way.
     before: Vec<(SharingKey, Arc<Uplink>)>,
     socket: Socket,
-    membership: Membership,
+    member: Member,
     serving: Serving,
+}
+
+/// What of a local address is of a class.
+#[derive(Clone)]
+enum Member {
+    /// All its traffic.
+    Traffic(Membership),
+    /// Each of its requests for models.
+    Requests(RequestClasses),
 }
 
 impl Edge {
@@ -236,11 +246,14 @@ impl Edge {
         };
         let bind_failed = || format!("failed to bind {listen} ({name})");
         let socket = socket.with_context(bind_failed)?;
-        let membership = Membership::default();
+        let member = match &wanted {
+            Wanted::Serve(serve) => Member::Requests(RequestClasses::new(serve.class.clone(), serve.listen)),
+            _ => Member::Traffic(Membership::default()),
+        };
         let own = socket.try_clone().with_context(bind_failed)?;
         let uplinks = keys.iter().map(|(_, uplink)| uplink.clone()).collect();
-        let serving = self.serving(own, &wanted, membership.clone(), uplinks).with_context(bind_failed)?;
-        Ok(Other { wanted, contents, keys, before, socket, membership, serving })
+        let serving = self.serving(own, &wanted, member.clone(), uplinks).with_context(bind_failed)?;
+        Ok(Other { wanted, contents, keys, before, socket, member, serving })
     }
 
     /// Returns the connections with this key, which local addresses share.
@@ -296,35 +309,35 @@ impl Edge {
         Ok(uplink)
     }
 
-    fn serving(&self, own: Socket, wanted: &Wanted, member: Membership, uplinks: Vec<Arc<Uplink>>) -> Result<Serving> {
+    fn serving(&self, own: Socket, wanted: &Wanted, member: Member, uplinks: Vec<Arc<Uplink>>) -> Result<Serving> {
         let first = uplinks.first().cloned().context("no relay is configured")?;
         let counters = self.metrics.of(wanted.listen(), wanted.name());
-        Ok(match (own, wanted) {
-            (Socket::Udp(socket), Wanted::Forward(forward)) => {
+        Ok(match (own, wanted, member) {
+            (Socket::Udp(socket), Wanted::Forward(forward), Member::Traffic(member)) => {
                 Box::pin(Local::new(socket, forward, member, first, counters)?.run())
             }
-            (Socket::Tcp(socket), Wanted::Forward(forward)) => {
+            (Socket::Tcp(socket), Wanted::Forward(forward), Member::Traffic(member)) => {
                 let connections = Connections::new(socket, forward, member, first, counters)?;
                 Box::pin(async move {
                     connections.run().await;
                     Ok(())
                 })
             }
-            (Socket::Tcp(socket), Wanted::Proxy(proxy)) => {
+            (Socket::Tcp(socket), Wanted::Proxy(proxy), Member::Traffic(member)) => {
                 let entrance = Entrance::new(socket, proxy, member, first, counters)?;
                 Box::pin(async move {
                     entrance.run().await;
                     Ok(())
                 })
             }
-            (Socket::Tcp(socket), Wanted::Serve(serve)) => {
-                let clients = serve::Clients::new(socket, serve, member, uplinks, counters)?;
+            (Socket::Tcp(socket), Wanted::Serve(serve), Member::Requests(classes)) => {
+                let clients = serve::Clients::new(socket, serve, classes, uplinks, counters)?;
                 Box::pin(async move {
                     clients.run().await;
                     Ok(())
                 })
             }
-            (Socket::Udp(_), Wanted::Proxy(_) | Wanted::Serve(_)) => anyhow::bail!("it listens to TCP"),
+            _ => anyhow::bail!("it listens to TCP"),
         })
     }
 
@@ -346,8 +359,11 @@ impl Edge {
             }
         }
         for other in others {
-            let Other { wanted, contents, keys, before, socket, membership, serving } = *other;
-            classes.enrol(wanted.class(), &membership);
+            let Other { wanted, contents, keys, before, socket, member, serving } = *other;
+            match &member {
+                Member::Traffic(membership) => classes.enrol(wanted.class(), membership),
+                Member::Requests(requests) => classes.enrol_requests(requests),
+            }
             for (key, uplink) in before.iter().chain(&keys) {
                 if self.uplinks.iter().any(|shared| shared.key == *key) {
                     continue;

@@ -14,13 +14,14 @@ use masque::{
 };
 use parking_lot::Mutex;
 use quic::{
-    class::{Class, Membership, Since, Terms},
+    class::{Membership, Terms},
     h3::{self, Request},
 };
 use role::{door::Door, traffic::Traffic};
 use serving::{
     LOAD,
-    entrance::{self, Asked, ClientLimits},
+    classes::RequestClasses,
+    entrance::{Asked, ClientLimits, GatewayAccess, ModelEntrance},
 };
 use tokio::time::{Instant, timeout};
 
@@ -36,8 +37,7 @@ use super::{
 /// A local address, and its connected clients.
 pub struct Clients {
     door: Door,
-    gateways: Arc<ToGateways>,
-    limits: ClientLimits,
+    entrance: Arc<ModelEntrance<ToGateways>>,
 }
 
 /// How requests of one local address get to gateways.
@@ -60,7 +60,7 @@ pub struct RequestAtGateway {
 /// A place on another path, for a copy of a request to a gateway.
 pub struct CopyPath {
     link: Link,
-    class: Arc<Class>,
+    terms: Terms,
     place: usize,
 }
 
@@ -77,31 +77,39 @@ impl Drop for RequestAtGateway {
 }
 
 impl Clients {
-    /// Serves `serve` on a listener that [`door::bind`](role::door::bind) made, through one of `uplinks`. Requests are of the
-    /// class of `membership`.
+    /// Serves `serve` on a listener that [`door::bind`](role::door::bind) made, through one of `uplinks`. `classes` decide the class of each
+    /// request.
     ///
     /// # Errors
     /// The system refuses to watch the listener.
     pub fn new(
         listener: TcpListener,
         serve: &Serve,
-        membership: Membership,
+        classes: RequestClasses,
         uplinks: Vec<Arc<Uplink>>,
         counters: Arc<LocalAddressCounters>,
     ) -> io::Result<Self> {
-        let (is_chosen, idle) = (serve.class.is_some(), serve.idle);
         let door = Door::new(listener, serve.max_connections, counters.when_full())?;
         let access = |uplink| {
-            let (membership, counters) = (membership.clone(), counters.clone());
-            RelayAccess { uplink, membership, is_chosen, idle, counters, told: Default::default() }
+            // Requests have classes of their own.
+            let (membership, is_chosen) = (Membership::default(), false);
+            RelayAccess {
+                uplink,
+                membership,
+                is_chosen,
+                idle: serve.idle,
+                counters: counters.clone(),
+                told: Default::default(),
+            }
         };
         let accesses: Vec<_> = uplinks.into_iter().map(access).collect();
         let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); accesses.len()]));
-        Ok(Self {
-            door,
-            gateways: Arc::new(ToGateways { accesses, health }),
-            limits: ClientLimits { max_body_bytes: serve.max_body_bytes as usize, idle },
-        })
+        let limits = ClientLimits {
+            max_body_bytes: serve.max_body_bytes as usize,
+            max_requests: serve.max_connections as usize,
+            idle: serve.idle,
+        };
+        Ok(Self { door, entrance: ModelEntrance::new(ToGateways { accesses, health }, classes, limits) })
     }
 
     /// Returns the bound address.
@@ -118,9 +126,9 @@ impl Clients {
             let (stream, _, place) = self.door.next().await;
             // Tokens leave as they arrive.
             _ = stream.set_nodelay(true);
-            let (gateways, limits) = (self.gateways.clone(), self.limits);
+            let entrance = self.entrance.clone();
             self.door.spawn(async move {
-                entrance::serve(stream, &*gateways, limits).await;
+                entrance.serve(stream).await;
                 drop(place);
             });
         }
@@ -155,20 +163,16 @@ impl ToGateways {
     /// Sends the head of a request over a connection.
     async fn send(
         &self,
-        access: &RelayAccess,
         link: Link,
-        class: &Arc<Class>,
+        terms: &Terms,
         place: usize,
-        mut head: RequestHead,
+        head: RequestHead,
     ) -> Result<(Request, RequestAtGateway), h3::Error> {
         let signal = Priority::from_fields(&head.fields);
-        if head.field("priority").is_none() {
-            head.fields.extend(access.signal(class).as_ref().and_then(Priority::to_field));
-        }
         let (request, first) = link.relay.ask_itself(head).await?;
-        request.set_terms(&Terms { since: Since::First, ..class.terms(None) });
+        request.set_terms(terms);
         let traffic = Arc::<Traffic>::default();
-        link.carries_traffic(traffic.clone(), class, signal.as_ref());
+        link.carries_traffic(traffic.clone(), &terms.class, signal.as_ref());
         Ok((request, RequestAtGateway { link, traffic, _first: first, place, health: self.health.clone() }))
     }
 
@@ -179,19 +183,25 @@ impl ToGateways {
     }
 }
 
-impl entrance::GatewayAccess for ToGateways {
+impl GatewayAccess for ToGateways {
     type Place = RequestAtGateway;
 
     type OtherPath = CopyPath;
 
-    async fn ask(&self, head: RequestHead, body_bytes: usize, tried: &mut Vec<usize>) -> Result<Asked<Self>, String> {
+    async fn ask(
+        &self,
+        head: RequestHead,
+        terms: &Terms,
+        body_bytes: usize,
+        tried: &mut Vec<usize>,
+    ) -> Result<Asked<Self>, String> {
         let (access, chosen) = self.choose(tried).ok_or("no gateway is configured")?;
         let asking = async {
             let signal = Priority::from_fields(&head.fields);
             let request = (signal.as_ref(), body_bytes as u64);
-            let (link, copy, class) = access.places_for_request(request).await?;
-            let (request, place) = self.send(access, link, &class, chosen, head).await.map_err(NoConnection::Lost)?;
-            let other_path = copy.map(|link| CopyPath { link, class, place: chosen });
+            let (link, copy) = access.places_for_request(&terms.class, request).await?;
+            let (request, place) = self.send(link, terms, chosen, head).await.map_err(NoConnection::Lost)?;
+            let other_path = copy.map(|link| CopyPath { link, terms: terms.clone(), place: chosen });
             Ok(Asked { request, place, other_path })
         };
         let asked = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or(Err(NoConnection::NoAnswer));
@@ -209,9 +219,9 @@ impl entrance::GatewayAccess for ToGateways {
     }
 
     async fn copy(&self, path: CopyPath, head: RequestHead) -> Option<(Request, RequestAtGateway)> {
-        let CopyPath { link, class, place } = path;
+        let CopyPath { link, terms, place } = path;
         let access = self.accesses.get(place)?;
-        let asked = timeout(ANSWER_TIMEOUT, self.send(access, link, &class, place, head)).await.ok()?.ok()?;
+        let asked = timeout(ANSWER_TIMEOUT, self.send(link, &terms, place, head)).await.ok()?.ok()?;
         if let Some(gateway) = self.health.lock().get_mut(place) {
             gateway.asked();
         }

@@ -65,10 +65,10 @@ impl Classes {
         self.class(self.policy.classify(subject))
     }
 
-    /// Returns the class of a request for a model.
+    /// Returns the class that a rule gives a request for a model; `None` if no rule matches.
     #[must_use]
-    pub fn classify_request(&self, subject: &RequestSubject<'_>) -> &Arc<Class> {
-        self.class(self.policy.classify_request(subject))
+    pub fn request_class(&self, subject: &RequestSubject<'_>) -> Option<&Arc<Class>> {
+        self.policy.request_class(subject).map(|id| self.class(id))
     }
 
     /// Returns the class of a name, or the default class if there is none of that name.

@@ -1,4 +1,7 @@
-//! A client's connection to an edge: HTTP/1.1 in, and one HTTP/3 request to the gateway for each of its requests.
+//! A client's connection to an edge: HTTP/1.1 or HTTP/2 in, and one HTTP/3 request to the gateway for each of its requests.
+//!
+//! The policy's rules give a request its class at the edge, as they do at the gateway. The class orders the request among all traffic of
+//! the edge, and tells the gateway how urgent the answer is. Time that passes at the edge is subtracted from all budgets of the request.
 //!
 //! The edge reads the whole body, so that it can send it again if the gateway has not begun an answer, or over two paths at once. It
 //! passes the answer on as it arrives, including the gateway's errors. The edge's own errors have the form of the API's errors.
@@ -16,18 +19,29 @@ use std::{
 use bytes::Bytes;
 use futures::future::{Either as Race, select};
 use http_body_util::{BodyExt as _, Either, Full, LengthLimitError, Limited};
-use hyper::{Response, StatusCode, body::Incoming, header::HeaderValue, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use masque::h3::{Field, RequestHead, ResponseHead};
-use quic::h3::Request;
+use hyper::{Response, StatusCode, body::Incoming, header::HeaderValue};
+use masque::{
+    h3::{Field, RequestHead, ResponseHead},
+    priority::{self, Priority},
+};
+use quic::{
+    class::{Since, Terms},
+    h3::Request,
+};
 use role::traffic::Traffic;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{net::TcpStream, sync::Semaphore, time::timeout};
 
 use self::answer::{Answer, Outcome};
-use crate::{message, openai::OpenAiError};
+use crate::{
+    classes::{RequestClass, RequestClasses},
+    connection::{self, ConnectionTerms, HttpVersion, KeptBody},
+    message,
+    openai::OpenAiError,
+};
 
-/// The field with the time allowed for the whole answer, in milliseconds.
-const BUDGET: &[u8] = b"x-paced-budget-ms";
+/// The fields with the time allowed for the whole answer and for its first token, in milliseconds. The time allowed for each further
+/// token does not begin at an edge.
+const BUDGETS: [&[u8]; 2] = [b"x-paced-budget-ms", b"x-slo-ttft-ms"];
 
 /// How long a client may take to send its request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -40,6 +54,8 @@ const MOST_TRIES: usize = 2;
 pub struct ClientLimits {
     /// The maximum size of a request's body.
     pub max_body_bytes: usize,
+    /// The maximum of concurrent requests on all connections, and so of bodies in memory.
+    pub max_requests: usize,
     /// How long a connection may be without a request.
     pub idle: Duration,
 }
@@ -62,14 +78,15 @@ pub trait GatewayAccess: Send + Sync + 'static {
     /// A place on another path, for a copy of a request.
     type OtherPath: Send;
 
-    /// Sends a request's head to a gateway, with the credentials for the gateway, on the terms of the local address. If there are several
-    /// gateways, chooses one that was not `tried`, and adds it there. The request's body has `body_bytes`.
+    /// Sends a request's head to a gateway, with the credentials for the gateway, on these terms. If there are several gateways, chooses one
+    /// that was not `tried`, and adds it there. The request's body has `body_bytes`.
     ///
     /// # Errors
     /// The gateway cannot be reached, with the reason.
     fn ask(
         &self,
         head: RequestHead,
+        terms: &Terms,
         body_bytes: usize,
         tried: &mut Vec<usize>,
     ) -> impl Future<Output = Result<Asked<Self>, String>> + Send;
@@ -97,81 +114,112 @@ pub trait GatewayAccess: Send + Sync + 'static {
     fn answered(&self, place: &Self::Place, answer: Option<&ResponseHead>);
 }
 
-/// Serves a client's connection to its end.
-pub async fn serve<W: GatewayAccess>(stream: TcpStream, gateways: &W, limits: ClientLimits) {
-    let answer = async |request: hyper::Request<Incoming>| Ok::<_, Infallible>(answer(request, gateways, limits).await);
-    let served = http1::Builder::new()
-        .timer(TokioTimer::new())
-        // A token is short: copying it after its chunk's size costs less than to make the kernel gather the two.
-        .writev(false)
-        .header_read_timeout(limits.idle)
-        .serve_connection(TokioIo::new(stream), service_fn(answer));
-    if let Err(error) = served.await {
-        tracing::debug!("client left: {error}");
-    }
+/// A local address of an edge for clients of models.
+pub struct ModelEntrance<W> {
+    gateways: W,
+    classes: RequestClasses,
+    limits: ClientLimits,
+    /// The places for concurrent requests.
+    places: Arc<Semaphore>,
 }
 
 type Answered<P> = Response<Either<Full<Bytes>, Answer<P>>>;
 
-async fn answer<W: GatewayAccess>(
-    request: hyper::Request<Incoming>,
-    gateways: &W,
-    limits: ClientLimits,
-) -> Answered<W::Place> {
-    match pass(request, gateways, limits).await {
-        Ok(response) => response.map(Either::Right),
-        Err(refusal) => {
-            tracing::debug!(%refusal, "request refused");
-            let mut response = Response::new(Either::Left(Full::new(refusal.body())));
-            *response.status_mut() = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_GATEWAY);
-            let fields = response.headers_mut();
-            fields.insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-            if let Some(seconds) = refusal.retry_after_s() {
-                fields.insert(hyper::header::RETRY_AFTER, HeaderValue::from(seconds));
+impl<W: GatewayAccess> ModelEntrance<W> {
+    /// Returns an address whose requests go to `gateways`; `classes` decide the class of each.
+    #[must_use]
+    pub fn new(gateways: W, classes: RequestClasses, limits: ClientLimits) -> Arc<Self> {
+        Arc::new(Self { gateways, classes, limits, places: Arc::new(Semaphore::new(limits.max_requests)) })
+    }
+
+    /// Serves a client's connection to its end.
+    pub async fn serve(self: Arc<Self>, stream: TcpStream) {
+        let idle = self.limits.idle;
+        let version = match HttpVersion::of_beginning(&stream, idle).await {
+            Ok(version) => version,
+            Err(error) => return tracing::debug!("client left: {error}"),
+        };
+        let answer = move |request, open| {
+            let entrance = self.clone();
+            async move {
+                let start = Instant::now();
+                // No code closes the semaphore.
+                let place = entrance.places.clone().acquire_owned().await.ok();
+                let answered = entrance.answer(request, start).await;
+                Ok::<_, Infallible>(answered.map(|body| KeptBody { body, _kept: (open, place) }))
             }
-            response
+        };
+        connection::serve(stream, ConnectionTerms { version, idle, ending: None }, answer).await;
+    }
+
+    async fn answer(&self, request: hyper::Request<Incoming>, start: Instant) -> Answered<W::Place> {
+        match self.pass(request, start).await {
+            Ok(response) => response.map(Either::Right),
+            Err(refusal) => {
+                tracing::debug!(%refusal, "request refused");
+                let mut response = Response::new(Either::Left(Full::new(refusal.body())));
+                *response.status_mut() = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_GATEWAY);
+                let fields = response.headers_mut();
+                fields.insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                if let Some(seconds) = refusal.retry_after_s() {
+                    fields.insert(hyper::header::RETRY_AFTER, HeaderValue::from(seconds));
+                }
+                response
+            }
+        }
+    }
+
+    async fn pass(
+        &self,
+        request: hyper::Request<Incoming>,
+        start: Instant,
+    ) -> Result<Response<Answer<W::Place>>, OpenAiError> {
+        let gateways = &self.gateways;
+        let (parts, body) = request.into_parts();
+        let body = read(body, self.limits.max_body_bytes).await?;
+        // `GatewayAccess::ask` adds the gateway's authority.
+        let mut head = message::head(&parts);
+        if !body.is_empty() {
+            head.fields.push(Field::new("content-length", body.len().to_string()));
+        }
+        let class = self.classes.of(&head, &body);
+        let signal = Priority::from_fields(&head.fields);
+        if class.is_chosen && head.field(priority::FIELD_NAME).is_none() {
+            head.fields.extend(class.class.policy().signal().to_field());
+        }
+        let (mut tries, mut tried) = (0, Vec::new());
+        loop {
+            tries += 1;
+            let (head_now, terms) = (budgeted(&head, start.elapsed()), terms(&class, signal, start.elapsed()));
+            let asked = match gateways.ask(head_now, &terms, body.len(), &mut tried).await {
+                Ok(asked) => asked,
+                Err(_) if gateways.has_others(&tried) => continue,
+                Err(why) => return Err(OpenAiError::NoGateway(why)),
+            };
+            let head_now = || budgeted(&head, start.elapsed());
+            let (outcome, answer) = race(gateways, asked, head_now, &body, tries < MOST_TRIES).await;
+            match outcome {
+                // A proxy's status for bad credentials; these are the edge's, not the client's.
+                Outcome::Answered(head) if head.status == 407 => {
+                    return Err(OpenAiError::NoGateway("it does not take this edge's credentials".into()));
+                }
+                // The gateway has no engine, or none in time; another gateway may.
+                Outcome::Answered(head) if head.status == 503 && gateways.has_others(&tried) => {}
+                Outcome::Answered(head) => return Ok(message::response(head, answer)),
+                // No part of an answer has arrived, so the client cannot get parts of two.
+                Outcome::Lost | Outcome::Silent if tries < MOST_TRIES || gateways.has_others(&tried) => {}
+                Outcome::Lost | Outcome::Silent => {
+                    return Err(OpenAiError::NoGateway("the gateway was lost before it answered".into()));
+                }
+            }
         }
     }
 }
 
-async fn pass<W: GatewayAccess>(
-    request: hyper::Request<Incoming>,
-    gateways: &W,
-    limits: ClientLimits,
-) -> Result<Response<Answer<W::Place>>, OpenAiError> {
-    let start = Instant::now();
-    let (parts, body) = request.into_parts();
-    let body = read(body, limits.max_body_bytes).await?;
-    // `GatewayAccess::ask` adds the gateway's authority.
-    let mut head = message::head(&parts);
-    if !body.is_empty() {
-        head.fields.push(Field::new("content-length", body.len().to_string()));
-    }
-    let (mut tries, mut tried) = (0, Vec::new());
-    loop {
-        tries += 1;
-        let asked = match gateways.ask(budgeted(&head, start.elapsed()), body.len(), &mut tried).await {
-            Ok(asked) => asked,
-            Err(_) if gateways.has_others(&tried) => continue,
-            Err(why) => return Err(OpenAiError::NoGateway(why)),
-        };
-        let head_now = || budgeted(&head, start.elapsed());
-        let (outcome, answer) = race(gateways, asked, head_now, &body, tries < MOST_TRIES).await;
-        match outcome {
-            // A proxy's status for bad credentials; these are the edge's, not the client's.
-            Outcome::Answered(head) if head.status == 407 => {
-                return Err(OpenAiError::NoGateway("it does not take this edge's credentials".into()));
-            }
-            // The gateway has no engine, or none in time; another gateway may.
-            Outcome::Answered(head) if head.status == 503 && gateways.has_others(&tried) => {}
-            Outcome::Answered(head) => return Ok(message::response(head, answer)),
-            // No part of an answer has arrived, so the client cannot get parts of two.
-            Outcome::Lost | Outcome::Silent if tries < MOST_TRIES || gateways.has_others(&tried) => {}
-            Outcome::Lost | Outcome::Silent => {
-                return Err(OpenAiError::NoGateway("the gateway was lost before it answered".into()));
-            }
-        }
-    }
+/// Returns the terms on which the edge sends a request of a class, whose client gave this signal `elapsed` ago.
+fn terms(class: &RequestClass, signal: Option<Priority>, elapsed: Duration) -> Terms {
+    let signal = signal.map(|signal| shortened(signal, elapsed));
+    Terms { since: Since::First, ..class.class.terms(signal.as_ref()) }
 }
 
 /// Sends the body of a request that was `asked`, and a copy of it if there is another path for that. The first good answer counts, and the
@@ -224,17 +272,31 @@ fn better<W: GatewayAccess>(
     }
 }
 
-/// Returns a head whose budget, if it has one, is reduced by `elapsed`: the gateway counts only from the arrival of the request.
+/// Returns a head whose budgets, in whichever field, are reduced by `elapsed`: the gateway counts only from the arrival of the request.
 fn budgeted(head: &RequestHead, elapsed: Duration) -> RequestHead {
     let mut head = head.clone();
-    for field in head.fields.iter_mut().filter(|field| field.name == BUDGET[..]) {
-        let budget_ms = std::str::from_utf8(&field.value).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        if let Some(budget_ms) = budget_ms {
-            let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
-            field.value = budget_ms.saturating_sub(elapsed_ms).to_string().into();
+    for field in &mut head.fields {
+        if BUDGETS.contains(&&field.name[..]) {
+            let budget_ms = std::str::from_utf8(&field.value).ok().and_then(|text| text.trim().parse::<u64>().ok());
+            if let Some(budget_ms) = budget_ms {
+                field.value = left_ms(budget_ms, elapsed).to_string().into();
+            }
+        } else if field.name == priority::FIELD_NAME
+            && let Some(signal) = Priority::parse(&field.value).filter(|signal| signal.deadline_ms.is_some())
+        {
+            field.value = shortened(signal, elapsed).to_field_value().into();
         }
     }
     head
+}
+
+/// Returns a signal whose deadline, if it has one, is reduced by `elapsed`.
+fn shortened(signal: Priority, elapsed: Duration) -> Priority {
+    Priority { deadline_ms: signal.deadline_ms.map(|deadline_ms| left_ms(deadline_ms, elapsed)), ..signal }
+}
+
+fn left_ms(budget_ms: u64, elapsed: Duration) -> u64 {
+    budget_ms.saturating_sub(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Reads a client's body.
@@ -252,21 +314,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_is_passed_on_as_what_is_left_of_it() {
-        let left = |value: &'static str, elapsed_ms| {
-            let fields = vec![Field::new("accept", "*/*"), Field::new(BUDGET, value)];
-            let head = RequestHead {
-                method: "POST".into(),
-                scheme: None,
-                authority: None,
-                path: None,
-                protocol: None,
-                fields,
-            };
-            budgeted(&head, Duration::from_millis(elapsed_ms)).fields[1].value.clone()
+    fn time_that_passed_at_the_edge_is_taken_off_each_budget_whichever_field_it_is_in() {
+        let left = |name: &'static str, value: &'static str, elapsed_ms| {
+            let fields = vec![Field::new("accept", "200"), Field::new(name, value)];
+            let (scheme, authority, path, protocol) = (None, None, None, None);
+            let head = RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields };
+            let fields = budgeted(&head, Duration::from_millis(elapsed_ms)).fields;
+            assert_eq!(fields[0].value, "200");
+            String::from_utf8(fields[1].value.to_vec()).unwrap()
         };
-        assert_eq!(left("200", 30), "170");
-        assert_eq!(left(" 20", 30), "0");
-        assert_eq!(left("soon", 30), "soon", "the gateway says what it thinks of it");
+        for name in ["x-paced-budget-ms", "x-slo-ttft-ms"] {
+            assert_eq!(left(name, "200", 30), "170");
+            assert_eq!(left(name, " 20", 30), "0");
+            assert_eq!(left(name, "soon", 30), "soon", "the gateway says what it thinks of it");
+        }
+        assert_eq!(left("x-slo-tpot-ms", "200", 30), "200", "the time for each further token is as it was");
+        assert_eq!(left("priority", "u=1, i, dl=200", 30), "u=1, i, dl=170");
+        assert_eq!(left("priority", "dl=20", 30), "dl=0");
+        assert_eq!(left("priority", "u=1, other=2", 30), "u=1, other=2", "without a deadline, it stays as it is");
+        let class = RequestClass { class: Arc::default(), is_chosen: false };
+        let signal = Priority::parse(b"u=5, dl=200");
+        let terms = terms(&class, signal, Duration::from_millis(30));
+        assert_eq!(terms.signal.and_then(|signal| signal.deadline_ms), Some(170));
     }
 }

@@ -1,4 +1,5 @@
-//! A gateway's own listener, for clients of the OpenAI API without an edge: HTTP/1.1, and HTTP/2 if TLS negotiates it (ALPN).
+//! A gateway's own listener, for clients of the OpenAI API without an edge: HTTP/1.1, and HTTP/2 if TLS negotiates it (ALPN) or, without
+//! TLS, if the client begins with its preface.
 //!
 //! The gateway admits and handles these requests like those over HTTP/3.
 
@@ -6,21 +7,12 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
-use hyper::{
-    Response,
-    body::Incoming,
-    server::conn::{http1, http2},
-    service::service_fn,
-};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper::{Response, body::Incoming};
 use pacing::path::PathStats;
 use parking_lot::Mutex;
 use quic::class::Classes;
@@ -30,11 +22,12 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     sync::{oneshot, watch},
-    time::{sleep, timeout},
+    time::timeout,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::{
+    connection::{self, ConnectionTerms, HttpVersion, OpenRequest},
     gateway::{Asker, Exchange, Gateway, ResponseBody, TcpExchange},
     message,
     metrics::GatewayMetrics,
@@ -47,15 +40,6 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How many clients without an admitted request there may be at once: in total, and from one address (IPv4) or /64 (IPv6). They
 /// never have more than half of the connections of a listener.
 const STRANGERS: (usize, usize) = (256, 64);
-
-/// The maximum of concurrent requests on one HTTP/2 connection.
-const STREAMS: u32 = 128;
-
-/// How many unread bytes of bodies a client may send: of one request, and of all requests on one HTTP/2 connection.
-const WINDOWS_BYTES: (u32, u32) = (64 << 10, 256 << 10);
-
-/// The maximum size of a request's head, in bytes.
-const HEAD_BYTES: u32 = 64 << 10;
 
 /// Returns what answers requests now: the gateway, and the classes of the policy. `None` while there is no gateway.
 pub type Source = Arc<dyn Fn() -> Option<(Arc<Gateway>, Arc<Classes>)> + Send + Sync>;
@@ -155,7 +139,13 @@ impl Hall {
         drop(evicted);
         let newcomer = Arc::new(Newcomer { hall: self.clone(), number, stay: OnceLock::new() });
         let Some(shown) = &self.shown.0 else {
-            return self.unless_evicted(self.serve_http1(stream, from, &newcomer), leave, from).await;
+            let serving = async {
+                match HttpVersion::of_beginning(&stream, self.idle).await {
+                    Ok(version) => self.serve(stream, version, from, newcomer).await,
+                    Err(error) => tracing::debug!(client = %from, "client left: {error}"),
+                }
+            };
+            return self.unless_evicted(serving, leave, from).await;
         };
         let acceptor = TlsAcceptor::from(shown.load_full());
         let greeted = tokio::select! {
@@ -166,10 +156,11 @@ impl Hall {
             greeted.and_then(|greeted| greeted.map_err(|_| "failed"));
         self.metrics.handshake(greeted.as_ref().err().copied().unwrap_or("completed"));
         match greeted {
-            Ok(stream) if stream.get_ref().1.alpn_protocol() == Some(b"h2") => {
-                self.unless_evicted(self.serve_http2(stream, from, newcomer), leave, from).await;
+            Ok(stream) => {
+                let is_two = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                let version = if is_two { HttpVersion::Two } else { HttpVersion::One };
+                self.unless_evicted(self.serve(stream, version, from, newcomer), leave, from).await;
             }
-            Ok(stream) => self.unless_evicted(self.serve_http1(stream, from, &newcomer), leave, from).await,
             Err(why) => tracing::debug!(client = %from, why, "refused a client of the gateway"),
         }
     }
@@ -190,79 +181,21 @@ impl Hall {
         }
     }
 
-    async fn serve_http1(
-        &self,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send,
-        from: SocketAddr,
-        newcomer: &Newcomer,
-    ) {
-        let answer = async |request| self.answer(request, from, newcomer, None).await;
-        let serving = http1::Builder::new()
-            .timer(TokioTimer::new())
-            // A token is short: copying it after its chunk's size costs less than to make the kernel gather the two.
-            .writev(false)
-            .max_buf_size(HEAD_BYTES as usize)
-            .header_read_timeout(self.idle)
-            .serve_connection(TokioIo::new(stream), service_fn(answer));
-        let (mut serving, mut ending) = (std::pin::pin!(serving), self.ending.clone());
-        let served = tokio::select! {
-            served = serving.as_mut() => served,
-            () = ends(&mut ending) => {
-                serving.as_mut().graceful_shutdown();
-                serving.await
-            }
-        };
-        if let Err(error) = served {
-            tracing::debug!("client left: {error}");
-        }
-    }
-
-    async fn serve_http2(
+    /// Serves a connection to its end.
+    async fn serve(
         self: &Arc<Self>,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        version: HttpVersion,
         from: SocketAddr,
         newcomer: Arc<Newcomer>,
     ) {
-        let requests = Arc::<Requests>::default();
-        let answer = {
-            let (hall, requests) = (self.clone(), requests.clone());
-            move |request| {
-                let (hall, newcomer, open) = (hall.clone(), newcomer.clone(), requests.begin());
-                async move { hall.answer(request, from, &newcomer, Some(open)).await }
-            }
+        let hall = self.clone();
+        let answer = move |request, open| {
+            let (hall, newcomer) = (hall.clone(), newcomer.clone());
+            async move { hall.answer(request, from, &newcomer, open).await }
         };
-        let mut serving = std::pin::pin!(
-            http2::Builder::new(TokioExecutor::new())
-                .timer(TokioTimer::new())
-                .max_concurrent_streams(STREAMS)
-                .initial_stream_window_size(WINDOWS_BYTES.0)
-                .initial_connection_window_size(WINDOWS_BYTES.1)
-                .max_header_list_size(HEAD_BYTES)
-                // The keep-alive ends the requests of a client that vanished.
-                .keep_alive_interval(Some(Duration::from_secs(20)))
-                .keep_alive_timeout(Duration::from_secs(20))
-                .serve_connection(TokioIo::new(stream), service_fn(answer))
-        );
-        let (mut known, mut is_ending, mut ending) = (None, false, self.ending.clone());
-        let served = loop {
-            tokio::select! {
-                served = serving.as_mut() => break served,
-                () = ends(&mut ending), if !is_ending => {
-                    is_ending = true;
-                    serving.as_mut().graceful_shutdown();
-                }
-                () = sleep(self.idle) => {
-                    let now = (requests.open.load(Relaxed), requests.begun.load(Relaxed));
-                    if now.0 == 0 && known == Some(now) {
-                        serving.as_mut().graceful_shutdown();
-                    }
-                    known = Some(now);
-                }
-            }
-        };
-        if let Err(error) = served {
-            tracing::debug!("client left: {error}");
-        }
+        let terms = ConnectionTerms { version, idle: self.idle, ending: Some(self.ending.clone()) };
+        connection::serve(stream, terms, answer).await;
     }
 
     /// Passes a request to the gateway; `open` lives until the gateway has answered.
@@ -271,7 +204,7 @@ impl Hall {
         request: hyper::Request<Incoming>,
         from: SocketAddr,
         newcomer: &Newcomer,
-        open: Option<Open>,
+        open: OpenRequest,
     ) -> io::Result<Response<ResponseBody>> {
         let Some((gateway, classes)) = (self.source)() else { return Err(io::ErrorKind::ConnectionReset.into()) };
         let (parts, body) = request.into_parts();
@@ -312,27 +245,4 @@ impl Drop for Newcomer {
 /// Waits until the listener is to end, or the sender of `ending` is gone.
 async fn ends(ending: &mut watch::Receiver<bool>) {
     _ = ending.wait_for(|ends| *ends).await;
-}
-
-/// The requests on one connection.
-#[derive(Debug, Default)]
-struct Requests {
-    open: AtomicUsize,
-    begun: AtomicUsize,
-}
-
-/// A request that is open, until dropped.
-struct Open(Arc<Requests>);
-
-impl Requests {
-    fn begin(self: &Arc<Self>) -> Open {
-        [&self.open, &self.begun].iter().for_each(|count| _ = count.fetch_add(1, Relaxed));
-        Open(self.clone())
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Relaxed);
-    }
 }

@@ -1,7 +1,7 @@
 //! HTTP for models: how a gateway and an edge handle requests of the OpenAI API.
 //!
 //! ```text
-//! client ─HTTP/1.1, SSE→ edge ([`entrance`]) ─a HTTP/3 stream of its class→ gateway ([`gateway`]) ─HTTP/1.1, SSE→ engine
+//! client ─HTTP/1.1 or 2, SSE→ edge ([`entrance`]) ─a HTTP/3 stream of its class→ gateway ([`gateway`]) ─HTTP/1.1, SSE→ engine
 //! ```
 //!
 //! Clients without an edge use HTTP/1.1 or HTTP/2 at the gateway itself ([`front`]).
@@ -12,6 +12,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`entrance`] | a client's connection to an edge |
+//! | [`classes`] | which class a request is of, by the rules of the policy, at an edge and at a gateway |
 //! | [`front`] | a gateway's own listener, for clients without an edge |
 //! | [`gateway`] | requests that arrive as HTTP/3 streams, and how they are handled |
 //! | [`in_force`] | the gateway and the classes in force, for all listeners |
@@ -31,6 +32,8 @@
 //!
 //! **Invariant:** a body passes unchanged except for the model's name, and neither prompts nor answers nor keys are logged.
 
+pub mod classes;
+mod connection;
 pub mod decisions;
 pub mod entrance;
 pub mod front;

@@ -1,6 +1,7 @@
 //! The gateway role of this daemon: the gateway in force, what is kept of it, and its own listeners.
 
 use std::{
+    fs,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -96,6 +97,11 @@ impl GatewayRole {
     /// Returns the gateway that a configuration wants: the one in force, if nothing about it is different.
     fn gateway(&self, config: &Config, parts: &Parts) -> Result<Option<Arc<Gateway>>> {
         let Some(settings) = &config.gateway else { return Ok(None) };
+        // A relay has made it for its secret; without one, only what is kept of the gateway goes there.
+        if let Err(error) = fs::create_dir_all(&config.state_dir) {
+            let folder = config.state_dir.display();
+            tracing::warn!(%folder, %error, "there is no state folder: after a restart, the gateway has to learn anew");
+        }
         let shared = (parts.gateway.clone(), parts.requests.clone(), parts.decisions.clone());
         let (classes, learned) = (self.in_force.classes(), self.lessons.learned());
         let gateway = Gateway::new(settings, &classes, (shared, &parts.spending), &learned)?;

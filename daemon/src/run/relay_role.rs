@@ -153,12 +153,7 @@ impl RelayRole {
     }
 
     /// Switches to other settings, whose listeners are at the same addresses and have these `identities`.
-    pub(super) fn replace(
-        &mut self,
-        settings: &Settings,
-        identities: Vec<tls::PreparedTls>,
-        parts: &Parts,
-    ) {
+    pub(super) fn replace(&mut self, settings: &Settings, identities: Vec<tls::PreparedTls>, parts: &Parts) {
         for ((_, tls), identity) in self.listeners.iter().zip(identities) {
             tls.replace(identity);
         }

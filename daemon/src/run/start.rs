@@ -29,7 +29,9 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{DEVELOPMENT_ECHO, Daemon, Open, Wishes, announce, gateway_role::GatewayRole, notify, relay_role::RelayRole};
+use super::{
+    DEVELOPMENT_ECHO, Daemon, Open, Wishes, announce, gateway_role::GatewayRole, notify, relay_role::RelayRole,
+};
 use crate::{
     certificates::{self, CertificateWarnings},
     configuration::files::{self, SeenFiles},

@@ -54,7 +54,8 @@ pub fn control_requests(mut input: &[u8]) {
         let policies = Policies::new(config, None, enforce);
         // Reloads fail, because the receiver is dropped.
         let (reloads, _) = mpsc::channel(1);
-        let classes = Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| Default::default());
+        let classes =
+            Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| Default::default());
         let answering = (None, GatewayInForce::new(Arc::new(classes)));
         let control = Control::new(policies.clone(), answering, Arc::new(Parts::default()), facts.clone(), reloads);
         let service = ControlService::new(control);

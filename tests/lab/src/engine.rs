@@ -283,6 +283,9 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
         *last = Some(Asked { path: path.clone(), body: text, authorization, version: parts.version });
     }
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
+    if path == "/v1/embeddings" {
+        return Ok(whole(StatusCode::OK, &embeddings(&asked, state.name).to_string()));
+    }
     let prompt = asked["prompt"].as_str().or_else(|| asked["messages"].as_array()?.last()?["content"].as_str());
     let prompt = prompt.unwrap_or_default();
     let (word, number) = prompt.split_once(' ').unwrap_or((prompt, ""));
@@ -310,6 +313,17 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
     let mut response = Response::new(http_body_util::Either::Right(answer));
     response.headers_mut().insert("content-type", hyper::header::HeaderValue::from_static(kind));
     Ok(response)
+}
+
+/// A vector for each text: its place, and the number of its words.
+fn embeddings(asked: &Value, name: &str) -> Value {
+    let texts = asked["input"].as_array().cloned().unwrap_or_else(|| vec![asked["input"].clone()]);
+    let words = |text: &Value| text.as_str().unwrap_or_default().split_whitespace().count() as u64;
+    let vector = |(at, text): (usize, &Value)| json!({ "object": "embedding", "index": at, "embedding": [at as f64, words(text) as f64] });
+    let vectors: Vec<_> = texts.iter().enumerate().map(vector).collect();
+    let tokens: u64 = texts.iter().map(words).sum();
+    let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
+    json!({ "object": "list", "data": vectors, "model": name, "usage": usage })
 }
 
 fn whole(status: StatusCode, body: &str) -> Answer {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 mod affinity;
 mod clients;
+mod edge;
 mod engines;
 mod failures;
 mod first;

@@ -2,7 +2,6 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use config::policy::RequestSubject;
 use masque::{h3::RequestHead, priority::Priority};
 use pacing::path::PathStats;
 use quic::{
@@ -11,10 +10,7 @@ use quic::{
 };
 use sched::route::ClientPath;
 
-use crate::{openai::RoutingFields, tenants::Tenant};
-
-/// The field in which a client asks for a class; rules decide which it gets.
-const ASKED_CLASS: &str = "x-paced-class";
+use crate::{classes::subject, openai::RoutingFields, tenants::Tenant};
 
 /// The client, and where it connected.
 #[derive(Clone)]
@@ -45,8 +41,8 @@ impl Asker {
 pub(super) struct Caller<'a> {
     classes: &'a Classes,
     pub(super) asker: &'a Asker,
+    head: &'a RequestHead,
     signal: Option<Priority>,
-    asked_class: Option<&'a str>,
     /// The holder of its key.
     pub(super) tenant: Option<Arc<Tenant>>,
 }
@@ -61,8 +57,7 @@ impl<'a> Caller<'a> {
         tenant: Option<Arc<Tenant>>,
     ) -> Self {
         let signal = signal.or_else(|| Priority::from_fields(&head.fields));
-        let asked_class = head.field(ASKED_CLASS).and_then(|value| std::str::from_utf8(value).ok()).map(str::trim);
-        Self { classes, asker, signal, asked_class, tenant }
+        Self { classes, asker, head, signal, tenant }
     }
 
     /// Returns the user: the holder of its key, or else of the token that the connection showed.
@@ -72,14 +67,8 @@ impl<'a> Caller<'a> {
 
     /// Returns the terms on which the request is served; without `fields`, as far as known before its body was read.
     pub(super) fn terms(&self, fields: Option<&RoutingFields>) -> Terms {
-        let subject = RequestSubject {
-            user: self.user().map(|user| &**user),
-            listener: self.asker.listener,
-            model: fields.map(|fields| &fields.model[..]),
-            service_tier: fields.and_then(|fields| fields.service_tier.as_deref()),
-            asked_class: self.asked_class,
-        };
-        let class = self.classes.classify_request(&subject);
+        let subject = subject(self.user().map(|user| &**user), self.asker.listener, self.head, fields);
+        let class = self.classes.request_class(&subject).unwrap_or_else(|| self.classes.named(None));
         Terms { since: Since::Burst, ..class.terms(self.signal.as_ref()) }
     }
 }

@@ -1,0 +1,152 @@
+//! Which class a request for a model is of: the rules of the policy decide, at a gateway and at an edge alike.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use arc_swap::ArcSwapOption;
+use config::policy::RequestSubject;
+use masque::h3::RequestHead;
+use quic::class::{Class, Classes};
+
+use crate::openai::RoutingFields;
+
+/// The field in which a client asks for a class; rules decide what it gets.
+const ASKED_CLASS: &str = "x-paced-class";
+
+/// Returns what rules know of a request with this head, once its body was read with what that says.
+pub(crate) fn subject<'a>(
+    user: Option<&'a str>,
+    listener: SocketAddr,
+    head: &'a RequestHead,
+    fields: Option<&'a RoutingFields>,
+) -> RequestSubject<'a> {
+    RequestSubject {
+        user,
+        listener,
+        model: fields.map(|fields| &fields.model[..]),
+        service_tier: fields.and_then(|fields| fields.service_tier.as_deref()),
+        asked_class: head.field(ASKED_CLASS).and_then(|value| std::str::from_utf8(value).ok()).map(str::trim),
+    }
+}
+
+/// The classes of requests at a local address of an edge: of all the class that the configuration names there, or else of each the
+/// class that the policy's rules give it. They follow the policy. Clones share them.
+#[derive(Clone, Debug)]
+pub struct RequestClasses {
+    /// The class that the configuration names.
+    class: Option<String>,
+    /// The local address, as configured: rules may name it.
+    listener: SocketAddr,
+    /// Those of the policy in force; `None` before there is one.
+    in_force: Arc<ArcSwapOption<Classes>>,
+}
+
+/// The class of a request.
+#[derive(Clone, Debug)]
+pub struct RequestClass {
+    /// The class.
+    pub class: Arc<Class>,
+    /// Whether the configuration or a rule chose it: a class that nothing chose tells the gateway nothing about the answer.
+    pub is_chosen: bool,
+}
+
+impl RequestClasses {
+    /// Returns those of the local address `listener`, of whose requests all are of `class` if that is given. No policy is in force yet.
+    #[must_use]
+    pub fn new(class: Option<String>, listener: SocketAddr) -> Self {
+        Self { class, listener, in_force: Arc::default() }
+    }
+
+    /// Puts the classes and the rules of another policy in force, for requests to come.
+    pub fn follow(&self, classes: Arc<Classes>) {
+        self.in_force.store(Some(classes));
+    }
+
+    /// Whether any clone is left besides this one.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.in_force) > 1
+    }
+
+    /// Returns the class of a request. The body counts only if a rule asks what is in it, and is not an object of the API
+    /// for rules if it cannot be read: what is wrong with it is for the gateway to say.
+    pub(crate) fn of(&self, head: &RequestHead, body: &[u8]) -> RequestClass {
+        let Some(classes) = self.in_force.load_full() else {
+            return RequestClass { class: Arc::default(), is_chosen: false };
+        };
+        if let Some(name) = &self.class {
+            return RequestClass { class: classes.named(Some(name)).clone(), is_chosen: true };
+        }
+        let fields = classes.policy().asks_for_bodies().then(|| RoutingFields::read(body).ok()).flatten();
+        // The gateway knows the keys of clients, and an edge has no users.
+        let chosen = classes.request_class(&subject(None, self.listener, head, fields.as_ref()));
+        RequestClass { class: chosen.unwrap_or_else(|| classes.named(None)).clone(), is_chosen: chosen.is_some() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use config::policy::Policy;
+    use masque::h3::Field;
+    use quic::class::{ClassMetrics, PolicyRole};
+
+    use super::*;
+
+    const LISTENER: &str = "127.0.0.1:8100";
+
+    fn with(class: Option<&str>, policy: &str) -> RequestClasses {
+        let classes = RequestClasses::new(class.map(str::to_owned), LISTENER.parse().unwrap());
+        let (policy, metrics) = (Policy::from_toml(policy).unwrap(), ClassMetrics::default());
+        classes.follow(Arc::new(Classes::new(policy, PolicyRole::Edge, &metrics, |_| Default::default())));
+        classes
+    }
+
+    fn class(classes: &RequestClasses, fields: &[(&'static str, &'static str)], body: &str) -> (String, bool) {
+        let fields = fields.iter().map(|(name, value)| Field::new(*name, *value)).collect();
+        let (scheme, authority, path, protocol) = (None, None, None, None);
+        let head = RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields };
+        let RequestClass { class, is_chosen } = classes.of(&head, body.as_bytes());
+        (class.policy().name.clone(), is_chosen)
+    }
+
+    const RULES: &str = r#"
+        [class.flex]
+        [class.small]
+        [class.asked]
+        [class.here]
+        [[rule]]
+        class = "flex"
+        service_tier = "flex"
+        [[rule]]
+        class = "small"
+        model = ["small", "auto"]
+        [[rule]]
+        class = "asked"
+        asked_class = "batch"
+    "#;
+
+    #[test]
+    fn rules_give_a_request_at_an_edge_its_class_by_what_its_head_and_body_say() {
+        let classes = with(None, RULES);
+        for (fields, body, expected) in [
+            (&[][..], r#"{"model":"auto","service_tier":"flex"}"#, ("flex", true)),
+            (&[], r#"{"model":"auto"}"#, ("small", true)),
+            (&[("x-paced-class", " batch ")], r#"{"model":"large"}"#, ("asked", true)),
+            (&[("x-paced-class", "flex")], r#"{"model":"large"}"#, ("default", false)),
+            (&[("x-paced-class", "batch")], "no JSON", ("asked", true)),
+            (&[], "", ("default", false)),
+        ] {
+            assert_eq!(class(&classes, fields, body), (expected.0.to_owned(), expected.1), "{fields:?} {body}");
+        }
+        classes.follow(with(None, "[class.all]\n[[rule]]\nclass = \"all\"").in_force.load_full().unwrap());
+        assert_eq!(class(&classes, &[], "{}").0, "all", "the next policy counts");
+    }
+
+    #[test]
+    fn the_class_of_a_local_address_and_its_rules_are_its_own() {
+        let by_address = |address: &str| format!("{RULES}[[rule]]\nclass = \"here\"\nlistener = \"{address}\"");
+        assert_eq!(class(&with(None, &by_address(LISTENER)), &[], "{}").0, "here");
+        assert_eq!(class(&with(None, &by_address("127.0.0.1:8101")), &[], "{}").0, "default");
+        let chosen = with(Some("here"), RULES);
+        assert_eq!(class(&chosen, &[], r#"{"model":"auto"}"#), ("here".to_owned(), true), "whatever rules say");
+    }
+}

@@ -1,0 +1,211 @@
+//! A client's connection over TCP, by HTTP/1.1 or HTTP/2, at an edge or at a gateway's own listener: what a client may send
+//! and hold open, and how the connection ends.
+
+use std::{
+    error::Error,
+    io,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use hyper::{
+    Request, Response,
+    body::{Body, Frame, Incoming, SizeHint},
+    server::conn::{http1, http2},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+/// Requests at once on one connection of HTTP/2.
+const STREAMS: u32 = 128;
+
+/// What a client may send of bodies that nobody has read yet: of one request, and of all on one connection of HTTP/2.
+const WINDOWS_BYTES: (u32, u32) = (64 << 10, 256 << 10);
+
+/// The largest head of a request, in bytes.
+const HEAD_BYTES: u32 = 64 << 10;
+
+/// The preface with which a client begins HTTP/2 (RFC 9113 §3.4).
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// How much of the preface tells HTTP/2 apart: no method begins like that.
+const TELLING_BYTES: usize = 3;
+
+/// How long to wait for the rest of those bytes where some are there: a peek then returns at once.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A version of HTTP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HttpVersion {
+    /// HTTP/1.1 (RFC 9112).
+    One,
+    /// HTTP/2 (RFC 9113).
+    Two,
+}
+
+impl HttpVersion {
+    /// Looks by which version a client begins without TLS: by HTTP/2 if it knows that we speak it (RFC 9113 §3.3).
+    ///
+    /// # Errors
+    /// It says nothing for so long, or it is gone.
+    pub(crate) async fn of_beginning(stream: &TcpStream, within: Duration) -> io::Result<Self> {
+        let looking = async {
+            loop {
+                let mut bytes = [0; TELLING_BYTES];
+                let count = stream.peek(&mut bytes).await?;
+                match bytes.get(..count).unwrap_or_default() {
+                    [] => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    begun if !PREFACE.starts_with(begun) => return Ok(Self::One),
+                    begun if begun.len() == TELLING_BYTES => return Ok(Self::Two),
+                    _ => sleep(PAUSE).await,
+                }
+            }
+        };
+        timeout(within, looking).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+/// On which terms a connection is served.
+pub(crate) struct ConnectionTerms {
+    /// By which version of HTTP.
+    pub(crate) version: HttpVersion,
+    /// How long it may be without a request.
+    pub(crate) idle: Duration,
+    /// Says when it is to begin no other request; `None` if it is ended by dropping it.
+    pub(crate) ending: Option<watch::Receiver<bool>>,
+}
+
+/// Serves a connection to its end, each request by `answer`. HTTP/2 counts a request as open until what it was given is dropped.
+pub(crate) async fn serve<A, F, B, E>(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    terms: ConnectionTerms,
+    answer: A,
+) where
+    A: Fn(Request<Incoming>, OpenRequest) -> F,
+    F: Future<Output = Result<Response<B>, E>> + Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+    E: Into<Box<dyn Error + Send + Sync>>,
+{
+    let ConnectionTerms { version, idle, mut ending } = terms;
+    let requests = Arc::<Requests>::default();
+    let (stream, answer) = (TokioIo::new(stream), service_fn(|request| answer(request, requests.begin())));
+    let served = match version {
+        HttpVersion::One => {
+            let serving = http1::Builder::new()
+                .timer(TokioTimer::new())
+                // A token is short: to copy it behind its chunk's size costs less than to have the kernel gather the two.
+                .writev(false)
+                .max_buf_size(HEAD_BYTES as usize)
+                .header_read_timeout(idle)
+                .serve_connection(stream, answer);
+            let mut serving = pin!(serving);
+            tokio::select! {
+                served = serving.as_mut() => served,
+                () = ends(&mut ending) => {
+                    serving.as_mut().graceful_shutdown();
+                    serving.await
+                }
+            }
+        }
+        HttpVersion::Two => {
+            let serving = http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(STREAMS)
+                .initial_stream_window_size(WINDOWS_BYTES.0)
+                .initial_connection_window_size(WINDOWS_BYTES.1)
+                .max_header_list_size(HEAD_BYTES)
+                // A client that vanished ends its requests.
+                .keep_alive_interval(Some(Duration::from_secs(20)))
+                .keep_alive_timeout(Duration::from_secs(20))
+                .serve_connection(stream, answer);
+            let mut serving = pin!(serving);
+            let (mut known, mut is_ending) = (None, false);
+            loop {
+                tokio::select! {
+                    served = serving.as_mut() => break served,
+                    () = ends(&mut ending), if !is_ending => {
+                        is_ending = true;
+                        serving.as_mut().graceful_shutdown();
+                    }
+                    () = sleep(idle) => {
+                        let now = (requests.open.load(Relaxed), requests.begun.load(Relaxed));
+                        if now.0 == 0 && known == Some(now) {
+                            serving.as_mut().graceful_shutdown();
+                        }
+                        known = Some(now);
+                    }
+                }
+            }
+        }
+    };
+    if let Err(error) = served {
+        tracing::debug!("client left: {error}");
+    }
+}
+
+/// Waits until connections are to end, which they are as well when nobody is left to say so.
+async fn ends(ending: &mut Option<watch::Receiver<bool>>) {
+    match ending {
+        Some(ending) => _ = ending.wait_for(|ends| *ends).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The requests on one connection.
+#[derive(Debug, Default)]
+struct Requests {
+    open: AtomicUsize,
+    begun: AtomicUsize,
+}
+
+/// A request that is open, until dropped.
+pub(crate) struct OpenRequest(Arc<Requests>);
+
+impl Requests {
+    fn begin(self: &Arc<Self>) -> OpenRequest {
+        [&self.open, &self.begun].iter().for_each(|count| _ = count.fetch_add(1, Relaxed));
+        OpenRequest(self.clone())
+    }
+}
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The body of an answer, and what is kept until it has ended.
+pub(crate) struct KeptBody<B, K> {
+    pub(crate) body: B,
+    pub(crate) _kept: K,
+}
+
+impl<B: Body + Unpin, K: Unpin> Body for KeptBody<B, K> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
