@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use parking_lot::Mutex;
 use quic::class::Classes;
 
 use crate::gateway::Gateway;
@@ -12,35 +13,45 @@ use crate::gateway::Gateway;
 pub struct GatewayInForce {
     gateway: ArcSwapOption<Gateway>,
     classes: ArcSwap<Classes>,
+    /// Locked while a gateway receives its order of requests, so that the final order is that of the policy in force.
+    ordering: Mutex<()>,
 }
 
 impl GatewayInForce {
     /// Returns a place without a gateway, where these classes are in force.
     #[must_use]
     pub fn new(classes: Arc<Classes>) -> Arc<Self> {
-        Arc::new(Self { gateway: ArcSwapOption::default(), classes: ArcSwap::new(classes) })
+        Arc::new(Self { gateway: ArcSwapOption::default(), classes: ArcSwap::new(classes), ordering: Mutex::default() })
     }
 
-    /// The gateway that answers new requests.
+    /// Returns the gateway that answers new requests.
     #[must_use]
     pub fn gateway(&self) -> Option<Arc<Gateway>> {
         self.gateway.load_full()
     }
 
-    /// The classes of the policy in force.
+    /// Returns the classes of the policy in force.
     #[must_use]
     pub fn classes(&self) -> Arc<Classes> {
         self.classes.load_full()
     }
 
-    /// Has another gateway answer new requests; the old one finishes the requests that it has begun.
+    /// Replaces the gateway for new requests; the old one finishes the requests that it has begun. The new one orders requests by
+    /// the policy in force, which may not be the policy that it was prepared with.
     pub fn replace(&self, gateway: Option<Arc<Gateway>>) {
         self.gateway.store(gateway);
+        self.order();
     }
 
     /// Puts the classes of another policy in force, also for the order of requests that wait.
     pub fn replace_classes(&self, classes: Arc<Classes>) {
-        self.classes.store(classes.clone());
-        self.gateway.load().iter().for_each(|gateway| gateway.follow(&classes));
+        self.classes.store(classes);
+        self.order();
+    }
+
+    /// Makes the gateway in force order requests by the policy in force.
+    fn order(&self) {
+        let _ordering = self.ordering.lock();
+        self.gateway.load().iter().for_each(|gateway| gateway.follow(&self.classes()));
     }
 }
