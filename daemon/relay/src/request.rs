@@ -9,7 +9,7 @@ use masque::{
     request::{self, Host, Refusal, TunnelRequest},
 };
 use quic::class::{Class, Terms};
-use role::limits::GaugePlace;
+use role::{holder::Holder, limits::GaugePlace};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
@@ -21,7 +21,6 @@ use super::{
 };
 use crate::{
     auth::{AuthError, User},
-    holder::Holder,
     resolve::ResolveError,
     udp_target::UdpTarget,
 };

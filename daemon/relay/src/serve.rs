@@ -21,7 +21,7 @@ use quic::{
     h3::{self, Error, MessageLimits, Request},
     stirred::either,
 };
-use role::{gate::Gate, limits::Gauge, tcp::TcpPump, traffic::UserTraffic, tunnel::UdpTunnel};
+use role::{gate::Gate, holder::Holder, limits::Gauge, tcp::TcpPump, traffic::UserTraffic, tunnel::UdpTunnel};
 use s2n_quic::{Server, connection::Connection};
 use serving::gateway::{Asker, Gateway};
 use socket2::SockRef;
@@ -30,7 +30,6 @@ use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 use crate::{
     Phase, Relay, RelayClient, Resources, Rules,
     access::record::{self, RefusedRequest},
-    holder::Holder,
     request::{self, Admitted, Attempt, ConnectedTarget, HeldPlaces, mark},
     tunnels::RelayTunnel,
     udp::UdpPump,
