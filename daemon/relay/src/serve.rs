@@ -5,6 +5,7 @@ use std::{
     net::SocketAddr,
     pin::{Pin, pin},
     sync::{Arc, OnceLock},
+    task::Poll,
     time::{Duration, SystemTime},
 };
 
@@ -407,7 +408,15 @@ async fn admit(
         }
     };
     let mut attempt = Attempt::default();
-    match decide(relay, rules, client, head, request.signal, &mut attempt).await {
+    let (signal, send) = (request.signal, &mut request.send);
+    let decided = tokio::select! {
+        decided = decide(relay, rules, client, head, signal, &mut attempt) => decided,
+        // The places of the request are free again.
+        () = poll_fn(|cx| if send.poll_stopped(cx).is_err() { Poll::Ready(()) } else { Poll::Pending }) => {
+            return Err(Rejected::Unanswered(Code::RequestCancelled));
+        }
+    };
+    match decided {
         Ok(decision) => Ok(decision),
         Err(refusal) => {
             let (status, error) = (Some(refusal.status()), Some(refusal.error_type().name()));
