@@ -58,7 +58,8 @@ pub async fn first(
 
 /// Puts addresses of the two families in turn, the family of the first address first (RFC 8305 §4).
 fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
-    let is_first_family = |address: &SocketAddr| address.is_ipv4() == addresses.first().is_some_and(SocketAddr::is_ipv4);
+    let is_first_family =
+        |address: &SocketAddr| address.is_ipv4() == addresses.first().is_some_and(SocketAddr::is_ipv4);
     let (one, other): (Vec<_>, Vec<_>) = addresses.iter().partition(|address| is_first_family(address));
     let mut order: Vec<_> = one.into_iter().enumerate().chain(other.into_iter().enumerate()).collect();
     // Stable, so that the first family comes first at each place.
@@ -222,7 +223,8 @@ mod tests {
 
     #[test]
     fn the_families_of_addresses_take_turns() {
-        let addresses = |text: &str| text.split(' ').map(|ip| SocketAddr::new(ip.parse().unwrap(), 1)).collect::<Vec<_>>();
+        let addresses =
+            |text: &str| text.split(' ').map(|ip| SocketAddr::new(ip.parse().unwrap(), 1)).collect::<Vec<_>>();
         assert_eq!(alternate(addresses("::1 ::2 ::3 1.0.0.1 1.0.0.2")), addresses("::1 1.0.0.1 ::2 1.0.0.2 ::3"));
         assert_eq!(alternate(addresses("1.0.0.1 ::1")), addresses("1.0.0.1 ::1"));
         assert_eq!(alternate(Vec::new()), []);

@@ -129,6 +129,9 @@ mod tests {
         let (served, (idle, interval, most)) = (SockRef::from(&stream), PROBES);
         assert!(served.keepalive().unwrap());
         assert_eq!(served.tcp_keepalive_time().unwrap(), idle);
-        assert_eq!((served.tcp_keepalive_interval().unwrap(), served.tcp_keepalive_retries().unwrap()), (interval, most));
+        assert_eq!(
+            (served.tcp_keepalive_interval().unwrap(), served.tcp_keepalive_retries().unwrap()),
+            (interval, most)
+        );
     }
 }

@@ -221,7 +221,10 @@ impl TcpPump {
             }
             let len = usize::try_from(self.wanted).unwrap_or(usize::MAX).min(bytes.len());
             if is_another_request(&bytes[len..]) {
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "a second request on its connection")));
+                return Poll::Ready(Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "a second request on its connection",
+                )));
             }
             if self.wanted != u64::MAX {
                 self.wanted -= len as u64;
