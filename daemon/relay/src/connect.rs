@@ -48,7 +48,9 @@ pub async fn first(
         }
         targets::Protocol::Tcp => {
             let limit = rules.limits.connect_timeout;
-            let attempt = async |address| Ok((address, ConnectedTarget::Tcp(tcp(relay, rules, address).await?)));
+            let attempt = |address| async move {
+                tcp(relay, rules, address).await.map(|stream| (address, ConnectedTarget::Tcp(stream)))
+            };
             // With a short limit, the addresses get their turns within it.
             let racing = staggered(alternate(addresses).into_iter().map(attempt), STAGGER.min(limit / 8));
             timeout(limit, racing).await.unwrap_or(Some(Err(Refusal::ConnectionTimeout))).unwrap_or(Err(refusal))
@@ -58,10 +60,9 @@ pub async fn first(
 
 /// Puts addresses of the two families in turn, the family of the first address first (RFC 8305 §4).
 fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
-    let is_first_family =
-        |address: &SocketAddr| address.is_ipv4() == addresses.first().is_some_and(SocketAddr::is_ipv4);
-    let (one, other): (Vec<_>, Vec<_>) = addresses.iter().partition(|address| is_first_family(address));
-    let mut order: Vec<_> = one.into_iter().enumerate().chain(other.into_iter().enumerate()).collect();
+    let Some(is_ipv4) = addresses.first().map(SocketAddr::is_ipv4) else { return addresses };
+    let (one, other): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|address| address.is_ipv4() == is_ipv4);
+    let mut order: Vec<(usize, SocketAddr)> = one.into_iter().enumerate().chain(other.into_iter().enumerate()).collect();
     // Stable, so that the first family comes first at each place.
     order.sort_by_key(|(place, _)| *place);
     order.into_iter().map(|(_, address)| address).collect()
