@@ -145,10 +145,16 @@ impl Segments {
         }
     }
 
-    /// Whether the queue could hold a payload of `len` bytes if it were empty.
+    /// Whether the queue could hold a payload of `len` bytes if it were empty; a queue with a bound of 0 holds none.
     #[must_use]
     pub fn holds(&self, len: usize) -> bool {
-        len <= self.limit && len <= usize::from(u16::MAX)
+        self.limit > 0 && len <= self.limit && len <= usize::from(u16::MAX)
+    }
+
+    /// Swaps the payloads of two queues. Each keeps its bound, which the payloads that it receives may exceed.
+    pub fn swap(&mut self, other: &mut Self) {
+        std::mem::swap(self, other);
+        std::mem::swap(&mut self.limit, &mut other.limit);
     }
 
     /// Returns the oldest payload.
@@ -258,6 +264,21 @@ mod tests {
         assert_eq!(queue.bytes(), 8);
         let flood: usize = (0..1000).map(|_| queue.push(b"")).sum();
         assert!(queue.len() <= 10 && flood >= 990, "empty payloads are bounded too");
+    }
+
+    #[test]
+    fn a_queue_without_room_refuses_every_payload_also_an_empty_one() {
+        let mut queue = Segments::new(0);
+        assert_eq!((queue.push(b""), queue.push(b"x"), queue.len()), (1, 1, 0));
+    }
+
+    #[test]
+    fn queues_that_swap_their_payloads_keep_their_bounds() {
+        let (mut small, mut large) = (Segments::new(4), Segments::new(100));
+        large.push(&[1; 50]);
+        small.swap(&mut large);
+        assert_eq!((small.front(), large.len()), (Some(&[1; 50][..]), 0));
+        assert_eq!((small.push(&[2; 5]), large.push(&[2; 5])), (1, 0));
     }
 
     #[test]

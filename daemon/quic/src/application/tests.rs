@@ -114,4 +114,10 @@ async fn datagrams_of_a_stream_come_back() {
         }
     });
     assert_eq!(answer.await.unwrap(), "hello");
+    // An echo of "hello" may still be on its way.
+    for datagram in [&b"again"[..], b"", b"and again"] {
+        datagrams.send(datagram);
+        let echoed = async { while datagrams.receive().await.unwrap() != datagram {} };
+        tokio::time::timeout(Duration::from_secs(20), echoed).await.unwrap();
+    }
 }

@@ -95,7 +95,7 @@ impl Flow {
         outbox.set_terms(turns, self.slot, |_| terms);
     }
 
-    /// Swaps the UDP payloads that have arrived in DATAGRAM frames into `payloads`, which must be empty.
+    /// Moves the UDP payloads that have arrived in DATAGRAM frames into `payloads`, which must be empty, whatever its bound.
     ///
     /// # Errors
     /// A datagram broke a rule that ends the tunnel.
@@ -111,7 +111,7 @@ impl Flow {
             }
             return Poll::Pending;
         }
-        std::mem::swap(&mut arrivals.payloads, payloads);
+        arrivals.payloads.swap(payloads);
         Poll::Ready(Ok(()))
     }
 }

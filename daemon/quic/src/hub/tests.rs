@@ -222,6 +222,21 @@ fn datagrams_that_come_before_their_stream_wait_for_it() {
 }
 
 #[test]
+fn a_flow_receives_up_to_its_bound_whatever_the_bound_of_its_readers_queue() {
+    let (hub, _) = hub(100, 100);
+    let flow = open(&hub, 0);
+    let mut cx = Context::from_waker(std::task::Waker::noop());
+    for round in 0..3 {
+        (0..2).for_each(|_| receive(&hub, 0, &[round; 40]));
+        receive(&hub, 0, b"");
+        let mut payloads = Segments::new(0);
+        assert!(flow.poll_recv(&mut cx, &mut payloads).is_ready());
+        assert_eq!(payloads.iter().collect::<Vec<_>>(), [&[round; 40][..], &[round; 40], b""]);
+    }
+    assert_eq!(flow.losses().receive_queue.load(Relaxed), 0);
+}
+
+#[test]
 fn what_waits_for_requests_to_be_admitted_is_bounded_however_many_there_are() {
     let (hub, counters) = hub(1 << 20, 1 << 20);
     let flows = [0, 4, 8, 12].map(|stream_id| hub.open(stream_id));
