@@ -243,7 +243,8 @@ impl Config {
     }
 
     /// Reads a configuration from a file and its drop-ins, which are overlaid in this order: sections are joined key by
-    /// key, `[[sections]]` of a later part follow those of earlier ones, and any other value replaces the earlier one.
+    /// key, `[[sections]]` of a later part follow those of earlier ones, and any other value replaces the earlier one. An empty
+    /// list (`key = []`) removes the `[[sections]]` of earlier parts.
     ///
     /// # Errors
     /// As for [`Config::from_toml`], each error with its file.

@@ -56,7 +56,7 @@ fn shift_value(value: DeValue<'_>, start: usize) -> DeValue<'_> {
 }
 
 /// Overlays a later table on an earlier one: sections are joined key by key, `[[sections]]` follow the earlier ones,
-/// and any other value replaces the earlier one. `text` is the text of both.
+/// and any other value replaces the earlier one; an empty list removes earlier `[[sections]]`. `text` is the text of both.
 pub(super) fn overlay<'i>(earlier: &mut DeTable<'i>, later: DeTable<'i>, text: &str) {
     for (key, value) in later {
         match (earlier.get_mut(key.get_ref().as_ref()).map(Spanned::get_mut), value.get_ref()) {
@@ -66,7 +66,7 @@ pub(super) fn overlay<'i>(earlier: &mut DeTable<'i>, later: DeTable<'i>, text: &
                 }
             }
             (Some(DeValue::Array(before)), DeValue::Array(after))
-                if are_sections(before, text) && are_sections(after, text) =>
+                if are_sections(before, text) && are_sections(after, text) && !after.is_empty() =>
             {
                 if let DeValue::Array(sections) = value.into_inner() {
                     sections.into_iter().for_each(|section| before.push(section));

@@ -38,6 +38,19 @@ fn of_several_files_the_later_have_the_last_word_key_by_key_and_their_sections_c
 }
 
 #[test]
+fn an_empty_list_removes_the_sections_of_earlier_files_and_later_ones_may_add_others() {
+    let rule = |class: &str| format!("[class.{class}]\n[[rule]]\nclass = {class:?}\n");
+    let rules = |later: &[&str]| {
+        let main = format!("{RELAY}{}", rule("a"));
+        let texts = [&[main.as_str()], later].concat();
+        Config::from_parts(&parts(&texts)).unwrap().policy.rules.len()
+    };
+    assert_eq!(rules(&["rule = []"]), 0);
+    assert_eq!(rules(&["rule = []", &format!("{}{}", rule("b"), rule("c"))]), 2);
+    assert_eq!(rules(&[&rule("b")]), 2);
+}
+
+#[test]
 fn what_is_wrong_in_one_of_several_files_is_said_with_its_name_and_its_own_lines() {
     for (texts, place) in [
         ([RELAY, "\n[relay]\nworkerz = 2", ""], "1.toml: line 3, column 1: relay.workerz"),
