@@ -137,7 +137,9 @@ impl Relay {
                 Error::Closed
             }
         };
-        // The tunnels learn from their streams that the connection has ended.
+        // The tunnels and answers learn from their streams that the connection has ended: the driver, which would tell them, is
+        // no longer polled, and dropping it tells them.
+        drop(connection);
         while requests.join_next().await.is_some() {}
         ended
     }

@@ -1,11 +1,13 @@
 //! A client whose address changes during a connection without its knowledge.
 
-use std::net::{IpAddr, Ipv6Addr, UdpSocket};
+use std::io::Write as _;
+use std::net::{IpAddr, Ipv6Addr, TcpListener, UdpSocket};
 use std::time::Duration;
 
 use lab::client::Client;
 use lab::netns::{End, Namespace};
 use lab::site::{Family, Site, Terms};
+use masque::target::{Host, Target};
 use masque::tunnel::Form;
 use tokio::net::UdpSocket as Socket;
 use tokio::runtime;
@@ -92,6 +94,11 @@ fn a_client_that_changes_its_port_once_too_often_learns_at_once_that_its_connect
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
+    let listener = site.chain.target.run(|| TcpListener::bind(("::", 80)).unwrap()).unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        while stream.write_all(&[7; 10_000]).is_ok() {}
+    });
     let relay = site.chain.access.far.v4;
     let inside = Namespace::new("inside").unwrap();
     inside.ip(&format!("address add {relay} dev lo")).unwrap();
@@ -106,6 +113,11 @@ fn a_client_that_changes_its_port_once_too_often_learns_at_once_that_its_connect
         rebind.send(outer()).unwrap();
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        // A download that nobody reads, whose client has ended its own half.
+        let address = site.target(Family::V4, 80);
+        let to = Target { host: Host::Ip(address.ip()), port: address.port() };
+        let mut download = client.relay.open_tcp(&to, None).await.unwrap();
+        download.send.finish();
         for port in 0..4 {
             rebind.send(outer()).unwrap();
             assert_eq!(tunnel.echo(Form::Capsule, &[port; 600]).await, [port; 600]);
@@ -121,6 +133,10 @@ fn a_client_that_changes_its_port_once_too_often_learns_at_once_that_its_connect
             }
         };
         timeout(Duration::from_secs(15), ended).await.expect("the connection ends");
+        site.counted("the connection and its tunnels to be gone", |counts| counts.of("connections") == 0)
+            .await
+            .unwrap();
+        server.join().unwrap();
     };
     inside.run(|| runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(scenario)).unwrap();
     assert_eq!(site.counts().unwrap().of("limit_hits_total{limit=\"addresses_per_connection\"}"), 1);
