@@ -28,6 +28,8 @@ pub(super) struct Outbox {
     pub(super) queues: Vec<Option<FlowQueue>>,
     free: Vec<u32>,
     bytes: usize,
+    /// How many flows have payloads, whether or not they take turns.
+    pub(super) occupied: usize,
     /// The roomiest packet seen so far: a payload that does not fit into one as roomy never will.
     roomiest: usize,
     proof: Proof,
@@ -84,6 +86,7 @@ impl Outbox {
         turns.remove(TurnKind::Flow, slot);
         if let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::take) {
             self.bytes -= queue.payloads.bytes();
+            self.occupied -= usize::from(!queue.payloads.is_empty());
             self.free.push(slot);
         }
     }
@@ -115,9 +118,10 @@ impl Outbox {
         now_ns: u64,
     ) -> usize {
         let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { return 1 };
-        let before = queue.payloads.bytes();
+        let (before, was_empty) = (queue.payloads.bytes(), queue.payloads.is_empty());
+        self.occupied -= usize::from(!was_empty);
         let share = match self.bytes + payload.len() > connection_bytes {
-            true => connection_bytes / (turns.waiting(TurnKind::Flow) + usize::from(before == 0)).max(1),
+            true => connection_bytes / (self.occupied + 1),
             false => usize::MAX,
         };
         let mut dropped = 0;
@@ -126,12 +130,13 @@ impl Outbox {
         }
         dropped += if payload.len() > share { 1 } else { queue.payloads.push(payload, now_ns) };
         self.bytes = self.bytes - before + queue.payloads.bytes();
+        self.occupied += usize::from(!queue.payloads.is_empty());
         if dropped > 0 {
             queue.terms.class.counters.dropped_queue.inc_by(dropped as u64);
             queue.losses.send_queue.fetch_add(dropped as u64, Relaxed);
         }
         // A flow that waits already keeps its rank for as long as its oldest payload is the same.
-        if before == 0 || dropped > 0 {
+        if was_empty || dropped > 0 {
             self.wake(turns, slot);
         }
         dropped
@@ -182,6 +187,7 @@ impl Outbox {
                 // The flow was emptied since it was woken, or by its class's rule.
                 filled.stale += waiting as u64;
                 self.bytes -= waiting_bytes;
+                self.occupied -= usize::from(waiting > 0);
                 turns.end_turn(TurnKind::Flow, slot, 0, false);
                 continue;
             };
@@ -233,6 +239,7 @@ impl Outbox {
             queue.payloads.pop();
             self.bytes -= len;
             let more = !queue.payloads.is_empty();
+            self.occupied -= usize::from(!more);
             if more && queue.terms.deadline_ns.is_some() {
                 turns.set(TurnKind::Flow, slot, queue.service());
             }

@@ -299,7 +299,8 @@ fn a_flow_takes_everything_with_it_and_its_place_is_used_again() {
         receive(&hub, round * 4, b"x");
     }
     let State { turns, outbox, inbox, .. } = &*hub.lock();
-    assert_eq!((outbox.bytes(), outbox.queues.len(), turns.waiting(TurnKind::Flow)), (0, 1, 0));
+    assert_eq!((outbox.bytes(), outbox.occupied, outbox.queues.len()), (0, 0, 1));
+    assert_eq!(turns.waiting(TurnKind::Flow), 0);
     assert!(inbox.flows.is_empty());
 }
 
@@ -327,6 +328,8 @@ proptest! {
             let waiting: usize = outbox.queues.iter().flatten().map(|queue| queue.payloads.bytes()).sum();
             prop_assert_eq!(waiting, outbox.bytes());
             prop_assert!(waiting <= 2 * 1000);
+            let occupied = outbox.queues.iter().flatten().filter(|queue| !queue.payloads.is_empty()).count();
+            prop_assert_eq!(occupied, outbox.occupied);
             let count: usize = outbox.queues.iter().flatten().map(|queue| queue.payloads.len()).sum();
             let dropped = counters.dropped_send_queue.get() + counters.dropped_too_big.get();
             prop_assert_eq!(counters.sent.get() + dropped + count as u64, pushed);

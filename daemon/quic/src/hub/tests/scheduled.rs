@@ -197,6 +197,23 @@ fn a_class_with_a_rate_leaves_at_its_rate_and_holds_up_no_other() {
 }
 
 #[test]
+fn the_bound_of_a_connection_holds_for_flows_that_wait_for_departures_of_their_class() {
+    let (hub, _) = hub_in_time(ML);
+    let flows: Vec<_> = (0..20).map(|index| open(&hub, index * 4)).collect();
+    let terms = terms("rate_down = \"8 kbit/s\"");
+    for flow in &flows {
+        flow.set_terms(terms.clone());
+        send(flow, &[&[1; 1_000]; 2]);
+    }
+    transmit(&hub, FakePacket::new(10_000));
+    assert!(!hub.wants_packet(), "all flows wait for departures");
+    for _ in 0..2 {
+        flows.iter().for_each(|flow| send(flow, &[&[2; 1_000]; 90]));
+    }
+    assert!(hub.waiting_bytes() <= 100_000, "{} bytes wait", hub.waiting_bytes());
+}
+
+#[test]
 fn a_flooding_flow_costs_the_others_no_more_than_its_turns() {
     let (hub, _) = hub_in_time(ML);
     let (flood, quiet) = (open(&hub, 0), open(&hub, 4));
