@@ -105,7 +105,8 @@ impl Backlog {
             DropRule::CoDel { target, interval } => {
                 let [target_ns, interval_ns] = [target, interval].map(|span| span.as_nanos() as u64);
                 let codel = self.codel.get_or_insert_with(|| Box::new(Codel::new(target_ns, interval_ns)));
-                codel.on_dequeue(now_ns, sojourn_ns, self.payloads.bytes()) == CodelVerdict::Drop
+                let behind_bytes = self.payloads.bytes() - self.payloads.front().map_or(0, <[u8]>::len);
+                codel.on_dequeue(now_ns, sojourn_ns, behind_bytes) == CodelVerdict::Drop
             }
         }
     }
@@ -142,5 +143,34 @@ impl Backlog {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.payloads.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::class::{Classes, PolicyRole};
+
+    use super::*;
+
+    #[test]
+    fn codel_counts_only_what_is_left_behind_a_payload_so_it_never_drops_the_last() {
+        const MS: u64 = 1_000_000;
+        let text = "[class.x]\ndrop = \"codel\"\n";
+        let policy = config::policy::Policy::from_toml(text).unwrap();
+        let classes = Classes::new(policy, PolicyRole::Relay, &Default::default(), |_| Default::default());
+        let terms = classes.named(Some("x")).terms(None);
+        for (len, waiting, drops) in [(800, 2, false), (9_000, 1, false), (800, 3, true)] {
+            let losses = Arc::<Losses>::default();
+            let mut backlog = Backlog::new(1 << 20, losses.clone());
+            for now_ns in (100..1_000).step_by(10).map(|now_ms| now_ms * MS) {
+                // Each payload waits for 50 ms.
+                while backlog.len() < waiting {
+                    assert_eq!(backlog.push(&vec![0; len], now_ns - 50 * MS), 0);
+                }
+                assert!(backlog.front(now_ns, &terms, Expiry::Soft).is_some());
+                backlog.pop();
+            }
+            assert_eq!(losses.stale.load(Relaxed) > 0, drops, "{waiting} payloads of {len} bytes");
+        }
     }
 }
