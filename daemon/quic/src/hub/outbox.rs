@@ -201,14 +201,15 @@ impl Outbox {
             }
             let Some((payload, arrival_ns)) = queue.payloads.judged_front() else { break };
             let len = payload.len();
-            let mut sent_bytes = 0;
+            // An empty payload is charged as well: otherwise its flow would keep its turn.
+            let mut charged_bytes = 0;
             match packet.write_datagram_vectored(&[&queue.header, payload]) {
                 Ok(()) => {
                     label::carry(Some(queue.terms.class.key), queue.terms.class.marks.to_peers);
                     filled.sent += 1;
                     last_stream_id = Some(queue.stream_id);
-                    sent_bytes = len as u64;
-                    let counters = &queue.terms.class.counters;
+                    charged_bytes = (len + queue.header.len() + FRAME_HEADER_BYTES) as u64;
+                    let (counters, sent_bytes) = (&queue.terms.class.counters, len as u64);
                     counters.sent_bytes.inc_by(sent_bytes);
                     let waited_ns = now_ns.saturating_sub(arrival_ns);
                     counters.note_sent(waited_ns, queue.terms.deadline_ns);
@@ -243,7 +244,7 @@ impl Outbox {
             if more && queue.terms.deadline_ns.is_some() {
                 turns.set(TurnKind::Flow, slot, queue.service());
             }
-            turns.end_turn(TurnKind::Flow, slot, sent_bytes, more);
+            turns.end_turn(TurnKind::Flow, slot, charged_bytes, more);
         }
         if let (Some(stream_id), Some(ledger)) = (last_stream_id, ledger) {
             filled.filled_up = self.proof.fill_up(packet, stream_id, ledger);

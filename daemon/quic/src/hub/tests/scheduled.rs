@@ -203,14 +203,51 @@ fn the_bound_of_a_connection_holds_for_flows_that_wait_for_departures_of_their_c
     let terms = terms("rate_down = \"8 kbit/s\"");
     for flow in &flows {
         flow.set_terms(terms.clone());
-        send(flow, &[&[1; 1_000]; 2]);
+        send(flow, &[&[1; 1_000][..]; 2]);
     }
     transmit(&hub, FakePacket::new(10_000));
     assert!(!hub.wants_packet(), "all flows wait for departures");
     for _ in 0..2 {
-        flows.iter().for_each(|flow| send(flow, &[&[2; 1_000]; 90]));
+        flows.iter().for_each(|flow| send(flow, &[&[2; 1_000][..]; 90]));
     }
     assert!(hub.waiting_bytes() <= 100_000, "{} bytes wait", hub.waiting_bytes());
+}
+
+#[test]
+fn empty_payloads_are_charged_their_headers_so_their_flow_gives_turns_away() {
+    let (hub, _) = hub_in_time(Discipline::Wfq);
+    let (flood, other) = (open(&hub, 0), open(&hub, 4));
+    send(&flood, &[&b""[..]; 1_000]);
+    send(&other, &[&[1; 100][..]; 10]);
+    let written = transmit(&hub, FakePacket::new(1_000));
+    let of_other = written.iter().filter(|datagram| datagram[0] == 1).count();
+    assert!((3..=7).contains(&of_other), "{of_other} payloads of 100 bytes in a packet of 1,000 bytes");
+}
+
+#[test]
+fn a_flood_of_empty_payloads_leaves_streams_of_the_same_rank_their_share_of_packets() {
+    let (hub, _) = hub_in_time(Discipline::Rr);
+    let flow = open(&hub, 0);
+    let (ledger, _) = Account::new(true).join();
+    hub.join(ledger.clone(), Tap::default());
+    {
+        let turns = &mut hub.lock().turns;
+        turns.set(TurnKind::Stream, 0, Terms::default().service);
+        turns.wake(TurnKind::Stream, 0);
+        let (_, rank) = turns.turn(TurnKind::Stream).unwrap();
+        ledger.hand_over(1_000_000);
+        turns.handed_over(rank, &ledger);
+    }
+    let mut packets_of_streams = 0;
+    for _ in 0..100 {
+        send(&flow, &[&b""[..]; 250]);
+        if transmit(&hub, FakePacket { streams_wait: true, ..FakePacket::new(1_000) }).is_empty() {
+            packets_of_streams += 1;
+            // As if a packet with bytes of streams had left.
+            ledger.give_back(1_000);
+        }
+    }
+    assert!((40..=60).contains(&packets_of_streams), "{packets_of_streams} of 100");
 }
 
 #[test]
