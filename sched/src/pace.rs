@@ -43,6 +43,14 @@ impl Pace {
         let length_ns = bytes.saturating_mul(NS_PER_SEC).div_ceil(self.bytes_per_sec);
         self.next_ns = departure_ns.saturating_add(length_ns);
     }
+
+    /// Notes that `bytes` that were given a departure time will not leave: later packets may leave that much earlier, so the
+    /// average rate holds. Departures already promised stay, so packets may then leave together with these. Fractions of a
+    /// nanosecond round down, so that no more is gained than was spent.
+    pub fn give_back(&mut self, bytes: u64) {
+        let length_ns = bytes.saturating_mul(NS_PER_SEC) / self.bytes_per_sec;
+        self.next_ns = self.next_ns.saturating_sub(length_ns);
+    }
 }
 
 #[cfg(test)]
@@ -85,6 +93,18 @@ mod tests {
         assert_eq!(pace.ready_at(0), MS);
         pace.sent(MS, 1_200);
         assert_eq!(pace.ready_at(MS), MS + MS / 2);
+    }
+
+    #[test]
+    fn departures_that_are_given_back_are_promised_again() {
+        let mut pace = Pace::new(1_200_000, 0);
+        pace.sent(0, 1_200);
+        pace.sent(0, 12_000);
+        assert_eq!(pace.ready_at(0), 11 * MS);
+        pace.give_back(12_000);
+        assert_eq!(pace.ready_at(0), MS);
+        pace.give_back(u64::MAX);
+        assert_eq!(pace.ready_at(MS / 2), MS / 2);
     }
 
     #[test]

@@ -104,8 +104,9 @@ pub struct Class {
     policy: policy::ClassSettings,
     /// Its key in records of packets.
     pub key: ClassKey,
-    /// The rate toward the other end of QUIC connections.
-    pub to_peers: Option<Cap>,
+    /// The rate toward the other end of QUIC connections. Departures that wait belong to it, and give back to it what does not
+    /// leave.
+    pub to_peers: Option<Arc<Cap>>,
     /// The rate toward targets.
     pub to_targets: Option<Cap>,
     /// Its marks.
@@ -121,7 +122,7 @@ impl Class {
             PolicyRole::Relay => (Cap::new(policy.rate_down, policy.packets_down), up),
             PolicyRole::Edge => (up, None),
         };
-        Self { to_peers, to_targets, marks, counters, key: ClassKey::of(&policy.name), policy }
+        Self { to_peers: to_peers.map(Arc::new), to_targets, marks, counters, key: ClassKey::of(&policy.name), policy }
     }
 
     /// Returns the class's settings in the policy.
@@ -284,6 +285,17 @@ impl Cap {
             }
         }
         at_ns
+    }
+
+    /// Gives back what was reserved for `bytes` and `packets` that will not leave.
+    pub fn give_back(&self, bytes: u64, packets: u64) {
+        let mut paces = self.0.lock();
+        let Paces { bytes: by_bytes, packets: by_packets } = &mut *paces;
+        for (pace, unsent) in [(by_bytes, bytes), (by_packets, packets)] {
+            if let Some(pace) = pace {
+                pace.give_back(unsent);
+            }
+        }
     }
 }
 

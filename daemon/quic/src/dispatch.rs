@@ -104,6 +104,8 @@ impl Dispatcher {
         let mut state = self.hub.lock();
         if let Some(name) = state.streams.name(stream_id) {
             state.set_stream_terms(name, change);
+            drop(state);
+            self.wake();
         }
     }
 
@@ -291,7 +293,7 @@ impl Driver {
                 return capped;
             };
             let mut state = hub.lock();
-            let mut turn = match state.begin_turn(quantum, now_ns) {
+            let mut turn = match state.begin_turn(quantum, now_ns, &ledger) {
                 None => {
                     ledger.set_holds_back(false);
                     return capped;

@@ -184,10 +184,15 @@ impl Hub {
 
     /// Changes the terms of the flow of a stream, if there is one.
     pub fn change_terms(&self, stream_id: u64, change: impl FnOnce(&Terms) -> Terms) {
-        let State { turns, outbox, inbox, .. } = &mut *self.lock();
-        if let Some(slot) = inbox.slot(stream_id) {
-            outbox.set_terms(turns, slot, change);
+        let mut state = self.lock();
+        if let Some(slot) = state.inbox.slot(stream_id) {
+            self.set_flow_terms(&mut state, slot, change);
         }
+    }
+
+    fn set_flow_terms(&self, state: &mut State, slot: u32, change: impl FnOnce(&Terms) -> Terms) {
+        state.outbox.set_terms(&mut state.turns, slot, change);
+        self.announce(state.turns.waits());
     }
 
     /// Becomes ready when the peer sent a datagram that cannot belong to any stream: H3_DATAGRAM_ERROR (RFC 9297

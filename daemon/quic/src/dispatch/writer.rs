@@ -175,6 +175,7 @@ impl ScheduledSendStream {
     /// Changes the terms on which the stream is served, at once.
     pub fn set_terms(&self, terms: Terms) {
         self.of.hub.lock().set_stream_terms(self.name, |_| terms);
+        self.of.wake();
     }
 
     fn change(&mut self, change: impl FnOnce(&mut Slot, u64)) {

@@ -91,8 +91,7 @@ impl Flow {
 
     /// Changes the terms on which the flow is served, at once.
     pub fn set_terms(&self, terms: Terms) {
-        let State { turns, outbox, .. } = &mut *self.hub.lock();
-        outbox.set_terms(turns, self.slot, |_| terms);
+        self.hub.set_flow_terms(&mut self.hub.lock(), self.slot, |_| terms);
     }
 
     /// Moves the UDP payloads that have arrived in DATAGRAM frames into `payloads`, which must be empty, whatever its bound.

@@ -103,8 +103,11 @@ impl Outbox {
     pub(super) fn set_terms(&mut self, turns: &mut Turns, slot: u32, terms: impl FnOnce(&Terms) -> Terms) {
         if let Some(queue) = self.queue(slot) {
             queue.terms = terms(&queue.terms);
+            queue.departure.follow(&queue.terms.class);
             let service = queue.service();
             turns.set(TurnKind::Flow, slot, service);
+            // It may have waited for a departure of its former class.
+            self.wake(turns, slot);
         }
     }
 
@@ -201,6 +204,7 @@ impl Outbox {
             }
             let Some((payload, arrival_ns)) = queue.payloads.judged_front() else { break };
             let len = payload.len();
+            let mut packets = 0;
             // An empty payload is charged as well: otherwise its flow would keep its turn.
             let mut charged_bytes = 0;
             match packet.write_datagram_vectored(&[&queue.header, payload]) {
@@ -208,7 +212,7 @@ impl Outbox {
                     label::carry(Some(queue.terms.class.key), queue.terms.class.marks.to_peers);
                     filled.sent += 1;
                     last_stream_id = Some(queue.stream_id);
-                    charged_bytes = (len + queue.header.len() + FRAME_HEADER_BYTES) as u64;
+                    (charged_bytes, packets) = (queue.frame_bytes(len), 1);
                     let (counters, sent_bytes) = (&queue.terms.class.counters, len as u64);
                     counters.sent_bytes.inc_by(sent_bytes);
                     let waited_ns = now_ns.saturating_sub(arrival_ns);
@@ -236,7 +240,7 @@ impl Outbox {
                 }
             }
             queue.misses = 0;
-            queue.departure.left();
+            queue.departure.left(now_ns, charged_bytes, packets);
             queue.payloads.pop();
             self.bytes -= len;
             let more = !queue.payloads.is_empty();
@@ -261,8 +265,16 @@ impl FlowQueue {
     /// Drops payloads that are not worth sending. Returns `Ok` if the oldest of the others may leave, or else when its
     /// class allows it; `None` if no payload is left.
     fn depart(&mut self, now_ns: u64, expiry: Expiry) -> Option<Result<(), u64>> {
-        let payload = self.payloads.front(now_ns, &self.terms, expiry)?.0.len();
-        let bytes = (payload + self.header.len() + FRAME_HEADER_BYTES) as u64;
+        let Some(len) = self.payloads.front(now_ns, &self.terms, expiry).map(|(payload, _)| payload.len()) else {
+            self.departure.give_back();
+            return None;
+        };
+        let bytes = self.frame_bytes(len);
         Some(self.departure.wait(&self.terms.class, now_ns, bytes, 1).map_or(Ok(()), Err))
+    }
+
+    /// Returns how many bytes a payload of `payload_bytes` takes in a packet.
+    fn frame_bytes(&self, payload_bytes: usize) -> u64 {
+        (payload_bytes + self.header.len() + FRAME_HEADER_BYTES) as u64
     }
 }

@@ -12,6 +12,14 @@ use crate::{
     queue::Queue,
 };
 
+/// How many bytes of a stream count as one packet, for classes with a limit in packets per second.
+const STREAM_BYTES_PER_PACKET: u64 = 1200;
+
+/// Returns as how many packets bytes of a stream count.
+fn packets(bytes: u64) -> u64 {
+    bytes.div_ceil(STREAM_BYTES_PER_PACKET)
+}
+
 /// Why a stream takes no more bytes.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub enum StreamWriteError {
@@ -121,11 +129,20 @@ impl Slot {
         if ledger.binds_late() { self.ledger.max_data(self.handed).saturating_sub(self.handed) } else { u64::MAX }
     }
 
+    /// Reserves a departure for up to `bytes`, if there is none, and returns until when to wait for it; `None` if they may leave
+    /// now.
+    pub(crate) fn depart(&mut self, now_ns: u64, bytes: u64) -> Option<u64> {
+        let bytes = bytes.min(self.queue.bytes() as u64);
+        self.departure.wait(&self.terms.class, now_ns, bytes, packets(bytes))
+    }
+
     /// Ends a turn in which `sent_bytes` were handed over.
-    pub(crate) fn end_turn(&mut self, sent_bytes: u64) {
+    pub(crate) fn end_turn(&mut self, now_ns: u64, sent_bytes: u64) {
         if sent_bytes > 0 {
             self.terms.class.counters.sent_bytes.inc_by(sent_bytes);
-            self.departure.left();
+            self.departure.left(now_ns, sent_bytes, packets(sent_bytes));
+        } else if self.queue.is_empty() {
+            self.departure.give_back();
         }
         if let Some((writer, _)) = self.writer.take_if(|(_, below)| self.queue.bytes() < *below) {
             writer.wake();
@@ -139,6 +156,7 @@ impl Slot {
     pub(crate) fn fail(&mut self, error: StreamWriteError) {
         self.error.get_or_insert(error);
         self.queue.clear();
+        self.departure.give_back();
         self.wake_all();
     }
 

@@ -17,9 +17,6 @@ use crate::{
     turns::TurnKind,
 };
 
-/// How many bytes of a stream count as one packet, for classes with a limit in packets per second.
-const STREAM_BYTES_PER_PACKET: u64 = 1200;
-
 /// The streams of a connection, by the names that its turns use.
 #[derive(Default)]
 pub(crate) struct Streams {
@@ -169,8 +166,11 @@ impl State {
         if let Some(slot) = self.streams.slot(name) {
             slot.terms = change(&slot.terms);
             slot.ledger.set_class(&slot.terms.class);
+            slot.departure.follow(&slot.terms.class);
             let service = slot.service();
             self.turns.set(TurnKind::Stream, name, service);
+            // It may have waited for a departure of its former class.
+            self.wake_stream(name);
         }
     }
 
@@ -218,7 +218,7 @@ impl State {
     }
 
     /// Begins the next turn, of up to `quantum` bytes; `None` if no stream waits for one.
-    pub(crate) fn begin_turn(&mut self, quantum: u64, now_ns: u64) -> Option<Begun> {
+    pub(crate) fn begin_turn(&mut self, quantum: u64, now_ns: u64, ledger: &Ledger) -> Option<Begun> {
         loop {
             let (name, rank) = self.turns.turn(TurnKind::Stream)?;
             let (expiry, expired) = (self.turns.expiry(), self.turns.expired_stream(now_ns) == Some(name));
@@ -230,9 +230,13 @@ impl State {
                 slot.terms.class.counters.expired_streams.inc();
                 return Some(Begun::Expired(name));
             }
-            let waiting_bytes = quantum.min(slot.queue.bytes() as u64);
-            let packets = waiting_bytes.div_ceil(STREAM_BYTES_PER_PACKET);
-            if let Some(at_ns) = slot.departure.wait(&slot.terms.class, now_ns, waiting_bytes, packets) {
+            let credit = slot.credit(ledger);
+            if credit == 0 {
+                // Its class is not charged for bytes that the peer does not allow. The driver is told when it does.
+                self.turns.end_turn(TurnKind::Stream, name, 0, false);
+                continue;
+            }
+            if let Some(at_ns) = slot.depart(now_ns, quantum.min(credit)) {
                 self.turns.end_turn(TurnKind::Stream, name, 0, false);
                 self.streams.capped.push(at_ns, name);
                 return Some(Begun::Capped);
@@ -283,7 +287,7 @@ impl State {
     /// Ends a turn. Returns whether the transport has to be told of the stream's end.
     pub(crate) fn end_turn(&mut self, turn: &Turn, end: &End, ledger: &Ledger) -> bool {
         let Some(slot) = self.streams.slot(turn.name) else { return false };
-        slot.end_turn(turn.sent);
+        slot.end_turn(turn.now_ns, turn.sent);
         if matches!(end, End::Failed(_)) {
             return false;
         }
@@ -292,7 +296,9 @@ impl State {
         let (id, class, ends) = (slot.id, slot.terms.class.key, slot.ends());
         slot.ended |= ends;
         slot.leaving |= ends;
-        self.turns.handed_over(turn.rank, ledger);
+        if turn.sent > 0 {
+            self.turns.handed_over(turn.rank, ledger);
+        }
         if let Some(service) = service {
             self.turns.set(TurnKind::Stream, turn.name, service);
         }
@@ -352,3 +358,6 @@ impl State {
         (count, self.streams.take_arrived())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -197,6 +197,37 @@ fn a_class_with_a_rate_leaves_at_its_rate_and_holds_up_no_other() {
 }
 
 #[test]
+fn a_flow_that_moves_to_another_class_waits_for_no_departure_of_the_former() {
+    let (hub, _) = hub_in_time(ML);
+    let flow = open(&hub, 0);
+    flow.set_terms(terms("rate_down = \"8 kbit/s\""));
+    send(&flow, &[&[1; 1_000][..]; 2]);
+    assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
+    assert!(!hub.wants_packet());
+    hub.change_terms(0, |_| terms("rate_down = \"80 Mbit/s\""));
+    assert!(hub.wants_packet(), "the transport is told");
+    assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
+}
+
+#[test]
+fn flows_that_end_while_they_wait_for_a_departure_cost_their_class_nothing() {
+    let (hub, _) = hub_in_time(ML);
+    // 100 bytes take 1 ms: all payloads together would take ten seconds.
+    let terms = terms("rate_down = \"800 kbit/s\"");
+    for stream in 0..1_000 {
+        let flow = open(&hub, stream * 4);
+        flow.set_terms(terms.clone());
+        send(&flow, &[&[1; 1_000]]);
+        assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), usize::from(stream == 0));
+    }
+    let flow = open(&hub, 4_000);
+    flow.set_terms(terms);
+    NOW_MS.set(11);
+    send(&flow, &[&[1; 1_000]]);
+    assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
+}
+
+#[test]
 fn the_bound_of_a_connection_holds_for_flows_that_wait_for_departures_of_their_class() {
     let (hub, _) = hub_in_time(ML);
     let flows: Vec<_> = (0..20).map(|index| open(&hub, index * 4)).collect();

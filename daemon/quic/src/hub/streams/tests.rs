@@ -1,0 +1,141 @@
+//! Turns of streams, without a transport.
+
+use futures::task::noop_waker;
+use s2n_quic_core::event::{IntoEvent as _, builder};
+
+use super::*;
+use crate::{
+    class::{Classes, PolicyRole},
+    hub::{Hub, QueueLimits},
+    ledger::Account,
+    schedule::Schedule,
+};
+
+const MS: u64 = 1_000_000;
+const QUANTUM: u64 = 2_400;
+
+/// The streams of one connection, and what its transport would report.
+struct Connection {
+    hub: Hub,
+    account: Account,
+    ledger: Arc<Ledger>,
+}
+
+impl Connection {
+    fn new(discipline: Discipline) -> Self {
+        let limits = QueueLimits { flow_bytes: 1_000, connection_bytes: 1_000 };
+        let schedule = Schedule { discipline, ..Schedule::default() };
+        let hub = Hub::new(&schedule, limits, Arc::default(), true, noop_waker());
+        let mut account = Account::new(true);
+        let (ledger, _) = account.join();
+        Self { hub, account, ledger }
+    }
+
+    /// Opens a stream with bytes to send.
+    fn open(&mut self, id: u64, terms: &Terms, bytes: usize) -> u32 {
+        let mut state = self.hub.lock();
+        let name = state.streams.reserve();
+        let slot = Slot::new(id, self.account.open(id, name), terms.clone());
+        state.turns.set(TurnKind::Stream, name, terms.service);
+        state.streams.slots[name as usize] = Some(slot);
+        state.streams.slot(name).unwrap().queue.push(vec![0; bytes].into());
+        state.wake_stream(name);
+        name
+    }
+
+    /// Allows the peer's stream this many bytes in total.
+    fn allow(&mut self, id: u64, value: u64) {
+        let frame = builder::Frame::MaxStreamData { id, stream_type: builder::StreamType::Bidirectional, value };
+        self.account.on_frame_received(&frame.into_event());
+    }
+
+    /// Gives one turn; returns the stream and how many bytes it sent, if there was a turn.
+    fn turn(&self, now_ns: u64) -> Option<(u32, u64)> {
+        let mut state = self.hub.lock();
+        let Some(Begun::Turn(mut turn)) = state.begin_turn(QUANTUM, now_ns, &self.ledger) else { return None };
+        let end = loop {
+            match state.take(&mut turn, &self.ledger) {
+                Ok(bytes) => state.took(&mut turn, bytes.len() as u64),
+                Err(end) => break end,
+            }
+        };
+        state.end_turn(&turn, &end, &self.ledger);
+        Some((turn.name, turn.sent))
+    }
+}
+
+/// Returns the terms of a class with these settings in a policy.
+fn terms(class: &str) -> Terms {
+    let policy = config::policy::Policy::from_toml(&format!("[class.x]\n{class}\n")).unwrap();
+    let classes = Classes::new(policy, PolicyRole::Relay, &Default::default(), |_| Default::default());
+    classes.named(Some("x")).terms(None)
+}
+
+#[test]
+fn a_class_pays_for_no_bytes_that_the_peer_does_not_allow() {
+    let mut connection = Connection::new(Discipline::Rr);
+    // A byte takes 1 ms.
+    let terms = terms("rate_down = \"8 kbit/s\"");
+    let slow = connection.open(0, &terms, 32_000);
+    assert_eq!(connection.turn(0), None, "the peer allows nothing");
+    let mut now_ns = 0;
+    for allowed in 1..=3 {
+        connection.allow(0, allowed);
+        connection.hub.lock().wake_stream(slow);
+        assert_eq!(connection.turn(now_ns), Some((slow, 1)));
+        now_ns += MS;
+    }
+    let other = connection.open(4, &terms, 100);
+    connection.allow(4, 100);
+    assert_eq!(connection.turn(now_ns), Some((other, 100)));
+}
+
+#[test]
+fn streams_that_are_reset_or_forgotten_cost_their_class_nothing() {
+    let mut connection = Connection::new(Discipline::Rr);
+    let terms = terms("rate_down = \"8 kbit/s\"");
+    for number in 0..100 {
+        let (id, forgets) = (8 * number, number % 2 == 0);
+        let name = connection.open(id, &terms, 10_000);
+        connection.allow(id, 10_000);
+        let mut state = connection.hub.lock();
+        assert!(state.begin_turn(QUANTUM, 0, &connection.ledger).is_some());
+        if forgets {
+            state.forget(name);
+        } else {
+            state.cancel(name, 7_u32.into());
+        }
+    }
+    let name = connection.open(4, &terms, 100);
+    connection.allow(4, 100);
+    assert_eq!(connection.turn(0), Some((name, 100)));
+}
+
+#[test]
+fn a_stream_that_moves_to_another_class_waits_for_no_departure_of_the_former() {
+    let mut connection = Connection::new(Discipline::Rr);
+    let name = connection.open(0, &terms("rate_down = \"8 kbit/s\""), 10_000);
+    connection.allow(0, 10_000);
+    assert_eq!((connection.turn(0), connection.turn(0)), (Some((name, QUANTUM)), None));
+    connection.hub.lock().set_stream_terms(name, |_| terms("rate_down = \"80 Mbit/s\""));
+    assert_eq!(connection.turn(0), Some((name, QUANTUM)));
+}
+
+#[test]
+fn a_turn_without_bytes_leaves_no_rank_for_bytes_of_the_transport() {
+    let mut connection = Connection::new(Discipline::Abs);
+    connection.open(0, &terms("priority = 200"), 1_000);
+    connection.allow(0, 1_000);
+    let mut state = connection.hub.lock();
+    let ledger = &connection.ledger;
+    let Some(Begun::Turn(mut turn)) = state.begin_turn(QUANTUM, 0, ledger) else { panic!("no turn") };
+    let bytes = state.take(&mut turn, ledger).ok().unwrap();
+    state.put_back(&turn, bytes, ledger);
+    state.end_turn(&turn, &End::Full, ledger);
+    let turns = &mut state.turns;
+    turns.set(TurnKind::Flow, 0, terms("priority = 100").service);
+    turns.wake(TurnKind::Flow, 0);
+    // Bytes of unknown rank take every other packet.
+    let packets = [(); 4].map(|()| turns.datagrams_next(Some(ledger), true));
+    assert_eq!(packets, [true, false, true, false]);
+}
