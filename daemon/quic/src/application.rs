@@ -49,7 +49,7 @@ use s2n_quic::{
     stream::BidirectionalStream,
 };
 pub use sched::stream::Discipline;
-use tokio::{runtime::Handle, task::AbortHandle};
+use tokio::runtime::Handle;
 
 use crate::{
     class::{ClassMetrics, Classes, PolicyRole, Terms},
@@ -205,12 +205,12 @@ struct Shared {
     dispatcher: Dispatcher,
     classes: Arc<Classes>,
     schedule: Schedule,
-    driver: AbortHandle,
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.driver.abort();
+        // The driver goes on with the streams that have ended on this side and whose bytes still wait.
+        self.dispatcher.retire();
     }
 }
 
@@ -222,9 +222,9 @@ impl Connection {
         let (dispatcher, driver) = Dispatcher::of(&mut handle)?;
         // The application decides which peers it accepts, so the budget of strangers does not apply.
         handle.query_event_context(|state: &ConnectionState| state.standing.admit())?;
-        let driver = tokio::spawn(driver.run()).abort_handle();
+        tokio::spawn(driver.run());
         let schedule = Schedule::named(&classes, None);
-        let shared = Arc::new(Shared { hub, dispatcher, classes, schedule, driver });
+        let shared = Arc::new(Shared { hub, dispatcher, classes, schedule });
         Ok(Self { handle, streams, _unidirectional: unidirectional, shared })
     }
 

@@ -109,6 +109,12 @@ impl Dispatcher {
         }
     }
 
+    /// Lets [`Driver::run`] return as soon as no stream is left, because no other will come.
+    pub fn retire(&self) {
+        self.hub.lock().streams.retire();
+        self.wake();
+    }
+
     /// Returns the books of the connection.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
@@ -131,8 +137,8 @@ impl Dispatcher {
     }
 }
 
-/// Hands the bytes of one connection's streams to the transport, for as long as it is polled. Dropping it ends all the
-/// streams.
+/// Hands the bytes of one connection's streams to the transport, for as long as it is polled. Dropping it resets all streams
+/// whose end the transport does not know.
 pub struct Driver {
     of: Dispatcher,
     /// By name.
@@ -149,13 +155,13 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Hands bytes over until the connection's task drops it; never returns.
-    pub async fn run(mut self) -> std::convert::Infallible {
+    /// Hands bytes over until the connection's task drops it, or until no stream is left after [`Dispatcher::retire`].
+    pub async fn run(mut self) {
         poll_fn(|cx| {
             self.poll(cx);
-            Poll::Pending
+            if self.of.hub.lock().streams.is_done() { Poll::Ready(()) } else { Poll::Pending }
         })
-        .await
+        .await;
     }
 
     /// Hands over all bytes that may be handed over. The task is woken when there is more to do.
@@ -409,8 +415,16 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        let (count, arrived) = self.of.hub.lock().abandon();
+        let (count, unended, arrived) = self.of.hub.lock().abandon();
         self.of.hub.gauge().dec_by(count as i64);
-        drop(arrived);
+        // The transport ends a stream that is dropped as if it were finished, so the peer would take a part for the whole.
+        for (name, code) in unended {
+            if let Some(stream) = self.stream(name) {
+                _ = stream.reset(code.unwrap_or(CANCELLED.into()));
+            }
+        }
+        for (_, mut stream) in arrived {
+            _ = stream.reset(CANCELLED.into());
+        }
     }
 }

@@ -5,7 +5,6 @@
 //! its own congestion controller, no subscriber to its events, and direct writes to streams.
 
 use std::{
-    convert::Infallible,
     net::{Ipv4Addr, SocketAddr},
     thread,
     time::Duration,
@@ -180,7 +179,7 @@ async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request]
 }
 
 /// Keeps the runtime polling for due work; other threads may use this CPU in between.
-async fn stay_awake() -> Infallible {
+async fn stay_awake() {
     loop {
         thread::yield_now();
         tokio::task::yield_now().await;

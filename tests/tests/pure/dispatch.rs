@@ -196,6 +196,50 @@ fn writers_learn_that_nobody_hands_over_any_more() {
     simulate(&network(), SEED, late(Discipline::Rr), scenario, serve).unwrap();
 }
 
+#[test]
+fn a_peer_takes_no_part_of_a_stream_for_the_whole_when_nobody_hands_over_any_more() {
+    const WHOLE: usize = 10_000;
+    let ends = Arc::new(Mutex::new(Vec::new()));
+    let noted = ends.clone();
+    let scenario = |mut end: End| async move {
+        let mut streams = Vec::new();
+        for (bytes, finishes) in [(WHOLE, true), (2 << 20, true), (WHOLE, false)] {
+            let (recv, mut send) = open(&mut end, low()).await;
+            send.push(zeros(bytes));
+            if finishes {
+                send.finish();
+            }
+            streams.push((recv, send));
+        }
+        time::delay(Duration::from_millis(300)).await;
+        end.driver.abort();
+        time::delay(Duration::from_secs(1)).await;
+        drop(streams);
+    };
+    let server = |mut end: End| async move {
+        while let Ok(Some(stream)) = end.streams.accept_bidirectional_stream().await {
+            let noted = noted.clone();
+            spawn(async move {
+                let (id, (mut recv, _send)) = (stream.id(), stream.split());
+                // Until it reads, 1 MiB of the second stream arrives.
+                time::delay(Duration::from_millis(500)).await;
+                let ended_properly = loop {
+                    match recv.receive().await {
+                        Ok(Some(_)) => {}
+                        Ok(None) => break true,
+                        Err(_) => break false,
+                    }
+                };
+                noted.lock().unwrap().push((id, ended_properly));
+            });
+        }
+    };
+    simulate(&network(), SEED, late(Discipline::Rr), scenario, server).unwrap();
+    let mut ends = ends.lock().unwrap().clone();
+    ends.sort_unstable();
+    assert_eq!(ends, [(0, true), (4, false), (8, false)]);
+}
+
 /// A server that keeps the first `held` streams unread and serves the others.
 async fn never_read(mut end: End, held: usize) {
     let mut kept = Vec::new();

@@ -7,13 +7,18 @@ fn settings(protocol: &[u8]) -> ApplicationSettings {
     ApplicationSettings { policy: Policy::from_toml(POLICY).unwrap(), ..ApplicationSettings::new(protocol) }
 }
 
-/// Starts a server that echoes streams and datagrams; returns its address and how to trust it.
-fn echo(name: &str) -> (SocketAddr, Trust) {
+/// Starts to listen; returns the listener and how to trust it.
+fn listen(name: &str) -> (Listener, Trust) {
     let folder = std::env::temp_dir().join(format!("quic-application-{}-{name}", std::process::id()));
     let identity = tls::development_identity(&folder).unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
     let trust = Trust::Pinned(tls::fingerprint(&identity.chain[0]));
-    let mut listener = Listener::bind(([127, 0, 0, 1], 0).into(), identity, &settings(b"echo")).unwrap();
+    (Listener::bind(([127, 0, 0, 1], 0).into(), identity, &settings(b"echo")).unwrap(), trust)
+}
+
+/// Starts a server that echoes streams and datagrams; returns its address and how to trust it.
+fn echo(name: &str) -> (SocketAddr, Trust) {
+    let (mut listener, trust) = listen(name);
     let address = listener.local_address().unwrap();
     tokio::spawn(async move {
         while let Some(mut connection) = listener.accept().await {
@@ -119,5 +124,36 @@ async fn datagrams_of_a_stream_come_back() {
         datagrams.send(datagram);
         let echoed = async { while datagrams.receive().await.unwrap() != datagram {} };
         tokio::time::timeout(Duration::from_secs(20), echoed).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_stream_outlives_its_connection_until_it_has_ended_as_its_writer_said() {
+    const BYTES: usize = 2 << 20;
+    let (mut listener, trust) = listen("dropped");
+    let address = listener.local_address().unwrap();
+    let connector = Connector::new(trust, None, &settings(b"echo")).unwrap();
+    for finishes in [true, false] {
+        let (connecting, accepting) = tokio::join!(connector.connect(address, "localhost"), listener.accept());
+        let (mut connection, mut accepted) = (connecting.unwrap(), accepting.unwrap());
+        let mut stream = connection.open("calm").await.unwrap();
+        stream.send.send(vec![7; BYTES].into()).await.unwrap();
+        if finishes {
+            stream.send.finish();
+        }
+        drop((stream, connection));
+        let mut arrived = 0;
+        let read = async {
+            let Some(mut stream) = accepted.accept().await.ok()? else { return None };
+            loop {
+                match stream.receive.receive().await {
+                    Ok(Some(chunk)) => arrived += chunk.len(),
+                    Ok(None) => return Some(()),
+                    Err(_) => return None,
+                }
+            }
+        };
+        let ended_properly = tokio::time::timeout(Duration::from_secs(20), read).await.unwrap().is_some();
+        assert_eq!((ended_properly, arrived == BYTES), (finishes, finishes), "{arrived} bytes");
     }
 }

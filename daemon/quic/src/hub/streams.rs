@@ -31,6 +31,8 @@ pub(crate) struct Streams {
     capped: Departures,
     /// The driver is gone, and nothing will be sent any more.
     abandoned: bool,
+    /// No stream will come any more.
+    retired: bool,
 }
 
 /// What the driver does next.
@@ -77,6 +79,9 @@ pub(crate) struct Asked {
     pub(crate) leave: bool,
 }
 
+/// What [`State::abandon`] returns.
+type Abandoned = (usize, Vec<(u32, Option<application::Error>)>, Vec<(u32, SendStream)>);
+
 impl Streams {
     /// Returns a stream.
     pub(crate) fn slot(&mut self, name: u32) -> Option<&mut Slot> {
@@ -96,6 +101,16 @@ impl Streams {
     /// Returns how many streams there are, including finished ones whose last byte has not left.
     pub(crate) fn len(&self) -> usize {
         self.slots.iter().flatten().count()
+    }
+
+    /// Notes that no stream will come any more.
+    pub(crate) fn retire(&mut self) {
+        self.retired = true;
+    }
+
+    /// Whether there is no stream, and none will come.
+    pub(crate) fn is_done(&self) -> bool {
+        self.retired && self.len() == 0
     }
 
     /// Returns the number below which all names are.
@@ -344,18 +359,20 @@ impl State {
         true
     }
 
-    /// Forgets all streams, because the driver is gone. Returns how many there were, and the streams to be dropped once the
-    /// lock is released.
-    pub(crate) fn abandon(&mut self) -> (usize, Vec<(u32, SendStream)>) {
+    /// Forgets all streams, because the driver is gone. Returns how many there were; the names of those whose end the transport
+    /// does not know, each with the code to reset it with if its writer named one; and the streams that the driver did not have.
+    /// Streams are to be reset and dropped once the lock is released.
+    pub(crate) fn abandon(&mut self) -> Abandoned {
         self.streams.abandoned = true;
-        let mut count = 0;
+        let (mut count, mut unended) = (0, Vec::new());
         for name in 0..self.streams.names() {
             if let Some(slot) = self.streams.slot(name) {
                 slot.wake_all();
+                unended.extend((!slot.ended).then_some((name, slot.reset)));
                 count += usize::from(self.forget(name));
             }
         }
-        (count, self.streams.take_arrived())
+        (count, unended, self.streams.take_arrived())
     }
 }
 
