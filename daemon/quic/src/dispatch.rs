@@ -401,6 +401,10 @@ impl Driver {
         if let Some(place) = self.streams.get_mut(name as usize) {
             *place = None;
         }
+        // Another stream may have the name by the next poll.
+        for names in [&mut self.full, &mut self.leaving, &mut self.flushing] {
+            names.retain(|other| *other != name);
+        }
     }
 
     fn close_books(&mut self, name: u32) {

@@ -240,6 +240,27 @@ fn a_peer_takes_no_part_of_a_stream_for_the_whole_when_nobody_hands_over_any_mor
     assert_eq!(ends, [(0, true), (4, false), (8, false)]);
 }
 
+#[test]
+fn a_stream_is_acknowledged_only_once_its_own_bytes_are_whichever_stream_had_its_name_before() {
+    let scenario = |mut end: End| async move {
+        let (_recv, mut before) = open(&mut end, low()).await;
+        before.push(zeros(1_000));
+        before.finish();
+        let moment = Duration::from_millis(2);
+        assert!(within(moment, poll_fn(|cx| before.poll_acknowledged(cx))).await.is_none());
+        drop(before);
+        time::delay(moment).await;
+        assert_eq!(end.dispatcher.streams(), 0, "all of it has left");
+        let (_recv, mut stream) = open(&mut end, low()).await;
+        let began = time::now();
+        stream.push(zeros(1_000));
+        assert!(poll_fn(|cx| stream.poll_acknowledged(cx)).await.is_ok());
+        let took = time::now().saturating_duration_since(began);
+        assert!(took >= Duration::from_millis(20), "acknowledged after {took:?}, before a round trip");
+    };
+    simulate(&network(), SEED, late(Discipline::Rr), scenario, serve).unwrap();
+}
+
 /// A server that keeps the first `held` streams unread and serves the others.
 async fn never_read(mut end: End, held: usize) {
     let mut kept = Vec::new();
