@@ -295,8 +295,10 @@ impl Driver {
         loop {
             let Some(quantum) = ledger.room() else {
                 ledger.set_holds_back(hub.lock().has_turns());
-                ledger.wait_for_room();
-                return capped;
+                if ledger.wait_for_room() {
+                    return capped;
+                }
+                continue;
             };
             let mut state = hub.lock();
             let mut turn = match state.begin_turn(quantum, now_ns, &ledger) {
@@ -363,6 +365,14 @@ impl Driver {
 
     /// Forgets dropped streams whose last byte has left.
     fn sweep(&mut self) {
+        self.sweep_left();
+        // Bytes may have left before the callbacks knew that the driver waits for that.
+        if !self.leaving.is_empty() && !self.of.ledger.wait_for_room() {
+            self.sweep_left();
+        }
+    }
+
+    fn sweep_left(&mut self) {
         if self.leaving.is_empty() {
             return;
         }
@@ -379,9 +389,6 @@ impl Driver {
         });
         drop(state);
         gone.into_iter().for_each(|name| self.forget(name));
-        if !self.leaving.is_empty() {
-            self.of.ledger.wait_for_room();
-        }
     }
 
     /// Ends a stream on which nothing more can be sent.

@@ -8,7 +8,11 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU32, AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+            fence,
+        },
         mpsc,
     },
     time::Duration,
@@ -188,9 +192,13 @@ impl Ledger {
         u64::try_from(rate).unwrap_or(u64::MAX)
     }
 
-    /// Asks to be woken when enough bytes have left for half of the low mark to be free.
-    pub fn wait_for_room(&self) {
+    /// Asks to be woken when enough bytes have left for half of the low mark to be free. Returns whether there is anything to wait
+    /// for: if that many have left already, no wake-up may follow.
+    pub fn wait_for_room(&self) -> bool {
         self.hungry.store(true, Relaxed);
+        // Either the callback sees that the driver waits, or the driver sees the bytes that the callback has counted.
+        fence(SeqCst);
+        !self.runs_low()
     }
 
     /// Whether streams wait for turns while enough is handed over.
@@ -408,6 +416,8 @@ impl Account {
 
     /// Notes that a burst of packets was written that contains new bytes.
     pub fn on_progress(&self) {
+        // See `Ledger::wait_for_room`.
+        fence(SeqCst);
         // Not earlier: a task woken in the middle of a burst would find the connection locked.
         if self.ledger.hungry.load(Relaxed) && self.ledger.runs_low() {
             self.ledger.hungry.store(false, Relaxed);

@@ -92,6 +92,36 @@ fn there_is_room_until_the_low_mark_and_again_when_bytes_have_left_or_were_given
     assert_eq!(ledger.room(), Some(quantum));
 }
 
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Woken(AtomicU32);
+
+impl std::task::Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+#[test]
+fn a_driver_that_begins_to_wait_after_the_bytes_have_left_is_told_so_and_one_that_waits_before_is_woken() {
+    for waits_first in [true, false] {
+        let mut account = Account::new(true);
+        let (ledger, _) = account.join();
+        account.open(0, 0);
+        let woken = Arc::<Woken>::default();
+        ledger.driver().register(&woken.clone().into());
+        ledger.hand_over(60_000);
+        assert_eq!(ledger.room(), None);
+        let mut waits = waits_first && ledger.wait_for_room();
+        account.on_frame_sent(&sent(0, 0, 60_000));
+        account.on_progress();
+        if !waits_first {
+            waits = ledger.wait_for_room();
+        }
+        assert_eq!((waits, woken.0.load(Relaxed)), (waits_first, u32::from(waits_first)));
+    }
+}
+
 #[test]
 fn a_window_opens_while_it_is_used_and_grows_as_in_slow_start() {
     let mut account = Account::new(false);
