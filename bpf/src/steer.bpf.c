@@ -22,11 +22,12 @@ SEC("sk_reuseport")
 int paced_steer(struct sk_reuseport_md *packet)
 {
 	/* The first byte; then the destination's ID, in a long header after the version and a length. */
-	__u8 *quic = packet->data + sizeof(struct udphdr), *end = packet->data_end, *id;
+	__u8 quic[6 + ID_LEN], *id;
 	struct id_label label;
 	__u32 worker;
 
-	if (quic + 6 + ID_LEN > end)
+	/* Copied, because the payload may not be in the packet's linear part, which is all that can be read directly. */
+	if (bpf_skb_load_bytes(packet, sizeof(struct udphdr), quic, sizeof(quic)))
 		return SK_PASS;
 	if (!(quic[0] & 0x80))
 		id = quic + 1;
