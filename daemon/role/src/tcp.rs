@@ -132,7 +132,8 @@ impl TcpPump {
     }
 
     /// Relays until both sides have ended, one has failed, or no bytes have moved for `idle`. Calls `on_class` with the
-    /// old and the new class when the tunnel's class changes.
+    /// old and the new class when the tunnel's class changes. When both sides have ended, waits for at most `idle` until the other
+    /// end has acknowledged everything: a connection that is closed before that cuts the tail.
     pub async fn run(mut self, idle: Duration, mut on_class: impl FnMut(&TcpStream, &Class, &Arc<Class>)) -> End {
         let mut moved = self.traffic.bytes();
         // An early end of any kind is a reset (RFC 9114 §4.4), so that neither peer takes a part for the whole.
@@ -141,6 +142,9 @@ impl TcpPump {
             match timeout(idle, poll_fn(|cx| self.poll(cx, &mut on_class))).await {
                 Ok(Ok(())) => {
                     _ = SockRef::from(&self.socket).set_linger(None);
+                    let Self { mut request, socket, .. } = self;
+                    drop(socket);
+                    _ = timeout(idle, poll_fn(|cx| request.send.poll_acknowledged(cx))).await;
                     return End::Finished;
                 }
                 Ok(Err(error)) => break End::Failed(error),

@@ -146,6 +146,36 @@ fn megabytes_arrive_in_order() {
 }
 
 #[test]
+fn the_last_bytes_before_a_relay_ends_arrive_whole() {
+    const BYTES: usize = 3_000_000;
+    lab::ring!(Netns);
+    let relay = "auth = \"none\"\ndrain_seconds = 60";
+    let mut site = Site::new(Terms { relay, ..Terms::default() }).unwrap();
+    let server = accept(&site, Family::V4, |mut stream| {
+        stream.read_to_end(&mut Vec::new()).unwrap();
+        stream.write_all(&vec![7; BYTES]).unwrap();
+    });
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut request = client.relay.open_tcp(&target(&site, Family::V4), None).await.unwrap();
+        site.signal(libc::SIGTERM).unwrap();
+        let draining = async {
+            while client.relay.http().takes_requests() {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(SOON, draining).await.expect("the relay announces that it goes away");
+        request.send.finish();
+        assert_eq!(receive(&mut request, usize::MAX).await.unwrap().len(), BYTES);
+        drop(request);
+        timeout(SOON, client.ended).await.expect("the relay closes the connection").unwrap();
+    })
+    .unwrap();
+    server.join().unwrap();
+    assert!(site.relay.wait(SOON).unwrap().success(), "the relay ends long before its drain time is over");
+}
+
+#[test]
 fn a_refused_connection_is_a_refused_request() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
