@@ -37,7 +37,8 @@ pub struct Ledger {
     returned: AtomicU64,
     low_mark: AtomicU64,
     packet_bytes: AtomicU64,
-    /// Lost packets above the size that every path carries.
+    /// Lost packets, and those above the size that every path carries.
+    lost: AtomicU64,
     large_lost: AtomicU64,
     /// Whether most of the congestion window is in flight.
     window_used: AtomicBool,
@@ -73,6 +74,7 @@ impl Ledger {
             returned: AtomicU64::new(0),
             low_mark: AtomicU64::new(0),
             packet_bytes: AtomicU64::new(1_200),
+            lost: AtomicU64::new(0),
             large_lost: AtomicU64::new(0),
             window_used: AtomicBool::new(false),
             window_opens: AtomicBool::new(false),
@@ -135,6 +137,12 @@ impl Ledger {
     #[must_use]
     pub fn full_packet_bytes(&self) -> u64 {
         self.packet_bytes.load(Relaxed) + PACKET_OVERHEAD_BYTES
+    }
+
+    /// Returns how many packets were lost so far, without probes of the path's MTU.
+    #[must_use]
+    pub fn packets_lost(&self) -> u64 {
+        self.lost.load(Relaxed)
     }
 
     /// Returns how many packets above [`BASE_PACKET_BYTES`] were lost so far, without probes of the path's MTU.
@@ -486,7 +494,11 @@ impl Account {
 
     /// Notes that a packet was declared lost.
     pub fn on_packet_lost(&self, packet_bytes: u16, is_mtu_probe: bool) {
-        if !is_mtu_probe && u64::from(packet_bytes) > BASE_PACKET_BYTES {
+        if is_mtu_probe {
+            return;
+        }
+        self.ledger.lost.fetch_add(1, Relaxed);
+        if u64::from(packet_bytes) > BASE_PACKET_BYTES {
             self.ledger.large_lost.fetch_add(1, Relaxed);
         }
     }

@@ -29,6 +29,10 @@ pub struct Turns {
     arbiter: Arbiter,
     /// Whether the last packet went to datagrams although streams of unknown rank wanted it.
     yielded: bool,
+    /// How many packets were lost when this was last looked at.
+    lost: u64,
+    /// Whether bytes of streams may have been lost that were not sent again.
+    repairs: bool,
 }
 
 impl Turns {
@@ -44,6 +48,8 @@ impl Turns {
             gone_bytes: 0,
             arbiter: Arbiter::default(),
             yielded: false,
+            lost: 0,
+            repairs: false,
         }
     }
 
@@ -153,20 +159,32 @@ impl Turns {
     pub fn datagrams_next(&mut self, ledger: Option<&Ledger>, streams_pending: bool) -> bool {
         if let Some(ledger) = ledger {
             self.note_progress(ledger.gone_bytes());
+            let lost = ledger.packets_lost();
+            self.repairs |= lost != self.lost;
+            self.lost = lost;
         }
+        self.repairs &= streams_pending;
         let Some((_, flow)) = self.flows.turn() else { return false };
         if !streams_pending {
             return true;
         }
-        match self.handed.front() {
-            Some(&(_, stream)) => self.arbiter.choose(Some(stream), Some(flow)) == Some(Side::Datagrams),
+        let choose =
+            |&(_, stream): &(u64, Rank)| self.arbiter.choose(Some(stream), Some(flow)) == Some(Side::Datagrams);
+        match self.handed.front().map(choose) {
+            Some(false) => false,
+            Some(true) if !(self.repairs && self.is_strict()) => true,
             // Lost bytes, or the connection's own streams: their rank is no longer known, so they take every other
-            // packet.
-            None => {
+            // packet. The transport sends lost bytes before new ones, which may have a lower rank.
+            _ => {
                 self.yielded = !self.yielded;
                 self.yielded
             }
         }
+    }
+
+    /// Whether a better rank goes first for as long as it has anything to send, so that others might wait for ever.
+    fn is_strict(&self) -> bool {
+        matches!(self.discipline, Discipline::Abs | Discipline::Edf { .. } | Discipline::Ml { .. })
     }
 
     fn note_progress(&mut self, gone_bytes: u64) {
@@ -175,6 +193,7 @@ impl Turns {
             return;
         }
         self.gone_bytes = gone_bytes;
+        self.repairs = false;
         while self.handed.front().is_some_and(|(end, _)| *end <= gone_bytes) {
             self.handed.pop_front();
         }
@@ -197,4 +216,47 @@ pub enum TurnKind {
     Stream,
     /// The payloads of a tunnel in DATAGRAM frames.
     Flow,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::Account;
+
+    #[test]
+    fn lost_bytes_wait_for_no_tunnel_although_new_bytes_of_lower_rank_are_behind_them() {
+        let mut turns = Turns::new(Discipline::Abs, 1);
+        let mut account = Account::new(true);
+        let (ledger, _) = account.join();
+        let of = |priority| Service { priority, ..Service::default() };
+        turns.set(TurnKind::Flow, 0, of(100));
+        turns.wake(TurnKind::Flow, 0);
+        let hand_over = |turns: &mut Turns, priority| {
+            turns.set(TurnKind::Stream, 0, of(priority));
+            turns.wake(TurnKind::Stream, 0);
+            let (_, rank) = turns.turn(TurnKind::Stream).unwrap();
+            ledger.hand_over(1_000);
+            turns.handed_over(rank, &ledger);
+            turns.end_turn(TurnKind::Stream, 0, 1_000, false);
+        };
+        let packets = |turns: &mut Turns| [(); 4].map(|()| turns.datagrams_next(Some(&ledger), true));
+        hand_over(&mut turns, 50);
+        assert_eq!(packets(&mut turns), [true; 4]);
+        account.on_packet_lost(1_200, true);
+        assert_eq!(packets(&mut turns), [true; 4], "a probe of the MTU has no bytes of streams");
+        account.on_packet_lost(1_200, false);
+        assert_eq!(packets(&mut turns), [true, false, true, false]);
+        hand_over(&mut turns, 50);
+        // New bytes leave, so no lost ones wait.
+        ledger.give_back(1_000);
+        assert_eq!(packets(&mut turns), [true; 4]);
+        account.on_packet_lost(1_200, false);
+        assert!(turns.datagrams_next(Some(&ledger), false));
+        assert_eq!(packets(&mut turns), [true; 4], "nothing waited to be sent again");
+        // Streams that go first anyway lose no packet by it.
+        ledger.give_back(1_000);
+        hand_over(&mut turns, 200);
+        account.on_packet_lost(1_200, false);
+        assert_eq!(packets(&mut turns), [false; 4]);
+    }
 }
