@@ -283,10 +283,10 @@ impl From<KernelTerms> for RawTerms {
     }
 }
 
-fn refused(device: &str, hook: &'static str, source: Cause) -> Error {
-    Error::Attach { program: PROGRAM, device: device.to_owned(), hook, circumstances: Circumstances::now(), source }
+fn refused(device: &str, hook: &'static str, cause: Cause) -> Error {
+    Error::Attach { program: PROGRAM, device: device.to_owned(), hook, circumstances: Circumstances::now(), cause }
 }
 
-fn broken(map: &'static str, source: impl Into<Cause>) -> Error {
-    Error::Map { program: PROGRAM, map, source: source.into() }
+fn broken(map: &'static str, cause: impl Into<Cause>) -> Error {
+    Error::Map { program: PROGRAM, map, cause: cause.into() }
 }

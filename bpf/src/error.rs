@@ -12,17 +12,17 @@ pub type Cause = Box<dyn StdError + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel refused the program or one of its maps.
-    #[error("failed to load the {program} program on {circumstances}: {}", chain(source.as_ref()))]
+    #[error("failed to load the {program} program on {circumstances}: {}", chain(cause.as_ref()))]
     Load {
         /// The program.
         program: &'static str,
         /// Kernel and rights.
         circumstances: Circumstances,
         /// Why.
-        source: Cause,
+        cause: Cause,
     },
     /// The program was loaded but could not be attached.
-    #[error("failed to attach the {program} program to {device} ({hook}) on {circumstances}: {}", chain(source.as_ref()))]
+    #[error("failed to attach the {program} program to {device} ({hook}) on {circumstances}: {}", chain(cause.as_ref()))]
     Attach {
         /// The program.
         program: &'static str,
@@ -33,25 +33,25 @@ pub enum Error {
         /// Kernel and rights.
         circumstances: Circumstances,
         /// Why.
-        source: Cause,
+        cause: Cause,
     },
     /// A table could not be read or written.
-    #[error("failed to use the map {map} of the {program} program: {}", chain(source.as_ref()))]
+    #[error("failed to use the map {map} of the {program} program: {}", chain(cause.as_ref()))]
     Map {
         /// The program.
         program: &'static str,
         /// The map's name.
         map: &'static str,
         /// Why.
-        source: Cause,
+        cause: Cause,
     },
     /// A trial run failed.
-    #[error("failed to run the {program} program on a packet: {}", chain(source.as_ref()))]
+    #[error("failed to run the {program} program on a packet: {}", chain(cause.as_ref()))]
     Trial {
         /// The program.
         program: &'static str,
         /// Why.
-        source: Cause,
+        cause: Cause,
     },
 }
 

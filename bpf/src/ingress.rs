@@ -57,12 +57,12 @@ impl Ingress {
     /// # Errors
     /// There is no such device, another XDP program is there, or the kernel refuses.
     pub fn attach(&mut self, device: &str) -> Result<XdpMode, Error> {
-        let refused = |hook, source: Cause| Error::Attach {
+        let refused = |hook, cause: Cause| Error::Attach {
             program: PROGRAM,
             device: device.to_owned(),
             hook,
             circumstances: Circumstances::now(),
-            source,
+            cause,
         };
         self.detach(device);
         let found = NetworkDevice::find(device).map_err(|error| refused("XDP", error.into()))?;

@@ -32,7 +32,7 @@ where
         globals: &[(&str, &u32)],
         load: fn(&mut P) -> Result<(), ProgramError>,
     ) -> Result<Self, Error> {
-        let refused = |source| Error::Load { program: name, circumstances: Circumstances::now(), source };
+        let refused = |cause| Error::Load { program: name, circumstances: Circumstances::now(), cause };
         let mut loader = EbpfLoader::new();
         for (global, value) in globals {
             loader.override_global(global, *value, true);

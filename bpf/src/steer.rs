@@ -33,7 +33,7 @@ impl Steer {
     /// # Errors
     /// The kernel refuses, mostly for lack of CAP_BPF, or the sockets are not such a group.
     pub fn attach<S: AsFd + AsRawFd>(workers: &[S], keys: &[(u8, IdKeys)]) -> Result<Self, Error> {
-        let refused = |source: Cause| Error::Load { program: PROGRAM, circumstances: Circumstances::now(), source };
+        let refused = |cause: Cause| Error::Load { program: PROGRAM, circumstances: Circumstances::now(), cause };
         let mut steer = Self { loaded: Loaded::new(PROGRAM, OBJECT, &[], SkReuseport::load)? };
         steer.set_keys(keys)?;
         let map = steer.loaded.ebpf.map_mut(WORKERS).ok_or_else(|| broken(WORKERS, "the object does not have it"))?;
@@ -84,6 +84,6 @@ fn has_a_place(error: &MapError) -> bool {
 const IDS: &str = "paced_ids";
 const WORKERS: &str = "paced_workers";
 
-fn broken(map: &'static str, source: impl Into<Cause>) -> Error {
-    Error::Map { program: PROGRAM, map, source: source.into() }
+fn broken(map: &'static str, cause: impl Into<Cause>) -> Error {
+    Error::Map { program: PROGRAM, map, cause: cause.into() }
 }

@@ -38,8 +38,8 @@ impl Tables {
         Given { tables: self, at: 0, fds }
     }
 
-    fn broken(&self, map: &'static str, source: impl Into<Cause>) -> Error {
-        Error::Map { program: self.program, map, source: source.into() }
+    fn broken(&self, map: &'static str, cause: impl Into<Cause>) -> Error {
+        Error::Map { program: self.program, map, cause: cause.into() }
     }
 }
 

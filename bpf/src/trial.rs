@@ -45,7 +45,7 @@ impl Egress {
     /// # Errors
     /// The kernel refuses: the packet is shorter than 14 bytes, or CAP_NET_ADMIN is missing.
     pub fn try_on(&self, packet: &[u8], about: SocketBuffer, repeat: u32) -> Result<TrialOutcome, Error> {
-        let failed = |source| Error::Trial { program: egress::PROGRAM, source };
+        let failed = |cause| Error::Trial { program: egress::PROGRAM, cause };
         let program = self.program().ok_or_else(|| failed("it is not there".into()))?;
         let (before, mut after) = (about.encode(), [0; SocketBuffer::BYTES]);
         let mut out = vec![0; packet.len()];
@@ -76,7 +76,7 @@ impl Ingress {
     /// The kernel refuses: the packet is shorter than 14 bytes or longer than a page, or CAP_NET_ADMIN is missing.
     pub fn try_on(&self, packet: &[u8], repeat: u32) -> Result<(bool, Duration), Error> {
         const XDP_PASS: u32 = 2;
-        let failed = |source| Error::Trial { program: ingress::PROGRAM, source };
+        let failed = |cause| Error::Trial { program: ingress::PROGRAM, cause };
         let program = self.program().ok_or_else(|| failed("it is not there".into()))?;
         let run = program.test_run(TestRunOptions { data_in: Some(packet), repeat, ..TestRunOptions::new() });
         let run = run.map_err(|error| failed(error.into()))?;

@@ -225,9 +225,14 @@ impl Intake {
 
 fn not_loaded(program: Program, why: &str) {
     match program {
-        Program::Egress => tracing::warn!("the kernel does not mark, pace or count classes: {why}"),
-        Program::Ingress => tracing::warn!("the kernel does not guard listeners: {why}"),
+        Program::Egress => tracing::warn!("the kernel does not mark, pace or count classes: {why}{}", advice(why)),
+        Program::Ingress => tracing::warn!("the kernel does not guard listeners: {why}{}", advice(why)),
     }
+}
+
+/// Returns what to do about a refusal of the kernel, after a semicolon, if the process lacks rights.
+pub(crate) fn advice(why: &str) -> &'static str {
+    if why.contains("Operation not permitted") { "; the service gets the rights by kernel.conf" } else { "" }
 }
 
 /// Probes which marks this process may set, and logs those that it may not.
@@ -248,6 +253,6 @@ fn permission(tag: Tag) -> Permission {
 fn report(device: &str, part: &'static str, outcome: &PartOutcome) {
     match outcome {
         Ok(how) => tracing::info!(device, part, how = how.words, "enforced in the kernel"),
-        Err(why) => tracing::warn!(device, part, "not enforced in the kernel: {why}"),
+        Err(why) => tracing::warn!(device, part, "not enforced in the kernel: {why}{}", advice(why)),
     }
 }

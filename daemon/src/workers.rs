@@ -29,7 +29,10 @@ use role::bind_error::BindError;
 use s2n_quic_platform::syscall::bind_udp;
 use tokio::{runtime, sync::oneshot, task::JoinSet, time::sleep};
 
-use crate::watchdog::{Watchdog, Watched};
+use crate::{
+    enforcement::advice,
+    watchdog::{Watchdog, Watched},
+};
 
 /// The sockets of a relay: for each worker, one per listener.
 pub type WorkerSockets = Vec<Vec<UdpSocket>>;
@@ -64,7 +67,8 @@ pub fn bind(
     }
     drop(alone);
     share(listeners, workers, secret).or_else(|error| {
-        tracing::warn!("one worker instead of {workers}, because packets cannot be steered: {error:#}");
+        let why = format!("{error:#}");
+        tracing::warn!("one worker instead of {workers}, because packets cannot be steered: {why}{}", advice(&why));
         Ok((vec![one()?], Steering::default()))
     })
 }

@@ -226,6 +226,6 @@ impl From<GuardedListener> for RawListener {
     }
 }
 
-fn broken(map: &'static str, source: impl Into<Cause>) -> Error {
-    Error::Map { program: PROGRAM, map, source: source.into() }
+fn broken(map: &'static str, cause: impl Into<Cause>) -> Error {
+    Error::Map { program: PROGRAM, map, cause: cause.into() }
 }
