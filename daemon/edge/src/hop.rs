@@ -10,7 +10,7 @@ use std::{
 
 use config::{forward::TunnelMode, targets::Protocol};
 use futures::{FutureExt as _, future::BoxFuture};
-use masque::{target::Target, tunnel::Form};
+use masque::{request::TunnelRefused, target::Target, tunnel::Form};
 use prometheus_client::metrics::counter::Counter;
 use quic::{carried::Carrier, segments::Segments};
 use role::tunnel::UdpTunnel;
@@ -63,7 +63,7 @@ impl HopTunnels {
                 }
                 // The connection was just lost.
                 Err(OpenError::Http(_)) if !is_lost => is_lost = true,
-                Err(error @ OpenError::Refused(_)) => {
+                Err(error @ OpenError::Refused(TunnelRefused::Status { status: 403, .. })) => {
                     return Err(format!("{error}; its relay has to allow UDP to {relay}"));
                 }
                 Err(error) => return Err(error.to_string()),

@@ -408,10 +408,13 @@ impl Uplink {
         self.counters.changes.tell(format!("{subject} {what}"));
     }
 
-    /// Handles a connection that does not answer: other connections take its tunnels.
-    fn fall_silent(&self, line: &Line) {
-        self.announce(line, "does not answer: moving its tunnels");
-        self.counters.silent.inc();
+    /// Handles a connection that does not answer: other connections take its tunnels. `is_known` says that another connection over
+    /// the same path to the same relay is silent already, so that listeners were told.
+    fn fall_silent(&self, line: &Line, is_known: bool) {
+        if !is_known {
+            self.announce(line, "does not answer: moving its tunnels");
+            self.counters.silent.inc();
+        }
         line.doubt(true);
     }
 

@@ -34,7 +34,7 @@ use s2n_quic::{
 };
 use tokio::sync::Notify;
 
-pub use self::error::connection_reason;
+pub use self::error::{connection_reason, refused_by_tls};
 use self::{client::Peer, error::application_code, signal::Signals};
 pub use self::{
     client::{Client, Reserved},

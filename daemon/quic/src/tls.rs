@@ -14,7 +14,7 @@ use s2n_quic::provider::tls;
 use s2n_quic_core::{application, crypto};
 use sha2::{Digest, Sha256};
 
-pub use self::trust::{Refusals, RefusedCertificate, Trust};
+pub use self::trust::{Refusals, RefusedCertificate, Trust, is_not_pinned, not_pinned};
 use self::{client_certificates::Noting, trust::Verifier};
 
 pub(crate) mod client_certificates;

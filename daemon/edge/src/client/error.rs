@@ -3,7 +3,11 @@
 use std::{env, io, net::SocketAddr};
 
 use config::hash::hex;
-use quic::h3::{self, connection_reason};
+use quic::{
+    h3::{self, connection_reason},
+    tls,
+};
+use rustls::{CertificateError, Error as TlsError};
 
 /// Why there is no connection to a relay. The messages say what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -37,10 +41,10 @@ pub enum ConnectError {
     NoAnswer(SocketAddr),
     /// The relay showed a certificate that is not trusted.
     #[error(
-        "the certificate of {name} is not trusted: {reason}. Its SHA-256 is {}; if the relay's operator confirms it, \
-         pin it (`pacectl --pin …`, `certificate_sha256` in the configuration), or name the authority that signed it \
-         (`--ca FILE`, `ca`)",
-        hex(fingerprint)
+        "the certificate of {name} is not trusted: {}. Its SHA-256 is {}; {}",
+        fault(reason),
+        hex(fingerprint),
+        remedy(reason)
     )]
     Untrusted {
         /// The relay's name.
@@ -85,4 +89,55 @@ pub enum TokenError {
     /// It is empty, or contains characters that a header field may not.
     #[error("a token consists of printable ASCII characters without spaces")]
     Malformed,
+}
+
+/// Returns what is wrong with a certificate.
+fn fault(reason: &TlsError) -> String {
+    if tls::is_not_pinned(reason) { "it is not the pinned certificate".to_owned() } else { reason.to_string() }
+}
+
+/// Returns what to do about a certificate that is not trusted.
+const fn remedy(reason: &TlsError) -> &'static str {
+    match reason {
+        TlsError::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ) => {
+            "it is for other names: name the relay as its certificate does, or, if the relay's operator confirms it, pin it \
+             (`pacectl --pin …`, `certificate_sha256` in the configuration)"
+        }
+        TlsError::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+            "it has expired: the relay's operator has to renew it"
+        }
+        // It is pinned, but another one is.
+        TlsError::InvalidCertificate(CertificateError::Other(_)) => {
+            "if the relay's operator confirms that it is new, pin it in place of the other (`pacectl --pin …`, \
+             `certificate_sha256` in the configuration)"
+        }
+        _ => {
+            "if the relay's operator confirms it, pin it (`pacectl --pin …`, `certificate_sha256` in the configuration), or \
+             name the authority that signed it (`--ca FILE`, `ca`)"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_is_not_trusted_is_told_with_the_remedy_that_fits() {
+        let said = |reason| {
+            let (name, fingerprint) = ("relay.example".to_owned(), [0; 32]);
+            ConnectError::Untrusted { name, fingerprint, reason: TlsError::InvalidCertificate(reason) }.to_string()
+        };
+        let other_name = said(CertificateError::NotValidForName);
+        assert!(other_name.contains("it is for other names") && !other_name.contains("--ca"), "{other_name}");
+        let unknown = said(CertificateError::UnknownIssuer);
+        assert!(unknown.contains("--pin") && unknown.contains("--ca FILE"), "{unknown}");
+        let not_pinned = said(tls::not_pinned());
+        assert!(
+            not_pinned.contains("it is not the pinned certificate") && !not_pinned.contains("Other("),
+            "{not_pinned}"
+        );
+    }
 }

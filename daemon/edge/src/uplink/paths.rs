@@ -45,7 +45,7 @@ pub struct PathReport {
     pub via: String,
     /// Whether it takes tunnels.
     pub condition: Condition,
-    /// The relays that its connections lead to.
+    /// The relays that its connections lead to, each once.
     pub relays: Vec<String>,
     /// The IDs of its connections.
     pub connections: Vec<u64>,
@@ -82,6 +82,17 @@ pub enum Condition {
     Down,
 }
 
+/// Returns names without repetitions, in order of their first occurrence.
+fn unique(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut unique = Vec::new();
+    for name in names {
+        if !unique.contains(&name) {
+            unique.push(name);
+        }
+    }
+    unique
+}
+
 impl PathReport {
     /// Adds the report of the same path from the connections of other local addresses.
     pub fn join(&mut self, other: &Self) {
@@ -102,7 +113,7 @@ impl PathReport {
         self.sent_packets += other.sent_packets;
         self.lost_packets += other.lost_packets;
         self.moved += other.moved;
-        self.relays.extend_from_slice(&other.relays);
+        self.relays = unique(self.relays.drain(..).chain(other.relays.iter().cloned()));
         self.connections.extend_from_slice(&other.connections);
     }
 }
@@ -145,7 +156,7 @@ impl Uplink {
                 name: path.name.clone(),
                 via: path.relays.first().and_then(Endpoint::via).unwrap_or_default().to_owned(),
                 condition,
-                relays: lines.iter().map(|line| self.relay_of(line)).collect(),
+                relays: unique(lines.iter().map(|line| self.relay_of(line))),
                 connections: lines.iter().map(|line| line.id).collect(),
                 tunnels: lines.iter().map(|line| line.tunnels()).sum(),
                 requests: lines.iter().map(|line| line.requests()).sum(),

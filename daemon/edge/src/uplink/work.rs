@@ -93,6 +93,11 @@ impl<'a> Work<'a> {
     }
 }
 
+/// Returns whether a relay, by the places of its path and of itself, fell silent and is not trusted again.
+fn is_suspect(suspects: &[Vec<bool>], (path, place): (usize, usize)) -> bool {
+    suspects.get(path).and_then(|relays| relays.get(place)) == Some(&true)
+}
+
 impl Work<'_> {
     /// Decides what to do next; if that is to connect, notes the attempt.
     pub(super) fn next(&mut self) -> Step {
@@ -155,7 +160,7 @@ impl Work<'_> {
                 });
                 if is_watched {
                     let mut pulse = Pulse::new(line.heard(), line.path.get().sent_packets);
-                    if self.suspects.get(path).and_then(|relays| relays.get(place)) == Some(&true) {
+                    if is_suspect(&self.suspects, (path, place)) {
                         // One answer is not enough. Until there are more, the back-off keeps further attempts apart.
                         failover.failed(place, Instant::now(), random());
                         pulse.silence(Instant::now());
@@ -182,7 +187,17 @@ impl Work<'_> {
             Err(error) => {
                 let now = Instant::now();
                 let wait = failover.failed(place, now, random());
-                warn!(relay = %origin, path = name, "{error}; next attempt in {wait:.1?} at the earliest");
+                let told = {
+                    let state = self.uplink.state.borrow();
+                    let attempts = state.attempts.get(path).and_then(|relays| relays.get(place));
+                    attempts.and_then(|attempts| attempts.failure.as_ref().map(ToString::to_string))
+                };
+                // A cause that lasts is not told at each attempt.
+                if told.is_some_and(|told| told == error.to_string()) {
+                    info!(relay = %origin, path = name, "no connection, for the same reason; next attempt in {wait:.1?} at the earliest");
+                } else {
+                    warn!(relay = %origin, path = name, "{error}; next attempt in {wait:.1?} at the earliest");
+                }
                 if relay.exit().is_chosen() {
                     relay.renew();
                 }
@@ -259,14 +274,16 @@ impl Work<'_> {
                 Beat::Ask => line.ping(),
                 Beat::Silent => {
                     changed = true;
-                    silent.push((line.path_place, line.place));
-                    self.uplink.fall_silent(line);
+                    let at = (line.path_place, line.place);
+                    self.uplink.fall_silent(line, silent.contains(&at) || is_suspect(&self.suspects, at));
+                    silent.push(at);
                 }
                 Beat::Back => {
                     changed = true;
-                    self.uplink.announce(line, "answers again");
+                    // Several connections to the same relay are one event.
                     let suspect = self.suspects.get_mut(line.path_place).and_then(|relays| relays.get_mut(line.place));
                     if suspect.is_some_and(std::mem::take) {
+                        self.uplink.announce(line, "answers again");
                         self.uplink.counters.returned.inc();
                     }
                     line.doubt(false);
@@ -392,8 +409,9 @@ impl Work<'_> {
         for (line, pulse) in self.pulses.iter_mut().filter(|_| several) {
             if !pulse.is_silent() && !line.has_route() {
                 pulse.silence(Instant::now());
-                silent.push((line.path_place, line.place));
-                self.uplink.fall_silent(line);
+                let at = (line.path_place, line.place);
+                self.uplink.fall_silent(line, silent.contains(&at) || is_suspect(&self.suspects, at));
+                silent.push(at);
             }
         }
         silent.into_iter().for_each(|at| self.suspect(at, Instant::now()));

@@ -31,6 +31,19 @@ pub enum Error {
     GoingAway,
 }
 
+impl Error {
+    /// Returns whether the peer refused the handshake by a TLS alert; see [`refused_by_tls`].
+    #[must_use]
+    pub fn is_refusal_by_tls(&self) -> bool {
+        match self {
+            Self::Connection(error) | Self::Stream(stream::Error::ConnectionError { error, .. }) => {
+                refused_by_tls(error)
+            }
+            _ => false,
+        }
+    }
+}
+
 /// Closes the connection with an HTTP/3 error code; `NoError` where nothing is wrong (RFC 9114 §5.3).
 pub fn close(handle: &Handle, code: Code) {
     handle.close(application_code(code));
@@ -79,6 +92,9 @@ pub fn connection_reason(error: &s2n_quic::connection::Error) -> String {
     match error {
         Reason::Transport { code, initiator: Location::Remote, .. } => match alert(code.as_u64()) {
             Some(alert) => refused_by(alert),
+            None if code.as_u64() == CONNECTION_REFUSED => {
+                "the peer accepts no new connections now: it is shutting down, or has as many as it may".to_owned()
+            }
             None => error.to_string(),
         },
         Reason::Application { error, .. } => format!("connection closed with {}", code_name((*error).into())),
@@ -87,6 +103,16 @@ pub fn connection_reason(error: &s2n_quic::connection::Error) -> String {
         error => error.to_string(),
     }
 }
+
+/// Returns whether the peer refused the handshake by a TLS alert: it does not accept this side's certificate, or the lack of one.
+#[must_use]
+pub fn refused_by_tls(error: &s2n_quic::connection::Error) -> bool {
+    use s2n_quic::connection::Error as Reason;
+    matches!(error, Reason::Transport { code, initiator: Location::Remote, .. } if alert(code.as_u64()).is_some())
+}
+
+/// The error code of a server that accepts no connection (RFC 9000 §20.1).
+const CONNECTION_REFUSED: u64 = 0x2;
 
 /// Returns the TLS alert that an error code of the transport stands for (RFC 9001 §4.8).
 fn alert(code: u64) -> Option<u8> {
@@ -104,7 +130,7 @@ fn refused_by(alert: u8) -> String {
         // s2n-quic sends this for most TLS errors, including a certificate of an unknown authority.
         AlertDescription::HandshakeFailure => {
             "the peer ended the handshake (HandshakeFailure in TLS): if a certificate was shown, the peer may not know the \
-             authority that signed it"
+             authority that signed it, or the certificate has expired or is revoked"
                 .to_owned()
         }
         AlertDescription::CertificateExpired => "the certificate that was shown has expired".to_owned(),

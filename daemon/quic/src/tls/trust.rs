@@ -69,6 +69,18 @@ enum Judge {
 #[error("it is not the pinned certificate")]
 struct NotPinned;
 
+/// Returns the error of a certificate that is not the pinned one.
+#[must_use]
+pub fn not_pinned() -> CertificateError {
+    CertificateError::Other(OtherError(Arc::new(NotPinned)))
+}
+
+/// Returns whether a certificate was refused because it is not the pinned one.
+#[must_use]
+pub fn is_not_pinned(error: &Error) -> bool {
+    matches!(error, Error::InvalidCertificate(CertificateError::Other(OtherError(cause))) if cause.is::<NotPinned>())
+}
+
 impl Verifier {
     /// Returns a verifier that trusts servers as `trust` says.
     ///
@@ -122,9 +134,7 @@ impl ServerCertVerifier for Verifier {
             Judge::Pinned(pinned) if bool::from(fingerprint(end_entity).ct_eq(pinned)) => {
                 Ok(ServerCertVerified::assertion())
             }
-            Judge::Pinned(_) => {
-                Err(Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(NotPinned)))))
-            }
+            Judge::Pinned(_) => Err(Error::InvalidCertificate(not_pinned())),
         };
         verdict.inspect_err(|reason| {
             *self.refusals.0.lock() =
