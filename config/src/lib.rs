@@ -209,9 +209,9 @@ pub enum Warning {
         /// The rule that matches everything.
         behind: usize,
     },
-    /// A rule about a user that no entry names. Counted from 1.
+    /// A rule about a user that no entry names. Counted from 1, through all files.
     #[error(
-        "rule {rule} is about the user {user:?}, whom no [[relay.token]], [[relay.client_certificate]] or [[gateway.key]] names"
+        "[[rule]] number {rule} is about the user {user:?}, whom no [[relay.token]], [[relay.client_certificate]] or [[gateway.key]] names"
     )]
     UnknownUser {
         /// The rule.
@@ -219,6 +219,11 @@ pub enum Warning {
         /// The name.
         user: String,
     },
+    /// Tokens that no listener accepts.
+    #[error(
+        "there are [[relay.token]], but no listener accepts a token: write auth = \"token\" or \"token-or-certificate\", or remove them"
+    )]
+    UnusedTokens,
     /// Paths that no traffic uses.
     #[error("there are paths, but no [[forward]], [[proxy]] or [[serve]] whose traffic could use them")]
     UnusedPaths,
@@ -395,6 +400,7 @@ impl Config {
         open.filter(is_public)
             .map(Warning::OpenRelay)
             .chain((has_ca && !asks).then_some(Warning::UnusedClientCa))
+            .chain(self.has_unused_tokens().then_some(Warning::UnusedTokens))
             .chain(forwards.filter(is_public).map(Warning::PublicForward))
             .chain(proxies)
             .chain(serves.filter(is_public).map(Warning::PublicServe))
@@ -422,6 +428,11 @@ impl Config {
     /// Returns whether connections to these relays use a hop.
     fn leads_through(&self, uplink: &uplink::UplinkSettings, hop: &Hop) -> bool {
         hop::passed(&self.hops, uplink, &self.paths).contains(&hop)
+    }
+
+    fn has_unused_tokens(&self) -> bool {
+        let accepts = |relay: &RelaySettings| relay.listeners.iter().any(|listener| listener.auth.accepts_tokens());
+        self.relay.as_ref().is_some_and(|relay| !relay.tokens.is_empty() && !accepts(relay))
     }
 
     fn unused_hops(&self) -> Vec<Warning> {

@@ -253,7 +253,10 @@ fn what_may_not_be_meant_is_warned_of() {
         + "listen = [\"127.0.0.1:443\"]\n[[relay.token]]\nname = \"alice\"\nsha256 = \""
         + &"0".repeat(64)
         + "\"\n[[rule]]\nclass = \"default\"\nuser = [\"alice\", \"alcie\"]";
-    assert_eq!(warnings(&users), [Warning::UnknownUser { rule: 1, user: "alcie".into() }]);
+    let unknown = Warning::UnknownUser { rule: 1, user: "alcie".into() };
+    assert_eq!(warnings(&users), [Warning::UnusedTokens, unknown.clone()]);
+    let accepted = users.replace("auth = \"none\"", "auth = \"token\"");
+    assert_eq!(warnings(&accepted), [unknown]);
     let public = FORWARD.replace("127.0.0.1:5353", "192.0.2.1:443") + "[metrics]\nlisten = \"192.0.2.1:443\"";
     assert_eq!(warnings(&public), [Warning::PublicForward(address), Warning::PublicMetrics(address)]);
     let public = PROXY.replace("127.0.0.1:1080", "192.0.2.1:443") + "allow_remote = true\n";

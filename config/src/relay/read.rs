@@ -187,7 +187,8 @@ fn listeners(relay: &mut Section<'_>, has_tokens: bool, policy: &Policy) -> Vec<
         let at = |address| listener.clone().map(|listener| ListenerSettings { address, ..listener });
         listeners.extend(others.iter().copied().filter_map(at));
         listeners.extend(listener);
-    } else if !relay.has_any("listener") {
+    } else if !relay.has_any("listener") && !relay.has_any("listen") {
+        // If a list has only unfit elements, these are the mistakes.
         let cause = "a relay that listens nowhere";
         relay.refuse("listen", Problem::Contradiction { cause, remedy: "name an address, or leave the section out" });
     }

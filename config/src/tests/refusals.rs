@@ -253,3 +253,20 @@ fn a_refused_token_is_not_also_reported_as_absent() {
     let text = RELAY.replace("none", "token") + "[[relay.token]]\nname = \"a\"\nsha256 = \"b\"";
     assert_eq!(refusals(&text).lines().count(), 1);
 }
+
+#[test]
+fn a_key_that_was_misspelt_is_told_before_the_key_that_is_then_missing() {
+    let text = RELAY.replace("private_key", "private_keys");
+    let errors = Config::from_toml(&text).unwrap_err();
+    let keys: Vec<_> = errors.iter().map(|error| error.key.as_str()).collect();
+    assert_eq!(keys, ["relay.private_keys", "relay.private_key"]);
+}
+
+#[test]
+fn a_list_of_which_no_element_fits_is_not_told_to_be_empty() {
+    let errors = Config::from_toml(&format!("{RELAY}listen = [\"0.0.0.0\"]\n")).unwrap_err();
+    let problems: Vec<_> = errors.iter().map(|error| &error.problem).collect();
+    assert!(matches!(problems[..], [Problem::Unfit { .. }]), "{errors}");
+    let errors = Config::from_toml(&format!("{RELAY}listen = []\n")).unwrap_err();
+    assert!(errors.to_string().contains("listens nowhere"), "{errors}");
+}
