@@ -54,8 +54,10 @@ pub mod view;
 pub struct Facts {
     /// When the daemon started.
     pub started: SystemTime,
-    /// The listeners of the relay and of the gateway.
+    /// The listeners of the relay.
     pub listeners: Vec<String>,
+    /// The gateway's own listeners.
+    pub gateway_listeners: Vec<String>,
     /// The edge's forwards, proxies and served models.
     pub forwards: Vec<String>,
     /// How many threads move packets.
@@ -71,16 +73,14 @@ impl Facts {
     #[must_use]
     pub fn new(config: &Config, certificates: &[Certificate]) -> Self {
         let (started, own_features, certificates) = (SystemTime::now(), bpf::probe(), certificates.to_vec());
-        Self { started, listeners: Vec::new(), forwards: Vec::new(), workers: 1, own_features, certificates }
-            .after(config)
+        let (listeners, gateway_listeners, forwards) = Default::default();
+        Self { started, listeners, gateway_listeners, forwards, workers: 1, own_features, certificates }.after(config)
     }
 
     /// The same facts for another configuration.
     fn after(&self, config: &Config) -> Self {
         let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
-        let listeners = listeners.map(|listener| listener.address.to_string());
         let fronts = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
-        let fronts = fronts.map(|front| format!("{} (models)", front.address));
         let forward = |forward: &Forward| {
             let Forward { listen, protocol, target, uplink, .. } = forward;
             format!("{listen} ({}) to {target} through {}", protocol.as_str().to_uppercase(), uplink.through())
@@ -89,7 +89,8 @@ impl Facts {
         let serve = |serve: &Serve| format!("{} (models) through {}", serve.listen, serve.uplink.through());
         let proxies = config.proxies.iter().map(proxy).chain(config.serves.iter().map(serve));
         Self {
-            listeners: listeners.chain(fronts).collect(),
+            listeners: listeners.map(|listener| listener.address.to_string()).collect(),
+            gateway_listeners: fronts.map(|listener| listener.address.to_string()).collect(),
             forwards: config.forwards.iter().map(forward).chain(proxies).collect(),
             workers: config.relay.as_ref().map_or(1, |relay| relay.workers),
             ..self.clone()
@@ -202,6 +203,12 @@ impl Control {
     #[must_use]
     pub fn facts(&self) -> Arc<Facts> {
         self.facts.load_full()
+    }
+
+    /// Returns whether the daemon is ending: it accepts no new work.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.parts.ready.is_draining()
     }
 
     /// Updates the facts for another configuration and its certificates.

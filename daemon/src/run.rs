@@ -268,7 +268,11 @@ impl Daemon {
         tokio::select! {
             outcome = timeout(drain, self.all_ended()) => {
                 if outcome.is_err() {
-                    tracing::info!("tunnels were still open");
+                    // An edge does not wait for its tunnels.
+                    let tunnels = self.relay.as_ref().map_or(0, |role| role.relay.tunnels.len());
+                    if tunnels > 0 {
+                        tracing::info!(tunnels, "tunnels were still open");
+                    }
                 }
             }
             _ = signals.terminate.recv() => {}

@@ -51,6 +51,12 @@ impl Readiness {
         self.stage.fetch_max(stage as u8, Relaxed);
     }
 
+    /// Returns whether the daemon has begun to drain.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.stage.load(Relaxed) == LifeStage::Draining as u8
+    }
+
     /// Adds a check of a part of the daemon, which stays until the part is gone. The check runs on the control thread
     /// and must not block.
     pub fn require(&self, check: impl Fn() -> PartReady + Send + Sync + 'static) {
@@ -106,6 +112,7 @@ mod tests {
         assert!(ready.missing().is_empty(), "a part that is gone lacks nothing");
         ready.reach(LifeStage::Draining);
         ready.reach(LifeStage::Serving);
+        assert!(ready.is_draining());
         assert_eq!(ready.missing(), ["draining"]);
     }
 }

@@ -5,6 +5,16 @@ use crate::policy::{NeededKind, PolicyRefusal};
 /// The longest message in an answer, in bytes: the list of faults in a text has no bound.
 const MESSAGE_BYTES: usize = 4096;
 
+/// Returns the command of `pacectl` that lists things of a kind.
+fn plural(what: &str) -> &'static str {
+    match what {
+        "class" => "classes",
+        "tunnel" => "tunnels",
+        "connection" => "connections",
+        _ => "status",
+    }
+}
+
 /// What callers can do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -44,9 +54,9 @@ pub enum Error {
     #[error(transparent)]
     Policy(#[from] PolicyRefusal),
     /// There is no such thing.
-    #[error("there is no {what} {name}; `pacectl` lists what there is")]
+    #[error("there is no {what} {name}; `pacectl {}` lists them", plural(what))]
     Unknown {
-        /// "tunnel", "connection" or "class".
+        /// "tunnel", "connection", "class" or "relay".
         what: &'static str,
         /// Its ID or name.
         name: String,

@@ -39,6 +39,7 @@ impl Daemon {
         let outcome = self.try_reload(&file, author, open).await.map_err(|error| format!("{error:#}"));
         self.metrics.reloaded(outcome.is_ok());
         match &outcome {
+            Ok(changed) if changed.is_empty() => tracing::info!(author, "configuration reloaded: no key has changed"),
             Ok(changed) => tracing::info!(changed, author, "configuration reloaded"),
             Err(error) => tracing::error!("configuration not reloaded; the old one stays in force: {error}"),
         }

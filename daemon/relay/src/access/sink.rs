@@ -49,7 +49,13 @@ impl Sink {
     fn journal(&mut self) -> io::Result<&UnixDatagram> {
         if self.journal.is_none() {
             let socket = UnixDatagram::unbound()?;
-            socket.connect(JOURNAL)?;
+            let failed = |error: io::Error| {
+                io::Error::new(
+                    error.kind(),
+                    format!("{JOURNAL}: {error}; is systemd-journald running? `access` in [log] says where records go"),
+                )
+            };
+            socket.connect(JOURNAL).map_err(failed)?;
             self.journal = Some(socket);
         }
         self.journal.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())

@@ -132,6 +132,8 @@ impl v1::control_service_server::ControlService for ControlService {
             writable: caller(&request)?.may_write,
             pid: std::process::id(),
             certificates: facts.certificates.iter().map(certificate).collect(),
+            draining: self.0.is_draining(),
+            gateway_listeners: facts.gateway_listeners.clone(),
         })
     }
 
