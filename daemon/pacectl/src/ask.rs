@@ -54,6 +54,11 @@ pub(crate) struct Arguments {
     key_file: Option<PathBuf>,
 }
 
+/// The edge, or the server of models, refuses the request.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct RefusedByServer(String);
+
 /// The answer and its times.
 #[derive(Debug, Default, Serialize)]
 struct Report {
@@ -80,7 +85,7 @@ pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
         ..Report::default()
     };
     if !answer.status().is_success() {
-        bail!("{}", refusal(answer).await);
+        return Err(RefusedByServer(refusal(answer).await).into());
     }
     let last = receive(answer.into_body(), &mut report, began, |text| {
         if !as_json {

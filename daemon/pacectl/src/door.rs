@@ -1,13 +1,21 @@
 //! The connection to the daemon: through its control socket, or through its door for other machines.
 
-use std::path::PathBuf;
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Result, ensure};
 use api::ControlClient;
 use clap::Args;
 use edge::client::{OpenError, error::ConnectError};
-use quic::tls::{self, Trust};
+use quic::{
+    h3,
+    tls::{self, Trust},
+};
 use tonic::{Code, Status, transport::Uri};
+
+use super::ask::RefusedByServer;
 
 /// The socket of an installed daemon.
 const INSTALLED: &str = "/run/paced/control.sock";
@@ -18,25 +26,64 @@ pub(crate) struct Door {
     #[arg(long, value_name = "PATH", env = "PACED_SOCKET")]
     socket: Option<PathBuf>,
     #[command(flatten)]
-    remote: Option<Remote>,
+    remote: RemoteOptions,
 }
 
-/// A daemon on another machine.
-#[derive(Args)]
-#[group(requires_all = ["remote", "remote_ca", "remote_cert", "remote_key"])]
-struct Remote {
+/// A daemon on another machine: all options, or none.
+#[derive(Args, Default)]
+struct RemoteOptions {
     /// A daemon on another machine: the `listen` address of its [control.tcp]
-    #[arg(long, value_name = "HOST:PORT", env = "PACED_REMOTE", required = false, value_parser = remote)]
-    remote: Uri,
+    #[arg(long, value_name = "HOST:PORT", env = "PACED_REMOTE", value_parser = remote)]
+    remote: Option<Uri>,
     /// A PEM file of the certificate authorities to trust for that daemon
-    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_CA", required = false)]
-    remote_ca: PathBuf,
+    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_CA")]
+    remote_ca: Option<PathBuf>,
     /// A PEM file of the client certificate to present
-    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_CERT", required = false)]
-    remote_cert: PathBuf,
+    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_CERT")]
+    remote_cert: Option<PathBuf>,
     /// A PEM file of that certificate's private key
-    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_KEY", required = false)]
-    remote_key: PathBuf,
+    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_KEY")]
+    remote_key: Option<PathBuf>,
+}
+
+/// A daemon on another machine, and what it takes to reach it.
+struct Remote<'a> {
+    place: &'a Uri,
+    authorities: &'a Path,
+    certificate: &'a Path,
+    private_key: &'a Path,
+}
+
+impl RemoteOptions {
+    fn whole(&self) -> Option<Remote<'_>> {
+        Some(Remote {
+            place: self.remote.as_ref()?,
+            authorities: self.remote_ca.as_deref()?,
+            certificate: self.remote_cert.as_deref()?,
+            private_key: self.remote_key.as_deref()?,
+        })
+    }
+
+    /// Returns the first option that is missing, if any is given.
+    fn missing(&self) -> Option<&'static str> {
+        let options = [
+            ("--remote", self.remote.is_some()),
+            ("--remote-ca", self.remote_ca.is_some()),
+            ("--remote-cert", self.remote_cert.is_some()),
+            ("--remote-key", self.remote_key.is_some()),
+        ];
+        let is_used = options.iter().any(|(_, is_given)| *is_given);
+        options.into_iter().find(|(_, is_given)| is_used && !is_given).map(|(name, _)| name)
+    }
+}
+
+/// Returns the socket of the installed daemon if its folder holds one, or does not let this user look; else the one of development
+/// mode.
+fn default_socket(is_installed: io::Result<bool>) -> PathBuf {
+    match is_installed {
+        Ok(false) => state::development_dir().join("control.sock"),
+        Ok(true) | Err(_) => INSTALLED.into(),
+    }
 }
 
 fn remote(text: &str) -> Result<Uri, String> {
@@ -59,14 +106,17 @@ pub(crate) enum Unreachable {
 
 impl Door {
     fn path(&self) -> PathBuf {
-        let development = || state::development_dir().join("control.sock");
-        let installed = PathBuf::from(INSTALLED);
-        self.socket.clone().unwrap_or_else(|| if installed.exists() { installed } else { development() })
+        self.socket.clone().unwrap_or_else(|| default_socket(Path::new(INSTALLED).try_exists()))
+    }
+
+    /// Returns the first option that a daemon on another machine still needs, unless `--socket` decides.
+    pub(crate) fn missing(&self) -> Option<&'static str> {
+        if self.socket.is_some() { None } else { self.remote.missing() }
     }
 
     /// Connects to the daemon.
     pub(crate) async fn open(&self) -> Result<ControlClient> {
-        if let (None, Some(remote)) = (&self.socket, &self.remote) {
+        if let (None, Some(remote)) = (&self.socket, self.remote.whole()) {
             return remote.open().await;
         }
         let path = self.path();
@@ -76,18 +126,18 @@ impl Door {
 
     /// Refuses commands that must run on the daemon's machine.
     pub(crate) fn ensure_local(&self) -> Result<()> {
-        let is_local = self.socket.is_some() || self.remote.is_none();
+        let is_local = self.socket.is_some() || self.remote.remote.is_none();
         ensure!(is_local, "this command inspects the daemon's machine: run it there, without --remote");
         Ok(())
     }
 }
 
-impl Remote {
+impl Remote<'_> {
     async fn open(&self) -> Result<ControlClient> {
-        let trust = Trust::Authorities(tls::read_certificates(&self.remote_ca)?);
-        let identity = (tls::read_certificates(&self.remote_cert)?, tls::read_key(&self.remote_key)?);
-        let opened = api::connect_tcp(self.remote.clone(), tls::client_http2(trust, identity)?).await;
-        let place = self.remote.authority().map(ToString::to_string).unwrap_or_default();
+        let trust = Trust::Authorities(tls::read_certificates(self.authorities)?);
+        let identity = (tls::read_certificates(self.certificate)?, tls::read_key(self.private_key)?);
+        let opened = api::connect_tcp(self.place.clone(), tls::client_http2(trust, identity)?).await;
+        let place = self.place.authority().map(ToString::to_string).unwrap_or_default();
         Ok(opened.map_err(|error| Unreachable::Remote { place, error: cause(&error) })?)
     }
 }
@@ -102,7 +152,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<Unreachable>() || broken(error).is_some() {
         return 5;
     }
-    if error.chain().any(|cause| matches!(cause.downcast_ref(), Some(OpenError::Refused(_)))) {
+    if error.chain().any(is_refusal) {
         return 3;
     }
     if matches!(error.downcast_ref(), Some(ConnectError::NoAnswer(_))) {
@@ -113,6 +163,18 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
         Some(Code::PermissionDenied | Code::Unauthenticated) => 4,
         Some(Code::Unavailable) => 5,
         _ => 1,
+    }
+}
+
+/// Returns whether a relay or a server of models refused: the request, or this client's certificate.
+fn is_refusal(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let by_alert = |error: &h3::Error| error.is_refusal_by_tls();
+    match (cause.downcast_ref(), cause.downcast_ref()) {
+        (Some(OpenError::Refused(_)), _) => true,
+        (Some(OpenError::Http(error)), _) => by_alert(error),
+        (_, Some(ConnectError::Http(error))) => by_alert(error),
+        (_, Some(ConnectError::Failed { cause, .. })) => h3::refused_by_tls(cause),
+        _ => cause.is::<RefusedByServer>(),
     }
 }
 
@@ -136,5 +198,38 @@ pub(crate) fn message(error: &anyhow::Error) -> String {
     match error.downcast_ref::<Status>() {
         Some(status) => status.message().to_owned(),
         None => format!("{error:#}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use masque::request::TunnelRefused;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_that_does_not_let_this_user_look_may_hold_the_installed_socket() {
+        let denied = || Err(io::ErrorKind::PermissionDenied.into());
+        assert_eq!(default_socket(Ok(true)), Path::new(INSTALLED));
+        assert_eq!(default_socket(denied()), Path::new(INSTALLED), "so that its error is shown");
+        assert_ne!(default_socket(Ok(false)), Path::new(INSTALLED));
+    }
+
+    #[test]
+    fn options_of_another_machine_are_demanded_only_where_they_decide() {
+        let remote =
+            || RemoteOptions { remote: Some(remote("relay.example:9443").unwrap()), ..RemoteOptions::default() };
+        assert_eq!(Door { socket: None, remote: remote() }.missing(), Some("--remote-ca"));
+        assert_eq!(Door { socket: Some("control.sock".into()), remote: remote() }.missing(), None);
+        assert_eq!(Door { socket: None, remote: RemoteOptions::default() }.missing(), None);
+    }
+
+    #[test]
+    fn refusals_have_their_own_exit_code_wherever_they_come_from() {
+        let by_relay = OpenError::from(TunnelRefused::Status { status: 429, proxy_status: Vec::new() });
+        let by_server = RefusedByServer("refused (404)".into());
+        assert_eq!(exit_code(&anyhow::Error::from(by_relay).context("the relay is up")), 3);
+        assert_eq!(exit_code(&by_server.into()), 3);
+        assert_eq!(exit_code(&OpenError::NoAnswer.into()), 1);
     }
 }

@@ -21,8 +21,8 @@ mod trace;
 
 use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode};
 
-use anyhow::Result;
-use clap::{CommandFactory as _, Parser, Subcommand};
+use anyhow::{Context as _, Result};
+use clap::{CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
 use tracing_subscriber::EnvFilter;
 
@@ -129,6 +129,12 @@ enum Edge {
 async fn main() -> ExitCode {
     // Exits with code 2 if the usage is wrong.
     let arguments = Arguments::parse();
+    if let Some(option) = arguments.door.missing() {
+        let message = format!(
+            "a daemon on another machine takes --remote, --remote-ca, --remote-cert and --remote-key: add {option}"
+        );
+        Arguments::command().error(ErrorKind::MissingRequiredArgument, message).exit();
+    }
     let quiet = if matches!(arguments.command, Command::Forward(_)) { "info" } else { "error" };
     let filter = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into());
     let filter = filter.parse_lossy(std::env::var("RUST_LOG").unwrap_or_else(|_| role::verbosity::directives(quiet)));
@@ -179,8 +185,8 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
 
 /// Writes a manual page for `pacectl` and one for each of its commands.
 fn man(folder: &std::path::Path) -> Result<()> {
-    clap_mangen::generate_to(Arguments::command(), folder)?;
-    Ok(())
+    let failed = || format!("failed to write the manual pages to {}", folder.display());
+    clap_mangen::generate_to(Arguments::command(), folder).with_context(failed)
 }
 
 #[cfg(test)]

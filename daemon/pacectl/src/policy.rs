@@ -74,10 +74,16 @@ pub(crate) async fn run(client: &mut ControlClient, command: Command, as_json: b
         }
         Command::List => {
             let answer = client.list_revisions(v1::ListRevisionsRequest {}).await?.into_inner();
-            show(as_json, answer, |answer| {
-                let row = |of: v1::Revision| [of.number.to_string(), age(of.since.as_ref()), of.author, of.origin];
-                table(["revision", "in force since", "by", "from"], answer.revisions.into_iter().map(row));
-            })
+            if as_json {
+                return show(as_json, answer, |_| {});
+            }
+            let status = client.get_status(v1::GetStatusRequest {}).await?.into_inner();
+            let row = |of: v1::Revision| {
+                let state = if of.number == status.revision { state(status.confirm_by) } else { String::new() };
+                [of.number.to_string(), state, format!("{} ago", age(of.since.as_ref())), of.author, of.origin]
+            };
+            table(["revision", "state", "set", "by", "from"], answer.revisions.into_iter().map(row));
+            Ok(())
         }
         Command::Set(Set { file, expect, confirm_within, save }) => {
             let confirm_within = confirm_within.map(|seconds| Duration::from_secs(seconds).try_into()).transpose()?;
@@ -132,6 +138,11 @@ fn in_force(revision: &v1::Revision) {
     }
 }
 
+/// Says whether the revision in force is on trial, and until when.
+fn state(confirm_by: Option<prost_types::Timestamp>) -> String {
+    confirm_by.map_or_else(|| "in force".to_owned(), |by| format!("on trial until {}", time(by)))
+}
+
 /// Reads a policy, at most as long as the daemon accepts.
 fn read(file: &PathBuf) -> Result<String> {
     let mut text = Vec::new();
@@ -143,4 +154,16 @@ fn read(file: &PathBuf) -> Result<String> {
     };
     ensure!(text.len() <= MAX_TEXT_BYTES, "{} is longer than {MAX_TEXT_BYTES} bytes", file.display());
     String::from_utf8(text).with_context(|| format!("{} is not UTF-8", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_revision_on_trial_is_marked_with_the_end_of_its_trial() {
+        assert_eq!(state(None), "in force");
+        let by = prost_types::Timestamp { seconds: 1_800_000_000, nanos: 0 };
+        assert_eq!(state(Some(by)), "on trial until 2027-01-15T08:00:00Z");
+    }
 }

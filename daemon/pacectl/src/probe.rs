@@ -30,6 +30,9 @@ use super::options::{self, RelayOptions};
 /// The bytes that identify a probe: a random ID of the run and the probe's number.
 const HEADER_BYTES: usize = 12;
 
+/// The payload of UDP that a path carries if it carries QUIC at all (RFC 9000 §14).
+const EVERYWHERE_BYTES: u16 = 1_200;
+
 /// How long to wait for answers after the last probe was sent.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -128,12 +131,23 @@ pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
         report.print();
     }
     if received == 0 && form == Form::Datagram && !carries {
-        bail!("the path carries no datagrams of {} bytes: use --mode auto or a smaller --size", arguments.size);
+        bail!("the path carries no datagrams of {} bytes: use --mode stream or a smaller --size", arguments.size);
     }
     if received == 0 {
-        bail!("nothing came back from {target}: is there a UDP echo, and may the relay reach it?");
+        bail!("{}", silence(&target, arguments.size));
     }
     Ok(())
+}
+
+/// Says why nothing may have come back from a target: besides the target, payloads that are longer than the path from the relay
+/// carries.
+fn silence(target: &Target, size: u16) -> String {
+    let mut said = format!("nothing came back from {target}: is there a UDP echo, and may the relay reach it?");
+    if size > EVERYWHERE_BYTES {
+        said +=
+            &format!(" Does the relay's path to it carry packets with {size} bytes of payload? Try a smaller --size");
+    }
+    said
 }
 
 /// Checks without a target whether the relay answers and admits this client: requests a target that every relay must
@@ -163,6 +177,9 @@ async fn reach(arguments: &Arguments, as_json: bool) -> Result<()> {
         Err(OpenError::Refused(TunnelRefused::Status { status: 404 | 405 | 501, .. })) => {
             answer.map(drop).context("the relay is up, but does not serve what this client asks for")
         }
+        Err(OpenError::Refused(TunnelRefused::Status { status: 429, .. })) => {
+            answer.map(drop).context("the relay knows this client, but grants it nothing more now")
+        }
         Err(OpenError::Http(_)) => answer.map(drop).context("the relay ended the connection"),
         Err(_) if !reached.admitted => answer.map(drop).context("the relay is up, but does not admit this client"),
         _ => Ok(()),
@@ -175,7 +192,7 @@ fn nowhere() -> Target {
 }
 
 /// Returns whether this answer to a request for [`nowhere`] shows that the relay admits the client: it then judged the
-/// target.
+/// target. A relay that answers 429 knows the client, but grants it no tunnel.
 fn is_admitted<T>(answer: &Result<T, OpenError>) -> bool {
     match answer {
         Ok(_) => true,
@@ -183,7 +200,7 @@ fn is_admitted<T>(answer: &Result<T, OpenError>) -> bool {
             401 | 407 => false,
             403 => proxy_status.iter().any(|of| of.error == Some(ErrorType::DestinationIpProhibited)),
             // The target is unreachable, or the relay has no room.
-            429 | 500..=599 => true,
+            500..=599 => true,
             _ => false,
         },
         Err(_) => false,
@@ -313,10 +330,18 @@ mod tests {
             (refused(403, None), false),
             (refused(407, prohibited), false),
             (refused(404, None), false),
+            (refused(429, None), false),
             (Err(OpenError::NoAnswer), false),
         ] {
             assert_eq!(is_admitted(&answer), expected, "{answer:?}");
         }
+    }
+
+    #[test]
+    fn only_payloads_that_a_path_may_not_carry_are_a_reason_for_silence() {
+        let target = Target { host: Host::Ip([192, 0, 2, 1].into()), port: 7 };
+        assert!(!silence(&target, 1_200).contains("--size"));
+        assert!(silence(&target, 1_201).contains("1201 bytes of payload? Try a smaller --size"));
     }
 
     #[test]

@@ -168,7 +168,8 @@ impl Records {
         let own = ["decisions.1.jsonl", "decisions.jsonl"].map(|file| Path::new(STATE_DIR).join(file));
         // The older file does not exist until the newer one has been full once.
         let files: Vec<_> = match self.decisions.is_empty() {
-            true => own.into_iter().filter(|file| file.exists()).collect(),
+            // A folder that this user may not search holds perhaps both: the error of reading says so.
+            true => own.into_iter().filter(|file| file.try_exists().unwrap_or(true)).collect(),
             false => self.decisions.clone(),
         };
         ensure!(

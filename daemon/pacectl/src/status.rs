@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use api::{ControlClient, say, v1};
 use clap::{Args, ValueEnum};
+use tonic::Status;
 
 use super::{
     columns::{
@@ -68,6 +69,9 @@ pub(crate) async fn status(client: &mut ControlClient, as_json: bool) -> Result<
 
 fn people(status: v1::GetStatusResponse) {
     say!("paced {}, up for {}", status.version, age(status.started.as_ref()));
+    if status.draining {
+        say!("ends          draining: no new work is accepted, and the daemon ends once what is open has ended");
+    }
     let saved = if status.saved { ", saved: it takes precedence over the files" } else { "" };
     say!("policy        revision {}{saved}", status.revision);
     if let Some(by) = status.confirm_by.map(time) {
@@ -75,6 +79,9 @@ fn people(status: v1::GetStatusResponse) {
     }
     for listener in &status.listeners {
         say!("listens on    {listener}");
+    }
+    for listener in &status.gateway_listeners {
+        say!("serves models {listener}");
     }
     for forward in &status.forwards {
         say!("forwards      {forward}");
@@ -198,7 +205,22 @@ pub(crate) async fn tunnels(client: &mut ControlClient, arguments: Tunnels, as_j
         let page = client.list_tunnels(request.clone()).await?.into_inner();
         Ok((page.tunnels, page.next_page_token))
     });
-    show(as_json, tunnels.await?, |tunnels| table(TUNNEL, tunnels.into_iter().map(tunnel)))
+    let tunnels = tunnels.await?;
+    if tunnels.is_empty() && !request.class.is_empty() {
+        ensure_class(client, &request.class).await?;
+    }
+    show(as_json, tunnels, |tunnels| table(TUNNEL, tunnels.into_iter().map(tunnel)))
+}
+
+/// Refuses the name of a class that the policy lacks.
+async fn ensure_class(client: &mut ControlClient, name: &str) -> Result<()> {
+    let request = v1::WatchStatsRequest { interval: Some(WHILE.try_into()?) };
+    let mut stats = client.watch_stats(request).await?.into_inner();
+    let Some(known) = stats.message().await? else { bail!("the daemon ended") };
+    if known.classes.iter().any(|of| of.class == name) {
+        return Ok(());
+    }
+    Err(Status::not_found(format!("there is no class {name}; `pacectl classes` lists them")).into())
 }
 
 /// Fetches all rows of a list, page by page: each with the token of the page before.
@@ -301,7 +323,19 @@ pub(crate) async fn requests(client: &mut ControlClient, as_json: bool) -> Resul
         ]
     };
     let heads = ["id", "user", "class", "model", "state", "for", "budget", "tokens", "tokens/s"];
-    show(as_json, requests.await?, |requests| table(heads, requests.into_iter().map(row)))
+    let requests = requests.await?;
+    if !as_json && requests.is_empty() && !has_gateway(client).await? {
+        say!("{NO_GATEWAY}");
+        return Ok(());
+    }
+    show(as_json, requests, |requests| table(heads, requests.into_iter().map(row)))
+}
+
+const NO_GATEWAY: &str = "there is no gateway";
+
+/// Returns whether the daemon has a gateway: a gateway has engines.
+async fn has_gateway(client: &mut ControlClient) -> Result<bool> {
+    Ok(!client.list_engines(v1::ListEnginesRequest {}).await?.into_inner().engines.is_empty())
 }
 
 /// Says whether an engine gets requests, and why not.
@@ -358,7 +392,7 @@ pub(crate) async fn engines(client: &mut ControlClient, as_json: bool) -> Result
     ];
     show(as_json, answer, |answer| {
         if answer.engines.is_empty() {
-            say!("there is no gateway");
+            say!("{NO_GATEWAY}");
             return;
         }
         table(heads, answer.engines.into_iter().map(row));

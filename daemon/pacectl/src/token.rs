@@ -1,5 +1,7 @@
 //! `pacectl token`: bearer tokens.
 
+use std::time::SystemTime;
+
 use anyhow::{Result, anyhow};
 use api::say;
 use api::token;
@@ -23,7 +25,12 @@ pub(crate) enum Command {
 }
 
 fn moment(text: &str) -> Result<Moment, &'static str> {
-    Moment::parse(text).ok_or("write a date such as 2027-01-31, or a time such as 2027-01-31T12:00:00Z")
+    let moment =
+        Moment::parse(text).ok_or("write a date such as 2027-01-31, or a time such as 2027-01-31T12:00:00Z")?;
+    match moment.days_left(SystemTime::now()) {
+        Some(_) => Ok(moment),
+        None => Err("this is over, so that no client could use the token; write a date in the future"),
+    }
 }
 
 pub(crate) fn run(command: &Command, as_json: bool) -> Result<()> {
@@ -52,4 +59,15 @@ pub(crate) fn run(command: &Command, as_json: bool) -> Result<()> {
         say!("expires = \"{expires}\"");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_not_made_for_a_time_that_is_over() {
+        assert!(moment("2020-01-31").is_err_and(|error| error.contains("over")));
+        assert!(moment("9999-01-31").is_ok());
+    }
 }

@@ -95,7 +95,7 @@ fn a_client_is_told_what_is_wrong_with_its_certificate() {
         // The client may have sent its certificate and its request before it learns that the handshake failed.
         let (code, said) = with(&foreign);
         let why = "if a certificate was shown, the peer may not know the authority that signed it";
-        assert!(code != Some(0) && said.contains(why) && !said.contains("going away"), "{auth}: {code:?} {said}");
+        assert!(code == Some(3) && said.contains(why) && !said.contains("going away"), "{auth}: {code:?} {said}");
         let (code, said) = probe(&site, &[]);
         let asks = if auth == "certificate" { "asks for a client certificate" } else { "asks for a token" };
         assert!(code == Some(3) && said.contains(asks), "{auth}: {code:?} {said}");

@@ -19,7 +19,7 @@ fn pacectl_asks_a_model_and_shows_what_engines_do() {
     let report: Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}"));
     assert!(code == Some(0) && report["tokens"] == 16 && report["reason"] == "in_time", "{report}");
     let (code, said) = pacectl(&["--model", "huge", "x"]);
-    assert!(code == Some(1) && said.contains("there is no model called \"huge\""), "{said}");
+    assert!(code == Some(3) && said.contains("there is no model called \"huge\""), "{said}");
     let (code, said) = pacectl(&["--model", "large", "cut 2"]);
     assert!(
         code == Some(1) && said.contains("0 1 ") && said.contains("the answer broke off: the engine failed"),
