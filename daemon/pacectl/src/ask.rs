@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
 /// The edge, or the server of models, refuses the request.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct RefusedByServer(String);
+pub(crate) struct RefusedByServer(pub(crate) String);
 
 /// The answer and its times.
 #[derive(Debug, Default, Serialize)]

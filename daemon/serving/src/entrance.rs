@@ -89,7 +89,7 @@ pub enum NotAsked {
 /// How requests get to a gateway.
 pub trait GatewayAccess: Send + Sync + 'static {
     /// Kept while the request lives.
-    type Place: Send + Unpin + 'static;
+    type Place: Send + Sync + Unpin + 'static;
 
     /// A place on another path, for a copy of a request.
     type OtherPath: Send;

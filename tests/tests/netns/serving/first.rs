@@ -45,7 +45,7 @@ fn less_than_ten_lines_lead_from_nothing_to_a_served_request() {
         let output = host.command("sh").unwrap().args(["-c", &command(&format!("pacectl {socket} {what}"))]).output();
         String::from_utf8(output.unwrap().stdout).unwrap()
     };
-    assert!(pacectl("status").contains("listens on    127.0.0.1:8100 (models)"));
+    assert!(pacectl("status").contains("serves models 127.0.0.1:8100"));
     assert!(pacectl("engines").contains("large"));
     let renamed = config.replace("\"large\"", "\"renamed\"");
     std::fs::write(folder.join("gateway.toml"), renamed).unwrap();
