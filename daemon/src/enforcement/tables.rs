@@ -483,7 +483,7 @@ mod tests {
     #[test]
     fn a_refused_update_is_counted_each_time_and_remembered_until_it_is_accepted() {
         let tables = Tables::default();
-        let refused = || Error::Map { program: "paced_egress", map: "paced_devices", source: "no such device".into() };
+        let refused = || Error::Map { program: "paced_egress", map: "paced_devices", cause: "no such device".into() };
         for (what, updated, accepted) in
             [("eth0", Err(refused()), false), ("eth0", Err(refused()), false), ("eth1", Ok(()), true)]
         {

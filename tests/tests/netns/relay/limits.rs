@@ -408,7 +408,8 @@ fn a_client_that_leaves_while_its_target_is_silent_has_its_place_back() {
     let silent: SocketAddr = (IpAddr::from([45, 0, 0, 1]), 443).into();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
-        let opening = client.relay.open_tcp(&target_of(silent), None);
+        let target = target_of(silent);
+        let opening = client.relay.open_tcp(&target, None);
         assert!(timeout(Duration::from_millis(500), opening).await.is_err());
         let left = Instant::now();
         while let Err(error) = client.open(silent).await {
