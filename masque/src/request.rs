@@ -118,6 +118,26 @@ pub fn tcp_request(target: &Target, bearer: Option<&str>) -> RequestHead {
     }
 }
 
+/// Returns a request that asks for nothing (`OPTIONS *`, RFC 9110 §9.3.7), by which a client can prove who it is before it needs a
+/// tunnel. The caller adds the authority and credentials.
+#[must_use]
+pub fn ping_request() -> RequestHead {
+    RequestHead {
+        method: Bytes::from_static(b"OPTIONS"),
+        scheme: Some(Bytes::from_static(b"https")),
+        authority: None,
+        path: Some(Bytes::from_static(b"*")),
+        protocol: None,
+        fields: Vec::new(),
+    }
+}
+
+/// Whether a request asks for nothing (see [`ping_request`]).
+#[must_use]
+pub fn is_ping(head: &RequestHead) -> bool {
+    head.method == b"OPTIONS"[..] && head.path.as_deref() == Some(b"*")
+}
+
 /// A proxy's acceptance of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Consent {

@@ -5,6 +5,7 @@
 pub mod access;
 pub mod endpoint;
 pub mod error;
+pub mod introduction;
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -186,6 +187,12 @@ impl RelayConnection {
         if self.first.available_permits() < FIRST_REQUESTS {
             self.first.add_permits(LATER_REQUESTS);
         }
+    }
+
+    /// Whether the relay has accepted a request.
+    #[must_use]
+    pub fn is_let_in(&self) -> bool {
+        self.first.available_permits() > FIRST_REQUESTS
     }
 
     /// Sends a request, on the reserved stream if there is one, and waits for its answer.

@@ -25,7 +25,7 @@ use tokio::{
     net::TcpStream,
     time::{Instant, interval, timeout},
 };
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::{
     LocalAddressCounters,
@@ -208,7 +208,7 @@ impl RelayAccess {
                 }
             }
         };
-        self.settle(opening).await
+        self.settle(opening, target).await
     }
 
     /// Asks the relay for a UDP tunnel to a target, in the form that `mode` says; otherwise like [`RelayAccess::open`].
@@ -240,25 +240,32 @@ impl RelayAccess {
                 return Ok(OpenedUdp { tunnel, link, class });
             }
         };
-        self.settle(opening).await
+        self.settle(opening, target).await
     }
 
-    /// Waits for an attempt to open something, and counts and logs the result.
-    async fn settle<T>(&self, opening: impl Future<Output = Result<T, NoConnection>>) -> Result<T, NoConnection> {
+    /// Waits for an attempt to open something to `target`, and counts and logs the result.
+    async fn settle<T>(
+        &self,
+        opening: impl Future<Output = Result<T, NoConnection>>,
+        target: &Target,
+    ) -> Result<T, NoConnection> {
         let opened = timeout(ANSWER_TIMEOUT, opening).await.unwrap_or_else(|_| {
             Err(if self.uplink.is_full() { NoConnection::Crowded } else { NoConnection::NoAnswer })
         });
         match &opened {
             Ok(_) => _ = self.counters.tunnels_opened.inc(),
-            Err(error) => self.refused(error),
+            Err(error) => {
+                self.counters.refuse(error.reason());
+                self.tell(error, Some(target));
+            }
         }
         opened
     }
 
-    /// Counts that something was not opened, and logs why.
+    /// Counts that a request of an application that names no target was not sent, and logs why.
     pub fn refused(&self, error: &NoConnection) {
         self.counters.refuse(error.reason());
-        self.tell(error);
+        self.tell(error, None);
     }
 
     /// Waits for a place on a connection to the relay.
@@ -340,13 +347,20 @@ impl RelayAccess {
     }
 
     /// Logs why something was not opened, at a limited rate.
-    fn tell(&self, error: &NoConnection) {
+    fn tell(&self, error: &NoConnection, target: Option<&Target>) {
         let now = Instant::now();
         let mut told = self.told.lock();
         let is_due = told.get(error.reason()).is_none_or(|told| now.duration_since(*told) >= SILENCE);
         if is_due {
             told.insert(error.reason(), now);
-            info!("no connection: {error}");
+            let (listen, target) = (self.counters.listen(), target.map(tracing::field::display));
+            match error {
+                // No later attempt succeeds before an operator does something.
+                NoConnection::Refused(TunnelRefused::Status { status: 401 | 407, .. }) => {
+                    warn!(listen, target, "no connection: {error}");
+                }
+                _ => info!(listen, target, "no connection: {error}"),
+            }
         }
     }
 }

@@ -16,9 +16,9 @@ use config::{
     uplink::{self, TrustSource},
 };
 use masque::{
-    h3::{Code, Part, Role},
+    h3::{Code, Part, ResponseHead, Role},
     proxy_status::ProxyName,
-    request::{Refusal, TunnelProtocol, accepted},
+    request::{Refusal, TunnelProtocol, accepted, is_ping},
     target::Target,
     template::Template,
     tunnel::Form,
@@ -49,6 +49,7 @@ use super::{
 use crate::client::{access::Access, endpoint::Endpoint, error::ConnectError};
 
 mod crowded;
+mod introduced;
 mod renewed;
 mod replaced;
 
@@ -60,6 +61,8 @@ const QUEUE_BYTES: usize = 256 * 1024;
 enum Does {
     Echo,
     Refuse,
+    /// Refuses the credentials of clients that introduce themselves.
+    KnowNone,
     /// Echoes once, then closes the connection.
     EchoOnce,
     /// Echoes, in up to this many tunnels of all connections at once.
@@ -69,7 +72,10 @@ enum Does {
 #[derive(Default)]
 struct Seen {
     connections: AtomicUsize,
+    /// Requests for tunnels.
     requests: AtomicUsize,
+    /// Requests that ask for nothing.
+    introductions: AtomicUsize,
     /// Payloads that came in datagrams, and in capsules.
     datagrams: AtomicUsize,
     capsules: AtomicUsize,
@@ -157,7 +163,6 @@ async fn serve(mut connection: HttpConnection, does: Does, seen: Arc<Seen>) {
         tokio::select! {
             request = connection.next() => {
                 let Ok(request) = request else { return };
-                seen.requests.fetch_add(1, Relaxed);
                 tokio::spawn(answer(request, client.clone(), does, seen.clone()));
             }
             _ = closings.changed() => client.close(Code::NoError),
@@ -166,8 +171,15 @@ async fn serve(mut connection: HttpConnection, does: Does, seen: Arc<Seen>) {
 }
 
 async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<Seen>) {
-    let Ok(Some(Part::Request(_))) = request.recv.part().await else { panic!("no request") };
+    let Ok(Some(Part::Request(head))) = request.recv.part().await else { panic!("no request") };
     let proxy = ProxyName::default();
+    if is_ping(&head) {
+        seen.introductions.fetch_add(1, Relaxed);
+        let status = if does == Does::KnowNone { 407 } else { 204 };
+        request.send.respond(&ResponseHead { status, fields: Vec::new() }).await.unwrap();
+        return request.send.finish();
+    }
+    seen.requests.fetch_add(1, Relaxed);
     if does == Does::Refuse {
         request.send.respond(&Refusal::PortProhibited.response(&proxy)).await.unwrap();
         return request.send.finish();

@@ -35,6 +35,7 @@ use super::{
 use crate::client::{
     endpoint::{Connected, Endpoint},
     error::ConnectError,
+    introduction::CredentialsRefused,
 };
 
 mod paths;
@@ -151,6 +152,8 @@ pub struct Attempts {
     pub failures: u64,
     /// The error of the last attempt, if it failed.
     pub failure: Option<Arc<ConnectError>>,
+    /// Set if the relay refused the credentials on the last connection, and has accepted no request since.
+    pub refused: Option<CredentialsRefused>,
 }
 
 #[derive(Default)]
@@ -202,6 +205,14 @@ impl State {
         lines
     }
 
+    /// Returns how a relay, by the indices of its path and of itself, refuses the credentials.
+    fn refused(&self, (path, place): (usize, usize)) -> Option<CredentialsRefused> {
+        let refused = self.attempts.get(path)?.get(place)?.refused.as_ref()?;
+        let mut lines = self.lines.iter().filter(|line| (line.path_place, line.place) == (path, place));
+        // The relay may have learned the token meanwhile.
+        (!lines.any(|line| line.relay.is_let_in())).then(|| refused.clone())
+    }
+
     fn availability(&self, path: usize, relays: usize) -> Vec<RelayAvailability> {
         let mut availability = vec![RelayAvailability::default(); relays];
         for line in self.lines.iter().filter(|line| line.path_place == path) {
@@ -246,8 +257,13 @@ impl Uplink {
         let weak = Arc::downgrade(&uplink);
         ready.require(move || match weak.upgrade() {
             None => ready::PartReady::Gone,
-            Some(uplink) if uplink.is_within_reach() => ready::PartReady::Ready,
-            Some(uplink) => ready::PartReady::Missing(format!("no connection to {}", uplink.names())),
+            Some(uplink) if !uplink.is_within_reach() => {
+                ready::PartReady::Missing(format!("no connection to {}", uplink.names()))
+            }
+            Some(uplink) => match uplink.refused_everywhere() {
+                Some(refused) => ready::PartReady::Missing(format!("{}: {refused}", uplink.names())),
+                None => ready::PartReady::Ready,
+            },
         });
         uplink
     }
@@ -276,6 +292,19 @@ impl Uplink {
         state.was_reached && !state.is_alone
     }
 
+    /// Returns how the credentials are refused, if each relay to which there was a connection refuses them.
+    #[must_use]
+    pub fn refused_everywhere(&self) -> Option<CredentialsRefused> {
+        let state = self.state.borrow();
+        let mut refused = None;
+        for (path, relays) in state.attempts.iter().enumerate() {
+            for place in (0..relays.len()).filter(|place| relays[*place].connects > 0) {
+                refused = Some(state.refused((path, place))?);
+            }
+        }
+        refused
+    }
+
     /// Returns the open connections.
     #[must_use]
     pub fn lines(&self) -> Vec<Arc<Line>> {
@@ -291,7 +320,7 @@ impl Uplink {
             relay: relay.origin().to_string(),
             via: relay.via().unwrap_or_default().to_owned(),
             lines: state.usable().filter(|line| (line.path_place, line.place) == at).cloned().collect(),
-            attempts: attempts.clone(),
+            attempts: Attempts { refused: state.refused(at), ..attempts.clone() },
         };
         let mut standpoints = Vec::new();
         for (path_place, (path, attempts)) in self.paths.iter().zip(&state.attempts).enumerate() {
@@ -370,6 +399,11 @@ impl Uplink {
                     }
                 }
                 Some((at, connected)) = attempts.next() => work.attempted(at, connected),
+                Some(introduced) = work.introductions.join_next() => {
+                    if let Ok((line, Some(refused))) = introduced {
+                        work.introduced(&line, refused);
+                    }
+                }
                 Some(Ok((line, true))) = work.departures.join_next() => work.goes_away(&line),
                 _ = look.tick(), if self.has_alternatives() => work.look(),
                 () = self.wanted.notified() => work.wanted = true,

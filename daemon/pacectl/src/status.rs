@@ -91,7 +91,10 @@ fn people(status: v1::GetStatusResponse) {
         let relay = through(relay, via);
         let open = match connections.len() {
             0 => format!("not connected{}{failure}", if failure.is_empty() { "" } else { ": " }),
+            // A failure despite a connection: the relay refuses the credentials.
+            1 if !failure.is_empty() => format!("connected, but {failure}"),
             1 => "connected".to_owned(),
+            many if !failure.is_empty() => format!("{many} connections, but {failure}"),
             many => format!("{many} connections"),
         };
         say!("relay         {relay}: {open}; connected {}, failed {}", times(*connects), times(*failures));

@@ -12,7 +12,7 @@ use std::{
 use masque::{
     h3::{Code, Part, RequestHead, ResponseHead, Role},
     priority::Priority,
-    request::{Refusal, TunnelProtocol, accepted},
+    request::{Refusal, TunnelProtocol, accepted, is_ping},
 };
 use quic::{
     class::{Class, Membership, Since},
@@ -231,6 +231,12 @@ async fn open(
     let waiting = request.waiting.take();
     let admitted = match admit(&relay, &rules, &client, &mut request).await {
         Ok(Decision::Tunnel(admitted)) => *admitted,
+        Ok(Decision::Ping) => {
+            drop(waiting);
+            let rejected = answer(&mut request, &ResponseHead { status: 204, fields: Vec::new() }, Code::NoError).await;
+            turn_away(&http, request, rejected).await;
+            return None;
+        }
         Ok(Decision::Model(of)) => {
             let ForModel { gateway, head, asker, places } = *of;
             drop((waiting, rules));
@@ -375,6 +381,8 @@ enum Decision {
     Tunnel(Box<Admitted>),
     /// A model answers it.
     Model(Box<ForModel>),
+    /// It asks for nothing, and gets an empty response.
+    Ping,
 }
 
 /// A request that a model answers.
@@ -447,6 +455,11 @@ async fn decide(
     attempt: &mut Attempt,
 ) -> Result<Decision, Refusal> {
     let user = request::identify(relay, rules, client, &head, attempt)?;
+    if is_ping(&head) {
+        // Where no credentials are required, every client with a permitted request counts as a user.
+        client.standing.admit();
+        return Ok(Decision::Ping);
+    }
     if let Some(gateway) = relay.gateway().filter(|_| Gateway::takes(&head)) {
         let places = request::admit_model(relay, rules, client, user.as_ref())?;
         let asker = Asker {

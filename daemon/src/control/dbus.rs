@@ -260,7 +260,7 @@ impl Door {
     }
 
     /// Lists the relays that the edge uses: host and port, open connections, connections made, attempts that failed, and how
-    /// the last attempt failed, if it did (empty for readers).
+    /// the last attempt failed, if it did, or the relay refused the credentials (empty for readers).
     #[zbus(out_args("uplinks"))]
     async fn list_uplinks(
         &self,

@@ -221,14 +221,18 @@ pub struct UplinkView {
     pub connects: u64,
     /// How often connecting failed.
     pub failures: u64,
-    /// How the last attempt failed, if it did; empty for readers.
+    /// How the last attempt failed, if it did, or how the relay refused the credentials; empty for readers.
     pub failure: String,
 }
 
 impl UplinkView {
     pub(super) fn new(found: Standpoint, caller: &Caller) -> Self {
-        let Attempts { connects, failures, failure } = found.attempts;
-        let failure = || failure.as_ref().map(ToString::to_string).unwrap_or_default();
+        let Attempts { connects, failures, failure, refused } = found.attempts;
+        let failure = || match (&failure, &refused) {
+            (Some(failure), _) => failure.to_string(),
+            (None, Some(refused)) => refused.to_string(),
+            (None, None) => String::new(),
+        };
         let connections = found.lines.iter().map(|line| line.id).collect();
         Self { relay: found.relay, via: found.via, connections, connects, failures, failure: caller.shown(failure) }
     }

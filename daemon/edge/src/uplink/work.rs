@@ -14,16 +14,20 @@ use futures::{
 use masque::h3::Code;
 use quic::h3;
 use sched::path::slow::{RoundTrips, Slowness, SlownessChange};
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 use tracing::{info, warn};
 
-use super::{Attempts, CONNECTIONS, PEACE, PROOF, Uplink};
+use super::{CONNECTIONS, PEACE, PROOF, Uplink};
 use crate::{
     backoff::random,
     client::{
         drive,
-        endpoint::{Connected, Endpoint, Inside},
+        endpoint::{ANSWER_TIMEOUT, Connected, Endpoint, Inside},
         error::ConnectError,
+        introduction::CredentialsRefused,
     },
     failover::{Failover, Next},
     link::Line,
@@ -60,6 +64,8 @@ pub(super) struct Work<'a> {
     pub(super) connections: JoinSet<(Arc<Line>, h3::Error)>,
     /// Each task completes with a connection and whether its relay is shutting down; if not, the connection has ended.
     pub(super) departures: JoinSet<(Arc<Line>, bool)>,
+    /// Each task completes with a new connection and, if the relay answered, whether it refuses the credentials.
+    pub(super) introductions: JoinSet<(Arc<Line>, Option<Option<CredentialsRefused>>)>,
     /// By path and relay: whether it fell silent and has not yet answered for long enough.
     suspects: Vec<Vec<bool>>,
     /// By path: whether it is slow, and when its round trip was last probed.
@@ -83,6 +89,7 @@ impl<'a> Work<'a> {
             failovers: uplink.paths.iter().map(failover).collect(),
             connections: JoinSet::new(),
             departures: JoinSet::new(),
+            introductions: JoinSet::new(),
             suspects: uplink.paths.iter().map(|path| vec![false; path.relays.len()]).collect(),
             slowness: vec![Default::default(); uplink.paths.len()],
             start: Instant::now(),
@@ -147,6 +154,12 @@ impl Work<'_> {
                     drop(kept);
                     (driven, error)
                 });
+                let new = line.clone();
+                self.introductions.spawn(async move {
+                    // A connection that was lost is no longer of interest.
+                    let answer = timeout(ANSWER_TIMEOUT, new.relay.introduce()).await.ok().and_then(Result::ok);
+                    (new, answer)
+                });
                 let leaving = line.clone();
                 self.departures.spawn(async move {
                     let goes = tokio::select! {
@@ -177,8 +190,8 @@ impl Work<'_> {
                     // Tunnels leave relays that are shutting down as soon as there is another connection.
                     state.lines.iter().filter(|line| line.goes()).for_each(|line| line.leave());
                     if let Some(attempts) = state.attempts.get_mut(path).and_then(|relays| relays.get_mut(place)) {
-                        *attempts =
-                            Attempts { connects: attempts.connects + 1, failures: attempts.failures, failure: None };
+                        attempts.connects += 1;
+                        attempts.failure = None;
                     }
                     state.is_alone = false;
                     state.was_reached = true;
@@ -224,6 +237,19 @@ impl Work<'_> {
         }
     }
 
+    /// Handles a relay's answer to the request by which a new connection proves that it is a user's.
+    pub(super) fn introduced(&mut self, line: &Line, refused: Option<CredentialsRefused>) {
+        let mut before = None;
+        self.uplink.state.send_modify(|state| {
+            if let Some(attempts) = state.attempts.get_mut(line.path_place).and_then(|it| it.get_mut(line.place)) {
+                before = std::mem::replace(&mut attempts.refused, refused.clone());
+            }
+        });
+        let Some(refused) = refused.filter(|refused| before.as_ref() != Some(refused)) else { return };
+        let (relay, path) = (self.uplink.relay_of(line), self.uplink.path_name(line));
+        warn!(relay, path = (!path.is_empty()).then_some(path), "{refused}");
+    }
+
     pub(super) fn lost(&mut self, line: &Arc<Line>, error: &h3::Error) {
         self.uplink.state.send_modify(|state| state.lines.retain(|known| !Arc::ptr_eq(known, line)));
         self.proofs.retain(|(known, ..)| !Arc::ptr_eq(known, line));
@@ -231,14 +257,16 @@ impl Work<'_> {
         if line.is_closed() {
             return;
         }
-        // A relay closes unused connections soon.
         let (peaceful, mut lasted) = (matches!(error, h3::Error::Closed), line.since.elapsed());
+        let path = Some(self.uplink.path_name(line)).filter(|name| !name.is_empty());
         match self.uplink.endpoint_of(line) {
-            Some(relay) if peaceful => info!(relay = %relay.origin(), "the relay closed the connection"),
-            Some(relay) => warn!(relay = %relay.origin(), "connection lost: {error}"),
+            Some(relay) if peaceful => info!(relay = %relay.origin(), path, "the relay closed the connection"),
+            Some(relay) => warn!(relay = %relay.origin(), path, "connection lost: {error}"),
             None => {}
         }
-        if peaceful && lasted > PEACE {
+        // A relay closes unused connections soon. If it refuses the credentials, it would do the same again.
+        let is_refused = self.uplink.state.borrow().refused((line.path_place, line.place)).is_some();
+        if peaceful && lasted > PEACE && !is_refused {
             lasted = Duration::MAX;
         }
         if let Some(failover) = self.failovers.get_mut(line.path_place) {

@@ -53,7 +53,7 @@ impl<'a> Edge<'a> {
     }
 
     /// The page for load balancers.
-    fn ready(&self) -> String {
+    pub fn ready(&self) -> String {
         let mut stream = self.connect(METRICS);
         stream.write_all(b"GET /readyz HTTP/1.1\r\n\r\n").unwrap();
         let mut answer = String::new();
@@ -70,7 +70,7 @@ impl<'a> Edge<'a> {
     }
 
     /// The text that a successful `pacectl` command prints, as lines with single spaces.
-    fn lines(&self, arguments: &[&str]) -> Vec<String> {
+    pub fn lines(&self, arguments: &[&str]) -> Vec<String> {
         let mut command = Command::new(lab::program("pacectl").unwrap());
         command.arg("--socket").arg(self.site.path("edge.sock")).args(arguments);
         let output = command.output().unwrap();
@@ -156,8 +156,10 @@ fn a_connection_that_the_relay_refuses_is_reset_and_the_reason_is_logged_and_cou
     edge.process.wait_for_line("the target refused the connection", SOON).unwrap();
     let reason = "edge_refusals_total{listen=\"127.0.0.1:5001\",protocol=\"tcp\",reason=\"connection_refused\"}";
     edge.wait_for_counts("the refusals' reason", |counts| counts.of(reason) == 2);
-    let told = edge.process.output().lines().filter(|line| line.contains("INFO") && line.contains("refused")).count();
-    assert_eq!(told, 1, "the same reason is logged once");
+    let output = edge.process.output();
+    let told: Vec<_> = output.lines().filter(|line| line.contains("INFO") && line.contains("refused")).collect();
+    assert_eq!(told.len(), 1, "the same reason is logged once");
+    assert!(told[0].contains("127.0.0.1:5001") && told[0].contains("10.0.2.2:80"), "{told:?}");
 }
 
 #[test]

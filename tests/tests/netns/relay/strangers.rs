@@ -18,6 +18,8 @@ use s2n_quic::client::Connect;
 use s2n_quic::provider::limits::Limits;
 use tokio::time::timeout;
 
+use super::entrance::Edge;
+
 fn hits(counts: &Counts, limit: &str) -> i64 {
     counts.of(&format!("limit_hits_total{{limit=\"{limit}\"}}"))
 }
@@ -56,6 +58,49 @@ fn a_connection_on_which_nobody_is_let_in_is_closed_in_time_and_others_live_on()
     })
     .unwrap();
     assert_eq!(hits(&site.counts().unwrap(), "stranger_seconds"), 2);
+}
+
+const FORWARD: &str = "[[forward]]\nlisten = \"127.0.0.1:5001\"\ntarget = \"10.0.2.2:7\"\n$RELAY\n";
+
+#[test]
+fn an_edge_that_carries_nothing_yet_is_no_stranger() {
+    lab::ring!(Netns);
+    let (token, digest) = generate_token().unwrap();
+    let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
+    for (relay, sections) in [("auth = \"none\"", ""), ("", &sections)] {
+        let limits = "stranger_seconds = 1";
+        let site = Site::new(Terms { relay, limits, sections, ..Terms::default() }).unwrap();
+        site.write("edge.token", &token).unwrap();
+        let edge = Edge::start(&site, &format!("{FORWARD}token_file = \"$FOLDER/edge.token\"\n"));
+        site.wait_for_counts("the edge's connection", |counts| counts.of("connections") == 1).unwrap();
+        // The time of a later stranger is over only after that of the edge would be.
+        site.client(async || {
+            let stranger = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+            timeout(SOON, stranger.ended).await.expect("a stranger's connection ends").unwrap();
+        })
+        .unwrap();
+        let counts = site.counts().unwrap();
+        assert_eq!((counts.of("connections"), hits(&counts, "stranger_seconds")), (1, 1));
+        assert!(!edge.process.output().contains("closed the connection"), "{}", edge.process.output());
+        assert_eq!(edge.ready(), "ready\n");
+    }
+}
+
+#[test]
+fn an_edge_whose_token_is_refused_says_so_before_an_application_needs_it() {
+    lab::ring!(Netns);
+    let ((_, digest), (wrong, _)) = (generate_token().unwrap(), generate_token().unwrap());
+    let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
+    let site = Site::new(Terms { relay: "", sections: &sections, ..Terms::default() }).unwrap();
+    site.write("edge.token", &wrong).unwrap();
+    let edge = Edge::start(&site, &format!("{FORWARD}token_file = \"$FOLDER/edge.token\"\n"));
+    let said = edge.process.wait_for_line("the relay refuses the credentials (407)", SOON).unwrap();
+    assert!(said.contains("WARN") && said.contains("10.0.1.2:443"), "{said}");
+    assert!(edge.ready().contains("the relay refuses the credentials (407): the token"), "{}", edge.ready());
+    let status = edge.lines(&["status"]);
+    let relay = status.iter().find(|line| line.starts_with("relay "));
+    let is_told = |line: &&String| line.contains("connected, but the relay refuses the credentials (407)");
+    assert!(relay.is_some_and(|line| is_told(&line)), "{status:?}");
 }
 
 #[test]

@@ -1,0 +1,91 @@
+//! How a client proves to a relay that it is a user, before it needs a tunnel.
+//!
+//! A relay treats a client as a stranger until it has accepted a request, and closes a stranger's connection after a while
+//! (`stranger_seconds`). The edge connects before applications need tunnels, so it sends a request that asks for nothing.
+
+use std::fmt;
+
+use masque::{
+    h3::{Part, ResponseHead},
+    proxy_status::{ErrorType, ProxyStatus},
+    request,
+};
+use quic::h3;
+
+use super::RelayConnection;
+
+/// A relay's refusal of the client's credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CredentialsRefused {
+    /// The status code.
+    pub status: u16,
+    /// The relay's words for it (RFC 9209 §2.1.5); empty without any.
+    pub details: String,
+}
+
+impl CredentialsRefused {
+    /// Returns the refusal that a response to a request for nothing means: 401 or 407 (RFC 9110 §15.5.2, §15.5.8), or 403 with the
+    /// proxy error type `http_request_denied`, as a certificate gets it. Other responses say nothing about credentials.
+    #[must_use]
+    pub fn of(head: &ResponseHead) -> Option<Self> {
+        let reports = ProxyStatus::from_fields(&head.fields);
+        let is_denied = || reports.iter().any(|report| report.error == Some(ErrorType::HttpRequestDenied));
+        let is_refused = matches!(head.status, 401 | 407) || head.status == 403 && is_denied();
+        let details = || reports.iter().find_map(|report| report.details.as_deref()).unwrap_or_default().to_owned();
+        is_refused.then(|| Self { status: head.status, details: details() })
+    }
+}
+
+impl fmt::Display for CredentialsRefused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the relay refuses the credentials ({})", self.status)?;
+        if self.details.is_empty() { Ok(()) } else { write!(f, ": {}", self.details) }
+    }
+}
+
+impl RelayConnection {
+    /// Sends `OPTIONS *` (RFC 9110 §9.3.7) with the credentials, and waits for the answer. Returns the refusal of the credentials, if
+    /// the relay refuses them. Another refusal means nothing: not every relay answers this method.
+    ///
+    /// # Errors
+    /// The connection or the request's stream ended before there was an answer.
+    pub async fn introduce(&self) -> Result<Option<CredentialsRefused>, h3::Error> {
+        let (mut request, _waiting) = self.ask_itself(request::ping_request()).await?;
+        request.send.finish();
+        loop {
+            match request.recv.part().await? {
+                // Interim responses mean nothing here (RFC 9110 §15.2).
+                Some(Part::Response(head)) if (100..200).contains(&head.status) => {}
+                Some(Part::Response(head)) => {
+                    if (200..300).contains(&head.status) {
+                        self.let_in();
+                    }
+                    return Ok(CredentialsRefused::of(&head));
+                }
+                Some(_) => {}
+                None => return Err(h3::Error::Closed),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use masque::{proxy_status::ProxyName, request::Refusal};
+
+    use super::*;
+
+    #[test]
+    fn refusals_of_tokens_and_certificates_are_told_from_answers_of_relays_that_do_not_know_the_method() {
+        let seen = |head: &ResponseHead| CredentialsRefused::of(head).map(|refused| refused.to_string());
+        let of = |refusal: Refusal| seen(&refusal.response(&ProxyName::default()));
+        let said = of(Refusal::CredentialsInvalid).expect("the token is refused");
+        assert!(said.starts_with("the relay refuses the credentials (407): the token"), "{said}");
+        let said = of(Refusal::CertificateMissing).expect("the certificate is refused");
+        assert!(said.starts_with("the relay refuses the credentials (403): "), "{said}");
+        assert_eq!(of(Refusal::MethodNotAllowed), None);
+        for (status, expected) in [(401, Some("the relay refuses the credentials (401)")), (403, None), (204, None)] {
+            assert_eq!(seen(&ResponseHead { status, fields: Vec::new() }).as_deref(), expected, "{status}");
+        }
+    }
+}

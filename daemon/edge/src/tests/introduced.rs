@@ -1,0 +1,56 @@
+//! How an uplink proves to its relay that it is a user's.
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use masque::target::Target;
+use quic::{datagrams::Schedules, endpoint::Transport};
+use role::ready::{LifeStage, Readiness};
+use tokio::sync::watch;
+
+use super::{Does, TestRelay, eventually};
+use crate::{
+    client::{endpoint::Endpoint, introduction::CredentialsRefused},
+    uplink::{ConnectionCounters, Uplink},
+};
+
+/// Starts an uplink to `relay` that no application uses.
+fn idle_uplink(relay: &TestRelay) -> (Arc<Uplink>, Arc<Readiness>) {
+    let counters = Arc::<ConnectionCounters>::default();
+    let ready = counters.ready.clone();
+    ready.reach(LifeStage::Serving);
+    let endpoint = Endpoint::new(relay.access(), Transport::default(), Arc::default(), Schedules::default()).unwrap();
+    let waits = (Duration::from_millis(10), Duration::from_secs(60));
+    let uplink = Uplink::new(vec![endpoint], None, waits, counters);
+    let running = uplink.clone();
+    tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+    (uplink, ready)
+}
+
+#[tokio::test]
+async fn an_idle_connection_proves_at_once_that_it_is_a_users() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (uplink, ready) = idle_uplink(&relay);
+    eventually(|| uplink.lines().first().is_some_and(|line| line.relay.is_let_in())).await;
+    assert_eq!(relay.seen.introductions.load(Relaxed), 1);
+    assert_eq!(relay.seen.requests.load(Relaxed), 0, "no tunnel is needed for it");
+    assert!(ready.missing().is_empty());
+    assert_eq!(uplink.standpoints()[0].attempts.refused, None);
+}
+
+#[tokio::test]
+async fn an_edge_whose_credentials_are_refused_is_not_ready_and_says_so() {
+    let relay = TestRelay::start(Does::KnowNone, true);
+    let (uplink, ready) = idle_uplink(&relay);
+    let refused = CredentialsRefused { status: 407, details: String::new() };
+    eventually(|| uplink.standpoints()[0].attempts.refused == Some(refused.clone())).await;
+    let missing = ready.missing();
+    assert!(missing.len() == 1 && missing[0].contains("refuses the credentials (407)"), "{missing:?}");
+    // The relay learns the token, and a tunnel shows it.
+    let target = Target::from_authority("192.0.2.1:9").unwrap();
+    let _tunnel = uplink.link().await.unwrap().relay.open_udp(&target).await.unwrap();
+    assert!(ready.missing().is_empty());
+    assert_eq!(uplink.standpoints()[0].attempts.refused, None);
+}
