@@ -119,7 +119,8 @@ pub(crate) async fn run(client: &mut ControlClient, command: Command, as_json: b
         Command::Forget => {
             let answer = client.forget_saved_policy(v1::ForgetSavedPolicyRequest {}).await?.into_inner();
             show(as_json, answer, |answer| {
-                say!("{}", if answer.forgotten { "forgotten" } else { "no policy was saved" })
+                let forgotten = "forgotten; the policy in force stays until the next reload: pacectl reload";
+                say!("{}", if answer.forgotten { forgotten } else { "no policy was saved" })
             })
         }
     }

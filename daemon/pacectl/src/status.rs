@@ -455,7 +455,14 @@ pub(crate) async fn events(client: &mut ControlClient, arguments: Events, as_jso
 
 pub(crate) async fn reload(client: &mut ControlClient, as_json: bool) -> Result<()> {
     let answer = client.reload(v1::ReloadRequest {}).await?.into_inner();
-    show(as_json, answer, |answer| say!("reloaded; revision {} is in force", answer.revision))
+    show(as_json, answer, |answer| {
+        say!("reloaded; revision {} is in force", answer.revision);
+        if answer.saved {
+            say!(
+                "the saved policy takes precedence over [schedule], [class] and [[rule]] in the files: pacectl policy forget"
+            );
+        }
+    })
 }
 
 #[cfg(test)]

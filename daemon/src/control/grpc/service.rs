@@ -95,7 +95,7 @@ impl v1::control_service_server::ControlService for ControlService {
 
     async fn reload(&self, request: Request<v1::ReloadRequest>) -> Answer<v1::ReloadResponse> {
         let revision = self.0.reload(&caller(&request)?).await.map_err(|error| status(&error))?;
-        answer(v1::ReloadResponse { revision })
+        answer(v1::ReloadResponse { revision, saved: self.0.in_force().is_saved })
     }
 
     async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::GetStatusResponse> {

@@ -107,8 +107,17 @@ fn a_reload_waits_for_the_outcome_and_what_is_saved_outlives_it() {
     json(&site, &["reload"]);
     assert_eq!(in_force(&site), (saved.into(), 3, "set".into()));
     assert_eq!(json(&site, &["status"])["saved"], true);
-    json(&site, &["policy", "forget"]);
-    json(&site, &["reload"]);
+    let said = |arguments: &[&str]| site.pacectl(arguments, "").unwrap();
+    let precedence = "the saved policy takes precedence";
+    assert!(said(&["reload"]).1.contains(precedence), "{:?}", said(&["reload"]));
+    let (code, forgotten) = said(&["policy", "forget"]);
+    assert!(
+        code == Some(0) && forgotten.contains("forgotten; the policy in force stays until the next reload"),
+        "{forgotten}"
+    );
+    assert_eq!(in_force(&site).0, saved);
+    let (code, reloaded) = said(&["reload"]);
+    assert!(code == Some(0) && !reloaded.contains(precedence), "{reloaded}");
     assert_eq!(in_force(&site).2, "files");
 }
 
