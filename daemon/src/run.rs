@@ -5,6 +5,8 @@
 //! after the first.
 
 use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, SystemTime},
@@ -84,10 +86,25 @@ fn secret(state_dir: &Path) -> Result<Secret> {
     })
 }
 
+/// Refuses to run as root on the state folder of another user if paced is to give up root's right to use files of others.
+fn refuse_foreign_state(config: &Config, user: u32, owner: u32) -> Result<()> {
+    let gives_up_rights = user == 0 && !config.kernel.devices.is_empty();
+    anyhow::ensure!(
+        !gives_up_rights || owner == user,
+        "{} belongs to the user with the number {owner}, whose files paced could not use: with [kernel], it gives up root's right to that. \
+         Start the service (`systemctl start paced`), or name another state_dir",
+        config.state_dir.display()
+    );
+    Ok(())
+}
+
 /// Opens what needs the rights of the process, gives these up, starts the threads, and serves.
 fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let log = log::start(&config);
     let config = if file.is_none() { without_missing_families(config) } else { config };
+    if let Some(owner) = fs::metadata(&config.state_dir).ok().map(|folder| folder.uid()) {
+        refuse_foreign_state(&config, rustix::process::geteuid().as_raw(), owner)?;
+    }
     let Activation { listeners: opened, control: door } = Activation::take()?;
     anyhow::ensure!(
         config.relay.is_some() || opened.is_empty(),
@@ -305,4 +322,26 @@ const CLOSING: Duration = Duration::from_millis(50);
 fn notify(state: &[NotifyState<'_>]) {
     // Without a service manager there is no receiver.
     _ = sd_notify::notify(state);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_without_its_rights_refuses_the_state_folder_of_another_user() {
+        let kernel = |devices: &str| {
+            let relay = "https://relay.example/{target_host}/{target_port}/";
+            let text = format!(
+                "{devices}\n[[forward]]\nlisten = \"127.0.0.1:1\"\nrelay = \"{relay}\"\ntarget = \"a.example:53\"\n"
+            );
+            Config::from_parts(&[config::FilePart { name: "paced.toml".into(), text }]).unwrap()
+        };
+        let (with, without) = (kernel("kernel.devices = [\"lo\"]"), kernel(""));
+        let error = refuse_foreign_state(&with, 0, 900).unwrap_err().to_string();
+        assert!(error.contains("/var/lib/paced belongs to the user with the number 900"), "{error}");
+        for (config, user, owner) in [(&with, 0, 0), (&with, 900, 900), (&without, 0, 900)] {
+            refuse_foreign_state(config, user, owner).unwrap();
+        }
+    }
 }

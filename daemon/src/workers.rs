@@ -16,7 +16,10 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bpf::steer::Steer;
-use config::relay::{ListenerSettings, RelayLimits};
+use config::{
+    relay::{ListenerSettings, RelayLimits},
+    targets::Protocol,
+};
 use quic::{
     connection_id::{Issuer, Secret},
     datagrams::{Datagrams, QueueLimits},
@@ -132,7 +135,7 @@ impl Steering {
 
 fn socket(address: SocketAddr, shared: bool) -> Result<UdpSocket> {
     let socket = bind_udp(address, false, shared, address.is_ipv6());
-    Ok(socket.map_err(|error| BindError::new(address, error))?.into())
+    Ok(socket.map_err(|error| BindError::new(Protocol::Udp, address, error))?.into())
 }
 
 /// The settings that the endpoints of all workers share.

@@ -43,6 +43,7 @@ use anyhow::{Context as _, Result};
 use config::{Config, forward::Forward, targets::Protocol};
 use futures::future::join_all;
 use quic::{class::Membership, endpoint::Transport};
+use role::bind_error::BindError;
 use serving::classes::RequestClasses;
 use tokio::{
     sync::watch,
@@ -241,10 +242,13 @@ impl Edge {
         let before: Vec<_> = before.collect::<Result<_>>()?;
         let socket = match self.served.iter().find(|served| served.wanted.is_at(&wanted)) {
             // Payloads that wait in the socket go where the new address says.
-            Some(served) => served.socket.try_clone(),
-            None => Socket::bind(listen, wanted.protocol()),
+            Some(served) => served.socket.try_clone().map_err(anyhow::Error::from),
+            None => {
+                let protocol = wanted.protocol();
+                Socket::bind(listen, protocol).map_err(|error| BindError::new(protocol, listen, error).into())
+            }
         };
-        let bind_failed = || format!("failed to bind {listen} ({name})");
+        let bind_failed = || format!("failed to serve {listen} ({name})");
         let socket = socket.with_context(bind_failed)?;
         let member = match &wanted {
             Wanted::Serve(serve) => Member::Requests(RequestClasses::new(serve.class.clone(), serve.listen)),

@@ -69,10 +69,11 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
 
     let stop = stop()?;
     let Arguments { listen, target, .. } = arguments;
-    let (bind_failed, member) = (|error| BindError::new(*listen, error), Membership::default());
+    let protocol = if arguments.tcp { Protocol::Tcp } else { Protocol::Udp };
+    let (bind_failed, member) = (|error| BindError::new(protocol, *listen, error), Membership::default());
     let forward = Forward {
         listen: *listen,
-        protocol: if arguments.tcp { Protocol::Tcp } else { Protocol::Udp },
+        protocol,
         uplink: config::uplink::UplinkSettings {
             relays: vec![access.template],
             token_file: None,

@@ -12,6 +12,7 @@ pub mod kept;
 pub mod labelled;
 pub mod limits;
 pub mod month;
+pub mod own_sockets;
 pub mod ready;
 pub mod seldom;
 pub mod table;

@@ -8,7 +8,10 @@ use std::{
 };
 
 use anyhow::Result;
-use config::gateway::{GatewayListener, GatewaySettings};
+use config::{
+    gateway::{GatewayListener, GatewaySettings},
+    targets::Protocol,
+};
 use role::{
     bind_error::BindError,
     door::{self, Door},
@@ -71,7 +74,7 @@ impl Fronts {
                 None => door::bind(settings.address),
             };
             let why = |error| {
-                anyhow::Error::new(BindError::new(settings.address, error))
+                anyhow::Error::new(BindError::new(Protocol::Tcp, settings.address, error))
                     .context("failed to listen for clients of models")
             };
             let socket = socket.map_err(why)?;

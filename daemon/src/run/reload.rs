@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
-use config::{Config, change, relay::ListenerSettings};
+use config::{Config, change, relay::ListenerSettings, targets::Protocol};
 use quic::tls;
 use role::bind_error::BindError;
 
@@ -101,7 +101,8 @@ impl Daemon {
         let Some(address) = address else { return Ok(Some(None)) };
         let _within = self.runtime.enter();
         let page = MetricsPage::open(address, self.metrics.clone());
-        let page = page.map_err(|error| BindError::new(address, error)).context("failed to serve metrics")?;
+        let page =
+            page.map_err(|error| BindError::new(Protocol::Tcp, address, error)).context("failed to serve metrics")?;
         Ok(Some(Some(page)))
     }
 

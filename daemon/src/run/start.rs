@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
-use config::{Config, policy::Policy};
+use config::{Config, policy::Policy, targets::Protocol};
 use edge::{Edge, EntranceClasses, NamedSchedules};
 use pacing::io::{device::Devices, qdisc};
 use quic::{
@@ -160,11 +160,20 @@ impl Daemon {
         let control = Control::new(policies.clone(), answering, self.parts.clone(), facts, reloads);
         let mut open = Open { doors: Doors::new(control.clone(), self.runtime.clone()), control, policies };
         open.doors.start(&self.config.control, door)?;
-        self.page = self.prepare_page(self.config.metrics.listen)?.flatten();
+        self.page = match self.prepare_page(self.config.metrics.listen) {
+            // Development mode has no configuration that could name another address.
+            Err(error) if self.file.is_none() => {
+                tracing::warn!("there are no metrics: {error:#}");
+                None
+            }
+            page => page?.flatten(),
+        };
         if self.file.is_none() {
             let address = DEVELOPMENT_ECHO.parse().context("the echo has an address")?;
             let bound = self.runtime.spawn(echo::bind(address)).await?;
-            let socket = bound.map_err(|error| BindError::new(address, error)).context("failed to start the echo")?;
+            let socket = bound
+                .map_err(|error| BindError::new(Protocol::Udp, address, error))
+                .context("failed to start the echo")?;
             self.runtime.spawn(echo::serve(socket));
         }
         Ok((open, wanted))

@@ -162,7 +162,7 @@ async fn what_cannot_be_served_is_refused_and_changes_nothing() {
     let other = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let taken = other.local_addr().unwrap();
     let refused = edge.prepare(&wanting(&[stays.clone(), Forward { listen: taken, ..stays.clone() }])).map(drop);
-    assert!(format!("{:#}", refused.unwrap_err()).contains(&format!("failed to bind {taken}")));
+    assert!(format!("{:#}", refused.unwrap_err()).contains(&format!("failed to listen on {taken}")));
     let mut nowhere = stays.clone();
     nowhere.uplink.trust = TrustSource::Authority("/nowhere/ca.pem".into());
     assert!(format!("{:#}", edge.prepare(&wanting(&[nowhere])).map(drop).unwrap_err()).contains("/nowhere/ca.pem"));

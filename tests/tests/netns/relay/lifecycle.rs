@@ -282,3 +282,21 @@ fn development_mode_does_without_ipv6_where_there_is_none() {
     drop(daemon);
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+#[test]
+fn development_mode_does_without_metrics_where_their_port_is_taken() {
+    lab::ring!(Netns);
+    let chain = lab::netns::Chain::new().unwrap();
+    let _other = chain.client.run(|| std::net::TcpListener::bind("127.0.0.1:9433").unwrap()).unwrap();
+    let folder = std::env::temp_dir().join(format!("{}-development", chain.client.name()));
+    let arguments = ["run".into(), "--state-dir".into(), folder.clone()];
+    let daemon = chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
+    daemon.wait_for_line("Try, in another terminal", SOON).unwrap();
+    let said = daemon.output();
+    assert!(
+        said.contains("there are no metrics: failed to serve metrics") && said.contains("another program does"),
+        "{said}"
+    );
+    drop(daemon);
+    std::fs::remove_dir_all(folder).unwrap();
+}
