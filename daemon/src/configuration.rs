@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`check`] | checks of a configuration against this machine |
 //! | [`files`] | the files that it names, and whether they have changed |
+//! | [`readable`] | which users can read such a file |
 
 use std::{
     fs,
@@ -27,6 +28,7 @@ use crate::certificates;
 
 pub mod check;
 pub mod files;
+pub mod readable;
 
 /// The folder of drop-ins, beside the main file.
 const DROP_INS: &str = "conf.d";

@@ -2,6 +2,7 @@
 
 use std::{
     fmt::Write as _,
+    io::{self, ErrorKind},
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
@@ -18,11 +19,15 @@ use edge::{
     client::{access::Access, endpoint::Endpoint},
     proxy::users::ProxyUsers,
 };
+use nix::unistd::{Uid, User};
 use quic::{datagrams::Schedules, endpoint::Transport};
 use serving::upstream::Upstream;
 
-use super::{control_identity, from_parts, gateway_identity, identity, parts};
-use crate::certificates;
+use super::{
+    control_identity, from_parts, gateway_identity, identity, parts,
+    readable::{self, FileUser},
+};
+use crate::{certificates, policy};
 
 /// A key, and the file or name that is its value.
 type Named = (&'static str, PathBuf);
@@ -130,7 +135,13 @@ fn connectable(uplink: &UplinkSettings) -> Result<()> {
 
 /// Returns settings that paced can start with but that may be mistakes, each with its key.
 fn warnings(config: &Config) -> Vec<(Named, String)> {
-    let mut warnings = Vec::new();
+    let mut warnings: Vec<_> = saved_policy(config).into_iter().collect();
+    warnings.extend(unreadable(config, Uid::effective().is_root()));
+    warnings.extend(private_files(config).into_iter().filter(|(_, file)| readable::is_public(file)).map(|named| {
+        let why = format!("every user of this machine can read {}: chmod o-r", named.1.display());
+        (named, why)
+    }));
+    warnings.extend(mistaken(config, SystemTime::now()));
     for (_, _, uplink) in config.all_uplinks() {
         let Some(file) = &uplink.token_file else { continue };
         if let Some(Err(error)) =
@@ -172,9 +183,96 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
     warnings
 }
 
+/// Returns the files that hold secrets.
+fn private_files(config: &Config) -> Vec<Named> {
+    let key = |identity: &ListenerIdentity| match identity {
+        ListenerIdentity::Files { private_key, .. } => Some(private_key.clone()),
+        ListenerIdentity::SelfSigned => None,
+    };
+    let listeners =
+        config.relay.iter().flat_map(|relay| &relay.listeners).filter_map(|listener| key(&listener.identity));
+    let gateway = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
+    let gateway = gateway.filter_map(|listener| key(listener.identity.as_ref()?));
+    let control = config.control.tcp.iter().map(|tcp| tcp.private_key.clone());
+    let mut files: Vec<Named> = listeners.chain(gateway).chain(control).map(|file| ("private_key", file)).collect();
+    for (_, _, uplink) in config.all_uplinks() {
+        files.extend(uplink.client.iter().map(|client| ("client_key", client.private_key.clone())));
+        files.extend(uplink.token_file.iter().map(|file| ("token_file", file.clone())));
+    }
+    let models = config.gateway.iter().flat_map(|gateway| &gateway.models);
+    files.extend(models.filter_map(|model| model.key_file.clone()).map(|file| ("key_file", file)));
+    files.extend(config.proxies.iter().filter_map(|proxy| proxy.users_file.clone()).map(|file| ("users_file", file)));
+    files.sort();
+    files.dedup();
+    files
+}
+
+/// Returns a warning for each file that root, who checks the configuration, can read and the service cannot.
+fn unreadable(config: &Config, is_root: bool) -> Vec<(Named, String)> {
+    let Some(service) = FileUser::of_service(&config.state_dir).filter(|_| is_root) else { return Vec::new() };
+    let why = |file: &Path| {
+        let (file, uid) = (file.display(), service.uid);
+        format!(
+            "the service, which runs as the user with the number {uid}, cannot read {file}: see the modes in `namei -l {file}`"
+        )
+    };
+    let files = private_files(config).into_iter().filter(|(_, file)| !service.can_read(file));
+    files.map(|named| (named.clone(), why(&named.1))).collect()
+}
+
+/// Returns warnings about users that do not exist, tokens that have expired, and ports without a listener.
+fn mistaken(config: &Config, now: SystemTime) -> Vec<(Named, String)> {
+    let mut warnings = Vec::new();
+    for name in &config.control.writers {
+        // An error means that the user database does not answer.
+        if let Ok(None) = User::from_name(name) {
+            warnings.push((("writers", name.into()), format!("this machine has no user {name}")));
+        }
+    }
+    let Some(relay) = &config.relay else { return warnings };
+    for token in &relay.tokens {
+        if token.expires.is_some_and(|expires| expires.days_left(now).is_none()) {
+            warnings.push((("name", (&token.name).into()), format!("the token of {} has expired", token.name)));
+        }
+    }
+    for template in &relay.templates {
+        let port = template.origin().port;
+        if !relay.listeners.iter().any(|listener| listener.address.port() == port) {
+            let why = format!(
+                "no listener has the port {port}, which clients of {template} use: it has to be redirected to one"
+            );
+            warnings.push((("templates", template.to_string().into()), why));
+        }
+    }
+    warnings
+}
+
+/// Returns a warning if a saved policy makes the policy of the files ineffective, or would but cannot be used.
+fn saved_policy(config: &Config) -> Option<(Named, String)> {
+    let folder = config.state_dir.display();
+    let why = match policy::prefer_saved(&mut config.clone()) {
+        Ok(None) => return None,
+        Ok(Some(_)) => format!(
+            "the saved policy in {folder} takes precedence over [schedule], [class] and [[rule]] in the files \
+             (`pacectl policy forget` and `pacectl reload` end that)"
+        ),
+        // The folder belongs to the service; other users may not look into it.
+        Err(error) if error.downcast_ref::<io::Error>().is_some_and(|it| it.kind() == ErrorKind::PermissionDenied) => {
+            return None;
+        }
+        Err(error) => {
+            format!("the saved policy in {folder} cannot be used, so the one in the files will be in force: {error:#}")
+        }
+    };
+    Some((("state_dir", config.state_dir.clone()), why))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt as _, PermissionsExt},
+    };
 
     use rcgen::{CertificateParams, KeyPair, date_time_ymd};
 
@@ -198,7 +296,9 @@ mod tests {
         }
 
         fn write(&self, name: &str, text: &str) {
-            fs::write(self.0.join(name), text).unwrap();
+            let file = self.0.join(name);
+            fs::write(&file, text).unwrap();
+            fs::set_permissions(file, PermissionsExt::from_mode(0o640)).unwrap();
         }
 
         /// Returns the warnings or the error for a configuration in which `$` stands for the folder.
@@ -288,5 +388,58 @@ access = "journal"
             );
         }
         assert_eq!(warnings.len(), 4, "{warnings:?}");
+    }
+
+    #[test]
+    fn a_saved_policy_is_warned_of_because_it_takes_precedence_over_the_files() {
+        let folder = Folder::new("saved");
+        let text = format!("state_dir = \"$\"\ncontrol.enabled = false\n{RELAY}");
+        let warned = || folder.check(&text).unwrap();
+        assert_eq!(warned(), Vec::<String>::new());
+        for (saved, told) in [("[class.voice]\n", "takes precedence over [schedule]"), ("[clas]\n", "cannot be used")] {
+            folder.write("policy.toml", saved);
+            let warnings = warned();
+            assert!(warnings.len() == 1 && warnings[0].contains(told), "{saved}: {warnings:?}");
+            assert!(warnings[0].contains("line 1: state_dir: "), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn mistakes_that_keep_nothing_from_starting_are_warned_of() {
+        let folder = Folder::new("mistakes");
+        let text = format!(
+            "control.enabled = false\n{}[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"\nexpires = 2020-01-31\n",
+            RELAY.replace("auth = \"none\"", "listen = [\"127.0.0.1:4433\"]"),
+            "ab".repeat(32),
+        );
+        fs::set_permissions(folder.0.join("relay.key"), PermissionsExt::from_mode(0o644)).unwrap();
+        let writers = "control.enabled = false\ncontrol.writers = [\"root\", \"no-such-user\"]\n";
+        let warnings = folder.check(&text.replace("control.enabled = false\n", writers)).unwrap();
+        for told in [
+            ["line 6: relay.private_key: ", "every user of this machine can read"],
+            ["line 2: control.writers: ", "no user no-such-user"],
+            ["line 8: relay.token.name: ", "the token of alice has expired"],
+            ["line 4: relay.templates: ", "no listener has the port 443"],
+        ] {
+            let is_told = |warning: &&String| told.iter().all(|part| warning.contains(part));
+            assert!(warnings.iter().any(|warning| is_told(&warning)), "{told:?}: {warnings:?}");
+        }
+        assert_eq!(warnings.len(), 4, "{warnings:?}");
+    }
+
+    #[test]
+    fn a_file_that_root_can_read_and_the_service_cannot_is_warned_of() {
+        let folder = Folder::new("service");
+        let text = format!("state_dir = \"$\"\n{RELAY}").replace('$', &folder.0.display().to_string());
+        let config = Config::from_parts(&[FilePart { name: "paced.toml".into(), text }]).unwrap();
+        let owner = fs::metadata(&folder.0).unwrap();
+        if owner.uid() == 0 {
+            assert_eq!(unreadable(&config, true), [], "the state folder does not say who runs the service");
+            std::os::unix::fs::chown(&folder.0, Some(900), Some(900)).unwrap();
+        }
+        fs::set_permissions(folder.0.join("relay.key"), PermissionsExt::from_mode(0o040)).unwrap();
+        let warnings = unreadable(&config, true);
+        assert!(warnings.len() == 1 && warnings[0].1.contains("cannot read"), "{warnings:?}");
+        assert_eq!(unreadable(&config, false), []);
     }
 }
