@@ -62,7 +62,8 @@ pub async fn first(
 fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let Some(is_ipv4) = addresses.first().map(SocketAddr::is_ipv4) else { return addresses };
     let (one, other): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|address| address.is_ipv4() == is_ipv4);
-    let mut order: Vec<(usize, SocketAddr)> = one.into_iter().enumerate().chain(other.into_iter().enumerate()).collect();
+    let mut order: Vec<(usize, SocketAddr)> =
+        one.into_iter().enumerate().chain(other.into_iter().enumerate()).collect();
     // Stable, so that the first family comes first at each place.
     order.sort_by_key(|(place, _)| *place);
     order.into_iter().map(|(_, address)| address).collect()

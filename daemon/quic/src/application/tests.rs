@@ -144,7 +144,7 @@ async fn a_stream_outlives_its_connection_until_it_has_ended_as_its_writer_said(
         drop((stream, connection));
         let mut arrived = 0;
         let read = async {
-            let Some(mut stream) = accepted.accept().await.ok()? else { return None };
+            let mut stream = accepted.accept().await.ok()??;
             loop {
                 match stream.receive.receive().await {
                     Ok(Some(chunk)) => arrived += chunk.len(),
