@@ -288,6 +288,7 @@ impl GatewayAccess for ToGateways {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt as _;
+    use quic::class::Class;
     use serving::entrance::GatewayAccess as _;
 
     use super::*;
@@ -297,11 +298,12 @@ mod tests {
     async fn a_client_that_leaves_before_its_request_is_sent_costs_the_gateway_nothing() {
         let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); 2]));
         let gateways = ToGateways { accesses: vec![unreached(), unreached()], health };
+        let terms = Arc::<Class>::default().terms(None);
         for _ in 0..3 {
             let (scheme, authority, path, protocol) = (None, None, None, None);
             let head = RequestHead { method: "GET".into(), scheme, authority, path, protocol, fields: Vec::new() };
             let mut tried = Vec::new();
-            assert!(gateways.ask(head, 0, &mut tried).now_or_never().is_none());
+            assert!(gateways.ask(head, &terms, 0, &mut tried).now_or_never().is_none());
             assert_eq!(tried, [0], "both are as good, so it is the first");
         }
     }

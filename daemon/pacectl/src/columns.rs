@@ -26,7 +26,7 @@ columns! {
     ROLE = "role": "relay: toward clients; edge: toward the relay that it uses";
     TUNNELS = "tunnels": "that are open";
     RATE = "rate": "what was sent, in the last second";
-    SENT = "sent": "bytes of payloads, and of HTTP's frames and fields around them";
+    SENT = "sent": "bytes of payloads, and of HTTP's frames and fields";
     QUEUE = "queue": "how many payloads waited, on average";
     SOJOURN = "sojourn": "how long sent payloads had waited, on average";
     DROPPED = "dropped": "payloads: the queue was full, they were late, or had waited", "too long";
