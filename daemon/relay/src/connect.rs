@@ -10,13 +10,13 @@ use std::{
 use config::targets;
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use masque::request::Refusal;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::{
     net::{TcpSocket, TcpStream},
     time::timeout,
 };
 
-use super::{Relay, Rules, request::ConnectedTarget};
+use super::{Relay, Rules};
 use crate::udp_target::{SocketBuffers, TargetError, UdpTarget, bind_address};
 
 /// After how long without success the next address of a TCP target is tried as well (RFC 8305 §5).
@@ -24,6 +24,24 @@ const STAGGER: Duration = Duration::from_millis(250);
 
 /// How many addresses of a TCP target are tried at once: each takes a descriptor.
 const ATTEMPTS: usize = 4;
+
+/// A connected target.
+pub enum ConnectedTarget {
+    /// The target of a UDP tunnel.
+    Udp(UdpTarget),
+    /// The target of a TCP tunnel.
+    Tcp(TcpStream),
+}
+
+impl ConnectedTarget {
+    /// Returns the socket, for options that apply to all its packets.
+    pub fn socket(&self) -> SockRef<'_> {
+        match self {
+            Self::Udp(target) => target.socket(),
+            Self::Tcp(target) => SockRef::from(target),
+        }
+    }
+}
 
 /// Connects to the first of a target's addresses that answers, and returns this address with the connection.
 ///

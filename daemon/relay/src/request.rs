@@ -11,18 +11,16 @@ use masque::{
 use quic::class::{Class, Terms};
 use role::{holder::Holder, limits::GaugePlace};
 use socket2::SockRef;
-use tokio::net::TcpStream;
 
 use super::{
     Relay, RelayClient, RelayMetrics, Rules,
     accounts::{Full, UserPlace},
-    connect,
+    connect::{self, ConnectedTarget},
     tunnels::TunnelOrigin,
 };
 use crate::{
     auth::{AuthError, User},
     resolve::ResolveError,
-    udp_target::UdpTarget,
 };
 
 /// A request that was admitted.
@@ -53,24 +51,6 @@ pub struct HeldPlaces {
     _connection: GaugePlace,
     /// On the account of the user, or of the client's network.
     pub user: UserPlace,
-}
-
-/// A connected target.
-pub enum ConnectedTarget {
-    /// The target of a UDP tunnel.
-    Udp(UdpTarget),
-    /// The target of a TCP tunnel.
-    Tcp(TcpStream),
-}
-
-impl ConnectedTarget {
-    /// The socket, for options that apply to all its packets.
-    fn socket(&self) -> SockRef<'_> {
-        match self {
-            Self::Udp(target) => target.socket(),
-            Self::Tcp(target) => SockRef::from(target),
-        }
-    }
 }
 
 /// Identifies the client, before anything else, so that a stranger learns nothing from how a request is refused. The user

@@ -31,7 +31,8 @@ use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 use crate::{
     Phase, Relay, RelayClient, Resources, Rules,
     access::record::{self, RefusedRequest},
-    request::{self, Admitted, Attempt, ConnectedTarget, HeldPlaces, mark},
+    connect::ConnectedTarget,
+    request::{self, Admitted, Attempt, HeldPlaces, mark},
     tunnels::RelayTunnel,
     udp::UdpPump,
 };

@@ -408,7 +408,7 @@ access = "journal"
     fn mistakes_that_keep_nothing_from_starting_are_warned_of() {
         let folder = Folder::new("mistakes");
         let text = format!(
-            "control.enabled = false\n{}[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"\nexpires = 2020-01-31\n",
+            "control.enabled = false\n{}[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"\nexpires = \"2020-01-31\"\n",
             RELAY.replace("auth = \"none\"", "listen = [\"127.0.0.1:4433\"]"),
             "ab".repeat(32),
         );

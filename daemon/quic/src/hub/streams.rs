@@ -359,8 +359,8 @@ impl State {
         true
     }
 
-    /// Forgets all streams, because the driver is gone. Returns how many there were; the names of those whose end the transport
-    /// does not know, each with the code to reset it with if its writer named one; and the streams that the driver did not have.
+    /// Forgets all streams, because the driver is gone. Returns how many there were; the names of those that are cut short,
+    /// each with the code to reset it with if its writer named one; and the streams that the driver did not have.
     /// Streams are to be reset and dropped once the lock is released.
     pub(crate) fn abandon(&mut self) -> Abandoned {
         self.streams.abandoned = true;
@@ -368,7 +368,9 @@ impl State {
         for name in 0..self.streams.names() {
             if let Some(slot) = self.streams.slot(name) {
                 slot.wake_all();
-                unended.extend((!slot.ended).then_some((name, slot.reset)));
+                // The transport finishes a dropped stream, which is right for one whose bytes it has.
+                let is_whole = slot.ended || slot.ends();
+                unended.extend((!is_whole).then_some((name, slot.reset)));
                 count += usize::from(self.forget(name));
             }
         }
