@@ -176,7 +176,7 @@ fn who_may_not_write_or_names_no_connection_is_told_so() {
         let (code, said) = pacectl_as(&site, (NOBODY, 0), &[&["qlog", "1"], &output[..]].concat());
         assert!(code == Some(4) && said.contains("may not change anything"), "{code:?} {said}");
         let (code, said) = site.pacectl(&[&["qlog", "99"], &output[..]].concat(), "").unwrap();
-        assert!(code == Some(3) && said.contains("no connection 99; `pacectl` lists"), "{code:?} {said}");
+        assert!(code == Some(3) && said.contains("no connection 99; `pacectl connections` lists"), "{code:?} {said}");
         assert!(!file.exists());
         let (code, said) = site.pacectl(&["qlog", "1", "--seconds", "1", "--output", "-"], "").unwrap();
         assert_eq!((code, records(&said).0["title"].as_str().unwrap().starts_with("connection 1 ")), (Some(0), true));

@@ -23,13 +23,18 @@ struct Target {
 impl Target {
     fn new(site: &Site, family: Family) -> Self {
         let (address, domain, protocol) = match family {
-            Family::V4 => ("0.0.0.0:7", Domain::IPV4, Protocol::ICMPV4),
-            Family::V6 => ("[::]:7", Domain::IPV6, Protocol::ICMPV6),
+            Family::V4 => (SocketAddr::from(([0; 4], 7)), Domain::IPV4, Protocol::ICMPV4),
+            Family::V6 => (SocketAddr::from(([0_u16; 8], 7)), Domain::IPV6, Protocol::ICMPV6),
         };
         let open = || {
-            let socket = std::net::UdpSocket::bind(address).unwrap();
+            let socket = Socket::new(domain, Type::DGRAM, None).unwrap();
+            if family == Family::V6 {
+                // The socket of the other family may not be closed yet.
+                socket.set_only_v6(true).unwrap();
+            }
+            socket.bind(&address.into()).unwrap();
             socket.set_nonblocking(true).unwrap();
-            (socket, Socket::new(domain, Type::RAW, Some(protocol)).unwrap())
+            (socket.into(), Socket::new(domain, Type::RAW, Some(protocol)).unwrap())
         };
         let (socket, icmp) = site.chain.target.run(open).unwrap();
         Self { socket: UdpSocket::from_std(socket).unwrap(), icmp }

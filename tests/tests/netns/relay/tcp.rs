@@ -77,6 +77,7 @@ fn bytes_pass_both_ways_and_each_way_ends_by_itself() {
                 b"8 bytes",
                 "the bytes after the client's end of stream"
             );
+            client.close().await;
         })
         .unwrap();
         server.join().unwrap();

@@ -175,7 +175,7 @@ fn embeddings_pass_from_engine_to_client_and_are_counted() {
     assert_eq!((&answer["object"], vectors), (&json!("list"), vec![&json!([0.0, 3.0]), &json!([1.0, 1.0])]));
     let asked = desk.large[0].last().unwrap();
     assert_eq!((&asked.path[..], asked.body), ("/v1/embeddings", body("opt-6.7b")));
-    let counts = desk.counts();
+    let counts = desk.settled();
     assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="input",user="edge",class="default"}"#), 4);
     assert_eq!(counts.sum(r#"gateway_tokens_total{model="large",kind="output""#), 0);
     assert_eq!(

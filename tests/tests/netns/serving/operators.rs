@@ -26,6 +26,8 @@ fn pacectl_asks_a_model_and_shows_what_engines_do() {
         "{said}"
     );
 
+    // The request before is listed until its client has all of the answer.
+    desk.settled();
     let mut open = desk.begin_chat(&chat("large", "stall 2", true));
     let listed = || {
         let (_, said) = desk.site.pacectl(&["--json", "requests"], "").unwrap();
