@@ -42,6 +42,7 @@ use tokio::{
 
 use super::{
     LocalAddressCounters,
+    connect::RelayAccess,
     local::{self, Local},
     uplink::Uplink,
 };
@@ -211,6 +212,20 @@ async fn echo(mut request: Request, client: h3::Client, does: Does, seen: &Seen)
             return client.close(Code::NoError);
         }
     }
+}
+
+/// Returns the access of a local address to a relay that is never reached.
+pub(crate) fn unreached() -> RelayAccess {
+    let access = Access {
+        template: Template::default_at("127.0.0.1:9").unwrap(),
+        trust: TrustSource::Pinned([0; 32]),
+        token: None,
+        identity: None,
+    };
+    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
+    let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), Arc::default());
+    let (membership, counters, told) = (Membership::default(), Arc::default(), Default::default());
+    RelayAccess { uplink, membership, is_chosen: false, idle: PATIENCE, counters, told }
 }
 
 /// A forward to a relay, and an application that uses it.

@@ -3,6 +3,7 @@
 
 use std::{
     collections::HashMap,
+    future::poll_fn,
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -19,7 +20,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UdpSocket},
     sync::OwnedSemaphorePermit,
-    task::JoinSet,
+    task::{JoinError, JoinSet},
     time::{Instant, sleep, timeout},
 };
 use tracing::debug;
@@ -76,11 +77,21 @@ impl Flow {
         self.inbox.lock()
     }
 
-    /// Makes the tunnel end gracefully.
+    /// Makes the tunnel end gracefully; if it is not open yet, withdraws the request for it.
     fn close(&self) {
         let mut inbox = self.inbox();
         inbox.is_closed = true;
         inbox.waker.wake_by_ref();
+    }
+
+    /// Completes when the flow is closed.
+    async fn closed(&self) {
+        poll_fn(|cx| {
+            let mut inbox = self.inbox();
+            inbox.waker.clone_from(cx.waker());
+            if inbox.is_closed { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 }
 
@@ -114,23 +125,26 @@ pub(super) async fn serve(shared: &Arc<Shared>, mut control: TcpStream, from: So
                 // Other tasks get their turn even if the socket never runs dry.
                 tokio::task::yield_now().await;
             }
-            Some(ended) = association.tasks.join_next() => {
-                let Ok(flow) = ended else { continue };
-                // Another flow may have replaced it.
-                if association.flows.get(&flow.target).is_some_and(|entry| Arc::ptr_eq(&entry.flow, &flow)) {
-                    association.flows.remove(&flow.target);
-                }
-            }
+            Some(ended) = association.tasks.join_next() => association.forget(ended),
         }
     }
     association.flows.values().for_each(|entry| entry.flow.close());
-    // Each task ends with its tunnel; tasks whose tunnels are not open yet are not waited for.
+    // Each task ends its tunnel properly, if it is open.
     _ = timeout(Duration::from_secs(1), async { while association.tasks.join_next().await.is_some() {} }).await;
     debug!(%from, "association ended");
     Ok(())
 }
 
 impl Association {
+    /// Forgets a flow whose task has ended.
+    fn forget(&mut self, ended: Result<Arc<Flow>, JoinError>) {
+        let Ok(flow) = ended else { return };
+        // Another flow may have replaced it.
+        if self.flows.get(&flow.target).is_some_and(|entry| Arc::ptr_eq(&entry.flow, &flow)) {
+            self.flows.remove(&flow.target);
+        }
+    }
+
     /// Reads the waiting datagrams, within bounds.
     fn receive(&mut self) {
         let mut buffer = [0; 65_536];
@@ -174,6 +188,10 @@ impl Association {
     /// Starts a tunnel to a target. If there are too many, the client's target that was silent for longest makes room.
     /// Returns whether there was room.
     fn open(&mut self, target: &Target, client: SocketAddr, now: Instant) -> bool {
+        // New targets may come faster than the loop in `serve` joins ended tasks.
+        while let Some(ended) = self.tasks.try_join_next() {
+            self.forget(ended);
+        }
         let mut place = self.shared.tunnels.clone().try_acquire_owned().ok();
         if place.is_none() {
             self.shared.access.counters.limit_hit("max_udp_tunnels");
@@ -214,15 +232,14 @@ struct Carrier {
 }
 
 impl Carrier {
-    /// Opens the tunnel and carries it until it ends.
+    /// Opens the tunnel and carries it until it ends, or until the flow is closed.
     async fn run(self) -> Arc<Flow> {
-        match self.shared.access.open_udp(&self.flow.target, self.shared.mode).await {
-            Ok(opened) => self.carry(opened).await,
-            Err(error) => {
-                debug!(client = %self.client, target = %self.flow.target, "no tunnel: {error}");
-                // Payloads that arrive for the target meanwhile do not justify another request.
-                sleep(self.shared.pause).await;
-            }
+        let opened = tokio::select! {
+            opened = self.open() => opened,
+            () = self.flow.closed() => None,
+        };
+        if let Some(opened) = opened {
+            self.carry(opened).await;
         }
         let mut inbox = self.flow.inbox();
         self.shared.access.counters.dropped_waiting.inc_by(inbox.payloads.len() as u64);
@@ -230,6 +247,18 @@ impl Carrier {
         inbox.place = None;
         drop(inbox);
         self.flow
+    }
+
+    async fn open(&self) -> Option<OpenedUdp> {
+        match self.shared.access.open_udp(&self.flow.target, self.shared.mode).await {
+            Ok(opened) => Some(opened),
+            Err(error) => {
+                debug!(client = %self.client, target = %self.flow.target, "no tunnel: {error}");
+                // Payloads that arrive for the target meanwhile do not justify another request.
+                sleep(self.shared.pause).await;
+                None
+            }
+        }
     }
 
     async fn carry(&self, mut opened: OpenedUdp) {
@@ -240,7 +269,7 @@ impl Carrier {
         let line = opened.link.line().clone();
         let mut counted = (0, 0);
         loop {
-            let moved = std::future::poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry.traffic));
+            let moved = poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry.traffic));
             let moved = tokio::select! {
                 moved = timeout(self.shared.udp_idle, moved) => moved.unwrap_or(false),
                 () = entry.closed() => false,
@@ -297,5 +326,41 @@ impl Carrier {
             Poll::Pending => {}
         }
         if has_moved { Poll::Ready(true) } else { Poll::Pending }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tokio::{sync::Semaphore, task::yield_now};
+
+    use super::*;
+    use crate::tests::unreached;
+
+    #[tokio::test]
+    async fn a_target_that_made_room_for_another_leaves_no_request_behind() {
+        let (idle, from) = (Duration::from_secs(60), SocketAddr::from((Ipv4Addr::LOCALHOST, 5)));
+        let shared = Arc::new(Shared {
+            access: unreached(),
+            protocols: Vec::new(),
+            users: None,
+            mode: Default::default(),
+            udp_idle: idle,
+            pause: idle,
+            tunnels: Arc::new(Semaphore::new(2 * TARGETS)),
+        });
+        let socket = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+        let client = (from.ip(), None);
+        let mut association =
+            Association { shared: shared.clone(), socket, client, flows: HashMap::new(), tasks: JoinSet::new() };
+        for port in 1..=1_000 {
+            let target = Target::from_authority(&format!("192.0.2.1:{port}")).unwrap();
+            association.take(&[&socks::datagram_header(&target)[..], b"payload"].concat(), from);
+            yield_now().await;
+        }
+        assert_eq!((association.flows.len(), association.tasks.len()), (TARGETS, TARGETS + 1));
+        assert_eq!(shared.access.counters.sources_evicted.get(), 1_000 - TARGETS as u64);
+        assert_eq!(shared.tunnels.available_permits(), TARGETS);
     }
 }
