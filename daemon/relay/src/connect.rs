@@ -4,14 +4,113 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     sync::atomic::Ordering::Relaxed,
+    time::Duration,
 };
 
+use config::targets;
+use futures::{StreamExt as _, stream::FuturesUnordered};
 use masque::request::Refusal;
-use socket2::{Domain, Protocol, Socket, Type};
-use tokio::net::{TcpSocket, TcpStream};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use tokio::{
+    net::{TcpSocket, TcpStream},
+    time::timeout,
+};
 
 use super::{Relay, Rules};
 use crate::udp_target::{SocketBuffers, TargetError, UdpTarget, bind_address};
+
+/// After how long without success the next address of a TCP target is tried as well (RFC 8305 §5).
+const STAGGER: Duration = Duration::from_millis(250);
+
+/// How many addresses of a TCP target are tried at once: each takes a descriptor.
+const ATTEMPTS: usize = 4;
+
+/// A connected target.
+pub enum ConnectedTarget {
+    /// The target of a UDP tunnel.
+    Udp(UdpTarget),
+    /// The target of a TCP tunnel.
+    Tcp(TcpStream),
+}
+
+impl ConnectedTarget {
+    /// Returns the socket, for options that apply to all its packets.
+    pub(crate) fn socket(&self) -> SockRef<'_> {
+        match self {
+            Self::Udp(target) => target.socket(),
+            Self::Tcp(target) => SockRef::from(target),
+        }
+    }
+}
+
+/// Connects to the first of a target's addresses that answers, and returns this address with the connection.
+///
+/// # Errors
+/// The refusal for the response: that of the address that failed last.
+pub async fn first(
+    relay: &Relay,
+    rules: &Rules,
+    protocol: targets::Protocol,
+    addresses: Vec<SocketAddr>,
+) -> Result<(SocketAddr, ConnectedTarget), Refusal> {
+    let mut refusal = Refusal::Unroutable;
+    match protocol {
+        targets::Protocol::Udp => {
+            for address in addresses {
+                match udp(relay, rules, address) {
+                    Ok(target) => return Ok((address, ConnectedTarget::Udp(target))),
+                    Err(error) => refusal = error,
+                }
+            }
+            Err(refusal)
+        }
+        targets::Protocol::Tcp => {
+            let limit = rules.limits.connect_timeout;
+            let attempt = |address| async move {
+                tcp(relay, rules, address).await.map(|stream| (address, ConnectedTarget::Tcp(stream)))
+            };
+            // With a short limit, the addresses get their turns within it.
+            let racing = staggered(alternate(addresses).into_iter().map(attempt), STAGGER.min(limit / 8));
+            timeout(limit, racing).await.unwrap_or(Some(Err(Refusal::ConnectionTimeout))).unwrap_or(Err(refusal))
+        }
+    }
+}
+
+/// Puts addresses of the two families in turn, the family of the first address first (RFC 8305 §4).
+fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let Some(is_ipv4) = addresses.first().map(SocketAddr::is_ipv4) else { return addresses };
+    let (one, other): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|address| address.is_ipv4() == is_ipv4);
+    let mut order: Vec<(usize, SocketAddr)> =
+        one.into_iter().enumerate().chain(other.into_iter().enumerate()).collect();
+    // Stable, so that the first family comes first at each place.
+    order.sort_by_key(|(place, _)| *place);
+    order.into_iter().map(|(_, address)| address).collect()
+}
+
+/// Makes attempts until one succeeds, up to [`ATTEMPTS`] at once. The next begins when one has failed, or `stagger` after the last began.
+/// Returns the error of the attempt that failed last, and `None` if there are no attempts.
+async fn staggered<T, E>(
+    attempts: impl IntoIterator<Item = impl Future<Output = Result<T, E>>>,
+    stagger: Duration,
+) -> Option<Result<T, E>> {
+    let (mut waiting, mut running, mut failure) = (attempts.into_iter().peekable(), FuturesUnordered::new(), None);
+    loop {
+        if running.len() < ATTEMPTS {
+            running.extend(waiting.next());
+        }
+        let begins_another = running.len() < ATTEMPTS && waiting.peek().is_some();
+        let ended = match begins_another {
+            true => timeout(stagger, running.next()).await.unwrap_or(None),
+            false => running.next().await,
+        };
+        match ended {
+            Some(Ok(connected)) => return Some(Ok(connected)),
+            Some(Err(error)) => failure = Some(Err(error)),
+            None if begins_another => {}
+            None => return failure,
+        }
+    }
+}
 
 /// The source addresses to try in turn: successive tunnels start at different ones.
 fn sources(relay: &Relay, rules: &Rules, target: SocketAddr) -> impl Iterator<Item = Option<IpAddr>> + use<> {
@@ -37,7 +136,7 @@ fn lacks_ports(error: &io::Error) -> bool {
 ///
 /// # Errors
 /// The refusal for the response.
-pub fn udp(relay: &Relay, rules: &Rules, target: SocketAddr) -> Result<UdpTarget, Refusal> {
+fn udp(relay: &Relay, rules: &Rules, target: SocketAddr) -> Result<UdpTarget, Refusal> {
     let bytes = Some(rules.limits.udp_buffer_bytes as usize);
     let buffers = SocketBuffers { send_bytes: bytes, receive_bytes: bytes };
     let mut refusal = Refusal::Internal;
@@ -57,12 +156,11 @@ pub fn udp(relay: &Relay, rules: &Rules, target: SocketAddr) -> Result<UdpTarget
 ///
 /// # Errors
 /// The refusal for the response.
-pub async fn tcp(relay: &Relay, rules: &Rules, target: SocketAddr) -> Result<TcpStream, Refusal> {
+async fn tcp(relay: &Relay, rules: &Rules, target: SocketAddr) -> Result<TcpStream, Refusal> {
     let target = SocketAddr::new(target.ip().to_canonical(), target.port());
     let mut refusal = Refusal::Internal;
     for source in sources(relay, rules, target) {
-        let connecting = tokio::time::timeout(rules.limits.connect_timeout, connect_tcp(target, source));
-        match connecting.await.map_err(|_| Refusal::ConnectionTimeout)? {
+        match connect_tcp(target, source).await {
             Ok(stream) => {
                 // The client paces its own traffic; waiting to fill segments would only add delay.
                 _ = stream.set_nodelay(true);
@@ -108,4 +206,47 @@ fn refuse_socket(error: &io::Error, relay: &Relay) -> Refusal {
     relay.resources.metrics.limit_of_host_hit(limit);
     relay.exhausted.note(|unsaid| tracing::warn!(%error, limit, unsaid, "no more sockets for targets are available"));
     Refusal::Overloaded { retry_after_s: 10 }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    /// An attempt that takes so long; without a time, for ever. It succeeds if its name is not negative.
+    async fn attempt((name, ms): (i32, Option<u64>)) -> Result<i32, i32> {
+        match ms {
+            Some(ms) => sleep(Duration::from_millis(ms)).await,
+            None => std::future::pending().await,
+        }
+        if name < 0 { Err(name) } else { Ok(name) }
+    }
+
+    /// Returns the result of attempts, and after how many milliseconds it came.
+    async fn race<const N: usize>(attempts: [(i32, Option<u64>); N]) -> (Option<Result<i32, i32>>, u128) {
+        let begun = Instant::now();
+        (staggered(attempts.map(attempt), STAGGER).await, begun.elapsed().as_millis())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_is_silent_or_refuses_does_not_keep_the_next_from_its_turn() {
+        assert_eq!(race([(1, None), (2, None), (3, Some(30))]).await, (Some(Ok(3)), 530));
+        assert_eq!(race([(-1, Some(20)), (2, Some(30))]).await, (Some(Ok(2)), 50), "a refusal starts the next");
+        assert_eq!(race([(1, Some(300)), (2, None)]).await, (Some(Ok(1)), 300), "the first goes on meanwhile");
+        assert_eq!(race([(-1, Some(400)), (-2, Some(10))]).await, (Some(Err(-1)), 400));
+        assert_eq!(race([]).await, (None, 0));
+        // The fifth waits for the end of another attempt.
+        let crowd = [(1, None), (2, None), (-3, Some(5_000)), (4, None), (5, Some(10))];
+        assert_eq!(race(crowd).await, (Some(Ok(5)), 5_510));
+    }
+
+    #[test]
+    fn the_families_of_addresses_take_turns() {
+        let addresses =
+            |text: &str| text.split(' ').map(|ip| SocketAddr::new(ip.parse().unwrap(), 1)).collect::<Vec<_>>();
+        assert_eq!(alternate(addresses("::1 ::2 ::3 1.0.0.1 1.0.0.2")), addresses("::1 1.0.0.1 ::2 1.0.0.2 ::3"));
+        assert_eq!(alternate(addresses("1.0.0.1 ::1")), addresses("1.0.0.1 ::1"));
+        assert_eq!(alternate(Vec::new()), []);
+    }
 }

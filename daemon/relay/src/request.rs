@@ -11,19 +11,17 @@ use masque::{
 use quic::class::{Class, Terms};
 use role::limits::GaugePlace;
 use socket2::SockRef;
-use tokio::net::TcpStream;
 
 use super::{
     Relay, RelayClient, RelayMetrics, Rules,
     accounts::{Full, UserPlace},
-    connect,
+    connect::{self, ConnectedTarget},
     tunnels::TunnelOrigin,
 };
 use crate::{
     auth::{AuthError, User},
     holder::Holder,
     resolve::ResolveError,
-    udp_target::UdpTarget,
 };
 
 /// A request that was admitted.
@@ -54,24 +52,6 @@ pub struct HeldPlaces {
     _connection: GaugePlace,
     /// On the account of the user, or of the client's network.
     pub user: UserPlace,
-}
-
-/// A connected target.
-pub enum ConnectedTarget {
-    /// The target of a UDP tunnel.
-    Udp(UdpTarget),
-    /// The target of a TCP tunnel.
-    Tcp(TcpStream),
-}
-
-impl ConnectedTarget {
-    /// The socket, for options that apply to all its packets.
-    fn socket(&self) -> SockRef<'_> {
-        match self {
-            Self::Udp(target) => target.socket(),
-            Self::Tcp(target) => SockRef::from(target),
-        }
-    }
 }
 
 /// Identifies the client, before anything else, so that a stranger learns nothing from how a request is refused. The user
@@ -150,34 +130,28 @@ pub async fn admit(
         }
     };
     let mut refusal = Refusal::Unroutable;
+    let mut permitted = Vec::new();
     for ip in addresses {
         let own = rules.targets.judged_by(ip).chain([ip]).any(|ip| relay.resources.host_addresses.contains(ip));
-        if let Err(denied) = rules.targets.check(protocol, name, ip, target.port, own) {
-            refusal = refuse_address(denied);
-            continue;
-        }
-        // Where no credentials are required, every client with a permitted request counts as a user.
-        client.standing.admit();
-        // The connection goes to the address that was checked.
-        let next_hop = SocketAddr::new(ip, target.port);
-        let connected = match protocol {
-            Protocol::Udp => connect::udp(relay, rules, next_hop).map(ConnectedTarget::Udp),
-            Protocol::Tcp => connect::tcp(relay, rules, next_hop).await.map(ConnectedTarget::Tcp),
-        };
-        match connected {
-            Ok(target) => {
-                let expires = user.as_ref().and_then(|user| user.expires);
-                let (user, name) = (user.map(|user| user.name), name.map(Into::into));
-                let asked = TunnelOrigin { user, name, next_hop, protocol, listener: client.listener };
-                let signal = signal.or_else(|| Priority::from_fields(&head.fields));
-                let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
-                mark(&target.socket(), None, &terms.class, &relay.resources.metrics);
-                return Ok(Admitted { target, asked, places, terms, expires });
-            }
-            Err(error) => refusal = error,
+        match rules.targets.check(protocol, name, ip, target.port, own) {
+            Ok(()) => permitted.push(SocketAddr::new(ip, target.port)),
+            Err(denied) => refusal = refuse_address(denied),
         }
     }
-    Err(refusal)
+    if permitted.is_empty() {
+        return Err(refusal);
+    }
+    // Where no credentials are required, every client with a permitted request counts as a user.
+    client.standing.admit();
+    // The connection goes to an address that was checked.
+    let (next_hop, target) = connect::first(relay, rules, protocol, permitted).await?;
+    let expires = user.as_ref().and_then(|user| user.expires);
+    let (user, name) = (user.map(|user| user.name), name.map(Into::into));
+    let asked = TunnelOrigin { user, name, next_hop, protocol, listener: client.listener };
+    let signal = signal.or_else(|| Priority::from_fields(&head.fields));
+    let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
+    mark(&target.socket(), None, &terms.class, &relay.resources.metrics);
+    Ok(Admitted { target, asked, places, terms, expires })
 }
 
 fn authenticate(

@@ -5,6 +5,7 @@ use std::{
     net::SocketAddr,
     pin::{Pin, pin},
     sync::{Arc, OnceLock},
+    task::Poll,
     time::{Duration, SystemTime},
 };
 
@@ -30,8 +31,9 @@ use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 use crate::{
     Phase, Relay, RelayClient, Resources, Rules,
     access::record::{self, RefusedRequest},
+    connect::ConnectedTarget,
     holder::Holder,
-    request::{self, Admitted, Attempt, ConnectedTarget, HeldPlaces, mark},
+    request::{self, Admitted, Attempt, HeldPlaces, mark},
     tunnels::RelayTunnel,
     udp::UdpPump,
 };
@@ -408,7 +410,15 @@ async fn admit(
         }
     };
     let mut attempt = Attempt::default();
-    match decide(relay, rules, client, head, request.signal, &mut attempt).await {
+    let (signal, send) = (request.signal, &mut request.send);
+    let decided = tokio::select! {
+        decided = decide(relay, rules, client, head, signal, &mut attempt) => decided,
+        // The places of the request are free again.
+        () = poll_fn(|cx| if send.poll_stopped(cx).is_err() { Poll::Ready(()) } else { Poll::Pending }) => {
+            return Err(Rejected::Unanswered(Code::RequestCancelled));
+        }
+    };
+    match decided {
         Ok(decision) => Ok(decision),
         Err(refusal) => {
             let (status, error) = (Some(refusal.status()), Some(refusal.error_type().name()));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use api::token::generate_token;
 use config::hash::hex;
-use lab::client::{Client, Tunnel, refusal};
+use lab::client::{Client, Tunnel, refusal, target_of};
 use lab::netns::{Chain, Namespace};
 use lab::site::{Counts, Family, SOON, Site, Terms};
 use masque::h3::{self, Code, Part};
@@ -398,6 +398,27 @@ fn a_tcp_target_may_take_so_long_to_answer() {
     });
     assert_eq!(refused.unwrap(), (504, ErrorType::ConnectionTimeout));
     assert_eq!(site.counts().unwrap().refused("connection_timeout"), 1);
+}
+
+#[test]
+fn a_client_that_leaves_while_its_target_is_silent_has_its_place_back() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms { targets: "", limits: "tunnels_per_user = 1", ..Terms::default() }).unwrap();
+    // The target's host, to which the relay's default route leads, drops what is for other hosts.
+    let silent: SocketAddr = (IpAddr::from([45, 0, 0, 1]), 443).into();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let target = target_of(silent);
+        let opening = client.relay.open_tcp(&target, None);
+        assert!(timeout(Duration::from_millis(500), opening).await.is_err());
+        let left = Instant::now();
+        while let Err(error) = client.open(silent).await {
+            assert!(error.is_limit(), "{error}");
+            // Its TCP connection would be given up after ten seconds.
+            assert!(left.elapsed() < Duration::from_secs(5), "the place is still taken");
+        }
+    })
+    .unwrap();
 }
 
 #[test]
