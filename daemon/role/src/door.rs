@@ -4,8 +4,10 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     sync::Arc,
+    time::Duration,
 };
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -16,6 +18,10 @@ use crate::accept::Accepting;
 
 /// The backlog of a local address while it accepts no connections.
 const BACKLOG: i32 = 1024;
+
+/// After how long without a packet a client is probed, how often, and after how many unanswered probes its connection ends. Clients
+/// whose host vanished, or that are behind a lost path, would otherwise hold their places for ever.
+const PROBES: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(15), 4);
 
 /// Called when a client has to wait for a place.
 type OnFull = Box<dyn Fn() + Send + Sync>;
@@ -77,7 +83,7 @@ impl Door {
         self.max_connections
     }
 
-    /// Waits for a place and then for a client, which keeps the place.
+    /// Waits for a place and then for a client, which keeps the place. The connection ends by itself if the client's host vanishes.
     pub async fn next(&mut self) -> (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>) {
         if self.places.available_permits() == 0 {
             (self.on_full)();
@@ -85,6 +91,10 @@ impl Door {
         // The semaphore is never closed.
         let place = self.places.clone().acquire_owned().await.ok();
         let (stream, from) = self.accepting.next().await;
+        let (idle, interval, most) = PROBES;
+        let probes = TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(most);
+        // Fails only for a connection that has ended.
+        _ = SockRef::from(&stream).set_tcp_keepalive(&probes);
         (stream, from, place)
     }
 
@@ -103,5 +113,25 @@ impl Door {
 
 /// Makes a connection end with a reset, so that its peer does not take an empty stream for an answer.
 pub fn reset(stream: &TcpStream) {
-    _ = socket2::SockRef::from(stream).set_linger(Some(std::time::Duration::ZERO));
+    _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_whose_host_vanishes_is_found_out() {
+        let mut door = Door::new(bind(([127, 0, 0, 1], 0).into()).unwrap(), 1, || {}).unwrap();
+        let client = TcpStream::connect(door.address().unwrap()).await.unwrap();
+        let (stream, from, _place) = door.next().await;
+        assert_eq!(from, client.local_addr().unwrap());
+        let (served, (idle, interval, most)) = (SockRef::from(&stream), PROBES);
+        assert!(served.keepalive().unwrap());
+        assert_eq!(served.tcp_keepalive_time().unwrap(), idle);
+        assert_eq!(
+            (served.tcp_keepalive_interval().unwrap(), served.tcp_keepalive_retries().unwrap()),
+            (interval, most)
+        );
+    }
 }
