@@ -114,7 +114,7 @@ pub struct Control {
     reloads: mpsc::Sender<Reload>,
     events: broadcast::Sender<Event>,
     /// Places for calls that work with policies.
-    places: Semaphore,
+    places: Arc<Semaphore>,
 }
 
 /// How many calls may work with policies at once.
@@ -137,7 +137,7 @@ impl Control {
             facts: ArcSwap::from_pointee(facts),
             reloads,
             events: broadcast::channel(events::QUEUE).0,
-            places: Semaphore::new(PLACES),
+            places: Arc::new(Semaphore::new(PLACES)),
         })
     }
 
@@ -294,10 +294,15 @@ impl Control {
         &self,
         work: impl FnOnce(&Policies) -> Result<T, PolicyRefusal> + Send + 'static,
     ) -> Result<T, Error> {
-        let _place = self.places.try_acquire().map_err(|_| Error::Busy)?;
+        let place = self.places.clone().try_acquire_owned().map_err(|_| Error::Busy)?;
         let policies = self.policies.clone();
-        let done = spawn_blocking(move || work(&policies)).await;
-        Ok(done.map_err(|_| Error::Ending)??)
+        // The work goes on if the caller leaves, and keeps its place.
+        let working = spawn_blocking(move || {
+            let done = work(&policies);
+            drop(place);
+            done
+        });
+        Ok(working.await.map_err(|_| Error::Ending)??)
     }
 
     /// Makes the daemon read the configuration again; returns the revision in force.

@@ -46,12 +46,12 @@ impl AcceptCounters {
     pub fn register(&self, registry: &mut Registry) {
         let help = "Times a door let nobody in for lack of descriptors or memory, and tried again";
         registry.register("accept_failures", help, self.failures.clone());
-        let help = "TLS handshakes with callers of the control plane";
+        let help = "TLS handshakes with callers of the control plane, and callers beyond their maximum of connections";
         registry.register("control_handshakes", help, self.handshakes.clone());
     }
 
-    /// Counts the end of a handshake with a caller of the control plane: "completed", "failed", "timeout", or "crowded" if
-    /// it made room for another.
+    /// Counts the end of a handshake with a caller of the control plane: "completed", "failed", "timeout", "crowded" if it made room
+    /// for another, or "limit" if the caller may only read and has its maximum of connections. Without TLS, only "limit" occurs.
     pub fn handshake(&self, result: &'static str) {
         self.handshakes.get_or_create(&Ended { result }).inc();
     }

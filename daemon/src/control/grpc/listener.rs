@@ -14,7 +14,10 @@ use std::{
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
-use role::accept::{self, Acceptor, Strangers};
+use role::{
+    accept::{self, Acceptor, Strangers},
+    limits::{Gauge, GaugePlace, PerUser},
+};
 use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -26,10 +29,14 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tonic::transport::server::Connected;
 
-use super::super::caller::{Bearers, Peer, Writers};
+use super::super::caller::{Bearers, Caller, Peer, Writers};
 
-/// Connections at once over one listener.
-const CONNECTIONS: usize = 64;
+/// Connections at once over one listener: of all callers, of the callers that may only read together, and of each of these. So a caller
+/// that may only read keeps no writer out.
+const CONNECTIONS: (usize, usize, usize) = (64, 48, 16);
+
+/// Callers on this machine at once that wait until they are identified, and for a free connection.
+const WAITING: usize = 32;
 
 /// How long a TLS handshake may take, including the wait for a free connection after it.
 const HANDSHAKE: Duration = Duration::from_secs(2);
@@ -122,7 +129,7 @@ impl ControlListener {
                     bearers,
                     counters,
                     doors,
-                    places: Arc::new(Semaphore::new(CONNECTIONS)),
+                    places: CallerPlaces::default(),
                     strangers: Mutex::new(Strangers::new(HANDSHAKES.0, HANDSHAKES.1)),
                 });
                 hall.accept(&socket).await;
@@ -138,19 +145,65 @@ async fn accept_here(
     counters: &accept::AcceptCounters,
     doors: &mpsc::Sender<io::Result<Door>>,
 ) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let (places, waiting) = (Arc::new(CallerPlaces::default()), Arc::new(Semaphore::new(WAITING)));
     let mut acceptor = Acceptor::new("control socket", counters);
     loop {
         // Never closed.
-        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let Ok(turn) = waiting.clone().acquire_owned().await else { return };
         let (stream, _) = acceptor.next(|| socket.accept()).await;
         let Ok(peer) = stream.peer_cred() else { continue };
-        let (writers, doors) = (writers.clone(), doors.clone());
+        let (writers, counters, doors, places) = (writers.clone(), counters.clone(), doors.clone(), places.clone());
         tokio::spawn(async move {
             // The user database may be slow.
             let Ok(peer) = spawn_blocking(move || writers.peer(peer.uid())).await else { return };
-            _ = doors.send(Ok(Door { stream: Box::new(stream), peer, _place: place })).await;
+            let place = places.enter(&peer.caller()).await;
+            drop(turn);
+            match place {
+                Ok(place) => _ = doors.send(Ok(Door { stream: Box::new(stream), peer, _place: place })).await,
+                Err(why) => {
+                    counters.handshake(why);
+                    tracing::debug!(caller = peer.caller().name, why, "refused a caller of gRPC");
+                }
+            }
         });
+    }
+}
+
+/// The places for connections over one listener.
+struct CallerPlaces {
+    all: Arc<Semaphore>,
+    readers: Gauge,
+    /// Of each caller that may only read.
+    shares: PerUser,
+}
+
+/// A place, given back on drop.
+struct CallerPlace {
+    _of_all: OwnedSemaphorePermit,
+    _of_readers: Option<[GaugePlace; 2]>,
+}
+
+impl Default for CallerPlaces {
+    fn default() -> Self {
+        Self { all: Arc::new(Semaphore::new(CONNECTIONS.0)), readers: Gauge::default(), shares: PerUser::default() }
+    }
+}
+
+impl CallerPlaces {
+    /// Waits for a place for a caller's connection.
+    ///
+    /// # Errors
+    /// The caller may only read, and has as many connections as one such caller may have, or all of these together have.
+    async fn enter(&self, caller: &Caller) -> Result<CallerPlace, &'static str> {
+        let of_readers = match caller.may_write {
+            true => None,
+            false => {
+                let share = self.shares.take(&caller.name.as_str().into(), CONNECTIONS.2).ok_or("limit")?;
+                Some([share, self.readers.take(CONNECTIONS.1).ok_or("limit")?])
+            }
+        };
+        let of_all = self.all.clone().acquire_owned().await.map_err(|_| "failed")?;
+        Ok(CallerPlace { _of_all: of_all, _of_readers: of_readers })
     }
 }
 
@@ -160,7 +213,7 @@ struct Hall {
     bearers: Bearers,
     counters: accept::AcceptCounters,
     doors: mpsc::Sender<io::Result<Door>>,
-    places: Arc<Semaphore>,
+    places: CallerPlaces,
     /// A caller must leave when its sender is dropped.
     strangers: Mutex<Strangers<oneshot::Sender<Infallible>>>,
 }
@@ -198,7 +251,7 @@ impl Hall {
         let stream = stream.map_err(|_| "failed")?;
         let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let peer = self.bearers.peer(shown.ok_or("failed")?);
-        let place = self.places.clone().acquire_owned().await.map_err(|_| "failed")?;
+        let place = self.places.enter(&peer.caller()).await?;
         Ok(Door { stream: Box::new(stream), peer, _place: place })
     }
 
@@ -211,7 +264,7 @@ impl Hall {
 pub(super) struct Door {
     stream: Box<dyn Stream>,
     peer: Peer,
-    _place: OwnedSemaphorePermit,
+    _place: CallerPlace,
 }
 
 impl Connected for Door {
@@ -239,5 +292,29 @@ impl AsyncWrite for Door {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[test]
+    fn callers_that_may_only_read_keep_neither_a_writer_nor_each_other_out() {
+        let places = CallerPlaces::default();
+        let enter = |name: &str, may_write| places.enter(&Caller { name: name.into(), may_write }).now_or_never();
+        let (all, readers, of_each) = CONNECTIONS;
+        let mut held: Vec<_> = (0..of_each).map(|_| enter("alice", false).unwrap().unwrap()).collect();
+        assert_eq!(enter("alice", false).unwrap().err(), Some("limit"));
+        held.extend((of_each..readers).map(|number| enter(&format!("reader {number}"), false).unwrap().unwrap()));
+        assert_eq!(enter("bob", false).unwrap().err(), Some("limit"));
+        held.extend((readers..all).map(|_| enter("root", true).unwrap().unwrap()));
+        assert!(enter("root", true).is_none(), "a writer waits");
+        held.remove(0);
+        drop(enter("root", true).unwrap());
+        held.push(enter("alice", false).unwrap().unwrap());
+        assert!(enter("root", true).is_none());
     }
 }
