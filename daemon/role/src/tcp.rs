@@ -32,6 +32,12 @@ use crate::traffic::Traffic;
 /// How much is read from the socket at once: one DATA frame.
 const CHUNK_BYTES: usize = 16 * 1024;
 
+/// Whether bytes after a request of HTTP/1.1 begin another; empty lines do not (RFC 9112 §2.2).
+#[must_use]
+pub fn is_another_request(bytes: &[u8]) -> bool {
+    bytes.iter().any(|byte| !matches!(byte, b'\r' | b'\n'))
+}
+
 /// Why a TCP tunnel failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TcpError {
@@ -76,7 +82,7 @@ pub struct TcpPump {
     gate: Gate,
     /// Bytes read from the request and not yet written to the socket.
     unwritten: Bytes,
-    /// How many of the socket's bytes are still for the other end; later bytes are read and dropped.
+    /// How many of the socket's bytes are still for the other end; further bytes end the tunnel.
     wanted: u64,
     request_finished: bool,
     socket_finished: bool,
@@ -113,7 +119,8 @@ impl TcpPump {
     }
 
     /// Sends `bytes`, which were already read from the socket, before the bytes still to be read there; `wanted` of the
-    /// latter are sent, and the rest is dropped.
+    /// latter are sent. Further bytes are another request, which no other end would answer: the tunnel ends with a reset, so that the
+    /// application does not wait for the answer.
     #[must_use]
     pub fn behind(mut self, bytes: &[u8], wanted: u64) -> Self {
         if !bytes.is_empty() {
@@ -213,6 +220,12 @@ impl TcpPump {
                 return Poll::Ready(Ok(None));
             }
             let len = usize::try_from(self.wanted).unwrap_or(usize::MAX).min(bytes.len());
+            if is_another_request(&bytes[len..]) {
+                return Poll::Ready(Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "a second request on its connection",
+                )));
+            }
             if self.wanted != u64::MAX {
                 self.wanted -= len as u64;
             }

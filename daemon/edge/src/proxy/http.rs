@@ -203,7 +203,9 @@ fn forward(method: &str, uri: &str, fields: &[httparse::Header<'_>]) -> Result<P
     let named: Vec<String> = values(fields, "connection").flat_map(tokens).collect();
     for field in fields {
         let name = field.name.to_ascii_lowercase();
-        if OWN_FIELDS.contains(&&name[..]) || named.contains(&name) {
+        // The length describes the content, whatever the client says about it (RFC 9110 §7.6.1).
+        let is_for_proxy = name != "content-length" && named.contains(&name);
+        if OWN_FIELDS.contains(&&name[..]) || is_for_proxy {
             continue;
         }
         head.extend(field.name.as_bytes());
@@ -284,7 +286,7 @@ mod tests {
     fn a_request_for_an_http_uri_goes_on_without_what_was_for_the_proxy() {
         let asked = read(
             "POST http://Example.org/a?b HTTP/1.1\r\nHost: other\r\nProxy-Connection: keep-alive\r\nX-Own: 1\r\nAccept: */*\r\n\
-             Connection: x-own, close\r\nProxy-Authorization: Basic x\r\nContent-Length: 3\r\n\r\n",
+             Connection: x-own, close, content-length\r\nProxy-Authorization: Basic x\r\nContent-Length: 3\r\n\r\n",
         );
         let Ok(ProxyOperation::Forward { target, head, content_bytes }) = asked.ask else { panic!("{asked:?}") };
         assert_eq!((target.to_string().as_str(), content_bytes, asked.credentials), ("example.org:80", 3, None));

@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use bytes::BytesMut;
 use config::proxy::ProxyKind;
 use masque::{proxy_status::ErrorType, request::TunnelRefused, target::Target};
-use role::door::reset;
+use role::{door::reset, tcp::is_another_request};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -206,8 +206,11 @@ async fn listen_http(shared: &Shared, client: &mut Client) -> Result<Wish, Denie
             Ok(Wish::Carry { target, told: Told::Connect, first, wanted: u64::MAX })
         }
         ProxyOperation::Forward { target, head, content_bytes } => {
-            // Bytes after the content belong to no request that is served.
             let here = usize::try_from(content_bytes).unwrap_or(usize::MAX).min(client.read.len());
+            // After a reset, the client sends its requests anew, one by one (RFC 9112 §9.3.2).
+            if is_another_request(&client.read[here..]) {
+                return Err(Denied::Gone("pipelined"));
+            }
             let first = [&head[..], &client.read[..here]].concat();
             client.read.clear();
             Ok(Wish::Carry { target, told: Told::Response, first, wanted: content_bytes - here as u64 })

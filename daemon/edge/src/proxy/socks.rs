@@ -169,7 +169,8 @@ pub fn request(bytes: &[u8]) -> Read<(Command, Address), Reply> {
 pub fn reply(reply: Reply, bound: Option<SocketAddr>) -> Vec<u8> {
     let bound = bound.unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into());
     let mut bytes = vec![VERSION, reply as u8, 0];
-    put_ip(bound.ip(), &mut bytes);
+    // A socket for both families gives an IPv4 address as an IPv6 address that contains it, where IPv4 clients cannot send to.
+    put_ip(bound.ip().to_canonical(), &mut bytes);
     bytes.extend(bound.port().to_be_bytes());
     bytes
 }
@@ -277,6 +278,14 @@ mod tests {
         assert_eq!(of(&disguised).unwrap().1, Err(InvalidTarget::NumericName));
         assert_eq!(request(&[5, 1, 0, 2]), Err(Reply::AddressTypeNotSupported));
         assert_eq!(request(&[4, 1, 0, 1]), Err(Reply::Failure));
+    }
+
+    #[test]
+    fn an_ipv4_address_has_its_own_form_in_a_reply_whichever_socket_it_is_of() {
+        let bound = |text: &str| reply(Reply::Succeeded, Some(text.parse().unwrap()));
+        assert_eq!(bound("[::ffff:192.0.2.1]:258"), [5, 0, 0, 1, 192, 0, 2, 1, 1, 2]);
+        assert_eq!(bound("[::ffff:192.0.2.1]:258"), bound("192.0.2.1:258"));
+        assert_eq!(bound("[2001:db8::1]:258")[3], 4);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Clients of the edge's local proxy: an unmodified curl, and SOCKS byte by byte.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 
@@ -87,6 +87,39 @@ fn curl_reaches_a_name_that_only_the_relay_knows_in_every_way_that_it_can_use_a_
     // Each of the two requests goes to its own server over its own connection.
     let (code, two, _) = curl(&site, &["--proxy", &http, "http://web.example/1", "http://10.0.2.2/2"]);
     assert_eq!((code, two.as_str()), (Some(0), "GET /1 HTTP/1.1 at web.example: GET /2 HTTP/1.1 at 10.0.2.2: "));
+}
+
+/// A web server at the target that keeps its connections open, although the requests ask it to close them.
+fn stubborn_web_server(site: &Site) {
+    let listener = site.chain.target.run(|| TcpListener::bind(("::", 80)).unwrap()).unwrap();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            thread::spawn(move || {
+                while stream.read(&mut [0; 4_096]).is_ok_and(|len| len > 0) {
+                    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").unwrap();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_second_request_for_a_uri_is_not_left_without_an_answer() {
+    lab::ring!(Netns);
+    let (site, _names) = site();
+    stubborn_web_server(&site);
+    let edge = edge(&site, "");
+    let mut client = edge.connect(PROXY);
+    client.write_all(b"POST http://web.example/1 HTTP/1.1\r\nContent-Length: 1\r\n\r\nx").unwrap();
+    let mut answer = [0; 40];
+    client.read_exact(&mut answer).unwrap();
+    assert!(answer.ends_with(b"\r\n\r\nok"));
+    client.write_all(b"\r\nGET http://web.example/2 HTTP/1.1\r\n\r\n").unwrap();
+    let ended = |client: &mut TcpStream| client.read(&mut [0]).unwrap_err().kind();
+    assert_eq!(ended(&mut client), ErrorKind::ConnectionReset);
+    let mut hasty = edge.connect(PROXY);
+    hasty.write_all(&b"GET http://web.example/ HTTP/1.1\r\n\r\n".repeat(2)).unwrap();
+    assert_eq!(ended(&mut hasty), ErrorKind::ConnectionReset);
 }
 
 #[test]
