@@ -10,7 +10,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use masque::{
-    h3::{Part, RequestHead, ResponseHead, Role},
+    h3::{Field, Part, RequestHead, ResponseHead, Role},
     priority::Priority,
     request::{self, Consent, TunnelRefused},
     target::Target,
@@ -161,7 +161,9 @@ impl RelayConnection {
     }
 
     /// Sends the head of a request to the relay itself, with the credentials that it needs. The caller reads the answer, and
-    /// reports its end by dropping the returned [`FirstRequest`].
+    /// reports its end by dropping the returned [`FirstRequest`]. The answer to a request with content may take long, so as long as
+    /// we may be strangers, the relay is asked for an interim response (100, RFC 9110 §10.1.1), on which the caller calls
+    /// [`let_in`](Self::let_in).
     ///
     /// # Errors
     /// The connection ended, or the relay is shutting down.
@@ -172,6 +174,9 @@ impl RelayConnection {
         head.fields.extend(self.bearer.as_deref().map(request::proxy_authorization));
         // The semaphore is never closed, so there is always a permit.
         let waiting = self.first.clone().acquire_owned().await.ok();
+        if self.first.available_permits() < FIRST_REQUESTS && head.field("content-length").is_some() {
+            head.fields.push(Field::new("expect", "100-continue"));
+        }
         let request = self.client.request(&head).await?;
         Ok((request, FirstRequest { _waiting: waiting }))
     }

@@ -237,6 +237,10 @@ impl entrance::GatewayAccess for ToGateways {
         asked.link.line().silenced().await;
     }
 
+    fn accepted(&self, asked: &RequestAtGateway) {
+        asked.link.relay.let_in();
+    }
+
     fn answered(&self, asked: &RequestAtGateway, answer: Option<&ResponseHead>) {
         // Without credentials that the gateway accepts, it treats us as a stranger. 401 is about the client's own key.
         if answer.is_some_and(|head| head.status != 407) {

@@ -234,6 +234,11 @@ async fn open(
         Ok(Decision::Model(of)) => {
             let ForModel { gateway, head, asker, places } = *of;
             drop((waiting, rules));
+            if head.field("expect").is_some_and(|expect| expect.eq_ignore_ascii_case(b"100-continue")) {
+                // The client learns that it is no stranger any more, long before a model answers (RFC 9110 §10.1.1). If this fails,
+                // the answer fails, too.
+                _ = request.send.respond(&ResponseHead { status: 100, fields: Vec::new() }).await;
+            }
             // In a box, so that a tunnel's future is not as large as that of a request for a model.
             let served = Box::pin(gateway.serve(request.into(), &head, &relay.classes(), &asker)).await;
             relay.resources.access.served(served);

@@ -93,6 +93,9 @@ pub trait GatewayAccess: Send + Sync + 'static {
     /// Completes when the path of a request is silent and there is another: without an answer yet, the request is sent anew.
     fn lost(&self, place: &Self::Place) -> impl Future<Output = ()> + Send;
 
+    /// Notes that the gateway has accepted a request and works on it.
+    fn accepted(&self, place: &Self::Place);
+
     /// Notes the result of a request: the head of the gateway's answer, or `None`.
     fn answered(&self, place: &Self::Place, answer: Option<&ResponseHead>);
 }

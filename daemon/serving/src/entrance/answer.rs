@@ -72,7 +72,7 @@ impl<P> Answer<P> {
         traffic.add_up(body.len() as u64, 0);
         let head = tokio::select! {
             biased;
-            head = exchange(streams, body) => head,
+            head = exchange(streams, body, || gateways.accepted(place)) => head,
             () = gateways.lost(place), if may_leave => return Outcome::Silent,
         };
         gateways.answered(place, head.as_ref());
@@ -80,8 +80,13 @@ impl<P> Answer<P> {
     }
 }
 
-/// Sends the body of a request and waits for the head of the answer; `None` if none comes.
-async fn exchange(streams: &mut Option<(RecvStream, SendStream)>, body: &Bytes) -> Option<ResponseHead> {
+/// Sends the body of a request and waits for the head of the answer; `None` if none comes. Calls `on_accepted` when the gateway says that
+/// it works on the request (an interim response, RFC 9110 §15.2).
+async fn exchange(
+    streams: &mut Option<(RecvStream, SendStream)>,
+    body: &Bytes,
+    on_accepted: impl Fn(),
+) -> Option<ResponseHead> {
     let (recv, send) = streams.as_mut()?;
     let sending = async {
         for chunk in body.chunks(CHUNK_BYTES) {
@@ -95,6 +100,7 @@ async fn exchange(streams: &mut Option<(RecvStream, SendStream)>, body: &Bytes) 
         loop {
             match recv.part().await.ok()?? {
                 Part::Response(head) if head.status >= 200 => return Some(head),
+                Part::Response(_) => on_accepted(),
                 _ => {}
             }
         }

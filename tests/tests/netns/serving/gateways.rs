@@ -54,6 +54,17 @@ fn a_request_goes_to_another_gateway_where_one_has_no_engine_or_is_gone() {
 }
 
 #[test]
+fn requests_over_a_new_connection_do_not_wait_for_the_answers_to_the_first() {
+    lab::ring!(Netns);
+    // Each answer, without streaming, takes more than twenty seconds.
+    let desk = Desk::with_large(1, 5_000, "", "", "");
+    let mut begun: Vec<_> = (0..40).map(|_| desk.begin_chat(&chat("large", "x", false))).collect();
+    desk.site.wait_for_counts("all requests to arrive", |counts| counts.of("gateway_in_flight") == 40).unwrap();
+    begun.iter_mut().for_each(|curl| curl.kill().unwrap());
+    begun.into_iter().for_each(|mut curl| _ = curl.wait().unwrap());
+}
+
+#[test]
 fn a_gateway_that_restarts_ends_what_it_cannot_finish_and_serves_on() {
     lab::ring!(Netns);
     let mut desk = Desk::new(1, "", "");
