@@ -9,7 +9,7 @@ use std::{
 
 use config::serve::Serve;
 use masque::{
-    h3::{RequestHead, ResponseHead},
+    h3::{ProtocolError, RequestHead, ResponseHead},
     priority::Priority,
 };
 use parking_lot::Mutex;
@@ -20,7 +20,7 @@ use quic::{
 use role::{door::Door, traffic::Traffic};
 use serving::{
     LOAD,
-    entrance::{self, Asked, ClientLimits},
+    entrance::{self, Asked, ClientLimits, NotAsked},
 };
 use tokio::time::{Instant, timeout};
 
@@ -52,9 +52,22 @@ pub struct RequestAtGateway {
     link: Link,
     traffic: Arc<Traffic>,
     _first: FirstRequest,
+    counted: CountedRequest,
+}
+
+/// A request that counts at a gateway until it is dropped.
+struct CountedRequest {
     /// The index of the gateway.
     place: usize,
     health: Arc<Mutex<Vec<GatewayHealth>>>,
+}
+
+impl Drop for CountedRequest {
+    fn drop(&mut self) {
+        if let Some(gateway) = self.health.lock().get_mut(self.place) {
+            gateway.ended();
+        }
+    }
 }
 
 /// A place on another path, for a copy of a request to a gateway.
@@ -69,9 +82,6 @@ impl Drop for RequestAtGateway {
         // A request without an answer, such as a copy that was not needed, says nothing about the size of answers.
         if self.traffic.bytes().1 == 0 {
             self.link.forget_traffic();
-        }
-        if let Some(gateway) = self.health.lock().get_mut(self.place) {
-            gateway.ended();
         }
     }
 }
@@ -128,8 +138,8 @@ impl Clients {
 }
 
 impl ToGateways {
-    /// Chooses an untried gateway, and notes that it gets the request.
-    fn choose(&self, tried: &mut Vec<usize>) -> Option<(&RelayAccess, usize)> {
+    /// Chooses an untried gateway, and counts the request there.
+    fn choose(&self, tried: &mut Vec<usize>) -> Option<(&RelayAccess, CountedRequest)> {
         let see = |access: &RelayAccess| Seen {
             // If there is no connection, this requests one.
             is_within_reach: access.uplink.is_within_reach(),
@@ -149,7 +159,15 @@ impl ToGateways {
         health.get_mut(place)?.asked();
         drop(health);
         tried.push(place);
-        Some((self.accesses.get(place)?, place))
+        Some((self.accesses.get(place)?, CountedRequest { place, health: self.health.clone() }))
+    }
+
+    /// Counts another request at a gateway.
+    fn count(&self, place: usize) -> CountedRequest {
+        if let Some(gateway) = self.health.lock().get_mut(place) {
+            gateway.asked();
+        }
+        CountedRequest { place, health: self.health.clone() }
     }
 
     /// Sends the head of a request over a connection.
@@ -158,7 +176,7 @@ impl ToGateways {
         access: &RelayAccess,
         link: Link,
         class: &Arc<Class>,
-        place: usize,
+        counted: CountedRequest,
         mut head: RequestHead,
     ) -> Result<(Request, RequestAtGateway), h3::Error> {
         let signal = Priority::from_fields(&head.fields);
@@ -169,7 +187,7 @@ impl ToGateways {
         request.set_terms(&Terms { since: Since::First, ..class.terms(None) });
         let traffic = Arc::<Traffic>::default();
         link.carries_traffic(traffic.clone(), class, signal.as_ref());
-        Ok((request, RequestAtGateway { link, traffic, _first: first, place, health: self.health.clone() }))
+        Ok((request, RequestAtGateway { link, traffic, _first: first, counted }))
     }
 
     fn failed(&self, place: usize) {
@@ -184,43 +202,45 @@ impl entrance::GatewayAccess for ToGateways {
 
     type OtherPath = CopyPath;
 
-    async fn ask(&self, head: RequestHead, body_bytes: usize, tried: &mut Vec<usize>) -> Result<Asked<Self>, String> {
-        let (access, chosen) = self.choose(tried).ok_or("no gateway is configured")?;
+    async fn ask(&self, head: RequestHead, body_bytes: usize, tried: &mut Vec<usize>) -> Result<Asked<Self>, NotAsked> {
+        let (access, counted) =
+            self.choose(tried).ok_or_else(|| NotAsked::NoGateway("no gateway is configured".into()))?;
+        let chosen = counted.place;
         let asking = async {
             let signal = Priority::from_fields(&head.fields);
             let request = (signal.as_ref(), body_bytes as u64);
             let (link, copy, class) = access.places_for_request(request).await?;
-            let (request, place) = self.send(access, link, &class, chosen, head).await.map_err(NoConnection::Lost)?;
+            let (request, place) = self.send(access, link, &class, counted, head).await.map_err(NoConnection::Lost)?;
             let other_path = copy.map(|link| CopyPath { link, class, place: chosen });
             Ok(Asked { request, place, other_path })
         };
         let asked = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or(Err(NoConnection::NoAnswer));
         match &asked {
             Ok(_) => _ = access.counters.tunnels_opened.inc(),
+            // The client is at fault, and the gateway was not asked.
+            Err(NoConnection::Lost(h3::Error::Protocol(ProtocolError::Stream(_, why)))) => {
+                access.counters.refuse("invalid_head");
+                return Err(NotAsked::Head(why));
+            }
             Err(error) => {
                 access.refused(error);
                 self.failed(chosen);
-                if let Some(gateway) = self.health.lock().get_mut(chosen) {
-                    gateway.ended();
-                }
             }
         }
-        asked.map_err(|error: NoConnection| error.to_string())
+        asked.map_err(|error: NoConnection| NotAsked::NoGateway(error.to_string()))
     }
 
     async fn copy(&self, path: CopyPath, head: RequestHead) -> Option<(Request, RequestAtGateway)> {
         let CopyPath { link, class, place } = path;
         let access = self.accesses.get(place)?;
-        let asked = timeout(ANSWER_TIMEOUT, self.send(access, link, &class, place, head)).await.ok()?.ok()?;
-        if let Some(gateway) = self.health.lock().get_mut(place) {
-            gateway.asked();
-        }
+        let sending = self.send(access, link, &class, self.count(place), head);
+        let asked = timeout(ANSWER_TIMEOUT, sending).await.ok()?.ok()?;
         access.uplink.note_copy();
         Some(asked)
     }
 
     fn copy_was_first(&self, copy: &RequestAtGateway) {
-        if let Some(access) = self.accesses.get(copy.place) {
+        if let Some(access) = self.accesses.get(copy.counted.place) {
             access.uplink.note_copy_first();
         }
     }
@@ -247,11 +267,33 @@ impl entrance::GatewayAccess for ToGateways {
             asked.link.relay.let_in();
         }
         let Some(head) = answer.filter(|head| ![407, 503].contains(&head.status)) else {
-            return self.failed(asked.place);
+            return self.failed(asked.counted.place);
         };
         let load = head.field(LOAD).and_then(|value| std::str::from_utf8(value).ok()?.trim().parse().ok());
-        if let Some(gateway) = self.health.lock().get_mut(asked.place) {
+        if let Some(gateway) = self.health.lock().get_mut(asked.counted.place) {
             gateway.answered(load, Instant::now());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+    use serving::entrance::GatewayAccess as _;
+
+    use super::*;
+    use crate::tests::unreached;
+
+    #[tokio::test]
+    async fn a_client_that_leaves_before_its_request_is_sent_costs_the_gateway_nothing() {
+        let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); 2]));
+        let gateways = ToGateways { accesses: vec![unreached(), unreached()], health };
+        for _ in 0..3 {
+            let (scheme, authority, path, protocol) = (None, None, None, None);
+            let head = RequestHead { method: "GET".into(), scheme, authority, path, protocol, fields: Vec::new() };
+            let mut tried = Vec::new();
+            assert!(gateways.ask(head, 0, &mut tried).now_or_never().is_none());
+            assert_eq!(tried, [0], "both are as good, so it is the first");
         }
     }
 }

@@ -16,7 +16,13 @@ use std::{
 use bytes::Bytes;
 use futures::future::{Either as Race, select};
 use http_body_util::{BodyExt as _, Either, Full, LengthLimitError, Limited};
-use hyper::{Response, StatusCode, body::Incoming, header::HeaderValue, server::conn::http1, service::service_fn};
+use hyper::{
+    Response, StatusCode,
+    body::{Body as _, Incoming},
+    header::HeaderValue,
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use masque::h3::{Field, RequestHead, ResponseHead};
 use quic::h3::Request;
@@ -31,6 +37,9 @@ const BUDGET: &[u8] = b"x-paced-budget-ms";
 
 /// How long a client may take to send its request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long, and for how many bytes, the edge still reads a body that it has refused.
+const LINGER: (Duration, usize) = (Duration::from_secs(1), 16 << 20);
 
 /// How often a request is sent at most: again only after the gateway was lost.
 const MOST_TRIES: usize = 2;
@@ -54,6 +63,15 @@ pub struct Asked<W: GatewayAccess + ?Sized> {
     pub other_path: Option<W::OtherPath>,
 }
 
+/// Why a request was not sent.
+#[derive(Debug)]
+pub enum NotAsked {
+    /// HTTP/3 cannot carry its head, with the reason: no gateway would get it.
+    Head(&'static str),
+    /// The gateway cannot be reached, with the reason.
+    NoGateway(String),
+}
+
 /// How requests get to a gateway.
 pub trait GatewayAccess: Send + Sync + 'static {
     /// Kept while the request lives.
@@ -66,13 +84,13 @@ pub trait GatewayAccess: Send + Sync + 'static {
     /// gateways, chooses one that was not `tried`, and adds it there. The request's body has `body_bytes`.
     ///
     /// # Errors
-    /// The gateway cannot be reached, with the reason.
+    /// See [`NotAsked`].
     fn ask(
         &self,
         head: RequestHead,
         body_bytes: usize,
         tried: &mut Vec<usize>,
-    ) -> impl Future<Output = Result<Asked<Self>, String>> + Send;
+    ) -> impl Future<Output = Result<Asked<Self>, NotAsked>> + Send;
 
     /// Sends the head of a copy; `None` if that path was lost, or does not accept the request in time.
     fn copy(
@@ -144,7 +162,8 @@ async fn pass<W: GatewayAccess>(
 ) -> Result<Response<Answer<W::Place>>, OpenAiError> {
     let start = Instant::now();
     let (parts, body) = request.into_parts();
-    let body = read(body, limits.max_body_bytes).await?;
+    let expects_continue = parts.headers.contains_key(hyper::header::EXPECT);
+    let body = read(body, expects_continue, limits.max_body_bytes).await?;
     // `GatewayAccess::ask` adds the gateway's authority.
     let mut head = message::head(&parts);
     if !body.is_empty() {
@@ -155,8 +174,9 @@ async fn pass<W: GatewayAccess>(
         tries += 1;
         let asked = match gateways.ask(budgeted(&head, start.elapsed()), body.len(), &mut tried).await {
             Ok(asked) => asked,
+            Err(NotAsked::Head(why)) => return Err(OpenAiError::Head(why)),
             Err(_) if gateways.has_others(&tried) => continue,
-            Err(why) => return Err(OpenAiError::NoGateway(why)),
+            Err(NotAsked::NoGateway(why)) => return Err(OpenAiError::NoGateway(why)),
         };
         let head_now = || budgeted(&head, start.elapsed());
         let (outcome, answer) = race(gateways, asked, head_now, &body, tries < MOST_TRIES).await;
@@ -240,18 +260,44 @@ fn budgeted(head: &RequestHead, elapsed: Duration) -> RequestHead {
     head
 }
 
-/// Reads a client's body.
-async fn read(body: Incoming, max_bytes: usize) -> Result<Bytes, OpenAiError> {
-    let collected = timeout(BODY_TIMEOUT, Limited::new(body, max_bytes).collect()).await;
-    match collected.map_err(|_| OpenAiError::BodyTimeout)? {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(OpenAiError::TooLarge { max_bytes }),
-        Err(_) => Err(OpenAiError::Json("it broke off".into())),
+/// Reads a client's body. If it is refused, the rest is read and dropped for a while: unread bytes would reset the connection before the
+/// client has read the reason.
+async fn read(mut body: Incoming, expects_continue: bool, max_bytes: usize) -> Result<Bytes, OpenAiError> {
+    let refusal = if body.size_hint().lower() > max_bytes as u64 {
+        if expects_continue {
+            // The client sends nothing before it has read the answer (RFC 9110 §10.1.1).
+            return Err(OpenAiError::TooLarge { max_bytes });
+        }
+        OpenAiError::TooLarge { max_bytes }
+    } else {
+        match timeout(BODY_TIMEOUT, Limited::new(&mut body, max_bytes).collect()).await {
+            Ok(Ok(read)) => return Ok(read.to_bytes()),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => OpenAiError::TooLarge { max_bytes },
+            Ok(Err(_)) => return Err(OpenAiError::Json("it broke off".into())),
+            Err(_) => OpenAiError::BodyTimeout,
+        }
+    };
+    tokio::spawn(timeout(LINGER.0, discard(body)));
+    Err(refusal)
+}
+
+/// Reads a body and drops it, within the limits of [`LINGER`].
+async fn discard(mut body: Incoming) {
+    let mut read_bytes = 0;
+    while let Some(Ok(frame)) = body.frame().await
+        && read_bytes < LINGER.1
+    {
+        read_bytes += frame.data_ref().map_or(0, Bytes::len);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
     use super::*;
 
     #[test]
@@ -271,5 +317,67 @@ mod tests {
         assert_eq!(left("200", 30), "170");
         assert_eq!(left(" 20", 30), "0");
         assert_eq!(left("soon", 30), "soon", "the gateway says what it thinks of it");
+    }
+
+    /// The way to gateways of an edge that has none.
+    struct Nowhere;
+
+    impl GatewayAccess for Nowhere {
+        type Place = ();
+        type OtherPath = ();
+
+        async fn ask(&self, _: RequestHead, body_bytes: usize, _: &mut Vec<usize>) -> Result<Asked<Self>, NotAsked> {
+            Err(NotAsked::NoGateway(format!("for {body_bytes} bytes")))
+        }
+
+        async fn copy(&self, (): (), _: RequestHead) -> Option<(Request, ())> {
+            None
+        }
+
+        fn copy_was_first(&self, (): &()) {}
+
+        fn traffic(&self, (): &()) -> Arc<Traffic> {
+            Arc::default()
+        }
+
+        fn has_others(&self, _: &[usize]) -> bool {
+            false
+        }
+
+        async fn lost(&self, (): &()) {}
+
+        fn accepted(&self, (): &()) {}
+
+        fn answered(&self, (): &(), _: Option<&ResponseHead>) {}
+    }
+
+    /// Sends a request to an edge that reads bodies of up to 1,000 bytes, then `body_bytes`, and returns all that the edge answers.
+    async fn send(fields: &str, body_bytes: usize) -> std::io::Result<String> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let mut client = TcpStream::connect(listener.local_addr()?).await?;
+        let (stream, _) = listener.accept().await?;
+        let limits = ClientLimits { max_body_bytes: 1_000, idle: Duration::from_secs(60) };
+        tokio::spawn(async move { serve(stream, &Nowhere, limits).await });
+        let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n\r\n");
+        client.write_all(head.as_bytes()).await?;
+        client.write_all(&vec![b'x'; body_bytes]).await?;
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await?;
+        Ok(answer)
+    }
+
+    #[tokio::test]
+    async fn a_client_whose_body_is_too_large_reads_the_reason_even_if_it_sends_on() {
+        let fits = send("content-length: 1000", 1_000).await.unwrap();
+        assert!(fits.starts_with("HTTP/1.1 503 ") && fits.contains("for 1000 bytes"), "{fits}");
+        let size = 8 << 20;
+        // The line end after the fields belongs to the chunk, which never ends.
+        let chunk = format!("transfer-encoding: chunked\r\n\r\n{:x}", size + 3);
+        for fields in [&format!("content-length: {size}"), &chunk] {
+            let refused = send(fields, size).await.unwrap();
+            assert!(refused.starts_with("HTTP/1.1 413 ") && refused.contains("1000 bytes"), "{refused}");
+        }
+        let early = send("content-length: 1001\r\nexpect: 100-continue", 0).await.unwrap();
+        assert!(early.starts_with("HTTP/1.1 413 "), "the client need not send its body: {early}");
     }
 }

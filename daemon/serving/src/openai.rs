@@ -210,6 +210,9 @@ pub enum OpenAiError {
     /// No engine answers.
     #[error("no engine of the model answers; try again later")]
     NoEngine,
+    /// HTTP/3 cannot carry the head of the request, with the reason.
+    #[error("the head of the request cannot be sent to a gateway: {0}")]
+    Head(&'static str),
     /// No gateway can be reached, with the reason.
     #[error("no gateway can be reached: {0}")]
     NoGateway(String),
@@ -243,7 +246,7 @@ impl OpenAiError {
             Self::ContentType => 415,
             Self::TooLarge { .. } => 413,
             Self::BodyTimeout => 408,
-            Self::Json(_) | Self::NoModel => 400,
+            Self::Json(_) | Self::NoModel | Self::Head(_) => 400,
             Self::Key => 401,
             Self::Crowded | Self::TooManyRequests | Self::TooManyTokens { .. } | Self::MonthUsed { .. } => 429,
             Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway(_) | Self::Late => 503,
@@ -283,6 +286,7 @@ impl OpenAiError {
             Self::TooLarge { .. } => "body_too_large",
             Self::BodyTimeout => "body_timeout",
             Self::Json(_) => "invalid_body",
+            Self::Head(_) => "invalid_head",
             Self::NoModel => "model_missing",
             Self::Key => "invalid_api_key",
             Self::UnknownModel(_) => "model_not_found",

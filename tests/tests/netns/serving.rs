@@ -214,6 +214,7 @@ fn what_cannot_be_answered_is_refused_in_the_form_of_the_api() {
     let mut desk = Desk::new(1, "", "max_body_bytes = 2048");
     let large = format!("{{\"model\":\"large\",\"prompt\":\"{}\"}}", "x".repeat(4000));
     let unknown = chat("largest", "x", true);
+    let cookie = format!("cookie: {}", "x".repeat(20_000));
     for (path, options, status, code) in [
         ("/v1/chat/completions", vec!["--json", "{"], 400, "invalid_body"),
         ("/v1/chat/completions", vec!["--json", "{}"], 400, "model_missing"),
@@ -221,6 +222,7 @@ fn what_cannot_be_answered_is_refused_in_the_form_of_the_api() {
         ("/v1/completions", vec!["-d", "model=large"], 415, "unsupported_media_type"),
         ("/v1/completions", vec!["--json", &unknown], 404, "model_not_found"),
         ("/v1/completions", vec![], 405, "method_not_allowed"),
+        ("/v1/completions", vec!["--json", &unknown, "-H", &cookie], 400, "invalid_head"),
         ("/v2/completions", vec![], 404, "not_found"),
     ] {
         let (found, head, body) = desk.ask(path, &options);
