@@ -126,7 +126,7 @@ pub struct Relay {
     /// The classes of traffic.
     classes: ArcSwap<Classes>,
     /// How connections of each listener order their output until their user is known. Locked while schedules are assigned,
-    /// so that the final ones are those of the policy and the rules in force.
+    /// to connections and to the gateway, so that the final ones are those of the policy and the rules in force.
     schedules: Mutex<HashMap<SocketAddr, Schedules>>,
     /// The open connections.
     pub connections: Table<RelayClient>,
@@ -274,8 +274,14 @@ impl Relay {
     pub fn replace_classes(&self, classes: Arc<Classes>) {
         self.classes.store(classes.clone());
         self.schedule_all();
-        self.gateway.load().iter().for_each(|gateway| gateway.follow(&classes));
+        self.schedule_gateway();
         self.tunnels.all().iter().for_each(|tunnel| tunnel.follow(&classes));
+    }
+
+    /// Applies the policy's schedule to the gateway in force.
+    fn schedule_gateway(&self) {
+        let _schedules = self.schedules.lock();
+        self.gateway.load().iter().for_each(|gateway| gateway.follow(&self.classes()));
     }
 
     /// Returns the gateway that answers requests that are not for a tunnel.
@@ -284,9 +290,11 @@ impl Relay {
         self.gateway.load_full()
     }
 
-    /// Replaces the gateway for new requests; the old one finishes the requests that it has begun.
+    /// Replaces the gateway for new requests; the old one finishes the requests that it has begun. The new one orders requests by
+    /// the policy in force, which may not be the policy that it was prepared with.
     pub fn replace_gateway(&self, gateway: Option<Arc<Gateway>>) {
         self.gateway.store(gateway);
+        self.schedule_gateway();
     }
 
     /// Puts `rules` in force for new requests. Open tunnels keep their grants, but the quotas of their users apply, and

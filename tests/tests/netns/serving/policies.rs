@@ -113,3 +113,41 @@ fn recorded_decisions_make_a_policy_that_is_scored_replayed_and_put_in_force() {
         desk.ask("/v1/chat/completions", &["--json", &chat("auto", "x", true), "-H", "x-paced-budget-ms: 20000"]);
     assert!(head.contains("x-paced-model: large"), "the previous file never chose it: {head}");
 }
+
+#[test]
+fn a_gateway_that_comes_with_another_schedule_orders_what_waits_by_that_schedule() {
+    lab::ring!(Netns);
+    const WAITING: i64 = 4;
+    let policy = r#"
+        [schedule]
+        discipline = "fcfs"
+        [class.urgent]
+        level = "high"
+        [[rule]]
+        class = "urgent"
+        asked_class = "now"
+    "#;
+    // One request at a time, of five tokens.
+    let desk = Desk::with_large(1, 60, "max_in_flight = 1", "max_body_bytes = 100_000", policy);
+    let sections = desk.sections.replace("100_000", "200_000").replace("fcfs", "ml");
+    desk.site.configure(Terms { relay: &desk.relay, sections: &sections, ..Terms::default() }).unwrap();
+    let (code, said) = desk.site.pacectl(&["reload"], "").unwrap();
+    assert_eq!(code, Some(0), "{said}");
+
+    let wait = |count: i64| {
+        let waits = move |counts: &lab::site::Counts| counts.of("gateway_in_flight") == count;
+        desk.site.wait_for_counts("requests to wait", waits).unwrap();
+    };
+    let mut first = desk.begin_chat(&chat("large", "stall 1", true));
+    wait(1);
+    let mut others: Vec<_> = (0..WAITING).map(|_| desk.begin_chat(&chat("large", "x", true))).collect();
+    wait(1 + WAITING);
+    let mut urgent = desk.begin(&["--json", &chat("large", "x", true), "-H", "x-paced-class: now"]);
+    wait(2 + WAITING);
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(urgent.wait().unwrap().success());
+    let left = desk.counts().of("gateway_in_flight");
+    assert!(left >= WAITING - 2, "{left} of {WAITING} earlier requests are left");
+    others.iter_mut().for_each(|other| _ = other.wait().unwrap());
+}
