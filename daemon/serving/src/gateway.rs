@@ -235,6 +235,7 @@ impl Gateway {
             Ok((operation, _)) => self.answer(&mut exchange, operation, head, (&caller, &entry), &mut served).await,
             Err(refusal) => Err(refusal.into()),
         };
+        let mut patience = self.settings.stall_timeout;
         let ended = match ended {
             Ok(()) => {
                 (served.status, served.reason) = (served.status.or(Some(200)), "answered");
@@ -246,7 +247,8 @@ impl Gateway {
                     self.miss(&served);
                 }
                 (served.status, served.reason) = (Some(refusal.status()), refusal.code());
-                refuse(&mut exchange, &refusal).await
+                patience = ANSWER_TIMEOUT;
+                refuse(&mut exchange, &refusal, head.method == b"HEAD"[..]).await
             }
             Err(Failure::Broken(refusal, ended)) => {
                 tracing::debug!(%refusal, "answer broke off");
@@ -258,9 +260,11 @@ impl Gateway {
         };
         (served.passed_tokens, served.first_token) = entry.passed();
         served.duration = began.elapsed();
+        if !exchange.end(ended, patience).await && served.reason == "answered" {
+            served.reason = "cancelled";
+        }
         self.metrics.ended(&served);
         drop((in_flight, entry));
-        exchange.end(ended).await;
         served
     }
 
@@ -415,8 +419,8 @@ async fn respond(
     Ok(())
 }
 
-/// Sends an error of the API as the answer.
-async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError) -> Ended {
+/// Sends an error of the API as the answer; without content if the request `is_head` (RFC 9110 §9.3.2).
+async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError, is_head: bool) -> Ended {
     tracing::debug!(%refusal, "request refused");
     let retry = refusal.retry_after_s().map(|seconds| Field::new("retry-after", seconds.to_string()));
     let own = match refusal {
@@ -425,8 +429,16 @@ async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError) -> Ended {
         OpenAiError::Key => Some(Field::new("www-authenticate", "Bearer")),
         _ => None,
     };
-    let fields = retry.into_iter().chain(own).collect();
-    match respond(exchange, refusal.status(), "application/json", &refusal.body(), fields).await {
+    let fields = retry.into_iter().chain(own);
+    let (status, kind) = (refusal.status(), "application/json");
+    let sent = match is_head {
+        true => {
+            let fields = fields.chain([Field::new("content-type", kind)]).collect();
+            exchange.respond(&ResponseHead { status, fields }).await.map_err(Failure::from)
+        }
+        false => respond(exchange, status, kind, &refusal.body(), fields.collect()).await,
+    };
+    match sent {
         Ok(()) => Ended::Whole,
         Err(_) => Ended::Cut,
     }

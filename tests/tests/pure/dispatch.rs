@@ -218,19 +218,19 @@ async fn never_read(mut end: End, held: usize) {
 fn streams_that_the_peer_does_not_read_hold_up_no_others() {
     let scenario = |mut end: End| async move {
         // More than the peer's window of 1 MiB for each stream; beyond it, nothing can leave.
+        let mut sends = Vec::new();
         for _ in 0..2 {
             let (recv, mut send) = open(&mut end, low()).await;
             send.push(zeros((1 << 20) + (1 << 19)));
-            spawn(async move {
-                _ = read(recv).await;
-                drop(send);
-            });
+            spawn(async move { _ = read(recv).await });
+            sends.push(send);
         }
         time::delay(Duration::from_millis(60)).await;
         assert!(end.dispatcher.ledger().holds_back(), "the streams wait for turns");
         time::delay(Duration::from_millis(4_940)).await;
         assert_eq!(end.dispatcher.ledger().unsent_bytes(), 0, "bytes that cannot leave are not handed over");
         assert!(!end.dispatcher.ledger().holds_back(), "the peer holds them back, not their turns");
+        assert!(sends.iter().all(|send| send.unsent_bytes() == 1 << 19), "what is beyond the window");
         let (recv, send) = open(&mut end, low()).await;
         send_all(send, 10_000);
         assert_eq!(answer(recv).await, Some(8));

@@ -94,6 +94,12 @@ impl ScheduledSendStream {
         }
     }
 
+    /// Returns how many queued bytes have not been sent yet; 0 once the stream has ended.
+    #[must_use]
+    pub fn unsent_bytes(&self) -> u64 {
+        self.of.hub.lock().streams.slot(self.name).map_or(0, |slot| slot.unsent_bytes())
+    }
+
     /// Ready when fewer than `bytes` wait for their turn.
     fn poll_below(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), StreamWriteError>> {
         let mut state = self.of.hub.lock();

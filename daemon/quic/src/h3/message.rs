@@ -145,6 +145,12 @@ impl SendStream {
         self.stream.poll_acknowledged(cx).map_err(Error::from)
     }
 
+    /// Returns how many queued bytes have not been sent yet; 0 once the stream has ended.
+    #[must_use]
+    pub fn unsent_bytes(&self) -> u64 {
+        self.stream.unsent_bytes()
+    }
+
     /// Asks to be woken when the stream takes no more bytes.
     ///
     /// # Errors

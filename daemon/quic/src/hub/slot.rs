@@ -110,6 +110,11 @@ impl Slot {
         self.error.is_some() || (self.finished && self.queue.is_empty() && self.ledger.sent_bytes() >= self.handed)
     }
 
+    /// Returns how many bytes wait for their turn, or were handed over and have not been sent for the first time.
+    pub(crate) fn unsent_bytes(&self) -> u64 {
+        self.queue.bytes() as u64 + self.handed.saturating_sub(self.ledger.sent_bytes())
+    }
+
     /// Returns how many more bytes the peer allows to be handed over; unlimited under
     /// [`Binding::Early`](crate::binding::Binding::Early).
     pub(crate) fn credit(&self, ledger: &Ledger) -> u64 {

@@ -5,6 +5,10 @@ use std::{
     future::poll_fn,
     io,
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -19,14 +23,14 @@ use masque::{
 use quic::{
     class::Terms,
     dispatch::Ahead,
-    h3::{Error, Request},
+    h3::{Error, Request, SendStream},
 };
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
 };
 
-/// How long a client may take to receive the end of an answer, or a refusal.
+/// How long a client may take to receive a refusal, or an answer of the gateway's own.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long, and up to how many bytes, the gateway reads the rest of a body after an early answer, over TCP. Otherwise,
@@ -72,8 +76,10 @@ pub(super) enum Ended {
 pub struct TcpExchange {
     body: Incoming,
     head: Option<oneshot::Sender<ResponseHead>>,
-    /// Pieces of the answer, and `None` after the last. Without the `None`, the answer is incomplete.
-    pieces: mpsc::Sender<Option<Bytes>>,
+    /// Pieces of the answer.
+    pieces: mpsc::Sender<Bytes>,
+    /// Set before `pieces` is dropped if the answer is complete. It takes no place among the pieces, so that a slow client gets its end.
+    is_whole: Arc<AtomicBool>,
     /// Closed as soon as the client no longer waits for the answer.
     left: oneshot::Sender<Infallible>,
 }
@@ -86,8 +92,8 @@ pub struct Awaited {
 
 /// The body of an answer, on its way to a connection over TCP.
 pub struct ResponseBody {
-    pieces: mpsc::Receiver<Option<Bytes>>,
-    is_over: bool,
+    pieces: mpsc::Receiver<Bytes>,
+    is_whole: Arc<AtomicBool>,
     _left: oneshot::Receiver<Infallible>,
 }
 
@@ -109,8 +115,9 @@ impl TcpExchange {
     pub fn new(body: Incoming) -> (Self, Awaited) {
         let ((head, awaited), (pieces, coming)) = (oneshot::channel(), mpsc::channel(PIECES));
         let (left, leaving) = oneshot::channel();
-        let answer = ResponseBody { pieces: coming, is_over: false, _left: leaving };
-        (Self { body, head: Some(head), pieces, left }, Awaited { head: awaited, answer })
+        let is_whole = Arc::<AtomicBool>::default();
+        let answer = ResponseBody { pieces: coming, is_whole: is_whole.clone(), _left: leaving };
+        (Self { body, head: Some(head), pieces, is_whole, left }, Awaited { head: awaited, answer })
     }
 
     /// Reads the rest of the body within the limits of [`LINGER`].
@@ -141,15 +148,9 @@ impl Body for ResponseBody {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        if self.is_over {
-            return Poll::Ready(None);
-        }
         Poll::Ready(match ready!(self.pieces.poll_recv(cx)) {
-            Some(Some(piece)) => Some(Ok(Frame::data(piece))),
-            Some(None) => {
-                self.is_over = true;
-                None
-            }
+            Some(piece) => Some(Ok(Frame::data(piece))),
+            None if self.is_whole.load(Ordering::Acquire) => None,
             // hyper then ends the connection, or resets the stream, so that the client does not take a part for the
             // whole.
             None => Some(Err(io::ErrorKind::BrokenPipe.into())),
@@ -229,7 +230,7 @@ impl Exchange {
             }
             Self::Tcp(tcp) => match tcp.pieces.try_reserve() {
                 Ok(room) => {
-                    room.send(Some(Bytes::copy_from_slice(content)));
+                    room.send(Bytes::copy_from_slice(content));
                     Ok(true)
                 }
                 Err(mpsc::error::TrySendError::Full(())) => Ok(false),
@@ -242,7 +243,7 @@ impl Exchange {
     pub(super) async fn send(&mut self, content: &[u8]) -> Result<(), Gone> {
         match self {
             Self::Stream(request) => Ok(request.send.send(h3::data_frame(content)).await?),
-            Self::Tcp(tcp) => tcp.pieces.send(Some(Bytes::copy_from_slice(content))).await.map_err(|_| Gone),
+            Self::Tcp(tcp) => tcp.pieces.send(Bytes::copy_from_slice(content)).await.map_err(|_| Gone),
         }
     }
 
@@ -269,26 +270,146 @@ impl Exchange {
         }
     }
 
-    /// Ends the answer.
-    pub(super) async fn end(self, ended: Ended) {
+    /// Ends the answer. On a stream, waits until the client has received all of it; a client that takes none of it for as long as its
+    /// `patience` loses the rest, which would fill memory. Returns whether the client may have all of it.
+    pub(super) async fn end(self, ended: Ended, patience: Duration) -> bool {
         match (self, ended) {
             (Self::Stream(Request { recv, mut send, .. }), Ended::Whole) => {
                 // The rest of the body is not read: after an early answer, it has no use.
                 recv.stop(Code::NoError);
                 send.finish();
                 // A reset may overtake unacknowledged bytes, or discard them at the client.
-                _ = timeout(ANSWER_TIMEOUT, poll_fn(|cx| send.poll_acknowledged(cx))).await;
+                let is_taken = is_taken(&mut send, patience).await;
+                if !is_taken {
+                    send.reset(Code::RequestCancelled);
+                }
+                is_taken
             }
             (Self::Stream(Request { recv, send, .. }), Ended::Cut) => {
                 recv.stop(Code::RequestCancelled);
                 send.reset(Code::InternalError);
+                false
             }
             (Self::Tcp(mut tcp), Ended::Whole) => {
                 _ = timeout(LINGER.0, tcp.discard_body()).await;
-                _ = timeout(ANSWER_TIMEOUT, tcp.pieces.send(None)).await;
+                tcp.is_whole.store(true, Ordering::Release);
+                true
             }
-            // Dropped without the `None` after the last piece.
-            (Self::Tcp(_), Ended::Cut) => {}
+            (Self::Tcp(_), Ended::Cut) => false,
         }
+    }
+}
+
+/// Bytes on their way to a client.
+trait Departing {
+    /// Returns how many of them have not been sent yet.
+    fn unsent_bytes(&self) -> u64;
+
+    /// Ready when the client has received all of them, or receives no more.
+    fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+}
+
+impl Departing for SendStream {
+    fn unsent_bytes(&self) -> u64 {
+        Self::unsent_bytes(self)
+    }
+
+    fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.poll_acknowledged(cx).map(drop)
+    }
+}
+
+/// Waits until bytes on their way are over; `false` if none of them left for as long as `patience`.
+async fn is_taken(bytes: &mut impl Departing, patience: Duration) -> bool {
+    loop {
+        let before = bytes.unsent_bytes();
+        if timeout(patience, poll_fn(|cx| bytes.poll_over(cx))).await.is_ok() {
+            return true;
+        }
+        if bytes.unsent_bytes() >= before {
+            return false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::{Request, Response, server, service::service_fn};
+    use hyper_util::rt::TokioIo;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        time::{Instant, sleep},
+    };
+
+    use super::*;
+
+    /// A client that takes so many bytes each second, and acknowledges the last of them.
+    struct Client {
+        left_bytes: u64,
+        per_second: u64,
+        since: Instant,
+        wake: Pin<Box<tokio::time::Sleep>>,
+    }
+
+    impl Client {
+        fn taking(left_bytes: u64, per_second: u64) -> Self {
+            Self { left_bytes, per_second, since: Instant::now(), wake: Box::pin(sleep(Duration::ZERO)) }
+        }
+    }
+
+    impl Departing for Client {
+        fn unsent_bytes(&self) -> u64 {
+            self.left_bytes.saturating_sub(self.since.elapsed().as_secs() * self.per_second)
+        }
+
+        fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+            while self.unsent_bytes() > 0 {
+                ready!(self.wake.as_mut().poll(cx));
+                self.wake.as_mut().reset(Instant::now() + Duration::from_secs(1));
+            }
+            Poll::Ready(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_may_take_long_for_an_answer_but_not_pause_for_long() {
+        let (began, patience) = (Instant::now(), Duration::from_secs(30));
+        assert!(is_taken(&mut Client::taking(1_000, 1), patience).await);
+        assert_eq!(began.elapsed().as_secs(), 1_000);
+        assert!(!is_taken(&mut Client::taking(1_000, 0), patience).await);
+        assert_eq!(began.elapsed().as_secs(), 1_030);
+    }
+
+    /// Serves one request with so many pieces of 64 KiB, and returns what a client receives that begins to read after a minute.
+    async fn received(pieces: usize, ended: Ended) -> Vec<u8> {
+        let (mut ours, theirs) = tokio::io::duplex(1 << 10);
+        let answer = service_fn(move |request: Request<Incoming>| async move {
+            let (exchange, awaited) = TcpExchange::new(request.into_body());
+            tokio::spawn(async move {
+                let mut exchange = Exchange::Tcp(exchange);
+                let fields = Vec::new();
+                exchange.respond(&ResponseHead { status: 200, fields }).await.unwrap();
+                for _ in 0..pieces {
+                    exchange.send(&[b'x'; 1 << 16]).await.unwrap();
+                }
+                exchange.end(ended, Duration::ZERO).await
+            });
+            let (_, answer) = awaited.answer().await?;
+            Ok::<_, io::Error>(Response::new(answer))
+        });
+        tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
+        ours.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        sleep(Duration::from_secs(60)).await;
+        let mut all = Vec::new();
+        ours.read_to_end(&mut all).await.unwrap();
+        all
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_complete_answer_reaches_its_end_however_late_the_client_reads_it() {
+        for pieces in 1..3 * PIECES {
+            assert!(received(pieces, Ended::Whole).await.ends_with(b"\r\n0\r\n\r\n"), "{pieces} pieces");
+        }
+        assert!(!received(2, Ended::Cut).await.ends_with(b"\r\n0\r\n\r\n"), "an answer that is cut has no end");
     }
 }
