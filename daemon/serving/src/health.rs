@@ -2,11 +2,11 @@
 //!
 //! | an engine | gets requests again |
 //! |---|---|
-//! | takes no connections, and is checked | when a check finds it ready |
+//! | takes no connections, and is checked | when a check finds it ready, or it answers a request that it has |
 //! | takes no connections, and is not checked | after a while, by a client's request |
 //! | failed [`FAULTS`] requests in a row | after a while, unless a check found it not ready |
 //! | tells a check that it is not ready | when a check finds it ready |
-//! | was silent for [`SILENCES`] checks in a row | when a check finds it ready |
+//! | was silent for [`SILENCES`] checks in a row | when a check finds it ready, or it answers a request that it has |
 
 /// How many requests in a row an engine must fail before it gets none for a while.
 pub const FAULTS: u32 = 5;
@@ -64,8 +64,11 @@ pub struct Health {
     is_checked: bool,
     /// Whether a request or a check has ever succeeded.
     is_proven: bool,
-    /// Whether only a check brings it back.
+    /// Whether it gets no requests until a check finds it ready, or it answers.
     is_down: bool,
+    /// Whether it told the last check that it is not ready: it may still answer the requests that it has, and only a check brings it
+    /// back.
+    is_unready: bool,
     /// How many requests in a row it failed, and how many checks in a row it left unanswered.
     faults: u32,
     silences: u32,
@@ -107,14 +110,14 @@ impl Health {
     /// Whether the engine gets requests.
     #[must_use]
     pub const fn is_usable(&self, now_ns: u64) -> bool {
-        !self.is_down && self.ejected_until_ns <= now_ns
+        !self.is_down && !self.is_unready && self.ejected_until_ns <= now_ns
     }
 
     /// Whether it gets requests, and why not.
     #[must_use]
     pub const fn verdict(&self, now_ns: u64) -> EngineHealth {
         match self.ejected_until_ns.saturating_sub(now_ns) {
-            _ if self.is_down => EngineHealth::Down,
+            _ if self.is_down || self.is_unready => EngineHealth::Down,
             0 if self.is_proven => EngineHealth::Ready,
             0 => EngineHealth::Untried,
             for_ns => EngineHealth::Ejected { for_ns },
@@ -129,7 +132,9 @@ impl Health {
 
     /// Notes that the engine answered a request correctly.
     pub fn succeeded(&mut self) {
-        *self = Self { is_checked: self.is_checked, is_proven: true, ..Self::default() };
+        let trouble = self.trouble.take().filter(|_| self.is_unready);
+        let Self { is_checked, is_unready, .. } = *self;
+        *self = Self { is_checked, is_unready, is_proven: true, trouble, ..Self::default() };
     }
 
     /// Notes that the engine failed a request, and why. An engine that is out of reach gets no requests for a while. An
@@ -153,13 +158,13 @@ impl Health {
     pub fn checked(&mut self, found: Found, why: &str, is_last: bool) {
         match found {
             Found::Ready => {
-                (self.is_down, self.is_proven, self.silences) = (false, true, 0);
+                (self.is_down, self.is_unready, self.is_proven, self.silences) = (false, false, true, 0);
                 if self.faults == 0 {
                     self.trouble = None;
                 }
             }
             Found::NotReady => {
-                self.is_down = true;
+                self.is_unready = true;
                 self.note(why);
             }
             Found::Silent => {
@@ -237,6 +242,19 @@ mod tests {
         assert_eq!(health.verdict(0), EngineHealth::Down);
         health.succeeded();
         assert_eq!(health.verdict(0), EngineHealth::Ready, "an answer shows that it is there");
+    }
+
+    #[test]
+    fn an_engine_that_says_that_it_is_not_ready_stays_away_whatever_it_answers_until_a_check_finds_it_ready() {
+        let mut health = Health::new(true);
+        health.checked(Found::NotReady, "it drains", false);
+        health.succeeded();
+        assert_eq!((health.verdict(0), health.trouble()), (EngineHealth::Down, Some("it drains")));
+        health.failed(Fault::OutOfReach, "refused", false, 0);
+        health.succeeded();
+        assert!(!health.is_usable(u64::MAX), "it still answers what it has");
+        health.checked(Found::Ready, "", false);
+        assert_eq!((health.verdict(0), health.trouble()), (EngineHealth::Ready, None));
     }
 
     #[test]
