@@ -71,7 +71,7 @@ pub struct Gateway {
     live: Arc<Live>,
     decisions: Decisions,
     clock: Clock,
-    /// The checks of its engines, while it is in force.
+    /// The checks of its engines, and their return after an ejection.
     checking: Mutex<JoinSet<()>>,
 }
 
@@ -170,13 +170,16 @@ impl Gateway {
         }))
     }
 
-    /// Starts checks of engines on a runtime, and shows the engines among the metrics. Call it when the gateway takes effect; the
-    /// checks last as long as the gateway.
+    /// Starts checks of engines on a runtime, brings ejected engines back, and shows the engines among the metrics. Call it when the
+    /// gateway takes effect; the checks last as long as the gateway.
     pub fn begin(&self, runtime: &Handle) {
         let mut checking = self.checking.lock();
         if checking.is_empty() {
             let models = self.models.iter().filter_map(|model| Some((model, model.checks.as_ref()?)));
             models.for_each(|(model, checks)| checks.begin(&model.urls, &mut checking, runtime));
+            for model in &self.models {
+                checking.spawn_on(model.engines.clone().readmit(self.clock), runtime);
+            }
         }
         let quotas = self.settings.keys.iter().filter_map(|key| Some((key.name.as_str().into(), key.monthly_tokens?)));
         self.metrics.show_quotas(quotas.collect(), self.tenants.spending());

@@ -130,6 +130,12 @@ impl Health {
         self.trouble.as_deref()
     }
 
+    /// Returns when the engine's ejection ends, if it is ejected.
+    #[must_use]
+    pub fn ejected_until_ns(&self, now_ns: u64) -> Option<u64> {
+        Some(self.ejected_until_ns).filter(|until_ns| *until_ns > now_ns)
+    }
+
     /// Notes that the engine answered a request correctly.
     pub fn succeeded(&mut self) {
         let trouble = self.trouble.take().filter(|_| self.is_unready);

@@ -12,8 +12,9 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use quic::clock::Clock;
 use sched::stream::Discipline;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use self::{affinity::Affinity, queue::Queue};
 pub use self::{
@@ -38,6 +39,8 @@ pub struct Engines {
     /// The maximum of waiting requests.
     most_waiting: usize,
     now_ns: fn() -> u64,
+    /// Notified of each failure, which may have ejected an engine.
+    failed: Notify,
 }
 
 #[derive(Debug)]
@@ -133,7 +136,7 @@ impl Engines {
             queue: Queue::new(discipline),
             affinity: Affinity::default(),
         };
-        Arc::new(Self { state: Mutex::new(state), most_in_flight, most_waiting, now_ns })
+        Arc::new(Self { state: Mutex::new(state), most_in_flight, most_waiting, now_ns, failed: Notify::new() })
     }
 
     /// Notes whether these engines will be checked, and how long their reports count, in nanoseconds.
@@ -225,6 +228,36 @@ impl Engines {
             replica.failed += 1;
         }
         state.give_up_without_engines(now_ns);
+        drop(state);
+        self.failed.notify_one();
+    }
+
+    /// Gives waiting requests the places of engines whose ejection ends, by this clock, until dropped. Without it, such an engine gets
+    /// only new requests.
+    pub async fn readmit(self: Arc<Self>, clock: Clock) {
+        loop {
+            let failed = self.failed.notified();
+            match self.next_end_ns((clock.now_ns)()) {
+                None => failed.await,
+                Some(until_ns) => tokio::select! {
+                    () = failed => {}
+                    () = (clock.sleep_until)(until_ns) => self.look_again((clock.now_ns)()),
+                },
+            }
+        }
+    }
+
+    /// Returns when the next ejection of an engine ends, if any is ejected.
+    fn next_end_ns(&self, now_ns: u64) -> Option<u64> {
+        let state = self.state.lock();
+        state.replicas.iter().filter_map(|replica| replica.health.ejected_until_ns(now_ns)).min()
+    }
+
+    fn look_again(self: &Arc<Self>, now_ns: u64) {
+        let mut state = self.state.lock();
+        let unwanted = self.give_places(&mut state, now_ns);
+        drop(state);
+        drop(unwanted);
     }
 
     /// Notes what a check of an engine found, and why. An engine that is ready again gets waiting requests.

@@ -220,6 +220,31 @@ fn an_engine_that_a_check_finds_ready_gets_what_waits_and_one_that_is_not_leaves
     drop((first, second));
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_waits_gets_the_place_of_an_engine_whose_ejection_ends_though_nothing_else_happens() {
+    fn sleep_until(at_ns: u64) -> quic::clock::Sleep {
+        Box::pin(async move {
+            tokio::time::sleep(std::time::Duration::from_nanos(at_ns - NOW_NS.get())).await;
+            NOW_NS.set(at_ns);
+        })
+    }
+    let clock = Clock { now_ns: || NOW_NS.get(), sleep_until };
+    let engines = Engines::new(2, 1, 3, Discipline::Fcfs, clock.now_ns);
+    let returning = tokio::spawn(engines.clone().readmit(clock));
+    let first = now(engines.take(due(1), &[]));
+    let waiting = {
+        let second = now(engines.take(due(1), &[]));
+        let waiting = later(engines.take(due(1), &[]));
+        engines.failed(second.replica, Fault::OutOfReach, "");
+        waiting
+    };
+    let began = tokio::time::Instant::now();
+    let place = waiting.await.unwrap();
+    assert_eq!((place.replica, began.elapsed().as_secs()), (1, 1), "the first one still has its request");
+    returning.abort();
+    drop(first);
+}
+
 #[test]
 fn another_discipline_orders_what_waits_already() {
     let engines = engines(1, 1);
