@@ -6,6 +6,10 @@ use serde::{Deserialize, de::IgnoredAny};
 /// The maximum size of an event, in bytes.
 const MAX_EVENT_BYTES: usize = 1 << 20;
 
+/// The maximum of tokens that an engine can bill for a prompt and for an answer: the largest body has 256 MiB, and a token at least a
+/// byte. Larger numbers are an engine's fault, and would use up months and distort predictions.
+const MOST_TOKENS: (u64, u64) = (1 << 28, 1 << 20);
+
 /// The tokens that an engine bills (`usage` of the OpenAI API).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct TokenUsage {
@@ -44,6 +48,17 @@ struct Answer<'a> {
     timings: Option<&'a serde_json::value::RawValue>,
 }
 
+impl TokenUsage {
+    /// Returns no more than an engine can bill.
+    fn bounded(self) -> Self {
+        let (prompt, completion) = MOST_TOKENS;
+        Self {
+            prompt_tokens: self.prompt_tokens.min(prompt),
+            completion_tokens: self.completion_tokens.min(completion),
+        }
+    }
+}
+
 impl TokenReport {
     /// Reads the report of a complete answer without streaming.
     #[must_use]
@@ -62,13 +77,13 @@ impl TokenReport {
         self.timings = timings.and_then(|timings| serde_json::from_str(timings.get()).ok()).or(self.timings);
     }
 
-    /// Returns what the engine billed, once it has reported both prompt and answer.
+    /// Returns what the engine billed, once it has reported both prompt and answer; at most what an engine can bill.
     #[must_use]
     pub fn usage(&self) -> Option<TokenUsage> {
         let timed = |Timings { prompt_n, cache_n, predicted_n }| {
             Some(TokenUsage { prompt_tokens: cache_n?.saturating_add(prompt_n), completion_tokens: predicted_n })
         };
-        self.usage.or_else(|| self.timings.and_then(timed))
+        self.usage.or_else(|| self.timings.and_then(timed)).map(TokenUsage::bounded)
     }
 
     /// Returns the best count of tokens: the engine's count, or else `passed` tokens for the answer and `prompt_tokens` for the
@@ -84,6 +99,7 @@ impl TokenReport {
                 said => passed.max(said.unwrap_or(0)),
             },
         }
+        .bounded()
     }
 }
 
@@ -321,6 +337,19 @@ mod tests {
         assert_eq!(count(r#"{"usage":{"prompt_tokens":8,"completion_tokens":6}}"#), usage(8, 6));
         assert_eq!(count(r#"{"timings":{"cache_n":0,"prompt_n":3,"predicted_n":5}}"#), usage(3, 5));
         assert_eq!([count("{}"), count("x")], [usage(90, 0); 2]);
+    }
+
+    #[test]
+    fn no_number_of_an_engine_bills_more_than_a_prompt_and_an_answer_can_have() {
+        let (prompt_tokens, completion_tokens) = MOST_TOKENS;
+        let most = TokenUsage { prompt_tokens, completion_tokens };
+        for body in [
+            r#"{"usage":{"prompt_tokens":18446744073709551615,"completion_tokens":18446744073709551615}}"#,
+            r#"{"timings":{"cache_n":18446744073709551615,"prompt_n":1,"predicted_n":18446744073709551615}}"#,
+        ] {
+            let report = TokenReport::of_answer(body.as_bytes());
+            assert_eq!((report.usage(), report.count(0, 0, true), report.count(0, 0, false)), (Some(most), most, most));
+        }
     }
 
     #[test]
