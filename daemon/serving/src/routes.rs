@@ -153,6 +153,14 @@ impl Route {
         ns.map(Duration::from_nanos)
     }
 
+    /// Returns how many tokens of the answer an engine has probably made within this time: of the expected ones, the part that the time
+    /// is of the prediction. 0 for an unknown engine.
+    #[must_use]
+    pub fn made_within(&self, elapsed: Duration) -> u64 {
+        let part = self.predicted().map_or(0.0, |predicted| elapsed.div_duration_f64(predicted).min(1.0));
+        (part * f64::from(self.request.expected_tokens)).round() as u64
+    }
+
     /// Whether it is predicted to miss its limits.
     #[must_use]
     pub fn is_late(&self) -> bool {

@@ -31,7 +31,7 @@ use crate::{
     places::{EnginePlace, Fault, PrefixHashes},
     routes::{Lesson, Route},
     served::Served,
-    sse::{EventStreamParser, TokenReport},
+    sse::{EventStreamParser, TokenReport, TokenUsage},
     tenants::TenantRequest,
     upstream::Unanswered,
 };
@@ -89,8 +89,10 @@ struct Answering<'a> {
     lesson: Lesson<'a>,
     /// When its first token passed, if tokens are streamed.
     first_token: Option<Duration>,
-    /// Whether the engine has begun an answer that is not an error.
-    has_begun: bool,
+    /// The status of its answer, once that has begun.
+    status: Option<StatusCode>,
+    /// Whether its answer is a stream of events.
+    is_streamed: bool,
     /// Its report of tokens.
     report: TokenReport,
 }
@@ -109,15 +111,14 @@ impl Pass<'_> {
             place,
             lesson: self.gateway.routes.begin(&self.route, place.replica),
             first_token: None,
-            has_begun: false,
+            status: None,
+            is_streamed: false,
             report: TokenReport::default(),
         };
+        let asked = Instant::now();
         self.entry.at_work();
         let ended = self.pass(exchange, body, &mut by).await;
-        // After a refusal, another engine may still answer the request.
-        if by.has_begun && !matches!(ended, Err(Failure::Refused(_))) {
-            let prompt_tokens = u64::from(self.route.prompt_tokens());
-            let usage = by.report.count(prompt_tokens, by.lesson.tokens(), ended.is_ok());
+        if let Some(usage) = self.usage(&by, &ended, asked.elapsed()) {
             served.usage = Some(usage);
             let Payer { user, class, tenant } = self.payer;
             self.gateway.metrics.used((&self.model.name, user, &class.policy().name), usage);
@@ -132,16 +133,35 @@ impl Pass<'_> {
         })
     }
 
+    /// Returns the tokens that the engine has used within `elapsed`; `None` if it refused the request or failed, in which case another
+    /// engine may still answer the request. Without streaming, tokens are made long before the answer begins: if the client does not
+    /// wait for it, or it takes too long, an estimate by time counts.
+    fn usage(&self, by: &Answering<'_>, ended: &Result<StatusCode, Failure>, elapsed: Duration) -> Option<TokenUsage> {
+        let is_refused = by.status.is_some_and(|status| !status.is_success());
+        match ended {
+            Err(Failure::Refused(refusal)) if *refusal != OpenAiError::EngineTimeout => return None,
+            _ if is_refused => return None,
+            _ => {}
+        }
+        let passed = match by.is_streamed || ended.is_ok() {
+            true => by.lesson.tokens(),
+            false if self.operation == Operation::Embeddings => 0,
+            false => self.route.made_within(elapsed),
+        };
+        Some(by.report.count(u64::from(self.route.prompt_tokens()), passed, ended.is_ok()))
+    }
+
     /// Sends the request to the engine and passes its answer on; returns its status.
     async fn pass(&self, exchange: &mut Exchange, body: &Bytes, by: &mut Answering<'_>) -> Result<StatusCode, Failure> {
         let answer = self.ask(exchange, body, by.place).await?;
         let status = answer.status();
+        by.status = Some(status);
         if status.is_success() {
-            by.has_begun = true;
             self.payer.pass(u64::from(self.route.prompt_tokens()));
         }
         let kind = answer.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
         let is_events = kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"text/event-stream"));
+        by.is_streamed = is_events;
         match is_events {
             true => self.pass_events(exchange, answer, by).await?,
             false => by.report = self.pass_whole(exchange, answer, by.place).await?,

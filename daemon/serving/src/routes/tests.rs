@@ -107,6 +107,19 @@ fn answer(routes: &Routes, engines: &[Arc<Engines>], model: usize, (first_ms, st
 }
 
 #[test]
+fn an_engine_has_made_the_part_of_an_answer_for_which_it_had_time() {
+    let (routes, engines) = routes(8);
+    let route = || routes.route(named(&[0]), &wanted(Some(10_000)), ClientPath::default()).unwrap();
+    assert_eq!(route().made_within(Duration::from_secs(1_000)), 0, "nothing is known of the engine");
+    (0..60).for_each(|_| answer(&routes, &engines, 0, (50, 40)));
+    let route = route();
+    let predicted = route.predicted().unwrap();
+    let made = [0, 1, 2, 20].map(|halves| route.made_within(predicted * halves / 2));
+    let expected = u64::from(route.request.expected_tokens);
+    assert_eq!(made, [0, expected / 2, expected, expected], "{route:?}");
+}
+
+#[test]
 fn the_best_model_that_meets_the_deadline_answers_once_its_engine_is_known() {
     let (routes, engines) = routes(8);
     let choose = |budget_ms| routes.route(either(&[0, 1]), &wanted(Some(budget_ms)), ClientPath::default()).unwrap();
