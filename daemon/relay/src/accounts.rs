@@ -14,9 +14,7 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge as Shown},
     registry::Registry,
 };
-use role::{account::UserAccount, limits::GaugePlace, month::Month};
-
-use crate::holder::Holder;
+use role::{account::UserAccount, holder::Holder, limits::GaugePlace, month::Month};
 
 /// How many accounts are kept before unused ones are removed.
 const KEPT: usize = 1024;

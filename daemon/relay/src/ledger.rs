@@ -69,7 +69,7 @@ mod tests {
     use config::quota::Quota;
 
     use super::*;
-    use crate::holder::Holder;
+    use role::holder::Holder;
 
     struct Folder(PathBuf);
 

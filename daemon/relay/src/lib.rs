@@ -12,7 +12,6 @@ pub mod accounts;
 pub mod auth;
 mod connect;
 mod counters;
-pub mod holder;
 pub mod host_addresses;
 pub mod ledger;
 mod request;

@@ -9,7 +9,7 @@ use masque::{
     request::{self, Host, Refusal, TunnelRequest},
 };
 use quic::class::{Class, Terms};
-use role::limits::GaugePlace;
+use role::{holder::Holder, limits::GaugePlace};
 use socket2::SockRef;
 
 use super::{
@@ -20,7 +20,6 @@ use super::{
 };
 use crate::{
     auth::{AuthError, User},
-    holder::Holder,
     resolve::ResolveError,
 };
 

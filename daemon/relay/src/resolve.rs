@@ -32,6 +32,7 @@ use hickory_resolver::{
     },
 };
 use prometheus_client::metrics::counter::Counter;
+use role::holder::Holder;
 use socket2::{Domain, Socket, Type};
 use tokio::{
     runtime::Handle,
@@ -40,7 +41,6 @@ use tokio::{
 };
 
 use self::cache::Cache;
-use crate::holder::Holder;
 
 mod cache;
 #[cfg(test)]

@@ -22,7 +22,7 @@ use quic::{
     h3::{self, Error, MessageLimits, Request},
     stirred::either,
 };
-use role::{gate::Gate, limits::Gauge, tcp::TcpPump, traffic::UserTraffic, tunnel::UdpTunnel};
+use role::{gate::Gate, holder::Holder, limits::Gauge, tcp::TcpPump, traffic::UserTraffic, tunnel::UdpTunnel};
 use s2n_quic::{Server, connection::Connection};
 use serving::gateway::{Asker, Gateway};
 use socket2::SockRef;
@@ -32,7 +32,6 @@ use crate::{
     Phase, Relay, RelayClient, Resources, Rules,
     access::record::{self, RefusedRequest},
     connect::ConnectedTarget,
-    holder::Holder,
     request::{self, Admitted, Attempt, HeldPlaces, mark},
     tunnels::RelayTunnel,
     udp::UdpPump,

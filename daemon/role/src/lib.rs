@@ -6,6 +6,7 @@ pub mod account;
 pub mod bind_error;
 pub mod door;
 pub mod gate;
+pub mod holder;
 pub mod journal;
 pub mod kept;
 pub mod labelled;

@@ -20,9 +20,10 @@ use config::{engine::EngineUrl as Url, policy::Late};
 use masque::h3::{Field, RequestHead, ResponseHead};
 use parking_lot::Mutex;
 use quic::{class::Classes, clock::Clock};
+use role::holder::Holder;
 use routing::decision::AnswerOutcome;
 use sched::route::Curve;
-use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet, time::timeout};
+use tokio::{runtime::Handle, task::JoinSet, time::timeout};
 
 use crate::{
     decisions::Decisions,
@@ -49,6 +50,7 @@ mod tries;
 
 use self::{
     answer::Done,
+    body::Bodies,
     caller::Caller,
     exchange::{ANSWER_TIMEOUT, Ended, Gone},
 };
@@ -65,8 +67,8 @@ pub struct Gateway {
     routes: Routes,
     tenants: Tenants,
     prefixes: Prefixes,
-    /// A permit for each KiB that bodies may still take.
-    bodies: Arc<Semaphore>,
+    /// The bodies of its requests.
+    bodies: Arc<Bodies>,
     metrics: GatewayMetrics,
     live: Arc<Live>,
     decisions: Decisions,
@@ -160,7 +162,7 @@ impl Gateway {
             tenants: Tenants::new(&settings.keys, spending, clock.now_ns),
             prefixes: Prefixes::default(),
             models,
-            bodies: Arc::new(Semaphore::new((settings.bodies_bytes as usize).div_ceil(body::UNIT_BYTES))),
+            bodies: Bodies::new(settings.bodies_bytes as usize),
             settings: settings.clone(),
             metrics,
             live,
@@ -284,7 +286,8 @@ impl Gateway {
             return Err(OpenAiError::ContentType.into());
         }
         let tenant = caller.tenant.clone().map(|tenant| self.tenants.begin(tenant, SystemTime::now())).transpose()?;
-        let body = body::read(exchange, self.settings.max_body_bytes as usize, &self.bodies).await?;
+        let share = self.bodies.begin(Holder::of(caller.user(), caller.asker.client));
+        let body = body::read(exchange, self.settings.max_body_bytes as usize, share).await?;
         let fields = RoutingFields::read(&body.bytes)?;
         let terms = caller.terms(Some(&fields));
         exchange.set_terms(&terms);

@@ -96,7 +96,7 @@ pub struct EngineStatus {
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPlace {
-    /// The maximum of requests waits.
+    /// The maximum of requests waits, in total or for this user.
     Crowded,
     /// No engine is left: each has failed, now or with this request.
     NoEngine,
@@ -156,7 +156,7 @@ impl Engines {
     /// already tried does not wait.
     ///
     /// # Errors
-    /// Too many requests wait, or no engine is left: each has failed, now or with this request.
+    /// Too many requests wait, in total or for one user, or no engine is left: each has failed, now or with this request.
     pub fn take(self: &Arc<Self>, claim: impl Into<Claim>, tried: &[usize]) -> Result<Turn, NoPlace> {
         let (now_ns, mut claim) = ((self.now_ns)(), claim.into());
         let wish = Wish { prefix: std::mem::take(&mut claim.prefix), preferred: claim.preferred };
@@ -172,7 +172,9 @@ impl Engines {
         {
             return Ok(Turn::Now(EnginePlace { engines: self.clone(), replica, affinity }));
         }
-        if !tried.is_empty() || state.queue.len() >= self.most_waiting {
+        // A user may have as many waiting as others still could, so that it does not keep all others out (dynamic thresholds).
+        let room = self.most_waiting.saturating_sub(state.queue.len());
+        if !tried.is_empty() || room == 0 || state.queue.of(claim.user.as_ref()) >= room {
             return Err(NoPlace::Crowded);
         }
         let waiting = self.enqueue(&mut state, claim, wish);

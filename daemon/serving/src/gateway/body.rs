@@ -1,12 +1,11 @@
-//! Bodies of requests, with a common bound.
+//! Bodies of requests, with a common bound of which each holder has a share.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
-};
+use parking_lot::Mutex;
+use role::holder::Holder;
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     Failure,
@@ -14,33 +13,111 @@ use super::{
 };
 use crate::openai::OpenAiError;
 
-/// How many bytes a permit of the bound covers.
-pub(super) const UNIT_BYTES: usize = 1 << 10;
+/// The unit in which the bound counts.
+const UNIT_BYTES: usize = 1 << 10;
 
 /// How long a client may take for the next piece of its body.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long a client may take for all of its body: this long, and as long as the bytes that have arrived take at this rate. Otherwise, a
+/// few slow clients could hold the bound for hours.
+const BODY_TIMEOUT: (Duration, u32) = (Duration::from_secs(30), 64 << 10);
+
+/// The bodies of all requests.
+#[derive(Debug)]
+pub(super) struct Bodies(Mutex<Shares>);
+
+#[derive(Debug)]
+struct Shares {
+    free_units: usize,
+    held: HashMap<Holder, Held>,
+}
+
+/// The bodies of one holder.
+#[derive(Debug, Default)]
+struct Held {
+    bodies: usize,
+    units: usize,
+}
+
+/// A place for one body, given back when dropped.
+#[derive(Debug)]
+pub(super) struct BodyShare {
+    of: Arc<Bodies>,
+    holder: Holder,
+    units: usize,
+}
+
+impl Bodies {
+    /// Returns a bound of so many bytes for all bodies together.
+    pub(super) fn new(most_bytes: usize) -> Arc<Self> {
+        let free_units = most_bytes.div_ceil(UNIT_BYTES);
+        Arc::new(Self(Mutex::new(Shares { free_units, held: HashMap::new() })))
+    }
+
+    /// Begins a body, of which no byte has arrived yet.
+    pub(super) fn begin(self: &Arc<Self>, holder: Holder) -> BodyShare {
+        self.0.lock().held.entry(holder.clone()).or_default().bodies += 1;
+        BodyShare { of: self.clone(), holder, units: 0 }
+    }
+}
+
+impl BodyShare {
+    /// Grows to `bytes`. A holder's only body needs room; several bodies of one holder may also have no more than stays free (dynamic
+    /// thresholds, Choudhury and Hahne 1998), so that no holder takes more than half of the bound from others.
+    fn grow(&mut self, bytes: usize) -> Result<(), OpenAiError> {
+        let more = bytes.div_ceil(UNIT_BYTES).saturating_sub(self.units);
+        let mut shares = self.of.0.lock();
+        let Shares { free_units, held } = &mut *shares;
+        let left = free_units.checked_sub(more).ok_or(OpenAiError::Crowded)?;
+        let Some(held) = held.get_mut(&self.holder) else { return Err(OpenAiError::Crowded) };
+        if more > 0 && held.bodies > 1 && held.units + more > left {
+            return Err(OpenAiError::Crowded);
+        }
+        held.units += more;
+        self.units += more;
+        *free_units = left;
+        Ok(())
+    }
+}
+
+impl Drop for BodyShare {
+    fn drop(&mut self) {
+        let mut shares = self.of.0.lock();
+        shares.free_units += self.units;
+        if let Some(held) = shares.held.get_mut(&self.holder) {
+            held.bodies -= 1;
+            held.units -= self.units;
+            if held.bodies == 0 {
+                shares.held.remove(&self.holder);
+            }
+        }
+    }
+}
+
 /// A complete body, which counts against the bound while it lives.
 pub(super) struct Body {
     pub(super) bytes: Bytes,
-    _held: OwnedSemaphorePermit,
+    _share: BodyShare,
 }
 
-/// Reads a body of up to `max_bytes`, if `bound` has permits for it.
-pub(super) async fn read(exchange: &mut Exchange, max_bytes: usize, bound: &Arc<Semaphore>) -> Result<Body, Failure> {
-    let (mut body, mut held) = (BytesMut::new(), take(bound, 0)?);
+/// Reads a body of up to `max_bytes`, if there is room for it.
+pub(super) async fn read(exchange: &mut Exchange, max_bytes: usize, mut share: BodyShare) -> Result<Body, Failure> {
+    let (began, mut body) = (Instant::now(), BytesMut::new());
     loop {
-        let part = timeout(PIECE_TIMEOUT, exchange.piece()).await.map_err(|_| OpenAiError::BodyTimeout)?;
-        match part {
+        let (longest, bytes_per_sec) = BODY_TIMEOUT;
+        let all_until = began + longest + Duration::from_secs_f64(body.len() as f64 / f64::from(bytes_per_sec));
+        let until = all_until.min(Instant::now() + PIECE_TIMEOUT);
+        match timeout_at(until, exchange.piece()).await.map_err(|_| OpenAiError::BodyTimeout)? {
             Ok(Some(piece)) => {
-                if body.len() + piece.len() > max_bytes {
+                let len = body.len() + piece.len();
+                if len > max_bytes {
                     return Err(OpenAiError::TooLarge { max_bytes }.into());
                 }
-                let units = (body.len() + piece.len()).div_ceil(UNIT_BYTES) - body.len().div_ceil(UNIT_BYTES);
-                held.merge(take(bound, units)?);
+                share.grow(len)?;
                 body.extend_from_slice(&piece);
             }
-            Ok(None) => return Ok(Body { bytes: body.freeze(), _held: held }),
+            Ok(None) => return Ok(Body { bytes: body.freeze(), _share: share }),
             Err(Unread::Malformed) => {
                 return Err(OpenAiError::Json("its content is not what its head says".into()).into());
             }
@@ -49,6 +126,28 @@ pub(super) async fn read(exchange: &mut Exchange, max_bytes: usize, bound: &Arc<
     }
 }
 
-fn take(bound: &Arc<Semaphore>, units: usize) -> Result<OwnedSemaphorePermit, OpenAiError> {
-    bound.clone().try_acquire_many_owned(units as u32).map_err(|_| OpenAiError::Crowded)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(name: &str) -> Holder {
+        Holder::User(name.into())
+    }
+
+    #[test]
+    fn many_bodies_of_one_holder_leave_room_for_those_of_another() {
+        let bodies = Bodies::new(64 * UNIT_BYTES);
+        let mut greedy: Vec<_> = (0..64).map(|_| bodies.begin(holder("greedy"))).collect();
+        let granted = greedy.iter_mut().filter_map(|share| share.grow(UNIT_BYTES).ok()).count();
+        assert_eq!(granted, 32, "half of it");
+        let mut other = [bodies.begin(holder("other")), bodies.begin(holder("other"))];
+        assert_eq!(other.each_mut().map(|share| share.grow(8 * UNIT_BYTES)), [Ok(()), Ok(())]);
+        assert_eq!(greedy[0].grow(2 * UNIT_BYTES), Err(OpenAiError::Crowded), "others have less room than it has");
+        drop((greedy, other));
+        let mut only = bodies.begin(holder("greedy"));
+        assert_eq!(only.grow(64 * UNIT_BYTES), Ok(()), "a single body may be as large as all together");
+        assert_eq!(bodies.begin(holder("other")).grow(1), Err(OpenAiError::Crowded));
+        drop(only);
+        assert!(bodies.0.lock().held.is_empty());
+    }
 }

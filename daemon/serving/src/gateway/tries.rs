@@ -34,6 +34,7 @@ impl Gateway {
             service: terms.service_since((self.clock.now_ns)()),
             class: terms.class.policy().name.as_str().into(),
             tenant: pass.payer.tenant.map(|request| (request.tenant().name.clone(), request.tenant().weight)),
+            user: pass.payer.user.cloned(),
             tokens: pass.route.tokens(),
             prefix: pass.prefix.clone(),
             preferred: self.routes.preferred(&pass.route),

@@ -20,6 +20,8 @@ pub struct Claim {
     pub class: Arc<str>,
     /// Its tenant, and the tenant's weight beside others of the class; requests without a tenant share as one.
     pub tenant: Option<(Arc<str>, u16)>,
+    /// The user among whose waiting requests it counts; `None` if users are not known.
+    pub user: Option<Arc<str>>,
     /// How many tokens it is expected to use.
     pub tokens: u64,
     /// The hashes of its prompt's beginning, which an engine may know.
@@ -42,11 +44,14 @@ pub(super) struct Queue<T> {
     all: Ordered,
     slots: Vec<Option<Slot<T>>>,
     classes: BTreeMap<Arc<str>, Shares>,
+    /// How many requests of each user wait.
+    users: BTreeMap<Arc<str>, usize>,
 }
 
 #[derive(Debug)]
 struct Slot<T> {
     value: T,
+    user: Option<Arc<str>>,
     class: Arc<str>,
     /// The tenant's flow in its class, and the request's name there.
     flow: usize,
@@ -108,12 +113,17 @@ impl Ordered {
 
 impl<T> Queue<T> {
     pub(super) const fn new(discipline: Discipline) -> Self {
-        Self { all: Ordered::new(discipline), slots: Vec::new(), classes: BTreeMap::new() }
+        Self { all: Ordered::new(discipline), slots: Vec::new(), classes: BTreeMap::new(), users: BTreeMap::new() }
     }
 
     /// Returns how many requests wait.
     pub(super) fn len(&self) -> usize {
         self.all.streams.len()
+    }
+
+    /// Returns how many requests of a user wait.
+    pub(super) fn of(&self, user: Option<&Arc<str>>) -> usize {
+        user.and_then(|user| self.users.get(user)).copied().unwrap_or_default()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -131,7 +141,7 @@ impl<T> Queue<T> {
 
     /// Adds a request; returns its name in this queue.
     pub(super) fn add(&mut self, claim: Claim, value: T) -> u32 {
-        let Claim { service, class, tenant, tokens, prefix: _, preferred: _ } = claim;
+        let Claim { service, class, tenant, user, tokens, prefix: _, preferred: _ } = claim;
         let slot = free(&mut self.slots);
         let discipline = self.all.clock.discipline();
         let shares = self.classes.entry(class.clone()).or_insert_with(|| Shares {
@@ -141,7 +151,10 @@ impl<T> Queue<T> {
         });
         let flow = shares.flow(tenant, discipline);
         let name = shares.add(flow, slot, service);
-        self.slots[slot] = Some(Slot { value, class, flow, name, tokens });
+        if let Some(user) = &user {
+            *self.users.entry(user.clone()).or_default() += 1;
+        }
+        self.slots[slot] = Some(Slot { value, user, class, flow, name, tokens });
         self.all.add(slot as u32, service);
         slot as u32
     }
@@ -183,6 +196,12 @@ impl<T> Queue<T> {
     }
 
     fn leave(&mut self, slot: &Slot<T>, is_served: bool) {
+        if let Some((user, waiting)) = slot.user.as_ref().and_then(|user| Some((user, self.users.get_mut(user)?))) {
+            *waiting -= 1;
+            if *waiting == 0 {
+                self.users.remove(user);
+            }
+        }
         let Some(shares) = self.classes.get_mut(&slot.class) else { return };
         shares.leave(slot.flow, slot.name, is_served.then_some(slot.tokens));
         // Past waiting gives a tenant no credit once no request of the class waits.
@@ -256,7 +275,8 @@ mod tests {
     const EDF: Discipline = Discipline::Edf { expiry: Expiry::Soft };
 
     fn claim(class: &str, tenant: &str, weight: u16, tokens: u64) -> Claim {
-        Claim { class: class.into(), tenant: Some((tenant.into(), weight)), tokens, ..Claim::default() }
+        let user = Some(tenant.into());
+        Claim { class: class.into(), tenant: Some((tenant.into(), weight)), user, tokens, ..Claim::default() }
     }
 
     fn serve<T>(queue: &mut Queue<T>) -> Option<T> {
@@ -359,7 +379,7 @@ mod tests {
                 prop_assert_eq!(queue.len(), waiting.len());
             }
             while serve(&mut queue).is_some() {}
-            prop_assert!(queue.is_empty() && queue.classes.is_empty());
+            prop_assert!(queue.is_empty() && queue.classes.is_empty() && queue.users.is_empty());
         }
     }
 }

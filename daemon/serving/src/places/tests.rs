@@ -125,6 +125,26 @@ fn what_waits_gets_places_as_the_discipline_says_and_more_than_may_is_refused() 
 }
 
 #[test]
+fn a_user_whose_requests_wait_leaves_places_in_the_queue_to_others() {
+    let engines = Engines::new(1, 1, 8, Discipline::Fcfs, || 0);
+    let first = now(engines.take(Claim::default(), &[]));
+    let of = |user: &str| engines.take(Claim { user: Some(user.into()), ..Claim::default() }, &[]);
+    let mut waiting: Vec<_> = (0..4).map(|_| later(of("greedy"))).collect();
+    assert!(matches!(of("greedy"), Err(NoPlace::Crowded)), "as many as are left");
+    waiting.extend([later(of("other")), later(of("other"))]);
+    assert!(matches!(of("other"), Err(NoPlace::Crowded)));
+    waiting.push(later(of("third")));
+    drop(waiting.drain(..4));
+    waiting.push(later(of("greedy")));
+    waiting.extend((0..2).map(|_| later(engines.take(Claim::default(), &[]))));
+    waiting.push(later(of("fourth")));
+    waiting.push(later(of("fifth")));
+    assert!(matches!(of("sixth"), Err(NoPlace::Crowded)), "all are taken");
+    drop((first, waiting));
+    assert_eq!(engines.waiting(), 0);
+}
+
+#[test]
 fn a_request_that_gives_up_waits_no_longer_and_keeps_no_place() {
     let engines = engines(1, 1);
     let first = now(engines.take(due(1), &[]));

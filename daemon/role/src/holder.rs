@@ -1,4 +1,4 @@
-//! The party to which the relay charges a tunnel or a lookup.
+//! The party to which a shared resource is charged: a tunnel, a lookup, a body.
 
 use std::{
     net::{IpAddr, SocketAddr},
