@@ -30,7 +30,7 @@ use crate::{
     learned::{Learned, LearnedEngine},
     live::{Live, LiveRequest},
     metrics::GatewayMetrics,
-    openai::{OpenAiError, Operation, RoutingFields},
+    openai::{OpenAiError, Operation, RoutingFields, excerpt},
     places::{Engines, Prefixes},
     routes::{AliasPolicies, AnswerTiming, Route, RouteQuery, Routes, Wanted},
     served::Served,
@@ -46,6 +46,8 @@ mod caller;
 mod exchange;
 mod overview;
 mod silence;
+#[cfg(test)]
+mod tests;
 mod tries;
 
 use self::{
@@ -291,7 +293,7 @@ impl Gateway {
         let fields = RoutingFields::read(&body.bytes)?;
         let terms = caller.terms(Some(&fields));
         exchange.set_terms(&terms);
-        (served.class, served.asked) = (terms.class.policy().name.clone(), fields.model.clone());
+        (served.class, served.asked) = (terms.class.policy().name.clone(), excerpt(&fields.model).to_owned());
         let began = Instant::now();
         let wanted = Wanted::of(head, terms.deadline_ns, &fields, body.bytes.len());
         let (mut models, alias) = self.named(&fields.model)?;
@@ -384,7 +386,7 @@ impl Gateway {
         }
         let at = self.settings.aliases.iter().position(|alias| alias.name == name);
         let alias = at.and_then(|at| self.settings.aliases.get(at));
-        let alias = alias.ok_or_else(|| OpenAiError::UnknownModel(name.to_owned()))?;
+        let alias = alias.ok_or_else(|| OpenAiError::unknown_model(name))?;
         Ok((alias.models.iter().filter_map(|name| place(name)).collect(), at))
     }
 }

@@ -7,6 +7,16 @@ use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 
+/// How much of a client's own text errors and records repeat, in bytes. A body may consist of one name, and neither of them counts
+/// against the bound on bodies.
+const EXCERPT_BYTES: usize = 256;
+
+/// Returns the beginning of a client's text, for errors and records: at most 256 bytes, in whole letters.
+#[must_use]
+pub fn excerpt(text: &str) -> &str {
+    text.get(..text.floor_char_boundary(EXCERPT_BYTES)).unwrap_or_default()
+}
+
 /// The served operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
@@ -114,7 +124,7 @@ impl RoutingFields {
         if !text.trim_start().starts_with('{') {
             return Err(OpenAiError::Json("it is no object".into()));
         }
-        let read: Body<'_> = serde_json::from_str(text).map_err(|error| OpenAiError::Json(error.to_string()))?;
+        let read: Body<'_> = serde_json::from_str(text).map_err(|error| OpenAiError::unreadable(&error))?;
         let raw = read.model.ok_or(OpenAiError::NoModel)?.get();
         let model: String = serde_json::from_str(raw).map_err(|_| OpenAiError::NoModel)?;
         // A raw value is a part of the text that it was read from.
@@ -237,6 +247,21 @@ pub enum OpenAiError {
 const RETRY_AFTER_S: u32 = 1;
 
 impl OpenAiError {
+    /// Returns the error of a request that names a model that does not exist.
+    #[must_use]
+    pub fn unknown_model(name: &str) -> Self {
+        Self::UnknownModel(excerpt(name).to_owned())
+    }
+
+    /// Returns the error of a body that is not a request. The parser's text may quote a whole value of the body.
+    fn unreadable(error: &serde_json::Error) -> Self {
+        let (text, line, column) = (error.to_string(), error.line(), error.column());
+        match excerpt(&text) {
+            whole if whole.len() == text.len() => Self::Json(text),
+            start => Self::Json(format!("{start}… at line {line} column {column}")),
+        }
+    }
+
     /// Returns the status to answer with (RFC 9110 §15).
     #[must_use]
     pub const fn status(&self) -> u16 {
@@ -392,6 +417,21 @@ mod tests {
             let refusal = RoutingFields::read(body).unwrap_err();
             assert_eq!((refusal.code(), refusal.status()), (code, 400), "{}", String::from_utf8_lossy(body));
         }
+    }
+
+    #[test]
+    fn an_error_repeats_only_the_beginning_of_a_long_text_of_the_client() {
+        let long = "\u{7f}ä".repeat(1 << 18);
+        for (key, code) in
+            [("max_tokens", "invalid_body"), ("service_tier\":1,\"x", "invalid_body"), (&long, "model_missing")]
+        {
+            let text = format!(r#"{{"{key}":"{long}"}}"#).replace('\u{7f}', "\\u007f");
+            let refusal = RoutingFields::read(text.as_bytes()).unwrap_err();
+            assert_eq!(refusal.code(), code);
+            assert!(refusal.body().len() < 4_096, "{code}: {} bytes", refusal.body().len());
+        }
+        let refusal = OpenAiError::unknown_model(&long);
+        assert!(refusal.body().len() < 4_096 && refusal.to_string().contains(r"\u{7f}ä"), "{refusal}");
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub struct Served {
     pub operation: &'static str,
     /// The name of its class; empty until its body was read.
     pub class: String,
-    /// The model or the alias that it named; empty until its body was read.
+    /// The model or the alias that it named, cut to 256 bytes; empty until its body was read.
     pub asked: String,
     /// The model that answered or was to answer; empty if none was chosen.
     pub model: Arc<str>,
