@@ -267,11 +267,12 @@ impl Gateway {
         };
         (served.passed_tokens, served.first_token) = entry.passed();
         served.duration = began.elapsed();
-        if !exchange.end(ended, patience).await && served.reason == "answered" {
-            served.reason = "cancelled";
-        }
         self.metrics.ended(&served);
         drop((in_flight, entry));
+        if !exchange.end(ended, patience).await {
+            self.metrics.untaken();
+            served.reason = if served.reason == "answered" { "cancelled" } else { served.reason };
+        }
         served
     }
 

@@ -123,6 +123,7 @@ pub struct GatewayMetrics {
     full: Counter,
     handshakes: Family<[(&'static str, &'static str); 1], Counter>,
     evicted: Counter,
+    untaken: Counter,
 }
 
 /// A request in service, counted while this lives.
@@ -151,6 +152,7 @@ impl Default for GatewayMetrics {
             full: Counter::default(),
             handshakes: Family::default(),
             evicted: Counter::default(),
+            untaken: Counter::default(),
         }
     }
 }
@@ -189,6 +191,8 @@ impl GatewayMetrics {
         let help =
             "Clients at the gateway's own listeners that had no request admitted yet and made room for another client";
         registry.register("gateway_evicted_clients", help, self.evicted.clone());
+        let help = "Answers over HTTP/3 that were discarded as their clients took none of them for the time of a stall";
+        registry.register("gateway_untaken_answers", help, self.untaken.clone());
         let help = "Times that a client had to wait as the gateway's own listener had all its connections";
         registry.register("gateway_connections_full", help, self.full.clone());
     }
@@ -221,6 +225,11 @@ impl GatewayMetrics {
     /// Counts a client that made room for another before any of its requests was admitted.
     pub(crate) fn evicted(&self) {
         self.evicted.inc();
+    }
+
+    /// Counts an answer over HTTP/3 whose client took none of it for so long that the rest was discarded.
+    pub(crate) fn untaken(&self) {
+        self.untaken.inc();
     }
 
     /// Counts a check of an engine.

@@ -271,7 +271,7 @@ impl Exchange {
     }
 
     /// Ends the answer. On a stream, waits until the client has received all of it; a client that takes none of it for as long as its
-    /// `patience` loses the rest, which would fill memory. Returns whether the client may have all of it.
+    /// `patience` loses the rest, which would fill memory. Returns whether the client took what it was to get.
     pub(super) async fn end(self, ended: Ended, patience: Duration) -> bool {
         match (self, ended) {
             (Self::Stream(Request { recv, mut send, .. }), Ended::Whole) => {
@@ -288,14 +288,14 @@ impl Exchange {
             (Self::Stream(Request { recv, send, .. }), Ended::Cut) => {
                 recv.stop(Code::RequestCancelled);
                 send.reset(Code::InternalError);
-                false
+                true
             }
             (Self::Tcp(mut tcp), Ended::Whole) => {
                 _ = timeout(LINGER.0, tcp.discard_body()).await;
                 tcp.is_whole.store(true, Ordering::Release);
                 true
             }
-            (Self::Tcp(_), Ended::Cut) => false,
+            (Self::Tcp(_), Ended::Cut) => true,
         }
     }
 }

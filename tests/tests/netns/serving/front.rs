@@ -115,8 +115,7 @@ fn plain_clients_are_served_by_either_version_of_http_with_the_same_keys_classes
     let counts =
         desk.site.wait_for_counts("all requests to end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
     let used = counts.of(r#"gateway_tokens_total{model="large",kind="output",user="ann",class="plain"}"#);
-    // Two clients left a stream after up to three tokens, and two left before an answer of expectedly up to 16.
-    assert!((24..=24 + 2 * 3 + 2 * 16).contains(&used), "{used} tokens");
+    assert!((24..=44).contains(&used), "{used} tokens, not 24 and up to the five expected for each client that left");
     assert!(counts.of(r#"gateway_handshakes_total{result="crowded"}"#) >= 18, "{counts:#?}");
 }
 
