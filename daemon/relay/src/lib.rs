@@ -125,7 +125,7 @@ pub struct Relay {
     /// The classes of traffic.
     classes: ArcSwap<Classes>,
     /// How connections of each listener order their output until their user is known. Locked while schedules are assigned,
-    /// to connections and to the gateway, so that the final ones are those of the policy and the rules in force.
+    /// so that the final ones are those of the policy and the rules in force.
     schedules: Mutex<HashMap<SocketAddr, Schedules>>,
     /// The open connections.
     pub connections: Table<RelayClient>,
@@ -273,12 +273,6 @@ impl Relay {
         self.classes.store(classes.clone());
         self.schedule_all();
         self.tunnels.all().iter().for_each(|tunnel| tunnel.follow(&classes));
-    }
-
-    /// Applies the policy's schedule to the gateway in force.
-    fn schedule_gateway(&self) {
-        let _schedules = self.schedules.lock();
-        self.gateway.load().iter().for_each(|gateway| gateway.follow(&self.classes()));
     }
 
     /// Returns the gateway that answers requests that are not for a tunnel.
