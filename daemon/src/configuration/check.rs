@@ -416,9 +416,9 @@ access = "journal"
         let writers = "control.enabled = false\ncontrol.writers = [\"root\", \"no-such-user\"]\n";
         let warnings = folder.check(&text.replace("control.enabled = false\n", writers)).unwrap();
         for told in [
-            ["line 6: relay.private_key: ", "every user of this machine can read"],
+            ["line 7: relay.private_key: ", "every user of this machine can read"],
             ["line 2: control.writers: ", "no user no-such-user"],
-            ["line 8: relay.token.name: ", "the token of alice has expired"],
+            ["line 9: relay.token.name: ", "the token of alice has expired"],
             ["line 4: relay.templates: ", "no listener has the port 443"],
         ] {
             let is_told = |warning: &&String| told.iter().all(|part| warning.contains(part));
