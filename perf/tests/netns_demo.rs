@@ -149,9 +149,9 @@ fn a_demo_whose_guard_is_killed_ends_and_what_it_left_is_removed_by_the_next() {
 fn what_makes_no_sense_is_refused_before_anything_starts() {
     lab::ring!(Netns);
     for (arguments, said) in [
-        (&["--loads", "0"][..], "loads lie between"),
-        (&["--seconds", "0.5"], "requests arrive for"),
-        (&["--mbit", "0"], "the link has"),
+        (&["--loads", "0"][..], "loads must be between"),
+        (&["--seconds", "0.5"], "requests must arrive for"),
+        (&["--mbit", "0"], "the link's rate must be between"),
         (&["--json", "/nonexistent/rows.json"], "there is no folder for /nonexistent/rows.json"),
         (&["--engine", "vllm"], "possible values"),
     ] {
