@@ -11,7 +11,7 @@ use super::own_sockets;
 pub struct BindError {
     address: SocketAddr,
     cause: io::Error,
-    /// Where this process itself listens, if that is why the address is taken.
+    /// The address on which this process itself listens, if that is why binding failed.
     own: Option<SocketAddr>,
 }
 

@@ -1,4 +1,4 @@
-//! A local TCP address that accepts clients, up to a number of them at once.
+//! A local TCP address that accepts a limited number of clients at once.
 
 use std::{
     io,
@@ -19,8 +19,8 @@ use crate::accept::Accepting;
 /// The backlog of a local address while it accepts no connections.
 const BACKLOG: i32 = 1024;
 
-/// After how long without a packet a client is probed, how often, and after how many unanswered probes its connection ends. Clients
-/// whose host vanished, or that are behind a lost path, would otherwise hold their places for ever.
+/// TCP keepalive: the silence before a client's first probe, the interval between probes, and the number of unanswered probes after
+/// which its connection ends. Otherwise, clients whose host or path has vanished would keep their places for ever.
 const PROBES: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(15), 4);
 
 /// Called when a client has to wait for a place.
@@ -83,7 +83,8 @@ impl Door {
         self.max_connections
     }
 
-    /// Waits for a place and then for a client, which keeps the place. The connection ends by itself if the client's host vanishes.
+    /// Waits for a place and then for a client, and returns the client with its place. Keepalive probes end the connection if the
+    /// client's host vanishes.
     pub async fn next(&mut self) -> (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>) {
         if self.places.available_permits() == 0 {
             (self.on_full)();

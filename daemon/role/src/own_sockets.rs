@@ -9,8 +9,8 @@ use std::{
 
 use config::targets::Protocol;
 
-/// Returns an address on which this process listens and which keeps `address` from being bound: the same port, and the same IP address
-/// or the unspecified one. `None` if there is none, or the kernel does not say.
+/// Returns an address on which this process listens and that prevents binding `address`: the ports are equal, and the IP addresses are
+/// equal or one is unspecified. Returns `None` if there is none, or if it cannot be read from `/proc`.
 #[must_use]
 pub fn overlapping(protocol: Protocol, address: SocketAddr) -> Option<SocketAddr> {
     let links = fs::read_dir("/proc/self/fd").ok()?.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
@@ -39,7 +39,7 @@ fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() == other.port() && (ip.is_unspecified() || other_ip.is_unspecified() || ip == other_ip)
 }
 
-/// Returns the inode of the socket to which a link in `/proc/self/fd` leads: `socket:[INODE]`.
+/// Returns the inode of a socket from its link in `/proc/self/fd`: `socket:[INODE]`.
 fn socket_inode(link: &Path) -> Option<u64> {
     link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Which class a request for a model is of: the rules of the policy decide, at a gateway and at an edge alike.
+//! The class of a request for a model: the policy's rules choose it, at a gateway and at an edge alike.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -9,10 +9,10 @@ use quic::class::{Class, Classes};
 
 use crate::openai::RoutingFields;
 
-/// The field in which a client asks for a class; rules decide what it gets.
+/// The header field in which a client requests a class. Rules decide which class the client gets.
 const ASKED_CLASS: &str = "x-paced-class";
 
-/// Returns what rules know of a request with this head, once its body was read with what that says.
+/// Returns the properties of a request that rules can match: those of its head and, once the body has been read, of its `fields`.
 pub(crate) fn subject<'a>(
     user: Option<&'a str>,
     listener: SocketAddr,
@@ -28,15 +28,15 @@ pub(crate) fn subject<'a>(
     }
 }
 
-/// The classes of requests at a local address of an edge: of all the class that the configuration names there, or else of each the
-/// class that the policy's rules give it. They follow the policy. Clones share them.
+/// Gives each request at a local address of an edge its class: the class that the configuration names for the address, or else the
+/// class that the policy's rules choose. Policy changes apply to all clones.
 #[derive(Clone, Debug)]
 pub struct RequestClasses {
     /// The class that the configuration names.
     class: Option<String>,
     /// The local address, as configured: rules may name it.
     listener: SocketAddr,
-    /// Those of the policy in force; `None` before there is one.
+    /// The classes of the policy in force; `None` until there is one.
     in_force: Arc<ArcSwapOption<Classes>>,
 }
 
@@ -45,30 +45,31 @@ pub struct RequestClasses {
 pub struct RequestClass {
     /// The class.
     pub class: Arc<Class>,
-    /// Whether the configuration or a rule chose it: a class that nothing chose tells the gateway nothing about the answer.
+    /// Whether the configuration or a rule chose it. Otherwise, the edge tells the gateway nothing about the answer's priority.
     pub is_chosen: bool,
 }
 
 impl RequestClasses {
-    /// Returns those of the local address `listener`, of whose requests all are of `class` if that is given. No policy is in force yet.
+    /// Returns the classes for the local address `listener`. If `class` is given, all its requests are of that class. No policy is in
+    /// force yet.
     #[must_use]
     pub fn new(class: Option<String>, listener: SocketAddr) -> Self {
         Self { class, listener, in_force: Arc::default() }
     }
 
-    /// Puts the classes and the rules of another policy in force, for requests to come.
+    /// Applies the classes and rules of another policy to later requests.
     pub fn follow(&self, classes: Arc<Classes>) {
         self.in_force.store(Some(classes));
     }
 
-    /// Whether any clone is left besides this one.
+    /// Whether another clone still exists.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.in_force) > 1
     }
 
-    /// Returns the class of a request. The body counts only if a rule asks what is in it, and is not an object of the API
-    /// for rules if it cannot be read: what is wrong with it is for the gateway to say.
+    /// Returns the class of a request. The body is parsed only if a rule needs one of its fields. If it cannot be parsed, rules see
+    /// none of its fields, and the gateway reports the error to the client.
     pub(crate) fn of(&self, head: &RequestHead, body: &[u8]) -> RequestClass {
         let Some(classes) = self.in_force.load_full() else {
             return RequestClass { class: Arc::default(), is_chosen: false };

@@ -1,5 +1,5 @@
-//! A client's connection over TCP, by HTTP/1.1 or HTTP/2, at an edge or at a gateway's own listener: what a client may send
-//! and hold open, and how the connection ends.
+//! A client's TCP connection, with HTTP/1.1 or HTTP/2, at an edge or at a gateway's own listener: the limits on what the client
+//! may send and keep open, and the end of the connection.
 
 use std::{
     error::Error,
@@ -27,10 +27,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Requests at once on one connection of HTTP/2.
+/// The maximum of concurrent requests on one HTTP/2 connection.
 const STREAMS: u32 = 128;
 
-/// What a client may send of bodies that nobody has read yet: of one request, and of all on one connection of HTTP/2.
+/// The flow-control windows for unread bodies on an HTTP/2 connection: for one request, and for all requests together.
 const WINDOWS_BYTES: (u32, u32) = (64 << 10, 256 << 10);
 
 /// The largest head of a request, in bytes.
@@ -39,10 +39,10 @@ const HEAD_BYTES: u32 = 64 << 10;
 /// The preface with which a client begins HTTP/2 (RFC 9113 §3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// How much of the preface tells HTTP/2 apart: no method begins like that.
+/// The number of bytes of the preface that identify HTTP/2: no method begins with them.
 const TELLING_BYTES: usize = 3;
 
-/// How long to wait for the rest of those bytes where some are there: a peek then returns at once.
+/// The interval between peeks while only some of these bytes have arrived, because a peek then returns at once.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// A version of HTTP.
@@ -55,10 +55,11 @@ pub(crate) enum HttpVersion {
 }
 
 impl HttpVersion {
-    /// Looks by which version a client begins without TLS: by HTTP/2 if it knows that we speak it (RFC 9113 §3.3).
+    /// Detects the version with which a client begins a connection without TLS. A client with prior knowledge begins with HTTP/2
+    /// (RFC 9113 §3.3).
     ///
     /// # Errors
-    /// It says nothing for so long, or it is gone.
+    /// The client does not send enough bytes `within` this time, or disconnects.
     pub(crate) async fn of_beginning(stream: &TcpStream, within: Duration) -> io::Result<Self> {
         let looking = async {
             loop {
@@ -76,17 +77,18 @@ impl HttpVersion {
     }
 }
 
-/// On which terms a connection is served.
+/// The terms on which a connection is served.
 pub(crate) struct ConnectionTerms {
-    /// By which version of HTTP.
+    /// The version of HTTP.
     pub(crate) version: HttpVersion,
-    /// How long it may be without a request.
+    /// How long the connection may stay without a request.
     pub(crate) idle: Duration,
-    /// Says when it is to begin no other request; `None` if it is ended by dropping it.
+    /// Becomes true when the connection may begin no more requests; `None` if the caller ends the connection by dropping it.
     pub(crate) ending: Option<watch::Receiver<bool>>,
 }
 
-/// Serves a connection to its end, each request by `answer`. HTTP/2 counts a request as open until what it was given is dropped.
+/// Serves a connection until it ends; `answer` answers each request. With HTTP/2, a request counts as open until its
+/// [`OpenRequest`] is dropped.
 pub(crate) async fn serve<A, F, B, E>(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     terms: ConnectionTerms,
@@ -106,7 +108,7 @@ pub(crate) async fn serve<A, F, B, E>(
         HttpVersion::One => {
             let serving = http1::Builder::new()
                 .timer(TokioTimer::new())
-                // A token is short: to copy it behind its chunk's size costs less than to have the kernel gather the two.
+                // A token is short: copying it behind its chunk's size costs less than letting the kernel gather the two.
                 .writev(false)
                 .max_buf_size(HEAD_BYTES as usize)
                 .header_read_timeout(idle)
@@ -127,7 +129,7 @@ pub(crate) async fn serve<A, F, B, E>(
                 .initial_stream_window_size(WINDOWS_BYTES.0)
                 .initial_connection_window_size(WINDOWS_BYTES.1)
                 .max_header_list_size(HEAD_BYTES)
-                // A client that vanished ends its requests.
+                // If a client vanishes, its requests end.
                 .keep_alive_interval(Some(Duration::from_secs(20)))
                 .keep_alive_timeout(Duration::from_secs(20))
                 .serve_connection(stream, answer);
@@ -156,7 +158,7 @@ pub(crate) async fn serve<A, F, B, E>(
     }
 }
 
-/// Waits until connections are to end, which they are as well when nobody is left to say so.
+/// Waits until the connection has to end: the flag becomes true, or its sender is dropped. Without a flag, waits for ever.
 async fn ends(ending: &mut Option<watch::Receiver<bool>>) {
     match ending {
         Some(ending) => _ = ending.wait_for(|ends| *ends).await,
@@ -171,7 +173,7 @@ struct Requests {
     begun: AtomicUsize,
 }
 
-/// A request that is open, until dropped.
+/// Counts one request as open until dropped.
 pub(crate) struct OpenRequest(Arc<Requests>);
 
 impl Requests {
@@ -187,7 +189,7 @@ impl Drop for OpenRequest {
     }
 }
 
-/// The body of an answer, and what is kept until it has ended.
+/// The body of an answer, with a value that is kept until the body is dropped.
 pub(crate) struct KeptBody<B, K> {
     pub(crate) body: B,
     pub(crate) _kept: K,

@@ -1,4 +1,4 @@
-//! The gateway role of this daemon: the gateway in force, what is kept of it, and its own listeners.
+//! The gateway role of this daemon: the gateway in force, its saved state, and its own listeners.
 
 use std::{
     fs,
@@ -20,32 +20,31 @@ use super::{
 };
 use crate::parts::Parts;
 
-/// How long open requests may go on after SIGTERM where there is no relay, which has `drain_seconds` for that: as long as
-/// a relay's by default.
+/// How long open requests may continue after SIGTERM if there is no relay: the default of a relay's `drain_seconds`.
 const DRAIN: Duration = Duration::from_secs(30);
 
-/// What of the role has to be kept at hand while the daemon runs. It is there without a `[gateway]` as well, which a reload may add.
+/// The state of the role while the daemon runs. It exists even without a `[gateway]`, because a reload may add one.
 pub(super) struct GatewayRole {
-    /// What answers.
+    /// The gateway that answers requests, if there is one, and the classes in force.
     pub(super) in_force: Arc<GatewayInForce>,
-    /// What was learned of engines.
+    /// The knowledge about engines.
     lessons: Arc<Lessons>,
-    /// Writes what aliases decided.
+    /// Records the decisions of aliases.
     records: Arc<Records>,
-    /// What keys of clients were used for this month.
+    /// The tokens that each client's key has used this month.
     tokens: Arc<TokenLedger>,
     fronts: Fronts,
 }
 
-/// A gateway and its listeners, without a fault left in them.
+/// A gateway and its listeners, ready to serve.
 pub(super) struct PreparedGateway {
     gateway: Option<Arc<Gateway>>,
     fronts: fronts::Prepared,
 }
 
 impl GatewayRole {
-    /// Returns the role without a gateway, for the state folder of a configuration. It has the default policy until another is put
-    /// in force, and listens nowhere.
+    /// Returns the role without a gateway or listeners, for the state folder of a configuration. The default policy is in force
+    /// until another replaces it.
     pub(super) fn new(config: &Config, parts: &Parts, runtime: &Handle) -> Self {
         let in_force = GatewayInForce::new(classes(&Policy::default(), PolicyRole::Relay, parts));
         let lessons = Lessons::open(&config.state_dir, in_force.clone());
@@ -57,16 +56,16 @@ impl GatewayRole {
         Self { in_force, lessons, records, tokens, fronts: Fronts::default() }
     }
 
-    /// Makes ready what a configuration wants.
+    /// Prepares the gateway and listeners of a configuration.
     ///
     /// # Errors
-    /// A file cannot be used, or an address cannot be had.
+    /// A file cannot be used, or an address cannot be bound.
     pub(super) fn prepare(&self, config: &Config, parts: &Parts) -> Result<PreparedGateway> {
         let fronts = self.fronts.prepare(config.gateway.as_ref(), &config.state_dir, parts)?;
         Ok(PreparedGateway { gateway: self.gateway(config, parts)?, fronts })
     }
 
-    /// Serves what was made ready, and nothing else.
+    /// Serves the prepared gateway and listeners, and no others.
     pub(super) fn serve(&mut self, prepared: PreparedGateway, parts: &Parts, runtime: &Handle) {
         let PreparedGateway { gateway, fronts } = prepared;
         match &gateway {
@@ -77,27 +76,28 @@ impl GatewayRole {
         self.fronts.serve(fronts, &self.in_force, parts);
     }
 
-    /// How long its requests may go on after SIGTERM; `None` if there are no listeners that they could come from.
+    /// How long its requests may continue after SIGTERM; `None` if the gateway has no listeners of its own.
     pub(super) fn drain(&self) -> Option<Duration> {
         (!self.fronts.is_empty()).then_some(DRAIN)
     }
 
-    /// Lets nobody in any more, and waits for requests that have begun.
+    /// Accepts no more clients, and waits for open requests.
     pub(super) async fn end(&mut self) {
         self.fronts.end().await;
     }
 
-    /// Saves what is kept.
+    /// Saves the state.
     pub(super) fn save(&self) {
         self.lessons.save();
         self.records.save();
         self.tokens.save(SystemTime::now());
     }
 
-    /// Returns the gateway that a configuration wants: the one in force, if nothing about it is different.
+    /// Returns the gateway of a configuration: the gateway in force if nothing has changed for it.
     fn gateway(&self, config: &Config, parts: &Parts) -> Result<Option<Arc<Gateway>>> {
         let Some(settings) = &config.gateway else { return Ok(None) };
-        // A relay has made it for its secret; without one, only what is kept of the gateway goes there.
+        // A relay, if there is one, has already created the folder for its secret. Without a relay, the folder holds only the
+        // gateway's state.
         if let Err(error) = fs::create_dir_all(&config.state_dir) {
             let folder = config.state_dir.display();
             tracing::warn!(%folder, %error, "there is no state folder: after a restart, the gateway has to learn anew");

@@ -1,4 +1,4 @@
-//! By which device packets from an address of this host leave, as the kernel's routes have it.
+//! The device that packets from an address of this host leave by, according to the kernel's routes.
 
 use std::net::IpAddr;
 
@@ -13,10 +13,10 @@ use netlink::{
     route_request,
 };
 
-/// Packets from an address leave by another device than the one that has the address.
+/// Packets from an address leave by a device that does not have the address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Detour {
-    /// The device by which they leave.
+    /// The device that the packets leave by.
     pub leaves_by: String,
     /// The device that has the address.
     pub belongs_to: String,
@@ -52,7 +52,8 @@ pub async fn detour(from: IpAddr, to: IpAddr) -> Result<Option<Detour>, Error> {
     Ok(leaves_by.zip(belongs_to).map(|(leaves_by, belongs_to)| Detour { leaves_by, belongs_to }))
 }
 
-/// The address of this host in a message about it: on links between two hosts, `Address` is the one of the other host.
+/// Returns the address of this host in a message about it. On links between two hosts, this is `Local`, and `Address` belongs to
+/// the other host.
 fn address(message: &AddressMessage) -> Option<IpAddr> {
     let local = message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),
@@ -66,7 +67,7 @@ fn address(message: &AddressMessage) -> Option<IpAddr> {
     })
 }
 
-/// The name of a device, unless it is a loopback device.
+/// Returns the name of a device, unless it is a loopback device.
 async fn uplink(socket: &Socket, index: u32) -> Result<Option<String>, Error> {
     let mut asked = LinkMessage::default();
     asked.header.index = index;

@@ -26,15 +26,14 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Admits datagrams, beginning with those that arrived early, because the request is admitted, or is our own. From
-    /// now on, payloads beyond the flow's bound are dropped by the flow's rule.
+    /// Admits datagrams, first the ones that arrived early. Call it once the request is admitted, or at once if the request
+    /// is our own. From now on, the flow's rule decides which payloads beyond its bound are dropped.
     pub fn admit(&self) {
         let dropped = self.hub.lock().inbox.admit(self.stream_id);
         self.hub.counters.dropped_receive_queue.inc_by(dropped as u64);
     }
 
-    /// Notes whether datagrams may be sent, which settles the form in which payloads leave (see
-    /// [`masque::tunnel::Tunnel`]).
+    /// Notes whether datagrams may be sent. This decides the form in which payloads leave (see [`masque::tunnel::Tunnel`]).
     pub fn set_datagrams_usable(&self, usable: bool) {
         self.arrivals.lock().state.set_datagrams_usable(usable);
     }
@@ -65,7 +64,7 @@ impl Flow {
         &self.losses
     }
 
-    /// Returns counts of what arrived for the tunnel and was ignored.
+    /// Returns the counts of the tunnel's arrivals that were ignored.
     #[must_use]
     pub fn ignored(&self) -> IgnoredCounts {
         self.arrivals.lock().state.ignored()
@@ -94,7 +93,8 @@ impl Flow {
         self.hub.set_flow_terms(&mut self.hub.lock(), self.slot, |_| terms);
     }
 
-    /// Moves the UDP payloads that have arrived in DATAGRAM frames into `payloads`, which must be empty, whatever its bound.
+    /// Moves the UDP payloads that have arrived in DATAGRAM frames into `payloads`, which must be empty; its bound does not
+    /// apply.
     ///
     /// # Errors
     /// A datagram broke a rule that ends the tunnel.
@@ -115,7 +115,7 @@ impl Flow {
     }
 }
 
-/// Payloads of one flow on their way into its queue.
+/// A batch of payloads that enter one flow's queue.
 pub struct DatagramBatch<'a> {
     flow: &'a Flow,
     state: MutexGuard<'a, State>,

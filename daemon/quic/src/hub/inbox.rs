@@ -1,4 +1,4 @@
-//! Datagrams that have arrived and were not read yet.
+//! Datagrams that have arrived but have not been read yet.
 
 use std::{
     collections::HashMap,
@@ -50,7 +50,7 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// Takes an HTTP Datagram; returns how many payloads were dropped for it.
+    /// Takes an HTTP Datagram; returns how many payloads were dropped as a result.
     fn push(&mut self, http_datagram: &[u8]) -> usize {
         match self.state.on_datagram(http_datagram) {
             Ok(Some(payload)) => {
@@ -89,7 +89,7 @@ impl Inbox {
         arrivals
     }
 
-    /// Admits datagrams, beginning with those that arrived early; returns how many payloads were dropped for them.
+    /// Admits datagrams, first the ones that arrived early; returns how many payloads were dropped as a result.
     pub(super) fn admit(&mut self, stream_id: u64) -> usize {
         let Some(entrance) = self.flows.get_mut(&stream_id) else { return 0 };
         entrance.admitted = true;
@@ -106,7 +106,7 @@ impl Inbox {
         }
     }
 
-    /// Returns the number in the outbox of a stream's flow.
+    /// Returns the outbox's number of a stream's flow.
     pub(super) fn slot(&self, stream_id: u64) -> Option<u32> {
         self.flows.get(&stream_id).map(|entrance| entrance.slot)
     }

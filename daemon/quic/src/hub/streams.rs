@@ -25,13 +25,13 @@ pub(crate) struct Streams {
     names: HashMap<u64, u32>,
     /// Streams that the driver does not have yet.
     arrived: Vec<(u32, SendStream)>,
-    /// Streams whose writers ask something of the driver.
+    /// Streams whose writers have requests for the driver.
     asked: Vec<u32>,
     /// Streams whose class may not send before a given time.
     capped: Departures,
     /// The driver is gone, and nothing will be sent any more.
     abandoned: bool,
-    /// No stream will come any more.
+    /// No more streams will be added.
     retired: bool,
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum Begun {
     Turn(Turn),
     /// A stream now waits for the departure time of its class.
     Capped,
-    /// A stream is late, and has to be reset.
+    /// A stream has missed its deadline and has to be reset.
     Expired(u32),
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Turn {
     now_ns: u64,
     quantum: u64,
     sent: u64,
-    /// Payloads of a tunnel that the rule of its class dropped during the turn.
+    /// How many payloads of a tunnel its class's drop rule dropped during the turn.
     pub(crate) stale: u64,
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum End {
 pub(crate) struct Asked {
     pub(crate) reset: Option<application::Error>,
     pub(crate) finish: bool,
-    /// Whether to find out when all of it is acknowledged.
+    /// Whether to watch for the acknowledgement of the whole stream.
     pub(crate) flush: bool,
     /// Whether to forget it once the last byte has left.
     pub(crate) leave: bool,
@@ -103,17 +103,17 @@ impl Streams {
         self.slots.iter().flatten().count()
     }
 
-    /// Notes that no stream will come any more.
+    /// Notes that no more streams will be added.
     pub(crate) fn retire(&mut self) {
         self.retired = true;
     }
 
-    /// Whether there is no stream, and none will come.
+    /// Whether there is no stream, and none will be added.
     pub(crate) fn is_done(&self) -> bool {
         self.retired && self.len() == 0
     }
 
-    /// Returns the number below which all names are.
+    /// Returns an exclusive upper bound of all names.
     pub(crate) fn names(&self) -> u32 {
         self.slots.len() as u32
     }
@@ -131,7 +131,7 @@ impl Streams {
         mem::take(&mut self.arrived)
     }
 
-    /// Takes the names of the streams whose writers ask for something.
+    /// Takes the names of the streams whose writers have requests.
     pub(crate) fn take_asked(&mut self) -> Vec<u32> {
         mem::take(&mut self.asked)
     }
@@ -155,8 +155,8 @@ impl Streams {
 }
 
 impl State {
-    /// Registers a stream under the name that was reserved for it. If there is no driver to give the stream to, returns it,
-    /// to be dropped once the lock is released.
+    /// Registers a stream under the name that was reserved for it. If the driver is gone, returns the stream, which the
+    /// caller drops once it has released the lock.
     pub(crate) fn attach(
         &mut self,
         name: u32,
@@ -200,9 +200,9 @@ impl State {
         }
     }
 
-    /// Returns how many bytes of other streams would leave before a byte that a stream queues now: under priorities and
-    /// levels, those of the same rank and above, and under other disciplines all, since it is unknown whose turns will come
-    /// in between.
+    /// Returns how many bytes of other streams would leave before a byte that a stream queues now. Under priorities and
+    /// levels, streams of the same rank and above count; under other disciplines, all streams count, because it is unknown
+    /// whose turns will come in between.
     pub(crate) fn bytes_ahead(&self, name: u32) -> u64 {
         let slots = || self.streams.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
         let Some((_, own)) = slots().find(|(at, _)| *at == name as usize) else { return 0 };
@@ -247,7 +247,8 @@ impl State {
             }
             let credit = slot.credit(ledger);
             if credit == 0 {
-                // Its class is not charged for bytes that the peer does not allow. The driver is told when it does.
+                // The class is not charged for bytes that the peer does not allow yet. The ledger tells the driver when the
+                // peer allows more.
                 self.turns.end_turn(TurnKind::Stream, name, 0, false);
                 continue;
             }
@@ -263,7 +264,7 @@ impl State {
     /// Takes the next bytes of a turn, and notes them as handed over.
     ///
     /// # Errors
-    /// The turn ends, in the way that the error says.
+    /// The turn ends as the error says.
     pub(crate) fn take(&mut self, turn: &mut Turn, ledger: &Ledger) -> Result<Bytes, End> {
         let Some(slot) = self.streams.slot(turn.name).filter(|slot| slot.error.is_none()) else {
             return Err(End::Turn);
@@ -327,7 +328,7 @@ impl State {
         ends
     }
 
-    /// Gives up a stream about which no more callbacks come. Returns whether it may be forgotten.
+    /// Gives up a stream that gets no more callbacks. Returns whether it may be forgotten.
     pub(crate) fn fail(&mut self, name: u32, error: StreamWriteError, ledger: &Ledger) -> bool {
         let Some(slot) = self.streams.slot(name) else { return false };
         if !mem::replace(&mut slot.settled, true) {
@@ -359,16 +360,16 @@ impl State {
         true
     }
 
-    /// Forgets all streams, because the driver is gone. Returns how many there were; the names of those that are cut short,
-    /// each with the code to reset it with if its writer named one; and the streams that the driver did not have.
-    /// Streams are to be reset and dropped once the lock is released.
+    /// Forgets all streams, because the driver is gone. Returns the number of streams; the names of streams that are cut
+    /// short, each with the reset code if its writer gave one; and the streams that the driver did not have yet. The caller
+    /// resets and drops streams once it has released the lock.
     pub(crate) fn abandon(&mut self) -> Abandoned {
         self.streams.abandoned = true;
         let (mut count, mut unended) = (0, Vec::new());
         for name in 0..self.streams.names() {
             if let Some(slot) = self.streams.slot(name) {
                 slot.wake_all();
-                // The transport finishes a dropped stream, which is right for one whose bytes it has.
+                // The transport finishes a dropped stream, which is right only if it has all bytes of the stream.
                 let is_whole = slot.ended || slot.ends();
                 unended.extend((!is_whole).then_some((name, slot.reset)));
                 count += usize::from(self.forget(name));

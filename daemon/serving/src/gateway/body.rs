@@ -1,4 +1,4 @@
-//! Bodies of requests, with a common bound of which each holder has a share.
+//! Bodies of requests. All share one bound, and each holder gets a limited share of it.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -13,14 +13,14 @@ use super::{
 };
 use crate::openai::OpenAiError;
 
-/// The unit in which the bound counts.
+/// The unit of the bound.
 const UNIT_BYTES: usize = 1 << 10;
 
 /// How long a client may take for the next piece of its body.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a client may take for all of its body: this long, and as long as the bytes that have arrived take at this rate. Otherwise, a
-/// few slow clients could hold the bound for hours.
+/// How long a client may take for its whole body: this time, plus the time that the received bytes take at this rate in bytes per
+/// second. Without this limit, a few slow clients could use up the bound for hours.
 const BODY_TIMEOUT: (Duration, u32) = (Duration::from_secs(30), 64 << 10);
 
 /// The bodies of all requests.
@@ -40,7 +40,7 @@ struct Held {
     units: usize,
 }
 
-/// A place for one body, given back when dropped.
+/// The share of one body. Dropping it returns the share.
 #[derive(Debug)]
 pub(super) struct BodyShare {
     of: Arc<Bodies>,
@@ -49,13 +49,13 @@ pub(super) struct BodyShare {
 }
 
 impl Bodies {
-    /// Returns a bound of so many bytes for all bodies together.
+    /// Creates a bound of `most_bytes` for all bodies together.
     pub(super) fn new(most_bytes: usize) -> Arc<Self> {
         let free_units = most_bytes.div_ceil(UNIT_BYTES);
         Arc::new(Self(Mutex::new(Shares { free_units, held: HashMap::new() })))
     }
 
-    /// Begins a body, of which no byte has arrived yet.
+    /// Begins a body; none of its bytes has arrived yet.
     pub(super) fn begin(self: &Arc<Self>, holder: Holder) -> BodyShare {
         self.0.lock().held.entry(holder.clone()).or_default().bodies += 1;
         BodyShare { of: self.clone(), holder, units: 0 }
@@ -63,8 +63,8 @@ impl Bodies {
 }
 
 impl BodyShare {
-    /// Grows to `bytes`. A holder's only body needs room; several bodies of one holder may also have no more than stays free (dynamic
-    /// thresholds, Choudhury and Hahne 1998), so that no holder takes more than half of the bound from others.
+    /// Grows to `bytes`. A holder's only body may take all free room. Several bodies of one holder together may take at most as much as
+    /// then stays free (dynamic thresholds, Choudhury and Hahne 1998), so they leave half of the bound to other holders.
     fn grow(&mut self, bytes: usize) -> Result<(), OpenAiError> {
         let more = bytes.div_ceil(UNIT_BYTES).saturating_sub(self.units);
         let mut shares = self.of.0.lock();
@@ -95,7 +95,7 @@ impl Drop for BodyShare {
     }
 }
 
-/// A complete body, which counts against the bound while it lives.
+/// A complete body. It counts against the bound until dropped.
 pub(super) struct Body {
     pub(super) bytes: Bytes,
     _share: BodyShare,

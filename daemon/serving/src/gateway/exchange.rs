@@ -38,10 +38,10 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// 9112 §9.6; curl 7.88 does so over HTTP/2 even if the reset says `NO_ERROR`).
 const LINGER: (Duration, usize) = (Duration::from_secs(1), 1 << 20);
 
-/// How many pieces of an answer wait for a connection over TCP.
+/// The maximum number of pieces of an answer that wait for a TCP connection.
 const PIECES: usize = 4;
 
-/// A request whose head was read, and the way for its answer.
+/// A request whose head has been read, with the means to answer it.
 #[expect(clippy::large_enum_variant, reason = "it lives in the task of its request, and nearly all are streams")]
 pub enum Exchange {
     /// An HTTP/3 stream.
@@ -78,7 +78,8 @@ pub struct TcpExchange {
     head: Option<oneshot::Sender<ResponseHead>>,
     /// Pieces of the answer.
     pieces: mpsc::Sender<Bytes>,
-    /// Set before `pieces` is dropped if the answer is complete. It takes no place among the pieces, so that a slow client gets its end.
+    /// Set before `pieces` is dropped if the answer is complete. The flag takes no place among the pieces, so that even a slow client
+    /// receives the end.
     is_whole: Arc<AtomicBool>,
     /// Closed as soon as the client no longer waits for the answer.
     left: oneshot::Sender<Infallible>,
@@ -174,7 +175,7 @@ impl Exchange {
         }
     }
 
-    /// Returns what leaves before a byte that would be sent now.
+    /// Returns the bytes of other streams that would leave before a byte sent now.
     pub(super) fn ahead(&self) -> Ahead {
         match self {
             Self::Stream(request) => request.send.ahead(),
@@ -247,7 +248,7 @@ impl Exchange {
         }
     }
 
-    /// Waits for a future while the client wants its answer.
+    /// Waits for a future as long as the client waits for the answer.
     pub(super) async fn unless_gone<T>(&mut self, wanted: impl Future<Output = T>) -> Result<T, Gone> {
         let mut wanted = std::pin::pin!(wanted);
         poll_fn(|cx| match wanted.as_mut().poll(cx) {
@@ -270,8 +271,8 @@ impl Exchange {
         }
     }
 
-    /// Ends the answer. On a stream, waits until the client has received all of it; a client that takes none of it for as long as its
-    /// `patience` loses the rest, which would fill memory. Returns whether the client took what it was to get.
+    /// Ends the answer. On a stream, waits until the client has received all of it. If the client takes nothing for the time `patience`,
+    /// the rest is discarded, because it would fill memory. Returns `false` in that case.
     pub(super) async fn end(self, ended: Ended, patience: Duration) -> bool {
         match (self, ended) {
             (Self::Stream(Request { recv, mut send, .. }), Ended::Whole) => {
@@ -300,12 +301,12 @@ impl Exchange {
     }
 }
 
-/// Bytes on their way to a client.
+/// Bytes that are queued for or in flight to a client.
 trait Departing {
-    /// Returns how many of them have not been sent yet.
+    /// Returns how many bytes have not been sent yet.
     fn unsent_bytes(&self) -> u64;
 
-    /// Ready when the client has received all of them, or receives no more.
+    /// Completes when the client has received all bytes, or will receive no more.
     fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()>;
 }
 
@@ -319,7 +320,7 @@ impl Departing for SendStream {
     }
 }
 
-/// Waits until bytes on their way are over; `false` if none of them left for as long as `patience`.
+/// Waits until the client has received all bytes or will receive no more. Returns `false` if no byte was sent for the time `patience`.
 async fn is_taken(bytes: &mut impl Departing, patience: Duration) -> bool {
     loop {
         let before = bytes.unsent_bytes();
@@ -343,7 +344,7 @@ mod tests {
 
     use super::*;
 
-    /// A client that takes so many bytes each second, and acknowledges the last of them.
+    /// A client that takes `per_second` bytes each second, and acknowledges the last of them.
     struct Client {
         left_bytes: u64,
         per_second: u64,
@@ -380,7 +381,8 @@ mod tests {
         assert_eq!(began.elapsed().as_secs(), 1_030);
     }
 
-    /// Serves one request with so many pieces of 64 KiB, and returns what a client receives that begins to read after a minute.
+    /// Serves one request with this number of pieces of 64 KiB. The client begins to read after a minute; returns the bytes that it
+    /// receives.
     async fn received(pieces: usize, ended: Ended) -> Vec<u8> {
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         let answer = service_fn(move |request: Request<Incoming>| async move {

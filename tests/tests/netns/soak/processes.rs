@@ -6,7 +6,7 @@ use std::fs;
 use lab::process::{Process, send_signal};
 use lab::site::{Family, Site};
 
-/// The most by which a process's memory and descriptors may grow between the first quarter of its life and its death. A
+/// The maximum growth of a process's memory and descriptors between the first quarter of its life and its death. A
 /// short life is mostly start-up.
 const GROWTH_KIB: u64 = 2_048;
 const GROWTH_OF_SHORT_LIFE_KIB: u64 = 16_384;

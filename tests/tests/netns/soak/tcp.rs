@@ -18,13 +18,13 @@ use super::seen::{GRACE, Seen};
 pub const TUNNELS: u64 = 3;
 pub const CALLERS: u64 = 3;
 
-/// The interval at which each tunnel has bytes echoed.
+/// The interval between echoes of each tunnel.
 const INTERVAL: Duration = Duration::from_millis(1_600);
 
 /// The most bytes of one echo: many DATA frames.
 pub const MOST_BYTES: usize = 256 << 10;
 
-/// The bytes of one echo: up to 5,600, and for every 32nd number the most. Each eight bytes differ from all others.
+/// The bytes of one echo: up to 5,600, or the maximum for every 32nd number. Each eight bytes differ from all others.
 fn bytes(number: u64) -> Vec<u8> {
     let words = match number.is_multiple_of(32) {
         true => MOST_BYTES / 8,
@@ -63,7 +63,7 @@ pub async fn go_on(seen: Arc<Seen>, access: Access, place: u64) {
     }
 }
 
-/// Has bytes echoed until the tunnel's end; returns whether its connection still works.
+/// Sends bytes and checks their echo until the tunnel's end; returns whether its connection still works.
 async fn talk(seen: &Seen, request: Request, number: &mut u64) -> bool {
     let Request { mut recv, mut send, .. } = request;
     for _ in 0..turns(*number) {
@@ -118,7 +118,7 @@ pub async fn call_edge(seen: Arc<Seen>, place: u64) {
     }
 }
 
-/// Has bytes echoed until the connection's end; returns whether the connection reached it.
+/// Sends bytes and checks their echo until the connection's end; returns whether the connection reached it.
 async fn use_up(seen: &Seen, mut stream: TcpStream, number: &mut u64) -> bool {
     for turn in 0..turns(*number) {
         *number += 1;
