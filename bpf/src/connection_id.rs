@@ -1,4 +1,4 @@
-//! Keys by which programs recognise the daemon's connection IDs.
+//! Keys that let programs recognise the daemon's connection IDs.
 
 use std::borrow::BorrowMut;
 

@@ -120,7 +120,7 @@ impl NetworkDevice {
     pub fn find(name: &str) -> io::Result<Self> {
         let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))?;
         let index = rustix::net::netdevice::name_to_index(&socket, name)?;
-        // SAFETY: `ifreq` consists of integers and a union of such, for all of which zero is a valid value.
+        // SAFETY: `ifreq` consists of integers and a union of integers, and zero is a valid value for each.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         // A name that has an index is shorter than the field.
         for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {

@@ -1,7 +1,7 @@
-//! What a change of a key takes while paced runs.
+//! What a change of each key requires while paced runs: a reload or a restart.
 //!
 //! Every field of a [`Config`] and of its structs has a row here; a field without one does not compile. A reload names
-//! and refuses changes that take a restart, and applies the rest.
+//! and refuses changes that require a restart, and applies the rest.
 
 use std::fmt;
 

@@ -49,11 +49,11 @@ pub struct ModelSettings {
     pub engine_name: String,
     /// The engines. At least one; none occurs twice.
     pub engines: Vec<EngineUrl>,
-    /// The GPU of each engine, as many as engines; if `None`, each engine has its own.
+    /// The GPU of each engine, with one entry per engine; if `None`, each engine has its own GPU.
     pub gpus: Option<Vec<String>>,
     /// File with the key that is sent to engines.
     pub key_file: Option<PathBuf>,
-    /// File with the authorities that may sign certificates of engines; `None` for those of the system.
+    /// File with the authorities that may sign certificates of engines; `None` for the system's authorities.
     pub ca_file: Option<PathBuf>,
     /// The path at which engines report whether they are ready.
     pub health_path: Option<UrlPath>,
@@ -65,7 +65,7 @@ pub struct ModelSettings {
     pub max_waiting: u32,
     /// Whether a request prefers the engine that answered an earlier one of its session, or with the same beginning.
     pub affinity: bool,
-    /// The value of its answers relative to those of other models, from 1 to 100.
+    /// The value of its answers relative to other models' answers, from 1 to 100.
     pub quality_percent: u8,
 }
 
@@ -95,7 +95,7 @@ pub struct GatewayListener {
     pub idle: Duration,
 }
 
-/// A client's key, of which only the hash is known.
+/// A client's key. Only its hash is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
     /// The user that it belongs to. If a user has several keys, each has its own limits.

@@ -12,7 +12,7 @@
 //! | [`uplink`] | the relay that they use |
 //! | [`kernel`] | what the kernel enforces, and where |
 //! | [`quota`] | the limits of one user |
-//! | [`change`] | what a change of a key takes while paced runs |
+//! | [`change`] | what a change of a key requires while paced runs |
 //! | [`control`] | the doors of the control plane, and the users that may write |
 //! | [`log`] | what is logged, and in which form |
 //! | [`metrics`] | where metrics are served |
@@ -98,9 +98,9 @@ pub struct Config {
     pub gateway: Option<GatewaySettings>,
     /// The edge role: no local address occurs twice for the same protocol.
     pub forwards: Vec<Forward>,
-    /// Proxies: further local addresses of the edge role, none of which is that of a forward for TCP.
+    /// Proxies: further local addresses of the edge role. None of them is also the address of a forward for TCP.
     pub proxies: Vec<Proxy>,
-    /// Local addresses of the edge role for clients of models, none of which is used otherwise.
+    /// Local addresses of the edge role for clients of models. None of them has another use.
     pub serves: Vec<Serve>,
     /// The paths of the edge role, at most [`MAX_PATHS`](path::MAX_PATHS), each with its own name. If there are none,
     /// packets leave as the routes decide.
@@ -248,8 +248,8 @@ impl Config {
     }
 
     /// Reads a configuration from a file and its drop-ins, which are overlaid in this order: sections are joined key by
-    /// key, `[[sections]]` of a later part follow those of earlier ones, and any other value replaces the earlier one. An empty
-    /// list (`key = []`) removes the `[[sections]]` of earlier parts.
+    /// key, `[[sections]]` of a later part follow the `[[sections]]` of earlier parts, and any other value replaces the earlier
+    /// one. An empty list (`key = []`) removes the `[[sections]]` of earlier parts.
     ///
     /// # Errors
     /// As for [`Config::from_toml`], each error with its file.

@@ -14,18 +14,18 @@ use crate::uplink::Nameable;
 /// The most paths that an edge may have.
 pub const MAX_PATHS: usize = 8;
 
-/// One path: the local end by which packets leave, and the relay at the other end. All local addresses use all paths.
+/// One path: the local end that packets leave by, and the relay at the other end. All local addresses use all paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathSettings {
     /// Its name; the rules of [`ClassSettings::name`](crate::policy::ClassSettings::name) apply.
     pub name: String,
-    /// The network device by which packets leave, whatever the routes prefer.
+    /// The network device that packets leave by, whatever the routes prefer.
     pub interface: Option<KernelDevice>,
     /// The address of this host from which packets leave. It chooses no device by itself: routing rules must do that.
     pub address: Option<IpAddr>,
     /// The relay at its end, in place of the one that a local address names.
     pub relay: Option<Template>,
-    /// The name of the [`Hop`](crate::hop::Hop) through which the relay at its end is reached, in place of the one that
+    /// The name of the [`Hop`](crate::hop::Hop) through which the relay at its end is reached. It replaces the hop that
     /// a local address names.
     pub via: Option<String>,
     /// How much earlier a transfer must end over this path than over another for this one to be chosen.

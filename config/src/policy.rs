@@ -1,7 +1,7 @@
 //! The policy: the classes of traffic, their terms, and the rules that assign a class to a stream or tunnel.
 //!
-//! A policy is one immutable value. The class bounds what a client may add to it by the signals of RFC 9218: within
-//! [`ClassSettings::service`] a signal moves a stream between the bounds of its class, and nowhere else.
+//! A policy is one immutable value. A class bounds the effect of a client's signals (RFC 9218): in
+//! [`ClassSettings::service`], a signal moves a stream only between the bounds of its class.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -126,7 +126,7 @@ pub enum DropRule {
     Oldest,
     /// Also payloads that have waited longer than this.
     Sojourn(Duration),
-    /// Also as many as CoDel requires to keep waits short (RFC 8289).
+    /// Also payloads that CoDel drops to keep waits short (RFC 8289).
     CoDel {
         /// The wait that is acceptable indefinitely (RFC 8289 §4.3).
         target: Duration,
@@ -144,7 +144,7 @@ pub struct PolicyRule {
     /// The name of the schedule for connections of clients. A rule that gives a schedule has no conditions other than
     /// users and listeners.
     pub schedule: Option<String>,
-    /// Users, one of which must be authenticated; `None` for any client, authenticated or not.
+    /// The client must be authenticated as one of these users; `None` for any client, authenticated or not.
     pub users: Option<Vec<String>>,
     /// Targets, by address or by the name in the request.
     pub to: Option<Vec<Pattern>>,
@@ -154,12 +154,12 @@ pub struct PolicyRule {
     pub protocol: Option<Protocol>,
     /// The relay's listeners, by address.
     pub listeners: Option<Vec<SocketAddr>>,
-    /// Models, one of which a request must name. Like the next two, this condition makes the rule apply to requests for
+    /// A request must name one of these models. Like the next two, this condition makes the rule apply to requests for
     /// models.
     pub models: Option<Vec<String>>,
-    /// Values of `service_tier`, one of which a request must have.
+    /// A request must have one of these values of `service_tier`.
     pub service_tiers: Option<Vec<String>>,
-    /// Names, one of which a request must give in `x-paced-class`: clients ask for a class by them.
+    /// A request must give one of these names in `x-paced-class`, the field in which clients request a class.
     pub asked_classes: Option<Vec<String>>,
 }
 
@@ -185,11 +185,11 @@ pub struct RequestSubject<'a> {
     pub user: Option<&'a str>,
     /// The listener's address, as configured.
     pub listener: SocketAddr,
-    /// The model that it names, once its body has been read.
+    /// The model named in the request's body; `None` until the body has been read.
     pub model: Option<&'a str>,
-    /// Its `service_tier`, once its body has been read.
+    /// The `service_tier` in the body; `None` until the body has been read.
     pub service_tier: Option<&'a str>,
-    /// The class that it asks for in `x-paced-class`.
+    /// The class that the request names in `x-paced-class`.
     pub asked_class: Option<&'a str>,
 }
 
@@ -217,14 +217,14 @@ impl Policy {
         self.rules.iter().find_map(|rule| rule.class.filter(|_| rule.matches_request(subject)))
     }
 
-    /// Whether any rule asks what is in the body of a request for a model.
+    /// Whether any rule has a condition on the body of a request for a model.
     #[must_use]
     pub fn asks_for_bodies(&self) -> bool {
         self.rules.iter().any(|rule| rule.models.is_some() || rule.service_tiers.is_some())
     }
 
-    /// Returns the name of the schedule of a client's connection: that of the first matching rule that gives one,
-    /// otherwise the one that its listener names; `None` for [`Policy::schedule`], or if the policy has no schedule of
+    /// Returns the name of the schedule of a client's connection: the schedule of the first matching rule that gives one,
+    /// otherwise the schedule that its listener names; `None` for [`Policy::schedule`], or if the policy has no schedule of
     /// that name. `user` is the connection's user, once known. Takes time proportional to the number of rules.
     #[must_use]
     pub fn schedule_of<'a>(
@@ -351,8 +351,8 @@ impl ClassSettings {
         Some(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// Returns the edge's signal to a relay about its streams of this class, by which the relay ranks what it sends
-    /// back. It claims no higher priority than the class has, except that classes below 31 signal `u=7`.
+    /// Returns the edge's signal to a relay about its streams of this class. The relay ranks the data that it sends back by
+    /// this signal. The signal claims no higher priority than the class has, except that classes below 31 signal `u=7`.
     #[must_use]
     pub fn signal(&self) -> Priority {
         let deadline_ms = self.deadline.map(|deadline| u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX));

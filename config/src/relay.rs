@@ -105,7 +105,7 @@ impl Auth {
     }
 }
 
-/// A bearer token, of which only the hash is known.
+/// A bearer token. Only its hash is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
     /// The user that it belongs to. Several tokens may belong to one user.
@@ -164,8 +164,8 @@ pub struct RelayLimits {
     pub tunnels_per_connection: u32,
     /// Tunnels at once of one user over all connections; if clients need not authenticate, of one network.
     pub tunnels_per_user: u32,
-    /// Requests per second of one user over all connections, after a burst of as many; of one network, as for tunnels.
-    /// Further requests wait. A user's [`Quota`] may name another number.
+    /// Requests per second of one user over all connections, after a burst of the same number; if clients need not
+    /// authenticate, of one network. Further requests wait. A user's [`Quota`] may name another number.
     pub requests_per_second: u32,
     /// Bytes of one tunnel that may wait toward the client.
     pub queue_bytes_per_tunnel: u32,

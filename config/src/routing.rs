@@ -10,7 +10,7 @@ pub enum Routing {
     /// The best model that is predicted to answer in time, with a margin.
     #[default]
     Rule,
-    /// The engine whose answer is worth most, less what it costs the requests that engines work on.
+    /// The engine whose answer has the highest worth, less its cost to the requests that engines already work on.
     Considerate,
     /// The engine with the fewest requests.
     LeastLoaded,

@@ -57,9 +57,9 @@ struct Report<'a> {
     starts: &'a [usize],
     parts: &'a [FilePart],
     errors: RefCell<Vec<Error>>,
-    /// The keys asked for, if the document is to be described.
+    /// The known keys, if the document is to be described.
     schema: Option<RefCell<Schema>>,
-    /// The values held, if the document is to be written.
+    /// The lines with values, if the document is to be written.
     lines: Option<RefCell<Lines>>,
 }
 

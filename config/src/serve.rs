@@ -16,7 +16,7 @@ pub struct Serve {
     pub uplink: UplinkSettings,
     /// Whether requests are spread over several gateways; otherwise the first working one gets them all.
     pub balance: bool,
-    /// The class of all requests; `None` for the one that the policy's rules give each.
+    /// The class of all requests; if `None`, the policy's rules give each request its class.
     pub class: Option<String>,
     /// The largest body of a request, in bytes.
     pub max_body_bytes: u32,

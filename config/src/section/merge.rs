@@ -1,4 +1,4 @@
-//! Reads several files as one document: a main file and drop-ins, of which later ones take precedence.
+//! Reads several files as one document: a main file and drop-ins. Later drop-ins take precedence.
 
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};

@@ -22,7 +22,7 @@ struct Table {
     about: Option<String>,
     keys: BTreeMap<&'static str, Key>,
     required: BTreeSet<&'static str>,
-    /// Pairs of keys of which one is required.
+    /// Pairs of keys. One key of each pair is required.
     one_of: BTreeSet<[&'static str; 2]>,
     /// The schema of tables under names of the operator's choice, if there may be any.
     named: Option<Json>,

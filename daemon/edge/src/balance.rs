@@ -76,7 +76,7 @@ impl GatewayHealth {
     }
 }
 
-/// Returns the index of the gateway to ask, among those that were not `tried`; among equals, the first.
+/// Returns the index of the best gateway that is not in `tried`. If several are equally good, the first wins.
 #[must_use]
 pub fn choose(gateways: &[GatewayHealth], seen: &[Seen], tried: &[usize], now: Instant) -> Option<usize> {
     let untried = gateways.iter().zip(seen).enumerate().filter(|(place, _)| !tried.contains(place));

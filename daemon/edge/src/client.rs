@@ -110,7 +110,7 @@ impl RelayConnection {
         self.open_udp_signalled(target, None).await
     }
 
-    /// Like [`RelayConnection::open_udp`], but tells the relay how to rank what it sends back (RFC 9218 §5).
+    /// Like [`RelayConnection::open_udp`], but tells the relay how to rank the data that it sends back (RFC 9218 §5).
     ///
     /// # Errors
     /// As [`RelayConnection::open_udp`].

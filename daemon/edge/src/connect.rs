@@ -46,7 +46,7 @@ pub struct RelayAccess {
     pub uplink: Arc<Uplink>,
     /// The class of traffic to the relay.
     pub membership: Membership,
-    /// Whether the configuration chose the class; otherwise, the relay gets no signal about what it sends back.
+    /// Whether the configuration chose the class; otherwise, the relay gets no priority signal for the data that it sends back.
     pub is_chosen: bool,
     /// How long a connection may be silent.
     pub idle: Duration,
@@ -300,14 +300,14 @@ impl RelayAccess {
         }
     }
 
-    /// Returns the priority signal that tells the relay how to rank what it sends back.
+    /// Returns the priority signal that tells the relay how to rank the data that it sends back.
     #[must_use]
     pub fn signal(&self, class: &Class) -> Option<Priority> {
         self.is_chosen.then(|| class.policy().signal())
     }
 
-    /// Carries a connection of `from` to `target` until it ends: first the bytes already `read` from it, then `wanted` bytes of
-    /// what it sends, and everything that comes back. Returns `None` if an operator ended it.
+    /// Carries a connection of `from` to `target` until it ends: first the bytes already `read` from it, then the next `wanted` bytes,
+    /// and in return everything that the target sends. Returns `None` if an operator ended it.
     pub async fn carry(
         &self,
         opened: OpenedTcp,

@@ -19,13 +19,13 @@
 //! | [`uplink`] | the connections to relays, which local addresses share |
 //! | [`failover`] | which of several relays is used |
 //! | [`hop`] | relays that are reached through others |
-//! | [`path`], [`exit`] | the paths to relays: what is known of each, and how packets leave by it |
+//! | [`path`], [`exit`] | the paths to relays: the state of each, and how packets leave by it |
 //! | [`moves`] | what happens to connections when this host's addresses change |
 //! | [`link`], [`places`] | one connection to a relay, and the places for tunnels on it |
 //! | [`roster`] | open tunnels and connections, as the control plane and metrics see them |
 //! | [`sizes`] | how much a tunnel or request of a class will carry |
 //! | [`sources`] | the table of senders |
-//! | `wanted` | what a configuration wants at local addresses, and over which connections |
+//! | `wanted` | the local addresses that a configuration requires, and the connections for them |
 //! | [`backoff`], [`notice`] | when to try again, and when to say so |
 //!
 //! **Invariant:** a sender never waits for another, and no sender can make the edge hold more than a bounded number of bytes for

@@ -47,9 +47,9 @@ pub struct Line {
     pub relay: RelayConnection,
     /// Its ID, of no meaning on the wire.
     pub id: u64,
-    /// The index of its path among those of the uplink.
+    /// The index of its path among the uplink's paths.
     pub path_place: usize,
-    /// The index of its relay among those of its path.
+    /// The index of its relay among the path's relays.
     pub place: usize,
     /// The relay's address; [`SOMEWHERE`](crate::client::endpoint::SOMEWHERE) if it is unknown.
     pub address: SocketAddr,
@@ -64,7 +64,7 @@ pub struct Line {
     /// The tap for events on this connection.
     pub tap: Tap,
     packets: PacketSize,
-    /// Reports what it learns of its path.
+    /// Reports what the connection learns about its path.
     witness: Witness,
     heard: Heard,
     exit: Arc<Exit>,
@@ -432,9 +432,9 @@ impl Link {
         self.line.packets.carries(payload_bytes)
     }
 
-    /// Returns the form in which payloads leave, or `None` for the one that the tunnel chooses. The path's losses decide once, when
-    /// the tunnel is opened ([`masque::choice`]). The size of its packets continues to decide: if the path turns out to be too
-    /// narrow for datagrams of a useful size, payloads take the stream.
+    /// Returns the form in which payloads leave, or `None` if the tunnel chooses the form. The path's losses decide once, when the
+    /// tunnel is opened ([`masque::choice`]). The size of the path's packets continues to decide: if the path turns out to be too narrow
+    /// for datagrams of a useful size, payloads take the stream.
     #[must_use]
     pub fn form(&self, mode: TunnelMode) -> Option<Form> {
         let narrow = || !self.carries(USABLE_PAYLOAD_BYTES);

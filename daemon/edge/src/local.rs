@@ -97,7 +97,8 @@ struct Shared {
     mode: TunnelMode,
     /// The class of payloads that leave for the relay.
     membership: Membership,
-    /// Whether the configuration chose the class; otherwise, the relay gets no signal about what it sends back.
+    /// Whether the configuration chose the class; otherwise, the relay gets no priority signal for the data that it sends
+    /// back.
     is_chosen: bool,
     uplink: Arc<Uplink>,
     /// When a tunnel may be opened again after a refusal.

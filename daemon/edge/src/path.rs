@@ -1,7 +1,7 @@
-//! The paths of an edge: where each leads, what is known of it, and what is placed on it.
+//! The paths of an edge: where each path leads, its measurements, and the tunnels and requests placed on it.
 //!
 //! A path is one connection, or a few, to the relays at its end; a tunnel or request stays on the path that it was placed on.
-//! [`sched::path`] chooses that path from what is known of the live connections.
+//! [`sched::path`] chooses that path from the measurements of the live connections.
 
 use std::{
     sync::{Arc, atomic::AtomicU64},
@@ -53,17 +53,17 @@ impl Path {
     }
 }
 
-/// What a tunnel or a request asks of paths.
+/// The requirements of a tunnel or a request on paths.
 #[derive(Clone, Copy, Debug)]
 pub struct PathDemand {
     /// How its path is chosen.
     pub placement: Placement,
-    /// What is known of it.
+    /// The known properties of the tunnel or request.
     pub request: StreamProfile,
 }
 
 impl PathDemand {
-    /// Returns what a tunnel of a class asks; it is expected to carry as much as earlier ones.
+    /// Returns the demand of a tunnel of a class, which is expected to carry as much as earlier tunnels.
     #[must_use]
     pub fn of(class: &Class, sizes: &Sizes) -> Self {
         let policy = class.policy();
@@ -78,8 +78,8 @@ impl PathDemand {
         Self { placement: policy.placement, request }
     }
 
-    /// Returns what a request for a model asks, given its `priority` and the size of its body. It may be sent twice, because an answer
-    /// changes nothing at an engine.
+    /// Returns the demand of a request for a model, given its `priority` and the size of its body. The request may be sent twice,
+    /// because an answer changes nothing at an engine.
     #[must_use]
     pub fn of_request(class: &Class, sizes: &Sizes, (signal, body_bytes): (Option<&Priority>, u64)) -> Self {
         let Self { placement, request } = Self::of(class, sizes);
@@ -98,7 +98,7 @@ pub struct PathView {
     looked: Option<Instant>,
 }
 
-/// The assumed rate of a path of which nothing was measured yet: so low that other paths are preferred.
+/// The assumed rate of a path without measurements: so low that other paths are preferred.
 const UNKNOWN_BYTES_PER_SEC: u64 = 12_500;
 
 impl PathView {
@@ -134,8 +134,8 @@ impl PathView {
             placed: lines.iter().flat_map(|line| line.placed(since)).collect(),
             cost_ns: ns(of.cost),
         };
-        // The relay's own window is not known here. It carried what was measured, and is as large as the edge's at first. So it is
-        // assumed to be smaller than the path only if a rate is configured.
+        // The relay's own window is not known here. It allowed the measured rate, and is initially as large as the edge's window. So
+        // it is assumed to be smaller than the path only if a rate is configured.
         let window_bytes = (u128::from(measured) * u128::from(self.path.shortest_rtt_ns())).div_ceil(1_000_000_000);
         self.path.window_bytes = u64::try_from(window_bytes).unwrap_or(u64::MAX);
     }
@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// A class of a policy in TOML, which has no other.
+    /// The only class of a policy, with these keys in TOML.
     fn class(keys: &str) -> Arc<Class> {
         let policy = Policy::from_toml(&format!("[class.models]\n{keys}")).unwrap();
         Classes::new(policy, PolicyRole::Edge, &Default::default(), |_| Default::default())

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The maximum of tunnels over one connection: below what a relay allows if its configuration says nothing
-/// (`tunnels_per_connection`, 1,024), so that closing tunnels do not block new ones.
+/// The maximum number of tunnels over one connection: below a relay's default limit (`tunnels_per_connection`, 1,024),
+/// so that closing tunnels do not block new ones.
 pub const MOST: usize = 960;
 
 /// The time after which a relay that allowed fewer is asked for more again: other tunnels of the same user may have
@@ -52,7 +52,8 @@ impl TunnelPlaces {
         self.taken = self.taken.saturating_sub(1);
     }
 
-    /// Notes that the relay refused one of the tunnels that hold a place: it allows as many as the others.
+    /// Notes that the relay refused one of the tunnels that hold a place. The number of the other tunnels is then its
+    /// limit.
     pub fn limit(&mut self, now: Instant) {
         self.most = self.taken.saturating_sub(1).min(self.most(now));
         self.limited = Some(now);

@@ -161,7 +161,7 @@ impl EdgeTunnel {
         self.closed.notify_one();
     }
 
-    /// Completes when the tunnel is to end.
+    /// Completes when the tunnel has to end.
     pub async fn closed(&self) {
         self.closed.notified().await;
     }

@@ -10,7 +10,7 @@ use sched::path::Placed;
 /// The expectation until the first one of a class has ended, in bytes: about a page.
 pub const FIRST_BYTES: u64 = 64 * 1024;
 
-/// How many classes are kept: as many as a policy can have. If earlier policies add more, all are forgotten.
+/// How many classes are kept: the maximum of one policy. If earlier policies add more classes, all are forgotten.
 const CLASSES: usize = config::policy::MAX_CLASSES;
 
 /// What tunnels and requests of each class carried, as a moving average: the latest counts one eighth.
@@ -43,8 +43,8 @@ impl Sizes {
 const URGENCY_STEP: u32 = 16;
 
 /// Returns the share that placements expect for something of a class on its path, relative to others': the weight of the class, times
-/// a step for each urgency above the least (RFC 9218 §4.1). The urgency is the one that the `priority` asks for, within what the
-/// class allows, or else that of the class.
+/// a step for each urgency above the least (RFC 9218 §4.1). The urgency is the urgency in the `priority`, within the bounds of the
+/// class, or else the class's own.
 #[must_use]
 pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {
     let urgency = urgency_of(class.policy().service(signal, 0).priority);
@@ -52,8 +52,8 @@ pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {
     u32::from(class.policy().weight).saturating_mul(URGENCY_STEP.saturating_pow(steps))
 }
 
-/// Returns what a tunnel still has to carry: the remainder of what is usual in its class, but at least what it carries
-/// in a second; `None` if that is nothing.
+/// Returns how much a tunnel is still expected to carry: the rest of the usual amount in its class, but at least as much as it
+/// carries in a second; `None` if that is zero.
 #[must_use]
 pub fn left(expected: u64, moved: u64, moved_lately: u64, lately: Duration, weight: u32) -> Option<Placed> {
     let per_sec = (moved_lately as f64 / lately.as_secs_f64().max(0.001)) as u64;

@@ -4,7 +4,7 @@ use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
 use tokio::time::Instant;
 
-/// What is kept for each local sender, by its address, with the time when it was last heard.
+/// A value for each local sender, by its address, with the time when the sender was last heard.
 #[derive(Debug)]
 pub struct Sources<T> {
     entries: HashMap<SocketAddr, Entry<T>>,
@@ -55,7 +55,7 @@ impl<T> Sources<T> {
         self.remove(address, |_| true)
     }
 
-    /// Removes a sender if `which` accepts what is kept for it.
+    /// Removes a sender if `which` accepts its value.
     pub fn remove(&mut self, address: SocketAddr, which: impl FnOnce(&T) -> bool) -> Option<T> {
         self.entries.get(&address).filter(|entry| which(&entry.value))?;
         self.entries.remove(&address).map(|entry| entry.value)

@@ -1,7 +1,7 @@
 //! The connections to a relay that the forwards share: made on demand, and made again when lost. There may be several relays;
 //! [`failover`](super::failover) chooses among them.
 //!
-//! One connection carries [`MOST`](super::places::MOST) tunnels, or as many as the relay allows. Another connection is made
+//! One connection carries [`MOST`](super::places::MOST) tunnels, or fewer if the relay allows fewer. Another connection is made
 //! only when these places are taken, up to [`CONNECTIONS`].
 //!
 //! There may be several [paths](super::path) to relays. Then the uplink keeps connections over each, places every tunnel on one
@@ -44,8 +44,8 @@ mod work;
 
 pub use paths::{Condition, NotMoved, PathReport, PreparedMove};
 
-/// The maximum of connections to one relay: together, their tunnels stay below what a relay allows one user if its
-/// configuration says nothing (`tunnels_per_user`, 4,096).
+/// The maximum number of connections to one relay: together, their tunnels stay below a relay's default limit for one user
+/// (`tunnels_per_user`, 4,096).
 pub const CONNECTIONS: usize = 4;
 
 /// If a connection lasted longer than this and ended without an error, the next attempt need not wait.
@@ -228,7 +228,7 @@ impl State {
 }
 
 impl Uplink {
-    /// Returns an uplink to these relays, the first of which is preferred, without a connection. `schedule` is the name of the
+    /// Returns an uplink to these relays, without a connection. The first relay is preferred. `schedule` is the name of the
     /// endpoints' schedule, and `backoff` the first and the longest wait between attempts to connect.
     #[must_use]
     pub fn new(

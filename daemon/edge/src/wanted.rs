@@ -1,4 +1,4 @@
-//! What a configuration wants at local addresses, and the connections to relays that these need.
+//! The local addresses that a configuration requires, and the connections to relays that they need.
 
 use std::{net::SocketAddr, time::Duration};
 

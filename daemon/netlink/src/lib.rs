@@ -49,8 +49,8 @@ pub enum Change {
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
-/// Returns the question by which route packets `to` an address leave; those `from` an address of this host, if one is given. Such an
-/// address is left out if it is unspecified, or of the other IP version.
+/// Returns a request for the route of packets `to` an address, `from` an address of this host if one is given. That address is left
+/// out if it is unspecified, or of the other IP version.
 #[must_use]
 pub fn route_request(to: IpAddr, from: Option<IpAddr>) -> RouteMessage {
     let mut message = RouteMessage::default();

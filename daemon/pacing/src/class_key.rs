@@ -1,4 +1,4 @@
-//! Keys by which records of single packets name classes.
+//! Keys that name classes in records of single packets.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},

@@ -110,8 +110,8 @@ pub struct SocketSettings {
     pub counters: Arc<IoCounters>,
 }
 
-/// Most segments in one message: as many as every kernel since 4.18 takes (`UDP_MAX_SEGMENTS` in include/linux/udp.h; newer kernels
-/// take twice as many).
+/// The maximum number of segments in one message. Every kernel since 4.18 accepts it (`UDP_MAX_SEGMENTS` in include/linux/udp.h;
+/// newer kernels accept twice as many).
 pub const MAX_SEGMENTS: usize = 64;
 
 /// Size of the IPv4 and UDP headers, the smallest in front of a packet.
@@ -197,8 +197,8 @@ impl s2n_quic::provider::io::Provider for Provider {
     }
 }
 
-/// Gives a socket buffers of `bytes` each, or as many as the kernel grants: all of them with CAP_NET_ADMIN (SO_SNDBUFFORCE and
-/// SO_RCVBUFFORCE, socket(7)), else at most `net.core.[rw]mem_max`.
+/// Gives a socket buffers of `bytes` each, or of the size that the kernel grants: the full size with CAP_NET_ADMIN (SO_SNDBUFFORCE
+/// and SO_RCVBUFFORCE, socket(7)), else at most `net.core.[rw]mem_max`.
 fn set_buffers(socket: &Socket, bytes: usize) -> io::Result<()> {
     let forced =
         |name| set_option(socket, libc::SOL_SOCKET, name, libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX));

@@ -1,8 +1,8 @@
 //! Late binding: which stream's bytes the transport gets next.
 //!
 //! The transport serves streams round robin and lets its callers choose no other order. So the bytes of all streams wait in
-//! the connection's [`Hub`], and only as many are handed over as leave within about a millisecond ([`Binding`]): urgent bytes
-//! wait behind few others. `sched` decides the order; the [`Ledger`] keeps the books.
+//! the connection's [`Hub`], and the transport receives only the bytes that leave within about a millisecond ([`Binding`]):
+//! urgent bytes wait behind few others. `sched` decides the order; the [`Ledger`] keeps the books.
 //!
 //! | what may go wrong | remedy |
 //! |---|---|
@@ -109,7 +109,7 @@ impl Dispatcher {
         }
     }
 
-    /// Lets [`Driver::run`] return as soon as no stream is left, because no other will come.
+    /// Lets [`Driver::run`] return as soon as no stream is left, because no more streams will be added.
     pub fn retire(&self) {
         self.hub.lock().streams.retire();
         self.wake();
@@ -228,7 +228,7 @@ impl Driver {
         false
     }
 
-    /// Carries out what a stream's writer asks for.
+    /// Carries out the requests of a stream's writer.
     fn answer(&mut self, name: u32) {
         let Some(asked) = self.of.hub.lock().streams.answer(name) else { return };
         let Some(stream) = self.stream(name) else { return };

@@ -90,11 +90,11 @@ pub struct ConnectionState {
     pub peer_certificate: Option<Vec<u8>>,
     /// The size of packets at the moment.
     pub packets: PacketSize,
-    /// What may be sent, and what has been sent.
+    /// How much may be sent, and how much has been sent.
     pub account: Account,
     /// Where the connection's events can be traced.
     pub tap: Tap,
-    /// What is known about its path.
+    /// The measurements of its path.
     pub path: PathStats,
     /// The count of packets that arrive.
     pub heard: Heard,

@@ -195,8 +195,8 @@ impl HttpConnection {
             // There may be more.
             self.stirred.set();
         }
-        // Polled last, so that it acts on what was just decided, and also when the connection is over, so that streams learn
-        // of that.
+        // The driver is polled last, so that it acts on the decisions just made. It is also polled when the connection is
+        // over, so that streams learn of the end.
         self.driver.poll(cx);
         if let Poll::Ready(Err(error)) = &polled {
             if let Error::Protocol(error) = error {

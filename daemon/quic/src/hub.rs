@@ -170,8 +170,8 @@ impl Hub {
         self.peer_accepts
     }
 
-    /// Opens the flow of a request stream that was just accepted or opened. Until it is admitted ([`Flow::admit`]), datagrams
-    /// for it share a little room with those of all other requests that wait.
+    /// Opens the flow of a request stream that was just accepted or opened. Until it is admitted ([`Flow::admit`]), its
+    /// datagrams share a little room with the datagrams of all other waiting requests.
     ///
     /// Streams have to be opened in the order of their IDs: datagrams for a lower ID that is not open are dropped.
     pub fn open(self: &Arc<Self>, stream_id: u64) -> Flow {
@@ -274,7 +274,7 @@ impl Hub {
         self.clock
     }
 
-    /// Returns the terms of streams and flows that were given no others.
+    /// Returns the default terms of streams and flows.
     #[must_use]
     pub fn terms(&self) -> &Terms {
         &self.terms
@@ -303,7 +303,7 @@ impl Hub {
     }
 
     /// Gives the connection a schedule of its own, which takes effect at once and stays when the endpoint's schedule changes.
-    /// The clock stays, and so do the terms of streams and flows that were given no others.
+    /// The clock and the default terms of streams and flows stay.
     pub fn set_schedule(&self, schedule: &Schedule) {
         let mut state = self.lock();
         state.has_own_schedule = true;

@@ -1,4 +1,4 @@
-//! How much each sender may still send: what was handed to the transport, how much of it has left, and what the peer allows.
+//! How much each sender may still send: the bytes handed to the transport, how many of them have left, and the peer's limits.
 //!
 //! The transport reports by callbacks inside the connection's lock ([`Account`]). They only add to atomics, put stream names
 //! into a channel that never blocks, and wake; the driver reads ([`Ledger`]). A byte counts as gone when it was put into a
@@ -443,7 +443,7 @@ impl Account {
                         self.tell(stream.name);
                     }
                 }
-                // There are as many as the peer may have open.
+                // There are at most as many entries as streams that the peer may have open.
                 None if self.opened_by_peer(id) && id & 2 == 0 && id >= self.accepted => {
                     let limit = self.early.entry(id).or_default();
                     *limit = value.max(*limit);

@@ -26,7 +26,7 @@ pub struct Schedule {
     pub clock: Clock,
     /// The seed of random disciplines.
     pub seed: u64,
-    /// The terms of streams and flows that were given no others.
+    /// The default terms of streams and flows.
     pub terms: Terms,
 }
 
@@ -107,8 +107,8 @@ impl From<Schedule> for Schedules {
 }
 
 impl Schedule {
-    /// Returns the schedule that the policy of `classes` calls `name`, with the machine's clock; without a name, and if
-    /// there is none of that name, the general one.
+    /// Returns the schedule that the policy of `classes` calls `name`, with the machine's clock. Without a name, or if no
+    /// schedule has that name, returns the general schedule.
     #[must_use]
     pub fn named(classes: &Classes, name: Option<&str>) -> Self {
         let policy = classes.policy().schedule_named(name);

@@ -44,8 +44,8 @@ pub struct Identity {
     /// The leaf's private key.
     pub key: PrivateKeyDer<'static>,
     /// Authorities whose client certificates are requested and verified; `None` requests none. A client without a
-    /// certificate is admitted, except by [`Identity::prepare_http2`]: what it may do is decided per request, where a
-    /// refusal can say why.
+    /// certificate is admitted, except by [`Identity::prepare_http2`]: its rights are decided per request, where a refusal
+    /// can give the reason.
     pub client_authorities: Option<Vec<CertificateDer<'static>>>,
     /// The revocation lists of these authorities; without any, revocation is not checked. Otherwise there has to be a list
     /// of every authority that signs, including intermediate ones. A list whose next update is overdue still counts.
@@ -69,7 +69,7 @@ impl Identity {
     /// Reads PEM files.
     ///
     /// # Errors
-    /// A file cannot be read or holds no certificate or key; the error names it, with what was expected in it.
+    /// A file cannot be read or holds no certificate or key; the error names the file and its expected content.
     pub fn read(files: IdentityFiles<'_>) -> Result<Self> {
         let IdentityFiles { certificate, private_key, client_ca, client_crl } = files;
         Ok(Self {
@@ -124,7 +124,7 @@ pub fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; 32] {
 }
 
 /// The TLS provider of a server. Clones share one configuration; [`ServerTls::replace`] changes it for new handshakes, and
-/// live connections keep what they have.
+/// live connections keep the old one.
 #[derive(Clone)]
 pub struct ServerTls(Arc<RwLock<s2n_quic_rustls::Server>>);
 

@@ -87,7 +87,7 @@ pub struct PassageEnd {
     pub left: BoxFuture<'static, ()>,
 }
 
-/// What a connection in a tunnel needs during its life.
+/// The values that a connection in a tunnel needs until it ends.
 pub struct Inside {
     /// The end of the tunnel.
     pub fate: PassageEnd,

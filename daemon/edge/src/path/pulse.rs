@@ -117,7 +117,7 @@ mod tests {
     const RTT: Duration = Duration::from_millis(40);
     const STEP: Duration = Duration::from_millis(10);
 
-    /// Looks every 10 ms for `ms`, and returns what was seen, except [`Beat::Same`], and when.
+    /// Looks every 10 ms for `ms` milliseconds. Returns all beats except [`Beat::Same`], each with its time.
     fn look(pulse: &mut Pulse, from: Instant, ms: u64, counts: impl Fn(u64) -> (u64, u64)) -> Vec<(u64, Beat)> {
         let times = (0..ms / 10).map(|step| (step * 10, from + STEP * step as u32));
         let seen = times.map(|(ms, now)| (ms, pulse.look(now, counts(ms), RTT)));

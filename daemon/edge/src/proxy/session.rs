@@ -35,8 +35,8 @@ struct Client {
 
 /// The request of a client.
 enum Wish {
-    /// Bytes to and from a target. `first` goes to the target before further bytes of the client, of which the target
-    /// gets only `wanted`.
+    /// Bytes to and from a target. `first` goes to the target before further bytes of the client. Of these, the target
+    /// gets only the next `wanted`.
     Carry { target: Target, told: Told, first: Vec<u8>, wanted: u64 },
     /// UDP by SOCKS, from an address that the client gives if it knows it.
     Associate(Address),

@@ -36,8 +36,8 @@ impl Uplink {
         self.link_of(ask).await
     }
 
-    /// Like [`link`](Self::link), for a request for a model, of which the `priority` and the size of the body are known. If the request is
-    /// to be copied and another path has room, the second place is for the copy.
+    /// Like [`link`](Self::link), for a request for a model with this `priority` and size of its body. If the request is to be copied and
+    /// another path has room, the second place is for the copy.
     ///
     /// # Errors
     /// As [`link`](Self::link).

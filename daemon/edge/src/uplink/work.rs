@@ -237,7 +237,7 @@ impl Work<'_> {
         }
     }
 
-    /// Handles a relay's answer to the request by which a new connection proves that it is a user's.
+    /// Handles a relay's answer to the request with which a new connection authenticates its user.
     pub(super) fn introduced(&mut self, line: &Line, refused: Option<CredentialsRefused>) {
         let mut before = None;
         self.uplink.state.send_modify(|state| {
@@ -290,7 +290,7 @@ impl Work<'_> {
         self.uplink.state.send_modify(|_| {});
     }
 
-    /// If there is another path or relay: checks which are alive, and what they can carry.
+    /// If there is another path or relay, checks which of them are alive and what they can carry.
     pub(super) fn look(&mut self) {
         let now = Instant::now();
         let (mut changed, mut silent) = (false, Vec::new());

@@ -115,7 +115,7 @@ impl<O: Outlet> Tx<O> {
         Self { path, ..self }
     }
 
-    /// Sends all messages except those that have to wait here.
+    /// Sends all messages that are due or that the kernel delays until they are due; the others wait in `hold`.
     fn flush(&mut self) {
         let now_ns = monotonic::now_ns();
         // Packets that waited go first, so that none of a connection's packets is overtaken.
@@ -307,8 +307,8 @@ impl tx::Queue for Batch {
             self.path = Some(path);
         }
         // A packet that cannot follow even the largest one is a probe of the path's MTU; it goes alone, so that it fails
-        // alone. `can_gso` serves no other purpose: s2n-quic's queue clamps a packet to the size of the previous one and so
-        // requires that to be full, while this queue groups packets as they were written (`Group::join`).
+        // alone. `can_gso` has no other use here: s2n-quic's queue clamps a packet to the size of the previous packet and so
+        // requires that packet to be full, while this queue groups packets as they were written (`Group::join`).
         let is_probe = !packet.can_gso(usize::from(u16::MAX), 0);
         let last = self.messages.last();
         let joins = self.is_open && !is_probe && last.is_some_and(|last| last.path.strict_eq(&path) && last.ecn == ecn);

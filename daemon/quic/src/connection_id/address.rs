@@ -26,7 +26,8 @@ use crate::strangers::{AdmissionVerdict, ConnectionPlaces};
 /// HMAC over all of these, the client's address and the client's own connection ID. It is valid for ten seconds and, at each
 /// worker, for one use.
 ///
-/// The transport makes no other check on a client that presents one, so whether there is a place for it is judged here.
+/// The transport does not check a client with a token any further, so this type also decides whether there is a place for
+/// the client.
 pub struct AddressTokens {
     key: hmac::Key,
     stamp_key: StampKey,
@@ -47,7 +48,7 @@ pub const TOKEN_BYTES: usize = TIME + 1 + ID + STAMP + TAG;
 /// The offset of the stamp in a token in bytes, on which the kernel's program relies as well.
 pub const STAMP_AT: usize = TIME + 1 + ID;
 
-/// The key of the stamps by which the kernel's program recognises an Initial whose address is proven: such an Initial has a
+/// The key of the stamps that let the kernel's program recognise an Initial whose address is proven. Such an Initial has a
 /// budget that forged addresses do not use up. The endpoint relies on the HMAC alone.
 #[derive(Clone, Copy)]
 pub struct StampKey(pub [u8; 16]);

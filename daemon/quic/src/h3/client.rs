@@ -194,8 +194,8 @@ impl Client {
         self.dispatcher.change_terms(stream_id, &change);
     }
 
-    /// Asks the peer to change the priority of what it sends on a request's stream (PRIORITY_UPDATE, RFC 9218 §7.2). This is
-    /// advice: if many streams have updates at once, only the latest 64 are sent.
+    /// Asks the peer to change the priority of the data that it sends on a request's stream (PRIORITY_UPDATE, RFC 9218 §7.2).
+    /// This is advice: if many streams have updates at once, only the latest 64 are sent.
     pub fn reprioritize(&self, stream_id: u64, signal: Priority) {
         self.peer.signals().put(stream_id, signal);
         self.peer.signalled.wake();

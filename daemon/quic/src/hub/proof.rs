@@ -2,9 +2,9 @@
 //!
 //! The transport concludes that the path became narrow (RFC 8899 §4.3) when four bursts of packets above the base size of
 //! 1,200 bytes are lost and no full packet was acknowledged since (s2n-quic `path/mtu.rs`): packets then stay at 1,200
-//! bytes for a minute. Streams fill their packets. Payloads of tunnels do not: those of an inner QUIC connection make
-//! packets of about 1,240 bytes, never a full one, so four ordinary losses in a connection's life would suffice; and none
-//! of these payloads fits into packets of 1,200 bytes.
+//! bytes for a minute. Streams fill their packets. Payloads of tunnels do not: the payloads of an inner QUIC connection
+//! make packets of about 1,240 bytes, never a full one, so four ordinary losses in a connection's life would suffice; and
+//! none of these payloads fits into packets of 1,200 bytes.
 //!
 //! So packets that are neither small nor full are filled up, with an HTTP Datagram that the peer ignores:
 //!
@@ -75,7 +75,7 @@ struct Moment {
 }
 
 impl Proof {
-    /// Returns `n` where one of `n` packets is to be filled up if one of `gap` is lost.
+    /// Returns `n`: if one of `gap` packets is lost, one of `n` packets has to be filled up.
     ///
     /// With one of three, any loss is followed by a full packet before the transport declares it, which takes three
     /// packets (RFC 9002 §6.1.1). Where losses are rarer, few enough fall between two full packets. The result is odd, so
