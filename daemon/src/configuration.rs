@@ -3,7 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`check`] | checks of a configuration against this machine |
-//! | [`files`] | the files that it names, and whether they have changed |
+//! | [`files`] | the files that a configuration names, and whether they have changed |
 //! | [`readable`] | which users can read such a file |
 
 use std::{
@@ -76,7 +76,7 @@ fn is_hidden(file: &Path) -> bool {
     file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
-/// Reads and prepares the certificate and the key of a listener; creates those of development mode if they do not
+/// Reads and prepares the certificate and the key of a listener; in development mode, creates them if they do not
 /// exist.
 ///
 /// # Errors

@@ -276,8 +276,8 @@ pub struct WaitingForSuccessors {
 }
 
 impl WaitingForSuccessors {
-    /// Waits for the next monitor; `None` once the keeper has ended, so that no other can come. Dropping the future
-    /// loses nothing.
+    /// Waits for the next monitor; `None` once the keeper has ended, because then no more can start. Dropping the
+    /// future loses nothing.
     ///
     /// # Errors
     /// The message is invalid.

@@ -51,7 +51,7 @@ pub struct Submission {
     pub save: bool,
 }
 
-/// Why a policy did not take effect. The one that was in force still is.
+/// Why a policy did not take effect. The policy in force has not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyRefusal {
     /// The text is longer than [`MAX_TEXT_BYTES`].

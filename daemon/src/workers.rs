@@ -48,8 +48,8 @@ pub struct Steering(Vec<Steer>);
 /// steered, it logs this and binds sockets for one worker. Call it while the process has its rights.
 ///
 /// # Errors
-/// An address is in use or not ours. For opened sockets: their addresses are not those of the listeners, a listener
-/// does not have as many as there are workers, or packets cannot be steered; the message says what to change.
+/// An address is in use or not ours. For opened sockets: their addresses differ from the listeners' addresses, a
+/// listener does not have one socket per worker, or packets cannot be steered; the message says what to change.
 pub fn bind(
     listeners: &[ListenerSettings],
     workers: u8,
@@ -85,7 +85,7 @@ fn share(listeners: &[ListenerSettings], workers: u8, secret: &Secret) -> Result
     spread(listeners.iter().map(group).collect::<Result<_>>()?, secret)
 }
 
-/// Sorts opened sockets by listener; each must have as many as there are workers.
+/// Sorts opened sockets by listener. Each listener must have one socket per worker.
 fn adopt(listeners: &[ListenerSettings], workers: u8, mut opened: Vec<UdpSocket>) -> Result<WorkerSockets> {
     let mut groups = Vec::new();
     for ListenerSettings { address, .. } in listeners {
@@ -123,8 +123,8 @@ fn spread(groups: WorkerSockets, secret: &Secret) -> Result<(WorkerSockets, Stee
 }
 
 impl Steering {
-    /// Sets the connection IDs by which packets are steered. To be repeated: keys change, though each is known a week
-    /// ahead.
+    /// Sets the keys of the connection IDs that packets are steered by. Call this regularly: keys change, though each
+    /// is known a week ahead.
     ///
     /// # Errors
     /// The kernel refuses an update.

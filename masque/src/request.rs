@@ -118,8 +118,8 @@ pub fn tcp_request(target: &Target, bearer: Option<&str>) -> RequestHead {
     }
 }
 
-/// Returns a request that asks for nothing (`OPTIONS *`, RFC 9110 §9.3.7), by which a client can prove who it is before it needs a
-/// tunnel. The caller adds the authority and credentials.
+/// Returns a request without effect (`OPTIONS *`, RFC 9110 §9.3.7). With it, a client can authenticate before it needs a tunnel.
+/// The caller adds the authority and credentials.
 #[must_use]
 pub fn ping_request() -> RequestHead {
     RequestHead {

@@ -1,4 +1,4 @@
-//! What is sent next, and when: pure decisions.
+//! Pure decisions about what is sent next, and when.
 //!
 //! | module | question it answers |
 //! |---|---|

@@ -61,7 +61,7 @@ impl Placement {
 /// The largest request, in bytes, that is sent over two paths: a few packets, so that copies cost a path little.
 pub const COPIED_BYTES: u64 = 16 * 1024;
 
-/// What is known of a path in the direction that carries most of the bytes.
+/// The known properties of a path, in the direction that carries most of the bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CandidatePath {
     /// The smoothed round trip (RFC 9002 §5.3), in nanoseconds.
@@ -77,7 +77,7 @@ pub struct CandidatePath {
     /// counts as large enough.
     pub window_bytes: u64,
     /// How long it takes until a stream can begin there: the one-way time of the request, if the placing end requests and
-    /// the other end sends. FStream's equations, in which the placing end sends, do not count it.
+    /// the other end sends. FStream's equations do not count it, because there the placing end sends.
     pub lead_ns: u64,
     /// The streams on it that have not yet ended.
     pub placed: Vec<Placed>,
@@ -85,7 +85,7 @@ pub struct CandidatePath {
     pub cost_ns: u64,
 }
 
-/// What is known of a stream on a path.
+/// The known properties of a stream on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// The bytes that it still has to send.
@@ -99,8 +99,8 @@ pub struct Placed {
 pub struct StreamProfile {
     /// How many bytes it has to send.
     pub bytes: u64,
-    /// Its share of a path relative to other streams; 0 counts as 1. Of requests placed together, those of higher weight
-    /// choose first.
+    /// Its share of a path relative to other streams; 0 counts as 1. If requests are placed together, requests of higher
+    /// weight choose first.
     pub weight: u32,
     /// Whether its class is urgent.
     pub is_urgent: bool,
@@ -192,8 +192,9 @@ pub fn place(placement: Placement, request: &StreamProfile, paths: &[CandidatePa
     }
 }
 
-/// Places requests that arrive together: those of higher weight choose first (FStream's PRCP-1), equal ones in their order.
-/// Each placement is added to `paths`. Returns the choices in the order of the requests; empty if there are no paths.
+/// Places requests that arrive together. Requests of higher weight choose first (FStream's PRCP-1); requests of equal
+/// weight choose in their order. Each placement is added to `paths`. Returns the choices in the order of the requests;
+/// empty if there are no paths.
 #[must_use]
 pub fn place_all(
     placement: Placement,

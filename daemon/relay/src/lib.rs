@@ -125,7 +125,7 @@ pub struct Relay {
     /// The classes of traffic.
     classes: ArcSwap<Classes>,
     /// How connections of each listener order their output until their user is known. Locked while schedules are assigned,
-    /// so that the final ones are those of the policy and the rules in force.
+    /// so that the final schedules follow the policy and the rules in force.
     schedules: Mutex<HashMap<SocketAddr, Schedules>>,
     /// The open connections.
     pub connections: Table<RelayClient>,
@@ -236,8 +236,8 @@ impl Relay {
         schedules.entry(listener).or_insert_with(first).clone()
     }
 
-    /// Returns the name of a connection's schedule: the one that a rule assigns to its user or, without a rule, the one of
-    /// its listener; `None` if it is the default schedule.
+    /// Returns the name of a connection's schedule: the schedule that a rule assigns to its user or, without a rule, its
+    /// listener's schedule; `None` if it is the default schedule.
     #[must_use]
     pub fn schedule_of(&self, client: &RelayClient) -> Option<String> {
         self.schedule_name(client.user().map(|user| &**user), client.listener)

@@ -1,8 +1,7 @@
 //! The usage of each user in the metrics.
 //!
 //! The number of user names is bounded by the configuration, except for names in certificates that an authority vouches
-//! for. So only the first users get metrics of their own, as many as `users` of `[metrics]` says; all others share
-//! "other".
+//! for. So only the first users, up to `users` of `[metrics]`, get metrics of their own; all others share "other".
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -143,7 +143,7 @@ fn is_about_the_caller(error: &io::Error) -> bool {
         .contains(&error.kind())
 }
 
-/// Callers of which only the address is known: limited in total, and per place.
+/// Callers known only by their addresses. Their number is limited in total, and per place.
 #[derive(Debug)]
 pub struct Strangers<T> {
     /// The oldest first.

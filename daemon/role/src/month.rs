@@ -1,4 +1,4 @@
-//! Calendar months in UTC, by which quotas are counted.
+//! Calendar months in UTC, the periods of quotas.
 
 use std::{
     fmt,

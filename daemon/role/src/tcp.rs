@@ -118,9 +118,9 @@ impl TcpPump {
         }
     }
 
-    /// Sends `bytes`, which were already read from the socket, before the bytes still to be read there; `wanted` of the
-    /// latter are sent. Further bytes are another request, which no other end would answer: the tunnel ends with a reset, so that the
-    /// application does not wait for the answer.
+    /// Sends `bytes`, which were already read from the socket, and then the next `wanted` bytes from it. Further bytes belong to
+    /// another request, which would get no answer: the tunnel ends with a reset, so that the application does not wait for the
+    /// answer.
     #[must_use]
     pub fn behind(mut self, bytes: &[u8], wanted: u64) -> Self {
         if !bytes.is_empty() {

@@ -73,7 +73,7 @@ pub struct Asked<W: GatewayAccess + ?Sized> {
     pub request: Request,
     /// Kept while the request lives.
     pub place: W::Place,
-    /// A path for a copy of it, if it is to be copied.
+    /// A path for a copy of the request, if there has to be a copy.
     pub other_path: Option<W::OtherPath>,
 }
 
@@ -423,7 +423,7 @@ mod tests {
         fn answered(&self, (): &(), _: Option<&ResponseHead>) {}
     }
 
-    /// Sends a request to an edge that reads bodies of up to 1,000 bytes, then `body_bytes`, and returns all that the edge answers.
+    /// Sends a request to an edge that reads bodies of up to 1,000 bytes, then `body_bytes`, and returns the edge's whole answer.
     async fn send(fields: &str, body_bytes: usize) -> std::io::Result<String> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;

@@ -242,7 +242,7 @@ impl Drop for Newcomer {
     }
 }
 
-/// Waits until the listener is to end, or the sender of `ending` is gone.
+/// Waits until the listener has to end, or the sender of `ending` is gone.
 async fn ends(ending: &mut watch::Receiver<bool>) {
     _ = ending.wait_for(|ends| *ends).await;
 }

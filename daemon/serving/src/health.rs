@@ -101,7 +101,7 @@ impl EngineHealth {
 }
 
 impl Health {
-    /// Returns the health of an engine of which nothing is known; `is_checked` says whether it will be checked.
+    /// Returns the health of an untried engine; `is_checked` says whether it will be checked.
     #[must_use]
     pub fn new(is_checked: bool) -> Self {
         Self { is_checked, ..Self::default() }
@@ -159,7 +159,7 @@ impl Health {
         }
     }
 
-    /// Notes what a check found, and why. A silent engine still gets requests if it `is_last`. Successful checks do not
+    /// Notes the result of a check, and its reason. A silent engine still gets requests if it `is_last`. Successful checks do not
     /// reset the count of failed requests: an engine may answer checks and fail requests.
     pub fn checked(&mut self, found: Found, why: &str, is_last: bool) {
         match found {

@@ -1,8 +1,8 @@
-//! What a gateway has learned of its engines, in the form that survives restarts and changes of the configuration.
+//! A gateway's knowledge about its engines, in a form that survives restarts and changes of the configuration.
 
 use serde::{Deserialize, Serialize};
 
-/// What was learned. A model or an engine that is no longer configured is forgotten.
+/// A gateway's knowledge. A model or an engine that is no longer configured is forgotten.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Learned {
     /// The average number of tokens in an answer, and of bytes of a body per token of a prompt; `None` before any was

@@ -70,7 +70,7 @@ struct Wish {
 struct Replica {
     in_flight: u32,
     health: Health,
-    /// The requests of others that it last reported, and when.
+    /// The requests of the engine's other clients that it last reported, and when.
     others: Option<(Reported, u64)>,
     answered: u64,
     failed: u64,
@@ -81,7 +81,7 @@ struct Replica {
 pub struct EngineStatus {
     /// How many requests it works on.
     pub in_flight: u32,
-    /// The requests of others that it works on, as far as is known.
+    /// The requests of the engine's other clients that it works on, as far as is known.
     pub others: Reported,
     /// Whether it gets requests, and why not.
     pub health: EngineHealth,
@@ -262,7 +262,7 @@ impl Engines {
         drop(unwanted);
     }
 
-    /// Notes what a check of an engine found, and why. An engine that is ready again gets waiting requests.
+    /// Notes the result of a check of an engine, and its reason. An engine that is ready again gets waiting requests.
     pub fn checked(self: &Arc<Self>, replica: usize, found: Found, why: &str) {
         let now_ns = (self.now_ns)();
         let mut state = self.state.lock();
@@ -422,8 +422,8 @@ impl State {
         })
     }
 
-    /// Returns the engine with the least to do, of those with room that are not among `tried`. The requests of others count for this
-    /// comparison, but take no room: no report keeps requests from an engine.
+    /// Returns the engine with the fewest requests among the engines that have room and are not in `tried`. Requests of the engine's other
+    /// clients count in this comparison, but take no room, so no report keeps requests from an engine.
     fn least_busy(&self, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<usize> {
         let free = self.replicas.iter().enumerate().filter(|(place, replica)| {
             replica.in_flight < most_in_flight && replica.is_usable(now_ns) && !tried.contains(place)
@@ -431,7 +431,7 @@ impl State {
         free.min_by_key(|(_, replica)| self.load(replica, now_ns)).map(|(place, _)| place)
     }
 
-    /// Returns how many requests an engine has, including those of others.
+    /// Returns how many requests an engine has, including requests of its other clients.
     fn load(&self, replica: &Replica, now_ns: u64) -> u32 {
         let Reported { running, waiting } = replica.others(now_ns, self.report_ns);
         replica.in_flight.saturating_add(running).saturating_add(waiting)

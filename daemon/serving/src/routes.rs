@@ -205,7 +205,7 @@ impl Routes {
         Self { state: Mutex::new(known), engines, worths, recorder: Recorder::of(settings), now_ns }
     }
 
-    /// Takes over what was known before: averages, and the curves of engines, by the indices of the model and of the engine in it.
+    /// Restores earlier knowledge: averages, and the curves of engines, by the index of the model and the index of the engine in it.
     pub fn recall(&self, averages: Option<(f64, f64)>, curve: impl Fn(usize, usize) -> Option<Curve>) {
         let mut known = self.state.lock();
         if let Some((answer_tokens, bytes_per_token)) =
@@ -362,15 +362,15 @@ impl Routes {
         route.choice = Some(chooser.moved(choice, (to, waited_ns), &route.request, &state));
     }
 
-    /// Whether the engine of a prediction is idle. A request costs no other request anything there, and shows whether what was
-    /// learned of the engine still holds.
+    /// Whether the engine of a prediction is idle. There, a request costs other requests nothing, and shows whether the knowledge about
+    /// the engine still holds.
     #[must_use]
     pub fn is_idle(&self, route: &Route) -> bool {
         let engines = self.engines.get(route.model);
         engines.zip(self.engine(route)).is_some_and(|(engines, replica)| engines.in_flight(replica) == 0)
     }
 
-    /// Returns what is known of an engine's costs.
+    /// Returns an engine's costs, as far as they are known.
     #[must_use]
     pub fn cost(&self, model: usize, replica: usize) -> Option<Cost> {
         self.state.lock().replica(model, replica).map(|replica| replica.curve.cost())

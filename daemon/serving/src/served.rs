@@ -44,7 +44,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Begins a request of which nothing else is known yet. It counts as cancelled unless it ends otherwise.
+    /// Begins a request; nothing else is known about it yet. It counts as cancelled unless it ends otherwise.
     #[must_use]
     pub fn begin(
         id: u64,

@@ -148,7 +148,7 @@ impl Tenants {
             })?;
         }
         let before = tenant.in_flight.fetch_add(1, Relaxed);
-        // Dropping it gives back what it took.
+        // Dropping the request gives back its place.
         let most = tenant.most_in_flight;
         let spending = self.spending.clone();
         let request = TenantRequest {
@@ -186,7 +186,7 @@ impl TenantRequest {
         self.used.fetch_add(tokens, Relaxed);
     }
 
-    /// Notes the engine's total of used tokens, in place of what was noted before.
+    /// Notes the engine's total of used tokens, in place of an earlier total.
     pub fn bill(&self, usage: TokenUsage) {
         self.used.store(usage.prompt_tokens.saturating_add(usage.completion_tokens), Relaxed);
     }

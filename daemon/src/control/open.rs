@@ -44,7 +44,7 @@ pub struct Filter {
 }
 
 impl Control {
-    /// Lists tunnels of both roles with IDs above `after`; as many as a page may have if `limit` is 0.
+    /// Lists tunnels of both roles with IDs above `after`, at most `limit`; up to a full page if `limit` is 0.
     #[must_use]
     pub fn tunnels(&self, caller: &Caller, filter: &Filter, after: u64, limit: usize) -> Page<TunnelView> {
         let limit = page_rows(limit);
@@ -81,7 +81,7 @@ impl Control {
         (accepted, self.edge().tunnels.page(after, limit, opened))
     }
 
-    /// Lists connections of clients with IDs above `after`; as many as a page may have if `limit` is 0.
+    /// Lists connections of clients with IDs above `after`, at most `limit`; up to a full page if `limit` is 0.
     #[must_use]
     pub fn client_connections(&self, caller: &Caller, after: u64, limit: usize) -> Page<ConnectionView> {
         let limit = page_rows(limit);
@@ -153,8 +153,8 @@ impl Control {
         Ok(moved)
     }
 
-    /// Lists the requests that the gateway serves now, with IDs above `after`; at most `limit`, or as many as a page
-    /// may have if that is 0.
+    /// Lists the requests that the gateway serves now, with IDs above `after`; at most `limit`, or up to a full page if `limit` is
+    /// 0.
     #[must_use]
     pub fn requests(&self, after: u64, limit: usize) -> Page<RequestView> {
         let limit = page_rows(limit);

@@ -163,7 +163,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Returns the number by which the kernel knows a class; that of the class `default` if it has none.
+    /// Returns the kernel's number of a class, or the number of the class `default` if the class has none.
     #[must_use]
     pub fn number_of(&self, class: Option<&str>) -> u8 {
         class.and_then(|class| self.loaded().numbers.of(class)).unwrap_or_default()

@@ -1,7 +1,7 @@
 //! The conventional process metrics: the process's own use of the machine, read at each scrape.
 //!
-//! They cover the process that moves packets, not the monitor. Names and meanings are those of Prometheus's client
-//! libraries ("Standard and runtime collectors").
+//! They cover the process that moves packets, not the monitor. Names and meanings follow Prometheus's client libraries
+//! ("Standard and runtime collectors").
 
 use std::{
     fs,

@@ -42,8 +42,8 @@ pub fn use_held(rights: Rights) -> io::Result<()> {
     set(rights, |_, permitted| permitted)
 }
 
-/// Limits the permitted rights to these, and the effective ones to those that `of` returns, given the effective and the
-/// permitted ones.
+/// Limits the permitted rights to `rights`, and the effective rights to the result of `of`, whose arguments are the
+/// effective and the permitted rights.
 fn set(rights: Rights, of: fn(CapabilitySet, CapabilitySet) -> CapabilitySet) -> io::Result<()> {
     let CapabilitySets { effective, permitted, .. } = capabilities(None)?;
     let effective = of(effective, permitted) & rights.0;

@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// The file in the state folder.
 const FILE: &str = "engines.json";
 
-/// What was learned before, and the relay whose gateway learns more.
+/// The earlier knowledge, and the gateway in force, which learns more.
 pub(super) struct Lessons {
     in_force: Arc<GatewayInForce>,
     kept: StateFile<Learned>,
@@ -29,7 +29,7 @@ pub(super) struct Lessons {
 }
 
 impl Lessons {
-    /// Reads what was learned before, if anything was.
+    /// Reads the earlier knowledge, if there is any.
     pub(super) fn open(state_dir: &Path, in_force: Arc<GatewayInForce>) -> Arc<Self> {
         let (kept, before) = StateFile::open(state_dir.join(FILE), "what was learned of engines");
         Arc::new(Self { in_force, kept, before: before.unwrap_or_default() })
@@ -40,7 +40,7 @@ impl Lessons {
         self.in_force.gateway().map_or_else(|| self.before.clone(), |gateway| gateway.learned())
     }
 
-    /// Saves what was learned once per [`PAUSE`], until dropped.
+    /// Saves the knowledge once per [`PAUSE`], until dropped.
     pub(super) async fn keep(self: Arc<Self>) {
         let mut ticks = interval(PAUSE);
         loop {
@@ -51,7 +51,7 @@ impl Lessons {
         }
     }
 
-    /// Saves what was learned, unless there is nothing about any engine.
+    /// Saves the knowledge, unless there is none about any engine.
     pub(super) fn save(&self) {
         let learned = self.learned();
         if learned != Learned::default() {

@@ -1,4 +1,4 @@
-//! Writes the gateways' decisions to files of the state folder, from which `pacectl route` learns.
+//! Writes the gateways' decisions to files of the state folder. `pacectl route` learns from these files.
 
 use std::{
     fs::{self, File, OpenOptions},

@@ -38,7 +38,7 @@ pub enum SlownessChange {
     Good,
 }
 
-/// What is known of one path's slowness; initially it is not slow.
+/// The slowness of one path, which is initially not slow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Slowness {
     is_slow: bool,

@@ -15,7 +15,8 @@ pub enum RoutingPolicy {
     Fixed(usize),
     /// One replica after the other, whatever its model.
     RoundRobin,
-    /// The replica with the fewest requests; of equal ones, that whose model has the largest reward.
+    /// The replica with the fewest requests. If several have equally few, the replica whose model has the largest reward
+    /// wins.
     LeastLoaded,
     /// The best model that is predicted in time even if its answer took `margin` times as long. If there is none, the
     /// earliest model, provided it is in time; otherwise the cheapest, since a late request should not make others late.
@@ -280,7 +281,7 @@ fn least_loaded(survey: &Survey<'_>) -> Result<ModelChoice, FallbackCause> {
     least.map(|least| least.choice(Reason::LeastLoaded)).ok_or(FallbackCause::Unavailable)
 }
 
-/// Returns the candidate with the highest value; of equal ones, that with the larger reward.
+/// Returns the candidate with the highest value. If values are equal, the larger reward wins.
 fn highest(values: &[f32], survey: &Survey<'_>) -> Result<ModelChoice, FallbackCause> {
     if values.iter().any(|value| !value.is_finite()) {
         return Err(FallbackCause::NotFinite);

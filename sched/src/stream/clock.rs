@@ -48,7 +48,7 @@ impl Rank {
 }
 
 impl From<Rank> for u64 {
-    /// Returns the number by which a rank is compared.
+    /// Returns the number that ranks are compared by.
     fn from(rank: Rank) -> Self {
         rank.0
     }

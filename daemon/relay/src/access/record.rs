@@ -161,8 +161,8 @@ impl AccessRecord {
         }
     }
 
-    /// Returns all keys but the time; without `addresses`, those that reveal the location of a client or a target are
-    /// left out.
+    /// Returns all keys except the time; without `addresses`, also leaves out keys that reveal the location of a client
+    /// or a target.
     #[must_use]
     pub fn fields(&self, addresses: bool) -> Fields<'_> {
         let mut fields = Fields::new();

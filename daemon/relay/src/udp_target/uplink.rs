@@ -10,11 +10,10 @@ use super::socket::Explanation;
 use super::{TargetError, UdpTarget};
 
 /// The weight of failures after which the packet at the head of a queue is given up. A failure explained by ICMP about
-/// another packet weighs 1; one without an explanation weighs more; one explained by this host weighs as much as all of
-/// them.
+/// another packet weighs 1; one without an explanation weighs more; one explained by this host alone reaches this weight.
 ///
 /// Forged ICMP at 110,000 messages per second fails about one send in four. A full receive buffer holds some 400 messages,
-/// of which each failure reads 32.
+/// and each failure reads 32 of them.
 const MOST_FAILURES: u32 = 64;
 
 /// The results of flushes, in UDP payloads unless the name says otherwise. One value may serve many tunnels.
@@ -103,8 +102,8 @@ impl Flushing<'_> {
     fn failed(&mut self, error: io::Error, count: usize) -> Result<Next, TargetError> {
         let errno = error.raw_os_error();
         if count > 1 && matches!(errno, Some(libc::EIO | libc::EINVAL)) {
-            // Either the device cannot segment, or (EINVAL before Linux 6.14) the segments exceed the MTU. Sending singly
-            // tells which: if none of them is too big, it was GSO.
+            // Either the device cannot segment, or (EINVAL before Linux 6.14) the segments exceed the MTU. Sending them
+            // singly shows the cause: if none of them is too big, it was GSO.
             (self.singly, self.suspected) = (count, true);
             return Ok(Next::Retry);
         }

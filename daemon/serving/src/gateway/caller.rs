@@ -21,12 +21,12 @@ pub struct Asker {
     pub listener: SocketAddr,
     /// The client's address, if that is known.
     pub client: Option<SocketAddr>,
-    /// What is known of the path back.
+    /// The measurements of the path back.
     pub path: PathStats,
 }
 
 impl Asker {
-    /// Returns what is known of the path back to the client: the bytes that leave before an answer on these terms, and the
+    /// Returns the state of the path back to the client: the bytes that leave before an answer on these terms, and the
     /// rate at which the path carries them, at most the rate of the class.
     pub(super) fn path(&self, ahead: Ahead, terms: &Terms) -> ClientPath {
         let smoothed_rtt_ns = self.path.get().smoothed_rtt.unwrap_or_default().as_nanos() as u64;

@@ -1,7 +1,7 @@
 //! Which engine has the beginning of a prompt in its cache: the engine that last answered a prompt with the same beginning, or of
 //! the same session.
 //!
-//! Engines keep what they computed of prompts (prefix caching). So the next turn of a chat, or another prompt with the same
+//! Engines keep their computations of prompts (prefix caching). So the next turn of a chat, or another prompt with the same
 //! instructions, takes less time at the engine that answered the one before. A gateway cannot see into that cache; it remembers
 //! where it sent each prompt. The engine is only a preference: if it has much more to do than another, requests do not wait for
 //! it ([`slack`]).
@@ -23,8 +23,8 @@ const BLOCKS: usize = 32;
 /// The maximum of remembered entries, of a few tens of bytes each.
 const MOST_ENTRIES: usize = 1 << 16;
 
-/// What a request has in common with others: a hash of its session, or hashes of its prompt up to the end of each block, the
-/// shortest first. Empty if there is nothing.
+/// The hashes that a request may share with others: of its session, or of its prompt up to the end of each block, the shortest
+/// part first. Empty if it has neither.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixHashes(Vec<u64>);
 

@@ -26,7 +26,7 @@ pub struct Claim {
     pub tokens: u64,
     /// The hashes of its prompt's beginning, which an engine may know.
     pub prefix: PrefixHashes,
-    /// The index of the engine that was chosen for it, among those of the model; `None` if any will do.
+    /// The index of the engine that was chosen for it, among the model's engines; `None` if any engine will do.
     pub preferred: Option<usize>,
 }
 
@@ -248,7 +248,7 @@ impl Shares {
         match tokens {
             Some(tokens) => tenants.streams.end_turn(&mut tenants.clock, flow as u32, tokens.max(1), has_more),
             None if has_more => {}
-            // It pays for nothing, but what it paid before still counts.
+            // The flow pays nothing now, but its earlier payments still count.
             None => tenants.streams.end_turn(&mut tenants.clock, flow as u32, 0, false),
         }
         if !has_more {

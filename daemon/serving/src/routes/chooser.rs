@@ -30,7 +30,7 @@ pub(super) struct Chooser {
     shadow: Option<PolicyRouter>,
     /// The model that the shadow chose for the last request, if any.
     shadowed: Option<usize>,
-    /// The shadow's decisions, and those that agree with the policy's.
+    /// The number of the shadow's decisions, and how many of them agree with the policy's.
     tally: (u64, u64),
 }
 
@@ -67,7 +67,7 @@ impl AliasPolicies {
     /// Reads the files that aliases name.
     ///
     /// # Errors
-    /// A file cannot be read, is damaged, or is for models other than those of its alias; the message names file and alias.
+    /// A file cannot be read, is damaged, or is for models other than its alias's; the message names file and alias.
     pub fn read(settings: &GatewaySettings) -> Result<Self> {
         let read = |alias: &Alias| -> Result<Pair> {
             let of = |routing: &Routing| read(routing, alias, settings);

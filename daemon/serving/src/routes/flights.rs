@@ -5,7 +5,7 @@ use sched::route::{Commitment, Slo};
 /// A request at an engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flight {
-    /// The engine, by its index among those of all models.
+    /// The index of the engine among the engines of all models.
     pub replica: usize,
     /// Tokens that its answer is still expected to have.
     pub left_tokens: u32,

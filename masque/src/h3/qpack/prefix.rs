@@ -14,7 +14,7 @@ pub(super) enum Unreadable {
     TooLarge,
 }
 
-/// An integer of which only the first bytes were read.
+/// An integer whose first bytes were read, but not the last.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartialInteger {
     value: u64,

@@ -1,4 +1,4 @@
-//! When requests arrive, and what they ask for.
+//! The arrivals of requests, and what the requests ask for.
 
 use super::Setup;
 use crate::route::random::Random;
