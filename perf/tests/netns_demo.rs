@@ -1,4 +1,4 @@
-//! The demo of models with emulated engines, cut short: its counts, and what it leaves behind, but never which
+//! The demo of models with emulated engines, cut short: its counts and the state it leaves behind, but never which
 //! contender wins.
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]

@@ -253,7 +253,7 @@ const DEVIATIONS: f64 = 4.0;
 struct Observed {
     rate_mbit: f64,
     lost: u64,
-    /// Messages of which no packet arrived.
+    /// Messages without any packet that arrived.
     lost_trains: u64,
 }
 
@@ -313,7 +313,7 @@ fn arrivals_of(receiver: &UdpSocket) -> Vec<u64> {
 fn send_trains(sender: &UdpSocket, destination: SocketAddr, link: &Network) -> Result<()> {
     let state = UdpSocketState::new(UdpSockRef::from(sender))?;
     let train = train(link);
-    // At half the rate; slower if small packets would fill the queue, which also holds those in flight.
+    // At half the rate; slower if small packets would fill the queue, which also holds packets in flight.
     let on_their_way = Duration::from_secs_f64(link.delay_ms / 500.0 * train as f64 / link.queue_packets as f64);
     let pause = (transmission(link, PROBE_BYTES) * train as u32 * 2).max(on_their_way);
     for first in (0..PROBES).step_by(train as usize) {

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Each inner connection has its own socket, for which the edge opens a tunnel: an outer stream. Each class has a forward
-//! at the edge and a port at the target, by which the relay's rules recognize it; both ends schedule the outer streams
-//! alike. Inner endpoints are stock s2n-quic and schedule their own streams round robin.
+//! at the edge and a port at the target. The relay's rules recognize the class by the port. Both ends schedule the outer
+//! streams alike. Inner endpoints are stock s2n-quic and schedule their own streams round robin.
 
 mod inner;
 

@@ -36,7 +36,7 @@ use super::{
 /// Runs one repetition between two hosts of the lab, or over loopback.
 ///
 /// # Errors
-/// When this is not the lab, the scheduler is none of QUIC's, or a stream ends early.
+/// When this is not the lab, the scheduler is not a scheduler of QUIC, or a stream ends early.
 pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> Result<Run> {
     let ends = Ends::new(plan, scheduler, Clock::system(), seed)?;
     let requests = requests(plan, seed);

@@ -238,7 +238,7 @@ pub enum Topology {
     Marked,
     /// A relay: QUIC connections to the server run inside streams of one connection to the relay.
     Masque,
-    /// A relay or none: a server sends objects over QUIC connections, each of which has its own tunnel to the relay.
+    /// A relay or none: a server sends objects over QUIC connections, each with its own tunnel to the relay.
     Tunnelled,
     /// A relay: payloads of many clients, which the target returns.
     Workers,

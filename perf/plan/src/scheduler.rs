@@ -40,7 +40,8 @@ pub enum Scheduler {
     Unpaced,
     /// As `paced` without `fq`: the process holds each packet until its departure time, and never sleeps meanwhile.
     ActiveWait,
-    /// As `paced` without `fq`: the process holds packets until their departure times, and wakes once for those of a millisecond.
+    /// As `paced` without `fq`: the process holds packets until their departure times, and wakes once for all packets of a
+    /// millisecond.
     PassiveWait,
     /// The product's default, with one worker.
     #[serde(rename = "workers-1")]

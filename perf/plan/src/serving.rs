@@ -28,7 +28,7 @@ use super::{Class, Scheduler, Verdict, variants};
 pub struct ServingPlan {
     /// The name, the same as the file's.
     pub name: String,
-    /// Distinguishes these plans from those of networks.
+    /// Distinguishes these plans from plans of networks.
     pub kind: Kind,
     /// What the plan measures, in a sentence.
     pub title: String,

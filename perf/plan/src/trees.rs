@@ -141,7 +141,7 @@ pub struct Page {
 pub struct Resource {
     /// Its name, to which `after` of other resources refers.
     pub name: String,
-    /// Its kind, from which browsers choose the priority.
+    /// Its kind. Browsers choose the priority by it.
     pub kind: ResourceKind,
     /// The size of each, in bytes.
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! What a plan's results say about published claims.
+//! Verdicts on published claims from a plan's results.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What a plan's client requests: how many requests, when, and of which classes.
+//! The requests of a plan's client: their number, times and classes.
 
 use sched::stream::{self, Service};
 use serde::Deserialize;

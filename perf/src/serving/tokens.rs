@@ -13,7 +13,7 @@ use super::{
     rows::Sample,
 };
 
-/// The factor by which each step of a search raises the number of tokens, and the most tokens per second.
+/// Each step of a search multiplies the number of tokens by this factor, up to a maximum of tokens per second.
 const STEP: u64 = 2;
 const MOST_PER_SEC: u64 = 640_000;
 

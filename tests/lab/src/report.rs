@@ -5,10 +5,10 @@
 
 use std::io::Write as _;
 
-/// What a test needs from the machine besides a compiler.
+/// The requirements of a test on the machine, besides a compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ring {
-    /// Root in its own network namespace, on whatever kernel runs.
+    /// Root in its own network namespace, on the running kernel.
     Netns,
     /// The Debian kernel of the lab (`tests/vm`), which has `fq`, `netem` and `etf`.
     Vm,

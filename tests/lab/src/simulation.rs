@@ -39,7 +39,7 @@ pub const TEMPLATE: &str = "https://relay.example/.well-known/masque/udp/{target
 /// The address to which tunnels nominally lead.
 pub const TARGET: &str = "192.0.2.1:7";
 
-/// The seed of simulated networks that specify no other.
+/// The default seed of simulated networks.
 pub const SEED: u64 = 0x9298;
 
 /// The bound of every queue: more than any test puts into it.
@@ -100,7 +100,7 @@ where
     simulate_under(Discipline::default(), network, seed, scenario)
 }
 
-/// As [`simulate`], with a discipline by which both ends order their streams and datagrams.
+/// As [`simulate`], but both ends order their streams and datagrams by this discipline.
 ///
 /// # Errors
 /// As [`simulate`].

@@ -40,7 +40,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const TCP_INTERVAL: Duration = Duration::from_secs(2);
 const TCP_BYTES: usize = 64 << 10;
 
-/// The most by which memory in use may grow after the first quarter: queues are full now and then.
+/// The maximum growth of memory in use after the first quarter: queues are full now and then.
 const GROWTH_BYTES: i64 = 1 << 20;
 
 thread_local! {

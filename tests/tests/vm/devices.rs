@@ -1,5 +1,5 @@
-//! Devices that do not do what they are asked to: they refuse messages of several packets, or drop packets that depart
-//! too far ahead.
+//! Devices that do not behave as expected: they refuse messages of several packets, or drop packets that depart too far
+//! ahead.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
@@ -127,7 +127,7 @@ fn targets_then_get_each_payload_by_itself_and_miss_none() {
     }
 }
 
-/// A relay that answers its client through `fq` and paces what it sends. The round trip takes 10 ms.
+/// A relay that answers its client through `fq` and paces its packets. The round trip takes 10 ms.
 fn paced_site() -> Site {
     let chain = Chain::new().unwrap();
     chain.access.near.set_qdisc("netem delay 10ms").unwrap();

@@ -1,8 +1,8 @@
 //! Runs [plans that check the simulator](plan::stack): each stream alone, over the kernel's stack and over simulated links.
 //!
 //! Two things are checked separately. In a cell with one path, TCP checks links, queues, windows and losses. In a cell with two
-//! paths, MPTCP also checks the choice of the path, for which the simulator has the kernel's [rule] (the kernel has none of MPQUIC's
-//! schedulers).
+//! paths, MPTCP also checks the choice of the path, because the simulator has the kernel's [rule] for it (the kernel has none of
+//! MPQUIC's schedulers).
 
 mod kernel;
 mod row;

@@ -136,8 +136,8 @@ impl Strategy {
     }
 }
 
-/// ECF's decision for a stream with `packets` packets left, including those of streams that share with it: whether to wait for
-/// the fast path rather than take the free one. Waiting is worthwhile if the fast path, after a round trip of waiting, would
+/// ECF's decision for a stream with `packets` packets left, including the packets of streams that share with it: whether to wait
+/// for the fast path rather than take the free one. Waiting is worthwhile if the fast path, after a round trip of waiting, would
 /// still send the rest earlier than a single round trip of the slow one, and if the slow path would need longer than two round
 /// trips of the fast one for the stream's packets. Having waited before makes it a quarter easier to wait again.
 fn waits(packets: f64, fast: &Link, slow: &Link, waited: bool) -> bool {
@@ -148,7 +148,7 @@ fn waits(packets: f64, fast: &Link, slow: &Link, waited: bool) -> bool {
     on_fast_ns < ease * (slow.smoothed_ns() + margin_ns) && on_slow_ns >= 2.0 * fast.smoothed_ns() + margin_ns
 }
 
-/// Returns the path with the lowest smoothed RTT of those that `may` admits.
+/// Returns the path with the lowest smoothed RTT among the paths that `may` admits.
 fn fastest(links: &[Link], may: impl Fn(&Link) -> bool) -> Option<usize> {
     let usable = (0..links.len()).filter(|path| may(&links[*path]));
     usable.min_by(|a, b| links[*a].smoothed_ns().total_cmp(&links[*b].smoothed_ns()))

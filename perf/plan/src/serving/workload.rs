@@ -11,7 +11,7 @@ pub struct Workload {
     pub name: String,
     /// When requests come.
     pub arrivals: Arrivals,
-    /// Thresholds for the mean score of a window of consecutive requests, by which windows are counted.
+    /// Thresholds for the mean score of a window of consecutive requests. Windows are counted by them.
     #[serde(default)]
     pub thresholds: Vec<f64>,
 }
@@ -40,7 +40,7 @@ pub enum Arrivals {
     Diurnal {
         /// The mean rate.
         rate: f64,
-        /// The fraction of the mean by which it rises and falls.
+        /// How far the rate rises and falls, as a fraction of the mean.
         swing: f64,
         /// The length of a day.
         period_s: f64,
@@ -106,7 +106,7 @@ impl Workload {
         }
     }
 
-    /// Returns what is wrong with it, if anything: which key, and what its value has to be.
+    /// Returns the fault, if there is one: the key, and the condition on its value.
     pub(super) fn mistake(&self) -> Option<&'static str> {
         let sound = |numbers: &[f64]| numbers.iter().all(|number| *number > 0.0 && number.is_finite());
         // A run ends: its requests span one hour at most.

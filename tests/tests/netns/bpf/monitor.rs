@@ -62,7 +62,7 @@ fn exists(object: &str, id: &str) -> bool {
     Command::new("bpftool").args([object, "show", "id", id]).output().unwrap().status.success()
 }
 
-/// All that tc shows of the relay's devices.
+/// Everything that tc shows about the relay's devices.
 fn tc_of(site: &Site) -> String {
     let show = |arguments: &[&str]| {
         let output = Command::new("tc").args(["-n", site.chain.relay.name()]).args(arguments).output().unwrap();
@@ -239,7 +239,7 @@ fn first_packets_pass_as_often_as_the_configuration_says_and_a_reload_changes_th
         site.chain.client.run(send).unwrap();
         site.counts().unwrap().of(dropped) - before
     };
-    // Two pass at once, then as many as the elapsed time allows.
+    // Two packets pass at once, and further packets as the elapsed time allows.
     let dropped = flood();
     assert!(dropped > 0 && dropped <= 198, "{dropped} of 200");
     let many = sections(1_000_000);

@@ -233,7 +233,7 @@ fn a_hundred_changes_under_load_cost_no_packet_and_are_never_seen_by_half() {
         assert!(reader.join().unwrap() > 0);
         kernel_reader.join().unwrap();
     });
-    // Now that changes have ended, the DSCPs are those of the last round.
+    // After the changes, the DSCPs of the last round are in force.
     assert_eq!(dscps_in_kernel(&site, &maps), Some(DSCPS[1].into()));
     assert_eq!(in_force(&site).1, 101);
     assert_eq!(site.counts().unwrap().sum("dropped_packets_total"), 0);

@@ -1,4 +1,4 @@
-//! Lists of what is open, and an operator's actions on it.
+//! Lists of open tunnels and connections, and an operator's actions on them.
 
 use std::process::Command;
 

@@ -8,7 +8,7 @@ use masque::tunnel::Form;
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// A payload whose bytes differ from those of others of the same length.
+/// A payload that differs from other payloads of the same length.
 fn payload(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at.wrapping_mul(31) + seed.wrapping_mul(17) + (seed >> 8)) as u8).collect()
 }

@@ -120,7 +120,7 @@ fn a_user_makes_so_many_requests_a_second_abandoned_ones_too() {
         let mut tunnel = client.open(target).await.unwrap();
         let since = Instant::now();
         let opened = abandon_streams(&client, Duration::from_secs(2)).await;
-        // Credit for this many streams, and for one more whenever a stream ends; those of one second may all end at
+        // Credit for this many streams, and for one more whenever a stream ends; all streams of one second may end at
         // once.
         let credit = Transport::requests_for(100) as f64;
         let most = credit + PER_SECOND * (1.0 + since.elapsed().as_secs_f64()) + 1.0;
@@ -404,7 +404,7 @@ fn a_tcp_target_may_take_so_long_to_answer() {
 fn a_client_that_leaves_while_its_target_is_silent_has_its_place_back() {
     lab::ring!(Netns);
     let site = Site::new(Terms { targets: "", limits: "tunnels_per_user = 1", ..Terms::default() }).unwrap();
-    // The target's host, to which the relay's default route leads, drops what is for other hosts.
+    // The relay's default route leads to the target's host, which drops packets for other hosts.
     let silent: SocketAddr = (IpAddr::from([45, 0, 0, 1]), 443).into();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();

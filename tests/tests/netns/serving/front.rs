@@ -15,7 +15,7 @@ fn with_front(more: &str) -> (Desk, String) {
     with_listener("", more)
 }
 
-/// The same, with `more_listener` added to the listener's keys, and `more_key` to those of the user.
+/// The same, with `more_listener` added to the listener's keys, and `more_key` to the user's keys.
 fn with_listener(more_listener: &str, more_key: &str) -> (Desk, String) {
     let (key, hash) = generate_token().unwrap();
     let policy = format!(

@@ -1,4 +1,4 @@
-//! What a gateway's operators see.
+//! The reports that a gateway's operators see.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Clients' keys, what each may use, and what a gateway remembers after a restart.
+//! Clients' keys, the limits of each, and the state that a gateway keeps over a restart.
 
 use super::*;
 
