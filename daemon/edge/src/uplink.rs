@@ -416,13 +416,7 @@ impl Uplink {
 
     async fn attempt(&self, at: (usize, usize)) -> ((usize, usize), Result<Connected, ConnectError>) {
         match self.endpoint_at(at) {
-            Some(relay) => {
-                let connected = relay.connect().await;
-                if let Ok(Connected { exit, address, .. }) = &connected {
-                    exit.check_device(*address).await;
-                }
-                (at, connected)
-            }
+            Some(relay) => (at, relay.connect().await),
             None => std::future::pending().await,
         }
     }

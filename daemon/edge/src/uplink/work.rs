@@ -157,7 +157,11 @@ impl Work<'_> {
                 let new = line.clone();
                 self.introductions.spawn(async move {
                     // A connection that was lost is no longer of interest.
-                    let answer = timeout(ANSWER_TIMEOUT, new.relay.introduce()).await.ok().and_then(Result::ok);
+                    let (answer, ()) = tokio::join!(
+                        timeout(ANSWER_TIMEOUT, new.relay.introduce()),
+                        new.exit().check_device(new.address)
+                    );
+                    let answer = answer.ok().and_then(Result::ok);
                     (new, answer)
                 });
                 let leaving = line.clone();
