@@ -279,18 +279,18 @@ impl RelayAccess {
         Ok((link, class))
     }
 
-    /// Waits for a place for a request for a model of this class, whose `priority` and size of the body are known; the second place, if
-    /// there is one, is for a copy.
+    /// Waits for a place for a request for a model on these terms, whose body has `body_bytes`. The second place, if there is one, is
+    /// for a copy.
     ///
     /// # Errors
     /// There is no connection.
     pub async fn places_for_request(
         &self,
-        class: &Class,
-        request: (Option<&Priority>, u64),
+        terms: &Terms,
+        body_bytes: u64,
     ) -> Result<(Link, Option<Link>), NoConnection> {
         self.note_wait();
-        self.uplink.links_for_request(class, request).await.map_err(NoConnection::NoLink)
+        self.uplink.links_for_request(terms, body_bytes).await.map_err(NoConnection::NoLink)
     }
 
     /// Counts traffic that needs a place now, if it has to wait for one.

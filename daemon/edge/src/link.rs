@@ -290,7 +290,7 @@ impl Line {
         self.is_usable() && self.places().has_room(Instant::now())
     }
 
-    /// Returns the number of tunnels, including those that are being opened.
+    /// Returns the number of tunnels: open tunnels and tunnels that are being opened.
     #[must_use]
     pub fn tunnels(&self) -> usize {
         self.places().taken()

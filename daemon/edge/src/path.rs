@@ -8,8 +8,7 @@ use std::{
     time::Duration,
 };
 
-use masque::priority::Priority;
-use quic::class::Class;
+use quic::class::{Class, Terms};
 use sched::{
     path::{self, Placement, StreamProfile},
     stream::Level,
@@ -78,12 +77,12 @@ impl PathDemand {
         Self { placement: policy.placement, request }
     }
 
-    /// Returns the demand of a request for a model, given its `priority` and the size of its body. The request may be sent twice,
-    /// because an answer changes nothing at an engine.
+    /// Returns what a request for a model on these terms asks, whose body has `body_bytes`. It may be sent twice, because an answer
+    /// changes nothing at an engine.
     #[must_use]
-    pub fn of_request(class: &Class, sizes: &Sizes, (signal, body_bytes): (Option<&Priority>, u64)) -> Self {
-        let Self { placement, request } = Self::of(class, sizes);
-        let (bytes, weight) = (request.bytes.max(body_bytes), share(class, signal));
+    pub fn of_request(terms: &Terms, sizes: &Sizes, body_bytes: u64) -> Self {
+        let Self { placement, request } = Self::of(&terms.class, sizes);
+        let (bytes, weight) = (request.bytes.max(body_bytes), share(&terms.class, terms.signal.as_ref()));
         Self { placement, request: StreamProfile { bytes, weight, is_idempotent: true, ..request } }
     }
 }
@@ -144,6 +143,7 @@ impl PathView {
 #[cfg(test)]
 mod tests {
     use config::policy::Policy;
+    use masque::priority::Priority;
     use quic::class::{Classes, PolicyRole};
     use sched::path::{CandidatePath, Placed, place};
 
@@ -159,10 +159,13 @@ mod tests {
     }
 
     /// The weight of a request whose client asks for an urgency, if for any.
-    fn weight(class: &Class, urgency: Option<u8>) -> u32 {
-        let signal = Priority { urgency, ..Priority::default() };
-        let signal = urgency.map(|_| &signal);
-        PathDemand::of_request(class, &Sizes::default(), (signal, 0)).request.weight
+    fn weight(class: &Arc<Class>, urgency: Option<u8>) -> u32 {
+        demand(class, urgency).request.weight
+    }
+
+    fn demand(class: &Arc<Class>, urgency: Option<u8>) -> PathDemand {
+        let signal = urgency.map(|_| Priority { urgency, ..Priority::default() });
+        PathDemand::of_request(&class.terms(signal.as_ref()), &Sizes::default(), 0)
     }
 
     #[test]
@@ -184,8 +187,7 @@ mod tests {
         let mut paths = [path(2_000_000), path(1_000_000)];
         paths[0].placed = vec![Placed { bytes: 10_000_000, weight: share(&class, None) }; 3];
         let chosen = |urgency| {
-            let signal = Priority { urgency: Some(urgency), ..Priority::default() };
-            let ask = PathDemand::of_request(&class, &Sizes::default(), (Some(&signal), 0));
+            let ask = demand(&class, Some(urgency));
             place(ask.placement, &ask.request, &paths, 0).unwrap().path()
         };
         assert_eq!([1, 2, 3, 5].map(chosen), [0, 0, 1, 1], "three equals leave a quarter of the fast path");

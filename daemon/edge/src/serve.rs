@@ -8,10 +8,7 @@ use std::{
 };
 
 use config::serve::Serve;
-use masque::{
-    h3::{ProtocolError, RequestHead, ResponseHead},
-    priority::Priority,
-};
+use masque::h3::{ProtocolError, RequestHead, ResponseHead};
 use parking_lot::Mutex;
 use quic::{
     class::{Membership, Terms},
@@ -186,11 +183,10 @@ impl ToGateways {
         counted: CountedRequest,
         head: RequestHead,
     ) -> Result<(Request, RequestAtGateway), h3::Error> {
-        let signal = Priority::from_fields(&head.fields);
         let (request, first) = link.relay.ask_itself(head).await?;
         request.set_terms(terms);
         let traffic = Arc::<Traffic>::default();
-        link.carries_traffic(traffic.clone(), &terms.class, signal.as_ref());
+        link.carries_traffic(traffic.clone(), &terms.class, terms.signal.as_ref());
         Ok((request, RequestAtGateway { link, traffic, _first: first, counted }))
     }
 
@@ -217,9 +213,7 @@ impl GatewayAccess for ToGateways {
             self.choose(tried).ok_or_else(|| NotAsked::NoGateway("no gateway is configured".into()))?;
         let chosen = counted.place;
         let asking = async {
-            let signal = Priority::from_fields(&head.fields);
-            let request = (signal.as_ref(), body_bytes as u64);
-            let (link, copy) = access.places_for_request(&terms.class, request).await?;
+            let (link, copy) = access.places_for_request(terms, body_bytes as u64).await?;
             let (request, place) = self.send(link, terms, counted, head).await.map_err(NoConnection::Lost)?;
             let other_path = copy.map(|link| CopyPath { link, terms: terms.clone(), place: chosen });
             Ok(Asked { request, place, other_path })

@@ -5,8 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use masque::priority::Priority;
-use quic::class::Class;
+use quic::class::{Class, Terms};
 use sched::path::{PathChoice, Placement};
 use tokio::time::Instant;
 
@@ -36,17 +35,17 @@ impl Uplink {
         self.link_of(ask).await
     }
 
-    /// Like [`link`](Self::link), for a request for a model with this `priority` and size of its body. If the request is to be copied and
-    /// another path has room, the second place is for the copy.
+    /// Like [`link`](Self::link), for a request for a model on these terms, whose body has `body_bytes`. If the class asks for copies
+    /// and another path has room, the second place is for the copy.
     ///
     /// # Errors
     /// As [`link`](Self::link).
     pub async fn links_for_request(
         &self,
-        class: &Class,
-        request: (Option<&Priority>, u64),
+        terms: &Terms,
+        body_bytes: u64,
     ) -> Result<(Link, Option<Link>), Arc<ConnectError>> {
-        let ask = self.has_several_paths().then(|| PathDemand::of_request(class, &self.sizes, request));
+        let ask = self.has_several_paths().then(|| PathDemand::of_request(terms, &self.sizes, body_bytes));
         let link = self.link_of(ask).await?;
         let copy = ask.filter(|ask| ask.placement == Placement::Redundant).and_then(|ask| self.other_link(&ask, &link));
         Ok((link.for_request(), copy.map(Link::for_request)))
