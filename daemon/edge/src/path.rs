@@ -77,8 +77,8 @@ impl PathDemand {
         Self { placement: policy.placement, request }
     }
 
-    /// Returns what a request for a model on these terms asks, whose body has `body_bytes`. It may be sent twice, because an answer
-    /// changes nothing at an engine.
+    /// Returns the demand of a request for a model, given its terms and the size of its body. The request may be sent twice, because an
+    /// answer changes nothing at an engine.
     #[must_use]
     pub fn of_request(terms: &Terms, sizes: &Sizes, body_bytes: u64) -> Self {
         let Self { placement, request } = Self::of(&terms.class, sizes);

@@ -13,6 +13,8 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
 use hyper::{
     Request, Response,
     body::{Body, Frame, Incoming, SizeHint},
@@ -158,12 +160,27 @@ pub(crate) async fn serve<A, F, B, E>(
     }
 }
 
-/// Waits until the connection has to end: the flag becomes true, or its sender is dropped. Without a flag, waits for ever.
-async fn ends(ending: &mut Option<watch::Receiver<bool>>) {
+/// Waits until `ending` is set, or its sender is gone; for ever without a receiver.
+pub(crate) async fn ends(ending: &mut Option<watch::Receiver<bool>>) {
     match ending {
         Some(ending) => _ = ending.wait_for(|ends| *ends).await,
         None => std::future::pending().await,
     }
+}
+
+/// Reads the rest of a request's body and drops it, within a time and a number of bytes. Bytes that stay unread would reset the
+/// connection, and the client would lose the answer (RFC 9112 §9.6).
+pub(crate) async fn discard(body: &mut Incoming, (within, most_bytes): (Duration, usize)) {
+    let mut room_bytes = most_bytes;
+    let reading = async {
+        while !body.is_end_stream() {
+            let Some(Ok(frame)) = body.frame().await else { return };
+            let read_bytes = frame.data_ref().map_or(0, Bytes::len);
+            let Some(left) = room_bytes.checked_sub(read_bytes) else { return };
+            room_bytes = left;
+        }
+    };
+    _ = timeout(within, reading).await;
 }
 
 /// The requests on one connection.

@@ -337,18 +337,8 @@ async fn read(mut body: Incoming, expects_continue: bool, max_bytes: usize) -> R
             Err(_) => OpenAiError::BodyTimeout,
         }
     };
-    tokio::spawn(timeout(LINGER.0, discard(body)));
+    tokio::spawn(async move { connection::discard(&mut body, LINGER).await });
     Err(refusal)
-}
-
-/// Reads a body and drops it, within the limits of [`LINGER`].
-async fn discard(mut body: Incoming) {
-    let mut read_bytes = 0;
-    while let Some(Ok(frame)) = body.frame().await
-        && read_bytes < LINGER.1
-    {
-        read_bytes += frame.data_ref().map_or(0, Bytes::len);
-    }
 }
 
 #[cfg(test)]

@@ -110,15 +110,16 @@ struct Newcomer {
 impl Front {
     /// Serves clients until `ending` is set and their requests have ended. Dropping the future ends their connections.
     pub async fn run(self) {
-        let Self { mut door, shown, listener, idle, source, on_served, metrics, mut ending } = self;
+        let Self { mut door, shown, listener, idle, source, on_served, metrics, ending } = self;
         let most = (door.max_connections() as usize / 2).clamp(1, STRANGERS.0);
         let strangers = Mutex::new(Strangers::new(most, STRANGERS.1));
         let hall =
             Arc::new(Hall { shown, listener, idle, source, on_served, metrics, ending: ending.clone(), strangers });
+        let mut ending = Some(ending);
         loop {
             let (stream, from, place) = tokio::select! {
                 next = door.next() => next,
-                () = ends(&mut ending) => return door.end().await,
+                () = connection::ends(&mut ending) => return door.end().await,
             };
             // Tokens leave as they arrive.
             _ = stream.set_nodelay(true);
@@ -240,9 +241,4 @@ impl Drop for Newcomer {
     fn drop(&mut self) {
         self.hall.strangers.lock().leave(self.number);
     }
-}
-
-/// Waits until the listener has to end, or the sender of `ending` is gone.
-async fn ends(ending: &mut watch::Receiver<bool>) {
-    _ = ending.wait_for(|ends| *ends).await;
 }

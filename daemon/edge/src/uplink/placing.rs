@@ -35,7 +35,7 @@ impl Uplink {
         self.link_of(ask).await
     }
 
-    /// Like [`link`](Self::link), for a request for a model on these terms, whose body has `body_bytes`. If the class asks for copies
+    /// Like [`link`](Self::link), for a request for a model with these terms and this size of its body. If the request is to be copied
     /// and another path has room, the second place is for the copy.
     ///
     /// # Errors

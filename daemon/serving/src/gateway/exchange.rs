@@ -30,6 +30,8 @@ use tokio::{
     time::timeout,
 };
 
+use crate::connection::discard;
+
 /// How long a client may take to receive a refusal, or an answer of the gateway's own.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -119,17 +121,6 @@ impl TcpExchange {
         let is_whole = Arc::<AtomicBool>::default();
         let answer = ResponseBody { pieces: coming, is_whole: is_whole.clone(), _left: leaving };
         (Self { body, head: Some(head), pieces, is_whole, left }, Awaited { head: awaited, answer })
-    }
-
-    /// Reads the rest of the body within the limits of [`LINGER`].
-    async fn discard_body(&mut self) {
-        let mut room_bytes = LINGER.1;
-        while !self.body.is_end_stream() {
-            let Some(Ok(frame)) = self.body.frame().await else { return };
-            let read_bytes = frame.data_ref().map_or(0, Bytes::len);
-            let Some(left) = room_bytes.checked_sub(read_bytes) else { return };
-            room_bytes = left;
-        }
     }
 }
 
@@ -292,7 +283,7 @@ impl Exchange {
                 true
             }
             (Self::Tcp(mut tcp), Ended::Whole) => {
-                _ = timeout(LINGER.0, tcp.discard_body()).await;
+                discard(&mut tcp.body, LINGER).await;
                 tcp.is_whole.store(true, Ordering::Release);
                 true
             }
