@@ -22,7 +22,7 @@ mod lesson;
 mod limits;
 mod record;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use self::{chooser::Chooser, flights::Flights, lengths::Lengths, record::Recorder};
 pub use self::{

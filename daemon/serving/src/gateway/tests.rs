@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{message, sse::TokenUsage};
+use crate::{message, routes::tests::model, sse::TokenUsage};
 
 type ToSend = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -34,20 +34,8 @@ struct Client {
 
 impl Client {
     async fn of(engine: &str) -> Self {
-        let model = ModelSettings {
-            name: "large".into(),
-            engine_name: "large".into(),
-            engines: vec![engine.parse().unwrap()],
-            gpus: None,
-            key_file: None,
-            ca_file: None,
-            health_path: None,
-            metrics_path: None,
-            max_in_flight: 1,
-            max_waiting: 1,
-            affinity: false,
-            quality_percent: 100,
-        };
+        let engines = vec![engine.parse().unwrap()];
+        let model = ModelSettings { engines, affinity: false, ..model("large", 100, None) };
         let settings = GatewaySettings { models: vec![model], ..GatewaySettings::default() };
         let classes =
             Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());

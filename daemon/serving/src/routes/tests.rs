@@ -29,7 +29,7 @@ fn pass(ms: u64) {
 }
 
 /// A model with one engine.
-fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> ModelSettings {
+pub(crate) fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> ModelSettings {
     ModelSettings {
         name: name.into(),
         engine_name: name.into(),
