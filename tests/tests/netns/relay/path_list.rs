@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lab::engine::{Engine, Speed};
 use lab::process::{Process, wait_for};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::site::{SOON, Site};
 use serde_json::Value;
 
 use super::forward::{application, assert_carries};
@@ -23,19 +23,12 @@ fn pacectl(site: &Site, arguments: &[&str]) -> Process {
 #[test]
 fn paths_are_shown_each_second_with_what_is_on_them_until_the_reader_has_gone() {
     lab::ring!(Netns);
-    let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]\n";
-    let uplinks = Uplinks::with(Terms { sections: gateway, ..Terms::default() });
+    let uplinks = Uplinks::to_models();
     let site = &uplinks.site;
     let _echo = site.chain.target.echo(7).unwrap();
     let thinking = Speed { prefill: Duration::from_secs(60), ..Speed::default() };
     let engine = Engine::start(&site.chain.target, 8001, "large", thinking).unwrap();
-    let folder = site.path("").display().to_string();
-    let edge = uplinks.edge(&format!(
-        "[[serve]]\nlisten = \"127.0.0.1:8100\"\nrelay = \"{}\"\nca = \"{}/authority.pem\"\nclass = \"spread\"\n\
-         backoff_longest_seconds = 1\n{ROUND_ROBIN}",
-        site.template(Family::V4),
-        folder.trim_end_matches('/'),
-    ));
+    let edge = uplinks.edge(&uplinks.serve(ROUND_ROBIN));
     wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
     let sockets: Vec<_> = (0..4).map(|_| application(site, "127.0.0.1:5000")).collect();
     sockets.iter().for_each(|socket| assert_carries(site, socket, 600));

@@ -52,6 +52,22 @@ impl Uplinks {
         Self { site: Site::on(chain, terms).unwrap(), second, router, _behind: behind }
     }
 
+    /// Links to a relay that serves one model, whose engine has port 8001 of the target.
+    pub(super) fn to_models() -> Self {
+        let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]\n";
+        Self::with(Terms { sections: gateway, ..Terms::default() })
+    }
+
+    /// Returns sections of an edge that serves the relay's models at port 8100; `class` describes their class, `spread`.
+    pub(super) fn serve(&self, class: &str) -> String {
+        let (relay, folder) = (self.site.template(Family::V4), self.site.path("").display().to_string());
+        format!(
+            "[[serve]]\nlisten = \"127.0.0.1:8100\"\nrelay = \"{relay}\"\nca = \"{}/authority.pem\"\nclass = \"spread\"\n\
+             backoff_longest_seconds = 1\n{class}",
+            folder.trim_end_matches('/')
+        )
+    }
+
     /// Starts an edge that spreads UDP for port 7 of the target over both links; `sections` are added.
     pub(super) fn edge(&self, sections: &str) -> Process {
         let paths =
@@ -399,18 +415,11 @@ fn tcp_begins_on_another_path_at_once_when_one_falls_silent_and_what_was_open_th
 #[test]
 fn requests_for_models_that_have_no_answer_when_a_path_falls_silent_are_answered_over_another() {
     lab::ring!(Netns);
-    let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]\n";
-    let uplinks = Uplinks::with(Terms { sections: gateway, ..Terms::default() });
+    let uplinks = Uplinks::to_models();
     let site = &uplinks.site;
     let thinking = Speed { prefill: Duration::from_secs(2), ..Speed::default() };
     let engine = Engine::start(&site.chain.target, 8001, "large", thinking).unwrap();
-    let folder = site.path("").display().to_string();
-    let edge = uplinks.edge(&format!(
-        "[[serve]]\nlisten = \"127.0.0.1:8100\"\nrelay = \"{}\"\nca = \"{}/authority.pem\"\nclass = \"spread\"\n\
-         backoff_longest_seconds = 1\n{ROUND_ROBIN}",
-        site.template(Family::V4),
-        folder.trim_end_matches('/'),
-    ));
+    let edge = uplinks.edge(&uplinks.serve(ROUND_ROBIN));
     wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
     let ask = || {
         let mut curl = site.chain.client.command("curl").unwrap();
@@ -435,24 +444,17 @@ fn requests_for_models_that_have_no_answer_when_a_path_falls_silent_are_answered
 #[test]
 fn a_small_urgent_request_takes_both_paths_and_needs_only_one_of_them() {
     lab::ring!(Netns);
-    let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]\n";
-    let uplinks = Uplinks::with(Terms { sections: gateway, ..Terms::default() });
+    let uplinks = Uplinks::to_models();
     let site = &uplinks.site;
     // A whole answer takes as long as cancelling one may take.
     let (prefill, step) = (Duration::from_millis(300), Duration::from_millis(100));
     let thinking = Speed { prefill, step, ..Speed::default() };
     let engine = Engine::start(&site.chain.target, 8001, "large", thinking).unwrap();
-    let folder = site.path("").display().to_string();
     let class = "[class.spread]\nlevel = \"high\"\nplacement = \"redundant\"\n";
     // The original takes the second link, because the first costs more.
     let paths = "[[path]]\nname = \"first\"\ninterface = \"relay\"\ncost_ms = 200\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
-    let serve = format!(
-        "{paths}[[serve]]\nlisten = \"127.0.0.1:8100\"\nrelay = \"{}\"\nca = \"{}/authority.pem\"\nclass = \"spread\"\n\
-         backoff_longest_seconds = 1\n{class}",
-        site.template(Family::V4),
-        folder.trim_end_matches('/'),
-    );
-    let edge = edge(site, &format!("\"{}\"", site.template(Family::V4)), &serve);
+    let sections = format!("{paths}{}", uplinks.serve(class));
+    let edge = edge(site, &format!("\"{}\"", site.template(Family::V4)), &sections);
     wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
     let ask = || {
         let mut curl = site.chain.client.command("curl").unwrap();

@@ -4,6 +4,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use edge::client::access::Access;
+use lab::client::Client;
+use tokio::time::{sleep, timeout};
+
 /// The time after a kill for which clients may get no answer.
 pub const GRACE: Duration = Duration::from_secs(20);
 
@@ -43,6 +47,17 @@ impl Seen {
     pub fn lost_tcp(&self, begun: Instant, how: &str) {
         self.excuse(begun, how);
         self.tcp_cut.fetch_add(1, Relaxed);
+    }
+
+    /// Connects to the relay. `None` if that fails, which only a kill excuses; the next attempt may follow at once.
+    pub async fn connect(&self, access: &Access) -> Option<Client> {
+        let begun = Instant::now();
+        if let Ok(Ok(client)) = timeout(GRACE, Client::connect(access.clone())).await {
+            return Some(client);
+        }
+        self.lost(0, begun, "because no connection was opened");
+        sleep(Duration::from_millis(200)).await;
+        None
     }
 
     fn excuse(&self, begun: Instant, how: &str) {

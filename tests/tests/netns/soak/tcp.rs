@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use edge::client::access::Access;
-use lab::client::{Client, target_of};
+use lab::client::target_of;
 use masque::h3::{Part, data_frame};
 use quic::h3::{Error, Request};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -42,12 +42,7 @@ fn turns(number: u64) -> u64 {
 pub async fn go_on(seen: Arc<Seen>, access: Access, place: u64) {
     let (mut number, target) = (place * 1_000_003, target_of("10.0.2.2:7".parse().unwrap()));
     while !seen.is_over.load(Relaxed) {
-        let begun = Instant::now();
-        let Ok(Ok(client)) = timeout(GRACE, Client::connect(access.clone())).await else {
-            seen.lost(0, begun, "because no connection was opened");
-            sleep(Duration::from_millis(200)).await;
-            continue;
-        };
+        let Some(client) = seen.connect(&access).await else { continue };
         for _ in 0..5 {
             let begun = Instant::now();
             let Ok(Ok(request)) = timeout(GRACE, client.relay.open_tcp(&target, None)).await else {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use edge::client::access::Access;
-use lab::client::{Client, Tunnel};
+use lab::client::Tunnel;
 use lab::name_server::NameServer;
 use lab::site::Site;
 use masque::target::{Host, Target};
@@ -29,12 +29,7 @@ fn payload(number: u64) -> Vec<u8> {
 pub async fn go_on(seen: Arc<Seen>, access: Access, place: u64) {
     let (mut number, form) = (place * 1_000_003, [Form::Capsule, Form::Datagram][place as usize % 2]);
     while !seen.is_over.load(Relaxed) {
-        let begun = Instant::now();
-        let Ok(Ok(client)) = timeout(GRACE, Client::connect(access.clone())).await else {
-            seen.lost(0, begun, "because no connection was opened");
-            sleep(Duration::from_millis(200)).await;
-            continue;
-        };
+        let Some(client) = seen.connect(&access).await else { continue };
         for _ in 0..5 {
             let (target, begun) = ("10.0.2.2:7".parse().unwrap(), Instant::now());
             let Ok(Ok(tunnel)) = timeout(GRACE, client.open(target)).await else {
@@ -105,12 +100,7 @@ pub async fn send_to_edge(seen: Arc<Seen>, place: u64) {
 pub async fn resolve(seen: Arc<Seen>, access: Access) {
     let mut number = 0;
     while !seen.is_over.load(Relaxed) {
-        let begun = Instant::now();
-        let Ok(Ok(client)) = timeout(GRACE, Client::connect(access.clone())).await else {
-            seen.lost(0, begun, "because no connection was opened");
-            sleep(Duration::from_millis(200)).await;
-            continue;
-        };
+        let Some(client) = seen.connect(&access).await else { continue };
         loop {
             number = (number + 1) % NAMES;
             let (target, begun) = (Target { host: Host::Name(name(number)), port: 7 }, Instant::now());
