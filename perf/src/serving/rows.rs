@@ -197,15 +197,12 @@ mod tests {
 
     #[test]
     fn the_table_of_the_readme_is_that_of_its_rows() {
-        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/");
-        let read = |file: String| std::fs::read_to_string(format!("{root}{file}")).unwrap();
-        let lines: String =
-            ["tokens", "steps", "whole"].map(|load| read(format!("results/serving-{load}.json"))).concat();
-        let readme = read("README.md".to_owned());
-        let (_, rest) = readme.split_once("<!-- paced-perf serving table").unwrap();
-        let (command, rest) = rest.split_once(" -->\n\n").unwrap();
+        let read = |file| std::fs::read_to_string(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let (readme, lines) = (read("README.md"), read("results/serving-tokens.json"));
+        let command = "paced-perf serving table perf/results/serving-tokens.json";
+        let (_, rest) = readme.split_once(&format!("<!-- {command} -->\n\n")).unwrap();
         let (written, _) = rest.split_once("\n<!-- end of the table -->").unwrap();
-        assert!(written == Rows::read(&lines).unwrap().table(), "print it again: paced-perf serving table{command}");
+        assert!(written == Rows::read(&lines).unwrap().table(), "print it again: {command}");
     }
 
     #[test]
