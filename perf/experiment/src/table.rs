@@ -58,20 +58,20 @@ pub fn tables(plan: &Plan, rows: &[Row]) -> String {
 /// The metrics for which [`curves`] renders tables, with their descriptions.
 const CURVES: [(&str, &str); 15] = [
     ("total_ms", "time from the first packet of an inner connection to the last byte of the last object"),
-    ("fairness", "Jain's index of what connections get while all of them send: 1 if all get the same"),
-    ("least_of_most_pct", "what the connection with the least gets of what the one with the most gets"),
+    ("fairness", "Jain's index of the goodputs of connections while all of them send: 1 if they are equal"),
+    ("least_of_most_pct", "the lowest goodput of a connection as a part of the highest"),
     ("wire_kb", "bytes of frames on the link between client and relay, both directions"),
-    ("wire_over_no_proxy_pct", "the same beyond those without a proxy"),
+    ("wire_over_no_proxy_pct", "the excess of these bytes over those without a proxy"),
     ("server_packets", "packets that the server sent"),
-    ("lost_packets", "of these, the ones that it took for lost"),
-    ("dropped_packets", "packets that found the link's queue full, both directions"),
+    ("lost_packets", "packets that the server took for lost"),
+    ("dropped_packets", "packets that the link dropped because its queue was full, both directions"),
     ("tunnel_lost_packets", "packets of the tunnel's connection that the relay took for lost"),
-    ("relay_dropped_packets", "payloads that found their queue at the relay full"),
-    ("rtt_mean_ms", "round trips of inner connections as the server saw them, mean"),
-    ("power", "goodput by mean round trip (Kleinrock's power): more is better"),
-    ("relay_queue_mean_kb", "what waited at the relay, mean over time"),
-    ("relay_queue_peak_kb", "the same at most"),
-    ("relay_held_peak_kb", "the same with what streams may have to send again, at most"),
+    ("relay_dropped_packets", "payloads that the relay dropped because their queue was full"),
+    ("rtt_mean_ms", "mean round trip of inner connections, as the server saw it"),
+    ("power", "goodput divided by mean round trip (Kleinrock's power): more is better"),
+    ("relay_queue_mean_kb", "bytes in the relay's queues, mean over time"),
+    ("relay_queue_peak_kb", "bytes in the relay's queues, at most"),
+    ("relay_held_peak_kb", "bytes in the relay's queues and bytes that streams may have to send again, at most"),
 ];
 
 /// Renders all variants of a plan of tunnels: a table for each figure, with a line for each variant and a column for each mode. For
@@ -142,7 +142,7 @@ fn shares(plan: &Plan, rows: &[Row], variants: &[&str], modes: &[Scheduler]) -> 
     };
     let of_variant = |variant: &&str| plan.classes.iter().map(|class| line(variant, &class.name)).collect::<Vec<_>>();
     let lines: Vec<_> = variants.iter().flat_map(of_variant).collect();
-    format!("\nshared_goodput_mbit: what connections get while all of them send\n\n{}", markdown(&head, &lines))
+    format!("\nshared_goodput_mbit: goodput of connections while all of them send\n\n{}", markdown(&head, &lines))
 }
 
 fn is_of_all(completion: Option<&Row>) -> bool {

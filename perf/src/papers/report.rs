@@ -16,11 +16,12 @@ use super::Results;
 pub fn report(results: &Results, folder: &Path) -> Result<String> {
     let plans: Vec<_> = plan::names()?.iter().map(|name| Any::read(name)).collect::<Result<_>>()?;
     let mut text = String::from(
-        "# Results\n\nMade by `paced-perf report` of the rows in [results](results) and of the verdicts in [plans](plans); a test holds it against\n\
-         them. [README.md](README.md) says how everything was measured. ± is half of the 95 % interval of the mean over repetitions\n\
-         (Student's t); a cell without it was measured once, or by a commit before intervals. Quantiles are of the requests of all repetitions\n\
-         together, and ± of the quantiles of each: where repetitions differ, a high quantile lies above their mean by more than ±. `never`\n\
-         is a quantile that too few requests reached. What the paper gives stands in brackets. `make papers` makes all rows again.\n\n\
+        "# Results\n\n`paced-perf report` writes this page from the rows in [results](results) and the verdicts in [plans](plans); a test compares it with\n\
+         them. [README.md](README.md) says how everything was measured, and `make papers` makes all rows again. ± is half of the 95 % interval\n\
+         of the mean over repetitions (Student's t); a cell without it was measured once, or by a commit that computed no intervals. Quantiles\n\
+         are over the requests of all repetitions together, and their ± is of the quantiles of each repetition: where repetitions differ, a high\n\
+         quantile lies above the mean of these by more than ±. `never` is a quantile that too few requests reached. The paper's values stand\n\
+         in brackets.\n\n\
          ## What was published, and what is measured here\n\n| plan | claim | here | why |\n|---|---|---|---|\n",
     );
     for plan in &plans {

@@ -23,8 +23,8 @@ pub fn tables(rows: &[Row]) -> String {
         let last = first.seed + first.repetitions - 1;
         _ = writeln!(
             text,
-            "{} ({variant}): milliseconds from request to last byte, mean ± deviation over seeds {} to {last}; in brackets the \
-             closed form.\n",
+            "{} ({variant}): milliseconds from request to last byte, mean ± deviation over seeds {} to {last}; the closed \
+             form in brackets.\n",
             first.plan, first.seed
         );
         let schedulers = distinct(here.iter().map(|row| row.scheduler));
@@ -58,23 +58,19 @@ fn compared(rows: &[&Row]) -> String {
         let time = |scheduler| find(rows, cell, scheduler, stream).map(|row| row.completion_ms);
         Some(time(of)? / time(to)?)
     };
-    let lines = [
-        (first, Scheduler::MpquicLowestRtt, Scheduler::Paced, "as long under mpquic-lowest-rtt as under paced"),
-        (last, Scheduler::Paced, Scheduler::BestPerStream, "as long under paced as under best-per-stream"),
-        (last, Scheduler::PacedRanges, Scheduler::BestPerStream, "as long under paced-ranges as under best-per-stream"),
-        (
-            last,
-            Scheduler::PacedRanges,
-            Scheduler::MpquicLowestRtt,
-            "as long under paced-ranges as under mpquic-lowest-rtt",
-        ),
+    let pairs = [
+        (first, Scheduler::MpquicLowestRtt, Scheduler::Paced),
+        (last, Scheduler::Paced, Scheduler::BestPerStream),
+        (last, Scheduler::PacedRanges, Scheduler::BestPerStream),
+        (last, Scheduler::PacedRanges, Scheduler::MpquicLowestRtt),
     ];
     let mut text = String::new();
-    for (stream, of, to, what) in lines {
+    for (stream, of, to) in pairs {
         let ratios = cells.iter().filter_map(|cell| Some(format!("{cell}: {:.2}", ratio(stream, cell, of, to)?)));
         let ratios: Vec<_> = ratios.collect();
         if !ratios.is_empty() {
-            _ = writeln!(text, "Stream {stream} takes so many times {what}: {}.\n", ratios.join("; "));
+            let (of, to, ratios) = (of.name(), to.name(), ratios.join("; "));
+            _ = writeln!(text, "Stream {stream}: time under {of} as a multiple of that under {to}: {ratios}.\n");
         }
     }
     let slow = cells.iter().filter_map(|cell| {
@@ -83,7 +79,11 @@ fn compared(rows: &[&Row]) -> String {
     });
     let slow: Vec<_> = slow.collect();
     if !slow.is_empty() {
-        _ = writeln!(text, "Packets of {first} on the slower path under mpquic-lowest-rtt: {}.\n", slow.join("; "));
+        _ = writeln!(
+            text,
+            "Share of {first}'s packets on the slower path under mpquic-lowest-rtt: {}.\n",
+            slow.join("; ")
+        );
     }
     text
 }

@@ -21,7 +21,7 @@ pub fn tables(rows: &[Row]) -> String {
     if let Some(row) = of_first.first() {
         _ = writeln!(
             text,
-            "{} ({first}): means over seeds {} to {}, ± what a 95 % interval leaves open.\n",
+            "{} ({first}): means over seeds {} to {} ± half of the 95 % interval.\n",
             row.plan,
             row.seed,
             row.seed + row.repetitions - 1
@@ -120,8 +120,10 @@ impl View<'_> {
     fn by_rate(&self, workload: &str) -> String {
         let rates = self.rates();
         let names: Vec<_> = rates.iter().map(f64::to_string).collect();
-        let mut text =
-            format!("`{workload}`, mean score by requests per second; of several trainings, least and most:\n\n");
+        let mut text = format!(
+            "`{workload}`, mean score by requests per second; for several trainings, the least and the greatest mean \
+             follow:\n\n"
+        );
         let row = |policy: &&str, metric: &str, decimals| -> Vec<String> {
             rates.iter().map(|rate| cell(self.find(Some(*rate), policy, "all", metric), decimals)).collect()
         };
@@ -131,10 +133,7 @@ impl View<'_> {
         });
         let all = ["all rates"].into_iter().chain(names.iter().map(String::as_str));
         text += &markdown(&head("policy", all), &of_scores.collect::<Vec<_>>());
-        _ = writeln!(
-            text,
-            "`{workload}`, what the score has above that of the model which is best alone at this rate, seed by seed:\n"
-        );
+        _ = writeln!(text, "`{workload}`, score less that of the best model alone at this rate, seed by seed:\n");
         let over =
             self.choosers.iter().map(|policy| [vec![(*policy).to_owned()], row(policy, "over_best_model", 3)].concat());
         text += &markdown(&head("policy", names.iter().map(String::as_str)), &over.collect::<Vec<_>>());
@@ -169,9 +168,10 @@ impl View<'_> {
         });
         let rows: Vec<_> = rows.collect();
         let titles = [
-            "within 0.01 of the best model alone at each rate; the worst",
-            "above it by more than chance, at rates",
-            "at 20/s, ten times where 6.7b breaks down: 95 % of deadlines met, above the best model alone",
+            "at most 0.01 below the best model alone at each rate; the worst",
+            "rates at which it is above that model by more than chance",
+            "at 20/s, ten times the rate at which 6.7b breaks down: 95 % of deadlines met, and above the best model \
+             alone",
         ];
         format!("`{workload}`, goals:\n\n") + &markdown(&head("policy", titles.into_iter()), &rows)
     }
@@ -200,7 +200,7 @@ impl View<'_> {
             }
         }
         let title = format!(
-            "`{workload}`, requests that went to {}, in % of each task, means over rates:\n\n",
+            "`{workload}`, part of each task's requests that went to {}, in %, mean over rates:\n\n",
             models.join(" / ")
         );
         title + &markdown(&head("policy", ["rates"].into_iter().chain(tasks)), &rows)
@@ -242,8 +242,8 @@ impl View<'_> {
         }
         let windows = some.samples as f64 / some.repetitions as f64;
         let title = format!(
-            "`{workload}`, windows with at least this mean score, of {windows:.0} for each seed, and how many times as many \
-             as `{base}` has:\n\n"
+            "`{workload}`, number of windows with at least this mean score, of {windows:.0} for each seed, and its ratio to \
+             the number of `{base}`:\n\n"
         );
         title + &markdown(&head("policy", thresholds.into_iter()), &rows)
     }
@@ -268,10 +268,7 @@ impl View<'_> {
             text += &markdown(&head("scheduler", policies.iter().copied()), &rows.collect::<Vec<_>>());
         }
         if schedulers.iter().any(|at| policies.iter().any(|policy| find(at, policy, "over_best_model").is_some())) {
-            _ = writeln!(
-                text,
-                "`{workload}`, what the score has above that of the model which is best alone, seed by seed:\n"
-            );
+            _ = writeln!(text, "`{workload}`, score less that of the best model alone, seed by seed:\n");
             let rows = schedulers.iter().map(|scheduler| {
                 let cells = choosers.iter().map(|policy| full(find(scheduler, policy, "over_best_model"), 3));
                 [vec![(*scheduler).to_owned()], cells.collect()].concat()
@@ -299,7 +296,7 @@ impl View<'_> {
             [vec![(*policy).to_owned()], against.collect(), vec![edf]].concat()
         });
         let rows: Vec<_> = rows.collect();
-        let over = alone.iter().map(|other| format!("above {other} under every scheduler; the least"));
+        let over = alone.iter().map(|other| format!("above {other} under every scheduler; the smallest lead"));
         let titles =
             [vec!["policy".to_owned()], over.collect(), vec![format!("at least {WANTED:.2} under edf")]].concat();
         text + &format!("`{workload}`, goals:\n\n") + &markdown(&titles, &rows)
@@ -314,7 +311,7 @@ fn scores(single: &[(&str, View<'_>)]) -> String {
         [vec![policy.to_owned()], cells.collect()].concat()
     });
     let rows: Vec<_> = rows.collect();
-    "Mean score of changing rates; of several trainings, least and most:\n\n".to_owned()
+    "Mean score at changing rates; for several trainings, the least and the greatest mean follow:\n\n".to_owned()
         + &markdown(&head("policy", single.iter().map(|(workload, _)| *workload)), &rows)
 }
 

@@ -21,7 +21,8 @@ pub fn tables(rows: &[Row]) -> String {
     for page in distinct(rows.iter().map(|row| row.page.as_str())) {
         _ = writeln!(
             text,
-            "Page {page}: milliseconds until what blocks rendering has arrived / until all has, each ± half of the 95 % interval.\n"
+            "Page {page}: milliseconds until the resources that block rendering have arrived / until the whole page \
+             has, each ± half of the 95 % interval.\n"
         );
         _ = write!(text, "| browser | {} |", first.axis);
         schedulers.iter().for_each(|scheduler| _ = write!(text, " {} |", scheduler.name()));
@@ -52,7 +53,8 @@ pub fn tables(rows: &[Row]) -> String {
 /// variation.
 fn summary(rows: &[Row], schedulers: &[TreesScheduler]) -> String {
     let mut text = String::from(
-        "Times as long as under paced (geometric mean over pages, browsers and paths), and in how many cells earlier, later:\n\n\
+        "Time as a multiple of that under paced (geometric mean over pages, browsers and paths), and number of cells in \
+         which it is earlier, later:\n\n\
          | scheduler | render | earlier, later | whole page | earlier, later |\n|---|--:|--:|--:|--:|\n",
     );
     for scheduler in schedulers.iter().filter(|scheduler| **scheduler != TreesScheduler::Paced) {
