@@ -97,6 +97,7 @@ pub fn rows(old: &Config, new: &Config) -> Vec<ChangeRow> {
         keep_alive: Restart ["transport.keep_alive_seconds"],
         io: Restart ["transport.io"],
         quantum: Restart ["transport.quantum_us"],
+        min_paced_rtt: Restart ["transport.min_paced_rtt_us"],
     }));
     rows.extend(rows!(&[(&old.kernel, &new.kernel)], Kernel within [] {
         devices: Restart ["kernel.devices"],

@@ -43,7 +43,10 @@ pub fn explain(config: &Config, now: SystemTime) -> String {
         transport.congestion,
         transport.keep_alive.map_or("no keep-alive".into(), |every| format!("keep-alive every {every:?}")),
         match transport.io {
-            PacketIo::Paced => format!("departure times, in messages of up to {:?}", transport.quantum),
+            PacketIo::Paced => format!(
+                "departure times from a round trip of {:?} on, in messages of up to {:?}",
+                transport.min_paced_rtt, transport.quantum
+            ),
             PacketIo::Stock => "bursts of s2n-quic".into(),
         },
     ));

@@ -136,6 +136,8 @@ pub struct TransportSettings {
     pub io: PacketIo,
     /// How much earlier than its departure time a packet may leave to share a message with others.
     pub quantum: Duration,
+    /// Packets on paths with a shorter smoothed round trip have no departure times.
+    pub min_paced_rtt: Duration,
 }
 
 impl Default for TransportSettings {
@@ -147,6 +149,7 @@ impl Default for TransportSettings {
             keep_alive: Some(Duration::from_secs(10)),
             io: PacketIo::Paced,
             quantum: Duration::from_micros(125),
+            min_paced_rtt: Duration::from_millis(2),
         }
     }
 }
@@ -480,6 +483,8 @@ fn transport(section: &mut Section<'_>, of: &TransportSettings) -> TransportSett
     let keep_alive = section.seconds("keep_alive_seconds", 0..=3_600, of.keep_alive.unwrap_or_default());
     let io = section.value("io", of.io);
     let quantum = section.number("quantum_us", 0..=1_000, of.quantum.as_micros() as u64);
-    let (keep_alive, quantum) = ((!keep_alive.is_zero()).then_some(keep_alive), Duration::from_micros(quantum));
-    TransportSettings { initial_mtu, max_mtu, congestion, keep_alive, io, quantum }
+    let min_paced_rtt = section.number("min_paced_rtt_us", 0..=1_000_000, of.min_paced_rtt.as_micros() as u64);
+    let [quantum, min_paced_rtt] = [quantum, min_paced_rtt].map(Duration::from_micros);
+    let keep_alive = (!keep_alive.is_zero()).then_some(keep_alive);
+    TransportSettings { initial_mtu, max_mtu, congestion, keep_alive, io, quantum, min_paced_rtt }
 }

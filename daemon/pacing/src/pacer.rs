@@ -11,13 +11,11 @@ use sched::pace::Pace;
 /// How far ahead of its departure a packet is handed over, at most.
 pub const HORIZON_NS: u64 = 2_000_000;
 
-/// Paths with a smoothed RTT below this are not paced, as in s2n-quic (`MINIMUM_PACING_RTT`): a timer costs more time
-/// than the path takes.
-pub const MIN_RTT: Duration = Duration::from_millis(2);
-
 /// Spaces the packets of one connection at the rate that its congestion controller asks for.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Pacer {
+    /// Paths with a shorter smoothed RTT are not paced.
+    min_rtt: Duration,
     /// `None` before the first window of packets is sent: no rate is known yet.
     pace: Option<Pace>,
     /// Whether the last packet was spaced.
@@ -25,6 +23,13 @@ pub struct Pacer {
 }
 
 impl Pacer {
+    /// Creates a pacer without a rate. Paths with a smoothed RTT below `min_rtt` are not paced: there, a timer can cost more time than
+    /// the path takes. s2n-quic's limit is 2 ms (`MINIMUM_PACING_RTT`).
+    #[must_use]
+    pub fn new(min_rtt: Duration) -> Self {
+        Self { min_rtt, pace: None, active: false }
+    }
+
     /// Sets the rate of packets from now on.
     pub fn set_rate(&mut self, bytes_per_sec: u64) {
         match &mut self.pace {
@@ -35,9 +40,9 @@ impl Pacer {
 
     /// Returns a packet's departure: never before `now_ns`, and never before that of an earlier packet. Returns `None`
     /// for packets that may simply follow the packets before them: packets that are not congestion controlled (`bytes`
-    /// is 0), all packets while there is no rate, and all on paths below [`MIN_RTT`].
+    /// is 0), all packets while there is no rate, and all on paths with a shorter RTT than the pacer's least.
     pub fn depart(&mut self, now_ns: u64, bytes: usize, smoothed_rtt: Duration) -> Option<u64> {
-        self.active = smoothed_rtt >= MIN_RTT;
+        self.active = smoothed_rtt >= self.min_rtt;
         let pace = self.pace.as_mut().filter(|_| self.active && bytes > 0)?;
         let departure_ns = pace.ready_at(now_ns);
         pace.sent(now_ns, bytes as u64);
@@ -112,11 +117,12 @@ mod tests {
 
     const MS: u64 = 1_000_000;
     const RTT: Duration = Duration::from_millis(40);
+    const MIN_RTT: Duration = Duration::from_millis(2);
     const LIMITS: GroupLimits = GroupLimits { quantum_ns: 250_000, packets: 64 };
 
     #[test]
     fn packets_leave_at_the_rate_and_an_idle_connection_gains_no_burst() {
-        let mut pacer = Pacer::default();
+        let mut pacer = Pacer::new(MIN_RTT);
         pacer.set_rate(1_200_000);
         let departures: Vec<_> = [(5, 1_200), (5, 600), (5, 1_200), (90, 1_200), (90, 1_200)]
             .map(|(now_ms, bytes)| pacer.depart(now_ms * MS, bytes, RTT))
@@ -127,7 +133,7 @@ mod tests {
 
     #[test]
     fn pure_acknowledgements_take_no_turn() {
-        let mut pacer = Pacer::default();
+        let mut pacer = Pacer::new(MIN_RTT);
         pacer.set_rate(1_200_000);
         assert_eq!(pacer.depart(MS, 1_200, RTT), Some(MS));
         assert_eq!(pacer.depart(MS, 0, RTT), None);
@@ -136,13 +142,21 @@ mod tests {
 
     #[test]
     fn nothing_waits_without_a_rate_or_on_a_short_path() {
-        let mut pacer = Pacer::default();
+        let mut pacer = Pacer::new(MIN_RTT);
         assert_eq!(pacer.depart(MS, 1_200, RTT), None);
         assert_eq!(pacer.next_departure_ns(), None);
         pacer.set_rate(12_000);
         assert!(pacer.depart(MS, 1_200, RTT).is_some() && pacer.next_departure_ns().is_some());
         assert_eq!(pacer.depart(MS, 1_200, MIN_RTT - Duration::from_micros(1)), None);
         assert_eq!(pacer.next_departure_ns(), None, "a rate of long ago holds nothing back");
+    }
+
+    #[test]
+    fn a_least_round_trip_of_zero_paces_every_path() {
+        let mut pacer = Pacer::new(Duration::ZERO);
+        pacer.set_rate(1_200_000);
+        let departures = [(); 2].map(|()| pacer.depart(MS, 1_200, Duration::from_nanos(1)));
+        assert_eq!(departures, [Some(MS), Some(2 * MS)]);
     }
 
     #[test]
@@ -173,7 +187,7 @@ mod tests {
         fn departures_are_never_early_and_never_go_back(
             packets in prop::collection::vec((0..3 * MS, 0..1_500usize, 0..50u64, 1_000..1_000_000_000u64), 1..300),
         ) {
-            let (mut pacer, mut now_ns, mut last_ns) = (Pacer::default(), 0, 0);
+            let (mut pacer, mut now_ns, mut last_ns) = (Pacer::new(MIN_RTT), 0, 0);
             for (gap_ns, bytes, rtt_ms, bytes_per_sec) in packets {
                 now_ns += gap_ns;
                 pacer.set_rate(bytes_per_sec);

@@ -1,7 +1,7 @@
 //! Congestion controllers: one type for all of them, so that the transport is compiled once, and the code around them that turns
 //! their rates into departure times.
 
-use std::cell::Cell;
+use std::{cell::Cell, time::Duration};
 
 use num_rational::Ratio;
 use pacing::{
@@ -54,16 +54,25 @@ pub enum Congestion {
     },
 }
 
-impl Endpoint for Congestion {
+/// Makes the controllers of an endpoint's connections.
+#[derive(Clone, Copy, Debug)]
+pub struct Controllers {
+    /// The algorithm.
+    pub congestion: Congestion,
+    /// Packets on paths with a shorter smoothed round trip have no departure times.
+    pub min_paced_rtt: Duration,
+}
+
+impl Endpoint for Controllers {
     type CongestionController = Controller;
 
     fn new_congestion_controller(&mut self, path: PathInfo<'_>) -> Controller {
-        let algorithm = match self {
-            Self::Cubic => Algorithm::Cubic(Box::new(Cubic::default().new_congestion_controller(path))),
-            Self::Bbr => Algorithm::Bbr(Box::new(Bbr::default().new_congestion_controller(path))),
-            Self::Fixed { bytes_per_sec } => Algorithm::Fixed(Fixed::new(*bytes_per_sec, path.max_datagram_size)),
+        let algorithm = match self.congestion {
+            Congestion::Cubic => Algorithm::Cubic(Box::new(Cubic::default().new_congestion_controller(path))),
+            Congestion::Bbr => Algorithm::Bbr(Box::new(Bbr::default().new_congestion_controller(path))),
+            Congestion::Fixed { bytes_per_sec } => Algorithm::Fixed(Fixed::new(bytes_per_sec, path.max_datagram_size)),
         };
-        Controller { algorithm, pacer: Pacer::default(), is_paced: false }
+        Controller { algorithm, pacer: Pacer::new(self.min_paced_rtt), is_paced: false }
     }
 }
 
@@ -267,8 +276,6 @@ impl<P: Publisher> Publisher for RateListener<'_, P> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use s2n_quic_core::{inet::SocketAddress, path::mtu::Config};
 
     use super::*;
@@ -302,7 +309,8 @@ mod tests {
     /// Whether BBR leaves Startup within twenty round trips. In each, four packets are sent, and the transport has no more.
     fn leaves_startup(is_held_back: bool) -> bool {
         let (config, address) = (Config::default(), SocketAddress::default());
-        let mut controller = Congestion::Bbr.new_congestion_controller(PathInfo::new(&config, &address));
+        let mut controllers = Controllers { congestion: Congestion::Bbr, min_paced_rtt: Duration::ZERO };
+        let mut controller = controllers.new_congestion_controller(PathInfo::new(&config, &address));
         let (rtt, mut states) = (RttEstimator::new(Duration::from_millis(50)), States::default());
         for round in 1..=20_u64 {
             let [sent, acknowledged] = [0, 50].map(|ms| monotonic::timestamp((round * 60 + ms) * 1_000_000));

@@ -22,7 +22,7 @@ use s2n_quic::{
 use s2n_quic_core::{endpoint::Endpoint, inet::SocketAddress};
 use s2n_quic_platform::syscall::bind_udp;
 
-pub use super::congestion::Congestion;
+pub use super::congestion::{Congestion, Controllers};
 use super::{
     carried::{CarriedPackets, Carrier, Carrying},
     connection_id::Issuer,
@@ -77,6 +77,8 @@ pub enum Io {
 pub struct Pacing {
     /// How much before its own departure a packet may leave in order to share a message.
     pub quantum: Duration,
+    /// Packets on paths with a shorter smoothed round trip have no departure times.
+    pub min_rtt: Duration,
     /// The mark of packets (SO_MARK), if any.
     pub mark: Option<u32>,
     /// The devices of this host.
@@ -87,8 +89,8 @@ pub struct Pacing {
 
 impl Default for Pacing {
     fn default() -> Self {
-        let quantum = config::TransportSettings::default().quantum;
-        Self { quantum, mark: None, devices: Devices::default(), counters: Arc::default() }
+        let config::TransportSettings { quantum, min_paced_rtt: min_rtt, .. } = config::TransportSettings::default();
+        Self { quantum, min_rtt, mark: None, devices: Devices::default(), counters: Arc::default() }
     }
 }
 
@@ -130,7 +132,9 @@ impl From<&config::TransportSettings> for Transport {
             config::CongestionControl::Bbr => Congestion::Bbr,
         };
         let io = match config.io {
-            config::PacketIo::Paced => Io::Paced(Pacing { quantum: config.quantum, ..Pacing::default() }),
+            config::PacketIo::Paced => {
+                Io::Paced(Pacing { quantum: config.quantum, min_rtt: config.min_paced_rtt, ..Pacing::default() })
+            }
             config::PacketIo::Stock => Io::Stock,
         };
         let config::TransportSettings { initial_mtu, max_mtu, keep_alive, .. } = *config;
@@ -156,6 +160,17 @@ impl Transport {
             (pacing.devices, pacing.counters) = (devices.clone(), counters.clone());
         }
         self
+    }
+
+    /// Returns the congestion controllers of an endpoint's connections.
+    #[must_use]
+    pub fn controllers(&self) -> Controllers {
+        // Without our provider, no packet has a departure time.
+        let min_paced_rtt = match &self.io {
+            Io::Paced(pacing) => pacing.min_rtt,
+            Io::Stock => Duration::MAX,
+        };
+        Controllers { congestion: self.congestion, min_paced_rtt }
     }
 
     /// Returns the limits of an endpoint's connections.
@@ -327,7 +342,7 @@ pub fn serve_over<I: io::Provider>(
         .with_stateless_reset_token(issuer.reset_tokens())?
         .with_address_token(tokens)?
         .with_event(events)?;
-    builder.with_congestion_controller(transport.congestion)?.start().context("failed to start the QUIC endpoint")
+    builder.with_congestion_controller(transport.controllers())?.start().context("failed to start the QUIC endpoint")
 }
 
 /// Starts a client endpoint over any `io`; like [`connect`].
@@ -348,7 +363,7 @@ pub fn connect_over<I: io::Provider>(
         .with_datagram(datagrams)?
         .with_limits(transport.limits()?)?
         .with_event(events)?;
-    builder.with_congestion_controller(transport.congestion)?.start().context("failed to start the QUIC endpoint")
+    builder.with_congestion_controller(transport.controllers())?.start().context("failed to start the QUIC endpoint")
 }
 
 /// Decides about a connection attempt before it costs a handshake.

@@ -72,6 +72,7 @@ impl Ends {
         };
         let mut pacing = Pacing::default();
         pacing.quantum = plan.quantum_us.map_or(pacing.quantum, Duration::from_micros);
+        pacing.min_rtt = plan.min_paced_rtt_us.map_or(pacing.min_rtt, Duration::from_micros);
         if matches!(scheduler, Scheduler::ActiveWait | Scheduler::PassiveWait) {
             // Unexamined devices count as keeping departures, and then no packet would wait in the process.
             pacing.devices.unknown().set_keeps_departures(false);
@@ -165,7 +166,7 @@ impl Ends {
     /// # Errors
     /// When no socket can be opened.
     pub fn observed_client<I: io::Provider>(&self, io: I, observer: impl Subscriber) -> Result<Client> {
-        self.client_with(io, observer, self.transport.congestion)
+        self.client_with(io, observer, self.transport.controllers())
     }
 
     /// Starts the client's endpoint without pacing: packets leave as soon as the congestion window allows.
@@ -173,7 +174,7 @@ impl Ends {
     /// # Errors
     /// When no socket can be opened.
     pub fn unpaced_client<I: io::Provider>(&self, io: I) -> Result<Client> {
-        self.client_with(io, Disabled, Unpaced(self.transport.congestion))
+        self.client_with(io, Disabled, Unpaced(self.transport.controllers()))
     }
 
     fn client_with<I: io::Provider>(

@@ -183,6 +183,8 @@ pub struct Plan {
     pub congestion: Congestion,
     /// How much earlier a packet may leave in order to share a message, in microseconds; the product's default if absent.
     pub quantum_us: Option<u64>,
+    /// The shortest round trip of paced paths, in microseconds; the product's default if absent.
+    pub min_paced_rtt_us: Option<u64>,
     /// The seed of the first repetition; each further one has the next.
     pub seed: u64,
     /// How often each scheduler runs.

@@ -110,7 +110,7 @@ pub fn client(io: Io, transport: &Transport, seed: u64, interceptor: impl Packet
         .with_random(Seed(seed))?
         .with_packet_interceptor(interceptor)?
         .with_event(events)?;
-    builder.with_congestion_controller(transport.congestion)?.start().context("a client endpoint")
+    builder.with_congestion_controller(transport.controllers())?.start().context("a client endpoint")
 }
 
 /// The relay's resources, as far as they are visible from outside.
@@ -199,7 +199,8 @@ pub fn relay(io: Io, transport: &Transport, books: &Arc<Books>) -> Result<Socket
         .with_address_token(issuer.address_tokens().honoured_by(places))?
         .with_random(Seed(0x9298))?
         .with_event(events)?;
-    let mut server = builder.with_congestion_controller(transport.congestion)?.start().context("a server endpoint")?;
+    let mut server =
+        builder.with_congestion_controller(transport.controllers())?.start().context("a server endpoint")?;
     let address = server.local_addr()?;
     let books = books.clone();
     spawn(async move {

@@ -14,7 +14,7 @@ use anyhow::{Result, anyhow, ensure};
 use bytes::Bytes;
 use lab::simulation::identity;
 use quic::{
-    endpoint::Congestion,
+    endpoint::{Congestion, Controllers},
     tls::{self, ServerTls, Trust},
 };
 use s2n_quic::{
@@ -41,7 +41,7 @@ const CHUNK: &[u8] = &[7; 64 * 1024];
 pub struct Ends {
     tls: ServerTls,
     trust: Trust,
-    congestion: Congestion,
+    controllers: Controllers,
     patience: Duration,
 }
 
@@ -52,7 +52,9 @@ impl Ends {
     /// When the system gives no randomness.
     pub fn new(congestion: Congestion, patience: Duration) -> Result<Self> {
         let (tls, trust) = identity(NAME)?;
-        Ok(Self { tls, trust, congestion, patience })
+        // Simulated packets have no departure times.
+        let controllers = Controllers { congestion, min_paced_rtt: Duration::ZERO };
+        Ok(Self { tls, trust, controllers, patience })
     }
 
     /// Starts the server; `watch` counts the events of its connections.
@@ -66,7 +68,7 @@ impl Ends {
             .with_tls(self.tls.clone())?
             .with_limits(self.limits()?)?
             .with_event(watch)?;
-        Ok(builder.with_congestion_controller(self.congestion)?.start()?)
+        Ok(builder.with_congestion_controller(self.controllers)?.start()?)
     }
 
     /// Starts a client.
@@ -79,7 +81,7 @@ impl Ends {
             .map_err(|error| anyhow!("{error}"))?
             .with_tls(tls::client(self.trust.clone(), None)?)?
             .with_limits(self.limits()?)?;
-        Ok(builder.with_congestion_controller(self.congestion)?.start()?)
+        Ok(builder.with_congestion_controller(self.controllers)?.start()?)
     }
 
     fn limits(&self) -> Result<Limits> {
