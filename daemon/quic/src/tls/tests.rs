@@ -79,6 +79,11 @@ impl Site {
 /// Runs a handshake and delivers the server's tickets after it. Returns the kind of handshake, or why the server
 /// refused it.
 fn shake(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Result<HandshakeKind, rustls::Error> {
+    Ok(shaken(server, client)?.handshake_kind().unwrap())
+}
+
+/// Does the same, and returns the server's end.
+fn shaken(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Result<ServerConnection, rustls::Error> {
     let mut client = ClientConnection::new(client.clone(), "relay.example".try_into().unwrap()).unwrap();
     let mut server = ServerConnection::new(server.clone()).unwrap();
     for _ in 0..4 {
@@ -96,7 +101,7 @@ fn shake(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Result<Hands
         client.process_new_packets()?;
     }
     assert!(!server.is_handshaking() && !client.is_handshaking());
-    Ok(server.handshake_kind().unwrap())
+    Ok(server)
 }
 
 /// A clock that a test sets.
@@ -106,6 +111,25 @@ struct Clock(Arc<AtomicU64>);
 impl TimeProvider for Clock {
     fn current_time(&self) -> Option<UnixTime> {
         Some(UnixTime::since_unix_epoch(std::time::Duration::from_secs(self.0.load(Relaxed))))
+    }
+}
+
+#[test]
+fn aes_128_protects_connections_and_other_suites_serve_clients_without_it() {
+    let site = Site::new();
+    let server = server_config(site.identity(Vec::new()), &[H2], ClientCertVerifierBuilder::allow_unauthenticated);
+    let (server, client) = (Arc::new(server.unwrap()), site.client(site.operator(1)));
+    let suite =
+        |client: &Arc<ClientConfig>| shaken(&server, client).unwrap().negotiated_cipher_suite().unwrap().suite();
+    assert_eq!(suite(&client), TLS13_AES_128_GCM_SHA256.suite());
+    for only in [TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256] {
+        let provider = CryptoProvider { cipher_suites: vec![only], ..aws_lc_rs::default_provider() };
+        let builder = ClientConfig::builder_with_provider(Arc::new(provider)).with_safe_default_protocol_versions();
+        let mut roots = RootCertStore::empty();
+        roots.add(site.server.clone()).unwrap();
+        let mut client = builder.unwrap().with_root_certificates(roots).with_no_client_auth();
+        client.alpn_protocols = vec![H2.to_vec()];
+        assert_eq!(suite(&Arc::new(client)), only.suite());
     }
 }
 
