@@ -5,8 +5,8 @@ use std::sync::Arc;
 use edge::EdgeMetrics;
 use pacing::io::qdisc;
 use quic::class::ClassMetrics;
-use relay::{RelayMetrics, access::AccessLog};
-use role::{accept, ready::Readiness};
+use relay::RelayMetrics;
+use role::{accept, access::AccessLog, ready::Readiness};
 use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics, spending::Spending};
 
 use crate::enforcement::Tables;

@@ -17,11 +17,13 @@ use quic::{
     datagrams::FlowView,
     h3,
 };
-use role::traffic::{Traffic, UserTraffic};
+use role::{
+    access::record,
+    traffic::{Traffic, UserTraffic},
+};
 use tokio::sync::Notify;
 
 use super::RelayClient;
-use crate::access::record;
 
 /// The properties of a tunnel's request, which rules match.
 #[derive(Clone, Debug)]

@@ -20,6 +20,7 @@ use config::{engine::EngineUrl as Url, policy::Late};
 use masque::h3::{Field, RequestHead, ResponseHead};
 use parking_lot::Mutex;
 use quic::{class::Classes, clock::Clock};
+use role::access::served::Served;
 use role::holder::Holder;
 use routing::decision::AnswerOutcome;
 use sched::route::Curve;
@@ -33,7 +34,6 @@ use crate::{
     openai::{OpenAiError, Operation, RoutingFields, excerpt},
     places::{Engines, Prefixes},
     routes::{AliasPolicies, AnswerTiming, Route, RouteQuery, Routes, Wanted},
-    served::Served,
     spending::Spending,
     tenants::Tenants,
     upstream::Upstream,

@@ -13,6 +13,7 @@ use hyper::{Request, Response, body::Frame, client, server, service::service_fn}
 use hyper_util::rt::TokioIo;
 use pacing::path::PathStats;
 use quic::class::{ClassMarks, ClassMetrics, PolicyRole};
+use role::access::served::TokenUsage;
 use tokio::{
     net::TcpListener,
     sync::mpsc,
@@ -20,7 +21,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{message, routes::tests::model, sse::TokenUsage};
+use crate::{message, routes::tests::model};
 
 type ToSend = UnsyncBoxBody<Bytes, Infallible>;
 

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use api::v1;
-use relay::access::record::{AccessRecord, RecordedRequest, What};
+use role::access::record::{AccessRecord, RecordedRequest, What};
 
 use super::super::{ACCESS, Happening};
 

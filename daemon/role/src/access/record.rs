@@ -17,9 +17,10 @@ use masque::{
     target::{Host, Target},
     tunnel::Form,
 };
-use role::traffic::Moved;
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
-use serving::served::Served;
+
+use super::served::Served;
+use crate::traffic::Moved;
 
 /// The longest value of a key, in bytes; longer ones are truncated.
 const VALUE_BYTES: usize = 512;
@@ -347,6 +348,7 @@ pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::access::served::TokenUsage;
 
     /// A record of a tunnel of `user` to `name`.
     pub(in crate::access) fn tunnel(user: &str, name: &str) -> AccessRecord {
@@ -404,7 +406,7 @@ pub(super) mod tests {
         served.client = Some(([198, 51, 100, 7], 50_000).into());
         (served.class, served.asked, served.model) = ("interactive".into(), asked.into(), "large".into());
         served.engine = "http://203.0.113.5:8001".into();
-        served.usage = Some(serving::sse::TokenUsage { prompt_tokens: 12, completion_tokens: 40 });
+        served.usage = Some(TokenUsage { prompt_tokens: 12, completion_tokens: 40 });
         (served.predicted, served.duration) = (Some(Duration::from_millis(900)), Duration::from_millis(1_100));
         (served.status, served.reason) = (Some(200), "answered");
         AccessRecord { time: SystemTime::UNIX_EPOCH, what: What::Model(Box::new(served)) }

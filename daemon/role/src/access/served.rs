@@ -2,7 +2,18 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use crate::sse::TokenUsage;
+use serde::Deserialize;
+
+/// The tokens that an engine bills (`usage` of the OpenAI API).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct TokenUsage {
+    /// The prompt's tokens.
+    #[serde(default)]
+    pub prompt_tokens: u64,
+    /// The answer's tokens.
+    #[serde(default)]
+    pub completion_tokens: u64,
+}
 
 /// A request for a model that has ended.
 #[derive(Clone, Debug)]

@@ -3,6 +3,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`record`] | the records, and their formats |
+//! | [`served`] | the result of a request for a model |
 //! | [`budget`] | how many refusals are recorded |
 //! | [`sink`] | the destination of lines and entries |
 //!
@@ -11,6 +12,7 @@
 
 pub mod budget;
 pub mod record;
+pub mod served;
 pub mod sink;
 
 use std::{
@@ -26,12 +28,12 @@ use std::{
 use config::log::{AccessForm, LogSettings};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
-use serving::served::Served;
 use tokio::sync::broadcast;
 
 use self::{
     budget::RefusalBudget,
     record::{AccessRecord, EndedTunnel, Omitted, RecordedRequest, RefusedRequest, What},
+    served::Served,
     sink::Sink,
 };
 
