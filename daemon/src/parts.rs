@@ -43,9 +43,9 @@ pub struct Parts {
 
 impl Default for Parts {
     fn default() -> Self {
-        let ready = Arc::<Readiness>::default();
+        let (ready, access) = (Arc::<Readiness>::default(), Arc::<AccessLog>::default());
         Self {
-            edge: Arc::new(EdgeMetrics::new(ready.clone())),
+            edge: Arc::new(EdgeMetrics::new(ready.clone(), access.clone())),
             ready,
             doors: accept::AcceptCounters::default(),
             relay: Arc::default(),
@@ -57,7 +57,7 @@ impl Default for Parts {
             io: Arc::default(),
             qdiscs: qdisc::Gauges::default(),
             kernel: Arc::default(),
-            access: Arc::default(),
+            access,
         }
     }
 }

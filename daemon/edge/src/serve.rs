@@ -14,7 +14,7 @@ use quic::{
     class::{Membership, Terms},
     h3::{self, Request},
 };
-use role::{door::Door, traffic::Traffic};
+use role::{access::way::Way, door::Door, traffic::Traffic};
 use serving::{
     LOAD,
     classes::RequestClasses,
@@ -116,7 +116,8 @@ impl Clients {
             max_requests: serve.max_connections as usize,
             idle: serve.idle,
         };
-        Ok(Self { door, entrance: ModelEntrance::new(ToGateways { accesses, health }, classes, limits) })
+        let gateways = ToGateways { accesses, health };
+        Ok(Self { door, entrance: ModelEntrance::new(gateways, classes, limits, counters.access.clone()) })
     }
 
     /// Returns the bound address.
@@ -250,6 +251,11 @@ impl GatewayAccess for ToGateways {
 
     fn traffic(&self, place: &RequestAtGateway) -> Arc<Traffic> {
         place.traffic.clone()
+    }
+
+    fn way(&self, place: &RequestAtGateway) -> Option<Way> {
+        let (relay, path) = (place.link.relay.origin().to_string().into(), place.link.line().exit().path().clone());
+        Some(Way { relay, path })
     }
 
     fn has_others(&self, tried: &[usize]) -> bool {

@@ -492,7 +492,9 @@ fn note_refusal(relay: &Relay, client: &RelayClient, Attempt { user, target }: A
     if access.is_wanted() {
         let (protocol, target) = target.unzip();
         let RelayClient { id: connection, listener, address: client, .. } = *client;
-        access.refused(record::RecordedRequest { connection, listener, client, user, protocol, target }, refused);
+        let connection = Some(connection);
+        let request = record::RecordedRequest { connection, listener, client, user, protocol, target, way: None };
+        access.refused(request, refused);
     }
 }
 

@@ -5,6 +5,7 @@
 //! | [`record`] | the records, and their formats |
 //! | [`served`] | the result of a request for a model |
 //! | [`budget`] | how many refusals are recorded |
+//! | [`way`] | the way of a tunnel or a request from an edge |
 //! | [`sink`] | the destination of lines and entries |
 //!
 //! Recording never blocks: records enter a bounded queue, from which a dedicated thread writes them. While a control client
@@ -14,6 +15,7 @@ pub mod budget;
 pub mod record;
 pub mod served;
 pub mod sink;
+pub mod way;
 
 use std::{
     collections::VecDeque,
