@@ -109,6 +109,7 @@ impl Clients {
                 told: Default::default(),
             }
         };
+        uplinks.iter().for_each(|uplink| uplink.note_peers(uplinks.iter()));
         let accesses: Vec<_> = uplinks.into_iter().map(access).collect();
         let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); accesses.len()]));
         let limits = ClientLimits {
@@ -264,6 +265,9 @@ impl GatewayAccess for ToGateways {
 
     async fn lost(&self, asked: &RequestAtGateway) {
         asked.link.line().silenced().await;
+        if self.accesses.len() > 1 {
+            self.failed(asked.counted.place);
+        }
     }
 
     fn accepted(&self, asked: &RequestAtGateway) {

@@ -137,7 +137,7 @@ pub trait GatewayAccess: Send + Sync + 'static {
     /// Whether there is a gateway that was not `tried`.
     fn has_others(&self, tried: &[usize]) -> bool;
 
-    /// Completes when the path of a request is silent and there is another: without an answer yet, the request is sent anew.
+    /// Completes when the path of a request or its gateway is silent and there is another: without an answer yet, the request is sent anew.
     fn lost(&self, place: &Self::Place) -> impl Future<Output = ()> + Send;
 
     /// Notes that the gateway has accepted a request and works on it.
@@ -250,7 +250,8 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             };
             let head_now = || budgeted(&head, start.elapsed());
             recording.goes(gateways.way(&asked.place));
-            let (outcome, answer) = race(gateways, asked, head_now, &body, tries < MOST_TRIES).await;
+            let may_leave = tries < MOST_TRIES || gateways.has_others(&tried);
+            let (outcome, answer) = race(gateways, asked, head_now, &body, may_leave).await;
             recording.goes(gateways.way(answer.place()));
             match outcome {
                 // A proxy's status for bad credentials; these are the edge's, not the client's.
@@ -264,7 +265,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
                     return Ok(message::response(answered, answer));
                 }
                 // No part of an answer has arrived, so the client cannot get parts of two.
-                Outcome::Lost | Outcome::Silent if tries < MOST_TRIES || gateways.has_others(&tried) => {}
+                Outcome::Lost | Outcome::Silent if may_leave => {}
                 Outcome::Lost | Outcome::Silent => {
                     return Err(OpenAiError::NoGateway("the gateway was lost before it answered".into()));
                 }
