@@ -41,7 +41,7 @@ impl Client {
         let classes =
             Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
         let (shared, spending) = (Default::default(), Default::default());
-        let gateway = Gateway::new(&settings, &classes, (shared, &spending), &Learned::default()).unwrap();
+        let gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let ((ended, served), (made, contents)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
         let classes = Arc::new(classes);
