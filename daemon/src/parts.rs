@@ -5,8 +5,8 @@ use std::sync::Arc;
 use edge::EdgeMetrics;
 use pacing::io::qdisc;
 use quic::class::ClassMetrics;
-use relay::{RelayMetrics, access::AccessLog};
-use role::{accept, ready::Readiness};
+use relay::RelayMetrics;
+use role::{accept, access::AccessLog, ready::Readiness};
 use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics, spending::Spending};
 
 use crate::enforcement::Tables;
@@ -43,9 +43,9 @@ pub struct Parts {
 
 impl Default for Parts {
     fn default() -> Self {
-        let ready = Arc::<Readiness>::default();
+        let (ready, access) = (Arc::<Readiness>::default(), Arc::<AccessLog>::default());
         Self {
-            edge: Arc::new(EdgeMetrics::new(ready.clone())),
+            edge: Arc::new(EdgeMetrics::new(ready.clone(), access.clone())),
             ready,
             doors: accept::AcceptCounters::default(),
             relay: Arc::default(),
@@ -57,7 +57,7 @@ impl Default for Parts {
             io: Arc::default(),
             qdiscs: qdisc::Gauges::default(),
             kernel: Arc::default(),
-            access: Arc::default(),
+            access,
         }
     }
 }

@@ -102,6 +102,12 @@ impl RelayConnection {
         &self.client
     }
 
+    /// Returns the relay's host and port.
+    #[must_use]
+    pub fn origin(&self) -> &Target {
+        self.template.origin()
+    }
+
     /// Opens a UDP tunnel to `target` and waits for the relay's answer.
     ///
     /// # Errors

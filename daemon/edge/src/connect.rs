@@ -1,7 +1,7 @@
 //! How traffic from a local address gets to a target: a TCP connection by its own CONNECT (RFC 9114 §4.4), UDP payloads of a
 //! proxy's client by a tunnel for each target.
 
-use std::{collections::HashMap, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
 use config::{forward::TunnelMode, targets::Protocol};
 use masque::{
@@ -17,9 +17,10 @@ use quic::{
     h3::{self, Request},
 };
 use role::{
+    access::record::RefusedRequest,
     gate::Gate,
-    tcp::{End, TcpPump},
-    tunnel::UdpTunnel,
+    tcp::{End, TcpError, TcpPump},
+    tunnel::{TunnelEnd, UdpTunnel},
 };
 use tokio::{
     net::TcpStream,
@@ -30,6 +31,7 @@ use tracing::{debug, info, warn};
 use super::{
     LocalAddressCounters,
     link::{Link, NoDatagrams},
+    roster::LocalClient,
     uplink::{CONNECTIONS, Uplink},
 };
 use crate::client::{OpenError, endpoint::ANSWER_TIMEOUT, error::ConnectError};
@@ -39,6 +41,9 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// How often the bytes that connections move are added to the counters.
 const COUNT: Duration = Duration::from_secs(1);
+
+/// The word of the access log for a tunnel that an operator ended.
+pub const OPERATOR: &str = "operator";
 
 /// How connections of one local address get to a relay.
 pub struct RelayAccess {
@@ -135,6 +140,16 @@ impl NoConnection {
         }
     }
 
+    /// Returns it as a refusal for the access log.
+    #[must_use]
+    pub fn as_refusal(&self) -> RefusedRequest {
+        let status = match self {
+            Self::Refused(TunnelRefused::Status { status, .. }) => Some(*status),
+            _ => None,
+        };
+        RefusedRequest { status, error: self.error_type().map(ErrorType::name), reason: self.reason() }
+    }
+
     /// Returns the proxy error type that the relay reports.
     #[must_use]
     pub fn error_type(&self) -> Option<ErrorType> {
@@ -155,6 +170,30 @@ impl From<OpenError> for NoConnection {
             OpenError::NoExtendedConnect => Self::NoExtendedConnect,
             OpenError::NoAnswer => Self::NoAnswer,
         }
+    }
+}
+
+/// Returns the word of the access log for the end of a tunnel whose request failed.
+fn word_of(error: &h3::Error) -> &'static str {
+    match error {
+        h3::Error::Protocol(_) => "violation",
+        h3::Error::Stream(s2n_quic::stream::Error::StreamReset { .. }) => "reset",
+        _ => "relay_lost",
+    }
+}
+
+/// Returns the word of the access log for the end of a UDP tunnel that failed.
+#[must_use]
+pub fn word_of_udp(end: &TunnelEnd) -> &'static str {
+    if let TunnelEnd::Http(error) = end { word_of(error) } else { "violation" }
+}
+
+/// Returns the word of the access log for the end of a TCP tunnel.
+fn word_of_tcp(end: &End) -> &'static str {
+    match end {
+        End::Failed(TcpError::Http(error)) => word_of(error),
+        End::Failed(TcpError::Socket(_)) => "application",
+        End::Finished | End::Idle => end.label(),
     }
 }
 
@@ -183,11 +222,11 @@ impl Tries {
 }
 
 impl RelayAccess {
-    /// Asks the relay to connect to a target. A failure is counted, and logged once a minute for each reason.
+    /// Asks the relay to connect a client to a target. A failure is counted and recorded, and logged once a minute for each reason.
     ///
     /// # Errors
     /// See [`NoConnection`].
-    pub async fn open(&self, target: &Target) -> Result<OpenedTcp, NoConnection> {
+    pub async fn open(&self, client: &LocalClient, target: &Target) -> Result<OpenedTcp, NoConnection> {
         let opening = async {
             let mut tries = Tries::default();
             loop {
@@ -208,14 +247,19 @@ impl RelayAccess {
                 }
             }
         };
-        self.settle(opening, target).await
+        self.settle(opening, client, (Protocol::Tcp, target)).await
     }
 
     /// Asks the relay for a UDP tunnel to a target, in the form that `mode` says; otherwise like [`RelayAccess::open`].
     ///
     /// # Errors
     /// See [`NoConnection`].
-    pub async fn open_udp(&self, target: &Target, mode: TunnelMode) -> Result<OpenedUdp, NoConnection> {
+    pub async fn open_udp(
+        &self,
+        client: &LocalClient,
+        target: &Target,
+        mode: TunnelMode,
+    ) -> Result<OpenedUdp, NoConnection> {
         let opening = async {
             let mut tries = Tries::default();
             loop {
@@ -240,14 +284,15 @@ impl RelayAccess {
                 return Ok(OpenedUdp { tunnel, link, class });
             }
         };
-        self.settle(opening, target).await
+        self.settle(opening, client, (Protocol::Udp, target)).await
     }
 
-    /// Waits for an attempt to open something to `target`, and counts and logs the result.
+    /// Waits for an attempt to open what a client `asked` for, and counts, records and logs the result.
     async fn settle<T>(
         &self,
         opening: impl Future<Output = Result<T, NoConnection>>,
-        target: &Target,
+        client: &LocalClient,
+        asked: (Protocol, &Target),
     ) -> Result<T, NoConnection> {
         let opened = timeout(ANSWER_TIMEOUT, opening).await.unwrap_or_else(|_| {
             Err(if self.uplink.is_full() { NoConnection::Crowded } else { NoConnection::NoAnswer })
@@ -256,7 +301,8 @@ impl RelayAccess {
             Ok(_) => _ = self.counters.tunnels_opened.inc(),
             Err(error) => {
                 self.counters.refuse(error.reason());
-                self.tell(error, Some(target));
+                self.counters.record_refusal(client, Some(asked), error.as_refusal());
+                self.tell(error, Some(asked.1));
             }
         }
         opened
@@ -266,6 +312,12 @@ impl RelayAccess {
     pub fn refused(&self, error: &NoConnection) {
         self.counters.refuse(error.reason());
         self.tell(error, None);
+    }
+
+    /// Counts and records that a client was denied before the relay was asked.
+    pub fn deny(&self, client: &LocalClient, reason: &'static str) {
+        self.counters.refuse(reason);
+        self.counters.record_refusal(client, None, RefusedRequest { status: None, error: None, reason });
     }
 
     /// Waits for a place on a connection to the relay.
@@ -306,13 +358,13 @@ impl RelayAccess {
         self.is_chosen.then(|| class.policy().signal())
     }
 
-    /// Carries a connection of `from` to `target` until it ends: first the bytes already `read` from it, then the next `wanted` bytes,
+    /// Carries a connection of `client` to `target` until it ends: first the bytes already `read` from it, then the next `wanted` bytes,
     /// and in return everything that the target sends. Returns `None` if an operator ended it.
     pub async fn carry(
         &self,
         opened: OpenedTcp,
         application: TcpStream,
-        (from, target): (SocketAddr, &Target),
+        (client, target): (&LocalClient, &Target),
         (read, wanted): (&[u8], u64),
     ) -> Option<End> {
         // The peer waits for the bytes; waiting to fill segments would only add delay.
@@ -328,7 +380,8 @@ impl RelayAccess {
                 http.reprioritize(stream_id, signal);
             }
         };
-        let entry = self.counters.enter(from, (Protocol::Tcp, target), (&link, stream_id), &self.membership);
+        let target = (Protocol::Tcp, target);
+        let entry = self.counters.enter(client, target, (&link, stream_id), (&self.membership, None));
         // An edge has no users; they belong to the relay.
         let gate = Gate::new(self.membership.clone(), Arc::default(), true, Protocol::Tcp);
         let pump = TcpPump::at_edge(request, application, gate, entry.traffic.clone()).behind(read, wanted);
@@ -342,6 +395,7 @@ impl RelayAccess {
             }
         };
         self.counters.count(&entry.traffic, &mut counted);
+        entry.note_end(end.as_ref().map_or(OPERATOR, word_of_tcp));
         debug!(?end, "connection ended");
         end
     }

@@ -14,7 +14,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use quic::datagrams::DatagramCounters;
-use role::{labelled, ready::Readiness};
+use role::{access::AccessLog, labelled, ready::Readiness};
 
 use super::{
     roster::Roster,
@@ -51,6 +51,7 @@ pub struct EdgeMetrics {
     pub datagrams: Arc<DatagramCounters>,
     /// What happened to those connections when this host's addresses changed.
     pub connections: Arc<ConnectionCounters>,
+    access: Arc<AccessLog>,
 }
 
 /// The counters of one local address.
@@ -85,6 +86,7 @@ pub struct LocalAddressCounters {
     /// Payloads dropped because the local socket did not take them.
     pub dropped_down: Counter,
     pub(super) roster: Arc<Roster>,
+    pub(super) access: Arc<AccessLog>,
     labels: Labels<2>,
     refusals: Family<Labels<3>, Counter>,
     limit_hits: Family<Labels<3>, Counter>,
@@ -92,11 +94,12 @@ pub struct LocalAddressCounters {
 }
 
 impl EdgeMetrics {
-    /// Creates all metrics at zero. The daemon's readiness depends, through `ready`, on this edge.
+    /// Creates all metrics at zero. The daemon's readiness depends, through `ready`, on this edge, whose tunnels and refusals are
+    /// recorded in `access`.
     #[must_use]
-    pub fn new(ready: Arc<Readiness>) -> Self {
+    pub fn new(ready: Arc<Readiness>, access: Arc<AccessLog>) -> Self {
         let connections = Arc::new(ConnectionCounters { ready, ..ConnectionCounters::default() });
-        Self { connections, ..Self::default() }
+        Self { connections, access, ..Self::default() }
     }
 
     /// Registers all metrics.
@@ -154,6 +157,7 @@ impl EdgeMetrics {
         let counters = Arc::new(LocalAddressCounters {
             open: self.open.get_or_create(&labels).clone(),
             roster: self.roster.clone(),
+            access: self.access.clone(),
             tunnels_opened: of(&self.tunnels_opened),
             tunnels_refused: of(&self.tunnels_refused),
             sources_evicted: of(&self.sources_evicted),

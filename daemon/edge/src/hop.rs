@@ -88,7 +88,7 @@ impl Via for HopTunnels {
             let (used, ended) = oneshot::channel();
             let line = link.line().clone();
             let owner = TunnelOwner::Hop { name: self.name.clone() };
-            let entry = self.roster.enter(owner, (Protocol::Udp, relay), (&link, tunnel.stream_id()));
+            let entry = self.roster.enter(owner, (Protocol::Udp, relay), (&link, tunnel.stream_id()), None);
             let listed = entry.tunnel();
             let fate = PassageEnd {
                 ended: async move {

@@ -39,10 +39,11 @@ use self::source::Source;
 use super::{
     LocalAddressCounters,
     backoff::{Backoff, random},
-    connect::NoConnection,
+    connect::{NoConnection, OPERATOR, word_of_udp},
     link::{Line, Link},
     notice::Notice,
     places,
+    roster::{LocalClient, UNSERVED},
     sources::Sources,
     uplink::{CONNECTIONS, Uplink},
 };
@@ -135,6 +136,15 @@ enum End {
 }
 
 impl End {
+    /// Returns the word of the access log for a tunnel that was open.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Failed(error) => word_of_udp(error),
+            Self::AtOnce(end) => end.word(),
+            Self::Unopened(_) | Self::Finished => "finished",
+        }
+    }
+
     /// Whether the next attempt would fail as well. If a connection is lost or full, the uplink handles that.
     fn is_refusal(&self) -> bool {
         match self {
@@ -228,7 +238,7 @@ impl Local {
                         true => idle.answered,
                         false => idle.any,
                     };
-                    sources.expire(now, allowed).for_each(|handle| handle.close(shared));
+                    sources.expire(now, allowed).for_each(|handle| handle.close(shared, "idle"));
                 }
                 () = self.shared.crowded.notified() => self.make_room(),
             }
@@ -296,7 +306,7 @@ impl Local {
 
     fn evict(&self, handle: Handle) {
         self.shared.counters.sources_evicted.inc();
-        handle.close(&self.shared);
+        handle.close(&self.shared, "evicted");
     }
 }
 
@@ -304,15 +314,16 @@ impl Drop for Local {
     /// Ends all tunnels gracefully.
     fn drop(&mut self) {
         let Self { shared, sources, .. } = self;
-        sources.expire(Instant::now(), |_| Duration::ZERO).for_each(|handle| handle.close(shared));
+        sources.expire(Instant::now(), |_| Duration::ZERO).for_each(|handle| handle.close(shared, UNSERVED));
     }
 }
 
 impl Handle {
-    /// Ends a sender's tunnel gracefully.
-    fn close(self, shared: &Shared) {
+    /// Ends a sender's tunnel gracefully, for a reason.
+    fn close(self, shared: &Shared, reason: &'static str) {
         self.task.abort();
         if let Some(open) = self.source.leave(shared) {
+            open.listed.note_end(reason);
             open.tunnel.finish();
         }
     }
@@ -345,6 +356,7 @@ impl Shared {
             let counter = if sent.is_ok() { &self.counters.packets_down } else { &self.counters.dropped_down };
             counter.inc_by(count as u64);
             traffic.add_down(bytes, count as u64);
+            traffic.add_unsent(0, if sent.is_ok() { 0 } else { count as u64 });
             self.counters.bytes_down.inc_by(bytes);
             to.note_received(count);
             (0..count).for_each(|_| _ = downlink.pop());
@@ -442,23 +454,31 @@ impl Shared {
         opened.tunnel.set_terms(&class.terms(None));
         let (since, mut line) = (Instant::now(), link.line().clone());
         let target = (Protocol::Udp, &self.target);
+        let client = LocalClient::from(source.address);
         let enter = |link: &Link, opened: &Opened| {
-            self.counters.enter(source.address, target, (link, opened.tunnel.stream_id()), &self.membership)
+            let terms = (&self.membership, Some(opened.tunnel.view()));
+            self.counters.enter(&client, target, (link, opened.tunnel.stream_id()), terms)
         };
         let mut entry = enter(&link, &opened);
-        source.open(self, opened.tunnel, link, (class, entry.traffic.clone()));
+        source.open(self, opened.tunnel, link, (class, entry.tunnel()));
         let mut downlink = Segments::new(DOWNLINK_BYTES);
         let end = loop {
             tokio::select! {
                 end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => break end,
-                () = entry.closed() => return End::Finished,
+                () = entry.closed() => {
+                    entry.note_end(OPERATOR);
+                    return End::Finished;
+                }
                 () = line.left() => {}
             }
             // The next tunnel is opened before this one ends.
             let class = self.membership.get();
             let (link, opened) = tokio::select! {
                 end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => break end,
-                () = entry.closed() => return End::Finished,
+                () = entry.closed() => {
+                    entry.note_end(OPERATOR);
+                    return End::Finished;
+                }
                 opened = self.open_elsewhere(&line, &class) => opened,
             };
             opened.tunnel.set_terms(&class.terms(None));
@@ -466,9 +486,11 @@ impl Shared {
             self.uplink.note_move(&line);
             debug!(sender = %source.address, target = %self.target, from = line.id, to = link.connection(), "tunnel moved");
             line = link.line().clone();
-            source.change(self, opened.tunnel, link, (class, next.traffic.clone()));
+            source.change(self, opened.tunnel, link, (class, next.tunnel()));
+            entry.note_end("moved");
             entry = next;
         };
+        entry.note_end(end.word());
         if since.elapsed() < self.first_wait && line.is_usable() {
             return End::AtOnce(Box::new(end));
         }
@@ -483,6 +505,9 @@ async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Sou
     drop(source.leave(&shared));
     let target = &shared.target;
     debug!(sender = %source.address, %target, "tunnel ended: {end}");
+    if let End::Unopened(error) = &end {
+        shared.counters.record_refusal(&source.address.into(), Some((Protocol::Udp, target)), error.as_refusal());
+    }
     if end.is_refusal() {
         shared.counters.tunnels_refused.inc();
         if let Some(wait) = shared.backoff.lock().failed(Instant::now(), random()) {

@@ -18,6 +18,7 @@ use config::{
 };
 use quic::class::Membership;
 use role::{
+    access::record::RefusedRequest,
     door::{self, Door},
     limits::PerUser,
 };
@@ -31,6 +32,9 @@ pub mod http;
 pub mod session;
 pub mod socks;
 pub mod users;
+
+/// The limit of the connections of one client, as a label of metrics.
+const PER_CLIENT: &str = "max_connections_per_client";
 
 /// A proxy's address, and its connected clients.
 pub struct Entrance {
@@ -102,7 +106,9 @@ impl Entrance {
             let (stream, from, place) = self.door.next().await;
             let client = from.ip().to_canonical().to_string().into();
             let Some(share) = self.clients.take(&client, self.max_per_client) else {
-                counters.limit_hit("max_connections_per_client");
+                counters.limit_hit(PER_CLIENT);
+                let refused = RefusedRequest { status: None, error: None, reason: PER_CLIENT };
+                counters.record_refusal(&from.into(), None, refused);
                 door::reset(&stream);
                 continue;
             };

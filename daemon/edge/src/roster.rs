@@ -3,18 +3,32 @@
 //! An entry lives as long as its tunnel, whose task owns it; the table only points to it.
 
 use std::{
-    net::SocketAddr,
+    net::{Ipv6Addr, SocketAddr},
     ops::Deref,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::SystemTime,
 };
 
 use config::targets::Protocol;
-use masque::target::Target;
+use masque::{target::Target, tunnel::Form};
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
-use quic::class::{Class, Membership};
-use role::{table::Table, traffic::Traffic};
+use quic::{
+    class::{Class, Membership},
+    datagrams::FlowView,
+};
+use role::{
+    access::{
+        AccessLog,
+        record::{EndedTunnel, RecordedRequest, RefusedRequest},
+        way::Way,
+    },
+    table::Table,
+    traffic::Traffic,
+};
 use tokio::sync::Notify;
 
 use super::{
@@ -72,13 +86,14 @@ impl Roster {
         living(&self.uplinks)
     }
 
-    /// Enters a tunnel to `target` that goes over `link`, on the stream with this ID.
+    /// Enters a tunnel to `target` that goes over `link`, on the stream with this ID. `view` is that of a UDP tunnel of an application.
     #[must_use]
     pub(super) fn enter(
         self: &Arc<Self>,
         owner: TunnelOwner,
         (protocol, target): (Protocol, &Target),
         (link, stream_id): (&Link, u64),
+        view: Option<FlowView>,
     ) -> RosterEntry {
         let tunnel = self.tunnels.insert(|id| EdgeTunnel {
             id,
@@ -90,9 +105,13 @@ impl Roster {
             target: target.clone(),
             since: SystemTime::now(),
             traffic: Arc::default(),
+            relay: link.relay.origin().to_string().into(),
+            view,
+            in_capsules: AtomicBool::new(false),
+            reason: Mutex::new(UNSERVED),
             closed: Notify::new(),
         });
-        RosterEntry { tunnel, roster: self.clone(), open: None }
+        RosterEntry { tunnel, roster: self.clone(), application: None }
     }
 
     /// The open connections with an ID above `after`, by ID, each with its relay.
@@ -105,14 +124,33 @@ impl Roster {
     }
 }
 
+/// Why a tunnel ended if nothing else ended it: its local address is not served any more.
+pub(super) const UNSERVED: &str = "unserved";
+
+/// An application that sends to a local address.
+#[derive(Clone, Debug)]
+pub struct LocalClient {
+    /// Its address.
+    pub address: SocketAddr,
+    /// Its user, if a proxy knows users.
+    pub user: Option<Arc<str>>,
+}
+
+impl From<SocketAddr> for LocalClient {
+    /// Returns an application without a user.
+    fn from(address: SocketAddr) -> Self {
+        Self { address, user: None }
+    }
+}
+
 /// The owner of a tunnel.
 pub enum TunnelOwner {
     /// An application that sent to a local address.
     Application {
         /// The local address.
         listen: String,
-        /// The application's address.
-        sender: SocketAddr,
+        /// The application.
+        client: LocalClient,
         /// The tunnel's class.
         membership: Membership,
     },
@@ -143,6 +181,13 @@ pub struct EdgeTunnel {
     pub since: SystemTime,
     /// What went through it.
     pub traffic: Arc<Traffic>,
+    relay: Arc<str>,
+    /// For a UDP tunnel of an application.
+    view: Option<FlowView>,
+    /// Whether its payloads now leave in capsules.
+    in_capsules: AtomicBool,
+    /// Why it ended, as a word for the access log.
+    reason: Mutex<&'static str>,
     closed: Notify,
 }
 
@@ -156,6 +201,54 @@ impl EdgeTunnel {
         }
     }
 
+    /// Notes the form in which payloads leave.
+    pub fn note_form(&self, in_capsules: bool) {
+        self.in_capsules.store(in_capsules, Relaxed);
+    }
+
+    /// Notes why it ends, as a word for the access log. Otherwise, its local address is not served any more.
+    pub fn note_end(&self, reason: &'static str) {
+        *self.reason.lock() = reason;
+    }
+
+    /// Returns its records for the access log when it has ended; `None` for a hop.
+    fn ended(&self) -> Option<(RecordedRequest, EndedTunnel)> {
+        let TunnelOwner::Application { listen, client, membership } = &self.owner else { return None };
+        let request = RecordedRequest {
+            connection: Some(self.connection),
+            way: Some(Way { relay: self.relay.clone(), path: self.path.clone() }),
+            ..request_of(listen, client, Some((self.protocol, &self.target)))
+        };
+        let (up, down) = self.traffic.moved();
+        let form = if self.in_capsules.load(Relaxed) { Form::Capsule } else { Form::Datagram };
+        let ended = EndedTunnel {
+            tunnel: self.id,
+            next_hop: None,
+            class: membership.get().policy().name.clone(),
+            form: self.view.is_some().then_some(form),
+            up,
+            down,
+            drops: self.drops(),
+            duration: self.since.elapsed().unwrap_or_default(),
+            reason: *self.reason.lock(),
+        };
+        Some((request, ended))
+    }
+
+    /// Returns the dropped payloads of a UDP tunnel, by direction and reason.
+    fn drops(&self) -> Vec<(&'static str, u64)> {
+        let Some(FlowView { losses, .. }) = &self.view else { return Vec::new() };
+        let drops = [
+            ("dropped_up_queue_full", &losses.send_queue),
+            ("dropped_up_too_big", &losses.too_big),
+            ("dropped_up_stale", &losses.stale),
+            ("dropped_up_stream_queue_full", &losses.capsules),
+            ("dropped_down_queue_full", &losses.receive_queue),
+            ("dropped_down_refused_by_host", &self.traffic.refused_by_host),
+        ];
+        drops.map(|(reason, count)| (reason, count.load(Relaxed))).to_vec()
+    }
+
     /// Ends it.
     pub fn close(&self) {
         self.closed.notify_one();
@@ -167,12 +260,26 @@ impl EdgeTunnel {
     }
 }
 
-/// A tunnel's place in the roster, given back when dropped.
+/// Returns what the access log says of the request of an application.
+fn request_of(listen: &str, client: &LocalClient, asked: Option<(Protocol, &Target)>) -> RecordedRequest {
+    RecordedRequest {
+        connection: None,
+        // The label of counters is an address, except in tests.
+        listener: listen.parse().unwrap_or_else(|_| (Ipv6Addr::UNSPECIFIED, 0).into()),
+        client: Some(client.address),
+        user: client.user.clone(),
+        protocol: asked.map(|(protocol, _)| protocol),
+        target: asked.map(|(_, target)| target.clone()),
+        way: None,
+    }
+}
+
+/// A tunnel's place in the roster, given back when dropped; the access log then gets its record.
 pub struct RosterEntry {
     tunnel: Arc<EdgeTunnel>,
     roster: Arc<Roster>,
-    /// The gauge of open tunnels, for an application's tunnel.
-    open: Option<Gauge>,
+    /// For an application's tunnel, the gauge of open tunnels, and the access log.
+    application: Option<(Gauge, Arc<AccessLog>)>,
 }
 
 impl RosterEntry {
@@ -194,29 +301,41 @@ impl Deref for RosterEntry {
 impl Drop for RosterEntry {
     fn drop(&mut self) {
         self.roster.tunnels.remove(self.tunnel.id);
-        if let Some(open) = &self.open {
-            open.dec();
+        let Some((open, access)) = &self.application else { return };
+        open.dec();
+        if access.is_wanted()
+            && let Some((request, ended)) = self.tunnel.ended()
+        {
+            access.ended(request, ended);
         }
     }
 }
 
 impl LocalAddressCounters {
-    /// Enters a tunnel for `sender` to `target` that goes over `link`, on the stream with this ID, in the class of `membership`.
+    /// Enters a tunnel for `client` to `target` that goes over `link`, on the stream with this ID, in the class of `membership`.
+    /// `view` is that of a UDP tunnel.
     #[must_use]
     pub fn enter(
         &self,
-        sender: SocketAddr,
+        client: &LocalClient,
         (protocol, target): (Protocol, &Target),
         (link, stream_id): (&Link, u64),
-        membership: &Membership,
+        (membership, view): (&Membership, Option<FlowView>),
     ) -> RosterEntry {
-        let owner =
-            TunnelOwner::Application { listen: self.listen().to_owned(), sender, membership: membership.clone() };
-        let mut entry = self.roster.enter(owner, (protocol, target), (link, stream_id));
+        let (listen, client, class) = (self.listen().to_owned(), client.clone(), membership.clone());
+        let owner = TunnelOwner::Application { listen, client, membership: class };
+        let mut entry = self.roster.enter(owner, (protocol, target), (link, stream_id), view);
         self.open.inc();
-        entry.open = Some(self.open.clone());
+        entry.application = Some((self.open.clone(), self.access.clone()));
         link.carries_traffic(entry.traffic.clone(), &membership.get(), None);
         entry
+    }
+
+    /// Records that a client was refused, and what it asked for, if that is known.
+    pub fn record_refusal(&self, client: &LocalClient, asked: Option<(Protocol, &Target)>, refused: RefusedRequest) {
+        if self.access.is_wanted() {
+            self.access.refused(request_of(self.listen(), client, asked), refused);
+        }
     }
 
     /// Adds what a tunnel has moved since `counted`, which is brought up to date.

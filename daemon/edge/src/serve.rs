@@ -14,7 +14,7 @@ use quic::{
     class::{Membership, Terms},
     h3::{self, Request},
 };
-use role::{door::Door, traffic::Traffic};
+use role::{access::way::Way, door::Door, traffic::Traffic};
 use serving::{
     LOAD,
     classes::RequestClasses,
@@ -109,6 +109,7 @@ impl Clients {
                 told: Default::default(),
             }
         };
+        uplinks.iter().for_each(|uplink| uplink.note_peers(uplinks.iter()));
         let accesses: Vec<_> = uplinks.into_iter().map(access).collect();
         let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); accesses.len()]));
         let limits = ClientLimits {
@@ -116,7 +117,8 @@ impl Clients {
             max_requests: serve.max_connections as usize,
             idle: serve.idle,
         };
-        Ok(Self { door, entrance: ModelEntrance::new(ToGateways { accesses, health }, classes, limits) })
+        let gateways = ToGateways { accesses, health };
+        Ok(Self { door, entrance: ModelEntrance::new(gateways, classes, limits, counters.access.clone()) })
     }
 
     /// Returns the bound address.
@@ -252,12 +254,20 @@ impl GatewayAccess for ToGateways {
         place.traffic.clone()
     }
 
+    fn way(&self, place: &RequestAtGateway) -> Option<Way> {
+        let (relay, path) = (place.link.relay.origin().to_string().into(), place.link.line().exit().path().clone());
+        Some(Way { relay, path })
+    }
+
     fn has_others(&self, tried: &[usize]) -> bool {
         (0..self.accesses.len()).any(|place| !tried.contains(&place))
     }
 
     async fn lost(&self, asked: &RequestAtGateway) {
         asked.link.line().silenced().await;
+        if self.accesses.len() > 1 {
+            self.failed(asked.counted.place);
+        }
     }
 
     fn accepted(&self, asked: &RequestAtGateway) {

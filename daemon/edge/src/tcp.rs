@@ -12,7 +12,7 @@ use quic::class::Membership;
 use role::door::{self, Door};
 use tracing::debug;
 
-use super::{LocalAddressCounters, connect::RelayAccess, uplink::Uplink};
+use super::{LocalAddressCounters, connect::RelayAccess, roster::LocalClient, uplink::Uplink};
 
 /// A local address, and the connections to it.
 pub struct Connections {
@@ -53,9 +53,10 @@ impl Connections {
         loop {
             let (stream, from, place) = self.door.next().await;
             let (access, target) = (self.access.clone(), self.target.clone());
+            let client = LocalClient::from(from);
             self.door.spawn(async move {
-                match access.open(&target).await {
-                    Ok(opened) => _ = access.carry(opened, stream, (from, &target), (&[], u64::MAX)).await,
+                match access.open(&client, &target).await {
+                    Ok(opened) => _ = access.carry(opened, stream, (&client, &target), (&[], u64::MAX)).await,
                     Err(error) => {
                         debug!(%from, %target, "no connection: {error}");
                         door::reset(&stream);

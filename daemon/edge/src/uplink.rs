@@ -9,7 +9,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -126,6 +126,8 @@ pub struct Uplink {
     wanted: Notify,
     freed: Arc<Notify>,
     state: watch::Sender<State>,
+    /// The connections to other gateways, which can take the requests of this one.
+    peers: Mutex<Vec<Weak<Uplink>>>,
 }
 
 /// One relay of an uplink, and how it is reached.
@@ -252,8 +254,9 @@ impl Uplink {
         let state = watch::Sender::new(State { settling: backoff.1, attempts, ..State::default() });
         let views = Mutex::new(paths.iter().map(|_| PathView::default()).collect());
         let (wanted, freed, ready) = (Notify::new(), Arc::default(), counters.ready.clone());
-        let (sizes, turn) = (Arc::default(), AtomicU64::new(0));
-        let uplink = Arc::new(Self { paths, views, sizes, turn, schedule, backoff, counters, wanted, freed, state });
+        let (sizes, turn, peers) = (Arc::default(), AtomicU64::new(0), Mutex::default());
+        let uplink =
+            Arc::new(Self { paths, views, sizes, turn, schedule, backoff, counters, wanted, freed, state, peers });
         let weak = Arc::downgrade(&uplink);
         ready.require(move || match weak.upgrade() {
             None => ready::PartReady::Gone,
@@ -281,7 +284,7 @@ impl Uplink {
     }
 
     /// Whether there is a connection, or there was one and no attempt to make another has failed since: relays end unused
-    /// connections. If there is none, this requests one.
+    /// connections. If there is none, this requests one. A gateway that does not answer is out of reach if there are others.
     #[must_use]
     pub fn is_within_reach(&self) -> bool {
         let state = self.state.borrow();
@@ -289,7 +292,8 @@ impl Uplink {
             return true;
         }
         self.wanted.notify_one();
-        state.was_reached && !state.is_alone
+        let is_silent = self.has_peers() && state.lines.iter().any(|line| line.is_doubted());
+        state.was_reached && !state.is_alone && !is_silent
     }
 
     /// Returns how the credentials are refused, if each relay to which there was a connection refuses them.
@@ -351,9 +355,30 @@ impl Uplink {
         self.paths.len() > 1
     }
 
-    /// Whether tunnels leave connections that do not answer: there is another path, or another relay.
+    /// Whether tunnels leave connections that do not answer: there is another path, another relay, or another gateway.
     fn has_alternatives(&self) -> bool {
-        self.has_several_paths() || self.paths.iter().any(|path| path.relays.len() > 1)
+        self.has_several_paths() || self.paths.iter().any(|path| path.relays.len() > 1) || self.has_peers()
+    }
+
+    /// Notes the connections to other gateways that can take the requests of this one.
+    pub fn note_peers<'a>(self: &Arc<Self>, peers: impl Iterator<Item = &'a Arc<Self>>) {
+        let mut known = self.peers.lock();
+        known.retain(|peer| peer.strong_count() > 0);
+        for peer in peers.filter(|peer| !Arc::ptr_eq(self, peer)).map(Arc::downgrade) {
+            if !known.iter().any(|known| known.ptr_eq(&peer)) {
+                known.push(peer);
+            }
+        }
+    }
+
+    fn has_peers(&self) -> bool {
+        self.peers.lock().iter().any(|peer| peer.strong_count() > 0)
+    }
+
+    /// Whether another gateway can take the requests of this one now.
+    fn has_working_peer(&self) -> bool {
+        let peers: Vec<_> = self.peers.lock().iter().filter_map(Weak::upgrade).collect();
+        peers.iter().any(|peer| peer.state.borrow().usable().next().is_some())
     }
 
     /// Counts a tunnel that moved away from the connection `from`.

@@ -7,7 +7,6 @@
 //! There is one task per connection and one per request, all on the thread of their endpoint. The pumps of tunnels wait on
 //! both sides at once and own no buffer while they are idle.
 
-pub mod access;
 pub mod accounts;
 pub mod auth;
 mod connect;
@@ -46,13 +45,13 @@ use quic::{
     schedule::{Schedule, Schedules},
     strangers::{ClientStanding, ConnectionPlaces},
 };
-use role::{limits::Gauge, seldom::Seldom, table::Table};
+use role::{access::AccessLog, limits::Gauge, seldom::Seldom, table::Table};
 use serving::{gateway::Gateway, in_force::GatewayInForce};
 use tokio::sync::watch;
 
 pub use self::counters::RelayMetrics;
 use self::{accounts::Accounts, tunnels::RelayTunnel};
-use crate::{access::AccessLog, auth::Users, host_addresses::HostAddresses, resolve::Resolver};
+use crate::{auth::Users, host_addresses::HostAddresses, resolve::Resolver};
 
 /// The configured rules for requests. Replaced as a whole; each request is decided by one version.
 pub struct Rules {

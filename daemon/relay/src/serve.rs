@@ -22,7 +22,15 @@ use quic::{
     h3::{self, Error, MessageLimits, Request},
     stirred::either,
 };
-use role::{gate::Gate, holder::Holder, limits::Gauge, tcp::TcpPump, traffic::UserTraffic, tunnel::UdpTunnel};
+use role::{
+    access::record::{self, RefusedRequest},
+    gate::Gate,
+    holder::Holder,
+    limits::Gauge,
+    tcp::TcpPump,
+    traffic::UserTraffic,
+    tunnel::UdpTunnel,
+};
 use s2n_quic::{Server, connection::Connection};
 use serving::gateway::{Asker, Gateway};
 use socket2::SockRef;
@@ -30,7 +38,6 @@ use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 
 use crate::{
     Phase, Relay, RelayClient, Resources, Rules,
-    access::record::{self, RefusedRequest},
     connect::ConnectedTarget,
     request::{self, Admitted, Attempt, HeldPlaces, mark},
     tunnels::RelayTunnel,
@@ -485,7 +492,9 @@ fn note_refusal(relay: &Relay, client: &RelayClient, Attempt { user, target }: A
     if access.is_wanted() {
         let (protocol, target) = target.unzip();
         let RelayClient { id: connection, listener, address: client, .. } = *client;
-        access.refused(record::RecordedRequest { connection, listener, client, user, protocol, target }, refused);
+        let connection = Some(connection);
+        let request = record::RecordedRequest { connection, listener, client, user, protocol, target, way: None };
+        access.refused(request, refused);
     }
 }
 

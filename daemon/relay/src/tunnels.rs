@@ -17,11 +17,13 @@ use quic::{
     datagrams::FlowView,
     h3,
 };
-use role::traffic::{Traffic, UserTraffic};
+use role::{
+    access::record,
+    traffic::{Traffic, UserTraffic},
+};
 use tokio::sync::Notify;
 
 use super::RelayClient;
-use crate::access::record;
 
 /// The properties of a tunnel's request, which rules match.
 #[derive(Clone, Debug)]
@@ -106,16 +108,17 @@ impl RelayTunnel {
         let (up, down) = self.traffic.moved();
         let host = name.as_ref().map_or(Host::Ip(next_hop.ip()), |name| Host::Name(name.to_string()));
         let request = record::RecordedRequest {
-            connection: self.client.id,
+            connection: Some(self.client.id),
             listener: *listener,
             client: self.client.address,
             user: user.clone(),
             protocol: Some(*protocol),
             target: Some(Target { host, port: next_hop.port() }),
+            way: None,
         };
         let ended = record::EndedTunnel {
             tunnel: self.id,
-            next_hop: *next_hop,
+            next_hop: Some(*next_hop),
             class: self.class().policy().name.clone(),
             form: (*protocol == Protocol::Udp).then(|| self.view.form()),
             up,

@@ -2,6 +2,7 @@
 //! of callers.
 
 pub mod accept;
+pub mod access;
 pub mod account;
 pub mod bind_error;
 pub mod door;

@@ -57,6 +57,11 @@ impl RequestClasses {
         Self { class, listener, in_force: Arc::default() }
     }
 
+    /// Returns the local address, as configured.
+    pub(crate) fn listener(&self) -> SocketAddr {
+        self.listener
+    }
+
     /// Applies the classes and rules of another policy to later requests.
     pub fn follow(&self, classes: Arc<Classes>) {
         self.in_force.store(Some(classes));

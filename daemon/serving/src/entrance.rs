@@ -7,12 +7,17 @@
 //! passes the answer on as it arrives, including the gateway's errors. The edge's own errors have the form of the API's errors.
 
 mod answer;
+mod recording;
 
 use std::{
     convert::Infallible,
     future::Future,
+    net::SocketAddr,
     pin::pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -32,10 +37,16 @@ use quic::{
     class::{Since, Terms},
     h3::Request,
 };
-use role::traffic::Traffic;
+use role::{
+    access::{AccessLog, way::Way},
+    traffic::Traffic,
+};
 use tokio::{net::TcpStream, sync::Semaphore, time::timeout};
 
-use self::answer::{Answer, Outcome};
+use self::{
+    answer::{Answer, Outcome},
+    recording::Recording,
+};
 use crate::{
     classes::{RequestClass, RequestClasses},
     connection::{self, ConnectionTerms, HttpVersion, KeptBody},
@@ -120,10 +131,13 @@ pub trait GatewayAccess: Send + Sync + 'static {
     /// Returns the counter of bytes that a request and its answer carry.
     fn traffic(&self, place: &Self::Place) -> Arc<Traffic>;
 
+    /// Returns the way of a request to its gateway, for the access log.
+    fn way(&self, place: &Self::Place) -> Option<Way>;
+
     /// Whether there is a gateway that was not `tried`.
     fn has_others(&self, tried: &[usize]) -> bool;
 
-    /// Completes when the path of a request is silent and there is another: without an answer yet, the request is sent anew.
+    /// Completes when the path of a request or its gateway is silent and there is another: without an answer yet, the request is sent anew.
     fn lost(&self, place: &Self::Place) -> impl Future<Output = ()> + Send;
 
     /// Notes that the gateway has accepted a request and works on it.
@@ -138,6 +152,9 @@ pub struct ModelEntrance<W> {
     gateways: W,
     classes: RequestClasses,
     limits: ClientLimits,
+    access: Arc<AccessLog>,
+    /// How many requests there were.
+    requests: AtomicU64,
     /// The places for concurrent requests.
     places: Arc<Semaphore>,
 }
@@ -145,15 +162,16 @@ pub struct ModelEntrance<W> {
 type Answered<P> = Response<Either<Full<Bytes>, Answer<P>>>;
 
 impl<W: GatewayAccess> ModelEntrance<W> {
-    /// Returns an address whose requests go to `gateways`; `classes` decide the class of each.
+    /// Returns an address whose requests go to `gateways`; `classes` decide the class of each, and `access` gets the record of each.
     #[must_use]
-    pub fn new(gateways: W, classes: RequestClasses, limits: ClientLimits) -> Arc<Self> {
-        Arc::new(Self { gateways, classes, limits, places: Arc::new(Semaphore::new(limits.max_requests)) })
+    pub fn new(gateways: W, classes: RequestClasses, limits: ClientLimits, access: Arc<AccessLog>) -> Arc<Self> {
+        let (requests, places) = (AtomicU64::new(0), Arc::new(Semaphore::new(limits.max_requests)));
+        Arc::new(Self { gateways, classes, limits, access, requests, places })
     }
 
     /// Serves a client's connection to its end.
     pub async fn serve(self: Arc<Self>, stream: TcpStream) {
-        let idle = self.limits.idle;
+        let (idle, from) = (self.limits.idle, stream.peer_addr().ok());
         let version = match HttpVersion::of_beginning(&stream, idle).await {
             Ok(version) => version,
             Err(error) => return tracing::debug!("client left: {error}"),
@@ -164,15 +182,26 @@ impl<W: GatewayAccess> ModelEntrance<W> {
                 let start = Instant::now();
                 // No code closes the semaphore.
                 let place = entrance.places.clone().acquire_owned().await.ok();
-                let answered = entrance.answer(request, start).await;
+                let answered = entrance.answer(request, start, from).await;
                 Ok::<_, Infallible>(answered.map(|body| KeptBody { body, _kept: (open, place) }))
             }
         };
         connection::serve(stream, ConnectionTerms { version, idle, ending: None }, answer).await;
     }
 
-    async fn answer(&self, request: hyper::Request<Incoming>, start: Instant) -> Answered<W::Place> {
-        match self.pass(request, start).await {
+    async fn answer(
+        &self,
+        request: hyper::Request<Incoming>,
+        start: Instant,
+        from: Option<SocketAddr>,
+    ) -> Answered<W::Place> {
+        let id = self.requests.fetch_add(1, Relaxed) + 1;
+        let mut recording = Recording::begin(&self.access, start, id, (self.classes.listener(), from));
+        let passed = self.pass(request, start, &mut recording).await;
+        if let Err(refusal) = &passed {
+            recording.refused(refusal);
+        }
+        match passed.map(|answer| answer.map(|answer| answer.recorded(recording))) {
             Ok(response) => response.map(Either::Right),
             Err(refusal) => {
                 tracing::debug!(%refusal, "request refused");
@@ -192,6 +221,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         &self,
         request: hyper::Request<Incoming>,
         start: Instant,
+        recording: &mut Recording,
     ) -> Result<Response<Answer<W::Place>>, OpenAiError> {
         let gateways = &self.gateways;
         let (parts, body) = request.into_parts();
@@ -203,6 +233,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             head.fields.push(Field::new("content-length", body.len().to_string()));
         }
         let class = self.classes.of(&head, &body);
+        recording.asks(&head, &body, &class.class.policy().name);
         let signal = Priority::from_fields(&head.fields);
         if class.is_chosen && head.field(priority::FIELD_NAME).is_none() {
             head.fields.extend(class.class.policy().signal().to_field());
@@ -218,7 +249,10 @@ impl<W: GatewayAccess> ModelEntrance<W> {
                 Err(NotAsked::NoGateway(why)) => return Err(OpenAiError::NoGateway(why)),
             };
             let head_now = || budgeted(&head, start.elapsed());
-            let (outcome, answer) = race(gateways, asked, head_now, &body, tries < MOST_TRIES).await;
+            recording.goes(gateways.way(&asked.place));
+            let may_leave = tries < MOST_TRIES || gateways.has_others(&tried);
+            let (outcome, answer) = race(gateways, asked, head_now, &body, may_leave).await;
+            recording.goes(gateways.way(answer.place()));
             match outcome {
                 // A proxy's status for bad credentials; these are the edge's, not the client's.
                 Outcome::Answered(head) if head.status == 407 => {
@@ -226,9 +260,12 @@ impl<W: GatewayAccess> ModelEntrance<W> {
                 }
                 // The gateway has no engine, or none in time; another gateway may.
                 Outcome::Answered(head) if head.status == 503 && gateways.has_others(&tried) => {}
-                Outcome::Answered(head) => return Ok(message::response(head, answer)),
+                Outcome::Answered(answered) => {
+                    recording.answers(&head, &answered);
+                    return Ok(message::response(answered, answer));
+                }
                 // No part of an answer has arrived, so the client cannot get parts of two.
-                Outcome::Lost | Outcome::Silent if tries < MOST_TRIES || gateways.has_others(&tried) => {}
+                Outcome::Lost | Outcome::Silent if may_leave => {}
                 Outcome::Lost | Outcome::Silent => {
                     return Err(OpenAiError::NoGateway("the gateway was lost before it answered".into()));
                 }
@@ -402,6 +439,10 @@ mod tests {
             Arc::default()
         }
 
+        fn way(&self, (): &()) -> Option<Way> {
+            None
+        }
+
         fn has_others(&self, _: &[usize]) -> bool {
             false
         }
@@ -420,7 +461,8 @@ mod tests {
         let mut client = TcpStream::connect(address).await?;
         let (stream, _) = listener.accept().await?;
         let limits = ClientLimits { max_body_bytes: 1_000, max_requests: 1, idle: Duration::from_secs(60) };
-        tokio::spawn(ModelEntrance::new(Nowhere, RequestClasses::new(None, address), limits).serve(stream));
+        let entrance = ModelEntrance::new(Nowhere, RequestClasses::new(None, address), limits, Arc::default());
+        tokio::spawn(entrance.serve(stream));
         let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n\r\n");
         client.write_all(head.as_bytes()).await?;
         client.write_all(&vec![b'x'; body_bytes]).await?;

@@ -16,6 +16,7 @@ use hyper::{Response, body::Incoming};
 use pacing::path::PathStats;
 use parking_lot::Mutex;
 use quic::class::Classes;
+use role::access::served::Served;
 use role::{accept::Strangers, door::Door};
 use rustls::ServerConfig;
 use tokio::{
@@ -31,7 +32,6 @@ use crate::{
     gateway::{Asker, Exchange, Gateway, ResponseBody, TcpExchange},
     message,
     metrics::GatewayMetrics,
-    served::Served,
 };
 
 /// How long a TLS handshake may take.

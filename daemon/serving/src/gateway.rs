@@ -20,6 +20,7 @@ use config::{engine::EngineUrl as Url, policy::Late};
 use masque::h3::{Field, RequestHead, ResponseHead};
 use parking_lot::Mutex;
 use quic::{class::Classes, clock::Clock};
+use role::access::served::Served;
 use role::holder::Holder;
 use routing::decision::AnswerOutcome;
 use sched::route::Curve;
@@ -33,7 +34,6 @@ use crate::{
     openai::{OpenAiError, Operation, RoutingFields, excerpt},
     places::{Engines, Prefixes},
     routes::{AliasPolicies, AnswerTiming, Route, RouteQuery, Routes, Wanted},
-    served::Served,
     spending::Spending,
     tenants::Tenants,
     upstream::Upstream,
@@ -120,7 +120,8 @@ impl From<Gone> for Failure {
 
 impl Gateway {
     /// Prepares a gateway with idle engines and the knowledge that was `learned` before. It enters its requests in `live` and
-    /// their tokens in `spending`, and leaves decisions of its aliases' policies in `decisions`, if they are to be recorded.
+    /// their tokens in `spending`, and leaves decisions of its aliases' policies in `decisions`, if they are to be recorded. Requests that
+    /// the gateway `before` still has at the same engines of the same models count there.
     ///
     /// # Errors
     /// A file with a key cannot be read, or contains characters that no field may; or a file with a policy cannot be used.
@@ -128,13 +129,21 @@ impl Gateway {
         settings: &config::gateway::GatewaySettings,
         classes: &Classes,
         ((metrics, live, decisions), spending): ((GatewayMetrics, Arc<Live>, Decisions), &Arc<Spending>),
-        learned: &Learned,
+        (learned, before): (&Learned, Option<&Self>),
     ) -> Result<Arc<Self>> {
         let clock = Clock::system();
         let discipline = classes.policy().schedule.discipline;
         let model = |model: &config::gateway::ModelSettings| -> Result<Model> {
             let (in_flight, waiting) = (model.max_in_flight, model.max_waiting as usize);
             let engines = Engines::new(model.engines.len(), in_flight, waiting, discipline, clock.now_ns);
+            let known = before.and_then(|before| before.models.iter().find(|known| *known.name == model.name));
+            for (replica, url) in model.engines.iter().enumerate() {
+                if let Some(known) = known
+                    && let Some(at) = known.urls.iter().position(|known| known == url)
+                {
+                    engines.share(replica, &known.engines, at);
+                }
+            }
             let key = model.key_file.as_deref().map(read_key).transpose()?;
             Ok(Model {
                 name: model.name.as_str().into(),

@@ -20,7 +20,6 @@
 //! | [`decisions`] | records of policies' decisions, on their way to the disk |
 //! | [`tenants`] | the holders of clients' keys, and what each may use |
 //! | [`spending`] | the tokens of a month, by key |
-//! | [`served`] | the result of a request, for the access log |
 //! | [`live`], [`view`] | the requests in service, and what operators see of them and of engines |
 //! | [`learned`] | what is known of engines over a restart |
 //! | [`places`] | the engines of a model, the requests that they work on, and the order in which other requests wait |
@@ -48,7 +47,6 @@ pub mod openai;
 pub mod places;
 pub mod reported;
 pub mod routes;
-pub mod served;
 pub mod spending;
 pub mod sse;
 pub mod tenants;

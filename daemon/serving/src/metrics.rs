@@ -18,6 +18,7 @@ use prometheus_client::{
     },
     registry::Registry,
 };
+use role::access::served::{Served, TokenUsage};
 use sched::route::{ModelChoice, Reason};
 
 use self::{engines::ShownEngines, genai::GenAi, quotas::Quotas};
@@ -25,9 +26,7 @@ use crate::{
     health::Found,
     places::{Engines, PrefixAffinity},
     routes::{Decided, Route},
-    served::Served,
     spending::Spending,
-    sse::TokenUsage,
 };
 
 mod engines;

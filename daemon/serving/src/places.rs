@@ -16,7 +16,7 @@ use quic::clock::Clock;
 use sched::stream::Discipline;
 use tokio::sync::{Notify, oneshot};
 
-use self::{affinity::Affinity, queue::Queue};
+use self::{affinity::Affinity, queue::Queue, work::EngineWork};
 pub use self::{
     affinity::{PrefixAffinity, PrefixHashes, Prefixes},
     queue::Claim,
@@ -29,6 +29,7 @@ use crate::{
 
 mod affinity;
 mod queue;
+mod work;
 
 /// The engines that run one model.
 #[derive(Debug)]
@@ -66,9 +67,9 @@ struct Wish {
     preferred: Option<usize>,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Replica {
-    in_flight: u32,
+    work: Arc<EngineWork>,
     health: Health,
     /// The requests of the engine's other clients that it last reported, and when.
     others: Option<(Reported, u64)>,
@@ -132,7 +133,7 @@ impl Engines {
     ) -> Arc<Self> {
         let state = State {
             report_ns: u64::MAX,
-            replicas: vec![Replica::default(); replicas],
+            replicas: (0..replicas).map(|_| Replica::default()).collect(),
             queue: Queue::new(discipline),
             affinity: Affinity::default(),
         };
@@ -144,6 +145,16 @@ impl Engines {
         let mut state = self.state.lock();
         state.report_ns = report_ns;
         state.replicas.iter_mut().for_each(|replica| replica.health = Health::new(is_checked));
+    }
+
+    /// Counts the requests of an engine together with those that `before`, where it has the index `known`, gave it and still gives it:
+    /// after a reload, both serve the engine until the requests of `before` have ended. Call it before the first request.
+    pub fn share(self: &Arc<Self>, replica: usize, before: &Arc<Self>, known: usize) {
+        let Some(work) = before.state.lock().replicas.get(known).map(|known| known.work.clone()) else { return };
+        [before, self].into_iter().for_each(|sharer| work.share(sharer));
+        if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
+            replica.work = work;
+        }
     }
 
     /// Orders waiting requests by another discipline from now on.
@@ -281,7 +292,7 @@ impl Engines {
     pub fn report(&self, replica: usize, reported: Reported, in_flight: u32) {
         let now_ns = (self.now_ns)();
         if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
-            let ours = in_flight.max(replica.in_flight);
+            let ours = in_flight.max(replica.work.in_flight());
             let others = reported.running.saturating_add(reported.waiting).saturating_sub(ours);
             let waiting = reported.waiting.min(others);
             replica.others = Some((Reported { running: others - waiting, waiting }, now_ns));
@@ -295,7 +306,7 @@ impl Engines {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         let usable = state.replicas.iter().filter(|replica| replica.is_usable(now_ns));
         let (engines, in_flight) =
-            usable.fold((0, 0), |(engines, sum), replica| (engines + 1, sum + replica.in_flight));
+            usable.fold((0, 0), |(engines, sum), replica| (engines + 1, sum + replica.work.in_flight()));
         let most = u64::from(self.most_in_flight) * engines;
         let load = (u64::from(in_flight) + state.queue.len() as u64) * 1_000;
         load.checked_div(most).map_or(u32::MAX, |load| u32::try_from(load).unwrap_or(u32::MAX))
@@ -312,7 +323,7 @@ impl Engines {
     #[must_use]
     pub fn loads(&self) -> Vec<(u32, bool)> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        state.replicas.iter().map(|replica| (replica.in_flight, replica.is_usable(now_ns))).collect()
+        state.replicas.iter().map(|replica| (replica.work.in_flight(), replica.is_usable(now_ns))).collect()
     }
 
     /// Returns the state of each engine.
@@ -320,7 +331,7 @@ impl Engines {
     pub fn status(&self) -> Vec<EngineStatus> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         let status = |replica: &Replica| EngineStatus {
-            in_flight: replica.in_flight,
+            in_flight: replica.work.in_flight(),
             others: replica.others(now_ns, state.report_ns),
             health: replica.health.verdict(now_ns),
             trouble: replica.health.trouble().map(str::to_owned),
@@ -345,7 +356,7 @@ impl Engines {
     /// Returns how many requests an engine works on.
     #[must_use]
     pub fn in_flight(&self, replica: usize) -> u32 {
-        self.state.lock().replicas.get(replica).map_or(0, |replica| replica.in_flight)
+        self.state.lock().replicas.get(replica).map_or(0, |replica| replica.work.in_flight())
     }
 
     /// Whether an engine would start one more request at once.
@@ -372,12 +383,15 @@ impl Engines {
     fn give_back(self: &Arc<Self>, replica: usize) {
         let now_ns = (self.now_ns)();
         let mut state = self.state.lock();
-        if let Some(replica) = state.replicas.get_mut(replica) {
-            replica.in_flight = replica.in_flight.saturating_sub(1);
+        let work = state.replicas.get(replica).map(|replica| replica.work.clone());
+        if let Some(work) = &work {
+            work.end();
         }
         let unwanted = self.give_places(&mut state, now_ns);
         drop(state);
         drop(unwanted);
+        let others = work.map(|work| work.others(self)).unwrap_or_default();
+        others.iter().for_each(|other| other.look_again(now_ns));
     }
 }
 
@@ -392,7 +406,7 @@ impl State {
     ) -> Option<(usize, PrefixAffinity)> {
         let (replica, affinity) = self.pick(wish, most_in_flight, tried, now_ns)?;
         self.affinity.note(&wish.prefix, replica);
-        self.replicas[replica].in_flight += 1;
+        self.replicas[replica].work.begin();
         Some((replica, affinity))
     }
 
@@ -409,7 +423,7 @@ impl State {
         let known = self.affinity.engine(prefix);
         let most = self.load(&self.replicas[least], now_ns).saturating_add(affinity::slack(most_in_flight));
         let has_room = |at: &usize| {
-            let has_room = |replica: &Replica| replica.is_usable(now_ns) && replica.in_flight < most_in_flight;
+            let has_room = |replica: &Replica| replica.is_usable(now_ns) && replica.work.in_flight() < most_in_flight;
             !tried.contains(at) && self.replicas.get(*at).is_some_and(has_room)
         };
         let is_good = |known: &usize| has_room(known) && self.load(&self.replicas[*known], now_ns) <= most;
@@ -426,7 +440,7 @@ impl State {
     /// clients count in this comparison, but take no room, so no report keeps requests from an engine.
     fn least_busy(&self, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<usize> {
         let free = self.replicas.iter().enumerate().filter(|(place, replica)| {
-            replica.in_flight < most_in_flight && replica.is_usable(now_ns) && !tried.contains(place)
+            replica.work.in_flight() < most_in_flight && replica.is_usable(now_ns) && !tried.contains(place)
         });
         free.min_by_key(|(_, replica)| self.load(replica, now_ns)).map(|(place, _)| place)
     }
@@ -434,7 +448,7 @@ impl State {
     /// Returns how many requests an engine has, including requests of its other clients.
     fn load(&self, replica: &Replica, now_ns: u64) -> u32 {
         let Reported { running, waiting } = replica.others(now_ns, self.report_ns);
-        replica.in_flight.saturating_add(running).saturating_add(waiting)
+        replica.work.in_flight().saturating_add(running).saturating_add(waiting)
     }
 
     /// Whether no other engine gets requests.

@@ -1,6 +1,7 @@
 //! Server-sent events on their way from an engine to a client: complete lines pass, and their billed tokens are noted.
 
 use bytes::{Buf as _, Bytes, BytesMut};
+use role::access::served::TokenUsage;
 use serde::{Deserialize, de::IgnoredAny};
 
 /// The maximum size of an event, in bytes.
@@ -9,17 +10,6 @@ const MAX_EVENT_BYTES: usize = 1 << 20;
 /// The maximum of tokens that an engine can bill for a prompt and for an answer: the largest body has 256 MiB, and a token at least a
 /// byte. Larger numbers are an engine's fault, and would use up months and distort predictions.
 const MOST_TOKENS: (u64, u64) = (1 << 28, 1 << 20);
-
-/// The tokens that an engine bills (`usage` of the OpenAI API).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct TokenUsage {
-    /// The prompt's tokens.
-    #[serde(default)]
-    pub prompt_tokens: u64,
-    /// The answer's tokens.
-    #[serde(default)]
-    pub completion_tokens: u64,
-}
 
 /// An engine's report of the tokens of an answer, final or so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,14 +38,12 @@ struct Answer<'a> {
     timings: Option<&'a serde_json::value::RawValue>,
 }
 
-impl TokenUsage {
-    /// Returns no more than an engine can bill.
-    fn bounded(self) -> Self {
-        let (prompt, completion) = MOST_TOKENS;
-        Self {
-            prompt_tokens: self.prompt_tokens.min(prompt),
-            completion_tokens: self.completion_tokens.min(completion),
-        }
+/// Returns no more than an engine can bill.
+fn bounded(usage: TokenUsage) -> TokenUsage {
+    let (prompt, completion) = MOST_TOKENS;
+    TokenUsage {
+        prompt_tokens: usage.prompt_tokens.min(prompt),
+        completion_tokens: usage.completion_tokens.min(completion),
     }
 }
 
@@ -83,7 +71,7 @@ impl TokenReport {
         let timed = |Timings { prompt_n, cache_n, predicted_n }| {
             Some(TokenUsage { prompt_tokens: cache_n?.saturating_add(prompt_n), completion_tokens: predicted_n })
         };
-        self.usage.or_else(|| self.timings.and_then(timed)).map(TokenUsage::bounded)
+        self.usage.or_else(|| self.timings.and_then(timed)).map(bounded)
     }
 
     /// Returns the best count of tokens: the engine's count, or else `passed` tokens for the answer and `prompt_tokens` for the
@@ -92,14 +80,13 @@ impl TokenReport {
     pub fn count(&self, prompt_tokens: u64, passed: u64, is_whole: bool) -> TokenUsage {
         let usage = self.usage();
         let said = usage.map(|usage| usage.completion_tokens).or(self.timings.map(|timings| timings.predicted_n));
-        TokenUsage {
+        bounded(TokenUsage {
             prompt_tokens: usage.map_or(prompt_tokens, |usage| usage.prompt_tokens),
             completion_tokens: match said {
                 Some(said) if is_whole => said,
                 said => passed.max(said.unwrap_or(0)),
             },
-        }
-        .bounded()
+        })
     }
 }
 

@@ -13,7 +13,8 @@ use masque::h3::RequestHead;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
-use crate::{openai::OpenAiError, spending::Spending, sse::TokenUsage};
+use crate::{openai::OpenAiError, spending::Spending};
+use role::access::served::TokenUsage;
 
 /// The keys of a gateway. If there are none, clients need no key.
 #[derive(Debug)]

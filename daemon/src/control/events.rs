@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::SystemTime};
 
 use edge::path::changes::{PathChange, PathChanges};
-use relay::access::{AccessLog, record::AccessRecord};
+use role::access::{AccessLog, record::AccessRecord};
 use tokio::sync::broadcast::{self, error::RecvError};
 
 /// How many events wait for a slow subscriber; if there are more, it misses the oldest, and receives their number.

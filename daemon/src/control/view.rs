@@ -110,8 +110,8 @@ impl TunnelView {
     pub(super) fn of_edge(found: &roster::EdgeTunnel, caller: &Caller) -> Self {
         let (up_bytes, down_bytes) = found.traffic.bytes();
         let (listen, sender, hop) = match &found.owner {
-            TunnelOwner::Application { listen, sender, .. } => {
-                (listen.clone(), caller.shown(|| sender.to_string()), String::new())
+            TunnelOwner::Application { listen, client, .. } => {
+                (listen.clone(), caller.shown(|| client.address.to_string()), String::new())
             }
             TunnelOwner::Hop { name } => (String::new(), String::new(), name.clone()),
         };

@@ -104,7 +104,8 @@ impl GatewayRole {
         }
         let shared = (parts.gateway.clone(), parts.requests.clone(), parts.decisions.clone());
         let (classes, learned) = (self.in_force.classes(), self.lessons.learned());
-        let gateway = Gateway::new(settings, &classes, (shared, &parts.spending), &learned)?;
-        Ok(Some(self.in_force.gateway().filter(|before| before.is_like(&gateway)).unwrap_or(gateway)))
+        let before = self.in_force.gateway();
+        let gateway = Gateway::new(settings, &classes, (shared, &parts.spending), (&learned, before.as_deref()))?;
+        Ok(Some(before.filter(|before| before.is_like(&gateway)).unwrap_or(gateway)))
     }
 }

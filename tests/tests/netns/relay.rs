@@ -8,6 +8,7 @@ mod addresses;
 mod classes;
 mod credentials;
 mod echo;
+mod edge_log;
 mod entrance;
 mod failures;
 mod flood;

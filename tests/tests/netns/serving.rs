@@ -142,8 +142,13 @@ fn start_edge(site: &Site) -> Process {
     lab::models::start_edge(site, "").unwrap()
 }
 
-/// Starts an edge with these gateways, given in TOML. It notices a killed gateway after seven seconds.
+/// Starts an edge with these gateways, given in TOML. It notices that its only gateway was killed after seven seconds.
 fn start_edge_to(site: &Site, gateways: &str) -> Process {
+    start_edge_alive(site, gateways, 2)
+}
+
+/// The same, with the seconds between two signs of life on its connections.
+fn start_edge_alive(site: &Site, gateways: &str, keep_alive_seconds: u32) -> Process {
     let text = format!(
         r#"
         state_dir = "{folder}/edge"
@@ -153,7 +158,7 @@ fn start_edge_to(site: &Site, gateways: &str) -> Process {
         ca = "{folder}/authority.pem"
         token_file = "{folder}/edge.token"
         [transport]
-        keep_alive_seconds = 2
+        keep_alive_seconds = {keep_alive_seconds}
         [control]
         enabled = false
         "#,

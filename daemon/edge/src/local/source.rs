@@ -11,13 +11,10 @@ use std::{
 
 use parking_lot::Mutex;
 use quic::{class::Class, segments::Segments};
-use role::{
-    traffic::Traffic,
-    tunnel::{PayloadBatch, UdpTunnel},
-};
+use role::tunnel::{PayloadBatch, UdpTunnel};
 
 use super::{End, ROUNDS, Shared};
-use crate::link::Link;
+use crate::{link::Link, roster::EdgeTunnel};
 
 /// The maximum of a sender's payloads that count as questions, each with one answer: a resolver asks for the IPv4 and
 /// the IPv6 addresses of a name from one port, and may ask again.
@@ -58,8 +55,8 @@ pub(super) struct Open {
     class: Arc<Class>,
     /// Whether a payload came back from the target.
     answered: bool,
-    /// What went through it.
-    traffic: Arc<Traffic>,
+    /// Its place in the roster, which counts what goes through it.
+    pub(super) listed: Arc<EdgeTunnel>,
 }
 
 impl Source {
@@ -92,14 +89,16 @@ impl Source {
             }
             Stage::Open(open) => {
                 open.follow(shared);
-                let Open { tunnel, link, task, traffic, .. } = &mut **open;
+                let Open { tunnel, link, task, listed, .. } = &mut **open;
                 let mut batch = tunnel.batch(link.form(shared.mode));
                 let count = payloads(message, stride).map(|payload| batch.push(payload)).count();
                 counters.packets_up.inc_by(count as u64);
-                traffic.add_up(message.len() as u64, count as u64);
+                listed.traffic.add_up(message.len() as u64, count as u64);
                 counters.bytes_up.inc_by(message.len() as u64);
+                let in_capsules = matches!(batch, PayloadBatch::Capsules(..));
+                listed.note_form(in_capsules);
                 // Datagrams wake the connection; capsules leave with the task's next turn.
-                if matches!(batch, PayloadBatch::Capsules(..)) {
+                if in_capsules {
                     task.wake_by_ref();
                 }
             }
@@ -128,18 +127,19 @@ impl Source {
         shared: &Shared,
         mut tunnel: UdpTunnel,
         link: Link,
-        (class, traffic): (Arc<Class>, Arc<Traffic>),
+        (class, listed): (Arc<Class>, Arc<EdgeTunnel>),
     ) {
         let mut stage = self.stage.lock();
         let Stage::Waiting(queue) = &*stage else { return tunnel.finish() };
         let mut batch = tunnel.batch(link.form(shared.mode));
         queue.iter().for_each(|payload| batch.push(payload));
+        listed.note_form(matches!(batch, PayloadBatch::Capsules(..)));
         shared.counters.packets_up.inc_by(queue.len() as u64);
-        traffic.add_up(queue.bytes() as u64, queue.len() as u64);
+        listed.traffic.add_up(queue.bytes() as u64, queue.len() as u64);
         shared.counters.bytes_up.inc_by(queue.bytes() as u64);
         drop(batch);
         *stage =
-            Stage::Open(Box::new(Open { tunnel, link, task: Waker::noop().clone(), class, answered: false, traffic }));
+            Stage::Open(Box::new(Open { tunnel, link, task: Waker::noop().clone(), class, answered: false, listed }));
     }
 
     /// Replaces the open tunnel, which ends gracefully. Payloads that the old tunnel has queued still leave through it; payloads
@@ -149,19 +149,19 @@ impl Source {
         shared: &Shared,
         tunnel: UdpTunnel,
         link: Link,
-        (class, traffic): (Arc<Class>, Arc<Traffic>),
+        (class, listed): (Arc<Class>, Arc<EdgeTunnel>),
     ) {
         let mut stage = self.stage.lock();
         match &mut *stage {
             Stage::Open(open) => {
                 let task = open.task.clone();
-                let next = Box::new(Open { tunnel, link, task, class, answered: open.answered, traffic });
+                let next = Box::new(Open { tunnel, link, task, class, answered: open.answered, listed });
                 let before = *std::mem::replace(open, next);
                 before.tunnel.finish();
             }
             Stage::Waiting(_) => {
                 drop(stage);
-                self.open(shared, tunnel, link, (class, traffic));
+                self.open(shared, tunnel, link, (class, listed));
             }
             Stage::Closed => tunnel.finish(),
         }
@@ -171,7 +171,7 @@ impl Source {
     pub(super) fn poll(&self, cx: &mut Context<'_>, shared: &Shared, downlink: &mut Segments) -> Poll<End> {
         let mut stage = self.stage.lock();
         let Stage::Open(open) = &mut *stage else { return Poll::Ready(End::Finished) };
-        let Open { tunnel, task, answered, traffic, .. } = &mut **open;
+        let Open { tunnel, task, answered, listed, .. } = &mut **open;
         task.clone_from(cx.waker());
         for _ in 0..ROUNDS {
             match tunnel.poll_recv(cx, downlink) {
@@ -180,7 +180,7 @@ impl Source {
                         // The target exists, so earlier refusals mean nothing any more.
                         shared.backoff.lock().succeeded();
                     }
-                    shared.send(downlink, self, traffic);
+                    shared.send(downlink, self, &listed.traffic);
                 }
                 Poll::Ready(Ok(false)) => return Poll::Ready(End::Finished),
                 Poll::Ready(Err(error)) => return Poll::Ready(error.into()),

@@ -30,7 +30,7 @@ pub enum Beat {
     Same,
     /// It has become silent.
     Silent,
-    /// It is silent, and must be probed.
+    /// It must be probed: it is silent, or nothing came while an answer is due.
     Ask,
     /// It answers again, for long enough.
     Back,
@@ -49,13 +49,15 @@ pub struct Pulse {
     asked: Option<(Instant, u32)>,
     /// Whether anything was heard since the last probe.
     answered_since: bool,
+    /// Since when nothing was heard of an answer that is due, or when it was last probed for that.
+    awaited: Option<Instant>,
 }
 
 impl Pulse {
     /// Begins with the packets heard and sent so far.
     #[must_use]
     pub fn new(heard: u64, sent: u64) -> Self {
-        Self { heard, sent, unanswered: None, silent_since: None, asked: None, answered_since: false }
+        Self { heard, sent, unanswered: None, silent_since: None, asked: None, answered_since: false, awaited: None }
     }
 
     /// Whether it is silent.
@@ -76,11 +78,13 @@ impl Pulse {
         self.silent_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Examines how many packets were heard and sent by `now`.
-    pub fn look(&mut self, now: Instant, (heard, sent): (u64, u64), smoothed_rtt: Duration) -> Beat {
+    /// Examines how many packets were heard and sent by `now`. If `is_due`, the peer has to answer a request, and nothing need be sent
+    /// until it does: then probes show whether it still lives.
+    pub fn look(&mut self, now: Instant, (heard, sent): (u64, u64), smoothed_rtt: Duration, is_due: bool) -> Beat {
+        let pause = ASK.max(smoothed_rtt.min(4 * ASK));
         let answered = std::mem::replace(&mut self.heard, heard) != heard;
         if let Some((asked, answers)) = self.asked {
-            if now < asked + ASK.max(smoothed_rtt.min(4 * ASK)) {
+            if now < asked + pause {
                 self.answered_since |= answered;
                 return Beat::Same;
             }
@@ -97,7 +101,7 @@ impl Pulse {
                 self.sent = sent;
             }
             self.unanswered = None;
-            return Beat::Same;
+            return if self.is_quiet(now, answered, pause, is_due) { Beat::Ask } else { Beat::Same };
         }
         let since = *self.unanswered.get_or_insert(now);
         if now.saturating_duration_since(since) < ROUND_TRIPS * smoothed_rtt + GRACE {
@@ -107,6 +111,19 @@ impl Pulse {
         self.asked = Some((now, 0));
         self.answered_since = false;
         Beat::Silent
+    }
+
+    /// Whether nothing was heard for a `pause` while an answer is due.
+    fn is_quiet(&mut self, now: Instant, answered: bool, pause: Duration, is_due: bool) -> bool {
+        if !is_due || answered {
+            self.awaited = is_due.then_some(now);
+            return false;
+        }
+        let is_quiet = now.saturating_duration_since(*self.awaited.get_or_insert(now)) >= pause;
+        if is_quiet {
+            self.awaited = Some(now);
+        }
+        is_quiet
     }
 }
 
@@ -120,7 +137,7 @@ mod tests {
     /// Looks every 10 ms for `ms` milliseconds. Returns all beats except [`Beat::Same`], each with its time.
     fn look(pulse: &mut Pulse, from: Instant, ms: u64, counts: impl Fn(u64) -> (u64, u64)) -> Vec<(u64, Beat)> {
         let times = (0..ms / 10).map(|step| (step * 10, from + STEP * step as u32));
-        let seen = times.map(|(ms, now)| (ms, pulse.look(now, counts(ms), RTT)));
+        let seen = times.map(|(ms, now)| (ms, pulse.look(now, counts(ms), RTT, false)));
         seen.filter(|(_, beat)| *beat != Beat::Same).collect()
     }
 
@@ -150,6 +167,33 @@ mod tests {
             [],
             "one acknowledgement of what was heard last"
         );
+    }
+
+    #[test]
+    fn a_peer_that_owes_an_answer_is_probed_while_it_is_quiet() {
+        let (mut pulse, start) = (Pulse::new(5, 5), Instant::now());
+        let sent = std::cell::Cell::new(5);
+        let mut look = |from: u64, until: u64, heard: &dyn Fn(u64) -> u64| {
+            let mut seen = Vec::new();
+            for ms in (from..until).step_by(10) {
+                let now = start + Duration::from_millis(ms);
+                let beat = pulse.look(now, (heard(ms), sent.get()), RTT, true);
+                if beat == Beat::Ask {
+                    // The probe, and its retransmission.
+                    sent.set(sent.get() + 2);
+                }
+                if beat != Beat::Same {
+                    seen.push((ms, beat));
+                }
+            }
+            seen
+        };
+        // Each probe is acknowledged at the next look.
+        let living = look(0, 1_000, &|_| sent.get());
+        assert_eq!(living, [(250, Beat::Ask), (510, Beat::Ask), (770, Beat::Ask)], "it lives");
+        let before = sent.get();
+        let dead = look(1_000, 1_500, &|_| before);
+        assert_eq!(dead, [(1_030, Beat::Ask), (1_240, Beat::Silent), (1_490, Beat::Ask)]);
     }
 
     #[test]

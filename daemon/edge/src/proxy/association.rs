@@ -15,7 +15,7 @@ use config::targets::Protocol;
 use masque::target::Target;
 use parking_lot::{Mutex, MutexGuard};
 use quic::segments::Segments;
-use role::traffic::Traffic;
+use role::tunnel::PayloadBatch;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UdpSocket},
@@ -26,7 +26,10 @@ use tokio::{
 use tracing::debug;
 
 use super::{
-    super::connect::OpenedUdp,
+    super::{
+        connect::{OPERATOR, OpenedUdp, word_of_udp},
+        roster::{EdgeTunnel, LocalClient},
+    },
     Shared,
     socks::{self, IgnoredDatagram, Reply},
 };
@@ -46,6 +49,7 @@ struct Association {
     socket: Arc<UdpSocket>,
     /// The address that the client sends from; its port is known from its first datagram on.
     client: (IpAddr, Option<u16>),
+    user: Option<Arc<str>>,
     flows: HashMap<Target, Entry>,
     tasks: JoinSet<Arc<Flow>>,
 }
@@ -64,7 +68,8 @@ struct Flow {
 /// Payloads for a target that were not handed to its tunnel yet.
 struct Inbox {
     payloads: Segments,
-    is_closed: bool,
+    /// Why its tunnel has to end, as a word for the access log.
+    closed: Option<&'static str>,
     /// Its place among the tunnels of all clients.
     place: Option<OwnedSemaphorePermit>,
     /// The task that serves it.
@@ -77,10 +82,10 @@ impl Flow {
         self.inbox.lock()
     }
 
-    /// Makes the tunnel end gracefully; if it is not open yet, withdraws the request for it.
-    fn close(&self) {
+    /// Makes the tunnel end gracefully, for a reason; if it is not open yet, withdraws the request for it.
+    fn close(&self, reason: &'static str) {
         let mut inbox = self.inbox();
-        inbox.is_closed = true;
+        inbox.closed = Some(reason);
         inbox.waker.wake_by_ref();
     }
 
@@ -89,7 +94,7 @@ impl Flow {
         poll_fn(|cx| {
             let mut inbox = self.inbox();
             inbox.waker.clone_from(cx.waker());
-            if inbox.is_closed { Poll::Ready(()) } else { Poll::Pending }
+            if inbox.closed.is_some() { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
@@ -99,7 +104,13 @@ impl Flow {
 ///
 /// # Errors
 /// There is no socket for it, or it disconnected before it received its address.
-pub(super) async fn serve(shared: &Arc<Shared>, mut control: TcpStream, from: SocketAddr, port: u16) -> io::Result<()> {
+pub(super) async fn serve(
+    shared: &Arc<Shared>,
+    mut control: TcpStream,
+    known: &LocalClient,
+    port: u16,
+) -> io::Result<()> {
+    let LocalClient { address: from, user } = known.clone();
     let local = control.local_addr()?.ip();
     let socket = match UdpSocket::bind((local, 0)).await {
         Ok(socket) => Arc::new(socket),
@@ -112,7 +123,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, mut control: TcpStream, from: So
     debug!(%from, "associated");
     let client = (from.ip(), (port != 0).then_some(port));
     let mut association =
-        Association { shared: shared.clone(), socket, client, flows: HashMap::new(), tasks: JoinSet::new() };
+        Association { shared: shared.clone(), socket, client, user, flows: HashMap::new(), tasks: JoinSet::new() };
     let mut ignored = [0; 512];
     loop {
         tokio::select! {
@@ -128,7 +139,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, mut control: TcpStream, from: So
             Some(ended) = association.tasks.join_next() => association.forget(ended),
         }
     }
-    association.flows.values().for_each(|entry| entry.flow.close());
+    association.flows.values().for_each(|entry| entry.flow.close("finished"));
     // Each task ends its tunnel properly, if it is open.
     _ = timeout(Duration::from_secs(1), async { while association.tasks.join_next().await.is_some() {} }).await;
     debug!(%from, "association ended");
@@ -202,16 +213,16 @@ impl Association {
             self.shared.access.counters.sources_evicted.inc();
             // The new tunnel gets the place at once, so that no other client can take it.
             place = place.or(evicted.flow.inbox().place.take());
-            evicted.flow.close();
+            evicted.flow.close("evicted");
         }
         let Some(place) = place else { return false };
         let payloads = Segments::new(WAITING_BYTES);
-        let inbox = Inbox { payloads, is_closed: false, place: Some(place), waker: Waker::noop().clone() };
+        let inbox = Inbox { payloads, closed: None, place: Some(place), waker: Waker::noop().clone() };
         let flow = Arc::new(Flow { target: target.clone(), inbox: Mutex::new(inbox) });
         let carrier = Carrier {
             shared: self.shared.clone(),
             socket: self.socket.clone(),
-            client,
+            client: LocalClient { address: client, user: self.user.clone() },
             flow: flow.clone(),
             header: socks::datagram_header(target),
         };
@@ -225,7 +236,7 @@ impl Association {
 struct Carrier {
     shared: Arc<Shared>,
     socket: Arc<UdpSocket>,
-    client: SocketAddr,
+    client: LocalClient,
     flow: Arc<Flow>,
     /// The header before each payload for the client.
     header: Vec<u8>,
@@ -250,10 +261,10 @@ impl Carrier {
     }
 
     async fn open(&self) -> Option<OpenedUdp> {
-        match self.shared.access.open_udp(&self.flow.target, self.shared.mode).await {
+        match self.shared.access.open_udp(&self.client, &self.flow.target, self.shared.mode).await {
             Ok(opened) => Some(opened),
             Err(error) => {
-                debug!(client = %self.client, target = %self.flow.target, "no tunnel: {error}");
+                debug!(client = %self.client.address, target = %self.flow.target, "no tunnel: {error}");
                 // Payloads that arrive for the target meanwhile do not justify another request.
                 sleep(self.shared.pause).await;
                 None
@@ -265,67 +276,77 @@ impl Carrier {
         let mut downlink = Segments::new(WAITING_BYTES);
         let access = &self.shared.access;
         let (target, stream_id) = ((Protocol::Udp, &self.flow.target), opened.tunnel.stream_id());
-        let entry = access.counters.enter(self.client, target, (&opened.link, stream_id), &access.membership);
+        let terms = (&access.membership, Some(opened.tunnel.view()));
+        let entry = access.counters.enter(&self.client, target, (&opened.link, stream_id), terms);
         let line = opened.link.line().clone();
         let mut counted = (0, 0);
         loop {
-            let moved = poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry.traffic));
+            let moved = poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry));
             let moved = tokio::select! {
-                moved = timeout(self.shared.udp_idle, moved) => moved.unwrap_or(false),
-                () = entry.closed() => false,
+                moved = timeout(self.shared.udp_idle, moved) => moved.unwrap_or(Err("idle")),
+                () = entry.closed() => Err(OPERATOR),
                 // The next payload opens it anew, over another connection.
-                () = line.left() => false,
+                () = line.left() => Err("moved"),
             };
             self.shared.access.counters.count(&entry.traffic, &mut counted);
-            if !moved {
-                // It ended, was silent for too long, or an operator ended it.
+            if let Err(reason) = moved {
+                entry.note_end(reason);
                 return opened.tunnel.finish();
             }
         }
     }
 
-    /// Moves payloads in both directions; ready with `true` if it moved any, and with `false` when the tunnel has ended.
+    /// Moves payloads in both directions; ready if it moved any.
+    ///
+    /// # Errors
+    /// The tunnel has ended, with the word of the access log for its end.
     fn poll(
         &self,
         cx: &mut Context<'_>,
         opened: &mut OpenedUdp,
         downlink: &mut Segments,
-        traffic: &Traffic,
-    ) -> Poll<bool> {
+        entry: &EdgeTunnel,
+    ) -> Poll<Result<(), &'static str>> {
         let counters = &self.shared.access.counters;
         opened.follow(&self.shared.access);
         let mut inbox = self.flow.inbox();
         inbox.waker.clone_from(cx.waker());
-        if inbox.is_closed {
-            return Poll::Ready(false);
+        if let Some(reason) = inbox.closed {
+            return Poll::Ready(Err(reason));
         }
         let mut has_moved = !inbox.payloads.is_empty();
         if has_moved {
             let mut batch = opened.tunnel.batch(opened.link.form(self.shared.mode));
             inbox.payloads.iter().for_each(|payload| batch.push(payload));
+            entry.note_form(matches!(batch, PayloadBatch::Capsules(..)));
             counters.packets_up.inc_by(inbox.payloads.len() as u64);
-            traffic.add_up(inbox.payloads.bytes() as u64, inbox.payloads.len() as u64);
+            entry.traffic.add_up(inbox.payloads.bytes() as u64, inbox.payloads.len() as u64);
             inbox.payloads.clear();
         }
         drop(inbox);
         match opened.tunnel.poll_recv(cx, downlink) {
             Poll::Ready(Ok(true)) => {
                 has_moved = true;
-                traffic.add_down(downlink.bytes() as u64, downlink.len() as u64);
+                entry.traffic.add_down(downlink.bytes() as u64, downlink.len() as u64);
                 for payload in downlink.iter() {
                     let datagram = [&self.header[..], payload].concat();
                     // As in a router: if the socket does not accept a payload at once, it is dropped.
-                    let sent = self.socket.try_send_to(&datagram, self.client);
+                    let sent = self.socket.try_send_to(&datagram, self.client.address);
                     let counter = if sent.is_ok() { &counters.packets_down } else { &counters.dropped_down };
+                    entry.traffic.add_unsent(0, sent.is_err().into());
                     counter.inc();
                 }
                 downlink.clear();
             }
-            Poll::Ready(_) => return Poll::Ready(false),
-            Poll::Pending if opened.tunnel.poll_stopped(cx).is_err() => return Poll::Ready(false),
-            Poll::Pending => {}
+            Poll::Ready(Ok(false)) => return Poll::Ready(Err("finished")),
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(word_of_udp(&error))),
+            Poll::Pending => {
+                if let Err(error) = opened.tunnel.poll_stopped(cx) {
+                    return Poll::Ready(Err(word_of_udp(&error)));
+                }
+            }
         }
-        if has_moved { Poll::Ready(true) } else { Poll::Pending }
+        if has_moved { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 }
 
@@ -352,8 +373,14 @@ mod tests {
         });
         let socket = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
         let client = (from.ip(), None);
-        let mut association =
-            Association { shared: shared.clone(), socket, client, flows: HashMap::new(), tasks: JoinSet::new() };
+        let mut association = Association {
+            shared: shared.clone(),
+            socket,
+            client,
+            user: None,
+            flows: HashMap::new(),
+            tasks: JoinSet::new(),
+        };
         for port in 1..=1_000 {
             let target = Target::from_authority(&format!("192.0.2.1:{port}")).unwrap();
             association.take(&[&socks::datagram_header(&target)[..], b"payload"].concat(), from);

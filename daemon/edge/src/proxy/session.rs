@@ -14,7 +14,7 @@ use tokio::{
 use tracing::debug;
 
 use super::{
-    super::connect::NoConnection,
+    super::{connect::NoConnection, roster::LocalClient},
     Shared, association,
     http::{self, ProxyOperation, ProxyResponse},
     socks::{self, Address, Command, Method, Reply},
@@ -31,6 +31,8 @@ const LAST: (Duration, u64) = (Duration::from_secs(1), 256 * 1024);
 struct Client {
     stream: TcpStream,
     read: BytesMut,
+    /// Its user, once it has shown the password.
+    user: Option<Arc<str>>,
 }
 
 /// The request of a client.
@@ -98,17 +100,18 @@ impl Client {
 pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketAddr) {
     // Answers are small, and the client waits for them.
     _ = stream.set_nodelay(true);
-    let mut client = Client { stream, read: BytesMut::new() };
+    let mut client = Client { stream, read: BytesMut::new(), user: None };
     let wish = timeout(HANDSHAKE, listen(shared, &mut client)).await;
+    let known = LocalClient { address: from, user: client.user.clone() };
     let denied = match wish {
         Ok(Ok(Wish::Carry { target, told, first, wanted })) => {
-            carry(shared, client, from, &target, told, (first, wanted)).await
+            carry(shared, client, &known, &target, told, (first, wanted)).await
         }
-        Ok(Ok(Wish::Associate(hint))) => match association::serve(shared, client.stream, from, hint.port).await {
+        Ok(Ok(Wish::Associate(hint))) => match association::serve(shared, client.stream, &known, hint.port).await {
             Ok(()) => return,
             Err(error) => {
                 debug!(%from, "no association: {error}");
-                return shared.access.counters.refuse("association");
+                return shared.access.deny(&known, "association");
             }
         },
         Ok(Err(denied)) => Err((client.stream, denied)),
@@ -121,15 +124,15 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketA
     if let Err((stream, denied)) = denied {
         let (Denied::Gone(reason) | Denied::Told(reason, _)) = &denied;
         debug!(%from, reason, "a client of the proxy was denied");
-        // `RelayAccess::open` has already counted refusals by relays.
+        // `RelayAccess::open` has already counted and recorded refusals by relays.
         if *reason != RELAY {
-            shared.access.counters.refuse(reason);
+            shared.access.deny(&known, reason);
         }
         tell(stream, denied).await;
     }
 }
 
-/// The reason of refusals that [`RelayAccess::open`](super::super::connect::RelayAccess::open) has already counted.
+/// The reason of refusals that [`RelayAccess::open`](super::super::connect::RelayAccess::open) has already counted and recorded.
 const RELAY: &str = "relay";
 
 /// Sends a client the reason for its refusal, and gives it time to read the answer.
@@ -176,6 +179,7 @@ async fn listen_socks(shared: &Shared, client: &mut Client) -> Result<Wish, Deni
         if status[1] != 0 {
             return Err(Denied::Told("unauthenticated", status.to_vec()));
         }
+        client.user = Some(String::from_utf8_lossy(&name).into());
         client.stream.write_all(&status).await?;
     }
     let refuse = |reply| Denied::Told("malformed", socks::reply(reply, None));
@@ -196,9 +200,10 @@ async fn listen_http(shared: &Shared, client: &mut Client) -> Result<Wish, Denie
     let request = client.read(http::request, denied("malformed")).await?;
     if let Some(users) = &shared.users {
         let shown = request.credentials.as_ref();
-        if !shown.is_some_and(|(name, password)| users.knows(name, password)) {
+        let Some((name, _)) = shown.filter(|(name, password)| users.knows(name, password)) else {
             return Err(denied("unauthenticated")(ProxyResponse::unauthenticated()));
-        }
+        };
+        client.user = Some(String::from_utf8_lossy(name).into());
     }
     match request.ask.map_err(denied("target"))? {
         ProxyOperation::Connect(target) => {
@@ -222,12 +227,13 @@ async fn listen_http(shared: &Shared, client: &mut Client) -> Result<Wish, Denie
 async fn carry(
     shared: &Shared,
     mut client: Client,
-    from: SocketAddr,
+    known: &LocalClient,
     target: &Target,
     told: Told,
     (first, wanted): (Vec<u8>, u64),
 ) -> Result<(), (TcpStream, Denied)> {
-    let opened = match shared.access.open(target).await {
+    let from = known.address;
+    let opened = match shared.access.open(known, target).await {
         Ok(opened) => opened,
         Err(error) => {
             debug!(%from, %target, "no connection: {error}");
@@ -247,7 +253,7 @@ async fn carry(
     if let Err(error) = client.stream.write_all(&established).await {
         return Err((client.stream, error.into()));
     }
-    shared.access.carry(opened, client.stream, (from, target), (&first, wanted)).await;
+    shared.access.carry(opened, client.stream, (known, target), (&first, wanted)).await;
     Ok(())
 }
 

@@ -72,7 +72,7 @@ pub(super) struct Work<'a> {
     slowness: Vec<(Slowness, Option<Instant>)>,
     /// The origin of the times of `slowness`.
     start: Instant,
-    /// Whether each connection answers, if there is another path or relay.
+    /// Whether each connection answers, if there is another path, relay or gateway.
     pulses: Vec<(Arc<Line>, Pulse)>,
     /// Whether a tunnel waits for a place.
     pub(super) wanted: bool,
@@ -294,14 +294,22 @@ impl Work<'_> {
         self.uplink.state.send_modify(|_| {});
     }
 
-    /// If there is another path or relay, checks which of them are alive and what they can carry.
+    /// If there is another path, relay or gateway, checks which of them are alive and what they can carry.
     pub(super) fn look(&mut self) {
         let now = Instant::now();
         let (mut changed, mut silent) = (false, Vec::new());
+        // Connections that were made before there was another gateway are watched from now on.
+        for line in &self.uplink.state.borrow().lines {
+            if !self.pulses.iter().any(|(known, _)| Arc::ptr_eq(known, line)) {
+                self.pulses.push((line.clone(), Pulse::new(line.heard(), line.path.get().sent_packets)));
+            }
+        }
         for (line, pulse) in &mut self.pulses {
             let path = line.path.get();
             let counts = (line.heard(), path.sent_packets);
-            match pulse.look(now, counts, path.smoothed_rtt.unwrap_or(line.handshake)) {
+            // A request for a model may wait long for its answer, and nothing is sent meanwhile.
+            let is_due = line.requests() > 0;
+            match pulse.look(now, counts, path.smoothed_rtt.unwrap_or(line.handshake), is_due) {
                 Beat::Same => {}
                 Beat::Ask => line.ping(),
                 Beat::Silent => {
@@ -328,7 +336,7 @@ impl Work<'_> {
         silent.into_iter().for_each(|at| self.suspect(at, now));
         let lines = self.uplink.state.borrow().lines.clone();
         // Tunnels that had no other connection yet move once there is one.
-        if lines.iter().any(|line| line.is_usable()) {
+        if lines.iter().any(|line| line.is_usable()) || self.uplink.has_working_peer() {
             lines.iter().filter(|line| line.is_doubted() && !line.is_left()).for_each(|line| line.leave());
         }
         changed |= self.give_up(now, &lines);
@@ -359,7 +367,7 @@ impl Work<'_> {
     /// Ends connections that have been silent for long, if there are others, so that the owners of streams that could not move learn
     /// of it. A new connection shows when the path answers again.
     fn give_up(&self, now: Instant, lines: &[Arc<Line>]) -> bool {
-        if !lines.iter().any(|line| line.is_usable()) {
+        if !lines.iter().any(|line| line.is_usable()) && !self.uplink.has_working_peer() {
             return false;
         }
         let is_over = |(line, pulse): &&(Arc<Line>, Pulse)| {

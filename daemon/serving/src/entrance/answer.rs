@@ -13,7 +13,7 @@ use masque::h3::{self, Code, Part, ResponseHead};
 use quic::h3::{RecvStream, Request, SendStream};
 use role::traffic::Traffic;
 
-use super::GatewayAccess;
+use super::{GatewayAccess, recording::Recording};
 
 /// How many bytes go into one DATA frame.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -23,6 +23,8 @@ pub(super) struct Answer<P> {
     streams: Option<(RecvStream, SendStream)>,
     place: P,
     traffic: Arc<Traffic>,
+    /// Its record, once its head has passed.
+    recording: Option<Recording>,
 }
 
 /// The result of a request over one path, up to the head of its answer.
@@ -52,7 +54,19 @@ impl<P> Answer<P> {
     /// Takes over a request whose head was sent.
     pub(super) fn new<W: GatewayAccess<Place = P>>(gateways: &W, request: Request, place: P) -> Self {
         let (traffic, Request { recv, send, .. }) = (gateways.traffic(&place), request);
-        Self { streams: Some((recv, send)), place, traffic }
+        Self { streams: Some((recv, send)), place, traffic, recording: None }
+    }
+
+    /// Makes its end that of a record.
+    pub(super) fn recorded(mut self, recording: Recording) -> Self {
+        self.recording = Some(recording);
+        self
+    }
+
+    fn ends(&mut self, reason: &'static str) {
+        if let Some(recording) = &mut self.recording {
+            recording.ends(reason);
+        }
     }
 
     /// Returns the request's place.
@@ -68,7 +82,7 @@ impl<P> Answer<P> {
         body: &Bytes,
         may_leave: bool,
     ) -> Outcome {
-        let Self { streams, place, traffic } = self;
+        let Self { streams, place, traffic, .. } = self;
         traffic.add_up(body.len() as u64, 0);
         let head = tokio::select! {
             biased;
@@ -123,15 +137,22 @@ impl<P: Unpin> Body for Answer<P> {
             match std::task::ready!(recv.poll_part(cx)) {
                 Ok(Some(Part::Data(bytes))) => {
                     self.traffic.add_down(bytes.len() as u64, 0);
+                    if let Some(recording) = &mut self.recording {
+                        recording.passes(bytes.len());
+                    }
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => {
                     self.streams = None;
+                    self.ends("answered");
                     return Poll::Ready(None);
                 }
                 // hyper then closes the client's connection, so that the client does not take a part for the whole.
-                Err(error) => return Poll::Ready(Some(Err(io::Error::other(error)))),
+                Err(error) => {
+                    self.ends("gateway_lost");
+                    return Poll::Ready(Some(Err(io::Error::other(error))));
+                }
             }
         }
     }
@@ -139,6 +160,10 @@ impl<P: Unpin> Body for Answer<P> {
 
 impl<P> Drop for Answer<P> {
     fn drop(&mut self) {
+        let moved = self.traffic.bytes();
+        if let Some(recording) = &mut self.recording {
+            recording.moves(moved);
+        }
         if let Some((recv, send)) = self.streams.take() {
             recv.stop(Code::RequestCancelled);
             send.reset(Code::RequestCancelled);

@@ -17,6 +17,7 @@ use hyper::{
 };
 use masque::h3::{Field, ResponseHead};
 use quic::class::Class;
+use role::access::served::{Served, TokenUsage};
 use tokio::time::timeout;
 
 use super::{
@@ -30,8 +31,7 @@ use crate::{
     openai::{OpenAiError, Operation},
     places::{EnginePlace, Fault, PrefixHashes},
     routes::{Lesson, Route},
-    served::Served,
-    sse::{EventStreamParser, TokenReport, TokenUsage},
+    sse::{EventStreamParser, TokenReport},
     tenants::TenantRequest,
     upstream::Unanswered,
 };

@@ -13,6 +13,7 @@ use hyper::{Request, Response, body::Frame, client, server, service::service_fn}
 use hyper_util::rt::TokioIo;
 use pacing::path::PathStats;
 use quic::class::{ClassMarks, ClassMetrics, PolicyRole};
+use role::access::served::TokenUsage;
 use tokio::{
     net::TcpListener,
     sync::mpsc,
@@ -20,7 +21,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{message, routes::tests::model, sse::TokenUsage};
+use crate::{message, routes::tests::model};
 
 type ToSend = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -40,7 +41,7 @@ impl Client {
         let classes =
             Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
         let (shared, spending) = (Default::default(), Default::default());
-        let gateway = Gateway::new(&settings, &classes, (shared, &spending), &Learned::default()).unwrap();
+        let gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let ((ended, served), (made, contents)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
         let classes = Arc::new(classes);

@@ -13,8 +13,8 @@ use crate::{
     openai::OpenAiError,
     places::{Claim, EnginePlace, Fault, NoPlace, PrefixHashes, Turn},
     routes::Route,
-    served::Served,
 };
+use role::access::served::Served;
 
 /// How many engines one request may make fail.
 const MOST_TRIES: usize = 2;

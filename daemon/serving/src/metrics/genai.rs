@@ -1,6 +1,7 @@
 //! Metrics with the names of OpenTelemetry's conventions for generative AI, in the form that Prometheus gives these:
 //! <https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/>.
 
+use role::access::served::Served;
 use std::{sync::Arc, time::Duration};
 
 use prometheus_client::{
@@ -8,8 +9,6 @@ use prometheus_client::{
     metrics::{family::Family, histogram::Histogram},
     registry::Registry,
 };
-
-use crate::served::Served;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Of {
@@ -128,7 +127,7 @@ mod tests {
     use prometheus_client::encoding::text;
 
     use super::*;
-    use crate::sse::TokenUsage;
+    use role::access::served::TokenUsage;
 
     #[test]
     fn a_request_is_told_under_the_names_of_the_conventions() {

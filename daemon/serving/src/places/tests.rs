@@ -274,3 +274,28 @@ fn another_discipline_orders_what_waits_already() {
     drop(first);
     assert!(poll(&mut waiting[1]).is_ready(), "what was first in the old order arrives first in the new one");
 }
+
+#[test]
+fn requests_that_began_before_a_reload_count_at_their_engines_and_leave_their_places_to_both() {
+    let before = engines(2, 1);
+    let begun = now(before.take(due(1), &[]));
+    assert_eq!(begun.replica, 0);
+    // The other order of engines, and another one.
+    let after = engines(3, 1);
+    after.share(1, &before, 0);
+    after.share(0, &before, 1);
+    assert_eq!(after.loads(), [(0, true), (1, true), (0, true)]);
+    let places = [now(after.take(due(1), &[])), now(after.take(due(1), &[]))];
+    assert_eq!(places.each_ref().map(|place| place.replica), [0, 2], "the engine with a request gets no other");
+    assert!(!before.has_room(), "nor does a request that still waits there");
+    let mut waiting = [later(before.take(due(2), &[])), later(after.take(due(2), &[]))];
+    assert!(waiting.iter_mut().all(|waiting| poll(waiting).is_pending()));
+    drop(begun);
+    let Poll::Ready(Ok(place)) = poll(&mut waiting[0]) else { panic!("it has waited for longest") };
+    assert!(poll(&mut waiting[1]).is_pending());
+    drop(place);
+    assert!(matches!(poll(&mut waiting[1]), Poll::Ready(Ok(place)) if place.replica == 1));
+    drop(before);
+    drop(waiting);
+    assert_eq!(after.loads(), [(1, true), (0, true), (1, true)]);
+}

@@ -1,7 +1,8 @@
 //! What an engine's answer teaches about its costs.
 
+use role::access::served::TokenUsage;
+
 use super::{Route, Routes, flights::Flight};
-use crate::sse::TokenUsage;
 
 /// The weight of the newest answer in an average.
 const NEWEST: f64 = 0.05;

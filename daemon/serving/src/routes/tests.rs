@@ -6,6 +6,7 @@ use config::{
     gateway::{Alias, GatewaySettings, ModelSettings},
     routing::Routing,
 };
+use role::access::served::TokenUsage;
 use sched::stream::{Discipline, Service};
 
 use ::routing::policy::PolicyFile;
@@ -14,7 +15,6 @@ use sched::route::{Dqn, Features, Measure, Mlp, Random, RoutingPolicy, Tensor, T
 use super::*;
 use crate::openai::RoutingFields;
 use crate::places::{Claim, EnginePlace, Fault, PrefixHashes, Turn};
-use crate::sse::TokenUsage;
 
 const NS_PER_MS: u64 = 1_000_000;
 

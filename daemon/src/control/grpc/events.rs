@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use api::v1;
-use relay::access::record::{AccessRecord, RecordedRequest, What};
+use role::access::record::{AccessRecord, RecordedRequest, What};
 
 use super::super::{ACCESS, Happening};
 
@@ -24,7 +24,7 @@ fn record(found: &AccessRecord, addresses: bool) -> v1::AccessRecord {
     match &found.what {
         What::Tunnel(asked, ended) => v1::AccessRecord {
             tunnel: ended.tunnel,
-            next_hop: if addresses { ended.next_hop.to_string() } else { String::new() },
+            next_hop: ended.next_hop.filter(|_| addresses).map(|next_hop| next_hop.to_string()).unwrap_or_default(),
             class: ended.class.clone(),
             form: ended.form().to_owned(),
             up_bytes: ended.up.bytes,
@@ -59,6 +59,10 @@ fn record(found: &AccessRecord, addresses: bool) -> v1::AccessRecord {
             output_tokens: served.output_tokens(),
             predicted: served.predicted.and_then(|time| time.try_into().ok()),
             first_token: served.first_token.and_then(|time| time.try_into().ok()),
+            up_bytes: served.moved_bytes.map_or(0, |(up, _)| up),
+            down_bytes: served.moved_bytes.map_or(0, |(_, down)| down),
+            relay: served.way.as_ref().map(|way| way.relay.to_string()).unwrap_or_default(),
+            path: served.way.as_ref().map(|way| way.path.to_string()).unwrap_or_default(),
             event,
             ..v1::AccessRecord::default()
         },
@@ -83,12 +87,14 @@ fn request(of: &RecordedRequest, event: String, addresses: bool) -> v1::AccessRe
     let shown = |text: Option<String>| text.filter(|_| addresses).unwrap_or_default();
     v1::AccessRecord {
         event,
-        connection: of.connection,
+        connection: of.connection.unwrap_or_default(),
         user: of.user.as_deref().unwrap_or_default().to_owned(),
         listener: of.listener.to_string(),
         client: shown(of.client.map(|client| client.to_string())),
         target: shown(of.target.as_ref().map(ToString::to_string)),
         protocol: of.protocol.map(|protocol| protocol.to_string()).unwrap_or_default(),
+        relay: of.way.as_ref().map(|way| way.relay.to_string()).unwrap_or_default(),
+        path: of.way.as_ref().map(|way| way.path.to_string()).unwrap_or_default(),
         ..v1::AccessRecord::default()
     }
 }

@@ -185,3 +185,38 @@ fn embeddings_pass_from_engine_to_client_and_are_counted() {
         "{counts:#?}"
     );
 }
+
+#[test]
+fn each_request_at_an_edge_is_a_line_of_its_access_log_with_the_gateway_that_got_it() {
+    lab::ring!(Netns);
+    let mut desk = Desk::new(1, "", "");
+    with_sections(&mut desk, "[log]\naccess = \"json\"\n");
+    let (stream, plain) = (chat("large", "x", true), chat("largest", "x", false));
+    assert_eq!(desk.chat("large", "x", true).0, 200);
+    assert_eq!(desk.chat("largest", "x", false).0, 404);
+    let mut begun = desk.begin_chat(&chat("large", "stall 1", true));
+    begun.stdout.as_mut().unwrap().read_exact(&mut [0; 16]).unwrap();
+    begun.kill().unwrap();
+    begun.wait().unwrap();
+    let lines = || {
+        let output = desk.edge.output();
+        let records = output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let records: Vec<_> = records.filter(|record| record["event"] == "model").collect();
+        Some(records).filter(|records| records.len() == 3)
+    };
+    let lines = wait_for("three lines", SOON, lines).unwrap();
+    let shown: Vec<_> = lines
+        .iter()
+        .map(|of| {
+            ["listener", "operation", "asked", "relay", "status", "reason", "up_bytes"].map(|key| of[key].clone())
+        })
+        .collect();
+    let expected = |asked: &str, status: u16, reason: &str, up_bytes: usize| {
+        let (listener, relay) = ("127.0.0.1:8100", "10.0.1.2:443");
+        [json!(listener), json!("chat"), json!(asked), json!(relay), json!(status), json!(reason), json!(up_bytes)]
+    };
+    assert_eq!(shown[0], expected("large", 200, "answered", stream.len()));
+    assert_eq!(shown[1], expected("largest", 404, "answered", plain.len()), "with a length, the answer is complete");
+    assert_eq!(shown[2], expected("large", 200, "cancelled", chat("large", "stall 1", true).len()));
+    assert!(lines.iter().all(|line| line["client"].is_null() && line["down_bytes"].as_u64() > Some(0)), "{lines:?}");
+}

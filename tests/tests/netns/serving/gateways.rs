@@ -3,22 +3,23 @@
 use super::*;
 
 /// A second gateway beside the first, with a model "large" that the small model's engine runs, and an edge that uses
-/// both.
-fn with_two() -> (Desk, Process) {
+/// both, with these seconds between two signs of life on its connections.
+fn with_two(keep_alive_seconds: u32) -> (Desk, Process) {
     let mut desk = Desk::new(1, "", "");
     let model = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8010\"]\n";
     let second = desk.site.start_beside("", &format!("{}\n{model}", desk.relay)).unwrap();
     desk.edge.signal(libc::SIGTERM).unwrap();
     desk.edge.wait(SOON).unwrap();
     let to = |port: u16| format!("https://10.0.1.2:{port}/.well-known/masque/udp/{{target_host}}/{{target_port}}/");
-    desk.edge = start_edge_to(&desk.site, &format!("[\"{}\", \"{}\"]", to(443), to(444)));
+    let gateways = format!("[\"{}\", \"{}\"]", to(443), to(444));
+    desk.edge = start_edge_alive(&desk.site, &gateways, keep_alive_seconds);
     (desk, second)
 }
 
 #[test]
 fn a_request_goes_to_another_gateway_where_one_has_no_engine_or_is_gone() {
     lab::ring!(Netns);
-    let (mut desk, mut second) = with_two();
+    let (mut desk, mut second) = with_two(2);
     // Requests that begin together are spread over both gateways.
     let asked = |desk: &Desk| [desk.large[0].counts()[0], desk.small.counts()[0]];
     let both = || {
@@ -51,6 +52,49 @@ fn a_request_goes_to_another_gateway_where_one_has_no_engine_or_is_gone() {
     second.wait(SOON).unwrap();
     // A request in flight to a killed gateway fails with its connection, and is then sent to the other gateway.
     all_are_answered(&desk);
+}
+
+#[test]
+fn requests_at_a_killed_gateway_go_to_the_other_or_end_before_the_connection_times_out() {
+    lab::ring!(Netns);
+    let (desk, mut second) = with_two(60);
+    let asked = |desk: &Desk| [desk.large[0].counts()[0], desk.small.counts()[0]];
+    // Requests of one kind, until the second gateway has one of them.
+    let begin = |prompt: &str| {
+        let mut begun = Vec::new();
+        let at_second = || {
+            begun.push(desk.begin_chat(&chat("large", prompt, true)));
+            let all = asked(&desk).iter().sum::<u64>() + 1;
+            wait_for("the request to reach an engine", SOON, || {
+                Some(()).filter(|()| asked(&desk).iter().sum::<u64>() >= all)
+            })
+            .unwrap();
+            desk.small.last().filter(|last| last.body.contains(prompt)).map(|_| ())
+        };
+        wait_for("the second gateway to be used", SOON, at_second).unwrap();
+        begun
+    };
+    let mut unanswered = begin("hang");
+    let mut begun = begin("stall 1");
+    for curl in &mut begun {
+        curl.stdout.as_mut().unwrap().read_exact(&mut [0; 16]).unwrap();
+    }
+    let before = asked(&desk)[0];
+    let at_second = asked(&desk)[1];
+    second.signal(libc::SIGKILL).unwrap();
+    second.wait(SOON).unwrap();
+    // The requests without an answer are repeated at the first gateway.
+    let repeated = || Some(()).filter(|()| asked(&desk)[0] > before);
+    wait_for("the other gateway to get the request", SOON, repeated).unwrap();
+    // A part of an answer is not taken for the whole.
+    let ended = || begun.iter_mut().find_map(|curl| curl.try_wait().unwrap());
+    assert!(!wait_for("the begun answer to end", SOON, ended).unwrap().success());
+    let said = desk.edge.output();
+    assert!(said.contains("10.0.1.2:444 does not answer") && !said.contains("connection lost"), "{said}");
+    assert_eq!(asked(&desk)[1], at_second);
+    assert_eq!(desk.chat("large", "x", true).0, 200);
+    unanswered.iter_mut().chain(&mut begun).for_each(|curl| _ = curl.kill());
+    unanswered.into_iter().chain(begun).for_each(|mut curl| _ = curl.wait());
 }
 
 #[test]

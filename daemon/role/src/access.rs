@@ -3,7 +3,9 @@
 //! | module | content |
 //! |---|---|
 //! | [`record`] | the records, and their formats |
+//! | [`served`] | the result of a request for a model |
 //! | [`budget`] | how many refusals are recorded |
+//! | [`way`] | the way of a tunnel or a request from an edge |
 //! | [`sink`] | the destination of lines and entries |
 //!
 //! Recording never blocks: records enter a bounded queue, from which a dedicated thread writes them. While a control client
@@ -11,7 +13,9 @@
 
 pub mod budget;
 pub mod record;
+pub mod served;
 pub mod sink;
+pub mod way;
 
 use std::{
     collections::VecDeque,
@@ -26,12 +30,12 @@ use std::{
 use config::log::{AccessForm, LogSettings};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
-use serving::served::Served;
 use tokio::sync::broadcast;
 
 use self::{
     budget::RefusalBudget,
     record::{AccessRecord, EndedTunnel, Omitted, RecordedRequest, RefusedRequest, What},
+    served::Served,
     sink::Sink,
 };
 

@@ -2,12 +2,25 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use crate::sse::TokenUsage;
+use serde::Deserialize;
+
+use super::way::Way;
+
+/// The tokens that an engine bills (`usage` of the OpenAI API).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct TokenUsage {
+    /// The prompt's tokens.
+    #[serde(default)]
+    pub prompt_tokens: u64,
+    /// The answer's tokens.
+    #[serde(default)]
+    pub completion_tokens: u64,
+}
 
 /// A request for a model that has ended.
 #[derive(Clone, Debug)]
 pub struct Served {
-    /// Its ID among the requests of this gateway.
+    /// Its ID among the requests of this gateway, or of this local address of an edge.
     pub id: u64,
     /// The user: the holder of the key that the request showed, or else of the token that its connection showed.
     pub user: Option<Arc<str>>,
@@ -25,6 +38,10 @@ pub struct Served {
     pub model: Arc<str>,
     /// The URL of the engine that was asked last; empty if none was.
     pub engine: String,
+    /// At an edge, the way to the gateway that was asked last; `None` if none was.
+    pub way: Option<Way>,
+    /// At an edge, the bytes of its body and of the answer, once a gateway was asked.
+    pub moved_bytes: Option<(u64, u64)>,
     /// Whether it had a deadline: a limit for its first token, for each further one, or for the whole answer.
     pub has_deadline: bool,
     /// The tokens that it used, by the best available count; `None` if no engine began an answer.
@@ -62,6 +79,8 @@ impl Served {
             asked: String::new(),
             model: Arc::from(""),
             engine: String::new(),
+            way: None,
+            moved_bytes: None,
             has_deadline: false,
             usage: None,
             passed_tokens: 0,
@@ -79,9 +98,9 @@ impl Served {
         self.usage.map_or(self.passed_tokens, |usage| usage.completion_tokens)
     }
 
-    /// Whether it was refused before any engine was asked.
+    /// Whether it was refused before any engine or gateway was asked.
     #[must_use]
     pub fn is_refused(&self) -> bool {
-        self.engine.is_empty() && !matches!(self.reason, "answered" | "cancelled")
+        self.engine.is_empty() && self.way.is_none() && !matches!(self.reason, "answered" | "cancelled")
     }
 }

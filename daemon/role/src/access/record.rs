@@ -17,9 +17,10 @@ use masque::{
     target::{Host, Target},
     tunnel::Form,
 };
-use role::traffic::Moved;
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
-use serving::served::Served;
+
+use super::{served::Served, way::Way};
+use crate::traffic::Moved;
 
 /// The longest value of a key, in bytes; longer ones are truncated.
 const VALUE_BYTES: usize = 512;
@@ -49,9 +50,9 @@ pub enum What {
 /// A request: the client, and what it requested.
 #[derive(Clone, Debug)]
 pub struct RecordedRequest {
-    /// The ID of the connection.
-    pub connection: u64,
-    /// The address of the listener, as configured.
+    /// The ID of the connection: at a relay that of its client, at an edge that to the relay. `None` if there is none.
+    pub connection: Option<u64>,
+    /// The address of the listener, or the local address of an edge, as configured.
     pub listener: SocketAddr,
     /// The client's address at connection time, if known.
     pub client: Option<SocketAddr>,
@@ -61,6 +62,8 @@ pub struct RecordedRequest {
     pub protocol: Option<Protocol>,
     /// The target as requested, once known.
     pub target: Option<Target>,
+    /// At an edge, the way of a tunnel to its target.
+    pub way: Option<Way>,
 }
 
 /// How a tunnel ended.
@@ -68,11 +71,11 @@ pub struct RecordedRequest {
 pub struct EndedTunnel {
     /// The ID of the tunnel.
     pub tunnel: u64,
-    /// The address to which the relay was connected.
-    pub next_hop: SocketAddr,
+    /// The address to which the relay was connected; unknown to an edge.
+    pub next_hop: Option<SocketAddr>,
     /// Its class at the end.
     pub class: String,
-    /// The form of payloads to the client at the end; `None` for a TCP tunnel.
+    /// The form in which payloads were last sent to the other end of the tunnel; `None` for a TCP tunnel.
     pub form: Option<Form>,
     /// Traffic to the target.
     pub up: Moved,
@@ -144,7 +147,10 @@ impl AccessRecord {
         let held = match &self.what {
             What::Tunnel(request, ended) => request.bytes() + ended.class.len() + 24 * ended.drops.len(),
             What::Refusal(request, _) => request.bytes(),
-            What::Model(served) => size_of::<Served>() + served.class.len() + served.asked.len() + served.engine.len(),
+            What::Model(served) => {
+                let way = served.way.as_ref().map_or(0, Way::bytes);
+                size_of::<Served>() + served.class.len() + served.asked.len() + served.engine.len() + way
+            }
             What::Omitted(omitted) => 24 * omitted.refusals.len(),
         };
         size_of::<Self>() + held
@@ -231,12 +237,15 @@ impl RecordedRequest {
             Host::Name(name) => name.len(),
             Host::Ip(_) => 0,
         });
-        self.user.as_ref().map_or(0, |user| user.len()) + name
+        let way = self.way.as_ref().map_or(0, Way::bytes);
+        self.user.as_ref().map_or(0, |user| user.len()) + name + way
     }
 
     fn add_to<'a>(&'a self, fields: &mut Fields<'a>, addresses: bool) {
         let mut add = |key: &'static str, value: Value<'a>| fields.push((key.into(), value));
-        add("connection", self.connection.into());
+        if let Some(connection) = self.connection {
+            add("connection", connection.into());
+        }
         if let Some(user) = &self.user {
             add("user", (&**user).into());
         }
@@ -250,14 +259,23 @@ impl RecordedRequest {
         if let (true, Some(target)) = (addresses, &self.target) {
             add("target", target.to_string().into());
         }
+        add_way(self.way.as_ref(), fields);
+    }
+}
+
+fn add_way<'a>(way: Option<&'a Way>, fields: &mut Fields<'a>) {
+    let Some(Way { relay, path }) = way else { return };
+    fields.push(("relay".into(), (&**relay).into()));
+    if !path.is_empty() {
+        fields.push(("path".into(), (&**path).into()));
     }
 }
 
 impl EndedTunnel {
     fn add_to<'a>(&'a self, fields: &mut Fields<'a>, addresses: bool) {
         let mut add = |key: &'static str, value: Value<'a>| fields.push((key.into(), value));
-        if addresses {
-            add("next_hop", self.next_hop.to_string().into());
+        if let (true, Some(next_hop)) = (addresses, self.next_hop) {
+            add("next_hop", next_hop.to_string().into());
         }
         add("class", self.class.as_str().into());
         add("form", self.form().into());
@@ -303,6 +321,12 @@ fn add_served<'a>(served: &'a Served, fields: &mut Fields<'a>, addresses: bool) 
     for (key, text) in texts.into_iter().chain(engine).filter(|(_, text)| !text.is_empty()) {
         add(key, text.into());
     }
+    add_way(served.way.as_ref(), fields);
+    let mut add = |key: &'static str, value: Value<'a>| fields.push((key.into(), value));
+    if let Some((up, down)) = served.moved_bytes {
+        add("up_bytes", up.into());
+        add("down_bytes", down.into());
+    }
     if let Some(usage) = served.usage {
         add("input_tokens", usage.prompt_tokens.into());
     }
@@ -347,20 +371,22 @@ pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::access::served::TokenUsage;
 
     /// A record of a tunnel of `user` to `name`.
     pub(in crate::access) fn tunnel(user: &str, name: &str) -> AccessRecord {
         let request = RecordedRequest {
-            connection: 3,
+            connection: Some(3),
             listener: ([192, 0, 2, 1], 443).into(),
             client: Some(([198, 51, 100, 7], 50_000).into()),
             user: Some(user.into()),
             protocol: Some(Protocol::Udp),
             target: Some(Target { host: Host::Name(name.into()), port: 53 }),
+            way: None,
         };
         let ended = EndedTunnel {
             tunnel: 17,
-            next_hop: ([203, 0, 113, 5], 53).into(),
+            next_hop: Some(([203, 0, 113, 5], 53).into()),
             class: "default".into(),
             form: Some(Form::Datagram),
             up: Moved { bytes: 40, packets: 1 },
@@ -390,6 +416,22 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_line_of_an_edge_says_which_way_a_tunnel_took_but_not_where_it_led() {
+        let AccessRecord { time, what: What::Tunnel(request, ended) } = tunnel("alice", "dns.example") else {
+            unreachable!()
+        };
+        let way = Some(Way { relay: "relay.example:443".into(), path: "lte".into() });
+        let request = RecordedRequest { connection: None, way, ..request };
+        let record = AccessRecord { time, what: What::Tunnel(request, EndedTunnel { next_hop: None, ..ended }) };
+        assert_eq!(
+            record.text(false),
+            "tunnel tunnel=17 user=alice listener=192.0.2.1:443 protocol=udp relay=relay.example:443 path=lte \
+             class=default form=datagram up_bytes=40 down_bytes=300 up_packets=1 down_packets=2 \
+             dropped_down_queue_full=4 duration_ms=1234 reason=idle"
+        );
+    }
+
+    #[test]
     fn without_addresses_no_form_says_where_a_client_or_a_target_is() {
         let record = tunnel("alice", "dns.example");
         for shown in [record.line(false), record.json(false).unwrap()] {
@@ -404,7 +446,7 @@ pub(super) mod tests {
         served.client = Some(([198, 51, 100, 7], 50_000).into());
         (served.class, served.asked, served.model) = ("interactive".into(), asked.into(), "large".into());
         served.engine = "http://203.0.113.5:8001".into();
-        served.usage = Some(serving::sse::TokenUsage { prompt_tokens: 12, completion_tokens: 40 });
+        served.usage = Some(TokenUsage { prompt_tokens: 12, completion_tokens: 40 });
         (served.predicted, served.duration) = (Some(Duration::from_millis(900)), Duration::from_millis(1_100));
         (served.status, served.reason) = (Some(200), "answered");
         AccessRecord { time: SystemTime::UNIX_EPOCH, what: What::Model(Box::new(served)) }
@@ -421,6 +463,19 @@ pub(super) mod tests {
         );
         let hidden = record.text(false);
         assert!(!hidden.contains("198.51.100.7") && !hidden.contains("203.0.113.5"), "{hidden}");
+    }
+
+    #[test]
+    fn a_line_of_an_edge_says_which_gateway_got_a_request_and_how_much_it_moved() {
+        let mut served = Served::begin(7, "chat", None, (([127, 0, 0, 1], 8100).into(), None));
+        served.way = Some(Way { relay: "gateway.example:443".into(), path: "".into() });
+        (served.moved_bytes, served.status) = (Some((300, 4_000)), Some(200));
+        let record = AccessRecord { time: SystemTime::UNIX_EPOCH, what: What::Model(Box::new(served)) };
+        assert_eq!(
+            record.text(false),
+            "model request=7 listener=127.0.0.1:8100 operation=chat relay=gateway.example:443 up_bytes=300 \
+             down_bytes=4000 duration_ms=0 status=200 reason=cancelled"
+        );
     }
 
     proptest! {

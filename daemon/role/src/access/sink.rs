@@ -7,9 +7,9 @@ use std::{
 };
 
 use config::log::AccessForm;
-use role::journal::{JOURNAL, journal_entry};
 
 use super::record::{AccessRecord, Value};
+use crate::journal::{JOURNAL, journal_entry};
 
 /// Standard output, or the journal. A write may block on the reader.
 #[derive(Debug, Default)]

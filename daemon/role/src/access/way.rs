@@ -1,0 +1,20 @@
+//! The way of a tunnel or a request from an edge.
+
+use std::sync::Arc;
+
+/// The relay or gateway that an edge used, and how it reached it.
+#[derive(Clone, Debug)]
+pub struct Way {
+    /// The host and port of the relay or gateway.
+    pub relay: Arc<str>,
+    /// The name of the path to it; empty without one.
+    pub path: Arc<str>,
+}
+
+impl Way {
+    /// Returns its size in memory beyond the struct, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.relay.len() + self.path.len()
+    }
+}

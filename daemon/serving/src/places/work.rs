@@ -1,0 +1,53 @@
+//! The requests that an engine works on, whichever gateway gave them to it: a reload makes another gateway, and requests that have begun
+//! end with the one before.
+
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use parking_lot::Mutex;
+
+use super::Engines;
+
+/// The work of an engine.
+#[derive(Debug, Default)]
+pub(super) struct EngineWork {
+    in_flight: AtomicU32,
+    /// The gateways' engines that count here, if there are several.
+    sharers: Mutex<Vec<Weak<Engines>>>,
+}
+
+impl EngineWork {
+    /// Returns how many requests the engine works on.
+    pub(super) fn in_flight(&self) -> u32 {
+        self.in_flight.load(Relaxed)
+    }
+
+    /// Notes that it gets one more.
+    pub(super) fn begin(&self) {
+        self.in_flight.fetch_add(1, Relaxed);
+    }
+
+    /// Notes that one has ended.
+    pub(super) fn end(&self) {
+        // Each end follows a begin.
+        self.in_flight.fetch_sub(1, Relaxed);
+    }
+
+    /// Lets the requests that wait at `sharer` have places that others give back.
+    pub(super) fn share(&self, sharer: &Arc<Engines>) {
+        let mut sharers = self.sharers.lock();
+        sharers.retain(|known| known.strong_count() > 0);
+        let sharer = Arc::downgrade(sharer);
+        if !sharers.iter().any(|known| known.ptr_eq(&sharer)) {
+            sharers.push(sharer);
+        }
+    }
+
+    /// Returns the others that count here.
+    pub(super) fn others(&self, than: &Arc<Engines>) -> Vec<Arc<Engines>> {
+        let sharers = self.sharers.lock();
+        sharers.iter().filter_map(Weak::upgrade).filter(|sharer| !Arc::ptr_eq(sharer, than)).collect()
+    }
+}
