@@ -18,8 +18,10 @@ const LONGEST_FRAME_HEADER: usize = 9;
 /// known which of them are still worth sending.
 #[derive(Debug, Default)]
 pub struct Queue {
-    /// Bytes of messages that were begun, so they have to be sent whole.
-    bytes: VecDeque<Bytes>,
+    /// Bytes of messages that were begun, so they have to be sent whole. `behind` is empty if `front` is: the response of a tunnel
+    /// is one piece, so a tunnel needs no memory for more.
+    front: Option<Bytes>,
+    behind: VecDeque<Bytes>,
     len: usize,
     /// When the oldest payload of the frame that was begun arrived.
     frame_ns: Option<u64>,
@@ -31,7 +33,10 @@ impl Queue {
     pub fn push(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
             self.len += bytes.len();
-            self.bytes.push_back(bytes);
+            match self.front {
+                None => self.front = Some(bytes),
+                Some(_) => self.behind.push_back(bytes),
+            }
         }
     }
 
@@ -39,7 +44,9 @@ impl Queue {
     pub fn put_back(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
             self.len += bytes.len();
-            self.bytes.push_front(bytes);
+            if let Some(second) = self.front.replace(bytes) {
+                self.behind.push_front(second);
+            }
         }
     }
 
@@ -54,7 +61,7 @@ impl Queue {
     /// they are no longer worth sending. These are counted in the class and in the tunnel's losses.
     pub fn take(&mut self, max: usize, now_ns: u64, terms: &Terms, expiry: Expiry) -> (Option<Bytes>, u64) {
         let mut stale = 0;
-        if self.bytes.is_empty()
+        if self.front.is_none()
             && let Some(payloads) = &mut self.payloads
         {
             let frame = encode(payloads, max, now_ns, terms, expiry);
@@ -66,8 +73,11 @@ impl Queue {
     }
 
     fn take_bytes(&mut self, max: usize) -> Option<Bytes> {
-        let front = self.bytes.front_mut()?;
-        let taken = if front.len() > max { front.split_to(max.max(1)) } else { self.bytes.pop_front()? };
+        let front = self.front.as_mut()?;
+        let taken = match front.len() > max {
+            true => front.split_to(max.max(1)),
+            false => std::mem::replace(&mut self.front, self.behind.pop_front())?,
+        };
         self.len -= taken.len();
         Some(taken)
     }
@@ -76,7 +86,7 @@ impl Queue {
     #[must_use]
     pub fn oldest_ns(&self) -> Option<u64> {
         let payloads = self.payloads.as_ref()?;
-        if self.bytes.is_empty() { payloads.oldest_ns() } else { self.frame_ns }
+        if self.front.is_none() { payloads.oldest_ns() } else { self.frame_ns }
     }
 
     /// Whether the stream is a tunnel that has carried payloads in capsules.
@@ -94,7 +104,7 @@ impl Queue {
     /// Whether nothing waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty() && self.payloads.as_ref().is_none_or(|payloads| payloads.is_empty())
+        self.front.is_none() && self.payloads.as_ref().is_none_or(|payloads| payloads.is_empty())
     }
 
     /// Discards everything.
@@ -143,4 +153,30 @@ fn encode(payloads: &mut Backlog, max: usize, now_ns: u64, terms: &Terms, expiry
     let start = LONGEST_FRAME_HEADER - header_len;
     frame[start..LONGEST_FRAME_HEADER].copy_from_slice(&header[..header_len]);
     Frame { bytes: frame.freeze().slice(start..), since_ns, stale }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_leave_in_order_and_a_single_one_needs_no_memory_of_its_own() {
+        let mut queue = Queue::default();
+        for _ in 0..3 {
+            queue.push(Bytes::from_static(b"response"));
+            assert_eq!(queue.take_bytes(100).as_deref(), Some(&b"response"[..]));
+        }
+        assert!(queue.is_empty() && queue.behind.capacity() == 0);
+        for piece in [b"one", b"two", b"six"] {
+            queue.push(Bytes::from_static(piece));
+        }
+        let part = queue.take_bytes(2).unwrap();
+        assert_eq!((&part[..], queue.bytes()), (&b"on"[..], 7));
+        queue.put_back(part);
+        let mut taken = Vec::new();
+        while let Some(bytes) = queue.take_bytes(3) {
+            taken.extend_from_slice(&bytes);
+        }
+        assert_eq!((&taken[..], queue.bytes(), queue.is_empty()), (&b"onetwosix"[..], 0, true));
+    }
 }

@@ -173,8 +173,8 @@ impl Relay {
             tokio::select! {
                 request = connection.next() => match request {
                     Ok(request) => {
-                        let serving = serve_request(self.clone(), client.clone(), http.clone(), request);
-                        requests.spawn(serving);
+                        let opening = open(self.clone(), client.clone(), http.clone(), request);
+                        requests.spawn(serve_request(Box::pin(opening)));
                     }
                     Err(error) => return error,
                 },
@@ -185,12 +185,9 @@ impl Relay {
     }
 }
 
-async fn serve_request(relay: Arc<Relay>, client: Arc<RelayClient>, http: h3::Client, request: Request) {
-    // Boxes hold the state before the tunnel, so that its memory is free during the tunnel's life.
-    if wait_for_turn(&relay, &client).await.is_err() {
-        return Box::pin(turn_away(&http, request, Rejected::Unanswered(Code::RequestRejected))).await;
-    }
-    if let Some(open) = Box::pin(open(relay, client, http, request)).await {
+/// Serves a request until its end. `opening` is [`open`], in a box, so that its memory is free during the tunnel's life.
+async fn serve_request<F: Future<Output = Option<OpenTunnel>>>(opening: Pin<Box<F>>) {
+    if let Some(open) = opening.await {
         open.serve().await;
     }
 }
@@ -228,13 +225,17 @@ struct OpenTunnel {
     pump: Pin<Box<dyn Future<Output = &'static str> + Send>>,
 }
 
-/// Decides about a request, and opens its tunnel or answers it otherwise.
+/// Decides about a request when its turn has come, and opens its tunnel or answers it otherwise.
 async fn open(
     relay: Arc<Relay>,
     client: Arc<RelayClient>,
     http: h3::Client,
     mut request: Request,
 ) -> Option<OpenTunnel> {
+    if wait_for_turn(&relay, &client).await.is_err() {
+        turn_away(&http, request, Rejected::Unanswered(Code::RequestRejected)).await;
+        return None;
+    }
     let rules = relay.rules();
     let waiting = request.waiting.take();
     let admitted = match admit(&relay, &rules, &client, &mut request).await {
@@ -298,7 +299,7 @@ async fn open(
         ConnectedTarget::Udp(target) => {
             let queue_bytes = limits.queue_bytes_per_tunnel as usize;
             let udp = UdpTunnel::new(request, http.datagrams_allowed(), queue_bytes);
-            Box::pin(UdpPump::new(udp, target, gate, traffic, queue_bytes, limits.tunnel_idle, metrics).run(http))
+            Box::pin(UdpPump::new((udp, http), target, gate, traffic, queue_bytes, limits.tunnel_idle, metrics).run())
         }
         ConnectedTarget::Tcp(target) => {
             let on_class = move |socket: &TcpStream, before: &Class, class: &Arc<Class>| {
@@ -347,8 +348,8 @@ async fn expiry(at: Option<SystemTime>) {
         if left.is_zero() {
             return;
         }
-        // The clock may be set in the meantime.
-        tokio::time::sleep(left.min(EXPIRY_LOOK)).await;
+        // The clock may be set in the meantime. In a box, because few tunnels have an expiry.
+        Box::pin(tokio::time::sleep(left.min(EXPIRY_LOOK))).await;
     }
 }
 
@@ -504,3 +505,6 @@ async fn answer(request: &mut Request, head: &ResponseHead, code: Code) -> Rejec
         Err(_) => Rejected::Unanswered(code),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -65,7 +65,8 @@ pub struct UdpPump {
     uplink: Segments,
     /// The part of the uplink that is sent next, if the class has a rate.
     chunk: Segments,
-    datagrams_settled: bool,
+    /// Whom to ask for the client's settings, as long as they are missing: they may arrive after its first request.
+    unsettled: Option<Box<h3::Client>>,
     idle: Duration,
     last_moved: Instant,
     idle_timer: Pin<Box<Sleep>>,
@@ -80,11 +81,11 @@ pub struct UdpPump {
 }
 
 impl UdpPump {
-    /// Joins an accepted tunnel to its target's socket, through the gate of its class. `queue_bytes` bounds the queue to
-    /// either side; moved payloads are counted in `traffic`.
+    /// Joins an accepted tunnel of `client` to its target's socket, through the gate of its class. `queue_bytes` bounds the
+    /// queue to either side; moved payloads are counted in `traffic`.
     #[must_use]
     pub fn new(
-        tunnel: UdpTunnel,
+        (tunnel, client): (UdpTunnel, h3::Client),
         target: UdpTarget,
         gate: Gate,
         traffic: Arc<Traffic>,
@@ -95,13 +96,21 @@ impl UdpPump {
         let uplink = Segments::new(queue_bytes);
         let (last_moved, idle_timer) = (Instant::now(), Box::pin(tokio::time::sleep(idle)));
         let chunk = Segments::new(queue_bytes);
+        let unsettled = match client.settings() {
+            Some(_) => {
+                tunnel.set_datagrams_usable(client.datagrams_allowed());
+                None
+            }
+            // In a box, because most clients' settings arrive before their first request.
+            None => Some(Box::new(client)),
+        };
         Self {
             tunnel,
             target,
             gate,
             uplink,
             chunk,
-            datagrams_settled: false,
+            unsettled,
             idle,
             last_moved,
             idle_timer,
@@ -117,11 +126,11 @@ impl UdpPump {
     ///
     /// Not an `async fn`, whose state has room for its argument as well as for its later form: each idle tunnel would take
     /// twice the memory.
-    pub fn run(self, client: h3::Client) -> impl Future<Output = &'static str> + Send + 'static {
+    pub fn run(self) -> impl Future<Output = &'static str> + Send + 'static {
         let mut running = Some(self);
         poll_fn(move |cx| {
             let end = match &mut running {
-                Some(pump) => ready!(pump.poll(cx, &client)),
+                Some(pump) => ready!(pump.poll(cx)),
                 None => return Poll::Pending,
             };
             // `running` is always `Some` here.
@@ -143,10 +152,8 @@ impl UdpPump {
     }
 
     /// Moves payloads as far as possible; ready when the tunnel has ended.
-    fn poll(&mut self, cx: &mut Context<'_>, client: &h3::Client) -> Poll<UdpEnd> {
-        if !self.datagrams_settled && client.settings().is_some() {
-            // The client's settings may arrive after its first request.
-            self.datagrams_settled = true;
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<UdpEnd> {
+        if let Some(client) = self.unsettled.take_if(|client| client.settings().is_some()) {
             self.tunnel.set_datagrams_usable(client.datagrams_allowed());
         }
         if let Some((before, class)) = self.gate.follow() {

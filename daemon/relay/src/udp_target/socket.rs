@@ -5,9 +5,10 @@ use std::ffi::c_int;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicBool;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use pacing::descriptor::{set_option, watch};
+use parking_lot::Mutex;
 use quinn_udp::{TransportErrorPayload, UdpSockRef, UdpSocketState};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover};
 use socket2::{Domain, MsgHdr, Protocol, SockAddr, SockRef, Socket, Type};
@@ -53,6 +54,9 @@ pub struct UdpTarget {
     /// Whether runs of payloads are sent as GSO messages; off once the device has refused them.
     pub(super) segmentation: AtomicBool,
     reachability: Cell<Reachability>,
+    /// A second descriptor of the socket, for the time in which its buffer is full: the kernel reports room whenever a packet
+    /// has left, so with this interest in `fd`, each payload would wake the thread once more.
+    pub(super) writable: Mutex<Option<Box<AsyncFd<Socket>>>>,
 }
 
 impl UdpTarget {
@@ -104,20 +108,21 @@ impl UdpTarget {
 
     /// Registers a non-blocking, connected socket with the runtime.
     pub(super) fn register(socket: Socket) -> io::Result<Self> {
-        let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
-        Ok(Self { fd: watch(socket, interest)?, segmentation: AtomicBool::new(true), reachability: Cell::default() })
+        let fd = watch(socket, Interest::READABLE | Interest::PRIORITY)?;
+        let (reachability, writable) = (Cell::default(), Mutex::default());
+        Ok(Self { fd, segmentation: AtomicBool::new(true), reachability, writable })
     }
 
     /// Sends `bytes`, one payload or several of `segment_bytes` each (the last may be shorter), as one message or not at
     /// all. Takes one system call and allocates nothing.
     ///
     /// # Errors
-    /// Errors of the kernel; `WouldBlock` arms [`poll_writable`](Self::poll_writable). An error may stem from an earlier
-    /// packet (ICMP): [`flush`](Self::flush) distinguishes them.
+    /// Errors of the kernel; after `WouldBlock`, call [`poll_writable`](Self::poll_writable). An error may stem from an
+    /// earlier packet (ICMP): [`flush`](Self::flush) distinguishes them.
     pub fn try_send(&self, bytes: &[u8], segment_bytes: usize) -> io::Result<()> {
         let socket = self.fd.get_ref();
         self.note(Reachability::on_sent);
-        let sent = loop {
+        loop {
             let sent = if bytes.len() <= segment_bytes {
                 socket.send(bytes)
             } else {
@@ -128,15 +133,9 @@ impl UdpTarget {
             };
             match sent {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => break other,
+                sent => return sent.map(drop),
             }
-        };
-        if sent.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-            // The kernel was called without asking tokio first (a new socket would have to wait a turn for that), so
-            // tokio's readiness may be stale; this clears it until the next event.
-            let _ = self.fd.try_io(Interest::WRITABLE, |_| Err::<(), _>(io::ErrorKind::WouldBlock.into()));
         }
-        sent.map(drop)
     }
 
     /// Waits, after a send that would have blocked, until the socket accepts packets again.
@@ -144,8 +143,18 @@ impl UdpTarget {
     /// # Errors
     /// [`TargetError::Socket`] if the runtime shuts down.
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<Result<(), TargetError>> {
-        let _keeps_ready = ready!(self.fd.poll_write_ready(cx))?;
-        Poll::Ready(Ok(()))
+        let second = || watch(self.fd.get_ref().try_clone()?, Interest::WRITABLE).map(Box::new);
+        let mut writable = self.writable.lock();
+        let Some(fd) = writable.take().or_else(|| second().ok()) else {
+            // Without a descriptor, the next turn tries again.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        };
+        let polled = fd.poll_write_ready(cx).map_ok(drop).map_err(TargetError::from);
+        if polled.is_pending() {
+            *writable = Some(fd);
+        }
+        polled
     }
 
     /// Applies `change` to the target's reachability, and returns its result.

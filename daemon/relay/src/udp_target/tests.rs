@@ -207,6 +207,19 @@ async fn a_full_socket_blocks_and_loses_nothing() {
 }
 
 #[tokio::test]
+async fn the_room_that_a_payload_leaves_in_the_socket_is_not_reported_unless_a_send_was_blocked() {
+    let (peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
+    send(&target, &payloads(&[10])).await;
+    receive_at(&peer, 1).await;
+    // The answer takes a turn of the runtime, which would have noticed the room.
+    peer.send_to(b"answer", target.fd.get_ref().local_addr().unwrap().as_socket().unwrap()).await.unwrap();
+    receive(&target).await.unwrap();
+    let reported = poll_fn(|cx| Poll::Ready(target.fd.poll_write_ready(cx).is_ready())).await;
+    assert!(!reported);
+    timeout(SOON, poll_fn(|cx| target.poll_writable(cx))).await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn packets_carry_df_and_no_ecn_and_mapped_addresses_are_ipv4() {
     let mapped = SocketAddr::new(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(), 9);
     let target = UdpTarget::connect(mapped, None, SocketBuffers::default()).unwrap();

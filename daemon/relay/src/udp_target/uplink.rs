@@ -66,6 +66,7 @@ impl UdpTarget {
                 queue.pop();
             }
         }
+        *self.writable.lock() = None;
         Ok(Flush::Done)
     }
 }
