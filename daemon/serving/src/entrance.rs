@@ -13,7 +13,7 @@ use std::{
     future::Future,
     pin::pin,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use bytes::Bytes;
@@ -202,7 +202,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         if !body.is_empty() {
             head.fields.push(Field::new("content-length", body.len().to_string()));
         }
-        let class = self.classes.of(&head, &body);
+        let class = self.classes.of(&head, &body, SystemTime::now());
         let signal = Priority::from_fields(&head.fields);
         if class.is_chosen && head.field(priority::FIELD_NAME).is_none() {
             head.fields.extend(class.class.policy().signal().to_field());
