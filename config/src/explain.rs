@@ -33,7 +33,7 @@ pub fn explain(config: &Config, now: SystemTime) -> String {
     lines.extend(config.forwards.iter().map(forward));
     lines.extend(config.gateway.iter().flat_map(|config| gateway(config, now)));
     lines.extend(config.proxies.iter().map(proxy));
-    lines.extend(config.serves.iter().map(serve));
+    lines.extend(config.serves.iter().flat_map(|config| serve(config, now)));
     lines.extend(policy(&config.policy));
     let transport = &config.transport;
     lines.push(format!(
@@ -329,15 +329,17 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
     lines
 }
 
-fn serve(serve: &Serve) -> String {
+fn serve(serve: &Serve, now: SystemTime) -> Vec<String> {
     let terms = of_class(serve.class.as_deref()) + &by_schedule(serve.uplink.schedule.as_deref());
-    format!(
+    let mut lines = vec![format!(
         "serve {}: HTTP for models, through {}{terms}; bodies of up to {} bytes, {} connections",
         serve.listen,
         serve.uplink.through(),
         serve.max_body_bytes,
         serve.max_connections
-    )
+    )];
+    lines.extend(serve.keys.iter().map(|key| format!("  key of {}, for rules{}", key.name, expiry(key.expires, now))));
+    lines
 }
 
 fn control(control: &ControlSettings) -> String {

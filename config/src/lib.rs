@@ -285,7 +285,7 @@ impl Config {
             let cause = "the address of a proxy is that of another proxy or forward";
             root.refuse_shared("proxy", &taken, SocketAddr::clone, cause);
         }
-        let serves = root.sections("serve", |section| serve::walk(section, None, names));
+        let serves = root.sections("serve", |section| serve::read(section, names));
         let taken: Vec<_> = taken.into_iter().chain(serves.iter().map(|serve| serve.listen)).collect();
         if !serves.is_empty() {
             let cause = "the address is that of another [[serve]], proxy or forward";
@@ -449,13 +449,14 @@ impl Config {
         let by_certificate = |relay: &RelaySettings| {
             relay.certificates.is_empty() && relay.listeners.iter().any(|listener| listener.auth.accepts_certificates())
         };
-        if self.relay.as_ref().map_or(self.gateway.is_none(), by_certificate) {
+        let at_edge: Vec<_> = self.serves.iter().flat_map(|serve| &serve.keys).map(|key| &key.name).collect();
+        if self.relay.as_ref().map_or(self.gateway.is_none() && at_edge.is_empty(), by_certificate) {
             return Vec::new();
         }
         let tokens = self.relay.iter().flat_map(|relay| &relay.tokens).map(|token| &token.name);
         let certificates = self.relay.iter().flat_map(|relay| &relay.certificates).map(|user| &user.name);
         let keys = self.gateway.iter().flat_map(|gateway| &gateway.keys).map(|key| &key.name);
-        let known: Vec<_> = tokens.chain(certificates).chain(keys).collect();
+        let known: Vec<_> = tokens.chain(certificates).chain(keys).chain(at_edge).collect();
         let rules = (1..).zip(&self.policy.rules);
         let users = rules.flat_map(|(rule, of)| of.users.iter().flatten().map(move |user| (rule, user)));
         let unknown = users.filter(|(_, user)| !known.contains(user));

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::error::Problem;
+use crate::moment::Moment;
 use crate::section::Section;
 use crate::uplink::{self, Nameable, UplinkSettings};
 
@@ -18,6 +19,8 @@ pub struct Serve {
     pub balance: bool,
     /// The class of all requests; if `None`, the policy's rules give each request its class.
     pub class: Option<String>,
+    /// The keys of clients that rules may name as users. The gateway decides whether it accepts a key.
+    pub keys: Vec<ServeKey>,
     /// The largest body of a request, in bytes.
     pub max_body_bytes: u32,
     /// How many connections of clients may be open at once, and how many requests on all of them together.
@@ -26,7 +29,33 @@ pub struct Serve {
     pub idle: Duration,
 }
 
-/// Walks through such an address; its class and schedule must be among `names`.
+/// A client's key that the edge recognizes. Only its hash is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServeKey {
+    /// The user that it belongs to, in rules of the edge.
+    pub name: String,
+    /// The SHA-256 of the key's text, as in [`Key`](crate::gateway::Key).
+    pub sha256: [u8; 32],
+    /// When the key ceases to be recognized.
+    pub expires: Option<Moment>,
+}
+
+/// Reads such an address with its keys; its class and schedule must be among `names`.
+pub(crate) fn read(section: &mut Section<'_>, names: Nameable<'_>) -> Option<Serve> {
+    let keys = section.sections("key", |section| key(section, None));
+    section.refuse_shared("key", &keys, |key| key.sha256, "two entries have the same sha256");
+    walk(section, None, names).map(|serve| Serve { keys, ..serve })
+}
+
+/// Walks through the section of a client's key.
+pub(crate) fn key(section: &mut Section<'_>, of: Option<&ServeKey>) -> Option<ServeKey> {
+    let name = section.require("name", of.map(|of| of.name.clone()));
+    let sha256 = section.require("sha256", of.map(|of| of.sha256));
+    let expires = section.optional("expires", of.and_then(|of| of.expires));
+    Some(ServeKey { name: name?, sha256: sha256?, expires })
+}
+
+/// Walks through the own keys of such an address; sections below stay as in `of`. Its class and schedule must be among `names`.
 pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, names: Nameable<'_>) -> Option<Serve> {
     let listen = section.require("listen", of.map(|of| of.listen));
     let is_remote = |listen: SocketAddr| !listen.ip().is_loopback();
@@ -43,5 +72,6 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, names: Nameabl
     let max_body_bytes = section.number("max_body_bytes", 1 << 10..=1 << 28, max_body_bytes);
     let max_connections = section.number("max_connections", 1..=65_536, of.map_or(1_024, |of| of.max_connections));
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(Duration::from_secs(60), |of| of.idle));
-    Some(Serve { listen: listen?, uplink: uplink?, balance, class, max_body_bytes, max_connections, idle })
+    let keys = of.map_or_else(Vec::new, |of| of.keys.clone());
+    Some(Serve { listen: listen?, uplink: uplink?, balance, class, keys, max_body_bytes, max_connections, idle })
 }

@@ -296,6 +296,7 @@ fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
         "hop first by first.example:443 via entry, trusts the authorities in /etc/paced/relay-ca.pem, shows a token",
         "forward 127.0.0.1:8080 (TCP) to web.example:80 through relay.example:443, up to 512 connections at once",
         "proxy 127.0.0.1:1080 (socks5, http) through relay.example:443 via first, users in /etc/paced/proxy.users, up to 512",
+        "  key of chat-frontend, for rules, until 2027-01-31T00:00:00Z (20849 days left)\n",
         "policy: the high level by deadline, then the low one each in turn; packets committed ahead: adapted",
         "class default: level low, priority 159 (by signal 0 to 159), weight 1, drops the oldest when full\n",
         "class realtime-short: level high, priority 255 (by signal 0 to 255), weight 1, deadline 1s, \
@@ -405,4 +406,18 @@ fn a_gateway_with_a_listener_of_its_own_needs_no_relay() {
     let remote = own.replace("tls = false", files).replace("127.0.0.1:8100", "192.0.2.1:8443");
     let remote = remote.replace("[[gateway.key]]\n", &key);
     assert!(valid(&remote).gateway.unwrap().listeners[0].identity.is_some());
+}
+
+#[test]
+fn rules_of_an_edge_may_name_the_keys_of_its_clients() {
+    let serve = PROXY.replace("[[proxy]]", "[[serve]]");
+    let key = format!("[[serve.key]]\nname = \"ann\"\nsha256 = \"{}\"\nexpires = \"2027-01-31\"\n", "0".repeat(64));
+    let rule = |user: &str| format!("[[rule]]\nclass = \"default\"\nuser = \"{user}\"\n");
+    let config = valid(&format!("{serve}{key}{}", rule("ann")));
+    assert_eq!((config.serves[0].keys.len(), &config.serves[0].keys[0].name[..]), (1, "ann"));
+    assert_eq!(valid(&config.to_toml()).serves, config.serves);
+    assert_eq!(config.warnings(), []);
+    let unknown = [Warning::UnknownUser { rule: 1, user: "bob".into() }];
+    assert_eq!(valid(&format!("{serve}{key}{}", rule("bob"))).warnings(), unknown);
+    assert_eq!(valid(&format!("{serve}{}", rule("bob"))).warnings(), [], "users of an edge without keys are unknown");
 }

@@ -53,6 +53,9 @@ impl Config {
         }
         for of in &self.serves {
             text.section("[[serve]]", |section| serve::walk(section, Some(of), names));
+            for key in &of.keys {
+                text.section("[[serve.key]]", |section| serve::key(section, Some(key)));
+            }
         }
         self.policy.write(&mut text);
         text.section("[control]", |section| control::walk(section, &self.control));

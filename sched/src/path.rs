@@ -16,6 +16,7 @@ pub mod split;
 mod tests;
 
 use self::split::ByteRange;
+use crate::stream::Level;
 
 /// How a path is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -90,8 +91,11 @@ pub struct CandidatePath {
 pub struct Placed {
     /// The bytes that it still has to send.
     pub bytes: u64,
-    /// Its share of the path relative to other streams (HTTP/2's priority in FStream); 0 counts as 1.
+    /// Its share of the path relative to other streams of its level (HTTP/2's priority in FStream); 0 counts as 1.
     pub weight: u32,
+    /// Its level, if the path is served by levels ([`Discipline::Ml`](crate::stream::Discipline::Ml)); otherwise the low one
+    /// for all streams.
+    pub level: Level,
 }
 
 /// A stream to be placed.
@@ -99,9 +103,11 @@ pub struct Placed {
 pub struct StreamProfile {
     /// How many bytes it has to send.
     pub bytes: u64,
-    /// Its share of a path relative to other streams; 0 counts as 1. If requests are placed together, requests of higher
-    /// weight choose first.
+    /// Its share of a path relative to other streams of its level; 0 counts as 1. If requests are placed together, requests
+    /// of higher weight choose first.
     pub weight: u32,
+    /// Its level, as that of [`Placed`]. Requests of the high level choose before all others.
+    pub level: Level,
     /// Whether its class is urgent.
     pub is_urgent: bool,
     /// Whether it may arrive twice (idempotent, RFC 9110 §9.2.2).
@@ -150,9 +156,14 @@ impl CandidatePath {
         waiting + u128::from(self.backlog_bytes) < window.max(PACKET_BYTES)
     }
 
-    /// Adds a stream that was placed on it.
+    /// Adds a stream of the low level that was placed on it.
     pub fn add(&mut self, bytes: u64, weight: u32) {
-        self.placed.push(Placed { bytes, weight });
+        self.add_part(bytes, (weight, Level::Low));
+    }
+
+    /// Adds `bytes` of a stream with this weight and level.
+    pub fn add_part(&mut self, bytes: u64, (weight, level): (u32, Level)) {
+        self.placed.push(Placed { bytes, weight, level });
     }
 }
 
@@ -165,7 +176,7 @@ const NS_PER_SEC: u128 = 1_000_000_000;
 /// round-robin uses it. Of equal paths the first is chosen.
 #[must_use]
 pub fn place(placement: Placement, request: &StreamProfile, paths: &[CandidatePath], turn: u64) -> Option<PathChoice> {
-    let finish = |path: &CandidatePath| estimate::finish_ns(path, request.bytes, request.weight) + path.cost_ns as f64;
+    let finish = |path: &CandidatePath| estimate::request_ns(path, request, request.bytes);
     let one = |key: &dyn Fn(&CandidatePath) -> f64| least(paths, key).map(PathChoice::One);
     match placement {
         Placement::FStream => {
@@ -192,8 +203,8 @@ pub fn place(placement: Placement, request: &StreamProfile, paths: &[CandidatePa
     }
 }
 
-/// Places requests that arrive together. Requests of higher weight choose first (FStream's PRCP-1); requests of equal
-/// weight choose in their order. Each placement is added to `paths`. Returns the choices in the order of the requests;
+/// Places requests that arrive together. Requests of the high level choose first, then those of higher weight (FStream's
+/// PRCP-1); equal requests choose in their order. Each placement is added to `paths`. Returns the choices in the order of the requests;
 /// empty if there are no paths.
 #[must_use]
 pub fn place_all(
@@ -203,12 +214,12 @@ pub fn place_all(
     turn: u64,
 ) -> Vec<PathChoice> {
     let mut order: Vec<usize> = (0..requests.len()).collect();
-    order.sort_by_key(|at| std::cmp::Reverse(requests[*at].weight));
+    order.sort_by_key(|at| (requests[*at].level != Level::High, std::cmp::Reverse(requests[*at].weight)));
     let mut choices = vec![None; requests.len()];
     for (turn, at) in (turn..).zip(order) {
         let request = &requests[at];
         let Some(choice) = place(placement, request, paths, turn) else { return Vec::new() };
-        let mut add = |path: usize, bytes| paths[path].add(bytes, request.weight);
+        let mut add = |path: usize, bytes| paths[path].add_part(bytes, (request.weight, request.level));
         match &choice {
             PathChoice::One(path) => add(*path, request.bytes),
             PathChoice::Copies(copies) => copies.iter().for_each(|path| add(*path, request.bytes)),

@@ -101,6 +101,15 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
             "without encryption",
             "allow_remote = true",
         ),
+        (
+            &(PROXY.replace("[[proxy]]", "[[serve]]")
+                + &["a", "b"]
+                    .map(|name| format!("[[serve.key]]\nname = \"{name}\"\nsha256 = \"{:064}\"\n", 0))
+                    .concat()),
+            "line 4, column 1: serve.key: ",
+            "two entries have the same sha256",
+            "change one",
+        ),
         (&relay("listen = []"), "line 6, column 10: relay.listen: ", "nowhere", "name an address"),
         (&relay("listen = [\"[::1]\"]"), "line 6, column 11: relay.listen: ", "does not fit", "\"[2001:db8::1]:443\""),
         (

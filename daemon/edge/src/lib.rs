@@ -251,7 +251,7 @@ impl Edge {
         let bind_failed = || format!("failed to serve {listen} ({name})");
         let socket = socket.with_context(bind_failed)?;
         let member = match &wanted {
-            Wanted::Serve(serve) => Member::Requests(RequestClasses::new(serve.class.clone(), serve.listen)),
+            Wanted::Serve(serve) => Member::Requests(RequestClasses::at(serve)),
             _ => Member::Traffic(Membership::default()),
         };
         let own = socket.try_clone().with_context(bind_failed)?;

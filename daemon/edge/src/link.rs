@@ -20,7 +20,7 @@ use pacing::{
 use parking_lot::{Mutex, MutexGuard};
 use quic::{class::Class, events::Heard};
 use role::traffic::Traffic;
-use sched::path::Placed;
+use sched::{path::Placed, stream::Level};
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
@@ -262,7 +262,7 @@ impl Line {
             let (up, down) = it.traffic.bytes();
             let moved = up + down;
             let lately = moved - std::mem::replace(&mut it.moved, moved);
-            sizes::left(it.expected, moved, lately, since, it.weight)
+            sizes::left(it.expected, moved, lately, since, it.share)
         });
         left.collect()
     }
@@ -343,7 +343,8 @@ pub struct Link {
 struct Carried {
     traffic: Arc<Traffic>,
     class: String,
-    weight: u32,
+    /// Its share of the path, and its level.
+    share: (u32, Level),
     expected: u64,
     /// How much it had moved at the last look.
     moved: u64,
@@ -389,9 +390,10 @@ impl Link {
     /// Notes whose traffic it carries, and the `priority` that this asked for: placements count the rest of it, and its final size tells
     /// how much the next of its class will carry.
     pub fn carries_traffic(&self, traffic: Arc<Traffic>, class: &Class, signal: Option<&Priority>) {
-        let (class, weight) = (class.policy().name.clone(), sizes::share(class, signal));
+        let share = (sizes::share(class, signal), class.policy().level);
+        let class = class.policy().name.clone();
         let expected = self.line.sizes.expected(&class);
-        self.line.carried.lock().insert(self.number, Carried { traffic, class, weight, expected, moved: 0 });
+        self.line.carried.lock().insert(self.number, Carried { traffic, class, share, expected, moved: 0 });
     }
 
     /// Excludes its traffic from the sizes of its class.

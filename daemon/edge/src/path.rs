@@ -69,6 +69,7 @@ impl PathDemand {
         let request = StreamProfile {
             bytes: sizes.expected(&policy.name),
             weight: share(class, None),
+            level: policy.level,
             is_urgent: policy.level == Level::High,
             // A tunnel is neither.
             is_idempotent: false,
@@ -84,6 +85,21 @@ impl PathDemand {
         let Self { placement, request } = Self::of(&terms.class, sizes);
         let (bytes, weight) = (request.bytes.max(body_bytes), share(&terms.class, terms.signal.as_ref()));
         Self { placement, request: StreamProfile { bytes, weight, is_idempotent: true, ..request } }
+    }
+
+    /// Returns the request and the paths as placements should see them: without levels, if the schedule of the connections has none.
+    #[must_use]
+    pub fn as_served(
+        &self,
+        mut paths: Vec<path::CandidatePath>,
+        has_levels: bool,
+    ) -> (StreamProfile, Vec<path::CandidatePath>) {
+        let mut request = self.request;
+        if !has_levels {
+            request.level = Level::Low;
+            paths.iter_mut().flat_map(|path| &mut path.placed).for_each(|placed| placed.level = Level::Low);
+        }
+        (request, paths)
     }
 }
 
@@ -185,11 +201,26 @@ mod tests {
         let path =
             |bytes_per_sec| CandidatePath { smoothed_rtt_ns: 20_000_000, bytes_per_sec, ..CandidatePath::default() };
         let mut paths = [path(2_000_000), path(1_000_000)];
-        paths[0].placed = vec![Placed { bytes: 10_000_000, weight: share(&class, None) }; 3];
+        paths[0].placed = vec![Placed { bytes: 10_000_000, weight: share(&class, None), level: Level::Low }; 3];
         let chosen = |urgency| {
             let ask = demand(&class, Some(urgency));
             place(ask.placement, &ask.request, &paths, 0).unwrap().path()
         };
         assert_eq!([1, 2, 3, 5].map(chosen), [0, 0, 1, 1], "three equals leave a quarter of the fast path");
+    }
+
+    #[test]
+    fn a_demand_has_the_level_of_its_class_which_counts_only_under_a_schedule_with_levels() {
+        let class = class("level = \"high\"\n");
+        let ask = PathDemand::of(&class, &Sizes::default());
+        let path =
+            |bytes_per_sec| CandidatePath { smoothed_rtt_ns: 20_000_000, bytes_per_sec, ..CandidatePath::default() };
+        let mut paths = vec![path(2_000_000), path(1_000_000)];
+        paths[0].placed = vec![Placed { bytes: 10_000_000, weight: u32::MAX, level: Level::Low }];
+        let chosen = |has_levels| {
+            let (request, paths) = ask.as_served(paths.clone(), has_levels);
+            place(ask.placement, &request, &paths, 0).unwrap().path()
+        };
+        assert_eq!((chosen(true), chosen(false)), (0, 1));
     }
 }

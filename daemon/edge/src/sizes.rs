@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use masque::priority::{LEAST_URGENT, Priority, urgency_of};
 use parking_lot::Mutex;
 use quic::class::Class;
-use sched::path::Placed;
+use sched::{path::Placed, stream::Level};
 
 /// The expectation until the first one of a class has ended, in bytes: about a page.
 pub const FIRST_BYTES: u64 = 64 * 1024;
@@ -55,10 +55,16 @@ pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {
 /// Returns how much a tunnel is still expected to carry: the rest of the usual amount in its class, but at least as much as it
 /// carries in a second; `None` if that is zero.
 #[must_use]
-pub fn left(expected: u64, moved: u64, moved_lately: u64, lately: Duration, weight: u32) -> Option<Placed> {
+pub fn left(
+    expected: u64,
+    moved: u64,
+    moved_lately: u64,
+    lately: Duration,
+    (weight, level): (u32, Level),
+) -> Option<Placed> {
     let per_sec = (moved_lately as f64 / lately.as_secs_f64().max(0.001)) as u64;
     let bytes = expected.saturating_sub(moved).max(per_sec);
-    (bytes > 0).then_some(Placed { bytes, weight })
+    (bytes > 0).then_some(Placed { bytes, weight, level })
 }
 
 #[cfg(test)]
@@ -96,9 +102,9 @@ mod tests {
 
     #[test]
     fn a_tunnel_has_left_what_its_class_usually_carries_or_its_rate() {
-        let left = |expected, moved, lately| left(expected, moved, lately, Duration::from_millis(50), 3);
-        assert_eq!(left(1_000, 400, 0), Some(Placed { bytes: 600, weight: 3 }));
-        assert_eq!(left(1_000, 5_000, 100), Some(Placed { bytes: 2_000, weight: 3 }));
+        let left = |expected, moved, lately| left(expected, moved, lately, Duration::from_millis(50), (3, Level::High));
+        assert_eq!(left(1_000, 400, 0), Some(Placed { bytes: 600, weight: 3, level: Level::High }));
+        assert_eq!(left(1_000, 5_000, 100), Some(Placed { bytes: 2_000, weight: 3, level: Level::High }));
         assert_eq!(left(1_000, 5_000, 0), None, "it is silent");
     }
 }

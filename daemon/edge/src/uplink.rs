@@ -355,6 +355,11 @@ impl Uplink {
         self.paths.len() > 1
     }
 
+    /// Whether the connections serve the high level of classes before the low one.
+    fn has_levels(&self) -> bool {
+        self.paths.iter().flat_map(|path| &path.relays).next().is_some_and(Endpoint::has_levels)
+    }
+
     /// Whether tunnels leave connections that do not answer: there is another path, another relay, or another gateway.
     fn has_alternatives(&self) -> bool {
         self.has_several_paths() || self.paths.iter().any(|path| path.relays.len() > 1) || self.has_peers()

@@ -8,20 +8,22 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use api::say;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use routing::{
-    Measured,
     decision::{self, Decision},
     learn::{self, RateResult},
     policy::{self, PolicyFile},
     replay::{self, Replayed},
     scenario::{self, Scenario},
 };
-use sched::route::{DOUBT, Features, RoutingPolicy, train::Training, tune::Search};
+use sched::route::{DOUBT, RoutingPolicy};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use self::learning::{Train, Tune};
 use super::table::table;
+
+mod learning;
 
 /// The state folder of the service, with its records.
 const STATE_DIR: &str = "/var/lib/paced";
@@ -63,65 +65,6 @@ struct Records {
 }
 
 #[derive(Args)]
-pub(crate) struct Tune {
-    /// The scenario, from `pacectl route calibrate`
-    #[arg(long, value_name = "FILE")]
-    scenario: PathBuf,
-    /// The file to write the thresholds to [default: standard output]
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// The measure that thresholds apply to
-    #[arg(long, value_enum, default_value = "predicted")]
-    measure: MeasureOption,
-    /// The number of generations of the search
-    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    generations: u32,
-    /// The number of candidates in each generation
-    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(2..=10_000))]
-    candidates: u32,
-    /// The seed of random numbers: the same seed makes the same file
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    seed: u64,
-}
-
-/// What thresholds are compared with.
-#[derive(Clone, Copy, ValueEnum)]
-enum MeasureOption {
-    /// The part of its limits that an answer is predicted to use
-    Predicted,
-    /// How full an engine's batch is
-    Fill,
-}
-
-#[derive(Args)]
-pub(crate) struct Train {
-    /// The scenario, from `pacectl route calibrate`
-    #[arg(long, value_name = "FILE")]
-    scenario: PathBuf,
-    /// The file to write the network to
-    #[arg(short, long, value_name = "FILE")]
-    output: PathBuf,
-    /// The input of the network: "predictions", or "batches-N" for the batches of N engines of each model
-    #[arg(long, value_name = "NAME", default_value = "predictions", value_parser = features)]
-    features: Features,
-    /// The number of updates of the network
-    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
-    iterations: u64,
-    /// The sizes of the hidden layers
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,64", value_parser = clap::value_parser!(u32).range(1..=4096))]
-    hidden: Vec<u32>,
-    /// The discount of a reward for each later request, from 0 to 1
-    #[arg(long, value_name = "G", default_value_t = 0.9, value_parser = part)]
-    gamma: f32,
-    /// The learning rate at the beginning; it falls to a tenth
-    #[arg(long, value_name = "R", default_value_t = 5e-4, value_parser = part)]
-    learning_rate: f32,
-    /// The seed of random numbers: the same seed makes the same file
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    seed: u64,
-}
-
-#[derive(Args)]
 pub(crate) struct Eval {
     /// The scenario, from `pacectl route calibrate`
     #[arg(long, value_name = "FILE")]
@@ -141,15 +84,6 @@ pub(crate) struct Replay {
     /// The policy to ask: a file, or "rule", "considerate", "least-loaded", "round-robin"
     #[arg(long, value_name = "POLICY")]
     policy: String,
-}
-
-fn features(text: &str) -> Result<Features, &'static str> {
-    Features::from_name(&format!("{text}-v1")).ok_or("expected predictions, or batches-1 to batches-1024")
-}
-
-fn part(text: &str) -> Result<f32, &'static str> {
-    let number = text.parse().ok().filter(|number| (0.0..=1.0).contains(number));
-    number.ok_or("expected a number from 0 to 1")
 }
 
 pub(crate) fn run(command: &Command, as_json: bool) -> Result<()> {
@@ -219,21 +153,12 @@ fn calibrate(Calibrate { records, output }: &Calibrate, as_json: bool) -> Result
 }
 
 fn tune(arguments: &Tune, as_json: bool) -> Result<()> {
-    let Tune { scenario: file, output, measure, generations, candidates, seed } = arguments;
+    let Tune { scenario: file, output, .. } = arguments;
+    let search = arguments.search()?;
     let (scenario, sha256) = read_scenario(file)?;
-    let (generations, candidates) = (*generations as usize, *candidates as usize);
-    let (measured, word) = match measure {
-        MeasureOption::Predicted => (Measured::Predicted, "predicted"),
-        MeasureOption::Fill => (Measured::Fill, "fill"),
-    };
-    let search = Search { generations, candidates, elites: (candidates / 6).max(1), seed: *seed, ..Search::default() };
     let began = Instant::now();
-    let tuned = learn::tune(&scenario, measured, &search);
-    let made = format!(
-        "{}pacectl route tune --scenario {} --measure {word} --generations {generations} --candidates {candidates} --seed {seed}",
-        made_by(&sha256),
-        file.display()
-    );
+    let tuned = learn::tune(&scenario, arguments.measured(), &search);
+    let made = format!("{}{}", made_by(&sha256), arguments.command());
     let bytes = tuned.to_bytes(&made)?;
     let Some(output) = output else {
         say!("{}", String::from_utf8_lossy(&bytes).trim_end());
@@ -245,29 +170,12 @@ fn tune(arguments: &Tune, as_json: bool) -> Result<()> {
 }
 
 fn train(arguments: &Train, as_json: bool) -> Result<()> {
-    let Train { scenario: file, output, features, iterations, hidden, gamma, learning_rate, seed } = arguments;
+    let Train { scenario: file, output, .. } = arguments;
+    let training = arguments.training()?;
     let (scenario, sha256) = read_scenario(file)?;
-    let training = Training {
-        features: *features,
-        hidden: hidden.iter().map(|units| *units as usize).collect(),
-        iterations: *iterations,
-        gamma: *gamma,
-        learning_rate: *learning_rate,
-        last_learning_rate: learning_rate / 10.0,
-        seed: *seed,
-        ..Training::paper()
-    };
     let began = Instant::now();
     let (trained, course) = learn::train(&scenario, &training);
-    let layers: Vec<_> = hidden.iter().map(ToString::to_string).collect();
-    let made = format!(
-        "{}pacectl route train --scenario {} --features {} --iterations {iterations} --hidden {} --gamma {gamma} \
-         --learning-rate {learning_rate} --seed {seed}",
-        made_by(&sha256),
-        file.display(),
-        features.name().trim_end_matches("-v1"),
-        layers.join(","),
-    );
+    let made = format!("{}{}", made_by(&sha256), arguments.command());
     write(output, &trained.to_bytes(&made)?)?;
     let seconds = began.elapsed().as_secs();
     report(as_json, json!({ "seconds": seconds, "losses": course.losses, "rewards": course.rewards }), || {

@@ -104,6 +104,9 @@ pub struct EngineSnapshot {
     /// Its known costs, in nanoseconds: of a step on the host and on the GPU, of each sequence in the step, of a prompt, and of
     /// each token of the prompt; and the fraction by which one fully busy engine on the same GPU slows it.
     pub cost: [f64; 6],
+    /// The tokens of the request's prompt that it was expected to have in its cache. Records of earlier versions lack it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cached_tokens: u32,
 }
 
 /// A decision.
@@ -130,6 +133,12 @@ pub struct AnswerOutcome {
     pub tokens: u64,
     /// Whether it met all its limits.
     pub met: bool,
+}
+
+/// Whether a number is left out of a record.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl TimeLimits {
@@ -172,9 +181,9 @@ impl ReturnPath {
 }
 
 impl EngineSnapshot {
-    /// Returns the snapshot of a model's engine with the index `place`.
+    /// Returns the snapshot of a model's engine with the index `place`, which has `cached_tokens` of the prompt in its cache.
     #[must_use]
-    pub fn of(model: &str, place: usize, replica: &Replica) -> Self {
+    pub fn of(model: &str, place: usize, replica: &Replica, cached_tokens: u32) -> Self {
         let Cost { host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing } =
             replica.curve.cost();
         Self {
@@ -188,6 +197,7 @@ impl EngineSnapshot {
             outstanding_tokens: replica.load.outstanding_tokens,
             others: replica.load.others_utilisation,
             cost: [host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing],
+            cached_tokens,
         }
     }
 
@@ -281,6 +291,7 @@ pub(crate) mod tests {
             outstanding_tokens: u64::from(running) * 100,
             others: 0.0,
             cost: [0.0, step_ms * 1e6, step_ms * 1e5, 5e6, 1e5, 1.0],
+            cached_tokens: 0,
         };
         let open = |name: &str, reward| Candidate { name: name.to_owned(), reward };
         Decision {
@@ -312,8 +323,18 @@ pub(crate) mod tests {
     #[test]
     fn an_engine_is_what_it_was_for_a_router() {
         let replica = decision(1, 3, 1).engines[0].replica(0, 77);
-        assert_eq!(EngineSnapshot::of("large", 0, &replica), decision(1, 3, 1).engines[0]);
+        assert_eq!(EngineSnapshot::of("large", 0, &replica, 0), decision(1, 3, 1).engines[0]);
         assert_eq!((replica.load.running, replica.load.updated_ns), (3, 77));
+    }
+
+    #[test]
+    fn a_record_says_what_was_cached_and_one_of_an_earlier_version_reads_as_nothing_cached() {
+        let mut new = decision(1, 3, 1);
+        assert!(!new.line().contains("cached"), "{}", new.line());
+        assert_eq!(read(&new.line()), (vec![new.clone()], 0));
+        new.engines[1].cached_tokens = 90;
+        assert_eq!(read(&new.line()), (vec![new.clone()], 0));
+        assert_eq!(EngineSnapshot::of("small", 0, &new.engines[1].replica(0, 0), 90), new.engines[1]);
     }
 
     #[test]

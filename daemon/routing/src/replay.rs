@@ -77,7 +77,9 @@ fn ask(router: &mut Router, decision: &Decision, names: &[String], classes: &[St
     let open = decision.models.iter().filter_map(|open| place(&open.name));
     let mut request = decision.request(class);
     request.allowed = open.fold(ModelSet::NONE, ModelSet::with);
-    router.route(&request, &State { replicas: &replicas, admitted: &[], path: decision.path.path() }, decision.at_ns)
+    let cached: Vec<u32> = decision.engines.iter().map(|engine| engine.cached_tokens).collect();
+    let state = State { replicas: &replicas, admitted: &[], cached: &cached, path: decision.path.path() };
+    router.route(&request, &state, decision.at_ns)
 }
 
 impl Replayed {
@@ -141,6 +143,19 @@ mod tests {
         assert_eq!(replayed.in_time.0, replayed.in_time.1);
         let models: Vec<_> = replayed.pairs.keys().map(|(before, _)| before.clone().unwrap()).collect();
         assert_eq!(models, ["large", "small"], "the rule leaves the busy engine alone");
+    }
+
+    #[test]
+    fn what_was_cached_counts_in_a_replay() {
+        let names = ["large".to_owned(), "small".to_owned()];
+        let rule = RoutingPolicy::Rule { margin: 1.1 };
+        let mut decision = Decision { prompt_tokens: 100_000, ..decision(0, 0, 9_000) };
+        let models = names.iter().map(|name| Model { id: policy::id(name), rewards: vec![1.0] });
+        let mut router = Router::new(models.collect(), rule);
+        let mut in_time = |decision: &Decision| ask(&mut router, decision, &names, &[]).unwrap().in_time;
+        assert!(!in_time(&decision), "reading the prompt takes 10 s");
+        decision.engines[0].cached_tokens = 99_000;
+        assert!(in_time(&decision));
     }
 
     #[test]

@@ -1,13 +1,16 @@
 //! The class of a request for a model: the policy's rules choose it, at a gateway and at an edge alike.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::SystemTime};
 
 use arc_swap::ArcSwapOption;
-use config::policy::RequestSubject;
+use config::{
+    policy::RequestSubject,
+    serve::{Serve, ServeKey},
+};
 use masque::h3::RequestHead;
 use quic::class::{Class, Classes};
 
-use crate::openai::RoutingFields;
+use crate::{openai::RoutingFields, tenants::key_digest};
 
 /// The header field in which a client requests a class. Rules decide which class the client gets.
 const ASKED_CLASS: &str = "x-paced-class";
@@ -36,6 +39,8 @@ pub struct RequestClasses {
     class: Option<String>,
     /// The local address, as configured: rules may name it.
     listener: SocketAddr,
+    /// The keys whose holders are the users of requests.
+    keys: Arc<[ServeKey]>,
     /// The classes of the policy in force; `None` until there is one.
     in_force: Arc<ArcSwapOption<Classes>>,
 }
@@ -50,11 +55,28 @@ pub struct RequestClass {
 }
 
 impl RequestClasses {
-    /// Returns the classes for the local address `listener`. If `class` is given, all its requests are of that class. No policy is in
-    /// force yet.
+    /// Returns the classes for the local address `listener`, without keys. If `class` is given, all its requests are of that class. No
+    /// policy is in force yet.
     #[must_use]
     pub fn new(class: Option<String>, listener: SocketAddr) -> Self {
-        Self { class, listener, in_force: Arc::default() }
+        Self { class, listener, keys: Arc::default(), in_force: Arc::default() }
+    }
+
+    /// Returns the classes for a configured local address, with its keys. No policy is in force yet.
+    #[must_use]
+    pub fn at(serve: &Serve) -> Self {
+        Self { keys: serve.keys.clone().into(), ..Self::new(serve.class.clone(), serve.listen) }
+    }
+
+    /// Returns the holder of the key that a request shows, if the configuration names the key and it has not expired at `now`.
+    fn user(&self, head: &RequestHead, now: SystemTime) -> Option<&str> {
+        if self.keys.is_empty() {
+            return None;
+        }
+        let digest = key_digest(head)?;
+        let key = self.keys.iter().find(|key| key.sha256 == digest)?;
+        let is_valid = key.expires.is_none_or(|expires| SystemTime::from(expires) > now);
+        is_valid.then_some(&key.name)
     }
 
     /// Returns the local address, as configured.
@@ -73,9 +95,9 @@ impl RequestClasses {
         Arc::strong_count(&self.in_force) > 1
     }
 
-    /// Returns the class of a request. The body is parsed only if a rule needs one of its fields. If it cannot be parsed, rules see
+    /// Returns the class of a request that arrived at `now`. The body is parsed only if a rule needs one of its fields. If it cannot be parsed, rules see
     /// none of its fields, and the gateway reports the error to the client.
-    pub(crate) fn of(&self, head: &RequestHead, body: &[u8]) -> RequestClass {
+    pub(crate) fn of(&self, head: &RequestHead, body: &[u8], now: SystemTime) -> RequestClass {
         let Some(classes) = self.in_force.load_full() else {
             return RequestClass { class: Arc::default(), is_chosen: false };
         };
@@ -83,34 +105,47 @@ impl RequestClasses {
             return RequestClass { class: classes.named(Some(name)).clone(), is_chosen: true };
         }
         let fields = classes.policy().asks_for_bodies().then(|| RoutingFields::read(body).ok()).flatten();
-        // The gateway knows the keys of clients, and an edge has no users.
-        let chosen = classes.request_class(&subject(None, self.listener, head, fields.as_ref()));
+        let user = self.user(head, now);
+        let chosen = classes.request_class(&subject(user, self.listener, head, fields.as_ref()));
         RequestClass { class: chosen.unwrap_or_else(|| classes.named(None)).clone(), is_chosen: chosen.is_some() }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use config::policy::Policy;
+    use config::{Config, hash::hex, moment::Moment, policy::Policy};
     use masque::h3::Field;
     use quic::class::{ClassMetrics, PolicyRole};
+    use sha2::{Digest as _, Sha256};
 
     use super::*;
 
     const LISTENER: &str = "127.0.0.1:8100";
 
     fn with(class: Option<&str>, policy: &str) -> RequestClasses {
-        let classes = RequestClasses::new(class.map(str::to_owned), LISTENER.parse().unwrap());
+        follow(RequestClasses::new(class.map(str::to_owned), LISTENER.parse().unwrap()), policy)
+    }
+
+    fn follow(classes: RequestClasses, policy: &str) -> RequestClasses {
         let (policy, metrics) = (Policy::from_toml(policy).unwrap(), ClassMetrics::default());
         classes.follow(Arc::new(Classes::new(policy, PolicyRole::Edge, &metrics, |_| Default::default())));
         classes
     }
 
     fn class(classes: &RequestClasses, fields: &[(&'static str, &'static str)], body: &str) -> (String, bool) {
+        class_at(classes, fields, body, SystemTime::UNIX_EPOCH)
+    }
+
+    fn class_at(
+        classes: &RequestClasses,
+        fields: &[(&'static str, &'static str)],
+        body: &str,
+        now: SystemTime,
+    ) -> (String, bool) {
         let fields = fields.iter().map(|(name, value)| Field::new(*name, *value)).collect();
         let (scheme, authority, path, protocol) = (None, None, None, None);
         let head = RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields };
-        let RequestClass { class, is_chosen } = classes.of(&head, body.as_bytes());
+        let RequestClass { class, is_chosen } = classes.of(&head, body.as_bytes(), now);
         (class.policy().name.clone(), is_chosen)
     }
 
@@ -154,5 +189,40 @@ mod tests {
         assert_eq!(class(&with(None, &by_address("127.0.0.1:8101")), &[], "{}").0, "default");
         let chosen = with(Some("here"), RULES);
         assert_eq!(class(&chosen, &[], r#"{"model":"auto"}"#), ("here".to_owned(), true), "whatever rules say");
+    }
+
+    #[test]
+    fn a_request_is_of_the_user_whose_key_it_shows_as_long_as_the_edge_knows_the_key() {
+        let hash = |key: &str| hex(&Sha256::digest(key));
+        let text = format!(
+            "[[serve]]\nlisten = \"{LISTENER}\"\nrelay = \"https://gateway.example/{{target_host}}/{{target_port}}/\"\n\
+             [[serve.key]]\nname = \"ann\"\nsha256 = \"{}\"\nexpires = \"2027-01-31\"\n\
+             [[serve.key]]\nname = \"ann\"\nsha256 = \"{}\"\n\
+             [[serve.key]]\nname = \"bob\"\nsha256 = \"{}\"",
+            hash("sk-ann"),
+            hash("sk-ann-too"),
+            hash("sk-bob")
+        );
+        let config = Config::from_toml(&text).unwrap();
+        let classes = follow(
+            RequestClasses::at(&config.serves[0]),
+            "[class.urgent]\n[[rule]]\nclass = \"urgent\"\nuser = \"ann\"\nmodel = \"large\"",
+        );
+        let [early, late] = ["2027-01-30", "2027-01-31"].map(|date| SystemTime::from(Moment::parse(date).unwrap()));
+        let large = r#"{"model":"large"}"#;
+        for (shown, body, now, expected) in [
+            (Some("Bearer sk-ann"), large, early, "urgent"),
+            (Some("Bearer sk-ann"), large, late, "default"),
+            (Some("bearer  sk-ann-too "), large, late, "urgent"),
+            (Some("Bearer sk-ann"), r#"{"model":"small"}"#, early, "default"),
+            (Some("Bearer sk-bob"), large, early, "default"),
+            (Some("Bearer sk-other"), large, early, "default"),
+            (Some("Basic sk-ann"), large, early, "default"),
+            (None, large, early, "default"),
+        ] {
+            let fields: Vec<_> = shown.into_iter().map(|shown| ("authorization", shown)).collect();
+            let (class, is_chosen) = class_at(&classes, &fields, body, now);
+            assert_eq!((&class[..], is_chosen), (expected, expected == "urgent"), "{shown:?} {body} {now:?}");
+        }
     }
 }

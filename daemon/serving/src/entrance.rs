@@ -18,7 +18,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use bytes::Bytes;
@@ -232,7 +232,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         if !body.is_empty() {
             head.fields.push(Field::new("content-length", body.len().to_string()));
         }
-        let class = self.classes.of(&head, &body);
+        let class = self.classes.of(&head, &body, SystemTime::now());
         recording.asks(&head, &body, &class.class.policy().name);
         let signal = Priority::from_fields(&head.fields);
         if class.is_chosen && head.field(priority::FIELD_NAME).is_none() {

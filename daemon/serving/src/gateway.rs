@@ -32,7 +32,7 @@ use crate::{
     live::{Live, LiveRequest},
     metrics::GatewayMetrics,
     openai::{OpenAiError, Operation, RoutingFields, excerpt},
-    places::{Engines, Prefixes},
+    places::{Claim, Engines, PrefixHashes, Prefixes},
     routes::{AliasPolicies, AnswerTiming, Route, RouteQuery, Routes, Wanted},
     spending::Spending,
     tenants::Tenants,
@@ -311,8 +311,14 @@ impl Gateway {
         if let Some(tenant) = &tenant {
             tenant.reserve(self.routes.expected_tokens(&wanted, &terms.class.policy().name))?;
         }
+        let prefers = |model: &usize| self.models.get(*model).is_some_and(|model| model.affinity);
+        let known = if models.iter().any(prefers) {
+            self.prefixes.of(head, fields.prompt(&body.bytes))
+        } else {
+            Default::default()
+        };
         loop {
-            let asked = RouteQuery { models: &models, alias, class: &terms.class.policy().name };
+            let asked = RouteQuery { models: &models, alias, class: &terms.class.policy().name, prefix: &known };
             let path = caller.asker.path(exchange.ahead(), &terms);
             let mut route = self.routes.route(asked, &wanted, path).ok_or(OpenAiError::NoEngine)?;
             self.count_decision(&route);
@@ -321,12 +327,14 @@ impl Gateway {
             let mut draft = route.decision.take().map(|decision| self.decisions.draft(decision, most_bytes));
             let model = self.models.get(route.model).ok_or(OpenAiError::NoEngine)?;
             served.model = model.name.clone();
+            let prefix = if model.affinity { known.clone() } else { PrefixHashes::default() };
             // With a single engine there is no preference.
-            let several = model.urls.len() > 1;
-            let prefers = model.affinity && several;
-            let prefix = if prefers { self.prefixes.of(head, fields.prompt(&body.bytes)) } else { Default::default() };
-            if several && let Some(engine) = model.engines.foresee(&prefix, self.routes.preferred(&route)) {
-                self.routes.moved(&mut route, engine, false);
+            if model.urls.len() > 1 {
+                let (preferred, weighs_cache) = (self.routes.preferred(&route), self.routes.weighs_cache(&route));
+                let claim = Claim { prefix: prefix.clone(), preferred, weighs_cache, ..Claim::default() };
+                if let Some(engine) = model.engines.foresee(&claim) {
+                    self.routes.moved(&mut route, engine, false);
+                }
             }
             entry.waits(&terms.class.policy().name, &model.name, wanted.budget());
             if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {

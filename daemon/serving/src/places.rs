@@ -65,6 +65,7 @@ struct Waiting {
 struct Wish {
     prefix: PrefixHashes,
     preferred: Option<usize>,
+    weighs_cache: bool,
 }
 
 #[derive(Debug, Default)]
@@ -162,15 +163,16 @@ impl Engines {
         self.state.lock().queue.reorder(discipline);
     }
 
-    /// Takes a place at the engine that may know the beginning of the prompt, or else at the preferred engine, or else at the least busy
-    /// one, but at none in `tried`. Without a free place, waits for one in the order that `claim` gives. A request that an engine has
+    /// Takes a place at the preferred engine if the preference weighs cached prompts, or else at the engine that may know the beginning of
+    /// the prompt, or else at the preferred engine, or else at the least busy one, but at none in `tried`. Without a free place, waits for one in the order that `claim` gives. A request that an engine has
     /// already tried does not wait.
     ///
     /// # Errors
     /// Too many requests wait, in total or for one user, or no engine is left: each has failed, now or with this request.
     pub fn take(self: &Arc<Self>, claim: impl Into<Claim>, tried: &[usize]) -> Result<Turn, NoPlace> {
         let (now_ns, mut claim) = ((self.now_ns)(), claim.into());
-        let wish = Wish { prefix: std::mem::take(&mut claim.prefix), preferred: claim.preferred };
+        let Claim { preferred, weighs_cache, .. } = claim;
+        let wish = Wish { prefix: std::mem::take(&mut claim.prefix), preferred, weighs_cache };
         let mut state = self.state.lock();
         if !(0..state.replicas.len())
             .any(|replica| !tried.contains(&replica) && state.replicas[replica].is_usable(now_ns))
@@ -197,11 +199,19 @@ impl Engines {
 
     /// Returns the engine at which a request would get a place now; `None` if it would have to wait.
     #[must_use]
-    pub fn foresee(&self, prefix: &PrefixHashes, preferred: Option<usize>) -> Option<usize> {
+    pub fn foresee(&self, claim: &Claim) -> Option<usize> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        let wish = Wish { prefix: prefix.clone(), preferred };
+        let Claim { preferred, weighs_cache, .. } = *claim;
+        let wish = Wish { prefix: claim.prefix.clone(), preferred, weighs_cache };
         let picked = state.pick(&wish, self.most_in_flight, &[], now_ns).filter(|_| state.queue.is_empty());
         picked.map(|(replica, _)| replica)
+    }
+
+    /// Returns how many bytes of a prompt each engine probably has in its cache.
+    #[must_use]
+    pub fn cached_bytes(&self, prefix: &PrefixHashes) -> Vec<usize> {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        state.affinity.cached_bytes(prefix, state.replicas.len(), now_ns)
     }
 
     fn enqueue(self: &Arc<Self>, state: &mut State, claim: Claim, wish: Wish) -> QueuedRequest {
@@ -405,16 +415,17 @@ impl State {
         now_ns: u64,
     ) -> Option<(usize, PrefixAffinity)> {
         let (replica, affinity) = self.pick(wish, most_in_flight, tried, now_ns)?;
-        self.affinity.note(&wish.prefix, replica);
+        self.affinity.note(&wish.prefix, replica, now_ns);
         self.replicas[replica].work.begin();
         Some((replica, affinity))
     }
 
-    /// Finds an engine with room that is not among `tried`: the engine that the request's prefix was sent to, unless it has much more to do
-    /// than another, or else the preferred engine, or else the least busy one.
+    /// Finds an engine with room that is not among `tried`: the preferred engine if the preference weighs cached prompts, or else the
+    /// engine that the request's prefix was sent to, unless it has much more to do than another, or else the preferred engine, or else
+    /// the least busy one.
     fn pick(
         &self,
-        Wish { prefix, preferred }: &Wish,
+        Wish { prefix, preferred, weighs_cache }: &Wish,
         most_in_flight: u32,
         tried: &[usize],
         now_ns: u64,
@@ -426,6 +437,14 @@ impl State {
             let has_room = |replica: &Replica| replica.is_usable(now_ns) && replica.work.in_flight() < most_in_flight;
             !tried.contains(at) && self.replicas.get(*at).is_some_and(has_room)
         };
+        if let Some(best) = preferred.filter(|_| *weighs_cache).filter(has_room) {
+            let affinity = match known {
+                None => PrefixAffinity::New,
+                Some(known) if known == best => PrefixAffinity::Kept,
+                Some(_) => PrefixAffinity::Moved,
+            };
+            return Some((best, affinity));
+        }
         let is_good = |known: &usize| has_room(known) && self.load(&self.replicas[*known], now_ns) <= most;
         Some(match known.filter(is_good) {
             Some(known) => (known, PrefixAffinity::Kept),

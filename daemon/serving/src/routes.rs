@@ -13,7 +13,7 @@ use sched::route::{
     share_groups,
 };
 
-use crate::places::Engines;
+use crate::places::{Engines, PrefixHashes};
 
 mod chooser;
 mod flights;
@@ -39,6 +39,9 @@ const FIRST_BYTES_PER_TOKEN: f64 = 4.0;
 
 /// The bytes of a token on the path: about an event of a chat with its frame.
 const BYTES_PER_TOKEN: u32 = 220;
+
+/// How many prompts an engine must have read alone before predictions weigh its cache against its load.
+const KNOWN_PROMPTS: u64 = 8;
 
 /// How much one fully busy engine on the same GPU slows another: they take turns on it. From outside, this cannot be distinguished
 /// from the engine's own costs, so it is not learned.
@@ -88,6 +91,8 @@ pub struct RouteQuery<'a> {
     pub alias: Option<usize>,
     /// The name of its class.
     pub class: &'a str,
+    /// What its prompt may share with earlier ones.
+    pub prefix: &'a PrefixHashes,
 }
 
 /// The decision about a request.
@@ -107,6 +112,8 @@ pub struct Route {
     request: RoutedRequest,
     path: ClientPath,
     at_ns: u64,
+    /// How many tokens of its prompt each engine of all models probably has in its cache; empty if none has any.
+    cached: Vec<u32>,
     /// The index of its class among the known lengths.
     class: usize,
     /// When the engine must be done, by the gateway's clock; `None` without a limit.
@@ -261,12 +268,13 @@ impl Routes {
         let path = ClientPath { bytes_per_token: BYTES_PER_TOKEN, ..path };
         let until_ns =
             (slo.budget_ns != Slo::NONE).then(|| now_ns.saturating_add(slo.budget_ns).saturating_sub(path.return_ns()));
+        let cached = known.cached(&self.engines, asked);
         let Known { named, aliases, replicas, flights, admitted, .. } = &mut *known;
         admitted.clear();
         if asked.alias.and_then(|alias| aliases.get(alias)).is_some_and(Chooser::looks_at_admitted) {
             admitted.extend(flights.admitted(now_ns));
         }
-        let state = State { replicas, admitted, path };
+        let state = State { replicas, admitted, cached: &cached, path };
         let route = |model, reason, choice, by, decision| Route {
             model,
             reason,
@@ -276,6 +284,7 @@ impl Routes {
             request,
             path,
             at_ns: now_ns,
+            cached: cached.clone(),
             class,
             until_ns,
         };
@@ -334,11 +343,21 @@ impl Routes {
         route.choice?.replica.checked_sub(first)
     }
 
-    /// Returns the chosen engine if limits or a policy chose it; otherwise, the request goes to the least busy engine of the model.
+    /// Returns the chosen engine if limits, a policy or cached prompts chose it; otherwise, the request goes to the least busy engine of
+    /// the model.
     #[must_use]
     pub fn preferred(&self, route: &Route) -> Option<usize> {
-        let is_chosen = route.by.is_some() || route.request.slo != Slo::unlimited();
+        let is_chosen = route.by.is_some() || route.request.slo != Slo::unlimited() || self.weighs_cache(route);
         self.engine(route).filter(|_| is_chosen)
+    }
+
+    /// Whether the choice weighed the prompt in the cache of an engine against the load there: part of the prompt is cached somewhere,
+    /// and all engines of the model have shown what prompts cost them.
+    #[must_use]
+    pub fn weighs_cache(&self, route: &Route) -> bool {
+        let known = self.state.lock();
+        let mut of_model = known.replicas.iter().filter(|replica| replica.model == route.model && replica.usable);
+        !route.cached.is_empty() && of_model.all(|replica| replica.curve.samples().1 >= KNOWN_PROMPTS)
     }
 
     /// Changes the choice to the engine with the index `engine` in the same model, because that engine serves the request.
@@ -357,8 +376,10 @@ impl Routes {
             load.running = load.running.saturating_sub(1);
         }
         let chooser = route.by.and_then(|by| aliases.get_mut(by.alias)).unwrap_or(named);
-        let (waited_ns, state) =
-            (now_ns.saturating_sub(route.at_ns), State { replicas, admitted: &[], path: route.path });
+        let (waited_ns, state) = (
+            now_ns.saturating_sub(route.at_ns),
+            State { replicas, admitted: &[], cached: &route.cached, path: route.path },
+        );
         route.choice = Some(chooser.moved(choice, (to, waited_ns), &route.request, &state));
     }
 
@@ -399,6 +420,26 @@ impl Known {
     fn expect(&self, wanted: &Wanted, class: usize) -> (u32, u32) {
         let prompt = (wanted.body_bytes as f64 / self.bytes_per_token) as u32;
         (prompt, self.lengths.expect(class, wanted.max_tokens, self.answer_tokens))
+    }
+
+    /// Returns how many tokens of a prompt each engine of all models probably has in its cache; empty if none has any.
+    fn cached(&self, engines: &[Arc<Engines>], asked: RouteQuery<'_>) -> Vec<u32> {
+        let mut cached = Vec::new();
+        if asked.prefix.is_empty() {
+            return cached;
+        }
+        for model in asked.models {
+            let (Some(engines), Some(first)) = (engines.get(*model), self.first.get(*model)) else { continue };
+            for (place, bytes) in
+                engines.cached_bytes(asked.prefix).into_iter().enumerate().filter(|(_, bytes)| *bytes > 0)
+            {
+                cached.resize(self.replicas.len(), 0);
+                if let Some(cached) = cached.get_mut(first + place) {
+                    *cached = (bytes as f64 / self.bytes_per_token) as u32;
+                }
+            }
+        }
+        cached
     }
 
     fn replica(&mut self, model: usize, replica: usize) -> Option<&mut Replica> {

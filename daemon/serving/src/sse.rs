@@ -11,10 +11,29 @@ const MAX_EVENT_BYTES: usize = 1 << 20;
 /// byte. Larger numbers are an engine's fault, and would use up months and distort predictions.
 const MOST_TOKENS: (u64, u64) = (1 << 28, 1 << 20);
 
+/// `usage` as engines write it.
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Usage<'a> {
+    #[serde(default)]
+    prompt_tokens: u64,
+    #[serde(default)]
+    completion_tokens: u64,
+    #[serde(borrow, default)]
+    prompt_tokens_details: Option<&'a serde_json::value::RawValue>,
+}
+
+/// `prompt_tokens_details` of `usage`.
+#[derive(Deserialize)]
+struct PromptDetails {
+    cached_tokens: u64,
+}
+
 /// An engine's report of the tokens of an answer, final or so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenReport {
     usage: Option<TokenUsage>,
+    /// The tokens of the prompt that the engine says it had in its cache.
+    cached: Option<u64>,
     timings: Option<Timings>,
 }
 
@@ -32,8 +51,8 @@ struct Timings {
 /// The keys that are read of an answer without streaming.
 #[derive(Deserialize)]
 struct Answer<'a> {
-    #[serde(default)]
-    usage: Option<TokenUsage>,
+    #[serde(borrow, default)]
+    usage: Option<Usage<'a>>,
     #[serde(borrow, default)]
     timings: Option<&'a serde_json::value::RawValue>,
 }
@@ -59,8 +78,14 @@ impl TokenReport {
     }
 
     /// Adds the report of one more event: the newest values count.
-    fn note(&mut self, usage: Option<TokenUsage>, timings: Option<&serde_json::value::RawValue>) {
-        self.usage = usage.or(self.usage);
+    fn note(&mut self, usage: Option<Usage<'_>>, timings: Option<&serde_json::value::RawValue>) {
+        if let Some(Usage { prompt_tokens, completion_tokens, prompt_tokens_details }) = usage {
+            self.usage = Some(TokenUsage { prompt_tokens, completion_tokens });
+            // A value of another type concerns only engine and client.
+            let details =
+                prompt_tokens_details.and_then(|details| serde_json::from_str::<PromptDetails>(details.get()).ok());
+            self.cached = details.map(|details| details.cached_tokens).or(self.cached);
+        }
         // A value of another type is not from llama.cpp.
         self.timings = timings.and_then(|timings| serde_json::from_str(timings.get()).ok()).or(self.timings);
     }
@@ -72,6 +97,14 @@ impl TokenReport {
             Some(TokenUsage { prompt_tokens: cache_n?.saturating_add(prompt_n), completion_tokens: predicted_n })
         };
         self.usage.or_else(|| self.timings.and_then(timed)).map(bounded)
+    }
+
+    /// Returns how many tokens of the prompt the engine had in its cache, if it says so: at most the tokens of the prompt that it
+    /// billed.
+    #[must_use]
+    pub fn cached_tokens(&self) -> Option<u64> {
+        let cached = self.cached.or(self.timings.and_then(|timings| timings.cache_n))?;
+        Some(cached.min(self.usage()?.prompt_tokens))
     }
 
     /// Returns the best count of tokens: the engine's count, or else `passed` tokens for the answer and `prompt_tokens` for the
@@ -122,8 +155,8 @@ pub struct EventStreamParser {
 /// The keys that are read of an event.
 #[derive(Deserialize)]
 struct Event<'a> {
-    #[serde(default)]
-    usage: Option<TokenUsage>,
+    #[serde(borrow, default)]
+    usage: Option<Usage<'a>>,
     #[serde(borrow, default)]
     timings: Option<&'a serde_json::value::RawValue>,
     #[serde(borrow, default)]
@@ -241,6 +274,29 @@ mod tests {
         "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2,\"total_tokens\":5}}\n\n",
         "data: [DONE]\n\n",
     );
+
+    #[test]
+    fn the_engine_says_how_much_of_a_prompt_it_had_in_its_cache_or_not() {
+        let cached = |answer: &str| TokenReport::of_answer(answer.as_bytes()).cached_tokens();
+        let usage = |details: &str| {
+            format!(r#"{{"usage":{{"prompt_tokens":90,"completion_tokens":2,"prompt_tokens_details":{details}}}}}"#)
+        };
+        assert_eq!(cached(&usage(r#"{"audio_tokens":0,"cached_tokens":64}"#)), Some(64));
+        assert_eq!(cached(&usage(r#"{"cached_tokens":0}"#)), Some(0));
+        assert_eq!(cached(&usage(r#"{"cached_tokens":900}"#)), Some(90), "no more than the prompt has");
+        for details in ["null", "7", "{}", r#"{"cached_tokens":-1}"#, r#"{"cached_tokens":null}"#] {
+            assert_eq!(cached(&usage(details)), None, "{details}");
+            let report = TokenReport::of_answer(usage(details).as_bytes());
+            assert_eq!(report.usage(), Some(TokenUsage { prompt_tokens: 90, completion_tokens: 2 }), "{details}");
+        }
+        assert_eq!(cached(r#"{"usage":{"prompt_tokens":90,"completion_tokens":2}}"#), None);
+        let timings = r#"{"timings":{"prompt_n":10,"cache_n":80,"predicted_n":2}}"#;
+        assert_eq!(cached(timings), Some(80), "llama.cpp");
+        let mut events = EventStreamParser::default();
+        let event = format!("data: {}\n\n", usage(r#"{"cached_tokens":64}"#));
+        events.push(Bytes::from(event)).unwrap();
+        assert_eq!(events.report().cached_tokens(), Some(64));
+    }
 
     #[test]
     fn events_pass_unchanged_and_are_billed_as_the_engine_says_however_they_are_cut() {

@@ -62,6 +62,13 @@ pub struct TenantRequest {
 
 const MINUTE_NS: f64 = 60e9;
 
+/// Returns the SHA-256 of the key that a request shows in `authorization` (RFC 6750 §2.1). The duration of a comparison of hashes
+/// reveals nothing about a key.
+pub(crate) fn key_digest(head: &RequestHead) -> Option<[u8; 32]> {
+    let (scheme, key) = head.field("authorization")?.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| Sha256::digest(key.trim_ascii()).into())
+}
+
 impl Budget {
     fn refill(&mut self, now_ns: u64) {
         let back = now_ns.saturating_sub(self.at_ns) as f64 / MINUTE_NS * f64::from(self.per_minute);
@@ -122,13 +129,7 @@ impl Tenants {
         if self.by_hash.is_empty() {
             return Ok(None);
         }
-        let (scheme, key) =
-            head.field("authorization").and_then(|value| value.split_at_checked(7)).ok_or(OpenAiError::Key)?;
-        if !scheme.eq_ignore_ascii_case(b"Bearer ") {
-            return Err(OpenAiError::Key);
-        }
-        // The duration of a comparison of hashes reveals nothing about a key.
-        let digest: [u8; 32] = Sha256::digest(key.trim_ascii()).into();
+        let digest = key_digest(head).ok_or(OpenAiError::Key)?;
         let (_, tenant) = self.by_hash.iter().find(|(hash, _)| *hash == digest).ok_or(OpenAiError::Key)?;
         match tenant.expires {
             Some(expires) if expires <= now => Err(OpenAiError::Key),

@@ -3,12 +3,14 @@
 //! All times are nanoseconds from now until the last byte has arrived, as `f64`, so that extreme sizes and rates neither
 //! overflow nor round to nothing.
 
-use super::CandidatePath;
+use super::{CandidatePath, StreamProfile};
+use crate::stream::Level;
 
 /// FStream's equations 1 and 2: `SIZE / b + RTT / 2` with `b = PRT / (SUM + PRT) · BW`, where SUM is the weight of all streams
 /// on the path.
 ///
-/// It assumes that every stream on the path lasts as long as the new one, and ignores the backlog.
+/// It assumes that every stream on the path lasts as long as the new one, and ignores the backlog and levels: behind the high
+/// level, a stream would never end.
 #[must_use]
 pub fn fstream_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
     let own = f64::from(weight.max(1));
@@ -24,11 +26,29 @@ pub fn fstream_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
 /// its `b` if that is less. So the path has to carry `backlog + s + Σ min(b, v·s/w)` from `lead` on, and idles while its
 /// window is smaller than the bytes it carries in a round trip (`pauses_ns`). Exact if nothing is placed there later and
 /// nothing is lost.
+///
+/// The stream is of the low level, so all bytes of streams of the high level go first.
 #[must_use]
 pub fn finish_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
+    finish_at_level_ns(path, bytes, (weight, Level::Low))
+}
+
+/// The same for a stream of a level: streams of the low level do not delay one of the high level, which shares the path
+/// by weight with its equals. (They are served by deadline, which is not known here.)
+#[must_use]
+pub fn finish_at_level_ns(path: &CandidatePath, bytes: u64, (weight, level): (u32, Level)) -> f64 {
     let turns = bytes as f64 / f64::from(weight.max(1));
-    let others = path.placed.iter().map(|placed| (placed.bytes as f64).min(f64::from(placed.weight.max(1)) * turns));
+    let others = path.placed.iter().map(|placed| match (placed.level, level) {
+        (Level::High, Level::Low) => placed.bytes as f64,
+        (Level::Low, Level::High) => 0.0,
+        _ => (placed.bytes as f64).min(f64::from(placed.weight.max(1)) * turns),
+    });
     ends_ns(path, others.sum::<f64>() + bytes as f64)
+}
+
+/// When `bytes` of a request would end, plus the cost of the path.
+pub(super) fn request_ns(path: &CandidatePath, request: &StreamProfile, bytes: u64) -> f64 {
+    finish_at_level_ns(path, bytes, (request.weight, request.level)) + path.cost_ns as f64
 }
 
 /// The same with equal shares for all streams: the result of schedulers without weights.

@@ -38,7 +38,7 @@ pub fn split(request: &StreamProfile, paths: &[CandidatePath]) -> Vec<ByteRange>
 /// Whether the division ends early enough, compared with the request on the best path alone, to be worth it.
 #[must_use]
 pub fn gains(request: &StreamProfile, paths: &[CandidatePath], ranges: &[ByteRange]) -> bool {
-    let end = |path: &CandidatePath, bytes| estimate::finish_ns(path, bytes, request.weight) + path.cost_ns as f64;
+    let end = |path: &CandidatePath, bytes| estimate::request_ns(path, request, bytes);
     let alone = paths.iter().map(|path| end(path, request.bytes)).fold(f64::INFINITY, f64::min);
     let parts = ranges.iter().filter_map(|range| Some(end(paths.get(range.path)?, range.bytes)));
     ranges.len() > 1 && parts.fold(0.0, f64::max) <= (1.0 - LEAST_GAIN) * alone
@@ -48,7 +48,7 @@ pub fn gains(request: &StreamProfile, paths: &[CandidatePath], ranges: &[ByteRan
 fn parts(request: &StreamProfile, paths: &[CandidatePath], used: &[usize]) -> Vec<u64> {
     let used: Vec<&CandidatePath> = used.iter().filter_map(|place| paths.get(*place)).collect();
     // By bisection: more time never carries less.
-    let alone = used.iter().map(|path| estimate::finish_ns(path, request.bytes, request.weight) + path.cost_ns as f64);
+    let alone = used.iter().map(|path| estimate::request_ns(path, request, request.bytes));
     let (mut early, mut late) = (0.0, alone.fold(f64::INFINITY, f64::min));
     for _ in 0..100 {
         let middle = early + (late - early) / 2.0;
@@ -66,9 +66,9 @@ fn parts(request: &StreamProfile, paths: &[CandidatePath], used: &[usize]) -> Ve
 }
 
 /// How many bytes of the request, at most all, a path delivers within `time_ns`: the inverse of
-/// [`finish_ns`](estimate::finish_ns), by bisection because streams on the path end meanwhile.
+/// [`finish_at_level_ns`](estimate::finish_at_level_ns), by bisection because streams on the path end meanwhile.
 fn carried_by(path: &CandidatePath, request: &StreamProfile, time_ns: f64) -> f64 {
-    let fits = |bytes: u64| estimate::finish_ns(path, bytes, request.weight) + path.cost_ns as f64 <= time_ns;
+    let fits = |bytes: u64| estimate::request_ns(path, request, bytes) <= time_ns;
     if fits(request.bytes) {
         return request.bytes as f64;
     }

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::{
-    estimate::{fair_ns, finish_ns, fstream_ns},
+    estimate::{fair_ns, finish_at_level_ns, finish_ns, fstream_ns},
     split::{LEAST_BYTES, split},
     *,
 };
@@ -10,10 +10,22 @@ const MS: u64 = 1_000_000;
 const MBIT: u64 = 125_000;
 
 /// The two streams of the paper.
-const A: StreamProfile =
-    StreamProfile { bytes: 26_000, weight: 255, is_urgent: true, is_idempotent: true, is_divisible: false };
-const B: StreamProfile =
-    StreamProfile { bytes: 900_000, weight: 8, is_urgent: false, is_idempotent: true, is_divisible: false };
+const A: StreamProfile = StreamProfile {
+    bytes: 26_000,
+    weight: 255,
+    level: Level::Low,
+    is_urgent: true,
+    is_idempotent: true,
+    is_divisible: false,
+};
+const B: StreamProfile = StreamProfile {
+    bytes: 900_000,
+    weight: 8,
+    level: Level::Low,
+    is_urgent: false,
+    is_idempotent: true,
+    is_divisible: false,
+};
 
 fn path(mbit: u64, rtt_ms: u64) -> CandidatePath {
     let rtt_ns = rtt_ms * MS;
@@ -31,7 +43,8 @@ fn placed(placement: Placement, second: CandidatePath) -> [usize; 2] {
 }
 
 fn arbitrary_paths() -> impl Strategy<Value = Vec<CandidatePath>> {
-    let placed = (0..10_000_000_u64, 0..256_u32).prop_map(|(bytes, weight)| Placed { bytes, weight });
+    let placed =
+        (0..10_000_000_u64, 0..256_u32).prop_map(|(bytes, weight)| Placed { bytes, weight, level: Level::Low });
     let path = (1..400 * MS, 1..200 * MBIT, 0..1_000_000_u64, prop::collection::vec(placed, 0..4)).prop_map(
         |(smoothed_rtt_ns, bytes_per_sec, backlog_bytes, placed)| CandidatePath {
             smoothed_rtt_ns,
@@ -52,6 +65,7 @@ fn arbitrary_request() -> impl Strategy<Value = StreamProfile> {
         |(bytes, weight, [is_urgent, is_idempotent, is_divisible])| StreamProfile {
             bytes,
             weight,
+            level: Level::Low,
             is_urgent,
             is_idempotent,
             is_divisible,
@@ -72,6 +86,54 @@ fn equations_1_and_2_give_the_papers_numbers() {
 fn fstream_leaves_b_on_the_slow_path_until_the_other_is_33_times_as_fast() {
     assert_eq!(placed(Placement::FStream, path(30, 1)), [1, 0]);
     assert_eq!(placed(Placement::FStream, path(33, 1)), [1, 1]);
+}
+
+#[test]
+fn the_high_level_does_not_wait_for_the_low_one_which_waits_for_all_of_it() {
+    // 1 Mbit/s: 125 kB take a second.
+    let mut busy = path(1, 0);
+    busy.add_part(125_000, (255, Level::Low));
+    let end_s = |path: &CandidatePath, level| finish_at_level_ns(path, 12_500, (1, level)) / 1e9;
+    assert!((end_s(&busy, Level::High) - 0.1).abs() < 1e-9);
+    assert!((end_s(&busy, Level::Low) - 1.1).abs() < 1e-9, "it has 1 of 256 parts");
+    busy.add_part(25_000, (1, Level::High));
+    assert!((end_s(&busy, Level::High) - 0.2).abs() < 1e-9, "equals share, until it has ended");
+    assert!((end_s(&busy, Level::Low) - 1.3).abs() < 1e-9);
+    busy.backlog_bytes = 12_500;
+    assert!((end_s(&busy, Level::High) - 0.3).abs() < 1e-9, "packets in flight are not overtaken");
+}
+
+#[test]
+fn levels_decide_which_path_is_free_for_a_stream_and_who_chooses_first() {
+    let stream = |level, bytes| StreamProfile { bytes, level, is_divisible: false, ..B };
+    let (high, low) = (stream(Level::High, 100_000), stream(Level::Low, 100_000));
+    let at = |placement, request: &StreamProfile, paths: &[CandidatePath]| {
+        place(placement, request, paths, 0).unwrap().path()
+    };
+    // The fast path carries much of the low level.
+    let mut paths = [path(4, 10), path(2, 10)];
+    paths[0].add_part(10_000_000, (80, Level::Low));
+    for placement in [Placement::Paced, Placement::Redundant] {
+        assert_eq!([at(placement, &high, &paths), at(placement, &low, &paths)], [0, 1]);
+    }
+    // Of the high level, it delays both.
+    paths[0].placed[0].level = Level::High;
+    assert_eq!([at(Placement::Paced, &high, &paths), at(Placement::Paced, &low, &paths)], [1, 1]);
+    // Together, the high level chooses before a weight of any size.
+    let heavy = StreamProfile { weight: u32::MAX, ..stream(Level::Low, 1_000_000) };
+    let choices = place_all(Placement::Paced, &[heavy, high], &mut [path(4, 10), path(2, 10)], 0);
+    assert_eq!(
+        choices.iter().map(PathChoice::path).collect::<Vec<_>>(),
+        [0, 0],
+        "it does not delay the other one much"
+    );
+    let alone =
+        place_all(Placement::Paced, &[heavy, stream(Level::High, 4_000_000)], &mut [path(4, 10), path(2, 10)], 0);
+    assert_eq!(
+        alone.iter().map(PathChoice::path).collect::<Vec<_>>(),
+        [1, 0],
+        "8 s of the high level take the fast path"
+    );
 }
 
 #[test]
@@ -209,7 +271,7 @@ proptest! {
     fn a_finish_is_that_of_streams_that_share_by_weight(paths in arbitrary_paths(), request in arbitrary_request()) {
         for path in &paths {
             let mut streams = path.placed.clone();
-            streams.push(Placed { bytes: request.bytes, weight: request.weight });
+            streams.push(Placed { bytes: request.bytes, weight: request.weight, level: Level::Low });
             let ends = shared_ends(path, &streams);
             let expected = ends.last().unwrap() + path.smoothed_rtt_ns as f64 / 2.0;
             let finish = finish_ns(path, request.bytes, request.weight);
@@ -304,9 +366,9 @@ proptest! {
         bytes in prop::sample::select(vec![0, 1, u64::MAX]), rate in prop::sample::select(vec![0, 1, u64::MAX]),
         rtt in prop::sample::select(vec![0, u64::MAX]), weight in prop::sample::select(vec![0, u32::MAX]),
     ) {
-        let placed = vec![Placed { bytes, weight }; 2];
+        let placed = vec![Placed { bytes, weight, level: Level::Low }; 2];
         let path = CandidatePath { smoothed_rtt_ns: rtt, min_rtt_ns: 0, bytes_per_sec: rate, backlog_bytes: bytes, window_bytes: bytes, lead_ns: rtt, placed, cost_ns: rtt };
-        let request = StreamProfile { bytes, weight, is_urgent: true, is_idempotent: true, is_divisible: true };
+        let request = StreamProfile { bytes, weight, level: Level::Low, is_urgent: true, is_idempotent: true, is_divisible: true };
         for placement in Placement::ALL {
             prop_assert!(place(placement, &request, &[path.clone(), path.clone()], u64::MAX).is_some());
         }

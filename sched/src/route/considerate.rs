@@ -14,7 +14,7 @@
 use super::admitted::Commitment;
 use super::choice::{ModelChoice, Reason};
 use super::request::{RoutedRequest, Slo};
-use super::state::Replica;
+use super::state::{Replica, State};
 use super::survey::{self, Candidate, Survey};
 
 /// The policy's memory: how busy engines were recently.
@@ -87,18 +87,20 @@ impl Watch {
     }
 
     /// Notes which engine received a request.
-    pub fn given(&mut self, at: usize, request: &RoutedRequest, replicas: &[Replica]) {
-        if let (Some(engine), Some(replica)) = (self.engines.get_mut(at), replicas.get(at)) {
+    pub fn given(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>) {
+        if let (Some(engine), Some(replica)) = (self.engines.get_mut(at), state.replicas.get(at)) {
+            let reading_ns = replica.curve.prefill_ns(request.unread_tokens(state.cached_tokens(at)));
             // No sum of prompts takes more than all time for long.
-            engine.reading = (engine.reading + replica.curve.prefill_ns(request.prompt_tokens) / READING_NS).min(4.0);
+            engine.reading = (engine.reading + reading_ns / READING_NS).min(4.0);
         }
     }
 
     /// Notes that a request left its assigned engine before it began there.
-    pub fn taken_back(&mut self, at: usize, request: &RoutedRequest, replicas: &[Replica]) {
-        if let (Some(engine), Some(replica)) = (self.engines.get_mut(at), replicas.get(at)) {
+    pub fn taken_back(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>) {
+        if let (Some(engine), Some(replica)) = (self.engines.get_mut(at), state.replicas.get(at)) {
+            let reading_ns = replica.curve.prefill_ns(request.unread_tokens(state.cached_tokens(at)));
             // The average has decayed in the meantime.
-            engine.reading = (engine.reading - replica.curve.prefill_ns(request.prompt_tokens) / READING_NS).max(0.0);
+            engine.reading = (engine.reading - reading_ns / READING_NS).max(0.0);
         }
     }
 
@@ -152,7 +154,7 @@ impl Watch {
         }
         let curve = &replica.curve;
         let running = replica.load.running;
-        let reading_ns = curve.prefill_ns(survey.request.prompt_tokens);
+        let reading_ns = curve.prefill_ns(survey.request.unread_tokens(survey.state.cached_tokens(at)));
         let tokens = f64::from(survey.request.tokens());
         let more = (curve.utilisation(running.saturating_add(1)) - curve.utilisation(running)).max(0.0);
         let lost = |admitted: &Commitment| {

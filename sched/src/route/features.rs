@@ -141,7 +141,7 @@ mod tests {
     }
 
     fn fill(features: Features, models: &[Model], replicas: &[Replica], request: &RoutedRequest) -> Vec<f32> {
-        let state = State { replicas, admitted: &[], path: ClientPath::default() };
+        let state = State { replicas, admitted: &[], cached: &[], path: ClientPath::default() };
         let mut candidates = Vec::new();
         let survey = survey(&mut candidates, models, request, &state, (4.0, 0));
         let mut input = Vec::new();

@@ -207,7 +207,7 @@ impl PolicyInUse {
     /// Notes the engine of a request, even if the guard or a fallback chose it.
     pub fn given(&mut self, choice: &ModelChoice, survey: &Survey<'_>) {
         if self.looks_at_admitted() {
-            self.watch.given(choice.replica, survey.request, survey.state.replicas);
+            self.watch.given(choice.replica, survey.request, survey.state);
         }
     }
 
@@ -216,8 +216,8 @@ impl PolicyInUse {
         if !self.looks_at_admitted() {
             return to;
         }
-        self.watch.taken_back(from, request, state.replicas);
-        self.watch.given(to.replica, request, state.replicas);
+        self.watch.taken_back(from, request, state);
+        self.watch.given(to.replica, request, state);
         self.watch.predict(to, &request.slo)
     }
 

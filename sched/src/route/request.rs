@@ -29,6 +29,16 @@ impl RoutedRequest {
         if self.max_tokens != 0 && self.max_tokens < expected { self.max_tokens } else { expected }
     }
 
+    /// Returns how many tokens of the prompt an engine reads that has `cached_tokens` of them in its cache. It reads at least
+    /// the last token, from which the first of the answer follows.
+    #[must_use]
+    pub const fn unread_tokens(&self, cached_tokens: u32) -> u32 {
+        match self.prompt_tokens.saturating_sub(cached_tokens) {
+            0 if self.prompt_tokens > 0 => 1,
+            unread => unread,
+        }
+    }
+
     /// Returns the weight, or 1 if it is not valid.
     #[must_use]
     pub const fn sound_weight(&self) -> f32 {

@@ -13,8 +13,19 @@ pub struct State<'a> {
     /// The requests that these replicas work on. Only [`RoutingPolicy::Considerate`](super::RoutingPolicy::Considerate)
     /// reads them; without them it counts no cost to others.
     pub admitted: &'a [Commitment],
+    /// How many tokens of the request's prompt each replica is expected to have in its cache, in the order of `replicas`. A
+    /// replica beyond the end has none.
+    pub cached: &'a [u32],
     /// The way back to the requesting client.
     pub path: ClientPath,
+}
+
+impl State<'_> {
+    /// Returns how many tokens of the request's prompt the replica with this index is expected to have in its cache.
+    #[must_use]
+    pub fn cached_tokens(&self, replica: usize) -> u32 {
+        self.cached.get(replica).copied().unwrap_or_default()
+    }
 }
 
 /// An engine that serves one model: a process with its own batch.
@@ -132,6 +143,13 @@ impl Prediction {
     /// the numbers of [`EngineLoad`] grows.
     #[must_use]
     pub fn of(request: &RoutedRequest, replica: &Replica, path: &ClientPath) -> Self {
+        Self::with_cached(request, replica, 0, path)
+    }
+
+    /// Predicts the same if the replica has `cached_tokens` of the request's prompt in its cache: it reads only the
+    /// [rest](RoutedRequest::unread_tokens). Waiting prompts are assumed to be as long as this one, and in no cache.
+    #[must_use]
+    pub fn with_cached(request: &RoutedRequest, replica: &Replica, cached_tokens: u32, path: &ClientPath) -> Self {
         let (load, curve) = (&replica.load, &replica.curve);
         let most = replica.most_running.max(1);
         let ahead = load.in_flight();
@@ -140,8 +158,9 @@ impl Prediction {
         let without_place = f64::from(ahead.saturating_add(1).saturating_sub(most));
         let tokens_ahead = if ahead == 0 { 0.0 } else { load.outstanding_tokens as f64 / f64::from(ahead) };
         let wait_ns = without_place / f64::from(most) * tokens_ahead * step_ns;
-        let prompts = f64::from(load.waiting).min(f64::from(most)) + 1.0;
-        let first_ns = prompts.mul_add(curve.prefill_ns(request.prompt_tokens), wait_ns);
+        let prompts_ahead = f64::from(load.waiting).min(f64::from(most));
+        let own_ns = curve.prefill_ns(request.unread_tokens(cached_tokens));
+        let first_ns = prompts_ahead.mul_add(curve.prefill_ns(request.prompt_tokens), wait_ns + own_ns);
         let gaps = request.tokens() - 1;
         let finish_ns = f64::from(gaps).mul_add(step_ns, first_ns).max(path.carry_ns(request.tokens()) as f64);
         let back_ns = path.return_ns();

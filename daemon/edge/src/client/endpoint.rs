@@ -28,6 +28,7 @@ use quic::{
     h3, tls,
 };
 use s2n_quic::client::Connect;
+use sched::stream::Discipline;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
@@ -181,6 +182,12 @@ impl Endpoint {
             via: None,
             sockets,
         })
+    }
+
+    /// Whether its connections serve the high level of classes before the low one, by the schedule in force.
+    #[must_use]
+    pub fn has_levels(&self) -> bool {
+        matches!(self.schedules.get().discipline, Discipline::Ml { .. })
     }
 
     /// Makes connections to the relay run through another relay, on the path of this name; it is empty without paths.

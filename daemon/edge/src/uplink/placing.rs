@@ -89,11 +89,12 @@ impl Uplink {
         }
         let paths: Vec<_> = candidates.iter().filter_map(|at| views.get(*at)).map(|view| view.path.clone()).collect();
         let turn = self.turn.fetch_add(1, Relaxed);
-        let choice = sched::path::place(ask.placement, &ask.request, &paths, turn)?;
+        let (request, paths) = ask.as_served(paths, self.has_levels());
+        let choice = sched::path::place(ask.placement, &request, &paths, turn)?;
         let chosen = pick(&choice, &candidates)?;
         // Placements before the next look must see it.
         if let Some(view) = views.get_mut(chosen) {
-            view.path.add(ask.request.bytes, ask.request.weight);
+            view.path.add_part(ask.request.bytes, (ask.request.weight, ask.request.level));
         }
         Some(chosen)
     }

@@ -166,7 +166,7 @@ impl Pass<'_> {
             true => self.pass_events(exchange, answer, by).await?,
             false => by.report = self.pass_whole(exchange, answer, by.place).await?,
         }
-        by.lesson.learn(by.report.usage(), body.len());
+        by.lesson.learn(by.report.usage(), by.report.cached_tokens(), body.len());
         Ok(status)
     }
 

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     decisions::Draft,
     openai::OpenAiError,
-    places::{Claim, EnginePlace, Fault, NoPlace, PrefixHashes, Turn},
+    places::{Claim, EnginePlace, Fault, NoPlace, Turn},
     routes::Route,
 };
 use role::access::served::Served;
@@ -38,6 +38,7 @@ impl Gateway {
             tokens: pass.route.tokens(),
             prefix: pass.prefix.clone(),
             preferred: self.routes.preferred(&pass.route),
+            weighs_cache: self.routes.weighs_cache(&pass.route),
         };
         let (mut tried, mut failed) = (Vec::new(), None);
         loop {
@@ -48,7 +49,8 @@ impl Gateway {
                 (Err(failure), _) => return Err(failure),
             };
             if tried.is_empty() {
-                if pass.prefix != PrefixHashes::default() {
+                // With a single engine there is no preference.
+                if !pass.prefix.is_empty() && model.urls.len() > 1 {
                     self.metrics.placed(&model.name, place.affinity);
                 }
                 self.metrics.waited(&model.name, pass.began.elapsed().as_secs_f64());

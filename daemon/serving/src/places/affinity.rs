@@ -3,8 +3,9 @@
 //!
 //! Engines keep their computations of prompts (prefix caching). So the next turn of a chat, or another prompt with the same
 //! instructions, takes less time at the engine that answered the one before. A gateway cannot see into that cache; it remembers
-//! where it sent each prompt. The engine is only a preference: if it has much more to do than another, requests do not wait for
-//! it ([`slack`]).
+//! where it sent each prompt, and how long that was. Predictions count the part of a prompt that is probably cached as read. Where
+//! nothing was learned yet about the cost of prompts, the engine is only a preference: if it has much more to do than another,
+//! requests do not wait for it ([`slack`]).
 
 use std::{
     collections::HashMap,
@@ -23,10 +24,19 @@ const BLOCKS: usize = 32;
 /// The maximum of remembered entries, of a few tens of bytes each.
 const MOST_ENTRIES: usize = 1 << 16;
 
-/// The hashes that a request may share with others: of its session, or of its prompt up to the end of each block, the shortest
-/// part first. Empty if it has neither.
+/// For how long a prompt counts as cached after the last request with it. Engines evict the prompts that were used least recently,
+/// and do not say when; hosted engines with the same kind of cache keep idle prompts for five to ten minutes.
+const CACHED_NS: u64 = 300_000_000_000;
+
+/// What a request may share with others, which an engine may have in its cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PrefixHashes(Vec<u64>);
+pub struct PrefixHashes {
+    /// The hashes of its session, or of its prompt up to the end of each block, the shortest part first. Empty if it has neither.
+    hashes: Vec<u64>,
+    /// The length of the whole prompt as JSON.
+    bytes: usize,
+    is_session: bool,
+}
 
 /// Computes prefixes with hashes that clients cannot predict.
 #[derive(Clone, Debug, Default)]
@@ -36,8 +46,16 @@ pub struct Prefixes(RandomState);
 #[derive(Debug, Default)]
 pub(super) struct Affinity {
     /// At most half of the entries, by their hashes; and the entries before them.
-    newer: HashMap<u64, usize>,
-    older: HashMap<u64, usize>,
+    newer: HashMap<u64, Sent>,
+    older: HashMap<u64, Sent>,
+}
+
+/// Where the last prompt with a prefix was sent, how long it was, and when.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    engine: usize,
+    bytes: usize,
+    at_ns: u64,
 }
 
 /// Whether a request went to the engine that its prefix had been sent to.
@@ -69,7 +87,8 @@ impl Prefixes {
     #[must_use]
     pub fn of(&self, head: &RequestHead, prompt: &[u8]) -> PrefixHashes {
         if let Some(session) = head.field(SESSION).filter(|session| !session.is_empty()) {
-            return PrefixHashes(vec![self.0.hash_one((SESSION, session))]);
+            let hashes = vec![self.0.hash_one((SESSION, session))];
+            return PrefixHashes { hashes, bytes: prompt.len(), is_session: true };
         }
         let mut hasher = self.0.build_hasher();
         // The rest of a prompt that fills no block is the part that differs in the next turn.
@@ -78,24 +97,56 @@ impl Prefixes {
             hasher.write(block);
             hasher.finish()
         };
-        PrefixHashes(blocks.map(hash).collect())
+        PrefixHashes { hashes: blocks.map(hash).collect(), bytes: prompt.len(), is_session: false }
+    }
+}
+
+impl PrefixHashes {
+    /// Whether there is nothing that an engine may know.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.hashes.is_empty()
+    }
+
+    /// Returns how many bytes of this prompt are the same as in the prompt that was sent, if the two share the hash at `at`. A
+    /// session, and a beginning as long as the longest that is compared, are taken for the same chat, whose prompts continue each
+    /// other.
+    fn shared_bytes(&self, at: usize, sent: &Sent) -> usize {
+        let known = if self.is_session || at + 1 == BLOCKS { sent.bytes } else { (at + 1) * BLOCK_BYTES };
+        known.min(self.bytes)
     }
 }
 
 impl Affinity {
     /// Returns the engine that the longest known beginning of a prefix was sent to.
     pub(super) fn engine(&self, prefix: &PrefixHashes) -> Option<usize> {
-        let known = |hash| self.newer.get(hash).or_else(|| self.older.get(hash)).copied();
-        prefix.0.iter().rev().find_map(known)
+        prefix.hashes.iter().rev().find_map(|hash| self.sent(hash)).map(|sent| sent.engine)
     }
 
-    /// Notes the engine that a prefix is sent to.
-    pub(super) fn note(&mut self, prefix: &PrefixHashes, engine: usize) {
-        for hash in &prefix.0 {
+    /// Returns how many bytes of a prompt each of `engines` engines probably has in its cache at `now_ns`.
+    pub(super) fn cached_bytes(&self, prefix: &PrefixHashes, engines: usize, now_ns: u64) -> Vec<usize> {
+        let mut cached = vec![0; engines];
+        for (at, hash) in prefix.hashes.iter().enumerate() {
+            let sent = self.sent(hash).filter(|sent| now_ns.saturating_sub(sent.at_ns) <= CACHED_NS);
+            if let Some((sent, cached)) = sent.and_then(|sent| Some((sent, cached.get_mut(sent.engine)?))) {
+                *cached = prefix.shared_bytes(at, &sent).max(*cached);
+            }
+        }
+        cached
+    }
+
+    fn sent(&self, hash: &u64) -> Option<Sent> {
+        self.newer.get(hash).or_else(|| self.older.get(hash)).copied()
+    }
+
+    /// Notes the engine that a prefix is sent to at `now_ns`.
+    pub(super) fn note(&mut self, prefix: &PrefixHashes, engine: usize, now_ns: u64) {
+        let sent = Sent { engine, bytes: prefix.bytes, at_ns: now_ns };
+        for hash in &prefix.hashes {
             if self.newer.len() >= MOST_ENTRIES / 2 && !self.newer.contains_key(hash) {
                 self.older = std::mem::take(&mut self.newer);
             }
-            self.newer.insert(*hash, engine);
+            self.newer.insert(*hash, sent);
         }
     }
 }
@@ -125,9 +176,9 @@ mod tests {
             prefixes.of(&head(None), text.as_bytes())
         };
         assert_eq!(affinity.engine(&prefix(3, "ann")), None);
-        affinity.note(&prefix(3, "ann"), 1);
+        affinity.note(&prefix(3, "ann"), 1, 0);
         assert_eq!(affinity.engine(&prefix(4, "ann")), Some(1));
-        affinity.note(&prefix(3, "bob"), 0);
+        affinity.note(&prefix(3, "bob"), 0, 0);
         assert_eq!(affinity.engine(&prefix(4, "ann")), Some(1), "what both have in common is shorter");
         assert_eq!(affinity.engine(&prefix(1, "eve")), Some(0));
         assert_eq!(affinity.engine(&prefixes.of(&head(None), b"short")), None);
@@ -142,17 +193,41 @@ mod tests {
         assert_ne!(of(Some("s"), &one), of(Some("t"), &one));
         assert_eq!(of(Some(""), &one), of(None, &one));
         assert_ne!(of(None, &one), Prefixes::default().of(&head(None), one.as_bytes()), "hashes cannot be foreseen");
-        assert_eq!(of(None, &"x".repeat(1 << 20)).0.len(), BLOCKS);
+        assert_eq!(of(None, &"x".repeat(1 << 20)).hashes.len(), BLOCKS);
+    }
+
+    #[test]
+    fn an_engine_has_cached_what_it_was_sent_until_that_is_old() {
+        let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
+        let of = |session, bytes: usize| prefixes.of(&head(session), "x".repeat(bytes).as_bytes());
+        affinity.note(&of(None, 1_100), 1, 0);
+        let cached = |affinity: &Affinity, prefix, now_ns| affinity.cached_bytes(&prefix, 3, now_ns);
+        assert_eq!(cached(&affinity, of(None, 5_000), 0), [0, 1_024, 0], "two whole blocks");
+        assert_eq!(cached(&affinity, of(None, 600), 0), [0, 512, 0]);
+        assert_eq!(cached(&affinity, of(None, 500), 0), [0; 3]);
+        assert_eq!(cached(&affinity, of(None, 5_000), CACHED_NS), [0, 1_024, 0]);
+        assert_eq!(cached(&affinity, of(None, 5_000), CACHED_NS + 1), [0; 3], "it may have been evicted");
+        affinity.note(&of(None, 600), 2, CACHED_NS);
+        assert_eq!(cached(&affinity, of(None, 5_000), CACHED_NS), [0, 1_024, 512], "each has what it was sent last");
+        // Of longer prompts, only the first 16 KiB are compared.
+        affinity.note(&of(None, 50_000), 0, 0);
+        assert_eq!(cached(&affinity, of(None, 60_000), 0), [50_000, 0, 0]);
+        assert_eq!(cached(&affinity, of(None, 40_000), 0), [40_000, 0, 0]);
+        affinity.note(&of(Some("s"), 700), 1, 0);
+        assert_eq!(cached(&affinity, of(Some("s"), 900), 0), [0, 700, 0], "the prompt of the session's last request");
+        assert_eq!(cached(&affinity, of(Some("t"), 900), 0), [0; 3]);
+        assert_eq!(affinity.cached_bytes(&of(None, 60_000), 0, 0).len(), 0, "an engine that is gone");
     }
 
     #[test]
     fn memory_is_bounded_and_the_newest_are_known() {
         let mut affinity = Affinity::default();
+        let of = |hash| PrefixHashes { hashes: vec![hash], ..PrefixHashes::default() };
         for hash in 0..200_000 {
-            affinity.note(&PrefixHashes(vec![hash]), 3);
+            affinity.note(&of(hash), 3, 0);
             assert!(affinity.newer.len() + affinity.older.len() <= MOST_ENTRIES);
         }
-        assert_eq!(affinity.engine(&PrefixHashes(vec![199_999 - MOST_ENTRIES as u64 / 2])), Some(3));
-        assert_eq!(affinity.engine(&PrefixHashes(vec![0])), None);
+        assert_eq!(affinity.engine(&of(199_999 - MOST_ENTRIES as u64 / 2)), Some(3));
+        assert_eq!(affinity.engine(&of(0)), None);
     }
 }

@@ -28,6 +28,8 @@ pub struct Claim {
     pub prefix: PrefixHashes,
     /// The index of the engine that was chosen for it, among the model's engines; `None` if any engine will do.
     pub preferred: Option<usize>,
+    /// Whether the choice weighed cached prompts against other costs, so that an engine that knows the prompt has no further claim.
+    pub weighs_cache: bool,
 }
 
 impl From<Service> for Claim {
@@ -141,7 +143,7 @@ impl<T> Queue<T> {
 
     /// Adds a request; returns its name in this queue.
     pub(super) fn add(&mut self, claim: Claim, value: T) -> u32 {
-        let Claim { service, class, tenant, user, tokens, prefix: _, preferred: _ } = claim;
+        let Claim { service, class, tenant, user, tokens, prefix: _, preferred: _, weighs_cache: _ } = claim;
         let slot = free(&mut self.slots);
         let discipline = self.all.clock.discipline();
         let shares = self.classes.entry(class.clone()).or_insert_with(|| Shares {

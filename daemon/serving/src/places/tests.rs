@@ -84,7 +84,7 @@ fn the_engine_that_was_chosen_serves_while_it_has_room_and_none_knows_the_prompt
     assert_eq!(now(engines.take(to(2), &[])).replica, 0, "it failed");
     let mut waiting = {
         let _full = now(engines.take(to(0), &[]));
-        assert_eq!(engines.foresee(&PrefixHashes::default(), Some(1)), None, "it would have to wait");
+        assert_eq!(engines.foresee(&to(1)), None, "it would have to wait");
         later(engines.take(to(1), &[]))
     };
     match poll(&mut waiting) {
@@ -97,14 +97,36 @@ fn the_engine_that_was_chosen_serves_while_it_has_room_and_none_knows_the_prompt
     let prefix = || Prefixes::default().of(&head(), &[b'x'; 600]);
     let prefix = prefix();
     let with = |preferred| Claim { prefix: prefix.clone(), preferred: Some(preferred), ..Claim::default() };
-    assert_eq!(engines.foresee(&prefix, Some(1)), Some(1));
+    assert_eq!(engines.foresee(&with(1)), Some(1));
     let first = now(engines.take(with(1), &[]));
-    assert_eq!((first.replica, engines.foresee(&prefix, Some(2))), (1, Some(1)), "it knows the prompt by now");
+    assert_eq!((first.replica, engines.foresee(&with(2))), (1, Some(1)), "it knows the prompt by now");
     let second = now(engines.take(with(2), &[]));
     assert_eq!((second.replica, second.affinity), (1, PrefixAffinity::Kept));
     let _third = now(engines.take(with(2), &[]));
     let fourth = now(engines.take(with(2), &[]));
     assert_eq!((fourth.replica, fourth.affinity), (2, PrefixAffinity::Moved), "the other one has three more");
+}
+
+#[test]
+fn a_choice_that_weighs_cached_prompts_is_kept_whichever_engine_knows_the_prompt() {
+    let engines = engines(3, 2);
+    let prefix = Prefixes::default().of(&head(), &[b'x'; 600]);
+    let with = |preferred, weighs_cache| Claim {
+        prefix: prefix.clone(),
+        preferred: Some(preferred),
+        weighs_cache,
+        ..Claim::default()
+    };
+    let first = now(engines.take(with(1, true), &[]));
+    assert_eq!((first.replica, first.affinity), (1, PrefixAffinity::New));
+    assert_eq!(engines.cached_bytes(&prefix), [0, 512, 0]);
+    assert_eq!((engines.foresee(&with(2, true)), engines.foresee(&with(2, false))), (Some(2), Some(1)));
+    let second = now(engines.take(with(2, true), &[]));
+    assert_eq!((second.replica, second.affinity), (2, PrefixAffinity::Moved));
+    let third = now(engines.take(with(2, true), &[]));
+    assert_eq!((third.replica, third.affinity), (2, PrefixAffinity::Kept));
+    let fourth = now(engines.take(with(2, true), &[]));
+    assert_eq!((fourth.replica, fourth.affinity), (0, PrefixAffinity::Moved), "it has no room");
 }
 
 #[test]

@@ -234,7 +234,7 @@ impl PolicyRouter {
             allowed: open.iter().filter_map(|model| member(*model)).fold(ModelSet::NONE, ModelSet::with),
             ..request
         };
-        let choice = router.route(&request, &State { replicas, admitted: state.admitted, path: state.path }, now_ns)?;
+        let choice = router.route(&request, &State { replicas, ..state }, now_ns)?;
         Some(ModelChoice { model: *members.get(choice.model)?, ..choice })
     }
 }

@@ -14,6 +14,8 @@ pub struct Lesson<'a> {
     replica: usize,
     model: usize,
     prompt_tokens: u32,
+    /// The tokens of the prompt that the engine probably has in its cache.
+    cached_tokens: u32,
     /// Tokens that the engine is still expected to make.
     owed: u64,
     /// The maximum of tokens in the answer, and the index of its class.
@@ -43,10 +45,11 @@ impl Routes {
             replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_add(owed);
         }
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
+        let cached_tokens = route.cached.get(at).copied().unwrap_or_default();
         let flight = known.flights.begin(Flight {
             replica: at,
             left_tokens: route.request.expected_tokens,
-            unread_tokens: route.request.prompt_tokens.max(1),
+            unread_tokens: route.request.unread_tokens(cached_tokens).max(1),
             until_ns: route.until_ns,
             reward: self.worth(route.model),
         });
@@ -55,6 +58,7 @@ impl Routes {
             replica,
             model: route.model,
             prompt_tokens: route.request.prompt_tokens,
+            cached_tokens,
             owed,
             max_tokens: Some(route.request.max_tokens).filter(|tokens| *tokens > 0),
             class: route.class,
@@ -93,8 +97,9 @@ impl Lesson<'_> {
         self.events
     }
 
-    /// Learns from a complete answer. The engine's own count of tokens takes precedence over the count of events.
-    pub fn learn(&self, usage: Option<TokenUsage>, body_bytes: usize) {
+    /// Learns from a complete answer. The engine's own counts of tokens, and of tokens of the prompt that it had in its cache, take
+    /// precedence over the count of events and the expectation. Only tokens of the prompt that it read cost it time.
+    pub fn learn(&self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
         let mut known = self.routes.state.lock();
         if let Some(usage) = usage {
             let average = |before: f64, now: f64| before + NEWEST * (now - before);
@@ -112,7 +117,9 @@ impl Lesson<'_> {
         let Some(replica) = known.replica(self.model, self.replica) else { return };
         let others = replica.load.others_utilisation;
         if self.is_alone {
-            replica.curve.observe_first_token(prompt_tokens, first_ns - self.began_ns);
+            let cached = cached_tokens.map_or(self.cached_tokens, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+            let read = if prompt_tokens == 0 { 0 } else { prompt_tokens.saturating_sub(cached).max(1) };
+            replica.curve.observe_first_token(read, first_ns - self.began_ns);
         }
         if let Some(step_ns) = (self.last_ns - first_ns).checked_div(tokens.saturating_sub(1)) {
             let batch = self.batches.div_ceil(self.events.max(1)).max(1);

@@ -38,7 +38,9 @@ impl Recorder {
             let model = state.replicas.get(at).map(|replica| replica.model);
             state.replicas.iter().take(at).filter(|other| Some(other.model) == model).count()
         };
-        let engine = |(at, replica): (usize, &Replica)| EngineSnapshot::of(&name(replica.model), place(at), replica);
+        let engine = |(at, replica): (usize, &Replica)| {
+            EngineSnapshot::of(&name(replica.model), place(at), replica, state.cached_tokens(at))
+        };
         let mut decision = Decision {
             at_ms: unix_ms(),
             at_ns,

@@ -1,11 +1,12 @@
 //! The decisions of routes, and what they learn.
 
-use std::cell::Cell;
+use std::{cell::Cell, sync::LazyLock};
 
 use config::{
     gateway::{Alias, GatewaySettings, ModelSettings},
     routing::Routing,
 };
+use masque::h3::{Field, RequestHead};
 use role::access::served::TokenUsage;
 use sched::stream::{Discipline, Service};
 
@@ -14,7 +15,7 @@ use sched::route::{Dqn, Features, Measure, Mlp, Random, RoutingPolicy, Tensor, T
 
 use super::*;
 use crate::openai::RoutingFields;
-use crate::places::{Claim, EnginePlace, Fault, PrefixHashes, Turn};
+use crate::places::{Claim, EnginePlace, Fault, PrefixHashes, Prefixes, Turn};
 
 const NS_PER_MS: u64 = 1_000_000;
 
@@ -72,12 +73,18 @@ fn routes(most_in_flight: u32) -> (Routes, Vec<Arc<Engines>>) {
     routes_of(&settings(Routing::Rule, None), most_in_flight)
 }
 
+/// What a prompt shares with no other.
+fn none() -> &'static PrefixHashes {
+    static NONE: LazyLock<PrefixHashes> = LazyLock::new(PrefixHashes::default);
+    &NONE
+}
+
 fn named(models: &[usize]) -> RouteQuery<'_> {
-    RouteQuery { models, alias: None, class: "default" }
+    RouteQuery { models, alias: None, class: "default", prefix: none() }
 }
 
 fn either(models: &[usize]) -> RouteQuery<'_> {
-    RouteQuery { models, alias: Some(0), class: "default" }
+    RouteQuery { models, alias: Some(0), class: "default", prefix: none() }
 }
 
 fn wanted(budget_ms: Option<u64>) -> Wanted {
@@ -103,7 +110,7 @@ fn answer(routes: &Routes, engines: &[Arc<Engines>], model: usize, (first_ms, st
         pass(step_ms);
         lesson.token();
     }
-    lesson.learn(Some(TokenUsage { prompt_tokens: 100, completion_tokens: 20 }), 400);
+    lesson.learn(Some(TokenUsage { prompt_tokens: 100, completion_tokens: 20 }), None, 400);
 }
 
 #[test]
@@ -170,7 +177,7 @@ fn the_engine_that_was_chosen_serves_and_where_another_does_the_choice_is_about_
         let mut route = routes.route(either(&[0, 1]), &wanted(Some(9_000)), ClientPath::default()).unwrap();
         assert_eq!((route.model, routes.engine(&route), routes.preferred(&route)), (0, Some(1), Some(1)));
         let before = route.choice.unwrap();
-        assert_eq!(engines[0].foresee(&PrefixHashes::default(), routes.preferred(&route)), Some(1));
+        assert_eq!(engines[0].foresee(&Claim { preferred: routes.preferred(&route), ..Claim::default() }), Some(1));
         routes.moved(&mut route, 1, true);
         assert_eq!(route.choice, Some(before), "it serves itself");
         pass(50);
@@ -189,6 +196,78 @@ fn the_engine_that_was_chosen_serves_and_where_another_does_the_choice_is_about_
     };
     let (routes, _) = routes_of_two(Routing::RoundRobin);
     assert_eq!([(); 4].map(|()| turn(&routes)), [(0, Some(0)), (0, Some(1)), (1, Some(0)), (1, Some(1))]);
+}
+
+/// A prompt of this many bytes, all of the same chat.
+fn chat(bytes: usize) -> PrefixHashes {
+    static PREFIXES: LazyLock<Prefixes> = LazyLock::new(Prefixes::default);
+    let fields = vec![Field::new("x-paced-session", "s")];
+    let head = RequestHead { method: "POST".into(), scheme: None, authority: None, path: None, protocol: None, fields };
+    PREFIXES.of(&head, &vec![b'x'; bytes])
+}
+
+#[test]
+fn a_cached_prompt_is_weighed_against_the_load_of_its_engine_once_prompts_have_a_known_cost() {
+    let (routes, engines) = routes_of_two(Routing::Rule);
+    let prefix = chat(40_000);
+    let asked = RouteQuery { prefix: &prefix, ..named(&[0]) };
+    let large = Wanted { body_bytes: 40_000, ..wanted(None) };
+    let route = || routes.route(asked, &large, ClientPath::default()).unwrap();
+    // A token of a prompt takes 0.5 ms; each further request in the batch adds 4 ms to a token of an answer.
+    let mut curve = Curve::new(Cost { gpu_ns: 32e6, gpu_per_sequence_ns: 4e6, ..Cost::default() });
+    for tokens in 1..KNOWN_PROMPTS {
+        curve.observe_first_token(tokens as u32 * 1_000, tokens * 500 * NS_PER_MS);
+    }
+    routes.recall(None, |_, _| Some(curve));
+    let take = |preferred| match engines[0]
+        .take(Claim { preferred: Some(preferred), prefix: prefix.clone(), ..Claim::default() }, &[])
+    {
+        Ok(Turn::Now(place)) => place,
+        other => panic!("{other:?}"),
+    };
+    let first = take(1);
+    assert_eq!(route().cached, [0, 10_000, 0, 0], "40,000 bytes of 4 for each token");
+    assert!(!routes.weighs_cache(&route()), "a prompt too few");
+    curve.observe_first_token(8_000, 4_000 * NS_PER_MS);
+    routes.recall(None, |_, _| Some(curve));
+    let other = routes.route(named(&[0]), &large, ClientPath::default()).unwrap();
+    assert_eq!((routes.weighs_cache(&other), routes.preferred(&other)), (false, None), "nothing is cached for it");
+    assert!(routes.weighs_cache(&route()));
+    assert_eq!(routes.preferred(&route()), Some(1), "5 s for the prompt are more than one request in the batch");
+    let short = Wanted { body_bytes: 400, ..wanted(None) };
+    let short_prefix = chat(400);
+    let route =
+        routes.route(RouteQuery { prefix: &short_prefix, ..named(&[0]) }, &short, ClientPath::default()).unwrap();
+    assert_eq!(routes.preferred(&route), Some(0), "50 ms for the prompt are less than 20 tokens of 4 ms");
+    drop(first);
+}
+
+#[test]
+fn an_engine_learns_what_a_prompt_costs_from_the_tokens_that_it_had_to_read() {
+    // Each token that it reads takes 0.5 ms. Either it keeps the chat in its cache and does not say so, or it keeps nothing and
+    // says that.
+    for keeps in [true, false] {
+        let (routes, engines) = routes(8);
+        let answer = |prefix: &PrefixHashes, prompt_tokens: u64, read: u64, said: Option<u64>| {
+            let wanted = Wanted { body_bytes: 4 * prompt_tokens as usize, ..wanted(None) };
+            let asked = RouteQuery { prefix, ..named(&[0]) };
+            let route = routes.route(asked, &wanted, ClientPath::default()).unwrap();
+            let claim = Claim { prefix: prefix.clone(), ..Claim::default() };
+            let Ok(Turn::Now(place)) = engines[0].take(claim, &[]) else { panic!("no place") };
+            let mut lesson = routes.begin(&route, place.replica);
+            pass(read / 2);
+            lesson.token();
+            lesson.learn(Some(TokenUsage { prompt_tokens, completion_tokens: 1 }), said, wanted.body_bytes);
+        };
+        for turn in 0..40 {
+            let prompt_tokens = 1_000 + 100 * turn;
+            let read = if keeps && turn > 0 { 100 } else { prompt_tokens };
+            answer(&chat(4 * prompt_tokens as usize), prompt_tokens, read, (!keeps).then_some(0));
+            answer(none(), 1_000, 1_000, None);
+        }
+        let cost = routes.cost(0, 0).unwrap();
+        assert!((cost.prefill_per_token_ns / 5e5 - 1.0).abs() < 0.02, "{keeps}: {cost:?}");
+    }
 }
 
 #[test]
@@ -331,7 +410,7 @@ fn thresholds_of_a_file_decide_by_class_whatever_the_order_of_their_models() {
         teach(&routes);
         // 20 tokens take the large model 200 ms of 1 s.
         let choose = |class| {
-            let asked = RouteQuery { models: &[0, 1], alias: Some(0), class };
+            let asked = RouteQuery { class, ..either(&[0, 1]) };
             let route = routes.route(asked, &wanted(Some(1_000)), ClientPath::default()).unwrap();
             (route.model, route.reason, route.by.map(|by| by.policy))
         };

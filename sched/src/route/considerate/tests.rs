@@ -53,7 +53,16 @@ fn choose(
     replicas: &[Replica],
     admitted: &[Commitment],
 ) -> (usize, Reason) {
-    let state = State { replicas, admitted, path: ClientPath::default() };
+    choose_cached(policy, request, replicas, (admitted, &[]))
+}
+
+fn choose_cached(
+    policy: RoutingPolicy,
+    request: &RoutedRequest,
+    replicas: &[Replica],
+    (admitted, cached): (&[Commitment], &[u32]),
+) -> (usize, Reason) {
+    let state = State { replicas, admitted, cached, path: ClientPath::default() };
     let choice = Router::new(models(), policy).route(request, &state, 0).unwrap();
     (choice.model, choice.reason)
 }
@@ -73,6 +82,9 @@ fn a_request_with_much_time_does_not_read_its_prompt_where_an_urgent_answer_woul
     assert_eq!(rule(&batch, &replicas, &admitted), (0, Reason::InTime), "it is in time itself");
     assert_eq!(considerate(&batch, &replicas, &admitted), (1, Reason::Worth));
     assert_eq!(considerate(&batch, &replicas, &[urgent(0, 4_000)]), (0, Reason::Worth), "it has time for that");
+    let policy = RoutingPolicy::Considerate { doubt: DOUBT };
+    let cached = choose_cached(policy, &batch, &replicas, (&admitted, &[100]));
+    assert_eq!(cached, (0, Reason::Worth), "a prompt in the cache interrupts nothing");
     assert_eq!(considerate(&batch, &replicas, &[urgent(0, 100)]), (0, Reason::Worth), "it is late in any case");
     let unlimited = Commitment { left_ns: Slo::NONE, ..urgent(0, 0) };
     assert_eq!(considerate(&batch, &replicas, &[unlimited]), (0, Reason::Worth), "it has no limit");
@@ -102,7 +114,7 @@ fn prompts_that_an_engine_has_not_read_yet_come_before_that_of_the_request() {
 #[test]
 fn prompts_that_will_come_while_it_answers_are_expected_as_they_came_of_late() {
     let (long, replicas) = (request(100, 60, 3_000), [replica(0, 0, 0), replica(1, 1, 0)]);
-    let state = State { replicas: &replicas, admitted: &[], path: ClientPath::default() };
+    let state = State { replicas: &replicas, admitted: &[], cached: &[], path: ClientPath::default() };
     let mut router = Router::new(models(), RoutingPolicy::Considerate { doubt: DOUBT });
     let chosen: Vec<_> =
         (0..12).map(|at| router.route(&long, &state, at * 500 * MS).unwrap()).map(|choice| choice.model).collect();
@@ -152,7 +164,7 @@ proptest! {
         let mut router = Router::new(models(), RoutingPolicy::Considerate { doubt });
         for (prompt_tokens, expected_tokens, budget_ns, now_ns) in requests {
             let request = RoutedRequest { prompt_tokens, expected_tokens, slo: Slo::within(budget_ns), ..request(0, 0, 0) };
-            let choice = router.route(&request, &State { replicas: &replicas, admitted: &admitted, path: ClientPath::default() }, now_ns);
+            let choice = router.route(&request, &State { replicas: &replicas, admitted: &admitted, cached: &[], path: ClientPath::default() }, now_ns);
             prop_assert_eq!(choice.is_some(), replicas.iter().any(|replica| replica.usable));
             if let Some(choice) = choice {
                 prop_assert!(replicas[choice.replica].usable && replicas[choice.replica].model == choice.model);
@@ -268,20 +280,20 @@ fn requests_that_are_each_in_time_alone_make_each_other_late_by_the_rule_and_not
 #[test]
 fn prompts_are_counted_at_the_engine_that_reads_them() {
     let replicas = [replica(0, 0, 0), replica(0, 1, 0)];
-    let state = State { replicas: &replicas, admitted: &[], path: ClientPath::default() };
+    let state = State { replicas: &replicas, admitted: &[], cached: &[], path: ClientPath::default() };
     let long = request(1_000, 10, 60_000);
     let mut watch = Watch::default();
     let models = models();
     let mut candidates = Vec::new();
     watch.look(&survey::survey(&mut candidates, &models, &long, &state, (1.0, 0)));
-    watch.given(0, &long, &replicas);
+    watch.given(0, &long, &state);
     let busy = |watch: &Watch| watch.engines.iter().map(|engine| engine.reading).collect::<Vec<_>>();
     assert_eq!(busy(&watch), [0.4, 0.0], "4 s of 10");
-    watch.taken_back(0, &long, &replicas);
-    watch.given(1, &long, &replicas);
+    watch.taken_back(0, &long, &state);
+    watch.given(1, &long, &state);
     assert_eq!(busy(&watch), [0.0, 0.4]);
     // The part that has decayed in the meantime is not subtracted twice.
-    watch.taken_back(0, &long, &replicas);
+    watch.taken_back(0, &long, &state);
     assert_eq!(busy(&watch), [0.0, 0.4]);
 
     let mut router = Router::new(models.clone(), RoutingPolicy::Considerate { doubt: DOUBT });

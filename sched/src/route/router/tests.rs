@@ -39,7 +39,8 @@ fn request() -> RoutedRequest {
 }
 
 fn route(router: &mut Router, request: &RoutedRequest, replicas: &[Replica]) -> Option<(usize, usize, Reason)> {
-    let choice = router.route(request, &State { replicas, admitted: &[], path: ClientPath::default() }, 0)?;
+    let choice =
+        router.route(request, &State { replicas, admitted: &[], cached: &[], path: ClientPath::default() }, 0)?;
     Some((choice.model, choice.replica, choice.reason))
 }
 
@@ -81,6 +82,27 @@ fn the_rule_takes_the_replica_that_is_predicted_earliest() {
 }
 
 #[test]
+fn a_cached_prompt_is_worth_a_longer_queue_for_as_long_as_reading_it_would_take_longer() {
+    let request = RoutedRequest { prompt_tokens: 4_000, slo: Slo::within(20 * SEC), ..request() };
+    let reading = |replica: Replica| Replica {
+        curve: Curve::new(Cost { prefill_per_token_ns: 5e5, ..replica.curve.cost() }),
+        ..replica
+    };
+    // 2 s for the whole prompt; each request in the batch costs 100 tokens 4 ms.
+    let chosen = |running, cached: &[u32]| {
+        let replicas = [reading(replica(0, running)), reading(replica(0, 0))];
+        let state = State { replicas: &replicas, admitted: &[], cached, path: ClientPath::default() };
+        let choice = Router::new(models(), RoutingPolicy::Rule { margin: 1.0 }).route(&request, &state, 0);
+        choice.map(|choice| choice.replica)
+    };
+    assert_eq!(chosen(4, &[3_900]), Some(0), "0.05 s and 99 × 52 ms, against 2 s and 99 × 36 ms");
+    assert_eq!(chosen(5, &[3_900]), Some(1), "0.05 s and 99 × 56 ms");
+    assert_eq!(chosen(4, &[3_000]), Some(1), "0.5 s and 99 × 52 ms");
+    assert_eq!(chosen(1, &[]), Some(1));
+    assert_eq!(chosen(4, &[3_900, 3_900]), Some(1), "both have it");
+}
+
+#[test]
 fn of_engines_whose_costs_are_unknown_the_one_with_the_fewest_requests_is_chosen() {
     let unknown = |running| Replica { curve: Curve::new(Cost::default()), ..replica(0, running) };
     let replicas = [unknown(3), unknown(1), unknown(1), replica(1, 0)];
@@ -90,7 +112,7 @@ fn of_engines_whose_costs_are_unknown_the_one_with_the_fewest_requests_is_chosen
 #[test]
 fn a_choice_that_another_engine_serves_is_about_that_engine_and_counts_from_the_choice() {
     let replicas = [replica(0, 0), replica(0, 5), replica(1, 0)];
-    let state = State { replicas: &replicas, admitted: &[], path: ClientPath::default() };
+    let state = State { replicas: &replicas, admitted: &[], cached: &[], path: ClientPath::default() };
     let mut router = Router::new(models(), RoutingPolicy::Rule { margin: 1.0 });
     let chosen = router.route(&request(), &state, 0).unwrap();
     assert_eq!((chosen.model, chosen.replica, chosen.in_time), (0, 0, true));
@@ -199,8 +221,12 @@ fn thresholds_are_by_model_and_class_and_fall_with_pressure() {
     thresholds.slopes[0] = 2.0;
     let mut router = Router::new(models(), RoutingPolicy::Thresholds(thresholds));
     let chosen = [0, 100 * SEC].map(|now_ns| {
-        let state =
-            State { replicas: &idle.map(|idle| as_of(idle, now_ns)), admitted: &[], path: ClientPath::default() };
+        let state = State {
+            replicas: &idle.map(|idle| as_of(idle, now_ns)),
+            admitted: &[],
+            cached: &[],
+            path: ClientPath::default(),
+        };
         router.route(&of_class(1), &state, now_ns).map(|choice| choice.model)
     });
     assert_eq!(chosen, [Some(1), Some(0)], "one request per second at first, then one in 16");
@@ -216,7 +242,11 @@ fn too_many_requests_go_to_the_cheapest_model() {
         let choices = (0..100).map(|at| {
             let now_ns = at * SEC / per_sec;
             let replicas = replicas.map(|replica| as_of(replica, now_ns));
-            router.route(&request(), &State { replicas: &replicas, admitted: &[], path: ClientPath::default() }, now_ns)
+            router.route(
+                &request(),
+                &State { replicas: &replicas, admitted: &[], cached: &[], path: ClientPath::default() },
+                now_ns,
+            )
         });
         choices.last().flatten().map(|choice| choice.reason)
     };
@@ -260,7 +290,7 @@ fn what_is_no_number_is_replaced_by_the_rule() {
 fn old_loads_are_for_the_rule_only() {
     let idle = [replica(0, 0), replica(1, 0), replica(2, 0)];
     let mut router = Router::new(models(), RoutingPolicy::Dqn(dqn(1, Features::Batches(2))));
-    let state = State { replicas: &idle, admitted: &[], path: ClientPath::default() };
+    let state = State { replicas: &idle, admitted: &[], cached: &[], path: ClientPath::default() };
     let mut reason = |now_ns| router.route(&request(), &state, now_ns).map(|choice| choice.reason);
     assert_eq!(reason(SEC), Some(Reason::Value));
     assert_eq!(reason(SEC + 1), Some(Reason::Fallback(FallbackCause::Stale)));
@@ -329,7 +359,7 @@ proptest! {
             let request = RoutedRequest {
                 class, expected_tokens: tokens, slo: Slo::within(budget_ns), weight, allowed, ..request()
             };
-            let state = State { replicas: &replicas, admitted: &[], path };
+            let state = State { replicas: &replicas, admitted: &[], cached: &[], path };
             let open = |replica: &&Replica| replica.usable && replica.model < 3 && allowed.contains(replica.model);
             let in_time = replicas.iter().filter(open).any(|replica| {
                 crate::route::state::Prediction::of(&request, replica, &path).tightness(&request.slo) <= 1.0

@@ -110,7 +110,7 @@ impl<'a, D: Decide> Run<'a, D> {
         if self.decide.looks_at_admitted() {
             self.look_at_admitted(now_s);
         }
-        let state = State { replicas: &self.replicas, admitted: &self.admitted, path: arrival.path };
+        let state = State { replicas: &self.replicas, admitted: &self.admitted, cached: &[], path: arrival.path };
         let choice = self.decide.decide(&arrival.request, &state, arrival.arrived_ns);
         let choice = choice.filter(|choice| choice.replica < self.fluids.len());
         self.flights.push(Flight { choice, first_s: 0.0, undisturbed: false });

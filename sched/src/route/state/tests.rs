@@ -41,6 +41,21 @@ fn an_idle_engine_answers_after_the_prompt_and_one_step_for_each_further_token()
 }
 
 #[test]
+fn an_engine_reads_only_the_part_of_the_prompt_that_is_not_in_its_cache() {
+    let first = |load, cached| {
+        let (request, path) = (request(Slo::unlimited()), ClientPath::default());
+        Prediction::with_cached(&request, &replica(load), cached, &path).first_ns
+    };
+    assert_eq!(first(EngineLoad::default(), 60), 14 * MS, "40 tokens of 0.1 ms");
+    assert_eq!(first(EngineLoad::default(), 100), 10_100_000, "the last token is always read");
+    assert_eq!(first(EngineLoad::default(), 1_000), 10_100_000);
+    let waiting = EngineLoad { waiting: 2, ..EngineLoad::default() };
+    assert_eq!(first(waiting, 60), (2 * 20 + 14) * MS, "waiting prompts are in no cache");
+    assert_eq!(request(Slo::unlimited()).unread_tokens(0), 100);
+    assert_eq!(RoutedRequest { prompt_tokens: 0, ..request(Slo::unlimited()) }.unread_tokens(5), 0);
+}
+
+#[test]
 fn a_full_batch_makes_a_request_wait_until_one_has_finished() {
     let load = EngineLoad { running: 4, outstanding_tokens: 400, ..EngineLoad::default() };
     let prediction = Prediction::of(&request(Slo::unlimited()), &replica(load), &ClientPath::default());

@@ -60,6 +60,35 @@ fn rules_of_the_edge_give_requests_their_classes_and_tell_the_gateway_of_deadlin
 }
 
 #[test]
+fn the_key_of_a_client_gives_its_requests_their_class_and_deadline_at_the_edge() {
+    lab::ring!(Netns);
+    // The gateway accepts both keys, lets clients ask for deadlines, and has no rules.
+    let [ann, bob] = ["ann", "bob"].map(|name| {
+        let (key, hash) = generate_token().unwrap();
+        (format!("authorization: Bearer {key}"), format!("name = \"{name}\"\nsha256 = \"{}\"\n", hex(&hash)))
+    });
+    let keys = format!("[[gateway.key]]\n{}[[gateway.key]]\n{}", ann.1, bob.1);
+    let mut desk = Desk::with_large(1, 1, "", "", &format!("{keys}[class.default]\nshortest_deadline_ms = 1"));
+    let rule = "[class.urgent]\ndeadline_ms = 9000\n[[rule]]\nclass = \"urgent\"\nuser = \"ann\"";
+    with_sections(&mut desk, &format!("[[serve.key]]\n{}{rule}", ann.1));
+    let sent = |class: &str| {
+        let counts = Counts::read(&desk.site.chain.client, METRICS).unwrap();
+        counts.of(&format!(r#"class_bytes_total{{class="{class}",role="edge"}}"#))
+    };
+    let with_deadline = || desk.counts().sum("gateway_deadlines_total");
+    for (key, class, status) in
+        [(&ann.0[..], "urgent", 200), (&bob.0, "default", 200), ("authorization: Bearer sk-x", "default", 401)]
+    {
+        let (before, deadlines) = (sent(class), with_deadline());
+        let body = json!({ "model": "large", "prompt": "x" }).to_string();
+        let (got, _, body) = desk.ask("/v1/completions", &["--json", &body, "-H", key]);
+        assert_eq!(got, status, "{body}");
+        assert!(sent(class) > before, "{class}");
+        assert_eq!(with_deadline() - deadlines, i64::from(class == "urgent"), "{class}");
+    }
+}
+
+#[test]
 fn clients_speak_http_2_to_an_edge_with_the_same_answers_and_errors() {
     lab::ring!(Netns);
     let desk = Desk::new(1, "", "");

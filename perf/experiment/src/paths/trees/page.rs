@@ -7,7 +7,10 @@ use plan::{
     paths::{Links, Path},
     trees::{Page, ResourceKind},
 };
-use sched::path::{self as placement, PathChoice, Placement, StreamProfile};
+use sched::{
+    path::{self as placement, PathChoice, Placement, StreamProfile},
+    stream::Level,
+};
 
 use super::{
     super::{
@@ -206,6 +209,7 @@ impl<'a> Loader<'a> {
             let request = StreamProfile {
                 bytes: if placement == Placement::FStream { item.bytes } else { item.expected_bytes },
                 weight: self.weight(placement, item.kind),
+                level: Level::Low,
                 is_urgent: false,
                 is_idempotent: true,
                 is_divisible: in_ranges && item.is_divisible,
