@@ -46,12 +46,13 @@ impl AcceptCounters {
     pub fn register(&self, registry: &mut Registry) {
         let help = "Times a door let nobody in for lack of descriptors or memory, and tried again";
         registry.register("accept_failures", help, self.failures.clone());
-        let help = "TLS handshakes with callers of the control plane, and callers beyond their maximum of connections";
+        let help = "TLS handshakes with callers of the control plane, and callers beyond their maximum of connections, or silent ones";
         registry.register("control_handshakes", help, self.handshakes.clone());
     }
 
     /// Counts the end of a handshake with a caller of the control plane: "completed", "failed", "timeout", "crowded" if it made room
-    /// for another, or "limit" if the caller may only read and has its maximum of connections. Without TLS, only "limit" occurs.
+    /// for another, or "limit" if the caller may only read and has its maximum of connections. "silent" counts callers that sent nothing
+    /// after that. Without TLS, only "limit" and "silent" occur.
     pub fn handshake(&self, result: &'static str) {
         self.handshakes.get_or_create(&Ended { result }).inc();
     }

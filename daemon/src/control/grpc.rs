@@ -3,6 +3,7 @@
 //! | bound | what happens beyond it |
 //! |---|---|
 //! | connections at once | more wait to be accepted; over TCP, no longer than a handshake may take |
+//! | time until a client begins HTTP/2 | its connection is closed |
 //! | handshakes at once, and from one address or /64 | the oldest one ends |
 //! | requests at once over one connection | HTTP/2 makes the client wait |
 //! | bytes of a request | refused, unread |

@@ -7,7 +7,7 @@ use std::{
     path::Path,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -24,7 +24,7 @@ use tokio::{
     net::{TcpListener, TcpStream, UnixListener},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     task::spawn_blocking,
-    time::timeout,
+    time::{Sleep, sleep, timeout},
 };
 use tokio_rustls::TlsAcceptor;
 use tonic::transport::server::Connected;
@@ -40,6 +40,12 @@ const WAITING: usize = 32;
 
 /// How long a TLS handshake may take, including the wait for a free connection after it.
 const HANDSHAKE: Duration = Duration::from_secs(2);
+
+/// How long a caller with a place may take to send the preface of HTTP/2, which tells that it is there. After that, pings do.
+const BEGINNING: Duration = Duration::from_secs(5);
+
+/// The length of that preface, in bytes (RFC 9113 §3.4).
+const PREFACE_BYTES: usize = 24;
 
 /// TLS handshakes at once, in total and from one address (IPv4) or /64 (IPv6).
 const HANDSHAKES: (usize, usize) = (32, 4);
@@ -159,7 +165,7 @@ async fn accept_here(
             let place = places.enter(&peer.caller()).await;
             drop(turn);
             match place {
-                Ok(place) => _ = doors.send(Ok(Door { stream: Box::new(stream), peer, _place: place })).await,
+                Ok(place) => _ = doors.send(Ok(Door::new(Box::new(stream), peer, place, counters))).await,
                 Err(why) => {
                     counters.handshake(why);
                     tracing::debug!(caller = peer.caller().name, why, "refused a caller of gRPC");
@@ -252,7 +258,7 @@ impl Hall {
         let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let peer = self.bearers.peer(shown.ok_or("failed")?);
         let place = self.places.enter(&peer.caller()).await?;
-        Ok(Door { stream: Box::new(stream), peer, _place: place })
+        Ok(Door::new(Box::new(stream), peer, place, self.counters.clone()))
     }
 
     fn strangers(&self) -> MutexGuard<'_, Strangers<oneshot::Sender<Infallible>>> {
@@ -264,7 +270,33 @@ impl Hall {
 pub(super) struct Door {
     stream: Box<dyn Stream>,
     peer: Peer,
+    /// Until the preface of HTTP/2 has arrived.
+    beginning: Option<Beginning>,
+    counters: accept::AcceptCounters,
     _place: CallerPlace,
+}
+
+/// The wait for the preface of HTTP/2.
+struct Beginning {
+    missing_bytes: usize,
+    until: Pin<Box<Sleep>>,
+}
+
+impl Door {
+    fn new(stream: Box<dyn Stream>, peer: Peer, place: CallerPlace, counters: accept::AcceptCounters) -> Self {
+        let beginning = Beginning { missing_bytes: PREFACE_BYTES, until: Box::pin(sleep(BEGINNING)) };
+        Self { stream, peer, beginning: Some(beginning), counters, _place: place }
+    }
+
+    /// Fails once the caller has taken too long to begin.
+    fn poll_beginning(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(beginning) = &mut self.beginning else { return Poll::Pending };
+        ready!(beginning.until.as_mut().poll(cx));
+        self.beginning = None;
+        self.counters.handshake("silent");
+        tracing::debug!(caller = self.peer.caller().name, "closed a caller of gRPC that sent nothing");
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
 }
 
 impl Connected for Door {
@@ -277,7 +309,17 @@ impl Connected for Door {
 
 impl AsyncRead for Door {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if read.is_pending() {
+            return self.poll_beginning(cx);
+        }
+        let read_bytes = buf.filled().len() - before;
+        self.beginning = self.beginning.take().filter(|beginning| beginning.missing_bytes > read_bytes);
+        if let Some(beginning) = &mut self.beginning {
+            beginning.missing_bytes -= read_bytes;
+        }
+        read
     }
 }
 
@@ -298,6 +340,7 @@ impl AsyncWrite for Door {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
 
@@ -316,5 +359,26 @@ mod tests {
         drop(enter("root", true).unwrap());
         held.push(enter("alice", false).unwrap().unwrap());
         assert!(enter("root", true).is_none());
+    }
+
+    /// A caller's end of a connection, and the door at the other.
+    async fn door() -> (tokio::io::DuplexStream, Door) {
+        let (caller, stream) = tokio::io::duplex(1_024);
+        let peer = Peer::User { uid: 0, name: None, writers: Writers::new(&[]) };
+        let place = CallerPlaces::default().enter(&peer.caller()).await.unwrap();
+        (caller, Door::new(Box::new(stream), peer, place, accept::AcceptCounters::default()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_that_does_not_begin_loses_its_place_and_one_that_has_begun_may_be_silent() {
+        for begun_bytes in [0, PREFACE_BYTES - 1] {
+            let (mut caller, mut door) = door().await;
+            caller.write_all(&vec![0; begun_bytes]).await.unwrap();
+            let error = timeout(2 * BEGINNING, door.read_to_end(&mut Vec::new())).await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        }
+        let (mut caller, mut door) = door().await;
+        caller.write_all(&[0; PREFACE_BYTES]).await.unwrap();
+        assert!(timeout(100 * BEGINNING, door.read_to_end(&mut Vec::new())).await.is_err(), "pings find out");
     }
 }
