@@ -367,14 +367,23 @@ fn a_call_over_the_bus_starts_the_service_and_is_answered_as_the_bus_policy_allo
     let (answered, said) = try_run(&of_group.replace("regid=paced", "regid=nogroup"));
     assert!(!answered && said.contains("denied"), "{said}");
     // Polkit may also permit writing to some callers that may read.
-    let forget = "setpriv --reuid=nobody --regid=paced --clear-groups busctl call org.paced.Paced1 /org/paced/Paced1 \
-                  org.paced.Control1 ForgetSavedPolicy";
-    let (allowed, said) = try_run(forget);
-    assert!(!allowed && said.contains("\"nobody\" may not change anything"), "{said}");
+    let call = |method: &str| {
+        try_run(&format!(
+            "setpriv --reuid=nobody --regid=paced --clear-groups busctl call org.paced.Paced1 /org/paced/Paced1 \
+             org.paced.Control1 {method}"
+        ))
+    };
+    for method in ["ForgetSavedPolicy", "MoveEdge s ''"] {
+        let (allowed, said) = call(method);
+        assert!(!allowed && said.contains("\"nobody\" may not change anything"), "{method}: {said}");
+    }
     let rule = "polkit.addRule(function(action, subject) { \
                 if (action.id == 'org.paced.Paced1.write' && subject.user == 'nobody') return polkit.Result.YES; });";
     write("/etc/polkit-1/rules.d/10-paced.rules", rule);
-    wait_for("polkit to apply the rule", SOON, || try_run(forget).0.then_some(())).unwrap();
+    wait_for("polkit to apply the rule", SOON, || call("ForgetSavedPolicy").0.then_some(())).unwrap();
+    // It may move the edge now, but there is none.
+    let (moved, said) = call("MoveEdge s ''");
+    assert!(!moved && said.contains("there is no relay"), "{said}");
     let author =
         run("journalctl -b --no-pager -u paced -o json PACED_NAME=org.paced.Paced1 --output-fields=PACED_BUS,MESSAGE");
     assert!(author.contains("\"PACED_BUS\":\"system\""), "each field of a log line is a journal field: {author}");
