@@ -12,7 +12,7 @@
 use std::{
     path::Path,
     sync::Arc,
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::{Context as _, Result};
@@ -206,6 +206,12 @@ impl Gateway {
             of.models.iter().map(|model| (model.key.clone(), model.authorities.clone())).collect::<Vec<_>>()
         };
         self.settings == other.settings && files(self) == files(other) && self.policies == other.policies
+    }
+
+    /// Returns how long a client may take nothing of an answer.
+    #[must_use]
+    pub const fn stall_timeout(&self) -> Duration {
+        self.settings.stall_timeout
     }
 
     /// Whether a request is for a gateway rather than a proxy: it is not for a tunnel.
