@@ -167,10 +167,13 @@ impl Gateway {
             let is_it = |known: &&LearnedEngine| known.model == model.name && known.engine == engine;
             Curve::from_numbers(&learned.engines.iter().find(is_it)?.curve)
         });
+        if let Some(before) = before {
+            share_requests(&routes, &models, before);
+        }
         Ok(Arc::new(Self {
             policies,
             routes,
-            tenants: Tenants::new(&settings.keys, spending, clock.now_ns),
+            tenants: Tenants::new(&settings.keys, spending, clock.now_ns, before.map(|before| &before.tenants)),
             prefixes: Prefixes::default(),
             models,
             bodies: Bodies::new(settings.bodies_bytes as usize),
@@ -412,6 +415,19 @@ impl Gateway {
         let alias = at.and_then(|at| self.settings.aliases.get(at));
         let alias = alias.ok_or_else(|| OpenAiError::unknown_model(name))?;
         Ok((alias.models.iter().filter_map(|name| place(name)).collect(), at))
+    }
+}
+
+/// Lets `routes` see the requests that the gateway `before` has at the same engines of the same models.
+fn share_requests(routes: &Routes, models: &[Model], before: &Gateway) {
+    for (place, model) in models.iter().enumerate() {
+        let Some(known) = before.models.iter().position(|known| known.name == model.name) else { continue };
+        for (engine, url) in model.urls.iter().enumerate() {
+            let urls = before.models.get(known).map(|known| &known.urls[..]).unwrap_or_default();
+            if let Some(at) = urls.iter().position(|known| known == url) {
+                routes.share((place, engine), &before.routes, (known, at));
+            }
+        }
     }
 }
 
