@@ -27,6 +27,8 @@ pub struct Serve {
     pub max_connections: u32,
     /// How long a client's connection may stay without a request.
     pub idle: Duration,
+    /// How long a client may take nothing of an answer.
+    pub stall_timeout: Duration,
 }
 
 /// A client's key that the edge recognizes. Only its hash is known.
@@ -72,6 +74,9 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, names: Nameabl
     let max_body_bytes = section.number("max_body_bytes", 1 << 10..=1 << 28, max_body_bytes);
     let max_connections = section.number("max_connections", 1..=65_536, of.map_or(1_024, |of| of.max_connections));
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(Duration::from_secs(60), |of| of.idle));
+    let stall_timeout = of.map_or(Duration::from_secs(30), |of| of.stall_timeout);
+    let stall_timeout = section.seconds("stall_timeout_seconds", 1..=3_600, stall_timeout);
     let keys = of.map_or_else(Vec::new, |of| of.keys.clone());
-    Some(Serve { listen: listen?, uplink: uplink?, balance, class, keys, max_body_bytes, max_connections, idle })
+    let (listen, uplink) = (listen?, uplink?);
+    Some(Serve { listen, uplink, balance, class, keys, max_body_bytes, max_connections, idle, stall_timeout })
 }

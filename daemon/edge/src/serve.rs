@@ -14,11 +14,15 @@ use quic::{
     class::{Membership, Terms},
     h3::{self, Request},
 };
-use role::{access::way::Way, door::Door, traffic::Traffic};
+use role::{
+    access::way::Way,
+    door::{self, Door},
+    traffic::Traffic,
+};
 use serving::{
     LOAD,
     classes::RequestClasses,
-    entrance::{Asked, ClientLimits, GatewayAccess, ModelEntrance, NotAsked},
+    entrance::{Asked, ClientLimits, GatewayAccess, ModelEntrance, NotAsked, Patience},
 };
 use tokio::time::{Instant, timeout};
 
@@ -112,10 +116,13 @@ impl Clients {
         uplinks.iter().for_each(|uplink| uplink.note_peers(uplinks.iter()));
         let accesses: Vec<_> = uplinks.into_iter().map(access).collect();
         let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); accesses.len()]));
+        let untaken = counters.clone();
+        let on_end = Arc::new(move || untaken.limit_hit("stall_timeout_seconds"));
         let limits = ClientLimits {
             max_body_bytes: serve.max_body_bytes as usize,
             max_requests: serve.max_connections as usize,
             idle: serve.idle,
+            patience: Patience { time: serve.stall_timeout, on_end },
         };
         let gateways = ToGateways { accesses, health };
         Ok(Self { door, entrance: ModelEntrance::new(gateways, classes, limits, counters.access.clone()) })
@@ -135,6 +142,7 @@ impl Clients {
             let (stream, _, place) = self.door.next().await;
             // Tokens leave as they arrive.
             _ = stream.set_nodelay(true);
+            door::buffer_little(&stream);
             let entrance = self.entrance.clone();
             self.door.spawn(async move {
                 entrance.serve(stream).await;

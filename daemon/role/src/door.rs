@@ -23,6 +23,9 @@ const BACKLOG: i32 = 1024;
 /// which its connection ends. Otherwise, clients whose host or path has vanished would keep their places for ever.
 const PROBES: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(15), 4);
 
+/// The number of bytes that the kernel takes beyond the client's window, as [`buffer_little`] sets it.
+const UNSENT_BYTES: u32 = 128 << 10;
+
 /// Called when a client has to wait for a place.
 type OnFull = Box<dyn Fn() + Send + Sync>;
 
@@ -112,6 +115,13 @@ impl Door {
     }
 }
 
+/// Keeps the kernel from taking much more than the client takes, so that a slow client is not mistaken for one that takes nothing: a full
+/// buffer of the kernel has room again only when a third of it, which may be megabytes, has left.
+pub fn buffer_little(stream: &TcpStream) {
+    // Fails only for a connection that has ended.
+    _ = SockRef::from(stream).set_tcp_notsent_lowat(UNSENT_BYTES);
+}
+
 /// Makes a connection end with a reset, so that its peer does not take an empty stream for an answer.
 pub fn reset(stream: &TcpStream) {
     _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
@@ -134,5 +144,14 @@ mod tests {
             (served.tcp_keepalive_interval().unwrap(), served.tcp_keepalive_retries().unwrap()),
             (interval, most)
         );
+    }
+
+    #[tokio::test]
+    async fn the_kernel_takes_little_that_a_slow_client_does_not_take() {
+        let mut door = Door::new(bind(([127, 0, 0, 1], 0).into()).unwrap(), 1, || {}).unwrap();
+        let _client = TcpStream::connect(door.address().unwrap()).await.unwrap();
+        let (stream, ..) = door.next().await;
+        buffer_little(&stream);
+        assert_eq!(SockRef::from(&stream).tcp_notsent_lowat().unwrap(), UNSENT_BYTES);
     }
 }

@@ -1,5 +1,7 @@
 //! A client's TCP connection, with HTTP/1.1 or HTTP/2, at an edge or at a gateway's own listener: the limits on what the client
-//! may send and keep open, and the end of the connection.
+//! may send and keep open, on how long it may take nothing, and the end of the connection.
+
+mod taken;
 
 use std::{
     error::Error,
@@ -21,13 +23,16 @@ use hyper::{
     server::conn::{http1, http2},
     service::service_fn,
 };
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     sync::watch,
     time::{sleep, timeout},
 };
+
+pub use self::taken::Patience;
+use self::taken::{PatientExecutor, TakenBody, TakenStream};
 
 /// The maximum of concurrent requests on one HTTP/2 connection.
 const STREAMS: u32 = 128;
@@ -85,6 +90,8 @@ pub(crate) struct ConnectionTerms {
     pub(crate) version: HttpVersion,
     /// How long the connection may stay without a request.
     pub(crate) idle: Duration,
+    /// How long the client may take nothing of an answer. Over HTTP/1.1, the connection then ends; over HTTP/2, the stream is reset.
+    pub(crate) patience: Patience,
     /// Becomes true when the connection may begin no more requests; `None` if the caller ends the connection by dropping it.
     pub(crate) ending: Option<watch::Receiver<bool>>,
 }
@@ -98,14 +105,19 @@ pub(crate) async fn serve<A, F, B, E>(
 ) where
     A: Fn(Request<Incoming>, OpenRequest) -> F,
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
+    B: Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
     E: Into<Box<dyn Error + Send + Sync>>,
 {
-    let ConnectionTerms { version, idle, mut ending } = terms;
+    let ConnectionTerms { version, idle, patience, mut ending } = terms;
     let requests = Arc::<Requests>::default();
-    let (stream, answer) = (TokioIo::new(stream), service_fn(|request| answer(request, requests.begin())));
+    let answer = service_fn(|request| {
+        let answer = answer(request, requests.begin());
+        async move {
+            let taken = if version == HttpVersion::Two { TakenBody::in_parts } else { TakenBody::whole };
+            answer.await.map(|answer| answer.map(taken))
+        }
+    });
     let served = match version {
         HttpVersion::One => {
             let serving = http1::Builder::new()
@@ -114,7 +126,7 @@ pub(crate) async fn serve<A, F, B, E>(
                 .writev(false)
                 .max_buf_size(HEAD_BYTES as usize)
                 .header_read_timeout(idle)
-                .serve_connection(stream, answer);
+                .serve_connection(TokioIo::new(TakenStream::new(stream, patience)), answer);
             let mut serving = pin!(serving);
             tokio::select! {
                 served = serving.as_mut() => served,
@@ -125,7 +137,7 @@ pub(crate) async fn serve<A, F, B, E>(
             }
         }
         HttpVersion::Two => {
-            let serving = http2::Builder::new(TokioExecutor::new())
+            let serving = http2::Builder::new(PatientExecutor(patience))
                 .timer(TokioTimer::new())
                 .max_concurrent_streams(STREAMS)
                 .initial_stream_window_size(WINDOWS_BYTES.0)
@@ -134,9 +146,9 @@ pub(crate) async fn serve<A, F, B, E>(
                 // If a client vanishes, its requests end.
                 .keep_alive_interval(Some(Duration::from_secs(20)))
                 .keep_alive_timeout(Duration::from_secs(20))
-                .serve_connection(stream, answer);
+                .serve_connection(TokioIo::new(stream), answer);
             let mut serving = pin!(serving);
-            let (mut known, mut is_ending) = (None, false);
+            let (mut known, mut is_ending, mut is_idle) = (None, false, false);
             loop {
                 tokio::select! {
                     served = serving.as_mut() => break served,
@@ -147,6 +159,10 @@ pub(crate) async fn serve<A, F, B, E>(
                     () = sleep(idle) => {
                         let now = (requests.open.load(Relaxed), requests.begun.load(Relaxed));
                         if now.0 == 0 && known == Some(now) {
+                            if std::mem::replace(&mut is_idle, true) {
+                                // The last bytes of an answer still wait for a client that does not take them.
+                                break Ok(());
+                            }
                             serving.as_mut().graceful_shutdown();
                         }
                         known = Some(now);
@@ -226,5 +242,123 @@ impl<B: Body + Unpin, K: Unpin> Body for KeptBody<B, K> {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http_body_util::Full;
+    use hyper::client;
+    use hyper_util::rt::TokioExecutor;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    const IDLE: Duration = Duration::from_secs(300);
+    const STALL: Duration = Duration::from_secs(30);
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    /// A server whose answers all have this number of bytes.
+    struct Server {
+        serving: JoinHandle<()>,
+        untaken: Arc<AtomicUsize>,
+    }
+
+    impl Server {
+        fn new(version: HttpVersion, answer_bytes: usize) -> (Self, DuplexStream) {
+            let (ours, theirs) = tokio::io::duplex(1 << 10);
+            let untaken = Arc::<AtomicUsize>::default();
+            let counted = untaken.clone();
+            let on_end = Arc::new(move || _ = counted.fetch_add(1, Relaxed));
+            let patience = Patience { time: STALL, on_end };
+            let answer = move |_, open| async move {
+                let body = Full::from(vec![b'x'; answer_bytes]);
+                Ok::<_, Infallible>(Response::new(KeptBody { body, _kept: open }))
+            };
+            let terms = ConnectionTerms { version, idle: IDLE, patience, ending: None };
+            (Self { serving: tokio::spawn(serve(theirs, terms, answer)), untaken }, ours)
+        }
+
+        fn untaken(&self) -> usize {
+            self.untaken.load(Relaxed)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_by_http_1_ends_with_its_connection_once_its_client_takes_nothing_and_not_if_it_is_slow() {
+        for pause_s in [20, 40] {
+            let (mut server, mut ours) = Server::new(HttpVersion::One, 20 << 10);
+            ours.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+            let (mut read_bytes, mut buffer) = (0, [0; 1 << 10]);
+            loop {
+                sleep(Duration::from_secs(pause_s)).await;
+                match ours.read(&mut buffer).await.unwrap() {
+                    0 => break,
+                    bytes => read_bytes += bytes,
+                }
+            }
+            timeout(HOUR, &mut server.serving).await.unwrap().unwrap();
+            let is_slow = pause_s < STALL.as_secs();
+            assert_eq!((server.untaken(), read_bytes > 20 << 10), (usize::from(!is_slow), is_slow));
+        }
+    }
+
+    /// The window of each stream.
+    const WINDOW_BYTES: u32 = (1 << 16) - 1;
+
+    /// A client of HTTP/2, whose connection lives in a task, and its request.
+    async fn by_http_2(ours: DuplexStream) -> client::conn::http2::SendRequest<Full<Bytes>> {
+        let mut builder = client::conn::http2::Builder::new(TokioExecutor::new());
+        builder.initial_stream_window_size(WINDOW_BYTES);
+        let (requests, connection) = builder.handshake(TokioIo::new(ours)).await.unwrap();
+        tokio::spawn(connection);
+        requests
+    }
+
+    async fn ask(requests: &mut client::conn::http2::SendRequest<Full<Bytes>>) -> Incoming {
+        requests.send_request(Request::new(Full::default())).await.unwrap().into_body()
+    }
+
+    /// Takes 16 KiB of an answer every ten seconds; returns how many bytes came, and whether the answer was complete.
+    async fn take_slowly(mut answer: Incoming) -> (usize, bool) {
+        let (mut bytes, mut pause_at) = (0, 0);
+        loop {
+            match answer.frame().await {
+                None => return (bytes, true),
+                Some(Err(_)) => return (bytes, false),
+                Some(Ok(frame)) => bytes += frame.data_ref().map_or(0, Bytes::len),
+            }
+            if bytes >= pause_at {
+                sleep(Duration::from_secs(10)).await;
+                pause_at = bytes + (16 << 10);
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_by_http_2_is_reset_once_its_client_takes_nothing_and_others_on_its_connection_go_on() {
+        const SIZE: usize = 1 << 20;
+        let (server, ours) = Server::new(HttpVersion::Two, SIZE);
+        let mut requests = by_http_2(ours).await;
+        let (untaken, slow) = (ask(&mut requests).await, ask(&mut requests).await);
+        let slow = tokio::spawn(take_slowly(slow));
+        sleep(STALL * 2).await;
+        assert_eq!(server.untaken(), 1);
+        let (bytes, is_whole) = take_slowly(untaken).await;
+        assert!(!is_whole && bytes < SIZE, "{bytes} bytes");
+        assert_eq!(slow.await.unwrap(), (SIZE, true));
+        assert_eq!(server.untaken(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_bytes_of_an_answer_by_http_2_hold_an_idle_connection_for_a_while_only() {
+        // The last part exceeds the window by a byte.
+        let (server, ours) = Server::new(HttpVersion::Two, WINDOW_BYTES as usize + 1);
+        let mut requests = by_http_2(ours).await;
+        let _untaken = ask(&mut requests).await;
+        timeout(HOUR, server.serving).await.expect("the connection ends").unwrap();
     }
 }

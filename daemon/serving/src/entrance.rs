@@ -67,8 +67,10 @@ const LINGER: (Duration, usize) = (Duration::from_secs(1), 16 << 20);
 /// How often a request is sent at most: again only after the gateway was lost.
 const MOST_TRIES: usize = 2;
 
+pub use crate::connection::Patience;
+
 /// The limits of clients.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct ClientLimits {
     /// The maximum size of a request's body.
     pub max_body_bytes: usize,
@@ -76,6 +78,8 @@ pub struct ClientLimits {
     pub max_requests: usize,
     /// How long a connection may be without a request.
     pub idle: Duration,
+    /// How long a client may take nothing of an answer.
+    pub patience: Patience,
 }
 
 /// A request whose head was sent.
@@ -176,8 +180,9 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             Ok(version) => version,
             Err(error) => return tracing::debug!("client left: {error}"),
         };
+        let entrance = self.clone();
         let answer = move |request, open| {
-            let entrance = self.clone();
+            let entrance = entrance.clone();
             async move {
                 let start = Instant::now();
                 // No code closes the semaphore.
@@ -186,7 +191,8 @@ impl<W: GatewayAccess> ModelEntrance<W> {
                 Ok::<_, Infallible>(answered.map(|body| KeptBody { body, _kept: (open, place) }))
             }
         };
-        connection::serve(stream, ConnectionTerms { version, idle, ending: None }, answer).await;
+        let patience = self.limits.patience.clone();
+        connection::serve(stream, ConnectionTerms { version, idle, patience, ending: None }, answer).await;
     }
 
     async fn answer(
@@ -460,7 +466,9 @@ mod tests {
         let address = listener.local_addr()?;
         let mut client = TcpStream::connect(address).await?;
         let (stream, _) = listener.accept().await?;
-        let limits = ClientLimits { max_body_bytes: 1_000, max_requests: 1, idle: Duration::from_secs(60) };
+        let idle = Duration::from_secs(60);
+        let patience = Patience { time: idle, on_end: Arc::new(|| ()) };
+        let limits = ClientLimits { max_body_bytes: 1_000, max_requests: 1, idle, patience };
         let entrance = ModelEntrance::new(Nowhere, RequestClasses::new(None, address), limits, Arc::default());
         tokio::spawn(entrance.serve(stream));
         let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n\r\n");

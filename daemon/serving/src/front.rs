@@ -17,7 +17,10 @@ use pacing::path::PathStats;
 use parking_lot::Mutex;
 use quic::class::Classes;
 use role::access::served::Served;
-use role::{accept::Strangers, door::Door};
+use role::{
+    accept::Strangers,
+    door::{self, Door},
+};
 use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -28,7 +31,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::{
-    connection::{self, ConnectionTerms, HttpVersion, OpenRequest},
+    connection::{self, ConnectionTerms, HttpVersion, KeptBody, OpenRequest, Patience},
     gateway::{Asker, Exchange, Gateway, ResponseBody, TcpExchange},
     message,
     metrics::GatewayMetrics,
@@ -123,6 +126,7 @@ impl Front {
             };
             // Tokens leave as they arrive.
             _ = stream.set_nodelay(true);
+            door::buffer_little(&stream);
             let hall = hall.clone();
             door.spawn(async move {
                 hall.welcome(stream, from).await;
@@ -195,32 +199,37 @@ impl Hall {
             let (hall, newcomer) = (hall.clone(), newcomer.clone());
             async move { hall.answer(request, from, &newcomer, open).await }
         };
-        let terms = ConnectionTerms { version, idle: self.idle, ending: Some(self.ending.clone()) };
+        // Without a gateway there are no answers.
+        let time = (self.source)().map_or(self.idle, |(gateway, _)| gateway.stall_timeout());
+        let metrics = self.metrics.clone();
+        let patience = Patience { time, on_end: Arc::new(move || metrics.untaken()) };
+        let terms = ConnectionTerms { version, idle: self.idle, patience, ending: Some(self.ending.clone()) };
         connection::serve(stream, terms, answer).await;
     }
 
-    /// Passes a request to the gateway; `open` lives until the gateway has answered.
+    /// Passes a request to the gateway; `open` lives until the gateway has answered and the answer has been handed over.
     async fn answer(
         &self,
         request: hyper::Request<Incoming>,
         from: SocketAddr,
         newcomer: &Newcomer,
         open: OpenRequest,
-    ) -> io::Result<Response<ResponseBody>> {
+    ) -> io::Result<Response<KeptBody<ResponseBody, Arc<OpenRequest>>>> {
         let Some((gateway, classes)) = (self.source)() else { return Err(io::ErrorKind::ConnectionReset.into()) };
         let (parts, body) = request.into_parts();
         let head = message::head(&parts);
         newcomer.may_stay_if(|| gateway.knows(&head));
         let (exchange, awaited) = TcpExchange::new(body);
         let asker = Asker { user: None, listener: self.listener, client: Some(from), path: PathStats::default() };
-        let on_served = self.on_served.clone();
+        let (on_served, open) = (self.on_served.clone(), Arc::new(open));
+        let kept = open.clone();
         // In its own task, which notices that the client is gone and then ends the engine's work.
         tokio::spawn(async move {
             on_served(gateway.serve(Exchange::Tcp(exchange), &head, &classes, &asker).await);
             drop(open);
         });
         let (head, answer) = awaited.answer().await?;
-        Ok(message::response(head, answer))
+        Ok(message::response(head, KeptBody { body: answer, _kept: kept }))
     }
 }
 

@@ -12,7 +12,7 @@
 use std::{
     path::Path,
     sync::Arc,
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::{Context as _, Result};
@@ -167,10 +167,13 @@ impl Gateway {
             let is_it = |known: &&LearnedEngine| known.model == model.name && known.engine == engine;
             Curve::from_numbers(&learned.engines.iter().find(is_it)?.curve)
         });
+        if let Some(before) = before {
+            share_requests(&routes, &models, before);
+        }
         Ok(Arc::new(Self {
             policies,
             routes,
-            tenants: Tenants::new(&settings.keys, spending, clock.now_ns),
+            tenants: Tenants::new(&settings.keys, spending, clock.now_ns, before.map(|before| &before.tenants)),
             prefixes: Prefixes::default(),
             models,
             bodies: Bodies::new(settings.bodies_bytes as usize),
@@ -206,6 +209,12 @@ impl Gateway {
             of.models.iter().map(|model| (model.key.clone(), model.authorities.clone())).collect::<Vec<_>>()
         };
         self.settings == other.settings && files(self) == files(other) && self.policies == other.policies
+    }
+
+    /// Returns how long a client may take nothing of an answer.
+    #[must_use]
+    pub const fn stall_timeout(&self) -> Duration {
+        self.settings.stall_timeout
     }
 
     /// Whether a request is for a gateway rather than a proxy: it is not for a tunnel.
@@ -406,6 +415,19 @@ impl Gateway {
         let alias = at.and_then(|at| self.settings.aliases.get(at));
         let alias = alias.ok_or_else(|| OpenAiError::unknown_model(name))?;
         Ok((alias.models.iter().filter_map(|name| place(name)).collect(), at))
+    }
+}
+
+/// Lets `routes` see the requests that the gateway `before` has at the same engines of the same models.
+fn share_requests(routes: &Routes, models: &[Model], before: &Gateway) {
+    for (place, model) in models.iter().enumerate() {
+        let Some(known) = before.models.iter().position(|known| known.name == model.name) else { continue };
+        for (engine, url) in model.urls.iter().enumerate() {
+            let urls = before.models.get(known).map(|known| &known.urls[..]).unwrap_or_default();
+            if let Some(at) = urls.iter().position(|known| known == url) {
+                routes.share((place, engine), &before.routes, (known, at));
+            }
+        }
     }
 }
 

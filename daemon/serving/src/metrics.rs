@@ -190,7 +190,7 @@ impl GatewayMetrics {
         let help =
             "Clients at the gateway's own listeners that had no request admitted yet and made room for another client";
         registry.register("gateway_evicted_clients", help, self.evicted.clone());
-        let help = "Answers over HTTP/3 that were discarded as their clients took none of them for the time of a stall";
+        let help = "Answers that were discarded as their clients took none of them for the time of a stall";
         registry.register("gateway_untaken_answers", help, self.untaken.clone());
         let help = "Times that a client had to wait as the gateway's own listener had all its connections";
         registry.register("gateway_connections_full", help, self.full.clone());
@@ -226,7 +226,7 @@ impl GatewayMetrics {
         self.evicted.inc();
     }
 
-    /// Counts an answer over HTTP/3 whose client took none of it for so long that the rest was discarded.
+    /// Counts an answer whose client took none of it for so long that the rest was discarded.
     pub(crate) fn untaken(&self) {
         self.untaken.inc();
     }

@@ -70,8 +70,8 @@ struct Known {
     replicas: Vec<Replica>,
     /// The index of each model's first engine.
     first: Vec<usize>,
-    /// The requests at engines.
-    flights: Flights,
+    /// The requests at each engine.
+    flights: Vec<Arc<Mutex<Flights>>>,
     /// A copy of them for the policy that decides.
     admitted: Vec<Commitment>,
     /// The lengths of answers, by class.
@@ -196,12 +196,13 @@ impl Routes {
                 curve: Curve::new(Cost { sharing: SHARING, ..Cost::default() }),
             }));
         }
+        let flights = replicas.iter().map(|_| Arc::default()).collect();
         let known = Known {
             named: Chooser::named(settings),
             aliases: policies.choosers(settings),
             replicas,
             first,
-            flights: Flights::default(),
+            flights,
             admitted: Vec::new(),
             lengths: Lengths::default(),
             answer_tokens: FIRST_TOKENS,
@@ -210,6 +211,15 @@ impl Routes {
         };
         let worths = settings.models.iter().map(chooser::worth).collect();
         Self { state: Mutex::new(known), engines, worths, recorder: Recorder::of(settings), now_ns }
+    }
+
+    /// Lets a policy see the requests that the routes `before` began at an engine and that have not ended, together with those to come. The
+    /// engine is named by the index of its model and its index in it, here and `known` in `before`. Call it before the first request.
+    pub fn share(&self, (model, engine): (usize, usize), before: &Self, known: (usize, usize)) {
+        let shared = before.state.lock().flights_at(known.0, known.1).cloned();
+        if let (Some(flights), Some(shared)) = (self.state.lock().flights_at(model, engine), shared) {
+            *flights = shared;
+        }
     }
 
     /// Restores earlier knowledge: averages, and the curves of engines, by the index of the model and the index of the engine in it.
@@ -272,7 +282,9 @@ impl Routes {
         let Known { named, aliases, replicas, flights, admitted, .. } = &mut *known;
         admitted.clear();
         if asked.alias.and_then(|alias| aliases.get(alias)).is_some_and(Chooser::looks_at_admitted) {
-            admitted.extend(flights.admitted(now_ns));
+            for (replica, flights) in flights.iter().enumerate() {
+                admitted.extend(flights.lock().admitted(replica, now_ns));
+            }
         }
         let state = State { replicas, admitted, cached: &cached, path };
         let route = |model, reason, choice, by, decision| Route {
@@ -440,6 +452,11 @@ impl Known {
             }
         }
         cached
+    }
+
+    fn flights_at(&mut self, model: usize, replica: usize) -> Option<&mut Arc<Mutex<Flights>>> {
+        let first = *self.first.get(model)?;
+        self.flights.get_mut(first + replica)
     }
 
     fn replica(&mut self, model: usize, replica: usize) -> Option<&mut Replica> {

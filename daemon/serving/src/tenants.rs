@@ -33,16 +33,23 @@ pub struct Tenant {
     pub weight: u16,
     expires: Option<SystemTime>,
     most_in_flight: u32,
-    in_flight: AtomicU32,
-    tokens: Option<Mutex<Budget>>,
+    tokens_per_minute: Option<u32>,
     /// Tokens that it may use in a month.
     monthly_tokens: Option<u64>,
+    usage: Arc<Usage>,
+}
+
+/// What the holder of a key uses now, also through gateways that a reload has replaced.
+#[derive(Debug, Default)]
+struct Usage {
+    in_flight: AtomicU32,
+    /// `None` until a request takes tokens from it.
+    tokens: Mutex<Option<Budget>>,
 }
 
 /// A token bucket of tokens: it refills evenly, by the amount allowed per minute, and may be overdrawn for a while.
 #[derive(Debug)]
 struct Budget {
-    per_minute: u32,
     /// Below 0 if requests used more than expected.
     left: f64,
     at_ns: u64,
@@ -70,46 +77,53 @@ pub(crate) fn key_digest(head: &RequestHead) -> Option<[u8; 32]> {
 }
 
 impl Budget {
-    fn refill(&mut self, now_ns: u64) {
-        let back = now_ns.saturating_sub(self.at_ns) as f64 / MINUTE_NS * f64::from(self.per_minute);
-        (self.left, self.at_ns) = ((self.left + back).min(f64::from(self.per_minute)), now_ns);
+    fn unused(per_minute: u32, at_ns: u64) -> Self {
+        Self { left: f64::from(per_minute), at_ns }
+    }
+
+    fn refill(&mut self, per_minute: u32, now_ns: u64) {
+        let back = now_ns.saturating_sub(self.at_ns) as f64 / MINUTE_NS * f64::from(per_minute);
+        (self.left, self.at_ns) = ((self.left + back).min(f64::from(per_minute)), now_ns);
     }
 
     /// Takes the tokens that a request is expected to use. If these are more than a minute's, the budget must be full.
     ///
     /// # Errors
     /// There are too few; the error is the number of seconds until there are enough.
-    fn take(&mut self, tokens: u64, now_ns: u64) -> Result<(), u32> {
-        self.refill(now_ns);
-        let needed = (tokens as f64).min(f64::from(self.per_minute)) - self.left;
+    fn take(&mut self, tokens: u64, per_minute: u32, now_ns: u64) -> Result<(), u32> {
+        self.refill(per_minute, now_ns);
+        let needed = (tokens as f64).min(f64::from(per_minute)) - self.left;
         if needed > 0.0 {
-            return Err((needed * 60.0 / f64::from(self.per_minute)).ceil() as u32);
+            return Err((needed * 60.0 / f64::from(per_minute)).ceil() as u32);
         }
         self.left -= tokens as f64;
         Ok(())
     }
 
     /// Corrects the amount taken, once the amount used is known.
-    fn settle(&mut self, reserved: u64, used: u64, now_ns: u64) {
-        self.refill(now_ns);
-        self.left = (self.left + reserved as f64 - used as f64).min(f64::from(self.per_minute));
+    fn settle(&mut self, (reserved, used): (u64, u64), per_minute: u32, now_ns: u64) {
+        self.refill(per_minute, now_ns);
+        self.left = (self.left + reserved as f64 - used as f64).min(f64::from(per_minute));
     }
 }
 
 impl Tenants {
-    /// Takes over the keys of a configuration, with unused minutes; `spending` has the use of the month.
+    /// Takes over the keys of a configuration; `spending` has the use of the month. A key that `before` has, too, keeps its requests in
+    /// flight and the tokens that are left to it; a key without a limit of tokens before begins with an unused minute.
     #[must_use]
-    pub fn new(keys: &[Key], spending: &Arc<Spending>, now_ns: fn() -> u64) -> Self {
+    pub fn new(keys: &[Key], spending: &Arc<Spending>, now_ns: fn() -> u64, before: Option<&Self>) -> Self {
+        let usage = |key: &Key| {
+            let known = before.and_then(|before| before.by_hash.iter().find(|(hash, _)| *hash == key.sha256));
+            known.map(|(_, tenant)| tenant.usage.clone())
+        };
         let tenant = |key: &Key| Tenant {
             name: key.name.as_str().into(),
             weight: key.weight,
             expires: key.expires.map(SystemTime::from),
             most_in_flight: key.max_in_flight.unwrap_or(u32::MAX),
-            in_flight: AtomicU32::new(0),
-            tokens: key
-                .tokens_per_minute
-                .map(|per_minute| Mutex::new(Budget { per_minute, left: f64::from(per_minute), at_ns: now_ns() })),
+            tokens_per_minute: key.tokens_per_minute,
             monthly_tokens: key.monthly_tokens,
+            usage: usage(key).unwrap_or_default(),
         };
         let by_hash = keys.iter().map(|key| (key.sha256, Arc::new(tenant(key)))).collect();
         Self { by_hash, spending: spending.clone(), now_ns }
@@ -149,7 +163,7 @@ impl Tenants {
                 retry_after_s: u32::try_from(seconds).unwrap_or(u32::MAX),
             })?;
         }
-        let before = tenant.in_flight.fetch_add(1, Relaxed);
+        let before = tenant.usage.in_flight.fetch_add(1, Relaxed);
         // Dropping the request gives back its place.
         let most = tenant.most_in_flight;
         let spending = self.spending.clone();
@@ -176,8 +190,15 @@ impl TenantRequest {
     /// # Errors
     /// Too few of the tenant's tokens for this minute are left.
     pub fn reserve(&self, tokens: u64) -> Result<(), OpenAiError> {
-        let Some(budget) = &self.tenant.tokens else { return Ok(()) };
-        let taken = budget.lock().take(tokens, (self.now_ns)());
+        let Some(per_minute) = self.tenant.tokens_per_minute else { return Ok(()) };
+        let now_ns = (self.now_ns)();
+        let taken = self
+            .tenant
+            .usage
+            .tokens
+            .lock()
+            .get_or_insert(Budget::unused(per_minute, now_ns))
+            .take(tokens, per_minute, now_ns);
         taken.map_err(|retry_after_s| OpenAiError::TooManyTokens { retry_after_s })?;
         self.reserved.fetch_add(tokens, Relaxed);
         Ok(())
@@ -196,10 +217,12 @@ impl TenantRequest {
 
 impl Drop for TenantRequest {
     fn drop(&mut self) {
-        self.tenant.in_flight.fetch_sub(1, Relaxed);
+        self.tenant.usage.in_flight.fetch_sub(1, Relaxed);
         self.spending.spend(&self.tenant.name, self.used.load(Relaxed), SystemTime::now());
-        if let Some(budget) = &self.tenant.tokens {
-            budget.lock().settle(self.reserved.load(Relaxed), self.used.load(Relaxed), (self.now_ns)());
+        if let (Some(per_minute), Some(budget)) = (self.tenant.tokens_per_minute, &mut *self.tenant.usage.tokens.lock())
+        {
+            let tokens = (self.reserved.load(Relaxed), self.used.load(Relaxed));
+            budget.settle(tokens, per_minute, (self.now_ns)());
         }
     }
 }
@@ -224,11 +247,15 @@ mod tests {
     }
 
     fn tenants(max_in_flight: Option<u32>, tokens_per_minute: Option<u32>) -> Tenants {
+        after(None, max_in_flight, tokens_per_minute)
+    }
+
+    fn after(before: Option<&Tenants>, max_in_flight: Option<u32>, tokens_per_minute: Option<u32>) -> Tenants {
         let sha256 = Sha256::digest("sk-1").into();
         let expires = Moment::parse("2027-01-31");
         let (weight, monthly_tokens) = (1, None);
         let key = Key { name: "ann".into(), sha256, weight, max_in_flight, tokens_per_minute, monthly_tokens, expires };
-        Tenants::new(&[key], &Arc::default(), now_ns)
+        Tenants::new(&[key], &Arc::default(), now_ns, before)
     }
 
     fn begin(tenants: &Tenants) -> Result<TenantRequest, OpenAiError> {
@@ -307,5 +334,24 @@ mod tests {
         let all = reserve(600).unwrap();
         assert_eq!(refused(1), 1, "as much as a minute brings, and no more");
         drop(all);
+    }
+
+    #[test]
+    fn a_key_that_a_reload_keeps_begins_no_new_minute_and_its_requests_still_count() {
+        let before = tenants(Some(2), Some(600));
+        let request = begin(&before).unwrap();
+        request.reserve(500).unwrap();
+        let now = after(Some(&before), Some(1), Some(1_200));
+        assert_eq!(begin(&now).unwrap_err(), OpenAiError::TooManyRequests);
+        drop(before);
+        request.pass(500);
+        drop(request);
+        let next = begin(&now).unwrap();
+        assert_eq!(next.reserve(120), Err(OpenAiError::TooManyTokens { retry_after_s: 1 }));
+        pass(1);
+        next.reserve(120).unwrap();
+        drop(next);
+        pass(100);
+        assert!(begin(&now).unwrap().reserve(1_200).is_ok(), "the new limit holds");
     }
 }

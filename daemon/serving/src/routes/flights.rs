@@ -5,8 +5,6 @@ use sched::route::{Commitment, Slo};
 /// A request at an engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flight {
-    /// The index of the engine among the engines of all models.
-    pub replica: usize,
     /// Tokens that its answer is still expected to have.
     pub left_tokens: u32,
     /// The tokens of its prompt; 0 after its first token.
@@ -17,7 +15,7 @@ pub(super) struct Flight {
     pub reward: f32,
 }
 
-/// All requests at engines. The engines' maxima of requests bound their number.
+/// All requests at an engine, also those of gateways that a reload has replaced. The engine's maximum of requests bounds their number.
 #[derive(Debug, Default)]
 pub(super) struct Flights {
     all: Vec<Option<Flight>>,
@@ -53,10 +51,10 @@ impl Flights {
         }
     }
 
-    /// Returns the requests as a policy sees them at `now_ns`.
-    pub fn admitted(&self, now_ns: u64) -> impl Iterator<Item = Commitment> {
+    /// Returns the requests as a policy sees them at `now_ns`; the engine has the index `replica` among the engines of all models.
+    pub fn admitted(&self, replica: usize, now_ns: u64) -> impl Iterator<Item = Commitment> {
         self.all.iter().flatten().map(move |flight| Commitment {
-            replica: flight.replica,
+            replica,
             left_tokens: flight.left_tokens,
             unread_tokens: flight.unread_tokens,
             left_ns: flight.until_ns.map_or(Slo::NONE, |until_ns| until_ns.saturating_sub(now_ns)),
@@ -71,21 +69,21 @@ mod tests {
 
     #[test]
     fn a_request_is_seen_from_its_begin_to_its_end_and_its_place_is_used_again() {
-        let flight = |replica, until_ns| Flight { replica, left_tokens: 2, unread_tokens: 9, until_ns, reward: 1.0 };
+        let flight = |until_ns| Flight { left_tokens: 2, unread_tokens: 9, until_ns, reward: 1.0 };
         let mut flights = Flights::default();
-        let [one, two] = [flights.begin(flight(3, Some(70))), flights.begin(flight(4, None))];
+        let [one, two] = [flights.begin(flight(Some(70))), flights.begin(flight(None))];
         flights.token(one);
-        let seen: Vec<_> = flights.admitted(50).collect();
+        let seen: Vec<_> = flights.admitted(3, 50).collect();
         assert_eq!(
             seen.iter().map(|of| (of.replica, of.left_tokens, of.unread_tokens)).collect::<Vec<_>>(),
-            [(3, 1, 0), (4, 2, 9)]
+            [(3, 1, 0), (3, 2, 9)]
         );
         assert_eq!((seen[0].left_ns, seen[1].left_ns), (20, Slo::NONE));
         flights.token(one);
-        assert_eq!(flights.admitted(90).next().map(|of| (of.left_tokens, of.left_ns)), Some((1, 0)));
+        assert_eq!(flights.admitted(3, 90).next().map(|of| (of.left_tokens, of.left_ns)), Some((1, 0)));
         flights.end(one);
         flights.end(one);
-        assert_eq!(flights.begin(flight(5, None)), one);
-        assert_eq!((flights.begin(flight(6, None)), two), (2, 1));
+        assert_eq!(flights.begin(flight(None)), one);
+        assert_eq!((flights.begin(flight(None)), two), (2, 1));
     }
 }

@@ -1,8 +1,14 @@
 //! What an engine's answer teaches about its costs.
 
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 use role::access::served::TokenUsage;
 
-use super::{Route, Routes, flights::Flight};
+use super::{
+    Route, Routes,
+    flights::{Flight, Flights},
+};
 
 /// The weight of the newest answer in an average.
 const NEWEST: f64 = 0.05;
@@ -21,7 +27,8 @@ pub struct Lesson<'a> {
     /// The maximum of tokens in the answer, and the index of its class.
     max_tokens: Option<u32>,
     class: usize,
-    /// Its index among the requests at engines.
+    /// The requests at its engine, and its index among them.
+    flights: Arc<Mutex<Flights>>,
     flight: usize,
     began_ns: u64,
     /// Whether the engine was idle when the request began.
@@ -46,8 +53,8 @@ impl Routes {
         }
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
         let cached_tokens = route.cached.get(at).copied().unwrap_or_default();
-        let flight = known.flights.begin(Flight {
-            replica: at,
+        let flights = known.flights.get(at).cloned().unwrap_or_default();
+        let flight = flights.lock().begin(Flight {
             left_tokens: route.request.expected_tokens,
             unread_tokens: route.request.unread_tokens(cached_tokens).max(1),
             until_ns: route.until_ns,
@@ -62,6 +69,7 @@ impl Routes {
             owed,
             max_tokens: Some(route.request.max_tokens).filter(|tokens| *tokens > 0),
             class: route.class,
+            flights,
             flight,
             began_ns: now_ns,
             is_alone,
@@ -81,8 +89,8 @@ impl Lesson<'_> {
         (self.last_ns, self.events) = (now_ns, self.events + 1);
         self.batches +=
             self.routes.engines.get(self.model).map_or(1, |engines| u64::from(engines.in_flight(self.replica)));
+        self.flights.lock().token(self.flight);
         let mut known = self.routes.state.lock();
-        known.flights.token(self.flight);
         if self.owed > 1 {
             self.owed -= 1;
             if let Some(replica) = known.replica(self.model, self.replica) {
@@ -130,8 +138,8 @@ impl Lesson<'_> {
 
 impl Drop for Lesson<'_> {
     fn drop(&mut self) {
+        self.flights.lock().end(self.flight);
         let mut known = self.routes.state.lock();
-        known.flights.end(self.flight);
         if let Some(replica) = known.replica(self.model, self.replica) {
             replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_sub(self.owed);
         }

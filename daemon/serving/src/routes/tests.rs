@@ -301,6 +301,18 @@ fn tokens_that_an_engine_owes_are_counted_down_and_forgotten_with_their_request(
 }
 
 #[test]
+fn requests_that_began_before_a_reload_are_seen_at_their_engine_until_they_end() {
+    let ((before, _), (now, _)) = (routes(8), routes(8));
+    now.share((1, 0), &before, (0, 0));
+    let route = before.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
+    let lesson = before.begin(&route, 0);
+    let seen = || now.state.lock().flights.iter().map(|of| of.lock().admitted(0, 1).count()).collect::<Vec<_>>();
+    assert_eq!(seen(), [0, 1]);
+    drop(lesson);
+    assert_eq!(seen(), [0, 0]);
+}
+
+#[test]
 fn limits_are_read_from_the_fields_and_else_from_the_class() {
     let field = |name: &'static str, value: &'static str| masque::h3::Field::new(name, value);
     let head = |fields| masque::h3::RequestHead {

@@ -163,6 +163,21 @@ pub fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce())
     heard.iter().map(|(last, longest)| last.elapsed().max(*longest)).max().unwrap()
 }
 
+/// The address of the metrics of an edge that [`edge`] started.
+const METRICS: &str = "127.0.0.1:9100";
+
+/// Asserts that the tunnel of each socket carries, that tunnels of the edge with these metrics moved this number of times, and that none of
+/// them was lost: a lost tunnel is opened again, and a moved one is not. Busy machines keep this, and keep no limit on time.
+pub(super) fn assert_carry_unbroken(site: &Site, metrics: &str, sockets: &[UdpSocket], moves: i64, edge: &Process) {
+    for socket in sockets {
+        // Echoes for `longest_gap` may still arrive.
+        wait_for("an echo", SOON, || echoes(socket, b"still there").then_some(())).unwrap();
+    }
+    let counts = Counts::read(&site.chain.client, metrics).unwrap();
+    let [opened, moved] = ["opened", "moved"].map(|what| counts.sum(&format!("edge_tunnels_{what}_total")));
+    assert_eq!((opened, moved), (sockets.len() as i64, moves), "the edge said:\n{}", edge.output());
+}
+
 /// A tunnel lost for good would cause a gap of many seconds: an idle connection ends after 15.
 pub(super) const GAP: Duration = Duration::from_secs(3);
 
@@ -230,18 +245,17 @@ fn tunnels_leave_an_uplink_that_has_become_slow_and_new_ones_take_it_when_it_is_
     let _echo = site.chain.target.echo(7).unwrap();
     let (edge, sockets) = uplinks.spread();
 
-    // Three tunnels send several times what this link now carries, with a queue of seconds in front of it.
+    // Three tunnels send several times what this link now carries, with a queue of seconds in front of it. They move one by one once
+    // the path counts as slow.
     uplinks.second.near.set_qdisc("tbf rate 16kbit burst 3kb limit 30kb").unwrap();
-    let begun = Instant::now();
-    while paths(site)[1].0 != "slow" && begun.elapsed() < SOON {
+    let (begun, left) = (Instant::now(), [("up".into(), 6), ("slow".into(), 0)]);
+    while paths(site) != left && begun.elapsed() < SOON {
         _ = longest_gap(&sockets, Duration::from_millis(500), || ());
     }
-    let found = paths(site);
-    assert_eq!(found, [("up".into(), 6), ("slow".into(), 0)], "the edge said:\n{}", edge.output());
+    assert_eq!(paths(site), left, "the edge said:\n{}", edge.output());
     println!("the tunnels left the uplink after {:?}", begun.elapsed());
-    let gap = longest_gap(&sockets, Duration::from_secs(2), || ());
-    assert!(gap < Duration::from_secs(1), "{gap:?} without an echo; the edge said:\n{}", edge.output());
-    let counts = Counts::read(&site.chain.client, "127.0.0.1:9100").unwrap();
+    assert_carry_unbroken(site, METRICS, &sockets, 3, &edge);
+    let counts = Counts::read(&site.chain.client, METRICS).unwrap();
     assert_eq!(counts.of("edge_paths_slow_total"), 1, "{counts:?}");
     assert_eq!(counts.of("edge_paths_silent_total"), 0, "a slow path is not silent: {counts:?}");
 
@@ -272,21 +286,17 @@ fn tunnels_move_to_the_relay_that_is_named_and_before_one_that_ends_has_gone() {
 
     let (code, said) = pacectl(&site, &["edge", "move", "--relay", "10.0.1.9:443"]);
     assert!(code != Some(0) && said.contains("10.0.1.2:444"), "{said}");
-    let gap = longest_gap(&sockets, Duration::from_secs(3), || {
+    _ = longest_gap(&sockets, Duration::from_secs(3), || {
         let (code, said) = pacectl(&site, &["edge", "move", "--relay", "10.0.1.2:444"]);
         assert!(code == Some(0) && said.contains("4 tunnels"), "{said}");
     });
-    assert!(gap < Duration::from_secs(1), "{gap:?} without an echo; the edge said:\n{}", edge.output());
-    println!("a move to another relay cost {gap:?}");
     site.wait_for_counts("all tunnels to leave the first relay", |counts| counts.udp_tunnels() == 0).unwrap();
+    assert_carry_unbroken(&site, METRICS, &sockets, 4, &edge);
 
     // The relay in use announces that it goes away, and ends within five seconds.
-    let gap = longest_gap(&sockets, Duration::from_secs(4), || second.signal(libc::SIGTERM).unwrap());
-    assert!(gap < Duration::from_secs(1), "{gap:?} without an echo; the edge said:\n{}", edge.output());
-    println!("a relay that ended cost {gap:?}");
+    _ = longest_gap(&sockets, Duration::from_secs(4), || second.signal(libc::SIGTERM).unwrap());
     site.wait_for_counts("all tunnels to be at the first relay", |counts| counts.udp_tunnels() == 4).unwrap();
-    // The sockets now wait only a millisecond for an echo, and echoes for the loop above may still arrive.
-    wait_for("an echo through the first relay", SOON, || echoes(&sockets[0], b"still there").then_some(())).unwrap();
+    assert_carry_unbroken(&site, METRICS, &sockets, 8, &edge);
 }
 
 #[test]

@@ -1,0 +1,190 @@
+//! Whether a client takes what is sent to it. Without a limit, a client that keeps its window closed would hold its answer, and all that the
+//! answer holds, for ever.
+//!
+//! Over HTTP/1.1, a connection has one answer at a time, and the socket shows whether the client takes it ([`TakenStream`]). Over HTTP/2, each
+//! answer has its own window, and hyper asks for the next part of an answer only when the window has room ([`PatientExecutor`]).
+
+use std::{
+    future::poll_fn,
+    io,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hyper::{
+    body::{Body, Frame, SizeHint},
+    rt::Executor,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    task_local,
+    time::{Sleep, sleep},
+};
+
+/// The size of the parts in which HTTP/2 gets an answer. A client that takes one part within the limit is not too slow.
+const PART_BYTES: usize = 16 << 10;
+
+task_local! { static OFFER: Arc<Offer>; }
+
+/// A limit on the time for which a client may take nothing of an answer.
+#[derive(Clone)]
+pub struct Patience {
+    /// The time.
+    pub time: Duration,
+    /// Called when an answer ends because of it.
+    pub on_end: Arc<dyn Fn() + Send + Sync>,
+}
+
+/// A client's connection, which fails once the client has taken nothing for too long while bytes wait for it.
+pub(super) struct TakenStream<S> {
+    stream: S,
+    patience: Patience,
+    /// The end of the patience, while bytes wait.
+    until: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> TakenStream<S> {
+    pub(super) const fn new(stream: S, patience: Patience) -> Self {
+        Self { stream, patience, until: None }
+    }
+
+    /// Turns the result of a write into a failure if the patience has ended.
+    fn judge<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.until = None;
+            return written;
+        }
+        ready!(self.until.get_or_insert_with(|| Box::pin(sleep(self.patience.time))).as_mut().poll(cx));
+        self.until = None;
+        (self.patience.on_end)();
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for TakenStream<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for TakenStream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.judge(cx, written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        self.judge(cx, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.judge(cx, shut)
+    }
+}
+
+/// How often hyper asked an answer for a part, and how often it got one.
+#[derive(Default)]
+struct Offer {
+    asked: AtomicU64,
+    /// The value of `asked` when a part was last handed over.
+    handed_at: AtomicU64,
+}
+
+impl Offer {
+    /// Returns the number of the part that waits for the client: hyper has it and has not asked for another.
+    fn waiting(&self) -> Option<u64> {
+        let (asked, handed_at) = (self.asked.load(Relaxed), self.handed_at.load(Relaxed));
+        (asked > 0 && asked == handed_at).then_some(asked)
+    }
+}
+
+/// An answer in parts. In a task of [`PatientExecutor`], it reports which part waits.
+pub(super) struct TakenBody<B> {
+    body: B,
+    most_bytes: usize,
+    /// What is left of a piece that has more bytes than a part.
+    rest: Bytes,
+}
+
+impl<B> TakenBody<B> {
+    /// Cuts an answer into parts for HTTP/2.
+    pub(super) const fn in_parts(body: B) -> Self {
+        Self { body, most_bytes: PART_BYTES, rest: Bytes::new() }
+    }
+
+    /// Leaves an answer as it is.
+    pub(super) const fn whole(body: B) -> Self {
+        Self { body, most_bytes: usize::MAX, rest: Bytes::new() }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for TakenBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        _ = OFFER.try_with(|offer| offer.asked.fetch_add(1, Relaxed));
+        if self.rest.is_empty() {
+            let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)?) else { return Poll::Ready(None) };
+            match frame.into_data() {
+                Ok(bytes) => self.rest = bytes,
+                Err(frame) => return Poll::Ready(Some(Ok(frame))),
+            }
+        }
+        _ = OFFER.try_with(|offer| offer.handed_at.store(offer.asked.load(Relaxed), Relaxed));
+        let part_bytes = self.rest.len().min(self.most_bytes);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(part_bytes)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.rest.is_empty() { self.body.size_hint() } else { SizeHint::default() }
+    }
+}
+
+/// Runs the requests of an HTTP/2 connection, each until its client has taken no part of its answer for too long. hyper then drops the stream,
+/// and h2 resets it (CANCEL).
+#[derive(Clone)]
+pub(super) struct PatientExecutor(pub(super) Patience);
+
+impl<F: Future + Send + 'static> Executor<F> for PatientExecutor {
+    fn execute(&self, request: F) {
+        tokio::spawn(until_untaken(request, self.0.clone()));
+    }
+}
+
+async fn until_untaken(request: impl Future, patience: Patience) {
+    let offer = Arc::<Offer>::default();
+    let mut request = pin!(OFFER.scope(offer.clone(), request));
+    // The part that waits, and the end of the patience.
+    let mut wait: Option<(u64, Pin<Box<Sleep>>)> = None;
+    poll_fn(|cx| {
+        if request.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        let Some(part) = offer.waiting() else {
+            wait = None;
+            return Poll::Pending;
+        };
+        if wait.as_ref().is_none_or(|(known, _)| *known != part) {
+            wait = Some((part, Box::pin(sleep(patience.time))));
+        }
+        if let Some((_, until)) = &mut wait {
+            ready!(until.as_mut().poll(cx));
+        }
+        (patience.on_end)();
+        Poll::Ready(())
+    })
+    .await;
+}
