@@ -25,9 +25,11 @@ use tokio::{
 };
 use tracing::info;
 
-use self::work::{Step, Work};
+use self::{
+    state::State,
+    work::{Step, Work},
+};
 use super::{
-    failover::RelayAvailability,
     link::Line,
     path::{LOOK, Path, PathView, changes::PathChanges},
     sizes::Sizes,
@@ -40,6 +42,7 @@ use crate::client::{
 
 mod paths;
 mod placing;
+mod state;
 mod work;
 
 pub use paths::{Condition, NotMoved, PathReport, PreparedMove};
@@ -156,77 +159,6 @@ pub struct Attempts {
     pub failure: Option<Arc<ConnectError>>,
     /// Set if the relay refused the credentials on the last connection, and has accepted no request since.
     pub refused: Option<CredentialsRefused>,
-}
-
-#[derive(Default)]
-struct State {
-    lines: Vec<Arc<Line>>,
-    /// Indexed by path, then by relay.
-    attempts: Vec<Vec<Attempts>>,
-    /// The host and port of the relay that an operator has chosen.
-    chosen: Option<String>,
-    /// How often connecting has failed, and the last error.
-    failures: u64,
-    failure: Option<Arc<ConnectError>>,
-    /// Whether the last attempt to connect failed.
-    is_alone: bool,
-    /// Whether any attempt has succeeded.
-    was_reached: bool,
-    /// How long a connection to a preferred relay must last before it takes tunnels from a working one: an unstable relay is no
-    /// gain.
-    settling: Duration,
-}
-
-impl State {
-    fn usable(&self) -> impl Iterator<Item = &Arc<Line>> {
-        self.lines.iter().filter(|line| line.is_usable())
-    }
-
-    fn has_room(&self) -> bool {
-        self.lines.iter().any(|line| line.has_room())
-    }
-
-    /// Returns the connections in the order in which they are to be filled: connections to the first relay first. A connection
-    /// that was just made to a better relay than that of the others comes last.
-    fn in_order(&self, now: Instant, paths: &[Path]) -> Vec<&Arc<Line>> {
-        let is_chosen = |line: &Line| {
-            let relay = paths.get(line.path_place).and_then(|path| path.relays.get(line.place));
-            self.chosen.as_ref().is_some_and(|chosen| relay.is_some_and(|relay| relay.origin().to_string() == *chosen))
-        };
-        let is_new = |line: &Line| {
-            now.saturating_duration_since(line.since) < self.settling
-                && self.usable().any(|other| {
-                    other.path_place == line.path_place && other.place > line.place && other.since < line.since
-                })
-        };
-        let mut lines: Vec<_> = self.usable().collect();
-        lines.sort_by_key(|line| {
-            let is_chosen = is_chosen(line);
-            (!is_chosen, !is_chosen && is_new(line), line.place)
-        });
-        lines
-    }
-
-    /// Returns how a relay, by the indices of its path and of itself, refuses the credentials.
-    fn refused(&self, (path, place): (usize, usize)) -> Option<CredentialsRefused> {
-        let refused = self.attempts.get(path)?.get(place)?.refused.as_ref()?;
-        let mut lines = self.lines.iter().filter(|line| (line.path_place, line.place) == (path, place));
-        // The relay may have learned the token meanwhile.
-        (!lines.any(|line| line.relay.is_let_in())).then(|| refused.clone())
-    }
-
-    fn availability(&self, path: usize, relays: usize) -> Vec<RelayAvailability> {
-        let mut availability = vec![RelayAvailability::default(); relays];
-        for line in self.lines.iter().filter(|line| line.path_place == path) {
-            // Another connection over a slow path would not be faster.
-            let stands_by = line.stands_by();
-            if let Some(relay) = availability.get_mut(line.place).filter(|_| stands_by || line.is_usable()) {
-                relay.usable += 1;
-                relay.has_room |= stands_by || line.has_room();
-            }
-        }
-        availability
-    }
 }
 
 impl Uplink {

@@ -29,7 +29,7 @@ use s2n_quic::provider::event::{
 use tokio::sync::Notify;
 
 use super::{
-    ledger::Account,
+    ledger::account::Account,
     strangers::{Budget, ClientStanding, ConnectionPlaces, Limit},
     tls::{RefusedCertificate, client_certificates},
 };

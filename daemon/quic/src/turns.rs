@@ -221,7 +221,7 @@ pub enum TurnKind {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::Account;
+    use crate::ledger::account::Account;
 
     #[test]
     fn lost_bytes_wait_for_no_tunnel_although_new_bytes_of_lower_rank_are_behind_them() {

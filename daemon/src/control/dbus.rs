@@ -10,22 +10,29 @@ use anyhow::{Context as _, Result};
 use config::control::Bus;
 use role::access::record::{AccessRecord, Value};
 use zbus::{
-    Connection, DBusError, OwnedVariant, connection,
+    Connection, OwnedVariant, connection,
     fdo::{DBusProxy, RequestNameFlags},
     interface,
     message::{Flags, Header},
+    names::UniqueName,
     object_server::SignalEmitter,
 };
 use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 
-use self::rows::{
-    ClassRow, ConnectionRow, EngineRow, PathRow, RequestRow, RevisionRow, TunnelRow, class_row, connection_row,
-    engine_row, micros, path_row, request_row, revision_row, tunnel_row,
+use self::{
+    denial::Denial,
+    rows::{
+        ClassRow, ConnectionRow, EngineRow, PathRow, RequestRow, RevisionRow, TunnelRow, class_row, connection_row,
+        engine_row, micros, path_row, request_row, revision_row, tunnel_row,
+    },
+    watchers::{MAX_WATCHERS, Watchers},
 };
-use super::{Caller, Control, Error, ErrorKind, Filter, Happening, PAGE, PartView, UplinkView, Writers};
+use super::{Caller, Control, Error, Filter, Happening, PAGE, PartView, UplinkView, Writers};
 use crate::policy::Submission;
 
+mod denial;
 mod rows;
+mod watchers;
 
 const NAME: &str = "org.paced.Paced1";
 const PATH: &str = "/org/paced/Paced1";
@@ -40,37 +47,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 struct Door {
     control: Arc<Control>,
     writers: Writers,
-}
-
-/// Why a call failed, as callers see it: the name is for programs, the text for people.
-#[derive(Debug, DBusError)]
-#[zbus(prefix = "org.paced.Error")]
-enum Denial {
-    #[zbus(error)]
-    ZBus(zbus::Error),
-    /// The caller has no right to do it.
-    AccessDenied(String),
-    /// The policy or the configuration is not valid, or an argument is not.
-    Invalid(String),
-    /// Another revision is in force than the caller expected, or it is on trial.
-    Conflict(String),
-    /// No such tunnel, class or revision.
-    NotFound(String),
-    /// The operation failed.
-    Failed(String),
-}
-
-impl From<Error> for Denial {
-    fn from(error: Error) -> Self {
-        let message = error.message();
-        match error.kind() {
-            ErrorKind::Denied => Self::AccessDenied(message),
-            ErrorKind::Unknown => Self::NotFound(message),
-            ErrorKind::Invalid => Self::Invalid(message),
-            ErrorKind::Stale | ErrorKind::Trial => Self::Conflict(message),
-            ErrorKind::NotNow | ErrorKind::Busy | ErrorKind::Ending | ErrorKind::Failed => Self::Failed(message),
-        }
-    }
+    watchers: Arc<Watchers>,
 }
 
 /// Keeps the door open on a bus; never returns. If there is no such bus, or the bus refuses this process the name, it
@@ -78,10 +55,13 @@ impl From<Error> for Denial {
 pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
     let mut told = None;
     loop {
-        let error = match serve(&control, &bus, &writers).await {
+        let watchers = Arc::default();
+        let door = Door { control: control.clone(), writers: writers.clone(), watchers: Arc::clone(&watchers) };
+        let error = match serve(door, &bus).await {
             Ok(()) => "the bus is gone".to_owned(),
             Err(error) => format!("{error:#}"),
         };
+        watchers.end_all();
         if told.as_ref() != Some(&error) {
             tracing::warn!("cannot serve D-Bus: {error}");
             told = Some(error);
@@ -91,12 +71,12 @@ pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
 }
 
 /// Serves on a bus until it is gone.
-async fn serve(control: &Arc<Control>, bus: &Bus, writers: &Writers) -> Result<()> {
+async fn serve(door: Door, bus: &Bus) -> Result<()> {
+    let control = door.control.clone();
     let builder = match bus {
         Bus::System => connection::Builder::system(),
         Bus::Address(address) => connection::Builder::address(address.as_str()),
     };
-    let door = Door { control: control.clone(), writers: writers.clone() };
     let failed = || format!("failed to become {NAME} on the bus {bus}");
     let connection = builder.serve_at(PATH, door).build().await.with_context(failed)?;
     // Queueing for the name would hide that another process owns it.
@@ -134,7 +114,7 @@ async fn serve(control: &Arc<Control>, bus: &Bus, writers: &Writers) -> Result<(
 impl Door {
     /// Identifies the caller by what the bus knows of it.
     async fn caller(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
-        let sender = header.sender().ok_or_else(|| Denial::AccessDenied("it is not known who calls".into()))?;
+        let sender = sender(header)?;
         let bus = DBusProxy::new(connection).await?;
         let uid = bus.get_connection_unix_user(sender.clone().into()).await.map_err(zbus::Error::from)?;
         let writers = self.writers.clone();
@@ -153,6 +133,10 @@ impl Door {
         }
         Ok(caller)
     }
+}
+
+fn sender<'h>(header: &'h Header<'_>) -> Result<&'h UniqueName<'h>, Denial> {
+    header.sender().ok_or_else(|| Denial::AccessDenied("it is not known who calls".into()))
 }
 
 /// Asks polkit whether a caller may write; polkit may ask for a password if the call permits interaction.
@@ -311,6 +295,34 @@ impl Door {
         self.control.classes().into_iter().map(class_row).collect()
     }
 
+    /// Sends the signal `Stats` to the caller, at once and then every `interval_ms`, from 100 to 3600000, 0 for every second, until the
+    /// caller calls `UnwatchStats` or leaves the bus. Another call changes the interval. At most 32 callers may watch at once.
+    async fn watch_stats(
+        &self,
+        interval_ms: u64,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+        #[zbus(signal_emitter)] emitter: SignalEmitter<'_>,
+    ) -> Result<(), Denial> {
+        let name = sender(&header)?;
+        let bus = DBusProxy::new(connection).await?;
+        let name_lost = bus.receive_name_owner_changed_with_args(&[(0, name.as_str())]).await?;
+        // The bus is asked only now, so that it reports the end of every caller that is still there.
+        self.caller(&header, connection).await?;
+        let end = self.watchers.begin(name.as_str());
+        let end = end.ok_or_else(|| Denial::Failed(format!("{MAX_WATCHERS} other callers watch statistics")))?;
+        let interval = Some(Duration::from_millis(interval_ms)).filter(|interval| !interval.is_zero());
+        let emitter = emitter.set_destination(name.clone().into()).into_owned();
+        tokio::spawn(watchers::watch(self.control.clone(), emitter, interval, name_lost, end));
+        Ok(())
+    }
+
+    /// Ends the statistics that `WatchStats` began for the caller; returns whether there were any.
+    #[zbus(out_args("ended"))]
+    async fn unwatch_stats(&self, #[zbus(header)] header: Header<'_>) -> Result<bool, Denial> {
+        Ok(self.watchers.end(sender(&header)?.as_str()))
+    }
+
     /// Lists the engines of the gateway: model, URL (empty for readers), state ("ready", "untried", "ejected" or "down"), its
     /// requests in flight and their limit, requests of other clients by its own report, requests that wait for any engine of the
     /// model, how many it answered and failed, and its last error (empty for readers).
@@ -425,6 +437,19 @@ impl Door {
     /// Something happened: "policy", "reload", "tunnel", "path", or "lost" for events that came too fast to be sent.
     #[zbus(signal)]
     async fn event(emitter: &SignalEmitter<'_>, kind: &str, message: &str) -> zbus::Result<()>;
+
+    /// Statistics, for a caller that watches them: when they were read, in microseconds since 1970, the revision in force, open
+    /// connections of clients, open tunnels, packets that were handed to the kernel late, and classes as in `ListClasses`.
+    #[zbus(signal)]
+    async fn stats(
+        emitter: &SignalEmitter<'_>,
+        time_us: u64,
+        revision: u64,
+        connections: u64,
+        tunnels: u64,
+        late_packets: u64,
+        classes: Vec<ClassRow>,
+    ) -> zbus::Result<()>;
 }
 
 /// Reads the options of `SetPolicy`.

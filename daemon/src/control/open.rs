@@ -1,6 +1,6 @@
 //! Open tunnels and connections of both roles, listed in pages and changed one by one, and sums by class.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use config::policy;
 use edge::{
@@ -11,11 +11,25 @@ use futures::future::join_all;
 use quic::class::{ClassCounters, PolicyRole};
 use relay::{Relay, tunnels::RelayTunnel};
 use serving::view::{AliasView, EngineView, RequestView};
+use tokio::time::{Interval, MissedTickBehavior};
 
 use super::{
     Caller, Control, Error,
     view::{ConnectionView, Page, TunnelView, UplinkView, page_rows},
 };
+
+/// The shortest and the longest interval between statistics.
+const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
+
+/// Returns the ticks at which a caller that asked for this interval, or for none, gets statistics: at once, and then
+/// every 0.1 to 3600 seconds, every second by default.
+pub(super) fn stats_ticks(asked: Option<Duration>) -> Interval {
+    let interval = asked.unwrap_or(Duration::from_secs(1)).clamp(INTERVALS[0], INTERVALS[1]);
+    let mut ticks = tokio::time::interval(interval);
+    // A slow reader gets fewer messages, not later ones.
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
 
 /// Counters of the traffic of a class in one role, since the start.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::timeout;
 
-use super::{Attempts, State, Uplink};
+use super::{Attempts, Uplink, state::State};
 use crate::{
     client::{endpoint::Endpoint, error::ConnectError},
     link::Line,

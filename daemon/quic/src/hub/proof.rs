@@ -148,7 +148,7 @@ impl Proof {
 #[cfg(test)]
 mod tests {
     use super::{super::tests::FakePacket, *};
-    use crate::ledger::Account;
+    use crate::ledger::account::Account;
 
     /// The transport's detection of a path that became narrow (s2n-quic `path/mtu.rs`, `recovery/manager.rs`).
     #[derive(Default)]

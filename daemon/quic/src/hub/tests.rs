@@ -12,7 +12,7 @@ use crate::{
     binding::Binding,
     class::{Classes, PolicyRole},
     datagrams::{Datagrams, Schedules},
-    ledger::Account,
+    ledger::account::Account,
     segments::Segments,
     turns::TurnKind,
 };

@@ -1,6 +1,7 @@
+use s2n_quic::provider::event::events::Frame;
 use s2n_quic_core::event::{IntoEvent as _, builder};
 
-use super::*;
+use super::{account::Account, *};
 
 fn sent(id: u64, offset: u64, len: u16) -> Frame {
     builder::Frame::Stream { id, offset, len, is_fin: false }.into_event()

@@ -8,7 +8,7 @@ use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use super::{
-    super::{Caller, Control, Error, ErrorKind, Filter, Page, PartView, caller::Peer},
+    super::{Caller, Control, Error, ErrorKind, Filter, Page, PartView, caller::Peer, open::stats_ticks},
     events,
     messages::{
         alias, certificate, connection, departures, engine, entrance, model_request, path, revision, stats, tunnel,
@@ -19,9 +19,6 @@ use crate::policy::{PolicyRefusal, Revision, Submission};
 
 /// How many of the errors in a text are listed one by one.
 const VIOLATIONS: usize = 16;
-
-/// The shortest and the longest interval between statistics.
-const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
 
 /// How often records are sent: often enough that only a small part of the buffers fills in between.
 const RECORDS: Duration = Duration::from_millis(50);
@@ -205,14 +202,10 @@ impl v1::control_service_server::ControlService for ControlService {
     }
 
     async fn watch_stats(&self, request: Request<v1::WatchStatsRequest>) -> Answer<Self::WatchStatsStream> {
-        let interval = request.into_inner().interval.map_or(Ok(Duration::from_secs(1)), Duration::try_from);
+        let interval = request.into_inner().interval.map(Duration::try_from).transpose();
         let interval = interval.map_err(|_| Status::invalid_argument("interval is negative"))?;
-        let interval = interval.clamp(INTERVALS[0], INTERVALS[1]);
-        let mut ticks = tokio::time::interval(interval);
-        // A slow reader gets fewer messages, not later ones.
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let control = self.0.clone();
-        let sent = futures::stream::unfold((ticks, control), |(mut ticks, control)| async {
+        let state = (stats_ticks(interval), self.0.clone());
+        let sent = futures::stream::unfold(state, |(mut ticks, control)| async {
             ticks.tick().await;
             Some((Ok(stats(&control)), (ticks, control)))
         });

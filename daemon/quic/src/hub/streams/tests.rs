@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     class::{Classes, PolicyRole},
     hub::{Hub, QueueLimits},
-    ledger::Account,
+    ledger::account::Account,
     schedule::Schedule,
 };
 

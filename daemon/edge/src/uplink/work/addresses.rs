@@ -1,0 +1,79 @@
+//! Changes of this host's addresses: connections continue from the new ones, and connections that their relays do not hear there are
+//! replaced.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tracing::info;
+
+use super::{super::PROOF, Work, is_suspect};
+use crate::moves::MoveVerdict;
+
+impl Work<'_> {
+    /// Handles a change of this host's addresses: makes connections continue from the new ones.
+    pub(in crate::uplink) fn moved(&mut self) {
+        let (lines, mut silent) = (self.uplink.state.borrow().lines.clone(), Vec::new());
+        // If other paths can carry the tunnels, they do not wait for a route to come back.
+        let several = self.uplink.has_several_paths();
+        for (line, pulse) in self.pulses.iter_mut().filter(|_| several) {
+            if !pulse.is_silent() && !line.has_route() {
+                pulse.silence(Instant::now());
+                let at = (line.path_place, line.place);
+                self.uplink.fall_silent(line, silent.contains(&at) || is_suspect(&self.suspects, at));
+                silent.push(at);
+            }
+        }
+        silent.into_iter().for_each(|at| self.suspect(at, Instant::now()));
+        for line in lines {
+            let heard = line.heard();
+            let relay = line.address;
+            match line.follow() {
+                MoveVerdict::Stays => continue,
+                MoveVerdict::Follows => {
+                    info!(%relay, "this host's address changed: the connection continues from the new address")
+                }
+                MoveVerdict::Wears => {
+                    info!(%relay, "this host's address changed again: new tunnels get a new connection");
+                    self.wanted = true;
+                }
+                MoveVerdict::Ends => {
+                    info!(%relay, "this host's address changed too often for one connection: making a new one");
+                    self.uplink.counters.left.inc();
+                    line.close();
+                    self.wanted = true;
+                    continue;
+                }
+            }
+            self.uplink.counters.moved.inc();
+            self.proofs.retain(|(known, ..)| !Arc::ptr_eq(known, &line));
+            let patience = PROOF.max(2 * line.handshake);
+            self.proofs.push((line, heard, Instant::now() + patience));
+        }
+        self.uplink.state.send_modify(|_| {});
+    }
+
+    /// Checks whether the relays of moved connections are heard. Until they are, other connections take the new tunnels.
+    pub(in crate::uplink) fn prove(&mut self) {
+        let now = Instant::now();
+        let due: Vec<_> = self.proofs.extract_if(.., |(_, _, due)| *due <= now).collect();
+        for (line, before, _) in due {
+            let (was_doubted, is_silent) = (line.is_doubted(), line.heard() == before);
+            line.doubt(is_silent);
+            if !is_silent {
+                continue;
+            }
+            if !was_doubted {
+                info!(relay = %line.address, "no answer since this host's address changed: trying a new connection");
+                self.uplink.counters.left.inc();
+            }
+            self.wanted = true;
+            self.proofs.push((line, before, now + PROOF));
+        }
+        // Only after all were checked, because connections move together.
+        if self.uplink.state.borrow().has_room() {
+            self.proofs.iter().filter(|(line, ..)| line.is_doubted()).for_each(|(line, ..)| line.close());
+        }
+        // Tasks that wait for a place look again.
+        self.uplink.state.send_modify(|_| {});
+    }
+}

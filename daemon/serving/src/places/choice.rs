@@ -1,0 +1,74 @@
+//! Which engine of a model a request gets: the one that the router prefers, the one that probably has the beginning of its prompt in its
+//! cache, or the one with the least to do.
+
+use super::{
+    Replica, State, Wish,
+    affinity::{self, PrefixAffinity},
+};
+use crate::reported::Reported;
+
+impl State {
+    /// Gives a request a place at the engine that [`State::pick`] finds.
+    pub(super) fn give(
+        &mut self,
+        wish: &Wish,
+        most_in_flight: u32,
+        tried: &[usize],
+        now_ns: u64,
+    ) -> Option<(usize, PrefixAffinity)> {
+        let (replica, affinity) = self.pick(wish, most_in_flight, tried, now_ns)?;
+        self.affinity.note(&wish.prefix, replica, now_ns);
+        self.replicas[replica].work.begin();
+        Some((replica, affinity))
+    }
+
+    /// Finds an engine with room that is not among `tried`: the preferred engine if the preference weighs cached prompts, or else the
+    /// engine that the request's prefix was sent to, unless it has much more to do than another, or else the preferred engine, or else
+    /// the least busy one.
+    pub(super) fn pick(
+        &self,
+        Wish { prefix, preferred, weighs_cache }: &Wish,
+        most_in_flight: u32,
+        tried: &[usize],
+        now_ns: u64,
+    ) -> Option<(usize, PrefixAffinity)> {
+        let least = self.least_busy(most_in_flight, tried, now_ns)?;
+        let known = self.affinity.engine(prefix);
+        let most = self.load(&self.replicas[least], now_ns).saturating_add(affinity::slack(most_in_flight));
+        let has_room = |at: &usize| {
+            let has_room = |replica: &Replica| replica.is_usable(now_ns) && replica.work.in_flight() < most_in_flight;
+            !tried.contains(at) && self.replicas.get(*at).is_some_and(has_room)
+        };
+        if let Some(best) = preferred.filter(|_| *weighs_cache).filter(has_room) {
+            let affinity = match known {
+                None => PrefixAffinity::New,
+                Some(known) if known == best => PrefixAffinity::Kept,
+                Some(_) => PrefixAffinity::Moved,
+            };
+            return Some((best, affinity));
+        }
+        let is_good = |known: &usize| has_room(known) && self.load(&self.replicas[*known], now_ns) <= most;
+        Some(match known.filter(is_good) {
+            Some(known) => (known, PrefixAffinity::Kept),
+            None => {
+                let moved = if known.is_some() { PrefixAffinity::Moved } else { PrefixAffinity::New };
+                (preferred.filter(has_room).unwrap_or(least), moved)
+            }
+        })
+    }
+
+    /// Returns the engine with the fewest requests among the engines that have room and are not in `tried`. Requests of the engine's other
+    /// clients count in this comparison, but take no room, so no report keeps requests from an engine.
+    pub(super) fn least_busy(&self, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<usize> {
+        let free = self.replicas.iter().enumerate().filter(|(place, replica)| {
+            replica.work.in_flight() < most_in_flight && replica.is_usable(now_ns) && !tried.contains(place)
+        });
+        free.min_by_key(|(_, replica)| self.load(replica, now_ns)).map(|(place, _)| place)
+    }
+
+    /// Returns how many requests an engine has, including requests of its other clients.
+    fn load(&self, replica: &Replica, now_ns: u64) -> u32 {
+        let Reported { running, waiting } = replica.others(now_ns, self.report_ns);
+        replica.work.in_flight().saturating_add(running).saturating_add(waiting)
+    }
+}

@@ -1,0 +1,165 @@
+//! The decisions of an alias's policy and its shadow, from files and without.
+
+use ::routing::policy::PolicyFile;
+use sched::route::{Dqn, Features, Measure, Mlp, Random, RoutingPolicy, Tensor, Thresholds};
+
+use super::*;
+
+/// A folder for files of policies, removed when dropped.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = Self(std::env::temp_dir().join(format!("paced-routes-{}-{name}", std::process::id())));
+        std::fs::create_dir_all(&folder.0).unwrap();
+        folder
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Routing {
+        let path = self.0.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        Routing::File(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+/// Thresholds for models in this order: the large one has these limits in the classes urgent and others, the small one has
+/// none.
+fn thresholds(models: [&str; 2], limits: [f64; 2]) -> PolicyFile {
+    let mut of = Thresholds::uniform(Measure::Predicted, 2, 2, 1e6);
+    of.overload = 4.0;
+    let at = 2 * models.iter().position(|model| *model == "large").unwrap();
+    of.limits[at..at + 2].copy_from_slice(&limits);
+    PolicyFile {
+        models: models.map(str::to_owned).to_vec(),
+        classes: vec!["urgent".into(), "others".into()],
+        policy: RoutingPolicy::Thresholds(of),
+    }
+}
+
+/// Teaches the costs of both engines: 10 ms per token for the large one.
+fn teach(routes: &Routes) {
+    let curve = |model| Curve::new(Cost { gpu_ns: if model == 0 { 1e7 } else { 2e6 }, ..Cost::default() });
+    routes.recall(None, |model, _| Some(curve(model)));
+}
+
+#[test]
+fn thresholds_of_a_file_decide_by_class_whatever_the_order_of_their_models() {
+    let folder = Folder::new("thresholds");
+    for models in [["large", "small"], ["small", "large"]] {
+        let file = folder.write("a.toml", &thresholds(models, [0.1, 0.9]).to_bytes("").unwrap());
+        let (routes, _) = routes_of(&settings(file, None), 8);
+        teach(&routes);
+        // 20 tokens take the large model 200 ms of 1 s.
+        let choose = |class| {
+            let asked = RouteQuery { class, ..either(&[0, 1]) };
+            let route = routes.route(asked, &wanted(Some(1_000)), ClientPath::default()).unwrap();
+            (route.model, route.reason, route.by.map(|by| by.policy))
+        };
+        assert_eq!(choose("urgent"), (1, "threshold", Some("thresholds")), "{models:?}");
+        assert_eq!(choose("others"), (0, "threshold", Some("thresholds")));
+        assert_eq!(choose("unknown"), choose("others"), "as the last class");
+    }
+}
+
+#[test]
+fn no_file_makes_a_request_late_while_another_model_is_in_time() {
+    let folder = Folder::new("guard");
+    let file = folder.write("a.toml", &thresholds(["large", "small"], [1e6; 2]).to_bytes("").unwrap());
+    let (routes, _) = routes_of(&settings(file, None), 8);
+    teach(&routes);
+    let choose = |budget_ms| routes.route(either(&[0, 1]), &wanted(Some(budget_ms)), ClientPath::default()).unwrap();
+    assert_eq!((choose(300).model, choose(300).reason), (0, "threshold"));
+    assert_eq!((choose(100).model, choose(100).reason), (1, "guard"), "the large one takes 200 ms");
+    assert_eq!(routes.tallies()[0], Tally { decided: 4, guarded: 2, ..Tally::default() });
+}
+
+#[test]
+fn a_network_whose_values_are_no_numbers_leaves_decisions_to_the_rule() {
+    let folder = Folder::new("network");
+    let network = |weight: f32| {
+        let models = ["large", "small"].map(str::to_owned).to_vec();
+        let file = PolicyFile { models, classes: vec!["default".into()], policy: RoutingPolicy::RoundRobin };
+        let features = Features::Predictions;
+        let zeros = Mlp::random(&[features.len(2, 1), 4, 2], &mut Random::new(1));
+        let filled: Vec<_> =
+            zeros.tensors().iter().map(|of| (of.name.clone(), of.shape.clone(), vec![weight; of.data.len()])).collect();
+        let tensors: Vec<_> = filled
+            .iter()
+            .map(|(name, shape, data)| Tensor { name: name.clone(), shape: shape.clone(), data })
+            .collect();
+        let network = Mlp::from_tensors(&tensors).unwrap();
+        let dqn = Dqn::new(network, features, &file.router_models(|_, _| 1.0), 1);
+        PolicyFile { policy: RoutingPolicy::Dqn(dqn), ..file }.to_bytes("").unwrap()
+    };
+    let decide = |weight| {
+        let (routes, _) = routes_of(&settings(folder.write("a.safetensors", &network(weight)), None), 8);
+        teach(&routes);
+        let route = routes.route(either(&[0, 1]), &wanted(Some(1_000)), ClientPath::default()).unwrap();
+        (route.model, route.reason, routes.tallies()[0].fell_back)
+    };
+    assert_eq!(decide(0.0), (0, "value", 0));
+    assert_eq!(decide(f32::MAX), (0, "fallback", 1));
+}
+
+#[test]
+fn round_robin_and_least_loaded_place_requests_without_limits_as_well() {
+    let models = |routes: &Routes, budget_ms| -> Vec<usize> {
+        let choose = || routes.route(either(&[0, 1]), &wanted(budget_ms), ClientPath::default()).unwrap().model;
+        (0..4).map(|_| choose()).collect()
+    };
+    let (routes, engines) = routes_of(&settings(Routing::RoundRobin, None), 8);
+    for budget_ms in [None, Some(9_000)] {
+        assert_eq!(models(&routes, budget_ms), [0, 1, 0, 1], "{budget_ms:?}");
+    }
+    drop(engines);
+    let (routes, engines) = routes_of(&settings(Routing::LeastLoaded, None), 8);
+    let _busy = take(&engines[0]);
+    assert_eq!(models(&routes, None), [1; 4]);
+    let (routes, engines) = routes_of(&settings(Routing::Rule, None), 8);
+    let _busy = take(&engines[0]);
+    assert_eq!(models(&routes, None), [0; 4], "the rule keeps the best model as long as it has room");
+}
+
+#[test]
+fn a_shadow_is_asked_and_counted_and_never_obeyed() {
+    let (routes, _) = routes_of(&settings(Routing::Rule, Some(Routing::RoundRobin)), 8);
+    teach(&routes);
+    let shadows: Vec<_> = (0..4)
+        .map(|_| {
+            let route = routes.route(either(&[0, 1]), &wanted(Some(9_000)), ClientPath::default()).unwrap();
+            assert_eq!(route.model, 0);
+            route.by.unwrap().shadow.unwrap()
+        })
+        .collect();
+    assert!(shadows.iter().all(|shadow| shadow.policy == "round_robin"));
+    assert_eq!(shadows.iter().map(|shadow| shadow.model).collect::<Vec<_>>(), [Some(0), Some(1), Some(0), Some(1)]);
+    assert_eq!(routes.tallies()[0], Tally { decided: 4, shadowed: 4, agreed: 2, ..Tally::default() });
+    routes.route(named(&[1]), &wanted(Some(9_000)), ClientPath::default()).unwrap();
+    assert_eq!(routes.tallies()[0].decided, 4, "a request that names its model asks no policy");
+}
+
+#[test]
+fn a_file_that_is_damaged_or_for_other_models_is_refused_with_its_name_and_its_alias() {
+    let folder = Folder::new("refused");
+    let refused = |name: &str, bytes: &[u8]| {
+        let file = folder.write(name, bytes);
+        let error = |settings| format!("{:#}", AliasPolicies::read(&settings).unwrap_err());
+        let said = error(settings(file.clone(), None));
+        assert!(said.contains(name) && said.contains("auto"), "{said}");
+        assert_eq!(error(settings(Routing::Rule, Some(file))), said, "a shadow as well");
+        said
+    };
+    let good = thresholds(["large", "small"], [0.5; 2]).to_bytes("").unwrap();
+    let text = String::from_utf8(good).unwrap();
+    assert!(refused("a.toml", text.replace("large", "huge").as_bytes()).contains("it does not know the model large"));
+    assert!(refused("b.toml", b"kind = 1").contains("kind"));
+    assert!(refused("c.toml", &[0xff; 9]).contains("neither"));
+    let none = settings(Routing::File(folder.0.join("none.toml")), None);
+    assert!(format!("{:#}", AliasPolicies::read(&none).unwrap_err()).contains("none.toml"));
+}

@@ -1,0 +1,117 @@
+//! Callers that watch statistics: each has a task that sends the signal `Stats` to this caller alone.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use futures::StreamExt as _;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use zbus::{fdo::NameOwnerChangedStream, object_server::SignalEmitter};
+
+use super::{
+    super::{Control, open::stats_ticks},
+    Door,
+    rows::{class_row, micros},
+};
+
+/// How many callers may watch at once.
+pub(super) const MAX_WATCHERS: usize = 32;
+
+/// The callers that watch over one connection to the bus.
+#[derive(Debug, Default)]
+pub(super) struct Watchers(Mutex<Watches>);
+
+#[derive(Debug, Default)]
+struct Watches {
+    /// By the caller's unique name on the bus. A watch ends when its sender is dropped, and drops its receiver when it ends by itself.
+    by_name: HashMap<String, oneshot::Sender<()>>,
+    is_over: bool,
+}
+
+impl Watchers {
+    /// Gives a caller a place, in exchange for the one that it has, if it has one; returns a channel that closes when its watch is to end.
+    /// `None` if too many others watch, or all watches have ended.
+    pub(super) fn begin(&self, name: &str) -> Option<oneshot::Receiver<()>> {
+        let mut watches = self.0.lock();
+        watches.by_name.retain(|_, watch| !watch.is_closed());
+        let is_full = watches.by_name.len() >= MAX_WATCHERS && !watches.by_name.contains_key(name);
+        if is_full || watches.is_over {
+            return None;
+        }
+        let (watch, end) = oneshot::channel();
+        watches.by_name.insert(name.to_owned(), watch);
+        Some(end)
+    }
+
+    /// Ends a caller's watch; returns whether there was one.
+    pub(super) fn end(&self, name: &str) -> bool {
+        self.0.lock().by_name.remove(name).is_some_and(|watch| !watch.is_closed())
+    }
+
+    /// Ends all watches, for ever: their tasks would keep the connection to the bus open, and its name taken.
+    pub(super) fn end_all(&self) {
+        *self.0.lock() = Watches { is_over: true, ..Watches::default() };
+    }
+}
+
+/// Sends a caller statistics until its watch ends, its name leaves the bus, or the bus is gone.
+pub(super) async fn watch(
+    control: Arc<Control>,
+    emitter: SignalEmitter<'static>,
+    interval: Option<Duration>,
+    mut name_lost: NameOwnerChangedStream,
+    mut end: oneshot::Receiver<()>,
+) {
+    let mut ticks = stats_ticks(interval);
+    loop {
+        tokio::select! {
+            biased;
+            _ = &mut end => return,
+            // The bus gives a unique name to one connection, once.
+            _ = name_lost.next() => return,
+            _ = ticks.tick() => {}
+        }
+        let (time_us, revision) = (micros(SystemTime::now()), control.in_force().revision.number);
+        let ((connections, tunnels), late_packets) = (control.counts(), control.late_packets());
+        let classes = control.classes().into_iter().map(class_row).collect();
+        // The end of the watch waits for this, because half of a message on the bus would spoil all later ones.
+        let sent = Door::stats(&emitter, time_us, revision, connections, tunnels, late_packets, classes).await;
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_bounded_and_free_again_when_a_watch_ends_whichever_side_ends_it() {
+        let watchers = Watchers::default();
+        let mut ends = (0..MAX_WATCHERS).map(|at| watchers.begin(&format!(":1.{at}")).unwrap()).collect::<Vec<_>>();
+        assert!(watchers.begin(":1.99").is_none(), "all places are taken");
+        let again = watchers.begin(":1.0").unwrap();
+        assert!(ends[0].try_recv() == Err(oneshot::error::TryRecvError::Closed), "a caller has one watch");
+        ends[0] = again;
+        assert!(watchers.begin(":1.99").is_none(), "it kept its place");
+
+        assert!(watchers.end(":1.0") && !watchers.end(":1.0"));
+        assert!(ends[0].try_recv() == Err(oneshot::error::TryRecvError::Closed));
+        let other = watchers.begin(":1.99").unwrap();
+        assert!(watchers.begin(":1.0").is_none());
+
+        drop(ends.pop());
+        assert!(!watchers.end(&format!(":1.{}", MAX_WATCHERS - 1)), "it ended by itself");
+        ends.push(watchers.begin(":1.0").unwrap());
+        drop(other);
+        ends.push(watchers.begin(":1.98").unwrap());
+
+        watchers.end_all();
+        assert!(ends.iter_mut().all(|end| end.try_recv() == Err(oneshot::error::TryRecvError::Closed)));
+        assert!(watchers.begin(":1.0").is_none());
+    }
+}
