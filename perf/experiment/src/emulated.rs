@@ -217,6 +217,9 @@ impl Emulated {
     }
 }
 
+/// The name of both ends' device, after the host behind it.
+const BOTTLENECK: &str = "bottleneck";
+
 /// The port on which the receivers of probes listen.
 const PORT: u16 = 7;
 
@@ -280,18 +283,23 @@ fn observe(from: &Namespace, to: &Namespace, address: Ipv4Addr, link: &Network) 
     let sender = from.run(|| UdpSocket::bind(("0.0.0.0", 0)))??;
     sender.connect((address, PORT))?;
 
+    // By the kernel's timestamps: on a short path, the first packets arrive before the last ones are sent, and wait for the reader.
+    let capture = to.run(|| Capture::start(BOTTLENECK))??;
     let burst = BURST.min(link.queue_packets as u64);
     for number in 0..burst {
         sender.send(&payload(number, BURST_BYTES))?;
     }
-    let arrivals: Vec<(u64, Instant)> = arrivals(&receiver, burst - 1).collect();
-    let (Some((first, begun)), Some((last, ended))) = (arrivals.first(), arrivals.last()) else {
+    arrivals(&receiver, burst - 1).for_each(drop);
+    let captured = capture.read()?;
+    let at_ns: Vec<_> =
+        captured.iter().filter(|packet| packet.destination_port == PORT).map(|packet| packet.at_ns).collect();
+    let (Some(begun_ns), Some(ended_ns)) = (at_ns.first(), at_ns.last()) else {
         anyhow::bail!("nothing arrived");
     };
     // Packets that netem drops take no time on the link.
-    let sent = arrivals.len() as f64 - 1.0;
-    ensure!(last > first && sent > 0.0, "all but one packet of a burst were lost");
-    let per_packet = (*ended - *begun).as_secs_f64() / sent;
+    let sent = at_ns.len() as f64 - 1.0;
+    ensure!(ended_ns > begun_ns && sent > 0.0, "all but one packet of a burst were lost");
+    let per_packet = (ended_ns - begun_ns) as f64 / 1e9 / sent;
     let rate_mbit = ((BURST_BYTES + UDP_BYTES + ETHERNET_BYTES) * 8) as f64 / per_packet / 1e6;
 
     let probes = thread::scope(|scope| {
@@ -307,7 +315,7 @@ fn observe(from: &Namespace, to: &Namespace, address: Ipv4Addr, link: &Network) 
 }
 
 fn arrivals_of(receiver: &UdpSocket) -> Vec<u64> {
-    arrivals(receiver, PROBES - 1).map(|(number, _)| number).collect()
+    arrivals(receiver, PROBES - 1).collect()
 }
 
 fn send_trains(sender: &UdpSocket, destination: SocketAddr, link: &Network) -> Result<()> {
@@ -333,16 +341,15 @@ fn payload(number: u64, bytes: u64) -> Vec<u8> {
     payload
 }
 
-/// Yields the numbers of packets and their arrival times, until the last one has arrived, or none arrives for
-/// [`SILENCE`].
-fn arrivals(receiver: &UdpSocket, last: u64) -> impl Iterator<Item = (u64, Instant)> {
+/// Yields the numbers of packets until the last one has arrived, or none arrives for [`SILENCE`].
+fn arrivals(receiver: &UdpSocket, last: u64) -> impl Iterator<Item = u64> {
     let mut buffer = [0; 2_048];
     let mut done = false;
     std::iter::from_fn(move || {
         receiver.recv(&mut buffer).ok().filter(|_| !done)?;
         let number = u64::from_be_bytes(*buffer.first_chunk()?);
         done = number == last;
-        Some((number, Instant::now()))
+        Some(number)
     })
 }
 
