@@ -98,6 +98,14 @@ pub struct Placed {
     pub level: Level,
 }
 
+impl Placed {
+    /// Returns a stream on a path that is not served by levels.
+    #[must_use]
+    pub const fn without_level(bytes: u64, weight: u32) -> Self {
+        Self { bytes, weight, level: Level::Low }
+    }
+}
+
 /// A stream to be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamProfile {
@@ -106,7 +114,7 @@ pub struct StreamProfile {
     /// Its share of a path relative to other streams of its level; 0 counts as 1. If requests are placed together, requests
     /// of higher weight choose first.
     pub weight: u32,
-    /// Its level, as that of [`Placed`]. Requests of the high level choose before all others.
+    /// Its level, as that of [`Placed`].
     pub level: Level,
     /// Whether its class is urgent.
     pub is_urgent: bool,
@@ -138,6 +146,14 @@ impl PathChoice {
     }
 }
 
+impl StreamProfile {
+    /// Returns `bytes` of it as a stream on a path.
+    #[must_use]
+    pub const fn part(&self, bytes: u64) -> Placed {
+        Placed { bytes, weight: self.weight, level: self.level }
+    }
+}
+
 impl CandidatePath {
     /// Returns the round trip of the path without queues, in nanoseconds: the shortest one, or the smoothed one if the
     /// shortest is unknown.
@@ -154,16 +170,6 @@ impl CandidatePath {
         let waiting = self.placed.iter().map(|placed| u128::from(placed.bytes)).sum::<u128>();
         // One packet always fits.
         waiting + u128::from(self.backlog_bytes) < window.max(PACKET_BYTES)
-    }
-
-    /// Adds a stream of the low level that was placed on it.
-    pub fn add(&mut self, bytes: u64, weight: u32) {
-        self.add_part(bytes, (weight, Level::Low));
-    }
-
-    /// Adds `bytes` of a stream with this weight and level.
-    pub fn add_part(&mut self, bytes: u64, (weight, level): (u32, Level)) {
-        self.placed.push(Placed { bytes, weight, level });
     }
 }
 
@@ -203,8 +209,8 @@ pub fn place(placement: Placement, request: &StreamProfile, paths: &[CandidatePa
     }
 }
 
-/// Places requests that arrive together. Requests of the high level choose first, then those of higher weight (FStream's
-/// PRCP-1); equal requests choose in their order. Each placement is added to `paths`. Returns the choices in the order of the requests;
+/// Places requests that arrive together. Requests of higher weight choose first (FStream's PRCP-1); equal requests choose in
+/// their order. Each placement is added to `paths`. Returns the choices in the order of the requests;
 /// empty if there are no paths.
 #[must_use]
 pub fn place_all(
@@ -214,12 +220,12 @@ pub fn place_all(
     turn: u64,
 ) -> Vec<PathChoice> {
     let mut order: Vec<usize> = (0..requests.len()).collect();
-    order.sort_by_key(|at| (requests[*at].level != Level::High, std::cmp::Reverse(requests[*at].weight)));
+    order.sort_by_key(|at| std::cmp::Reverse(requests[*at].weight));
     let mut choices = vec![None; requests.len()];
     for (turn, at) in (turn..).zip(order) {
         let request = &requests[at];
         let Some(choice) = place(placement, request, paths, turn) else { return Vec::new() };
-        let mut add = |path: usize, bytes| paths[path].add_part(bytes, (request.weight, request.level));
+        let mut add = |path: usize, bytes| paths[path].placed.push(request.part(bytes));
         match &choice {
             PathChoice::One(path) => add(*path, request.bytes),
             PathChoice::Copies(copies) => copies.iter().for_each(|path| add(*path, request.bytes)),

@@ -3,7 +3,7 @@
 //! All times are nanoseconds from now until the last byte has arrived, as `f64`, so that extreme sizes and rates neither
 //! overflow nor round to nothing.
 
-use super::{CandidatePath, StreamProfile};
+use super::{CandidatePath, Placed, StreamProfile};
 use crate::stream::Level;
 
 /// FStream's equations 1 and 2: `SIZE / b + RTT / 2` with `b = PRT / (SUM + PRT) · BW`, where SUM is the weight of all streams
@@ -27,16 +27,11 @@ pub fn fstream_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
 /// window is smaller than the bytes it carries in a round trip (`pauses_ns`). Exact if nothing is placed there later and
 /// nothing is lost.
 ///
-/// The stream is of the low level, so all bytes of streams of the high level go first.
+/// All bytes of streams of the high level go before a stream of the low level. Streams of the low level do not delay one of
+/// the high level, which shares the path by weight with its equals. (They are served by deadline, which is not known here.)
 #[must_use]
-pub fn finish_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
-    finish_at_level_ns(path, bytes, (weight, Level::Low))
-}
-
-/// The same for a stream of a level: streams of the low level do not delay one of the high level, which shares the path
-/// by weight with its equals. (They are served by deadline, which is not known here.)
-#[must_use]
-pub fn finish_at_level_ns(path: &CandidatePath, bytes: u64, (weight, level): (u32, Level)) -> f64 {
+pub fn finish_ns(path: &CandidatePath, stream: Placed) -> f64 {
+    let Placed { bytes, weight, level } = stream;
     let turns = bytes as f64 / f64::from(weight.max(1));
     let others = path.placed.iter().map(|placed| match (placed.level, level) {
         (Level::High, Level::Low) => placed.bytes as f64,
@@ -48,7 +43,7 @@ pub fn finish_at_level_ns(path: &CandidatePath, bytes: u64, (weight, level): (u3
 
 /// When `bytes` of a request would end, plus the cost of the path.
 pub(super) fn request_ns(path: &CandidatePath, request: &StreamProfile, bytes: u64) -> f64 {
-    finish_at_level_ns(path, bytes, (request.weight, request.level)) + path.cost_ns as f64
+    finish_ns(path, request.part(bytes)) + path.cost_ns as f64
 }
 
 /// The same with equal shares for all streams: the result of schedulers without weights.

@@ -94,7 +94,7 @@ impl Uplink {
         let chosen = pick(&choice, &candidates)?;
         // Placements before the next look must see it.
         if let Some(view) = views.get_mut(chosen) {
-            view.path.add_part(ask.request.bytes, (ask.request.weight, ask.request.level));
+            view.path.placed.push(ask.request.part(ask.request.bytes));
         }
         Some(chosen)
     }

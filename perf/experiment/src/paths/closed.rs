@@ -1,7 +1,7 @@
 //! Closed forms for streams over ideal paths: no jitter, no loss, windows that only slow start limits.
 
 use plan::paths::PathsPlan;
-use sched::path::{CandidatePath, estimate};
+use sched::path::{CandidatePath, Placed, estimate};
 
 use super::stream::Stream;
 
@@ -20,8 +20,8 @@ pub(super) fn pinned_ms(paths: &[CandidatePath], shares: &[Share], plan: &PathsP
     let end = |share: &Share, at: usize| {
         let mut path = paths[share.path].clone();
         let others = shares.iter().enumerate().filter(|(other, it)| *other != at && it.path == share.path);
-        others.for_each(|(_, it)| path.add(it.bytes, it.weight));
-        estimate::finish_ns(&path, share.bytes, share.weight) / 1e6
+        path.placed.extend(others.map(|(_, it)| Placed::without_level(it.bytes, it.weight)));
+        estimate::finish_ns(&path, Placed::without_level(share.bytes, share.weight)) / 1e6
     };
     let ends: Vec<_> = shares.iter().enumerate().map(|(at, share)| (share.of, end(share, at))).collect();
     let of = |stream| ends.iter().filter(|(of, _)| *of == stream).map(|(_, end)| *end).fold(0.0, f64::max);
@@ -36,13 +36,15 @@ pub(super) fn pooled_ms(paths: &[CandidatePath], streams: &[Stream], by_priority
         bytes_per_sec: paths.iter().map(|path| path.bytes_per_sec).sum(),
         ..CandidatePath::default()
     };
-    let bytes = |stream: &Stream| stream.packets as u64 * plan.links.payload_bytes;
-    let weight = |stream: &Stream| if by_priority { stream.weight } else { 1 };
+    let placed = |stream: &Stream| {
+        let weight = if by_priority { stream.weight } else { 1 };
+        Placed::without_level(stream.packets as u64 * plan.links.payload_bytes, weight)
+    };
     let end = |at: usize| {
         let mut all = all.clone();
         let others = streams.iter().enumerate().filter(|(other, _)| *other != at);
-        others.for_each(|(_, stream)| all.add(bytes(stream), weight(stream)));
-        estimate::finish_ns(&all, bytes(&streams[at]), weight(&streams[at])) / 1e6
+        all.placed.extend(others.map(|(_, stream)| placed(stream)));
+        estimate::finish_ns(&all, placed(&streams[at])) / 1e6
     };
     (0..streams.len()).map(end).collect()
 }

@@ -216,7 +216,8 @@ impl<'a> Loader<'a> {
             };
             let mut paths = self.views(placement, item.kind, streams, links);
             for (path, other, bytes) in &placed {
-                paths[*path].add(*bytes, self.weight_before(placement, self.items[*other].kind, item.kind));
+                let weight = self.weight_before(placement, self.items[*other].kind, item.kind);
+                paths[*path].placed.push(placement::Placed::without_level(*bytes, weight));
             }
             let choice = placement::place(placement, &request, &paths, 0);
             match &choice {
@@ -258,7 +259,8 @@ impl<'a> Loader<'a> {
                 // The client learns the stream's length with its first bytes.
                 let left = stream.missing as u64 * plan.links.payload_bytes;
                 let left = if stream.missing == stream.packets { *expected_bytes } else { left };
-                view.add(left, self.weight_before(placement, self.items[*item].kind, kind));
+                let weight = self.weight_before(placement, self.items[*item].kind, kind);
+                view.placed.push(placement::Placed::without_level(left, weight));
             }
             view
         };
