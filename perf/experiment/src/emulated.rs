@@ -20,7 +20,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use lab::{
     capture::Capture,
-    netns::{Chain, Link, Namespace},
+    netns::{Chain, End, Link, Namespace},
 };
 use plan::{Network, Plan, Scheduler};
 use quic::clock::Clock;
@@ -198,9 +198,9 @@ impl Emulated {
             round_trip >= expected.mul_f64(0.99) && late <= LATE,
             "a round trip of {round_trip:?}, not {expected:?}"
         );
-        let up = observe(client, relay, access.far.v4, &self.link)?;
+        let up = observe(client, (relay, &access.far), &self.link)?;
         up.judge(&self.link).context("from client to server")?;
-        let down = observe(relay, client, access.near.v4, &self.link)?;
+        let down = observe(relay, (client, &access.near), &self.link)?;
         down.judge(&self.link.back()).context("from server to client")
     }
 
@@ -216,9 +216,6 @@ impl Emulated {
         })?
     }
 }
-
-/// The name of both ends' device, after the host behind it.
-const BOTTLENECK: &str = "bottleneck";
 
 /// The port on which the receivers of probes listen.
 const PORT: u16 = 7;
@@ -277,14 +274,15 @@ impl Observed {
 }
 
 /// Sends a burst, then trains at half the rate, and observes which packets arrive.
-fn observe(from: &Namespace, to: &Namespace, address: Ipv4Addr, link: &Network) -> Result<Observed> {
+fn observe(from: &Namespace, (to, end): (&Namespace, &End), link: &Network) -> Result<Observed> {
+    let address = end.v4;
     let receiver = to.run(|| UdpSocket::bind((address, PORT)))??;
     receiver.set_read_timeout(Some(SILENCE))?;
     let sender = from.run(|| UdpSocket::bind(("0.0.0.0", 0)))??;
     sender.connect((address, PORT))?;
 
     // By the kernel's timestamps: on a short path, the first packets arrive before the last ones are sent, and wait for the reader.
-    let capture = to.run(|| Capture::start(BOTTLENECK))??;
+    let capture = to.run(|| Capture::start(&end.device))??;
     let burst = BURST.min(link.queue_packets as u64);
     for number in 0..burst {
         sender.send(&payload(number, BURST_BYTES))?;

@@ -67,6 +67,8 @@ fn mistakes_are_refused_with_their_place() {
         ("class = \"all\"", "class = \"none\"", "no class none"),
         ("\"total_ms\"", "\"total\"", "no metric total"),
         ("repetitions = 1", "repetitions = 0", "repetitions"),
+        ("repetitions = 1", "repetitions = 1\nquantum_us = 9", "only one way"),
+        ("repetitions = 1", "repetitions = 1\nmin_paced_rtt_us = 0", "only one way"),
         ("far.network.delay_ms", "far.network.delay", "variant far"),
         ("poisson-per-s = 2", "poisson-per-s = -2", "variant poisson"),
     ] {

@@ -49,6 +49,9 @@ impl Plan {
             ensure!(self.flood.is_some(), "flood: missing");
             ensure!(self.classes.iter().all(|class| class.rate_mbit.is_some()), "classes: `rate_mbit` is missing");
         }
+        // Only one-way transfers leave by the product's sockets with these settings.
+        let is_default = self.quantum_us.is_none() && self.min_paced_rtt_us.is_none();
+        ensure!(one_way || is_default, "quantum_us, min_paced_rtt_us: only one way");
         if let Some(Reader { buffer_bytes, packet_us }) = reader {
             ensure!(one_way && !self.clocks.contains(&Clock::Native), "workload.reader: only one way and in the lab");
             ensure!((1..1 << 30).contains(&buffer_bytes), "workload.reader.buffer_bytes: between 1 and 2^30");

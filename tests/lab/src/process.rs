@@ -111,6 +111,17 @@ impl Process {
         self.said.lines().join("\n")
     }
 
+    /// Returns the access log's records of one kind of event, such as `tunnel`, that were printed so far as lines of JSON.
+    pub fn records(&self, event: &str) -> Vec<serde_json::Value> {
+        let records = self
+            .said
+            .lines()
+            .iter()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect::<Vec<serde_json::Value>>();
+        records.into_iter().filter(|record| record["event"] == event).collect()
+    }
+
     /// Waits until a line that contains `part` has been printed, at any time since the start, and returns the line.
     ///
     /// # Errors

@@ -53,7 +53,7 @@ impl Ends {
     pub fn new(congestion: Congestion, patience: Duration) -> Result<Self> {
         let (tls, trust) = identity(NAME)?;
         // Simulated packets have no departure times.
-        let controllers = Controllers { congestion, min_paced_rtt: Duration::ZERO };
+        let controllers = Controllers { congestion, min_paced_rtt: Duration::MAX };
         Ok(Self { tls, trust, controllers, patience })
     }
 

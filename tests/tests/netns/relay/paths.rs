@@ -104,12 +104,15 @@ impl Uplinks {
     }
 }
 
+/// The address of the metrics of an edge that [`edge`] started.
+const METRICS: &str = "127.0.0.1:9100";
+
 /// Starts an edge at the client with a forward through these relays, and waits until it listens.
 pub(super) fn edge(site: &Site, relays: &str, sections: &str) -> Process {
     let folder = site.path("").display().to_string();
     let folder = folder.trim_end_matches('/');
     let text = format!(
-        "state_dir = \"{folder}/edge\"\n[control]\nsocket = \"{folder}/edge.sock\"\n[metrics]\nlisten = \"127.0.0.1:9100\"\n\
+        "state_dir = \"{folder}/edge\"\n[control]\nsocket = \"{folder}/edge.sock\"\n[metrics]\nlisten = \"{METRICS}\"\n\
          [[forward]]\nlisten = \"{LISTEN}\"\nrelay = {relays}\ntarget = \"10.0.2.2:7\"\nca = \"{folder}/authority.pem\"\n\
          class = \"spread\"\nbackoff_longest_seconds = 1\n{sections}"
     );
@@ -162,9 +165,6 @@ pub fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce())
     }
     heard.iter().map(|(last, longest)| last.elapsed().max(*longest)).max().unwrap()
 }
-
-/// The address of the metrics of an edge that [`edge`] started.
-const METRICS: &str = "127.0.0.1:9100";
 
 /// Asserts that the tunnel of each socket carries, that tunnels of the edge with these metrics moved this number of times, and that none of
 /// them was lost: a lost tunnel is opened again, and a moved one is not. Busy machines keep this, and keep no limit on time.
@@ -414,7 +414,7 @@ fn tcp_begins_on_another_path_at_once_when_one_falls_silent_and_what_was_open_th
     println!("connections that could not move got an error within {took:?}");
     assert!(later.iter_mut().all(|stream| answers(stream, SOON)), "the edge said:\n{}", edge.output());
 
-    let counts = Counts::read(&site.chain.client, "127.0.0.1:9100").unwrap();
+    let counts = Counts::read(&site.chain.client, METRICS).unwrap();
     assert_eq!(counts.of("edge_path_up{path=\"first\"}"), 1, "{counts:?}");
     assert_eq!(counts.of("edge_path_up{path=\"second\"}"), 0, "{counts:?}");
     assert!(counts.of("edge_paths_given_up_total") >= 1, "{counts:?}");
@@ -475,7 +475,7 @@ fn a_small_urgent_request_takes_both_paths_and_needs_only_one_of_them() {
         assert!(said.trim_end().ends_with("data: [DONE]"), "{said}; the edge said:\n{}", edge.output());
     };
     let copies = || {
-        let counts = Counts::read(&site.chain.client, "127.0.0.1:9100").unwrap();
+        let counts = Counts::read(&site.chain.client, METRICS).unwrap();
         ["copies", "copies_first"].map(|count| counts.of(&format!("edge_request_{count}_total")))
     };
     ask();
