@@ -90,7 +90,7 @@ fn fstream_leaves_b_on_the_slow_path_until_the_other_is_33_times_as_fast() {
 
 #[test]
 fn the_high_level_does_not_wait_for_the_low_one_which_waits_for_all_of_it() {
-    // 1 Mbit/s: 125 kB take a second.
+    // At 1 Mbit/s, 125 kB take a second.
     let mut busy = path(1, 0);
     busy.add_part(125_000, (255, Level::Low));
     let end_s = |path: &CandidatePath, level| finish_at_level_ns(path, 12_500, (1, level)) / 1e9;
@@ -116,10 +116,10 @@ fn levels_decide_which_path_is_free_for_a_stream_and_who_chooses_first() {
     for placement in [Placement::Paced, Placement::Redundant] {
         assert_eq!([at(placement, &high, &paths), at(placement, &low, &paths)], [0, 1]);
     }
-    // Of the high level, it delays both.
+    // On the high level, it delays both.
     paths[0].placed[0].level = Level::High;
     assert_eq!([at(Placement::Paced, &high, &paths), at(Placement::Paced, &low, &paths)], [1, 1]);
-    // Together, the high level chooses before a weight of any size.
+    // When they arrive together, the high level chooses before any weight.
     let heavy = StreamProfile { weight: u32::MAX, ..stream(Level::Low, 1_000_000) };
     let choices = place_all(Placement::Paced, &[heavy, high], &mut [path(4, 10), path(2, 10)], 0);
     assert_eq!(
