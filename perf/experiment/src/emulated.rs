@@ -256,7 +256,7 @@ const DEVIATIONS: f64 = 4.0;
 struct Observed {
     rate_mbit: f64,
     lost: u64,
-    /// Messages of which no packet arrived.
+    /// Messages without any received packet.
     lost_trains: u64,
 }
 
