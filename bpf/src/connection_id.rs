@@ -1,4 +1,4 @@
-//! Keys that let programs recognise the daemon's connection IDs.
+//! The keys by which programs recognise the daemon's connection IDs.
 
 use std::borrow::BorrowMut;
 

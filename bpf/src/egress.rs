@@ -32,7 +32,7 @@ pub struct KernelTerms {
     /// `skb->priority`; `None` leaves it. The program replaces 7 (modulo 16) with 6: `fq` of Linux 6.1 sends such
     /// packets at once, whatever their departure time.
     pub priority: Option<u32>,
-    /// The differentiated services code point. Only its lower six bits are used; `None` leaves the packet's value.
+    /// The differentiated services code point, in the lower six bits. `None` leaves the packet's value.
     pub dscp: Option<u8>,
 }
 

@@ -1,4 +1,4 @@
-//! The mark of a packet (`SO_MARK`). A socket sets it to tell the kernel's programs the packet's class.
+//! The mark of a packet (`SO_MARK`). Sockets set it, so that the kernel's programs know the packet's class.
 //!
 //! The upper 16 bits are a tag that distinguishes our marks from others; bit 8 is the direction, bits 0 to 7 the class,
 //! and the rest is zero.

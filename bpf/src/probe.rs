@@ -32,7 +32,7 @@ impl fmt::Display for Availability {
 pub struct Finding {
     /// Whether it can be used.
     pub state: Availability,
-    /// A text for people: the use of the feature if it is available; otherwise, what would make it available.
+    /// A text for people: what the feature is for, or, if it is unavailable, what would make it available.
     pub why: Cow<'static, str>,
 }
 
@@ -176,7 +176,7 @@ fn loads(program_type: ProgramType, serves: &'static str) -> Finding {
     }
 }
 
-/// The kernel's own statements about its queueing disciplines. Reading them adds no discipline to a device.
+/// The kernel's own information about its queueing disciplines. Reading it adds no discipline to a device.
 struct FqEvidence<'a> {
     default_qdisc: &'a str,
     /// `/proc/modules`, absent on a kernel without modules.

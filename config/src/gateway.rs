@@ -49,11 +49,11 @@ pub struct ModelSettings {
     pub engine_name: String,
     /// The engines. At least one; none occurs twice.
     pub engines: Vec<EngineUrl>,
-    /// The GPU of each engine, with one entry per engine; if `None`, each engine has its own GPU.
+    /// The GPU of each engine, one entry per engine. If `None`, each engine has its own GPU.
     pub gpus: Option<Vec<String>>,
     /// File with the key that is sent to engines.
     pub key_file: Option<PathBuf>,
-    /// File with the authorities that may sign certificates of engines; `None` for the system's authorities.
+    /// The file of the authorities that may sign engines' certificates. `None` stands for the system's authorities.
     pub ca_file: Option<PathBuf>,
     /// The path at which engines report whether they are ready.
     pub health_path: Option<UrlPath>,
@@ -65,7 +65,7 @@ pub struct ModelSettings {
     pub max_waiting: u32,
     /// Whether a request prefers the engine that answered an earlier one of its session, or with the same beginning.
     pub affinity: bool,
-    /// The value of its answers relative to other models' answers, from 1 to 100.
+    /// How much its answers are worth, compared with other models' answers: 1 to 100.
     pub quality_percent: u8,
 }
 

@@ -31,8 +31,8 @@ pub struct Kernel {
     pub initials_per_second: u32,
     /// How many later fragments may pass per second to the addresses of listeners; at least 1.
     pub fragments_per_second: u32,
-    /// How many packets may arrive per second at listeners before packets of lower classes are shed; `None` for no
-    /// limit.
+    /// How many packets may arrive at listeners per second before the kernel sheds packets of lower classes. `None`
+    /// means no limit.
     pub arrivals_per_second: Option<NonZeroU32>,
 }
 

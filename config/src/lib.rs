@@ -98,9 +98,9 @@ pub struct Config {
     pub gateway: Option<GatewaySettings>,
     /// The edge role: no local address occurs twice for the same protocol.
     pub forwards: Vec<Forward>,
-    /// Proxies: further local addresses of the edge role. None of them is also the address of a forward for TCP.
+    /// The proxies of the edge role. No proxy shares its address with a TCP forward.
     pub proxies: Vec<Proxy>,
-    /// Local addresses of the edge role for clients of models. None of them has another use.
+    /// The edge role's local addresses for clients of models. Nothing else uses such an address.
     pub serves: Vec<Serve>,
     /// The paths of the edge role, at most [`MAX_PATHS`](path::MAX_PATHS), each with its own name. If there are none,
     /// packets leave as the routes decide.

@@ -14,12 +14,12 @@ use crate::uplink::Nameable;
 /// The most paths that an edge may have.
 pub const MAX_PATHS: usize = 8;
 
-/// One path: the local end that packets leave by, and the relay at the other end. All local addresses use all paths.
+/// A path: its local end, from which packets leave, and the relay at its other end. All local addresses use all paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathSettings {
     /// Its name; the rules of [`ClassSettings::name`](crate::policy::ClassSettings::name) apply.
     pub name: String,
-    /// The network device that packets leave by, whatever the routes prefer.
+    /// The network device for outgoing packets, whatever the routes prefer.
     pub interface: Option<KernelDevice>,
     /// The address of this host from which packets leave. It chooses no device by itself: routing rules must do that.
     pub address: Option<IpAddr>,

@@ -126,7 +126,7 @@ pub enum DropRule {
     Oldest,
     /// Also payloads that have waited longer than this.
     Sojourn(Duration),
-    /// Also payloads that CoDel drops to keep waits short (RFC 8289).
+    /// Also the payloads that CoDel drops to keep waits short (RFC 8289).
     CoDel {
         /// The wait that is acceptable indefinitely (RFC 8289 §4.3).
         target: Duration,
@@ -154,12 +154,12 @@ pub struct PolicyRule {
     pub protocol: Option<Protocol>,
     /// The relay's listeners, by address.
     pub listeners: Option<Vec<SocketAddr>>,
-    /// A request must name one of these models. Like the next two, this condition makes the rule apply to requests for
+    /// The request must name one of these models. Like the next two, this condition makes the rule apply to requests for
     /// models.
     pub models: Option<Vec<String>>,
     /// A request must have one of these values of `service_tier`.
     pub service_tiers: Option<Vec<String>>,
-    /// A request must give one of these names in `x-paced-class`, the field in which clients request a class.
+    /// The header field `x-paced-class`, in which clients request a class, must have one of these names.
     pub asked_classes: Option<Vec<String>>,
 }
 
@@ -185,11 +185,11 @@ pub struct RequestSubject<'a> {
     pub user: Option<&'a str>,
     /// The listener's address, as configured.
     pub listener: SocketAddr,
-    /// The model named in the request's body; `None` until the body has been read.
+    /// The `model` field of the body. `None` before the gateway or the edge reads the body.
     pub model: Option<&'a str>,
-    /// The `service_tier` in the body; `None` until the body has been read.
+    /// The `service_tier` field of the body. `None` if the body has none, and before the gateway or the edge reads the body.
     pub service_tier: Option<&'a str>,
-    /// The class that the request names in `x-paced-class`.
+    /// The class in the header field `x-paced-class`.
     pub asked_class: Option<&'a str>,
 }
 
@@ -223,8 +223,8 @@ impl Policy {
         self.rules.iter().any(|rule| rule.models.is_some() || rule.service_tiers.is_some())
     }
 
-    /// Returns the name of the schedule of a client's connection: the schedule of the first matching rule that gives one,
-    /// otherwise the schedule that its listener names; `None` for [`Policy::schedule`], or if the policy has no schedule of
+    /// Returns the name of the schedule for a client's connection: from the first matching rule that names one, otherwise from its
+    /// listener. `None` means [`Policy::schedule`]. It is also the result if the policy has no schedule of
     /// that name. `user` is the connection's user, once known. Takes time proportional to the number of rules.
     #[must_use]
     pub fn schedule_of<'a>(
@@ -351,8 +351,8 @@ impl ClassSettings {
         Some(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// Returns the edge's signal to a relay about its streams of this class. The relay ranks the data that it sends back by
-    /// this signal. The signal claims no higher priority than the class has, except that classes below 31 signal `u=7`.
+    /// Returns the priority signal that an edge sends to a relay with its streams of this class. The relay ranks the data that it sends
+    /// back by this signal. The signal claims no higher priority than the class has, except that classes below 31 signal `u=7`.
     #[must_use]
     pub fn signal(&self) -> Priority {
         let deadline_ms = self.deadline.map(|deadline| u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX));

@@ -164,8 +164,9 @@ pub struct RelayLimits {
     pub tunnels_per_connection: u32,
     /// Tunnels at once of one user over all connections; if clients need not authenticate, of one network.
     pub tunnels_per_user: u32,
-    /// Requests per second of one user over all connections, after a burst of the same number; if clients need not
-    /// authenticate, of one network. Further requests wait. A user's [`Quota`] may name another number.
+    /// How many requests one user may make per second over all connections, after a burst of the same number. If
+    /// clients need not authenticate, this limits one network. Further requests wait. A user's [`Quota`] may name
+    /// another number.
     pub requests_per_second: u32,
     /// Bytes of one tunnel that may wait toward the client.
     pub queue_bytes_per_tunnel: u32,

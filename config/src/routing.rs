@@ -10,7 +10,8 @@ pub enum Routing {
     /// The best model that is predicted to answer in time, with a margin.
     #[default]
     Rule,
-    /// The engine whose answer has the highest worth, less its cost to the requests that engines already work on.
+    /// The engine with the highest worth: the worth of its answer, less the cost to the requests that engines already
+    /// work on.
     Considerate,
     /// The engine with the fewest requests.
     LeastLoaded,

@@ -57,9 +57,9 @@ struct Report<'a> {
     starts: &'a [usize],
     parts: &'a [FilePart],
     errors: RefCell<Vec<Error>>,
-    /// The known keys, if the document is to be described.
+    /// The known keys, if the caller wants a description of the document.
     schema: Option<RefCell<Schema>>,
-    /// The lines with values, if the document is to be written.
+    /// The lines with values, if the caller wants the text of the document.
     lines: Option<RefCell<Lines>>,
 }
 

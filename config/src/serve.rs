@@ -19,7 +19,7 @@ pub struct Serve {
     pub balance: bool,
     /// The class of all requests; if `None`, the policy's rules give each request its class.
     pub class: Option<String>,
-    /// The keys of clients that rules may name as users. The gateway decides whether it accepts a key.
+    /// The clients' keys whose names rules may use as users. The gateway decides which keys it accepts.
     pub keys: Vec<ServeKey>,
     /// The largest body of a request, in bytes.
     pub max_body_bytes: u32,
@@ -27,22 +27,22 @@ pub struct Serve {
     pub max_connections: u32,
     /// How long a client's connection may stay without a request.
     pub idle: Duration,
-    /// How long a client may take nothing of an answer.
+    /// How long a client may stop reading an answer before the edge ends it.
     pub stall_timeout: Duration,
 }
 
-/// A client's key that the edge recognizes. Only its hash is known.
+/// A client's key that the edge recognizes. The edge knows only its hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServeKey {
-    /// The user that it belongs to, in rules of the edge.
+    /// The user of requests with this key, for the edge's rules.
     pub name: String,
     /// The SHA-256 of the key's text, as in [`Key`](crate::gateway::Key).
     pub sha256: [u8; 32],
-    /// When the key ceases to be recognized.
+    /// The edge recognizes the key until then.
     pub expires: Option<Moment>,
 }
 
-/// Reads such an address with its keys; its class and schedule must be among `names`.
+/// Reads a `[[serve]]` and its keys. Its class and schedule must be among `names`.
 pub(crate) fn read(section: &mut Section<'_>, names: Nameable<'_>) -> Option<Serve> {
     let keys = section.sections("key", |section| key(section, None));
     section.refuse_shared("key", &keys, |key| key.sha256, "two entries have the same sha256");
@@ -57,7 +57,7 @@ pub(crate) fn key(section: &mut Section<'_>, of: Option<&ServeKey>) -> Option<Se
     Some(ServeKey { name: name?, sha256: sha256?, expires })
 }
 
-/// Walks through the own keys of such an address; sections below stay as in `of`. Its class and schedule must be among `names`.
+/// Walks through the keys of a `[[serve]]`, and leaves its subsections as in `of`. Its class and schedule must be among `names`.
 pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, names: Nameable<'_>) -> Option<Serve> {
     let listen = section.require("listen", of.map(|of| of.listen));
     let is_remote = |listen: SocketAddr| !listen.ip().is_loopback();

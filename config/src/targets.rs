@@ -153,8 +153,8 @@ impl TargetRules {
         self.decide(protocol, port, allowing, None)
     }
 
-    /// Returns the addresses that decide whether `ip` is allowed: the addresses from [`judged_by`], and the IPv4 address
-    /// that `ip` embeds under one of `nat64_prefixes`.
+    /// Returns the addresses to check before `ip` is allowed: the addresses from [`judged_by`], and the IPv4 address that `ip` embeds under
+    /// one of `nat64_prefixes`.
     pub fn judged_by(&self, ip: IpAddr) -> impl Iterator<Item = IpAddr> + Clone + use<> {
         let translated = match ip {
             IpAddr::V6(v6) => self.nat64_prefixes.iter().find_map(|prefix| prefix.embedded(v6)),

@@ -76,7 +76,7 @@ fn is_hidden(file: &Path) -> bool {
     file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
-/// Reads and prepares the certificate and the key of a listener; in development mode, creates them if they do not
+/// Reads and prepares a listener's certificate and key. In development mode, creates them if they do not
 /// exist.
 ///
 /// # Errors

@@ -90,7 +90,7 @@ impl Drop for Enforcement {
     }
 }
 
-/// Receives the notices of one monitor after another, until the last has ended and no more can start.
+/// Receives the notices of one monitor after another, until the last one has ended and no other can start.
 async fn follow(mut intake: Intake, notices: Option<Notices>, successors: io::Result<Successors>) -> io::Result<()> {
     let mut monitor = notices.map(Notices::waiting).transpose()?;
     let mut keeper = Some(successors?.waiting()?);
@@ -195,7 +195,7 @@ impl Intake {
         false
     }
 
-    /// Replaces the tables of the last monitor's programs with the tables of the new monitor's programs.
+    /// Replaces the tables of the old monitor's programs by those of the new monitor's programs.
     fn hold(&mut self) {
         let (classes, guard) = (self.classes.take(), self.guard.take());
         let mut devices = HashMap::new();
@@ -235,7 +235,7 @@ pub(crate) fn advice(why: &str) -> &'static str {
     if why.contains("Operation not permitted") { "; the service gets the rights by kernel.conf" } else { "" }
 }
 
-/// Probes which marks this process may set, and logs which marks it may not set.
+/// Probes which marks this process may set, and logs the others.
 fn permission(tag: Tag) -> Permission {
     let permission = Permission::probe(tag.value()).unwrap_or(Permission { sockets: false, packets: false });
     if !permission.sockets {

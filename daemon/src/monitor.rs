@@ -276,7 +276,7 @@ pub struct WaitingForSuccessors {
 }
 
 impl WaitingForSuccessors {
-    /// Waits for the next monitor; `None` once the keeper has ended, because then no more can start. Dropping the
+    /// Waits for the next monitor; `None` once the keeper has ended, because no other can start then. Dropping the
     /// future loses nothing.
     ///
     /// # Errors

@@ -49,7 +49,7 @@ pub struct Steering(Vec<Steer>);
 ///
 /// # Errors
 /// An address is in use or not ours. For opened sockets: their addresses differ from the listeners' addresses, a
-/// listener does not have one socket per worker, or packets cannot be steered; the message says what to change.
+/// listener does not have one socket per worker, or the kernel cannot steer packets. The message says what to change.
 pub fn bind(
     listeners: &[ListenerSettings],
     workers: u8,
@@ -123,8 +123,8 @@ fn spread(groups: WorkerSockets, secret: &Secret) -> Result<(WorkerSockets, Stee
 }
 
 impl Steering {
-    /// Sets the keys of the connection IDs that packets are steered by. Call this regularly: keys change, though each
-    /// is known a week ahead.
+    /// Sets the keys of connection IDs, by which the kernel steers packets. Call this regularly: keys change, though
+    /// each is known a week ahead.
     ///
     /// # Errors
     /// The kernel refuses an update.

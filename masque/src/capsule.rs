@@ -74,7 +74,7 @@ enum State {
     Head { bytes: [u8; MAX_HEAD_BYTES], len: u8 },
     /// A datagram of which this many bytes are missing.
     Datagram { value: BytesMut, missing_bytes: u16 },
-    /// A value with this many bytes still to be discarded.
+    /// A value with this many bytes left to discard.
     Skip(u64),
 }
 

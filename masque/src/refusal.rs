@@ -113,8 +113,8 @@ pub enum Refusal {
 impl Refusal {
     /// Status code, proxy error type and label of each reason, in a single table.
     ///
-    /// The status follows RFC 9209 §2.3, except that a prohibited address is a client error (403) and not a network
-    /// error (502): a retry does not help.
+    /// The status follows RFC 9209 §2.3, except that a prohibited address is a client error (403), not a network error
+    /// (502), because a retry does not help.
     fn row(&self) -> (u16, ErrorType, &'static str) {
         use ErrorType as E;
         match self {

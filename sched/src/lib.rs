@@ -1,4 +1,4 @@
-//! Pure decisions about what is sent next, and when.
+//! Pure decisions about what to send next, and when.
 //!
 //! | module | question it answers |
 //! |---|---|

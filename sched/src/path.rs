@@ -62,7 +62,7 @@ impl Placement {
 /// The largest request, in bytes, that is sent over two paths: a few packets, so that copies cost a path little.
 pub const COPIED_BYTES: u64 = 16 * 1024;
 
-/// The known properties of a path, in the direction that carries most of the bytes.
+/// The known properties of a path, in the direction of most bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CandidatePath {
     /// The smoothed round trip (RFC 9002 §5.3), in nanoseconds.
@@ -78,7 +78,7 @@ pub struct CandidatePath {
     /// counts as large enough.
     pub window_bytes: u64,
     /// How long it takes until a stream can begin there: the one-way time of the request, if the placing end requests and
-    /// the other end sends. FStream's equations do not count it, because there the placing end sends.
+    /// the other end sends. FStream's equations do not count this time, because FStream's placing end sends.
     pub lead_ns: u64,
     /// The streams on it that have not yet ended.
     pub placed: Vec<Placed>,
@@ -93,8 +93,7 @@ pub struct Placed {
     pub bytes: u64,
     /// Its share of the path relative to other streams of its level (HTTP/2's priority in FStream); 0 counts as 1.
     pub weight: u32,
-    /// Its level, if the path is served by levels ([`Discipline::Ml`](crate::stream::Discipline::Ml)); otherwise the low one
-    /// for all streams.
+    /// Its level, if the path serves levels ([`Discipline::Ml`](crate::stream::Discipline::Ml)). Otherwise all streams have the low level.
     pub level: Level,
 }
 
@@ -111,10 +110,10 @@ impl Placed {
 pub struct StreamProfile {
     /// How many bytes it has to send.
     pub bytes: u64,
-    /// Its share of a path relative to other streams of its level; 0 counts as 1. If requests are placed together, requests
-    /// of higher weight choose first.
+    /// Its share of a path relative to other streams of its level; 0 counts as 1. Among requests that arrive together, requests of higher
+    /// weight choose first.
     pub weight: u32,
-    /// Its level, as that of [`Placed`].
+    /// Its level, as in [`Placed`].
     pub level: Level,
     /// Whether its class is urgent.
     pub is_urgent: bool,
@@ -209,9 +208,8 @@ pub fn place(placement: Placement, request: &StreamProfile, paths: &[CandidatePa
     }
 }
 
-/// Places requests that arrive together. Requests of higher weight choose first (FStream's PRCP-1); equal requests choose in
-/// their order. Each placement is added to `paths`. Returns the choices in the order of the requests;
-/// empty if there are no paths.
+/// Places requests that arrive together, and adds each placement to `paths`. Requests of higher weight choose first (FStream's PRCP-1);
+/// equal requests choose in their order. Returns the choices in the order of the requests; empty if there are no paths.
 #[must_use]
 pub fn place_all(
     placement: Placement,

@@ -187,9 +187,9 @@ impl<'a> NamedSections<'a> {
         self.sections.iter().map(open).collect()
     }
 
-    /// Reads all of them. A section without a value for a key takes the value of the section that it names as `like`,
-    /// and so on; an unknown name ends the search, and a section that is like itself is refused. The time grows with
-    /// the cube of the number of sections.
+    /// Reads all sections. If a section has no value for a key, it takes the value from the section that its `like`
+    /// names, and so on. An unknown name ends the search. A section may not be like itself. The time grows with the
+    /// cube of the number of sections.
     pub(crate) fn read_like<T>(
         &self,
         like: &'static str,

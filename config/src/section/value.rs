@@ -84,8 +84,8 @@ pub(crate) trait Value: Sized {
     /// Returns TOML that [`read`](Self::read) reads as the same value.
     fn write(&self) -> String;
 
-    /// Returns a JSON Schema that accepts every value that [`read`](Self::read) accepts. Otherwise it is as strict as is
-    /// possible without parsing.
+    /// Returns a JSON Schema that accepts every value that [`read`](Self::read) accepts, and otherwise is as strict as
+    /// a schema can be without parsing.
     fn schema() -> Json;
 
     /// Returns why [`read`](Self::read) refused `value`.

@@ -120,8 +120,8 @@ pub(super) fn refused(ip: IpAddr) -> Option<(IpNet, SpecialRange)> {
     REFUSED.iter().find(|(network, _)| network.contains(&ip)).copied()
 }
 
-/// Returns the addresses that decide whether `ip` is allowed: the IPv4 addresses that an IPv6 form embeds (two for
-/// Teredo: the server's and the client's), otherwise `ip` itself. Does not know a network's own prefixes; see
+/// Returns the addresses to check before `ip` is allowed: the IPv4 addresses that an IPv6 form embeds (for Teredo, the
+/// server's and the client's), otherwise `ip` itself. Does not know a network's own prefixes; see
 /// [`TargetRules::judged_by`](super::TargetRules::judged_by).
 pub fn judged_by(ip: IpAddr) -> impl Iterator<Item = IpAddr> + Clone {
     let [first, second] = match ip {

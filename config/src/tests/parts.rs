@@ -68,7 +68,7 @@ fn what_is_wrong_in_one_of_several_files_is_said_with_its_name_and_its_own_lines
 }
 
 proptest! {
-    /// It does not matter at which section boundary a document is cut, except that keys of a `[[serve]]` stay in its part.
+    /// A document may be cut at any section boundary, except that the keys of a `[[serve]]` stay in its part.
     #[test]
     fn a_document_in_two_parts_reads_as_in_one(cut in 0_usize..100) {
         let whole = switched_on();

@@ -42,7 +42,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// How often the bytes that connections move are added to the counters.
 const COUNT: Duration = Duration::from_secs(1);
 
-/// The word of the access log for a tunnel that an operator ended.
+/// The access log's word for a tunnel that an operator ended.
 pub const OPERATOR: &str = "operator";
 
 /// How connections of one local address get to a relay.
@@ -51,7 +51,7 @@ pub struct RelayAccess {
     pub uplink: Arc<Uplink>,
     /// The class of traffic to the relay.
     pub membership: Membership,
-    /// Whether the configuration chose the class; otherwise, the relay gets no priority signal for the data that it sends back.
+    /// Whether the configuration chose the class. If not, the relay gets no priority signal for the data that it sends back.
     pub is_chosen: bool,
     /// How long a connection may be silent.
     pub idle: Duration,
@@ -140,7 +140,7 @@ impl NoConnection {
         }
     }
 
-    /// Returns it as a refusal for the access log.
+    /// Returns the refusal for the access log.
     #[must_use]
     pub fn as_refusal(&self) -> RefusedRequest {
         let status = match self {
@@ -173,7 +173,7 @@ impl From<OpenError> for NoConnection {
     }
 }
 
-/// Returns the word of the access log for the end of a tunnel whose request failed.
+/// Returns the access log's word for a tunnel whose request failed.
 fn word_of(error: &h3::Error) -> &'static str {
     match error {
         h3::Error::Protocol(_) => "violation",
@@ -182,13 +182,13 @@ fn word_of(error: &h3::Error) -> &'static str {
     }
 }
 
-/// Returns the word of the access log for the end of a UDP tunnel that failed.
+/// Returns the access log's word for a UDP tunnel that failed.
 #[must_use]
 pub fn word_of_udp(end: &TunnelEnd) -> &'static str {
     if let TunnelEnd::Http(error) = end { word_of(error) } else { "violation" }
 }
 
-/// Returns the word of the access log for the end of a TCP tunnel.
+/// Returns the access log's word for the end of a TCP tunnel.
 fn word_of_tcp(end: &End) -> &'static str {
     match end {
         End::Failed(TcpError::Http(error)) => word_of(error),
@@ -222,7 +222,7 @@ impl Tries {
 }
 
 impl RelayAccess {
-    /// Asks the relay to connect a client to a target. A failure is counted and recorded, and logged once a minute for each reason.
+    /// Asks the relay to connect a client to a target. Counts and records a failure, and logs each reason at most once a minute.
     ///
     /// # Errors
     /// See [`NoConnection`].
@@ -287,7 +287,7 @@ impl RelayAccess {
         self.settle(opening, client, (Protocol::Udp, target)).await
     }
 
-    /// Waits for an attempt to open what a client `asked` for, and counts, records and logs the result.
+    /// Waits until a tunnel to the `asked` target opens or fails. Counts, records and logs the result.
     async fn settle<T>(
         &self,
         opening: impl Future<Output = Result<T, NoConnection>>,
@@ -314,7 +314,7 @@ impl RelayAccess {
         self.tell(error, None);
     }
 
-    /// Counts and records that a client was denied before the relay was asked.
+    /// Counts and records that the edge denied a client without asking the relay.
     pub fn deny(&self, client: &LocalClient, reason: &'static str) {
         self.counters.refuse(reason);
         self.counters.record_refusal(client, None, RefusedRequest { status: None, error: None, reason });
@@ -331,8 +331,7 @@ impl RelayAccess {
         Ok((link, class))
     }
 
-    /// Waits for a place for a request for a model on these terms, whose body has `body_bytes`. The second place, if there is one, is
-    /// for a copy.
+    /// Waits for a place for a request for a model on these terms. Its body has `body_bytes`. The second place, if any, is for a copy.
     ///
     /// # Errors
     /// There is no connection.
@@ -358,8 +357,8 @@ impl RelayAccess {
         self.is_chosen.then(|| class.policy().signal())
     }
 
-    /// Carries a connection of `client` to `target` until it ends: first the bytes already `read` from it, then the next `wanted` bytes,
-    /// and in return everything that the target sends. Returns `None` if an operator ended it.
+    /// Carries a connection of `client` to `target` until it ends: first the bytes already `read`, then the next `wanted` bytes, and
+    /// everything that the target sends back. Returns `None` if an operator ended it.
     pub async fn carry(
         &self,
         opened: OpenedTcp,

@@ -94,8 +94,8 @@ pub struct LocalAddressCounters {
 }
 
 impl EdgeMetrics {
-    /// Creates all metrics at zero. The daemon's readiness depends, through `ready`, on this edge, whose tunnels and refusals are
-    /// recorded in `access`.
+    /// Creates all metrics at zero. Through `ready`, the daemon's readiness depends on this edge. `access` records its tunnels and
+    /// refusals.
     #[must_use]
     pub fn new(ready: Arc<Readiness>, access: Arc<AccessLog>) -> Self {
         let connections = Arc::new(ConnectionCounters { ready, ..ConnectionCounters::default() });

@@ -113,8 +113,8 @@ impl Exit {
         Ok(())
     }
 
-    /// Warns, once until the fault is mended, if packets to `peer` leave by a device that does not have the path's address. Does nothing
-    /// if the path has no address, or if its socket is bound to a device.
+    /// Warns if packets to `peer` leave by a device without the path's address, and not again until this is mended. Does nothing if the
+    /// path has no address, or if its socket is bound to a device.
     pub async fn check_device(&self, peer: SocketAddr) {
         let is_bound = self.interface.is_some() && !self.told.load(Relaxed);
         let Some(address) = self.address.filter(|_| !is_bound) else { return };

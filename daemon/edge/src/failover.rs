@@ -52,7 +52,7 @@ struct Attempts {
 }
 
 impl Failover {
-    /// Starts with `relays` untried relays.
+    /// Starts with `relays` relays, all untried.
     #[must_use]
     pub fn new(relays: usize, connections: usize, backoff: (Duration, Duration)) -> Self {
         let relays = (0..relays).map(|_| Attempts { backoff: Backoff::new(backoff), since: None }).collect();

@@ -25,7 +25,7 @@
 //! | [`roster`] | open tunnels and connections, as the control plane and metrics see them |
 //! | [`sizes`] | how much a tunnel or request of a class will carry |
 //! | [`sources`] | the table of senders |
-//! | `wanted` | the local addresses that a configuration requires, and the connections for them |
+//! | `wanted` | the local addresses that a configuration needs, and their connections |
 //! | [`backoff`], [`notice`] | when to try again, and when to say so |
 //!
 //! **Invariant:** a sender never waits for another, and no sender can make the edge hold more than a bounded number of bytes for

@@ -290,7 +290,7 @@ impl Line {
         self.is_usable() && self.places().has_room(Instant::now())
     }
 
-    /// Returns the number of tunnels: open tunnels and tunnels that are being opened.
+    /// Returns the number of open and opening tunnels.
     #[must_use]
     pub fn tunnels(&self) -> usize {
         self.places().taken()
@@ -343,7 +343,7 @@ pub struct Link {
 struct Carried {
     traffic: Arc<Traffic>,
     class: String,
-    /// Its share of the path, and its level.
+    /// Its expected share of the path, and its level.
     share: (u32, Level),
     expected: u64,
     /// How much it had moved at the last look.
@@ -434,9 +434,9 @@ impl Link {
         self.line.packets.carries(payload_bytes)
     }
 
-    /// Returns the form in which payloads leave, or `None` if the tunnel chooses the form. The path's losses decide once, when the
-    /// tunnel is opened ([`masque::choice`]). The size of the path's packets continues to decide: if the path turns out to be too narrow
-    /// for datagrams of a useful size, payloads take the stream.
+    /// Returns the form of outgoing payloads, or `None` if the tunnel chooses the form. The path's losses decide once, when the tunnel
+    /// opens ([`masque::choice`]). The size of the path's packets keeps deciding: if the path is too narrow for datagrams of a useful size,
+    /// payloads take the stream.
     #[must_use]
     pub fn form(&self, mode: TunnelMode) -> Option<Form> {
         let narrow = || !self.carries(USABLE_PAYLOAD_BYTES);

@@ -98,8 +98,7 @@ struct Shared {
     mode: TunnelMode,
     /// The class of payloads that leave for the relay.
     membership: Membership,
-    /// Whether the configuration chose the class; otherwise, the relay gets no priority signal for the data that it sends
-    /// back.
+    /// Whether the configuration chose the class. If not, the relay gets no priority signal for the data that it sends back.
     is_chosen: bool,
     uplink: Arc<Uplink>,
     /// When a tunnel may be opened again after a refusal.
@@ -136,7 +135,7 @@ enum End {
 }
 
 impl End {
-    /// Returns the word of the access log for a tunnel that was open.
+    /// Returns the access log's word for a tunnel that was open.
     fn word(&self) -> &'static str {
         match self {
             Self::Failed(error) => word_of_udp(error),

@@ -1,4 +1,4 @@
-//! The paths of an edge: where each path leads, its measurements, and the tunnels and requests placed on it.
+//! The paths of an edge: the end of each path, its measurements, and the tunnels and requests on it.
 //!
 //! A path is one connection, or a few, to the relays at its end; a tunnel or request stays on the path that it was placed on.
 //! [`sched::path`] chooses that path from the measurements of the live connections.
@@ -62,7 +62,7 @@ pub struct PathDemand {
 }
 
 impl PathDemand {
-    /// Returns the demand of a tunnel of a class, which is expected to carry as much as earlier tunnels.
+    /// Returns the demand of a tunnel of a class. It is expected to carry as much as earlier tunnels did.
     #[must_use]
     pub fn of(class: &Class, sizes: &Sizes) -> Self {
         let policy = class.policy();
@@ -78,8 +78,8 @@ impl PathDemand {
         Self { placement: policy.placement, request }
     }
 
-    /// Returns the demand of a request for a model, given its terms and the size of its body. The request may be sent twice, because an
-    /// answer changes nothing at an engine.
+    /// Returns the demand of a request for a model with these terms and this size of its body. It may be sent twice, because an answer
+    /// changes nothing at an engine.
     #[must_use]
     pub fn of_request(terms: &Terms, sizes: &Sizes, body_bytes: u64) -> Self {
         let Self { placement, request } = Self::of(&terms.class, sizes);
@@ -87,7 +87,7 @@ impl PathDemand {
         Self { placement, request: StreamProfile { bytes, weight, is_idempotent: true, ..request } }
     }
 
-    /// Returns the request and the paths as placements should see them: without levels, if the schedule of the connections has none.
+    /// Returns the request and the paths for a placement. Removes levels if the schedule of the connections has none.
     #[must_use]
     pub fn as_served(
         &self,
@@ -113,7 +113,7 @@ pub struct PathView {
     looked: Option<Instant>,
 }
 
-/// The assumed rate of a path without measurements: so low that other paths are preferred.
+/// The assumed rate of a path without measurements, so low that placements prefer other paths.
 const UNKNOWN_BYTES_PER_SEC: u64 = 12_500;
 
 impl PathView {
@@ -149,8 +149,8 @@ impl PathView {
             placed: lines.iter().flat_map(|line| line.placed(since)).collect(),
             cost_ns: ns(of.cost),
         };
-        // The relay's own window is not known here. It allowed the measured rate, and is initially as large as the edge's window. So
-        // it is assumed to be smaller than the path only if a rate is configured.
+        // The edge does not know the relay's window. It allowed the measured rate, and begins as large as the edge's window. So the edge
+        // assumes a window smaller than the path only if a rate is configured.
         let window_bytes = (u128::from(measured) * u128::from(self.path.shortest_rtt_ns())).div_ceil(1_000_000_000);
         self.path.window_bytes = u64::try_from(window_bytes).unwrap_or(u64::MAX);
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The maximum number of tunnels over one connection: below a relay's default limit (`tunnels_per_connection`, 1,024),
+/// The maximum of tunnels over one connection. It is below a relay's default limit (`tunnels_per_connection`, 1,024),
 /// so that closing tunnels do not block new ones.
 pub const MOST: usize = 960;
 
@@ -52,8 +52,7 @@ impl TunnelPlaces {
         self.taken = self.taken.saturating_sub(1);
     }
 
-    /// Notes that the relay refused one of the tunnels that hold a place. The number of the other tunnels is then its
-    /// limit.
+    /// Notes that the relay refused a tunnel with a place. The relay's limit is then the number of the other tunnels.
     pub fn limit(&mut self, now: Instant) {
         self.most = self.taken.saturating_sub(1).min(self.most(now));
         self.limited = Some(now);

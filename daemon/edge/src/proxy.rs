@@ -33,7 +33,7 @@ pub mod session;
 pub mod socks;
 pub mod users;
 
-/// The limit of the connections of one client, as a label of metrics.
+/// The metrics' label for the limit of one client's connections.
 const PER_CLIENT: &str = "max_connections_per_client";
 
 /// A proxy's address, and its connected clients.

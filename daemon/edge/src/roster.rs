@@ -86,7 +86,7 @@ impl Roster {
         living(&self.uplinks)
     }
 
-    /// Enters a tunnel to `target` that goes over `link`, on the stream with this ID. `view` is that of a UDP tunnel of an application.
+    /// Enters a tunnel to `target` over `link`, on the stream with this ID. An application's UDP tunnel has a `view`.
     #[must_use]
     pub(super) fn enter(
         self: &Arc<Self>,
@@ -124,7 +124,7 @@ impl Roster {
     }
 }
 
-/// Why a tunnel ended if nothing else ended it: its local address is not served any more.
+/// Why a tunnel ended if nothing else ended it: the edge no longer serves its local address.
 pub(super) const UNSERVED: &str = "unserved";
 
 /// An application that sends to a local address.
@@ -132,7 +132,7 @@ pub(super) const UNSERVED: &str = "unserved";
 pub struct LocalClient {
     /// Its address.
     pub address: SocketAddr,
-    /// Its user, if a proxy knows users.
+    /// Its user, if its proxy has users.
     pub user: Option<Arc<str>>,
 }
 
@@ -186,7 +186,7 @@ pub struct EdgeTunnel {
     view: Option<FlowView>,
     /// Whether its payloads now leave in capsules.
     in_capsules: AtomicBool,
-    /// Why it ended, as a word for the access log.
+    /// The access log's word for its end.
     reason: Mutex<&'static str>,
     closed: Notify,
 }
@@ -201,17 +201,17 @@ impl EdgeTunnel {
         }
     }
 
-    /// Notes the form in which payloads leave.
+    /// Notes the form of outgoing payloads.
     pub fn note_form(&self, in_capsules: bool) {
         self.in_capsules.store(in_capsules, Relaxed);
     }
 
-    /// Notes why it ends, as a word for the access log. Otherwise, its local address is not served any more.
+    /// Notes the access log's word for its end. Without one, the word is "unserved".
     pub fn note_end(&self, reason: &'static str) {
         *self.reason.lock() = reason;
     }
 
-    /// Returns its records for the access log when it has ended; `None` for a hop.
+    /// Returns the access log's records of its end; `None` for a hop.
     fn ended(&self) -> Option<(RecordedRequest, EndedTunnel)> {
         let TunnelOwner::Application { listen, client, membership } = &self.owner else { return None };
         let request = RecordedRequest {
@@ -260,7 +260,7 @@ impl EdgeTunnel {
     }
 }
 
-/// Returns what the access log says of the request of an application.
+/// Returns the access log's part about an application's request.
 fn request_of(listen: &str, client: &LocalClient, asked: Option<(Protocol, &Target)>) -> RecordedRequest {
     RecordedRequest {
         connection: None,
@@ -274,7 +274,7 @@ fn request_of(listen: &str, client: &LocalClient, asked: Option<(Protocol, &Targ
     }
 }
 
-/// A tunnel's place in the roster, given back when dropped; the access log then gets its record.
+/// A tunnel's place in the roster. Dropping it gives the place back and writes the access log's record.
 pub struct RosterEntry {
     tunnel: Arc<EdgeTunnel>,
     roster: Arc<Roster>,
@@ -312,8 +312,8 @@ impl Drop for RosterEntry {
 }
 
 impl LocalAddressCounters {
-    /// Enters a tunnel for `client` to `target` that goes over `link`, on the stream with this ID, in the class of `membership`.
-    /// `view` is that of a UDP tunnel.
+    /// Enters a tunnel of `client` to `target` over `link`, on the stream with this ID, in the class of `membership`. A UDP tunnel has a
+    /// `view`.
     #[must_use]
     pub fn enter(
         &self,
@@ -331,7 +331,7 @@ impl LocalAddressCounters {
         entry
     }
 
-    /// Records that a client was refused, and what it asked for, if that is known.
+    /// Records a refused client and its request, as far as the request is known.
     pub fn record_refusal(&self, client: &LocalClient, asked: Option<(Protocol, &Target)>, refused: RefusedRequest) {
         if self.access.is_wanted() {
             self.access.refused(request_of(self.listen(), client, asked), refused);

@@ -10,7 +10,7 @@ use sched::{path::Placed, stream::Level};
 /// The expectation until the first one of a class has ended, in bytes: about a page.
 pub const FIRST_BYTES: u64 = 64 * 1024;
 
-/// How many classes are kept: the maximum of one policy. If earlier policies add more classes, all are forgotten.
+/// How many classes have an average: the maximum of one policy. If earlier policies add more, all averages are forgotten.
 const CLASSES: usize = config::policy::MAX_CLASSES;
 
 /// What tunnels and requests of each class carried, as a moving average: the latest counts one eighth.
@@ -43,8 +43,8 @@ impl Sizes {
 const URGENCY_STEP: u32 = 16;
 
 /// Returns the share that placements expect for something of a class on its path, relative to others': the weight of the class, times
-/// a step for each urgency above the least (RFC 9218 §4.1). The urgency is the urgency in the `priority`, within the bounds of the
-/// class, or else the class's own.
+/// a step for each urgency above the least (RFC 9218 §4.1). The urgency comes from the `priority`, within the bounds of the class, or else
+/// from the class itself.
 #[must_use]
 pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {
     let urgency = urgency_of(class.policy().service(signal, 0).priority);
@@ -52,8 +52,8 @@ pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {
     u32::from(class.policy().weight).saturating_mul(URGENCY_STEP.saturating_pow(steps))
 }
 
-/// Returns how much a tunnel is still expected to carry: the rest of the usual amount in its class, but at least as much as it
-/// carries in a second; `None` if that is zero.
+/// Returns how much a tunnel will probably still carry: the rest of its class's usual amount, but at least its amount in a second; `None`
+/// if that is zero.
 #[must_use]
 pub fn left(
     expected: u64,

@@ -4,7 +4,7 @@ use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
 use tokio::time::Instant;
 
-/// A value for each local sender, by its address, with the time when the sender was last heard.
+/// A value for each local sender's address, and when the sender was last heard.
 #[derive(Debug)]
 pub struct Sources<T> {
     entries: HashMap<SocketAddr, Entry<T>>,

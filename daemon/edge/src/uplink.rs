@@ -47,7 +47,7 @@ mod work;
 
 pub use paths::{Condition, NotMoved, PathReport, PreparedMove};
 
-/// The maximum number of connections to one relay: together, their tunnels stay below a relay's default limit for one user
+/// The maximum of connections to one relay. All their tunnels together stay below a relay's default limit for one user
 /// (`tunnels_per_user`, 4,096).
 pub const CONNECTIONS: usize = 4;
 
@@ -129,7 +129,7 @@ pub struct Uplink {
     wanted: Notify,
     freed: Arc<Notify>,
     state: watch::Sender<State>,
-    /// The connections to other gateways, which can take the requests of this one.
+    /// The uplinks to other gateways, which can take this gateway's requests.
     peers: Mutex<Vec<Weak<Uplink>>>,
 }
 
@@ -216,7 +216,7 @@ impl Uplink {
     }
 
     /// Whether there is a connection, or there was one and no attempt to make another has failed since: relays end unused
-    /// connections. If there is none, this requests one. A gateway that does not answer is out of reach if there are others.
+    /// connections. Without a connection, this requests one. If there are other gateways, a silent gateway is out of reach.
     #[must_use]
     pub fn is_within_reach(&self) -> bool {
         let state = self.state.borrow();
@@ -287,17 +287,17 @@ impl Uplink {
         self.paths.len() > 1
     }
 
-    /// Whether the connections serve the high level of classes before the low one.
+    /// Whether the connections serve classes of the high level before those of the low level.
     fn has_levels(&self) -> bool {
         self.paths.iter().flat_map(|path| &path.relays).next().is_some_and(Endpoint::has_levels)
     }
 
-    /// Whether tunnels leave connections that do not answer: there is another path, another relay, or another gateway.
+    /// Whether tunnels can leave a silent connection: for another path, another relay, or another gateway.
     fn has_alternatives(&self) -> bool {
         self.has_several_paths() || self.paths.iter().any(|path| path.relays.len() > 1) || self.has_peers()
     }
 
-    /// Notes the connections to other gateways that can take the requests of this one.
+    /// Notes the uplinks to other gateways, which can take this gateway's requests.
     pub fn note_peers<'a>(self: &Arc<Self>, peers: impl Iterator<Item = &'a Arc<Self>>) {
         let mut known = self.peers.lock();
         known.retain(|peer| peer.strong_count() > 0);
@@ -312,7 +312,7 @@ impl Uplink {
         self.peers.lock().iter().any(|peer| peer.strong_count() > 0)
     }
 
-    /// Whether another gateway can take the requests of this one now.
+    /// Whether another gateway can take this gateway's requests now.
     fn has_working_peer(&self) -> bool {
         let peers: Vec<_> = self.peers.lock().iter().filter_map(Weak::upgrade).collect();
         peers.iter().any(|peer| peer.state.borrow().usable().next().is_some())

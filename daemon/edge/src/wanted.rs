@@ -1,4 +1,4 @@
-//! The local addresses that a configuration requires, and the connections to relays that they need.
+//! The local addresses that a configuration needs, and their connections to relays.
 
 use std::{net::SocketAddr, time::Duration};
 

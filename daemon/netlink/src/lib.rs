@@ -49,8 +49,8 @@ pub enum Change {
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
 
-/// Returns a request for the route of packets `to` an address, `from` an address of this host if one is given. That address is left
-/// out if it is unspecified, or of the other IP version.
+/// Returns a request for the route of packets `to` an address, optionally `from` an address of this host. The request leaves out a `from`
+/// that is unspecified or of the other IP version.
 #[must_use]
 pub fn route_request(to: IpAddr, from: Option<IpAddr>) -> RouteMessage {
     let mut message = RouteMessage::default();

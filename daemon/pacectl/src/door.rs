@@ -46,7 +46,7 @@ struct RemoteOptions {
     remote_key: Option<PathBuf>,
 }
 
-/// A daemon on another machine, and the means to reach it.
+/// A daemon on another machine, and how to reach it.
 struct Remote<'a> {
     place: &'a Uri,
     authorities: &'a Path,
@@ -77,8 +77,8 @@ impl RemoteOptions {
     }
 }
 
-/// Returns the socket of the installed daemon if its folder holds one, or if this user may not look into the folder; otherwise the
-/// socket of development mode.
+/// Returns the socket of the installed daemon if it exists, or if this user may not look into its folder. Otherwise returns the socket of
+/// development mode.
 fn default_socket(is_installed: io::Result<bool>) -> PathBuf {
     match is_installed {
         Ok(false) => state::development_dir().join("control.sock"),

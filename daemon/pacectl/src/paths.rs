@@ -19,7 +19,7 @@ use super::{
 /// How often paths are looked at.
 const WHILE: Duration = Duration::from_secs(1);
 
-/// Moves a terminal's cursor to its first place and clears everything behind it (ECMA-48, CUP and ED).
+/// Moves a terminal's cursor to the top left corner and clears everything after it (ECMA-48, CUP and ED).
 const CLEAR: &str = "\x1b[H\x1b[J";
 
 #[derive(Args)]

@@ -197,8 +197,8 @@ impl s2n_quic::provider::io::Provider for Provider {
     }
 }
 
-/// Gives a socket buffers of `bytes` each, or of the size that the kernel grants: the full size with CAP_NET_ADMIN (SO_SNDBUFFORCE
-/// and SO_RCVBUFFORCE, socket(7)), else at most `net.core.[rw]mem_max`.
+/// Sets both buffers of a socket to `bytes`, or to the size that the kernel grants: with CAP_NET_ADMIN the full size (SO_SNDBUFFORCE and
+/// SO_RCVBUFFORCE, socket(7)), otherwise at most `net.core.[rw]mem_max`.
 fn set_buffers(socket: &Socket, bytes: usize) -> io::Result<()> {
     let forced =
         |name| set_option(socket, libc::SOL_SOCKET, name, libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX));

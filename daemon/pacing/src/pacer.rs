@@ -14,7 +14,7 @@ pub const HORIZON_NS: u64 = 2_000_000;
 /// Spaces the packets of one connection at the rate that its congestion controller asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Pacer {
-    /// Paths with a shorter smoothed RTT are not paced.
+    /// Paths with a shorter smoothed RTT get no pacing.
     min_rtt: Duration,
     /// `None` before the first window of packets is sent: no rate is known yet.
     pace: Option<Pace>,
@@ -23,8 +23,8 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// Creates a pacer without a rate. Paths with a smoothed RTT below `min_rtt` are not paced: there, a timer can cost more time than
-    /// the path takes. s2n-quic's limit is 2 ms (`MINIMUM_PACING_RTT`).
+    /// Creates a pacer without a rate. It does not pace paths with a smoothed RTT below `min_rtt`, because a timer can take longer than
+    /// such a path. s2n-quic's limit is 2 ms (`MINIMUM_PACING_RTT`).
     #[must_use]
     pub fn new(min_rtt: Duration) -> Self {
         Self { min_rtt, pace: None, active: false }
@@ -40,7 +40,7 @@ impl Pacer {
 
     /// Returns a packet's departure: never before `now_ns`, and never before that of an earlier packet. Returns `None`
     /// for packets that may simply follow the packets before them: packets that are not congestion controlled (`bytes`
-    /// is 0), all packets while there is no rate, and all on paths with a shorter RTT than the pacer's least.
+    /// is 0), all packets while there is no rate, and all packets on paths with an RTT below `min_rtt`.
     pub fn depart(&mut self, now_ns: u64, bytes: usize, smoothed_rtt: Duration) -> Option<u64> {
         self.active = smoothed_rtt >= self.min_rtt;
         let pace = self.pace.as_mut().filter(|_| self.active && bytes > 0)?;

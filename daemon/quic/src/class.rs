@@ -89,7 +89,7 @@ impl Classes {
     }
 }
 
-/// The marks (SO_MARK) that identify a class's traffic to the kernel's programs; `None` where these use none.
+/// The marks (SO_MARK) by which the kernel's programs recognise a class's traffic; `None` if the programs use no mark.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClassMarks {
     /// The mark of QUIC packets that carry payloads of the class.
@@ -131,7 +131,7 @@ impl Class {
         &self.policy
     }
 
-    /// Returns the rule for dropping payloads, which applies in addition to the bounds.
+    /// Returns the rule for dropping payloads. It applies in addition to the bounds.
     #[must_use]
     pub fn drop_rule(&self) -> DropRule {
         self.policy.drop
@@ -180,11 +180,10 @@ pub struct Terms {
 /// When the deadline of a stream of bytes begins to count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Since {
-    /// At its first byte: the stream is one message, and all of it is due within that time.
+    /// At its first byte: the stream is one message, and its last byte is due within that time.
     #[default]
     First,
-    /// At the first byte after a time with nothing to send: the stream is a long-lived connection, and each burst is a
-    /// message.
+    /// At the first byte after an idle time: the stream is a long-lived connection, and each burst is a message.
     Burst,
 }
 
@@ -288,7 +287,7 @@ impl Cap {
         at_ns
     }
 
-    /// Gives back the reservation for `bytes` and `packets` that will not leave.
+    /// Gives back the reservation for `bytes` in `packets` that will not leave.
     pub fn give_back(&self, bytes: u64, packets: u64) {
         let mut paces = self.0.lock();
         let Paces { bytes: by_bytes, packets: by_packets } = &mut *paces;

@@ -54,7 +54,7 @@ pub enum Congestion {
     },
 }
 
-/// Makes the controllers of an endpoint's connections.
+/// Makes the congestion controllers of an endpoint's connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Controllers {
     /// The algorithm.

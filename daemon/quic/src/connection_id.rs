@@ -1,8 +1,8 @@
 //! What the relay's endpoints give their peers as identification: connection IDs, stateless reset tokens and address tokens.
 //!
 //! All are derived from one secret, which is kept in the state folder. So the kernel's programs can tell our connection IDs
-//! from forged ones without state, every worker recognises the other workers' IDs, and a restarted relay can tell old peers
-//! that their connections are gone.
+//! from forged IDs without state, each worker recognises the other workers' IDs, and a restarted relay can tell old peers that their
+//! connections are gone.
 
 use std::{
     cell::Cell,
@@ -227,8 +227,8 @@ fn config_of(generation: u64) -> u8 {
 pub struct ConnectionIds {
     issuer: Issuer,
     generation: u64,
-    /// Keys by config: for all generations in which this endpoint has issued IDs, and for the generations before and after
-    /// its first. So live connections are still recognised if the clock is set.
+    /// Keys by config, for all generations in which this endpoint has issued IDs, and for the generations before and after its first. So
+    /// the endpoint still recognises live connections if someone sets the clock.
     keys: [Option<Keys>; CONFIGS],
     nonces: Nonces,
     /// The ID that was opened last, and its label: packets of one peer arrive in a row.

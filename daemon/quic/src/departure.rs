@@ -4,8 +4,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc};
 
 use super::class::{Cap, Class};
 
-/// When a class allows the next bytes of one of its tunnels or streams to leave. A reservation for bytes that do not leave is
-/// given back to the class.
+/// When the next bytes of a tunnel or stream may leave, by its class. If they do not leave, the class gets their reservation back.
 #[derive(Debug, Default)]
 pub enum Departure {
     /// Not reserved yet.
@@ -88,8 +87,8 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Gives back the reservation for bytes and packets that have not left, and charges bytes and packets that left without a
-    /// reservation: an upper layer may queue more while the departure is awaited.
+    /// Gives back the reservation for unsent bytes and packets, and charges sent bytes and packets without a reservation: an upper layer
+    /// may queue more before the departure.
     fn settle(mut self, now_ns: u64, bytes: u64, packets: u64) {
         if bytes > self.bytes || packets > self.packets {
             self.cap.reserve(now_ns, bytes.saturating_sub(self.bytes), packets.saturating_sub(self.packets));

@@ -109,7 +109,7 @@ impl Dispatcher {
         }
     }
 
-    /// Lets [`Driver::run`] return as soon as no stream is left, because no more streams will be added.
+    /// Announces that no stream will be added, so that [`Driver::run`] returns after the last stream.
     pub fn retire(&self) {
         self.hub.lock().streams.retire();
         self.wake();
@@ -228,7 +228,7 @@ impl Driver {
         false
     }
 
-    /// Carries out the requests of a stream's writer.
+    /// Handles the requests of a stream's writer.
     fn answer(&mut self, name: u32) {
         let Some(asked) = self.of.hub.lock().streams.answer(name) else { return };
         let Some(stream) = self.stream(name) else { return };

@@ -77,7 +77,7 @@ pub enum Io {
 pub struct Pacing {
     /// How much before its own departure a packet may leave in order to share a message.
     pub quantum: Duration,
-    /// Packets on paths with a shorter smoothed round trip have no departure times.
+    /// Packets get no departure times on paths with a shorter smoothed round trip.
     pub min_rtt: Duration,
     /// The mark of packets (SO_MARK), if any.
     pub mark: Option<u32>,

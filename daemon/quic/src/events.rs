@@ -90,11 +90,11 @@ pub struct ConnectionState {
     pub peer_certificate: Option<Vec<u8>>,
     /// The size of packets at the moment.
     pub packets: PacketSize,
-    /// How much may be sent, and how much has been sent.
+    /// How much the connection may send, and how much it has sent.
     pub account: Account,
     /// Where the connection's events can be traced.
     pub tap: Tap,
-    /// The measurements of its path.
+    /// Measurements of its path.
     pub path: PathStats,
     /// The count of packets that arrive.
     pub heard: Heard,

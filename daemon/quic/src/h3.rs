@@ -195,8 +195,8 @@ impl HttpConnection {
             // There may be more.
             self.stirred.set();
         }
-        // The driver is polled last, so that it acts on the decisions just made. It is also polled when the connection is
-        // over, so that streams learn of the end.
+        // Poll the driver last, so that it acts on the decisions above. Poll it even after the connection is over, so that streams learn of
+        // the end.
         self.driver.poll(cx);
         if let Poll::Ready(Err(error)) = &polled {
             if let Error::Protocol(error) = error {

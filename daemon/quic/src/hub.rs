@@ -170,8 +170,8 @@ impl Hub {
         self.peer_accepts
     }
 
-    /// Opens the flow of a request stream that was just accepted or opened. Until it is admitted ([`Flow::admit`]), its
-    /// datagrams share a little room with the datagrams of all other waiting requests.
+    /// Opens the flow of a new request stream. Until the request is admitted ([`Flow::admit`]), its datagrams share a little room with the
+    /// datagrams of all other waiting requests.
     ///
     /// Streams have to be opened in the order of their IDs: datagrams for a lower ID that is not open are dropped.
     pub fn open(self: &Arc<Self>, stream_id: u64) -> Flow {

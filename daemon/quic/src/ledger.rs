@@ -1,6 +1,6 @@
 //! How much each sender may still send: the bytes handed to the transport, how many of them have left, and the peer's limits.
 //!
-//! The transport reports by callbacks inside the connection's lock ([`account`]). They only add to atomics, put stream names
+//! The transport reports in callbacks inside the connection's lock ([`account`]). They only add to atomics, put stream names
 //! into a channel that never blocks, and wake; the driver reads ([`Ledger`]). A byte counts as gone when it was put into a
 //! packet for the first time; retransmissions are the transport's affair.
 

@@ -18,8 +18,8 @@ const LONGEST_FRAME_HEADER: usize = 9;
 /// known which of them are still worth sending.
 #[derive(Debug, Default)]
 pub struct Queue {
-    /// Bytes of messages that were begun, so they have to be sent whole. `behind` is empty if `front` is: the response of a tunnel
-    /// is one piece, so a tunnel needs no memory for more.
+    /// Bytes of messages that have begun and so must be sent whole. `behind` is empty if `front` is: a tunnel's response is one piece, so a
+    /// tunnel needs no memory for more.
     front: Option<Bytes>,
     behind: VecDeque<Bytes>,
     len: usize,

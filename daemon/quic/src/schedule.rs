@@ -107,8 +107,8 @@ impl From<Schedule> for Schedules {
 }
 
 impl Schedule {
-    /// Returns the schedule that the policy of `classes` calls `name`, with the machine's clock. Without a name, or if no
-    /// schedule has that name, returns the general schedule.
+    /// Returns the schedule `name` of the policy of `classes`, with the machine's clock. Without a name, or without a
+    /// schedule of that name, returns the general schedule.
     #[must_use]
     pub fn named(classes: &Classes, name: Option<&str>) -> Self {
         let policy = classes.policy().schedule_named(name);

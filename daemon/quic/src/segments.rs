@@ -184,8 +184,8 @@ impl Segments {
         })
     }
 
-    /// Returns the longest run from the front that one GSO message can carry: at most `max_segments` payloads of equal
-    /// length, except that the last may be shorter. The result is the run's bytes, the length of its segments and their
+    /// Returns the longest run from the front that fits one GSO message: at most `max_segments` payloads of equal length; only the last may
+    /// be shorter. The result is the run's bytes, the length of its segments and their
     /// number; an empty payload runs alone.
     #[must_use]
     pub fn run(&self, max_segments: usize) -> Option<(&[u8], usize, usize)> {

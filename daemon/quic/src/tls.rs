@@ -34,8 +34,8 @@ const HTTP1: &[u8] = b"http/1.1";
 
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
-    // rustls prefers AES-256 with SHA-384. AES-128 costs a packet less, and SHA-256 a handshake. All implementations have this suite
-    // (RFC 8446 §9.1).
+    // rustls prefers AES-256 with SHA-384. AES-128 makes packets cheaper, and SHA-256 handshakes. All implementations have this suite (RFC
+    // 8446 §9.1).
     provider.cipher_suites = vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
     // AWS-LC takes its first entropy from the CPU's jitter, which lasts 50 ms and more, so this is done before any
     // handshake. Callers that need more than one byte of it find out whether it works.
@@ -50,8 +50,8 @@ pub struct Identity {
     /// The leaf's private key.
     pub key: PrivateKeyDer<'static>,
     /// Authorities whose client certificates are requested and verified; `None` requests none. A client without a
-    /// certificate is admitted, except by [`Identity::prepare_http2`]: its rights are decided per request, where a refusal
-    /// can give the reason.
+    /// certificate is admitted, except by [`Identity::prepare_http2`]. Each request then checks its rights, so that a refusal can give the
+    /// reason.
     pub client_authorities: Option<Vec<CertificateDer<'static>>>,
     /// The revocation lists of these authorities; without any, revocation is not checked. Otherwise there has to be a list
     /// of every authority that signs, including intermediate ones. A list whose next update is overdue still counts.
@@ -75,7 +75,7 @@ impl Identity {
     /// Reads PEM files.
     ///
     /// # Errors
-    /// A file cannot be read or holds no certificate or key; the error names the file and its expected content.
+    /// A file cannot be read, or holds no certificate or key. The error names the file and its expected content.
     pub fn read(files: IdentityFiles<'_>) -> Result<Self> {
         let IdentityFiles { certificate, private_key, client_ca, client_crl } = files;
         Ok(Self {

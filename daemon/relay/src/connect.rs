@@ -19,7 +19,7 @@ use tokio::{
 use super::{Relay, Rules};
 use crate::udp_target::{SocketBuffers, TargetError, UdpTarget, bind_address};
 
-/// How long an address of a TCP target is tried before the next one is tried as well (RFC 8305 §5).
+/// The head start of a TCP target's address before the next one gets an attempt, too (RFC 8305 §5).
 const STAGGER: Duration = Duration::from_millis(250);
 
 /// How many addresses of a TCP target are tried at once: each takes a descriptor.
@@ -46,7 +46,7 @@ impl ConnectedTarget {
 /// Connects to the first of a target's addresses that answers, and returns this address with the connection.
 ///
 /// # Errors
-/// The refusal for the response, from the address that failed last.
+/// The refusal for the response: the one of the last failed address.
 pub async fn first(
     relay: &Relay,
     rules: &Rules,
@@ -69,14 +69,14 @@ pub async fn first(
             let attempt = |address| async move {
                 tcp(relay, rules, address).await.map(|stream| (address, ConnectedTarget::Tcp(stream)))
             };
-            // With a short limit, the stagger is shorter, so that several addresses get a turn within the limit.
+            // A short limit shortens the stagger, so that several addresses get a turn within the limit.
             let racing = staggered(alternate(addresses).into_iter().map(attempt), STAGGER.min(limit / 8));
             timeout(limit, racing).await.unwrap_or(Some(Err(Refusal::ConnectionTimeout))).unwrap_or(Err(refusal))
         }
     }
 }
 
-/// Alternates between the two families of addresses, beginning with the family of the first address (RFC 8305 §4).
+/// Alternates between the two address families, beginning with the first address's family (RFC 8305 §4).
 fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let Some(is_ipv4) = addresses.first().map(SocketAddr::is_ipv4) else { return addresses };
     let (one, other): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|address| address.is_ipv4() == is_ipv4);
@@ -88,7 +88,7 @@ fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
 }
 
 /// Makes attempts until one succeeds, up to [`ATTEMPTS`] at once. The next begins when one has failed, or `stagger` after the last began.
-/// If all fail, returns the error of the attempt that failed last; `None` if there are no attempts.
+/// If all fail, returns the last error; `None` if there are no attempts.
 async fn staggered<T, E>(
     attempts: impl IntoIterator<Item = impl Future<Output = Result<T, E>>>,
     stagger: Duration,
@@ -214,7 +214,7 @@ mod tests {
 
     use super::*;
 
-    /// An attempt that takes `ms` milliseconds, or for ever if `None`. It succeeds if its name is not negative.
+    /// An attempt of `ms` milliseconds, or without end if `None`. It succeeds if its name is not negative.
     async fn attempt((name, ms): (i32, Option<u64>)) -> Result<i32, i32> {
         match ms {
             Some(ms) => sleep(Duration::from_millis(ms)).await,
@@ -223,7 +223,7 @@ mod tests {
         if name < 0 { Err(name) } else { Ok(name) }
     }
 
-    /// Returns the result of attempts, and the milliseconds until it came.
+    /// Returns the result of attempts, and its time in milliseconds.
     async fn race<const N: usize>(attempts: [(i32, Option<u64>); N]) -> (Option<Result<i32, i32>>, u128) {
         let begun = Instant::now();
         (staggered(attempts.map(attempt), STAGGER).await, begun.elapsed().as_millis())

@@ -235,8 +235,8 @@ impl Relay {
         schedules.entry(listener).or_insert_with(first).clone()
     }
 
-    /// Returns the name of a connection's schedule: the schedule that a rule assigns to its user or, without a rule, its
-    /// listener's schedule; `None` if it is the default schedule.
+    /// Returns the name of a connection's schedule: from a rule for its user or, without a rule, from its listener; `None` for the default
+    /// schedule.
     #[must_use]
     pub fn schedule_of(&self, client: &RelayClient) -> Option<String> {
         self.schedule_name(client.user().map(|user| &**user), client.listener)

@@ -76,7 +76,7 @@ pub fn identify(
     Ok(user)
 }
 
-/// Takes the places that a request for a model needs, as for a tunnel of the same user.
+/// Takes the places for a request for a model, as for a tunnel of the same user.
 ///
 /// # Errors
 /// The refusal for the response.

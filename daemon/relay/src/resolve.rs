@@ -52,7 +52,7 @@ const QUESTIONS: usize = 4096;
 /// How many addresses of each family are used: the owner of a name should not decide how many are tried.
 const ADDRESSES_PER_FAMILY: usize = 8;
 
-/// How long addresses of one family wait for addresses of the other: some name servers never answer queries for one of them
+/// How long one family's addresses wait for the other family's: some name servers never answer queries for one of them
 /// (compare the resolution delay of RFC 8305 §3, which assumes that late answers can still be used).
 const SECOND_FAMILY_DELAY: Duration = Duration::from_millis(300);
 

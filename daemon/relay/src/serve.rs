@@ -185,7 +185,7 @@ impl Relay {
     }
 }
 
-/// Serves a request until its end. `opening` is [`open`], in a box, so that its memory is free during the tunnel's life.
+/// Serves a request until its end. `opening` is a boxed [`open`], so that its memory is free during the tunnel's life.
 async fn serve_request<F: Future<Output = Option<OpenTunnel>>>(opening: Pin<Box<F>>) {
     if let Some(open) = opening.await {
         open.serve().await;
@@ -225,7 +225,7 @@ struct OpenTunnel {
     pump: Pin<Box<dyn Future<Output = &'static str> + Send>>,
 }
 
-/// Decides about a request when its turn has come, and opens its tunnel or answers it otherwise.
+/// Decides on a request when its turn comes: opens its tunnel, or answers it in another way.
 async fn open(
     relay: Arc<Relay>,
     client: Arc<RelayClient>,
@@ -348,7 +348,7 @@ async fn expiry(at: Option<SystemTime>) {
         if left.is_zero() {
             return;
         }
-        // The clock may be set in the meantime. In a box, because few tunnels have an expiry.
+        // Someone may set the clock in the meantime. In a box, because few tunnels have an expiry.
         Box::pin(tokio::time::sleep(left.min(EXPIRY_LOOK))).await;
     }
 }

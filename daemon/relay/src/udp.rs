@@ -65,7 +65,7 @@ pub struct UdpPump {
     uplink: Segments,
     /// The part of the uplink that is sent next, if the class has a rate.
     chunk: Segments,
-    /// Whom to ask for the client's settings, as long as they are missing: they may arrive after its first request.
+    /// The connection to ask for the client's settings while they are missing: they may arrive after its first request.
     unsettled: Option<Box<h3::Client>>,
     idle: Duration,
     last_moved: Instant,
@@ -81,8 +81,8 @@ pub struct UdpPump {
 }
 
 impl UdpPump {
-    /// Joins an accepted tunnel of `client` to its target's socket, through the gate of its class. `queue_bytes` bounds the
-    /// queue to either side; moved payloads are counted in `traffic`.
+    /// Joins an accepted tunnel of `client` to its target's socket, through the gate of its class. `queue_bytes` bounds the queue in each
+    /// direction, and `traffic` counts moved payloads.
     #[must_use]
     pub fn new(
         (tunnel, client): (UdpTunnel, h3::Client),

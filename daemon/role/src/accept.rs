@@ -51,8 +51,8 @@ impl AcceptCounters {
     }
 
     /// Counts the end of a handshake with a caller of the control plane: "completed", "failed", "timeout", "crowded" if it made room
-    /// for another, or "limit" if the caller may only read and has its maximum of connections. "silent" counts callers that sent nothing
-    /// after that. Without TLS, only "limit" and "silent" occur.
+    /// for another, or "limit" if a caller that may only read has its maximum of connections. "silent" counts callers that sent nothing
+    /// after the handshake. Without TLS, only "limit" and "silent" occur.
     pub fn handshake(&self, result: &'static str) {
         self.handshakes.get_or_create(&Ended { result }).inc();
     }
@@ -144,7 +144,7 @@ fn is_about_the_caller(error: &io::Error) -> bool {
         .contains(&error.kind())
 }
 
-/// Callers known only by their addresses. Their number is limited in total, and per place.
+/// Callers without a name, known only by their addresses. Their number is limited in total, and per place.
 #[derive(Debug)]
 pub struct Strangers<T> {
     /// The oldest first.

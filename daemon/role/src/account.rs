@@ -29,7 +29,7 @@ pub struct UserAccount {
     /// Bytes used this month.
     pub used_bytes: AtomicU64,
     used_up: Notify,
-    /// The pace of requests. Each request counts as one byte.
+    /// The rate limit of requests. Each request counts as one byte.
     requests: Mutex<Pace>,
 }
 

@@ -11,7 +11,7 @@ use super::own_sockets;
 pub struct BindError {
     address: SocketAddr,
     cause: io::Error,
-    /// The address on which this process itself listens, if that is why binding failed.
+    /// The address of this process's own listener, if it caused the failure.
     own: Option<SocketAddr>,
 }
 

@@ -19,11 +19,11 @@ use crate::accept::Accepting;
 /// The backlog of a local address while it accepts no connections.
 const BACKLOG: i32 = 1024;
 
-/// TCP keepalive: the silence before a client's first probe, the interval between probes, and the number of unanswered probes after
-/// which its connection ends. Otherwise, clients whose host or path has vanished would keep their places for ever.
+/// TCP keepalive: the idle time before the first probe, the interval between probes, and the number of unanswered probes before the
+/// connection closes. Without it, clients whose host or path has vanished would keep their places for ever.
 const PROBES: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(15), 4);
 
-/// The number of bytes that the kernel takes beyond the client's window, as [`buffer_little`] sets it.
+/// How many bytes the kernel takes beyond the client's window; set by [`buffer_little`].
 const UNSENT_BYTES: u32 = 128 << 10;
 
 /// Called when a client has to wait for a place.
@@ -86,8 +86,7 @@ impl Door {
         self.max_connections
     }
 
-    /// Waits for a place and then for a client, and returns the client with its place. Keepalive probes end the connection if the
-    /// client's host vanishes.
+    /// Waits for a place, then for a client, and returns both. Keepalive probes close the connection if the client's host vanishes.
     pub async fn next(&mut self) -> (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>) {
         if self.places.available_permits() == 0 {
             (self.on_full)();
@@ -115,10 +114,10 @@ impl Door {
     }
 }
 
-/// Keeps the kernel from taking much more than the client takes, so that a slow client is not mistaken for one that takes nothing: a full
-/// buffer of the kernel has room again only when a third of it, which may be megabytes, has left.
+/// Limits the kernel's send buffer, because a slow client would otherwise look like one that has stopped reading: a full send buffer has
+/// room again only after a third of it has left, which may be megabytes.
 pub fn buffer_little(stream: &TcpStream) {
-    // Fails only for a connection that has ended.
+    // Fails only if the connection is closed.
     _ = SockRef::from(stream).set_tcp_notsent_lowat(UNSENT_BYTES);
 }
 

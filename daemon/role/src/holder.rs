@@ -1,4 +1,4 @@
-//! The party that is charged for a shared resource: a tunnel, a lookup, a body.
+//! The owner of a share of a common resource: a tunnel, a lookup, a body.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -8,19 +8,19 @@ use std::{
 use ipnet::IpNet;
 
 /// A user or, where clients need not authenticate, the client's network: the smallest block usually assigned to one
-/// customer (a /24 or a /56). The customer can use all addresses in it at no cost, so they count as one.
+/// customer (a /24 or a /56). A customer can use all these addresses at no cost, so they count as one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
     /// A user, by name.
     User(Arc<str>),
     /// A network of clients.
     Network(IpNet),
-    /// All clients without a known user or address, together.
+    /// All clients whose user and address are unknown, together.
     Unknown,
 }
 
 impl Holder {
-    /// Returns the holder for a request from the address `client`, by `user` if authentication was required.
+    /// Returns the holder of a request: `user` if authentication was required, otherwise the network of `client`.
     #[must_use]
     pub fn of(user: Option<&Arc<str>>, client: Option<SocketAddr>) -> Self {
         match (user, client) {

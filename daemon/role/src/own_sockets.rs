@@ -9,8 +9,8 @@ use std::{
 
 use config::targets::Protocol;
 
-/// Returns an address on which this process listens and that prevents binding `address`: the ports are equal, and the IP addresses are
-/// equal or one is unspecified. Returns `None` if there is none, or if it cannot be read from `/proc`.
+/// Returns the address of a listener of this process that blocks `address`: the ports are equal, and the IP addresses are equal or one is
+/// unspecified. Returns `None` without such a listener, or if `/proc` does not show it.
 #[must_use]
 pub fn overlapping(protocol: Protocol, address: SocketAddr) -> Option<SocketAddr> {
     let links = fs::read_dir("/proc/self/fd").ok()?.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());

@@ -118,9 +118,8 @@ impl TcpPump {
         }
     }
 
-    /// Sends `bytes`, which were already read from the socket, and then the next `wanted` bytes from it. Further bytes belong to
-    /// another request, which would get no answer: the tunnel ends with a reset, so that the application does not wait for the
-    /// answer.
+    /// Sends `bytes`, already read from the socket, and then the socket's next `wanted` bytes. Further bytes belong to another request,
+    /// which would get no answer. The tunnel then ends with a reset, so that the application does not wait.
     #[must_use]
     pub fn behind(mut self, bytes: &[u8], wanted: u64) -> Self {
         if !bytes.is_empty() {

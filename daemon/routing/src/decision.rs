@@ -104,7 +104,7 @@ pub struct EngineSnapshot {
     /// Its known costs, in nanoseconds: of a step on the host and on the GPU, of each sequence in the step, of a prompt, and of
     /// each token of the prompt; and the fraction by which one fully busy engine on the same GPU slows it.
     pub cost: [f64; 6],
-    /// The tokens of the request's prompt that it was expected to have in its cache. Records of earlier versions lack it.
+    /// The expected number of the prompt's tokens in its cache. Records of earlier versions lack it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub cached_tokens: u32,
 }
@@ -135,7 +135,7 @@ pub struct AnswerOutcome {
     pub met: bool,
 }
 
-/// Whether a number is left out of a record.
+/// Whether a record leaves out a number.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 const fn is_zero(number: &u32) -> bool {
     *number == 0
@@ -181,7 +181,7 @@ impl ReturnPath {
 }
 
 impl EngineSnapshot {
-    /// Returns the snapshot of a model's engine with the index `place`, which has `cached_tokens` of the prompt in its cache.
+    /// Returns the snapshot of the model's engine `place`, with `cached_tokens` of the prompt in its cache.
     #[must_use]
     pub fn of(model: &str, place: usize, replica: &Replica, cached_tokens: u32) -> Self {
         let Cost { host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing } =

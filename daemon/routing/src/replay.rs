@@ -15,7 +15,7 @@ use crate::{decision::Decision, policy};
 pub struct NamedPolicy<'a> {
     /// The policy.
     pub policy: &'a RoutingPolicy,
-    /// The models in the order of the policy; if empty, the models of each record.
+    /// The models, in the policy's order. If empty, each record's own models.
     pub models: &'a [String],
     /// The classes, in the same way.
     pub classes: &'a [String],

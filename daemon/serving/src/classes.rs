@@ -15,7 +15,7 @@ use crate::{openai::RoutingFields, tenants::key_digest};
 /// The header field in which a client requests a class. Rules decide which class the client gets.
 const ASKED_CLASS: &str = "x-paced-class";
 
-/// Returns the properties of a request that rules can match: those of its head and, once the body has been read, of its `fields`.
+/// Returns the properties of a request that rules can match. `fields` holds the fields of the body, if the caller has parsed it.
 pub(crate) fn subject<'a>(
     user: Option<&'a str>,
     listener: SocketAddr,
@@ -31,8 +31,8 @@ pub(crate) fn subject<'a>(
     }
 }
 
-/// Gives each request at a local address of an edge its class: the class that the configuration names for the address, or else the
-/// class that the policy's rules choose. Policy changes apply to all clones.
+/// Gives each request at an edge's local address its class: from the configuration of the address, or else from the policy's rules. Policy
+/// changes apply to all clones.
 #[derive(Clone, Debug)]
 pub struct RequestClasses {
     /// The class that the configuration names.
@@ -55,20 +55,20 @@ pub struct RequestClass {
 }
 
 impl RequestClasses {
-    /// Returns the classes for the local address `listener`, without keys. If `class` is given, all its requests are of that class. No
-    /// policy is in force yet.
+    /// Returns the classes for the local address `listener`, without keys or a policy in force. With `class`, all its requests are of that
+    /// class.
     #[must_use]
     pub fn new(class: Option<String>, listener: SocketAddr) -> Self {
         Self { class, listener, keys: Arc::default(), in_force: Arc::default() }
     }
 
-    /// Returns the classes for a configured local address, with its keys. No policy is in force yet.
+    /// Returns the classes for a configured local address, with its keys, but without a policy in force.
     #[must_use]
     pub fn at(serve: &Serve) -> Self {
         Self { keys: serve.keys.clone().into(), ..Self::new(serve.class.clone(), serve.listen) }
     }
 
-    /// Returns the holder of the key that a request shows, if the configuration names the key and it has not expired at `now`.
+    /// Returns the holder of the key in a request's head, if the configuration names the key and it has not expired at `now`.
     fn user(&self, head: &RequestHead, now: SystemTime) -> Option<&str> {
         if self.keys.is_empty() {
             return None;
@@ -95,8 +95,8 @@ impl RequestClasses {
         Arc::strong_count(&self.in_force) > 1
     }
 
-    /// Returns the class of a request that arrived at `now`. The body is parsed only if a rule needs one of its fields. If it cannot be parsed, rules see
-    /// none of its fields, and the gateway reports the error to the client.
+    /// Returns the class of a request that arrived at `now`. Parses the body only if a rule needs one of its fields. If parsing fails,
+    /// rules see no field of the body, and the gateway reports the error to the client.
     pub(crate) fn of(&self, head: &RequestHead, body: &[u8], now: SystemTime) -> RequestClass {
         let Some(classes) = self.in_force.load_full() else {
             return RequestClass { class: Arc::default(), is_chosen: false };

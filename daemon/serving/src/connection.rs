@@ -1,5 +1,5 @@
-//! A client's TCP connection, with HTTP/1.1 or HTTP/2, at an edge or at a gateway's own listener: the limits on what the client
-//! may send and keep open, on how long it may take nothing, and the end of the connection.
+//! A client's TCP connection, with HTTP/1.1 or HTTP/2, at an edge or at a gateway's own listener: what the client may send and keep open,
+//! how long it may stop reading, and how the connection ends.
 
 mod taken;
 
@@ -46,10 +46,10 @@ const HEAD_BYTES: u32 = 64 << 10;
 /// The preface with which a client begins HTTP/2 (RFC 9113 §3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// The number of bytes of the preface that identify HTTP/2: no method begins with them.
+/// How many bytes of the preface identify HTTP/2: no method begins with them.
 const TELLING_BYTES: usize = 3;
 
-/// The interval between peeks while only some of these bytes have arrived, because a peek then returns at once.
+/// The interval between peeks while only some of these bytes are there: a peek then returns at once.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// A version of HTTP.
@@ -62,11 +62,10 @@ pub(crate) enum HttpVersion {
 }
 
 impl HttpVersion {
-    /// Detects the version with which a client begins a connection without TLS. A client with prior knowledge begins with HTTP/2
-    /// (RFC 9113 §3.3).
+    /// Detects a client's HTTP version on a connection without TLS. A client with prior knowledge begins with HTTP/2 (RFC 9113 §3.3).
     ///
     /// # Errors
-    /// The client does not send enough bytes `within` this time, or disconnects.
+    /// The client disconnects, or does not send enough bytes `within` the time.
     pub(crate) async fn of_beginning(stream: &TcpStream, within: Duration) -> io::Result<Self> {
         let looking = async {
             loop {
@@ -90,9 +89,9 @@ pub(crate) struct ConnectionTerms {
     pub(crate) version: HttpVersion,
     /// How long the connection may stay without a request.
     pub(crate) idle: Duration,
-    /// How long the client may take nothing of an answer. Over HTTP/1.1, the connection then ends; over HTTP/2, the stream is reset.
+    /// How long the client may stop reading an answer. After that, the connection closes (HTTP/1.1) or the stream is reset (HTTP/2).
     pub(crate) patience: Patience,
-    /// Becomes true when the connection may begin no more requests; `None` if the caller ends the connection by dropping it.
+    /// True once the connection may begin no more requests; `None` if the caller ends the connection by dropping it.
     pub(crate) ending: Option<watch::Receiver<bool>>,
 }
 
@@ -122,7 +121,7 @@ pub(crate) async fn serve<A, F, B, E>(
         HttpVersion::One => {
             let serving = http1::Builder::new()
                 .timer(TokioTimer::new())
-                // A token is short: copying it behind its chunk's size costs less than letting the kernel gather the two.
+                // A token is short, so a copy behind its chunk's size costs less than a gathering write.
                 .writev(false)
                 .max_buf_size(HEAD_BYTES as usize)
                 .header_read_timeout(idle)
@@ -160,7 +159,7 @@ pub(crate) async fn serve<A, F, B, E>(
                         let now = (requests.open.load(Relaxed), requests.begun.load(Relaxed));
                         if now.0 == 0 && known == Some(now) {
                             if std::mem::replace(&mut is_idle, true) {
-                                // The last bytes of an answer still wait for a client that does not take them.
+                                // The client has not yet read the last bytes of an answer.
                                 break Ok(());
                             }
                             serving.as_mut().graceful_shutdown();
@@ -176,7 +175,7 @@ pub(crate) async fn serve<A, F, B, E>(
     }
 }
 
-/// Waits until `ending` is set, or its sender is gone; for ever without a receiver.
+/// Waits until `ending` is true or its sender is gone. Without a receiver, waits for ever.
 pub(crate) async fn ends(ending: &mut Option<watch::Receiver<bool>>) {
     match ending {
         Some(ending) => _ = ending.wait_for(|ends| *ends).await,
@@ -184,8 +183,8 @@ pub(crate) async fn ends(ending: &mut Option<watch::Receiver<bool>>) {
     }
 }
 
-/// Reads the rest of a request's body and drops it, within a time and a number of bytes. Bytes that stay unread would reset the
-/// connection, and the client would lose the answer (RFC 9112 §9.6).
+/// Reads the rest of a request's body and drops it, up to a time and a number of bytes. Unread bytes would reset the connection, and the
+/// client would lose the answer (RFC 9112 §9.6).
 pub(crate) async fn discard(body: &mut Incoming, (within, most_bytes): (Duration, usize)) {
     let mut room_bytes = most_bytes;
     let reading = async {
@@ -222,7 +221,7 @@ impl Drop for OpenRequest {
     }
 }
 
-/// The body of an answer, with a value that is kept until the body is dropped.
+/// The body of an answer, and a value that lives as long.
 pub(crate) struct KeptBody<B, K> {
     pub(crate) body: B,
     pub(crate) _kept: K,
@@ -261,7 +260,7 @@ mod tests {
     const STALL: Duration = Duration::from_secs(30);
     const HOUR: Duration = Duration::from_secs(3_600);
 
-    /// A server whose answers all have this number of bytes.
+    /// A server. Each answer has this number of bytes.
     struct Server {
         serving: JoinHandle<()>,
         untaken: Arc<AtomicUsize>,
@@ -309,7 +308,7 @@ mod tests {
     /// The window of each stream.
     const WINDOW_BYTES: u32 = (1 << 16) - 1;
 
-    /// A client of HTTP/2, whose connection lives in a task, and its request.
+    /// A client of HTTP/2 and its request. The connection runs in a task.
     async fn by_http_2(ours: DuplexStream) -> client::conn::http2::SendRequest<Full<Bytes>> {
         let mut builder = client::conn::http2::Builder::new(TokioExecutor::new());
         builder.initial_stream_window_size(WINDOW_BYTES);
@@ -322,7 +321,7 @@ mod tests {
         requests.send_request(Request::new(Full::default())).await.unwrap().into_body()
     }
 
-    /// Takes 16 KiB of an answer every ten seconds; returns how many bytes came, and whether the answer was complete.
+    /// Takes 16 KiB of an answer every ten seconds. Returns the number of bytes, and whether the answer was complete.
     async fn take_slowly(mut answer: Incoming) -> (usize, bool) {
         let (mut bytes, mut pause_at) = (0, 0);
         loop {
@@ -355,7 +354,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_last_bytes_of_an_answer_by_http_2_hold_an_idle_connection_for_a_while_only() {
-        // The last part exceeds the window by a byte.
+        // The last part is a byte larger than the window.
         let (server, ours) = Server::new(HttpVersion::Two, WINDOW_BYTES as usize + 1);
         let mut requests = by_http_2(ours).await;
         let _untaken = ask(&mut requests).await;

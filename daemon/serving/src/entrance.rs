@@ -78,7 +78,7 @@ pub struct ClientLimits {
     pub max_requests: usize,
     /// How long a connection may be without a request.
     pub idle: Duration,
-    /// How long a client may take nothing of an answer.
+    /// How long a client may stop reading an answer.
     pub patience: Patience,
 }
 
@@ -88,7 +88,7 @@ pub struct Asked<W: GatewayAccess + ?Sized> {
     pub request: Request,
     /// Kept while the request lives.
     pub place: W::Place,
-    /// A path for a copy of the request, if there has to be a copy.
+    /// A path for a copy of the request, if one is needed.
     pub other_path: Option<W::OtherPath>,
 }
 
@@ -141,7 +141,7 @@ pub trait GatewayAccess: Send + Sync + 'static {
     /// Whether there is a gateway that was not `tried`.
     fn has_others(&self, tried: &[usize]) -> bool;
 
-    /// Completes when the path of a request or its gateway is silent and there is another: without an answer yet, the request is sent anew.
+    /// Completes when a request's path or gateway is silent and another one exists. The edge then sends a request without an answer again.
     fn lost(&self, place: &Self::Place) -> impl Future<Output = ()> + Send;
 
     /// Notes that the gateway has accepted a request and works on it.
@@ -157,7 +157,7 @@ pub struct ModelEntrance<W> {
     classes: RequestClasses,
     limits: ClientLimits,
     access: Arc<AccessLog>,
-    /// How many requests there were.
+    /// The number of requests so far.
     requests: AtomicU64,
     /// The places for concurrent requests.
     places: Arc<Semaphore>,
@@ -166,7 +166,7 @@ pub struct ModelEntrance<W> {
 type Answered<P> = Response<Either<Full<Bytes>, Answer<P>>>;
 
 impl<W: GatewayAccess> ModelEntrance<W> {
-    /// Returns an address whose requests go to `gateways`; `classes` decide the class of each, and `access` gets the record of each.
+    /// Returns an address whose requests go to `gateways`. `classes` gives each request its class, and `access` records it.
     #[must_use]
     pub fn new(gateways: W, classes: RequestClasses, limits: ClientLimits, access: Arc<AccessLog>) -> Arc<Self> {
         let (requests, places) = (AtomicU64::new(0), Arc::new(Semaphore::new(limits.max_requests)));
@@ -460,7 +460,7 @@ mod tests {
         fn answered(&self, (): &(), _: Option<&ResponseHead>) {}
     }
 
-    /// Sends a request to an edge that reads bodies of up to 1,000 bytes, then `body_bytes`, and returns the edge's whole answer.
+    /// Sends a request and then `body_bytes` to an edge that reads bodies of up to 1,000 bytes. Returns the edge's whole answer.
     async fn send(fields: &str, body_bytes: usize) -> std::io::Result<String> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;

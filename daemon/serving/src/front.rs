@@ -199,7 +199,7 @@ impl Hall {
             let (hall, newcomer) = (hall.clone(), newcomer.clone());
             async move { hall.answer(request, from, &newcomer, open).await }
         };
-        // Without a gateway there are no answers.
+        // No gateway, no answers.
         let time = (self.source)().map_or(self.idle, |(gateway, _)| gateway.stall_timeout());
         let metrics = self.metrics.clone();
         let patience = Patience { time, on_end: Arc::new(move || metrics.untaken()) };
@@ -207,7 +207,7 @@ impl Hall {
         connection::serve(stream, terms, answer).await;
     }
 
-    /// Passes a request to the gateway; `open` lives until the gateway has answered and the answer has been handed over.
+    /// Passes a request to the gateway. `open` lives until the connection has taken the gateway's whole answer.
     async fn answer(
         &self,
         request: hyper::Request<Incoming>,

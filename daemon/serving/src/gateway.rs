@@ -120,8 +120,8 @@ impl From<Gone> for Failure {
 
 impl Gateway {
     /// Prepares a gateway with idle engines and the knowledge that was `learned` before. It enters its requests in `live` and
-    /// their tokens in `spending`, and leaves decisions of its aliases' policies in `decisions`, if they are to be recorded. Requests that
-    /// the gateway `before` still has at the same engines of the same models count there.
+    /// their tokens in `spending`, and leaves its aliases' decisions in `decisions` if they are recorded. Open requests of the gateway
+    /// `before` at the same engines of the same models still count.
     ///
     /// # Errors
     /// A file with a key cannot be read, or contains characters that no field may; or a file with a policy cannot be used.
@@ -211,7 +211,7 @@ impl Gateway {
         self.settings == other.settings && files(self) == files(other) && self.policies == other.policies
     }
 
-    /// Returns how long a client may take nothing of an answer.
+    /// Returns how long a client may stop reading an answer.
     #[must_use]
     pub const fn stall_timeout(&self) -> Duration {
         self.settings.stall_timeout
@@ -418,7 +418,7 @@ impl Gateway {
     }
 }
 
-/// Lets `routes` see the requests that the gateway `before` has at the same engines of the same models.
+/// Lets `routes` see the requests of the gateway `before` at the same engines of the same models.
 fn share_requests(routes: &Routes, models: &[Model], before: &Gateway) {
     for (place, model) in models.iter().enumerate() {
         let Some(known) = before.models.iter().position(|known| known.name == model.name) else { continue };

@@ -101,7 +101,7 @@ impl EngineHealth {
 }
 
 impl Health {
-    /// Returns the health of an untried engine; `is_checked` says whether it will be checked.
+    /// Returns the health of an untried engine. `is_checked` says whether the gateway checks it.
     #[must_use]
     pub fn new(is_checked: bool) -> Self {
         Self { is_checked, ..Self::default() }

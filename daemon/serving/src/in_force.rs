@@ -1,5 +1,4 @@
-//! The gateway in force and the classes of the policy in force. All listeners (a relay's and the gateway's own) look them up here
-//! for each request.
+//! The gateway and the policy's classes in force. All listeners (a relay's and the gateway's own) look them up here for each request.
 
 use std::sync::Arc;
 
@@ -9,17 +8,16 @@ use quic::class::Classes;
 
 use crate::gateway::Gateway;
 
-/// The gateway that now answers requests, if there is one, and the classes that it gives them.
+/// The gateway that answers requests now, if there is one, and the classes for these requests.
 pub struct GatewayInForce {
     gateway: ArcSwapOption<Gateway>,
     classes: ArcSwap<Classes>,
-    /// Locked while a gateway receives its order of requests, so that the last order that it receives is the order of the policy
-    /// in force.
+    /// Locked while a gateway gets its order of requests, so its last order is always that of the policy in force.
     ordering: Mutex<()>,
 }
 
 impl GatewayInForce {
-    /// Creates the place for a gateway, without one yet; these classes are in force.
+    /// Starts without a gateway, with these classes in force.
     #[must_use]
     pub fn new(classes: Arc<Classes>) -> Arc<Self> {
         Arc::new(Self { gateway: ArcSwapOption::default(), classes: ArcSwap::new(classes), ordering: Mutex::default() })
@@ -38,13 +36,13 @@ impl GatewayInForce {
     }
 
     /// Replaces the gateway for new requests; the old one finishes the requests that it has begun. The new one orders requests by
-    /// the policy in force, which may differ from the policy that it was prepared with.
+    /// the policy in force, even if it was prepared with another policy.
     pub fn replace(&self, gateway: Option<Arc<Gateway>>) {
         self.gateway.store(gateway);
         self.order();
     }
 
-    /// Puts the classes of another policy in force, also for the order of waiting requests.
+    /// Puts another policy's classes in force, also for the order of waiting requests.
     pub fn replace_classes(&self, classes: Arc<Classes>) {
         self.classes.store(classes);
         self.order();

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A gateway's knowledge. A model or an engine that is no longer configured is forgotten.
+/// A gateway's knowledge. It forgets models and engines that are no longer configured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Learned {
     /// The average number of tokens in an answer, and of bytes of a body per token of a prompt; `None` before any was

@@ -226,7 +226,7 @@ impl GatewayMetrics {
         self.evicted.inc();
     }
 
-    /// Counts an answer whose client took none of it for so long that the rest was discarded.
+    /// Counts an answer whose rest was discarded because its client stopped reading.
     pub(crate) fn untaken(&self) {
         self.untaken.inc();
     }

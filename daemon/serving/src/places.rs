@@ -73,7 +73,7 @@ struct Wish {
 struct Replica {
     work: Arc<EngineWork>,
     health: Health,
-    /// The requests of the engine's other clients that it last reported, and when.
+    /// The last report about the requests of the engine's other clients, and its time.
     others: Option<(Reported, u64)>,
     answered: u64,
     failed: u64,
@@ -84,7 +84,7 @@ struct Replica {
 pub struct EngineStatus {
     /// How many requests it works on.
     pub in_flight: u32,
-    /// The requests of the engine's other clients that it works on, as far as is known.
+    /// The requests of the engine's other clients, from its last report.
     pub others: Reported,
     /// Whether it gets requests, and why not.
     pub health: EngineHealth,
@@ -149,8 +149,8 @@ impl Engines {
         state.replicas.iter_mut().for_each(|replica| replica.health = Health::new(is_checked));
     }
 
-    /// Counts the requests of an engine together with those that `before`, where it has the index `known`, gave it and still gives it:
-    /// after a reload, both serve the engine until the requests of `before` have ended. Call it before the first request.
+    /// Shares the count of an engine's requests with `before`, where the engine has the index `known`. After a reload, both use the engine
+    /// until the requests of `before` have ended. Call this before the first request.
     pub fn share(self: &Arc<Self>, replica: usize, before: &Arc<Self>, known: usize) {
         let Some(work) = before.state.lock().replicas.get(known).map(|known| known.work.clone()) else { return };
         [before, self].into_iter().for_each(|sharer| work.share(sharer));
@@ -164,8 +164,9 @@ impl Engines {
         self.state.lock().queue.reorder(discipline);
     }
 
-    /// Takes a place at the preferred engine if the preference weighs cached prompts, or else at the engine that may know the beginning of
-    /// the prompt, or else at the preferred engine, or else at the least busy one, but at none in `tried`. Without a free place, waits for one in the order that `claim` gives. A request that an engine has
+    /// Takes a place at an engine that is not in `tried`. A preference that weighs cached prompts comes first, then the engine that may
+    /// know the beginning of the prompt, then any other preference, then the least busy engine. Without a free place, waits for one in the
+    /// order of `claim`. A request that an engine has
     /// already tried does not wait.
     ///
     /// # Errors
@@ -208,7 +209,7 @@ impl Engines {
         picked.map(|(replica, _)| replica)
     }
 
-    /// Returns how many bytes of a prompt each engine probably has in its cache.
+    /// Returns how many bytes of the prompt each engine probably has in its cache.
     #[must_use]
     pub fn cached_bytes(&self, prefix: &PrefixHashes) -> Vec<usize> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());

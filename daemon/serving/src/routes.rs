@@ -40,7 +40,7 @@ const FIRST_BYTES_PER_TOKEN: f64 = 4.0;
 /// The bytes of a token on the path: about an event of a chat with its frame.
 const BYTES_PER_TOKEN: u32 = 220;
 
-/// How many prompts an engine must have read alone before predictions weigh its cache against its load.
+/// How many prompts an engine must read alone before predictions weigh its cache against its load.
 const KNOWN_PROMPTS: u64 = 8;
 
 /// How much one fully busy engine on the same GPU slows another: they take turns on it. From outside, this cannot be distinguished
@@ -91,7 +91,7 @@ pub struct RouteQuery<'a> {
     pub alias: Option<usize>,
     /// The name of its class.
     pub class: &'a str,
-    /// What its prompt may share with earlier ones.
+    /// The part of its prompt that earlier prompts may share.
     pub prefix: &'a PrefixHashes,
 }
 
@@ -112,7 +112,7 @@ pub struct Route {
     request: RoutedRequest,
     path: ClientPath,
     at_ns: u64,
-    /// How many tokens of its prompt each engine of all models probably has in its cache; empty if none has any.
+    /// How many tokens of its prompt each engine of all models probably has in its cache; empty if no engine has any.
     cached: Vec<u32>,
     /// The index of its class among the known lengths.
     class: usize,
@@ -213,8 +213,8 @@ impl Routes {
         Self { state: Mutex::new(known), engines, worths, recorder: Recorder::of(settings), now_ns }
     }
 
-    /// Lets a policy see the requests that the routes `before` began at an engine and that have not ended, together with those to come. The
-    /// engine is named by the index of its model and its index in it, here and `known` in `before`. Call it before the first request.
+    /// Shares the requests at an engine with the routes `before`, so policies also see open requests from there. `(model, engine)` are the
+    /// engine's indices here, and `known` its indices in `before`. Call this before the first request.
     pub fn share(&self, (model, engine): (usize, usize), before: &Self, known: (usize, usize)) {
         let shared = before.state.lock().flights_at(known.0, known.1).cloned();
         if let (Some(flights), Some(shared)) = (self.state.lock().flights_at(model, engine), shared) {
@@ -222,7 +222,8 @@ impl Routes {
         }
     }
 
-    /// Restores earlier knowledge: averages, and the curves of engines, by the index of the model and the index of the engine in it.
+    /// Restores earlier knowledge: averages, and the curves of engines. `curve` takes the index of the model and the index of the engine in
+    /// it.
     pub fn recall(&self, averages: Option<(f64, f64)>, curve: impl Fn(usize, usize) -> Option<Curve>) {
         let mut known = self.state.lock();
         if let Some((answer_tokens, bytes_per_token)) =
@@ -363,8 +364,8 @@ impl Routes {
         self.engine(route).filter(|_| is_chosen)
     }
 
-    /// Whether the choice weighed the prompt in the cache of an engine against the load there: part of the prompt is cached somewhere,
-    /// and all engines of the model have shown what prompts cost them.
+    /// Whether the choice weighed cached prompts against load: an engine has part of the prompt in its cache, and the cost of prompts is
+    /// known for all usable engines of the model.
     #[must_use]
     pub fn weighs_cache(&self, route: &Route) -> bool {
         let known = self.state.lock();
@@ -395,15 +396,15 @@ impl Routes {
         route.choice = Some(chooser.moved(choice, (to, waited_ns), &route.request, &state));
     }
 
-    /// Whether the engine of a prediction is idle. There, a request costs other requests nothing, and shows whether the knowledge about
-    /// the engine still holds.
+    /// Whether the predicted engine is idle. A request there costs other requests nothing, and shows whether the knowledge about the engine
+    /// still holds.
     #[must_use]
     pub fn is_idle(&self, route: &Route) -> bool {
         let engines = self.engines.get(route.model);
         engines.zip(self.engine(route)).is_some_and(|(engines, replica)| engines.in_flight(replica) == 0)
     }
 
-    /// Returns an engine's costs, as far as they are known.
+    /// Returns the known costs of an engine.
     #[must_use]
     pub fn cost(&self, model: usize, replica: usize) -> Option<Cost> {
         self.state.lock().replica(model, replica).map(|replica| replica.curve.cost())
@@ -434,7 +435,7 @@ impl Known {
         (prompt, self.lengths.expect(class, wanted.max_tokens, self.answer_tokens))
     }
 
-    /// Returns how many tokens of a prompt each engine of all models probably has in its cache; empty if none has any.
+    /// Returns how many tokens of the prompt each engine of all models probably has in its cache; empty if no engine has any.
     fn cached(&self, engines: &[Arc<Engines>], asked: RouteQuery<'_>) -> Vec<u32> {
         let mut cached = Vec::new();
         if asked.prefix.is_empty() {

@@ -32,7 +32,7 @@ struct PromptDetails {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenReport {
     usage: Option<TokenUsage>,
-    /// The tokens of the prompt that the engine says it had in its cache.
+    /// The tokens of the prompt that the engine had in its cache, by its own report.
     cached: Option<u64>,
     timings: Option<Timings>,
 }
@@ -57,7 +57,7 @@ struct Answer<'a> {
     timings: Option<&'a serde_json::value::RawValue>,
 }
 
-/// Returns no more than an engine can bill.
+/// Limits the counts to the most that an engine can bill.
 fn bounded(usage: TokenUsage) -> TokenUsage {
     let (prompt, completion) = MOST_TOKENS;
     TokenUsage {
@@ -81,7 +81,7 @@ impl TokenReport {
     fn note(&mut self, usage: Option<Usage<'_>>, timings: Option<&serde_json::value::RawValue>) {
         if let Some(Usage { prompt_tokens, completion_tokens, prompt_tokens_details }) = usage {
             self.usage = Some(TokenUsage { prompt_tokens, completion_tokens });
-            // A value of another type concerns only engine and client.
+            // A value of another type matters only to the engine and the client.
             let details =
                 prompt_tokens_details.and_then(|details| serde_json::from_str::<PromptDetails>(details.get()).ok());
             self.cached = details.map(|details| details.cached_tokens).or(self.cached);
@@ -99,8 +99,8 @@ impl TokenReport {
         self.usage.or_else(|| self.timings.and_then(timed)).map(bounded)
     }
 
-    /// Returns how many tokens of the prompt the engine had in its cache, if it says so: at most the tokens of the prompt that it
-    /// billed.
+    /// Returns how many tokens of the prompt the engine reports as cached, at most the billed tokens of the prompt. `None` without a
+    /// report.
     #[must_use]
     pub fn cached_tokens(&self) -> Option<u64> {
         let cached = self.cached.or(self.timings.and_then(|timings| timings.cache_n))?;

@@ -39,11 +39,11 @@ pub struct Tenant {
     usage: Arc<Usage>,
 }
 
-/// What the holder of a key uses now, also through gateways that a reload has replaced.
+/// The current use of a key, including its use of gateways that a reload has replaced.
 #[derive(Debug, Default)]
 struct Usage {
     in_flight: AtomicU32,
-    /// `None` until a request takes tokens from it.
+    /// `None` before the first request takes tokens.
     tokens: Mutex<Option<Budget>>,
 }
 
@@ -69,8 +69,8 @@ pub struct TenantRequest {
 
 const MINUTE_NS: f64 = 60e9;
 
-/// Returns the SHA-256 of the key that a request shows in `authorization` (RFC 6750 §2.1). The duration of a comparison of hashes
-/// reveals nothing about a key.
+/// Returns the SHA-256 of the key in a request's `authorization` field (RFC 6750 §2.1). The time to compare hashes reveals nothing about a
+/// key.
 pub(crate) fn key_digest(head: &RequestHead) -> Option<[u8; 32]> {
     let (scheme, key) = head.field("authorization")?.split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| Sha256::digest(key.trim_ascii()).into())
@@ -108,8 +108,8 @@ impl Budget {
 }
 
 impl Tenants {
-    /// Takes over the keys of a configuration; `spending` has the use of the month. A key that `before` has, too, keeps its requests in
-    /// flight and the tokens that are left to it; a key without a limit of tokens before begins with an unused minute.
+    /// Takes over the keys of a configuration; `spending` has the use of the month. A key that is also in `before` keeps its requests in
+    /// flight and its remaining tokens. If it had no limit of tokens there, it begins with an unused minute.
     #[must_use]
     pub fn new(keys: &[Key], spending: &Arc<Spending>, now_ns: fn() -> u64, before: Option<&Self>) -> Self {
         let usage = |key: &Key| {
@@ -164,7 +164,7 @@ impl Tenants {
             })?;
         }
         let before = tenant.usage.in_flight.fetch_add(1, Relaxed);
-        // Dropping the request gives back its place.
+        // The request gives its place back when dropped.
         let most = tenant.most_in_flight;
         let spending = self.spending.clone();
         let request = TenantRequest {

@@ -96,8 +96,8 @@ impl Upstream {
             .https_or_http()
             .enable_all_versions()
             .wrap_connector(tcp);
-        // A client that takes nothing of its answer fills only its own window. The connection's window has room for the windows of
-        // all answers at once; otherwise, such a client would block other clients' tokens on the same connection.
+        // A client that stops reading its answer fills only the window of that answer. The connection's window has room for the windows of
+        // all answers at once. Otherwise, such a client would block other clients' tokens on the same connection.
         let connection_window =
             STREAM_WINDOW_BYTES.saturating_mul(model.max_in_flight.saturating_add(1)).min(i32::MAX as u32);
         let connector = Connector::new(Timeout::new(connector, connect_timeout));

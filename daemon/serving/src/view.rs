@@ -29,7 +29,7 @@ pub struct EngineView {
     pub failed: u64,
     /// The number of its steps and of its first tokens from which its curve was learned.
     pub samples: (u64, u64),
-    /// The learned costs; a first guess while there are no samples.
+    /// The learned costs; without samples, a first guess.
     pub cost: Cost,
 }
 

@@ -53,7 +53,7 @@ pub fn check(file: &Path) -> Result<(Config, Vec<String>)> {
     Ok((config, warnings.map(|(named, why)| placed(&parts, &[named], &why)).collect()))
 }
 
-/// Puts the places of keys before a message: of the keys whose value the message contains, or else of all keys.
+/// Puts the positions of keys before a message. Takes the keys whose value is in the message, or else all keys.
 fn placed(parts: &[FilePart], keys: &[Named], message: &str) -> String {
     let is_named = |(_, value): &&Named| message.contains(&value.display().to_string());
     let mut named: Vec<_> = keys.iter().filter(is_named).collect();

@@ -96,8 +96,8 @@ fn paths(config: &Config) -> Vec<&Path> {
     paths
 }
 
-/// Decides at each check whether to read a change: only once the files are the same in two checks in a row, so that a
-/// certificate and its key, which are written one after the other, are read together.
+/// Decides at each check whether to read changed files: only after two checks in a row found the same files. So a
+/// certificate and its key are read together, although they are written one after the other.
 #[derive(Debug, Default)]
 struct Looks {
     last: SeenFiles,

@@ -295,7 +295,7 @@ impl Door {
         self.control.classes().into_iter().map(class_row).collect()
     }
 
-    /// Sends the signal `Stats` to the caller, at once and then every `interval_ms`, from 100 to 3600000, 0 for every second, until the
+    /// Sends the signal `Stats` to the caller, at once and then every `interval_ms` (100 to 3600000; 0 means every second), until the
     /// caller calls `UnwatchStats` or leaves the bus. Another call changes the interval. At most 32 callers may watch at once.
     async fn watch_stats(
         &self,
@@ -307,7 +307,7 @@ impl Door {
         let name = sender(&header)?;
         let bus = DBusProxy::new(connection).await?;
         let name_lost = bus.receive_name_owner_changed_with_args(&[(0, name.as_str())]).await?;
-        // The bus is asked only now, so that it reports the end of every caller that is still there.
+        // Ask the bus only now, so that it reports when a present caller leaves.
         self.caller(&header, connection).await?;
         let end = self.watchers.begin(name.as_str());
         let end = end.ok_or_else(|| Denial::Failed(format!("{MAX_WATCHERS} other callers watch statistics")))?;
@@ -317,7 +317,7 @@ impl Door {
         Ok(())
     }
 
-    /// Ends the statistics that `WatchStats` began for the caller; returns whether there were any.
+    /// Ends the caller's signals from `WatchStats`. Returns whether there were any.
     #[zbus(out_args("ended"))]
     async fn unwatch_stats(&self, #[zbus(header)] header: Header<'_>) -> Result<bool, Denial> {
         Ok(self.watchers.end(sender(&header)?.as_str()))
@@ -438,8 +438,8 @@ impl Door {
     #[zbus(signal)]
     async fn event(emitter: &SignalEmitter<'_>, kind: &str, message: &str) -> zbus::Result<()>;
 
-    /// Statistics, for a caller that watches them: when they were read, in microseconds since 1970, the revision in force, open
-    /// connections of clients, open tunnels, packets that were handed to the kernel late, and classes as in `ListClasses`.
+    /// Statistics for a caller of `WatchStats`: their time in microseconds since 1970, the revision in force, open connections of
+    /// clients, open tunnels, packets that reached the kernel late, and classes as in `ListClasses`.
     #[zbus(signal)]
     async fn stats(
         emitter: &SignalEmitter<'_>,

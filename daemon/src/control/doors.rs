@@ -132,7 +132,7 @@ impl Doors {
         Ok(PreparedDoors { settings: settings.clone(), unix, tcp, shown })
     }
 
-    /// Opens the prepared doors, and shuts doors that are no longer wanted; calls in progress continue.
+    /// Opens the prepared doors, and shuts unwanted doors. Calls in progress continue.
     pub fn open(&mut self, PreparedDoors { settings, unix, tcp, shown }: PreparedDoors) {
         self.writers.replace(&settings.writers);
         self.bearers.replace(settings.tcp.as_ref().map_or(&[][..], |tcp| &tcp.writers));

@@ -24,7 +24,7 @@ pub enum ErrorKind {
     Unknown,
     /// Send another value.
     Invalid,
-    /// Read the revision in force, which differs from the expected one.
+    /// Read the revision in force. It differs from the expected one.
     Stale,
     /// Wait for the end of a trial, or begin one.
     Trial,

@@ -21,8 +21,8 @@ use super::{
 /// The shortest and the longest interval between statistics.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
 
-/// Returns the ticks at which a caller that asked for this interval, or for none, gets statistics: at once, and then
-/// every 0.1 to 3600 seconds, every second by default.
+/// Returns the ticks for a caller's statistics: at once, then at the `asked` interval, limited to 0.1 to 3600 seconds. The default is a
+/// second.
 pub(super) fn stats_ticks(asked: Option<Duration>) -> Interval {
     let interval = asked.unwrap_or(Duration::from_secs(1)).clamp(INTERVALS[0], INTERVALS[1]);
     let mut ticks = tokio::time::interval(interval);
@@ -167,8 +167,7 @@ impl Control {
         Ok(moved)
     }
 
-    /// Lists the requests that the gateway serves now, with IDs above `after`; at most `limit`, or up to a full page if `limit` is
-    /// 0.
+    /// Lists the gateway's open requests with IDs above `after`, at most `limit`; up to a full page if `limit` is 0.
     #[must_use]
     pub fn requests(&self, after: u64, limit: usize) -> Page<RequestView> {
         let limit = page_rows(limit);

@@ -1,4 +1,4 @@
-//! The marks of packets, which tell the kernel's programs the class of each packet.
+//! The marks of packets. They tell the kernel's programs the class of each packet.
 //!
 //! | packet | mark |
 //! |---|---|
@@ -23,7 +23,7 @@ use s2n_quic_core::{
 use s2n_quic_platform::message::default::Handle;
 use socket2::SockRef;
 
-/// The numbers that identify classes to the kernel's programs. A class keeps its number for as long as the daemon runs,
+/// The numbers of classes in the kernel's programs. A class keeps its number while the daemon runs,
 /// wherever a later policy names it, so that tunnels opened under an earlier policy keep their class.
 #[derive(Clone, Debug, Default)]
 pub struct Numbers(Vec<String>);

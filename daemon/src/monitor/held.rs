@@ -57,7 +57,7 @@ pub(super) fn serve(peer: &Socket, plan: &Plan, ledger: &Ledger) -> Result<()> {
 /// Undoes what a killed monitor left behind.
 ///
 /// # Errors
-/// Rights cannot be taken up, which is not expected.
+/// The process cannot take up its rights. This is unexpected.
 pub(super) fn undo(plan: &Plan, ledger: &Ledger) -> Result<()> {
     rights::use_held(Rights::MONITOR).context("failed to take up rights")?;
     drop(Held::inherit(plan, ledger));
@@ -208,7 +208,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Sends the peer everything that it does not know yet.
+    /// Sends the peer all news.
     ///
     /// # Errors
     /// The peer is behind, or gone.

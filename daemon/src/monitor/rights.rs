@@ -42,8 +42,7 @@ pub fn use_held(rights: Rights) -> io::Result<()> {
     set(rights, |_, permitted| permitted)
 }
 
-/// Limits the permitted rights to `rights`, and the effective rights to the result of `of`, whose arguments are the
-/// effective and the permitted rights.
+/// Limits the permitted rights to `rights`, and the effective rights to `of(effective, permitted)`.
 fn set(rights: Rights, of: fn(CapabilitySet, CapabilitySet) -> CapabilitySet) -> io::Result<()> {
     let CapabilitySets { effective, permitted, .. } = capabilities(None)?;
     let effective = of(effective, permitted) & rights.0;

@@ -20,12 +20,12 @@ use super::{
 };
 use crate::parts::Parts;
 
-/// How long open requests may continue after SIGTERM if there is no relay: the default of a relay's `drain_seconds`.
+/// Without a relay, how long open requests may continue after SIGTERM: the default of a relay's `drain_seconds`.
 const DRAIN: Duration = Duration::from_secs(30);
 
 /// The state of the role while the daemon runs. It exists even without a `[gateway]`, because a reload may add one.
 pub(super) struct GatewayRole {
-    /// The gateway that answers requests, if there is one, and the classes in force.
+    /// The gateway in force, if there is one, and the classes in force.
     pub(super) in_force: Arc<GatewayInForce>,
     /// The knowledge about engines.
     lessons: Arc<Lessons>,
@@ -43,8 +43,7 @@ pub(super) struct PreparedGateway {
 }
 
 impl GatewayRole {
-    /// Returns the role without a gateway or listeners, for the state folder of a configuration. The default policy is in force
-    /// until another replaces it.
+    /// Returns the role without a gateway or listeners, for the state folder of a configuration. The default policy is in force at first.
     pub(super) fn new(config: &Config, parts: &Parts, runtime: &Handle) -> Self {
         let in_force = GatewayInForce::new(classes(&Policy::default(), PolicyRole::Relay, parts));
         let lessons = Lessons::open(&config.state_dir, in_force.clone());
@@ -65,7 +64,7 @@ impl GatewayRole {
         Ok(PreparedGateway { gateway: self.gateway(config, parts)?, fronts })
     }
 
-    /// Serves the prepared gateway and listeners, and no others.
+    /// Serves the prepared gateway and listeners, and ends all others.
     pub(super) fn serve(&mut self, prepared: PreparedGateway, parts: &Parts, runtime: &Handle) {
         let PreparedGateway { gateway, fronts } = prepared;
         match &gateway {
@@ -81,7 +80,7 @@ impl GatewayRole {
         (!self.fronts.is_empty()).then_some(DRAIN)
     }
 
-    /// Accepts no more clients, and waits for open requests.
+    /// Stops accepting clients, and waits for open requests.
     pub(super) async fn end(&mut self) {
         self.fronts.end().await;
     }
@@ -93,7 +92,7 @@ impl GatewayRole {
         self.tokens.save(SystemTime::now());
     }
 
-    /// Returns the gateway of a configuration: the gateway in force if nothing has changed for it.
+    /// Returns the gateway of a configuration: the gateway in force if its settings have not changed.
     fn gateway(&self, config: &Config, parts: &Parts) -> Result<Option<Arc<Gateway>>> {
         let Some(settings) = &config.gateway else { return Ok(None) };
         // A relay, if there is one, has already created the folder for its secret. Without a relay, the folder holds only the

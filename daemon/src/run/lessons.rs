@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// The file in the state folder.
 const FILE: &str = "engines.json";
 
-/// The earlier knowledge, and the gateway in force, which learns more.
+/// The earlier knowledge, and the gateway in force, which adds to it.
 pub(super) struct Lessons {
     in_force: Arc<GatewayInForce>,
     kept: StateFile<Learned>,
@@ -51,7 +51,7 @@ impl Lessons {
         }
     }
 
-    /// Saves the knowledge, unless there is none about any engine.
+    /// Saves the knowledge, if there is any about an engine.
     pub(super) fn save(&self) {
         let learned = self.learned();
         if learned != Learned::default() {

@@ -1,4 +1,4 @@
-//! Writes the gateways' decisions to files of the state folder. `pacectl route` learns from these files.
+//! Writes the gateways' decisions to files in the state folder. `pacectl route` learns from these files.
 
 use std::{
     fs::{self, File, OpenOptions},

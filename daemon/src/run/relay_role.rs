@@ -166,7 +166,7 @@ impl RelayRole {
         self.drain = settings.drain;
     }
 
-    /// Puts the kernel's numbers of the listeners' classes into new connection IDs.
+    /// Puts the kernel's numbers for the listeners' classes into new connection IDs.
     fn number_classes(&self, kernel: &Tables) {
         for ((listener, _), class) in self.listeners.iter().zip(&self.classes) {
             class.store(kernel.number_of(listener.class.as_deref()), Relaxed);

@@ -101,7 +101,7 @@ fn terms(class: &Class) -> KernelTerms {
     KernelTerms { bytes_per_sec, ..KernelTerms::default() }
 }
 
-/// Sends payloads up to the time `until`: as fast as the kernel accepts them, or with their own departure times.
+/// Sends payloads until the time `until`: as fast as the kernel accepts them, or with their own departure times.
 fn send(to: SocketAddr, mark: Mark, class: &Class, until: Instant) -> Result<()> {
     let any: SocketAddr = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse()?;
     let socket = UdpSocket::bind(any)?;

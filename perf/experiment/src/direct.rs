@@ -59,7 +59,7 @@ impl Ends {
     /// Prepares the endpoints for a scheduler; `seed` is for disciplines that use a lottery.
     ///
     /// # Errors
-    /// When the scheduler is not a scheduler of QUIC, or the system gives no randomness.
+    /// If the scheduler is not a scheduler of QUIC, or the system gives no randomness.
     pub fn new(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result<Self> {
         let (discipline, binding) = scheduler.of_streams().context("not a scheduler of QUIC")?;
         let made = rcgen::generate_simple_self_signed([SERVER_NAME.to_owned()])?;

@@ -253,7 +253,7 @@ const DEVIATIONS: f64 = 4.0;
 struct Observed {
     rate_mbit: f64,
     lost: u64,
-    /// Messages without any packet that arrived.
+    /// Messages without any received packet.
     lost_trains: u64,
 }
 
@@ -281,7 +281,7 @@ fn observe(from: &Namespace, (to, end): (&Namespace, &End), link: &Network) -> R
     let sender = from.run(|| UdpSocket::bind(("0.0.0.0", 0)))??;
     sender.connect((address, PORT))?;
 
-    // By the kernel's timestamps: on a short path, the first packets arrive before the last ones are sent, and wait for the reader.
+    // Use the kernel's timestamps: on a short path, the first packets arrive before the last ones leave, and wait for the reader.
     let capture = to.run(|| Capture::start(&end.device))??;
     let burst = BURST.min(link.queue_packets as u64);
     for number in 0..burst {
@@ -319,7 +319,7 @@ fn arrivals_of(receiver: &UdpSocket) -> Vec<u64> {
 fn send_trains(sender: &UdpSocket, destination: SocketAddr, link: &Network) -> Result<()> {
     let state = UdpSocketState::new(UdpSockRef::from(sender))?;
     let train = train(link);
-    // At half the rate; slower if small packets would fill the queue, which also holds packets in flight.
+    // At half the rate, or slower if small packets would fill the queue, which also holds packets in flight.
     let on_their_way = Duration::from_secs_f64(link.delay_ms / 500.0 * train as f64 / link.queue_packets as f64);
     let pause = (transmission(link, PROBE_BYTES) * train as u32 * 2).max(on_their_way);
     for first in (0..PROBES).step_by(train as usize) {
@@ -339,7 +339,7 @@ fn payload(number: u64, bytes: u64) -> Vec<u8> {
     payload
 }
 
-/// Yields the numbers of packets until the last one has arrived, or none arrives for [`SILENCE`].
+/// Yields packet numbers until the last packet has arrived, or none arrives for [`SILENCE`].
 fn arrivals(receiver: &UdpSocket, last: u64) -> impl Iterator<Item = u64> {
     let mut buffer = [0; 2_048];
     let mut done = false;

@@ -190,8 +190,7 @@ const RELATIVES: [Relative; 4] = [
     Relative { to: Scheduler::Calm, metric: "goodput_mbit", less_pct: 0.0, named: "share_of_calm_pct" },
 ];
 
-/// Adds the figures that compare a scheduler with earlier ones, and keeps the figures that later schedulers are compared
-/// with.
+/// Adds the figures that compare a scheduler with earlier ones, and keeps figures for comparison with later ones.
 fn relate(scheduler: Scheduler, figures: &mut Vec<Figure>, bases: &mut [Option<f64>; RELATIVES.len()]) {
     for (Relative { to, metric, less_pct, named }, base) in RELATIVES.iter().zip(bases) {
         let Some(value) = load::value(figures, metric) else { continue };

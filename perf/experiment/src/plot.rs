@@ -129,7 +129,7 @@ fn deadline_stroke() -> String {
     format!("stroke=\"{DEADLINE}\" stroke-width=\"1.5\" stroke-dasharray=\"5 3\"")
 }
 
-/// Returns a round distance between ticks, with which at most six ticks fit up to `end_ms`.
+/// Returns a round distance between ticks, for at most six ticks up to `end_ms`.
 fn step(end_ms: f64) -> f64 {
     let rough = end_ms / 6.0;
     let power = 10_f64.powf(rough.log10().floor());

@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn a_queue_bounded_in_time_drops_what_would_wait_longer_and_no_more() {
         let mut link = link(plan::Network { queue_ms: Some(2.0), ..NETWORK });
-        // Each packet takes a millisecond: the fourth finds two packets behind the departing one.
+        // Each packet takes a millisecond. The fourth finds two packets behind the departing packet.
         let fates: Vec<_> = [0, 0, 0, 0, 1_000_000].map(|now_ns| link.transmit(now_ns, 1_000)).into();
         assert_eq!((fates[2], fates[3]), (Fate::Arrives { at_ns: 13_000_000 }, Fate::Dropped));
         assert_eq!(fates[4], Fate::Arrives { at_ns: 14_000_000 });

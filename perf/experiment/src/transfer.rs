@@ -36,7 +36,7 @@ use super::{
 /// Runs one repetition between two hosts of the lab, or over loopback.
 ///
 /// # Errors
-/// When this is not the lab, the scheduler is not a scheduler of QUIC, or a stream ends early.
+/// If this is not the lab, the scheduler is not a scheduler of QUIC, or a stream ends early.
 pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> Result<Run> {
     let ends = Ends::new(plan, scheduler, Clock::system(), seed)?;
     let requests = requests(plan, seed);
@@ -74,7 +74,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> 
     })
 }
 
-/// Packets that leave one by one as fast as they can have gaps below this in the lab, where a system call for one takes 13 µs.
+/// In the lab, packets that leave one by one at full speed have gaps below this: a system call for a packet takes 13 µs.
 const AT_ONCE_US: f64 = 25.0;
 
 /// Refuses a run in which packets did not leave as the scheduler's name says.
@@ -260,7 +260,7 @@ mod tests {
                 .map(|(metric, value, unit)| Figure { metric, value, unit })
         };
         for (scheduler, waits, does_not) in [
-            // At 200 Mbit/s, packets that wait follow each other within the 100 µs that define a train.
+            // At 200 Mbit/s, even waiting packets follow each other within the 100 µs that define a train.
             (Scheduler::ActiveWait, (12.0, 55.0, 90.0), (2.1, 13.0, 1_095.0)),
             (Scheduler::PassiveWait, (5.0, 0.5, 950.0), (2.1, 13.0, 13.0)),
             (Scheduler::Unpaced, (0.1, 0.5, 20.0), (95.0, 150.0, 150.0)),

@@ -106,8 +106,7 @@ impl Client {
         Ok(self.endpoint.local_addr()?.port())
     }
 
-    /// Returns how many payloads have left in packets so far, without payloads that congestion control still holds
-    /// back.
+    /// Returns how many payloads have left in packets so far. Payloads held back by congestion control do not count.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.counters.sent.get()

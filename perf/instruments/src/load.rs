@@ -19,7 +19,7 @@ use crate::{
     relay::Relay,
 };
 
-/// The warm-up before each measurement, so that caches, congestion windows and path MTUs settle.
+/// The warm-up before each measurement: caches, congestion windows and path MTUs settle.
 pub const WARM_UP: Duration = Duration::from_millis(300);
 
 /// How long a measurement waits for late payloads.

@@ -1,4 +1,4 @@
-//! The origin of results: the information needed to reproduce them.
+//! The origin of results: what you need to reproduce them.
 
 use std::{collections::BTreeMap, env, fs, process::Command};
 

@@ -79,7 +79,7 @@ impl Relay {
         Ok(Self { address, fingerprint: tls::fingerprint(&certificate), process: Process { pid: site.relay.id() } })
     }
 
-    /// Returns the authority of its template: relays on loopback have a name, relays of sites only an address.
+    /// Returns the authority of its template: a name for relays on loopback, an address for relays of sites.
     #[must_use]
     pub fn authority(&self) -> String {
         match self.address {

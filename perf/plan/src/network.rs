@@ -45,7 +45,7 @@ pub struct Network {
     /// that a whole round trip can be outside a queue of a few packets.
     #[serde(default)]
     pub return_delay_ms: f64,
-    /// How many packets it holds in each direction, including packets in flight, as `netem` counts. Packets that arrive when it
+    /// How many packets the link holds in each direction, including packets in flight, as `netem` counts. Packets that arrive when it
     /// is full are dropped.
     pub queue_packets: usize,
     /// In the simulated network, how long a packet may wait in the queue, in milliseconds, as `tbf` bounds it: a packet that

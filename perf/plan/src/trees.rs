@@ -141,7 +141,7 @@ pub struct Page {
 pub struct Resource {
     /// Its name, to which `after` of other resources refers.
     pub name: String,
-    /// Its kind. Browsers choose the priority by it.
+    /// Its kind. Browsers choose the priority by its kind.
     pub kind: ResourceKind,
     /// The size of each, in bytes.
     pub bytes: u64,

@@ -159,7 +159,7 @@ impl Stage {
         Way { url: format!("http://{address}:{port}"), model: MODELS[at % MODELS.len()].0.to_owned() }
     }
 
-    /// Returns where requests go through paced, for a model, or for an alias whose model paced chooses.
+    /// Returns the address of requests through paced, for a model or for an alias whose model paced chooses.
     #[must_use]
     pub fn paced(model: &str) -> Way {
         Way { url: format!("http://{}", models::SERVE), model: model.to_owned() }

@@ -36,7 +36,7 @@ pub struct Provenance {
     pub dirty: bool,
     /// Whether each row names the trees of all folders of the product.
     pub has_trees: bool,
-    /// The folders of the product that the rows depend on and that have changed since.
+    /// The product's folders that have changed since, among the folders that the rows depend on.
     pub changed: Vec<String>,
 }
 

@@ -103,7 +103,7 @@ impl Results {
             least.unwrap_or_default()
         );
         let rows = self.files.entry(name.clone()).or_default();
-        // Rows of other variants belong to the cell as well: they are the costs of queues, and no other cell has them.
+        // Rows of other variants also belong to this cell: the costs of queues, which no other cell has.
         let key = |head: &Head| (head.variant.clone(), head.clock.clone());
         let at = rows.iter().position(|(head, _)| (&head.variant, &head.clock) == (&cell.variant, &cell.clock));
         let at = at.unwrap_or(rows.len());

@@ -9,7 +9,7 @@ use crate::stream::Level;
 /// FStream's equations 1 and 2: `SIZE / b + RTT / 2` with `b = PRT / (SUM + PRT) · BW`, where SUM is the weight of all streams
 /// on the path.
 ///
-/// It assumes that every stream on the path lasts as long as the new one, and ignores the backlog and levels: behind the high
+/// The equations assume that every stream on the path lasts as long as the new one. They ignore the backlog, and levels: behind the high
 /// level, a stream would never end.
 #[must_use]
 pub fn fstream_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
@@ -27,8 +27,8 @@ pub fn fstream_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
 /// window is smaller than the bytes it carries in a round trip (`pauses_ns`). Exact if nothing is placed there later and
 /// nothing is lost.
 ///
-/// All bytes of streams of the high level go before a stream of the low level. Streams of the low level do not delay one of
-/// the high level, which shares the path by weight with its equals. (They are served by deadline, which is not known here.)
+/// A stream of the low level waits for all bytes of the high level. The low level does not delay the high level, whose streams share the
+/// path by weight. (The path serves them by deadline, which is unknown here.)
 #[must_use]
 pub fn finish_ns(path: &CandidatePath, stream: Placed) -> f64 {
     let Placed { bytes, weight, level } = stream;

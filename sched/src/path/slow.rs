@@ -38,7 +38,7 @@ pub enum SlownessChange {
     Good,
 }
 
-/// The slowness of one path, which is initially not slow.
+/// The slowness of one path. Initially, the path is not slow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Slowness {
     is_slow: bool,

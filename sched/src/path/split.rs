@@ -66,7 +66,7 @@ fn parts(request: &StreamProfile, paths: &[CandidatePath], used: &[usize]) -> Ve
 }
 
 /// How many bytes of the request, at most all, a path delivers within `time_ns`: the inverse of
-/// [`finish_ns`](estimate::finish_ns), by bisection because streams on the path end meanwhile.
+/// [`finish_ns`](estimate::finish_ns), by bisection, because streams on the path end meanwhile.
 fn carried_by(path: &CandidatePath, request: &StreamProfile, time_ns: f64) -> f64 {
     let fits = |bytes: u64| estimate::request_ns(path, request, bytes) <= time_ns;
     if fits(request.bytes) {

@@ -90,7 +90,7 @@ fn fstream_leaves_b_on_the_slow_path_until_the_other_is_33_times_as_fast() {
 
 #[test]
 fn the_high_level_does_not_wait_for_the_low_one_which_waits_for_all_of_it() {
-    // 1 Mbit/s: 125 kB take a second.
+    // At 1 Mbit/s, 125 kB take a second.
     let mut busy = path(1, 0);
     busy.placed.push(Placed { bytes: 125_000, weight: 255, level: Level::Low });
     let end_s = |path: &CandidatePath, level| finish_ns(path, Placed { bytes: 12_500, weight: 1, level }) / 1e9;
@@ -116,7 +116,7 @@ fn levels_decide_which_path_is_free_for_a_stream() {
     for placement in [Placement::Paced, Placement::Redundant] {
         assert_eq!([at(placement, &high, &paths), at(placement, &low, &paths)], [0, 1]);
     }
-    // Of the high level, it delays both.
+    // On the high level, it delays both.
     paths[0].placed[0].level = Level::High;
     assert_eq!([at(Placement::Paced, &high, &paths), at(Placement::Paced, &low, &paths)], [1, 1]);
 }

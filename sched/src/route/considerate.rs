@@ -110,8 +110,7 @@ impl Watch {
         engine.map_or(candidate, |engine| candidate.later(engine.unread_ns, engine.stretch, slo))
     }
 
-    /// Returns the choice with the highest worth, or `None` without a replica. `doubt` is the factor by which a prediction
-    /// may be wrong.
+    /// Returns the choice with the highest worth, or `None` without a replica. `doubt` is the factor by which predictions may be wrong.
     pub fn choose(&self, survey: &Survey<'_>, doubt: f64) -> Option<ModelChoice> {
         let worth = |candidate: Candidate| {
             let candidate = self.predict(candidate, &survey.request.slo);

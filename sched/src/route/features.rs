@@ -15,7 +15,7 @@ pub enum Features {
     Predictions,
 }
 
-/// How many numbers [`Features::Predictions`] has for each model, and how many further ones besides the classes' numbers.
+/// How many numbers [`Features::Predictions`] has for each model, and how many more besides the classes' numbers.
 const BY_MODEL: usize = 4;
 const OTHERS: usize = 5;
 

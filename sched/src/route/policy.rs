@@ -15,8 +15,7 @@ pub enum RoutingPolicy {
     Fixed(usize),
     /// One replica after the other, whatever its model.
     RoundRobin,
-    /// The replica with the fewest requests. If several have equally few, the replica whose model has the largest reward
-    /// wins.
+    /// The replica with the fewest requests. Among equals, the model with the largest reward wins.
     LeastLoaded,
     /// The best model that is predicted in time even if its answer took `margin` times as long. If there is none, the
     /// earliest model, provided it is in time; otherwise the cheapest, since a late request should not make others late.
@@ -281,7 +280,7 @@ fn least_loaded(survey: &Survey<'_>) -> Result<ModelChoice, FallbackCause> {
     least.map(|least| least.choice(Reason::LeastLoaded)).ok_or(FallbackCause::Unavailable)
 }
 
-/// Returns the candidate with the highest value. If values are equal, the larger reward wins.
+/// Returns the candidate with the highest value. Among equals, the larger reward wins.
 fn highest(values: &[f32], survey: &Survey<'_>) -> Result<ModelChoice, FallbackCause> {
     if values.iter().any(|value| !value.is_finite()) {
         return Err(FallbackCause::NotFinite);

@@ -29,8 +29,8 @@ impl RoutedRequest {
         if self.max_tokens != 0 && self.max_tokens < expected { self.max_tokens } else { expected }
     }
 
-    /// Returns how many tokens of the prompt an engine reads that has `cached_tokens` of them in its cache. It reads at least
-    /// the last token, from which the first of the answer follows.
+    /// Returns how many tokens of the prompt an engine reads if it has `cached_tokens` of them in its cache. It always reads the last
+    /// token, because the answer's first token follows from it.
     #[must_use]
     pub const fn unread_tokens(&self, cached_tokens: u32) -> u32 {
         match self.prompt_tokens.saturating_sub(cached_tokens) {

@@ -39,8 +39,8 @@ pub struct Setup {
     pub per_token_ns: u64,
     /// The network between clients and gateway; without it only the engines take time.
     pub network: Option<Network>,
-    /// The router's first knowledge of costs: with `None`, the true costs; otherwise this cost for every engine, and the
-    /// router learns.
+    /// The router's first knowledge of costs. With `None`, it knows the true costs. Otherwise it begins with this cost for every engine,
+    /// and learns.
     pub guess: Option<Cost>,
     /// Whether a request that is already too late is dropped when its place in a batch becomes free.
     pub discards: bool,

@@ -13,15 +13,14 @@ pub struct State<'a> {
     /// The requests that these replicas work on. Only [`RoutingPolicy::Considerate`](super::RoutingPolicy::Considerate)
     /// reads them; without them it counts no cost to others.
     pub admitted: &'a [Commitment],
-    /// How many tokens of the request's prompt each replica is expected to have in its cache, in the order of `replicas`. A
-    /// replica beyond the end has none.
+    /// The expected number of the prompt's tokens in each replica's cache, in the order of `replicas`. A replica beyond the end has none.
     pub cached: &'a [u32],
     /// The way back to the requesting client.
     pub path: ClientPath,
 }
 
 impl State<'_> {
-    /// Returns how many tokens of the request's prompt the replica with this index is expected to have in its cache.
+    /// Returns the expected number of the prompt's tokens in the cache of the replica with this index.
     #[must_use]
     pub fn cached_tokens(&self, replica: usize) -> u32 {
         self.cached.get(replica).copied().unwrap_or_default()
@@ -146,8 +145,8 @@ impl Prediction {
         Self::with_cached(request, replica, 0, path)
     }
 
-    /// Predicts the same if the replica has `cached_tokens` of the request's prompt in its cache: it reads only the
-    /// [rest](RoutedRequest::unread_tokens). Waiting prompts are assumed to be as long as this one, and in no cache.
+    /// Predicts the same for a replica with `cached_tokens` of the prompt in its cache. It reads only the
+    /// [rest](RoutedRequest::unread_tokens). The prediction assumes that waiting prompts are as long as this one, and in no cache.
     #[must_use]
     pub fn with_cached(request: &RoutedRequest, replica: &Replica, cached_tokens: u32, path: &ClientPath) -> Self {
         let (load, curve) = (&replica.load, &replica.curve);

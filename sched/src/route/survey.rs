@@ -47,7 +47,7 @@ pub(super) fn is_open(models: &[Model], request: &RoutedRequest, replica: &Repli
 }
 
 /// Surveys the replicas that may answer `request`: the candidate of a model is its replica with the lowest predicted
-/// tightness; if several are equal, the replica with the fewest requests, then the first. Replaces the contents of
+/// tightness; among equals, the replica with the fewest requests, then the first. Replaces the contents of
 /// `candidates` and reuses its allocation.
 pub(super) fn survey<'a>(
     candidates: &'a mut Vec<Candidate>,
@@ -109,8 +109,8 @@ impl Survey<'_> {
         self.candidates.iter().find(|candidate| candidate.model == model)
     }
 
-    /// Returns the candidate with the largest reward among the candidates that `suits` accepts. If rewards are equal, the
-    /// candidate that is earlier relative to its limits wins.
+    /// Returns the candidate with the largest reward that `suits` accepts. Among equals, the candidate that is earlier
+    /// relative to its limits wins.
     pub fn best(&self, suits: impl Fn(&Candidate) -> bool) -> Option<&Candidate> {
         let better = |one: &Candidate, other: &Candidate| {
             one.reward > other.reward || (one.reward == other.reward && is_before(one, other))

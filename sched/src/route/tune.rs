@@ -24,7 +24,7 @@ pub struct Search {
 }
 
 impl Default for Search {
-    /// Returns 60 generations of 48 candidates. The best 8 candidates move the distribution by 7 tenths.
+    /// Returns 60 generations of 48 candidates. The best 8 candidates move the distribution by seven tenths.
     fn default() -> Self {
         Self { generations: 60, candidates: 48, elites: 8, inertia: 0.3, least_spread: 0.05, seed: 1 }
     }

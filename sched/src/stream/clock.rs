@@ -48,7 +48,7 @@ impl Rank {
 }
 
 impl From<Rank> for u64 {
-    /// Returns the number that ranks are compared by.
+    /// Returns the number by which ranks compare.
     fn from(rank: Rank) -> Self {
         rank.0
     }

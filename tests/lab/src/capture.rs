@@ -58,7 +58,7 @@ impl Capture {
         Ok(Self(socket))
     }
 
-    /// Ends the capture and returns its UDP packets in order, without packets that the device itself sent.
+    /// Ends the capture. Returns its UDP packets in order, without the device's own packets.
     ///
     /// # Errors
     /// When the kernel had no room for all of them.

@@ -354,7 +354,7 @@ struct Tokens {
     tokens: u64,
     end: End,
     step: Pin<Box<Sleep>>,
-    /// The data still to be sent after the last token, in reverse order.
+    /// The remaining data after the last token, in reverse order.
     last: Vec<Bytes>,
     is_over: bool,
 }

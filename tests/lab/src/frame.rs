@@ -91,7 +91,7 @@ impl Frame {
     }
 }
 
-/// A report of a router or host about a packet that it could not deliver.
+/// A router's or host's report about an undeliverable packet.
 #[derive(Clone, Copy, Debug)]
 pub enum Undeliverable {
     /// "Destination unreachable" with a code (RFC 792, RFC 4443 §3.1).

@@ -2,7 +2,7 @@
 //!
 //! Most tests use a [`Chain`]: client — relay — target, where the client has no route past the relay, so that every packet that
 //! reaches the target went through a tunnel. Namespaces are called `paced-PID-COUNT-ROLE` and live below `/run/netns`, where
-//! `ip netns` finds them; the next run removes the namespaces of runs that died.
+//! `ip netns` finds them. The next run removes the namespaces of dead runs.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -77,7 +77,7 @@ impl Namespace {
         execute(Command::new("tc").args(["-netns", &self.name, "-batch", "-"]), lines)
     }
 
-    /// Sets a sysctl below `net.`. Every namespace has its own values there.
+    /// Sets a sysctl below `net.`, where every namespace has its own values.
     ///
     /// # Errors
     /// When the kernel does not know the key or refuses the value.

@@ -5,7 +5,7 @@
 
 use std::io::Write as _;
 
-/// The requirements of a test on the machine, besides a compiler.
+/// A test's requirements on the machine, besides a compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ring {
     /// Root in its own network namespace, on the running kernel.

@@ -100,7 +100,7 @@ where
     simulate_under(Discipline::default(), network, seed, scenario)
 }
 
-/// As [`simulate`], but both ends order their streams and datagrams by this discipline.
+/// Like [`simulate`], but both ends order their streams and datagrams by this discipline.
 ///
 /// # Errors
 /// As [`simulate`].

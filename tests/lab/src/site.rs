@@ -29,7 +29,7 @@ const METRICS: &str = "127.0.0.1:9433";
 /// Placeholder in [`Terms`] for the folder of the site.
 pub const FOLDER: &str = "$FOLDER";
 
-/// The lines of TOML that a test adds to the configuration; the rest is the same for all tests.
+/// The lines of TOML that a test adds to the configuration. The rest is the same for all tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms<'a> {
     /// Of `[relay]`.

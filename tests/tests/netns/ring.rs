@@ -74,8 +74,8 @@ fn a_token_bucket_holds_a_link_to_its_rate() {
     let _echo = chain.relay.echo(7).unwrap();
     let relay = (chain.access.far.v4, 7).into();
     ask(&chain.client, relay, b"resolves the link address first").unwrap();
-    // Ten payloads of 1,000 bytes (1,042 in frames). The bucket covers one and a half; the other 8.5 wait 1 ms each at 8
-    // Mbit/s.
+    // Ten payloads of 1,000 bytes (1,042 in frames). The bucket covers one and a half. The other 8.5 wait 1 ms each at
+    // 8 Mbit/s.
     chain.access.near.set_qdisc("tbf rate 8mbit burst 1563 latency 1s").unwrap();
     let begin = std::time::Instant::now();
     chain

@@ -142,12 +142,13 @@ fn start_edge(site: &Site) -> Process {
     lab::models::start_edge(site, "").unwrap()
 }
 
-/// Starts an edge with these gateways, given in TOML. It notices that its only gateway was killed after seven seconds.
+/// Starts an edge with these gateways, given in TOML. If its only gateway is killed, the edge notices it after seven
+/// seconds.
 fn start_edge_to(site: &Site, gateways: &str) -> Process {
     start_edge_alive(site, gateways, 2)
 }
 
-/// The same, with the seconds between two signs of life on its connections.
+/// The same, with this number of seconds between two signs of life on its connections.
 fn start_edge_alive(site: &Site, gateways: &str, keep_alive_seconds: u32) -> Process {
     let text = format!(
         r#"

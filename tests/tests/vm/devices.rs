@@ -1,4 +1,4 @@
-//! Devices that do not behave as expected: they refuse messages of several packets, or drop packets that depart too far
+//! Devices with unexpected behaviour: they refuse messages of several packets, or drop packets with departures too far
 //! ahead.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]

@@ -381,7 +381,7 @@ fn a_call_over_the_bus_starts_the_service_and_is_answered_as_the_bus_policy_allo
                 if (action.id == 'org.paced.Paced1.write' && subject.user == 'nobody') return polkit.Result.YES; });";
     write("/etc/polkit-1/rules.d/10-paced.rules", rule);
     wait_for("polkit to apply the rule", SOON, || call("ForgetSavedPolicy").0.then_some(())).unwrap();
-    // It may move the edge now, but there is none.
+    // The user may move the edge now, but there is no edge.
     let (moved, said) = call("MoveEdge s ''");
     assert!(!moved && said.contains("there is no relay"), "{said}");
     let author =

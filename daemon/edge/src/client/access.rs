@@ -43,8 +43,7 @@ impl Access {
         uplink.relays.iter().map(access).collect()
     }
 
-    /// Returns the SHA-256 of the contents of the named files, so that a caller can tell whether a file has changed. An
-    /// unreadable file is hashed as such.
+    /// Returns the SHA-256 of the named files, so that a caller notices changes. An unreadable file has a hash, too.
     #[must_use]
     pub fn contents(&self) -> [u8; 32] {
         let Self { template: _, trust, token, identity } = self;

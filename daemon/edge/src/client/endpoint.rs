@@ -88,7 +88,7 @@ pub struct PassageEnd {
     pub left: BoxFuture<'static, ()>,
 }
 
-/// The values that a connection in a tunnel needs until it ends.
+/// The values that a connection inside a tunnel keeps until it ends.
 pub struct Inside {
     /// The end of the tunnel.
     pub fate: PassageEnd,
@@ -184,7 +184,7 @@ impl Endpoint {
         })
     }
 
-    /// Whether its connections serve the high level of classes before the low one, by the schedule in force.
+    /// Whether the schedule in force serves classes of the high level before those of the low level.
     #[must_use]
     pub fn has_levels(&self) -> bool {
         matches!(self.schedules.get().discipline, Discipline::Ml { .. })

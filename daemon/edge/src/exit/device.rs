@@ -1,4 +1,4 @@
-//! The device that packets from an address of this host leave by, according to the kernel's routes.
+//! The outgoing device for packets from an address of this host, by the kernel's routes.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use netlink::{
     route_request,
 };
 
-/// Packets from an address leave by a device that does not have the address.
+/// A fault: packets from an address leave by a device without this address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Detour {
     /// The device that the packets leave by.
@@ -52,8 +52,7 @@ pub async fn detour(from: IpAddr, to: IpAddr) -> Result<Option<Detour>, Error> {
     Ok(leaves_by.zip(belongs_to).map(|(leaves_by, belongs_to)| Detour { leaves_by, belongs_to }))
 }
 
-/// Returns the address of this host in a message about it. On links between two hosts, this is `Local`, and `Address` belongs to
-/// the other host.
+/// Returns this host's address from a message. On links between two hosts, `Local` is this host's and `Address` the other host's.
 fn address(message: &AddressMessage) -> Option<IpAddr> {
     let local = message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),

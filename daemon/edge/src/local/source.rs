@@ -55,7 +55,7 @@ pub(super) struct Open {
     class: Arc<Class>,
     /// Whether a payload came back from the target.
     answered: bool,
-    /// Its place in the roster, which counts what goes through it.
+    /// Its place in the roster, which counts its traffic.
     pub(super) listed: Arc<EdgeTunnel>,
 }
 

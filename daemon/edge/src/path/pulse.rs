@@ -30,7 +30,7 @@ pub enum Beat {
     Same,
     /// It has become silent.
     Silent,
-    /// It must be probed: it is silent, or nothing came while an answer is due.
+    /// It needs a probe: it is silent, or nothing came while an answer is due.
     Ask,
     /// It answers again, for long enough.
     Back,
@@ -49,7 +49,7 @@ pub struct Pulse {
     asked: Option<(Instant, u32)>,
     /// Whether anything was heard since the last probe.
     answered_since: bool,
-    /// Since when nothing was heard of an answer that is due, or when it was last probed for that.
+    /// When the silence about a due answer began, or when the last probe for that answer left.
     awaited: Option<Instant>,
 }
 
@@ -78,8 +78,8 @@ impl Pulse {
         self.silent_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Examines how many packets were heard and sent by `now`. If `is_due`, the peer has to answer a request, and nothing need be sent
-    /// until it does: then probes show whether it still lives.
+    /// Examines how many packets were heard and sent by `now`. If `is_due`, the peer owes an answer to a request, and the connection may
+    /// send nothing meanwhile: probes show whether the peer still lives.
     pub fn look(&mut self, now: Instant, (heard, sent): (u64, u64), smoothed_rtt: Duration, is_due: bool) -> Beat {
         let pause = ASK.max(smoothed_rtt.min(4 * ASK));
         let answered = std::mem::replace(&mut self.heard, heard) != heard;
@@ -113,7 +113,7 @@ impl Pulse {
         Beat::Silent
     }
 
-    /// Whether nothing was heard for a `pause` while an answer is due.
+    /// Whether a due answer has been silent for a `pause`.
     fn is_quiet(&mut self, now: Instant, answered: bool, pause: Duration, is_due: bool) -> bool {
         if !is_due || answered {
             self.awaited = is_due.then_some(now);
@@ -134,7 +134,7 @@ mod tests {
     const RTT: Duration = Duration::from_millis(40);
     const STEP: Duration = Duration::from_millis(10);
 
-    /// Looks every 10 ms for `ms` milliseconds. Returns all beats except [`Beat::Same`], each with its time.
+    /// Looks every 10 ms for `ms` milliseconds. Returns all beats except [`Beat::Same`], with their times.
     fn look(pulse: &mut Pulse, from: Instant, ms: u64, counts: impl Fn(u64) -> (u64, u64)) -> Vec<(u64, Beat)> {
         let times = (0..ms / 10).map(|step| (step * 10, from + STEP * step as u32));
         let seen = times.map(|(ms, now)| (ms, pulse.look(now, counts(ms), RTT, false)));
@@ -179,7 +179,7 @@ mod tests {
                 let now = start + Duration::from_millis(ms);
                 let beat = pulse.look(now, (heard(ms), sent.get()), RTT, true);
                 if beat == Beat::Ask {
-                    // The probe, and its retransmission.
+                    // A probe and its retransmission.
                     sent.set(sent.get() + 2);
                 }
                 if beat != Beat::Same {

@@ -68,7 +68,7 @@ struct Flow {
 /// Payloads for a target that were not handed to its tunnel yet.
 struct Inbox {
     payloads: Segments,
-    /// Why its tunnel has to end, as a word for the access log.
+    /// The access log's word for the end of its tunnel, if the tunnel has to end.
     closed: Option<&'static str>,
     /// Its place among the tunnels of all clients.
     place: Option<OwnedSemaphorePermit>,
@@ -82,7 +82,7 @@ impl Flow {
         self.inbox.lock()
     }
 
-    /// Makes the tunnel end gracefully, for a reason; if it is not open yet, withdraws the request for it.
+    /// Ends the tunnel gracefully, for a reason. If it is not open yet, withdraws its request.
     fn close(&self, reason: &'static str) {
         let mut inbox = self.inbox();
         inbox.closed = Some(reason);
@@ -296,10 +296,10 @@ impl Carrier {
         }
     }
 
-    /// Moves payloads in both directions; ready if it moved any.
+    /// Moves payloads in both directions. Ready if any moved.
     ///
     /// # Errors
-    /// The tunnel has ended, with the word of the access log for its end.
+    /// The tunnel has ended; the error is the access log's word for that.
     fn poll(
         &self,
         cx: &mut Context<'_>,

@@ -31,14 +31,13 @@ const LAST: (Duration, u64) = (Duration::from_secs(1), 256 * 1024);
 struct Client {
     stream: TcpStream,
     read: BytesMut,
-    /// Its user, once it has shown the password.
+    /// Its user, once it has authenticated.
     user: Option<Arc<str>>,
 }
 
 /// The request of a client.
 enum Wish {
-    /// Bytes to and from a target. `first` goes to the target before further bytes of the client. Of these, the target
-    /// gets only the next `wanted`.
+    /// Bytes to and from a target. The target first gets `first`, then the client's next `wanted` bytes, and no more.
     Carry { target: Target, told: Told, first: Vec<u8>, wanted: u64 },
     /// UDP by SOCKS, from an address that the client gives if it knows it.
     Associate(Address),

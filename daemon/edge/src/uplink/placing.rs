@@ -35,8 +35,8 @@ impl Uplink {
         self.link_of(ask).await
     }
 
-    /// Like [`link`](Self::link), for a request for a model with these terms and this size of its body. If the request is to be copied
-    /// and another path has room, the second place is for the copy.
+    /// Like [`link`](Self::link), for a request for a model with these terms and this size of its body. If the request needs a copy and
+    /// another path has room, the second place is for the copy.
     ///
     /// # Errors
     /// As [`link`](Self::link).

@@ -1,4 +1,4 @@
-//! The state of the connections to a relay, which tasks that wait for a place watch.
+//! The state of the connections to a relay. Tasks watch it while they wait for a place.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
     path::Path,
 };
 
-/// The open connections, and what came of attempts to make more.
+/// The open connections, and the results of attempts to make more.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) lines: Vec<Arc<Line>>,
@@ -20,14 +20,14 @@ pub(super) struct State {
     pub(super) attempts: Vec<Vec<Attempts>>,
     /// The host and port of the relay that an operator has chosen.
     pub(super) chosen: Option<String>,
-    /// How often connecting has failed, and the last error.
+    /// How many attempts have failed, and the last error.
     pub(super) failures: u64,
     pub(super) failure: Option<Arc<ConnectError>>,
     /// Whether the last attempt to connect failed.
     pub(super) is_alone: bool,
     /// Whether any attempt has succeeded.
     pub(super) was_reached: bool,
-    /// How long a connection to a preferred relay must last before it takes tunnels from a working one: an unstable relay is no
+    /// How long a connection to a preferred relay must last before it takes tunnels from a working connection: an unstable relay is no
     /// gain.
     pub(super) settling: Duration,
 }
@@ -41,8 +41,8 @@ impl State {
         self.lines.iter().any(|line| line.has_room())
     }
 
-    /// Returns the connections in the order in which they are to be filled: connections to the first relay first. A connection
-    /// that was just made to a better relay than that of the others comes last.
+    /// Returns the connections in the order for new tunnels: the first relay's connections come first. A new connection to a better relay
+    /// than the other connections have comes last.
     pub(super) fn in_order(&self, now: Instant, paths: &[Path]) -> Vec<&Arc<Line>> {
         let is_chosen = |line: &Line| {
             let relay = paths.get(line.path_place).and_then(|path| path.relays.get(line.place));
@@ -62,7 +62,7 @@ impl State {
         lines
     }
 
-    /// Returns how a relay, by the indices of its path and of itself, refuses the credentials.
+    /// Returns the refusal of the credentials by a relay. Its indices are those of its path and of itself.
     pub(super) fn refused(&self, (path, place): (usize, usize)) -> Option<CredentialsRefused> {
         let refused = self.attempts.get(path)?.get(place)?.refused.as_ref()?;
         let mut lines = self.lines.iter().filter(|line| (line.path_place, line.place) == (path, place));
@@ -73,7 +73,7 @@ impl State {
     pub(super) fn availability(&self, path: usize, relays: usize) -> Vec<RelayAvailability> {
         let mut availability = vec![RelayAvailability::default(); relays];
         for line in self.lines.iter().filter(|line| line.path_place == path) {
-            // Another connection over a slow path would not be faster.
+            // A further connection over a slow path would not be faster.
             let stands_by = line.stands_by();
             if let Some(relay) = availability.get_mut(line.place).filter(|_| stands_by || line.is_usable()) {
                 relay.usable += 1;

@@ -73,7 +73,7 @@ pub(super) struct Work<'a> {
     slowness: Vec<(Slowness, Option<Instant>)>,
     /// The origin of the times of `slowness`.
     start: Instant,
-    /// Whether each connection answers, if there is another path, relay or gateway.
+    /// Which connections answer, if there is another path, relay or gateway.
     pulses: Vec<(Arc<Line>, Pulse)>,
     /// Whether a tunnel waits for a place.
     pub(super) wanted: bool,
@@ -242,7 +242,7 @@ impl Work<'_> {
         }
     }
 
-    /// Handles a relay's answer to the request with which a new connection authenticates its user.
+    /// Handles a relay's answer to a new connection's authentication request.
     pub(super) fn introduced(&mut self, line: &Line, refused: Option<CredentialsRefused>) {
         let mut before = None;
         self.uplink.state.send_modify(|state| {
@@ -295,11 +295,11 @@ impl Work<'_> {
         self.uplink.state.send_modify(|_| {});
     }
 
-    /// If there is another path, relay or gateway, checks which of them are alive and what they can carry.
+    /// If there is another path, relay or gateway, checks which connections are alive and what they can carry.
     pub(super) fn look(&mut self) {
         let now = Instant::now();
         let (mut changed, mut silent) = (false, Vec::new());
-        // Connections that were made before there was another gateway are watched from now on.
+        // From now on, also watch connections from before there was another gateway.
         for line in &self.uplink.state.borrow().lines {
             if !self.pulses.iter().any(|(known, _)| Arc::ptr_eq(known, line)) {
                 self.pulses.push((line.clone(), Pulse::new(line.heard(), line.path.get().sent_packets)));
@@ -308,7 +308,7 @@ impl Work<'_> {
         for (line, pulse) in &mut self.pulses {
             let path = line.path.get();
             let counts = (line.heard(), path.sent_packets);
-            // A request for a model may wait long for its answer, and nothing is sent meanwhile.
+            // A request for a model may wait long for its answer while the connection sends nothing.
             let is_due = line.requests() > 0;
             match pulse.look(now, counts, path.smoothed_rtt.unwrap_or(line.handshake), is_due) {
                 Beat::Same => {}

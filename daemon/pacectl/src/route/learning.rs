@@ -1,4 +1,4 @@
-//! The options of `pacectl route tune` and `pacectl route train`: every number of the two methods.
+//! The options of `pacectl route tune` and `pacectl route train`: all numbers of the two methods.
 
 use std::path::PathBuf;
 
@@ -24,13 +24,13 @@ pub(crate) struct Tune {
     /// The number of candidates in each generation
     #[arg(long, value_name = "N", default_value_t = 48, value_parser = value_parser!(u32).range(2..=10_000))]
     candidates: u32,
-    /// The number of the best candidates, which move the search [default: a sixth of the candidates]
+    /// How many of the best candidates move the search [default: a sixth of the candidates]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=10_000))]
     elites: Option<u32>,
-    /// The weight of the earlier generations in each move (smoothing), from 0 to 1
+    /// How much earlier generations weigh in each move (smoothing), from 0 to 1
     #[arg(long, value_name = "W", default_value_t = Search::default().inertia, value_parser = part::<f64>)]
     inertia: f64,
-    /// The least spread of candidates, as a part of the first spread, from 0 to 1
+    /// The least spread of candidates, as a fraction of the first spread, from 0 to 1
     #[arg(long, value_name = "P", default_value_t = Search::default().least_spread, value_parser = part::<f64>)]
     least_spread: f64,
     /// The seed of random numbers: the same seed makes the same file
@@ -38,10 +38,10 @@ pub(crate) struct Tune {
     seed: u64,
 }
 
-/// What thresholds are compared with.
+/// The measure that thresholds apply to.
 #[derive(Clone, Copy, ValueEnum)]
 enum MeasureOption {
-    /// The part of its limits that an answer is predicted to use
+    /// The fraction of its limits that an answer is predicted to use
     Predicted,
     /// How full an engine's batch is
     Fill,
@@ -71,25 +71,26 @@ pub(crate) struct Train {
     /// The learning rate at the beginning, above 0 and up to 1 (in the paper 0.0001)
     #[arg(long, value_name = "R", default_value_t = 5e-4, value_parser = rate)]
     learning_rate: f32,
-    /// The learning rate at the end (in the paper the same as at the beginning) [default: a tenth of it]
+    /// The learning rate at the end (in the paper the same as at the beginning) [default: a tenth of the rate at the
+    /// beginning]
     #[arg(long, value_name = "R", value_parser = rate)]
     last_learning_rate: Option<f32>,
-    /// The number of steps that each update learns from
+    /// The number of steps in each update
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = value_parser!(u32).range(1..=65_536))]
     batch: u32,
-    /// The number of steps that are remembered
+    /// The number of remembered steps
     #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = value_parser!(u32).range(1..=1_000_000))]
     replay: u32,
-    /// The number of remembered steps at which learning begins
+    /// How many steps must be remembered before learning begins
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = value_parser!(u32).range(1..=1_000_000))]
     warm_up: u32,
-    /// The number of updates after which the target network becomes a copy of the network
+    /// The number of updates between two copies of the network to the target network
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = value_parser!(u64).range(1..=100_000_000))]
     target_every: u64,
-    /// The part of actions that are random at the beginning, from 0 to 1
+    /// The fraction of random actions at the beginning, from 0 to 1
     #[arg(long, value_name = "E", default_value_t = Training::paper().epsilon, value_parser = part::<f64>)]
     epsilon: f64,
-    /// The part of actions that are random in the second half of the training, from 0 to 1
+    /// The fraction of random actions in the second half of the training, from 0 to 1
     #[arg(long, value_name = "E", default_value_t = Training::paper().last_epsilon, value_parser = part::<f64>)]
     last_epsilon: f64,
     /// The seed of random numbers: the same seed makes the same file
@@ -112,7 +113,7 @@ impl Tune {
     /// Returns the search.
     ///
     /// # Errors
-    /// More elites than candidates are wanted.
+    /// There are more elites than candidates.
     pub fn search(&self) -> Result<Search> {
         let Self { generations, candidates, inertia, least_spread, seed, .. } = *self;
         let elites = self.elites();

@@ -1,4 +1,4 @@
-//! The devices that packets leave by: the known features of each, and the device that leads to a peer.
+//! The outgoing devices of packets: the known features of each, and the device toward a peer.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Creates a device with nothing known but its name: departures are written, and packets share messages.
+    /// Creates a device. Nothing but its name is known: messages carry departures, and packets share messages.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), keeps_departures: AtomicBool::new(true), segments: AtomicBool::new(true) }

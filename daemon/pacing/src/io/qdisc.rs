@@ -277,8 +277,7 @@ impl Qdisc {
 /// Attribute of `fq` (include/uapi/linux/pkt_sched.h): its horizon in microseconds, since Linux 5.8.
 const TCA_FQ_HORIZON: u16 = 14;
 
-/// Reads the horizon from the options of an `fq`, which are attributes inside an attribute that the library leaves
-/// unparsed.
+/// Reads the horizon from the options of an `fq`. The library does not parse these nested attributes.
 fn fq_horizon_ns(options: &[TcOption]) -> Option<u64> {
     let [TcOption::Other(options)] = options else { return None };
     let mut bytes = vec![0; options.value_len()];

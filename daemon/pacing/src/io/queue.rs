@@ -115,7 +115,7 @@ impl<O: Outlet> Tx<O> {
         Self { path, ..self }
     }
 
-    /// Sends all messages that are due or that the kernel delays until they are due; the others wait in `hold`.
+    /// Sends all due messages, and messages that the kernel delays until they are due. The others wait in `hold`.
     fn flush(&mut self) {
         let now_ns = monotonic::now_ns();
         // Packets that waited go first, so that none of a connection's packets is overtaken.

@@ -26,8 +26,7 @@ use crate::strangers::{AdmissionVerdict, ConnectionPlaces};
 /// HMAC over all of these, the client's address and the client's own connection ID. It is valid for ten seconds and, at each
 /// worker, for one use.
 ///
-/// The transport does not check a client with a token any further, so this type also decides whether there is a place for
-/// the client.
+/// The transport does no further checks if a client has a token, so this type also decides whether there is a place for the client.
 pub struct AddressTokens {
     key: hmac::Key,
     stamp_key: StampKey,

@@ -20,7 +20,7 @@ use crate::{
 /// Bytes that may wait in one stream's queue before its writer has to wait.
 const QUEUE_BYTES: usize = 32 * 1024;
 
-/// Bytes of other streams that leave before a stream's own bytes.
+/// How many bytes of other streams leave before a stream's own bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ahead {
     /// How many bytes.

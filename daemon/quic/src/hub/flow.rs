@@ -26,14 +26,14 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Admits datagrams, first the ones that arrived early. Call it once the request is admitted, or at once if the request
-    /// is our own. From now on, the flow's rule decides which payloads beyond its bound are dropped.
+    /// Admits datagrams, beginning with early arrivals. Call this once the request is admitted, or at once for our own request. From then
+    /// on, the flow's rule decides which payloads to drop beyond its bound.
     pub fn admit(&self) {
         let dropped = self.hub.lock().inbox.admit(self.stream_id);
         self.hub.counters.dropped_receive_queue.inc_by(dropped as u64);
     }
 
-    /// Notes whether datagrams may be sent. This decides the form in which payloads leave (see [`masque::tunnel::Tunnel`]).
+    /// Notes whether the tunnel may send datagrams. This decides the form of outgoing payloads (see [`masque::tunnel::Tunnel`]).
     pub fn set_datagrams_usable(&self, usable: bool) {
         self.arrivals.lock().state.set_datagrams_usable(usable);
     }
@@ -64,7 +64,7 @@ impl Flow {
         &self.losses
     }
 
-    /// Returns the counts of the tunnel's arrivals that were ignored.
+    /// Returns the counts of the tunnel's ignored arrivals.
     #[must_use]
     pub fn ignored(&self) -> IgnoredCounts {
         self.arrivals.lock().state.ignored()
@@ -93,8 +93,7 @@ impl Flow {
         self.hub.set_flow_terms(&mut self.hub.lock(), self.slot, |_| terms);
     }
 
-    /// Moves the UDP payloads that have arrived in DATAGRAM frames into `payloads`, which must be empty; its bound does not
-    /// apply.
+    /// Moves the UDP payloads from received DATAGRAM frames into `payloads`, which must be empty. Its bound does not apply.
     ///
     /// # Errors
     /// A datagram broke a rule that ends the tunnel.

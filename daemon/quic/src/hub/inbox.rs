@@ -1,4 +1,4 @@
-//! Datagrams that have arrived but have not been read yet.
+//! Datagrams between arrival and reading.
 
 use std::{
     collections::HashMap,
@@ -50,7 +50,7 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// Takes an HTTP Datagram; returns how many payloads were dropped as a result.
+    /// Takes an HTTP Datagram. Returns how many payloads this dropped.
     fn push(&mut self, http_datagram: &[u8]) -> usize {
         match self.state.on_datagram(http_datagram) {
             Ok(Some(payload)) => {
@@ -89,7 +89,7 @@ impl Inbox {
         arrivals
     }
 
-    /// Admits datagrams, first the ones that arrived early; returns how many payloads were dropped as a result.
+    /// Admits datagrams, beginning with early arrivals. Returns how many payloads this dropped.
     pub(super) fn admit(&mut self, stream_id: u64) -> usize {
         let Some(entrance) = self.flows.get_mut(&stream_id) else { return 0 };
         entrance.admitted = true;
@@ -106,7 +106,7 @@ impl Inbox {
         }
     }
 
-    /// Returns the outbox's number of a stream's flow.
+    /// Returns the number of a stream's flow in the outbox.
     pub(super) fn slot(&self, stream_id: u64) -> Option<u32> {
         self.flows.get(&stream_id).map(|entrance| entrance.slot)
     }

@@ -75,7 +75,7 @@ struct Moment {
 }
 
 impl Proof {
-    /// Returns `n`: if one of `gap` packets is lost, one of `n` packets has to be filled up.
+    /// Returns `n`: with a loss in every `gap` packets, one of `n` packets has to be filled up.
     ///
     /// With one of three, any loss is followed by a full packet before the transport declares it, which takes three
     /// packets (RFC 9002 §6.1.1). Where losses are rarer, few enough fall between two full packets. The result is odd, so

@@ -41,7 +41,7 @@ pub(crate) enum Begun {
     Turn(Turn),
     /// A stream now waits for the departure time of its class.
     Capped,
-    /// A stream has missed its deadline and has to be reset.
+    /// A stream has missed its deadline and needs a reset.
     Expired(u32),
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Turn {
     now_ns: u64,
     quantum: u64,
     sent: u64,
-    /// How many payloads of a tunnel its class's drop rule dropped during the turn.
+    /// How many payloads of the tunnel the class's drop rule dropped during the turn.
     pub(crate) stale: u64,
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum End {
 pub(crate) struct Asked {
     pub(crate) reset: Option<application::Error>,
     pub(crate) finish: bool,
-    /// Whether to watch for the acknowledgement of the whole stream.
+    /// Whether to watch until the whole stream is acknowledged.
     pub(crate) flush: bool,
     /// Whether to forget it once the last byte has left.
     pub(crate) leave: bool,
@@ -108,12 +108,12 @@ impl Streams {
         self.retired = true;
     }
 
-    /// Whether there is no stream, and none will be added.
+    /// Whether no stream exists and none will be added.
     pub(crate) fn is_done(&self) -> bool {
         self.retired && self.len() == 0
     }
 
-    /// Returns an exclusive upper bound of all names.
+    /// Returns an exclusive upper bound for all names.
     pub(crate) fn names(&self) -> u32 {
         self.slots.len() as u32
     }
@@ -131,7 +131,7 @@ impl Streams {
         mem::take(&mut self.arrived)
     }
 
-    /// Takes the names of the streams whose writers have requests.
+    /// Takes the names of streams whose writers have requests.
     pub(crate) fn take_asked(&mut self) -> Vec<u32> {
         mem::take(&mut self.asked)
     }
@@ -155,8 +155,7 @@ impl Streams {
 }
 
 impl State {
-    /// Registers a stream under the name that was reserved for it. If the driver is gone, returns the stream, which the
-    /// caller drops once it has released the lock.
+    /// Registers a stream under its reserved name. If the driver is gone, returns the stream. The caller drops it after releasing the lock.
     pub(crate) fn attach(
         &mut self,
         name: u32,
@@ -200,9 +199,8 @@ impl State {
         }
     }
 
-    /// Returns how many bytes of other streams would leave before a byte that a stream queues now. Under priorities and
-    /// levels, streams of the same rank and above count; under other disciplines, all streams count, because it is unknown
-    /// whose turns will come in between.
+    /// Returns how many bytes of other streams would leave before the stream's next queued byte. Under priorities and levels, streams of
+    /// the same rank and above count. Under other disciplines, all streams count, because any of them may get turns in between.
     pub(crate) fn bytes_ahead(&self, name: u32) -> u64 {
         let slots = || self.streams.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
         let Some((_, own)) = slots().find(|(at, _)| *at == name as usize) else { return 0 };
@@ -247,8 +245,8 @@ impl State {
             }
             let credit = slot.credit(ledger);
             if credit == 0 {
-                // The class is not charged for bytes that the peer does not allow yet. The ledger tells the driver when the
-                // peer allows more.
+                // Do not charge the class for bytes that the peer does not allow yet. The ledger tells the driver when the peer allows
+                // more.
                 self.turns.end_turn(TurnKind::Stream, name, 0, false);
                 continue;
             }
@@ -264,7 +262,7 @@ impl State {
     /// Takes the next bytes of a turn, and notes them as handed over.
     ///
     /// # Errors
-    /// The turn ends as the error says.
+    /// The turn ends. The error says how.
     pub(crate) fn take(&mut self, turn: &mut Turn, ledger: &Ledger) -> Result<Bytes, End> {
         let Some(slot) = self.streams.slot(turn.name).filter(|slot| slot.error.is_none()) else {
             return Err(End::Turn);
@@ -328,7 +326,7 @@ impl State {
         ends
     }
 
-    /// Gives up a stream that gets no more callbacks. Returns whether it may be forgotten.
+    /// Gives up a stream without further callbacks. Returns whether the caller may forget it.
     pub(crate) fn fail(&mut self, name: u32, error: StreamWriteError, ledger: &Ledger) -> bool {
         let Some(slot) = self.streams.slot(name) else { return false };
         if !mem::replace(&mut slot.settled, true) {
@@ -360,16 +358,16 @@ impl State {
         true
     }
 
-    /// Forgets all streams, because the driver is gone. Returns the number of streams; the names of streams that are cut
-    /// short, each with the reset code if its writer gave one; and the streams that the driver did not have yet. The caller
-    /// resets and drops streams once it has released the lock.
+    /// Forgets all streams, because the driver is gone. Returns the number of streams; the names of incomplete streams, with the reset
+    /// codes from their writers; and the streams that the driver did not have yet. The caller resets and drops streams after releasing the
+    /// lock.
     pub(crate) fn abandon(&mut self) -> Abandoned {
         self.streams.abandoned = true;
         let (mut count, mut unended) = (0, Vec::new());
         for name in 0..self.streams.names() {
             if let Some(slot) = self.streams.slot(name) {
                 slot.wake_all();
-                // The transport finishes a dropped stream, which is right only if it has all bytes of the stream.
+                // The transport finishes a dropped stream. This is right only if the transport has all bytes of the stream.
                 let is_whole = slot.ended || slot.ends();
                 unended.extend((!is_whole).then_some((name, slot.reset)));
                 count += usize::from(self.forget(name));

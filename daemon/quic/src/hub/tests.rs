@@ -19,8 +19,8 @@ use crate::{
 
 mod scheduled;
 
-/// A packet with room for `room` bytes of DATAGRAM frames. Each frame takes a type and a length besides its content; a
-/// frame that ends the packet needs no length.
+/// A packet with room for `room` bytes of DATAGRAM frames. Each frame has a type and a length besides its content. The
+/// last frame of a packet needs no length.
 pub(super) struct FakePacket {
     pub(super) room: usize,
     peer_limit: usize,

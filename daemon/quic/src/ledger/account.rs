@@ -24,9 +24,9 @@ use crate::congestion;
 pub struct Account {
     ledger: Arc<Ledger>,
     streams: HashMap<u64, Arc<StreamLedger>>,
-    /// Limits on streams that the peer has opened and the application has not yet accepted.
+    /// Limits of streams that the application has not accepted from the peer yet.
     early: HashMap<u64, u64>,
-    /// Streams of the peer below this ID have been accepted.
+    /// The application has accepted the peer's streams below this ID.
     accepted: u64,
     is_server: bool,
     limit_own: u64,
@@ -42,13 +42,13 @@ struct Growth {
     /// When the current round trip began, and the window at that time.
     begun: Duration,
     window: u32,
-    /// Whether the window grew fast in it, or in the one before.
+    /// Whether the window grew fast in the current round trip or the previous one.
     is_fast: bool,
 }
 
 impl Growth {
-    /// Notes the window, and returns whether it grew by more than an eighth and two packets within a round trip: in slow start
-    /// it doubles, and in congestion avoidance it gains a packet or so.
+    /// Notes the window. Returns whether it grew by more than an eighth and two packets within a round trip: slow start doubles it, and
+    /// congestion avoidance adds about a packet.
     fn note(&mut self, window: u32, smoothed_rtt: Duration, now: Duration) -> bool {
         let grew = window > self.window.saturating_add(self.window / 8).saturating_add(2 * 1_500);
         if now >= self.begun + smoothed_rtt {
@@ -79,13 +79,13 @@ impl Account {
         }
     }
 
-    /// Returns the connection's ledger, and for the first caller, the names of streams that need attention: their limit
-    /// grew, or the peer stopped reading.
+    /// Returns the connection's ledger and, only for the first caller, the names of streams that need attention: their limit grew, or the
+    /// peer stopped reading.
     pub fn join(&mut self) -> (Arc<Ledger>, Option<mpsc::Receiver<u32>>) {
         (self.ledger.clone(), self.listener.take())
     }
 
-    /// Opens the books of a bidirectional stream; the driver is told under `name` when the stream needs attention.
+    /// Opens the books of a bidirectional stream. The driver gets `name` when the stream needs attention.
     pub fn open(&mut self, stream_id: u64, name: u32) -> Arc<StreamLedger> {
         let opened_by_peer = self.opened_by_peer(stream_id);
         let limit = if opened_by_peer { self.limit_peers } else { self.limit_own };
@@ -109,7 +109,7 @@ impl Account {
         self.streams.get(&stream_id).and_then(|stream| ClassKey::from_number(stream.class.load(Relaxed)))
     }
 
-    /// Returns how many streams' books are open.
+    /// Returns how many streams have open books.
     #[must_use]
     pub fn open_streams(&self) -> usize {
         self.streams.len() + self.early.len()
@@ -126,7 +126,7 @@ impl Account {
         self.limit_peers = parameters.initial_max_stream_data_bidi_local;
     }
 
-    /// Notes a frame in the packet that is being written.
+    /// Notes a frame in the packet under construction.
     pub fn on_frame_sent(&mut self, frame: &Frame) {
         congestion::note_held_back(self.ledger.holds_back());
         let &Frame::Stream { id, offset, len, .. } = frame else { return };
@@ -134,18 +134,18 @@ impl Account {
         let (class, mark) = (stream.class.load(Relaxed), stream.mark.load(Relaxed));
         label::carry(ClassKey::from_number(class), Some(mark).filter(|mark| *mark != 0));
         let (end, sent) = (offset + u64::from(len), stream.sent.load(Relaxed));
-        // A frame holds either new bytes or lost ones, and new bytes leave in order.
+        // A frame holds new bytes or lost bytes, never both, and new bytes leave in order.
         if end > sent {
             stream.sent.store(end, Relaxed);
             self.ledger.sent.fetch_add(end - sent.max(offset), Relaxed);
         }
     }
 
-    /// Notes that a burst of packets was written that contains new bytes.
+    /// Notes a burst of packets with new bytes.
     pub fn on_progress(&self) {
         // See `Ledger::wait_for_room`.
         fence(SeqCst);
-        // Not earlier: a task woken in the middle of a burst would find the connection locked.
+        // Not earlier: in the middle of a burst, the woken task would find the connection locked.
         if self.ledger.hungry.load(Relaxed) && self.ledger.runs_low() {
             self.ledger.hungry.store(false, Relaxed);
             self.ledger.driver.wake();
@@ -162,7 +162,7 @@ impl Account {
                         self.tell(stream.name);
                     }
                 }
-                // There are at most as many entries as streams that the peer may have open.
+                // The peer's limit of open streams bounds the entries.
                 None if self.opened_by_peer(id) && id & 2 == 0 && id >= self.accepted => {
                     let limit = self.early.entry(id).or_default();
                     *limit = value.max(*limit);
@@ -186,7 +186,7 @@ impl Account {
         self.ledger.driver.wake();
     }
 
-    /// Notes the path's state after a burst of packets or an acknowledgement, at a time of any clock that does not go back.
+    /// Notes the path's state after a burst of packets or an acknowledgement. The time comes from any monotonic clock.
     pub fn on_recovery_metrics(
         &mut self,
         congestion_window: u32,

@@ -9,7 +9,7 @@ use super::ClientStanding;
 /// The smallest piece of memory that s2n-quic takes for bytes of a stream (`buffer/reassembler.rs`).
 const BLOCK_BYTES: u64 = 4096;
 
-/// The approximate cost of a stream without any bytes: its state in the transport and in the dispatcher, and a task. A frame
+/// The approximate cost of a stream without bytes: its state in the transport and in the dispatcher, and a task. A frame
 /// that names a stream opens all of the stream's kind with lower IDs (RFC 9000 §3.2).
 const STREAM_BYTES: u64 = 1024;
 
@@ -167,7 +167,7 @@ mod tests {
         let (mut scattered, mut lossy) = (Budget::default(), Budget::default());
         (1..=32).for_each(|number| scattered.note(0, 2 * number, 1));
         assert_eq!(scattered.held_bytes, STREAM_BYTES + BLOCK_BYTES + 32 * GAP_BYTES);
-        // Packets of a kibibyte: the third arrives late, and the first two arrive again.
+        // Packets of a kibibyte. The third arrives late, and the first two arrive again.
         for packet in [0, 1, 3, 4, 5, 2, 0, 1, 6] {
             lossy.note(0, packet * 1024, 1024);
         }

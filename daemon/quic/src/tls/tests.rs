@@ -82,7 +82,7 @@ fn shake(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Result<Hands
     Ok(shaken(server, client)?.handshake_kind().unwrap())
 }
 
-/// Does the same, and returns the server's end.
+/// Does the same. Returns the server's end.
 fn shaken(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Result<ServerConnection, rustls::Error> {
     let mut client = ClientConnection::new(client.clone(), "relay.example".try_into().unwrap()).unwrap();
     let mut server = ServerConnection::new(server.clone()).unwrap();

@@ -13,7 +13,7 @@ use netlink::message::{
 /// rules direct there: a transparent proxy, for instance, has `local default` in one.
 const TABLE: u8 = 255;
 
-/// The networks that lead here, each with its routes. A network leads here until its last route is gone.
+/// The networks with routes to this host, and these routes. A network stays until its last route is gone.
 ///
 /// The kernel does not report IPv4 routes that it drops with their device; such a network stays known until the routes
 /// are read again.

@@ -1,10 +1,10 @@
-//! How much memory an open tunnel holds.
+//! The memory of an open tunnel.
 
 use std::future::Ready;
 
 use super::*;
 
-/// Returns the size of the futures that a function returns, in bytes.
+/// Returns the size of a function's future, in bytes.
 fn bytes_of<A, F>(_: impl Fn(A) -> F) -> usize {
     size_of::<F>()
 }

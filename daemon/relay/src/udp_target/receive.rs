@@ -10,7 +10,7 @@ use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 use super::reachability::Reachability;
 use super::{TargetError, UdpTarget};
 
-/// Messages per receive call. Each is one payload, or up to 64 joined by GRO; this bounds how much a tunnel receives in
+/// Messages per receive call. Each is one payload, or up to 64 joined by GRO. This bounds how much a tunnel receives in
 /// one turn.
 const MESSAGES: usize = 16;
 
@@ -71,8 +71,7 @@ impl UdpTarget {
     }
 }
 
-/// The state for receiving, except for the socket. Each thread has one, of a megabyte; only its touched pages are
-/// resident.
+/// The state for receiving, without the socket: a megabyte per thread. Only touched pages are resident.
 struct Buffers {
     state: UdpSocketState,
     bytes: Vec<u8>,

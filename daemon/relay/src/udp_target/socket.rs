@@ -54,8 +54,8 @@ pub struct UdpTarget {
     /// Whether runs of payloads are sent as GSO messages; off once the device has refused them.
     pub(super) segmentation: AtomicBool,
     reachability: Cell<Reachability>,
-    /// A second descriptor of the socket, for the time in which its buffer is full: the kernel reports room whenever a packet
-    /// has left, so with this interest in `fd`, each payload would wake the thread once more.
+    /// A second descriptor of the socket, open while its buffer is full. The kernel reports room after each packet that leaves, so interest
+    /// in this on `fd` would wake the thread once more for each payload.
     pub(super) writable: Mutex<Option<Box<AsyncFd<Socket>>>>,
 }
 
@@ -117,8 +117,8 @@ impl UdpTarget {
     /// all. Takes one system call and allocates nothing.
     ///
     /// # Errors
-    /// Errors of the kernel; after `WouldBlock`, call [`poll_writable`](Self::poll_writable). An error may stem from an
-    /// earlier packet (ICMP): [`flush`](Self::flush) distinguishes them.
+    /// Errors of the kernel. After `WouldBlock`, call [`poll_writable`](Self::poll_writable). An error may come from an earlier packet
+    /// (ICMP): [`flush`](Self::flush) tells them apart.
     pub fn try_send(&self, bytes: &[u8], segment_bytes: usize) -> io::Result<()> {
         let socket = self.fd.get_ref();
         self.note(Reachability::on_sent);
@@ -146,7 +146,7 @@ impl UdpTarget {
         let second = || watch(self.fd.get_ref().try_clone()?, Interest::WRITABLE).map(Box::new);
         let mut writable = self.writable.lock();
         let Some(fd) = writable.take().or_else(|| second().ok()) else {
-            // Without a descriptor, the next turn tries again.
+            // No descriptor: the next turn tries again.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         };

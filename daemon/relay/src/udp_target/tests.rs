@@ -211,7 +211,7 @@ async fn the_room_that_a_payload_leaves_in_the_socket_is_not_reported_unless_a_s
     let (peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
     send(&target, &payloads(&[10])).await;
     receive_at(&peer, 1).await;
-    // The answer takes a turn of the runtime, which would have noticed the room.
+    // The answer takes a turn of the runtime. That turn would have noticed the room.
     peer.send_to(b"answer", target.fd.get_ref().local_addr().unwrap().as_socket().unwrap()).await.unwrap();
     receive(&target).await.unwrap();
     let reported = poll_fn(|cx| Poll::Ready(target.fd.poll_write_ready(cx).is_ready())).await;

@@ -10,10 +10,10 @@ use super::socket::Explanation;
 use super::{TargetError, UdpTarget};
 
 /// The weight of failures after which the packet at the head of a queue is given up. A failure explained by ICMP about
-/// another packet weighs 1; one without an explanation weighs more; one explained by this host alone reaches this weight.
+/// another packet weighs 1. A failure without an explanation weighs more. A failure explained by this host reaches this weight alone.
 ///
 /// Forged ICMP at 110,000 messages per second fails about one send in four. A full receive buffer holds some 400 messages,
-/// and each failure reads 32 of them.
+/// and each failure reads 32 messages.
 const MOST_FAILURES: u32 = 64;
 
 /// The results of flushes, in UDP payloads unless the name says otherwise. One value may serve many tunnels.

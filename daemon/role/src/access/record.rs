@@ -46,7 +46,8 @@ pub enum What {
 /// A request: the client, and what it requested.
 #[derive(Clone, Debug)]
 pub struct RecordedRequest {
-    /// The ID of the connection: at a relay that of its client, at an edge that to the relay. `None` if there is none.
+    /// The ID of the connection: at a relay, its client's connection; at an edge, the connection to the relay. `None`
+    /// without a connection.
     pub connection: Option<u64>,
     /// The address of the listener, or the local address of an edge, as configured.
     pub listener: SocketAddr,
@@ -58,7 +59,7 @@ pub struct RecordedRequest {
     pub protocol: Option<Protocol>,
     /// The target as requested, once known.
     pub target: Option<Target>,
-    /// At an edge, the way of a tunnel to its target.
+    /// At an edge, the relay and the path of the tunnel.
     pub way: Option<Way>,
 }
 
@@ -71,7 +72,7 @@ pub struct EndedTunnel {
     pub next_hop: Option<SocketAddr>,
     /// Its class at the end.
     pub class: String,
-    /// The form in which payloads were last sent to the other end of the tunnel; `None` for a TCP tunnel.
+    /// The form of the last payloads to the other end of the tunnel; `None` for a TCP tunnel.
     pub form: Option<Form>,
     /// Traffic to the target.
     pub up: Moved,
@@ -163,7 +164,7 @@ impl AccessRecord {
         }
     }
 
-    /// Returns all keys except the time; without `addresses`, also leaves out keys that reveal the location of a client
+    /// Returns all keys except the time. Without `addresses`, also leaves out keys that reveal the location of a client
     /// or a target.
     #[must_use]
     pub fn fields(&self, addresses: bool) -> Fields<'_> {

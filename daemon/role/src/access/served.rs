@@ -20,7 +20,7 @@ pub struct TokenUsage {
 /// A request for a model that has ended.
 #[derive(Clone, Debug)]
 pub struct Served {
-    /// Its ID among the requests of this gateway, or of this local address of an edge.
+    /// Its ID among the requests of its gateway, or of its local address at an edge.
     pub id: u64,
     /// The user: the holder of the key that the request showed, or else of the token that its connection showed.
     pub user: Option<Arc<str>>,
@@ -38,9 +38,9 @@ pub struct Served {
     pub model: Arc<str>,
     /// The URL of the engine that was asked last; empty if none was.
     pub engine: String,
-    /// At an edge, the way to the gateway that was asked last; `None` if none was.
+    /// At an edge, the way to the last gateway that got the request; `None` if no gateway got it.
     pub way: Option<Way>,
-    /// At an edge, the bytes of its body and of the answer, once a gateway was asked.
+    /// At an edge, the bytes of its body and of the answer; `None` if no gateway got the request.
     pub moved_bytes: Option<(u64, u64)>,
     /// Whether it had a deadline: a limit for its first token, for each further one, or for the whole answer.
     pub has_deadline: bool,
@@ -61,7 +61,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Begins a request; nothing else is known about it yet. It counts as cancelled unless it ends otherwise.
+    /// Begins a request about which nothing else is known. It counts as cancelled unless it ends in another way.
     #[must_use]
     pub fn begin(
         id: u64,
@@ -98,7 +98,7 @@ impl Served {
         self.usage.map_or(self.passed_tokens, |usage| usage.completion_tokens)
     }
 
-    /// Whether it was refused before any engine or gateway was asked.
+    /// Whether it was refused before an engine or a gateway got it.
     #[must_use]
     pub fn is_refused(&self) -> bool {
         self.engine.is_empty() && self.way.is_none() && !matches!(self.reason, "answered" | "cancelled")

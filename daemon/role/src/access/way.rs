@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// The relay or gateway that an edge used, and how it reached it.
+/// The relay or gateway of a tunnel or a request, and the path to it.
 #[derive(Clone, Debug)]
 pub struct Way {
     /// The host and port of the relay or gateway.
@@ -12,7 +12,7 @@ pub struct Way {
 }
 
 impl Way {
-    /// Returns its size in memory beyond the struct, in bytes.
+    /// Returns its memory beyond the struct, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.relay.len() + self.path.len()

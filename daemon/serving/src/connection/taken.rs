@@ -1,8 +1,8 @@
-//! Whether a client takes what is sent to it. Without a limit, a client that keeps its window closed would hold its answer, and all that the
-//! answer holds, for ever.
+//! Limits how long a client may stop reading its answer. Without this limit, a client with a closed window would keep its answer, and all
+//! resources of the answer, for ever.
 //!
-//! Over HTTP/1.1, a connection has one answer at a time, and the socket shows whether the client takes it ([`TakenStream`]). Over HTTP/2, each
-//! answer has its own window, and hyper asks for the next part of an answer only when the window has room ([`PatientExecutor`]).
+//! Over HTTP/1.1, a connection has one answer at a time, and the socket shows whether the client reads it ([`TakenStream`]). Over HTTP/2,
+//! each answer has its own window, and hyper asks for the next part of an answer only when the window has room ([`PatientExecutor`]).
 
 use std::{
     future::poll_fn,
@@ -27,25 +27,25 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// The size of the parts in which HTTP/2 gets an answer. A client that takes one part within the limit is not too slow.
+/// The size of an answer's parts over HTTP/2. A client that takes one part within the limit is not too slow.
 const PART_BYTES: usize = 16 << 10;
 
 task_local! { static OFFER: Arc<Offer>; }
 
-/// A limit on the time for which a client may take nothing of an answer.
+/// How long a client may stop reading an answer.
 #[derive(Clone)]
 pub struct Patience {
     /// The time.
     pub time: Duration,
-    /// Called when an answer ends because of it.
+    /// The callback after an answer ends because of this limit.
     pub on_end: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// A client's connection, which fails once the client has taken nothing for too long while bytes wait for it.
+/// A client's connection. It fails if bytes wait and the client takes none of them for too long.
 pub(super) struct TakenStream<S> {
     stream: S,
     patience: Patience,
-    /// The end of the patience, while bytes wait.
+    /// When the patience ends, while bytes wait.
     until: Option<Pin<Box<Sleep>>>,
 }
 
@@ -54,7 +54,7 @@ impl<S> TakenStream<S> {
         Self { stream, patience, until: None }
     }
 
-    /// Turns the result of a write into a failure if the patience has ended.
+    /// Replaces the result of a write by a timeout if the patience has ended.
     fn judge<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.until = None;
@@ -90,27 +90,27 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TakenStream<S> {
     }
 }
 
-/// How often hyper asked an answer for a part, and how often it got one.
+/// How often hyper asked an answer for a part, and when it last got one.
 #[derive(Default)]
 struct Offer {
     asked: AtomicU64,
-    /// The value of `asked` when a part was last handed over.
+    /// The value of `asked` when hyper last got a part.
     handed_at: AtomicU64,
 }
 
 impl Offer {
-    /// Returns the number of the part that waits for the client: hyper has it and has not asked for another.
+    /// Returns the number of the part that waits for the client: hyper has this part and has not asked for another.
     fn waiting(&self) -> Option<u64> {
         let (asked, handed_at) = (self.asked.load(Relaxed), self.handed_at.load(Relaxed));
         (asked > 0 && asked == handed_at).then_some(asked)
     }
 }
 
-/// An answer in parts. In a task of [`PatientExecutor`], it reports which part waits.
+/// An answer in parts. In a task of [`PatientExecutor`], it reports the waiting part.
 pub(super) struct TakenBody<B> {
     body: B,
     most_bytes: usize,
-    /// What is left of a piece that has more bytes than a part.
+    /// The rest of a piece that is larger than a part.
     rest: Bytes,
 }
 
@@ -153,8 +153,8 @@ impl<B: Body<Data = Bytes> + Unpin> Body for TakenBody<B> {
     }
 }
 
-/// Runs the requests of an HTTP/2 connection, each until its client has taken no part of its answer for too long. hyper then drops the stream,
-/// and h2 resets it (CANCEL).
+/// Runs the requests of an HTTP/2 connection. Ends a request whose client takes no part of the answer for too long: hyper then drops the
+/// stream, and h2 resets it (CANCEL).
 #[derive(Clone)]
 pub(super) struct PatientExecutor(pub(super) Patience);
 
@@ -167,7 +167,7 @@ impl<F: Future + Send + 'static> Executor<F> for PatientExecutor {
 async fn until_untaken(request: impl Future, patience: Patience) {
     let offer = Arc::<Offer>::default();
     let mut request = pin!(OFFER.scope(offer.clone(), request));
-    // The part that waits, and the end of the patience.
+    // The waiting part, and when the patience ends.
     let mut wait: Option<(u64, Pin<Box<Sleep>>)> = None;
     poll_fn(|cx| {
         if request.as_mut().poll(cx).is_ready() {

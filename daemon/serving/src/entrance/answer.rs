@@ -23,7 +23,7 @@ pub(super) struct Answer<P> {
     streams: Option<(RecvStream, SendStream)>,
     place: P,
     traffic: Arc<Traffic>,
-    /// Its record, once its head has passed.
+    /// Its record, after its head.
     recording: Option<Recording>,
 }
 
@@ -57,7 +57,7 @@ impl<P> Answer<P> {
         Self { streams: Some((recv, send)), place, traffic, recording: None }
     }
 
-    /// Makes its end that of a record.
+    /// Ends `recording` together with the answer.
     pub(super) fn recorded(mut self, recording: Recording) -> Self {
         self.recording = Some(recording);
         self

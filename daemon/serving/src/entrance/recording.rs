@@ -7,17 +7,17 @@ use role::access::{AccessLog, served::Served, way::Way};
 
 use crate::openai::{OpenAiError, Operation, RoutingFields, excerpt};
 
-/// A request at an edge, which is recorded when this is dropped: as cancelled, unless it ended otherwise before.
+/// The record of a request at an edge, written when dropped: as cancelled, unless the request ended in another way.
 pub(super) struct Recording {
     access: Arc<AccessLog>,
     began: Instant,
     served: Box<Served>,
-    /// How many bytes of the answer are still to come, if its head says so.
+    /// The remaining bytes of the answer, if its head gives the length.
     left_bytes: Option<u64>,
 }
 
 impl Recording {
-    /// Begins the record of a request that began at `began`, with its ID and the addresses of the listener and the client.
+    /// Begins the record of a request. `addresses` are the addresses of the listener and the client.
     pub(super) fn begin(
         access: &Arc<AccessLog>,
         began: Instant,
@@ -28,7 +28,7 @@ impl Recording {
         Self { access: access.clone(), began, served, left_bytes: None }
     }
 
-    /// Notes what the request asks for. Its body is parsed only if there will be a record.
+    /// Notes the contents of the request. Parses the body only if the access log is on.
     pub(super) fn asks(&mut self, head: &RequestHead, body: &[u8], class: &str) {
         if !self.access.is_wanted() {
             return;
@@ -42,7 +42,7 @@ impl Recording {
         self.served.class = class.to_owned();
     }
 
-    /// Notes that the request was sent on this way.
+    /// Notes the way of the request to its gateway.
     pub(super) fn goes(&mut self, way: Option<Way>) {
         self.served.way = way;
     }
@@ -63,8 +63,7 @@ impl Recording {
         }
     }
 
-    /// Notes that a part of the answer passed. An answer whose length is known ends with its last byte, because hyper does not ask for
-    /// more.
+    /// Notes that a part of the answer passed. An answer with a known length ends with its last byte, because hyper does not ask for more.
     pub(super) fn passes(&mut self, bytes: usize) {
         if let Some(left) = &mut self.left_bytes {
             *left = left.saturating_sub(bytes as u64);

@@ -133,9 +133,9 @@ impl Pass<'_> {
         })
     }
 
-    /// Returns the tokens that the engine has used within `elapsed`; `None` if it refused the request or failed, because another
-    /// engine may still answer the request. Without streaming, an engine makes tokens long before the answer begins: if the client
-    /// does not wait for the answer, or the answer takes too long, an estimate by time counts.
+    /// Returns the tokens that the engine has used within `elapsed`; `None` if it refused the request or failed, because another engine may
+    /// still answer. Without streaming, an engine makes tokens long before the answer begins. If the client leaves or the answer takes too
+    /// long, the count is an estimate by time.
     fn usage(&self, by: &Answering<'_>, ended: &Result<StatusCode, Failure>, elapsed: Duration) -> Option<TokenUsage> {
         let is_refused = by.status.is_some_and(|status| !status.is_success());
         match ended {

@@ -13,14 +13,14 @@ use super::{
 };
 use crate::openai::OpenAiError;
 
-/// The unit of the bound.
+/// The unit in which bodies count against the bound.
 const UNIT_BYTES: usize = 1 << 10;
 
 /// How long a client may take for the next piece of its body.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a client may take for its whole body: this time, plus the time that the received bytes take at this rate in bytes per
-/// second. Without this limit, a few slow clients could use up the bound for hours.
+/// How long a client may take for its whole body: this time, plus the received bytes divided by this rate in bytes per second. Without this
+/// limit, a few slow clients could use up the bound for hours.
 const BODY_TIMEOUT: (Duration, u32) = (Duration::from_secs(30), 64 << 10);
 
 /// The bodies of all requests.
@@ -55,7 +55,7 @@ impl Bodies {
         Arc::new(Self(Mutex::new(Shares { free_units, held: HashMap::new() })))
     }
 
-    /// Begins a body; none of its bytes has arrived yet.
+    /// Begins a body before its first byte arrives.
     pub(super) fn begin(self: &Arc<Self>, holder: Holder) -> BodyShare {
         self.0.lock().held.entry(holder.clone()).or_default().bodies += 1;
         BodyShare { of: self.clone(), holder, units: 0 }
@@ -64,7 +64,7 @@ impl Bodies {
 
 impl BodyShare {
     /// Grows to `bytes`. A holder's only body may take all free room. Several bodies of one holder together may take at most as much as
-    /// then stays free (dynamic thresholds, Choudhury and Hahne 1998), so they leave half of the bound to other holders.
+    /// stays free (dynamic thresholds, Choudhury and Hahne 1998), so half of the bound stays for other holders.
     fn grow(&mut self, bytes: usize) -> Result<(), OpenAiError> {
         let more = bytes.div_ceil(UNIT_BYTES).saturating_sub(self.units);
         let mut shares = self.of.0.lock();

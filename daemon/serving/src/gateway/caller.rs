@@ -26,7 +26,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Returns the state of the path back to the client: the bytes that leave before an answer on these terms, and the
+    /// Returns the state of the path back to the client: the bytes ahead of an answer on these terms, and the
     /// rate at which the path carries them, at most the rate of the class.
     pub(super) fn path(&self, ahead: Ahead, terms: &Terms) -> ClientPath {
         let smoothed_rtt_ns = self.path.get().smoothed_rtt.unwrap_or_default().as_nanos() as u64;

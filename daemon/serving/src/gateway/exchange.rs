@@ -43,7 +43,7 @@ const LINGER: (Duration, usize) = (Duration::from_secs(1), 1 << 20);
 /// The maximum number of pieces of an answer that wait for a TCP connection.
 const PIECES: usize = 4;
 
-/// A request whose head has been read, with the means to answer it.
+/// A request after its head, and the way to answer it.
 #[expect(clippy::large_enum_variant, reason = "it lives in the task of its request, and nearly all are streams")]
 pub enum Exchange {
     /// An HTTP/3 stream.
@@ -80,8 +80,8 @@ pub struct TcpExchange {
     head: Option<oneshot::Sender<ResponseHead>>,
     /// Pieces of the answer.
     pieces: mpsc::Sender<Bytes>,
-    /// Set before `pieces` is dropped if the answer is complete. The flag takes no place among the pieces, so that even a slow client
-    /// receives the end.
+    /// Set before `pieces` is dropped if the answer is complete. A flag takes no place among the pieces, so even a slow client receives the
+    /// end.
     is_whole: Arc<AtomicBool>,
     /// Closed as soon as the client no longer waits for the answer.
     left: oneshot::Sender<Infallible>,
@@ -239,7 +239,7 @@ impl Exchange {
         }
     }
 
-    /// Waits for a future as long as the client waits for the answer.
+    /// Waits for a future until the client stops waiting for the answer.
     pub(super) async fn unless_gone<T>(&mut self, wanted: impl Future<Output = T>) -> Result<T, Gone> {
         let mut wanted = std::pin::pin!(wanted);
         poll_fn(|cx| match wanted.as_mut().poll(cx) {
@@ -262,8 +262,8 @@ impl Exchange {
         }
     }
 
-    /// Ends the answer. On a stream, waits until the client has received all of it. If the client takes nothing for the time `patience`,
-    /// the rest is discarded, because it would fill memory. Returns `false` in that case.
+    /// Ends the answer. On a stream, waits until the client has received all of it. If the client takes no bytes for `patience`, discards
+    /// the rest, because it would fill memory, and returns `false`.
     pub(super) async fn end(self, ended: Ended, patience: Duration) -> bool {
         match (self, ended) {
             (Self::Stream(Request { recv, mut send, .. }), Ended::Whole) => {
@@ -292,7 +292,7 @@ impl Exchange {
     }
 }
 
-/// Bytes that are queued for or in flight to a client.
+/// Bytes for a client, queued or in flight.
 trait Departing {
     /// Returns how many bytes have not been sent yet.
     fn unsent_bytes(&self) -> u64;
@@ -311,7 +311,7 @@ impl Departing for SendStream {
     }
 }
 
-/// Waits until the client has received all bytes or will receive no more. Returns `false` if no byte was sent for the time `patience`.
+/// Waits until the client has received all bytes or will receive no more. Returns `false` if no byte leaves for `patience`.
 async fn is_taken(bytes: &mut impl Departing, patience: Duration) -> bool {
     loop {
         let before = bytes.unsent_bytes();
@@ -335,7 +335,7 @@ mod tests {
 
     use super::*;
 
-    /// A client that takes `per_second` bytes each second, and acknowledges the last of them.
+    /// A client that takes `per_second` bytes each second, and acknowledges the last byte.
     struct Client {
         left_bytes: u64,
         per_second: u64,
@@ -372,8 +372,8 @@ mod tests {
         assert_eq!(began.elapsed().as_secs(), 1_030);
     }
 
-    /// Serves one request with this number of pieces of 64 KiB. The client begins to read after a minute; returns the bytes that it
-    /// receives.
+    /// Answers one request with this number of pieces of 64 KiB. The client begins to read after a minute. Returns the number of bytes that
+    /// it receives.
     async fn received(pieces: usize, ended: Ended) -> Vec<u8> {
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         let answer = service_fn(move |request: Request<Incoming>| async move {

@@ -49,7 +49,7 @@ impl Gateway {
                 (Err(failure), _) => return Err(failure),
             };
             if tried.is_empty() {
-                // With a single engine there is no preference.
+                // A single engine needs no preference.
                 if !pass.prefix.is_empty() && model.urls.len() > 1 {
                     self.metrics.placed(&model.name, place.affinity);
                 }

@@ -3,9 +3,8 @@
 //!
 //! Engines keep their computations of prompts (prefix caching). So the next turn of a chat, or another prompt with the same
 //! instructions, takes less time at the engine that answered the one before. A gateway cannot see into that cache; it remembers
-//! where it sent each prompt, and how long that was. Predictions count the part of a prompt that is probably cached as read. Where
-//! nothing was learned yet about the cost of prompts, the engine is only a preference: if it has much more to do than another,
-//! requests do not wait for it ([`slack`]).
+//! the engine and the length of each prompt. Predictions treat the part that is probably cached as already read. Before the gateway knows
+//! the cost of prompts, the engine is only a preference: if it has much more to do than another, requests do not wait for it ([`slack`]).
 
 use std::{
     collections::HashMap,
@@ -24,11 +23,11 @@ const BLOCKS: usize = 32;
 /// The maximum of remembered entries, of a few tens of bytes each.
 const MOST_ENTRIES: usize = 1 << 16;
 
-/// For how long a prompt counts as cached after the last request with it. Engines evict the prompts that were used least recently,
-/// and do not say when; hosted engines with the same kind of cache keep idle prompts for five to ten minutes.
+/// How long a prompt counts as cached after the last request with it. Engines evict the least recently used prompts and do not say when.
+/// Hosted engines with the same kind of cache keep idle prompts for five to ten minutes.
 const CACHED_NS: u64 = 300_000_000_000;
 
-/// What a request may share with others, which an engine may have in its cache.
+/// The part of a request that other requests may share and an engine may have in its cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixHashes {
     /// The hashes of its session, or of its prompt up to the end of each block, the shortest part first. Empty if it has neither.
@@ -50,7 +49,7 @@ pub(super) struct Affinity {
     older: HashMap<u64, Sent>,
 }
 
-/// Where the last prompt with a prefix was sent, how long it was, and when.
+/// The engine, the length and the time of the last prompt with a prefix.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     engine: usize,
@@ -102,15 +101,14 @@ impl Prefixes {
 }
 
 impl PrefixHashes {
-    /// Whether there is nothing that an engine may know.
+    /// Whether the request has nothing that an engine may know.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.hashes.is_empty()
     }
 
-    /// Returns how many bytes of this prompt are the same as in the prompt that was sent, if the two share the hash at `at`. A
-    /// session, and a beginning as long as the longest that is compared, are taken for the same chat, whose prompts continue each
-    /// other.
+    /// Returns how many bytes this prompt shares with the prompt `sent`, if both have the hash at `at`. The same session, or a common
+    /// beginning of all compared blocks, means the same chat, where each prompt continues the previous one.
     fn shared_bytes(&self, at: usize, sent: &Sent) -> usize {
         let known = if self.is_session || at + 1 == BLOCKS { sent.bytes } else { (at + 1) * BLOCK_BYTES };
         known.min(self.bytes)
@@ -123,7 +121,7 @@ impl Affinity {
         prefix.hashes.iter().rev().find_map(|hash| self.sent(hash)).map(|sent| sent.engine)
     }
 
-    /// Returns how many bytes of a prompt each of `engines` engines probably has in its cache at `now_ns`.
+    /// Returns how many bytes of the prompt each of `engines` engines probably has in its cache at `now_ns`.
     pub(super) fn cached_bytes(&self, prefix: &PrefixHashes, engines: usize, now_ns: u64) -> Vec<usize> {
         let mut cached = vec![0; engines];
         for (at, hash) in prefix.hashes.iter().enumerate() {
@@ -139,7 +137,7 @@ impl Affinity {
         self.newer.get(hash).or_else(|| self.older.get(hash)).copied()
     }
 
-    /// Notes the engine that a prefix is sent to at `now_ns`.
+    /// Notes that `engine` gets a prompt with this prefix at `now_ns`.
     pub(super) fn note(&mut self, prefix: &PrefixHashes, engine: usize, now_ns: u64) {
         let sent = Sent { engine, bytes: prefix.bytes, at_ns: now_ns };
         for hash in &prefix.hashes {

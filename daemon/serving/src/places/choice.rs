@@ -1,5 +1,5 @@
-//! Which engine of a model a request gets: the one that the router prefers, the one that probably has the beginning of its prompt in its
-//! cache, or the one with the least to do.
+//! The choice of a model's engine for a request: the router's preference, the engine that probably has the beginning of the prompt in its
+//! cache, or the least busy engine.
 
 use super::{
     Replica, State, Wish,
@@ -22,9 +22,8 @@ impl State {
         Some((replica, affinity))
     }
 
-    /// Finds an engine with room that is not among `tried`: the preferred engine if the preference weighs cached prompts, or else the
-    /// engine that the request's prefix was sent to, unless it has much more to do than another, or else the preferred engine, or else
-    /// the least busy one.
+    /// Finds an engine with room that is not in `tried`. A preference that weighs cached prompts comes first, then the engine that last got
+    /// the request's prefix unless it has much more to do than another, then any other preference, then the least busy engine.
     pub(super) fn pick(
         &self,
         Wish { prefix, preferred, weighs_cache }: &Wish,
@@ -57,8 +56,8 @@ impl State {
         })
     }
 
-    /// Returns the engine with the fewest requests among the engines that have room and are not in `tried`. Requests of the engine's other
-    /// clients count in this comparison, but take no room, so no report keeps requests from an engine.
+    /// Returns the engine with the fewest requests that has room and is not in `tried`. Requests of the engine's other clients count in
+    /// this comparison but take no room, so no report keeps requests from an engine.
     pub(super) fn least_busy(&self, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<usize> {
         let free = self.replicas.iter().enumerate().filter(|(place, replica)| {
             replica.work.in_flight() < most_in_flight && replica.is_usable(now_ns) && !tried.contains(place)

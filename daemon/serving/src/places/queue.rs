@@ -26,9 +26,9 @@ pub struct Claim {
     pub tokens: u64,
     /// The hashes of its prompt's beginning, which an engine may know.
     pub prefix: PrefixHashes,
-    /// The index of the engine that was chosen for it, among the model's engines; `None` if any engine will do.
+    /// The index of its chosen engine among the model's engines; `None` if any engine will do.
     pub preferred: Option<usize>,
-    /// Whether the choice weighed cached prompts against other costs, so that an engine that knows the prompt has no further claim.
+    /// Whether the choice weighed cached prompts against other costs. If so, an engine that knows the prompt has no further claim.
     pub weighs_cache: bool,
 }
 

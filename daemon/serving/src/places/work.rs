@@ -1,5 +1,4 @@
-//! The requests that an engine works on, whichever gateway gave them to it: a reload makes another gateway, and requests that have begun
-//! end with the one before.
+//! The requests that an engine works on, from all gateways: a reload makes a new gateway, and the old gateway finishes its requests.
 
 use std::sync::{
     Arc, Weak,
@@ -14,7 +13,7 @@ use super::Engines;
 #[derive(Debug, Default)]
 pub(super) struct EngineWork {
     in_flight: AtomicU32,
-    /// The gateways' engines that count here, if there are several.
+    /// The gateways' [`Engines`] that share this count, if there are several.
     sharers: Mutex<Vec<Weak<Engines>>>,
 }
 
@@ -24,18 +23,18 @@ impl EngineWork {
         self.in_flight.load(Relaxed)
     }
 
-    /// Notes that it gets one more.
+    /// Notes that the engine gets a request.
     pub(super) fn begin(&self) {
         self.in_flight.fetch_add(1, Relaxed);
     }
 
-    /// Notes that one has ended.
+    /// Notes that a request has ended.
     pub(super) fn end(&self) {
-        // Each end follows a begin.
+        // Every end follows a `begin`.
         self.in_flight.fetch_sub(1, Relaxed);
     }
 
-    /// Lets the requests that wait at `sharer` have places that others give back.
+    /// Lets requests that wait at `sharer` take places that other gateways give back.
     pub(super) fn share(&self, sharer: &Arc<Engines>) {
         let mut sharers = self.sharers.lock();
         sharers.retain(|known| known.strong_count() > 0);
@@ -45,7 +44,7 @@ impl EngineWork {
         }
     }
 
-    /// Returns the others that count here.
+    /// Returns the other gateways' engines that share this count.
     pub(super) fn others(&self, than: &Arc<Engines>) -> Vec<Arc<Engines>> {
         let sharers = self.sharers.lock();
         sharers.iter().filter_map(Weak::upgrade).filter(|sharer| !Arc::ptr_eq(sharer, than)).collect()

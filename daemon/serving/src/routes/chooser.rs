@@ -30,7 +30,7 @@ pub(super) struct Chooser {
     shadow: Option<PolicyRouter>,
     /// The model that the shadow chose for the last request, if any.
     shadowed: Option<usize>,
-    /// The number of the shadow's decisions, and how many of them agree with the policy's.
+    /// How often the shadow decided, and how often it agreed with the policy.
     tally: (u64, u64),
 }
 

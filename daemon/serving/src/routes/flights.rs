@@ -15,7 +15,8 @@ pub(super) struct Flight {
     pub reward: f32,
 }
 
-/// All requests at an engine, also those of gateways that a reload has replaced. The engine's maximum of requests bounds their number.
+/// All requests at an engine, including requests of gateways that a reload has replaced. The engine's maximum of requests bounds their
+/// number.
 #[derive(Debug, Default)]
 pub(super) struct Flights {
     all: Vec<Option<Flight>>,
@@ -51,7 +52,7 @@ impl Flights {
         }
     }
 
-    /// Returns the requests as a policy sees them at `now_ns`; the engine has the index `replica` among the engines of all models.
+    /// Returns the requests as a policy sees them at `now_ns`. `replica` is the engine's index among the engines of all models.
     pub fn admitted(&self, replica: usize, now_ns: u64) -> impl Iterator<Item = Commitment> {
         self.all.iter().flatten().map(move |flight| Commitment {
             replica,

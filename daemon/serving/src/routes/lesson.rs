@@ -27,7 +27,7 @@ pub struct Lesson<'a> {
     /// The maximum of tokens in the answer, and the index of its class.
     max_tokens: Option<u32>,
     class: usize,
-    /// The requests at its engine, and its index among them.
+    /// The requests at its engine, and its own index there.
     flights: Arc<Mutex<Flights>>,
     flight: usize,
     began_ns: u64,
@@ -105,8 +105,8 @@ impl Lesson<'_> {
         self.events
     }
 
-    /// Learns from a complete answer. The engine's own counts of tokens, and of tokens of the prompt that it had in its cache, take
-    /// precedence over the count of events and the expectation. Only tokens of the prompt that it read cost it time.
+    /// Learns from a complete answer. The engine's own counts of tokens and of cached tokens of the prompt take precedence over the count
+    /// of events and the expectation. Only the uncached tokens of the prompt cost the engine time.
     pub fn learn(&self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
         let mut known = self.routes.state.lock();
         if let Some(usage) = usage {

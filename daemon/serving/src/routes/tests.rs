@@ -72,7 +72,7 @@ fn routes(most_in_flight: u32) -> (Routes, Vec<Arc<Engines>>) {
     routes_of(&settings(Routing::Rule, None), most_in_flight)
 }
 
-/// What a prompt shares with no other.
+/// The prefix of a prompt that shares nothing with others.
 fn none() -> &'static PrefixHashes {
     static NONE: LazyLock<PrefixHashes> = LazyLock::new(PrefixHashes::default);
     &NONE
@@ -243,8 +243,8 @@ fn a_cached_prompt_is_weighed_against_the_load_of_its_engine_once_prompts_have_a
 
 #[test]
 fn an_engine_learns_what_a_prompt_costs_from_the_tokens_that_it_had_to_read() {
-    // Each token that it reads takes 0.5 ms. Either it keeps the chat in its cache and does not say so, or it keeps nothing and
-    // says that.
+    // Each token that the engine reads takes 0.5 ms. It either keeps the chat in its cache without saying so, or keeps nothing and says
+    // that.
     for keeps in [true, false] {
         let (routes, engines) = routes(8);
         let answer = |prefix: &PrefixHashes, prompt_tokens: u64, read: u64, said: Option<u64>| {

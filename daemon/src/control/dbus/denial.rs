@@ -1,4 +1,4 @@
-//! Errors of calls over D-Bus, as callers see them.
+//! The errors of D-Bus calls, as callers see them.
 
 use zbus::DBusError;
 
@@ -10,13 +10,13 @@ use super::super::{Error, ErrorKind};
 pub(super) enum Denial {
     #[zbus(error)]
     ZBus(zbus::Error),
-    /// The caller has no right to do it.
+    /// The caller may not do this.
     AccessDenied(String),
-    /// The policy or the configuration is not valid, or an argument is not.
+    /// The policy, the configuration or an argument is not valid.
     Invalid(String),
-    /// Another revision is in force than the caller expected, or it is on trial.
+    /// The revision in force is not the expected one, or it is on trial.
     Conflict(String),
-    /// No such tunnel, class or revision.
+    /// The tunnel, class or revision does not exist.
     NotFound(String),
     /// The operation failed.
     Failed(String),

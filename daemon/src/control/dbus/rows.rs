@@ -10,7 +10,7 @@ use super::super::{ClassStats, ConnectionView, TunnelView};
 use crate::policy::Revision;
 
 /// A tunnel: its ID, connection, user, class and protocol, its target (empty for readers), and bytes to the target and
-/// from it. For a tunnel that carries an edge's connection to another relay, the user is `[hop.NAME]`.
+/// from it. If a tunnel carries an edge's connection to another relay, the user is `[hop.NAME]`.
 pub(super) type TunnelRow = (u64, u64, String, String, String, String, u64, u64);
 
 /// A connection, as `list_connections` describes it.

@@ -1,4 +1,4 @@
-//! Callers that watch statistics: each has a task that sends the signal `Stats` to this caller alone.
+//! Callers that watch statistics. Each has a task that sends the signal `Stats` to this caller alone.
 
 use std::{
     collections::HashMap,
@@ -26,14 +26,14 @@ pub(super) struct Watchers(Mutex<Watches>);
 
 #[derive(Debug, Default)]
 struct Watches {
-    /// By the caller's unique name on the bus. A watch ends when its sender is dropped, and drops its receiver when it ends by itself.
+    /// By the caller's unique name on the bus. Dropping the sender ends the watch. A watch that ends by itself drops its receiver.
     by_name: HashMap<String, oneshot::Sender<()>>,
     is_over: bool,
 }
 
 impl Watchers {
-    /// Gives a caller a place, in exchange for the one that it has, if it has one; returns a channel that closes when its watch is to end.
-    /// `None` if too many others watch, or all watches have ended.
+    /// Gives a caller a place, in exchange for its old place, if any. Returns a channel that closes when the watch has to end; `None` if
+    /// too many others watch, or all watches have ended.
     pub(super) fn begin(&self, name: &str) -> Option<oneshot::Receiver<()>> {
         let mut watches = self.0.lock();
         watches.by_name.retain(|_, watch| !watch.is_closed());
@@ -46,12 +46,12 @@ impl Watchers {
         Some(end)
     }
 
-    /// Ends a caller's watch; returns whether there was one.
+    /// Ends a caller's watch. Returns whether there was one.
     pub(super) fn end(&self, name: &str) -> bool {
         self.0.lock().by_name.remove(name).is_some_and(|watch| !watch.is_closed())
     }
 
-    /// Ends all watches, for ever: their tasks would keep the connection to the bus open, and its name taken.
+    /// Ends all watches, for ever: their tasks would keep the bus connection open and the bus name taken.
     pub(super) fn end_all(&self) {
         *self.0.lock() = Watches { is_over: true, ..Watches::default() };
     }
@@ -70,14 +70,14 @@ pub(super) async fn watch(
         tokio::select! {
             biased;
             _ = &mut end => return,
-            // The bus gives a unique name to one connection, once.
+            // The bus never gives a unique name to a second connection.
             _ = name_lost.next() => return,
             _ = ticks.tick() => {}
         }
         let (time_us, revision) = (micros(SystemTime::now()), control.in_force().revision.number);
         let ((connections, tunnels), late_packets) = (control.counts(), control.late_packets());
         let classes = control.classes().into_iter().map(class_row).collect();
-        // The end of the watch waits for this, because half of a message on the bus would spoil all later ones.
+        // The end of the watch waits for this, because half a message on the bus would spoil all later messages.
         let sent = Door::stats(&emitter, time_us, revision, connections, tunnels, late_packets, classes).await;
         if sent.is_err() {
             return;

@@ -41,7 +41,7 @@ const WAITING: usize = 32;
 /// How long a TLS handshake may take, including the wait for a free connection after it.
 const HANDSHAKE: Duration = Duration::from_secs(2);
 
-/// How long a caller with a place may take to send the preface of HTTP/2, which tells that it is there. After that, pings do.
+/// How long a caller with a place may take to send the preface of HTTP/2. After that, pings show whether it is there.
 const BEGINNING: Duration = Duration::from_secs(5);
 
 /// The length of that preface, in bytes (RFC 9113 §3.4).
@@ -270,7 +270,7 @@ impl Hall {
 pub(super) struct Door {
     stream: Box<dyn Stream>,
     peer: Peer,
-    /// Until the preface of HTTP/2 has arrived.
+    /// `Some` before the preface of HTTP/2 has arrived.
     beginning: Option<Beginning>,
     counters: accept::AcceptCounters,
     _place: CallerPlace,
@@ -288,7 +288,7 @@ impl Door {
         Self { stream, peer, beginning: Some(beginning), counters, _place: place }
     }
 
-    /// Fails once the caller has taken too long to begin.
+    /// Fails if the caller takes too long to begin.
     fn poll_beginning(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(beginning) = &mut self.beginning else { return Poll::Pending };
         ready!(beginning.until.as_mut().poll(cx));
@@ -361,7 +361,7 @@ mod tests {
         assert!(enter("root", true).is_none());
     }
 
-    /// A caller's end of a connection, and the door at the other.
+    /// A caller's end of a connection, and the door at the other end.
     async fn door() -> (tokio::io::DuplexStream, Door) {
         let (caller, stream) = tokio::io::duplex(1_024);
         let peer = Peer::User { uid: 0, name: None, writers: Writers::new(&[]) };

@@ -14,7 +14,7 @@ pub(super) enum Unreadable {
     TooLarge,
 }
 
-/// An integer whose first bytes were read, but not the last.
+/// An integer without its last bytes: they have not arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartialInteger {
     value: u64,

@@ -136,8 +136,8 @@ impl Strategy {
     }
 }
 
-/// ECF's decision for a stream with `packets` packets left, including the packets of streams that share with it: whether to wait
-/// for the fast path rather than take the free one. Waiting is worthwhile if the fast path, after a round trip of waiting, would
+/// ECF's decision for a stream with `packets` packets left, including packets of streams that share the path: whether to wait for the fast
+/// path or take the free path. Waiting is worthwhile if the fast path, after a round trip of waiting, would
 /// still send the rest earlier than a single round trip of the slow one, and if the slow path would need longer than two round
 /// trips of the fast one for the stream's packets. Having waited before makes it a quarter easier to wait again.
 fn waits(packets: f64, fast: &Link, slow: &Link, waited: bool) -> bool {

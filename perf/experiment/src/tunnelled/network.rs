@@ -51,7 +51,7 @@ impl Machines {
 /// Counters of the bottleneck, in both directions.
 #[derive(Debug, Default)]
 pub struct Wire {
-    /// Bytes of Ethernet frames that were put on it, including frames that it lost or dropped.
+    /// The bytes of all Ethernet frames for this link, including lost and dropped frames.
     pub bytes: AtomicU64,
     /// Packets that it lost.
     pub lost: AtomicU64,

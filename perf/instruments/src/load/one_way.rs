@@ -106,7 +106,7 @@ impl<'a> OneWay<'a> {
         Ok(Self { relay, client, target, path, _connections: connections })
     }
 
-    /// Offers `per_second` payloads per second for `seconds`, and counts the payloads that arrive.
+    /// Offers `per_second` payloads per second for `seconds`, and counts arrivals.
     ///
     /// # Errors
     /// When a socket fails, or a tunnel ends.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tuned {
-    /// The score that thresholds are compared by.
+    /// The score for comparing thresholds.
     pub measure: Measured,
     /// How often the distribution is updated.
     pub generations: usize,

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 
 use super::{Choose, Link, Published, ServingPlan};
 
-/// The metrics of results. Metrics of windows, of selected models and of tasks also name the window, model or task.
+/// The metrics of results. Metrics of windows, selected models and tasks also name the window, model or task.
 pub const METRICS: &[&str] = &["score", "met_pct", "over_best_model", "windows", "selected_pct"];
 
 impl ServingPlan {

@@ -11,7 +11,8 @@ pub struct Workload {
     pub name: String,
     /// When requests come.
     pub arrivals: Arrivals,
-    /// Thresholds for the mean score of a window of consecutive requests. Windows are counted by them.
+    /// Thresholds for the mean score of a window of consecutive requests. The results count the windows that reach each
+    /// threshold.
     #[serde(default)]
     pub thresholds: Vec<f64>,
 }
@@ -106,7 +107,7 @@ impl Workload {
         }
     }
 
-    /// Returns the fault, if there is one: the key, and the condition on its value.
+    /// Returns the fault, if any: the key, and the condition on its value.
     pub(super) fn mistake(&self) -> Option<&'static str> {
         let sound = |numbers: &[f64]| numbers.iter().all(|number| *number > 0.0 && number.is_finite());
         // A run ends: its requests span one hour at most.

@@ -88,7 +88,7 @@ fn a_cached_prompt_is_worth_a_longer_queue_for_as_long_as_reading_it_would_take_
         curve: Curve::new(Cost { prefill_per_token_ns: 5e5, ..replica.curve.cost() }),
         ..replica
     };
-    // 2 s for the whole prompt; each request in the batch costs 100 tokens 4 ms.
+    // The whole prompt takes 2 s. Each request in the batch adds 4 ms to each of 100 tokens.
     let chosen = |running, cached: &[u32]| {
         let replicas = [reading(replica(0, running)), reading(replica(0, 0))];
         let state = State { replicas: &replicas, admitted: &[], cached, path: ClientPath::default() };

@@ -1,4 +1,4 @@
-//! The arrivals of requests, and what the requests ask for.
+//! The arrivals and contents of requests.
 
 use super::Setup;
 use crate::route::random::Random;

@@ -239,7 +239,7 @@ fn first_packets_pass_as_often_as_the_configuration_says_and_a_reload_changes_th
         site.chain.client.run(send).unwrap();
         site.counts().unwrap().of(dropped) - before
     };
-    // Two packets pass at once, and further packets as the elapsed time allows.
+    // Two packets pass at once. Further packets pass as time goes by.
     let dropped = flood();
     assert!(dropped > 0 && dropped <= 198, "{dropped} of 200");
     let many = sections(1_000_000);

@@ -73,7 +73,7 @@ fn packets_whose_payload_is_not_in_the_linear_part_are_steered_as_well() {
     steered(|workers| {
         for _ in 0..10 {
             let from = UdpSocket::bind("127.0.0.1:0").unwrap();
-            // The kernel then puts payloads into fragments (net/ipv4/ip_output.c), even payloads of a single segment.
+            // The kernel then fragments payloads (net/ipv4/ip_output.c), even payloads of a single segment.
             pacing::descriptor::set_option(&from, libc::SOL_UDP, libc::UDP_SEGMENT, 1_200).unwrap();
             for worker in 0..WORKERS {
                 assert_eq!(arrives_at(workers, &from, &packet(0x40, 3, worker)), worker);

@@ -12,7 +12,7 @@ const MANUAL: &str = include_str!("../../../../docs/control.md");
 /// How a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// With a message of this many bytes after gRPC's prefix of five bytes.
+    /// With a message of this size after gRPC's prefix of five bytes.
     Answered(usize),
     /// By RST_STREAM with this error code (RFC 9113 §7).
     Reset(u32),

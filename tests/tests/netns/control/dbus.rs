@@ -273,7 +273,7 @@ async fn next(signals: &mut zbus::proxy::SignalStream<'_>) -> Stats {
     signals.next().await.unwrap().body().deserialize().unwrap()
 }
 
-/// Takes the signals that have arrived; returns how many there were.
+/// Takes the signals that have arrived. Returns their number.
 fn arrived(signals: &mut zbus::proxy::SignalStream<'_>) -> usize {
     std::iter::from_fn(|| signals.next().now_or_never().flatten()).count()
 }
@@ -298,7 +298,7 @@ fn statistics_come_to_callers_that_watch_while_they_watch_and_to_no_others() {
                 }
             };
             assert!(stats.5.iter().any(|class| (&class.0[..], &class.1[..]) == ("voice", "relay")), "{stats:?}");
-            // The bus keeps the order, so that signals to all would arrive before this answer.
+            // The bus keeps the order, so broadcast signals would arrive before this answer.
             assert!(!unwatch(&other).await);
             assert_eq!(arrived(&mut overheard), 0);
 
@@ -333,7 +333,7 @@ fn callers_that_watch_are_bounded_and_make_room_when_they_leave_the_bus() {
             watch(&watchers[0], 0).await.unwrap();
             assert!(watch(&another, 100).await.is_err());
             watchers.swap_remove(0).connection().clone().close().await.unwrap();
-            // The bus tells the relay at some later time.
+            // The bus tells the relay a little later.
             while watch(&another, 100).await.is_err() {}
             assert!(unwatch(&another).await);
         })

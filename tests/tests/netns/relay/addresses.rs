@@ -22,7 +22,7 @@ fn left_by_second(uplinks: &Uplinks) -> u64 {
     let of_thread = || fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_else(|_| read());
     let table = uplinks.site.chain.client.run(of_thread).unwrap();
     let line = table.lines().find_map(|line| line.trim().strip_prefix("router:")).unwrap();
-    // Eight columns count received traffic; the next one counts sent bytes (net/core/net-procfs.c).
+    // Eight columns count received traffic. The next column counts sent bytes (net/core/net-procfs.c).
     line.split_whitespace().nth(9).unwrap().parse().unwrap()
 }
 

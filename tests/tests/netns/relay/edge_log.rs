@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::entrance::Edge;
 use super::forward::{application, assert_carries};
 
-/// An edge with forwards for UDP and TCP, and a proxy for alice; `log` is the rest of its section `[log]`.
+/// An edge with a UDP and a TCP forward, and a proxy for alice. `log` is the rest of its section `[log]`.
 fn edge<'a>(site: &'a Site, log: &str) -> Edge<'a> {
     let users = site.write("proxy.users", "alice:open sesame\n").unwrap();
     Edge::start(
@@ -25,7 +25,7 @@ fn edge<'a>(site: &'a Site, log: &str) -> Edge<'a> {
     )
 }
 
-/// The JSON lines about one kind of event that the edge has printed, once there are `count`.
+/// The edge's JSON lines about one kind of event, once there are `count`.
 fn lines(edge: &Edge<'_>, event: &str, count: usize) -> Vec<Value> {
     let printed = || {
         let output = edge.process.output();
@@ -46,7 +46,7 @@ fn close_first(site: &Site) {
     assert!(command.output().unwrap().status.success());
 }
 
-/// Lets curl, as this user, ask for a target that the relay does not reach.
+/// As this user, curl asks for a target that the relay cannot reach.
 fn denied(site: &Site, user: &[&str]) {
     let mut curl = site.chain.client.command("curl").unwrap();
     curl.args(["-sS", "--max-time", "20", "--proxy", "http://127.0.0.1:1080", "-p"]).args(user);

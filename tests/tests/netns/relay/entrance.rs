@@ -247,7 +247,7 @@ fn what_enters_is_seen_wherever_one_looks_and_can_be_closed() {
     let sent = classes["classes"][0]["sent_bytes"].as_u64().unwrap();
     assert!(sent >= moved(0)[0], "{classes}");
 
-    // The text output shows the same, though a local address counts the bytes of TCP only once a second.
+    // The text output shows the same, but a local address counts TCP bytes only once a second.
     let shown = |command: &str, parts: &[&str]| {
         let is_shown = |line: &String| parts.iter().all(|part| line.contains(part));
         let found = || edge.lines(&[command]).iter().any(is_shown).then_some(());

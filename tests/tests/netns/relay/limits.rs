@@ -120,7 +120,7 @@ fn a_user_makes_so_many_requests_a_second_abandoned_ones_too() {
         let mut tunnel = client.open(target).await.unwrap();
         let since = Instant::now();
         let opened = abandon_streams(&client, Duration::from_secs(2)).await;
-        // Credit for this many streams, and for one more whenever a stream ends; all streams of one second may end at
+        // Credit for this many streams, and one more after each stream ends. All streams of one second may end at
         // once.
         let credit = Transport::requests_for(100) as f64;
         let most = credit + PER_SECOND * (1.0 + since.elapsed().as_secs_f64()) + 1.0;

@@ -113,7 +113,7 @@ fn a_client_that_changes_its_port_once_too_often_learns_at_once_that_its_connect
         rebind.send(outer()).unwrap();
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
-        // A download whose client has ended its own half and reads nothing.
+        // A download. The client has ended its own half and reads nothing.
         let address = site.target(Family::V4, 80);
         let to = Target { host: Host::Ip(address.ip()), port: address.port() };
         let mut download = client.relay.open_tcp(&to, None).await.unwrap();

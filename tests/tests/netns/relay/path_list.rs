@@ -126,7 +126,7 @@ fn lists_logs_and_traces_name_the_path_of_what_they_show() {
     }
 }
 
-/// Returns the output of a `pacectl` command, which must not fail.
+/// Returns the output of a `pacectl` command. The command must not fail.
 fn said(site: &Site, arguments: &[&str]) -> String {
     let mut command = pacectl(site, arguments);
     let ended = command.wait(SOON).unwrap();

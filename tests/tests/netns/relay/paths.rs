@@ -52,13 +52,13 @@ impl Uplinks {
         Self { site: Site::on(chain, terms).unwrap(), second, router, _behind: behind }
     }
 
-    /// Links to a relay that serves one model, whose engine has port 8001 of the target.
+    /// Links to a relay that serves one model. Its engine has port 8001 of the target.
     pub(super) fn to_models() -> Self {
         let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]\n";
         Self::with(Terms { sections: gateway, ..Terms::default() })
     }
 
-    /// Returns sections of an edge that serves the relay's models at port 8100; `class` describes their class, `spread`.
+    /// Returns the sections of an edge that serves the relay's models at port 8100. `class` describes the models' class, `spread`.
     pub(super) fn serve(&self, class: &str) -> String {
         let (relay, folder) = (self.site.template(Family::V4), self.site.path("").display().to_string());
         format!(
@@ -166,8 +166,8 @@ pub fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce())
     heard.iter().map(|(last, longest)| last.elapsed().max(*longest)).max().unwrap()
 }
 
-/// Asserts that the tunnel of each socket carries, that tunnels of the edge with these metrics moved this number of times, and that none of
-/// them was lost: a lost tunnel is opened again, and a moved one is not. Busy machines keep this, and keep no limit on time.
+/// Asserts that each socket's tunnel carries, that the edge with these metrics moved tunnels this number of times, and that no tunnel was
+/// lost: the edge opens a lost tunnel again, but not a moved tunnel. This holds on a busy machine, where limits on time do not.
 pub(super) fn assert_carry_unbroken(site: &Site, metrics: &str, sockets: &[UdpSocket], moves: i64, edge: &Process) {
     for socket in sockets {
         // Echoes for `longest_gap` may still arrive.
@@ -245,8 +245,8 @@ fn tunnels_leave_an_uplink_that_has_become_slow_and_new_ones_take_it_when_it_is_
     let _echo = site.chain.target.echo(7).unwrap();
     let (edge, sockets) = uplinks.spread();
 
-    // Three tunnels send several times what this link now carries, with a queue of seconds in front of it. They move one by one once
-    // the path counts as slow.
+    // Three tunnels send several times the rate of this link, which now has a queue of seconds. They move one by one once the path counts
+    // as slow.
     uplinks.second.near.set_qdisc("tbf rate 16kbit burst 3kb limit 30kb").unwrap();
     let (begun, left) = (Instant::now(), [("up".into(), 6), ("slow".into(), 0)]);
     while paths(site) != left && begun.elapsed() < SOON {

@@ -1,4 +1,4 @@
-//! Changes that a reload applies, and changes that it refuses.
+//! Changes that a reload applies or refuses.
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;

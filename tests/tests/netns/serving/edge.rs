@@ -145,8 +145,7 @@ fn heads_of_requests_to_an_edge_have_a_bound_by_either_version_of_http() {
     lab::ring!(Netns);
     let desk = Desk::new(1, "", "");
     let large = "x".repeat(70_000);
-    // With HTTP/1.1, bytes that were read in one piece count as a whole, so only twice the bound is refused for
-    // certain.
+    // Over HTTP/1.1, bytes from one read count as a whole, so only twice the bound is refused for certain.
     let fields: Vec<_> = (0..3).flat_map(|at| ["-H".to_owned(), format!("x-large-{at}: {large}")]).collect();
     let fields: Vec<_> = fields.iter().map(String::as_str).collect();
     assert_eq!(desk.ask("/v1/models", &fields).0, 431);
@@ -176,7 +175,7 @@ fn a_stream_that_is_reset_ends_its_engines_work_and_no_other_and_streams_have_a_
         let two = Two::connect(&desk).await;
         let stalled: Vec<_> = (0..STREAMS).map(|at| two.begin(&chat("large", "stall 1", at % 2 == 0))).collect();
         tokio::task::block_in_place(|| asked(STREAMS));
-        // The request has to wait: the maximum of streams is open.
+        // The request has to wait, because the maximum of streams is open.
         let next = two.begin(&chat("large", "a b c", true));
         assert_eq!(desk.large[0].counts()[0], STREAMS as u64);
         // With and without streaming, and nothing else ends.

@@ -39,7 +39,7 @@ fn less_than_ten_lines_lead_from_nothing_to_a_served_request() {
     assert!(asked.status.success() && said.contains("large (named): 16 tokens in "), "{said} {}", paced.output());
     assert!(engine.last().unwrap().body.contains("hello"));
 
-    // The daemon can be inspected and changed like any other, and finishes open requests before it ends.
+    // You can inspect and change the daemon like any other. It finishes open requests before it ends.
     let socket = format!("--socket {}/socket", folder.display());
     let pacectl = |what: &str| {
         let output = host.command("sh").unwrap().args(["-c", &command(&format!("pacectl {socket} {what}"))]).output();

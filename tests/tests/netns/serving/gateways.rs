@@ -3,7 +3,7 @@
 use super::*;
 
 /// A second gateway beside the first, with a model "large" that the small model's engine runs, and an edge that uses
-/// both, with these seconds between two signs of life on its connections.
+/// both, with this number of seconds between two signs of life on its connections.
 fn with_two(keep_alive_seconds: u32) -> (Desk, Process) {
     let mut desk = Desk::new(1, "", "");
     let model = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8010\"]\n";
@@ -59,7 +59,7 @@ fn requests_at_a_killed_gateway_go_to_the_other_or_end_before_the_connection_tim
     lab::ring!(Netns);
     let (desk, mut second) = with_two(60);
     let asked = |desk: &Desk| [desk.large[0].counts()[0], desk.small.counts()[0]];
-    // Requests of one kind, until the second gateway has one of them.
+    // Requests of one kind, until the second gateway has one.
     let begin = |prompt: &str| {
         let mut begun = Vec::new();
         let at_second = || {
@@ -83,10 +83,10 @@ fn requests_at_a_killed_gateway_go_to_the_other_or_end_before_the_connection_tim
     let at_second = asked(&desk)[1];
     second.signal(libc::SIGKILL).unwrap();
     second.wait(SOON).unwrap();
-    // The requests without an answer are repeated at the first gateway.
+    // The edge repeats requests without an answer at the first gateway.
     let repeated = || Some(()).filter(|()| asked(&desk)[0] > before);
     wait_for("the other gateway to get the request", SOON, repeated).unwrap();
-    // A part of an answer is not taken for the whole.
+    // The client does not take a part of an answer for the whole.
     let ended = || begun.iter_mut().find_map(|curl| curl.try_wait().unwrap());
     assert!(!wait_for("the begun answer to end", SOON, ended).unwrap().success());
     let said = desk.edge.output();

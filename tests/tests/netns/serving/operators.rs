@@ -1,4 +1,4 @@
-//! The reports that a gateway's operators see.
+//! The reports for a gateway's operators.
 
 use super::*;
 

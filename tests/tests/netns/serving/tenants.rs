@@ -1,4 +1,4 @@
-//! Clients' keys, the limits of each, and the state that a gateway keeps over a restart.
+//! Clients' keys, their limits, and the state that a gateway keeps over a restart.
 
 use super::*;
 

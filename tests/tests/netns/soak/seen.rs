@@ -49,7 +49,7 @@ impl Seen {
         self.tcp_cut.fetch_add(1, Relaxed);
     }
 
-    /// Connects to the relay. `None` if that fails, which only a kill excuses; the next attempt may follow at once.
+    /// Connects to the relay. `None` on failure, which only a kill excuses. The next attempt may follow at once.
     pub async fn connect(&self, access: &Access) -> Option<Client> {
         let begun = Instant::now();
         if let Ok(Ok(client)) = timeout(GRACE, Client::connect(access.clone())).await {

@@ -24,7 +24,7 @@ const INTERVAL: Duration = Duration::from_millis(1_600);
 /// The most bytes of one echo: many DATA frames.
 pub const MOST_BYTES: usize = 256 << 10;
 
-/// The bytes of one echo: up to 5,600, or the maximum for every 32nd number. Each eight bytes differ from all others.
+/// The bytes of one echo: up to 5,600, or the maximum for every 32nd number. No group of eight bytes repeats.
 fn bytes(number: u64) -> Vec<u8> {
     let words = match number.is_multiple_of(32) {
         true => MOST_BYTES / 8,
@@ -58,7 +58,7 @@ pub async fn go_on(seen: Arc<Seen>, access: Access, place: u64) {
     }
 }
 
-/// Sends bytes and checks their echo until the tunnel's end; returns whether its connection still works.
+/// Sends bytes and checks their echo until the tunnel's end. Returns whether its connection still works.
 async fn talk(seen: &Seen, request: Request, number: &mut u64) -> bool {
     let Request { mut recv, mut send, .. } = request;
     for _ in 0..turns(*number) {
@@ -113,7 +113,7 @@ pub async fn call_edge(seen: Arc<Seen>, place: u64) {
     }
 }
 
-/// Sends bytes and checks their echo until the connection's end; returns whether the connection reached it.
+/// Sends bytes and checks their echo until the connection's end. Returns whether the connection reached that end.
 async fn use_up(seen: &Seen, mut stream: TcpStream, number: &mut u64) -> bool {
     for turn in 0..turns(*number) {
         *number += 1;

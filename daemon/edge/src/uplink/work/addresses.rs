@@ -1,5 +1,5 @@
-//! Changes of this host's addresses: connections continue from the new ones, and connections that their relays do not hear there are
-//! replaced.
+//! Changes of this host's addresses. Connections continue from the new address. If a relay does not answer there, another connection
+//! replaces the moved one.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::{super::PROOF, Work, is_suspect};
 use crate::moves::MoveVerdict;
 
 impl Work<'_> {
-    /// Handles a change of this host's addresses: makes connections continue from the new ones.
+    /// Handles a change of this host's addresses: connections continue from the new addresses.
     pub(in crate::uplink) fn moved(&mut self) {
         let (lines, mut silent) = (self.uplink.state.borrow().lines.clone(), Vec::new());
-        // If other paths can carry the tunnels, they do not wait for a route to come back.
+        // If other paths can carry the tunnels, the tunnels do not wait for a route to come back.
         let several = self.uplink.has_several_paths();
         for (line, pulse) in self.pulses.iter_mut().filter(|_| several) {
             if !pulse.is_silent() && !line.has_route() {
@@ -52,7 +52,7 @@ impl Work<'_> {
         self.uplink.state.send_modify(|_| {});
     }
 
-    /// Checks whether the relays of moved connections are heard. Until they are, other connections take the new tunnels.
+    /// Checks whether moved connections hear their relays. Until then, other connections take the new tunnels.
     pub(in crate::uplink) fn prove(&mut self) {
         let now = Instant::now();
         let due: Vec<_> = self.proofs.extract_if(.., |(_, _, due)| *due <= now).collect();
@@ -69,7 +69,7 @@ impl Work<'_> {
             self.wanted = true;
             self.proofs.push((line, before, now + PROOF));
         }
-        // Only after all were checked, because connections move together.
+        // Only after all checks, because connections move together.
         if self.uplink.state.borrow().has_room() {
             self.proofs.iter().filter(|(line, ..)| line.is_doubted()).for_each(|(line, ..)| line.close());
         }

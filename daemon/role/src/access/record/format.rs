@@ -1,8 +1,8 @@
 //! The formats of access log records.
 //!
-//! All formats use one list of keys and values, so that they agree. Values chosen by peers (users of certificates, names
-//! of targets) may be anything: in text they are quoted and escaped, in JSON they are strings, in the journal they carry
-//! their length.
+//! All formats agree, because they use one list of keys and values. Peers choose some values (users of certificates,
+//! names of targets), and these may contain anything: text quotes and escapes them, JSON writes strings, and the
+//! journal adds their length.
 
 use std::fmt::Write as _;
 
@@ -42,12 +42,12 @@ impl AccessRecord {
     }
 }
 
-/// Whether a value reads the same without quotes, for humans and programs.
+/// Whether humans and programs read a value the same without quotes.
 fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\=".contains(&byte))
 }
 
-/// A record for serialisation as JSON.
+/// A record that serialises as JSON.
 struct Json<'a> {
     record: &'a AccessRecord,
     addresses: bool,

@@ -1,4 +1,4 @@
-//! The decisions of an alias's policy and its shadow, from files and without.
+//! The decisions of an alias's policy and its shadow, with and without files.
 
 use ::routing::policy::PolicyFile;
 use sched::route::{Dqn, Features, Measure, Mlp, Random, RoutingPolicy, Tensor, Thresholds};
@@ -28,8 +28,7 @@ impl Drop for Folder {
     }
 }
 
-/// Thresholds for models in this order: the large one has these limits in the classes urgent and others, the small one has
-/// none.
+/// Thresholds for models in this order. The large model has these limits in the classes `urgent` and `others`, the small model none.
 fn thresholds(models: [&str; 2], limits: [f64; 2]) -> PolicyFile {
     let mut of = Thresholds::uniform(Measure::Predicted, 2, 2, 1e6);
     of.overload = 4.0;
@@ -55,7 +54,7 @@ fn thresholds_of_a_file_decide_by_class_whatever_the_order_of_their_models() {
         let file = folder.write("a.toml", &thresholds(models, [0.1, 0.9]).to_bytes("").unwrap());
         let (routes, _) = routes_of(&settings(file, None), 8);
         teach(&routes);
-        // 20 tokens take the large model 200 ms of 1 s.
+        // The large model needs 200 ms of the 1 s for 20 tokens.
         let choose = |class| {
             let asked = RouteQuery { class, ..either(&[0, 1]) };
             let route = routes.route(asked, &wanted(Some(1_000)), ClientPath::default()).unwrap();

@@ -89,7 +89,7 @@ impl KernelDefault {
         }
     }
 
-    /// Returns the path whose queue is empty soonest. If several are equal, the first wins.
+    /// Returns the path whose queue is empty soonest. Among equals, the first wins.
     fn soonest(&self, links: &[Link]) -> Option<usize> {
         let lingers = |path: usize| self.queued(path, links) as f64 / self.paths[path].pace;
         (0..links.len()).min_by(|a, b| lingers(*a).total_cmp(&lingers(*b)))
