@@ -56,7 +56,7 @@ pub(crate) struct Train {
     /// The file to write the network to
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// The input of the network: "predictions", or "batches-N" for the batches of N engines of each model
+    /// The input of the network: "predictions", or "batches-N" for the batches of N engines of each model (in the paper batches-4)
     #[arg(long, value_name = "NAME", default_value = "predictions", value_parser = features)]
     features: Features,
     /// The number of updates of the network (in the paper 1200000, which takes hours)
@@ -266,7 +266,7 @@ mod tests {
             last_learning_rate: 5e-4 / 10.0,
             ..Training::paper()
         };
-        assert_eq!(found, own, "everything else as in the paper");
+        assert_eq!(found, own, "everything else as in `Training::paper`");
         let all = "--features batches-4 --iterations 10 --hidden 8,9,10 --gamma 0.5 --learning-rate 0.25 \
                    --last-learning-rate 0.125 --batch 3 --replay 70 --warm-up 20 --target-every 4 --epsilon 0.75 \
                    --last-epsilon 0.5 --seed 6";
