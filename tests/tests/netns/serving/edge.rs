@@ -1,10 +1,13 @@
 //! What an edge does with requests before a gateway has them.
 
+use std::net::SocketAddr;
+
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use lab::site::Counts;
+use lab::site::{Counts, Family};
+use socket2::Socket;
 use tokio::task::JoinHandle;
 
 use super::*;
@@ -190,6 +193,57 @@ fn a_stream_that_is_reset_ends_its_engines_work_and_no_other_and_streams_have_a_
     drop(runtime);
     left(STREAMS as u64);
     desk.site.wait_for_counts("no request to be left", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+}
+
+#[test]
+fn a_client_that_stops_reading_loses_its_answer_and_costs_no_other_client_anything() {
+    lab::ring!(Netns);
+    let mut desk = Desk::new(1, "", "");
+    let folder = desk.site.path("").display().to_string();
+    let strict = format!(
+        "[[serve]]\nlisten = \"127.0.0.1:8101\"\nrelay = \"{}\"\nca = \"{folder}/authority.pem\"\n\
+         token_file = \"{folder}/edge.token\"\nstall_timeout_seconds = 1",
+        desk.site.template(Family::V4)
+    );
+    with_sections(&mut desk, &strict);
+    // The answer has some four megabytes. The client takes a few kilobytes, and then its window is closed.
+    let body = json!({ "model": "large", "input": vec![""; 60_000] }).to_string();
+    let request = format!(
+        "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let connect = || {
+        let socket = Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.set_recv_buffer_size(4_096).unwrap();
+        socket.connect(&SocketAddr::from(([127, 0, 0, 1], 8101)).into()).unwrap();
+        TcpStream::from(socket)
+    };
+    let mut client = desk.site.chain.client.run(connect).unwrap();
+    client.set_read_timeout(Some(SOON)).unwrap();
+    client.write_all(request.as_bytes()).unwrap();
+    client.read_exact(&mut [0; 12]).unwrap();
+
+    let ended = |count: i64| {
+        let hits =
+            "edge_limit_hits_total{listen=\"127.0.0.1:8101\",protocol=\"serve\",limit=\"stall_timeout_seconds\"}";
+        let read = || Counts::read(&desk.site.chain.client, METRICS).ok().filter(|counts| counts.of(hits) == count);
+        wait_for("the edge to end an answer", SOON, read).unwrap();
+    };
+    ended(1);
+    let mut rest = Vec::new();
+    // The edge may end the connection with a reset.
+    _ = client.read_to_end(&mut rest);
+    assert!(rest.len() < 1 << 20, "{} bytes of an answer that was ended", rest.len());
+    desk.site.wait_for_counts("no request to be left", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+
+    // A client that reads gets the same answer whole.
+    let mut client = desk.site.chain.client.run(connect).unwrap();
+    client.set_read_timeout(Some(SOON)).unwrap();
+    client.write_all(request.replace("host: x", "host: x\r\nconnection: close").as_bytes()).unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert_eq!((&answer[..12], answer.matches("\"index\":").count()), ("HTTP/1.1 200", 60_000));
+    ended(1);
 }
 
 #[test]
