@@ -225,10 +225,13 @@ impl Engines {
     /// after releasing the lock.
     fn give_places(self: &Arc<Self>, state: &mut State, now_ns: u64) -> Vec<EnginePlace> {
         let mut unwanted = Vec::new();
-        while state.least_busy(self.most_in_flight, &[], now_ns).is_some()
-            && let Some(Waiting { told, wish }) = state.queue.next().and_then(|name| state.queue.serve(name))
-            && let Some((replica, affinity)) = state.give(&wish, self.most_in_flight, &[], now_ns)
+        // The place first: without one, the request still waits.
+        while let Some(name) = state.queue.next()
+            && let Some(Waiting { wish, .. }) = state.queue.get(name)
+            && let Some((replica, affinity)) = state.begin(wish, self.most_in_flight, &[], now_ns)
+            && let Some(Waiting { told, wish }) = state.queue.serve(name)
         {
+            state.affinity.note(&wish.prefix, replica, now_ns);
             unwanted.extend(told.send(EnginePlace { engines: self.clone(), replica, affinity }).err());
         }
         unwanted

@@ -16,10 +16,26 @@ impl State {
         tried: &[usize],
         now_ns: u64,
     ) -> Option<(usize, PrefixAffinity)> {
-        let (replica, affinity) = self.pick(wish, most_in_flight, tried, now_ns)?;
+        let (replica, affinity) = self.begin(wish, most_in_flight, tried, now_ns)?;
         self.affinity.note(&wish.prefix, replica, now_ns);
-        self.replicas[replica].work.begin();
         Some((replica, affinity))
+    }
+
+    /// Occupies a place at the engine that [`State::pick`] finds. The caller notes the request's prefix.
+    pub(super) fn begin(
+        &self,
+        wish: &Wish,
+        most_in_flight: u32,
+        tried: &[usize],
+        now_ns: u64,
+    ) -> Option<(usize, PrefixAffinity)> {
+        loop {
+            let (replica, affinity) = self.pick(wish, most_in_flight, tried, now_ns)?;
+            // Another gateway, before or after a reload, may have taken the last place since then.
+            if self.replicas[replica].work.begin(most_in_flight) {
+                return Some((replica, affinity));
+            }
+        }
     }
 
     /// Finds an engine with room that is not among `tried`: the preferred engine if the preference weighs cached prompts, or else the

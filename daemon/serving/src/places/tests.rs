@@ -1,4 +1,10 @@
-use std::task::Waker;
+use std::{
+    sync::{
+        Barrier,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    task::Waker,
+};
 
 use sched::stream::{Low, Service};
 
@@ -320,4 +326,28 @@ fn requests_that_began_before_a_reload_count_at_their_engines_and_leave_their_pl
     drop(before);
     drop(waiting);
     assert_eq!(after.loads(), [(1, true), (0, true), (1, true)]);
+}
+
+#[test]
+fn two_gateways_that_give_at_once_never_give_an_engine_more_than_it_may_have() {
+    let before = engines(1, 1);
+    let after = engines(1, 1);
+    after.share(0, &before, 0);
+    let (most, begin) = (AtomicU32::new(0), Barrier::new(2));
+    // A long prompt, because a gateway notes its blocks when it gives a place.
+    let prefix = Prefixes::default().of(&head(), &[b'x'; 16 << 10]);
+    let serve = &|engines: &Arc<Engines>| {
+        begin.wait();
+        for _ in 0..60_000 {
+            let claim = Claim { prefix: prefix.clone(), ..Claim::default() };
+            // A request that would wait leaves at once.
+            if let Turn::Now(_place) = engines.take(claim, &[]).unwrap() {
+                most.fetch_max(engines.in_flight(0), Relaxed);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        [&before, &after].into_iter().for_each(|engines| _ = scope.spawn(move || serve(engines)));
+    });
+    assert_eq!((most.into_inner(), after.in_flight(0)), (1, 0));
 }
