@@ -418,10 +418,12 @@ impl Known {
             // Waiting requests of a model count for its engines in equal parts.
             let waiting = engines.waiting().div_ceil(loads.len().max(1)) as u32;
             let loads = loads.into_iter().zip(engines.others());
-            for (replica, ((in_flight, is_usable), others)) in self.replicas.iter_mut().skip(*first).zip(loads) {
+            let replicas = self.replicas.iter_mut().zip(&self.flights).skip(*first);
+            for ((replica, flights), ((in_flight, is_usable), others)) in replicas.zip(loads) {
                 replica.usable = is_usable;
                 replica.load.running = in_flight.saturating_add(others.running);
                 replica.load.waiting = waiting.saturating_add(others.waiting);
+                replica.load.outstanding_tokens = flights.lock().left_tokens();
                 replica.load.updated_ns = now_ns;
             }
         }

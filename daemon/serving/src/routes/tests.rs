@@ -285,11 +285,18 @@ fn without_a_deadline_the_best_model_with_room_answers_or_the_one_with_the_short
     assert_eq!(choose(), None);
 }
 
+/// The tokens that each engine still has to make, as the next decision sees them.
+fn owed(routes: &Routes) -> Vec<u64> {
+    let mut known = routes.state.lock();
+    known.look(&routes.engines, now_ns());
+    known.replicas.iter().map(|replica| replica.load.outstanding_tokens).collect()
+}
+
 #[test]
 fn tokens_that_an_engine_owes_are_counted_down_and_forgotten_with_their_request() {
     let (routes, engines) = routes(8);
     let route = routes.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
-    let owed = || routes.state.lock().replicas[0].load.outstanding_tokens;
+    let owed = || owed(&routes)[0];
     let place = take(&engines[0]);
     let mut lesson = routes.begin(&route, place.replica);
     assert_eq!(owed(), 20);
@@ -304,11 +311,13 @@ fn requests_that_began_before_a_reload_are_seen_at_their_engine_until_they_end()
     let ((before, _), (now, _)) = (routes(8), routes(8));
     now.share((1, 0), &before, (0, 0));
     let route = before.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
-    let lesson = before.begin(&route, 0);
+    let mut lesson = before.begin(&route, 0);
     let seen = || now.state.lock().flights.iter().map(|of| of.lock().admitted(0, 1).count()).collect::<Vec<_>>();
-    assert_eq!(seen(), [0, 1]);
+    assert_eq!((seen(), owed(&now)), (vec![0, 1], vec![0, 20]));
+    lesson.token();
+    assert_eq!(owed(&now), [0, 19]);
     drop(lesson);
-    assert_eq!(seen(), [0, 0]);
+    assert_eq!((seen(), owed(&now)), (vec![0, 0], vec![0, 0]));
 }
 
 #[test]
