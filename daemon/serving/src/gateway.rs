@@ -339,7 +339,7 @@ impl Gateway {
             let prefix = if model.affinity { known.clone() } else { PrefixHashes::default() };
             // With a single engine there is no preference.
             if model.urls.len() > 1 {
-                let (preferred, weighs_cache) = (self.routes.preferred(&route), self.routes.weighs_cache(&route));
+                let (preferred, weighs_cache) = (self.routes.preferred(&route), route.weighs_cache());
                 let claim = Claim { prefix: prefix.clone(), preferred, weighs_cache, ..Claim::default() };
                 if let Some(engine) = model.engines.foresee(&claim) {
                     self.routes.moved(&mut route, engine, false);

@@ -38,7 +38,7 @@ impl Gateway {
             tokens: pass.route.tokens(),
             prefix: pass.prefix.clone(),
             preferred: self.routes.preferred(&pass.route),
-            weighs_cache: self.routes.weighs_cache(&pass.route),
+            weighs_cache: pass.route.weighs_cache(),
         };
         let (mut tried, mut failed) = (Vec::new(), None);
         loop {

@@ -226,12 +226,12 @@ fn a_cached_prompt_is_weighed_against_the_load_of_its_engine_once_prompts_have_a
     };
     let first = take(1);
     assert_eq!(route().cached, [0, 10_000, 0, 0], "40,000 bytes of 4 for each token");
-    assert!(!routes.weighs_cache(&route()), "a prompt too few");
+    assert!(!route().weighs_cache, "a prompt too few");
     curve.observe_first_token(8_000, 4_000 * NS_PER_MS);
     routes.recall(None, |_, _| Some(curve));
     let other = routes.route(named(&[0]), &large, ClientPath::default()).unwrap();
-    assert_eq!((routes.weighs_cache(&other), routes.preferred(&other)), (false, None), "nothing is cached for it");
-    assert!(routes.weighs_cache(&route()));
+    assert_eq!((other.weighs_cache, routes.preferred(&other)), (false, None), "nothing is cached for it");
+    assert!(route().weighs_cache);
     assert_eq!(routes.preferred(&route()), Some(1), "5 s for the prompt are more than one request in the batch");
     let short = Wanted { body_bytes: 400, ..wanted(None) };
     let short_prefix = chat(400);
@@ -239,6 +239,32 @@ fn a_cached_prompt_is_weighed_against_the_load_of_its_engine_once_prompts_have_a
         routes.route(RouteQuery { prefix: &short_prefix, ..named(&[0]) }, &short, ClientPath::default()).unwrap();
     assert_eq!(routes.preferred(&route), Some(0), "50 ms for the prompt are less than 20 tokens of 4 ms");
     drop(first);
+}
+
+#[test]
+fn a_prompt_in_the_cache_of_another_model_leaves_the_choice_of_an_engine_to_their_loads() {
+    let (routes, engines) = routes_of_two(Routing::Rule);
+    let mut curve = Curve::new(Cost { gpu_ns: 32e6, gpu_per_sequence_ns: 4e6, ..Cost::default() });
+    for tokens in 1..=KNOWN_PROMPTS {
+        curve.observe_first_token(tokens as u32 * 1_000, tokens * 500 * NS_PER_MS);
+    }
+    routes.recall(None, |_, _| Some(curve));
+    let prefix = chat(40_000);
+    drop(engines[0].take(Claim { prefix: prefix.clone(), ..Claim::default() }, &[]).unwrap());
+    let choose = || {
+        let asked = RouteQuery { prefix: &prefix, ..either(&[0, 1]) };
+        let large = Wanted { body_bytes: 40_000, ..wanted(None) };
+        routes.route(asked, &large, ClientPath::default()).unwrap()
+    };
+    let at_large = choose();
+    assert_eq!((at_large.model, at_large.weighs_cache, routes.preferred(&at_large)), (0, true, Some(0)));
+    [0, 1].into_iter().for_each(|engine| engines[0].failed(engine, Fault::OutOfReach, ""));
+    let at_small = choose();
+    assert_eq!((at_small.model, at_small.weighs_cache, routes.preferred(&at_small)), (1, false, None));
+    assert_eq!(at_small.cached.len(), 4, "though an engine of the large one has the prompt");
+    // A decision stays as it was, whatever is learned before the request gets its place.
+    routes.recall(None, |_, _| Some(Curve::new(Cost::default())));
+    assert_eq!(routes.preferred(&at_large), Some(0));
 }
 
 #[test]
