@@ -136,14 +136,6 @@ impl Gateway {
         let model = |model: &config::gateway::ModelSettings| -> Result<Model> {
             let (in_flight, waiting) = (model.max_in_flight, model.max_waiting as usize);
             let engines = Engines::new(model.engines.len(), in_flight, waiting, discipline, clock.now_ns);
-            let known = before.and_then(|before| before.models.iter().find(|known| *known.name == model.name));
-            for (replica, url) in model.engines.iter().enumerate() {
-                if let Some(known) = known
-                    && let Some(at) = known.urls.iter().position(|known| known == url)
-                {
-                    engines.share(replica, &known.engines, at);
-                }
-            }
             let key = model.key_file.as_deref().map(read_key).transpose()?;
             Ok(Model {
                 name: model.name.as_str().into(),
@@ -418,14 +410,15 @@ impl Gateway {
     }
 }
 
-/// Lets `routes` see the requests that the gateway `before` has at the same engines of the same models.
+/// Counts the requests that the gateway `before` has at the same engines of the same models, at `models` and in `routes`.
 fn share_requests(routes: &Routes, models: &[Model], before: &Gateway) {
     for (place, model) in models.iter().enumerate() {
-        let Some(known) = before.models.iter().position(|known| known.name == model.name) else { continue };
+        let mut earlier = before.models.iter().enumerate();
+        let Some((known_place, known)) = earlier.find(|(_, known)| known.name == model.name) else { continue };
         for (engine, url) in model.urls.iter().enumerate() {
-            let urls = before.models.get(known).map(|known| &known.urls[..]).unwrap_or_default();
-            if let Some(at) = urls.iter().position(|known| known == url) {
-                routes.share((place, engine), &before.routes, (known, at));
+            if let Some(at) = known.urls.iter().position(|known| known == url) {
+                model.engines.share(engine, &known.engines, at);
+                routes.share((place, engine), &before.routes, (known_place, at));
             }
         }
     }
