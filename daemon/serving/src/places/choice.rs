@@ -55,22 +55,15 @@ impl State {
             let has_room = |replica: &Replica| replica.is_usable(now_ns) && replica.work.in_flight() < most_in_flight;
             !tried.contains(at) && self.replicas.get(*at).is_some_and(has_room)
         };
-        if let Some(best) = preferred.filter(|_| *weighs_cache).filter(has_room) {
-            let affinity = match known {
-                None => PrefixAffinity::New,
-                Some(known) if known == best => PrefixAffinity::Kept,
-                Some(_) => PrefixAffinity::Moved,
-            };
-            return Some((best, affinity));
-        }
         let is_good = |known: &usize| has_room(known) && self.load(&self.replicas[*known], now_ns) <= most;
-        Some(match known.filter(is_good) {
-            Some(known) => (known, PrefixAffinity::Kept),
-            None => {
-                let moved = if known.is_some() { PrefixAffinity::Moved } else { PrefixAffinity::New };
-                (preferred.filter(has_room).unwrap_or(least), moved)
-            }
-        })
+        let best = preferred.filter(has_room);
+        let chosen = best.filter(|_| *weighs_cache).or_else(|| known.filter(is_good)).or(best).unwrap_or(least);
+        let affinity = match known {
+            None => PrefixAffinity::New,
+            Some(known) if known == chosen => PrefixAffinity::Kept,
+            Some(_) => PrefixAffinity::Moved,
+        };
+        Some((chosen, affinity))
     }
 
     /// Returns the engine with the fewest requests among the engines that have room and are not in `tried`. Requests of the engine's other

@@ -111,6 +111,11 @@ fn the_engine_that_was_chosen_serves_while_it_has_room_and_none_knows_the_prompt
     let _third = now(engines.take(with(2), &[]));
     let fourth = now(engines.take(with(2), &[]));
     assert_eq!((fourth.replica, fourth.affinity), (2, PrefixAffinity::Moved), "the other one has three more");
+    drop(fourth);
+    let _busy = now(engines.take(with(2), &[]));
+    let _busier = [(); 3].map(|()| now(engines.take(with(2), &[])));
+    let last = now(engines.take(with(2), &[]));
+    assert_eq!((last.replica, last.affinity), (2, PrefixAffinity::Kept), "it is the chosen one, and the known one");
 }
 
 #[test]
