@@ -255,10 +255,10 @@ impl<W: GatewayAccess> ModelEntrance<W> {
                 Err(NotAsked::NoGateway(why)) => return Err(OpenAiError::NoGateway(why)),
             };
             let head_now = || budgeted(&head, start.elapsed());
-            recording.goes(gateways.way(&asked.place));
+            recording.goes(|| gateways.way(&asked.place));
             let may_leave = tries < MOST_TRIES || gateways.has_others(&tried);
             let (outcome, answer) = race(gateways, asked, head_now, &body, may_leave).await;
-            recording.goes(gateways.way(answer.place()));
+            recording.goes(|| gateways.way(answer.place()));
             match outcome {
                 // A proxy's status for bad credentials; these are the edge's, not the client's.
                 Outcome::Answered(head) if head.status == 407 => {

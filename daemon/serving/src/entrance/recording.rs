@@ -11,7 +11,8 @@ use crate::openai::{OpenAiError, Operation, RoutingFields, excerpt};
 pub(super) struct Recording {
     access: Arc<AccessLog>,
     began: Instant,
-    served: Box<Served>,
+    /// `None` once this is dropped.
+    served: Option<Box<Served>>,
     /// How many bytes of the answer are still to come, if its head says so.
     left_bytes: Option<u64>,
 }
@@ -24,8 +25,14 @@ impl Recording {
         id: u64,
         addresses: (SocketAddr, Option<SocketAddr>),
     ) -> Self {
-        let served = Box::new(Served::begin(id, "unknown", None, addresses));
+        let served = Some(Box::new(Served::begin(id, "unknown", None, addresses)));
         Self { access: access.clone(), began, served, left_bytes: None }
+    }
+
+    fn note(&mut self, note: impl FnOnce(&mut Served)) {
+        if let Some(served) = &mut self.served {
+            note(served);
+        }
     }
 
     /// Notes what the request asks for. Its body is parsed only if there will be a record.
@@ -33,28 +40,32 @@ impl Recording {
         if !self.access.is_wanted() {
             return;
         }
-        if let Ok(operation) = Operation::of(&head.method, head.path.as_deref().unwrap_or_default()) {
-            self.served.operation = operation.label();
-        }
-        if let Ok(fields) = RoutingFields::read(body) {
-            self.served.asked = excerpt(&fields.model).to_owned();
-        }
-        self.served.class = class.to_owned();
+        self.note(|served| {
+            if let Ok(operation) = Operation::of(&head.method, head.path.as_deref().unwrap_or_default()) {
+                served.operation = operation.label();
+            }
+            if let Ok(fields) = RoutingFields::read(body) {
+                served.asked = excerpt(&fields.model).to_owned();
+            }
+            served.class = class.to_owned();
+        });
     }
 
-    /// Notes that the request was sent on this way.
-    pub(super) fn goes(&mut self, way: Option<Way>) {
-        self.served.way = way;
+    /// Notes that the request was sent on this way, which is asked for only if there will be a record.
+    pub(super) fn goes(&mut self, way: impl FnOnce() -> Option<Way>) {
+        if self.access.is_wanted() {
+            self.note(|served| served.way = way());
+        }
     }
 
     /// Notes that the edge answered with an error of its own.
     pub(super) fn refused(&mut self, refusal: &OpenAiError) {
-        (self.served.status, self.served.reason) = (Some(refusal.status()), refusal.code());
+        self.note(|served| (served.status, served.reason) = (Some(refusal.status()), refusal.code()));
     }
 
     /// Notes that a gateway began its answer.
     pub(super) fn answers(&mut self, request: &RequestHead, head: &ResponseHead) {
-        self.served.status = Some(head.status);
+        self.note(|served| served.status = Some(head.status));
         let length = head.field("content-length").and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
         let is_empty = &request.method[..] == b"HEAD" || [204, 304].contains(&head.status);
         self.left_bytes = if is_empty { Some(0) } else { length };
@@ -76,18 +87,20 @@ impl Recording {
 
     /// Notes why the request ended.
     pub(super) fn ends(&mut self, reason: &'static str) {
-        self.served.reason = reason;
+        self.note(|served| served.reason = reason);
     }
 
     /// Notes the bytes of the request and of its answer.
     pub(super) fn moves(&mut self, moved: (u64, u64)) {
-        self.served.moved_bytes = Some(moved);
+        self.note(|served| served.moved_bytes = Some(moved));
     }
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        self.served.duration = self.began.elapsed();
-        self.access.served((*self.served).clone());
+        if let Some(mut served) = self.served.take() {
+            served.duration = self.began.elapsed();
+            self.access.served(served);
+        }
     }
 }
