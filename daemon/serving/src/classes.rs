@@ -95,18 +95,23 @@ impl RequestClasses {
         Arc::strong_count(&self.in_force) > 1
     }
 
-    /// Returns the class of a request that arrived at `now`. The body is parsed only if a rule needs one of its fields. If it cannot be parsed, rules see
-    /// none of its fields, and the gateway reports the error to the client.
-    pub(crate) fn of(&self, head: &RequestHead, body: &[u8], now: SystemTime) -> RequestClass {
+    /// Returns the class of a request that arrived at `now`. Calls `fields`, which reads them of the body, only if a rule needs one of them. If
+    /// the body cannot be parsed, rules see none of its fields, and the gateway reports the error to the client.
+    pub(crate) fn of<'a>(
+        &self,
+        head: &RequestHead,
+        fields: impl FnOnce() -> Option<&'a RoutingFields>,
+        now: SystemTime,
+    ) -> RequestClass {
         let Some(classes) = self.in_force.load_full() else {
             return RequestClass { class: Arc::default(), is_chosen: false };
         };
         if let Some(name) = &self.class {
             return RequestClass { class: classes.named(Some(name)).clone(), is_chosen: true };
         }
-        let fields = classes.policy().asks_for_bodies().then(|| RoutingFields::read(body).ok()).flatten();
+        let fields = classes.policy().asks_for_bodies().then(fields).flatten();
         let user = self.user(head, now);
-        let chosen = classes.request_class(&subject(user, self.listener, head, fields.as_ref()));
+        let chosen = classes.request_class(&subject(user, self.listener, head, fields));
         RequestClass { class: chosen.unwrap_or_else(|| classes.named(None)).clone(), is_chosen: chosen.is_some() }
     }
 }
@@ -142,11 +147,16 @@ mod tests {
         body: &str,
         now: SystemTime,
     ) -> (String, bool) {
+        let head = head(fields);
+        let fields = RoutingFields::read(body.as_bytes()).ok();
+        let RequestClass { class, is_chosen } = classes.of(&head, || fields.as_ref(), now);
+        (class.policy().name.clone(), is_chosen)
+    }
+
+    fn head(fields: &[(&'static str, &'static str)]) -> RequestHead {
         let fields = fields.iter().map(|(name, value)| Field::new(*name, *value)).collect();
         let (scheme, authority, path, protocol) = (None, None, None, None);
-        let head = RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields };
-        let RequestClass { class, is_chosen } = classes.of(&head, body.as_bytes(), now);
-        (class.policy().name.clone(), is_chosen)
+        RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields }
     }
 
     const RULES: &str = r#"
@@ -180,6 +190,20 @@ mod tests {
         }
         classes.follow(with(None, "[class.all]\n[[rule]]\nclass = \"all\"").in_force.load_full().unwrap());
         assert_eq!(class(&classes, &[], "{}").0, "all", "the next policy counts");
+    }
+
+    #[test]
+    fn a_body_is_read_only_if_a_rule_may_need_its_fields() {
+        let by_head = "[class.asked]\n[[rule]]\nclass = \"asked\"\nasked_class = \"batch\"";
+        for (chosen, policy, is_read) in [(None, RULES, true), (None, by_head, false), (Some("here"), RULES, false)] {
+            let mut was_read = false;
+            let fields = || {
+                was_read = true;
+                None
+            };
+            with(chosen, policy).of(&head(&[]), fields, SystemTime::UNIX_EPOCH);
+            assert_eq!(was_read, is_read, "{chosen:?} {policy}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod answer;
 mod recording;
 
 use std::{
+    cell::LazyCell,
     convert::Infallible,
     future::Future,
     net::SocketAddr,
@@ -51,7 +52,7 @@ use crate::{
     classes::{RequestClass, RequestClasses},
     connection::{self, ConnectionTerms, HttpVersion, KeptBody},
     message,
-    openai::OpenAiError,
+    openai::{OpenAiError, RoutingFields},
 };
 
 /// The fields with the time allowed for the whole answer and for its first token, in milliseconds. The time allowed for each further
@@ -238,8 +239,13 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         if !body.is_empty() {
             head.fields.push(Field::new("content-length", body.len().to_string()));
         }
-        let class = self.classes.of(&head, &body, SystemTime::now());
-        recording.asks(&head, &body, &class.class.policy().name);
+        let class = {
+            // Read once, for rules and for the log, and only if one of them needs the fields.
+            let fields = LazyCell::new(|| RoutingFields::read(&body).ok());
+            let class = self.classes.of(&head, || fields.as_ref(), SystemTime::now());
+            recording.asks(&head, || fields.as_ref(), &class.class.policy().name);
+            class
+        };
         let signal = Priority::from_fields(&head.fields);
         if class.is_chosen && head.field(priority::FIELD_NAME).is_none() {
             head.fields.extend(class.class.policy().signal().to_field());

@@ -35,8 +35,13 @@ impl Recording {
         }
     }
 
-    /// Notes what the request asks for. Its body is parsed only if there will be a record.
-    pub(super) fn asks(&mut self, head: &RequestHead, body: &[u8], class: &str) {
+    /// Notes what the request asks for. Calls `fields`, which reads them of the body, only if there will be a record.
+    pub(super) fn asks<'a>(
+        &mut self,
+        head: &RequestHead,
+        fields: impl FnOnce() -> Option<&'a RoutingFields>,
+        class: &str,
+    ) {
         if !self.access.is_wanted() {
             return;
         }
@@ -44,7 +49,7 @@ impl Recording {
             if let Ok(operation) = Operation::of(&head.method, head.path.as_deref().unwrap_or_default()) {
                 served.operation = operation.label();
             }
-            if let Ok(fields) = RoutingFields::read(body) {
+            if let Some(fields) = fields() {
                 served.asked = excerpt(&fields.model).to_owned();
             }
             served.class = class.to_owned();
