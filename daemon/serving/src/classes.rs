@@ -69,14 +69,14 @@ impl RequestClasses {
     }
 
     /// Returns the holder of the key that a request shows, if the configuration names the key and it has not expired at `now`.
-    fn user(&self, head: &RequestHead, now: SystemTime) -> Option<&str> {
+    pub(crate) fn user(&self, head: &RequestHead, now: SystemTime) -> Option<Arc<str>> {
         if self.keys.is_empty() {
             return None;
         }
         let digest = key_digest(head)?;
         let key = self.keys.iter().find(|key| key.sha256 == digest)?;
         let is_valid = key.expires.is_none_or(|expires| SystemTime::from(expires) > now);
-        is_valid.then_some(&key.name)
+        is_valid.then(|| key.name.as_str().into())
     }
 
     /// Returns the local address, as configured.
@@ -95,13 +95,13 @@ impl RequestClasses {
         Arc::strong_count(&self.in_force) > 1
     }
 
-    /// Returns the class of a request that arrived at `now`. Calls `fields`, which reads them of the body, only if a rule needs one of them. If
+    /// Returns the class of a request of this user. Calls `fields`, which reads them of the body, only if a rule needs one of them. If
     /// the body cannot be parsed, rules see none of its fields, and the gateway reports the error to the client.
     pub(crate) fn of<'a>(
         &self,
+        user: Option<&str>,
         head: &RequestHead,
         fields: impl FnOnce() -> Option<&'a RoutingFields>,
-        now: SystemTime,
     ) -> RequestClass {
         let Some(classes) = self.in_force.load_full() else {
             return RequestClass { class: Arc::default(), is_chosen: false };
@@ -110,7 +110,6 @@ impl RequestClasses {
             return RequestClass { class: classes.named(Some(name)).clone(), is_chosen: true };
         }
         let fields = classes.policy().asks_for_bodies().then(fields).flatten();
-        let user = self.user(head, now);
         let chosen = classes.request_class(&subject(user, self.listener, head, fields));
         RequestClass { class: chosen.unwrap_or_else(|| classes.named(None)).clone(), is_chosen: chosen.is_some() }
     }
@@ -149,7 +148,8 @@ mod tests {
     ) -> (String, bool) {
         let head = head(fields);
         let fields = RoutingFields::read(body.as_bytes()).ok();
-        let RequestClass { class, is_chosen } = classes.of(&head, || fields.as_ref(), now);
+        let user = classes.user(&head, now);
+        let RequestClass { class, is_chosen } = classes.of(user.as_deref(), &head, || fields.as_ref());
         (class.policy().name.clone(), is_chosen)
     }
 
@@ -201,7 +201,7 @@ mod tests {
                 was_read = true;
                 None
             };
-            with(chosen, policy).of(&head(&[]), fields, SystemTime::UNIX_EPOCH);
+            with(chosen, policy).of(None, &head(&[]), fields);
             assert_eq!(was_read, is_read, "{chosen:?} {policy}");
         }
     }

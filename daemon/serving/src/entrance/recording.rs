@@ -35,6 +35,11 @@ impl Recording {
         }
     }
 
+    /// Notes whose request it is.
+    pub(super) fn asked_by(&mut self, user: Option<Arc<str>>) {
+        self.note(|served| served.user = user);
+    }
+
     /// Notes what the request asks for. Calls `fields`, which reads them of the body, only if there will be a record.
     pub(super) fn asks<'a>(
         &mut self,
