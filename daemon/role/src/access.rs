@@ -1,4 +1,4 @@
-//! The access log: the outcome of each tunnel, and of each refused request.
+//! The access log: the outcome of each tunnel, of each request for a model, and of each refused request.
 //!
 //! | module | content |
 //! |---|---|

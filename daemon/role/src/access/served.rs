@@ -40,7 +40,7 @@ pub struct Served {
     pub engine: String,
     /// At an edge, the way to the gateway that was asked last; `None` if none was.
     pub way: Option<Way>,
-    /// At an edge, the bytes of its body and of the answer, once a gateway was asked.
+    /// At an edge, the bytes of its body and of the answer, once a gateway began an answer.
     pub moved_bytes: Option<(u64, u64)>,
     /// Whether it had a deadline: a limit for its first token, for each further one, or for the whole answer.
     pub has_deadline: bool,
