@@ -32,7 +32,7 @@ use crate::{
     live::{Live, LiveRequest},
     metrics::GatewayMetrics,
     openai::{OpenAiError, Operation, RoutingFields, excerpt},
-    places::{Claim, Engines, PrefixHashes, Prefixes},
+    places::{Engines, PrefixHashes, Prefixes, Wish},
     routes::{AliasPolicies, AnswerTiming, Route, RouteQuery, Routes, Wanted},
     spending::Spending,
     tenants::Tenants,
@@ -329,13 +329,12 @@ impl Gateway {
             let model = self.models.get(route.model).ok_or(OpenAiError::NoEngine)?;
             served.model = model.name.clone();
             let prefix = if model.affinity { known.clone() } else { PrefixHashes::default() };
+            let wish = Wish { prefix, preferred: self.routes.preferred(&route), weighs_cache: route.weighs_cache() };
             // With a single engine there is no preference.
-            if model.urls.len() > 1 {
-                let (preferred, weighs_cache) = (self.routes.preferred(&route), route.weighs_cache());
-                let claim = Claim { prefix: prefix.clone(), preferred, weighs_cache, ..Claim::default() };
-                if let Some(engine) = model.engines.foresee(&claim) {
-                    self.routes.moved(&mut route, engine, false);
-                }
+            if model.urls.len() > 1
+                && let Some(engine) = model.engines.foresee(&wish)
+            {
+                self.routes.moved(&mut route, engine, false);
             }
             entry.waits(&terms.class.policy().name, &model.name, wanted.budget());
             if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {
@@ -345,7 +344,8 @@ impl Gateway {
             }
             let sent = fields.with_model(&body.bytes, &model.engine_name);
             let payer = answer::Payer { user: caller.user(), class: &terms.class, tenant: tenant.as_ref() };
-            let mut pass = answer::Pass { gateway: self, model, route, operation, began, payer, entry, prefix };
+            let mut pass =
+                answer::Pass { gateway: self, model, route, operation, began, payer, entry, prefix: wish.prefix };
             let ended = self.try_engines(exchange, &mut pass, &sent, &terms, served).await;
             let route = pass.route;
             served.predicted = route.predicted();

@@ -12,7 +12,7 @@ use sched::stream::{Discipline, Service};
 
 use super::*;
 use crate::openai::RoutingFields;
-use crate::places::{Claim, EnginePlace, Fault, PrefixHashes, Prefixes, Turn};
+use crate::places::{Claim, EnginePlace, Fault, PrefixHashes, Prefixes, Turn, Wish};
 
 mod policies;
 
@@ -172,11 +172,11 @@ fn the_engine_that_was_chosen_serves_and_where_another_does_the_choice_is_about_
         let [slow, fast] = [2e7, 1e7].map(|gpu_ns| Curve::new(Cost { gpu_ns, ..Cost::default() }));
         routes.recall(None, |_, engine| Some(if engine == 0 { slow } else { fast }));
         // The fast one is busier, and still finishes earlier.
-        let _busy = engines[0].take(Claim { preferred: Some(1), ..Claim::default() }, &[]).unwrap();
+        let _busy = engines[0].take(to_engine(Some(1), &PrefixHashes::default()), &[]).unwrap();
         let mut route = routes.route(either(&[0, 1]), &wanted(Some(9_000)), ClientPath::default()).unwrap();
         assert_eq!((route.model, routes.engine(&route), routes.preferred(&route)), (0, Some(1), Some(1)));
         let before = route.choice.unwrap();
-        assert_eq!(engines[0].foresee(&Claim { preferred: routes.preferred(&route), ..Claim::default() }), Some(1));
+        assert_eq!(engines[0].foresee(&Wish { preferred: routes.preferred(&route), ..Wish::default() }), Some(1));
         routes.moved(&mut route, 1, true);
         assert_eq!(route.choice, Some(before), "it serves itself");
         pass(50);
@@ -195,6 +195,10 @@ fn the_engine_that_was_chosen_serves_and_where_another_does_the_choice_is_about_
     };
     let (routes, _) = routes_of_two(Routing::RoundRobin);
     assert_eq!([(); 4].map(|()| turn(&routes)), [(0, Some(0)), (0, Some(1)), (1, Some(0)), (1, Some(1))]);
+}
+
+fn to_engine(preferred: Option<usize>, prefix: &PrefixHashes) -> Claim {
+    Claim { wish: Wish { prefix: prefix.clone(), preferred, weighs_cache: false }, ..Claim::default() }
 }
 
 /// A prompt of this many bytes, all of the same chat.
@@ -218,9 +222,7 @@ fn a_cached_prompt_is_weighed_against_the_load_of_its_engine_once_prompts_have_a
         curve.observe_first_token(tokens as u32 * 1_000, tokens * 500 * NS_PER_MS);
     }
     routes.recall(None, |_, _| Some(curve));
-    let take = |preferred| match engines[0]
-        .take(Claim { preferred: Some(preferred), prefix: prefix.clone(), ..Claim::default() }, &[])
-    {
+    let take = |preferred| match engines[0].take(to_engine(Some(preferred), &prefix), &[]) {
         Ok(Turn::Now(place)) => place,
         other => panic!("{other:?}"),
     };
@@ -250,7 +252,7 @@ fn a_prompt_in_the_cache_of_another_model_leaves_the_choice_of_an_engine_to_thei
     }
     routes.recall(None, |_, _| Some(curve));
     let prefix = chat(40_000);
-    drop(engines[0].take(Claim { prefix: prefix.clone(), ..Claim::default() }, &[]).unwrap());
+    drop(engines[0].take(to_engine(None, &prefix), &[]).unwrap());
     let choose = || {
         let asked = RouteQuery { prefix: &prefix, ..either(&[0, 1]) };
         let large = Wanted { body_bytes: 40_000, ..wanted(None) };
@@ -277,8 +279,7 @@ fn an_engine_learns_what_a_prompt_costs_from_the_tokens_that_it_had_to_read() {
             let wanted = Wanted { body_bytes: 4 * prompt_tokens as usize, ..wanted(None) };
             let asked = RouteQuery { prefix, ..named(&[0]) };
             let route = routes.route(asked, &wanted, ClientPath::default()).unwrap();
-            let claim = Claim { prefix: prefix.clone(), ..Claim::default() };
-            let Ok(Turn::Now(place)) = engines[0].take(claim, &[]) else { panic!("no place") };
+            let Ok(Turn::Now(place)) = engines[0].take(to_engine(None, prefix), &[]) else { panic!("no place") };
             let mut lesson = routes.begin(&route, place.replica);
             pass(read / 2);
             lesson.token();
