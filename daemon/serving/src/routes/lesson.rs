@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use role::access::served::TokenUsage;
+use sched::route::unread_tokens;
 
 use super::{
     Route, Routes,
@@ -112,8 +113,7 @@ impl Lesson<'_> {
         let others = replica.load.others_utilisation;
         if self.is_alone {
             let cached = cached_tokens.map_or(self.cached_tokens, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
-            let read = if prompt_tokens == 0 { 0 } else { prompt_tokens.saturating_sub(cached).max(1) };
-            replica.curve.observe_first_token(read, first_ns - self.began_ns);
+            replica.curve.observe_first_token(unread_tokens(prompt_tokens, cached), first_ns - self.began_ns);
         }
         if let Some(step_ns) = (self.last_ns - first_ns).checked_div(tokens.saturating_sub(1)) {
             let batch = self.batches.div_ceil(self.events.max(1)).max(1);
