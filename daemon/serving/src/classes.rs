@@ -58,7 +58,7 @@ impl RequestClasses {
     /// Returns the classes for the local address `listener`, without keys. If `class` is given, all its requests are of that class. No
     /// policy is in force yet.
     #[must_use]
-    pub fn new(class: Option<String>, listener: SocketAddr) -> Self {
+    pub(crate) fn new(class: Option<String>, listener: SocketAddr) -> Self {
         Self { class, listener, keys: Arc::default(), in_force: Arc::default() }
     }
 

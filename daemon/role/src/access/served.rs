@@ -2,18 +2,14 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use serde::Deserialize;
-
 use super::way::Way;
 
 /// The tokens that an engine bills (`usage` of the OpenAI API).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenUsage {
     /// The prompt's tokens.
-    #[serde(default)]
     pub prompt_tokens: u64,
     /// The answer's tokens.
-    #[serde(default)]
     pub completion_tokens: u64,
 }
 
