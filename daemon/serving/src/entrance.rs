@@ -174,12 +174,12 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         Arc::new(Self { gateways, classes, limits, access, requests, places })
     }
 
-    /// Serves a client's connection to its end.
-    pub async fn serve(self: Arc<Self>, stream: TcpStream) {
-        let (idle, from) = (self.limits.idle, stream.peer_addr().ok());
+    /// Serves a connection of the client at the address `from` to its end.
+    pub async fn serve(self: Arc<Self>, stream: TcpStream, from: SocketAddr) {
+        let idle = self.limits.idle;
         let version = match HttpVersion::of_beginning(&stream, idle).await {
             Ok(version) => version,
-            Err(error) => return tracing::debug!("client left: {error}"),
+            Err(error) => return tracing::debug!(client = %from, "client left: {error}"),
         };
         let entrance = self.clone();
         let answer = move |request, open| {
@@ -196,12 +196,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         connection::serve(stream, ConnectionTerms { version, idle, patience, ending: None }, answer).await;
     }
 
-    async fn answer(
-        &self,
-        request: hyper::Request<Incoming>,
-        start: Instant,
-        from: Option<SocketAddr>,
-    ) -> Answered<W::Place> {
+    async fn answer(&self, request: hyper::Request<Incoming>, start: Instant, from: SocketAddr) -> Answered<W::Place> {
         let id = self.requests.fetch_add(1, Relaxed) + 1;
         let mut recording = Recording::begin(&self.access, start, id, (self.classes.listener(), from));
         let passed = self.pass(request, start, &mut recording).await;

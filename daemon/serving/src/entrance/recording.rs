@@ -23,9 +23,9 @@ impl Recording {
         access: &Arc<AccessLog>,
         began: Instant,
         id: u64,
-        addresses: (SocketAddr, Option<SocketAddr>),
+        (listener, client): (SocketAddr, SocketAddr),
     ) -> Self {
-        let served = Some(Box::new(Served::begin(id, "unknown", None, addresses)));
+        let served = Some(Box::new(Served::begin(id, "unknown", None, (listener, Some(client)))));
         Self { access: access.clone(), began, served, left_bytes: None }
     }
 

@@ -90,12 +90,12 @@ async fn send_to(
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let mut client = TcpStream::connect(address).await?;
-    let (stream, _) = listener.accept().await?;
+    let (stream, from) = listener.accept().await?;
     let idle = Duration::from_secs(60);
     let patience = Patience { time: idle, on_end: Arc::new(|| ()) };
     let limits = ClientLimits { max_body_bytes: 1_000, max_requests: 1, idle, patience };
     let entrance = ModelEntrance::new(Nowhere, classes(address), limits, access);
-    tokio::spawn(entrance.serve(stream));
+    tokio::spawn(entrance.serve(stream, from));
     let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n\r\n");
     client.write_all(head.as_bytes()).await?;
     client.write_all(&vec![b'x'; body_bytes]).await?;
