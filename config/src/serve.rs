@@ -34,7 +34,7 @@ pub struct Serve {
 /// A client's key that the edge recognizes. The edge knows only its hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServeKey {
-    /// The user of requests with this key, for the edge's rules.
+    /// The user that it belongs to, in rules and the access log of the edge.
     pub name: String,
     /// The SHA-256 of the key's text, as in [`Key`](crate::gateway::Key).
     pub sha256: [u8; 32],

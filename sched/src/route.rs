@@ -95,6 +95,6 @@ pub use features::{Features, fingerprint};
 pub use mlp::{Activations, Mlp, Tensor};
 pub use policy::{DOUBT, Dqn, Measure, RoutingPolicy, Thresholds};
 pub use random::Random;
-pub use request::{Model, ModelSet, RoutedRequest, Slo};
+pub use request::{Model, ModelSet, RoutedRequest, Slo, unread_tokens};
 pub use router::{Router, RouterCounters};
 pub use state::{ClientPath, EngineLoad, Prediction, Replica, State, share_groups};

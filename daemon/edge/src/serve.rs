@@ -139,13 +139,13 @@ impl Clients {
     /// Serves clients until dropped, which ends their connections.
     pub async fn run(mut self) {
         loop {
-            let (stream, _, place) = self.door.next().await;
+            let (stream, from, place) = self.door.next().await;
             // Tokens leave as they arrive.
             _ = stream.set_nodelay(true);
             door::buffer_little(&stream);
             let entrance = self.entrance.clone();
             self.door.spawn(async move {
-                entrance.serve(stream).await;
+                entrance.serve(stream, from).await;
                 drop(place);
             });
         }

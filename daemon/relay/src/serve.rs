@@ -256,7 +256,7 @@ async fn open(
             }
             // In a box, so that a tunnel's future is not as large as that of a request for a model.
             let served = Box::pin(gateway.serve(request.into(), &head, &relay.classes(), &asker)).await;
-            relay.resources.access.served(served);
+            relay.resources.access.served(Box::new(served));
             drop(places);
             return None;
         }

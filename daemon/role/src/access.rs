@@ -1,4 +1,4 @@
-//! The access log: the outcome of each tunnel, and of each refused request.
+//! The access log: the outcome of each tunnel, of each request for a model, and of each refused request.
 //!
 //! | module | content |
 //! |---|---|
@@ -161,14 +161,14 @@ impl AccessLog {
 
     /// Records the outcome of a request for a model, unless it was refused before any engine was chosen and the budget of
     /// refusals is exhausted.
-    pub fn served(&self, served: Served) {
+    pub fn served(&self, served: Box<Served>) {
         if !self.is_wanted() {
             return;
         }
         if served.is_refused() && !self.admits(served.user.as_ref(), served.reason) {
             self.counters.omitted.inc();
         } else {
-            self.tell(What::Model(Box::new(served)));
+            self.tell(What::Model(served));
         }
     }
 

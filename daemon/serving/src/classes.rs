@@ -58,7 +58,7 @@ impl RequestClasses {
     /// Returns the classes for the local address `listener`, without keys or a policy in force. With `class`, all its requests are of that
     /// class.
     #[must_use]
-    pub fn new(class: Option<String>, listener: SocketAddr) -> Self {
+    pub(crate) fn new(class: Option<String>, listener: SocketAddr) -> Self {
         Self { class, listener, keys: Arc::default(), in_force: Arc::default() }
     }
 
@@ -68,15 +68,15 @@ impl RequestClasses {
         Self { keys: serve.keys.clone().into(), ..Self::new(serve.class.clone(), serve.listen) }
     }
 
-    /// Returns the holder of the key in a request's head, if the configuration names the key and it has not expired at `now`.
-    fn user(&self, head: &RequestHead, now: SystemTime) -> Option<&str> {
+    /// Returns the holder of the key that a request shows, if the configuration names the key and it has not expired at `now`.
+    pub(crate) fn user(&self, head: &RequestHead, now: SystemTime) -> Option<Arc<str>> {
         if self.keys.is_empty() {
             return None;
         }
         let digest = key_digest(head)?;
         let key = self.keys.iter().find(|key| key.sha256 == digest)?;
         let is_valid = key.expires.is_none_or(|expires| SystemTime::from(expires) > now);
-        is_valid.then_some(&key.name)
+        is_valid.then(|| key.name.as_str().into())
     }
 
     /// Returns the local address, as configured.
@@ -95,18 +95,22 @@ impl RequestClasses {
         Arc::strong_count(&self.in_force) > 1
     }
 
-    /// Returns the class of a request that arrived at `now`. Parses the body only if a rule needs one of its fields. If parsing fails,
-    /// rules see no field of the body, and the gateway reports the error to the client.
-    pub(crate) fn of(&self, head: &RequestHead, body: &[u8], now: SystemTime) -> RequestClass {
+    /// Returns the class of a request of this user. Calls `fields`, which reads them of the body, only if a rule needs one of them. If
+    /// the body cannot be parsed, rules see none of its fields, and the gateway reports the error to the client.
+    pub(crate) fn of<'a>(
+        &self,
+        user: Option<&str>,
+        head: &RequestHead,
+        fields: impl FnOnce() -> Option<&'a RoutingFields>,
+    ) -> RequestClass {
         let Some(classes) = self.in_force.load_full() else {
             return RequestClass { class: Arc::default(), is_chosen: false };
         };
         if let Some(name) = &self.class {
             return RequestClass { class: classes.named(Some(name)).clone(), is_chosen: true };
         }
-        let fields = classes.policy().asks_for_bodies().then(|| RoutingFields::read(body).ok()).flatten();
-        let user = self.user(head, now);
-        let chosen = classes.request_class(&subject(user, self.listener, head, fields.as_ref()));
+        let fields = classes.policy().asks_for_bodies().then(fields).flatten();
+        let chosen = classes.request_class(&subject(user, self.listener, head, fields));
         RequestClass { class: chosen.unwrap_or_else(|| classes.named(None)).clone(), is_chosen: chosen.is_some() }
     }
 }
@@ -142,11 +146,17 @@ mod tests {
         body: &str,
         now: SystemTime,
     ) -> (String, bool) {
+        let head = head(fields);
+        let fields = RoutingFields::read(body.as_bytes()).ok();
+        let user = classes.user(&head, now);
+        let RequestClass { class, is_chosen } = classes.of(user.as_deref(), &head, || fields.as_ref());
+        (class.policy().name.clone(), is_chosen)
+    }
+
+    fn head(fields: &[(&'static str, &'static str)]) -> RequestHead {
         let fields = fields.iter().map(|(name, value)| Field::new(*name, *value)).collect();
         let (scheme, authority, path, protocol) = (None, None, None, None);
-        let head = RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields };
-        let RequestClass { class, is_chosen } = classes.of(&head, body.as_bytes(), now);
-        (class.policy().name.clone(), is_chosen)
+        RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields }
     }
 
     const RULES: &str = r#"
@@ -180,6 +190,20 @@ mod tests {
         }
         classes.follow(with(None, "[class.all]\n[[rule]]\nclass = \"all\"").in_force.load_full().unwrap());
         assert_eq!(class(&classes, &[], "{}").0, "all", "the next policy counts");
+    }
+
+    #[test]
+    fn a_body_is_read_only_if_a_rule_may_need_its_fields() {
+        let by_head = "[class.asked]\n[[rule]]\nclass = \"asked\"\nasked_class = \"batch\"";
+        for (chosen, policy, is_read) in [(None, RULES, true), (None, by_head, false), (Some("here"), RULES, false)] {
+            let mut was_read = false;
+            let fields = || {
+                was_read = true;
+                None
+            };
+            with(chosen, policy).of(None, &head(&[]), fields);
+            assert_eq!(was_read, is_read, "{chosen:?} {policy}");
+        }
     }
 
     #[test]

@@ -136,7 +136,8 @@ pub(crate) async fn serve<A, F, B, E>(
             }
         }
         HttpVersion::Two => {
-            let serving = http2::Builder::new(PatientExecutor(patience))
+            let patience = requests.noting_untaken(patience);
+            let serving = http2::Builder::new(PatientExecutor(patience.clone()))
                 .timer(TokioTimer::new())
                 .max_concurrent_streams(STREAMS)
                 .initial_stream_window_size(WINDOWS_BYTES.0)
@@ -149,17 +150,23 @@ pub(crate) async fn serve<A, F, B, E>(
             let mut serving = pin!(serving);
             let (mut known, mut is_ending, mut is_idle) = (None, false, false);
             loop {
+                // After the last request, answers may still wait for a client that takes them slowly.
+                let pause = if is_idle { idle.max(patience.time) } else { idle };
                 tokio::select! {
                     served = serving.as_mut() => break served,
                     () = ends(&mut ending), if !is_ending => {
                         is_ending = true;
                         serving.as_mut().graceful_shutdown();
                     }
-                    () = sleep(idle) => {
+                    () = sleep(pause) => {
                         let now = (requests.open.load(Relaxed), requests.begun.load(Relaxed));
                         if now.0 == 0 && known == Some(now) {
                             if std::mem::replace(&mut is_idle, true) {
-                                // The client has not yet read the last bytes of an answer.
+                                // The last bytes of an answer still wait for a client that does not take them. If an earlier
+                                // answer ended for the same reason, the client has been counted.
+                                if requests.untaken.load(Relaxed) == 0 {
+                                    (patience.on_end)();
+                                }
                                 break Ok(());
                             }
                             serving.as_mut().graceful_shutdown();
@@ -203,6 +210,8 @@ pub(crate) async fn discard(body: &mut Incoming, (within, most_bytes): (Duration
 struct Requests {
     open: AtomicUsize,
     begun: AtomicUsize,
+    /// How many of their answers ended because the client took nothing.
+    untaken: AtomicUsize,
 }
 
 /// Counts one request as open until dropped.
@@ -212,6 +221,16 @@ impl Requests {
     fn begin(self: &Arc<Self>) -> OpenRequest {
         [&self.open, &self.begun].iter().for_each(|count| _ = count.fetch_add(1, Relaxed));
         OpenRequest(self.clone())
+    }
+
+    /// Returns a patience that also notes here when an answer ends because of it.
+    fn noting_untaken(self: &Arc<Self>, Patience { time, on_end }: Patience) -> Patience {
+        let requests = self.clone();
+        let on_end = Arc::new(move || {
+            requests.untaken.fetch_add(1, Relaxed);
+            on_end();
+        });
+        Patience { time, on_end }
     }
 }
 
@@ -268,6 +287,10 @@ mod tests {
 
     impl Server {
         fn new(version: HttpVersion, answer_bytes: usize) -> (Self, DuplexStream) {
+            Self::with_idle(IDLE, version, answer_bytes)
+        }
+
+        fn with_idle(idle: Duration, version: HttpVersion, answer_bytes: usize) -> (Self, DuplexStream) {
             let (ours, theirs) = tokio::io::duplex(1 << 10);
             let untaken = Arc::<AtomicUsize>::default();
             let counted = untaken.clone();
@@ -277,7 +300,7 @@ mod tests {
                 let body = Full::from(vec![b'x'; answer_bytes]);
                 Ok::<_, Infallible>(Response::new(KeptBody { body, _kept: open }))
             };
-            let terms = ConnectionTerms { version, idle: IDLE, patience, ending: None };
+            let terms = ConnectionTerms { version, idle, patience, ending: None };
             (Self { serving: tokio::spawn(serve(theirs, terms, answer)), untaken }, ours)
         }
 
@@ -354,10 +377,37 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_last_bytes_of_an_answer_by_http_2_hold_an_idle_connection_for_a_while_only() {
-        // The last part is a byte larger than the window.
-        let (server, ours) = Server::new(HttpVersion::Two, WINDOW_BYTES as usize + 1);
+        // The last part exceeds the window by a byte.
+        let (mut server, ours) = Server::new(HttpVersion::Two, WINDOW_BYTES as usize + 1);
         let mut requests = by_http_2(ours).await;
         let _untaken = ask(&mut requests).await;
-        timeout(HOUR, server.serving).await.expect("the connection ends").unwrap();
+        timeout(HOUR, &mut server.serving).await.expect("the connection ends").unwrap();
+        assert_eq!(server.untaken(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_bytes_of_an_answer_by_http_2_wait_as_long_for_a_slow_client_as_the_rest_however_short_idle_is() {
+        const SIZE: usize = WINDOW_BYTES as usize + 1;
+        let (mut server, ours) = Server::with_idle(Duration::from_secs(1), HttpVersion::Two, SIZE);
+        let mut requests = by_http_2(ours).await;
+        let answer = ask(&mut requests).await;
+        sleep(STALL - Duration::from_secs(5)).await;
+        assert_eq!(take_slowly(answer).await, (SIZE, true));
+        timeout(HOUR, &mut server.serving).await.expect("the connection ends").unwrap();
+        assert_eq!(server.untaken(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_by_http_2_whose_client_takes_nothing_of_its_connection_counts_once_and_no_answer_counts_none() {
+        // An empty SETTINGS frame (RFC 9113 §6.5), and a HEADERS frame with "GET http://x/" (RFC 9113 §6.2, RFC 7541 appendix A).
+        let settings = &[0, 0, 0, 4, 0, 0, 0, 0, 0][..];
+        let get = &[0, 0, 6, 1, 5, 0, 0, 0, 1, 0x82, 0x86, 0x84, 0x41, 1, b'x'][..];
+        // An answer that only its connection holds up, and one that its own window holds up as well.
+        for (asked, answer_bytes, untaken) in [(&[][..], 1, 0), (get, 4 << 10, 1), (get, 1 << 20, 1)] {
+            let (mut server, mut ours) = Server::new(HttpVersion::Two, answer_bytes);
+            ours.write_all(&[PREFACE, settings, asked].concat()).await.unwrap();
+            timeout(HOUR, &mut server.serving).await.expect("the connection ends").unwrap();
+            assert_eq!(server.untaken(), untaken, "{answer_bytes} bytes");
+        }
     }
 }

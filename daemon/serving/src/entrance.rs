@@ -10,6 +10,7 @@ mod answer;
 mod recording;
 
 use std::{
+    cell::LazyCell,
     convert::Infallible,
     future::Future,
     net::SocketAddr,
@@ -51,7 +52,7 @@ use crate::{
     classes::{RequestClass, RequestClasses},
     connection::{self, ConnectionTerms, HttpVersion, KeptBody},
     message,
-    openai::OpenAiError,
+    openai::{OpenAiError, RoutingFields},
 };
 
 /// The fields with the time allowed for the whole answer and for its first token, in milliseconds. The time allowed for each further
@@ -173,12 +174,12 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         Arc::new(Self { gateways, classes, limits, access, requests, places })
     }
 
-    /// Serves a client's connection to its end.
-    pub async fn serve(self: Arc<Self>, stream: TcpStream) {
-        let (idle, from) = (self.limits.idle, stream.peer_addr().ok());
+    /// Serves a connection of the client at the address `from` to its end.
+    pub async fn serve(self: Arc<Self>, stream: TcpStream, from: SocketAddr) {
+        let idle = self.limits.idle;
         let version = match HttpVersion::of_beginning(&stream, idle).await {
             Ok(version) => version,
-            Err(error) => return tracing::debug!("client left: {error}"),
+            Err(error) => return tracing::debug!(client = %from, "client left: {error}"),
         };
         let entrance = self.clone();
         let answer = move |request, open| {
@@ -195,12 +196,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         connection::serve(stream, ConnectionTerms { version, idle, patience, ending: None }, answer).await;
     }
 
-    async fn answer(
-        &self,
-        request: hyper::Request<Incoming>,
-        start: Instant,
-        from: Option<SocketAddr>,
-    ) -> Answered<W::Place> {
+    async fn answer(&self, request: hyper::Request<Incoming>, start: Instant, from: SocketAddr) -> Answered<W::Place> {
         let id = self.requests.fetch_add(1, Relaxed) + 1;
         let mut recording = Recording::begin(&self.access, start, id, (self.classes.listener(), from));
         let passed = self.pass(request, start, &mut recording).await;
@@ -232,14 +228,21 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         let gateways = &self.gateways;
         let (parts, body) = request.into_parts();
         let expects_continue = parts.headers.contains_key(hyper::header::EXPECT);
-        let body = read(body, expects_continue, self.limits.max_body_bytes).await?;
         // `GatewayAccess::ask` adds the gateway's authority.
         let mut head = message::head(&parts);
+        let user = self.classes.user(&head, SystemTime::now());
+        recording.asked_by(user.clone());
+        let body = read(body, expects_continue, self.limits.max_body_bytes).await?;
         if !body.is_empty() {
             head.fields.push(Field::new("content-length", body.len().to_string()));
         }
-        let class = self.classes.of(&head, &body, SystemTime::now());
-        recording.asks(&head, &body, &class.class.policy().name);
+        let class = {
+            // Read once, for rules and for the log, and only if one of them needs the fields.
+            let fields = LazyCell::new(|| RoutingFields::read(&body).ok());
+            let class = self.classes.of(user.as_deref(), &head, || fields.as_ref());
+            recording.asks(&head, || fields.as_ref(), &class.class.policy().name);
+            class
+        };
         let signal = Priority::from_fields(&head.fields);
         if class.is_chosen && head.field(priority::FIELD_NAME).is_none() {
             head.fields.extend(class.class.policy().signal().to_field());
@@ -255,10 +258,10 @@ impl<W: GatewayAccess> ModelEntrance<W> {
                 Err(NotAsked::NoGateway(why)) => return Err(OpenAiError::NoGateway(why)),
             };
             let head_now = || budgeted(&head, start.elapsed());
-            recording.goes(gateways.way(&asked.place));
+            recording.goes(|| gateways.way(&asked.place));
             let may_leave = tries < MOST_TRIES || gateways.has_others(&tried);
             let (outcome, answer) = race(gateways, asked, head_now, &body, may_leave).await;
-            recording.goes(gateways.way(answer.place()));
+            recording.goes(|| gateways.way(answer.place()));
             match outcome {
                 // A proxy's status for bad credentials; these are the edge's, not the client's.
                 Outcome::Answered(head) if head.status == 407 => {
@@ -385,112 +388,4 @@ async fn read(mut body: Incoming, expects_continue: bool, max_bytes: usize) -> R
 }
 
 #[cfg(test)]
-mod tests {
-    use tokio::{
-        io::{AsyncReadExt as _, AsyncWriteExt as _},
-        net::TcpListener,
-    };
-
-    use super::*;
-
-    #[test]
-    fn time_that_passed_at_the_edge_is_taken_off_each_budget_whichever_field_it_is_in() {
-        let left = |name: &'static str, value: &'static str, elapsed_ms| {
-            let fields = vec![Field::new("accept", "200"), Field::new(name, value)];
-            let (scheme, authority, path, protocol) = (None, None, None, None);
-            let head = RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields };
-            let fields = budgeted(&head, Duration::from_millis(elapsed_ms)).fields;
-            assert_eq!(fields[0].value, "200");
-            String::from_utf8(fields[1].value.to_vec()).unwrap()
-        };
-        for name in ["x-paced-budget-ms", "x-slo-ttft-ms"] {
-            assert_eq!(left(name, "200", 30), "170");
-            assert_eq!(left(name, " 20", 30), "0");
-            assert_eq!(left(name, "soon", 30), "soon", "the gateway says what it thinks of it");
-        }
-        assert_eq!(left("x-slo-tpot-ms", "200", 30), "200", "the time for each further token is as it was");
-        assert_eq!(left("priority", "u=1, i, dl=200", 30), "u=1, i, dl=170");
-        assert_eq!(left("priority", "dl=20", 30), "dl=0");
-        assert_eq!(left("priority", "u=1, other=2", 30), "u=1, other=2", "without a deadline, it stays as it is");
-        let class = RequestClass { class: Arc::default(), is_chosen: false };
-        let signal = Priority::parse(b"u=5, dl=200");
-        let terms = terms(&class, signal, Duration::from_millis(30));
-        assert_eq!(terms.signal.and_then(|signal| signal.deadline_ms), Some(170));
-    }
-
-    /// The way to gateways of an edge that has none.
-    struct Nowhere;
-
-    impl GatewayAccess for Nowhere {
-        type Place = ();
-        type OtherPath = ();
-
-        async fn ask(
-            &self,
-            _: RequestHead,
-            _: &Terms,
-            body_bytes: usize,
-            _: &mut Vec<usize>,
-        ) -> Result<Asked<Self>, NotAsked> {
-            Err(NotAsked::NoGateway(format!("for {body_bytes} bytes")))
-        }
-
-        async fn copy(&self, (): (), _: RequestHead) -> Option<(Request, ())> {
-            None
-        }
-
-        fn copy_was_first(&self, (): &()) {}
-
-        fn traffic(&self, (): &()) -> Arc<Traffic> {
-            Arc::default()
-        }
-
-        fn way(&self, (): &()) -> Option<Way> {
-            None
-        }
-
-        fn has_others(&self, _: &[usize]) -> bool {
-            false
-        }
-
-        async fn lost(&self, (): &()) {}
-
-        fn accepted(&self, (): &()) {}
-
-        fn answered(&self, (): &(), _: Option<&ResponseHead>) {}
-    }
-
-    /// Sends a request and then `body_bytes` to an edge that reads bodies of up to 1,000 bytes. Returns the edge's whole answer.
-    async fn send(fields: &str, body_bytes: usize) -> std::io::Result<String> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
-        let mut client = TcpStream::connect(address).await?;
-        let (stream, _) = listener.accept().await?;
-        let idle = Duration::from_secs(60);
-        let patience = Patience { time: idle, on_end: Arc::new(|| ()) };
-        let limits = ClientLimits { max_body_bytes: 1_000, max_requests: 1, idle, patience };
-        let entrance = ModelEntrance::new(Nowhere, RequestClasses::new(None, address), limits, Arc::default());
-        tokio::spawn(entrance.serve(stream));
-        let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n\r\n");
-        client.write_all(head.as_bytes()).await?;
-        client.write_all(&vec![b'x'; body_bytes]).await?;
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).await?;
-        Ok(answer)
-    }
-
-    #[tokio::test]
-    async fn a_client_whose_body_is_too_large_reads_the_reason_even_if_it_sends_on() {
-        let fits = send("content-length: 1000", 1_000).await.unwrap();
-        assert!(fits.starts_with("HTTP/1.1 503 ") && fits.contains("for 1000 bytes"), "{fits}");
-        let size = 8 << 20;
-        // The line end after the fields belongs to the chunk, which never ends.
-        let chunk = format!("transfer-encoding: chunked\r\n\r\n{:x}", size + 3);
-        for fields in [&format!("content-length: {size}"), &chunk] {
-            let refused = send(fields, size).await.unwrap();
-            assert!(refused.starts_with("HTTP/1.1 413 ") && refused.contains("1000 bytes"), "{refused}");
-        }
-        let early = send("content-length: 1001\r\nexpect: 100-continue", 0).await.unwrap();
-        assert!(early.starts_with("HTTP/1.1 413 "), "the client need not send its body: {early}");
-    }
-}
+mod tests;

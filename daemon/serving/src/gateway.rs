@@ -32,7 +32,7 @@ use crate::{
     live::{Live, LiveRequest},
     metrics::GatewayMetrics,
     openai::{OpenAiError, Operation, RoutingFields, excerpt},
-    places::{Claim, Engines, PrefixHashes, Prefixes},
+    places::{Engines, PrefixHashes, Prefixes, Wish},
     routes::{AliasPolicies, AnswerTiming, Route, RouteQuery, Routes, Wanted},
     spending::Spending,
     tenants::Tenants,
@@ -136,14 +136,6 @@ impl Gateway {
         let model = |model: &config::gateway::ModelSettings| -> Result<Model> {
             let (in_flight, waiting) = (model.max_in_flight, model.max_waiting as usize);
             let engines = Engines::new(model.engines.len(), in_flight, waiting, discipline, clock.now_ns);
-            let known = before.and_then(|before| before.models.iter().find(|known| *known.name == model.name));
-            for (replica, url) in model.engines.iter().enumerate() {
-                if let Some(known) = known
-                    && let Some(at) = known.urls.iter().position(|known| known == url)
-                {
-                    engines.share(replica, &known.engines, at);
-                }
-            }
             let key = model.key_file.as_deref().map(read_key).transpose()?;
             Ok(Model {
                 name: model.name.as_str().into(),
@@ -337,13 +329,12 @@ impl Gateway {
             let model = self.models.get(route.model).ok_or(OpenAiError::NoEngine)?;
             served.model = model.name.clone();
             let prefix = if model.affinity { known.clone() } else { PrefixHashes::default() };
+            let wish = Wish { prefix, preferred: self.routes.preferred(&route), weighs_cache: route.weighs_cache() };
             // With a single engine there is no preference.
-            if model.urls.len() > 1 {
-                let (preferred, weighs_cache) = (self.routes.preferred(&route), self.routes.weighs_cache(&route));
-                let claim = Claim { prefix: prefix.clone(), preferred, weighs_cache, ..Claim::default() };
-                if let Some(engine) = model.engines.foresee(&claim) {
-                    self.routes.moved(&mut route, engine, false);
-                }
+            if model.urls.len() > 1
+                && let Some(engine) = model.engines.foresee(&wish)
+            {
+                self.routes.moved(&mut route, engine, false);
             }
             entry.waits(&terms.class.policy().name, &model.name, wanted.budget());
             if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {
@@ -353,7 +344,8 @@ impl Gateway {
             }
             let sent = fields.with_model(&body.bytes, &model.engine_name);
             let payer = answer::Payer { user: caller.user(), class: &terms.class, tenant: tenant.as_ref() };
-            let mut pass = answer::Pass { gateway: self, model, route, operation, began, payer, entry, prefix };
+            let mut pass =
+                answer::Pass { gateway: self, model, route, operation, began, payer, entry, prefix: wish.prefix };
             let ended = self.try_engines(exchange, &mut pass, &sent, &terms, served).await;
             let route = pass.route;
             served.predicted = route.predicted();
@@ -418,14 +410,15 @@ impl Gateway {
     }
 }
 
-/// Lets `routes` see the requests of the gateway `before` at the same engines of the same models.
+/// Counts the requests that the gateway `before` has at the same engines of the same models, at `models` and in `routes`.
 fn share_requests(routes: &Routes, models: &[Model], before: &Gateway) {
     for (place, model) in models.iter().enumerate() {
-        let Some(known) = before.models.iter().position(|known| known.name == model.name) else { continue };
+        let mut earlier = before.models.iter().enumerate();
+        let Some((known_place, known)) = earlier.find(|(_, known)| known.name == model.name) else { continue };
         for (engine, url) in model.urls.iter().enumerate() {
-            let urls = before.models.get(known).map(|known| &known.urls[..]).unwrap_or_default();
-            if let Some(at) = urls.iter().position(|known| known == url) {
-                routes.share((place, engine), &before.routes, (known, at));
+            if let Some(at) = known.urls.iter().position(|known| known == url) {
+                model.engines.share(engine, &known.engines, at);
+                routes.share((place, engine), &before.routes, (known_place, at));
             }
         }
     }

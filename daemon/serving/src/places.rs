@@ -62,11 +62,14 @@ struct Waiting {
 }
 
 /// The engine of a model where a request is served best.
-#[derive(Debug, Default)]
-struct Wish {
-    prefix: PrefixHashes,
-    preferred: Option<usize>,
-    weighs_cache: bool,
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// The hashes of its prompt's beginning, which an engine may know.
+    pub prefix: PrefixHashes,
+    /// The index of the engine that was chosen for it, among the model's engines; `None` if any engine will do.
+    pub preferred: Option<usize>,
+    /// Whether the choice weighed cached prompts against other costs, so that an engine that knows the prompt has no further claim.
+    pub weighs_cache: bool,
 }
 
 #[derive(Debug, Default)]
@@ -172,9 +175,7 @@ impl Engines {
     /// # Errors
     /// Too many requests wait, in total or for one user, or no engine is left: each has failed, now or with this request.
     pub fn take(self: &Arc<Self>, claim: impl Into<Claim>, tried: &[usize]) -> Result<Turn, NoPlace> {
-        let (now_ns, mut claim) = ((self.now_ns)(), claim.into());
-        let Claim { preferred, weighs_cache, .. } = claim;
-        let wish = Wish { prefix: std::mem::take(&mut claim.prefix), preferred, weighs_cache };
+        let (now_ns, claim) = ((self.now_ns)(), claim.into());
         let mut state = self.state.lock();
         if !(0..state.replicas.len())
             .any(|replica| !tried.contains(&replica) && state.replicas[replica].is_usable(now_ns))
@@ -183,7 +184,7 @@ impl Engines {
         }
         // A request that failed elsewhere has already waited for its turn.
         if (state.queue.is_empty() || !tried.is_empty())
-            && let Some((replica, affinity)) = state.give(&wish, self.most_in_flight, tried, now_ns)
+            && let Some((replica, affinity)) = state.give(&claim.wish, self.most_in_flight, tried, now_ns)
         {
             return Ok(Turn::Now(EnginePlace { engines: self.clone(), replica, affinity }));
         }
@@ -192,7 +193,7 @@ impl Engines {
         if !tried.is_empty() || room == 0 || state.queue.of(claim.user.as_ref()) >= room {
             return Err(NoPlace::Crowded);
         }
-        let waiting = self.enqueue(&mut state, claim, wish);
+        let waiting = self.enqueue(&mut state, claim);
         let unwanted = self.give_places(&mut state, now_ns);
         drop(state);
         drop(unwanted);
@@ -201,11 +202,9 @@ impl Engines {
 
     /// Returns the engine at which a request would get a place now; `None` if it would have to wait.
     #[must_use]
-    pub fn foresee(&self, claim: &Claim) -> Option<usize> {
+    pub fn foresee(&self, wish: &Wish) -> Option<usize> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        let Claim { preferred, weighs_cache, .. } = *claim;
-        let wish = Wish { prefix: claim.prefix.clone(), preferred, weighs_cache };
-        let picked = state.pick(&wish, self.most_in_flight, &[], now_ns).filter(|_| state.queue.is_empty());
+        let picked = state.pick(wish, self.most_in_flight, &[], now_ns).filter(|_| state.queue.is_empty());
         picked.map(|(replica, _)| replica)
     }
 
@@ -216,8 +215,9 @@ impl Engines {
         state.affinity.cached_bytes(prefix, state.replicas.len(), now_ns)
     }
 
-    fn enqueue(self: &Arc<Self>, state: &mut State, claim: Claim, wish: Wish) -> QueuedRequest {
+    fn enqueue(self: &Arc<Self>, state: &mut State, mut claim: Claim) -> QueuedRequest {
         let (told, place) = oneshot::channel();
+        let wish = std::mem::take(&mut claim.wish);
         let name = state.queue.add(claim, Waiting { told, wish });
         QueuedRequest { engines: self.clone(), name, place }
     }
@@ -226,10 +226,13 @@ impl Engines {
     /// after releasing the lock.
     fn give_places(self: &Arc<Self>, state: &mut State, now_ns: u64) -> Vec<EnginePlace> {
         let mut unwanted = Vec::new();
-        while state.least_busy(self.most_in_flight, &[], now_ns).is_some()
-            && let Some(Waiting { told, wish }) = state.queue.next().and_then(|name| state.queue.serve(name))
-            && let Some((replica, affinity)) = state.give(&wish, self.most_in_flight, &[], now_ns)
+        // The place first: without one, the request still waits.
+        while let Some(name) = state.queue.next()
+            && let Some(Waiting { wish, .. }) = state.queue.get(name)
+            && let Some((replica, affinity)) = state.begin(wish, self.most_in_flight, &[], now_ns)
+            && let Some(Waiting { told, wish }) = state.queue.serve(name)
         {
+            state.affinity.note(&wish.prefix, replica, now_ns);
             unwanted.extend(told.send(EnginePlace { engines: self.clone(), replica, affinity }).err());
         }
         unwanted

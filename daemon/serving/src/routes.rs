@@ -114,6 +114,8 @@ pub struct Route {
     at_ns: u64,
     /// How many tokens of its prompt each engine of all models probably has in its cache; empty if no engine has any.
     cached: Vec<u32>,
+    /// Whether the choice weighed the prompt in the cache of an engine of the model against the load there.
+    weighs_cache: bool,
     /// The index of its class among the known lengths.
     class: usize,
     /// When the engine must be done, by the gateway's clock; `None` without a limit.
@@ -166,6 +168,12 @@ impl Route {
     pub fn made_within(&self, elapsed: Duration) -> u64 {
         let part = self.predicted().map_or(0.0, |predicted| elapsed.div_duration_f64(predicted).min(1.0));
         (part * f64::from(self.request.expected_tokens)).round() as u64
+    }
+
+    /// Whether the choice weighed the prompt in the cache of an engine of the model against the load there.
+    #[must_use]
+    pub const fn weighs_cache(&self) -> bool {
+        self.weighs_cache
     }
 
     /// Whether it is predicted to miss its limits.
@@ -298,6 +306,7 @@ impl Routes {
             path,
             at_ns: now_ns,
             cached: cached.clone(),
+            weighs_cache: weighs_cache(&state, model),
             class,
             until_ns,
         };
@@ -360,17 +369,8 @@ impl Routes {
     /// the model.
     #[must_use]
     pub fn preferred(&self, route: &Route) -> Option<usize> {
-        let is_chosen = route.by.is_some() || route.request.slo != Slo::unlimited() || self.weighs_cache(route);
+        let is_chosen = route.by.is_some() || route.request.slo != Slo::unlimited() || route.weighs_cache;
         self.engine(route).filter(|_| is_chosen)
-    }
-
-    /// Whether the choice weighed cached prompts against load: an engine has part of the prompt in its cache, and the cost of prompts is
-    /// known for all usable engines of the model.
-    #[must_use]
-    pub fn weighs_cache(&self, route: &Route) -> bool {
-        let known = self.state.lock();
-        let mut of_model = known.replicas.iter().filter(|replica| replica.model == route.model && replica.usable);
-        !route.cached.is_empty() && of_model.all(|replica| replica.curve.samples().1 >= KNOWN_PROMPTS)
     }
 
     /// Changes the choice to the engine with the index `engine` in the same model, because that engine serves the request.
@@ -419,10 +419,12 @@ impl Known {
             // Waiting requests of a model count for its engines in equal parts.
             let waiting = engines.waiting().div_ceil(loads.len().max(1)) as u32;
             let loads = loads.into_iter().zip(engines.others());
-            for (replica, ((in_flight, is_usable), others)) in self.replicas.iter_mut().skip(*first).zip(loads) {
+            let replicas = self.replicas.iter_mut().zip(&self.flights).skip(*first);
+            for ((replica, flights), ((in_flight, is_usable), others)) in replicas.zip(loads) {
                 replica.usable = is_usable;
                 replica.load.running = in_flight.saturating_add(others.running);
                 replica.load.waiting = waiting.saturating_add(others.waiting);
+                replica.load.outstanding_tokens = flights.lock().left_tokens();
                 replica.load.updated_ns = now_ns;
             }
         }
@@ -464,6 +466,15 @@ impl Known {
         let first = *self.first.get(model)?;
         self.replicas.get_mut(first + replica).filter(|replica| replica.model == model)
     }
+}
+
+/// Whether a choice of this model weighs the prompt in the cache of an engine against the load there: part of the prompt is cached at an
+/// engine of the model, and all its usable engines have shown what prompts cost them.
+fn weighs_cache(state: &State<'_>, model: usize) -> bool {
+    let of_model = || state.replicas.iter().enumerate().filter(|(_, replica)| replica.model == model);
+    let mut usable = of_model().filter(|(_, replica)| replica.usable);
+    of_model().any(|(at, _)| state.cached_tokens(at) > 0)
+        && usable.all(|(_, replica)| replica.curve.samples().1 >= KNOWN_PROMPTS)
 }
 
 /// Returns the GPU of each engine, model by model, as a number; an engine without a configured GPU has its own.

@@ -106,7 +106,7 @@ impl Fronts {
             let in_force = in_force.clone();
             let source: Source = Arc::new(move || Some((in_force.gateway()?, in_force.classes())));
             let access = parts.access.clone();
-            let on_served: OnServed = Arc::new(move |served| access.served(served));
+            let on_served: OnServed = Arc::new(move |served| access.served(Box::new(served)));
             let (shown, metrics, idle) = (ShownCertificate::new(shown), parts.gateway.clone(), settings.idle);
             let (ending, ends) = watch::channel(false);
             let front =

@@ -29,20 +29,26 @@ impl RoutedRequest {
         if self.max_tokens != 0 && self.max_tokens < expected { self.max_tokens } else { expected }
     }
 
-    /// Returns how many tokens of the prompt an engine reads if it has `cached_tokens` of them in its cache. It always reads the last
-    /// token, because the answer's first token follows from it.
+    /// Returns how many tokens of the prompt an engine reads that has `cached_tokens` of them in its cache; see [`unread_tokens`].
     #[must_use]
     pub const fn unread_tokens(&self, cached_tokens: u32) -> u32 {
-        match self.prompt_tokens.saturating_sub(cached_tokens) {
-            0 if self.prompt_tokens > 0 => 1,
-            unread => unread,
-        }
+        unread_tokens(self.prompt_tokens, cached_tokens)
     }
 
     /// Returns the weight, or 1 if it is not valid.
     #[must_use]
     pub const fn sound_weight(&self) -> f32 {
         if self.weight.is_finite() && self.weight >= 0.0 { self.weight } else { 1.0 }
+    }
+}
+
+/// Returns how many tokens of a prompt an engine reads that has `cached_tokens` of them in its cache. It reads at least the
+/// last token, from which the first of the answer follows.
+#[must_use]
+pub const fn unread_tokens(prompt_tokens: u32, cached_tokens: u32) -> u32 {
+    match prompt_tokens.saturating_sub(cached_tokens) {
+        0 if prompt_tokens > 0 => 1,
+        unread => unread,
     }
 }
 

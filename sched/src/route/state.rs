@@ -134,21 +134,15 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// Predicts how `replica` would answer the request.
+    /// Predicts how `replica` would answer the request if it has `cached_tokens` of the request's prompt in its cache: it reads
+    /// only the [rest](RoutedRequest::unread_tokens). Waiting prompts are assumed to be as long as this one, and in no cache.
     ///
     /// A place in the batch is free at once, or when enough of the requests ahead have finished, which follows from their
     /// outstanding tokens. Then the waiting prompts and this one's are read, followed by steps of a batch that stays as
     /// large as it is now. The prediction ignores later arrivals: a margin has to cover those. It never shrinks when one of
     /// the numbers of [`EngineLoad`] grows.
     #[must_use]
-    pub fn of(request: &RoutedRequest, replica: &Replica, path: &ClientPath) -> Self {
-        Self::with_cached(request, replica, 0, path)
-    }
-
-    /// Predicts the same for a replica with `cached_tokens` of the prompt in its cache. It reads only the
-    /// [rest](RoutedRequest::unread_tokens). The prediction assumes that waiting prompts are as long as this one, and in no cache.
-    #[must_use]
-    pub fn with_cached(request: &RoutedRequest, replica: &Replica, cached_tokens: u32, path: &ClientPath) -> Self {
+    pub fn of(request: &RoutedRequest, replica: &Replica, cached_tokens: u32, path: &ClientPath) -> Self {
         let (load, curve) = (&replica.load, &replica.curve);
         let most = replica.most_running.max(1);
         let ahead = load.in_flight();

@@ -87,7 +87,7 @@ pub(super) fn open<'a>(survey: &'a Survey<'a>) -> impl Iterator<Item = Candidate
 }
 
 fn candidate(models: &[Model], request: &RoutedRequest, state: &State<'_>, at: usize, replica: &Replica) -> Candidate {
-    let prediction = Prediction::with_cached(request, replica, state.cached_tokens(at), &state.path);
+    let prediction = Prediction::of(request, replica, state.cached_tokens(at), &state.path);
     let reward = models.get(replica.model).map_or(0.0, |model| model.reward(request.class));
     let tightness = prediction.tightness(&request.slo);
     Candidate { model: replica.model, replica: at, prediction, tightness, reward }

@@ -2,18 +2,14 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use serde::Deserialize;
-
 use super::way::Way;
 
 /// The tokens that an engine bills (`usage` of the OpenAI API).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenUsage {
     /// The prompt's tokens.
-    #[serde(default)]
     pub prompt_tokens: u64,
     /// The answer's tokens.
-    #[serde(default)]
     pub completion_tokens: u64,
 }
 
@@ -40,7 +36,7 @@ pub struct Served {
     pub engine: String,
     /// At an edge, the way to the last gateway that got the request; `None` if no gateway got it.
     pub way: Option<Way>,
-    /// At an edge, the bytes of its body and of the answer; `None` if no gateway got the request.
+    /// At an edge, the bytes of its body and of the answer, once a gateway began an answer.
     pub moved_bytes: Option<(u64, u64)>,
     /// Whether it had a deadline: a limit for its first token, for each further one, or for the whole answer.
     pub has_deadline: bool,

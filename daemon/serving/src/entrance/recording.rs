@@ -11,8 +11,9 @@ use crate::openai::{OpenAiError, Operation, RoutingFields, excerpt};
 pub(super) struct Recording {
     access: Arc<AccessLog>,
     began: Instant,
-    served: Box<Served>,
-    /// The remaining bytes of the answer, if its head gives the length.
+    /// `None` once this is dropped.
+    served: Option<Box<Served>>,
+    /// How many bytes of the answer are still to come, if its head says so.
     left_bytes: Option<u64>,
 }
 
@@ -22,39 +23,59 @@ impl Recording {
         access: &Arc<AccessLog>,
         began: Instant,
         id: u64,
-        addresses: (SocketAddr, Option<SocketAddr>),
+        (listener, client): (SocketAddr, SocketAddr),
     ) -> Self {
-        let served = Box::new(Served::begin(id, "unknown", None, addresses));
+        let served = Some(Box::new(Served::begin(id, "unknown", None, (listener, Some(client)))));
         Self { access: access.clone(), began, served, left_bytes: None }
     }
 
-    /// Notes the contents of the request. Parses the body only if the access log is on.
-    pub(super) fn asks(&mut self, head: &RequestHead, body: &[u8], class: &str) {
+    fn note(&mut self, note: impl FnOnce(&mut Served)) {
+        if let Some(served) = &mut self.served {
+            note(served);
+        }
+    }
+
+    /// Notes whose request it is.
+    pub(super) fn asked_by(&mut self, user: Option<Arc<str>>) {
+        self.note(|served| served.user = user);
+    }
+
+    /// Notes what the request asks for. Calls `fields`, which reads them of the body, only if there will be a record.
+    pub(super) fn asks<'a>(
+        &mut self,
+        head: &RequestHead,
+        fields: impl FnOnce() -> Option<&'a RoutingFields>,
+        class: &str,
+    ) {
         if !self.access.is_wanted() {
             return;
         }
-        if let Ok(operation) = Operation::of(&head.method, head.path.as_deref().unwrap_or_default()) {
-            self.served.operation = operation.label();
-        }
-        if let Ok(fields) = RoutingFields::read(body) {
-            self.served.asked = excerpt(&fields.model).to_owned();
-        }
-        self.served.class = class.to_owned();
+        self.note(|served| {
+            if let Ok(operation) = Operation::of(&head.method, head.path.as_deref().unwrap_or_default()) {
+                served.operation = operation.label();
+            }
+            if let Some(fields) = fields() {
+                served.asked = excerpt(&fields.model).to_owned();
+            }
+            served.class = class.to_owned();
+        });
     }
 
-    /// Notes the way of the request to its gateway.
-    pub(super) fn goes(&mut self, way: Option<Way>) {
-        self.served.way = way;
+    /// Notes that the request was sent on this way, which is asked for only if there will be a record.
+    pub(super) fn goes(&mut self, way: impl FnOnce() -> Option<Way>) {
+        if self.access.is_wanted() {
+            self.note(|served| served.way = way());
+        }
     }
 
     /// Notes that the edge answered with an error of its own.
     pub(super) fn refused(&mut self, refusal: &OpenAiError) {
-        (self.served.status, self.served.reason) = (Some(refusal.status()), refusal.code());
+        self.note(|served| (served.status, served.reason) = (Some(refusal.status()), refusal.code()));
     }
 
     /// Notes that a gateway began its answer.
     pub(super) fn answers(&mut self, request: &RequestHead, head: &ResponseHead) {
-        self.served.status = Some(head.status);
+        self.note(|served| served.status = Some(head.status));
         let length = head.field("content-length").and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
         let is_empty = &request.method[..] == b"HEAD" || [204, 304].contains(&head.status);
         self.left_bytes = if is_empty { Some(0) } else { length };
@@ -75,18 +96,20 @@ impl Recording {
 
     /// Notes why the request ended.
     pub(super) fn ends(&mut self, reason: &'static str) {
-        self.served.reason = reason;
+        self.note(|served| served.reason = reason);
     }
 
     /// Notes the bytes of the request and of its answer.
     pub(super) fn moves(&mut self, moved: (u64, u64)) {
-        self.served.moved_bytes = Some(moved);
+        self.note(|served| served.moved_bytes = Some(moved));
     }
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        self.served.duration = self.began.elapsed();
-        self.access.served((*self.served).clone());
+        if let Some(mut served) = self.served.take() {
+            served.duration = self.began.elapsed();
+            self.access.served(served);
+        }
     }
 }

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     decisions::Draft,
     openai::OpenAiError,
-    places::{Claim, EnginePlace, Fault, NoPlace, Turn},
+    places::{Claim, EnginePlace, Fault, NoPlace, Turn, Wish},
     routes::Route,
 };
 use role::access::served::Served;
@@ -36,9 +36,11 @@ impl Gateway {
             tenant: pass.payer.tenant.map(|request| (request.tenant().name.clone(), request.tenant().weight)),
             user: pass.payer.user.cloned(),
             tokens: pass.route.tokens(),
-            prefix: pass.prefix.clone(),
-            preferred: self.routes.preferred(&pass.route),
-            weighs_cache: self.routes.weighs_cache(&pass.route),
+            wish: Wish {
+                prefix: pass.prefix.clone(),
+                preferred: self.routes.preferred(&pass.route),
+                weighs_cache: pass.route.weighs_cache(),
+            },
         };
         let (mut tried, mut failed) = (Vec::new(), None);
         loop {

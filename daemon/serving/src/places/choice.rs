@@ -16,14 +16,31 @@ impl State {
         tried: &[usize],
         now_ns: u64,
     ) -> Option<(usize, PrefixAffinity)> {
-        let (replica, affinity) = self.pick(wish, most_in_flight, tried, now_ns)?;
+        let (replica, affinity) = self.begin(wish, most_in_flight, tried, now_ns)?;
         self.affinity.note(&wish.prefix, replica, now_ns);
-        self.replicas[replica].work.begin();
         Some((replica, affinity))
     }
 
-    /// Finds an engine with room that is not in `tried`. A preference that weighs cached prompts comes first, then the engine that last got
-    /// the request's prefix unless it has much more to do than another, then any other preference, then the least busy engine.
+    /// Occupies a place at the engine that [`State::pick`] finds. The caller notes the request's prefix.
+    pub(super) fn begin(
+        &self,
+        wish: &Wish,
+        most_in_flight: u32,
+        tried: &[usize],
+        now_ns: u64,
+    ) -> Option<(usize, PrefixAffinity)> {
+        loop {
+            let (replica, affinity) = self.pick(wish, most_in_flight, tried, now_ns)?;
+            // Another gateway, before or after a reload, may have taken the last place since then.
+            if self.replicas[replica].work.begin(most_in_flight) {
+                return Some((replica, affinity));
+            }
+        }
+    }
+
+    /// Finds an engine with room that is not among `tried`: the preferred engine if the preference weighs cached prompts, or else the
+    /// engine that the request's prefix was sent to, unless it has much more to do than another, or else the preferred engine, or else
+    /// the least busy one.
     pub(super) fn pick(
         &self,
         Wish { prefix, preferred, weighs_cache }: &Wish,
@@ -38,22 +55,15 @@ impl State {
             let has_room = |replica: &Replica| replica.is_usable(now_ns) && replica.work.in_flight() < most_in_flight;
             !tried.contains(at) && self.replicas.get(*at).is_some_and(has_room)
         };
-        if let Some(best) = preferred.filter(|_| *weighs_cache).filter(has_room) {
-            let affinity = match known {
-                None => PrefixAffinity::New,
-                Some(known) if known == best => PrefixAffinity::Kept,
-                Some(_) => PrefixAffinity::Moved,
-            };
-            return Some((best, affinity));
-        }
         let is_good = |known: &usize| has_room(known) && self.load(&self.replicas[*known], now_ns) <= most;
-        Some(match known.filter(is_good) {
-            Some(known) => (known, PrefixAffinity::Kept),
-            None => {
-                let moved = if known.is_some() { PrefixAffinity::Moved } else { PrefixAffinity::New };
-                (preferred.filter(has_room).unwrap_or(least), moved)
-            }
-        })
+        let best = preferred.filter(has_room);
+        let chosen = best.filter(|_| *weighs_cache).or_else(|| known.filter(is_good)).or(best).unwrap_or(least);
+        let affinity = match known {
+            None => PrefixAffinity::New,
+            Some(known) if known == chosen => PrefixAffinity::Kept,
+            Some(_) => PrefixAffinity::Moved,
+        };
+        Some((chosen, affinity))
     }
 
     /// Returns the engine with the fewest requests that has room and is not in `tried`. Requests of the engine's other clients count in

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use sched::stream::{Discipline, DisciplineClock, Service, Streams};
 
-use super::PrefixHashes;
+use super::Wish;
 
 /// The properties of a request that decide its turn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,12 +24,8 @@ pub struct Claim {
     pub user: Option<Arc<str>>,
     /// How many tokens it is expected to use.
     pub tokens: u64,
-    /// The hashes of its prompt's beginning, which an engine may know.
-    pub prefix: PrefixHashes,
-    /// The index of its chosen engine among the model's engines; `None` if any engine will do.
-    pub preferred: Option<usize>,
-    /// Whether the choice weighed cached prompts against other costs. If so, an engine that knows the prompt has no further claim.
-    pub weighs_cache: bool,
+    /// The engine where it is served best. It has no influence on its turn.
+    pub wish: Wish,
 }
 
 impl From<Service> for Claim {
@@ -143,7 +139,7 @@ impl<T> Queue<T> {
 
     /// Adds a request; returns its name in this queue.
     pub(super) fn add(&mut self, claim: Claim, value: T) -> u32 {
-        let Claim { service, class, tenant, user, tokens, prefix: _, preferred: _, weighs_cache: _ } = claim;
+        let Claim { service, class, tenant, user, tokens, wish: _ } = claim;
         let slot = free(&mut self.slots);
         let discipline = self.all.clock.discipline();
         let shares = self.classes.entry(class.clone()).or_insert_with(|| Shares {

@@ -1,4 +1,10 @@
-use std::task::Waker;
+use std::{
+    sync::{
+        Barrier,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    task::Waker,
+};
 
 use sched::stream::{Low, Service};
 
@@ -10,6 +16,10 @@ fn engines(replicas: usize, most_in_flight: u32) -> Arc<Engines> {
 
 fn due(deadline_ns: u64) -> Service {
     Service { deadline_ns: Some(deadline_ns), ..Service::default() }
+}
+
+fn to_engine(wish: Wish) -> Claim {
+    Claim { wish, ..Claim::default() }
 }
 
 fn now(turn: Result<Turn, NoPlace>) -> EnginePlace {
@@ -56,36 +66,36 @@ fn the_next_turn_of_a_chat_goes_where_the_one_before_was_unless_that_engine_is_m
     let engines = engines(3, 16);
     let prefixes = Prefixes::default();
     let turn =
-        |turns: usize| Claim { prefix: prefixes.of(&head(), "x".repeat(600 * turns).as_bytes()), ..Claim::default() };
+        |turns: usize| Wish { prefix: prefixes.of(&head(), "x".repeat(600 * turns).as_bytes()), ..Wish::default() };
     let _busy = now(engines.take(Service::default(), &[]));
-    let first = now(engines.take(turn(1), &[]));
+    let first = now(engines.take(to_engine(turn(1)), &[]));
     assert_eq!((first.replica, first.affinity), (1, PrefixAffinity::New));
-    let second = now(engines.take(turn(2), &[]));
+    let second = now(engines.take(to_engine(turn(2)), &[]));
     assert_eq!((second.replica, second.affinity), (1, PrefixAffinity::Kept), "though the third one has nothing to do");
-    let third = now(engines.take(turn(3), &[]));
+    let third = now(engines.take(to_engine(turn(3)), &[]));
     assert_eq!((third.replica, third.affinity), (1, PrefixAffinity::Kept));
-    let fourth = now(engines.take(turn(4), &[]));
+    let fourth = now(engines.take(to_engine(turn(4)), &[]));
     assert_eq!((fourth.replica, fourth.affinity), (2, PrefixAffinity::Moved), "three more than that one");
     engines.failed(2, Fault::OutOfReach, "");
-    let fifth = now(engines.take(turn(5), &[]));
+    let fifth = now(engines.take(to_engine(turn(5)), &[]));
     assert_eq!((fifth.replica, fifth.affinity), (0, PrefixAffinity::Moved), "it failed");
-    assert_eq!(now(engines.take(turn(6), &[0])).affinity, PrefixAffinity::Moved, "it was tried");
+    assert_eq!(now(engines.take(to_engine(turn(6)), &[0])).affinity, PrefixAffinity::Moved, "it was tried");
 }
 
 #[test]
 fn the_engine_that_was_chosen_serves_while_it_has_room_and_none_knows_the_prompt() {
     let engines = engines(3, 2);
-    let to = |preferred| Claim { preferred: Some(preferred), ..Claim::default() };
-    let places: Vec<_> = (0..3).map(|_| now(engines.take(to(1), &[]))).collect();
+    let to = |preferred| Wish { preferred: Some(preferred), ..Wish::default() };
+    let places: Vec<_> = (0..3).map(|_| now(engines.take(to_engine(to(1)), &[]))).collect();
     assert_eq!(places.iter().map(|place| place.replica).collect::<Vec<_>>(), [1, 1, 0], "two have room there");
-    assert_eq!(now(engines.take(to(2), &[2])).replica, 0, "it was tried");
-    assert_eq!(now(engines.take(to(9), &[])).replica, 2, "there is no such engine");
+    assert_eq!(now(engines.take(to_engine(to(2)), &[2])).replica, 0, "it was tried");
+    assert_eq!(now(engines.take(to_engine(to(9)), &[])).replica, 2, "there is no such engine");
     engines.failed(2, Fault::OutOfReach, "");
-    assert_eq!(now(engines.take(to(2), &[])).replica, 0, "it failed");
+    assert_eq!(now(engines.take(to_engine(to(2)), &[])).replica, 0, "it failed");
     let mut waiting = {
-        let _full = now(engines.take(to(0), &[]));
+        let _full = now(engines.take(to_engine(to(0)), &[]));
         assert_eq!(engines.foresee(&to(1)), None, "it would have to wait");
-        later(engines.take(to(1), &[]))
+        later(engines.take(to_engine(to(1)), &[]))
     };
     match poll(&mut waiting) {
         Poll::Ready(Ok(place)) => assert_eq!(place.replica, 0, "where a place is free first"),
@@ -96,36 +106,36 @@ fn the_engine_that_was_chosen_serves_while_it_has_room_and_none_knows_the_prompt
     let engines = self::engines(3, 16);
     let prefix = || Prefixes::default().of(&head(), &[b'x'; 600]);
     let prefix = prefix();
-    let with = |preferred| Claim { prefix: prefix.clone(), preferred: Some(preferred), ..Claim::default() };
+    let with = |preferred| Wish { prefix: prefix.clone(), preferred: Some(preferred), ..Wish::default() };
     assert_eq!(engines.foresee(&with(1)), Some(1));
-    let first = now(engines.take(with(1), &[]));
+    let first = now(engines.take(to_engine(with(1)), &[]));
     assert_eq!((first.replica, engines.foresee(&with(2))), (1, Some(1)), "it knows the prompt by now");
-    let second = now(engines.take(with(2), &[]));
+    let second = now(engines.take(to_engine(with(2)), &[]));
     assert_eq!((second.replica, second.affinity), (1, PrefixAffinity::Kept));
-    let _third = now(engines.take(with(2), &[]));
-    let fourth = now(engines.take(with(2), &[]));
+    let _third = now(engines.take(to_engine(with(2)), &[]));
+    let fourth = now(engines.take(to_engine(with(2)), &[]));
     assert_eq!((fourth.replica, fourth.affinity), (2, PrefixAffinity::Moved), "the other one has three more");
+    drop(fourth);
+    let _busy = now(engines.take(to_engine(with(2)), &[]));
+    let _busier = [(); 3].map(|()| now(engines.take(to_engine(with(2)), &[])));
+    let last = now(engines.take(to_engine(with(2)), &[]));
+    assert_eq!((last.replica, last.affinity), (2, PrefixAffinity::Kept), "it is the chosen one, and the known one");
 }
 
 #[test]
 fn a_choice_that_weighs_cached_prompts_is_kept_whichever_engine_knows_the_prompt() {
     let engines = engines(3, 2);
     let prefix = Prefixes::default().of(&head(), &[b'x'; 600]);
-    let with = |preferred, weighs_cache| Claim {
-        prefix: prefix.clone(),
-        preferred: Some(preferred),
-        weighs_cache,
-        ..Claim::default()
-    };
-    let first = now(engines.take(with(1, true), &[]));
+    let with = |preferred, weighs_cache| Wish { prefix: prefix.clone(), preferred: Some(preferred), weighs_cache };
+    let first = now(engines.take(to_engine(with(1, true)), &[]));
     assert_eq!((first.replica, first.affinity), (1, PrefixAffinity::New));
     assert_eq!(engines.cached_bytes(&prefix), [0, 512, 0]);
     assert_eq!((engines.foresee(&with(2, true)), engines.foresee(&with(2, false))), (Some(2), Some(1)));
-    let second = now(engines.take(with(2, true), &[]));
+    let second = now(engines.take(to_engine(with(2, true)), &[]));
     assert_eq!((second.replica, second.affinity), (2, PrefixAffinity::Moved));
-    let third = now(engines.take(with(2, true), &[]));
+    let third = now(engines.take(to_engine(with(2, true)), &[]));
     assert_eq!((third.replica, third.affinity), (2, PrefixAffinity::Kept));
-    let fourth = now(engines.take(with(2, true), &[]));
+    let fourth = now(engines.take(to_engine(with(2, true)), &[]));
     assert_eq!((fourth.replica, fourth.affinity), (0, PrefixAffinity::Moved), "it has no room");
 }
 
@@ -320,4 +330,28 @@ fn requests_that_began_before_a_reload_count_at_their_engines_and_leave_their_pl
     drop(before);
     drop(waiting);
     assert_eq!(after.loads(), [(1, true), (0, true), (1, true)]);
+}
+
+#[test]
+fn two_gateways_that_give_at_once_never_give_an_engine_more_than_it_may_have() {
+    let before = engines(1, 1);
+    let after = engines(1, 1);
+    after.share(0, &before, 0);
+    let (most, begin) = (AtomicU32::new(0), Barrier::new(2));
+    // A long prompt, because a gateway notes its blocks when it gives a place.
+    let prefix = Prefixes::default().of(&head(), &[b'x'; 16 << 10]);
+    let serve = &|engines: &Arc<Engines>| {
+        begin.wait();
+        for _ in 0..60_000 {
+            let claim = to_engine(Wish { prefix: prefix.clone(), ..Wish::default() });
+            // A request that would wait leaves at once.
+            if let Turn::Now(_place) = engines.take(claim, &[]).unwrap() {
+                most.fetch_max(engines.in_flight(0), Relaxed);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        [&before, &after].into_iter().for_each(|engines| _ = scope.spawn(move || serve(engines)));
+    });
+    assert_eq!((most.into_inner(), after.in_flight(0)), (1, 0));
 }

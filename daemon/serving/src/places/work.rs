@@ -23,9 +23,10 @@ impl EngineWork {
         self.in_flight.load(Relaxed)
     }
 
-    /// Notes that the engine gets a request.
-    pub(super) fn begin(&self) {
-        self.in_flight.fetch_add(1, Relaxed);
+    /// Notes that it gets one more, unless it works on `most` or more. Returns whether it gets one.
+    pub(super) fn begin(&self, most: u32) -> bool {
+        // The gateways before and after a reload hold different locks here.
+        self.in_flight.fetch_update(Relaxed, Relaxed, |count| (count < most).then(|| count + 1)).is_ok()
     }
 
     /// Notes that a request has ended.
@@ -48,5 +49,18 @@ impl EngineWork {
     pub(super) fn others(&self, than: &Arc<Engines>) -> Vec<Arc<Engines>> {
         let sharers = self.sharers.lock();
         sharers.iter().filter_map(Weak::upgrade).filter(|sharer| !Arc::ptr_eq(sharer, than)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_gets_no_more_requests_than_it_may_have() {
+        let work = EngineWork::default();
+        assert_eq!([work.begin(2), work.begin(2), work.begin(2), work.begin(1)], [true, true, false, false]);
+        work.end();
+        assert_eq!((work.begin(1), work.begin(2), work.in_flight()), (false, true, 2));
     }
 }

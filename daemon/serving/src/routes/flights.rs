@@ -22,11 +22,14 @@ pub(super) struct Flights {
     all: Vec<Option<Flight>>,
     /// The free indices of `all`.
     free: Vec<usize>,
+    /// The sum of their tokens that are left.
+    left_tokens: u64,
 }
 
 impl Flights {
     /// Adds a request, and returns its index.
     pub fn begin(&mut self, flight: Flight) -> usize {
+        self.left_tokens += u64::from(flight.left_tokens);
         if let Some(at) = self.free.pop()
             && let Some(place) = self.all.get_mut(at)
         {
@@ -40,19 +43,27 @@ impl Flights {
     /// Notes a token of its answer. An answer beyond its expected length keeps one token left.
     pub fn token(&mut self, at: usize) {
         if let Some(Some(flight)) = self.all.get_mut(at) {
-            flight.left_tokens = flight.left_tokens.saturating_sub(1).max(1);
+            let before = flight.left_tokens;
+            flight.left_tokens = before.saturating_sub(1).max(1);
             flight.unread_tokens = 0;
+            self.left_tokens = self.left_tokens + u64::from(flight.left_tokens) - u64::from(before);
         }
     }
 
     /// Removes a request.
     pub fn end(&mut self, at: usize) {
-        if self.all.get_mut(at).and_then(Option::take).is_some() {
+        if let Some(flight) = self.all.get_mut(at).and_then(Option::take) {
+            self.left_tokens -= u64::from(flight.left_tokens);
             self.free.push(at);
         }
     }
 
-    /// Returns the requests as a policy sees them at `now_ns`. `replica` is the engine's index among the engines of all models.
+    /// Returns how many tokens the answers to all requests are still expected to have.
+    pub const fn left_tokens(&self) -> u64 {
+        self.left_tokens
+    }
+
+    /// Returns the requests as a policy sees them at `now_ns`; the engine has the index `replica` among the engines of all models.
     pub fn admitted(&self, replica: usize, now_ns: u64) -> impl Iterator<Item = Commitment> {
         self.all.iter().flatten().map(move |flight| Commitment {
             replica,
@@ -80,11 +91,16 @@ mod tests {
             [(3, 1, 0), (3, 2, 9)]
         );
         assert_eq!((seen[0].left_ns, seen[1].left_ns), (20, Slo::NONE));
+        assert_eq!(flights.left_tokens(), 3);
         flights.token(one);
+        assert_eq!(flights.left_tokens(), 3, "one token is left of the first, however long it gets");
         assert_eq!(flights.admitted(3, 90).next().map(|of| (of.left_tokens, of.left_ns)), Some((1, 0)));
         flights.end(one);
         flights.end(one);
+        assert_eq!(flights.left_tokens(), 2);
         assert_eq!(flights.begin(flight(None)), one);
         assert_eq!((flights.begin(flight(None)), two), (2, 1));
+        (0..3).for_each(|at| flights.end(at));
+        assert_eq!(flights.left_tokens(), 0);
     }
 }

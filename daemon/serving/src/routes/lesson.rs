@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use role::access::served::TokenUsage;
+use sched::route::unread_tokens;
 
 use super::{
     Route, Routes,
@@ -22,8 +23,6 @@ pub struct Lesson<'a> {
     prompt_tokens: u32,
     /// The tokens of the prompt that the engine probably has in its cache.
     cached_tokens: u32,
-    /// Tokens that the engine is still expected to make.
-    owed: u64,
     /// The maximum of tokens in the answer, and the index of its class.
     max_tokens: Option<u32>,
     class: usize,
@@ -45,12 +44,8 @@ impl Routes {
     #[must_use]
     pub fn begin(&self, route: &Route, replica: usize) -> Lesson<'_> {
         let now_ns = (self.now_ns)();
-        let mut known = self.state.lock();
-        let owed = u64::from(route.request.expected_tokens);
+        let known = self.state.lock();
         let is_alone = self.engines.get(route.model).is_some_and(|engines| engines.in_flight(replica) <= 1);
-        if let Some(replica) = known.replica(route.model, replica) {
-            replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_add(owed);
-        }
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
         let cached_tokens = route.cached.get(at).copied().unwrap_or_default();
         let flights = known.flights.get(at).cloned().unwrap_or_default();
@@ -66,7 +61,6 @@ impl Routes {
             model: route.model,
             prompt_tokens: route.request.prompt_tokens,
             cached_tokens,
-            owed,
             max_tokens: Some(route.request.max_tokens).filter(|tokens| *tokens > 0),
             class: route.class,
             flights,
@@ -90,13 +84,6 @@ impl Lesson<'_> {
         self.batches +=
             self.routes.engines.get(self.model).map_or(1, |engines| u64::from(engines.in_flight(self.replica)));
         self.flights.lock().token(self.flight);
-        let mut known = self.routes.state.lock();
-        if self.owed > 1 {
-            self.owed -= 1;
-            if let Some(replica) = known.replica(self.model, self.replica) {
-                replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_sub(1);
-            }
-        }
     }
 
     /// Returns how many events with tokens have passed.
@@ -126,8 +113,7 @@ impl Lesson<'_> {
         let others = replica.load.others_utilisation;
         if self.is_alone {
             let cached = cached_tokens.map_or(self.cached_tokens, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
-            let read = if prompt_tokens == 0 { 0 } else { prompt_tokens.saturating_sub(cached).max(1) };
-            replica.curve.observe_first_token(read, first_ns - self.began_ns);
+            replica.curve.observe_first_token(unread_tokens(prompt_tokens, cached), first_ns - self.began_ns);
         }
         if let Some(step_ns) = (self.last_ns - first_ns).checked_div(tokens.saturating_sub(1)) {
             let batch = self.batches.div_ceil(self.events.max(1)).max(1);
@@ -139,9 +125,5 @@ impl Lesson<'_> {
 impl Drop for Lesson<'_> {
     fn drop(&mut self) {
         self.flights.lock().end(self.flight);
-        let mut known = self.routes.state.lock();
-        if let Some(replica) = known.replica(self.model, self.replica) {
-            replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_sub(self.owed);
-        }
     }
 }

@@ -12,7 +12,7 @@ use sched::stream::{Discipline, Service};
 
 use super::*;
 use crate::openai::RoutingFields;
-use crate::places::{Claim, EnginePlace, Fault, PrefixHashes, Prefixes, Turn};
+use crate::places::{Claim, EnginePlace, Fault, PrefixHashes, Prefixes, Turn, Wish};
 
 mod policies;
 
@@ -172,11 +172,11 @@ fn the_engine_that_was_chosen_serves_and_where_another_does_the_choice_is_about_
         let [slow, fast] = [2e7, 1e7].map(|gpu_ns| Curve::new(Cost { gpu_ns, ..Cost::default() }));
         routes.recall(None, |_, engine| Some(if engine == 0 { slow } else { fast }));
         // The fast one is busier, and still finishes earlier.
-        let _busy = engines[0].take(Claim { preferred: Some(1), ..Claim::default() }, &[]).unwrap();
+        let _busy = engines[0].take(to_engine(Some(1), &PrefixHashes::default()), &[]).unwrap();
         let mut route = routes.route(either(&[0, 1]), &wanted(Some(9_000)), ClientPath::default()).unwrap();
         assert_eq!((route.model, routes.engine(&route), routes.preferred(&route)), (0, Some(1), Some(1)));
         let before = route.choice.unwrap();
-        assert_eq!(engines[0].foresee(&Claim { preferred: routes.preferred(&route), ..Claim::default() }), Some(1));
+        assert_eq!(engines[0].foresee(&Wish { preferred: routes.preferred(&route), ..Wish::default() }), Some(1));
         routes.moved(&mut route, 1, true);
         assert_eq!(route.choice, Some(before), "it serves itself");
         pass(50);
@@ -195,6 +195,10 @@ fn the_engine_that_was_chosen_serves_and_where_another_does_the_choice_is_about_
     };
     let (routes, _) = routes_of_two(Routing::RoundRobin);
     assert_eq!([(); 4].map(|()| turn(&routes)), [(0, Some(0)), (0, Some(1)), (1, Some(0)), (1, Some(1))]);
+}
+
+fn to_engine(preferred: Option<usize>, prefix: &PrefixHashes) -> Claim {
+    Claim { wish: Wish { prefix: prefix.clone(), preferred, weighs_cache: false }, ..Claim::default() }
 }
 
 /// A prompt of this many bytes, all of the same chat.
@@ -218,20 +222,18 @@ fn a_cached_prompt_is_weighed_against_the_load_of_its_engine_once_prompts_have_a
         curve.observe_first_token(tokens as u32 * 1_000, tokens * 500 * NS_PER_MS);
     }
     routes.recall(None, |_, _| Some(curve));
-    let take = |preferred| match engines[0]
-        .take(Claim { preferred: Some(preferred), prefix: prefix.clone(), ..Claim::default() }, &[])
-    {
+    let take = |preferred| match engines[0].take(to_engine(Some(preferred), &prefix), &[]) {
         Ok(Turn::Now(place)) => place,
         other => panic!("{other:?}"),
     };
     let first = take(1);
     assert_eq!(route().cached, [0, 10_000, 0, 0], "40,000 bytes of 4 for each token");
-    assert!(!routes.weighs_cache(&route()), "a prompt too few");
+    assert!(!route().weighs_cache, "a prompt too few");
     curve.observe_first_token(8_000, 4_000 * NS_PER_MS);
     routes.recall(None, |_, _| Some(curve));
     let other = routes.route(named(&[0]), &large, ClientPath::default()).unwrap();
-    assert_eq!((routes.weighs_cache(&other), routes.preferred(&other)), (false, None), "nothing is cached for it");
-    assert!(routes.weighs_cache(&route()));
+    assert_eq!((other.weighs_cache, routes.preferred(&other)), (false, None), "nothing is cached for it");
+    assert!(route().weighs_cache);
     assert_eq!(routes.preferred(&route()), Some(1), "5 s for the prompt are more than one request in the batch");
     let short = Wanted { body_bytes: 400, ..wanted(None) };
     let short_prefix = chat(400);
@@ -239,6 +241,32 @@ fn a_cached_prompt_is_weighed_against_the_load_of_its_engine_once_prompts_have_a
         routes.route(RouteQuery { prefix: &short_prefix, ..named(&[0]) }, &short, ClientPath::default()).unwrap();
     assert_eq!(routes.preferred(&route), Some(0), "50 ms for the prompt are less than 20 tokens of 4 ms");
     drop(first);
+}
+
+#[test]
+fn a_prompt_in_the_cache_of_another_model_leaves_the_choice_of_an_engine_to_their_loads() {
+    let (routes, engines) = routes_of_two(Routing::Rule);
+    let mut curve = Curve::new(Cost { gpu_ns: 32e6, gpu_per_sequence_ns: 4e6, ..Cost::default() });
+    for tokens in 1..=KNOWN_PROMPTS {
+        curve.observe_first_token(tokens as u32 * 1_000, tokens * 500 * NS_PER_MS);
+    }
+    routes.recall(None, |_, _| Some(curve));
+    let prefix = chat(40_000);
+    drop(engines[0].take(to_engine(None, &prefix), &[]).unwrap());
+    let choose = || {
+        let asked = RouteQuery { prefix: &prefix, ..either(&[0, 1]) };
+        let large = Wanted { body_bytes: 40_000, ..wanted(None) };
+        routes.route(asked, &large, ClientPath::default()).unwrap()
+    };
+    let at_large = choose();
+    assert_eq!((at_large.model, at_large.weighs_cache, routes.preferred(&at_large)), (0, true, Some(0)));
+    [0, 1].into_iter().for_each(|engine| engines[0].failed(engine, Fault::OutOfReach, ""));
+    let at_small = choose();
+    assert_eq!((at_small.model, at_small.weighs_cache, routes.preferred(&at_small)), (1, false, None));
+    assert_eq!(at_small.cached.len(), 4, "though an engine of the large one has the prompt");
+    // A decision stays as it was, whatever is learned before the request gets its place.
+    routes.recall(None, |_, _| Some(Curve::new(Cost::default())));
+    assert_eq!(routes.preferred(&at_large), Some(0));
 }
 
 #[test]
@@ -251,8 +279,7 @@ fn an_engine_learns_what_a_prompt_costs_from_the_tokens_that_it_had_to_read() {
             let wanted = Wanted { body_bytes: 4 * prompt_tokens as usize, ..wanted(None) };
             let asked = RouteQuery { prefix, ..named(&[0]) };
             let route = routes.route(asked, &wanted, ClientPath::default()).unwrap();
-            let claim = Claim { prefix: prefix.clone(), ..Claim::default() };
-            let Ok(Turn::Now(place)) = engines[0].take(claim, &[]) else { panic!("no place") };
+            let Ok(Turn::Now(place)) = engines[0].take(to_engine(None, prefix), &[]) else { panic!("no place") };
             let mut lesson = routes.begin(&route, place.replica);
             pass(read / 2);
             lesson.token();
@@ -285,11 +312,18 @@ fn without_a_deadline_the_best_model_with_room_answers_or_the_one_with_the_short
     assert_eq!(choose(), None);
 }
 
+/// The tokens that each engine still has to make, as the next decision sees them.
+fn owed(routes: &Routes) -> Vec<u64> {
+    let mut known = routes.state.lock();
+    known.look(&routes.engines, now_ns());
+    known.replicas.iter().map(|replica| replica.load.outstanding_tokens).collect()
+}
+
 #[test]
 fn tokens_that_an_engine_owes_are_counted_down_and_forgotten_with_their_request() {
     let (routes, engines) = routes(8);
     let route = routes.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
-    let owed = || routes.state.lock().replicas[0].load.outstanding_tokens;
+    let owed = || owed(&routes)[0];
     let place = take(&engines[0]);
     let mut lesson = routes.begin(&route, place.replica);
     assert_eq!(owed(), 20);
@@ -304,11 +338,13 @@ fn requests_that_began_before_a_reload_are_seen_at_their_engine_until_they_end()
     let ((before, _), (now, _)) = (routes(8), routes(8));
     now.share((1, 0), &before, (0, 0));
     let route = before.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
-    let lesson = before.begin(&route, 0);
+    let mut lesson = before.begin(&route, 0);
     let seen = || now.state.lock().flights.iter().map(|of| of.lock().admitted(0, 1).count()).collect::<Vec<_>>();
-    assert_eq!(seen(), [0, 1]);
+    assert_eq!((seen(), owed(&now)), (vec![0, 1], vec![0, 20]));
+    lesson.token();
+    assert_eq!(owed(&now), [0, 19]);
     drop(lesson);
-    assert_eq!(seen(), [0, 0]);
+    assert_eq!((seen(), owed(&now)), (vec![0, 0], vec![0, 0]));
 }
 
 #[test]

@@ -362,7 +362,7 @@ proptest! {
             let state = State { replicas: &replicas, admitted: &[], cached: &[], path };
             let open = |replica: &&Replica| replica.usable && replica.model < 3 && allowed.contains(replica.model);
             let in_time = replicas.iter().filter(open).any(|replica| {
-                crate::route::state::Prediction::of(&request, replica, &path).tightness(&request.slo) <= 1.0
+                crate::route::state::Prediction::of(&request, replica, 0, &path).tightness(&request.slo) <= 1.0
             });
             let choice = router.route(&request, &state, at as u64 * SEC / 4);
             prop_assert_eq!(choice.is_some(), replicas.iter().filter(open).count() > 0);

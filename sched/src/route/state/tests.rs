@@ -35,7 +35,7 @@ fn request(slo: Slo) -> RoutedRequest {
 #[test]
 fn an_idle_engine_answers_after_the_prompt_and_one_step_for_each_further_token() {
     let prediction =
-        Prediction::of(&request(Slo::unlimited()), &replica(EngineLoad::default()), &ClientPath::default());
+        Prediction::of(&request(Slo::unlimited()), &replica(EngineLoad::default()), 0, &ClientPath::default());
     let expected = Prediction { first_ns: 20 * MS, per_token_ns: 22 * MS, finish_ns: 2_220 * MS };
     assert_eq!(prediction, expected);
 }
@@ -44,7 +44,7 @@ fn an_idle_engine_answers_after_the_prompt_and_one_step_for_each_further_token()
 fn an_engine_reads_only_the_part_of_the_prompt_that_is_not_in_its_cache() {
     let first = |load, cached| {
         let (request, path) = (request(Slo::unlimited()), ClientPath::default());
-        Prediction::with_cached(&request, &replica(load), cached, &path).first_ns
+        Prediction::of(&request, &replica(load), cached, &path).first_ns
     };
     assert_eq!(first(EngineLoad::default(), 60), 14 * MS, "40 tokens of 0.1 ms");
     assert_eq!(first(EngineLoad::default(), 100), 10_100_000, "the last token is always read");
@@ -58,7 +58,7 @@ fn an_engine_reads_only_the_part_of_the_prompt_that_is_not_in_its_cache() {
 #[test]
 fn a_full_batch_makes_a_request_wait_until_one_has_finished() {
     let load = EngineLoad { running: 4, outstanding_tokens: 400, ..EngineLoad::default() };
-    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(load), &ClientPath::default());
+    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(load), 0, &ClientPath::default());
     // One of four has to finish; each has 100 tokens left, of 28 ms.
     assert_eq!(prediction.first_ns, (700 + 20) * MS);
     assert_eq!(prediction.per_token_ns, 28 * MS);
@@ -69,10 +69,10 @@ fn the_way_back_adds_half_a_round_trip_and_the_queue() {
     let path =
         ClientPath { smoothed_rtt_ns: 100 * MS, backlog_bytes: 5_000, bytes_per_sec: 100_000, bytes_per_token: 4 };
     assert_eq!(path.return_ns(), 100 * MS);
-    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(EngineLoad::default()), &path);
+    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(EngineLoad::default()), 0, &path);
     assert_eq!(prediction.finish_ns, 2_320 * MS);
     let slow = ClientPath { bytes_per_sec: 100, backlog_bytes: 0, ..path };
-    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(EngineLoad::default()), &slow);
+    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(EngineLoad::default()), 0, &slow);
     assert_eq!(prediction.finish_ns, (4_040 + 50) * MS, "the path is slower than the engine");
 }
 
@@ -115,14 +115,14 @@ proptest! {
     ) {
         let load = EngineLoad { running, waiting, outstanding_tokens: tokens, others_utilisation: others, updated_ns: 0 };
         let (request, path) = (request(Slo::unlimited()), ClientPath::default());
-        let before = Prediction::of(&request, &replica(load), &path);
+        let before = Prediction::of(&request, &replica(load), 0, &path);
         for heavier in [
             EngineLoad { running: running + more_running, ..load },
             EngineLoad { waiting: waiting + more_waiting, ..load },
             EngineLoad { outstanding_tokens: tokens + more_tokens, ..load },
             EngineLoad { others_utilisation: others + more_others, ..load },
         ] {
-            let after = Prediction::of(&request, &replica(heavier), &path);
+            let after = Prediction::of(&request, &replica(heavier), 0, &path);
             prop_assert!(after.finish_ns >= before.finish_ns && after.first_ns >= before.first_ns);
         }
     }
@@ -139,7 +139,7 @@ proptest! {
             smoothed_rtt_ns: numbers[3], backlog_bytes: numbers[4], bytes_per_sec: numbers[5],
             bytes_per_token: tokens[3],
         };
-        let prediction = Prediction::of(&request, &Replica { most_running, ..replica(load) }, &path);
+        let prediction = Prediction::of(&request, &Replica { most_running, ..replica(load) }, 0, &path);
         prop_assert!(prediction.tightness(&slo) >= 0.0);
         prop_assert!(prediction.finish_ns >= prediction.first_ns);
     }

@@ -1,0 +1,144 @@
+use config::{Config, hash::hex};
+use role::access::record::What;
+use sha2::{Digest as _, Sha256};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
+
+use super::*;
+
+#[test]
+fn time_that_passed_at_the_edge_is_taken_off_each_budget_whichever_field_it_is_in() {
+    let left = |name: &'static str, value: &'static str, elapsed_ms| {
+        let fields = vec![Field::new("accept", "200"), Field::new(name, value)];
+        let (scheme, authority, path, protocol) = (None, None, None, None);
+        let head = RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields };
+        let fields = budgeted(&head, Duration::from_millis(elapsed_ms)).fields;
+        assert_eq!(fields[0].value, "200");
+        String::from_utf8(fields[1].value.to_vec()).unwrap()
+    };
+    for name in ["x-paced-budget-ms", "x-slo-ttft-ms"] {
+        assert_eq!(left(name, "200", 30), "170");
+        assert_eq!(left(name, " 20", 30), "0");
+        assert_eq!(left(name, "soon", 30), "soon", "the gateway says what it thinks of it");
+    }
+    assert_eq!(left("x-slo-tpot-ms", "200", 30), "200", "the time for each further token is as it was");
+    assert_eq!(left("priority", "u=1, i, dl=200", 30), "u=1, i, dl=170");
+    assert_eq!(left("priority", "dl=20", 30), "dl=0");
+    assert_eq!(left("priority", "u=1, other=2", 30), "u=1, other=2", "without a deadline, it stays as it is");
+    let class = RequestClass { class: Arc::default(), is_chosen: false };
+    let signal = Priority::parse(b"u=5, dl=200");
+    let terms = terms(&class, signal, Duration::from_millis(30));
+    assert_eq!(terms.signal.and_then(|signal| signal.deadline_ms), Some(170));
+}
+
+/// The way to gateways of an edge that has none.
+struct Nowhere;
+
+impl GatewayAccess for Nowhere {
+    type Place = ();
+    type OtherPath = ();
+
+    async fn ask(
+        &self,
+        _: RequestHead,
+        _: &Terms,
+        body_bytes: usize,
+        _: &mut Vec<usize>,
+    ) -> Result<Asked<Self>, NotAsked> {
+        Err(NotAsked::NoGateway(format!("for {body_bytes} bytes")))
+    }
+
+    async fn copy(&self, (): (), _: RequestHead) -> Option<(Request, ())> {
+        None
+    }
+
+    fn copy_was_first(&self, (): &()) {}
+
+    fn traffic(&self, (): &()) -> Arc<Traffic> {
+        Arc::default()
+    }
+
+    fn way(&self, (): &()) -> Option<Way> {
+        None
+    }
+
+    fn has_others(&self, _: &[usize]) -> bool {
+        false
+    }
+
+    async fn lost(&self, (): &()) {}
+
+    fn accepted(&self, (): &()) {}
+
+    fn answered(&self, (): &(), _: Option<&ResponseHead>) {}
+}
+
+/// Sends a request to an edge that reads bodies of up to 1,000 bytes, then `body_bytes`, and returns the edge's whole answer.
+async fn send(fields: &str, body_bytes: usize) -> std::io::Result<String> {
+    send_to(|address| RequestClasses::new(None, address), Arc::default(), fields, body_bytes).await
+}
+
+/// Does so at an edge with these classes and this access log.
+async fn send_to(
+    classes: impl FnOnce(SocketAddr) -> RequestClasses,
+    access: Arc<AccessLog>,
+    fields: &str,
+    body_bytes: usize,
+) -> std::io::Result<String> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let mut client = TcpStream::connect(address).await?;
+    let (stream, from) = listener.accept().await?;
+    let idle = Duration::from_secs(60);
+    let patience = Patience { time: idle, on_end: Arc::new(|| ()) };
+    let limits = ClientLimits { max_body_bytes: 1_000, max_requests: 1, idle, patience };
+    let entrance = ModelEntrance::new(Nowhere, classes(address), limits, access);
+    tokio::spawn(entrance.serve(stream, from));
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n\r\n");
+    client.write_all(head.as_bytes()).await?;
+    client.write_all(&vec![b'x'; body_bytes]).await?;
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await?;
+    Ok(answer)
+}
+
+#[tokio::test]
+async fn a_client_whose_body_is_too_large_reads_the_reason_even_if_it_sends_on() {
+    let fits = send("content-length: 1000", 1_000).await.unwrap();
+    assert!(fits.starts_with("HTTP/1.1 503 ") && fits.contains("for 1000 bytes"), "{fits}");
+    let size = 8 << 20;
+    // The line end after the fields belongs to the chunk, which never ends.
+    let chunk = format!("transfer-encoding: chunked\r\n\r\n{:x}", size + 3);
+    for fields in [&format!("content-length: {size}"), &chunk] {
+        let refused = send(fields, size).await.unwrap();
+        assert!(refused.starts_with("HTTP/1.1 413 ") && refused.contains("1000 bytes"), "{refused}");
+    }
+    let early = send("content-length: 1001\r\nexpect: 100-continue", 0).await.unwrap();
+    assert!(early.starts_with("HTTP/1.1 413 "), "the client need not send its body: {early}");
+}
+
+#[tokio::test]
+async fn a_record_names_the_user_whose_key_the_request_shows_even_if_its_body_is_refused() {
+    let text = format!(
+        "[[serve]]\nlisten = \"127.0.0.1:8100\"\nrelay = \"https://gateway.example/{{target_host}}/{{target_port}}/\"\n\
+         [[serve.key]]\nname = \"ann\"\nsha256 = \"{}\"",
+        hex(&Sha256::digest("sk-ann"))
+    );
+    let config = Config::from_toml(&text).unwrap();
+    let access = Arc::<AccessLog>::default();
+    let mut records = access.listen();
+    for (key, body_bytes, expected) in [
+        ("sk-ann", 1_000, (Some("ann"), "no_gateway")),
+        ("sk-ann", 1_001, (Some("ann"), "body_too_large")),
+        ("sk-bob", 1_000, (None, "no_gateway")),
+    ] {
+        let fields = format!("content-length: {body_bytes}\r\nauthorization: Bearer {key}");
+        let classes = |_| RequestClasses::at(&config.serves[0]);
+        send_to(classes, access.clone(), &fields, body_bytes).await.unwrap();
+        let record = records.recv().await.unwrap();
+        let What::Model(served) = &record.what else { panic!("{record:?}") };
+        assert_eq!((served.user.as_deref(), served.reason), expected, "{key} {body_bytes}");
+    }
+}
