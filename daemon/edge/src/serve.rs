@@ -113,7 +113,6 @@ impl Clients {
                 told: Default::default(),
             }
         };
-        uplinks.iter().for_each(|uplink| uplink.note_peers(uplinks.iter()));
         let accesses: Vec<_> = uplinks.into_iter().map(access).collect();
         let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); accesses.len()]));
         let untaken = counters.clone();
