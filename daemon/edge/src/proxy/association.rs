@@ -332,9 +332,12 @@ impl Carrier {
                     let datagram = [&self.header[..], payload].concat();
                     // As in a router: if the socket does not accept a payload at once, it is dropped.
                     let sent = self.socket.try_send_to(&datagram, self.client.address);
-                    let counter = if sent.is_ok() { &counters.packets_down } else { &counters.dropped_down };
-                    entry.traffic.add_unsent(0, sent.is_err().into());
-                    counter.inc();
+                    if sent.is_ok() {
+                        counters.packets_down.inc();
+                    } else {
+                        counters.dropped_down.inc();
+                        entry.traffic.add_unsent(0, 1);
+                    }
                 }
                 downlink.clear();
             }
