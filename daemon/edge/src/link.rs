@@ -19,7 +19,7 @@ use pacing::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use quic::{class::Class, events::Heard};
-use role::traffic::Traffic;
+use role::{access::way::Way, traffic::Traffic};
 use sched::{path::Placed, stream::Level};
 use tokio::{
     sync::{Notify, watch},
@@ -79,6 +79,7 @@ pub struct Line {
     witness: Witness,
     heard: Heard,
     exit: Arc<Exit>,
+    way: Way,
     paths: Mutex<Paths>,
     /// What of its traffic is to move to another connection.
     leaving: watch::Sender<Leaving>,
@@ -131,6 +132,7 @@ impl Line {
             witness: Witness::new(connected.experience.clone(), connected.path.clone()),
             heard: connected.heard.clone(),
             exit: connected.exit.clone(),
+            way: Way { relay: connected.relay.origin().to_string().into(), path: connected.exit.path().clone() },
             paths: Mutex::new(Paths::new(connected.exit.source_toward(connected.address))),
             leaving: watch::Sender::new(Leaving::Nothing),
             carried: Mutex::default(),
@@ -180,6 +182,12 @@ impl Line {
     #[must_use]
     pub fn exit(&self) -> &Exit {
         &self.exit
+    }
+
+    /// Returns its relay and its path, for records of the tunnels and requests on it.
+    #[must_use]
+    pub fn way(&self) -> &Way {
+        &self.way
     }
 
     /// Sends a ping, which the relay acknowledges.

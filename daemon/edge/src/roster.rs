@@ -98,14 +98,13 @@ impl Roster {
         let tunnel = self.tunnels.insert(|id| EdgeTunnel {
             id,
             connection: link.connection(),
-            path: link.line().exit().path().clone(),
+            way: link.line().way().clone(),
             stream_id,
             owner,
             protocol,
             target: target.clone(),
             since: SystemTime::now(),
             traffic: Arc::default(),
-            relay: link.relay.origin().to_string().into(),
             view,
             in_capsules: AtomicBool::new(false),
             reason: Mutex::new(UNSERVED),
@@ -167,8 +166,8 @@ pub struct EdgeTunnel {
     pub id: u64,
     /// The ID of the connection that it goes over.
     pub connection: u64,
-    /// The name of that connection's path; empty without one.
-    pub path: Arc<str>,
+    /// That connection's relay and path.
+    pub way: Way,
     /// The ID of its request's stream there.
     pub stream_id: u64,
     /// Its owner.
@@ -181,7 +180,6 @@ pub struct EdgeTunnel {
     pub since: SystemTime,
     /// What went through it.
     pub traffic: Arc<Traffic>,
-    relay: Arc<str>,
     /// For a UDP tunnel of an application.
     view: Option<FlowView>,
     /// Whether its payloads now leave in capsules.
@@ -216,7 +214,7 @@ impl EdgeTunnel {
         let TunnelOwner::Application { listen, client, membership } = &self.owner else { return None };
         let request = RecordedRequest {
             connection: Some(self.connection),
-            way: Some(Way { relay: self.relay.clone(), path: self.path.clone() }),
+            way: Some(self.way.clone()),
             ..request_of(listen, client, Some((self.protocol, &self.target)))
         };
         let (up, down) = self.traffic.moved();

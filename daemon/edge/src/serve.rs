@@ -262,8 +262,7 @@ impl GatewayAccess for ToGateways {
     }
 
     fn way(&self, place: &RequestAtGateway) -> Option<Way> {
-        let (relay, path) = (place.link.relay.origin().to_string().into(), place.link.line().exit().path().clone());
-        Some(Way { relay, path })
+        Some(place.link.line().way().clone())
     }
 
     fn has_others(&self, tried: &[usize]) -> bool {

@@ -131,7 +131,7 @@ impl TunnelView {
             listen,
             sender,
             hop,
-            path: found.path.to_string(),
+            path: found.way.path.to_string(),
         }
     }
 }
