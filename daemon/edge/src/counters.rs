@@ -1,6 +1,11 @@
 //! The counters of the edge role, by local address.
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
 
 use prometheus_client::{
     collector::Collector,
@@ -54,6 +59,17 @@ pub struct EdgeMetrics {
     access: Arc<AccessLog>,
 }
 
+/// A local address.
+#[derive(Debug)]
+struct LocalAddress(SocketAddr);
+
+impl Default for LocalAddress {
+    /// Returns an address that is none, for counters that belong to no local address.
+    fn default() -> Self {
+        Self((Ipv6Addr::UNSPECIFIED, 0).into())
+    }
+}
+
 /// The counters of one local address.
 #[derive(Debug, Default)]
 pub struct LocalAddressCounters {
@@ -87,6 +103,7 @@ pub struct LocalAddressCounters {
     pub dropped_down: Counter,
     pub(super) roster: Arc<Roster>,
     pub(super) access: Arc<AccessLog>,
+    address: LocalAddress,
     labels: Labels<2>,
     refusals: Family<Labels<3>, Counter>,
     limit_hits: Family<Labels<3>, Counter>,
@@ -174,6 +191,7 @@ impl EdgeMetrics {
             refusals: self.refusals.clone(),
             limit_hits: self.limit_hits.clone(),
             ignored: self.ignored.clone(),
+            address: LocalAddress(listen),
             labels,
         });
         self.roster.note_entrance(&counters);
@@ -182,10 +200,16 @@ impl EdgeMetrics {
 }
 
 impl LocalAddressCounters {
-    /// The local address.
+    /// The local address, as in metrics.
     #[must_use]
     pub fn listen(&self) -> &str {
         &self.labels[0].1
+    }
+
+    /// The local address.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address.0
     }
 
     /// What it serves: "udp", "tcp", "proxy" or "serve".

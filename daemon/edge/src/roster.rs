@@ -3,7 +3,7 @@
 //! An entry lives as long as its tunnel, whose task owns it; the table only points to it.
 
 use std::{
-    net::{Ipv6Addr, SocketAddr},
+    net::SocketAddr,
     ops::Deref,
     sync::{
         Arc, Weak,
@@ -147,7 +147,7 @@ pub enum TunnelOwner {
     /// An application that sent to a local address.
     Application {
         /// The local address.
-        listen: String,
+        listen: SocketAddr,
         /// The application.
         client: LocalClient,
         /// The tunnel's class.
@@ -215,7 +215,7 @@ impl EdgeTunnel {
         let request = RecordedRequest {
             connection: Some(self.connection),
             way: Some(self.way.clone()),
-            ..request_of(listen, client, Some((self.protocol, &self.target)))
+            ..request_of(*listen, client, Some((self.protocol, &self.target)))
         };
         let (up, down) = self.traffic.moved();
         let form = if self.in_capsules.load(Relaxed) { Form::Capsule } else { Form::Datagram };
@@ -259,11 +259,10 @@ impl EdgeTunnel {
 }
 
 /// Returns what the access log says of the request of an application.
-fn request_of(listen: &str, client: &LocalClient, asked: Option<(Protocol, &Target)>) -> RecordedRequest {
+fn request_of(listener: SocketAddr, client: &LocalClient, asked: Option<(Protocol, &Target)>) -> RecordedRequest {
     RecordedRequest {
         connection: None,
-        // The label of counters is an address, except in tests.
-        listener: listen.parse().unwrap_or_else(|_| (Ipv6Addr::UNSPECIFIED, 0).into()),
+        listener,
         client: Some(client.address),
         user: client.user.clone(),
         protocol: asked.map(|(protocol, _)| protocol),
@@ -320,7 +319,7 @@ impl LocalAddressCounters {
         (link, stream_id): (&Link, u64),
         (membership, view): (&Membership, Option<FlowView>),
     ) -> RosterEntry {
-        let (listen, client, class) = (self.listen().to_owned(), client.clone(), membership.clone());
+        let (listen, client, class) = (self.address(), client.clone(), membership.clone());
         let owner = TunnelOwner::Application { listen, client, membership: class };
         let mut entry = self.roster.enter(owner, (protocol, target), (link, stream_id), view);
         self.open.inc();
@@ -332,7 +331,7 @@ impl LocalAddressCounters {
     /// Records that a client was refused, and what it asked for, if that is known.
     pub fn record_refusal(&self, client: &LocalClient, asked: Option<(Protocol, &Target)>, refused: RefusedRequest) {
         if self.access.is_wanted() {
-            self.access.refused(request_of(self.listen(), client, asked), refused);
+            self.access.refused(request_of(self.address(), client, asked), refused);
         }
     }
 
