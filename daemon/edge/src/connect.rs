@@ -14,6 +14,7 @@ use masque::{
 use parking_lot::Mutex;
 use quic::{
     class::{Class, Membership, Since, Terms},
+    dispatch::StreamWriteError,
     h3::{self, Request},
 };
 use role::{
@@ -178,6 +179,7 @@ fn word_of(error: &h3::Error) -> &'static str {
     match error {
         h3::Error::Protocol(_) => "violation",
         h3::Error::Stream(s2n_quic::stream::Error::StreamReset { .. }) => "reset",
+        h3::Error::Ended(StreamWriteError::Expired) => "expired",
         _ => "relay_lost",
     }
 }
@@ -185,7 +187,10 @@ fn word_of(error: &h3::Error) -> &'static str {
 /// Returns the word of the access log for the end of a UDP tunnel that failed.
 #[must_use]
 pub fn word_of_udp(end: &TunnelEnd) -> &'static str {
-    if let TunnelEnd::Http(error) = end { word_of(error) } else { "violation" }
+    match end {
+        TunnelEnd::Http(error) if !end.is_violation() => word_of(error),
+        _ => "violation",
+    }
 }
 
 /// Returns the word of the access log for the end of a TCP tunnel.
@@ -416,5 +421,18 @@ impl RelayAccess {
                 _ => info!(listen, target, "no connection: {error}"),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_that_the_schedule_gave_up_does_not_accuse_the_relay() {
+        let expired = || h3::Error::Ended(StreamWriteError::Expired);
+        assert_eq!(word_of_tcp(&End::Failed(TcpError::Http(expired()))), "expired");
+        assert_eq!(word_of_udp(&TunnelEnd::Http(expired())), "expired");
+        assert_eq!(word_of_udp(&TunnelEnd::Http(h3::Error::Closed)), "relay_lost");
     }
 }

@@ -138,11 +138,7 @@ enum End {
 impl End {
     /// Returns the word of the access log for a tunnel that was open.
     fn word(&self) -> &'static str {
-        match self {
-            Self::Failed(error) => word_of_udp(error),
-            Self::AtOnce(end) => end.word(),
-            Self::Unopened(_) | Self::Finished => "finished",
-        }
+        if let Self::Failed(error) = self { word_of_udp(error) } else { "finished" }
     }
 
     /// Whether the next attempt would fail as well. If a connection is lost or full, the uplink handles that.

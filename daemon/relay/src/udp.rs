@@ -46,10 +46,8 @@ impl UdpEnd {
         match self {
             Self::Finished => "finished",
             Self::Idle => "idle",
-            Self::Client(TunnelEnd::Http(h3::Error::Protocol(_)) | TunnelEnd::Tunnel(_) | TunnelEnd::Truncated(_)) => {
-                "violation"
-            }
-            Self::Client(TunnelEnd::Http(_)) => "client",
+            Self::Client(end) if end.is_violation() => "violation",
+            Self::Client(_) => "client",
             Self::Target(TargetError::Refused) => "target_refused",
             Self::Target(TargetError::Unreachable) => "target_unreachable",
             Self::Target(TargetError::Socket(_)) => "target_failed",

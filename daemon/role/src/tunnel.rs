@@ -54,6 +54,12 @@ impl TunnelEnd {
             Self::Truncated(error) => error.code(),
         }
     }
+
+    /// Whether the peer broke a rule of HTTP/3 or of the tunnel.
+    #[must_use]
+    pub fn is_violation(&self) -> bool {
+        matches!(self, Self::Http(Error::Protocol(_)) | Self::Tunnel(_) | Self::Truncated(_))
+    }
 }
 
 /// One UDP tunnel whose request was accepted.
