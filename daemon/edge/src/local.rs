@@ -455,7 +455,7 @@ impl Shared {
         let target = (Protocol::Udp, &self.target);
         let client = LocalClient::from(source.address);
         let enter = |link: &Link, opened: &Opened| {
-            let terms = (&self.membership, Some(opened.tunnel.view()));
+            let terms = (&self.membership, Some(opened.tunnel.losses().clone()));
             self.counters.enter(&client, target, (link, opened.tunnel.stream_id()), terms)
         };
         let mut entry = enter(&link, &opened);

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use quic::{
     class::{Class, Membership},
-    datagrams::FlowView,
+    datagrams::Losses,
 };
 use role::{
     access::{
@@ -86,14 +86,14 @@ impl Roster {
         living(&self.uplinks)
     }
 
-    /// Enters a tunnel to `target` that goes over `link`, on the stream with this ID. `view` is that of a UDP tunnel of an application.
+    /// Enters a tunnel to `target` that goes over `link`, on the stream with this ID. `losses` are those of a UDP tunnel of an application.
     #[must_use]
     pub(super) fn enter(
         self: &Arc<Self>,
         owner: TunnelOwner,
         (protocol, target): (Protocol, &Target),
         (link, stream_id): (&Link, u64),
-        view: Option<FlowView>,
+        losses: Option<Arc<Losses>>,
     ) -> RosterEntry {
         let tunnel = self.tunnels.insert(|id| EdgeTunnel {
             id,
@@ -105,7 +105,7 @@ impl Roster {
             target: target.clone(),
             since: SystemTime::now(),
             traffic: Arc::default(),
-            view,
+            losses,
             in_capsules: AtomicBool::new(false),
             reason: Mutex::new(UNSERVED),
             closed: Notify::new(),
@@ -181,7 +181,7 @@ pub struct EdgeTunnel {
     /// What went through it.
     pub traffic: Arc<Traffic>,
     /// For a UDP tunnel of an application.
-    view: Option<FlowView>,
+    losses: Option<Arc<Losses>>,
     /// Whether its payloads now leave in capsules.
     in_capsules: AtomicBool,
     /// Why it ended, as a word for the access log.
@@ -200,8 +200,8 @@ impl EdgeTunnel {
     }
 
     /// Notes the form in which payloads leave.
-    pub fn note_form(&self, in_capsules: bool) {
-        self.in_capsules.store(in_capsules, Relaxed);
+    pub fn note_form(&self, form: Form) {
+        self.in_capsules.store(form == Form::Capsule, Relaxed);
     }
 
     /// Notes why it ends, as a word for the access log. Otherwise, its local address is not served any more.
@@ -223,7 +223,7 @@ impl EdgeTunnel {
             tunnel: self.id,
             next_hop: None,
             class: membership.get().policy().name.clone(),
-            form: self.view.is_some().then_some(form),
+            form: self.losses.is_some().then_some(form),
             up,
             down,
             drops: self.drops(),
@@ -235,7 +235,7 @@ impl EdgeTunnel {
 
     /// Returns the dropped payloads of a UDP tunnel, by direction and reason.
     fn drops(&self) -> Vec<(&'static str, u64)> {
-        let Some(FlowView { losses, .. }) = &self.view else { return Vec::new() };
+        let Some(losses) = &self.losses else { return Vec::new() };
         let drops = [
             ("dropped_up_queue_full", &losses.send_queue),
             ("dropped_up_too_big", &losses.too_big),
@@ -310,18 +310,18 @@ impl Drop for RosterEntry {
 
 impl LocalAddressCounters {
     /// Enters a tunnel for `client` to `target` that goes over `link`, on the stream with this ID, in the class of `membership`.
-    /// `view` is that of a UDP tunnel.
+    /// `losses` are those of a UDP tunnel.
     #[must_use]
     pub fn enter(
         &self,
         client: &LocalClient,
         (protocol, target): (Protocol, &Target),
         (link, stream_id): (&Link, u64),
-        (membership, view): (&Membership, Option<FlowView>),
+        (membership, losses): (&Membership, Option<Arc<Losses>>),
     ) -> RosterEntry {
         let (listen, client, class) = (self.address(), client.clone(), membership.clone());
         let owner = TunnelOwner::Application { listen, client, membership: class };
-        let mut entry = self.roster.enter(owner, (protocol, target), (link, stream_id), view);
+        let mut entry = self.roster.enter(owner, (protocol, target), (link, stream_id), losses);
         self.open.inc();
         entry.application = Some((self.open.clone(), self.access.clone()));
         link.carries_traffic(entry.traffic.clone(), &membership.get(), None);

@@ -148,6 +148,12 @@ impl UdpTunnel {
         self.flow.losses().capsules.load(Relaxed)
     }
 
+    /// Returns the counts of its losses, which remain valid after its end.
+    #[must_use]
+    pub fn losses(&self) -> &Arc<datagrams::Losses> {
+        self.flow.losses()
+    }
+
     /// Returns a view of the tunnel for other tasks, which remains valid after its end.
     #[must_use]
     pub fn view(&self) -> datagrams::FlowView {
@@ -251,6 +257,15 @@ impl PayloadBatch<'_> {
         match self {
             Self::Datagrams(batch) => batch.push(payload),
             Self::Capsules(queue) => queue.push(payload),
+        }
+    }
+
+    /// Returns the form in which its payloads leave.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        match self {
+            Self::Datagrams(_) => Form::Datagram,
+            Self::Capsules(_) => Form::Capsule,
         }
     }
 }
