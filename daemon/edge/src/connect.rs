@@ -44,7 +44,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 const COUNT: Duration = Duration::from_secs(1);
 
 /// The word of the access log for a tunnel that an operator ended.
-pub const OPERATOR: &str = "operator";
+pub(crate) const OPERATOR: &str = "operator";
 
 /// How connections of one local address get to a relay.
 pub struct RelayAccess {
@@ -143,7 +143,7 @@ impl NoConnection {
 
     /// Returns it as a refusal for the access log.
     #[must_use]
-    pub fn as_refusal(&self) -> RefusedRequest {
+    pub(crate) fn as_refusal(&self) -> RefusedRequest {
         let status = match self {
             Self::Refused(TunnelRefused::Status { status, .. }) => Some(*status),
             _ => None,
@@ -186,7 +186,7 @@ fn word_of(error: &h3::Error) -> &'static str {
 
 /// Returns the word of the access log for the end of a UDP tunnel that failed.
 #[must_use]
-pub fn word_of_udp(end: &TunnelEnd) -> &'static str {
+pub(crate) fn word_of_udp(end: &TunnelEnd) -> &'static str {
     match end {
         TunnelEnd::Http(error) if !end.is_violation() => word_of(error),
         _ => "violation",

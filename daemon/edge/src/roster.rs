@@ -200,12 +200,12 @@ impl EdgeTunnel {
     }
 
     /// Notes the form in which payloads leave.
-    pub fn note_form(&self, form: Form) {
+    pub(crate) fn note_form(&self, form: Form) {
         self.in_capsules.store(form == Form::Capsule, Relaxed);
     }
 
     /// Notes why it ends, as a word for the access log. Otherwise, its local address is not served any more.
-    pub fn note_end(&self, reason: &'static str) {
+    pub(crate) fn note_end(&self, reason: &'static str) {
         *self.reason.lock() = reason;
     }
 
@@ -329,7 +329,12 @@ impl LocalAddressCounters {
     }
 
     /// Records that a client was refused, and what it asked for, if that is known.
-    pub fn record_refusal(&self, client: &LocalClient, asked: Option<(Protocol, &Target)>, refused: RefusedRequest) {
+    pub(crate) fn record_refusal(
+        &self,
+        client: &LocalClient,
+        asked: Option<(Protocol, &Target)>,
+        refused: RefusedRequest,
+    ) {
         if self.access.is_wanted() {
             self.access.refused(request_of(self.address(), client, asked), refused);
         }

@@ -186,7 +186,7 @@ impl Endpoint {
 
     /// Whether its connections serve the high level of classes before the low one, by the schedule in force.
     #[must_use]
-    pub fn has_levels(&self) -> bool {
+    pub(crate) fn has_levels(&self) -> bool {
         matches!(self.schedules.get().discipline, Discipline::Ml { .. })
     }
 
