@@ -25,7 +25,7 @@ use self::{
         ClassRow, ConnectionRow, EngineRow, PathRow, RequestRow, RevisionRow, TunnelRow, class_row, connection_row,
         engine_row, micros, path_row, request_row, revision_row, tunnel_row,
     },
-    watchers::{MAX_WATCHERS, Watchers},
+    watchers::{EndsAll, MAX_WATCHERS, Watchers},
 };
 use super::{Caller, Control, Error, Filter, Happening, PAGE, PartView, UplinkView, Writers};
 use crate::policy::Submission;
@@ -55,13 +55,14 @@ struct Door {
 pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
     let mut told = None;
     loop {
-        let watchers = Arc::default();
-        let door = Door { control: control.clone(), writers: writers.clone(), watchers: Arc::clone(&watchers) };
+        // A guard ends the watches, because a reload that shuts the door drops this task while it serves.
+        let watches = EndsAll::default();
+        let door = Door { control: control.clone(), writers: writers.clone(), watchers: watches.0.clone() };
         let error = match serve(door, &bus).await {
             Ok(()) => "the bus is gone".to_owned(),
             Err(error) => format!("{error:#}"),
         };
-        watchers.end_all();
+        drop(watches);
         if told.as_ref() != Some(&error) {
             tracing::warn!("cannot serve D-Bus: {error}");
             told = Some(error);
