@@ -158,7 +158,7 @@ impl EdgeMetrics {
         registry.register_collector(Box::new(Uplinks(self.roster.clone())));
         registry.register_collector(Box::new(PathGauges(self.roster.clone())));
         for (name, help, family) in [
-            ("edge_refusals", "Connections of applications that lead nowhere, by reason", &self.refusals),
+            ("edge_refusals", "Connections and UDP senders that got no tunnel, by reason", &self.refusals),
             ("edge_limit_hits", "Times a configured limit of a local address was reached", &self.limit_hits),
             ("edge_ignored", "Datagrams of SOCKS clients that were ignored, by reason", &self.ignored),
         ] {
@@ -221,6 +221,11 @@ impl LocalAddressCounters {
     /// Counts a connection that leads nowhere, by reason.
     pub fn refuse(&self, reason: &'static str) {
         self.tunnels_refused.inc();
+        self.count_reason(reason);
+    }
+
+    /// Counts that a UDP sender got no tunnel, by reason alone, since not each reason is a refusal of the relay.
+    pub(crate) fn count_reason(&self, reason: &'static str) {
         self.refusals.get_or_create(&self.with("reason", reason)).inc();
     }
 

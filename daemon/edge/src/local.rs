@@ -505,6 +505,7 @@ async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Sou
     let target = &shared.target;
     debug!(sender = %source.address, %target, "tunnel ended: {end}");
     if let End::Unopened(error) = &end {
+        shared.counters.count_reason(error.reason());
         shared.counters.record_refusal(&source.address.into(), Some((Protocol::Udp, target)), error.as_refusal());
     }
     if end.is_refusal() {

@@ -414,7 +414,7 @@ impl Door {
         self.control.enforcement().into_iter().map(row).collect()
     }
 
-    /// How many connections of clients are open.
+    /// How many connections are open: of clients, and to the relays that the edge uses.
     #[zbus(property(emits_changed_signal = "false"))]
     async fn connections(&self) -> u64 {
         self.control.counts().0
@@ -440,7 +440,7 @@ impl Door {
     async fn event(emitter: &SignalEmitter<'_>, kind: &str, message: &str) -> zbus::Result<()>;
 
     /// Statistics, for a caller that watches them: when they were read, in microseconds since 1970, the revision in force, open
-    /// connections of clients, open tunnels, packets that were handed to the kernel late, and classes as in `ListClasses`.
+    /// connections, open tunnels, packets that were handed to the kernel late, and classes as in `ListClasses`.
     #[zbus(signal)]
     async fn stats(
         emitter: &SignalEmitter<'_>,
