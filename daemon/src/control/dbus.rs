@@ -308,8 +308,8 @@ impl Door {
         let name = sender(&header)?;
         let bus = DBusProxy::new(connection).await?;
         let name_lost = bus.receive_name_owner_changed_with_args(&[(0, name.as_str())]).await?;
-        // The bus is asked only now, so that it reports the end of every caller that is still there.
-        self.caller(&header, connection).await?;
+        // The bus is asked only now whether the caller is still there, so that it then reports the caller's end.
+        bus.get_connection_unix_user(name.clone().into()).await.map_err(zbus::Error::from)?;
         let end = self.watchers.begin(name.as_str());
         let end = end.ok_or_else(|| Denial::Failed(format!("{MAX_WATCHERS} other callers watch statistics")))?;
         let interval = Some(Duration::from_millis(interval_ms)).filter(|interval| !interval.is_zero());
