@@ -14,6 +14,7 @@ use masque::{
 use parking_lot::Mutex;
 use quic::{
     class::{Class, Membership, Since, Terms},
+    dispatch::StreamWriteError,
     h3::{self, Request},
 };
 use role::{
@@ -42,8 +43,8 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// How often the bytes that connections move are added to the counters.
 const COUNT: Duration = Duration::from_secs(1);
 
-/// The access log's word for a tunnel that an operator ended.
-pub const OPERATOR: &str = "operator";
+/// The word of the access log for a tunnel that an operator ended.
+pub(crate) const OPERATOR: &str = "operator";
 
 /// How connections of one local address get to a relay.
 pub struct RelayAccess {
@@ -142,7 +143,7 @@ impl NoConnection {
 
     /// Returns the refusal for the access log.
     #[must_use]
-    pub fn as_refusal(&self) -> RefusedRequest {
+    pub(crate) fn as_refusal(&self) -> RefusedRequest {
         let status = match self {
             Self::Refused(TunnelRefused::Status { status, .. }) => Some(*status),
             _ => None,
@@ -178,14 +179,18 @@ fn word_of(error: &h3::Error) -> &'static str {
     match error {
         h3::Error::Protocol(_) => "violation",
         h3::Error::Stream(s2n_quic::stream::Error::StreamReset { .. }) => "reset",
+        h3::Error::Ended(StreamWriteError::Expired) => "expired",
         _ => "relay_lost",
     }
 }
 
 /// Returns the access log's word for a UDP tunnel that failed.
 #[must_use]
-pub fn word_of_udp(end: &TunnelEnd) -> &'static str {
-    if let TunnelEnd::Http(error) = end { word_of(error) } else { "violation" }
+pub(crate) fn word_of_udp(end: &TunnelEnd) -> &'static str {
+    match end {
+        TunnelEnd::Http(error) if !end.is_violation() => word_of(error),
+        _ => "violation",
+    }
 }
 
 /// Returns the access log's word for the end of a TCP tunnel.
@@ -415,5 +420,18 @@ impl RelayAccess {
                 _ => info!(listen, target, "no connection: {error}"),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_that_the_schedule_gave_up_does_not_accuse_the_relay() {
+        let expired = || h3::Error::Ended(StreamWriteError::Expired);
+        assert_eq!(word_of_tcp(&End::Failed(TcpError::Http(expired()))), "expired");
+        assert_eq!(word_of_udp(&TunnelEnd::Http(expired())), "expired");
+        assert_eq!(word_of_udp(&TunnelEnd::Http(h3::Error::Closed)), "relay_lost");
     }
 }

@@ -1,6 +1,11 @@
 //! The counters of the edge role, by local address.
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
 
 use prometheus_client::{
     collector::Collector,
@@ -54,6 +59,17 @@ pub struct EdgeMetrics {
     access: Arc<AccessLog>,
 }
 
+/// A local address.
+#[derive(Debug)]
+struct LocalAddress(SocketAddr);
+
+impl Default for LocalAddress {
+    /// Returns an address that is none, for counters that belong to no local address.
+    fn default() -> Self {
+        Self((Ipv6Addr::UNSPECIFIED, 0).into())
+    }
+}
+
 /// The counters of one local address.
 #[derive(Debug, Default)]
 pub struct LocalAddressCounters {
@@ -87,6 +103,7 @@ pub struct LocalAddressCounters {
     pub dropped_down: Counter,
     pub(super) roster: Arc<Roster>,
     pub(super) access: Arc<AccessLog>,
+    address: LocalAddress,
     labels: Labels<2>,
     refusals: Family<Labels<3>, Counter>,
     limit_hits: Family<Labels<3>, Counter>,
@@ -141,7 +158,7 @@ impl EdgeMetrics {
         registry.register_collector(Box::new(Uplinks(self.roster.clone())));
         registry.register_collector(Box::new(PathGauges(self.roster.clone())));
         for (name, help, family) in [
-            ("edge_refusals", "Connections of applications that lead nowhere, by reason", &self.refusals),
+            ("edge_refusals", "Connections and UDP senders that got no tunnel, by reason", &self.refusals),
             ("edge_limit_hits", "Times a configured limit of a local address was reached", &self.limit_hits),
             ("edge_ignored", "Datagrams of SOCKS clients that were ignored, by reason", &self.ignored),
         ] {
@@ -174,6 +191,7 @@ impl EdgeMetrics {
             refusals: self.refusals.clone(),
             limit_hits: self.limit_hits.clone(),
             ignored: self.ignored.clone(),
+            address: LocalAddress(listen),
             labels,
         });
         self.roster.note_entrance(&counters);
@@ -182,10 +200,16 @@ impl EdgeMetrics {
 }
 
 impl LocalAddressCounters {
-    /// The local address.
+    /// The local address, as in metrics.
     #[must_use]
     pub fn listen(&self) -> &str {
         &self.labels[0].1
+    }
+
+    /// The local address.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address.0
     }
 
     /// What it serves: "udp", "tcp", "proxy" or "serve".
@@ -197,6 +221,11 @@ impl LocalAddressCounters {
     /// Counts a connection that leads nowhere, by reason.
     pub fn refuse(&self, reason: &'static str) {
         self.tunnels_refused.inc();
+        self.count_reason(reason);
+    }
+
+    /// Counts that a UDP sender got no tunnel, by reason alone, since not each reason is a refusal of the relay.
+    pub(crate) fn count_reason(&self, reason: &'static str) {
         self.refusals.get_or_create(&self.with("reason", reason)).inc();
     }
 

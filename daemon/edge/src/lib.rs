@@ -393,6 +393,18 @@ impl Edge {
         let is_unused = |shared: &mut Shared| !served.iter().any(|served| uses(served, &shared.key));
         let unused: Vec<_> = self.uplinks.extract_if(.., is_unused).collect();
         self.close_uplinks(unused);
+        self.link_gateways();
+    }
+
+    /// Tells each connection to a gateway which others can take its requests now: those of local addresses that spread requests over
+    /// it and others.
+    fn link_gateways(&self) {
+        for Shared { key, uplink, .. } in &self.uplinks {
+            let spread = self.served.iter().filter(|served| served.keys.contains(key)).flat_map(|served| &served.keys);
+            let together: Vec<_> = spread.filter(|other| *other != key).collect();
+            let others = self.uplinks.iter().filter(|other| together.contains(&&other.key));
+            uplink.set_peers(others.map(|other| Arc::downgrade(&other.uplink)).collect());
+        }
     }
 
     /// Closes connections gracefully after their tunnels were told to end. A connection inside a tunnel closes before the connection

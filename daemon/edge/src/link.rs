@@ -19,7 +19,7 @@ use pacing::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use quic::{class::Class, events::Heard};
-use role::traffic::Traffic;
+use role::{access::way::Way, traffic::Traffic};
 use sched::{path::Placed, stream::Level};
 use tokio::{
     sync::{Notify, watch},
@@ -40,6 +40,17 @@ use crate::client::{RelayConnection, endpoint::Connected};
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the relay does not allow QUIC datagrams: use mode \"auto\" or \"stream\"")]
 pub struct NoDatagrams;
+
+/// What of a connection's traffic is to move to another connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaving {
+    /// Nothing.
+    Nothing,
+    /// Requests for models, because another gateway can take them, but no connection to this one.
+    Requests,
+    /// Everything.
+    All,
+}
 
 /// A connection that works, as far as is known.
 pub struct Line {
@@ -68,9 +79,10 @@ pub struct Line {
     witness: Witness,
     heard: Heard,
     exit: Arc<Exit>,
+    way: Way,
     paths: Mutex<Paths>,
-    /// Whether its tunnels are to move to another connection.
-    left: watch::Sender<bool>,
+    /// What of its traffic is to move to another connection.
+    leaving: watch::Sender<Leaving>,
     /// What its tunnels carry, by the number of their place.
     carried: Mutex<HashMap<u64, Carried>>,
     next_place: AtomicU64,
@@ -120,8 +132,9 @@ impl Line {
             witness: Witness::new(connected.experience.clone(), connected.path.clone()),
             heard: connected.heard.clone(),
             exit: connected.exit.clone(),
+            way: Way { relay: connected.relay.origin().to_string().into(), path: connected.exit.path().clone() },
             paths: Mutex::new(Paths::new(connected.exit.source_toward(connected.address))),
-            left: watch::Sender::new(false),
+            leaving: watch::Sender::new(Leaving::Nothing),
             carried: Mutex::default(),
             next_place: AtomicU64::new(0),
             sizes,
@@ -140,7 +153,7 @@ impl Line {
     /// Whether new tunnels may be requested.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        self.is_in_service() && !*self.left.borrow()
+        self.is_in_service() && !self.is_left()
     }
 
     /// Whether it works and may take tunnels, apart from its path's speed.
@@ -171,6 +184,12 @@ impl Line {
         &self.exit
     }
 
+    /// Returns its relay and its path, for records of the tunnels and requests on it.
+    #[must_use]
+    pub fn way(&self) -> &Way {
+        &self.way
+    }
+
     /// Sends a ping, which the relay acknowledges.
     pub fn ping(&self) {
         // An error means that the connection has ended, which its task finds out.
@@ -186,7 +205,19 @@ impl Line {
     /// Makes its UDP tunnels reopen on another connection, each before it ends here. Streams that cannot move, such as TCP, stay
     /// until they end.
     pub fn leave(&self) {
-        self.left.send_replace(true);
+        self.leaving.send_replace(Leaving::All);
+    }
+
+    /// Makes requests for models that wait for an answer leave for another gateway, and nothing else: a gateway cannot take over
+    /// tunnels to another one.
+    pub fn leave_requests(&self) {
+        self.leaving.send_if_modified(|leaving| {
+            let stays = *leaving == Leaving::Nothing;
+            if stays {
+                *leaving = Leaving::Requests;
+            }
+            stays
+        });
     }
 
     /// Notes whether its path is slow. On a slow path it takes no new tunnels, and open UDP tunnels move to another connection.
@@ -225,32 +256,32 @@ impl Line {
 
     /// Takes tunnels again.
     pub fn come_back(&self) {
-        self.left.send_replace(false);
+        self.leaving.send_replace(Leaving::Nothing);
     }
 
     /// Whether its tunnels are to move to another connection.
     #[must_use]
     pub fn is_left(&self) -> bool {
-        *self.left.borrow()
+        *self.leaving.borrow() == Leaving::All
     }
 
     /// Completes when its tunnels are to move to another connection.
     pub async fn left(&self) {
         // The sender is a part of `self`.
-        _ = self.left.subscribe().wait_for(|left| *left).await;
+        _ = self.leaving.subscribe().wait_for(|leaving| *leaving == Leaving::All).await;
     }
 
-    /// Completes when its tunnels leave because the relay does not answer. A task that waits for an answer can then use another
-    /// connection.
+    /// Completes when its tunnels or its requests for models leave because the relay does not answer. A task that waits for an
+    /// answer can then use another connection.
     pub async fn silenced(&self) {
-        let mut left = self.left.subscribe();
+        let mut leaving = self.leaving.subscribe();
         loop {
             // The sender is a part of `self`.
-            _ = left.wait_for(|left| *left).await;
+            _ = leaving.wait_for(|leaving| *leaving != Leaving::Nothing).await;
             if self.is_doubted() {
                 return;
             }
-            _ = left.changed().await;
+            _ = leaving.changed().await;
         }
     }
 

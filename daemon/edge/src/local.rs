@@ -137,11 +137,7 @@ enum End {
 impl End {
     /// Returns the access log's word for a tunnel that was open.
     fn word(&self) -> &'static str {
-        match self {
-            Self::Failed(error) => word_of_udp(error),
-            Self::AtOnce(end) => end.word(),
-            Self::Unopened(_) | Self::Finished => "finished",
-        }
+        if let Self::Failed(error) = self { word_of_udp(error) } else { "finished" }
     }
 
     /// Whether the next attempt would fail as well. If a connection is lost or full, the uplink handles that.
@@ -352,10 +348,13 @@ impl Shared {
             let sent = self
                 .socket
                 .try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.socket), &transmit));
-            let counter = if sent.is_ok() { &self.counters.packets_down } else { &self.counters.dropped_down };
-            counter.inc_by(count as u64);
+            if sent.is_ok() {
+                self.counters.packets_down.inc_by(count as u64);
+            } else {
+                self.counters.dropped_down.inc_by(count as u64);
+                traffic.add_unsent(0, count as u64);
+            }
             traffic.add_down(bytes, count as u64);
-            traffic.add_unsent(0, if sent.is_ok() { 0 } else { count as u64 });
             self.counters.bytes_down.inc_by(bytes);
             to.note_received(count);
             (0..count).for_each(|_| _ = downlink.pop());
@@ -455,7 +454,7 @@ impl Shared {
         let target = (Protocol::Udp, &self.target);
         let client = LocalClient::from(source.address);
         let enter = |link: &Link, opened: &Opened| {
-            let terms = (&self.membership, Some(opened.tunnel.view()));
+            let terms = (&self.membership, Some(opened.tunnel.losses().clone()));
             self.counters.enter(&client, target, (link, opened.tunnel.stream_id()), terms)
         };
         let mut entry = enter(&link, &opened);
@@ -505,6 +504,7 @@ async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Sou
     let target = &shared.target;
     debug!(sender = %source.address, %target, "tunnel ended: {end}");
     if let End::Unopened(error) = &end {
+        shared.counters.count_reason(error.reason());
         shared.counters.record_refusal(&source.address.into(), Some((Protocol::Udp, target)), error.as_refusal());
     }
     if end.is_refusal() {

@@ -3,7 +3,7 @@
 //! An entry lives as long as its tunnel, whose task owns it; the table only points to it.
 
 use std::{
-    net::{Ipv6Addr, SocketAddr},
+    net::SocketAddr,
     ops::Deref,
     sync::{
         Arc, Weak,
@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use quic::{
     class::{Class, Membership},
-    datagrams::FlowView,
+    datagrams::Losses,
 };
 use role::{
     access::{
@@ -86,27 +86,26 @@ impl Roster {
         living(&self.uplinks)
     }
 
-    /// Enters a tunnel to `target` over `link`, on the stream with this ID. An application's UDP tunnel has a `view`.
+    /// Enters a tunnel to `target` that goes over `link`, on the stream with this ID. `losses` are those of a UDP tunnel of an application.
     #[must_use]
     pub(super) fn enter(
         self: &Arc<Self>,
         owner: TunnelOwner,
         (protocol, target): (Protocol, &Target),
         (link, stream_id): (&Link, u64),
-        view: Option<FlowView>,
+        losses: Option<Arc<Losses>>,
     ) -> RosterEntry {
         let tunnel = self.tunnels.insert(|id| EdgeTunnel {
             id,
             connection: link.connection(),
-            path: link.line().exit().path().clone(),
+            way: link.line().way().clone(),
             stream_id,
             owner,
             protocol,
             target: target.clone(),
             since: SystemTime::now(),
             traffic: Arc::default(),
-            relay: link.relay.origin().to_string().into(),
-            view,
+            losses,
             in_capsules: AtomicBool::new(false),
             reason: Mutex::new(UNSERVED),
             closed: Notify::new(),
@@ -148,7 +147,7 @@ pub enum TunnelOwner {
     /// An application that sent to a local address.
     Application {
         /// The local address.
-        listen: String,
+        listen: SocketAddr,
         /// The application.
         client: LocalClient,
         /// The tunnel's class.
@@ -167,8 +166,8 @@ pub struct EdgeTunnel {
     pub id: u64,
     /// The ID of the connection that it goes over.
     pub connection: u64,
-    /// The name of that connection's path; empty without one.
-    pub path: Arc<str>,
+    /// That connection's relay and path.
+    pub way: Way,
     /// The ID of its request's stream there.
     pub stream_id: u64,
     /// Its owner.
@@ -181,9 +180,8 @@ pub struct EdgeTunnel {
     pub since: SystemTime,
     /// What went through it.
     pub traffic: Arc<Traffic>,
-    relay: Arc<str>,
     /// For a UDP tunnel of an application.
-    view: Option<FlowView>,
+    losses: Option<Arc<Losses>>,
     /// Whether its payloads now leave in capsules.
     in_capsules: AtomicBool,
     /// The access log's word for its end.
@@ -201,13 +199,13 @@ impl EdgeTunnel {
         }
     }
 
-    /// Notes the form of outgoing payloads.
-    pub fn note_form(&self, in_capsules: bool) {
-        self.in_capsules.store(in_capsules, Relaxed);
+    /// Notes the form in which payloads leave.
+    pub(crate) fn note_form(&self, form: Form) {
+        self.in_capsules.store(form == Form::Capsule, Relaxed);
     }
 
-    /// Notes the access log's word for its end. Without one, the word is "unserved".
-    pub fn note_end(&self, reason: &'static str) {
+    /// Notes why it ends, as a word for the access log. Otherwise, its local address is not served any more.
+    pub(crate) fn note_end(&self, reason: &'static str) {
         *self.reason.lock() = reason;
     }
 
@@ -216,8 +214,8 @@ impl EdgeTunnel {
         let TunnelOwner::Application { listen, client, membership } = &self.owner else { return None };
         let request = RecordedRequest {
             connection: Some(self.connection),
-            way: Some(Way { relay: self.relay.clone(), path: self.path.clone() }),
-            ..request_of(listen, client, Some((self.protocol, &self.target)))
+            way: Some(self.way.clone()),
+            ..request_of(*listen, client, Some((self.protocol, &self.target)))
         };
         let (up, down) = self.traffic.moved();
         let form = if self.in_capsules.load(Relaxed) { Form::Capsule } else { Form::Datagram };
@@ -225,7 +223,7 @@ impl EdgeTunnel {
             tunnel: self.id,
             next_hop: None,
             class: membership.get().policy().name.clone(),
-            form: self.view.is_some().then_some(form),
+            form: self.losses.is_some().then_some(form),
             up,
             down,
             drops: self.drops(),
@@ -237,7 +235,7 @@ impl EdgeTunnel {
 
     /// Returns the dropped payloads of a UDP tunnel, by direction and reason.
     fn drops(&self) -> Vec<(&'static str, u64)> {
-        let Some(FlowView { losses, .. }) = &self.view else { return Vec::new() };
+        let Some(losses) = &self.losses else { return Vec::new() };
         let drops = [
             ("dropped_up_queue_full", &losses.send_queue),
             ("dropped_up_too_big", &losses.too_big),
@@ -260,12 +258,11 @@ impl EdgeTunnel {
     }
 }
 
-/// Returns the access log's part about an application's request.
-fn request_of(listen: &str, client: &LocalClient, asked: Option<(Protocol, &Target)>) -> RecordedRequest {
+/// Returns what the access log says of the request of an application.
+fn request_of(listener: SocketAddr, client: &LocalClient, asked: Option<(Protocol, &Target)>) -> RecordedRequest {
     RecordedRequest {
         connection: None,
-        // The label of counters is an address, except in tests.
-        listener: listen.parse().unwrap_or_else(|_| (Ipv6Addr::UNSPECIFIED, 0).into()),
+        listener,
         client: Some(client.address),
         user: client.user.clone(),
         protocol: asked.map(|(protocol, _)| protocol),
@@ -312,29 +309,34 @@ impl Drop for RosterEntry {
 }
 
 impl LocalAddressCounters {
-    /// Enters a tunnel of `client` to `target` over `link`, on the stream with this ID, in the class of `membership`. A UDP tunnel has a
-    /// `view`.
+    /// Enters a tunnel for `client` to `target` that goes over `link`, on the stream with this ID, in the class of `membership`.
+    /// `losses` are those of a UDP tunnel.
     #[must_use]
     pub fn enter(
         &self,
         client: &LocalClient,
         (protocol, target): (Protocol, &Target),
         (link, stream_id): (&Link, u64),
-        (membership, view): (&Membership, Option<FlowView>),
+        (membership, losses): (&Membership, Option<Arc<Losses>>),
     ) -> RosterEntry {
-        let (listen, client, class) = (self.listen().to_owned(), client.clone(), membership.clone());
+        let (listen, client, class) = (self.address(), client.clone(), membership.clone());
         let owner = TunnelOwner::Application { listen, client, membership: class };
-        let mut entry = self.roster.enter(owner, (protocol, target), (link, stream_id), view);
+        let mut entry = self.roster.enter(owner, (protocol, target), (link, stream_id), losses);
         self.open.inc();
         entry.application = Some((self.open.clone(), self.access.clone()));
         link.carries_traffic(entry.traffic.clone(), &membership.get(), None);
         entry
     }
 
-    /// Records a refused client and its request, as far as the request is known.
-    pub fn record_refusal(&self, client: &LocalClient, asked: Option<(Protocol, &Target)>, refused: RefusedRequest) {
+    /// Records that a client was refused, and what it asked for, if that is known.
+    pub(crate) fn record_refusal(
+        &self,
+        client: &LocalClient,
+        asked: Option<(Protocol, &Target)>,
+        refused: RefusedRequest,
+    ) {
         if self.access.is_wanted() {
-            self.access.refused(request_of(self.listen(), client, asked), refused);
+            self.access.refused(request_of(self.address(), client, asked), refused);
         }
     }
 

@@ -113,7 +113,6 @@ impl Clients {
                 told: Default::default(),
             }
         };
-        uplinks.iter().for_each(|uplink| uplink.note_peers(uplinks.iter()));
         let accesses: Vec<_> = uplinks.into_iter().map(access).collect();
         let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); accesses.len()]));
         let untaken = counters.clone();
@@ -263,8 +262,7 @@ impl GatewayAccess for ToGateways {
     }
 
     fn way(&self, place: &RequestAtGateway) -> Option<Way> {
-        let (relay, path) = (place.link.relay.origin().to_string().into(), place.link.line().exit().path().clone());
-        Some(Way { relay, path })
+        Some(place.link.line().way().clone())
     }
 
     fn has_others(&self, tried: &[usize]) -> bool {

@@ -53,12 +53,12 @@ mod introduced;
 mod renewed;
 mod replaced;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 const QUEUE_BYTES: usize = 256 * 1024;
 
 /// What the relay of a test does with requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Does {
+pub(crate) enum Does {
     Echo,
     Refuse,
     /// Refuses the credentials of clients that introduce themselves.
@@ -87,7 +87,7 @@ struct Seen {
     most: AtomicUsize,
 }
 
-struct TestRelay {
+pub(crate) struct TestRelay {
     address: SocketAddr,
     fingerprint: [u8; 32],
     seen: Arc<Seen>,
@@ -103,7 +103,7 @@ impl Drop for TestRelay {
 }
 
 impl TestRelay {
-    fn start(does: Does, allows_datagrams: bool) -> Self {
+    pub(crate) fn start(does: Does, allows_datagrams: bool) -> Self {
         Self::with(does, allows_datagrams, Transport::default())
     }
 
@@ -144,6 +144,11 @@ impl TestRelay {
     fn shut(&self) {
         self.open.store(false, Relaxed);
         self.seen.closings.send_modify(|closings| *closings += 1);
+    }
+
+    /// Returns the endpoint of clients.
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        Endpoint::new(self.access(), Transport::default(), Arc::default(), Schedules::default()).unwrap()
     }
 
     fn access(&self) -> Access {

@@ -297,18 +297,13 @@ impl Uplink {
         self.has_several_paths() || self.paths.iter().any(|path| path.relays.len() > 1) || self.has_peers()
     }
 
-    /// Notes the uplinks to other gateways, which can take this gateway's requests.
-    pub fn note_peers<'a>(self: &Arc<Self>, peers: impl Iterator<Item = &'a Arc<Self>>) {
-        let mut known = self.peers.lock();
-        known.retain(|peer| peer.strong_count() > 0);
-        for peer in peers.filter(|peer| !Arc::ptr_eq(self, peer)).map(Arc::downgrade) {
-            if !known.iter().any(|known| known.ptr_eq(&peer)) {
-                known.push(peer);
-            }
-        }
+    /// Sets the connections to other gateways that can take the requests of this one.
+    pub(crate) fn set_peers(&self, peers: Vec<Weak<Self>>) {
+        *self.peers.lock() = peers;
     }
 
-    fn has_peers(&self) -> bool {
+    /// Whether there are connections to other gateways that can take the requests of this one.
+    pub(crate) fn has_peers(&self) -> bool {
         self.peers.lock().iter().any(|peer| peer.strong_count() > 0)
     }
 

@@ -58,7 +58,7 @@ enum Command {
     Reload,
     /// Lists open tunnels
     Tunnels(status::Tunnels),
-    /// Lists the open connections of clients
+    /// Lists the open connections: of clients, and to the relays that the edge uses
     Connections,
     /// Lists the requests that the gateway serves now
     Requests,

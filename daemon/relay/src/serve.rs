@@ -29,7 +29,6 @@ use role::{
     limits::Gauge,
     tcp::TcpPump,
     traffic::UserTraffic,
-    tunnel::UdpTunnel,
 };
 use s2n_quic::{Server, connection::Connection};
 use serving::gateway::{Asker, Gateway};
@@ -298,8 +297,8 @@ async fn open(
     let pump: Pin<Box<dyn Future<Output = &'static str> + Send>> = match target {
         ConnectedTarget::Udp(target) => {
             let queue_bytes = limits.queue_bytes_per_tunnel as usize;
-            let udp = UdpTunnel::new(request, http.datagrams_allowed(), queue_bytes);
-            Box::pin(UdpPump::new((udp, http), target, gate, traffic, queue_bytes, limits.tunnel_idle, metrics).run())
+            let client = (request, http);
+            Box::pin(UdpPump::new(client, target, gate, traffic, queue_bytes, limits.tunnel_idle, metrics).run())
         }
         ConnectedTarget::Tcp(target) => {
             let on_class = move |socket: &TcpStream, before: &Class, class: &Arc<Class>| {

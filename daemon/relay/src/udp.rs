@@ -10,7 +10,11 @@ use std::{
 
 use futures::task::waker_ref;
 use masque::h3::Code;
-use quic::{h3, segments::Segments, stirred::Stirred};
+use quic::{
+    h3::{self, Request},
+    segments::Segments,
+    stirred::Stirred,
+};
 use role::{
     gate::{Gate, TransferCost},
     traffic::Traffic,
@@ -46,10 +50,8 @@ impl UdpEnd {
         match self {
             Self::Finished => "finished",
             Self::Idle => "idle",
-            Self::Client(TunnelEnd::Http(h3::Error::Protocol(_)) | TunnelEnd::Tunnel(_) | TunnelEnd::Truncated(_)) => {
-                "violation"
-            }
-            Self::Client(TunnelEnd::Http(_)) => "client",
+            Self::Client(end) if end.is_violation() => "violation",
+            Self::Client(_) => "client",
             Self::Target(TargetError::Refused) => "target_refused",
             Self::Target(TargetError::Unreachable) => "target_unreachable",
             Self::Target(TargetError::Socket(_)) => "target_failed",
@@ -81,11 +83,11 @@ pub struct UdpPump {
 }
 
 impl UdpPump {
-    /// Joins an accepted tunnel of `client` to its target's socket, through the gate of its class. `queue_bytes` bounds the queue in each
-    /// direction, and `traffic` counts moved payloads.
+    /// Joins an accepted request of `client` for a tunnel to the target's socket, through the gate of its class. `queue_bytes`
+    /// bounds the queue to either side; moved payloads are counted in `traffic`.
     #[must_use]
     pub fn new(
-        (tunnel, client): (UdpTunnel, h3::Client),
+        (request, client): (Request, h3::Client),
         target: UdpTarget,
         gate: Gate,
         traffic: Arc<Traffic>,
@@ -96,14 +98,11 @@ impl UdpPump {
         let uplink = Segments::new(queue_bytes);
         let (last_moved, idle_timer) = (Instant::now(), Box::pin(tokio::time::sleep(idle)));
         let chunk = Segments::new(queue_bytes);
-        let unsettled = match client.settings() {
-            Some(_) => {
-                tunnel.set_datagrams_usable(client.datagrams_allowed());
-                None
-            }
-            // In a box, because most clients' settings arrive before their first request.
-            None => Some(Box::new(client)),
-        };
+        // Asked first, so that the first turn applies settings that arrive only now.
+        let is_settled = client.settings().is_some();
+        let tunnel = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
+        // In a box, because most clients' settings arrive before their first request.
+        let unsettled = (!is_settled).then(|| Box::new(client));
         Self {
             tunnel,
             target,

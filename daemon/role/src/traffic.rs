@@ -57,7 +57,7 @@ pub struct Traffic {
     down_packets: AtomicU64,
     /// UDP payloads too big for the path to the target.
     pub too_big: AtomicU64,
-    /// UDP payloads that this host refused to send to the target.
+    /// UDP payloads that this host refused to send to the target, or at an edge to the local client.
     pub refused_by_host: AtomicU64,
     /// The usage of its user, if there is one.
     usage: Option<Arc<UserTraffic>>,
@@ -88,7 +88,8 @@ impl Traffic {
         }
     }
 
-    /// Adds UDP payloads that could not be sent to the target: too big for the path, or refused by this host.
+    /// Adds UDP payloads that could not be sent to the target, or at an edge to the local client: too big for the path, or refused
+    /// by this host.
     pub fn add_unsent(&self, too_big: u64, refused_by_host: u64) {
         self.too_big.fetch_add(too_big, Relaxed);
         self.refused_by_host.fetch_add(refused_by_host, Relaxed);

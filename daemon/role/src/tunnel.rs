@@ -54,6 +54,12 @@ impl TunnelEnd {
             Self::Truncated(error) => error.code(),
         }
     }
+
+    /// Whether the peer broke a rule of HTTP/3 or of the tunnel.
+    #[must_use]
+    pub fn is_violation(&self) -> bool {
+        matches!(self, Self::Http(Error::Protocol(_)) | Self::Tunnel(_) | Self::Truncated(_))
+    }
 }
 
 /// One UDP tunnel whose request was accepted.
@@ -140,6 +146,12 @@ impl UdpTunnel {
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.flow.losses().capsules.load(Relaxed)
+    }
+
+    /// Returns the counts of its losses, which remain valid after its end.
+    #[must_use]
+    pub fn losses(&self) -> &Arc<datagrams::Losses> {
+        self.flow.losses()
     }
 
     /// Returns a view of the tunnel for other tasks, which remains valid after its end.
@@ -245,6 +257,15 @@ impl PayloadBatch<'_> {
         match self {
             Self::Datagrams(batch) => batch.push(payload),
             Self::Capsules(queue) => queue.push(payload),
+        }
+    }
+
+    /// Returns the form in which its payloads leave.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        match self {
+            Self::Datagrams(_) => Form::Datagram,
+            Self::Capsules(_) => Form::Capsule,
         }
     }
 }

@@ -25,7 +25,7 @@ use self::{
         ClassRow, ConnectionRow, EngineRow, PathRow, RequestRow, RevisionRow, TunnelRow, class_row, connection_row,
         engine_row, micros, path_row, request_row, revision_row, tunnel_row,
     },
-    watchers::{MAX_WATCHERS, Watchers},
+    watchers::{EndsAll, MAX_WATCHERS, Watchers},
 };
 use super::{Caller, Control, Error, Filter, Happening, PAGE, PartView, UplinkView, Writers};
 use crate::policy::Submission;
@@ -55,13 +55,14 @@ struct Door {
 pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
     let mut told = None;
     loop {
-        let watchers = Arc::default();
-        let door = Door { control: control.clone(), writers: writers.clone(), watchers: Arc::clone(&watchers) };
+        // A guard ends the watches, because a reload that shuts the door drops this task while it serves.
+        let watches = EndsAll::default();
+        let door = Door { control: control.clone(), writers: writers.clone(), watchers: watches.0.clone() };
         let error = match serve(door, &bus).await {
             Ok(()) => "the bus is gone".to_owned(),
             Err(error) => format!("{error:#}"),
         };
-        watchers.end_all();
+        drop(watches);
         if told.as_ref() != Some(&error) {
             tracing::warn!("cannot serve D-Bus: {error}");
             told = Some(error);
@@ -307,8 +308,8 @@ impl Door {
         let name = sender(&header)?;
         let bus = DBusProxy::new(connection).await?;
         let name_lost = bus.receive_name_owner_changed_with_args(&[(0, name.as_str())]).await?;
-        // Ask the bus only now, so that it reports when a present caller leaves.
-        self.caller(&header, connection).await?;
+        // The bus is asked only now whether the caller is still there, so that it then reports the caller's end.
+        bus.get_connection_unix_user(name.clone().into()).await.map_err(zbus::Error::from)?;
         let end = self.watchers.begin(name.as_str());
         let end = end.ok_or_else(|| Denial::Failed(format!("{MAX_WATCHERS} other callers watch statistics")))?;
         let interval = Some(Duration::from_millis(interval_ms)).filter(|interval| !interval.is_zero());
@@ -413,7 +414,7 @@ impl Door {
         self.control.enforcement().into_iter().map(row).collect()
     }
 
-    /// How many connections of clients are open.
+    /// How many connections are open: of clients, and to the relays that the edge uses.
     #[zbus(property(emits_changed_signal = "false"))]
     async fn connections(&self) -> u64 {
         self.control.counts().0
@@ -438,8 +439,8 @@ impl Door {
     #[zbus(signal)]
     async fn event(emitter: &SignalEmitter<'_>, kind: &str, message: &str) -> zbus::Result<()>;
 
-    /// Statistics for a caller of `WatchStats`: their time in microseconds since 1970, the revision in force, open connections of
-    /// clients, open tunnels, packets that reached the kernel late, and classes as in `ListClasses`.
+    /// Statistics, for a caller that watches them: when they were read, in microseconds since 1970, the revision in force, open
+    /// connections, open tunnels, packets that were handed to the kernel late, and classes as in `ListClasses`.
     #[zbus(signal)]
     async fn stats(
         emitter: &SignalEmitter<'_>,

@@ -111,7 +111,7 @@ impl TunnelView {
         let (up_bytes, down_bytes) = found.traffic.bytes();
         let (listen, sender, hop) = match &found.owner {
             TunnelOwner::Application { listen, client, .. } => {
-                (listen.clone(), caller.shown(|| client.address.to_string()), String::new())
+                (listen.to_string(), caller.shown(|| client.address.to_string()), String::new())
             }
             TunnelOwner::Hop { name } => (String::new(), String::new(), name.clone()),
         };
@@ -131,7 +131,7 @@ impl TunnelView {
             listen,
             sender,
             hop,
-            path: found.path.to_string(),
+            path: found.way.path.to_string(),
         }
     }
 }

@@ -186,7 +186,7 @@ impl Endpoint {
 
     /// Whether the schedule in force serves classes of the high level before those of the low level.
     #[must_use]
-    pub fn has_levels(&self) -> bool {
+    pub(crate) fn has_levels(&self) -> bool {
         matches!(self.schedules.get().discipline, Discipline::Ml { .. })
     }
 

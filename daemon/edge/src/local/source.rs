@@ -9,9 +9,10 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use masque::tunnel::Form;
 use parking_lot::Mutex;
 use quic::{class::Class, segments::Segments};
-use role::tunnel::{PayloadBatch, UdpTunnel};
+use role::tunnel::UdpTunnel;
 
 use super::{End, ROUNDS, Shared};
 use crate::{link::Link, roster::EdgeTunnel};
@@ -95,10 +96,9 @@ impl Source {
                 counters.packets_up.inc_by(count as u64);
                 listed.traffic.add_up(message.len() as u64, count as u64);
                 counters.bytes_up.inc_by(message.len() as u64);
-                let in_capsules = matches!(batch, PayloadBatch::Capsules(..));
-                listed.note_form(in_capsules);
+                listed.note_form(batch.form());
                 // Datagrams wake the connection; capsules leave with the task's next turn.
-                if in_capsules {
+                if batch.form() == Form::Capsule {
                     task.wake_by_ref();
                 }
             }
@@ -133,7 +133,7 @@ impl Source {
         let Stage::Waiting(queue) = &*stage else { return tunnel.finish() };
         let mut batch = tunnel.batch(link.form(shared.mode));
         queue.iter().for_each(|payload| batch.push(payload));
-        listed.note_form(matches!(batch, PayloadBatch::Capsules(..)));
+        listed.note_form(batch.form());
         shared.counters.packets_up.inc_by(queue.len() as u64);
         listed.traffic.add_up(queue.bytes() as u64, queue.len() as u64);
         shared.counters.bytes_up.inc_by(queue.bytes() as u64);

@@ -15,7 +15,6 @@ use config::targets::Protocol;
 use masque::target::Target;
 use parking_lot::{Mutex, MutexGuard};
 use quic::segments::Segments;
-use role::tunnel::PayloadBatch;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UdpSocket},
@@ -276,7 +275,7 @@ impl Carrier {
         let mut downlink = Segments::new(WAITING_BYTES);
         let access = &self.shared.access;
         let (target, stream_id) = ((Protocol::Udp, &self.flow.target), opened.tunnel.stream_id());
-        let terms = (&access.membership, Some(opened.tunnel.view()));
+        let terms = (&access.membership, Some(opened.tunnel.losses().clone()));
         let entry = access.counters.enter(&self.client, target, (&opened.link, stream_id), terms);
         let line = opened.link.line().clone();
         let mut counted = (0, 0);
@@ -318,7 +317,7 @@ impl Carrier {
         if has_moved {
             let mut batch = opened.tunnel.batch(opened.link.form(self.shared.mode));
             inbox.payloads.iter().for_each(|payload| batch.push(payload));
-            entry.note_form(matches!(batch, PayloadBatch::Capsules(..)));
+            entry.note_form(batch.form());
             counters.packets_up.inc_by(inbox.payloads.len() as u64);
             entry.traffic.add_up(inbox.payloads.bytes() as u64, inbox.payloads.len() as u64);
             inbox.payloads.clear();
@@ -332,9 +331,12 @@ impl Carrier {
                     let datagram = [&self.header[..], payload].concat();
                     // As in a router: if the socket does not accept a payload at once, it is dropped.
                     let sent = self.socket.try_send_to(&datagram, self.client.address);
-                    let counter = if sent.is_ok() { &counters.packets_down } else { &counters.dropped_down };
-                    entry.traffic.add_unsent(0, sent.is_err().into());
-                    counter.inc();
+                    if sent.is_ok() {
+                        counters.packets_down.inc();
+                    } else {
+                        counters.dropped_down.inc();
+                        entry.traffic.add_unsent(0, 1);
+                    }
                 }
                 downlink.clear();
             }

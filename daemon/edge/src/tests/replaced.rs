@@ -11,6 +11,7 @@ use config::{
     Config,
     forward::{Forward, TunnelMode},
     policy::Policy,
+    serve::Serve,
     uplink::{TrustSource, UplinkSettings},
 };
 use masque::target::Target;
@@ -52,6 +53,23 @@ fn forward_on(relay: &TestRelay, ip: [u8; 4], mode: TunnelMode, token_file: Opti
 /// A configuration with exactly these forwards.
 fn wanting(forwards: &[Forward]) -> Config {
     Config { forwards: forwards.to_vec(), ..Config::from_toml("").unwrap() }
+}
+
+/// A local address for clients of the OpenAI API, whose requests go to these gateways.
+fn serve_on(gateways: &[&TestRelay], host: u8) -> Serve {
+    let plain = forward_on(gateways[0], [127, 0, 0, 1], TunnelMode::Auto, None).uplink;
+    let relays = gateways.iter().map(|relay| relay.access().template).collect();
+    Serve {
+        listen: ([127, 0, 0, host], 0).into(),
+        uplink: UplinkSettings { relays, trust: TrustSource::System, ..plain },
+        balance: true,
+        class: None,
+        keys: Vec::new(),
+        max_body_bytes: 1 << 20,
+        max_connections: 1,
+        idle: PATIENCE,
+        stall_timeout: PATIENCE,
+    }
 }
 
 fn role() -> (Edge, EntranceClasses) {
@@ -167,4 +185,23 @@ async fn what_cannot_be_served_is_refused_and_changes_nothing() {
     nowhere.uplink.trust = TrustSource::Authority("/nowhere/ca.pem".into());
     assert!(format!("{:#}", edge.prepare(&wanting(&[nowhere])).map(drop).unwrap_err()).contains("/nowhere/ca.pem"));
     echoes(&edge, &stays, &UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn gateways_stand_in_for_each_other_only_while_a_local_address_spreads_requests_over_them() {
+    let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+    let (mut edge, classes) = role();
+    let [first, second] = [0, 1].map(|at| serve_on(&[&relays[usize::from(at)]], at + 1));
+    let serving = |serves: &[Serve]| Config { serves: serves.to_vec(), ..wanting(&[]) };
+    let linked = |edge: &Edge| edge.uplinks.iter().map(|shared| shared.uplink.has_peers()).collect::<Vec<_>>();
+    let alone = serving(&[first.clone(), second.clone()]);
+    let spread = serving(&[first.clone(), second.clone(), serve_on(&[&relays[0], &relays[1]], 3)]);
+    edge.serve(edge.prepare(&alone).unwrap(), &classes);
+    assert_eq!(linked(&edge), [false, false]);
+    let prepared = edge.prepare(&spread).unwrap();
+    assert_eq!(linked(&edge), [false, false], "nothing has changed yet");
+    edge.serve(prepared, &classes);
+    assert_eq!(linked(&edge), [true, true]);
+    edge.serve(edge.prepare(&alone).unwrap(), &classes);
+    assert_eq!(linked(&edge), [false, false], "requests no longer go to both");
 }

@@ -336,9 +336,12 @@ impl Work<'_> {
         }
         silent.into_iter().for_each(|at| self.suspect(at, now));
         let lines = self.uplink.state.borrow().lines.clone();
-        // Tunnels that had no other connection yet move once there is one.
-        if lines.iter().any(|line| line.is_usable()) || self.uplink.has_working_peer() {
-            lines.iter().filter(|line| line.is_doubted() && !line.is_left()).for_each(|line| line.leave());
+        let doubted = lines.iter().filter(|line| line.is_doubted());
+        if lines.iter().any(|line| line.is_usable()) {
+            // Tunnels that had no other connection yet move once there is one.
+            doubted.filter(|line| !line.is_left()).for_each(|line| line.leave());
+        } else if self.uplink.has_working_peer() {
+            doubted.for_each(|line| line.leave_requests());
         }
         changed |= self.give_up(now, &lines);
         changed |= self.look_for_slow(now, &lines);
@@ -366,13 +369,17 @@ impl Work<'_> {
     }
 
     /// Ends connections that have been silent for long, if there are others, so that the owners of streams that could not move learn
-    /// of it. A new connection shows when the path answers again.
+    /// of it. A new connection shows when the path answers again. If there is only another gateway, a connection with other tunnels
+    /// than requests for models stays, because its path may return.
     fn give_up(&self, now: Instant, lines: &[Arc<Line>]) -> bool {
-        if !lines.iter().any(|line| line.is_usable()) && !self.uplink.has_working_peer() {
+        let has_other = lines.iter().any(|line| line.is_usable());
+        if !has_other && !self.uplink.has_working_peer() {
             return false;
         }
         let is_over = |(line, pulse): &&(Arc<Line>, Pulse)| {
-            !line.is_closed() && line.is_left() && line.tunnels() > 0 && pulse.silent_for(now) >= GIVEN_UP
+            let tunnels = line.tunnels();
+            let can_move = if has_other { line.is_left() } else { tunnels == line.requests() };
+            !line.is_closed() && can_move && tunnels > 0 && pulse.silent_for(now) >= GIVEN_UP
         };
         let over: Vec<_> = self.pulses.iter().filter(is_over).map(|(line, _)| line).collect();
         for line in &over {
@@ -455,3 +462,6 @@ async fn drive_until(line: &Line, connection: h3::HttpConnection, ended: BoxFutu
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,26 +1,30 @@
 //! The connected socket: its options, a single send, and the kernel's error queue.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::atomic::AtomicBool;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use pacing::descriptor::{set_option, watch};
-use parking_lot::Mutex;
 use quinn_udp::{TransportErrorPayload, UdpSockRef, UdpSocketState};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover};
 use socket2::{Domain, MsgHdr, Protocol, SockAddr, SockRef, Socket, Type};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::TargetError;
 use super::reachability::Reachability;
 
 /// The most errors read from one socket at a time; the rest waits, so that a flood of ICMP cannot occupy the thread.
 const MAX_ERRORS_PER_DRAIN: usize = 32;
+
+/// The pause before the next send to a socket whose buffer is full, if no descriptor is left to learn when it has room.
+const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(10);
 
 /// Socket option of Linux since 3.10 that the libc crate does not define (include/uapi/asm-generic/socket.h).
 const SO_SELECT_ERR_QUEUE: c_int = 45;
@@ -47,6 +51,15 @@ pub(super) enum Explanation {
     Host,
 }
 
+/// How a tunnel waits until its socket, whose buffer is full, accepts packets again.
+#[derive(Debug)]
+pub(super) enum RoomWait {
+    /// A second descriptor of the socket reports room.
+    Watch(Box<AsyncFd<Socket>>),
+    /// No descriptor was left: a pause, after which the send is tried again.
+    Pause(Pin<Box<Sleep>>),
+}
+
 /// One tunnel's UDP socket, connected to the checked target. See the [module](super) for its guarantees.
 #[derive(Debug)]
 pub struct UdpTarget {
@@ -54,9 +67,9 @@ pub struct UdpTarget {
     /// Whether runs of payloads are sent as GSO messages; off once the device has refused them.
     pub(super) segmentation: AtomicBool,
     reachability: Cell<Reachability>,
-    /// A second descriptor of the socket, open while its buffer is full. The kernel reports room after each packet that leaves, so interest
-    /// in this on `fd` would wake the thread once more for each payload.
-    pub(super) writable: Mutex<Option<Box<AsyncFd<Socket>>>>,
+    /// Set from a send that found the buffer full until the queue is empty. The kernel reports room whenever a packet has left, so
+    /// with this interest in `fd`, each payload would wake the thread once more.
+    pub(super) room: RefCell<Option<RoomWait>>,
 }
 
 impl UdpTarget {
@@ -109,8 +122,8 @@ impl UdpTarget {
     /// Registers a non-blocking, connected socket with the runtime.
     pub(super) fn register(socket: Socket) -> io::Result<Self> {
         let fd = watch(socket, Interest::READABLE | Interest::PRIORITY)?;
-        let (reachability, writable) = (Cell::default(), Mutex::default());
-        Ok(Self { fd, segmentation: AtomicBool::new(true), reachability, writable })
+        let (reachability, room) = (Cell::default(), RefCell::default());
+        Ok(Self { fd, segmentation: AtomicBool::new(true), reachability, room })
     }
 
     /// Sends `bytes`, one payload or several of `segment_bytes` each (the last may be shorter), as one message or not at
@@ -138,23 +151,44 @@ impl UdpTarget {
         }
     }
 
-    /// Waits, after a send that would have blocked, until the socket accepts packets again.
+    /// Waits, after a send that would have blocked, until the socket accepts packets again. If no descriptor is left, it waits for
+    /// 10 ms instead, and the next send shows whether there is room.
     ///
     /// # Errors
     /// [`TargetError::Socket`] if the runtime shuts down.
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<Result<(), TargetError>> {
-        let second = || watch(self.fd.get_ref().try_clone()?, Interest::WRITABLE).map(Box::new);
-        let mut writable = self.writable.lock();
-        let Some(fd) = writable.take().or_else(|| second().ok()) else {
-            // No descriptor: the next turn tries again.
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
+        self.poll_room(cx, || watch(self.fd.get_ref().try_clone()?, Interest::WRITABLE))
+    }
+
+    /// Like [`poll_writable`](Self::poll_writable), with a second descriptor from `second`.
+    pub(super) fn poll_room(
+        &self,
+        cx: &mut Context<'_>,
+        second: impl FnOnce() -> io::Result<AsyncFd<Socket>>,
+    ) -> Poll<Result<(), TargetError>> {
+        let mut room = self.room.borrow_mut();
+        let wait = room.get_or_insert_with(|| match second() {
+            Ok(fd) => RoomWait::Watch(Box::new(fd)),
+            Err(_) => RoomWait::Pause(Box::pin(sleep(NO_DESCRIPTOR_PAUSE))),
+        });
+        let is_over = match wait {
+            RoomWait::Pause(pause) => {
+                ready!(pause.as_mut().poll(cx));
+                true
+            }
+            RoomWait::Watch(fd) => match ready!(fd.poll_write_ready(cx)) {
+                Ok(mut guard) => {
+                    guard.clear_ready();
+                    // The runtime reports an error of the socket as its end, for as long as it watches the descriptor.
+                    guard.ready().is_write_closed()
+                }
+                Err(error) => return Poll::Ready(Err(error.into())),
+            },
         };
-        let polled = fd.poll_write_ready(cx).map_ok(drop).map_err(TargetError::from);
-        if polled.is_pending() {
-            *writable = Some(fd);
+        if is_over {
+            *room = None;
         }
-        polled
+        Poll::Ready(Ok(()))
     }
 
     /// Applies `change` to the target's reachability, and returns its result.

@@ -66,7 +66,7 @@ impl UdpTarget {
                 queue.pop();
             }
         }
-        *self.writable.lock() = None;
+        *self.room.borrow_mut() = None;
         Ok(Flush::Done)
     }
 }

@@ -57,6 +57,16 @@ impl Watchers {
     }
 }
 
+/// Ends all watches when it is dropped. The task that keeps the door holds it; the [`Door`] itself lives as long as a watch.
+#[derive(Debug, Default)]
+pub(super) struct EndsAll(pub(super) Arc<Watchers>);
+
+impl Drop for EndsAll {
+    fn drop(&mut self) {
+        self.0.end_all();
+    }
+}
+
 /// Sends a caller statistics until its watch ends, its name leaves the bus, or the bus is gone.
 pub(super) async fn watch(
     control: Arc<Control>,

@@ -44,11 +44,27 @@ impl Bus {
         command.args(["--nofork", "--nopidfile", "--config-file"]).arg(&file);
         let daemon = Process::start(command).unwrap();
         wait_for("the bus to listen", SOON, || socket.exists().then_some(())).unwrap();
-        let control = format!("bus = \"{address}\"\nwriters = [\"nobody\"]");
-        let site = Site::new(Terms { control: &control, sections, ..Terms::default() }).unwrap();
+        let site = Site::new(Terms { control: &Self::control(&address), sections, ..Terms::default() }).unwrap();
         let bus = Self { site, address, _daemon: daemon, folder };
-        wait_for("the name on the bus", SOON, || bus.busctl(&["introspect", OBJECT[0], OBJECT[1]]).ok()).unwrap();
+        wait_for("the name on the bus", SOON, || bus.is_served().then_some(())).unwrap();
         bus
+    }
+
+    /// The section `[control]` of a relay on the bus at this address.
+    fn control(address: &str) -> String {
+        format!("bus = \"{address}\"\nwriters = [\"nobody\"]")
+    }
+
+    /// Reloads the configuration, with the bus or without it.
+    fn configure(&self, is_on_bus: bool) {
+        let control = if is_on_bus { Self::control(&self.address) } else { String::new() };
+        self.site.configure(Terms { control: &control, ..Terms::default() }).unwrap();
+        json(&self.site, &["reload"]);
+    }
+
+    /// Whether the relay answers under its name.
+    fn is_served(&self) -> bool {
+        self.busctl(&["introspect", OBJECT[0], OBJECT[1]]).is_ok()
     }
 
     fn busctl(&self, arguments: &[&str]) -> Result<String, String> {
@@ -312,6 +328,28 @@ fn statistics_come_to_callers_that_watch_while_they_watch_and_to_no_others() {
             }
             // One signal may have been on its way.
             assert!(arrived(&mut seen) <= 1);
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_door_that_a_reload_shuts_is_off_the_bus_though_a_caller_watches_and_opens_again() {
+    lab::ring!(Netns);
+    let bus = Bus::new("shut");
+    bus.site
+        .client(async || {
+            let watcher = caller(&bus).await;
+            let mut seen = watcher.receive_signal("Stats").await.unwrap();
+            watch(&watcher, 100).await.unwrap();
+            next(&mut seen).await;
+
+            bus.configure(false);
+            wait_for("the name to be free", SOON, || (!bus.is_served()).then_some(())).unwrap();
+            bus.configure(true);
+            wait_for("the name on the bus", SOON, || bus.is_served().then_some(())).unwrap();
+            assert!(!unwatch(&watcher).await, "the watch has ended");
+            watch(&watcher, 100).await.unwrap();
+            assert!(unwatch(&watcher).await);
         })
         .unwrap();
 }

@@ -116,6 +116,20 @@ fn each_tunnel_and_each_refusal_at_an_edge_is_a_line_with_who_what_which_way_and
 }
 
 #[test]
+fn a_sender_that_gets_no_tunnel_is_counted_under_the_reason_of_its_line() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let edge = Edge::start(
+        &site,
+        "access = \"json\"\n[[forward]]\nlisten = \"127.0.0.1:5001\"\ntarget = \"127.0.0.1:81\"\n$RELAY\n",
+    );
+    application(&site, "127.0.0.1:5001").send(b"payload").unwrap();
+    assert_eq!(lines(&edge, "refusal", 1)[0]["reason"], "destination_ip_prohibited");
+    let reason = "edge_refusals_total{listen=\"127.0.0.1:5001\",protocol=\"udp\",reason=\"destination_ip_prohibited\"}";
+    edge.wait_for_counts("the reason", |counts| counts.of(reason) == 1);
+}
+
+#[test]
 fn an_edge_names_no_address_of_a_client_or_a_target_unless_asked() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();

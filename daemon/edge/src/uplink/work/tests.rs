@@ -1,0 +1,64 @@
+//! Gateways that fall silent while another works.
+
+use super::*;
+use crate::tests::{Does, PATIENCE, TestRelay};
+
+/// An uplink to a relay.
+fn uplink_to(relay: &TestRelay) -> Arc<Uplink> {
+    Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default())
+}
+
+/// Makes the first connection of an uplink.
+async fn connect(work: &mut Work<'_>) -> Arc<Line> {
+    let (at, connected) = work.uplink.attempt((0, 0)).await;
+    work.attempted(at, connected);
+    work.uplink.lines().into_iter().next().unwrap()
+}
+
+/// Makes the only connection fall silent.
+fn silence(work: &mut Work<'_>, line: &Line) {
+    work.look();
+    work.pulses[0].1.silence(Instant::now());
+    line.doubt(true);
+    work.look();
+}
+
+#[tokio::test]
+async fn only_requests_for_models_leave_a_silent_gateway_for_another_one() {
+    let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+    let uplinks = relays.each_ref().map(uplink_to);
+    uplinks[0].set_peers(vec![Arc::downgrade(&uplinks[1])]);
+    let (mut work, mut other) = (Work::new(&uplinks[0]), Work::new(&uplinks[1]));
+    let line = connect(&mut work).await;
+    let (tunnel, request) = (line.link().unwrap(), line.link().unwrap().for_request());
+    silence(&mut work, &line);
+    assert!(line.silenced().now_or_never().is_none(), "the other gateway is not reached yet");
+
+    connect(&mut other).await;
+    work.look();
+    assert!(line.silenced().now_or_never().is_some(), "requests go to the other gateway");
+    assert!(!line.is_left() && line.left().now_or_never().is_none(), "tunnels have nowhere to go");
+    let late = Instant::now() + 2 * GIVEN_UP;
+    assert!(!work.give_up(late, std::slice::from_ref(&line)) && !line.is_closed(), "the tunnel waits for the path");
+    drop(tunnel);
+    assert!(work.give_up(late, std::slice::from_ref(&line)) && line.is_closed(), "the request does not");
+    drop(request);
+}
+
+#[tokio::test]
+async fn everything_leaves_a_silent_connection_for_another_one_to_the_same_gateway() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (uplink, peer) = (uplink_to(&relay), uplink_to(&relay));
+    uplink.set_peers(vec![Arc::downgrade(&peer)]);
+    let mut work = Work::new(&uplink);
+    let line = connect(&mut work).await;
+    let _tunnel = line.link().unwrap();
+    silence(&mut work, &line);
+    assert!(!line.is_left());
+    let (at, connected) = uplink.attempt((0, 0)).await;
+    work.attempted(at, connected);
+    work.look();
+    assert!(line.is_left() && line.left().now_or_never().is_some());
+    let lines = [line.clone(), uplink.lines().remove(0)];
+    assert!(work.give_up(Instant::now() + 2 * GIVEN_UP, &lines) && line.is_closed());
+}
