@@ -198,7 +198,7 @@ fn word_of_tcp(end: &End) -> &'static str {
     match end {
         End::Failed(TcpError::Http(error)) => word_of(error),
         End::Failed(TcpError::Socket(_)) => "application",
-        End::Finished | End::Idle => end.label(),
+        End::Finished | End::Idle | End::Stopped => end.label(),
     }
 }
 
@@ -388,7 +388,7 @@ impl RelayAccess {
         let entry = self.counters.enter(client, target, (&link, stream_id), (&self.membership, None));
         // An edge has no users; they belong to the relay.
         let gate = Gate::new(self.membership.clone(), Arc::default(), true, Protocol::Tcp);
-        let pump = TcpPump::at_edge(request, application, gate, entry.traffic.clone()).behind(read, wanted);
+        let pump = TcpPump::at_edge(request, &http, application, gate, entry.traffic.clone()).behind(read, wanted);
         let mut pump = pin!(pump.run(self.idle, on_class));
         let (mut counted, mut count) = ((0, 0), interval(COUNT));
         let end = loop {

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow};
+use masque::h3::Role;
 use pacing::io::{IoCounters, Provider, SocketSettings, device::Devices};
 use s2n_quic::{
     Client, Server,
@@ -47,11 +48,9 @@ pub struct Transport {
     pub keep_alive: Option<Duration>,
     /// How many request streams the peer may have open at once.
     pub max_requests: u64,
-    /// The flow-control window of each stream, in bytes: what one may carry in a round trip.
+    /// The flow-control window of each stream, in bytes: what one may carry in a round trip. A connection's window has
+    /// [`stream_windows`] of them, which is how much a peer whose bytes we do not read can make us hold.
     pub stream_window_bytes: u64,
-    /// The flow-control window of all streams of a connection together, in bytes: how much a peer whose bytes we do not read
-    /// can make us hold.
-    pub connection_window_bytes: u64,
     /// Most bytes of a stream that may be handed to the transport and not acknowledged.
     pub stream_buffer_bytes: u32,
     /// Whether packets leave in batches that the kernel or the device splits (UDP_SEGMENT).
@@ -105,12 +104,21 @@ impl Default for Transport {
             keep_alive: None,
             max_requests: 10_000,
             stream_window_bytes: 1 << 20,
-            connection_window_bytes: 4 << 20,
             stream_buffer_bytes: 1 << 20,
             gso: true,
             io: Io::Paced(Pacing::default()),
             stream_batch: 255,
         }
+    }
+}
+
+/// Returns how many windows of streams the window of a connection has (RFC 9000 §4.1): if the readers of so many streams are slow or have
+/// stopped, all streams of the connection wait. A server has many connections and a client has few.
+#[must_use]
+pub const fn stream_windows(role: Role) -> u32 {
+    match role {
+        Role::Server => 16,
+        Role::Client => 64,
     }
 }
 
@@ -173,11 +181,11 @@ impl Transport {
         Controllers { congestion: self.congestion, min_paced_rtt }
     }
 
-    /// Returns the limits of an endpoint's connections.
+    /// Returns the limits of an endpoint's connections in this role.
     ///
     /// # Errors
     /// QUIC does not allow the settings.
-    pub fn limits(&self) -> Result<Limits> {
+    pub fn limits(&self, role: Role) -> Result<Limits> {
         let limits = Limits::new()
             .with_max_idle_timeout(self.idle_timeout)
             .and_then(|limits| limits.with_max_keep_alive_period(self.keep_alive.unwrap_or(self.idle_timeout)))
@@ -187,7 +195,7 @@ impl Transport {
             .and_then(|limits| limits.with_bidirectional_remote_data_window(self.stream_window_bytes))
             .and_then(|limits| limits.with_bidirectional_local_data_window(self.stream_window_bytes))
             .and_then(|limits| limits.with_unidirectional_data_window(UNIDIRECTIONAL_WINDOW_BYTES))
-            .and_then(|limits| limits.with_data_window(self.connection_window_bytes))
+            .and_then(|limits| limits.with_data_window(self.stream_window_bytes * u64::from(stream_windows(role))))
             .and_then(|limits| limits.with_max_send_buffer_size(self.stream_buffer_bytes))
             .and_then(|limits| limits.with_stream_batch_size(self.stream_batch));
         limits.map_err(|error| anyhow!("invalid transport settings: {error}"))
@@ -336,7 +344,7 @@ pub fn serve_over<I: io::Provider>(
         .map_err(|error| anyhow!("{error}"))?
         .with_tls(tls)?
         .with_datagram(datagrams)?
-        .with_limits(transport.limits()?)?
+        .with_limits(transport.limits(Role::Server)?)?
         .with_endpoint_limits(admission)?
         .with_connection_id(issuer.connection_ids()?)?
         .with_stateless_reset_token(issuer.reset_tokens())?
@@ -361,7 +369,7 @@ pub fn connect_over<I: io::Provider>(
         .map_err(|error| anyhow!("{error}"))?
         .with_tls(tls)?
         .with_datagram(datagrams)?
-        .with_limits(transport.limits()?)?
+        .with_limits(transport.limits(Role::Client)?)?
         .with_event(events)?;
     builder.with_congestion_controller(transport.controllers())?.start().context("failed to start the QUIC endpoint")
 }

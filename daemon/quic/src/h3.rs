@@ -45,8 +45,10 @@ use super::{
     class::Terms,
     datagrams::{Flow, Sender},
     dispatch::{Dispatcher, Driver},
+    endpoint::stream_windows,
     events::ConnectionState,
     stirred::Stirred,
+    stopped::StoppedReaders,
     strangers::{ClientStanding, Limit, WaitingRequest},
 };
 
@@ -160,6 +162,7 @@ impl HttpConnection {
                 peer,
                 standing,
                 limits,
+                stopped_readers: Arc::new(StoppedReaders::new(stream_windows(role))),
             },
             next_request: 0,
             goaway: None,

@@ -23,6 +23,7 @@ mod queue;
 pub mod schedule;
 pub mod segments;
 pub mod stirred;
+pub mod stopped;
 pub mod strangers;
 pub mod tls;
 mod turns;

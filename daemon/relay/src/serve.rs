@@ -304,7 +304,7 @@ async fn open(
             let on_class = move |socket: &TcpStream, before: &Class, class: &Arc<Class>| {
                 mark(&SockRef::from(socket), Some(before), class, &metrics);
             };
-            let pump = TcpPump::new(request, target, gate, traffic);
+            let pump = TcpPump::new(request, &http, target, gate, traffic);
             Box::pin(async move { pump.run(limits.tunnel_idle, on_class).await.label() })
         }
     };

@@ -17,13 +17,14 @@ use bytes::{Buf as _, Bytes};
 use masque::h3::{self, Code, Part};
 use quic::{
     class::{Class, PolicyRole},
-    h3::{Error, Request},
+    h3::{Client, Error, Request},
+    stopped::{READER_PATIENCE, StoppedReader, StoppedReaders},
 };
 use socket2::SockRef;
 use tokio::{
     io::{AsyncRead as _, AsyncWrite as _, ReadBuf},
     net::TcpStream,
-    time::timeout,
+    time::{Instant, timeout, timeout_at},
 };
 
 use super::gate::{Gate, TransferCost};
@@ -58,6 +59,8 @@ pub enum End {
     Failed(TcpError),
     /// No bytes moved for too long.
     Idle,
+    /// The socket took no bytes for too long, and unread bytes of such tunnels used up the connection's credit.
+    Stopped,
 }
 
 impl End {
@@ -70,6 +73,7 @@ impl End {
             Self::Failed(TcpError::Http(_)) => "client",
             Self::Failed(TcpError::Socket(_)) => "target_failed",
             Self::Idle => "idle",
+            Self::Stopped => "stopped",
         }
     }
 }
@@ -87,23 +91,73 @@ pub struct TcpPump {
     request_finished: bool,
     socket_finished: bool,
     traffic: Arc<Traffic>,
+    /// The readers of the connection's streams that have stopped.
+    stopped: Arc<StoppedReaders>,
+    /// What is known about the socket as the reader of the request.
+    reader: Reader,
+    /// How many bytes the socket took.
+    written_bytes: u64,
+}
+
+/// What is known about a socket that takes the bytes of a request.
+#[derive(Debug)]
+enum Reader {
+    /// It took all bytes, or it has not been watched for long.
+    Takes,
+    /// Bytes wait for it; what it had taken at a time.
+    Watched { since: Instant, written_bytes: u64 },
+    /// It has taken nothing for [`READER_PATIENCE`]; what it had taken before.
+    Stopped { place: StoppedReader, written_bytes: u64 },
+}
+
+impl Reader {
+    /// Watches a reader that has taken this many bytes.
+    fn watched(written_bytes: u64) -> Self {
+        Self::Watched { since: Instant::now(), written_bytes }
+    }
+
+    /// Returns when a watched reader is to be judged.
+    fn due(&self) -> Option<Instant> {
+        match self {
+            Self::Watched { since, .. } => Some(*since + READER_PATIENCE),
+            Self::Takes | Self::Stopped { .. } => None,
+        }
+    }
+}
+
+/// Why a poll of a pump is over.
+enum Step {
+    /// Both directions have ended.
+    Ended,
+    /// The socket has stopped, and the connection has no room for so many tunnels whose sockets have.
+    Stopped,
+    /// The socket took all bytes until now, and takes no more at the moment.
+    Waits,
+    /// The socket had stopped and takes bytes again.
+    Takes,
 }
 
 impl TcpPump {
     /// Joins an accepted request to the connection to its target, through the gate of its class; moved bytes are counted
-    /// in `traffic`.
+    /// in `traffic`. `http` is the connection of the request.
     #[must_use]
-    pub fn new(request: Request, target: TcpStream, gate: Gate, traffic: Arc<Traffic>) -> Self {
-        Self::join(request, target, PolicyRole::Relay, gate, traffic)
+    pub fn new(request: Request, http: &Client, target: TcpStream, gate: Gate, traffic: Arc<Traffic>) -> Self {
+        Self::join(request, http, target, PolicyRole::Relay, (gate, traffic))
     }
 
     /// Joins the connection of an application to a request that a relay has accepted, as [`TcpPump::new`] does.
     #[must_use]
-    pub fn at_edge(request: Request, application: TcpStream, gate: Gate, traffic: Arc<Traffic>) -> Self {
-        Self::join(request, application, PolicyRole::Edge, gate, traffic)
+    pub fn at_edge(request: Request, http: &Client, application: TcpStream, gate: Gate, traffic: Arc<Traffic>) -> Self {
+        Self::join(request, http, application, PolicyRole::Edge, (gate, traffic))
     }
 
-    fn join(mut request: Request, socket: TcpStream, role: PolicyRole, gate: Gate, traffic: Arc<Traffic>) -> Self {
+    fn join(
+        mut request: Request,
+        http: &Client,
+        socket: TcpStream,
+        role: PolicyRole,
+        (gate, traffic): (Gate, Arc<Traffic>),
+    ) -> Self {
         request.recv.set_connect();
         Self {
             request,
@@ -115,6 +169,9 @@ impl TcpPump {
             request_finished: false,
             socket_finished: false,
             traffic,
+            stopped: http.stopped_readers().clone(),
+            reader: Reader::Takes,
+            written_bytes: 0,
         }
     }
 
@@ -132,23 +189,38 @@ impl TcpPump {
 
     /// Relays until both sides have ended, one has failed, or no bytes have moved for `idle`. Calls `on_class` with the
     /// old and the new class when the tunnel's class changes. When both sides have ended, waits for at most `idle` until the other
-    /// end has acknowledged everything: a connection that is closed before that cuts the tail.
+    /// end has acknowledged everything: a connection that is closed before that cuts the tail. If the socket has stopped to take bytes, the
+    /// tunnel ends when too many of its connection have stopped.
     pub async fn run(mut self, idle: Duration, mut on_class: impl FnMut(&TcpStream, &Class, &Arc<Class>)) -> End {
-        let mut moved = self.traffic.bytes();
+        let (mut moved, mut quiet_since) = (self.traffic.bytes(), Instant::now());
         // An early end of any kind is a reset (RFC 9114 §4.4), so that neither peer takes a part for the whole.
         _ = SockRef::from(&self.socket).set_linger(Some(Duration::ZERO));
         let end = loop {
-            match timeout(idle, poll_fn(|cx| self.poll(cx, &mut on_class))).await {
-                Ok(Ok(())) => {
+            let idle_due = quiet_since + idle;
+            let due = self.reader.due().map_or(idle_due, |due| due.min(idle_due));
+            match timeout_at(due, poll_fn(|cx| self.poll(cx, &mut on_class))).await {
+                Ok(Ok(Step::Ended)) => {
                     _ = SockRef::from(&self.socket).set_linger(None);
                     let Self { mut request, socket, .. } = self;
                     drop(socket);
                     _ = timeout(idle, poll_fn(|cx| request.send.poll_acknowledged(cx))).await;
                     return End::Finished;
                 }
+                Ok(Ok(Step::Stopped)) => break End::Stopped,
+                Ok(Ok(Step::Waits)) => self.reader = Reader::watched(self.written_bytes),
+                Ok(Ok(Step::Takes)) => self.reader = Reader::Takes,
                 Ok(Err(error)) => break End::Failed(error),
-                Err(_) if self.traffic.bytes() == moved => break End::Idle,
-                Err(_) => moved = self.traffic.bytes(),
+                Err(_) => {
+                    let now = Instant::now();
+                    if self.reader.due().is_some_and(|due| due <= now) {
+                        self.judge();
+                    }
+                    if self.traffic.bytes() != moved {
+                        (moved, quiet_since) = (self.traffic.bytes(), now);
+                    } else if idle_due <= now {
+                        break End::Idle;
+                    }
+                }
             }
         };
         tracing::debug!("tunnel failed: {end:?}");
@@ -157,18 +229,38 @@ impl TcpPump {
         end
     }
 
-    /// Moves bytes as far as possible; ready when both directions have ended.
+    /// Moves bytes as far as possible; ready when both directions have ended, or the state of the reader changes.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
         on_class: &mut impl FnMut(&TcpStream, &Class, &Arc<Class>),
-    ) -> Poll<Result<(), TcpError>> {
+    ) -> Poll<Result<Step, TcpError>> {
         if let Some((before, class)) = self.gate.follow() {
             on_class(&self.socket, &before, class);
         }
         let to_socket = self.poll_to_socket(cx)?;
         let from_socket = self.poll_from_socket(cx)?;
-        if to_socket.is_ready() && from_socket.is_ready() { Poll::Ready(Ok(())) } else { Poll::Pending }
+        if to_socket.is_ready() && from_socket.is_ready() {
+            return Poll::Ready(Ok(Step::Ended));
+        }
+        match &mut self.reader {
+            Reader::Takes if !self.unwritten.is_empty() => Poll::Ready(Ok(Step::Waits)),
+            Reader::Stopped { written_bytes, .. } if *written_bytes != self.written_bytes => {
+                Poll::Ready(Ok(Step::Takes))
+            }
+            Reader::Stopped { place, .. } => place.poll_has_to_end(cx).map(|()| Ok(Step::Stopped)),
+            Reader::Takes | Reader::Watched { .. } => Poll::Pending,
+        }
+    }
+
+    /// Decides what a watched reader is, once it has been watched for long enough.
+    fn judge(&mut self) {
+        let Reader::Watched { written_bytes, .. } = self.reader else { return };
+        self.reader = if self.unwritten.is_empty() || written_bytes != self.written_bytes {
+            Reader::Takes
+        } else {
+            Reader::Stopped { place: self.stopped.enter(), written_bytes }
+        };
     }
 
     fn poll_to_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
@@ -177,6 +269,7 @@ impl TcpPump {
                 ready!(self.gate.poll(cx, TransferCost::of_tcp(self.unwritten.len())));
                 let written = ready!(Pin::new(&mut self.socket).poll_write(cx, &self.unwritten))?;
                 self.unwritten.advance(written);
+                self.written_bytes += written as u64;
                 match self.role {
                     PolicyRole::Relay => self.traffic.add_up(written as u64, 0),
                     PolicyRole::Edge => self.traffic.add_down(written as u64, 0),

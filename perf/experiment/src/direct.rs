@@ -12,6 +12,7 @@ use futures::{
     future::{Either, poll_fn, select, try_join},
     stream::FuturesUnordered,
 };
+use masque::h3::Role;
 use plan::{self, Class, Plan, Scheduler};
 use quic::{
     class::Terms,
@@ -86,7 +87,6 @@ impl Ends {
         Ok(Self {
             transport: Transport {
                 stream_window_bytes: ample(defaults.stream_window_bytes),
-                connection_window_bytes: ample(defaults.connection_window_bytes),
                 stream_buffer_bytes: ample(defaults.stream_buffer_bytes.into()) as u32,
                 initial_mtu: MTU,
                 max_mtu: MTU,
@@ -146,7 +146,7 @@ impl Ends {
             .with_io(io)
             .map_err(|error| anyhow!("{error}"))?
             .with_tls(tls)?
-            .with_limits(self.transport.limits()?)?;
+            .with_limits(self.transport.limits(Role::Client)?)?;
         Ok(match self.transport.congestion {
             Congestion::Bbr => builder.with_congestion_controller(Bbr::default())?.start()?,
             _ => builder.with_congestion_controller(Cubic::default())?.start()?,
@@ -189,7 +189,7 @@ impl Ends {
             .map_err(|error| anyhow!("{error}"))?
             .with_tls(tls)?
             .with_datagram(self.datagrams())?
-            .with_limits(self.transport.limits()?)?
+            .with_limits(self.transport.limits(Role::Client)?)?
             .with_event((EndpointSubscriber::default(), observer))?
             .with_congestion_controller(congestion)
             .map_err(|error| anyhow!("{error}"))?;

@@ -106,7 +106,7 @@ pub fn client(io: Io, transport: &Transport, seed: u64, interceptor: impl Packet
         .map_err(|error| anyhow!("{error}"))?
         .with_tls(TLS.1.clone())?
         .with_datagram(datagrams)?
-        .with_limits(transport.limits()?)?
+        .with_limits(transport.limits(Role::Client)?)?
         .with_random(Seed(seed))?
         .with_packet_interceptor(interceptor)?
         .with_event(events)?;
@@ -192,7 +192,7 @@ pub fn relay(io: Io, transport: &Transport, books: &Arc<Books>) -> Result<Socket
         .map_err(|error| anyhow!("{error}"))?
         .with_tls(TLS.0.clone())?
         .with_datagram(datagrams)?
-        .with_limits(transport.limits()?)?
+        .with_limits(transport.limits(Role::Server)?)?
         .with_endpoint_limits(admission)?
         .with_connection_id(issuer.connection_ids()?)?
         .with_stateless_reset_token(issuer.reset_tokens())?

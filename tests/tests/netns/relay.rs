@@ -26,6 +26,7 @@ mod proxy;
 mod quotas;
 mod refusals;
 mod reload;
+mod stopped;
 mod strangers;
 mod tcp;
 mod workers;

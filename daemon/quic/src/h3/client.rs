@@ -20,6 +20,7 @@ use crate::{
     datagrams::Hub,
     dispatch::Dispatcher,
     events::ConnectionState,
+    stopped::StoppedReaders,
     strangers::ClientStanding,
 };
 
@@ -35,6 +36,7 @@ pub struct Client {
     pub(super) peer: Arc<Peer>,
     pub(super) standing: ClientStanding,
     pub(super) limits: MessageLimits,
+    pub(super) stopped_readers: Arc<StoppedReaders>,
 }
 
 /// A stream that the peer's credit allows (RFC 9000 §4.6), for a later request.
@@ -71,6 +73,12 @@ impl Client {
     #[must_use]
     pub fn standing(&self) -> &ClientStanding {
         &self.standing
+    }
+
+    /// Returns the readers of the connection's streams that have stopped.
+    #[must_use]
+    pub const fn stopped_readers(&self) -> &Arc<StoppedReaders> {
+        &self.stopped_readers
     }
 
     /// Notes that nothing of a stream is held any more, because we stopped and reset it.

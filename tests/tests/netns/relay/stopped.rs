@@ -1,0 +1,108 @@
+//! Readers that stop: their unread bytes use up the credit of a connection, which all its tunnels share.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::time::Duration;
+
+use lab::client::{Client, target_of};
+use lab::process::wait_for;
+use lab::site::{Counts, Family, SOON, Site, Terms};
+use masque::h3::{Part, data_frame};
+use quic::h3::{Error, Request};
+use tokio::time::timeout;
+
+use super::entrance::Edge;
+
+/// Serves each connection to a port of the target on a thread of its own.
+fn serve(site: &Site, port: u16, serve: fn(std::net::TcpStream)) {
+    let listener = site.chain.target.run(|| TcpListener::bind(("::", port)).unwrap()).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            std::thread::spawn(move || serve(stream.unwrap()));
+        }
+    });
+}
+
+/// Waits until the relay moves no further bytes of TCP, in one direction.
+fn wait_until_still(site: &Site, direction: &str) {
+    let moved = |counts: &Counts| counts.of(&format!("bytes_total{{protocol=\"tcp\",direction=\"{direction}\"}}"));
+    let mut last = 0;
+    let is_still = || {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = moved(&site.counts().ok()?);
+        (std::mem::replace(&mut last, now) == now && now > 0).then_some(())
+    };
+    wait_for("bytes to stop", SOON, is_still).unwrap();
+}
+
+#[test]
+fn applications_that_stop_reading_leave_other_tunnels_of_their_edge_alone() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    site.chain.target.echo_tcp(443).unwrap();
+    serve(&site, 80, |mut stream| while stream.write_all(&[7; 16_384]).is_ok() {});
+    let edge = Edge::start(
+        &site,
+        "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n\
+         [[forward]]\nlisten = \"127.0.0.1:5002\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:443\"\n$RELAY\n",
+    );
+    let mut stopped: Vec<_> = (0..12).map(|_| edge.connect("127.0.0.1:5001")).collect();
+    wait_until_still(&site, "down");
+    for _ in 0..3 {
+        let mut other = edge.connect("127.0.0.1:5002");
+        other.write_all(b"echo").unwrap();
+        other.read_exact(&mut [0; 4]).unwrap();
+    }
+    // What stopped goes on where it was.
+    for reader in &mut stopped {
+        let mut read = vec![0; 8 << 20];
+        reader.read_exact(&mut read).unwrap();
+        assert!(read.iter().all(|byte| *byte == 7));
+    }
+}
+
+/// Sends more than a window on a tunnel whose target reads nothing. Returns once the tunnel has ended.
+async fn send_too_much(mut request: Request) -> Result<(), Error> {
+    loop {
+        request.send.send(data_frame(&[7; 16_384])).await?;
+    }
+}
+
+async fn echo(client: &Client) {
+    let target = target_of("10.0.2.2:443".parse().unwrap());
+    let mut request = client.relay.open_tcp(&target, None).await.unwrap();
+    request.send.send(data_frame(b"echo")).await.unwrap();
+    let Some(Part::Data(bytes)) = request.recv.part().await.unwrap() else { panic!("no bytes came back") };
+    assert_eq!(&bytes[..], b"echo");
+    request.send.finish();
+}
+
+#[test]
+fn if_too_many_targets_of_a_connection_stop_reading_the_tunnels_that_stopped_first_end_and_the_others_go_on() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    site.chain.target.echo_tcp(443).unwrap();
+    serve(&site, 80, |stream| std::mem::forget(stream));
+    // A connection has room for fifteen unread windows and one in use.
+    const STOPPED: usize = 20;
+    const ROOM: usize = 15;
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        echo(&client).await;
+        let mut senders = tokio::task::JoinSet::new();
+        for _ in 0..STOPPED {
+            let target = target_of("10.0.2.2:80".parse().unwrap());
+            senders.spawn(send_too_much(client.relay.open_tcp(&target, None).await.unwrap()));
+        }
+        let ended = |counts: &Counts| counts.closed("stopped") == (STOPPED - ROOM) as i64;
+        site.counted("tunnels to be ended", ended).await.unwrap();
+        timeout(SOON, echo(&client)).await.expect("there is credit for other tunnels");
+        assert_eq!(senders.len(), STOPPED);
+        for _ in ROOM..STOPPED {
+            let end = timeout(SOON, senders.join_next()).await.expect("the client hears of it");
+            assert!(matches!(end, Some(Ok(Err(_)))), "{end:?}");
+        }
+        client.close().await;
+    })
+    .unwrap();
+}
