@@ -102,24 +102,19 @@ pub struct TcpPump {
 /// What is known about a socket that takes the bytes of a request.
 #[derive(Debug)]
 enum Reader {
-    /// It took all bytes, or it has not been watched for long.
+    /// It has always taken all bytes.
     Takes,
-    /// Bytes wait for it; what it had taken at a time.
-    Watched { since: Instant, written_bytes: u64 },
-    /// It has taken nothing for [`READER_PATIENCE`]; what it had taken before.
+    /// Bytes waited for it lately. It took some, or began to be watched, at this time.
+    Watched { since: Instant },
+    /// Bytes wait for it, and it has taken none for [`READER_PATIENCE`]; what it had taken before.
     Stopped { place: StoppedReader, written_bytes: u64 },
 }
 
 impl Reader {
-    /// Watches a reader that has taken this many bytes.
-    fn watched(written_bytes: u64) -> Self {
-        Self::Watched { since: Instant::now(), written_bytes }
-    }
-
     /// Returns when a watched reader is to be judged.
     fn due(&self) -> Option<Instant> {
         match self {
-            Self::Watched { since, .. } => Some(*since + READER_PATIENCE),
+            Self::Watched { since } => Some(*since + READER_PATIENCE),
             Self::Takes | Self::Stopped { .. } => None,
         }
     }
@@ -207,7 +202,7 @@ impl TcpPump {
                     return End::Finished;
                 }
                 Ok(Ok(Step::Stopped)) => break End::Stopped,
-                Ok(Ok(Step::Waits)) => self.reader = Reader::watched(self.written_bytes),
+                Ok(Ok(Step::Waits)) => self.reader = Reader::Watched { since: Instant::now() },
                 Ok(Ok(Step::Takes)) => self.reader = Reader::Takes,
                 Ok(Err(error)) => break End::Failed(error),
                 Err(_) => {
@@ -253,13 +248,11 @@ impl TcpPump {
         }
     }
 
-    /// Decides what a watched reader is, once it has been watched for long enough.
+    /// Decides about a reader that has taken nothing for long.
     fn judge(&mut self) {
-        let Reader::Watched { written_bytes, .. } = self.reader else { return };
-        self.reader = if self.unwritten.is_empty() || written_bytes != self.written_bytes {
-            Reader::Takes
-        } else {
-            Reader::Stopped { place: self.stopped.enter(), written_bytes }
+        self.reader = match self.unwritten.is_empty() {
+            true => Reader::Takes,
+            false => Reader::Stopped { place: self.stopped.enter(), written_bytes: self.written_bytes },
         };
     }
 
@@ -270,6 +263,9 @@ impl TcpPump {
                 let written = ready!(Pin::new(&mut self.socket).poll_write(cx, &self.unwritten))?;
                 self.unwritten.advance(written);
                 self.written_bytes += written as u64;
+                if let Reader::Watched { since } = &mut self.reader {
+                    *since = Instant::now();
+                }
                 match self.role {
                     PolicyRole::Relay => self.traffic.add_up(written as u64, 0),
                     PolicyRole::Edge => self.traffic.add_down(written as u64, 0),

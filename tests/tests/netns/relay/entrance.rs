@@ -116,7 +116,7 @@ fn says(stream: &mut TcpStream, words: &str) -> String {
 }
 
 /// The name of a sample about a TCP forward's local address.
-fn sample(name: &str, port: u16) -> String {
+pub fn sample(name: &str, port: u16) -> String {
     format!("edge_{name}{{listen=\"127.0.0.1:{port}\",protocol=\"tcp\"}}")
 }
 
