@@ -20,7 +20,7 @@ use super::{
     How, KernelPart, MonitorNotice, PartOutcome, Plan, Program,
     ledger::{Changed, Entries, Ledger},
     message::send,
-    qdisc,
+    qdisc::{self, Root},
     rights::{self, Rights},
     wait::has_closed,
 };
@@ -133,7 +133,10 @@ impl<'a> Held<'a> {
                 let key = (device.clone(), part);
                 let is_done = self.parts.get(&key).is_some_and(Result::is_ok);
                 let stands = index.is_some_and(|index| match part {
-                    KernelPart::Fq => roots.get(&index).is_some_and(|kind| kind == "fq"),
+                    // An administrator's `fq` in place of ours has another outcome.
+                    KernelPart::Fq => roots
+                        .get(&index)
+                        .is_some_and(|root| root.is_fq_of_paced() || root.is_fq() && !self.has_set_fq(index)),
                     KernelPart::Egress => self.egress_stands(device, index),
                     KernelPart::Ingress => matches!(&self.ingress, Some(Ok(ingress)) if ingress.is_attached(device)),
                 });
@@ -141,7 +144,7 @@ impl<'a> Held<'a> {
                     continue;
                 }
                 let outcome = match part {
-                    KernelPart::Fq => self.set_fq(device),
+                    KernelPart::Fq => self.set_fq(device, &roots),
                     KernelPart::Egress => self.attach_egress(device),
                     KernelPart::Ingress => self.attach_ingress(device),
                 };
@@ -159,18 +162,27 @@ impl<'a> Held<'a> {
         }
     }
 
-    fn set_fq(&mut self, device: &str) -> Result<How> {
-        let found = NetworkDevice::find(device)?;
-        let is_ours = self.entries.fq.iter().any(|changed| changed.index == found.index);
-        let words = match qdisc::set_fq(device)? {
-            None if is_ours => "set by paced".to_owned(),
-            None => "it was there".to_owned(),
-            Some(before) => {
-                if !is_ours {
-                    self.entries.fq.push(Changed { device: device.to_owned(), index: found.index });
-                    self.note();
-                }
-                format!("in place of {before}")
+    /// Whether the ledger says that paced set the `fq` of a device.
+    fn has_set_fq(&self, index: u32) -> bool {
+        self.entries.fq.iter().any(|changed| changed.index == index)
+    }
+
+    fn set_fq(&mut self, device: &str, roots: &BTreeMap<u32, Root>) -> Result<How> {
+        let index = NetworkDevice::find(device)?.index;
+        let root = roots.get(&index).with_context(|| format!("{device} has no qdisc"))?;
+        if self.has_set_fq(index) && !root.is_fq_of_paced() {
+            // Somebody replaced it: nothing is left to undo.
+            self.entries.fq.retain(|changed| changed.index != index);
+            self.note();
+        }
+        let words = match root.is_fq() {
+            true if self.has_set_fq(index) => "set by paced".to_owned(),
+            true => "it was there".to_owned(),
+            false => {
+                qdisc::set_fq(device, index, root)?;
+                self.entries.fq.push(Changed { device: device.to_owned(), index });
+                self.note();
+                format!("in place of {}", root.kind())
             }
         };
         Ok(How { words, outlives_the_monitor: true })
@@ -254,14 +266,18 @@ impl<'a> Held<'a> {
         }
         let Entries { clsact, fq } = std::mem::take(&mut self.entries);
         let is_there = |changed: &&Changed| index(&changed.device) == Some(changed.index);
-        let removed = clsact.iter().filter(is_there).map(|changed| (changed, qdisc::remove_clsact(&changed.device)));
-        let removed: Vec<_> = removed
-            .chain(fq.iter().filter(is_there).map(|changed| (changed, qdisc::remove_root(&changed.device))))
-            .collect();
-        for (changed, outcome) in removed {
-            if let Err(error) = outcome {
-                eprintln!("paced monitor: failed to restore {}: {error:#}", changed.device);
+        let failed = |changed: &Changed, error: &anyhow::Error| {
+            eprintln!("paced monitor: failed to restore {}: {error:#}", changed.device);
+        };
+        for changed in clsact.iter().filter(is_there) {
+            match qdisc::remove_clsact(changed.index) {
+                Ok(true) => {}
+                Ok(false) => eprintln!("paced monitor: clsact stays on {}: other filters use it", changed.device),
+                Err(error) => failed(changed, &error),
             }
+        }
+        for changed in fq.iter().filter(is_there) {
+            qdisc::remove_fq(changed.index).unwrap_or_else(|error| failed(changed, &error));
         }
         self.note();
     }
