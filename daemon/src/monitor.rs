@@ -164,8 +164,25 @@ pub struct Monitor {
     current: Current,
 }
 
-/// A copy of the present monitor's socket.
-type Current = Arc<Mutex<Option<Socket>>>;
+/// The present monitor's socket.
+type Current = Arc<Mutex<Present>>;
+
+#[derive(Default)]
+struct Present {
+    /// A copy.
+    socket: Option<Socket>,
+    /// Whether this process ends, and with it every monitor.
+    is_over: bool,
+}
+
+impl Present {
+    /// Makes the monitor end.
+    fn end(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
 
 /// A socket that receives the monitor's notices.
 pub struct Notices(Socket);
@@ -213,8 +230,17 @@ impl Drop for Monitor {
     fn drop(&mut self) {
         // Wait for both to end, so that nothing is left once this process is seen to end.
         _ = self.keeper.shutdown(Shutdown::Both);
-        if let Some(current) = self.current.lock().take() {
-            _ = current.shutdown(Shutdown::Both);
+        let mut current = self.current.lock();
+        current.is_over = true;
+        current.end();
+        drop(current);
+        // A monitor ends when its socket closes, so not while that lies unread in the keeper's.
+        loop {
+            match message::receive::<Started>(&self.keeper) {
+                Ok(Some(_)) => {}
+                Err(error) if message::is_unreadable(&error) => {}
+                Ok(None) | Err(_) => break,
+            }
         }
         _ = self.child.wait();
     }
@@ -288,7 +314,12 @@ impl WaitingForSuccessors {
 
 fn take_over((Started, fds): (Started, Vec<OwnedFd>), current: &Current) -> io::Result<Notices> {
     let socket: Socket = fds.into_iter().next().ok_or(ErrorKind::InvalidData)?.into();
-    *current.lock() = Some(socket.try_clone()?);
+    let copy = socket.try_clone()?;
+    let mut current = current.lock();
+    current.socket = Some(copy);
+    if current.is_over {
+        current.end();
+    }
     Ok(Notices(socket))
 }
 
@@ -322,5 +353,44 @@ mod tests {
         );
         let read: Plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
         assert_eq!(read, plan);
+    }
+
+    /// A keeper that announces a monitor: its end of their socket pair, and the process that stands for the monitor. That
+    /// process ends when all copies of the monitor's socket are closed.
+    fn keeper_and_monitor() -> (Monitor, Socket) {
+        let pair = || Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        let ((keeper, other), (near, far)) = (pair(), pair());
+        let child = process::Command::new("cat").stdin(OwnedFd::from(near)).stdout(Stdio::null()).spawn().unwrap();
+        message::send(&other, &Started, &[far.as_fd()]).unwrap();
+        (Monitor { keeper, child, current: Current::default() }, other)
+    }
+
+    /// Drops it, which must not wait for ever.
+    fn assert_ends(monitor: Monitor) {
+        let monitor_id = rustix::process::Pid::from_child(&monitor.child);
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            drop(monitor);
+            tell.send(())
+        });
+        if told.recv_timeout(Duration::from_secs(10)).is_err() {
+            _ = rustix::process::kill_process(monitor_id, rustix::process::Signal::KILL);
+            panic!("the monitor did not end");
+        }
+    }
+
+    #[test]
+    fn the_end_does_not_wait_for_a_monitor_whose_announcement_nobody_read() {
+        let (monitor, _keeper) = keeper_and_monitor();
+        assert_ends(monitor);
+    }
+
+    #[test]
+    fn a_monitor_that_is_taken_over_while_the_end_begins_ends_too() {
+        let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        let current = Current::default();
+        current.lock().is_over = true;
+        let _notices = take_over((Started, vec![far.into()]), &current).unwrap();
+        assert!(wait::has_closed(&near, Duration::ZERO).unwrap());
     }
 }

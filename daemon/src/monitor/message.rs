@@ -62,6 +62,11 @@ pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, 
     Ok(Some((serde_json::from_slice(bytes)?, fds)))
 }
 
+/// Whether [`receive`] failed because of the message, which it has taken from the socket, and not because of the socket.
+pub fn is_unreadable(error: &io::Error) -> bool {
+    error.raw_os_error().is_none()
+}
+
 #[cfg(test)]
 mod tests {
     use std::{fs::File, os::fd::AsRawFd as _, os::unix::fs::MetadataExt as _};
