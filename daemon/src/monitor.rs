@@ -224,6 +224,11 @@ impl Monitor {
     pub fn successors(&self) -> io::Result<Successors> {
         Ok(Successors { keeper: self.keeper.try_clone()?, current: self.current.clone() })
     }
+
+    /// Makes the present monitor end, so that the keeper starts another.
+    pub fn end_present(&self) {
+        self.current.lock().end();
+    }
 }
 
 impl Drop for Monitor {
@@ -250,7 +255,7 @@ impl Notices {
     /// Waits for the next notice; `None` once the monitor has ended.
     ///
     /// # Errors
-    /// The monitor sends nothing for twenty seconds, or an invalid message.
+    /// The monitor sends nothing for twenty seconds, or a message that cannot be read.
     pub fn next(&self) -> io::Result<Option<(MonitorNotice, Vec<OwnedFd>)>> {
         message::receive(&self.0)
     }
@@ -289,7 +294,7 @@ impl<T: DeserializeOwned> MessageReceiver<T> {
     /// Waits for the next message; `None` once the other end has closed. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// The message is invalid.
+    /// The message cannot be read ([`message::is_unreadable`]), or the socket fails.
     pub async fn next(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         self.socket.async_io(Interest::READABLE, |socket| message::receive(socket)).await
     }
@@ -306,15 +311,21 @@ impl WaitingForSuccessors {
     /// future loses nothing.
     ///
     /// # Errors
-    /// The message is invalid.
+    /// The message cannot be read ([`message::is_unreadable`]), or there is no descriptor left for the monitor's socket:
+    /// that monitor then ends, and the keeper announces another. Or the keeper's socket fails.
     pub async fn next(&self) -> io::Result<Option<Notices>> {
         self.keeper.next().await?.map(|started| take_over(started, &self.current)).transpose()
+    }
+
+    /// Makes the present monitor end, so that the keeper starts another.
+    pub fn end_present(&self) {
+        self.current.lock().end();
     }
 }
 
 fn take_over((Started, fds): (Started, Vec<OwnedFd>), current: &Current) -> io::Result<Notices> {
     let socket: Socket = fds.into_iter().next().ok_or(ErrorKind::InvalidData)?.into();
-    let copy = socket.try_clone()?;
+    let copy = socket.try_clone().map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
     let mut current = current.lock();
     current.socket = Some(copy);
     if current.is_over {
@@ -353,6 +364,18 @@ mod tests {
         );
         let read: Plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
         assert_eq!(read, plan);
+    }
+
+    impl Successors {
+        /// Returns a receiver of the monitors that the other end of this socket announces.
+        pub(crate) fn announced_to(keeper: Socket) -> Self {
+            Self { keeper, current: Current::default() }
+        }
+
+        /// Announces a monitor with this socket, as the keeper does.
+        pub(crate) fn announce(keeper: &Socket, monitor: &Socket) {
+            message::send(keeper, &Started, &[monitor.as_fd()]).unwrap();
+        }
     }
 
     /// A keeper that announces a monitor: its end of their socket pair, and the process that stands for the monitor. That
