@@ -31,6 +31,7 @@ use prometheus_client::{
 use quic::connection_id::Secret;
 use relay::host_addresses::HostAddresses;
 use sched::stream::Level;
+use tokio::sync::watch;
 
 use super::{
     enforced::Enforced,
@@ -44,6 +45,8 @@ pub struct Tables {
     /// Separate from the rest: workers write here, and must not wait for a scrape that reads counters.
     known: Mutex<Option<KnownAddresses>>,
     wanted: Mutex<Wanted>,
+    /// Whether there are marks. Once there are, there always are.
+    has_marks: watch::Sender<bool>,
     /// What the kernel enforces, of everything that is wanted.
     pub in_force: Enforced,
     /// Updates that were refused when last tried, so that each is reported once.
@@ -96,7 +99,7 @@ impl Tables {
     /// Replaces the former programs with newly loaded ones, and gives them all settings of the former ones. Classes
     /// keep their numbers and marks.
     pub(super) fn hold(&self, mut programs: Loaded) {
-        let devices = {
+        let (devices, has_marks) = {
             let mut held = self.loaded();
             *self.known() = programs.guard.as_mut().and_then(Guard::take_known_addresses);
             let Loaded { classes, guard, marks, devices, .. } = programs;
@@ -114,8 +117,9 @@ impl Tables {
             if let Some(guarded) = guard {
                 self.guard_by(&mut held, &guarded);
             }
-            devices
+            (devices, held.marks.is_some())
         };
+        self.has_marks.send_if_modified(|had| !std::mem::replace(had, has_marks) && has_marks);
         devices.iter().for_each(|(device, has_fq)| self.set_fq(device, *has_fq));
     }
 
@@ -135,6 +139,12 @@ impl Tables {
     #[must_use]
     pub fn marks(&self) -> Option<Marks> {
         self.loaded().marks.clone()
+    }
+
+    /// Waits until there are marks; for ever if no program comes to use any.
+    pub async fn marked(&self) {
+        // An error means that the tables are gone, but the caller has them.
+        _ = self.has_marks.subscribe().wait_for(|has_marks| *has_marks).await;
     }
 
     /// Puts a policy in force as a whole, or returns an error and changes nothing.
@@ -424,6 +434,8 @@ fn capped(bytes_per_sec: Option<u64>) -> KernelTerms {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use bpf::mark::Tag;
 
     use super::*;
@@ -473,6 +485,19 @@ mod tests {
         tables.publish(&policy("[class.bulk]\n[class.new]")).unwrap();
         assert_eq!(["default", "voice", "bulk"].map(|class| tables.number_of(Some(class))), numbers);
         assert_eq!((tables.number_of(Some("new")), tables.number_of(None)), (3, 0));
+    }
+
+    #[tokio::test]
+    async fn marks_that_come_late_are_told() {
+        let tables = Tables::default();
+        let is_told = async |tables: &Tables| tokio::time::timeout(Duration::ZERO, tables.marked()).await.is_ok();
+        tables.hold(Loaded::default());
+        assert!(!is_told(&tables).await && tables.marks().is_none());
+        let marks = || Some(Marks::new(Tag::default(), Permission { sockets: true, packets: true }));
+        tables.hold(Loaded { marks: marks(), ..Loaded::default() });
+        assert!(is_told(&tables).await && tables.marks().is_some());
+        tables.hold(Loaded::default());
+        assert!(is_told(&tables).await && tables.marks().is_some(), "classes keep their marks");
     }
 
     #[test]

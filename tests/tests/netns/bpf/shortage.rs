@@ -1,9 +1,12 @@
 //! Processes of a relay that lack descriptors, or whose monitor falls at the start.
 
-use lab::process::limit_descriptors;
-use lab::site::SOON;
+use std::fs;
 
-use super::monitor::{all_in_force, kill, monitor_of, site};
+use lab::netns::Chain;
+use lab::process::{limit_descriptors, wait_for};
+use lab::site::{Family, SOON, Site, Terms};
+
+use super::monitor::{KERNEL, all_in_force, assert_serves, kill, monitor_of, site};
 
 /// A limit that lets a process open nothing.
 const NONE: u64 = 3;
@@ -23,4 +26,30 @@ fn a_relay_without_descriptors_for_the_next_monitor_follows_a_later_one() {
     assert_eq!(site.counts().unwrap().of("kernel_monitor_keeper"), 1);
     site.signal(libc::SIGTERM).unwrap();
     assert!(site.relay.wait(SOON).unwrap().success());
+}
+
+#[test]
+fn packets_are_marked_though_the_first_monitor_falls_at_the_start() {
+    lab::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    // Kills the first monitor while it loads the programs: the only child of the only child of this thread's only child.
+    let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+    let child = |of: u32, thread: u32| -> Option<u32> {
+        fs::read_to_string(format!("/proc/{of}/task/{thread}/children")).ok()?.trim().parse().ok()
+    };
+    let monitor = move || {
+        let relay = child(std::process::id(), thread)?;
+        let keeper = child(relay, relay)?;
+        child(keeper, keeper)
+    };
+    let killer = std::thread::spawn(move || wait_for("a monitor", SOON, || monitor().map(kill)));
+    let site = Site::on(chain, Terms { sections: KERNEL, ..Terms::default() }).unwrap();
+    killer.join().unwrap().unwrap();
+    site.relay.wait_for_line("the monitor has ended", SOON).unwrap();
+    site.wait_for_counts("another monitor", |counts| counts.of("kernel_monitor") == 1).unwrap();
+    assert_eq!(all_in_force(&site), [true; 3]);
+    let marked =
+        ["up", "down"].map(|direction| format!("kernel_packets_total{{class=\"default\",direction=\"{direction}\"}}"));
+    assert_serves(&site, Family::V4);
+    site.wait_for_counts("marked packets", |counts| marked.iter().all(|packets| counts.of(packets) > 0)).unwrap();
 }
