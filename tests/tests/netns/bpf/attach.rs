@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use bpf::egress::{Egress, Hook, KernelClasses, KernelTerms, PROGRAM, remove_leftovers};
+use bpf::ingress::Ingress;
 use bpf::mark::{Direction, Mark, Tag};
 use lab::netns::{Chain, Link, Namespace};
 
@@ -170,4 +171,18 @@ fn a_filter_is_attached_to_the_next_device_of_its_name_too() {
     assert_eq!(attach_as_filter(&chain, &mut egress), Some(Hook::Netlink { made_clsact: true }));
     assert!(filters(&chain.relay, device).contains(PROGRAM));
     assert_eq!((send(&chain), classes.counters(CLASS).unwrap().packets), (vec![46, 46], 2));
+}
+
+#[test]
+fn a_device_without_ethernet_headers_is_refused_to_the_guard_which_reads_them() {
+    lab::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let mut ingress = Ingress::load().unwrap();
+    // The lab's kernel has no node of tun, and others lack tunnels of IP in IP.
+    let tun = chain.relay.ip("tuntap add dev bare mode tun");
+    tun.or_else(|_| chain.relay.ip("link add bare type ipip local 10.9.0.1 remote 10.9.0.2")).unwrap();
+    let error = chain.relay.run(|| ingress.attach("bare")).unwrap().unwrap_err().to_string();
+    assert!(error.contains("bare (XDP)") && error.contains("no Ethernet header"), "{error}");
+    assert!(!ingress.is_attached("bare"));
+    chain.relay.run(|| ingress.attach(&chain.egress.near.device)).unwrap().unwrap();
 }
