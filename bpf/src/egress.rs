@@ -267,7 +267,22 @@ impl KernelClasses {
     fn set_device(&mut self, device: &NetworkDevice, has_fq: bool) -> Result<(), Error> {
         let fq = if has_fq { intf::DEVICE_FQ } else { 0 };
         let ethernet = if device.has_ethernet { 0 } else { intf::DEVICE_NO_ETHERNET };
-        self.devices.insert(device.index, fq | ethernet, 0).map_err(|error| broken(NAMES[3], error))
+        let flags = fq | ethernet;
+        let inserted = self.devices.insert(device.index, flags, 0).or_else(|_| {
+            // Devices that were made anew have left their former indices behind, and the table may be full of these.
+            self.forget_missing_devices();
+            self.devices.insert(device.index, flags, 0)
+        });
+        inserted.map_err(|error| broken(NAMES[3], error))
+    }
+
+    /// Removes the indices of devices that the calling thread's namespace no longer has.
+    fn forget_missing_devices(&mut self) {
+        let listed: Vec<u32> = self.devices.keys().filter_map(Result::ok).collect();
+        for index in listed.into_iter().filter(|index| !NetworkDevice::exists(*index)) {
+            // Another process may have removed it.
+            _ = self.devices.remove(&index);
+        }
     }
 }
 

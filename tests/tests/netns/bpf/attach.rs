@@ -186,3 +186,26 @@ fn a_device_without_ethernet_headers_is_refused_to_the_guard_which_reads_them() 
     assert!(!ingress.is_attached("bare"));
     chain.relay.run(|| ingress.attach(&chain.egress.near.device)).unwrap().unwrap();
 }
+
+#[test]
+fn devices_that_are_gone_make_room_for_new_ones() {
+    lab::ring!(Netns);
+    /// As many as the table has room for.
+    const PAIRS: usize = 128;
+    let chain = Chain::new().unwrap();
+    let (mut egress, mut classes) = load();
+    let pair = |at| format!("link add a{at} group 7 type veth peer name b{at}\n");
+    chain.relay.ip(&(0..PAIRS).map(pair).collect::<String>()).unwrap();
+    let fill = || {
+        for at in 0..PAIRS {
+            classes.set_fq(&format!("a{at}"), false).unwrap();
+            classes.set_fq(&format!("b{at}"), false).unwrap();
+        }
+        classes.set_fq("lo", false).unwrap_err()
+    };
+    chain.relay.run(fill).unwrap();
+    chain.relay.ip("link delete group 7").unwrap();
+    let device = &chain.egress.near.device;
+    chain.relay.run(|| egress.attach(device, false)).unwrap().unwrap();
+    assert_eq!(send(&chain), [46, 46]);
+}
