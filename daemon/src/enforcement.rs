@@ -45,11 +45,12 @@ impl Enforcement {
             return None;
         }
         let started = Monitor::start(&Plan::from(config));
-        let (monitor, notices) =
-            started.inspect_err(|error| tracing::warn!("nothing is enforced in the kernel: {error:#}")).ok()?;
+        // Whether or not the monitor has started: nothing else in this process needs the rights.
         if let Err(error) = rights::keep(Rights::DATA) {
             tracing::warn!("this process could not drop its rights: {error}");
         }
+        let (monitor, notices) =
+            started.inspect_err(|error| tracing::warn!("nothing is enforced in the kernel: {error:#}")).ok()?;
         tables.in_force.keeper_waits();
         let mut intake = Intake::new(config, tables);
         let notices = loop {

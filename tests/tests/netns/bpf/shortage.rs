@@ -1,4 +1,4 @@
-//! Processes of a relay that lack descriptors, or whose monitor falls at the start.
+//! Processes of a relay that lack descriptors, a reader or their program, or whose monitor falls at the start.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use lab::netns::Chain;
 use lab::process::{limit_descriptors, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
-use super::monitor::{KERNEL, all_in_force, assert_serves, kill, monitor_of, site};
+use super::monitor::{KERNEL, all_in_force, assert_serves, keeper_and_monitor, kill, monitor_of, rights_of, site};
 
 /// A limit that lets a process open nothing.
 const NONE: u64 = 3;
@@ -52,4 +52,25 @@ fn packets_are_marked_though_the_first_monitor_falls_at_the_start() {
         ["up", "down"].map(|direction| format!("kernel_packets_total{{class=\"default\",direction=\"{direction}\"}}"));
     assert_serves(&site, Family::V4);
     site.wait_for_counts("marked packets", |counts| marked.iter().all(|packets| counts.of(packets) > 0)).unwrap();
+}
+
+#[test]
+fn a_relay_that_cannot_start_its_monitor_gives_up_its_rights_all_the_same() {
+    lab::ring!(Netns);
+    let (bind, raw) = (1 << 10, 1 << 13);
+    let mut site = Site::new(Terms { sections: KERNEL, ..Terms::default() }).unwrap();
+    site.signal(libc::SIGTERM).unwrap();
+    site.relay.wait(SOON).unwrap();
+    // The name of a deleted file leads to no program.
+    let copy = site.path("paced");
+    fs::copy(lab::program("paced").unwrap(), &copy).unwrap();
+    let script = format!(
+        "exec 3<{0} && rm {0} && exec /proc/self/fd/3 run --config {1}",
+        copy.display(),
+        site.path("paced.toml").display()
+    );
+    let relay = site.chain.relay.start("sh", ["-c", &script]).unwrap();
+    relay.wait_for_line("nothing is enforced in the kernel", SOON).unwrap();
+    relay.wait_for_line("ready", SOON).unwrap();
+    assert_eq!(["CapEff", "CapPrm"].map(|set| rights_of(relay.id(), set)), [bind | raw; 2]);
 }
