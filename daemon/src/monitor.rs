@@ -13,9 +13,9 @@
 //! processes undo everything and end: a killed daemon leaves nothing behind.
 
 use std::{
-    env,
+    env, fmt,
     fs::File,
-    io::{self, ErrorKind},
+    io::{self, ErrorKind, Write as _},
     marker::PhantomData,
     net::Shutdown,
     os::{
@@ -347,6 +347,12 @@ pub fn serve(plan: &str) -> Result<()> {
     // A monitor that inherited this end would hide the keeper's end.
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     keeper::keep(peer, &plan)
+}
+
+/// Writes a line of keeper or monitor to standard error. Without a reader, which the daemon may have lost, the line is
+/// lost: `eprintln` would panic.
+fn say(words: fmt::Arguments<'_>) {
+    _ = io::stderr().write_all(format!("paced monitor: {words}\n").as_bytes());
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ use super::{
     message::send,
     qdisc::{self, Root},
     rights::{self, Rights},
+    say,
     wait::has_closed,
 };
 use crate::confinement::{self, Process};
@@ -35,8 +36,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// It received a request, which no process may send.
 pub(super) fn serve(peer: &Socket, plan: &Plan, ledger: &Ledger) -> Result<()> {
     rights::use_held(Rights::MONITOR).context("failed to take up rights")?;
-    confinement::confine(Process::Monitor)
-        .unwrap_or_else(|error| eprintln!("paced monitor: no seccomp filter: {error:#}"));
+    confinement::confine(Process::Monitor).unwrap_or_else(|error| say(format_args!("no seccomp filter: {error:#}")));
     let mut held = Held::inherit(plan, ledger);
     held.load();
     loop {
@@ -85,7 +85,7 @@ impl<'a> Held<'a> {
     /// Takes over what an earlier monitor did and could not undo.
     fn inherit(plan: &'a Plan, ledger: &'a Ledger) -> Self {
         let entries = ledger.read().unwrap_or_else(|error| {
-            eprintln!("paced monitor: what another did before is not known: {error}");
+            say(format_args!("what another did before is not known: {error}"));
             Entries::default()
         });
         Self {
@@ -117,7 +117,7 @@ impl<'a> Held<'a> {
         let plan = self.plan;
         let roots = if plan.manage_qdisc { qdisc::roots() } else { Ok(BTreeMap::new()) };
         let roots = roots.unwrap_or_else(|error| {
-            eprintln!("paced monitor: qdiscs cannot be read: {error:#}");
+            say(format_args!("qdiscs cannot be read: {error:#}"));
             BTreeMap::new()
         });
         for device in &plan.devices {
@@ -216,7 +216,7 @@ impl<'a> Held<'a> {
     /// Writes down what a successor would have to undo.
     fn note(&self) {
         if let Err(error) = self.ledger.write(&self.entries) {
-            eprintln!("paced monitor: what was done is not written down: {error}");
+            say(format_args!("what was done is not written down: {error}"));
         }
     }
 
@@ -267,12 +267,12 @@ impl<'a> Held<'a> {
         let Entries { clsact, fq } = std::mem::take(&mut self.entries);
         let is_there = |changed: &&Changed| index(&changed.device) == Some(changed.index);
         let failed = |changed: &Changed, error: &anyhow::Error| {
-            eprintln!("paced monitor: failed to restore {}: {error:#}", changed.device);
+            say(format_args!("failed to restore {}: {error:#}", changed.device));
         };
         for changed in clsact.iter().filter(is_there) {
             match qdisc::remove_clsact(changed.index) {
                 Ok(true) => {}
-                Ok(false) => eprintln!("paced monitor: clsact stays on {}: other filters use it", changed.device),
+                Ok(false) => say(format_args!("clsact stays on {}: other filters use it", changed.device)),
                 Err(error) => failed(changed, &error),
             }
         }

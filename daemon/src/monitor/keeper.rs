@@ -19,6 +19,7 @@ use super::{
     ledger::Ledger,
     message::send,
     rights::{self, Rights},
+    say,
     wait::{has_closed, retried},
 };
 use crate::confinement::{self, Process};
@@ -54,8 +55,7 @@ impl Pause {
 /// A monitor cannot be started, for lack of processes, memory or descriptors.
 pub(super) fn keep(peer: Socket, plan: &Plan) -> Result<()> {
     rights::hold(Rights::MONITOR).context("failed to give up rights")?;
-    confinement::confine(Process::Keeper)
-        .unwrap_or_else(|error| eprintln!("paced monitor: no seccomp filter: {error:#}"));
+    confinement::confine(Process::Keeper).unwrap_or_else(|error| say(format_args!("no seccomp filter: {error:#}")));
     let ledger = Ledger::new().context("failed to make the ledger")?;
     let mut pause = Pause(Pause::FIRST);
     loop {
@@ -84,12 +84,12 @@ pub(super) fn keep(peer: Socket, plan: &Plan) -> Result<()> {
             }
             return Ok(());
         }
-        eprintln!("paced monitor: ended ({}), another is started", ended.map(words).unwrap_or_default());
+        say(format_args!("ended ({}), another is started", ended.map(words).unwrap_or_default()));
     }
 }
 
 fn succeeded(outcome: Result<()>) -> bool {
-    outcome.inspect_err(|error| eprintln!("paced monitor: {error:#}")).is_ok()
+    outcome.inspect_err(|error| say(format_args!("{error:#}"))).is_ok()
 }
 
 fn words(status: WaitStatus) -> String {

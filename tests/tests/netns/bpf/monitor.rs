@@ -22,7 +22,7 @@ pub fn child_of(pid: u32) -> u32 {
 }
 
 /// The pids of the process that starts the monitor, and of the monitor.
-pub fn keeper_and_monitor(relay: &Process) -> (u32, u32) {
+fn keeper_and_monitor(relay: &Process) -> (u32, u32) {
     let keeper = child_of(relay.id());
     (keeper, child_of(keeper))
 }

@@ -3,10 +3,10 @@
 use std::fs;
 
 use lab::netns::Chain;
-use lab::process::{limit_descriptors, wait_for};
+use lab::process::{limit_descriptors, send_signal, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
-use super::monitor::{KERNEL, all_in_force, assert_serves, keeper_and_monitor, kill, monitor_of, rights_of, site};
+use super::monitor::{KERNEL, all_in_force, assert_serves, child_of, kill, monitor_of, rights_of, site};
 
 /// A limit that lets a process open nothing.
 const NONE: u64 = 3;
@@ -73,4 +73,35 @@ fn a_relay_that_cannot_start_its_monitor_gives_up_its_rights_all_the_same() {
     relay.wait_for_line("nothing is enforced in the kernel", SOON).unwrap();
     relay.wait_for_line("ready", SOON).unwrap();
     assert_eq!(["CapEff", "CapPrm"].map(|set| rights_of(relay.id(), set)), [bind | raw; 2]);
+}
+
+/// A process that is killed when this is dropped.
+struct Killed(u32);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It may have ended.
+        _ = send_signal(self.0, libc::SIGKILL);
+    }
+}
+
+#[test]
+fn a_monitor_is_started_again_though_standard_error_has_no_reader() {
+    lab::ring!(Netns);
+    let mut site = site();
+    site.signal(libc::SIGTERM).unwrap();
+    site.relay.wait(SOON).unwrap();
+    let (program, file) = (lab::program("paced").unwrap(), site.path("paced.toml"));
+    let script = format!("{{ exec {} run --config {} 2>&1; }} | grep -m 1 ready", program.display(), file.display());
+    let shell = site.chain.relay.start("bash", ["-c", &script]).unwrap();
+    shell.wait_for_line("ready", SOON).unwrap();
+    // Once the reader has ended.
+    let relay = Killed(child_of(shell.id()));
+    let keeper = child_of(relay.0);
+    kill(child_of(keeper));
+    site.wait_for_counts("another monitor", |counts| {
+        counts.of("kernel_monitor_restarts_total") == 1 && counts.of("kernel_monitor") == 1
+    })
+    .unwrap();
+    assert_eq!(child_of(relay.0), keeper);
 }
