@@ -21,6 +21,10 @@ pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), 
 /// The program's name, as `bpftool prog` and `tc filter` show it.
 pub const PROGRAM: &str = "paced_egress";
 
+/// How far ahead the program lets packets depart, in nanoseconds (`EDT_HORIZON_NS` in `edt.h`): later packets are dropped.
+/// A device keeps rates only if its `fq` has no nearer horizon.
+pub const HORIZON_NS: u64 = 1_000_000_000;
+
 /// The terms of a class, in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelTerms {
@@ -254,7 +258,8 @@ impl KernelClasses {
         })
     }
 
-    /// Sets whether the root qdisc of a device of the calling thread's namespace is `fq`. Without it, the program
+    /// Sets whether the root qdisc of a device of the calling thread's namespace is `fq`, with a horizon of at least
+    /// [`HORIZON_NS`]. Without it, the program
     /// neither writes departure times nor enforces rates there.
     ///
     /// # Errors

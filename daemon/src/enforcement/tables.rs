@@ -60,7 +60,7 @@ pub(super) fn rates(has_fq: bool) -> Result<String, String> {
 }
 
 /// Why a device keeps no rates.
-const NO_FQ: &str = "no fq at the root, or its horizon is below 2 ms";
+const NO_FQ: &str = "no fq at the root, or its horizon is below 1 s";
 
 /// The settings written to the tables so far, for the tables of programs that are loaded anew.
 #[derive(Clone, Default)]
@@ -209,7 +209,8 @@ impl Tables {
         }
     }
 
-    /// Notes whether the root queueing discipline of a device is `fq`. If it is not, the kernel keeps no rates. Callers
+    /// Notes whether the root queueing discipline of a device is `fq` with a horizon that rates need
+    /// ([`bpf::egress::HORIZON_NS`]). If it is not, the kernel keeps no rates. Callers
     /// repeat this: it retries refused updates, and another device may have taken the name.
     pub fn set_fq(&self, device: &str, has_fq: bool) {
         let mut loaded = self.loaded();

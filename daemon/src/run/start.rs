@@ -233,7 +233,7 @@ fn follow_devices(config: &Config, parts: &Parts, runtime: &Handle) -> Devices {
     if config.transport.io == config::PacketIo::Stock && !uses_marks(config) {
         return Devices::default();
     }
-    let listener = move |device: &str, keeps| kernel.set_fq(device, keeps);
+    let listener = move |device: &str, ahead_ns| kernel.set_fq(device, ahead_ns >= bpf::egress::HORIZON_NS);
     qdisc::follow(parts.qdiscs.clone(), runtime, Box::new(listener))
 }
 
