@@ -29,6 +29,21 @@ fn a_relay_without_descriptors_for_the_next_monitor_follows_a_later_one() {
 }
 
 #[test]
+fn a_keeper_without_descriptors_for_the_next_monitor_tries_again() {
+    lab::ring!(Netns);
+    let site = site();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    let keeper = child_of(site.relay.id());
+    let before = limit_descriptors(keeper, NONE).unwrap();
+    kill(child_of(keeper));
+    site.relay.wait_for_line("paced monitor: not started", SOON).unwrap();
+    limit_descriptors(keeper, before).unwrap();
+    site.wait_for_counts("another monitor", |counts| counts.of("kernel_monitor") == 1).unwrap();
+    assert_eq!(all_in_force(&site), [true; 3]);
+    assert_eq!(child_of(site.relay.id()), keeper);
+}
+
+#[test]
 fn packets_are_marked_though_the_first_monitor_falls_at_the_start() {
     lab::ring!(Netns);
     let chain = Chain::new().unwrap();
