@@ -101,7 +101,8 @@ impl Egress {
     }
 
     /// Attaches the program to the egress of a device of the calling thread's namespace, in place of an earlier
-    /// attachment there; `has_fq` says whether the device keeps departure times. Kernels without tcx get a filter.
+    /// attachment there; `has_fq` says whether the device keeps departure times, until [`KernelClasses::set_fq`] says
+    /// otherwise: if it has for this device, that stays. Kernels without tcx get a filter.
     ///
     /// # Errors
     /// There is no such device, or the kernel refuses.
@@ -144,7 +145,9 @@ impl Egress {
     fn prepare(&mut self, device: &str, has_fq: bool) -> Result<NetworkDevice, Error> {
         self.detach(device)?;
         let found = NetworkDevice::find(device).map_err(|error| refused(device, "tc egress", error.into()))?;
-        self.classes()?.set_device(&found, has_fq)?;
+        let mut classes = self.classes()?;
+        let has_fq = classes.has_fq(&found).unwrap_or(has_fq);
+        classes.set_device(&found, has_fq)?;
         Ok(found)
     }
 
@@ -267,6 +270,11 @@ impl KernelClasses {
     pub fn set_fq(&mut self, device: &str, has_fq: bool) -> Result<(), Error> {
         let found = NetworkDevice::find(device).map_err(|error| broken(NAMES[3], error))?;
         self.set_device(&found, has_fq)
+    }
+
+    /// Whether the root qdisc of a device is `fq`, as set last; `None` if that was never set.
+    fn has_fq(&self, device: &NetworkDevice) -> Option<bool> {
+        self.devices.get(&device.index, 0).ok().map(|flags| flags & intf::DEVICE_FQ != 0)
     }
 
     fn set_device(&mut self, device: &NetworkDevice, has_fq: bool) -> Result<(), Error> {
