@@ -192,17 +192,18 @@ impl<'a> Held<'a> {
         let has_fq = self.parts.get(&(device.to_owned(), KernelPart::Fq)).is_some_and(Result::is_ok);
         let egress = loaded(&mut self.egress)?;
         egress::remove_leftovers(device);
-        match egress.attach(device, has_fq)? {
-            Hook::Tcx => Ok(How { words: "tcx".to_owned(), outlives_the_monitor: false }),
-            Hook::Netlink { made_clsact } => {
-                if made_clsact {
-                    let found = NetworkDevice::find(device)?;
-                    self.entries.clsact.push(Changed { device: device.to_owned(), index: found.index });
-                    self.note();
-                }
-                Ok(How { words: "a filter of clsact".to_owned(), outlives_the_monitor: true })
-            }
+        let attached = egress.attach(device, has_fq);
+        // Also if the filter was refused.
+        let is_new = |index: &u32| !self.entries.clsact.iter().any(|changed| changed.index == *index);
+        if let Some(index) = index(device).filter(|index| egress.has_made_clsact(*index)).filter(is_new) {
+            self.entries.clsact.push(Changed { device: device.to_owned(), index });
+            self.note();
         }
+        let (words, outlives_the_monitor) = match attached? {
+            Hook::Tcx => ("tcx", false),
+            Hook::Netlink => ("a filter of clsact", true),
+        };
+        Ok(How { words: words.to_owned(), outlives_the_monitor })
     }
 
     fn attach_ingress(&mut self, device: &str) -> Result<How> {

@@ -126,6 +126,12 @@ fn a_device_that_vanishes_takes_the_program_with_it_and_nothing_fails() {
         .unwrap();
 }
 
+/// Whether the program made the `clsact` of the relay's device toward the target.
+fn has_made_clsact(chain: &Chain, egress: &Egress) -> bool {
+    let find = || bpf::NetworkDevice::find(&chain.egress.near.device).unwrap().index;
+    egress.has_made_clsact(chain.relay.run(find).unwrap())
+}
+
 /// Attaches through netlink: the only way before Linux 6.6. Later kernels may lack it; then returns `None`.
 fn attach_as_filter(chain: &Chain, egress: &mut Egress) -> Option<Hook> {
     let attached = chain.relay.run(|| egress.attach_filter(&chain.egress.near.device, false)).unwrap();
@@ -136,6 +142,7 @@ fn attach_as_filter(chain: &Chain, egress: &mut Egress) -> Option<Hook> {
             let message = error.to_string();
             assert!(!kernel.contains("deb12"), "the lab's kernels have cls_bpf: {message}");
             assert!(message.contains("clsact") || message.contains("filter"), "{message}");
+            assert_eq!(has_made_clsact(chain, egress), message.contains("filter"), "it made clsact before: {message}");
             None
         }
     }
@@ -147,16 +154,32 @@ fn as_a_filter_it_does_the_same_and_leaves_when_it_is_detached_or_swept_away() {
     let chain = Chain::new().unwrap();
     let (mut egress, classes) = load();
     let Some(hook) = attach_as_filter(&chain, &mut egress) else { return };
-    assert_eq!(hook, Hook::Netlink { made_clsact: true });
+    assert!(hook == Hook::Netlink && has_made_clsact(&chain, &egress));
     let device = &chain.egress.near.device;
     assert!(filters(&chain.relay, device).contains(PROGRAM));
     assert_eq!((send(&chain), classes.counters(CLASS).unwrap().packets), (vec![46, 46], 2));
     chain.relay.run(|| egress.detach(device)).unwrap().unwrap();
     assert_eq!(filters(&chain.relay, device), "");
-    assert_eq!(attach_as_filter(&chain, &mut egress), Some(Hook::Netlink { made_clsact: false }));
+    assert_eq!(attach_as_filter(&chain, &mut egress), Some(Hook::Netlink));
     chain.relay.run(|| remove_leftovers(device)).unwrap();
     assert_eq!(filters(&chain.relay, device), "");
     assert_eq!(send(&chain), [0, 0]);
+}
+
+#[test]
+fn a_filter_or_clsact_that_somebody_removed_is_attached_again_at_once() {
+    lab::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let (mut egress, _classes) = load();
+    let Some(_) = attach_as_filter(&chain, &mut egress) else { return };
+    let device = &chain.egress.near.device;
+    for removal in ["filter delete", "qdisc delete"] {
+        let what = if removal.starts_with("qdisc") { "clsact" } else { "egress" };
+        chain.relay.tc(&format!("{removal} dev {device} {what}")).unwrap();
+        assert_eq!(attach_as_filter(&chain, &mut egress), Some(Hook::Netlink), "after {removal}");
+        assert!(filters(&chain.relay, device).contains(PROGRAM));
+        assert_eq!(send(&chain), [46, 46]);
+    }
 }
 
 #[test]
@@ -168,8 +191,8 @@ fn a_filter_is_attached_to_the_next_device_of_its_name_too() {
     let device = &chain.egress.near.device;
     chain.relay.ip(&format!("link delete {device}")).unwrap();
     Link::new(&chain.relay, &chain.target, 2).unwrap();
-    assert_eq!(attach_as_filter(&chain, &mut egress), Some(Hook::Netlink { made_clsact: true }));
-    assert!(filters(&chain.relay, device).contains(PROGRAM));
+    assert_eq!(attach_as_filter(&chain, &mut egress), Some(Hook::Netlink));
+    assert!(has_made_clsact(&chain, &egress) && filters(&chain.relay, device).contains(PROGRAM));
     assert_eq!((send(&chain), classes.counters(CLASS).unwrap().packets), (vec![46, 46], 2));
 }
 
