@@ -268,8 +268,7 @@ impl KernelClasses {
     }
 
     /// Sets whether the root qdisc of a device of the calling thread's namespace is `fq`, with a horizon of at least
-    /// [`HORIZON_NS`]. Without it, the program
-    /// neither writes departure times nor enforces rates there.
+    /// [`HORIZON_NS`]. Without it, the program neither writes departure times nor enforces rates there.
     ///
     /// # Errors
     /// There is no such device, or the kernel refuses the update.

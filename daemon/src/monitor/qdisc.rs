@@ -170,8 +170,8 @@ pub(super) fn remove_clsact(index: u32) -> Result<bool> {
     })
 }
 
-/// Every parameter of `fq` (`include/uapi/linux/pkt_sched.h`): omitted parameters would keep the values of an earlier
-/// `fq`. The horizon is twice the longest delay that the tc program sets.
+/// The parameters of `fq` (`include/uapi/linux/pkt_sched.h`) that bear on paced's packets, so that they do not depend on the
+/// kernel's defaults. The horizon is twice the longest delay that the tc program sets.
 fn fq_options() -> Vec<TcOption> {
     const HORIZON_US: u32 = 2_000_000;
     let words: [(u16, u32); 11] = [
