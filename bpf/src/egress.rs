@@ -1,12 +1,12 @@
 //! The tc egress program: marks, paces and counts outgoing packets, by class.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use aya::maps::{Array, HashMap, MapData, PerCpuArray};
 use aya::programs::tc::{self, NlOptions, SchedClassifierLinkId, TcAttachOptions};
-use aya::programs::{SchedClassifier, TcAttachType};
+use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
 
 use crate::error::{Cause, Circumstances, Error};
 use crate::intf::{self, RawCounters, RawTerms, SLOTS};
@@ -20,6 +20,10 @@ pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), 
 
 /// The program's name, as `bpftool prog` and `tc filter` show it.
 pub const PROGRAM: &str = "paced_egress";
+
+/// How far ahead the program lets packets depart, in nanoseconds (`EDT_HORIZON_NS` in `edt.h`): later packets are dropped.
+/// A device keeps rates only if its `fq` has no nearer horizon.
+pub const HORIZON_NS: u64 = 1_000_000_000;
 
 /// The terms of a class, in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,10 +59,7 @@ pub enum Hook {
     /// By a link that ends with the process (Linux 6.6).
     Tcx,
     /// As a filter of the `clsact` qdisc, which stays until it is removed.
-    Netlink {
-        /// Whether the qdisc was made for this, so that the caller must remove it.
-        made_clsact: bool,
-    },
+    Netlink,
 }
 
 /// How an attached program is bound to its device.
@@ -76,6 +77,8 @@ pub enum Attached {
 pub struct Egress {
     loaded: Loaded<SchedClassifier>,
     attached: BTreeMap<String, Attachment>,
+    /// The indices of devices.
+    made_clsact: BTreeSet<u32>,
 }
 
 #[derive(Debug)]
@@ -93,11 +96,12 @@ impl Egress {
     /// The kernel refuses it, mostly for lack of CAP_BPF or CAP_NET_ADMIN.
     pub fn load(tag: Tag) -> Result<Self, Error> {
         let loaded = Loaded::new(PROGRAM, OBJECT, &[("mark_tag", &tag.value())], SchedClassifier::load)?;
-        Ok(Self { loaded, attached: BTreeMap::new() })
+        Ok(Self { loaded, attached: BTreeMap::new(), made_clsact: BTreeSet::new() })
     }
 
     /// Attaches the program to the egress of a device of the calling thread's namespace, in place of an earlier
-    /// attachment there; `has_fq` says whether the device keeps departure times. Kernels without tcx get a filter.
+    /// attachment there; `has_fq` says whether the device keeps departure times, until [`KernelClasses::set_fq`] says
+    /// otherwise: if it has for this device, that stays. Kernels without tcx get a filter.
     ///
     /// # Errors
     /// There is no such device, or the kernel refuses.
@@ -122,11 +126,11 @@ impl Egress {
     /// As for [`Egress::attach`].
     pub fn attach_filter(&mut self, device: &str, has_fq: bool) -> Result<Hook, Error> {
         let found = self.prepare(device, has_fq)?;
-        let made_clsact = match tc::qdisc_add_clsact(device) {
-            Ok(()) => true,
-            Err(tc::TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => false,
+        match tc::qdisc_add_clsact(device) {
+            Ok(()) => _ = self.made_clsact.insert(found.index),
+            Err(tc::TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {}
             Err(error) => return Err(refused(device, "tc egress, clsact", error.into())),
-        };
+        }
         let options = TcAttachOptions::Netlink(NlOptions::default());
         let filter = self
             .loaded
@@ -134,24 +138,33 @@ impl Egress {
             .and_then(|program| Ok(program.attach_with_options(device, TcAttachType::Egress, options)?))
             .map_err(|cause| refused(device, "tc egress, filter", cause))?;
         self.attached.insert(device.to_owned(), Attachment::Filter(filter, found));
-        Ok(Hook::Netlink { made_clsact })
+        Ok(Hook::Netlink)
+    }
+
+    /// Whether this program made the `clsact` qdisc of the device with this index, so that the caller must remove it: even
+    /// if the filter was refused.
+    #[must_use]
+    pub fn has_made_clsact(&self, index: u32) -> bool {
+        self.made_clsact.contains(&index)
     }
 
     fn prepare(&mut self, device: &str, has_fq: bool) -> Result<NetworkDevice, Error> {
         self.detach(device)?;
         let found = NetworkDevice::find(device).map_err(|error| refused(device, "tc egress", error.into()))?;
-        self.classes()?.set_device(&found, has_fq)?;
+        let mut classes = self.classes()?;
+        let has_fq = classes.has_fq(&found).unwrap_or(has_fq);
+        classes.set_device(&found, has_fq)?;
         Ok(found)
     }
 
-    /// Detaches the program from a device of the calling thread's namespace; does nothing if it is not attached there.
-    /// A removed device has taken the attachment with it, even if another device has its name now.
+    /// Detaches the program from a device of the calling thread's namespace; does nothing if it is not attached there, or
+    /// no longer. A removed device has taken the attachment with it, even if another device has its name now.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn detach(&mut self, device: &str) -> Result<(), Error> {
         let Some(Attachment::Filter(filter, at)) = self.attached.remove(device) else { return Ok(()) };
-        match self.loaded.program_mut().and_then(|program| Ok(program.detach(filter)?)) {
+        match self.loaded.program_mut().and_then(|program| Ok(program.detach(filter).or_else(unless_gone)?)) {
             Err(cause) if NetworkDevice::find(device).is_ok_and(|found| found.index == at.index) => {
                 Err(refused(device, "tc egress, detaching", cause))
             }
@@ -254,8 +267,8 @@ impl KernelClasses {
         })
     }
 
-    /// Sets whether the root qdisc of a device of the calling thread's namespace is `fq`. Without it, the program
-    /// neither writes departure times nor enforces rates there.
+    /// Sets whether the root qdisc of a device of the calling thread's namespace is `fq`, with a horizon of at least
+    /// [`HORIZON_NS`]. Without it, the program neither writes departure times nor enforces rates there.
     ///
     /// # Errors
     /// There is no such device, or the kernel refuses the update.
@@ -264,10 +277,30 @@ impl KernelClasses {
         self.set_device(&found, has_fq)
     }
 
+    /// Whether the root qdisc of a device is `fq`, as set last; `None` if that was never set.
+    fn has_fq(&self, device: &NetworkDevice) -> Option<bool> {
+        self.devices.get(&device.index, 0).ok().map(|flags| flags & intf::DEVICE_FQ != 0)
+    }
+
     fn set_device(&mut self, device: &NetworkDevice, has_fq: bool) -> Result<(), Error> {
         let fq = if has_fq { intf::DEVICE_FQ } else { 0 };
         let ethernet = if device.has_ethernet { 0 } else { intf::DEVICE_NO_ETHERNET };
-        self.devices.insert(device.index, fq | ethernet, 0).map_err(|error| broken(NAMES[3], error))
+        let flags = fq | ethernet;
+        let inserted = self.devices.insert(device.index, flags, 0).or_else(|_| {
+            // Devices that were made anew have left their former indices behind, and the table may be full of these.
+            self.forget_missing_devices();
+            self.devices.insert(device.index, flags, 0)
+        });
+        inserted.map_err(|error| broken(NAMES[3], error))
+    }
+
+    /// Removes the indices of devices that the calling thread's namespace no longer has.
+    fn forget_missing_devices(&mut self) {
+        let listed: Vec<u32> = self.devices.keys().filter_map(Result::ok).collect();
+        for index in listed.into_iter().filter(|index| !NetworkDevice::exists(*index)) {
+            // Another process may have removed it.
+            _ = self.devices.remove(&index);
+        }
     }
 }
 
@@ -280,6 +313,17 @@ impl From<KernelTerms> for RawTerms {
             dscp: terms.dscp.map_or(intf::KEEP_DSCP, |dscp| dscp & 63),
             unused: [0; 3],
         }
+    }
+}
+
+/// Ignores that there is no such filter (ENOENT), or no `clsact` (EINVAL), to remove it from (`tc_del_tfilter`,
+/// net/sched/cls_api.c).
+fn unless_gone(error: ProgramError) -> Result<(), ProgramError> {
+    match &error {
+        ProgramError::NetlinkError(refusal) if matches!(refusal.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => {
+            Ok(())
+        }
+        _ => Err(error),
     }
 }
 

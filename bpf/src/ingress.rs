@@ -55,7 +55,8 @@ impl Ingress {
     /// if the driver does not support that.
     ///
     /// # Errors
-    /// There is no such device, another XDP program is there, or the kernel refuses.
+    /// There is no such device, its packets have no Ethernet header (tun, WireGuard, PPP, IP in IP), which the program
+    /// would misread, another XDP program is there, or the kernel refuses.
     pub fn attach(&mut self, device: &str) -> Result<XdpMode, Error> {
         let refused = |hook, cause: Cause| Error::Attach {
             program: PROGRAM,
@@ -66,6 +67,9 @@ impl Ingress {
         };
         self.detach(device);
         let found = NetworkDevice::find(device).map_err(|error| refused("XDP", error.into()))?;
+        if !found.has_ethernet {
+            return Err(refused("XDP", "packets of this device have no Ethernet header, which the guard reads".into()));
+        }
         let program = self.loaded.program_mut().map_err(|cause| refused("XDP", cause))?;
         let fd = program.fd().map_err(|error| refused("XDP", error.into()))?.as_fd();
         let (link, mode) = match Link::attach(fd, &found, LinkHook::XdpNative) {

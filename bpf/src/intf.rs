@@ -45,7 +45,7 @@ pub(crate) const ANY_PORT: u16 = 0;
 pub(crate) const CLASSES: u32 = 256;
 
 /// `struct listener`; address and port in network order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C)]
 pub(crate) struct RawListener {
     pub(crate) address: [u64; 2],

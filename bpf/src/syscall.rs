@@ -83,7 +83,7 @@ pub(crate) enum UdpOption {
 
 /// Tries the option on a new socket that sends nothing.
 pub(crate) fn try_option(option: UdpOption) -> io::Result<()> {
-    let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))?;
+    let socket = any_socket()?;
     match option {
         UdpOption::DepartureTime => {
             Ok(rustix::net::sockopt::set_txtime(&socket, ClockId::Monotonic, TxTimeFlags::empty())?)
@@ -92,6 +92,11 @@ pub(crate) fn try_option(option: UdpOption) -> io::Result<()> {
         UdpOption::Coalescing => set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 1),
         UdpOption::Mark => set_option(&socket, libc::SOL_SOCKET, libc::SO_MARK, 1),
     }
+}
+
+/// Returns a socket of either family, of which this machine may lack one.
+fn any_socket() -> io::Result<UdpSocket> {
+    UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))
 }
 
 /// Sets a socket option whose value is an `int` (setsockopt(2)).
@@ -113,12 +118,18 @@ pub struct NetworkDevice {
 }
 
 impl NetworkDevice {
+    /// Whether there is a device with this index; true if the kernel does not say.
+    pub(crate) fn exists(index: u32) -> bool {
+        let Ok(socket) = any_socket() else { return true };
+        rustix::net::netdevice::index_to_name(&socket, index) != Err(rustix::io::Errno::NODEV)
+    }
+
     /// Finds a device by its name.
     ///
     /// # Errors
     /// ENODEV if there is no device of that name.
     pub fn find(name: &str) -> io::Result<Self> {
-        let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))?;
+        let socket = any_socket()?;
         let index = rustix::net::netdevice::name_to_index(&socket, name)?;
         // SAFETY: `ifreq` consists of integers and a union of integers, and zero is a valid value for each.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

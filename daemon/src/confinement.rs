@@ -5,8 +5,8 @@
 //! allocator and AWS-LC make changes with their versions and with the machine, and a relay must not fail years later at
 //! a call missing from a list. Neither paced nor its libraries make any of the denied calls after the start: calls that
 //! concern other programs, other processes' memory, mounts, namespaces, modules, keys, clocks, memory that is both
-//! writable and executable, and socket families that paced does not use. Under systemd, the unit's list of allowed
-//! calls holds as well.
+//! writable and executable, and families and types of sockets that paced does not use. Under systemd, the unit's list of
+//! allowed calls holds as well.
 
 use std::{collections::BTreeMap, env::consts::ARCH};
 
@@ -178,12 +178,15 @@ fn denied(process: Process) -> Result<Rules> {
     }
     if process == Process::Data {
         rules.insert(libc::SYS_bpf, vec![SeccompRule::new(none_of(0, MAP_COMMANDS)?)?]);
-        // Netlink sockets are of type SOCK_RAW as well. A raw socket of another family could send packets with forged
-        // headers.
-        let raw = bits(1, 0xf, libc::SOCK_RAW.cast_unsigned())?;
+    }
+    // Netlink sockets are of type SOCK_RAW as well. A raw socket of another family could send packets with forged
+    // headers, and so could one of type SOCK_PACKET, which the kernel makes one of AF_PACKET (`__sock_create`,
+    // net/socket.c).
+    let sockets = rules.entry(libc::SYS_socket).or_default();
+    for kind in (0..=SOCKET_KIND).filter(|kind| !SOCKET_KINDS.contains(kind)) {
         for family in [libc::AF_INET, libc::AF_INET6] {
-            let of = SeccompRule::new(vec![equals(0, family.cast_unsigned())?, raw.clone()])?;
-            rules.entry(libc::SYS_socket).or_default().push(of);
+            let of = vec![equals(0, family.cast_unsigned())?, bits(1, SOCKET_KIND, kind)?];
+            sockets.push(SeccompRule::new(of)?);
         }
     }
     Ok(rules)
@@ -191,6 +194,12 @@ fn denied(process: Process) -> Result<Rules> {
 
 /// The socket families in use.
 const FAMILIES: &[u32] = &[libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32, libc::AF_NETLINK as u32];
+
+/// The bits of a socket's type besides its flags (`SOCK_TYPE_MASK`, include/linux/net.h).
+const SOCKET_KIND: u32 = 0xf;
+
+/// The types of Internet sockets in use.
+const SOCKET_KINDS: [u32; 2] = [libc::SOCK_STREAM.cast_unsigned(), libc::SOCK_DGRAM.cast_unsigned()];
 
 const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWNS,
@@ -312,8 +321,11 @@ mod tests {
                 UdpSocket::bind("127.0.0.1:0").unwrap();
                 TcpListener::bind("127.0.0.1:0").unwrap();
                 assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW), 0, "{process:?}");
-                if process == Process::Data {
-                    assert_eq!(socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC), libc::EPERM);
+                // The kernel turns Internet sockets of type 10, SOCK_PACKET, into packet sockets.
+                for kind in [libc::SOCK_RAW, libc::SOCK_SEQPACKET, 10] {
+                    for family in [libc::AF_INET, libc::AF_INET6] {
+                        assert_eq!(socket(family, kind | libc::SOCK_CLOEXEC), libc::EPERM, "{process:?}: {kind}");
+                    }
                 }
                 let map = |protection| {
                     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -15,7 +15,8 @@ use self::{
     tables::Loaded,
 };
 use crate::monitor::{
-    MessageReceiver, Monitor, MonitorNotice, Notices, PartOutcome, Plan, Program, Successors, WaitingForSuccessors,
+    MessageReceiver, Monitor, MonitorNotice, Notices, PartOutcome, Plan, Program, Successors,
+    message::is_unreadable,
     rights::{self, Rights},
 };
 
@@ -44,11 +45,12 @@ impl Enforcement {
             return None;
         }
         let started = Monitor::start(&Plan::from(config));
-        let (monitor, notices) =
-            started.inspect_err(|error| tracing::warn!("nothing is enforced in the kernel: {error:#}")).ok()?;
+        // Whether or not the monitor has started: nothing else in this process needs the rights.
         if let Err(error) = rights::keep(Rights::DATA) {
             tracing::warn!("this process could not drop its rights: {error}");
         }
+        let (monitor, notices) =
+            started.inspect_err(|error| tracing::warn!("nothing is enforced in the kernel: {error:#}")).ok()?;
         tables.in_force.keeper_waits();
         let mut intake = Intake::new(config, tables);
         let notices = loop {
@@ -59,6 +61,11 @@ impl Enforcement {
                     }
                 }
                 Ok(None) => break None,
+                Err(error) if is_unreadable(&error) => {
+                    tracing::error!("the message of the monitor cannot be read: {error}");
+                    monitor.end_present();
+                    break None;
+                }
                 Err(error) => {
                     tracing::warn!("the monitor has not reported yet what the kernel enforces: {error}");
                     break Some(notices);
@@ -92,36 +99,49 @@ impl Drop for Enforcement {
 
 /// Receives the notices of one monitor after another, until the last one has ended and no other can start.
 async fn follow(mut intake: Intake, notices: Option<Notices>, successors: io::Result<Successors>) -> io::Result<()> {
+    let successors = successors?.waiting()?;
     let mut monitor = notices.map(Notices::waiting).transpose()?;
-    let mut keeper = Some(successors?.waiting()?);
+    let mut has_keeper = true;
     if monitor.is_none() {
         intake.ended();
     }
-    while monitor.is_some() || keeper.is_some() {
+    while monitor.is_some() || has_keeper {
         tokio::select! {
             said = next(monitor.as_ref()), if monitor.is_some() => match said {
                 Ok(Some((notice, fds))) => _ = intake.take(notice, fds),
                 outcome => {
                     if let Err(error) = outcome {
-                        tracing::error!("invalid message from the monitor: {error}");
+                        tracing::error!("the message of the monitor cannot be read: {error}");
+                        // Its tables or reports would be missing: another monitor sends everything again.
+                        successors.end_present();
                     }
                     monitor = None;
                     intake.ended();
                 }
             },
-            started = successor(keeper.as_ref()), if keeper.is_some() => match started {
+            started = successors.next(), if has_keeper => match started {
                 Ok(Some(notices)) => {
                     if monitor.take().is_some() {
                         intake.ended();
                     }
                     intake.tables.in_force.monitor_started_again();
-                    monitor = Some(notices.waiting()?);
+                    match notices.waiting() {
+                        Ok(waiting) => monitor = Some(waiting),
+                        Err(error) => {
+                            tracing::error!("the monitor cannot be followed: {error}");
+                            successors.end_present();
+                        }
+                    }
+                }
+                // The monitor's socket is closed with the message, so that the monitor ends and the keeper starts another.
+                Err(error) if is_unreadable(&error) => {
+                    tracing::error!("the message of the keeper of the monitor cannot be read: {error}");
                 }
                 outcome => {
                     if let Err(error) = outcome {
-                        tracing::error!("invalid message from the keeper of the monitor: {error}");
+                        tracing::error!("the socket to the keeper of the monitor has failed: {error}");
                     }
-                    keeper = None;
+                    has_keeper = false;
                     intake.tables.in_force.keeper_ended();
                     tracing::error!(
                         "the keeper of the monitor has ended: if the monitor ends, only a restart of paced starts it again"
@@ -136,13 +156,6 @@ async fn follow(mut intake: Intake, notices: Option<Notices>, successors: io::Re
 async fn next(monitor: Option<&MessageReceiver<MonitorNotice>>) -> io::Result<Option<(MonitorNotice, Vec<OwnedFd>)>> {
     match monitor {
         Some(monitor) => monitor.next().await,
-        None => pending().await,
-    }
-}
-
-async fn successor(keeper: Option<&WaitingForSuccessors>) -> io::Result<Option<Notices>> {
-    match keeper {
-        Some(keeper) => keeper.next().await,
         None => pending().await,
     }
 }
@@ -254,5 +267,45 @@ fn report(device: &str, part: &'static str, outcome: &PartOutcome) {
     match outcome {
         Ok(how) => tracing::info!(device, part, how = how.words, "enforced in the kernel"),
         Err(why) => tracing::warn!(device, part, "not enforced in the kernel: {why}{}", advice(why)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use socket2::{Domain, Socket, Type};
+
+    use super::*;
+    use crate::monitor::message;
+
+    fn pair() -> (Socket, Socket) {
+        Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap()
+    }
+
+    #[tokio::test]
+    async fn after_a_message_that_cannot_be_read_the_next_monitor_is_followed() {
+        let (keeper, announced) = pair();
+        let tables = Arc::<Tables>::default();
+        tables.in_force.keeper_waits();
+        let intake = Intake::new(&Kernel::default(), tables.clone());
+        // Without a descriptor, as when there is none left for it; then garbage from the first monitor.
+        message::send(&keeper, &(), &[]).unwrap();
+        let [first, second] = [pair(), pair()];
+        Successors::announce(&keeper, &first.1);
+        drop(first.1);
+        let followed = tokio::spawn(follow(intake, None, Ok(Successors::announced_to(announced))));
+        first.0.send(b"{").unwrap();
+        let near = first.0;
+        let ended = tokio::task::spawn_blocking(move || {
+            // The keeper's monitor ends when its socket is shut down.
+            near.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+            message::receive::<String>(&near).unwrap().is_none()
+        });
+        assert!(ended.await.unwrap(), "a monitor whose message cannot be read is ended");
+        Successors::announce(&keeper, &second.1);
+        drop(second.1);
+        message::send(&second.0, &MonitorNotice::Ready, &[]).unwrap();
+        drop((keeper, second.0));
+        tokio::time::timeout(std::time::Duration::from_secs(10), followed).await.unwrap().unwrap().unwrap();
+        assert_eq!(tables.in_force.restarts(), 2, "both monitors were followed");
     }
 }

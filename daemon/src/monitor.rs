@@ -13,9 +13,9 @@
 //! processes undo everything and end: a killed daemon leaves nothing behind.
 
 use std::{
-    env,
+    env, fmt,
     fs::File,
-    io::{self, ErrorKind},
+    io::{self, ErrorKind, Write as _},
     marker::PhantomData,
     net::Shutdown,
     os::{
@@ -164,8 +164,25 @@ pub struct Monitor {
     current: Current,
 }
 
-/// A copy of the present monitor's socket.
-type Current = Arc<Mutex<Option<Socket>>>;
+/// The present monitor's socket.
+type Current = Arc<Mutex<Present>>;
+
+#[derive(Default)]
+struct Present {
+    /// A copy.
+    socket: Option<Socket>,
+    /// Whether this process ends, and with it every monitor.
+    is_over: bool,
+}
+
+impl Present {
+    /// Makes the monitor end.
+    fn end(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
 
 /// A socket that receives the monitor's notices.
 pub struct Notices(Socket);
@@ -207,14 +224,28 @@ impl Monitor {
     pub fn successors(&self) -> io::Result<Successors> {
         Ok(Successors { keeper: self.keeper.try_clone()?, current: self.current.clone() })
     }
+
+    /// Makes the present monitor end, so that the keeper starts another.
+    pub fn end_present(&self) {
+        self.current.lock().end();
+    }
 }
 
 impl Drop for Monitor {
     fn drop(&mut self) {
         // Wait for both to end, so that nothing is left once this process is seen to end.
         _ = self.keeper.shutdown(Shutdown::Both);
-        if let Some(current) = self.current.lock().take() {
-            _ = current.shutdown(Shutdown::Both);
+        let mut current = self.current.lock();
+        current.is_over = true;
+        current.end();
+        drop(current);
+        // A monitor ends when its socket closes, so not while that lies unread in the keeper's.
+        loop {
+            match message::receive::<Started>(&self.keeper) {
+                Ok(Some(_)) => {}
+                Err(error) if message::is_unreadable(&error) => {}
+                Ok(None) | Err(_) => break,
+            }
         }
         _ = self.child.wait();
     }
@@ -224,7 +255,7 @@ impl Notices {
     /// Waits for the next notice; `None` once the monitor has ended.
     ///
     /// # Errors
-    /// The monitor sends nothing for twenty seconds, or an invalid message.
+    /// The monitor sends nothing for twenty seconds, or a message that cannot be read.
     pub fn next(&self) -> io::Result<Option<(MonitorNotice, Vec<OwnedFd>)>> {
         message::receive(&self.0)
     }
@@ -263,7 +294,7 @@ impl<T: DeserializeOwned> MessageReceiver<T> {
     /// Waits for the next message; `None` once the other end has closed. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// The message is invalid.
+    /// The message cannot be read ([`message::is_unreadable`]), or the socket fails.
     pub async fn next(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         self.socket.async_io(Interest::READABLE, |socket| message::receive(socket)).await
     }
@@ -280,15 +311,26 @@ impl WaitingForSuccessors {
     /// future loses nothing.
     ///
     /// # Errors
-    /// The message is invalid.
+    /// The message cannot be read ([`message::is_unreadable`]), or there is no descriptor left for the monitor's socket:
+    /// that monitor then ends, and the keeper announces another. Or the keeper's socket fails.
     pub async fn next(&self) -> io::Result<Option<Notices>> {
         self.keeper.next().await?.map(|started| take_over(started, &self.current)).transpose()
+    }
+
+    /// Makes the present monitor end, so that the keeper starts another.
+    pub fn end_present(&self) {
+        self.current.lock().end();
     }
 }
 
 fn take_over((Started, fds): (Started, Vec<OwnedFd>), current: &Current) -> io::Result<Notices> {
     let socket: Socket = fds.into_iter().next().ok_or(ErrorKind::InvalidData)?.into();
-    *current.lock() = Some(socket.try_clone()?);
+    let copy = socket.try_clone().map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
+    let mut current = current.lock();
+    current.socket = Some(copy);
+    if current.is_over {
+        current.end();
+    }
     Ok(Notices(socket))
 }
 
@@ -307,6 +349,12 @@ pub fn serve(plan: &str) -> Result<()> {
     keeper::keep(peer, &plan)
 }
 
+/// Writes a line of keeper or monitor to standard error. Without a reader, which the daemon may have lost, the line is
+/// lost: `eprintln` would panic.
+fn say(words: fmt::Arguments<'_>) {
+    _ = io::stderr().write_all(format!("paced monitor: {words}\n").as_bytes());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -322,5 +370,56 @@ mod tests {
         );
         let read: Plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
         assert_eq!(read, plan);
+    }
+
+    impl Successors {
+        /// Returns a receiver of the monitors that the other end of this socket announces.
+        pub(crate) fn announced_to(keeper: Socket) -> Self {
+            Self { keeper, current: Current::default() }
+        }
+
+        /// Announces a monitor with this socket, as the keeper does.
+        pub(crate) fn announce(keeper: &Socket, monitor: &Socket) {
+            message::send(keeper, &Started, &[monitor.as_fd()]).unwrap();
+        }
+    }
+
+    /// A keeper that announces a monitor: its end of their socket pair, and the process that stands for the monitor. That
+    /// process ends when all copies of the monitor's socket are closed.
+    fn keeper_and_monitor() -> (Monitor, Socket) {
+        let pair = || Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        let ((keeper, other), (near, far)) = (pair(), pair());
+        let child = process::Command::new("cat").stdin(OwnedFd::from(near)).stdout(Stdio::null()).spawn().unwrap();
+        message::send(&other, &Started, &[far.as_fd()]).unwrap();
+        (Monitor { keeper, child, current: Current::default() }, other)
+    }
+
+    /// Drops it, which must not wait for ever.
+    fn assert_ends(monitor: Monitor) {
+        let monitor_id = rustix::process::Pid::from_child(&monitor.child);
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            drop(monitor);
+            tell.send(())
+        });
+        if told.recv_timeout(Duration::from_secs(10)).is_err() {
+            _ = rustix::process::kill_process(monitor_id, rustix::process::Signal::KILL);
+            panic!("the monitor did not end");
+        }
+    }
+
+    #[test]
+    fn the_end_does_not_wait_for_a_monitor_whose_announcement_nobody_read() {
+        let (monitor, _keeper) = keeper_and_monitor();
+        assert_ends(monitor);
+    }
+
+    #[test]
+    fn a_monitor_that_is_taken_over_while_the_end_begins_ends_too() {
+        let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        let current = Current::default();
+        current.lock().is_over = true;
+        let _notices = take_over((Started, vec![far.into()]), &current).unwrap();
+        assert!(wait::has_closed(&near, Duration::ZERO).unwrap());
     }
 }

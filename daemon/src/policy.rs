@@ -352,6 +352,13 @@ impl Policies {
         Ok(state.history.current().clone())
     }
 
+    /// Puts the policy in force anew in the roles, whose classes depend on more than the policy: on the kernel's marks.
+    pub fn renew_roles(&self) {
+        let mut state = self.state();
+        let revision = state.history.current().clone();
+        (state.enforce.roles)(&revision.policy);
+    }
+
     /// Gives up the revision `number` if it is still on trial and its time is over; returns whether it did.
     pub fn expire(&self, number: u64) -> bool {
         let mut state = self.state();

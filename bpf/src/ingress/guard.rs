@@ -1,6 +1,6 @@
 //! The tables of the XDP program.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
@@ -27,13 +27,13 @@ const NAMES: [&str; 8] = [LISTENERS, IDS, LIMITS, REASONS, STAMPS, KNOWN, CLASSE
 /// The tables of the XDP program: listeners, keys and limits in, counters out. Using it needs the maps' file
 /// descriptors, but no right.
 pub struct Guard {
-    listeners: Array<MapData, RawListener>,
+    listeners: Kept<RawListener>,
     ids: Array<MapData, RawIdKeys>,
     limits: Array<MapData, RawLimits>,
     reasons: PerCpuArray<MapData, u64>,
     stamps: Array<MapData, RawStampKey>,
     known: Option<KnownAddresses>,
-    classes: Array<MapData, RawLimit>,
+    classes: Kept<RawLimit>,
     arrivals: PerCpuArray<MapData, RawArrivals>,
 }
 
@@ -72,13 +72,13 @@ impl Guard {
     pub fn from_fds(fds: impl IntoIterator<Item = OwnedFd>) -> Result<Self, Error> {
         let mut given = TABLES.given(fds.into_iter());
         Ok(Self {
-            listeners: given.table()?,
+            listeners: Kept::new(given.table()?),
             ids: given.table()?,
             limits: given.table()?,
             reasons: given.table()?,
             stamps: given.table()?,
             known: Some(KnownAddresses(given.table()?)),
-            classes: given.table()?,
+            classes: Kept::new(given.table()?),
             arrivals: given.table()?,
         })
     }
@@ -90,20 +90,8 @@ impl Guard {
     /// There are too many listeners (some hundred), or the kernel refuses an update; packets to listeners left out
     /// pass.
     pub fn listen(&mut self, listeners: impl IntoIterator<Item = impl Into<GuardedListener>>) -> Result<(), Error> {
-        let mut places = vec![RawListener::default(); intf::LISTENER_PLACES as usize];
-        let mut is_full = false;
-        let entries = listeners.into_iter().flat_map(|listener| {
-            let listener = RawListener::from(listener.into());
-            [listener, RawListener { port: intf::ANY_PORT, class: 0, ..listener }]
-        });
-        for entry in entries.collect::<HashSet<_>>() {
-            let probes = (0..intf::LISTENER_PROBES).map(|probe| (entry.place() + probe) % intf::LISTENER_PLACES);
-            match probes.map(|at| at as usize).find(|at| places[*at].in_use == 0) {
-                Some(at) => places[at] = entry,
-                None => is_full = true,
-            }
-        }
-        set_changed(&mut self.listeners, places).map_err(|error| broken(LISTENERS, error))?;
+        let (places, is_full) = places(listeners.into_iter().map(|listener| RawListener::from(listener.into())));
+        self.listeners.set(places).map_err(|error| broken(LISTENERS, error))?;
         if is_full { Err(broken(LISTENERS, "there is no room for so many listeners")) } else { Ok(()) }
     }
 
@@ -145,7 +133,7 @@ impl Guard {
             let rank = ranks.iter().find(|(number, _)| u32::from(*number) == class).map_or(0, |(_, rank)| *rank);
             RawLimit { burst_ns: limit.burst_ns / highest * (u64::from(rank) + 1), ..limit }
         };
-        set_changed(&mut self.classes, (0..intf::CLASSES).map(of)).map_err(|error| broken(CLASSES, error))
+        self.classes.set((0..intf::CLASSES).map(of).collect()).map_err(|error| broken(CLASSES, error))
     }
 
     /// Returns the arrivals of a class since the program was loaded, over all CPUs.
@@ -197,14 +185,47 @@ impl KnownAddresses {
     }
 }
 
-/// Sets those elements of an array whose value differs.
-fn set_changed<T: aya::Pod + PartialEq>(
-    array: &mut Array<MapData, T>,
-    values: impl IntoIterator<Item = T>,
-) -> Result<(), aya::maps::MapError> {
-    (0..)
-        .zip(values)
-        .try_for_each(|(at, value)| if array.get(&at, 0)? == value { Ok(()) } else { array.set(at, value, 0) })
+/// An array and its elements: setting an array that has not changed costs no system call. The caller is its only writer.
+struct Kept<T: aya::Pod> {
+    array: Array<MapData, T>,
+    /// Empty until the array is first set.
+    written: Vec<T>,
+}
+
+impl<T: aya::Pod + PartialEq> Kept<T> {
+    fn new(array: Array<MapData, T>) -> Self {
+        Self { array, written: Vec::new() }
+    }
+
+    /// Sets those elements whose value differs; `values` are all elements.
+    fn set(&mut self, values: Vec<T>) -> Result<(), aya::maps::MapError> {
+        if self.written.is_empty() {
+            self.written = (0..values.len()).map(|at| self.array.get(&(at as u32), 0)).collect::<Result<_, _>>()?;
+        }
+        for ((at, value), written) in (0..).zip(values).zip(&mut self.written) {
+            if *written != value {
+                self.array.set(at, value, 0)?;
+                *written = value;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the array of listeners, and whether it has no room for some. Listeners whose places collide have an order, so
+/// that the same listeners have the same places: one that moved would be missing for a moment.
+fn places(listeners: impl IntoIterator<Item = RawListener>) -> (Vec<RawListener>, bool) {
+    let mut places = vec![RawListener::default(); intf::LISTENER_PLACES as usize];
+    let mut is_full = false;
+    let entries = listeners.into_iter().flat_map(|of| [of, RawListener { port: intf::ANY_PORT, class: 0, ..of }]);
+    for entry in entries.collect::<BTreeSet<_>>() {
+        let probes = (0..intf::LISTENER_PROBES).map(|probe| (entry.place() + probe) % intf::LISTENER_PLACES);
+        match probes.map(|at| at as usize).find(|at| places[*at].in_use == 0) {
+            Some(at) => places[at] = entry,
+            None => is_full = true,
+        }
+    }
+    (places, is_full)
 }
 
 /// Converts an address to the programs' layout: IPv4 as IPv4-mapped IPv6, in network order.
@@ -228,4 +249,22 @@ impl From<GuardedListener> for RawListener {
 
 fn broken(map: &'static str, cause: impl Into<Cause>) -> Error {
     Error::Map { program: PROGRAM, map, cause: cause.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_listeners_have_the_same_places_in_whatever_order_they_are_named() {
+        let listener = |port| RawListener::from(GuardedListener::from(SocketAddr::from(([10, 0, 0, 1], port))));
+        let all: Vec<_> = (1..500).map(listener).collect();
+        let collide = |of: &RawListener| all.iter().filter(|other| other.place() == of.place()).count() > 1;
+        assert!(all.iter().any(collide), "or their order would not matter");
+        let (forwards, backwards) = (places(all.clone()), places(all.iter().copied().rev()));
+        assert!(!forwards.1 && forwards == backwards);
+        // One entry for each port, and one for the address.
+        assert_eq!(forwards.0.iter().filter(|entry| entry.in_use == 1).count(), all.len() + 1);
+        assert!(places((1..2_000).map(listener)).1, "more than there is room for");
+    }
 }

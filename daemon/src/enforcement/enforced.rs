@@ -99,6 +99,12 @@ impl Enforced {
         self.restarts.inc();
     }
 
+    /// Returns how many monitors were started after one had ended.
+    #[cfg(test)]
+    pub(super) fn restarts(&self) -> u64 {
+        self.restarts.get()
+    }
+
     /// Notes that the keeper has ended. Parts stay in force while the monitor lives.
     pub(super) fn keeper_ended(&self) {
         self.keeper.set(0);

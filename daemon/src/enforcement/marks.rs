@@ -68,7 +68,7 @@ pub struct Permission {
 }
 
 impl Permission {
-    /// Tries to mark a socket, and a packet that the socket sends to itself.
+    /// Tries to mark a socket, and a packet, which is not sent: a firewall's refusal would look like a lack of rights.
     ///
     /// # Errors
     /// The socket cannot be made.
@@ -78,10 +78,10 @@ impl Permission {
         let path = Handle::from_remote_address(RemoteAddress(std::net::SocketAddr::from(itself).into()));
         let ecn = ExplicitCongestionNotification::NotEct;
         let message =
-            Message { payload: &[0], segment_bytes: 1, path: &path, ecn, departure_ns: None, mark: Some(mark) };
+            Message { payload: &[], segment_bytes: 1, path: &path, ecn, departure_ns: None, mark: Some(mark) };
         // The kernel checks rights before routes, so any other error does not concern rights.
         let is_permitted = |tried: io::Result<()>| !tried.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM));
-        let packets = is_permitted(message::send(&socket, &[message]).map(drop));
+        let packets = is_permitted(message::check(&socket, &message));
         Ok(Self { sockets: is_permitted(SockRef::from(&socket).set_mark(mark)), packets })
     }
 }
@@ -170,6 +170,16 @@ mod tests {
         assert_eq!(marks.of("c254", Direction::Up), Some(Mark { direction: Direction::Up, class: 255 }));
         assert_eq!(marks.of("c255", Direction::Up), None);
         assert_eq!(marks.all(Direction::Down).count(), 256);
+    }
+
+    #[test]
+    fn a_process_without_rights_may_mark_neither_sockets_nor_packets() {
+        let probe = || {
+            crate::monitor::rights::hold(crate::monitor::rights::Rights::DATA).unwrap();
+            Permission::probe(Tag::default().value()).unwrap()
+        };
+        let permission = std::thread::spawn(probe).join().unwrap();
+        assert_eq!(permission, Permission { sockets: false, packets: false });
     }
 
     #[test]

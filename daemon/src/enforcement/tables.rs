@@ -31,6 +31,7 @@ use prometheus_client::{
 use quic::connection_id::Secret;
 use relay::host_addresses::HostAddresses;
 use sched::stream::Level;
+use tokio::sync::watch;
 
 use super::{
     enforced::Enforced,
@@ -44,6 +45,8 @@ pub struct Tables {
     /// Separate from the rest: workers write here, and must not wait for a scrape that reads counters.
     known: Mutex<Option<KnownAddresses>>,
     wanted: Mutex<Wanted>,
+    /// Whether there are marks. Once there are, there always are.
+    has_marks: watch::Sender<bool>,
     /// What the kernel enforces, of everything that is wanted.
     pub in_force: Enforced,
     /// Updates that were refused when last tried, so that each is reported once.
@@ -57,7 +60,7 @@ pub(super) fn rates(has_fq: bool) -> Result<String, String> {
 }
 
 /// Why a device keeps no rates.
-const NO_FQ: &str = "no fq at the root, or its horizon is below 2 ms";
+const NO_FQ: &str = "no fq at the root, or its horizon is below 1 s";
 
 /// The settings written to the tables so far, for the tables of programs that are loaded anew.
 #[derive(Clone, Default)]
@@ -96,7 +99,7 @@ impl Tables {
     /// Replaces the former programs with newly loaded ones, and gives them all settings of the former ones. Classes
     /// keep their numbers and marks.
     pub(super) fn hold(&self, mut programs: Loaded) {
-        let devices = {
+        let (devices, has_marks) = {
             let mut held = self.loaded();
             *self.known() = programs.guard.as_mut().and_then(Guard::take_known_addresses);
             let Loaded { classes, guard, marks, devices, .. } = programs;
@@ -114,8 +117,9 @@ impl Tables {
             if let Some(guarded) = guard {
                 self.guard_by(&mut held, &guarded);
             }
-            devices
+            (devices, held.marks.is_some())
         };
+        self.has_marks.send_if_modified(|had| !std::mem::replace(had, has_marks) && has_marks);
         devices.iter().for_each(|(device, has_fq)| self.set_fq(device, *has_fq));
     }
 
@@ -135,6 +139,12 @@ impl Tables {
     #[must_use]
     pub fn marks(&self) -> Option<Marks> {
         self.loaded().marks.clone()
+    }
+
+    /// Waits until there are marks; for ever if no program comes to use any.
+    pub async fn marked(&self) {
+        // An error means that the tables are gone, but the caller has them.
+        _ = self.has_marks.subscribe().wait_for(|has_marks| *has_marks).await;
     }
 
     /// Puts a policy in force as a whole, or returns an error and changes nothing.
@@ -199,7 +209,8 @@ impl Tables {
         }
     }
 
-    /// Notes whether the root queueing discipline of a device is `fq`. If it is not, the kernel keeps no rates. Callers
+    /// Notes whether the root queueing discipline of a device is `fq` with a horizon that rates need
+    /// ([`bpf::egress::HORIZON_NS`]). If it is not, the kernel keeps no rates. Callers
     /// repeat this: it retries refused updates, and another device may have taken the name.
     pub fn set_fq(&self, device: &str, has_fq: bool) {
         let mut loaded = self.loaded();
@@ -424,6 +435,8 @@ fn capped(bytes_per_sec: Option<u64>) -> KernelTerms {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use bpf::mark::Tag;
 
     use super::*;
@@ -473,6 +486,19 @@ mod tests {
         tables.publish(&policy("[class.bulk]\n[class.new]")).unwrap();
         assert_eq!(["default", "voice", "bulk"].map(|class| tables.number_of(Some(class))), numbers);
         assert_eq!((tables.number_of(Some("new")), tables.number_of(None)), (3, 0));
+    }
+
+    #[tokio::test]
+    async fn marks_that_come_late_are_told() {
+        let tables = Tables::default();
+        let is_told = async |tables: &Tables| tokio::time::timeout(Duration::ZERO, tables.marked()).await.is_ok();
+        tables.hold(Loaded::default());
+        assert!(!is_told(&tables).await && tables.marks().is_none());
+        let marks = || Some(Marks::new(Tag::default(), Permission { sockets: true, packets: true }));
+        tables.hold(Loaded { marks: marks(), ..Loaded::default() });
+        assert!(is_told(&tables).await && tables.marks().is_some());
+        tables.hold(Loaded::default());
+        assert!(is_told(&tables).await && tables.marks().is_some(), "classes keep their marks");
     }
 
     #[test]

@@ -20,8 +20,9 @@ use super::{
     How, KernelPart, MonitorNotice, PartOutcome, Plan, Program,
     ledger::{Changed, Entries, Ledger},
     message::send,
-    qdisc,
+    qdisc::{self, Root},
     rights::{self, Rights},
+    say,
     wait::has_closed,
 };
 use crate::confinement::{self, Process};
@@ -35,8 +36,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// It received a request, which no process may send.
 pub(super) fn serve(peer: &Socket, plan: &Plan, ledger: &Ledger) -> Result<()> {
     rights::use_held(Rights::MONITOR).context("failed to take up rights")?;
-    confinement::confine(Process::Monitor)
-        .unwrap_or_else(|error| eprintln!("paced monitor: no seccomp filter: {error:#}"));
+    confinement::confine(Process::Monitor).unwrap_or_else(|error| say(format_args!("no seccomp filter: {error:#}")));
     let mut held = Held::inherit(plan, ledger);
     held.load();
     loop {
@@ -85,7 +85,7 @@ impl<'a> Held<'a> {
     /// Takes over what an earlier monitor did and could not undo.
     fn inherit(plan: &'a Plan, ledger: &'a Ledger) -> Self {
         let entries = ledger.read().unwrap_or_else(|error| {
-            eprintln!("paced monitor: what another did before is not known: {error}");
+            say(format_args!("what another did before is not known: {error}"));
             Entries::default()
         });
         Self {
@@ -117,7 +117,7 @@ impl<'a> Held<'a> {
         let plan = self.plan;
         let roots = if plan.manage_qdisc { qdisc::roots() } else { Ok(BTreeMap::new()) };
         let roots = roots.unwrap_or_else(|error| {
-            eprintln!("paced monitor: qdiscs cannot be read: {error:#}");
+            say(format_args!("qdiscs cannot be read: {error:#}"));
             BTreeMap::new()
         });
         for device in &plan.devices {
@@ -133,7 +133,10 @@ impl<'a> Held<'a> {
                 let key = (device.clone(), part);
                 let is_done = self.parts.get(&key).is_some_and(Result::is_ok);
                 let stands = index.is_some_and(|index| match part {
-                    KernelPart::Fq => roots.get(&index).is_some_and(|kind| kind == "fq"),
+                    // An administrator's `fq` in place of ours has another outcome.
+                    KernelPart::Fq => roots
+                        .get(&index)
+                        .is_some_and(|root| root.is_fq_of_paced() || root.is_fq() && !self.has_set_fq(index)),
                     KernelPart::Egress => self.egress_stands(device, index),
                     KernelPart::Ingress => matches!(&self.ingress, Some(Ok(ingress)) if ingress.is_attached(device)),
                 });
@@ -141,7 +144,7 @@ impl<'a> Held<'a> {
                     continue;
                 }
                 let outcome = match part {
-                    KernelPart::Fq => self.set_fq(device),
+                    KernelPart::Fq => self.set_fq(device, &roots),
                     KernelPart::Egress => self.attach_egress(device),
                     KernelPart::Ingress => self.attach_ingress(device),
                 };
@@ -159,18 +162,27 @@ impl<'a> Held<'a> {
         }
     }
 
-    fn set_fq(&mut self, device: &str) -> Result<How> {
-        let found = NetworkDevice::find(device)?;
-        let is_ours = self.entries.fq.iter().any(|changed| changed.index == found.index);
-        let words = match qdisc::set_fq(device)? {
-            None if is_ours => "set by paced".to_owned(),
-            None => "it was there".to_owned(),
-            Some(before) => {
-                if !is_ours {
-                    self.entries.fq.push(Changed { device: device.to_owned(), index: found.index });
-                    self.note();
-                }
-                format!("in place of {before}")
+    /// Whether the ledger says that paced set the `fq` of a device.
+    fn has_set_fq(&self, index: u32) -> bool {
+        self.entries.fq.iter().any(|changed| changed.index == index)
+    }
+
+    fn set_fq(&mut self, device: &str, roots: &BTreeMap<u32, Root>) -> Result<How> {
+        let index = NetworkDevice::find(device)?.index;
+        let root = roots.get(&index).with_context(|| format!("{device} has no qdisc"))?;
+        if self.has_set_fq(index) && !root.is_fq_of_paced() {
+            // Somebody replaced it: nothing is left to undo.
+            self.entries.fq.retain(|changed| changed.index != index);
+            self.note();
+        }
+        let words = match root.is_fq() {
+            true if self.has_set_fq(index) => "set by paced".to_owned(),
+            true => "it was there".to_owned(),
+            false => {
+                qdisc::set_fq(device, index, root)?;
+                self.entries.fq.push(Changed { device: device.to_owned(), index });
+                self.note();
+                format!("in place of {}", root.kind())
             }
         };
         Ok(How { words, outlives_the_monitor: true })
@@ -180,17 +192,18 @@ impl<'a> Held<'a> {
         let has_fq = self.parts.get(&(device.to_owned(), KernelPart::Fq)).is_some_and(Result::is_ok);
         let egress = loaded(&mut self.egress)?;
         egress::remove_leftovers(device);
-        match egress.attach(device, has_fq)? {
-            Hook::Tcx => Ok(How { words: "tcx".to_owned(), outlives_the_monitor: false }),
-            Hook::Netlink { made_clsact } => {
-                if made_clsact {
-                    let found = NetworkDevice::find(device)?;
-                    self.entries.clsact.push(Changed { device: device.to_owned(), index: found.index });
-                    self.note();
-                }
-                Ok(How { words: "a filter of clsact".to_owned(), outlives_the_monitor: true })
-            }
+        let attached = egress.attach(device, has_fq);
+        // Also if the filter was refused.
+        let is_new = |index: &u32| !self.entries.clsact.iter().any(|changed| changed.index == *index);
+        if let Some(index) = index(device).filter(|index| egress.has_made_clsact(*index)).filter(is_new) {
+            self.entries.clsact.push(Changed { device: device.to_owned(), index });
+            self.note();
         }
+        let (words, outlives_the_monitor) = match attached? {
+            Hook::Tcx => ("tcx", false),
+            Hook::Netlink => ("a filter of clsact", true),
+        };
+        Ok(How { words: words.to_owned(), outlives_the_monitor })
     }
 
     fn attach_ingress(&mut self, device: &str) -> Result<How> {
@@ -204,7 +217,7 @@ impl<'a> Held<'a> {
     /// Writes down what a successor would have to undo.
     fn note(&self) {
         if let Err(error) = self.ledger.write(&self.entries) {
-            eprintln!("paced monitor: what was done is not written down: {error}");
+            say(format_args!("what was done is not written down: {error}"));
         }
     }
 
@@ -254,14 +267,18 @@ impl<'a> Held<'a> {
         }
         let Entries { clsact, fq } = std::mem::take(&mut self.entries);
         let is_there = |changed: &&Changed| index(&changed.device) == Some(changed.index);
-        let removed = clsact.iter().filter(is_there).map(|changed| (changed, qdisc::remove_clsact(&changed.device)));
-        let removed: Vec<_> = removed
-            .chain(fq.iter().filter(is_there).map(|changed| (changed, qdisc::remove_root(&changed.device))))
-            .collect();
-        for (changed, outcome) in removed {
-            if let Err(error) = outcome {
-                eprintln!("paced monitor: failed to restore {}: {error:#}", changed.device);
+        let failed = |changed: &Changed, error: &anyhow::Error| {
+            say(format_args!("failed to restore {}: {error:#}", changed.device));
+        };
+        for changed in clsact.iter().filter(is_there) {
+            match qdisc::remove_clsact(changed.index) {
+                Ok(true) => {}
+                Ok(false) => say(format_args!("clsact stays on {}: other filters use it", changed.device)),
+                Err(error) => failed(changed, &error),
             }
+        }
+        for changed in fq.iter().filter(is_there) {
+            qdisc::remove_fq(changed.index).unwrap_or_else(|error| failed(changed, &error));
         }
         self.note();
     }

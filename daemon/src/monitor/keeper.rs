@@ -19,6 +19,7 @@ use super::{
     ledger::Ledger,
     message::send,
     rights::{self, Rights},
+    say,
     wait::{has_closed, retried},
 };
 use crate::confinement::{self, Process};
@@ -48,48 +49,65 @@ impl Pause {
     }
 }
 
-/// Keeps a monitor running until the other end of `peer` closes, and then leaves nothing of it behind.
+/// Keeps a monitor running until the other end of `peer` closes, and then leaves nothing of it behind. If there are no
+/// processes, memory or descriptors left for a monitor, the keeper tries again after a pause, as after one that fell.
 ///
 /// # Errors
-/// A monitor cannot be started, for lack of processes, memory or descriptors.
+/// The keeper cannot give up its rights, or there is no memory for the ledger. Or `peer` is readable, although no process
+/// may write to it.
 pub(super) fn keep(peer: Socket, plan: &Plan) -> Result<()> {
     rights::hold(Rights::MONITOR).context("failed to give up rights")?;
-    confinement::confine(Process::Keeper)
-        .unwrap_or_else(|error| eprintln!("paced monitor: no seccomp filter: {error:#}"));
+    confinement::confine(Process::Keeper).unwrap_or_else(|error| say(format_args!("no seccomp filter: {error:#}")));
     let ledger = Ledger::new().context("failed to make the ledger")?;
     let mut pause = Pause(Pause::FIRST);
     loop {
         let started = Instant::now();
-        let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None)?;
-        // `rustix` forks only for programs without libc (`runtime::kernel_fork`).
-        // SAFETY: this process has one thread, so the child inherits no lock that another thread holds.
-        let monitor = match unsafe { libc::fork() } {
-            -1 => return Err(io::Error::last_os_error()).context("failed to start a monitor"),
-            0 => {
+        let pair = Socket::pair(Domain::UNIX, Type::SEQPACKET, None);
+        let outcome = match pair.and_then(|(near, far)| Ok((fork()?, near, far))) {
+            Ok((None, near, far)) => {
                 // With copies of these sockets, the monitor would not notice when the other ends are closed.
                 drop((far, peer));
                 process::exit(i32::from(!succeeded(held::serve(&near, plan, &ledger))));
             }
-            monitor => Pid::from_raw(monitor),
+            Ok((Some(monitor), near, far)) => {
+                drop(near);
+                // If the peer is gone, the monitor ends with the last copy of its socket.
+                _ = send(&peer, &Started, &[far.as_fd()]);
+                drop(far);
+                retried(|| waitpid(Some(monitor), WaitOptions::empty())).map_err(io::Error::from)
+            }
+            Err(error) => Err(error),
         };
-        drop(near);
-        // If the peer is gone, the monitor ends with the last copy of its socket.
-        _ = send(&peer, &Started, &[far.as_fd()]);
-        drop(far);
-        let ended = retried(|| waitpid(monitor, WaitOptions::empty()))?.map(|(_, status)| status);
-        let pause = pause.after(started.elapsed());
-        if has_closed(&peer, pause)? {
-            if ended.and_then(WaitStatus::exit_status) != Some(0) {
+        let ended = outcome.map(|found| found.map(|(_, status)| status));
+        let closed = has_closed(&peer, pause.after(started.elapsed()));
+        if !matches!(closed, Ok(false)) {
+            if !matches!(ended, Ok(Some(status)) if status.exit_status() == Some(0)) {
                 held::undo(plan, &ledger)?;
             }
-            return Ok(());
+            return closed.map(drop);
         }
-        eprintln!("paced monitor: ended ({}), another is started", ended.map(words).unwrap_or_default());
+        match ended {
+            Ok(ended) => say(format_args!("ended ({}), another is started", ended.map(words).unwrap_or_default())),
+            Err(error) => say(format_args!("not started ({error}), it is tried again")),
+        }
+    }
+}
+
+/// Splits the process; returns the child's ID, and `None` in the child. `rustix` forks only for programs without libc
+/// (`runtime::kernel_fork`).
+///
+/// # Errors
+/// There are no processes or memory left.
+fn fork() -> io::Result<Option<Pid>> {
+    // SAFETY: this process has one thread, so the child inherits no lock that another thread holds.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        child => Ok(Pid::from_raw(child)),
     }
 }
 
 fn succeeded(outcome: Result<()>) -> bool {
-    outcome.inspect_err(|error| eprintln!("paced monitor: {error:#}")).is_ok()
+    outcome.inspect_err(|error| say(format_args!("{error:#}"))).is_ok()
 }
 
 fn words(status: WaitStatus) -> String {

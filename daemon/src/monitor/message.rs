@@ -39,8 +39,8 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>])
 /// Receives a message and its descriptors; `None` once the other process has closed its end.
 ///
 /// # Errors
-/// There is none yet (on a non-blocking socket), or the message is invalid; descriptors that came with it are closed
-/// then.
+/// There is none yet (on a non-blocking socket), or the message is unreadable ([`is_unreadable`]): it is invalid, or this
+/// process has too few descriptors left for those that came with it, all of which are closed then.
 pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut bytes = [0; MOST_BYTES];
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
@@ -55,11 +55,24 @@ pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, 
     if received.bytes == 0 {
         return Ok(None);
     }
-    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || fds.len() > MOST_FDS {
-        return Err(io::Error::new(ErrorKind::InvalidData, "the message is longer than any of ours"));
+    let unreadable = |why: &str| Err(io::Error::new(ErrorKind::InvalidData, why));
+    if received.flags.contains(ReturnFlags::TRUNC) || fds.len() > MOST_FDS {
+        return unreadable("the message is longer than any of ours");
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        // The kernel fills the space, unless it finds no number for a descriptor (`scm_detach_fds`, net/core/scm.c).
+        return unreadable(match fds.len() {
+            MOST_FDS => "the message has more descriptors than any of ours",
+            _ => "this process has no descriptor left for those of the message",
+        });
     }
     let bytes = bytes.get(..received.bytes).unwrap_or(&bytes);
-    Ok(Some((serde_json::from_slice(bytes)?, fds)))
+    Ok(Some((serde_json::from_slice(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?, fds)))
+}
+
+/// Whether [`receive`] failed because of the message, which it has taken from the socket, and not because of the socket.
+pub fn is_unreadable(error: &io::Error) -> bool {
+    error.raw_os_error().is_none()
 }
 
 #[cfg(test)]

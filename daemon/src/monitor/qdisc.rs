@@ -2,40 +2,77 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use netlink::{
     Error, Socket,
     core::{DefaultNla, NLM_F_CREATE, NLM_F_REPLACE, Nla as _},
     message::{
         RouteNetlinkMessage,
-        link::{LinkAttribute, LinkMessage},
         tc::{TcAttribute, TcHandle, TcMessage, TcOption},
     },
 };
 
-/// Makes `fq` the root of a device and returns the kind of the former root; `None` if that was `fq` already, whose
-/// parameters are left. Does not replace an administrator's discipline, nor `mq`, below which every queue has its own
-/// discipline.
-pub(super) fn set_fq(device: &str) -> Result<Option<String>> {
-    with_netlink(async |netlink| {
-        let index = index(&netlink, device).await?;
-        let before = root(&netlink, index).await?.with_context(|| format!("{device} has no qdisc"))?;
-        let kind = kind(&before).to_owned();
-        match kind.as_str() {
-            "fq" => return Ok(None),
+/// The handle of every `fq` that paced sets, by which it knows its own: the kernel numbers those without a handle from
+/// 8001: on.
+const FQ_HANDLE: TcHandle = TcHandle { major: 0x70ac, minor: 0 };
+
+/// The root queueing discipline of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Root {
+    kind: String,
+    handle: TcHandle,
+}
+
+impl Root {
+    /// Its name for people.
+    pub(super) fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// Whether it is `fq`, whatever program set it.
+    pub(super) fn is_fq(&self) -> bool {
+        self.kind == "fq"
+    }
+
+    /// Whether it is an `fq` that paced set: this process, or an earlier one.
+    pub(super) fn is_fq_of_paced(&self) -> bool {
+        self.is_fq() && self.handle == FQ_HANDLE
+    }
+
+    /// Refuses to let `fq` replace a discipline that an administrator has set, or `mq`, below which every queue has its
+    /// own discipline.
+    fn yields(&self, device: &str) -> Result<()> {
+        match self.kind() {
             "mq" => bail!("{device} has several queues: set fq below mq yourself, or as net.core.default_qdisc"),
             // The kernel gives no handle to qdiscs that it sets by itself, and sets again once another is removed.
-            _ if before.header.handle != TcHandle::UNSPEC => {
+            kind if self.handle != TcHandle::UNSPEC => {
                 bail!("{device} has {kind} at its root, which paced did not set")
             }
-            _ => {}
+            _ => Ok(()),
         }
-        let mut message = TcMessage::with_index(index);
+    }
+}
+
+impl From<TcMessage> for Root {
+    fn from(message: TcMessage) -> Self {
+        let named = message.attributes.into_iter().find_map(|attribute| match attribute {
+            TcAttribute::Kind(kind) => Some(kind),
+            _ => None,
+        });
+        Self { kind: named.unwrap_or_else(|| "an unnamed qdisc".to_owned()), handle: message.header.handle }
+    }
+}
+
+/// Makes `fq` the root of a device, in place of the kernel's default `before`.
+pub(super) fn set_fq(device: &str, index: u32, before: &Root) -> Result<()> {
+    before.yields(device)?;
+    with_netlink(async |netlink| {
+        let mut message = TcMessage::with_index(i32::try_from(index)?);
         message.header.parent = TcHandle::ROOT;
+        message.header.handle = FQ_HANDLE;
         message.attributes = vec![TcAttribute::Kind("fq".to_owned()), TcAttribute::Options(fq_options())];
         let wanted = RouteNetlinkMessage::NewQueueDiscipline(message);
-        netlink.change(wanted, NLM_F_CREATE | NLM_F_REPLACE).await.map_err(|error| refused(device, error))?;
-        Ok(Some(kind))
+        netlink.change(wanted, NLM_F_CREATE | NLM_F_REPLACE).await.map_err(|error| refused(device, error))
     })
 }
 
@@ -51,13 +88,13 @@ fn refused(device: &str, error: Error) -> anyhow::Error {
     anyhow::Error::new(error).context(context)
 }
 
-/// Returns the kind of each device's root, by the device's index.
-pub(super) fn roots() -> Result<BTreeMap<u32, String>> {
+/// Returns each device's root, by the device's index.
+pub(super) fn roots() -> Result<BTreeMap<u32, Root>> {
     with_netlink(async |netlink| {
         let all = list(&netlink, RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default())).await?;
         let roots = all.into_iter().filter_map(|message| match message {
             RouteNetlinkMessage::NewQueueDiscipline(qdisc) if qdisc.header.parent == TcHandle::ROOT => {
-                Some((u32::try_from(qdisc.header.index).ok()?, kind(&qdisc).to_owned()))
+                Some((u32::try_from(qdisc.header.index).ok()?, qdisc.into()))
             }
             _ => None,
         });
@@ -65,20 +102,29 @@ pub(super) fn roots() -> Result<BTreeMap<u32, String>> {
     })
 }
 
+/// The hooks of `clsact`, as parents of filters (`TC_H_MIN_INGRESS` and `TC_H_MIN_EGRESS`,
+/// include/uapi/linux/pkt_sched.h).
+const INGRESS_HOOK: u32 = 0xffff_fff2;
+const EGRESS_HOOK: u32 = 0xffff_fff3;
+
 /// Returns whether a filter with a BPF program of this name processes a device's outgoing packets.
 pub(super) fn has_filter(index: u32, program: &str) -> Result<bool> {
     with_netlink(async |netlink| {
-        let mut message = TcMessage::with_index(i32::try_from(index)?);
-        message.header.parent = TcHandle::from(0xffff_fff3); // TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS)
-        let all = list(&netlink, RouteNetlinkMessage::GetTrafficFilter(message)).await?;
-        let is_ours = |message: &RouteNetlinkMessage| match message {
-            RouteNetlinkMessage::NewTrafficFilter(filter) => {
-                filter.attributes.iter().any(|attribute| names(attribute, program))
-            }
-            _ => false,
-        };
-        Ok(all.iter().any(is_ours))
+        let filters = filters(&netlink, index, EGRESS_HOOK).await?;
+        Ok(filters.iter().flatten().any(|attribute| names(attribute, program)))
     })
+}
+
+/// Returns the attributes of each filter at a hook.
+async fn filters(netlink: &Socket, index: u32, hook: u32) -> Result<Vec<Vec<TcAttribute>>> {
+    let mut message = TcMessage::with_index(i32::try_from(index)?);
+    message.header.parent = TcHandle::from(hook);
+    let all = list(netlink, RouteNetlinkMessage::GetTrafficFilter(message)).await?;
+    let filters = all.into_iter().filter_map(|message| match message {
+        RouteNetlinkMessage::NewTrafficFilter(filter) => Some(filter.attributes),
+        _ => None,
+    });
+    Ok(filters.collect())
 }
 
 /// Returns whether a filter's attribute is an option that contains a name: `TCA_BPF_NAME`, which ends with NUL.
@@ -91,27 +137,41 @@ fn names(attribute: &TcAttribute, program: &str) -> bool {
     })
 }
 
-/// Removes the root of a device, which the kernel replaces with its default.
-pub(super) fn remove_root(device: &str) -> Result<()> {
+/// Removes the `fq` that paced set at the root of a device, which the kernel replaces with its default. Does nothing if
+/// the root is another one by now.
+pub(super) fn remove_fq(index: u32) -> Result<()> {
     with_netlink(async |netlink| {
-        let mut message = TcMessage::with_index(index(&netlink, device).await?);
+        let mut message = TcMessage::with_index(i32::try_from(index)?);
         message.header.parent = TcHandle::ROOT;
-        Ok(netlink.change(RouteNetlinkMessage::DelQueueDiscipline(message), 0).await?)
+        message.header.handle = FQ_HANDLE;
+        message.attributes = vec![TcAttribute::Kind("fq".to_owned())];
+        match netlink.change(RouteNetlinkMessage::DelQueueDiscipline(message), 0).await {
+            // Another handle or kind (EINVAL), or the kernel's default (ENOENT): `tc_get_qdisc` in net/sched/sch_api.c.
+            Err(Error::Refused(error)) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => Ok(()),
+            outcome => Ok(outcome?),
+        }
     })
 }
 
-/// Removes the `clsact` qdisc of a device.
-pub(super) fn remove_clsact(device: &str) -> Result<()> {
+/// Removes the `clsact` qdisc of a device, unless it still holds filters, which other programs have added; returns
+/// whether it is gone.
+pub(super) fn remove_clsact(index: u32) -> Result<bool> {
     with_netlink(async |netlink| {
-        let mut message = TcMessage::with_index(index(&netlink, device).await?);
+        for hook in [INGRESS_HOOK, EGRESS_HOOK] {
+            if !filters(&netlink, index, hook).await?.is_empty() {
+                return Ok(false);
+            }
+        }
+        let mut message = TcMessage::with_index(i32::try_from(index)?);
         message.header.parent = TcHandle::CLSACT;
         message.header.handle = TcHandle::from(0xffff_0000);
-        Ok(netlink.change(RouteNetlinkMessage::DelQueueDiscipline(message), 0).await?)
+        netlink.change(RouteNetlinkMessage::DelQueueDiscipline(message), 0).await?;
+        Ok(true)
     })
 }
 
-/// Every parameter of `fq` (`include/uapi/linux/pkt_sched.h`): omitted parameters would keep the values of an earlier
-/// `fq`. The horizon is twice the longest delay that the tc program sets.
+/// The parameters of `fq` (`include/uapi/linux/pkt_sched.h`) that bear on paced's packets, so that they do not depend on the
+/// kernel's defaults. The horizon is twice the longest delay that the tc program sets.
 fn fq_options() -> Vec<TcOption> {
     const HORIZON_US: u32 = 2_000_000;
     let words: [(u16, u32); 11] = [
@@ -139,40 +199,10 @@ fn with_netlink<T>(work: impl AsyncFnOnce(Socket) -> Result<T>) -> Result<T> {
     runtime.block_on(async { work(Socket::open(&[])?).await })
 }
 
-async fn index(netlink: &Socket, device: &str) -> Result<i32> {
-    let mut link = LinkMessage::default();
-    link.attributes.push(LinkAttribute::IfName(device.to_owned()));
-    let answer = netlink.ask(RouteNetlinkMessage::GetLink(link)).await;
-    match answer.with_context(|| format!("there is no device {device}"))? {
-        Some(RouteNetlinkMessage::NewLink(link)) => Ok(i32::try_from(link.header.index)?),
-        _ => bail!("there is no device {device}"),
-    }
-}
-
-async fn root(netlink: &Socket, index: i32) -> Result<Option<TcMessage>> {
-    let all = list(netlink, RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(index))).await?;
-    Ok(all.into_iter().find_map(|message| match message {
-        RouteNetlinkMessage::NewQueueDiscipline(qdisc)
-            if qdisc.header.index == index && qdisc.header.parent == TcHandle::ROOT =>
-        {
-            Some(qdisc)
-        }
-        _ => None,
-    }))
-}
-
 async fn list(netlink: &Socket, asked: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Error> {
     let mut all = Vec::new();
     netlink.list(asked, |message| all.push(message)).await?;
     Ok(all)
-}
-
-fn kind(message: &TcMessage) -> &str {
-    let named = message.attributes.iter().find_map(|attribute| match attribute {
-        TcAttribute::Kind(kind) => Some(kind.as_str()),
-        _ => None,
-    });
-    named.unwrap_or("an unnamed qdisc")
 }
 
 #[cfg(test)]
@@ -191,5 +221,21 @@ mod tests {
         );
         let denied = said(libc::EPERM);
         assert!(denied.starts_with("failed to set fq on eth0: ") && !denied.contains("sch_fq"), "{denied}");
+    }
+
+    #[test]
+    fn an_fq_is_known_as_set_by_paced_by_its_handle_and_only_the_kernels_defaults_yield_to_it() {
+        let root = |kind: &str, handle: u32| Root { kind: kind.to_owned(), handle: TcHandle::from(handle) };
+        for (root, is_of_paced, yields) in [
+            (root("fq", 0x70ac_0000), true, false),
+            (root("fq", 0x8001_0000), false, false),
+            (root("pfifo", 0x70ac_0000), false, false),
+            (root("pfifo", 0x0007_0000), false, false),
+            (root("noqueue", 0), false, true),
+            (root("pfifo_fast", 0), false, true),
+            (root("mq", 0), false, false),
+        ] {
+            assert_eq!((root.is_fq_of_paced(), root.yields("eth0").is_ok()), (is_of_paced, yields), "{root:?}");
+        }
     }
 }

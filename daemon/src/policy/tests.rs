@@ -57,6 +57,16 @@ impl Drop for Bench {
 }
 
 #[test]
+fn roles_are_given_the_policy_in_force_anew_without_a_new_revision() {
+    let bench = Bench::new("renewed", ONE);
+    bench.set(&format!("{ONE}{TWO}")).unwrap();
+    let before = bench.current();
+    assert_eq!(std::mem::take(&mut *bench.enforced.lock()), [3]);
+    bench.policies.renew_roles();
+    assert_eq!((&bench.enforced.lock()[..], bench.current()), (&[3][..], before));
+}
+
+#[test]
 fn the_first_policy_is_that_of_the_roles_though_the_kernel_refuses_it() {
     let in_force = Arc::<Mutex<Vec<usize>>>::default();
     let noted = in_force.clone();

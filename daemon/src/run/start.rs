@@ -96,7 +96,11 @@ impl Daemon {
             runtime,
         };
         let sockets = daemon.prepare_relay(places).await?;
+        let has_marks = daemon.parts.kernel.marks().is_some();
         let policies = Policies::new(&config, saved, daemon.enforce());
+        if !has_marks && uses_marks(&config) {
+            daemon.mark_late(&policies);
+        }
         let gateway = daemon.gateway.prepare(&config, &daemon.parts)?;
         daemon.gateway.serve(gateway, &daemon.parts, &daemon.runtime);
         if let (Some(role), Some(settings)) = (&daemon.relay, &config.relay) {
@@ -144,6 +148,18 @@ impl Daemon {
                 parts.io.departures.follow(&policy.names());
             }),
         }
+    }
+
+    /// Gives the roles' classes their marks as soon as there are any, if the first monitor was too late or its tc program
+    /// was not loaded.
+    fn mark_late(&self, policies: &Arc<Policies>) {
+        let (kernel, policies) = (self.parts.kernel.clone(), Arc::downgrade(policies));
+        self.runtime.spawn(async move {
+            kernel.marked().await;
+            if let Some(policies) = policies.upgrade() {
+                policies.renew_roles();
+            }
+        });
     }
 
     /// Opens the doors, the page of metrics and, in development mode, the echo.
@@ -206,13 +222,18 @@ pub(super) fn classes(policy: &Policy, role: PolicyRole, parts: &Parts) -> Arc<C
     Arc::new(Classes::new(policy.clone(), role, &parts.classes, of_class))
 }
 
+/// Whether the tc program is to use marks, now or once a monitor has loaded it.
+fn uses_marks(config: &Config) -> bool {
+    config.kernel.egress && !config.kernel.devices.is_empty()
+}
+
 /// Starts to follow this host's devices; returns none if neither this process nor the kernel's programs depend on them.
 fn follow_devices(config: &Config, parts: &Parts, runtime: &Handle) -> Devices {
     let kernel = parts.kernel.clone();
-    if config.transport.io == config::PacketIo::Stock && kernel.marks().is_none() {
+    if config.transport.io == config::PacketIo::Stock && !uses_marks(config) {
         return Devices::default();
     }
-    let listener = move |device: &str, keeps| kernel.set_fq(device, keeps);
+    let listener = move |device: &str, ahead_ns| kernel.set_fq(device, ahead_ns >= bpf::egress::HORIZON_NS);
     qdisc::follow(parts.qdiscs.clone(), runtime, Box::new(listener))
 }
 

@@ -12,5 +12,6 @@ mod marks;
 mod monitor;
 mod objects;
 mod restart;
+mod shortage;
 mod steer;
 mod wrappings;

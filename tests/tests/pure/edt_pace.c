@@ -10,3 +10,8 @@ __u64 edt_send(__u64 *next_ns, __u64 ready_ns, __u64 bytes, __u64 bytes_per_sec,
 	*next_ns = edt_next_ns(*next_ns, ready_ns, burst_ns, edt_length_ns(bytes, bytes_per_sec));
 	return departure_ns;
 }
+
+__u64 edt_horizon_ns(void)
+{
+	return EDT_HORIZON_NS;
+}

@@ -6,6 +6,7 @@ use sched::pace::Pace;
 unsafe extern "C" {
     /// `edt_pace.c`.
     fn edt_send(next_ns: *mut u64, ready_ns: u64, bytes: u64, bytes_per_sec: u64, burst_ns: u64) -> u64;
+    fn edt_horizon_ns() -> u64;
 }
 
 /// Pseudo-random numbers, the same in every run (xorshift, Marsaglia 2003).
@@ -24,6 +25,12 @@ impl Random {
         let bound = 1 << self.below(bits);
         bound + self.below(bound)
     }
+}
+
+#[test]
+fn the_loader_knows_how_far_ahead_the_program_lets_packets_depart() {
+    // SAFETY: it takes nothing and returns a number.
+    assert_eq!(unsafe { edt_horizon_ns() }, bpf::egress::HORIZON_NS);
 }
 
 #[test]

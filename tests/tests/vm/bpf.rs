@@ -65,6 +65,8 @@ fn rates_of_classes_are_kept_wherever_fq_is_whoever_set_it_and_for_as_long_as_it
     site.relay.wait_for_line("no fq at the root", SOON).unwrap();
     site.chain.egress.near.set_qdisc("fq").unwrap();
     follows("fq to be noticed again", true);
+    site.chain.egress.near.set_qdisc("fq horizon 100ms horizon_drop").unwrap();
+    follows("a horizon that is nearer than the departures of a class", false);
 }
 
 #[test]

@@ -194,25 +194,62 @@ fn tc(site: &Site, arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Waits until the status says of a device's `fq` whether it is enforced, with this detail.
+fn wait_for_fq(site: &Site, enforced: bool, detail: &str) {
+    let found = || {
+        let (_, words) = site.pacectl(&["status"], "").unwrap();
+        let enforced = if enforced { " yes " } else { " no " };
+        let is_it = |line: &str| line.contains(" fq ") && line.contains(enforced) && line.contains(detail);
+        words.lines().any(is_it).then_some(())
+    };
+    wait_for("the status to show the change of fq", SOON, found).unwrap();
+}
+
 #[test]
 fn an_fq_that_somebody_replaces_is_told_and_not_fought_over() {
     lab::ring!(Vm);
     let site = with_fq();
-    let becomes = |enforced: bool, detail: &str| {
-        let found = || {
-            let (_, words) = site.pacectl(&["status"], "").unwrap();
-            let enforced = if enforced { " yes " } else { " no " };
-            let is_it = |line: &str| line.contains(" fq ") && line.contains(enforced) && line.contains(detail);
-            words.lines().any(is_it).then_some(())
-        };
-        wait_for("the status to show the change of fq", SOON, found).unwrap();
-    };
-    becomes(true, "in place of noqueue");
+    wait_for_fq(&site, true, "in place of noqueue");
     tc(&site, "qdisc replace dev client root handle 7: pfifo");
-    becomes(false, "client has pfifo at its root, which paced did not set");
+    wait_for_fq(&site, false, "client has pfifo at its root, which paced did not set");
     assert!(tc(&site, "qdisc show dev client").contains("pfifo 7:"));
     tc(&site, "qdisc delete dev client root");
-    becomes(true, "in place of noqueue");
+    wait_for_fq(&site, true, "in place of noqueue");
+}
+
+#[test]
+fn a_discipline_in_place_of_fq_stays_when_the_relay_ends_even_another_fq() {
+    lab::ring!(Vm);
+    for (qdisc, enforced, detail) in [
+        ("pfifo 7: root", false, "client has pfifo at its root, which paced did not set"),
+        ("fq 7: root", true, "it was there"),
+    ] {
+        let mut site = with_fq();
+        wait_for_fq(&site, true, "in place of noqueue");
+        let kind = qdisc.split(' ').next().unwrap();
+        tc(&site, &format!("qdisc replace dev client root handle 7: {kind}"));
+        wait_for_fq(&site, enforced, detail);
+        site.relay.signal(libc::SIGTERM).unwrap();
+        assert!(site.relay.wait(SOON).unwrap().success());
+        let after = tc(&site, "qdisc show dev client");
+        assert!(after.contains(qdisc), "{after}");
+    }
+}
+
+#[test]
+fn a_clsact_that_somebody_adds_filters_to_stays_with_them() {
+    lab::ring!(Vm);
+    let mut site = with_fq();
+    // Before Linux 6.6, paced has made it.
+    if !tc(&site, "qdisc show dev client").contains("clsact") {
+        tc(&site, "qdisc add dev client clsact");
+    }
+    tc(&site, "filter add dev client ingress matchall action ok");
+    site.relay.signal(libc::SIGTERM).unwrap();
+    assert!(site.relay.wait(SOON).unwrap().success());
+    let after = tc(&site, "filter show dev client ingress");
+    assert!(after.contains("matchall"), "{after}");
+    assert_eq!(tc(&site, "filter show dev client egress"), "", "paced's own filter is gone");
 }
 
 #[test]

@@ -50,12 +50,27 @@ pub fn thread() -> u32 {
 
 /// Sends up to [`BATCH`] messages in one system call, and returns how many left: at least one.
 ///
-/// Written by hand, because `rustix::net` has a control message only for the departure time, not for segment sizes, marks, sources
-/// and ECN.
-///
 /// # Errors
 /// The kernel's error for the first message; it did not look at the messages behind it.
 pub fn send(socket: &impl AsFd, messages: &[Message<'_>]) -> io::Result<usize> {
+    send_with(socket, messages, libc::MSG_DONTWAIT)
+}
+
+/// Has the kernel look at a message's mark, source and route as if it were sent. Nothing is sent (`do_confirm` of
+/// `udp_sendmsg`, net/ipv4/udp.c), and no firewall has a say.
+///
+/// # Errors
+/// The kernel's error: EPERM if this process may not set the mark.
+pub fn check(socket: &impl AsFd, message: &Message<'_>) -> io::Result<()> {
+    /// include/linux/socket.h.
+    const MSG_PROBE: libc::c_int = 0x10;
+    let empty = Message { payload: &[], ..*message };
+    send_with(socket, &[empty], libc::MSG_DONTWAIT | libc::MSG_CONFIRM | MSG_PROBE).map(drop)
+}
+
+/// Written by hand, because `rustix::net` has a control message only for the departure time, not for segment sizes, marks, sources
+/// and ECN.
+fn send_with(socket: &impl AsFd, messages: &[Message<'_>], flags: libc::c_int) -> io::Result<usize> {
     let messages = &messages[..messages.len().min(BATCH)];
     let mut addresses: ArrayVec<SockAddr, BATCH> =
         messages.iter().map(|message| SocketAddr::from(message.path.remote_address.0).into()).collect();
@@ -86,7 +101,7 @@ pub fn send(socket: &impl AsFd, messages: &[Message<'_>]) -> io::Result<usize> {
     let fd = socket.as_fd().as_raw_fd();
     // SAFETY: each header points to an address, a payload and control bytes that live until the end of this function,
     // with their lengths; the kernel writes to the headers only. At most BATCH are passed.
-    let sent = unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), headers.len() as libc::c_uint, libc::MSG_DONTWAIT) };
+    let sent = unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), headers.len() as libc::c_uint, flags) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
@@ -201,6 +216,24 @@ mod tests {
     fn a_message_is_taken_apart_at_its_segment_size_over_ipv4_and_ipv6() {
         exchange("127.0.0.1:0");
         exchange("[::1]:0");
+    }
+
+    #[test]
+    fn a_message_that_is_checked_does_not_leave_and_its_control_messages_are_looked_at() {
+        for (address, foreign) in [("127.0.0.1:0", "192.0.2.1:0"), ("[::1]:0", "[2001:db8::1]:0")] {
+            let [from, to] = [(); 2].map(|()| UdpSocket::bind(address).unwrap());
+            let ecn = ExplicitCongestionNotification::NotEct;
+            let from_address = |source: SocketAddr| path(source, to.local_addr().unwrap());
+            let (own, foreign) = (from_address(from.local_addr().unwrap()), from_address(foreign.parse().unwrap()));
+            let message =
+                |path| Message { payload: b"sent", segment_bytes: 4, path, ecn, departure_ns: None, mark: None };
+            check(&from, &message(&own)).unwrap();
+            check(&from, &message(&foreign)).unwrap_err();
+            to.set_nonblocking(true).unwrap();
+            assert_eq!(to.recv(&mut [0; 8]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            assert_eq!(send(&from, &[message(&own)]).unwrap(), 1);
+            assert_eq!(to.recv(&mut [0; 8]).unwrap(), 4, "loopback delivers at once");
+        }
     }
 
     #[test]

@@ -63,8 +63,9 @@ impl Gauges {
     }
 }
 
-/// Receives, at every reading, each device's name and whether the device keeps departures.
-pub type DeviceListener = Box<dyn Fn(&str, bool) + Send + Sync>;
+/// Receives, at every reading, each device's name and how far ahead the device keeps departures, in nanoseconds: 0 if it
+/// keeps none, `u64::MAX` without a limit.
+pub type DeviceListener = Box<dyn Fn(&str, u64) + Send + Sync>;
 
 /// Follows the devices of this network namespace in a task of `runtime`, which ends when the last clone of the returned
 /// `Devices` is dropped. Calls `listener` for every device after each change, and every five seconds.
@@ -163,11 +164,12 @@ impl Follower {
     }
 
     fn judge(&self, device: &Device, qdiscs: &[Qdisc]) {
-        let keeps = keeps_departures(qdiscs);
+        let horizon_ns = horizon_ns(qdiscs);
+        let keeps = horizon_ns >= HORIZON_NS;
         if device.set_keeps_departures(keeps) && !self.is_first {
             tracing::info!("from now on, {}", who_keeps_departures([device]));
         }
-        (self.listener)(device.name(), keeps);
+        (self.listener)(device.name(), horizon_ns);
         let label = DeviceLabel { device: device.name().to_owned() };
         self.gauges.keeps.get_or_create(&label).set(keeps.into());
         for (what, value) in fq_counters(qdiscs) {
@@ -267,10 +269,10 @@ impl From<TcMessage> for Qdisc {
 }
 
 impl Qdisc {
-    /// Whether it releases packets at departure times of CLOCK_MONOTONIC as far ahead as ours: `fq` drops packets beyond
-    /// its horizon or releases them early. (`etf` uses CLOCK_TAI.)
-    fn keeps_departures(&self) -> bool {
-        self.kind == "fq" && self.horizon_ns.is_none_or(|ns| ns >= HORIZON_NS)
+    /// How far ahead it releases packets at departure times of CLOCK_MONOTONIC: `fq` drops packets beyond its horizon or
+    /// releases them early. (`etf` uses CLOCK_TAI.)
+    fn horizon_ns(&self) -> u64 {
+        if self.kind == "fq" { self.horizon_ns.unwrap_or(u64::MAX) } else { 0 }
     }
 }
 
@@ -287,16 +289,14 @@ fn fq_horizon_ns(options: &[TcOption]) -> Option<u64> {
     Some(u64::from(u32::from_ne_bytes(horizon.value().try_into().ok()?)) * 1_000)
 }
 
-/// Whether a device's root qdisc keeps departures or, where it has a child for each hardware queue, all children do.
-fn keeps_departures(qdiscs: &[Qdisc]) -> bool {
-    let Some(root) = qdiscs.iter().find(|qdisc| qdisc.parent == TcHandle::ROOT) else {
-        return false;
-    };
-    let mut children =
-        qdiscs.iter().filter(|qdisc| qdisc.parent.major == root.handle.major && qdisc.parent.minor != 0).peekable();
+/// Returns how far ahead a device's root qdisc keeps departures or, where it has a child for each hardware queue, how far
+/// ahead all children do.
+fn horizon_ns(qdiscs: &[Qdisc]) -> u64 {
+    let Some(root) = qdiscs.iter().find(|qdisc| qdisc.parent == TcHandle::ROOT) else { return 0 };
+    let children = qdiscs.iter().filter(|qdisc| qdisc.parent.major == root.handle.major && qdisc.parent.minor != 0);
     match root.kind.as_str() {
-        "mq" | "mqprio" => children.peek().is_some() && children.all(Qdisc::keeps_departures),
-        _ => root.keeps_departures(),
+        "mq" | "mqprio" => children.map(Qdisc::horizon_ns).min().unwrap_or(0),
+        _ => root.horizon_ns(),
     }
 }
 
@@ -343,24 +343,23 @@ mod tests {
         let root = |kind| qdisc(kind, (1, 0), TcHandle::ROOT);
         let ingress = || qdisc("clsact", (0xffff, 0), TcHandle::INGRESS);
         let until = |horizon_ns, fq| Qdisc { horizon_ns: Some(horizon_ns), ..fq };
-        for (keeps, qdiscs) in [
-            (true, vec![ingress(), root("fq")]),
-            (true, vec![until(HORIZON_NS, root("fq"))]),
-            (false, vec![until(HORIZON_NS - 1, root("fq"))]),
-            (false, vec![root("mq"), child("fq", 1, 1), until(HORIZON_NS - 1, child("fq", 1, 2))]),
-            (false, vec![root("fq_codel")]),
-            (false, vec![root("etf")]),
-            (false, vec![root("noqueue"), ingress()]),
-            (false, vec![]),
-            (true, vec![root("mq"), child("fq", 1, 1), child("fq", 1, 2)]),
-            (false, vec![root("mq"), child("fq", 1, 1), child("pfifo_fast", 1, 2)]),
-            (false, vec![root("mq")]),
+        for (ahead_ns, qdiscs) in [
+            (u64::MAX, vec![ingress(), root("fq")]),
+            (7, vec![until(7, root("fq"))]),
+            (8, vec![root("mq"), child("fq", 1, 1), until(8, child("fq", 1, 2)), until(9, child("fq", 1, 3))]),
+            (0, vec![root("fq_codel")]),
+            (0, vec![root("etf")]),
+            (0, vec![root("noqueue"), ingress()]),
+            (0, vec![]),
+            (u64::MAX, vec![root("mq"), child("fq", 1, 1), child("fq", 1, 2)]),
+            (0, vec![root("mq"), child("fq", 1, 1), child("pfifo_fast", 1, 2)]),
+            (0, vec![root("mq")]),
             // By default, all qdiscs have the handle 0:.
-            (true, vec![qdisc("mq", (0, 0), TcHandle::ROOT), child("fq", 0, 1)]),
+            (u64::MAX, vec![qdisc("mq", (0, 0), TcHandle::ROOT), child("fq", 0, 1)]),
             // A shaper in front of fq decides.
-            (false, vec![root("htb"), child("fq", 1, 1)]),
+            (0, vec![root("htb"), child("fq", 1, 1)]),
         ] {
-            assert_eq!(keeps_departures(&qdiscs), keeps, "{qdiscs:?}");
+            assert_eq!(horizon_ns(&qdiscs), ahead_ns, "{qdiscs:?}");
         }
     }
 
@@ -413,16 +412,18 @@ mod tests {
     }
 
     #[test]
-    fn at_every_reading_the_listener_hears_whether_a_device_keeps_departures() {
+    fn at_every_reading_the_listener_hears_how_far_ahead_a_device_keeps_departures() {
         let (tell, told) = std::sync::mpsc::channel();
-        let listener = move |device: &str, keeps| tell.send((device.to_owned(), keeps)).unwrap();
+        let listener = move |device: &str, ahead_ns| tell.send((device.to_owned(), ahead_ns)).unwrap();
         let follower = follower(Arc::default(), Box::new(listener));
         let device = Device::new("eth0");
-        let kinds = ["pfifo_fast", "fq", "fq", "noqueue"];
-        for kind in kinds {
-            follower.judge(&device, &[qdisc(kind, (1, 0), TcHandle::ROOT)]);
+        let horizons = [("pfifo_fast", None), ("fq", None), ("fq", Some(HORIZON_NS)), ("fq", Some(HORIZON_NS - 1))];
+        for ((kind, horizon_ns), keeps) in horizons.into_iter().zip([false, true, true, false]) {
+            follower.judge(&device, &[Qdisc { horizon_ns, ..qdisc(kind, (1, 0), TcHandle::ROOT) }]);
+            assert_eq!(device.keeps_departures(), keeps, "{kind} {horizon_ns:?}");
         }
-        assert_eq!(told.try_iter().collect::<Vec<_>>(), kinds.map(|kind| ("eth0".to_owned(), kind == "fq")));
+        let expected = [0, u64::MAX, HORIZON_NS, HORIZON_NS - 1].map(|ahead_ns| ("eth0".to_owned(), ahead_ns));
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), expected);
     }
 
     #[test]

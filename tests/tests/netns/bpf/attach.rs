@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use bpf::egress::{Egress, Hook, KernelClasses, KernelTerms, PROGRAM, remove_leftovers};
+use bpf::ingress::Ingress;
 use bpf::mark::{Direction, Mark, Tag};
 use lab::netns::{Chain, Link, Namespace};
 
@@ -125,6 +126,12 @@ fn a_device_that_vanishes_takes_the_program_with_it_and_nothing_fails() {
         .unwrap();
 }
 
+/// Whether the program made the `clsact` of the relay's device toward the target.
+fn has_made_clsact(chain: &Chain, egress: &Egress) -> bool {
+    let find = || bpf::NetworkDevice::find(&chain.egress.near.device).unwrap().index;
+    egress.has_made_clsact(chain.relay.run(find).unwrap())
+}
+
 /// Attaches through netlink: the only way before Linux 6.6. Later kernels may lack it; then returns `None`.
 fn attach_as_filter(chain: &Chain, egress: &mut Egress) -> Option<Hook> {
     let attached = chain.relay.run(|| egress.attach_filter(&chain.egress.near.device, false)).unwrap();
@@ -135,6 +142,7 @@ fn attach_as_filter(chain: &Chain, egress: &mut Egress) -> Option<Hook> {
             let message = error.to_string();
             assert!(!kernel.contains("deb12"), "the lab's kernels have cls_bpf: {message}");
             assert!(message.contains("clsact") || message.contains("filter"), "{message}");
+            assert_eq!(has_made_clsact(chain, egress), message.contains("filter"), "it made clsact before: {message}");
             None
         }
     }
@@ -146,16 +154,32 @@ fn as_a_filter_it_does_the_same_and_leaves_when_it_is_detached_or_swept_away() {
     let chain = Chain::new().unwrap();
     let (mut egress, classes) = load();
     let Some(hook) = attach_as_filter(&chain, &mut egress) else { return };
-    assert_eq!(hook, Hook::Netlink { made_clsact: true });
+    assert!(hook == Hook::Netlink && has_made_clsact(&chain, &egress));
     let device = &chain.egress.near.device;
     assert!(filters(&chain.relay, device).contains(PROGRAM));
     assert_eq!((send(&chain), classes.counters(CLASS).unwrap().packets), (vec![46, 46], 2));
     chain.relay.run(|| egress.detach(device)).unwrap().unwrap();
     assert_eq!(filters(&chain.relay, device), "");
-    assert_eq!(attach_as_filter(&chain, &mut egress), Some(Hook::Netlink { made_clsact: false }));
+    assert_eq!(attach_as_filter(&chain, &mut egress), Some(Hook::Netlink));
     chain.relay.run(|| remove_leftovers(device)).unwrap();
     assert_eq!(filters(&chain.relay, device), "");
     assert_eq!(send(&chain), [0, 0]);
+}
+
+#[test]
+fn a_filter_or_clsact_that_somebody_removed_is_attached_again_at_once() {
+    lab::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let (mut egress, _classes) = load();
+    let Some(_) = attach_as_filter(&chain, &mut egress) else { return };
+    let device = &chain.egress.near.device;
+    for removal in ["filter delete", "qdisc delete"] {
+        let what = if removal.starts_with("qdisc") { "clsact" } else { "egress" };
+        chain.relay.tc(&format!("{removal} dev {device} {what}")).unwrap();
+        assert_eq!(attach_as_filter(&chain, &mut egress), Some(Hook::Netlink), "after {removal}");
+        assert!(filters(&chain.relay, device).contains(PROGRAM));
+        assert_eq!(send(&chain), [46, 46]);
+    }
 }
 
 #[test]
@@ -167,7 +191,44 @@ fn a_filter_is_attached_to_the_next_device_of_its_name_too() {
     let device = &chain.egress.near.device;
     chain.relay.ip(&format!("link delete {device}")).unwrap();
     Link::new(&chain.relay, &chain.target, 2).unwrap();
-    assert_eq!(attach_as_filter(&chain, &mut egress), Some(Hook::Netlink { made_clsact: true }));
-    assert!(filters(&chain.relay, device).contains(PROGRAM));
+    assert_eq!(attach_as_filter(&chain, &mut egress), Some(Hook::Netlink));
+    assert!(has_made_clsact(&chain, &egress) && filters(&chain.relay, device).contains(PROGRAM));
     assert_eq!((send(&chain), classes.counters(CLASS).unwrap().packets), (vec![46, 46], 2));
+}
+
+#[test]
+fn a_device_without_ethernet_headers_is_refused_to_the_guard_which_reads_them() {
+    lab::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let mut ingress = Ingress::load().unwrap();
+    // The lab's kernel has no node of tun, and others lack tunnels of IP in IP.
+    let tun = chain.relay.ip("tuntap add dev bare mode tun");
+    tun.or_else(|_| chain.relay.ip("link add bare type ipip local 10.9.0.1 remote 10.9.0.2")).unwrap();
+    let error = chain.relay.run(|| ingress.attach("bare")).unwrap().unwrap_err().to_string();
+    assert!(error.contains("bare (XDP)") && error.contains("no Ethernet header"), "{error}");
+    assert!(!ingress.is_attached("bare"));
+    chain.relay.run(|| ingress.attach(&chain.egress.near.device)).unwrap().unwrap();
+}
+
+#[test]
+fn devices_that_are_gone_make_room_for_new_ones() {
+    lab::ring!(Netns);
+    /// As many as the table has room for.
+    const PAIRS: usize = 128;
+    let chain = Chain::new().unwrap();
+    let (mut egress, mut classes) = load();
+    let pair = |at| format!("link add a{at} group 7 type veth peer name b{at}\n");
+    chain.relay.ip(&(0..PAIRS).map(pair).collect::<String>()).unwrap();
+    let fill = || {
+        for at in 0..PAIRS {
+            classes.set_fq(&format!("a{at}"), false).unwrap();
+            classes.set_fq(&format!("b{at}"), false).unwrap();
+        }
+        classes.set_fq("lo", false).unwrap_err()
+    };
+    chain.relay.run(fill).unwrap();
+    chain.relay.ip("link delete group 7").unwrap();
+    let device = &chain.egress.near.device;
+    chain.relay.run(|| egress.attach(device, false)).unwrap().unwrap();
+    assert_eq!(send(&chain), [46, 46]);
 }

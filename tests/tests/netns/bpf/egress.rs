@@ -7,6 +7,7 @@ use bpf::egress::{Egress, KernelClasses, KernelCounters, KernelTerms};
 use bpf::mark::{Direction, Mark, Tag};
 use bpf::trial::{SocketBuffer, TrialOutcome};
 use lab::frame::{Frame, sum};
+use lab::netns::Namespace;
 use lab::process::wait_for;
 use pacing::monotonic::now_ns;
 
@@ -134,6 +135,19 @@ fn packets_of_a_class_depart_one_length_apart_and_never_before_their_socket_want
     assert_eq!(depart(first_ns + 10 * MS), first_ns + 11 * MS);
     let counted = classes.counters(CLASS).unwrap();
     assert_eq!(counted, KernelCounters { packets: 5, bytes: 5 * 142, delayed_packets: 3, dropped_packets: 0 });
+}
+
+#[test]
+fn attaching_again_keeps_what_is_known_of_a_devices_fq() {
+    lab::ring!(Netns);
+    let namespace = Namespace::new("again").unwrap();
+    for has_fq in [true, false] {
+        let (mut egress, _classes) = program(rate(142_000), has_fq);
+        namespace.run(|| egress.attach("lo", !has_fq)).unwrap().unwrap();
+        let after = send(&egress, &Frame::v4(&[0; 100]), marked(CLASS)).about;
+        assert_eq!(after.departure_ns != 0, has_fq, "only where there is fq do packets get departure times");
+        namespace.run(|| drop(egress)).unwrap();
+    }
 }
 
 #[test]

@@ -199,3 +199,14 @@ fn an_edge_marks_what_it_sends_to_its_relay() {
     assert!(marked(&counts, "voice", "up") >= 10, "{counts:?}");
     assert_eq!((marked(&counts, "voice", "down"), marked(&counts, "bulk", "up")), (0, 0), "{counts:?}");
 }
+
+#[test]
+fn the_probe_of_marks_sends_no_packet() {
+    lab::ring!(Netns);
+    let sections = POLICY.replace(r#""client", "target""#, r#""lo""#);
+    let site = Site::new(Terms { sections: &sections, ..Terms::default() }).unwrap();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    let counts = site.counts().unwrap();
+    assert_eq!(counts.of("kernel_enforced{device=\"lo\",part=\"egress\"}"), 1, "{counts:?}");
+    assert_eq!(marked(&counts, "default", "down"), 0);
+}

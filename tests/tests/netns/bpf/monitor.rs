@@ -9,14 +9,14 @@ use lab::netns::Link;
 use lab::process::{Process, send_signal, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
-const KERNEL: &str = "[kernel]\ndevices = [\"client\", \"target\"]";
+pub const KERNEL: &str = "[kernel]\ndevices = [\"client\", \"target\"]";
 
-fn site() -> Site {
+pub fn site() -> Site {
     Site::new(Terms { sections: KERNEL, ..Terms::default() }).unwrap()
 }
 
 /// The only child of a process.
-fn child_of(pid: u32) -> u32 {
+pub fn child_of(pid: u32) -> u32 {
     let children = format!("/proc/{pid}/task/{pid}/children");
     wait_for("a child", SOON, || fs::read_to_string(&children).ok()?.trim().parse().ok()).unwrap()
 }
@@ -28,11 +28,11 @@ fn keeper_and_monitor(relay: &Process) -> (u32, u32) {
 }
 
 /// The monitor's pid.
-fn monitor_of(relay: &Process) -> u32 {
+pub fn monitor_of(relay: &Process) -> u32 {
     keeper_and_monitor(relay).1
 }
 
-fn kill(pid: u32) {
+pub fn kill(pid: u32) {
     send_signal(pid, libc::SIGKILL).unwrap();
 }
 
@@ -73,7 +73,7 @@ fn tc_of(site: &Site) -> String {
 }
 
 /// A capability set of a process: `CapEff` holds the effective capabilities, `CapPrm` the permitted ones.
-fn rights_of(pid: u32, set: &str) -> u64 {
+pub fn rights_of(pid: u32, set: &str) -> u64 {
     u64::from_str_radix(&status_of(pid, set), 16).unwrap()
 }
 
@@ -258,7 +258,7 @@ fn status(site: &Site) -> serde_json::Value {
 }
 
 /// Whether everything is enforced: by the status, by the metrics, and by the list of features.
-fn all_in_force(site: &Site) -> [bool; 3] {
+pub fn all_in_force(site: &Site) -> [bool; 3] {
     let status = status(site);
     let parts = status["enforcement"].as_array().unwrap();
     let programs: Vec<_> =
@@ -366,7 +366,7 @@ fn a_program_that_somebody_detaches_is_put_back() {
 }
 
 /// Asserts that a new client gets a payload back.
-fn assert_serves(site: &Site, family: Family) {
+pub fn assert_serves(site: &Site, family: Family) {
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
         let client = Client::connect(site.access(family).unwrap()).await.unwrap();
