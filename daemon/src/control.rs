@@ -23,7 +23,7 @@ use serving::in_force::GatewayInForce;
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, oneshot},
     task::spawn_blocking,
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 pub use self::{
@@ -107,7 +107,7 @@ pub struct Reload {
     pub done: oneshot::Sender<Result<(), String>>,
 }
 
-/// How often a policy on trial is checked.
+/// How often a policy on trial is checked, and a refused return from it is tried again.
 const STEP: Duration = Duration::from_secs(1);
 
 /// The control plane.
@@ -158,6 +158,41 @@ impl Control {
             let told = std::mem::replace(&mut last, *number);
             if told != *number {
                 self.tell("policy", format!("revision {number} is in force ({origin}, by {author})"));
+            }
+        }
+    }
+
+    /// Gives up each policy on trial that is not confirmed in time; never returns. It does not depend on the call that
+    /// began the trial, because the policy takes effect even if its caller leaves before the answer.
+    pub async fn expire_trials(&self) {
+        let mut in_force = self.policies.watch();
+        // A refusal is logged once, although the return is tried again after each step.
+        let mut told = None;
+        loop {
+            let (number, by) = {
+                let in_force = in_force.borrow_and_update();
+                (in_force.revision.number, in_force.confirm_by)
+            };
+            let Some(by) = by else {
+                // It cannot be closed, because this control plane has the sender.
+                _ = in_force.changed().await;
+                continue;
+            };
+            // In steps, because the machine's clock may be set.
+            let step = by.duration_since(SystemTime::now()).unwrap_or_default().min(STEP);
+            if timeout(step, in_force.changed()).await.is_ok() {
+                continue;
+            }
+            let policies = self.policies.clone();
+            let outcome = spawn_blocking(move || policies.expire(number)).await;
+            if let Ok(Err(refusal)) = outcome
+                && told.replace((number, refusal.clone())).is_none_or(|told| told != (number, refusal.clone()))
+            {
+                tracing::error!("revision {number} was not confirmed, but cannot be rolled back yet: {refusal}");
+            }
+            if in_force.has_changed().is_ok_and(|has_changed| !has_changed) {
+                // The refusal of the former policy may be temporary.
+                sleep(STEP).await;
             }
         }
     }
@@ -245,30 +280,10 @@ impl Control {
     ///
     /// # Errors
     /// The caller may not write, or the policy is refused.
-    pub async fn set_policy(self: &Arc<Self>, caller: &Caller, submission: Submission) -> Result<Submitted, Error> {
+    pub async fn set_policy(&self, caller: &Caller, submission: Submission) -> Result<Submitted, Error> {
         let author = caller.to_write()?;
-        let is_trial = submission.confirm_within.is_some() && !submission.dry_run;
         let submission = Submission { author, ..submission };
-        let accepted = self.work(move |policies| policies.submit(submission)).await?;
-        if is_trial {
-            self.expire_later(&accepted);
-        }
-        Ok(accepted)
-    }
-
-    fn expire_later(self: &Arc<Self>, accepted: &Submitted) {
-        let Some(by) = accepted.confirm_by else { return };
-        let (policies, number) = (self.policies.clone(), accepted.revision.number);
-        tokio::spawn(async move {
-            let mut is_over = false;
-            while !is_over && policies.in_force().confirm_by == Some(by) {
-                // In steps, because the machine's clock may be set, and because a refusal of the former policy may be
-                // temporary.
-                sleep(by.duration_since(SystemTime::now()).unwrap_or(STEP).min(STEP)).await;
-                let policies = policies.clone();
-                is_over = spawn_blocking(move || policies.expire(number)).await.unwrap_or(true);
-            }
-        });
+        self.work(move |policies| policies.submit(submission)).await
     }
 
     /// Confirms the policy on trial.
@@ -338,3 +353,6 @@ impl Control {
         Ok(self.policies.current().number)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -353,22 +353,19 @@ impl Policies {
     }
 
     /// Gives up the revision `number` if it is still on trial and its time is over; returns whether it did.
-    pub fn expire(&self, number: u64) -> bool {
+    ///
+    /// # Errors
+    /// The policy before it is refused; revision `number` stays in force and on trial.
+    pub fn expire(&self, number: u64) -> Result<bool, PolicyRefusal> {
         let mut state = self.state();
         if !state.history.awaits(number) || state.history.confirm_by().is_some_and(|by| by > SystemTime::now()) {
-            return false;
+            return Ok(false);
         }
-        let Ok(former) = state.history.former(None) else { return false };
+        let former = state.history.former(None)?;
         let origin = Origin::Unconfirmed { number };
         let policy = former.policy.clone();
         let revision = state.history.next(policy, former.text.clone(), origin, "paced", SystemTime::now());
-        match self.adopt(&mut state, revision, None, false) {
-            Ok(_) => true,
-            Err(error) => {
-                tracing::error!("revision {number} was not confirmed, but cannot be rolled back: {error}");
-                false
-            }
-        }
+        self.adopt(&mut state, revision, None, false).map(|_| true)
     }
 
     /// Puts the policy of the files in force, or the saved one, which takes precedence.

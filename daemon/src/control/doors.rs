@@ -76,8 +76,9 @@ impl Doors {
     /// Returns doors that are all shut.
     #[must_use]
     pub fn new(control: Arc<Control>, runtime: Handle) -> Self {
-        let follower = control.clone();
+        let (follower, keeper) = (control.clone(), control.clone());
         runtime.spawn(async move { follower.follow_policies().await });
+        runtime.spawn(async move { keeper.expire_trials().await });
         let (writers, bearers) = (Writers::new(&[]), Bearers::new(&[]));
         let (unix, tcp, bus, certificates) = (None, None, None, None);
         Self { control, runtime, is_given: false, unix, tcp, bus, writers, bearers, certificates }

@@ -165,7 +165,7 @@ fn a_trial_that_nobody_confirms_ends_where_it_began() {
         ..Submission::default()
     };
     assert!(bench.submit(trial(TWO, 3_600)).unwrap().confirm_by.is_some());
-    assert!(!bench.policies.expire(2), "its time is not over");
+    assert_eq!(bench.policies.expire(2), Ok(false), "its time is not over");
     assert!(matches!(bench.set(ONE), Err(PolicyRefusal::Unconfirmed { number: 2, .. })));
     assert!(matches!(bench.policies.reload(&bench.config, "root"), Err(PolicyRefusal::Unconfirmed { .. })));
     assert_eq!(bench.policies.confirm(1, false).unwrap_err(), PolicyRefusal::NothingToConfirm { number: 1 });
@@ -173,9 +173,13 @@ fn a_trial_that_nobody_confirms_ends_where_it_began() {
     assert_eq!(bench.policies.in_force().confirm_by, None);
 
     bench.submit(trial(ONE, 0)).unwrap();
-    assert!(bench.policies.expire(3));
+    bench.refuses.store(true, Relaxed);
+    assert_eq!(bench.policies.expire(3), Err(PolicyRefusal::Enforcement("the kernel is full".into())));
+    assert_eq!(bench.current(), (3, ONE.into(), Origin::Set), "it is tried again later");
+    bench.refuses.store(false, Relaxed);
+    assert_eq!(bench.policies.expire(3), Ok(true));
     assert_eq!(bench.current(), (4, TWO.into(), Origin::Unconfirmed { number: 3 }));
-    assert!(!bench.policies.expire(3) && !bench.policies.expire(4));
+    assert_eq!((bench.policies.expire(3), bench.policies.expire(4)), (Ok(false), Ok(false)));
 }
 
 #[test]

@@ -1,0 +1,34 @@
+use config::policy::Policy;
+use futures::FutureExt as _;
+use quic::class::{ClassMetrics, Classes, PolicyRole};
+
+use super::*;
+use crate::policy::{Enforce, Origin};
+
+const ONE: &str = "[class.one]\n";
+const ROOT: fn() -> Caller = || Caller { name: "root".into(), may_write: true };
+
+/// Returns a control plane without roles for a configuration, and the requests to reload that it makes.
+fn control(text: &str) -> (Arc<Control>, mpsc::Receiver<Reload>) {
+    let config = Config::from_toml(&format!("state_dir = \"/dev/null/state\"\n{text}")).unwrap();
+    let enforce = Enforce { kernel: Box::new(|_| Ok(())), roles: Box::new(|_| ()) };
+    let policies = Policies::new(&config, None, enforce);
+    let classes = Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| Default::default());
+    let answering = (None, GatewayInForce::new(Arc::new(classes)));
+    let (reloads, wishes) = mpsc::channel(1);
+    (Control::new(policies, answering, Arc::default(), Facts::new(&config, &[]), reloads), wishes)
+}
+
+#[tokio::test]
+async fn a_trial_ends_although_its_caller_left_before_the_answer() {
+    let (control, _wishes) = control("");
+    let (keeper, mut in_force) = (control.clone(), control.policies.watch());
+    let keeper = tokio::spawn(async move { keeper.expire_trials().await });
+    let caller = ROOT();
+    let trial = Submission { text: ONE.into(), confirm_within: Some(Duration::ZERO), ..Submission::default() };
+    // The policy is put in force on another thread, which the end of the call does not stop.
+    _ = control.set_policy(&caller, trial).now_or_never();
+    in_force.wait_for(|in_force| in_force.revision.origin == Origin::Unconfirmed { number: 2 }).await.unwrap();
+    assert_eq!((control.in_force().revision.number, control.in_force().confirm_by), (3, None));
+    keeper.abort();
+}
