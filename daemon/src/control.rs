@@ -297,14 +297,15 @@ impl Control {
         Ok(revision)
     }
 
-    /// Goes back to a former policy, 0 for the one before.
+    /// Goes back to a former policy, 0 for the one before, if revision `expected` is in force, 0 for any.
     ///
     /// # Errors
-    /// The caller may not write, or there is no such revision.
-    pub async fn roll_back(&self, caller: &Caller, number: u64, save: bool) -> Result<Submitted, Error> {
+    /// The caller may not write, there is no such revision, or the expected one is not in force. Or `number` is 0 right
+    /// after the end of a trial.
+    pub async fn roll_back(&self, caller: &Caller, number: u64, expected: u64, save: bool) -> Result<Submitted, Error> {
         let author = caller.to_write()?;
-        let to = Some(number).filter(|number| *number > 0);
-        self.work(move |policies| policies.roll_back(to, &author, save)).await
+        let [to, expected] = [number, expected].map(|number| Some(number).filter(|number| *number > 0));
+        self.work(move |policies| policies.roll_back(to, expected, &author, save)).await
     }
 
     /// Forgets the saved policy; returns whether there was one.

@@ -100,6 +100,20 @@ pub enum PolicyRefusal {
         /// The oldest known.
         oldest: u64,
     },
+    /// The revision in force is the first one.
+    #[error("there is no earlier policy to go back to")]
+    NothingBefore,
+    /// The trial is already over, so that the policy before it is in force.
+    #[error(
+        "revision {number} was not confirmed, and revision {current} has already put the policy before it back in force; to \
+         go back to another policy, name its revision"
+    )]
+    AlreadyBack {
+        /// The revision that was on trial.
+        number: u64,
+        /// The revision in force.
+        current: u64,
+    },
     /// The trial is too long.
     #[error("a policy cannot wait {seconds} s to be confirmed; write at most {}", MAX_CONFIRM.as_secs())]
     LongTrial {
@@ -319,13 +333,19 @@ impl Policies {
     }
 
     /// Returns to a former revision, which then gets a new number; without a number, to the one before. This is also
-    /// how a caller gives up a revision on trial.
+    /// how a caller gives up a revision on trial. If `expected` is not in force, changes nothing.
     ///
     /// # Errors
     /// [`PolicyRefusal`]; the policy in force stays.
-    pub fn roll_back(&self, to: Option<u64>, author: &str, save: bool) -> Result<Submitted, PolicyRefusal> {
+    pub fn roll_back(
+        &self,
+        to: Option<u64>,
+        expected: Option<u64>,
+        author: &str,
+        save: bool,
+    ) -> Result<Submitted, PolicyRefusal> {
         let mut state = self.state();
-        let former = state.history.former(to)?;
+        let former = state.history.admit_return(to, expected)?;
         // The configuration may need other classes and schedules by now.
         let policy = check(&former.text, &state.needed)?;
         let origin = Origin::Rollback { to: former.number };

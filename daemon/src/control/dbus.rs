@@ -206,7 +206,7 @@ impl Door {
         #[zbus(connection)] connection: &Connection,
     ) -> Result<u64, Denial> {
         let caller = self.writer(&header, connection).await?;
-        Ok(self.control.roll_back(&caller, revision, save).await?.revision.number)
+        Ok(self.control.roll_back(&caller, revision, 0, save).await?.revision.number)
     }
 
     /// Forgets the saved policy; returns whether there was one.

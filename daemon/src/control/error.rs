@@ -93,16 +93,18 @@ impl Error {
         match self {
             Self::Denied { .. } => ErrorKind::Denied,
             Self::Unknown { .. }
-            | Self::Policy(PolicyRefusal::Unknown { .. })
+            | Self::Policy(PolicyRefusal::Unknown { .. } | PolicyRefusal::NothingBefore)
             | Self::NotMoved(edge::uplink::NotMoved::Unknown { .. }) => ErrorKind::Unknown,
             Self::NotMoved(_) => ErrorKind::NotNow,
             Self::Busy => ErrorKind::Busy,
             Self::Ending => ErrorKind::Ending,
             Self::Recorded | Self::OfEdge { .. } => ErrorKind::NotNow,
             Self::Policy(PolicyRefusal::Stale { .. }) => ErrorKind::Stale,
-            Self::Policy(PolicyRefusal::Unconfirmed { .. } | PolicyRefusal::NothingToConfirm { .. }) => {
-                ErrorKind::Trial
-            }
+            Self::Policy(
+                PolicyRefusal::Unconfirmed { .. }
+                | PolicyRefusal::NothingToConfirm { .. }
+                | PolicyRefusal::AlreadyBack { .. },
+            ) => ErrorKind::Trial,
             Self::Policy(PolicyRefusal::Enforcement(_) | PolicyRefusal::NotSaved { .. }) => ErrorKind::Failed,
             Self::Policy(_) | Self::Reload(_) => ErrorKind::Invalid,
         }
@@ -131,6 +133,8 @@ impl Error {
                 PolicyRefusal::Unconfirmed { .. } => "REVISION_UNCONFIRMED",
                 PolicyRefusal::NothingToConfirm { .. } => "NOTHING_TO_CONFIRM",
                 PolicyRefusal::Unknown { .. } => "REVISION_UNKNOWN",
+                PolicyRefusal::NothingBefore => "NOTHING_BEFORE",
+                PolicyRefusal::AlreadyBack { .. } => "TRIAL_OVER",
                 PolicyRefusal::LongTrial { .. } => "TRIAL_TOO_LONG",
                 PolicyRefusal::SavedTrial => "TRIAL_SAVED",
                 PolicyRefusal::Enforcement(_) => "NOT_ENFORCED",

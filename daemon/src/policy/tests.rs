@@ -149,11 +149,32 @@ fn going_back_makes_a_new_revision_of_an_old_text() {
     let first = bench.current().1;
     bench.set(ONE).unwrap();
     bench.set(TWO).unwrap();
-    assert_eq!(bench.policies.roll_back(None, "bob", false).unwrap().revision.text, ONE);
-    assert_eq!(bench.policies.roll_back(Some(1), "bob", false).unwrap().revision.number, 5);
+    assert_eq!(bench.policies.roll_back(None, None, "bob", false).unwrap().revision.text, ONE);
+    assert_eq!(bench.policies.roll_back(Some(1), None, "bob", false).unwrap().revision.number, 5);
     assert_eq!(bench.current(), (5, first, Origin::Rollback { to: 1 }));
-    let refusal = bench.policies.roll_back(Some(9), "bob", false).unwrap_err();
+    let refusal = bench.policies.roll_back(Some(9), None, "bob", false).unwrap_err();
     assert_eq!(refusal, PolicyRefusal::Unknown { number: 9, oldest: 1 });
+    let refusal = bench.policies.roll_back(Some(1), Some(4), "bob", false).unwrap_err();
+    assert_eq!(refusal, PolicyRefusal::Stale { expected: 4, current: 5 });
+    assert_eq!(bench.policies.roll_back(Some(3), Some(5), "bob", false).unwrap().revision.text, TWO);
+}
+
+#[test]
+fn nothing_is_before_the_first_revision() {
+    let bench = Bench::new("first", ONE);
+    assert_eq!(bench.policies.roll_back(None, None, "bob", false).unwrap_err(), PolicyRefusal::NothingBefore);
+}
+
+#[test]
+fn a_rollback_just_after_a_trial_does_not_put_the_failed_policy_in_force() {
+    let bench = Bench::new("late", ONE);
+    bench
+        .submit(Submission { text: TWO.into(), confirm_within: Some(Duration::ZERO), ..Submission::default() })
+        .unwrap();
+    assert_eq!(bench.policies.expire(2), Ok(true));
+    let refusal = bench.policies.roll_back(None, None, "bob", false).unwrap_err();
+    assert_eq!(refusal, PolicyRefusal::AlreadyBack { number: 2, current: 3 });
+    assert_eq!(bench.policies.roll_back(Some(2), None, "bob", false).unwrap().revision.text, TWO, "by its number");
 }
 
 #[test]
@@ -238,5 +259,8 @@ fn history_is_bounded_in_bytes_and_keeps_two() {
     let revisions = bench.policies.revisions();
     let bytes: usize = revisions.iter().map(|revision| revision.text.len() + revision.diff.len()).sum();
     assert!(revisions.len() >= 2 && bytes <= 8 << 20, "{} with {bytes}", revisions.len());
-    assert!(matches!(bench.policies.roll_back(Some(1), "bob", false), Err(PolicyRefusal::Unknown { number: 1, .. })));
+    assert!(matches!(
+        bench.policies.roll_back(Some(1), None, "bob", false),
+        Err(PolicyRefusal::Unknown { number: 1, .. })
+    ));
 }

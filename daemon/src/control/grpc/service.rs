@@ -77,8 +77,9 @@ impl v1::control_service_server::ControlService for ControlService {
 
     async fn rollback_policy(&self, request: Request<v1::RollbackPolicyRequest>) -> Answer<v1::RollbackPolicyResponse> {
         let caller = caller(&request)?;
-        let v1::RollbackPolicyRequest { revision: number, save } = request.into_inner();
-        let accepted = self.0.roll_back(&caller, number, save).await.map_err(|error| status(&error))?;
+        let v1::RollbackPolicyRequest { revision: number, save, expected_revision } = request.into_inner();
+        let accepted = self.0.roll_back(&caller, number, expected_revision, save).await;
+        let accepted = accepted.map_err(|error| status(&error))?;
         answer(v1::RollbackPolicyResponse { revision: Some(revision(&accepted.revision, None)) })
     }
 
