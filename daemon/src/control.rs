@@ -77,6 +77,13 @@ impl Facts {
         Self { started, listeners, gateway_listeners, forwards, workers: 1, own_features, certificates }.after(config)
     }
 
+    /// Returns whether the configuration names anything to listen on, in any role.
+    #[must_use]
+    pub fn has_listeners(&self) -> bool {
+        let Self { listeners, gateway_listeners, forwards, .. } = self;
+        [listeners, gateway_listeners, forwards].into_iter().any(|addresses| !addresses.is_empty())
+    }
+
     /// The same facts for another configuration.
     fn after(&self, config: &Config) -> Self {
         let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);

@@ -264,10 +264,10 @@ impl Control {
         for class in self.edge().tunnels.all().iter().filter_map(|tunnel| tunnel.class()) {
             *tunnels.entry((PolicyRole::Edge, class.policy().name.clone())).or_default() += 1;
         }
-        let roles = [
-            self.relay.is_some().then_some(PolicyRole::Relay),
-            (!self.facts().forwards.is_empty()).then_some(PolicyRole::Edge),
-        ];
+        let facts = self.facts();
+        // A gateway's own listeners belong to the role of the relay.
+        let is_relay = self.relay.is_some() || !facts.gateway_listeners.is_empty();
+        let roles = [is_relay.then_some(PolicyRole::Relay), (!facts.forwards.is_empty()).then_some(PolicyRole::Edge)];
         let policy = self.policies.current();
         let classes = policy.policy.classes.iter();
         let of = |(role, class): (PolicyRole, &policy::ClassSettings)| ClassStats {

@@ -32,3 +32,17 @@ async fn a_trial_ends_although_its_caller_left_before_the_answer() {
     assert_eq!((control.in_force().revision.number, control.in_force().confirm_by), (3, None));
     keeper.abort();
 }
+
+#[test]
+fn a_gateway_without_a_relay_has_listeners_and_classes() {
+    let gateway = "[[gateway.listener]]\naddress = \"127.0.0.1:8100\"\ntls = false\n\
+                   [[gateway.model]]\nname = \"large\"\nengines = [\"http://127.0.0.1:8001\"]\n";
+    let found = |text: &str| {
+        let (control, _wishes) = control(text);
+        let roles: Vec<_> = control.classes().into_iter().map(|stats| (stats.class, stats.role)).collect();
+        (control.facts().has_listeners(), roles)
+    };
+    let (has_listeners, classes) = found(&format!("{gateway}{ONE}"));
+    assert!(has_listeners && classes.contains(&("one".to_owned(), PolicyRole::Relay)), "{classes:?}");
+    assert_eq!(found(ONE), (false, Vec::new()));
+}
