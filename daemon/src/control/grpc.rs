@@ -18,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
 pub use self::{
-    listener::{Certificates, ControlListener, bind},
+    listener::{Certificates, ControlListener, Stay, bind},
     service::ControlService,
 };
 use super::Control;

@@ -1,8 +1,10 @@
+use api::v1::{self, control_service_server::ControlService as _};
 use config::policy::Policy;
-use futures::FutureExt as _;
+use futures::{FutureExt as _, StreamExt as _};
 use quic::class::{ClassMetrics, Classes, PolicyRole};
+use role::access::record::{RecordedRequest, RefusedRequest};
 
-use super::*;
+use super::{grpc::ControlService, *};
 use crate::policy::{Enforce, Origin};
 
 const ONE: &str = "[class.one]\n";
@@ -45,4 +47,29 @@ fn a_gateway_without_a_relay_has_listeners_and_classes() {
     let (has_listeners, classes) = found(&format!("{gateway}{ONE}"));
     assert!(has_listeners && classes.contains(&("one".to_owned(), PolicyRole::Relay)), "{classes:?}");
     assert_eq!(found(ONE), (false, Vec::new()));
+}
+
+#[tokio::test]
+async fn a_user_that_is_no_longer_a_writer_receives_no_more_addresses() {
+    let (control, _wishes) = control("");
+    let bearers = Bearers::new(&["ops.example.org".into()]);
+    let peer = Peer::Bearer { names: vec!["ops.example.org".into()], bearers: bearers.clone() };
+    let mut request = tonic::Request::new(v1::WatchEventsRequest::default());
+    request.extensions_mut().insert(peer);
+    let mut events = ControlService::new(control.clone()).watch_events(request).await.unwrap().into_inner();
+    for expected in ["192.0.2.1:5", ""] {
+        let refused = RefusedRequest { status: Some(403), error: None, reason: "target" };
+        let request = RecordedRequest {
+            connection: None,
+            listener: "192.0.2.9:443".parse().unwrap(),
+            client: Some("192.0.2.1:5".parse().unwrap()),
+            user: None,
+            protocol: None,
+            target: None,
+            way: None,
+        };
+        control.parts.access.refused(request, refused);
+        assert_eq!(events.next().await.unwrap().unwrap().access.unwrap().client, expected);
+        bearers.replace(&[]);
+    }
 }

@@ -214,14 +214,13 @@ impl v1::control_service_server::ControlService for ControlService {
     }
 
     async fn watch_events(&self, request: Request<v1::WatchEventsRequest>) -> Answer<Self::WatchEventsStream> {
-        let caller = caller(&request)?;
+        let peer = peer(&request)?.clone();
         let events = self.0.events(request.into_inner().kinds);
-        let sent = futures::stream::unfold(events, move |mut events| {
-            let addresses = caller.may_write;
-            async move {
-                let happening = events.next().await?;
-                Some((Ok(events::response(happening, addresses)), events))
-            }
+        let sent = futures::stream::unfold((events, peer), |(mut events, peer)| async {
+            let happening = events.next().await?;
+            // For each event, because a reload may change the peer's rights.
+            let addresses = peer.caller().may_write;
+            Some((Ok(events::response(happening, addresses)), (events, peer)))
         });
         answer(Box::pin(sent))
     }
@@ -279,8 +278,12 @@ fn answer<T>(message: T) -> Answer<T> {
 }
 
 fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
+    peer(request).map(Peer::caller)
+}
+
+fn peer<T>(request: &Request<T>) -> Result<&Peer, Status> {
     let peer = request.extensions().get::<Peer>();
-    peer.map(Peer::caller).ok_or_else(|| Status::unauthenticated("it is not known who calls"))
+    peer.ok_or_else(|| Status::unauthenticated("it is not known who calls"))
 }
 
 fn after(page_token: &str) -> Result<u64, Status> {
