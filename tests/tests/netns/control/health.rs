@@ -91,6 +91,10 @@ fn a_relay_that_drains_is_healthy_and_not_ready() {
         })
         .unwrap();
         assert_eq!(get(&site, "/healthz"), Some((200, "ok\n".into())));
+        // The answer to a reload does not wait for the end of the drain.
+        let (code, said) = site.pacectl(&["reload"], "").unwrap();
+        assert!(code == Some(5) && said.contains("paced is ending"), "{code:?} {said}");
+        assert_eq!(get(&site, "/readyz"), Some((503, "draining\n".into())));
         assert_eq!(tunnel.echo(None, b"still there").await, b"still there");
     })
     .unwrap();
