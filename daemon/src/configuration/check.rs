@@ -1,7 +1,6 @@
 //! Checks of a configuration against this machine; each finding names the place in it to correct.
 
 use std::{
-    fmt::Write as _,
     io::{self, ErrorKind},
     path::{Path, PathBuf},
     sync::Arc,
@@ -42,12 +41,15 @@ pub fn check(file: &Path) -> Result<(Config, Vec<String>)> {
     let config = from_parts(file, &parts)?;
     let faults = faults(&config);
     if !faults.is_empty() {
-        let mut text = format!("{} cannot be used", file.display());
+        let mut lines = vec![format!("{} cannot be used", file.display())];
         for (keys, error) in faults {
-            // Writing to a string cannot fail.
-            _ = write!(text, "\n{}", placed(&parts, &keys, &format!("{error:#}")));
+            let line = placed(&parts, &keys, &format!("{error:#}"));
+            // Listeners may share a certificate.
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
         }
-        bail!(text);
+        bail!(lines.join("\n"));
     }
     let warnings = warnings(&config).into_iter();
     Ok((config, warnings.map(|(named, why)| placed(&parts, &[named], &why)).collect()))
@@ -65,16 +67,10 @@ fn placed(parts: &[FilePart], keys: &[Named], message: &str) -> String {
     if places.is_empty() { message.to_owned() } else { format!("{}: {message}", places.join(" and ")) }
 }
 
-/// Returns the faults that keep paced from starting, each with the keys that may cause it; once for listeners that
-/// share a certificate.
+/// Returns the faults that keep paced from starting, each with the keys that may cause it.
 fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
-    let (mut faults, mut looked) = (Vec::new(), Vec::new());
-    let mut look = |keys: Vec<Named>, outcome: Result<()>| {
-        if let (false, Err(error)) = (looked.contains(&keys), outcome) {
-            faults.push((keys.clone(), error));
-        }
-        looked.push(keys);
-    };
+    let mut faults = Vec::new();
+    let mut look = |keys: Vec<Named>, outcome: Result<()>| faults.extend(outcome.err().map(|error| (keys, error)));
     for listener in config.relay.iter().flat_map(|relay| &relay.listeners) {
         // The self-signed certificate of development mode comes from no key of the configuration.
         let ListenerIdentity::Files { certificate, private_key } = &listener.identity else { continue };
@@ -357,6 +353,26 @@ private_key = "$/relay.key"
         let refusal = folder.check(&format!("{RELAY}{gateway}[control]\nenabled = false")).unwrap_err();
         assert!(refusal.contains("line 13: gateway.alias.policy: failed to use "), "{refusal}");
         assert!(refusal.contains("missing field `measure`"), "{refusal}");
+    }
+
+    #[test]
+    fn a_policy_of_two_aliases_is_checked_for_each() {
+        let folder = Folder::new("aliases");
+        folder.write(
+            "auto.toml",
+            "kind = \"thresholds\"\nmeasure = \"predicted\"\noverload = 1.0\nclasses = [\"default\"]\n\
+             [[model]]\nname = \"large\"\nlimits = [1.0]\nslope = 0.0\n",
+        );
+        let model =
+            |name: &str| format!("[[gateway.model]]\nname = \"{name}\"\nengines = [\"http://127.0.0.1:8001\"]\n");
+        let alias = |name: &str, models: &str| {
+            format!("[[gateway.alias]]\nname = \"{name}\"\nmodels = [{models}]\npolicy = \"$/auto.toml\"\n")
+        };
+        let (models, fitting) = (model("large") + &model("small"), alias("fitting", "\"large\""));
+        let text = format!("control.enabled = false\n{RELAY}[gateway]\n{models}{fitting}");
+        folder.check(&text).unwrap();
+        let refusal = folder.check(&(text + &alias("other", "\"large\", \"small\""))).unwrap_err();
+        assert!(refusal.contains("as a policy of other: it does not know the model small"), "{refusal}");
     }
 
     #[test]
