@@ -486,14 +486,20 @@ pub fn needed(config: &config::Config) -> Vec<Needed> {
     forwards.chain(proxies).chain(serves).chain(listeners).flat_map(named).collect()
 }
 
+/// Checks that a policy is not too long.
+///
+/// # Errors
+/// It is longer than [`MAX_TEXT_BYTES`].
+pub fn check_length(text: &str) -> Result<(), PolicyRefusal> {
+    if text.len() > MAX_TEXT_BYTES { Err(PolicyRefusal::TooLong { bytes: text.len() }) } else { Ok(()) }
+}
+
 /// Reads a policy, and checks that it contains everything that is `needed`.
 ///
 /// # Errors
 /// It is too long, is not valid, or lacks a class or schedule.
 pub fn check(text: &str, needed: &[Needed]) -> Result<Policy, PolicyRefusal> {
-    if text.len() > MAX_TEXT_BYTES {
-        return Err(PolicyRefusal::TooLong { bytes: text.len() });
-    }
+    check_length(text)?;
     let policy = Policy::from_toml(text).map_err(PolicyRefusal::Invalid)?;
     match needed.iter().find(|needed| !needed.is_in(&policy)) {
         None => Ok(policy),

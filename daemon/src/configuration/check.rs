@@ -376,6 +376,14 @@ private_key = "$/relay.key"
     }
 
     #[test]
+    fn a_policy_that_a_reload_would_refuse_as_too_long_is_refused_before_the_start() {
+        let folder = Folder::new("long");
+        let text = format!("control.enabled = false\n{RELAY}{}", "[[rule]]\nclass = \"default\"\n".repeat(60_000));
+        let refusal = folder.check(&text).unwrap_err();
+        assert!(refusal.contains("the policy has ") && refusal.contains("write at most 1048576"), "{refusal}");
+    }
+
+    #[test]
     fn what_is_missing_and_keeps_nobody_from_starting_is_warned_of_with_its_line() {
         let folder = Folder::new("warnings");
         let forward = r#"[[forward]]
