@@ -155,7 +155,8 @@ impl Control {
         })
     }
 
-    /// Reports each policy that takes effect as an event; never returns.
+    /// Reports the policy that takes effect as an event; of several that follow each other at once, perhaps only the last.
+    /// Never returns.
     pub async fn follow_policies(&self) {
         let mut policies = self.policies.watch();
         let mut last = policies.borrow_and_update().revision.number;

@@ -82,7 +82,8 @@ fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
     if let Some(tcp) = &config.control.tcp {
         let keys =
             [("certificate", &tcp.certificate), ("private_key", &tcp.private_key), ("client_ca", &tcp.client_ca)];
-        look(keys.map(|(key, file)| (key, file.clone())).to_vec(), control_identity(tcp).map(drop));
+        let keys = keys.into_iter().chain(tcp.client_crl.iter().map(|file| ("client_crl", file)));
+        look(keys.map(|(key, file)| (key, file.clone())).collect(), control_identity(tcp).map(drop));
     }
     for (_, _, uplink) in config.all_uplinks() {
         look(uplink_files(uplink), connectable(uplink));
@@ -170,7 +171,7 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
     let now = SystemTime::now();
     for certificate in certificates::shown(config).unwrap_or_default() {
         if certificate.nearness(now).is_some() {
-            let is_own = ["relay", "control.tcp"].contains(&certificate.used_by);
+            let is_own = ["relay", "gateway", "control.tcp"].contains(&certificate.used_by);
             let key = if is_own { "certificate" } else { "client_certificate" };
             warnings.push(((key, certificate.file.clone()), certificate.outlook(now)));
         }
@@ -268,6 +269,7 @@ mod tests {
     use std::{
         fs,
         os::unix::fs::{MetadataExt as _, PermissionsExt},
+        time::Duration,
     };
 
     use rcgen::{CertificateParams, KeyPair, date_time_ymd};
@@ -342,6 +344,27 @@ private_key = "$/relay.key"
                        target = \"a.example:53\"\nca = \"$/none.pem\"";
         let both = folder.check(&format!("{}{forward}", RELAY.replace("relay.key", "other.key"))).unwrap_err();
         assert!(both.contains("relay.private_key") && both.contains("line 10: forward.ca"), "{both}");
+    }
+
+    #[test]
+    fn files_of_the_control_plane_and_of_a_gateway_are_told_with_their_keys() {
+        let folder = Folder::new("places");
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let mut params = CertificateParams::new(vec!["relay.example".into()]).unwrap();
+        params.not_after = date_time_ymd(1970, 1, 1) + since_1970 + Duration::from_secs(3 * 86_400);
+        let key = KeyPair::generate().unwrap();
+        folder.write("soon.pem", &params.self_signed(&key).unwrap().pem());
+        folder.write("soon.key", &key.serialize_pem());
+        let gateway = "[[gateway.listener]]\naddress = \"127.0.0.1:8100\"\ncertificate = \"$/soon.pem\"\n\
+                       private_key = \"$/soon.key\"\n\
+                       [[gateway.model]]\nname = \"large\"\nengines = [\"http://127.0.0.1:8001\"]\n";
+        let warnings = folder.check(&format!("control.enabled = false\n{gateway}")).unwrap();
+        let is_placed = |warning: &String| warning.contains("line 4: gateway.listener.certificate: ");
+        assert!(warnings.iter().any(is_placed), "{warnings:?}");
+        let tcp = "[control.tcp]\nlisten = \"127.0.0.1:9443\"\ncertificate = \"$/relay.pem\"\n\
+                   private_key = \"$/relay.key\"\nclient_ca = \"$/relay.pem\"\nclient_crl = \"$/none.crl\"\n";
+        let refusal = folder.check(&format!("{RELAY}{tcp}")).unwrap_err();
+        assert!(refusal.contains("line 11: control.tcp.client_crl: "), "{refusal}");
     }
 
     #[test]

@@ -9,7 +9,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use config::control::{Bus, ControlSettings as Settings, TcpDoor};
+use config::{
+    control::{Bus, ControlSettings as Settings, TcpDoor},
+    targets::Protocol,
+};
+use role::bind_error::BindError;
 use rustls::ServerConfig;
 use tokio::{
     net::{TcpListener, UnixListener as Socket},
@@ -224,12 +228,11 @@ fn unless_known<T>(opened: Result<T>, is_known: bool) -> Result<Option<T>> {
 }
 
 fn listen(tcp: &TcpDoor) -> Result<TcpListener> {
-    let why =
-        || format!("failed to listen on {}; set `listen` in [control.tcp] to an address of this host", tcp.address);
     let bind = || -> io::Result<TcpListener> {
         let socket = std::net::TcpListener::bind(tcp.address)?;
         socket.set_nonblocking(true)?;
         TcpListener::from_std(socket)
     };
-    bind().with_context(why)
+    let bound = bind().map_err(|error| BindError::new(Protocol::Tcp, tcp.address, error));
+    bound.context("failed to serve [control.tcp]")
 }

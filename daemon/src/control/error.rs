@@ -56,7 +56,7 @@ pub enum Error {
     /// There is no such thing.
     #[error("there is no {what} {name}; `pacectl {}` lists them", plural(what))]
     Unknown {
-        /// "tunnel", "connection", "class" or "relay".
+        /// "tunnel", "connection" or "class".
         what: &'static str,
         /// Its ID or name.
         name: String,
@@ -78,6 +78,9 @@ pub enum Error {
         /// Its ID.
         tunnel: u64,
     },
+    /// There is no edge whose tunnels could move.
+    #[error("this paced has no edge: its configuration has no [[forward]], [[proxy]] or [[serve]]")]
+    NoEdge,
     /// Tunnels cannot move to a relay.
     #[error(transparent)]
     NotMoved(#[from] edge::uplink::NotMoved),
@@ -98,7 +101,7 @@ impl Error {
             Self::NotMoved(_) => ErrorKind::NotNow,
             Self::Busy => ErrorKind::Busy,
             Self::Ending => ErrorKind::Ending,
-            Self::Recorded | Self::OfEdge { .. } => ErrorKind::NotNow,
+            Self::Recorded | Self::OfEdge { .. } | Self::NoEdge => ErrorKind::NotNow,
             Self::Policy(PolicyRefusal::Stale { .. }) => ErrorKind::Stale,
             Self::Policy(
                 PolicyRefusal::Unconfirmed { .. }
@@ -120,6 +123,7 @@ impl Error {
             Self::Ending => "ENDING",
             Self::Recorded => "RECORDED",
             Self::OfEdge { .. } => "OF_EDGE",
+            Self::NoEdge => "NO_EDGE",
             Self::NotMoved(_) => "NOT_MOVED",
             Self::Reload(_) => "CONFIGURATION_REFUSED",
             Self::Policy(refusal) => match refusal {

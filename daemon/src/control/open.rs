@@ -140,7 +140,7 @@ impl Control {
         let author = caller.to_write()?;
         let uplinks = self.edge().uplinks();
         if uplinks.is_empty() {
-            return Err(Error::Unknown { what: "relay", name: relay.unwrap_or_default().to_owned() });
+            return Err(Error::NoEdge);
         }
         let mut moved = 0;
         match relay {

@@ -73,3 +73,12 @@ async fn a_user_that_is_no_longer_a_writer_receives_no_more_addresses() {
         bearers.replace(&[]);
     }
 }
+
+#[tokio::test]
+async fn tunnels_of_an_edge_that_does_not_exist_are_not_said_to_lack_a_relay() {
+    let (control, _wishes) = control("");
+    for relay in [None, Some("relay.example:443")] {
+        let refusal = control.move_edge(&ROOT(), relay).await.unwrap_err().to_string();
+        assert!(refusal.starts_with("this paced has no edge"), "{refusal}");
+    }
+}
