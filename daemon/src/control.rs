@@ -226,20 +226,18 @@ impl Control {
     ///
     /// # Errors
     /// It is forgotten, or never existed.
-    pub async fn revision(&self, number: u64) -> Result<(Arc<Revision>, Option<SystemTime>), Error> {
+    pub fn revision(&self, number: u64) -> Result<(Arc<Revision>, Option<SystemTime>), Error> {
         let InForce { revision, confirm_by, .. } = self.in_force();
         if number == 0 || number == revision.number {
             return Ok((revision, confirm_by));
         }
-        Ok((self.work(move |policies| policies.revision(number)).await?, None))
+        Ok((self.policies.revision(number)?, None))
     }
 
     /// Returns the revisions that a caller can go back to, and the one in force, oldest first.
-    ///
-    /// # Errors
-    /// The daemon is ending, or too many calls are at work.
-    pub async fn revisions(&self) -> Result<Vec<Arc<Revision>>, Error> {
-        self.work(|policies| Ok(policies.revisions())).await
+    #[must_use]
+    pub fn revisions(&self) -> Arc<[Arc<Revision>]> {
+        self.policies.revisions()
     }
 
     /// Returns the facts about the configuration in force and about this machine.

@@ -215,6 +215,8 @@ pub struct InForce {
     pub confirm_by: Option<SystemTime>,
     /// Whether a saved policy takes precedence over the files at the next start or reload.
     pub is_saved: bool,
+    /// The revisions that a caller can roll back to, and the one in force; oldest first.
+    pub revisions: Arc<[Arc<Revision>]>,
 }
 
 /// The writer of the policy. A change waits for the disk, the kernel, and other writers; reading the policy in force
@@ -237,7 +239,8 @@ struct State {
 impl State {
     fn in_force(&self) -> InForce {
         let (revision, confirm_by) = (self.history.current().clone(), self.history.confirm_by());
-        InForce { revision, confirm_by, is_saved: self.saved.is_some() }
+        let revisions = self.history.revisions().cloned().collect();
+        InForce { revision, confirm_by, is_saved: self.saved.is_some(), revisions }
     }
 }
 
@@ -297,8 +300,8 @@ impl Policies {
 
     /// Returns the revisions that a caller can roll back to, and the one in force; oldest first.
     #[must_use]
-    pub fn revisions(&self) -> Vec<Arc<Revision>> {
-        self.state().history.revisions().cloned().collect()
+    pub fn revisions(&self) -> Arc<[Arc<Revision>]> {
+        self.in_force.borrow().revisions.clone()
     }
 
     /// Returns a revision by its number.
@@ -306,7 +309,7 @@ impl Policies {
     /// # Errors
     /// It is forgotten, or never existed.
     pub fn revision(&self, number: u64) -> Result<Arc<Revision>, PolicyRefusal> {
-        self.state().history.former(Some(number))
+        history::find(self.revisions().iter(), number)
     }
 
     /// Puts a policy in force, or checks whether it could be.

@@ -155,7 +155,7 @@ impl Door {
     /// when it took effect, in microseconds since 1970.
     #[zbus(out_args("number", "text", "author", "origin", "since_us"))]
     async fn get_policy(&self, revision: u64) -> Result<(u64, String, String, String, u64), Denial> {
-        let (found, _) = self.control.revision(revision).await?;
+        let (found, _) = self.control.revision(revision)?;
         let since_us = micros(found.since);
         Ok((found.number, found.text.clone(), found.author.clone(), found.origin.to_string(), since_us))
     }
@@ -164,7 +164,7 @@ impl Door {
     /// force, in microseconds since 1970, and what it changed, as a unified diff.
     #[zbus(out_args("revisions"))]
     async fn list_revisions(&self) -> Result<Vec<RevisionRow>, Denial> {
-        Ok(self.control.revisions().await?.iter().map(|found| revision_row(found)).collect())
+        Ok(self.control.revisions().iter().map(|found| revision_row(found)).collect())
     }
 
     /// Puts a policy in force, everywhere or, if it is refused, nowhere; returns its revision and its changes, as a

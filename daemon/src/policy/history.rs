@@ -166,15 +166,13 @@ impl History {
     /// # Errors
     /// The revision is forgotten, or never existed.
     pub fn former(&self, number: Option<u64>) -> Result<Arc<Revision>, PolicyRefusal> {
-        let oldest = self.revisions[0].number;
         let number = match number {
             Some(number) => number,
             // Of several revisions, at least the last two are kept.
             None if self.revisions.len() < 2 => return Err(PolicyRefusal::NothingBefore),
             None => self.current().number - 1,
         };
-        let found = self.revisions.iter().find(|revision| revision.number == number);
-        found.cloned().ok_or(PolicyRefusal::Unknown { number, oldest })
+        find(self.revisions.iter(), number)
     }
 
     /// Notes that a revision is now in force, and on trial if it must be confirmed.
@@ -194,6 +192,19 @@ impl History {
     pub fn confirm(&mut self) {
         self.confirm_by = None;
     }
+}
+
+/// Returns the revision with a number, from revisions that begin with the oldest.
+///
+/// # Errors
+/// It is not among them.
+pub fn find<'a>(
+    mut revisions: impl Iterator<Item = &'a Arc<Revision>> + Clone,
+    number: u64,
+) -> Result<Arc<Revision>, PolicyRefusal> {
+    let oldest = revisions.clone().next().map_or(0, |oldest| oldest.number);
+    let found = revisions.find(|revision| revision.number == number);
+    found.cloned().ok_or(PolicyRefusal::Unknown { number, oldest })
 }
 
 /// Returns the changes from one text to another, as a unified diff.

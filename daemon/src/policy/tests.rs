@@ -136,6 +136,16 @@ fn a_schedule_that_a_listener_or_a_forward_names_stays_in_the_policy() {
 }
 
 #[test]
+fn readers_of_revisions_do_not_wait_for_a_writer() {
+    let bench = Bench::new("readers", ONE);
+    bench.set(TWO).unwrap();
+    let _writing = bench.policies.state();
+    let numbers: Vec<_> = bench.policies.revisions().iter().map(|revision| revision.number).collect();
+    assert_eq!((numbers, bench.policies.revision(1).unwrap().text.contains("one")), (vec![1, 2], true));
+    assert_eq!(bench.policies.revision(9).unwrap_err(), PolicyRefusal::Unknown { number: 9, oldest: 1 });
+}
+
+#[test]
 fn a_dry_run_says_what_would_be_and_does_not_do_it() {
     let bench = Bench::new("dry", ONE);
     let would = bench.submit(Submission { text: TWO.into(), dry_run: true, ..Submission::default() }).unwrap();

@@ -45,7 +45,7 @@ impl v1::control_service_server::ControlService for ControlService {
     type WatchQlogStream = Sent<v1::WatchQlogResponse>;
 
     async fn get_policy(&self, request: Request<v1::GetPolicyRequest>) -> Answer<v1::GetPolicyResponse> {
-        let found = self.0.revision(request.into_inner().revision).await;
+        let found = self.0.revision(request.into_inner().revision);
         let (found, confirm_by) = found.map_err(|error| status(&error))?;
         let saved = self.0.in_force().is_saved;
         answer(v1::GetPolicyResponse { revision: Some(revision(&found, confirm_by)), saved })
@@ -53,8 +53,7 @@ impl v1::control_service_server::ControlService for ControlService {
 
     async fn list_revisions(&self, _: Request<v1::ListRevisionsRequest>) -> Answer<v1::ListRevisionsResponse> {
         let listed = |found: &Arc<Revision>| v1::Revision { text: String::new(), ..revision(found, None) };
-        let found = self.0.revisions().await.map_err(|error| status(&error))?;
-        answer(v1::ListRevisionsResponse { revisions: found.iter().map(listed).collect() })
+        answer(v1::ListRevisionsResponse { revisions: self.0.revisions().iter().map(listed).collect() })
     }
 
     async fn set_policy(&self, request: Request<v1::SetPolicyRequest>) -> Answer<v1::SetPolicyResponse> {
