@@ -6,7 +6,8 @@
 //! | [`caller`] | the caller of a control method, and what the caller may do |
 //! | [`grpc`] | the door for gRPC, on a Unix socket and over TCP |
 //! | [`dbus`] | the door for D-Bus |
-//! | `open` | open tunnels and connections: lists, changes, sums by class |
+//! | `open` | open tunnels and connections: lists, changes |
+//! | [`stats`] | statistics, for callers that watch them |
 //! | `recordings` | records of packets and connections |
 //! | [`events`] | events, for subscribers |
 //! | [`doors`] | opens the doors that the configuration names |
@@ -30,7 +31,8 @@ pub use self::{
     caller::{Bearers, Caller, Peer, Writers},
     error::{Error, ErrorKind},
     events::{ACCESS, Event, EventSubscription, Happening},
-    open::{ClassStats, Filter},
+    open::Filter,
+    stats::{ClassStats, Statistics},
     view::{ConnectionView, PAGE, Page, PartView, TunnelView, UplinkView},
 };
 use crate::{
@@ -47,6 +49,7 @@ pub mod events;
 pub mod grpc;
 mod open;
 mod recordings;
+pub mod stats;
 pub mod view;
 
 /// Facts about the configuration in force and about this machine.
@@ -128,6 +131,7 @@ pub struct Control {
     events: broadcast::Sender<Event>,
     /// Places for calls that work with policies.
     places: Arc<Semaphore>,
+    watching: stats::Watching,
 }
 
 /// How many calls may work with policies at once.
@@ -152,6 +156,7 @@ impl Control {
             reloads,
             events: broadcast::channel(events::QUEUE).0,
             places: Arc::new(Semaphore::new(PLACES)),
+            watching: stats::Watching::default(),
         })
     }
 

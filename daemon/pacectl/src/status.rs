@@ -12,7 +12,7 @@ use super::{
     columns::{
         CLASS, Column, DROPPED, EXPIRED_STREAMS, LATE_PACKETS, LATE_PAYLOADS, RATE, ROLE, SENT, TUNNELS, legend,
     },
-    table::{age, bytes, lines, or_dash, rate, sender, show, table, time},
+    table::{age, bytes, lines, or_dash, rate, sender, show, span, table, time},
 };
 
 #[derive(Args)]
@@ -161,7 +161,9 @@ pub(crate) async fn classes(client: &mut ControlClient, as_json: bool) -> Result
         return show(as_json, before, |_| {});
     }
     let Some(after) = stats.message().await? else { bail!("the daemon ended") };
-    class_lines(&before.classes, after.classes).for_each(|line| say!("{line}"));
+    // The daemon shares statistics among callers, so they may be a little older than the interval says.
+    let span = span(&before, &after).unwrap_or(WHILE);
+    class_lines(&before.classes, after.classes, span).for_each(|line| say!("{line}"));
     Ok(())
 }
 
@@ -170,7 +172,7 @@ fn times(count: u64) -> String {
 }
 
 /// Returns the table of classes, and the meaning of its columns.
-fn class_lines(before: &[v1::ClassStats], after: Vec<v1::ClassStats>) -> impl Iterator<Item = String> {
+fn class_lines(before: &[v1::ClassStats], after: Vec<v1::ClassStats>, span: Duration) -> impl Iterator<Item = String> {
     let row = |of: v1::ClassStats| {
         let was = before.iter().find(|was| was.class == of.class && was.role == of.role);
         let sent_bytes = of.sent_bytes.saturating_sub(was.map_or(0, |was| was.sent_bytes));
@@ -179,7 +181,7 @@ fn class_lines(before: &[v1::ClassStats], after: Vec<v1::ClassStats>) -> impl It
             of.class,
             of.role,
             of.tunnels.to_string(),
-            rate(sent_bytes as f64 * 8.0 / WHILE.as_secs_f64()),
+            rate(sent_bytes as f64 * 8.0 / span.as_secs_f64()),
             bytes(of.sent_bytes),
             dropped.to_string(),
             of.late_payloads.to_string(),
@@ -489,7 +491,7 @@ mod tests {
     fn classes_are_listed_by_role_and_each_column_is_explained_below_them() {
         let (before, after) =
             ([class("relay", 0), class("edge", 0)], vec![class("relay", 125_000), class("edge", 500)]);
-        let shown: Vec<_> = class_lines(&before, after).collect();
+        let shown: Vec<_> = class_lines(&before, after, WHILE).collect();
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
         let heads = "class role tunnels rate sent dropped late payloads late packets expired streams";
         assert_eq!(words(&shown[0]), heads);

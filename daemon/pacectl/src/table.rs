@@ -73,6 +73,12 @@ pub(crate) fn time(at: prost_types::Timestamp) -> String {
     prost_types::Timestamp { nanos: 0, ..at }.to_string()
 }
 
+/// Returns the time between two answers with statistics, unless it is zero.
+pub(crate) fn span(before: &v1::WatchStatsResponse, now: &v1::WatchStatsResponse) -> Option<Duration> {
+    let at = |stats: &v1::WatchStatsResponse| std::time::SystemTime::try_from(stats.time?).ok();
+    at(now)?.duration_since(at(before)?).ok().filter(|span| !span.is_zero())
+}
+
 /// Shows a duration in its two largest units.
 pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs();

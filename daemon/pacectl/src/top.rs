@@ -23,7 +23,7 @@ use super::{
     columns::{
         CLASS, Column, DROPPED, EXPIRED_STREAMS, LATE_PACKETS, LATE_PAYLOADS, QUEUE, RATE, SOJOURN, TUNNELS, legend,
     },
-    table::{age, bytes, or_dash, rate, sender},
+    table::{age, bytes, or_dash, rate, sender, span},
 };
 
 mod models;
@@ -185,12 +185,6 @@ async fn look_at_tunnels(client: &mut ControlClient) -> Result<(Vec<v1::Tunnel>,
         }
     }
     Ok((tunnels, true))
-}
-
-/// Returns the time between two answers.
-fn span(before: &v1::WatchStatsResponse, now: &v1::WatchStatsResponse) -> Option<Duration> {
-    let at = |stats: &v1::WatchStatsResponse| SystemTime::try_from(stats.time?).ok();
-    at(now)?.duration_since(at(before)?).ok().filter(|span| !span.is_zero())
 }
 
 async fn look_at_models(client: &mut ControlClient) -> Result<Models> {

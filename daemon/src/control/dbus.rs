@@ -293,7 +293,7 @@ impl Door {
     /// of the class in both roles that were handed to the kernel late.
     #[zbus(out_args("classes"))]
     async fn list_classes(&self) -> Vec<ClassRow> {
-        self.control.classes().into_iter().map(class_row).collect()
+        self.control.classes().iter().map(class_row).collect()
     }
 
     /// Sends the signal `Stats` to the caller, at once and then every `interval_ms` (100 to 3600000; 0 means every second), until the

@@ -67,6 +67,12 @@ pub enum Error {
     /// Too many calls work with policies at once.
     #[error("too many requests about policies at once; try again")]
     Busy,
+    /// The caller watches as many streams as one may.
+    #[error("{caller:?} watches as many streams of statistics and events as one caller may; end one first")]
+    Watches {
+        /// The name of the caller.
+        caller: String,
+    },
     /// Another caller records departures, or events of the connection.
     #[error("the recording limit is reached; try again in a minute")]
     Recorded,
@@ -99,7 +105,7 @@ impl Error {
             | Self::Policy(PolicyRefusal::Unknown { .. } | PolicyRefusal::NothingBefore)
             | Self::NotMoved(edge::uplink::NotMoved::Unknown { .. }) => ErrorKind::Unknown,
             Self::NotMoved(_) => ErrorKind::NotNow,
-            Self::Busy => ErrorKind::Busy,
+            Self::Busy | Self::Watches { .. } => ErrorKind::Busy,
             Self::Ending => ErrorKind::Ending,
             Self::Recorded | Self::OfEdge { .. } | Self::NoEdge => ErrorKind::NotNow,
             Self::Policy(PolicyRefusal::Stale { .. }) => ErrorKind::Stale,
@@ -120,6 +126,7 @@ impl Error {
             Self::Denied { .. } => "NOT_A_WRITER",
             Self::Unknown { .. } => "UNKNOWN_NAME",
             Self::Busy => "BUSY",
+            Self::Watches { .. } => "TOO_MANY_WATCHES",
             Self::Ending => "ENDING",
             Self::Recorded => "RECORDED",
             Self::OfEdge { .. } => "OF_EDGE",

@@ -82,3 +82,35 @@ async fn tunnels_of_an_edge_that_does_not_exist_are_not_said_to_lack_a_relay() {
         assert!(refusal.starts_with("this paced has no edge"), "{refusal}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn callers_that_watch_share_statistics_for_a_while() {
+    let (control, _wishes) = control("");
+    let first = control.statistics();
+    assert!(Arc::ptr_eq(&first, &control.statistics()));
+    tokio::time::advance(Duration::from_millis(100)).await;
+    assert!(!Arc::ptr_eq(&first, &control.statistics()), "the shortest interval is over");
+}
+
+#[tokio::test]
+async fn a_caller_that_watches_too_much_is_refused_and_others_are_not() {
+    let (control, _wishes) = control("");
+    let service = ControlService::new(control);
+    let watch = async |name: &str| {
+        let mut request = tonic::Request::new(v1::WatchStatsRequest::default());
+        request.extensions_mut().insert(Peer::Bearer { names: vec![name.into()], bearers: Bearers::new(&[]) });
+        service.watch_stats(request).await
+    };
+    let mut held = Vec::new();
+    for _ in 0..16 {
+        held.push(watch("a.example.org").await.unwrap());
+    }
+    let refused = watch("a.example.org").await.err().unwrap();
+    assert!(
+        refused.code() == tonic::Code::ResourceExhausted && refused.message().contains("a.example.org"),
+        "{refused}"
+    );
+    watch("b.example.org").await.unwrap();
+    held.pop();
+    watch("a.example.org").await.unwrap();
+}

@@ -8,7 +8,7 @@ use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use super::{
-    super::{Caller, Control, Error, ErrorKind, Filter, Page, PartView, caller::Peer, open::stats_ticks},
+    super::{Caller, Control, Error, ErrorKind, Filter, Page, PartView, caller::Peer, stats::stats_ticks},
     events,
     messages::{
         alias, certificate, connection, departures, engine, entrance, model_request, path, revision, stats, tunnel,
@@ -202,24 +202,26 @@ impl v1::control_service_server::ControlService for ControlService {
     }
 
     async fn watch_stats(&self, request: Request<v1::WatchStatsRequest>) -> Answer<Self::WatchStatsStream> {
+        let place = self.0.watch(&caller(&request)?).map_err(|error| status(&error))?;
         let interval = request.into_inner().interval.map(Duration::try_from).transpose();
         let interval = interval.map_err(|_| Status::invalid_argument("interval is negative"))?;
-        let state = (stats_ticks(interval), self.0.clone());
-        let sent = futures::stream::unfold(state, |(mut ticks, control)| async {
+        let state = (stats_ticks(interval), self.0.clone(), place);
+        let sent = futures::stream::unfold(state, |(mut ticks, control, place)| async {
             ticks.tick().await;
-            Some((Ok(stats(&control)), (ticks, control)))
+            Some((Ok(stats(&control.statistics())), (ticks, control, place)))
         });
         answer(Box::pin(sent))
     }
 
     async fn watch_events(&self, request: Request<v1::WatchEventsRequest>) -> Answer<Self::WatchEventsStream> {
         let peer = peer(&request)?.clone();
+        let place = self.0.watch(&peer.caller()).map_err(|error| status(&error))?;
         let events = self.0.events(request.into_inner().kinds);
-        let sent = futures::stream::unfold((events, peer), |(mut events, peer)| async {
+        let sent = futures::stream::unfold((events, peer, place), |(mut events, peer, place)| async {
             let happening = events.next().await?;
             // For each event, because a reload may change the peer's rights.
             let addresses = peer.caller().may_write;
-            Some((Ok(events::response(happening, addresses)), (events, peer)))
+            Some((Ok(events::response(happening, addresses)), (events, peer, place)))
         });
         answer(Box::pin(sent))
     }
