@@ -227,7 +227,7 @@ impl Daemon {
                     self.refresh_guard();
                     self.tell_of_certificates();
                 }
-                Some(()) = wishes.files.recv() => self.read_files_again(open),
+                Some(()) = wishes.files.recv() => self.read_files_again(open).await,
                 _ = signals.terminate.recv() => return Ok(()),
                 _ = signals.interrupt.recv() => return Ok(()),
                 _ = signals.hangup.recv() => {
