@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::time::SystemTime;
 
+use sched::path::Placement;
 use sched::stream::{Discipline, Expiry, Low};
 
 use crate::control::ControlSettings;
@@ -13,6 +14,7 @@ use crate::kernel::{Kernel, KernelDevice};
 use crate::log::{AccessForm, LogSettings};
 use crate::metrics::MetricsSettings;
 use crate::moment::Moment;
+use crate::path::PathSettings;
 use crate::policy::{ClassSettings, DropRule, Late, Policy, PolicyRule, ScheduleSettings};
 use crate::proxy::Proxy;
 use crate::quota::{Quota, volume};
@@ -34,6 +36,7 @@ pub fn explain(config: &Config, now: SystemTime) -> String {
     lines.extend(config.gateway.iter().flat_map(|config| gateway(config, now)));
     lines.extend(config.proxies.iter().map(proxy));
     lines.extend(config.serves.iter().flat_map(|config| serve(config, now)));
+    lines.extend(config.paths.iter().map(path));
     lines.extend(policy(&config.policy));
     let transport = &config.transport;
     lines.push(format!(
@@ -216,6 +219,19 @@ fn proxy(proxy: &Proxy) -> String {
     )
 }
 
+fn path(path: &PathSettings) -> String {
+    let PathSettings { name, interface, address, relay, via, cost, rate } = path;
+    let parts = [
+        interface.as_ref().map(|device| format!("over {}", device.as_str())),
+        address.map(|address| format!("from {address}")),
+        relay.as_ref().map(|relay| format!("to {}", relay.origin())),
+        via.as_ref().map(|hop| format!("via {hop}")),
+        (!cost.is_zero()).then(|| format!("only for transfers that end {cost:?} earlier")),
+        rate.map(|rate| format!("with {}", crate::text::rate(rate))),
+    ];
+    format!("path {name}: {}", parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
+}
+
 fn of_class(class: Option<&str>) -> String {
     class.map(|class| format!(", class {class}")).unwrap_or_default()
 }
@@ -351,7 +367,9 @@ fn control(control: &ControlSettings) -> String {
         return "control: off".into();
     }
     let named = control.writers.iter().chain(control.tcp.iter().flat_map(|tcp| &tcp.writers));
-    let writers: Vec<_> = ["root"].into_iter().chain(named.map(String::as_str)).collect();
+    let asked = control.bus.as_ref().map(|_| "users that polkit allows (D-Bus)");
+    let writers: Vec<_> =
+        ["root", "the daemon's user"].into_iter().chain(named.map(String::as_str)).chain(asked).collect();
     format!("control: {}; policy is written by {}", doors.join(" and "), writers.join(", "))
 }
 
@@ -408,6 +426,7 @@ fn class(class: &ClassSettings) -> String {
         packets("up", class.packets_up),
         packets("down", class.packets_down),
         class.dscp.map(|dscp| format!("DSCP {dscp}")),
+        (class.placement != Placement::default()).then(|| format!("placement {}", class.placement.word())),
         (class.late == Late::Refuse).then(|| "late requests for models are refused".to_owned()),
     ]
     .into_iter()

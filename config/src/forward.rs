@@ -13,6 +13,12 @@ use crate::uplink::{self, Nameable, UplinkSettings};
 /// NATs.
 pub const TCP_IDLE: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
 
+/// The default of how long a local UDP sender may be silent: the minimum of RFC 4787 §4.3 for NATs.
+pub const UDP_IDLE: Duration = Duration::from_secs(120);
+
+/// The default of how many TCP connections are carried at once; more wait in the listener's queue.
+pub const TCP_CONNECTIONS: u32 = 512;
+
 /// One forward: from a local address, through a relay, to a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forward {
@@ -70,13 +76,14 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Forward>, names: Namea
     section.refuse_unless(is_udp, "mode", "TCP connections always travel in streams", "remove it");
     let mode = section.value("mode", of.map_or(TunnelMode::default(), |of| of.mode));
     let class = names.policy.class_named_in(section, of.and_then(|of| of.class.clone()));
-    let idle = if is_tcp { TCP_IDLE } else { Duration::from_secs(120) };
+    let idle = if is_tcp { TCP_IDLE } else { UDP_IDLE };
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(idle, |of| of.idle));
     section.refuse_unless(is_udp, "idle_answered_seconds", "TCP tells by itself when both are done", "remove it");
     let answered =
         section.optional_number("idle_answered_seconds", 1..=86_400, of.map(|of| of.idle_answered.as_secs()));
     section.refuse_unless(is_tcp, "max_connections", "UDP has no connections", "remove it, or set protocol = \"tcp\"");
-    let max_connections = section.number("max_connections", 1..=65_536, of.map_or(512, |of| of.max_connections));
+    let max_connections =
+        section.number("max_connections", 1..=65_536, of.map_or(TCP_CONNECTIONS, |of| of.max_connections));
     let target = target?;
     let idle_answered = answered.map_or_else(|| idle_answered(&target, idle), Duration::from_secs);
     let (listen, uplink) = (listen?, uplink?);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::Problem;
-use crate::forward::{TCP_IDLE, TunnelMode};
+use crate::forward::{TCP_CONNECTIONS, TCP_IDLE, TunnelMode, UDP_IDLE};
 use crate::section::{Section, words};
 use crate::uplink::{self, Nameable, UplinkSettings};
 
@@ -62,9 +62,10 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Proxy>, names: Nameabl
     let class = names.policy.class_named_in(section, of.and_then(|of| of.class.clone()));
     let users_file = section.optional("users_file", of.and_then(|of| of.users_file.clone()));
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(TCP_IDLE, |of| of.idle));
-    let udp_idle = of.map_or(Duration::from_secs(120), |of| of.udp_idle);
+    let udp_idle = of.map_or(UDP_IDLE, |of| of.udp_idle);
     let udp_idle = section.seconds("udp_idle_seconds", 1..=86_400, udp_idle);
-    let max_connections = section.number("max_connections", 1..=65_536, of.map_or(512, |of| of.max_connections));
+    let max_connections =
+        section.number("max_connections", 1..=65_536, of.map_or(TCP_CONNECTIONS, |of| of.max_connections));
     let per_client = of.map_or(256, |of| of.max_connections_per_client);
     let max_connections_per_client = section.number("max_connections_per_client", 1..=65_536, per_client);
     let max_udp_tunnels = section.number("max_udp_tunnels", 0..=65_536, of.map_or(256, |of| of.max_udp_tunnels));

@@ -254,5 +254,8 @@ impl Default for RelayLimits {
     }
 }
 
+/// The default of how long open tunnels and requests may continue after SIGTERM.
+pub const DRAIN: Duration = Duration::from_secs(30);
+
 /// The default of `proxy_status_name`.
 pub(crate) const NAME: &str = "paced";

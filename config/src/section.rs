@@ -101,8 +101,12 @@ pub(crate) fn describe<T>(read: impl FnOnce(&mut Section<'_>) -> T) -> Schema {
 const MAX_ERRORS: usize = 100;
 
 impl Report<'_> {
+    fn is_full(&self) -> bool {
+        self.errors.borrow().len() == MAX_ERRORS
+    }
+
     fn add(&self, offset: usize, key: String, problem: Problem) {
-        if self.errors.borrow().len() == MAX_ERRORS {
+        if self.is_full() {
             return;
         }
         let part = self.starts.partition_point(|start| *start <= offset).saturating_sub(1);
@@ -310,6 +314,10 @@ impl<'a> Section<'a> {
             if self.is_key(key.get_ref()) || (self.has_named_sections && value.get_ref().is_table()) {
                 continue;
             }
+            // Each suggestion takes a comparison with all known keys.
+            if self.report.is_full() {
+                return;
+            }
             let suggestion = closest(key.get_ref(), &self.known);
             let problem = Problem::UnknownKey { suggestion, known: self.known.clone() };
             self.report.add(key.span().start, self.path_of(key.get_ref()), problem);
@@ -319,7 +327,7 @@ impl<'a> Section<'a> {
 
 /// Returns the known name that is closest to `name`, if one is close.
 fn closest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
-    let similarity = |known: &&str| strsim::jaro_winkler(known, name);
-    let closest = known.iter().copied().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
-    closest.filter(|known| similarity(known) >= SIMILAR)
+    let compared = known.iter().map(|known| (strsim::jaro_winkler(known, name), *known));
+    let closest = compared.max_by(|(a, _), (b, _)| a.total_cmp(b));
+    closest.filter(|(similarity, _)| *similarity >= SIMILAR).map(|(_, known)| known)
 }

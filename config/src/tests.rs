@@ -392,6 +392,27 @@ fn a_user_has_one_quota_whose_volumes_and_dates_read_back_as_they_are_written() 
 }
 
 #[test]
+fn the_explanation_names_paths_placements_and_writers() {
+    let forward = "[[forward]]\nlisten = \"127.0.0.1:1\"\ntarget = \"a.example:2\"\n\
+                   relay = \"https://relay.example/{target_host}/{target_port}/\"\n";
+    let paths = "[[path]]\nname = \"wan\"\ninterface = \"eth0\"\n\
+                 [[path]]\nname = \"lte\"\naddress = \"192.0.2.1\"\ncost_ms = 50\nrate = \"20 Mbit/s\"\n\
+                 relay = \"https://other.example/{target_host}/{target_port}/\"\n\
+                 [class.voice]\nplacement = \"lowest-rtt\"\n[class.bulk]\n\
+                 [control]\nbus = \"system\"\nwriters = [\"ops\"]\n";
+    let shown = explain(&valid(&(forward.to_owned() + paths)), std::time::SystemTime::UNIX_EPOCH);
+    for line in [
+        "path wan: over eth0\n",
+        "path lte: from 192.0.2.1, to other.example:443, only for transfers that end 50ms earlier, with 20 Mbit/s\n",
+        ", placement lowest-rtt\n",
+        "; policy is written by root, the daemon's user, ops, users that polkit allows (D-Bus)\n",
+    ] {
+        assert!(shown.contains(line), "{line}: {shown}");
+    }
+    assert_eq!(shown.matches("placement").count(), 1, "{shown}");
+}
+
+#[test]
 fn a_gateway_with_a_listener_of_its_own_needs_no_relay() {
     let own = "[[gateway.listener]]\naddress = \"127.0.0.1:8100\"\ntls = false\n\
                [[gateway.model]]\nname = \"a\"\nengines = [\"http://127.0.0.1:8000\"]\n";

@@ -58,7 +58,7 @@ impl Nameable<'_> {
 }
 
 /// The default of the first and the longest wait.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+pub const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
 /// How many relays a local address may name.
 const MAX_RELAYS: usize = 8;

@@ -24,7 +24,7 @@ use config::{
 use quic::tls;
 use rustls::ServerConfig;
 
-use crate::certificates;
+use crate::{certificates, policy};
 
 pub mod check;
 pub mod files;
@@ -50,7 +50,11 @@ fn parts(file: &Path) -> Result<Vec<FilePart>> {
 }
 
 fn from_parts(file: &Path, parts: &[FilePart]) -> Result<Config> {
-    Config::from_parts(parts).with_context(|| format!("{} is not valid", file.display()))
+    let why = || format!("{} is not valid", file.display());
+    let config = Config::from_parts(parts).with_context(why)?;
+    // Callers can set no longer one either, and a reload puts it in force as if one had.
+    policy::check_length(&config.policy.to_toml()).with_context(why)?;
+    Ok(config)
 }
 
 fn part(file: PathBuf) -> Result<FilePart> {

@@ -6,7 +6,8 @@
 //! | [`caller`] | the caller of a control method, and what the caller may do |
 //! | [`grpc`] | the door for gRPC, on a Unix socket and over TCP |
 //! | [`dbus`] | the door for D-Bus |
-//! | `open` | open tunnels and connections: lists, changes, sums by class |
+//! | `open` | open tunnels and connections: lists, changes |
+//! | [`stats`] | statistics, for callers that watch them |
 //! | `recordings` | records of packets and connections |
 //! | [`events`] | events, for subscribers |
 //! | [`doors`] | opens the doors that the configuration names |
@@ -23,14 +24,15 @@ use serving::in_force::GatewayInForce;
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, oneshot},
     task::spawn_blocking,
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 pub use self::{
     caller::{Bearers, Caller, Peer, Writers},
     error::{Error, ErrorKind},
     events::{ACCESS, Event, EventSubscription, Happening},
-    open::{ClassStats, Filter},
+    open::Filter,
+    stats::{ClassStats, Statistics},
     view::{ConnectionView, PAGE, Page, PartView, TunnelView, UplinkView},
 };
 use crate::{
@@ -47,6 +49,7 @@ pub mod events;
 pub mod grpc;
 mod open;
 mod recordings;
+pub mod stats;
 pub mod view;
 
 /// Facts about the configuration in force and about this machine.
@@ -75,6 +78,13 @@ impl Facts {
         let (started, own_features, certificates) = (SystemTime::now(), bpf::probe(), certificates.to_vec());
         let (listeners, gateway_listeners, forwards) = Default::default();
         Self { started, listeners, gateway_listeners, forwards, workers: 1, own_features, certificates }.after(config)
+    }
+
+    /// Returns whether the configuration names anything to listen on, in any role.
+    #[must_use]
+    pub fn has_listeners(&self) -> bool {
+        let Self { listeners, gateway_listeners, forwards, .. } = self;
+        [listeners, gateway_listeners, forwards].into_iter().any(|addresses| !addresses.is_empty())
     }
 
     /// The same facts for another configuration.
@@ -107,7 +117,7 @@ pub struct Reload {
     pub done: oneshot::Sender<Result<(), String>>,
 }
 
-/// How often a policy on trial is checked.
+/// How often a policy on trial is checked, and a refused return from it is tried again.
 const STEP: Duration = Duration::from_secs(1);
 
 /// The control plane.
@@ -121,6 +131,7 @@ pub struct Control {
     events: broadcast::Sender<Event>,
     /// Places for calls that work with policies.
     places: Arc<Semaphore>,
+    watching: stats::Watching,
 }
 
 /// How many calls may work with policies at once.
@@ -145,10 +156,12 @@ impl Control {
             reloads,
             events: broadcast::channel(events::QUEUE).0,
             places: Arc::new(Semaphore::new(PLACES)),
+            watching: stats::Watching::default(),
         })
     }
 
-    /// Reports each policy that takes effect as an event; never returns.
+    /// Reports the policy that takes effect as an event; of several that follow each other at once, perhaps only the last.
+    /// Never returns.
     pub async fn follow_policies(&self) {
         let mut policies = self.policies.watch();
         let mut last = policies.borrow_and_update().revision.number;
@@ -158,6 +171,41 @@ impl Control {
             let told = std::mem::replace(&mut last, *number);
             if told != *number {
                 self.tell("policy", format!("revision {number} is in force ({origin}, by {author})"));
+            }
+        }
+    }
+
+    /// Gives up each policy on trial that is not confirmed in time; never returns. It does not depend on the call that
+    /// began the trial, because the policy takes effect even if its caller leaves before the answer.
+    pub async fn expire_trials(&self) {
+        let mut in_force = self.policies.watch();
+        // A refusal is logged once, although the return is tried again after each step.
+        let mut told = None;
+        loop {
+            let (number, by) = {
+                let in_force = in_force.borrow_and_update();
+                (in_force.revision.number, in_force.confirm_by)
+            };
+            let Some(by) = by else {
+                // It cannot be closed, because this control plane has the sender.
+                _ = in_force.changed().await;
+                continue;
+            };
+            // In steps, because the machine's clock may be set.
+            let step = by.duration_since(SystemTime::now()).unwrap_or_default().min(STEP);
+            if timeout(step, in_force.changed()).await.is_ok() {
+                continue;
+            }
+            let policies = self.policies.clone();
+            let outcome = spawn_blocking(move || policies.expire(number)).await;
+            if let Ok(Err(refusal)) = outcome
+                && told.replace((number, refusal.clone())).is_none_or(|told| told != (number, refusal.clone()))
+            {
+                tracing::error!("revision {number} was not confirmed, but cannot be rolled back yet: {refusal}");
+            }
+            if in_force.has_changed().is_ok_and(|has_changed| !has_changed) {
+                // The refusal of the former policy may be temporary.
+                sleep(STEP).await;
             }
         }
     }
@@ -183,20 +231,18 @@ impl Control {
     ///
     /// # Errors
     /// It is forgotten, or never existed.
-    pub async fn revision(&self, number: u64) -> Result<(Arc<Revision>, Option<SystemTime>), Error> {
+    pub fn revision(&self, number: u64) -> Result<(Arc<Revision>, Option<SystemTime>), Error> {
         let InForce { revision, confirm_by, .. } = self.in_force();
         if number == 0 || number == revision.number {
             return Ok((revision, confirm_by));
         }
-        Ok((self.work(move |policies| policies.revision(number)).await?, None))
+        Ok((self.policies.revision(number)?, None))
     }
 
     /// Returns the revisions that a caller can go back to, and the one in force, oldest first.
-    ///
-    /// # Errors
-    /// The daemon is ending, or too many calls are at work.
-    pub async fn revisions(&self) -> Result<Vec<Arc<Revision>>, Error> {
-        self.work(|policies| Ok(policies.revisions())).await
+    #[must_use]
+    pub fn revisions(&self) -> Arc<[Arc<Revision>]> {
+        self.policies.revisions()
     }
 
     /// Returns the facts about the configuration in force and about this machine.
@@ -245,30 +291,10 @@ impl Control {
     ///
     /// # Errors
     /// The caller may not write, or the policy is refused.
-    pub async fn set_policy(self: &Arc<Self>, caller: &Caller, submission: Submission) -> Result<Submitted, Error> {
+    pub async fn set_policy(&self, caller: &Caller, submission: Submission) -> Result<Submitted, Error> {
         let author = caller.to_write()?;
-        let is_trial = submission.confirm_within.is_some() && !submission.dry_run;
         let submission = Submission { author, ..submission };
-        let accepted = self.work(move |policies| policies.submit(submission)).await?;
-        if is_trial {
-            self.expire_later(&accepted);
-        }
-        Ok(accepted)
-    }
-
-    fn expire_later(self: &Arc<Self>, accepted: &Submitted) {
-        let Some(by) = accepted.confirm_by else { return };
-        let (policies, number) = (self.policies.clone(), accepted.revision.number);
-        tokio::spawn(async move {
-            let mut is_over = false;
-            while !is_over && policies.in_force().confirm_by == Some(by) {
-                // In steps, because the machine's clock may be set, and because a refusal of the former policy may be
-                // temporary.
-                sleep(by.duration_since(SystemTime::now()).unwrap_or(STEP).min(STEP)).await;
-                let policies = policies.clone();
-                is_over = spawn_blocking(move || policies.expire(number)).await.unwrap_or(true);
-            }
-        });
+        self.work(move |policies| policies.submit(submission)).await
     }
 
     /// Confirms the policy on trial.
@@ -282,14 +308,15 @@ impl Control {
         Ok(revision)
     }
 
-    /// Goes back to a former policy, 0 for the one before.
+    /// Goes back to a former policy, 0 for the one before, if revision `expected` is in force, 0 for any.
     ///
     /// # Errors
-    /// The caller may not write, or there is no such revision.
-    pub async fn roll_back(&self, caller: &Caller, number: u64, save: bool) -> Result<Submitted, Error> {
+    /// The caller may not write, there is no such revision, or the expected one is not in force. Or `number` is 0 right
+    /// after the end of a trial.
+    pub async fn roll_back(&self, caller: &Caller, number: u64, expected: u64, save: bool) -> Result<Submitted, Error> {
         let author = caller.to_write()?;
-        let to = Some(number).filter(|number| *number > 0);
-        self.work(move |policies| policies.roll_back(to, &author, save)).await
+        let [to, expected] = [number, expected].map(|number| Some(number).filter(|number| *number > 0));
+        self.work(move |policies| policies.roll_back(to, expected, &author, save)).await
     }
 
     /// Forgets the saved policy; returns whether there was one.
@@ -338,3 +365,6 @@ impl Control {
         Ok(self.policies.current().number)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -169,14 +169,6 @@ pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
     }
 }
 
-/// Binds the endpoint's socket.
-///
-/// # Errors
-/// The address is taken, or is not an address of this machine.
-pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    TcpListener::bind(address).await
-}
-
 #[cfg(test)]
 mod tests {
     use masque::request::TunnelProtocol;

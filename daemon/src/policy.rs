@@ -14,17 +14,18 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use config::{
-    error::Errors,
-    policy::{MAX_TEXT_BYTES, Policy},
-};
+use config::policy::{MAX_TEXT_BYTES, Policy};
 use parking_lot::{Mutex, MutexGuard};
 use state::Staged;
 use tokio::sync::watch;
 
-pub use self::history::{History, Origin, Revision};
+pub use self::{
+    history::{History, Origin, Revision},
+    refusal::PolicyRefusal,
+};
 
 mod history;
+mod refusal;
 #[cfg(test)]
 mod tests;
 
@@ -49,77 +50,6 @@ pub struct Submission {
     pub confirm_within: Option<Duration>,
     /// Keeps it in the state folder, where it takes precedence over the files from then on.
     pub save: bool,
-}
-
-/// Why a policy did not take effect. The policy in force has not changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PolicyRefusal {
-    /// The text is longer than [`MAX_TEXT_BYTES`].
-    #[error("the policy has {bytes} bytes; write at most {MAX_TEXT_BYTES}")]
-    TooLong {
-        /// Its length.
-        bytes: usize,
-    },
-    /// The text is not valid.
-    #[error("the policy is not valid:\n{0}")]
-    Invalid(Errors),
-    /// A class or schedule is missing that the configuration names.
-    #[error("the policy lacks the {}; add [{}.{}]", .0, .0.kind.as_str(), .0.name)]
-    Missing(Needed),
-    /// Another author changed the policy first.
-    #[error(
-        "the policy was made from revision {expected}, but revision {current} is in force; look at it and try again"
-    )]
-    Stale {
-        /// The revision that the author knew.
-        expected: u64,
-        /// The revision in force.
-        current: u64,
-    },
-    /// The policy in force is on trial.
-    #[error("revision {number} by {author} waits to be confirmed; confirm it, roll it back, or wait {seconds} s")]
-    Unconfirmed {
-        /// The revision in force.
-        number: u64,
-        /// The name of its author.
-        author: String,
-        /// After how many seconds it expires.
-        seconds: u64,
-    },
-    /// No revision is on trial, or another one.
-    #[error("revision {number} does not wait to be confirmed")]
-    NothingToConfirm {
-        /// The revision that was to be confirmed.
-        number: u64,
-    },
-    /// No such revision.
-    #[error("there is no revision {number}; the oldest that is still known is {oldest}")]
-    Unknown {
-        /// The requested revision.
-        number: u64,
-        /// The oldest known.
-        oldest: u64,
-    },
-    /// The trial is too long.
-    #[error("a policy cannot wait {seconds} s to be confirmed; write at most {}", MAX_CONFIRM.as_secs())]
-    LongTrial {
-        /// The requested time.
-        seconds: u64,
-    },
-    /// A trial that survived a restart would not be one.
-    #[error("a policy that waits to be confirmed cannot be saved; confirm it first")]
-    SavedTrial,
-    /// The kernel, or a role, refused it.
-    #[error("the policy was not put in force: {0}")]
-    Enforcement(String),
-    /// It cannot be written to the state folder.
-    #[error("the policy could not be saved in {file}, and is not in force: {error}")]
-    NotSaved {
-        /// The file.
-        file: String,
-        /// The system's error.
-        error: String,
-    },
 }
 
 /// A class or schedule of the policy that the configuration names. Displays as its kind, its name and its user.
@@ -201,6 +131,8 @@ pub struct InForce {
     pub confirm_by: Option<SystemTime>,
     /// Whether a saved policy takes precedence over the files at the next start or reload.
     pub is_saved: bool,
+    /// The revisions that a caller can roll back to, and the one in force; oldest first.
+    pub revisions: Arc<[Arc<Revision>]>,
 }
 
 /// The writer of the policy. A change waits for the disk, the kernel, and other writers; reading the policy in force
@@ -223,7 +155,8 @@ struct State {
 impl State {
     fn in_force(&self) -> InForce {
         let (revision, confirm_by) = (self.history.current().clone(), self.history.confirm_by());
-        InForce { revision, confirm_by, is_saved: self.saved.is_some() }
+        let revisions = self.history.revisions().cloned().collect();
+        InForce { revision, confirm_by, is_saved: self.saved.is_some(), revisions }
     }
 }
 
@@ -283,8 +216,8 @@ impl Policies {
 
     /// Returns the revisions that a caller can roll back to, and the one in force; oldest first.
     #[must_use]
-    pub fn revisions(&self) -> Vec<Arc<Revision>> {
-        self.state().history.revisions().cloned().collect()
+    pub fn revisions(&self) -> Arc<[Arc<Revision>]> {
+        self.in_force.borrow().revisions.clone()
     }
 
     /// Returns a revision by its number.
@@ -292,7 +225,7 @@ impl Policies {
     /// # Errors
     /// It is forgotten, or never existed.
     pub fn revision(&self, number: u64) -> Result<Arc<Revision>, PolicyRefusal> {
-        self.state().history.former(Some(number))
+        history::find(self.revisions().iter(), number)
     }
 
     /// Puts a policy in force, or checks whether it could be.
@@ -319,13 +252,19 @@ impl Policies {
     }
 
     /// Returns to a former revision, which then gets a new number; without a number, to the one before. This is also
-    /// how a caller gives up a revision on trial.
+    /// how a caller gives up a revision on trial. If `expected` is not in force, changes nothing.
     ///
     /// # Errors
     /// [`PolicyRefusal`]; the policy in force stays.
-    pub fn roll_back(&self, to: Option<u64>, author: &str, save: bool) -> Result<Submitted, PolicyRefusal> {
+    pub fn roll_back(
+        &self,
+        to: Option<u64>,
+        expected: Option<u64>,
+        author: &str,
+        save: bool,
+    ) -> Result<Submitted, PolicyRefusal> {
         let mut state = self.state();
-        let former = state.history.former(to)?;
+        let former = state.history.admit_return(to, expected)?;
         // The configuration may need other classes and schedules by now.
         let policy = check(&former.text, &state.needed)?;
         let origin = Origin::Rollback { to: former.number };
@@ -360,22 +299,19 @@ impl Policies {
     }
 
     /// Gives up the revision `number` if it is still on trial and its time is over; returns whether it did.
-    pub fn expire(&self, number: u64) -> bool {
+    ///
+    /// # Errors
+    /// The policy before it is refused; revision `number` stays in force and on trial.
+    pub fn expire(&self, number: u64) -> Result<bool, PolicyRefusal> {
         let mut state = self.state();
         if !state.history.awaits(number) || state.history.confirm_by().is_some_and(|by| by > SystemTime::now()) {
-            return false;
+            return Ok(false);
         }
-        let Ok(former) = state.history.former(None) else { return false };
+        let former = state.history.former(None)?;
         let origin = Origin::Unconfirmed { number };
         let policy = former.policy.clone();
         let revision = state.history.next(policy, former.text.clone(), origin, "paced", SystemTime::now());
-        match self.adopt(&mut state, revision, None, false) {
-            Ok(_) => true,
-            Err(error) => {
-                tracing::error!("revision {number} was not confirmed, but cannot be rolled back: {error}");
-                false
-            }
-        }
+        self.adopt(&mut state, revision, None, false).map(|_| true)
     }
 
     /// Puts the policy of the files in force, or the saved one, which takes precedence.
@@ -476,14 +412,20 @@ pub fn needed(config: &config::Config) -> Vec<Needed> {
     forwards.chain(proxies).chain(serves).chain(listeners).flat_map(named).collect()
 }
 
+/// Checks that a policy is not too long.
+///
+/// # Errors
+/// It is longer than [`MAX_TEXT_BYTES`].
+pub fn check_length(text: &str) -> Result<(), PolicyRefusal> {
+    if text.len() > MAX_TEXT_BYTES { Err(PolicyRefusal::TooLong { bytes: text.len() }) } else { Ok(()) }
+}
+
 /// Reads a policy, and checks that it contains everything that is `needed`.
 ///
 /// # Errors
 /// It is too long, is not valid, or lacks a class or schedule.
 pub fn check(text: &str, needed: &[Needed]) -> Result<Policy, PolicyRefusal> {
-    if text.len() > MAX_TEXT_BYTES {
-        return Err(PolicyRefusal::TooLong { bytes: text.len() });
-    }
+    check_length(text)?;
     let policy = Policy::from_toml(text).map_err(PolicyRefusal::Invalid)?;
     match needed.iter().find(|needed| !needed.is_in(&policy)) {
         None => Ok(policy),

@@ -149,6 +149,8 @@ async fn serve(launch: Launch) -> Result<()> {
     let mut signals = Signals::listen()?;
     let (mut daemon, mut open, mut wishes) = Daemon::start(launch).await?;
     daemon.keep_serving(&mut open, &mut wishes, &mut signals).await?;
+    // Callers that still want a reload learn at once that the daemon is ending.
+    drop(wishes);
     notify(&[NotifyState::Stopping]);
     daemon.end(signals).await;
     Ok(())
@@ -225,7 +227,7 @@ impl Daemon {
                     self.refresh_guard();
                     self.tell_of_certificates();
                 }
-                Some(()) = wishes.files.recv() => self.read_files_again(open),
+                Some(()) = wishes.files.recv() => self.read_files_again(open).await,
                 _ = signals.terminate.recv() => return Ok(()),
                 _ = signals.interrupt.recv() => return Ok(()),
                 _ = signals.hangup.recv() => {

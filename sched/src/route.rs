@@ -96,5 +96,5 @@ pub use mlp::{Activations, Mlp, Tensor};
 pub use policy::{DOUBT, Dqn, Measure, RoutingPolicy, Thresholds};
 pub use random::Random;
 pub use request::{Model, ModelSet, RoutedRequest, Slo, unread_tokens};
-pub use router::{Router, RouterCounters};
+pub use router::{MARGIN, Router, RouterCounters};
 pub use state::{ClientPath, EngineLoad, Prediction, Replica, State, share_groups};

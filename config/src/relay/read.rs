@@ -3,11 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use super::{
-    Auth, ClientCertificate, ListenerIdentity, ListenerSettings, NAME, RelayLimits, RelaySettings, StrangerLimits,
-    Token, quotas,
+    Auth, ClientCertificate, DRAIN, ListenerIdentity, ListenerSettings, NAME, RelayLimits, RelaySettings,
+    StrangerLimits, Token, quotas,
 };
 use crate::error::Problem;
 use crate::policy::Policy;
@@ -39,7 +38,7 @@ pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<RelaySett
         listeners,
         templates: Vec::new(),
         proxy_status_name: NAME.to_owned(),
-        drain: Duration::from_secs(30),
+        drain: DRAIN,
         workers: 1,
         source_addresses: Vec::new(),
         tokens,

@@ -45,6 +45,9 @@ pub const REQUEST_BYTES: usize = config::policy::MAX_TEXT_BYTES + 4096;
 /// The time limit for connecting.
 const CONNECTING: Duration = Duration::from_secs(10);
 
+/// How long a daemon may be silent before a ping checks that it is still there, and how long it may take to answer.
+const SILENCE: Duration = Duration::from_secs(10);
+
 /// A client of the control plane.
 pub type ControlClient = v1::control_service_client::ControlServiceClient<Channel>;
 
@@ -59,7 +62,7 @@ pub async fn connect(path: &Path) -> std::result::Result<ControlClient, tonic::t
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
     // The authority has no meaning on a Unix socket.
-    Endpoint::from_static("http://paced").connect_with_connector(connector).await.map(client)
+    checked(Endpoint::from_static("http://paced")).connect_with_connector(connector).await.map(client)
 }
 
 /// Connects to the control plane of a daemon on any machine, at `https://HOST:PORT`.
@@ -81,7 +84,13 @@ pub async fn connect_tcp(
             tls.connect(name, stream).await.map(TokioIo::new)
         }
     });
-    Endpoint::from(place).connect_timeout(CONNECTING).connect_with_connector(connector).await.map(client)
+    let endpoint = checked(Endpoint::from(place)).connect_timeout(CONNECTING);
+    endpoint.connect_with_connector(connector).await.map(client)
+}
+
+/// Makes calls fail if the daemon has vanished, although none of its packets says so.
+fn checked(endpoint: Endpoint) -> Endpoint {
+    endpoint.http2_keep_alive_interval(SILENCE).keep_alive_timeout(SILENCE).keep_alive_while_idle(true)
 }
 
 fn client(channel: Channel) -> ControlClient {
@@ -93,9 +102,34 @@ fn client(channel: Channel) -> ControlClient {
 mod tests {
     use std::collections::HashSet;
 
-    use super::DEFINITION;
+    use super::*;
     use prost::Message as _;
     use prost_types::{DescriptorProto, FileDescriptorProto, FileDescriptorSet};
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::UnixListener,
+        time::timeout,
+    };
+
+    /// A frame of HTTP/2 with no settings (RFC 9113 §6.5).
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_to_a_daemon_that_has_vanished_fails() {
+        let path = std::env::temp_dir().join(format!("paced-api-{}.sock", std::process::id()));
+        _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(&SETTINGS).await.unwrap();
+            // It reads, but answers nothing, as if its packets were lost.
+            _ = stream.read_to_end(&mut Vec::new()).await;
+        });
+        let mut client = connect(&path).await.unwrap();
+        let call = timeout(100 * SILENCE, client.get_status(v1::GetStatusRequest {}));
+        assert!(call.await.expect("the call ends").is_err());
+        std::fs::remove_file(path).unwrap();
+    }
 
     fn definition() -> FileDescriptorProto {
         let files = FileDescriptorSet::decode(DEFINITION).unwrap().file;

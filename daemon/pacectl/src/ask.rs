@@ -11,17 +11,23 @@ use api::{print, say};
 use bytes::Bytes;
 use clap::Args;
 use config::engine::EngineUrl;
-use http_body_util::{BodyExt as _, Full};
-use hyper::{Response, body::Incoming, client::conn::http1};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::{
+    Response,
+    body::{Body, Incoming},
+    client::conn::http1,
+};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::{net::TcpStream, time::timeout};
 
+use super::table::printable;
+
 /// How long an edge may take to accept a connection.
 const CONNECTING: Duration = Duration::from_secs(10);
 
-/// The longest line of an answer that is read.
+/// The longest line of an answer, and the longest refusal, that is read.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
 #[derive(Args)]
@@ -154,9 +160,10 @@ async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
 }
 
 /// Returns the message of an answer that refuses the request.
-async fn refusal(answer: Response<Incoming>) -> String {
+async fn refusal<B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>>>(answer: Response<B>) -> String {
     let status = answer.status();
-    let body = answer.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let body = Limited::new(answer.into_body(), MAX_LINE_BYTES).collect().await;
+    let body = body.map(|body| body.to_bytes()).unwrap_or_default();
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
     match body["error"]["message"].as_str() {
         Some(message) => format!("refused ({status}): {message}"),
@@ -206,12 +213,6 @@ async fn receive(
     bail!("the answer ended early")
 }
 
-/// Replaces characters that would move a terminal's cursor or change its state.
-fn printable(text: &str) -> String {
-    let harmless = |letter: char| if letter.is_control() && !"\n\t".contains(letter) { '\u{fffd}' } else { letter };
-    text.chars().map(harmless).collect()
-}
-
 fn summary(report: &Report) -> String {
     let by = match (&report.model, &report.reason) {
         (Some(model), Some(reason)) => format!("{model} ({reason}): "),
@@ -227,9 +228,14 @@ fn summary(report: &Report) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_an_answer_holds_does_not_reach_the_terminal_as_commands() {
-        assert_eq!(printable("a\u{1b}[2J\tb\r\n\u{9b}c"), "a\u{fffd}[2J\tb\u{fffd}\n\u{fffd}c");
+    #[tokio::test]
+    async fn a_refusal_is_shown_unless_it_is_too_long() {
+        let refused = |text: String| {
+            let body = json!({ "error": { "message": text } }).to_string();
+            refusal(Response::builder().status(404).body(Full::new(Bytes::from(body))).unwrap())
+        };
+        assert_eq!(refused("no such model".into()).await, "refused (404 Not Found): no such model");
+        assert_eq!(refused("x".repeat(MAX_LINE_BYTES)).await, "refused: 404 Not Found");
     }
 
     #[test]

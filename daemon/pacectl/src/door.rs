@@ -15,7 +15,7 @@ use quic::{
 };
 use tonic::{Code, Status, transport::Uri};
 
-use super::ask::RefusedByServer;
+use super::{ask::RefusedByServer, table::printable};
 
 /// The socket of an installed daemon.
 const INSTALLED: &str = "/run/paced/control.sock";
@@ -184,8 +184,13 @@ fn broken(error: &anyhow::Error) -> Option<&dyn std::error::Error> {
     status.source().filter(|source| source.is::<tonic::transport::Error>())
 }
 
-/// Returns the message for people about a failure.
+/// Returns the message for people about a failure. It may contain the words of another machine, without characters that a
+/// terminal would obey.
 pub(crate) fn message(error: &anyhow::Error) -> String {
+    printable(&raw_message(error))
+}
+
+fn raw_message(error: &anyhow::Error) -> String {
     if let Some(broken) = broken(error) {
         // A client learns the server's verdict on its certificate only once it has begun to send (RFC 8446 §4.4.2.4,
         // §2).
@@ -222,6 +227,20 @@ mod tests {
         assert_eq!(Door { socket: None, remote: remote() }.missing(), Some("--remote-ca"));
         assert_eq!(Door { socket: Some("control.sock".into()), remote: remote() }.missing(), None);
         assert_eq!(Door { socket: None, remote: RemoteOptions::default() }.missing(), None);
+    }
+
+    #[test]
+    fn a_message_of_another_machine_does_not_reach_the_terminal_as_commands() {
+        let words = "no\u{1b}[2J\nmodel";
+        let errors = [
+            RefusedByServer(words.into()).into(),
+            Status::not_found(words).into(),
+            anyhow::anyhow!("the answer broke off: {words}"),
+        ];
+        for error in errors {
+            let message = message(&error);
+            assert!(message.ends_with("no\u{fffd}[2J\nmodel"), "{message:?}");
+        }
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! `pacectl forward`: a local port that leads to a target behind a relay.
 
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result};
 use api::say;
 use clap::Args;
 use config::{
-    forward::{Forward, TCP_IDLE, TunnelMode},
+    forward::{Forward, TCP_CONNECTIONS, TCP_IDLE, TunnelMode, UDP_IDLE},
     targets::Protocol,
+    uplink::{BACKOFF, UplinkSettings},
 };
 use edge::{
     EdgeMetrics,
@@ -26,15 +27,6 @@ use tokio::{
 };
 
 use super::options::{self, RelayOptions};
-
-/// Waits before a lost relay is tried again.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-
-/// How long a local UDP sender may be silent before its tunnel is closed: the minimum of RFC 4787 §4.3 for NATs.
-const IDLE: Duration = Duration::from_secs(120);
-
-/// How many TCP connections are carried at once; more wait in the listener's queue.
-const TCP_CONNECTIONS: u32 = 512;
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -74,7 +66,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let forward = Forward {
         listen: *listen,
         protocol,
-        uplink: config::uplink::UplinkSettings {
+        uplink: UplinkSettings {
             relays: vec![access.template],
             token_file: None,
             client: access.identity,
@@ -86,8 +78,8 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
         target: target.clone(),
         mode: arguments.mode,
         class: None,
-        idle: if arguments.tcp { TCP_IDLE } else { IDLE },
-        idle_answered: config::forward::idle_answered(target, IDLE),
+        idle: if arguments.tcp { TCP_IDLE } else { UDP_IDLE },
+        idle_answered: config::forward::idle_answered(target, UDP_IDLE),
         max_connections: TCP_CONNECTIONS,
     };
     if arguments.tcp {

@@ -6,6 +6,7 @@ mod columns;
 mod door;
 mod flamegraph;
 mod forward;
+mod models;
 mod options;
 mod paths;
 mod perf;
@@ -159,8 +160,8 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Reload => status::reload(&mut door.open().await?, json).await,
         Command::Tunnels(arguments) => status::tunnels(&mut door.open().await?, arguments, json).await,
         Command::Connections => status::connections(&mut door.open().await?, json).await,
-        Command::Requests => status::requests(&mut door.open().await?, json).await,
-        Command::Engines => status::engines(&mut door.open().await?, json).await,
+        Command::Requests => models::requests(&mut door.open().await?, json).await,
+        Command::Engines => models::engines(&mut door.open().await?, json).await,
         Command::Paths(arguments) => paths::run(&mut door.open().await?, &arguments, json).await,
         Command::Edge(Edge::Move { relay }) => status::move_edge(&mut door.open().await?, relay, json).await,
         Command::Close { tunnel } => status::close(&mut door.open().await?, tunnel, json).await,

@@ -42,6 +42,9 @@ pub(crate) enum Command {
     Rollback {
         /// The revision [default: the one before]
         revision: Option<u64>,
+        /// Fails unless this revision is in force
+        #[arg(long, value_name = "REVISION")]
+        expect: Option<u64>,
         /// Saves the policy: it survives restarts and takes precedence over the files
         #[arg(long, visible_alias = "persist")]
         save: bool,
@@ -111,8 +114,9 @@ pub(crate) async fn run(client: &mut ControlClient, command: Command, as_json: b
             let answer = client.confirm_policy(v1::ConfirmPolicyRequest { revision, save }).await?.into_inner();
             show(as_json, answer, |_| say!("revision {revision} stays in force"))
         }
-        Command::Rollback { revision, save } => {
-            let request = v1::RollbackPolicyRequest { revision: revision.unwrap_or(0), save };
+        Command::Rollback { revision, expect, save } => {
+            let (revision, expected_revision) = (revision.unwrap_or(0), expect.unwrap_or(0));
+            let request = v1::RollbackPolicyRequest { revision, save, expected_revision };
             let answer = client.rollback_policy(request).await?.into_inner();
             show(as_json, answer, |answer| in_force(&answer.revision.unwrap_or_default()))
         }

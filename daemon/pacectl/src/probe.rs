@@ -23,7 +23,7 @@ use masque::{
 use quic::segments::Segments;
 use role::tunnel::{TunnelEnd, UdpTunnel};
 use serde::Serialize;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::options::{self, RelayOptions};
 
@@ -239,22 +239,25 @@ async fn echo(tunnel: &mut UdpTunnel, link: &Link, arguments: &Arguments) -> Res
     let mut arrived = Segments::new(1 << 20);
     let mut pace = interval(Duration::from_millis(arguments.interval_ms));
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Fixed when the last probe goes out: a far side that keeps sending does not prolong it.
+    let mut end = None;
     while round_trips.len() < arguments.count as usize {
         let all_sent = sent.len() == arguments.count as usize;
         tokio::select! {
+            biased;
             _ = pace.tick(), if !all_sent => {
                 payload[8..HEADER_BYTES].copy_from_slice(&(sent.len() as u32).to_be_bytes());
                 sent.push(Some(Instant::now()));
                 tunnel.batch(link.form(arguments.mode)).push(&payload);
+                if sent.len() == arguments.count as usize {
+                    end = Some(Instant::now() + PATIENCE);
+                }
             }
-            received = timeout(PATIENCE, receive(tunnel, &mut arrived)), if !sent.is_empty() => {
+            () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => break,
+            received = receive(tunnel, &mut arrived), if !sent.is_empty() => {
                 let now = Instant::now();
-                match received {
-                    Ok(Ok(true)) => {}
-                    Ok(Ok(false)) => break,
-                    Ok(Err(error)) => return Err(error),
-                    Err(_) if all_sent => break,
-                    Err(_) => {}
+                if !received? {
+                    break;
                 }
                 round_trips.extend(arrived.iter().filter_map(|payload| {
                     let number = payload.strip_prefix(&run)?.first_chunk().map(|number| u32::from_be_bytes(*number))?;

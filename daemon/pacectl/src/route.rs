@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use api::say;
 use clap::{Args, Subcommand};
+use config::routing::Routing;
 use routing::{
     decision::{self, Decision},
     learn::{self, RateResult},
@@ -16,7 +17,7 @@ use routing::{
     replay::{self, Replayed},
     scenario::{self, Scenario},
 };
-use sched::route::{DOUBT, RoutingPolicy};
+use sched::route::{DOUBT, MARGIN, RoutingPolicy};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -27,9 +28,6 @@ mod learning;
 
 /// The state folder of the service, with its records.
 const STATE_DIR: &str = "/var/lib/paced";
-
-/// The margin of the rule: the gateway's default.
-const MARGIN: f64 = 1.1;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -248,16 +246,19 @@ fn rate(row: &RateResult) -> Value {
 
 fn replay(Replay { records, policy }: &Replay, as_json: bool) -> Result<()> {
     let decisions = records.read()?;
-    let without_file = |policy| PolicyFile { models: Vec::new(), classes: Vec::new(), policy };
-    let file = match &policy[..] {
-        "rule" => without_file(RoutingPolicy::Rule { margin: MARGIN }),
-        "considerate" => without_file(RoutingPolicy::Considerate { doubt: DOUBT }),
-        "least-loaded" => without_file(RoutingPolicy::LeastLoaded),
-        "round-robin" => without_file(RoutingPolicy::RoundRobin),
-        file => read_policy(Path::new(file)).with_context(|| format!("failed to use {file}"))?,
+    let without_file = |policy| Ok(PolicyFile { models: Vec::new(), classes: Vec::new(), policy });
+    let from_file = |file: &Path| read_policy(file).with_context(|| format!("failed to use {}", file.display()));
+    let file = match policy.parse() {
+        Ok(Routing::Rule) => without_file(RoutingPolicy::Rule { margin: MARGIN }),
+        Ok(Routing::Considerate) => without_file(RoutingPolicy::Considerate { doubt: DOUBT }),
+        Ok(Routing::LeastLoaded) => without_file(RoutingPolicy::LeastLoaded),
+        Ok(Routing::RoundRobin) => without_file(RoutingPolicy::RoundRobin),
+        Ok(Routing::File(file)) => from_file(&file),
+        // Unlike a configuration, a command may name a file from the current folder.
+        Err(_) => from_file(Path::new(policy)),
     };
-    let PolicyFile { models, classes, policy } = &file;
-    let replayed = replay::replay(&decisions, replay::NamedPolicy { policy, models, classes, margin: MARGIN });
+    let PolicyFile { models, classes, policy } = &file?;
+    let replayed = replay::replay(&decisions, replay::NamedPolicy { policy, models, classes });
     let Replayed { asked, other_models, same, pairs, in_time, worth, met } = &replayed;
     ensure!(
         *asked > 0,

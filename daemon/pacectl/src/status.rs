@@ -12,7 +12,8 @@ use super::{
     columns::{
         CLASS, Column, DROPPED, EXPIRED_STREAMS, LATE_PACKETS, LATE_PAYLOADS, RATE, ROLE, SENT, TUNNELS, legend,
     },
-    table::{age, bytes, lines, or_dash, rate, sender, show, table, time},
+    models::policy,
+    table::{age, bytes, lines, or_dash, rate, sender, show, span, table, time},
 };
 
 #[derive(Args)]
@@ -137,15 +138,6 @@ fn people(status: v1::GetStatusResponse) {
     table(["feature", "state", "why, or what to do"], status.features.into_iter().map(row));
 }
 
-/// Returns the policy of an alias, with its kind if a file defines it.
-fn policy(name: &str, kind: &str) -> String {
-    match name {
-        "" => kind.to_owned(),
-        _ if name.starts_with('/') => format!("{kind} ({name})"),
-        _ => name.to_owned(),
-    }
-}
-
 /// The span over which the rates of classes are measured.
 const WHILE: Duration = Duration::from_secs(1);
 
@@ -161,7 +153,9 @@ pub(crate) async fn classes(client: &mut ControlClient, as_json: bool) -> Result
         return show(as_json, before, |_| {});
     }
     let Some(after) = stats.message().await? else { bail!("the daemon ended") };
-    class_lines(&before.classes, after.classes).for_each(|line| say!("{line}"));
+    // The daemon shares statistics among callers, so they may be a little older than the interval says.
+    let span = span(&before, &after).unwrap_or(WHILE);
+    class_lines(&before.classes, after.classes, span).for_each(|line| say!("{line}"));
     Ok(())
 }
 
@@ -170,7 +164,7 @@ fn times(count: u64) -> String {
 }
 
 /// Returns the table of classes, and the meaning of its columns.
-fn class_lines(before: &[v1::ClassStats], after: Vec<v1::ClassStats>) -> impl Iterator<Item = String> {
+fn class_lines(before: &[v1::ClassStats], after: Vec<v1::ClassStats>, span: Duration) -> impl Iterator<Item = String> {
     let row = |of: v1::ClassStats| {
         let was = before.iter().find(|was| was.class == of.class && was.role == of.role);
         let sent_bytes = of.sent_bytes.saturating_sub(was.map_or(0, |was| was.sent_bytes));
@@ -179,7 +173,7 @@ fn class_lines(before: &[v1::ClassStats], after: Vec<v1::ClassStats>) -> impl It
             of.class,
             of.role,
             of.tunnels.to_string(),
-            rate(sent_bytes as f64 * 8.0 / WHILE.as_secs_f64()),
+            rate(sent_bytes as f64 * 8.0 / span.as_secs_f64()),
             bytes(of.sent_bytes),
             dropped.to_string(),
             of.late_payloads.to_string(),
@@ -227,7 +221,7 @@ async fn ensure_class(client: &mut ControlClient, name: &str) -> Result<()> {
 }
 
 /// Fetches all rows of a list, page by page: each with the token of the page before.
-async fn pages<T>(mut page: impl AsyncFnMut(String) -> Result<(Vec<T>, String)>) -> Result<Vec<T>> {
+pub(crate) async fn pages<T>(mut page: impl AsyncFnMut(String) -> Result<(Vec<T>, String)>) -> Result<Vec<T>> {
     let (mut all, mut token) = (Vec::new(), String::new());
     loop {
         let (rows, next) = page(token).await?;
@@ -305,121 +299,6 @@ pub(crate) async fn connections(client: &mut ControlClient, as_json: bool) -> Re
     show(as_json, connections.await?, |connections| table(heads, connections.into_iter().map(row)))
 }
 
-pub(crate) async fn requests(client: &mut ControlClient, as_json: bool) -> Result<()> {
-    let requests = pages(async |page_token| {
-        let request = v1::ListRequestsRequest { page_token, ..v1::ListRequestsRequest::default() };
-        let page = client.list_requests(request).await?.into_inner();
-        Ok((page.requests, page.next_page_token))
-    });
-    let row = |of: v1::ModelRequest| {
-        let budget = of.budget.and_then(|budget| Duration::try_from(budget).ok());
-        [
-            of.id.to_string(),
-            or_dash(&of.user),
-            or_dash(&of.class),
-            or_dash(&of.model),
-            of.stage,
-            age(of.since.as_ref()),
-            budget.map_or_else(|| "-".into(), |budget| format!("{:.1} s", budget.as_secs_f64())),
-            of.tokens.to_string(),
-            if of.tokens_per_sec > 0.0 { format!("{:.1}", of.tokens_per_sec) } else { "-".into() },
-        ]
-    };
-    let heads = ["id", "user", "class", "model", "state", "for", "budget", "tokens", "tokens/s"];
-    let requests = requests.await?;
-    if !as_json && requests.is_empty() && !has_gateway(client).await? {
-        say!("{NO_GATEWAY}");
-        return Ok(());
-    }
-    show(as_json, requests, |requests| table(heads, requests.into_iter().map(row)))
-}
-
-const NO_GATEWAY: &str = "there is no gateway";
-
-/// Returns whether the daemon has a gateway: a gateway has engines.
-async fn has_gateway(client: &mut ControlClient) -> Result<bool> {
-    Ok(!client.list_engines(v1::ListEnginesRequest {}).await?.into_inner().engines.is_empty())
-}
-
-/// Says whether an engine gets requests, and why not.
-pub(crate) fn engine_state(of: &v1::Engine) -> String {
-    let ejected_for = of.ejected_for.and_then(|time| Duration::try_from(time).ok());
-    match ejected_for {
-        Some(left) => format!("failed, {:.0} s", left.as_secs_f64().ceil()),
-        None if of.in_flight >= of.max_in_flight && of.state != "down" => "full".into(),
-        None => of.state.clone(),
-    }
-}
-
-pub(crate) async fn engines(client: &mut ControlClient, as_json: bool) -> Result<()> {
-    let answer = client.list_engines(v1::ListEnginesRequest {}).await?.into_inner();
-    let ms = |time: Option<prost_types::Duration>| {
-        let time = time.and_then(|time| Duration::try_from(time).ok()).unwrap_or_default();
-        format!("{:.1}", time.as_secs_f64() * 1e3)
-    };
-    let row = |of: v1::Engine| {
-        let state = engine_state(&of);
-        let cost = of.cost.map(|cost| {
-            [
-                format!("{} ms + {} per 1000", ms(cost.first_token), ms(cost.first_token_per_thousand)),
-                format!("{} ms + {} each", ms(cost.step), ms(cost.step_per_request)),
-            ]
-        });
-        let [first_token, step] = cost.unwrap_or_else(|| ["-".into(), "-".into()]);
-        [
-            of.model,
-            or_dash(&of.engine),
-            state,
-            format!("{} of {}", of.in_flight, of.max_in_flight),
-            (of.others_running + of.others_waiting).to_string(),
-            of.waiting.to_string(),
-            of.answered.to_string(),
-            of.failed.to_string(),
-            first_token,
-            step,
-            or_dash(&of.trouble),
-        ]
-    };
-    let heads = [
-        "model",
-        "engine",
-        "state",
-        "at work on",
-        "of others",
-        "waiting",
-        "answered",
-        "failed",
-        "first token, by prompt",
-        "step, by requests",
-        "last trouble",
-    ];
-    show(as_json, answer, |answer| {
-        if answer.engines.is_empty() {
-            say!("{NO_GATEWAY}");
-            return;
-        }
-        table(heads, answer.engines.into_iter().map(row));
-        if !answer.aliases.is_empty() {
-            say!("");
-            let heads = ["alias", "policy", "decided", "guarded", "fell back", "shadow", "agreed"];
-            table(heads, answer.aliases.into_iter().map(alias));
-        }
-    })
-}
-
-fn alias(of: v1::ModelAlias) -> [String; 7] {
-    let is_watched = !of.shadow_kind.is_empty();
-    [
-        of.alias,
-        policy(&of.policy, &of.kind),
-        of.decided.to_string(),
-        of.guarded.to_string(),
-        of.fell_back.to_string(),
-        if is_watched { policy(&of.shadow, &of.shadow_kind) } else { "-".into() },
-        if is_watched { format!("{} of {}", of.agreed, of.shadowed) } else { "-".into() },
-    ]
-}
-
 pub(crate) async fn move_edge(client: &mut ControlClient, relay: Option<String>, as_json: bool) -> Result<()> {
     let request = v1::MoveEdgeRequest { relay: relay.clone().unwrap_or_default() };
     let answer = client.move_edge(request).await?.into_inner();
@@ -489,7 +368,7 @@ mod tests {
     fn classes_are_listed_by_role_and_each_column_is_explained_below_them() {
         let (before, after) =
             ([class("relay", 0), class("edge", 0)], vec![class("relay", 125_000), class("edge", 500)]);
-        let shown: Vec<_> = class_lines(&before, after).collect();
+        let shown: Vec<_> = class_lines(&before, after, WHILE).collect();
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
         let heads = "class role tunnels rate sent dropped late payloads late packets expired streams";
         assert_eq!(words(&shown[0]), heads);

@@ -35,6 +35,12 @@ pub(crate) fn lines<const N: usize>(
     })
 }
 
+/// Replaces characters that would move a terminal's cursor or change its state.
+pub(crate) fn printable(text: &str) -> String {
+    let harmless = |letter: char| if letter.is_control() && !"\n\t".contains(letter) { '\u{fffd}' } else { letter };
+    text.chars().map(harmless).collect()
+}
+
 /// Shows a number of bytes.
 pub(crate) fn bytes(bytes: u64) -> String {
     scaled(bytes as f64, 1024.0, ["B", "KiB", "MiB", "GiB", "TiB"])
@@ -65,6 +71,12 @@ pub(crate) fn age(since: Option<&prost_types::Timestamp>) -> String {
 /// Shows a point in time, to the second.
 pub(crate) fn time(at: prost_types::Timestamp) -> String {
     prost_types::Timestamp { nanos: 0, ..at }.to_string()
+}
+
+/// Returns the time between two answers with statistics, unless it is zero.
+pub(crate) fn span(before: &v1::WatchStatsResponse, now: &v1::WatchStatsResponse) -> Option<Duration> {
+    let at = |stats: &v1::WatchStatsResponse| std::time::SystemTime::try_from(stats.time?).ok();
+    at(now)?.duration_since(at(before)?).ok().filter(|span| !span.is_zero())
 }
 
 /// Shows a duration in its two largest units.
@@ -107,6 +119,11 @@ mod tests {
             (of(59), of(61), of(7_260), of(90_000)),
             ("59 s".into(), "1 min 1 s".into(), "2 h 1 min".into(), "1 d 1 h".into())
         );
+    }
+
+    #[test]
+    fn a_text_of_another_program_does_not_reach_the_terminal_as_commands() {
+        assert_eq!(printable("a\u{1b}[2J\tb\r\n\u{9b}c"), "a\u{fffd}[2J\tb\u{fffd}\n\u{fffd}c");
     }
 
     #[test]

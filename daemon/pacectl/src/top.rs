@@ -1,8 +1,9 @@
 //! `pacectl top`: the traffic of each class and tunnel, live.
 
 use std::{
+    collections::HashMap,
     io::{self, IsTerminal as _},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Result, bail, ensure};
@@ -22,10 +23,13 @@ use super::{
     columns::{
         CLASS, Column, DROPPED, EXPIRED_STREAMS, LATE_PACKETS, LATE_PAYLOADS, QUEUE, RATE, SOJOURN, TUNNELS, legend,
     },
-    table::{age, bytes, or_dash, rate, sender},
+    table::{age, bytes, or_dash, rate, sender, span},
 };
 
 mod models;
+
+/// How many pages of tunnels are compared, each of 1000: all of them every second would load a daemon with very many.
+const PAGES: usize = 10;
 
 const KEYS: &str = "q quit  ? help  space pause  m models  b/c/d/p/l sort";
 
@@ -79,6 +83,8 @@ struct Screen {
     before: Option<v1::WatchStatsResponse>,
     now: v1::WatchStatsResponse,
     tunnels: Vec<Moved>,
+    /// Whether there are more tunnels than those.
+    has_more_tunnels: bool,
     models: Models,
     status: v1::GetStatusResponse,
     order: Order,
@@ -90,8 +96,15 @@ struct Screen {
 /// A tunnel, and its traffic since the last update.
 struct Moved {
     tunnel: v1::Tunnel,
-    up_bytes: u64,
-    down_bytes: u64,
+    /// In bits a second to the target and from it; `None` for a tunnel that is shown for the first time and is older than
+    /// the last update.
+    rates: Option<(f64, f64)>,
+}
+
+impl Moved {
+    fn bits_per_sec(&self) -> f64 {
+        self.rates.map_or(0.0, |(up, down)| up + down)
+    }
 }
 
 /// A class, and its traffic since the last update.
@@ -143,8 +156,7 @@ async fn show(client: &mut ControlClient, terminal: &mut DefaultTerminal) -> Res
             found = stats.message() => {
                 let found = found?;
                 ensure!(found.is_some(), "the daemon ended");
-                // The first page: more than fits on a screen.
-                let tunnels = client.list_tunnels(v1::ListTunnelsRequest::default()).await?.into_inner().tunnels;
+                let tunnels = look_at_tunnels(client).await?;
                 screen.update(found.unwrap_or_default(), tunnels);
                 if screen.shows_models && !screen.is_paused {
                     screen.models = look_at_models(client).await?;
@@ -161,6 +173,20 @@ async fn show(client: &mut ControlClient, terminal: &mut DefaultTerminal) -> Res
     }
 }
 
+/// Returns the open tunnels on the first [`PAGES`] pages, and whether there are more.
+async fn look_at_tunnels(client: &mut ControlClient) -> Result<(Vec<v1::Tunnel>, bool)> {
+    let (mut request, mut tunnels) = (v1::ListTunnelsRequest::default(), Vec::new());
+    for _ in 0..PAGES {
+        let page = client.list_tunnels(request.clone()).await?.into_inner();
+        tunnels.extend(page.tunnels);
+        request.page_token = page.next_page_token;
+        if request.page_token.is_empty() {
+            return Ok((tunnels, false));
+        }
+    }
+    Ok((tunnels, true))
+}
+
 async fn look_at_models(client: &mut ControlClient) -> Result<Models> {
     let engines = client.list_engines(v1::ListEnginesRequest {}).await?.into_inner().engines;
     let requests = client.list_requests(v1::ListRequestsRequest::default()).await?.into_inner().requests;
@@ -168,19 +194,25 @@ async fn look_at_models(client: &mut ControlClient) -> Result<Models> {
 }
 
 impl Screen {
-    fn update(&mut self, now: v1::WatchStatsResponse, tunnels: Vec<v1::Tunnel>) {
+    fn update(&mut self, now: v1::WatchStatsResponse, (tunnels, has_more): (Vec<v1::Tunnel>, bool)) {
         if self.is_paused {
             return;
         }
+        let span = span(&self.now, &now);
+        let seen: HashMap<_, _> = self.tunnels.iter().map(|was| (was.tunnel.id, &was.tunnel)).collect();
+        let at = |time: Option<prost_types::Timestamp>| time.and_then(|time| SystemTime::try_from(time).ok());
         let moved = |tunnel: v1::Tunnel| {
-            let was = self.tunnels.iter().find(|was| was.tunnel.id == tunnel.id).map(|was| &was.tunnel);
-            let (up, down) = was.map_or((0, 0), |was| (was.up_bytes, was.down_bytes));
-            let (up_bytes, down_bytes) = (tunnel.up_bytes.saturating_sub(up), tunnel.down_bytes.saturating_sub(down));
-            Moved { up_bytes, down_bytes, tunnel }
+            let is_new = at(tunnel.since) > at(self.now.time);
+            let was = seen.get(&tunnel.id).map(|was| (was.up_bytes, was.down_bytes)).or(is_new.then_some((0, 0)));
+            let rates = was.zip(span).map(|((up, down), span)| {
+                let rate = |now: u64, was: u64| now.saturating_sub(was) as f64 * 8.0 / span.as_secs_f64();
+                (rate(tunnel.up_bytes, up), rate(tunnel.down_bytes, down))
+            });
+            Moved { tunnel, rates }
         };
         let mut tunnels: Vec<_> = tunnels.into_iter().map(moved).collect();
-        tunnels.sort_by_key(|of| std::cmp::Reverse(of.up_bytes + of.down_bytes));
-        self.tunnels = tunnels;
+        tunnels.sort_by(|a, b| b.bits_per_sec().total_cmp(&a.bits_per_sec()));
+        (self.tunnels, self.has_more_tunnels) = (tunnels, has_more);
         self.before = Some(std::mem::replace(&mut self.now, now)).filter(|before| before.time.is_some());
     }
 
@@ -204,9 +236,7 @@ impl Screen {
 
     /// Returns each class's traffic since the last update, in the selected order.
     fn changes(&self) -> Vec<Change> {
-        let at =
-            |stats: &v1::WatchStatsResponse| stats.time.and_then(|time| std::time::SystemTime::try_from(time).ok());
-        let span = self.before.as_ref().and_then(|before| at(&self.now)?.duration_since(at(before)?).ok());
+        let span = self.before.as_ref().and_then(|before| span(before, &self.now));
         let change = |of: &v1::ClassStats| {
             let mut was = self.before.iter().flat_map(|before| &before.classes);
             let was = was.find(|was| was.class == of.class && was.role == of.role).cloned();
@@ -300,14 +330,15 @@ impl Screen {
             return;
         }
         let shown = |of: &Moved| {
-            let Moved { tunnel, up_bytes, down_bytes } = of;
+            let Moved { tunnel, rates } = of;
+            let shown = |bits_per_sec: Option<f64>| bits_per_sec.map_or_else(|| "-".into(), rate);
             Row::new([
                 tunnel.id.to_string(),
                 sender(tunnel),
                 tunnel.class.clone(),
                 or_dash(&tunnel.target),
-                rate(*up_bytes as f64 * 8.0),
-                rate(*down_bytes as f64 * 8.0),
+                shown(rates.map(|(up, _)| up)),
+                shown(rates.map(|(_, down)| down)),
                 bytes(tunnel.up_bytes + tunnel.down_bytes),
             ])
         };
@@ -316,7 +347,12 @@ impl Screen {
         let widths = vec![fixed(6), wide, fixed(class), wide, fixed(11), fixed(11), fixed(8)];
         let heads = ["tunnel", "from", "class", "target", "up", "down", "moved"].map(str::to_owned).to_vec();
         let rows = self.tunnels.iter().take(usize::from(lower.height)).map(shown);
-        frame.render_widget(table(heads, rows, widths, "busiest tunnels"), lower);
+        let title = if self.has_more_tunnels {
+            format!("busiest of the oldest {} tunnels", self.tunnels.len())
+        } else {
+            "busiest tunnels".to_owned()
+        };
+        frame.render_widget(table(heads, rows, widths, &title), lower);
     }
 }
 

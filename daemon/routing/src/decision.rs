@@ -34,6 +34,10 @@ pub struct Decision {
     pub engines: Vec<EngineSnapshot>,
     /// The kind of the policy.
     pub policy: String,
+    /// The gateway's `margin_percent`: of the rule, and of the rule that decides if a policy cannot. Records of earlier
+    /// versions lack it, and count with the default.
+    #[serde(default = "default_margin_percent")]
+    pub margin_percent: u16,
     /// The decision; `None` if no engine was usable.
     pub choice: Option<Chosen>,
     /// The model that the shadow would have chosen, if there is one and it could decide.
@@ -133,6 +137,10 @@ pub struct AnswerOutcome {
     pub tokens: u64,
     /// Whether it met all its limits.
     pub met: bool,
+}
+
+const fn default_margin_percent() -> u16 {
+    110
 }
 
 /// Whether a record leaves out a number.
@@ -243,6 +251,12 @@ impl Decision {
         }
     }
 
+    /// Returns the margin of the rule.
+    #[must_use]
+    pub fn margin(&self) -> f64 {
+        f64::from(self.margin_percent) / 100.0
+    }
+
     /// Notes the decision, or the engine of the model that serves in place of the chosen one.
     pub fn decide(&mut self, model: &str, place: usize, choice: &ModelChoice) {
         self.choice = Some(Chosen {
@@ -307,6 +321,7 @@ pub(crate) mod tests {
             models: vec![open("large", 1.0), open("small", 0.7)],
             engines: vec![engine("large", 0, running, 20.0), engine("small", 1, 0, 5.0)],
             policy: "rule".to_owned(),
+            margin_percent: 110,
             choice: None,
             shadow: None,
             outcome: Some(AnswerOutcome { took_ns: 1_000_000_000, tokens: 180, met: true }),
@@ -318,6 +333,13 @@ pub(crate) mod tests {
         let [one, two] = [decision(1_000, 0, 8_000), decision(2_000, 3, 8_000)];
         let text = format!("{}{}\nnot one\n{{\"at_ms\":1}}\n{}", two.line(), one.line(), &one.line()[..40]);
         assert_eq!(read(&text), (vec![one, two], 3));
+    }
+
+    #[test]
+    fn a_record_of_an_earlier_version_has_the_default_margin() {
+        let wide = Decision { margin_percent: 150, ..decision(1_000, 0, 8_000) };
+        let earlier = wide.line().replace("\"margin_percent\":150,", "");
+        assert_eq!(read(&(earlier + &wide.line())).0.iter().map(Decision::margin).collect::<Vec<_>>(), [1.1, 1.5]);
     }
 
     #[test]

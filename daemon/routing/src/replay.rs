@@ -13,14 +13,25 @@ use crate::{decision::Decision, policy};
 /// A policy with the names of its models and classes; without names, it takes any.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedPolicy<'a> {
-    /// The policy.
+    /// The policy. The margin of a rule is the recorded one, in place of its own.
     pub policy: &'a RoutingPolicy,
     /// The models, in the policy's order. If empty, each record's own models.
     pub models: &'a [String],
     /// The classes, in the same way.
     pub classes: &'a [String],
-    /// The margin of the rule that decides if the policy cannot.
-    pub margin: f64,
+}
+
+impl NamedPolicy<'_> {
+    /// Returns a router as a gateway with this margin has it.
+    fn router(&self, names: &[String], rewards: &BTreeMap<&str, f32>, margin: f64) -> Router {
+        let reward = |name: &String| rewards.get(&name[..]).copied().unwrap_or_default();
+        let model = |name: &String| Model { id: policy::id(name), rewards: vec![reward(name)] };
+        let policy = match self.policy {
+            RoutingPolicy::Rule { .. } => RoutingPolicy::Rule { margin },
+            other => other.clone(),
+        };
+        Router::new(names.iter().map(model).collect(), policy).with_margin(margin)
+    }
 }
 
 /// The result of a replay.
@@ -46,7 +57,10 @@ pub struct Replayed {
 #[must_use]
 pub fn replay(decisions: &[Decision], asked: NamedPolicy<'_>) -> Replayed {
     let mut replayed = Replayed::default();
-    let mut routers: BTreeMap<Vec<String>, Router> = BTreeMap::new();
+    // A gateway gets another router when it gets another configuration.
+    let mut routers: BTreeMap<(Vec<String>, Vec<u32>, u16), Router> = BTreeMap::new();
+    // Of all models so far: a record has only those that were open.
+    let mut rewards: BTreeMap<&str, f32> = BTreeMap::new();
     for decision in decisions {
         let names = match asked.models {
             [] => decision.models.iter().map(|open| open.name.clone()).collect(),
@@ -56,11 +70,10 @@ pub fn replay(decisions: &[Decision], asked: NamedPolicy<'_>) -> Replayed {
             replayed.other_models += 1;
             continue;
         }
-        let router = routers.entry(names.clone()).or_insert_with(|| {
-            let reward = |name: &String| decision.models.iter().find(|open| open.name == *name).map(|open| open.reward);
-            let model = |name: &String| Model { id: policy::id(name), rewards: vec![reward(name).unwrap_or_default()] };
-            Router::new(names.iter().map(model).collect(), asked.policy.clone()).with_margin(asked.margin)
-        });
+        rewards.extend(decision.models.iter().map(|open| (&open.name[..], open.reward)));
+        let known = names.iter().map(|name| rewards.get(&name[..]).copied().unwrap_or_default().to_bits());
+        let key = (names.clone(), known.collect(), decision.margin_percent);
+        let router = routers.entry(key).or_insert_with(|| asked.router(&names, &rewards, decision.margin()));
         let choice = ask(router, decision, &names, asked.classes);
         replayed.note(decision, choice.and_then(|choice| Some((names.get(choice.model)?, choice))));
     }
@@ -111,7 +124,7 @@ mod tests {
     use crate::decision::tests::decision;
 
     fn asked(policy: &RoutingPolicy) -> NamedPolicy<'_> {
-        NamedPolicy { policy, models: &[], classes: &[], margin: 1.1 }
+        NamedPolicy { policy, models: &[], classes: &[] }
     }
 
     /// Decisions of the rule; the later ones find the large model's engine busy.
@@ -143,6 +156,23 @@ mod tests {
         assert_eq!(replayed.in_time.0, replayed.in_time.1);
         let models: Vec<_> = replayed.pairs.keys().map(|(before, _)| before.clone().unwrap()).collect();
         assert_eq!(models, ["large", "small"], "the rule leaves the busy engine alone");
+    }
+
+    #[test]
+    fn a_record_is_judged_by_its_own_margin_and_rewards() {
+        let rule = RoutingPolicy::Rule { margin: 1.1 };
+        let chosen = |decisions: &[Decision]| {
+            let replayed = replay(decisions, asked(&rule));
+            replayed.pairs.into_iter().map(|((_, now), count)| (now.unwrap(), count)).collect::<Vec<_>>()
+        };
+        let of = |model: &str, count| (model.to_owned(), count);
+        // The large model needs about 5 s.
+        let narrow = decision(0, 0, 6_500);
+        let wide = Decision { margin_percent: 1_000, ..decision(100, 0, 6_500) };
+        assert_eq!(chosen(&[narrow.clone(), wide]), [of("large", 1), of("small", 1)]);
+        let mut other = decision(100, 0, 6_500);
+        other.models[1].reward = 2.0;
+        assert_eq!(chosen(&[narrow, other]), [of("large", 1), of("small", 1)]);
     }
 
     #[test]

@@ -144,6 +144,10 @@ impl Scenario {
         );
         ensure!(!self.classes.is_empty() && !self.models.is_empty(), "there is no class, or no model");
         ensure!(self.models.len() <= 64, "there are more than 64 models");
+        // A policy is made for names, and its file is refused if one occurs twice.
+        let shared = |names: &[String]| names.iter().enumerate().any(|(at, name)| names[..at].contains(name));
+        ensure!(!shared(&self.class_names()), "two classes have the same name");
+        ensure!(!shared(&self.model_names()), "two models have the same name");
         let is_amount = |number: f64| number.is_finite() && number >= 0.0;
         ensure!(is_amount(self.round_trip_ms), "round_trip_ms is below 0");
         for class in &self.classes {
@@ -379,6 +383,8 @@ pub(crate) mod tests {
             ("[0.5, 2, 6]", "[1e9]", "more than"),
             ("budget_ms = 8_000", "", "no budget"),
             ("[100, 90]", "[100]", "1 qualities"),
+            ("name = \"patient\"", "name = \"interactive\"", "two classes have the same name"),
+            ("name = \"small\"", "name = \"large\"", "two models have the same name"),
             ("model = \"small\"", "model = \"tiny\"", "small has no engine"),
             ("gpu_ms = 7", "gpu_ms = 0", "takes no time"),
             ("prefill_ms = 3", "prefill_ms = -3", "below 0"),

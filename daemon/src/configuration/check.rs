@@ -1,7 +1,6 @@
 //! Checks of a configuration against this machine; each finding names the place in it to correct.
 
 use std::{
-    fmt::Write as _,
     io::{self, ErrorKind},
     path::{Path, PathBuf},
     sync::Arc,
@@ -42,12 +41,15 @@ pub fn check(file: &Path) -> Result<(Config, Vec<String>)> {
     let config = from_parts(file, &parts)?;
     let faults = faults(&config);
     if !faults.is_empty() {
-        let mut text = format!("{} cannot be used", file.display());
+        let mut lines = vec![format!("{} cannot be used", file.display())];
         for (keys, error) in faults {
-            // Writing to a string cannot fail.
-            _ = write!(text, "\n{}", placed(&parts, &keys, &format!("{error:#}")));
+            let line = placed(&parts, &keys, &format!("{error:#}"));
+            // Listeners may share a certificate.
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
         }
-        bail!(text);
+        bail!(lines.join("\n"));
     }
     let warnings = warnings(&config).into_iter();
     Ok((config, warnings.map(|(named, why)| placed(&parts, &[named], &why)).collect()))
@@ -65,16 +67,10 @@ fn placed(parts: &[FilePart], keys: &[Named], message: &str) -> String {
     if places.is_empty() { message.to_owned() } else { format!("{}: {message}", places.join(" and ")) }
 }
 
-/// Returns the faults that keep paced from starting, each with the keys that may cause it; once for listeners that
-/// share a certificate.
+/// Returns the faults that keep paced from starting, each with the keys that may cause it.
 fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
-    let (mut faults, mut looked) = (Vec::new(), Vec::new());
-    let mut look = |keys: Vec<Named>, outcome: Result<()>| {
-        if let (false, Err(error)) = (looked.contains(&keys), outcome) {
-            faults.push((keys.clone(), error));
-        }
-        looked.push(keys);
-    };
+    let mut faults = Vec::new();
+    let mut look = |keys: Vec<Named>, outcome: Result<()>| faults.extend(outcome.err().map(|error| (keys, error)));
     for listener in config.relay.iter().flat_map(|relay| &relay.listeners) {
         // The self-signed certificate of development mode comes from no key of the configuration.
         let ListenerIdentity::Files { certificate, private_key } = &listener.identity else { continue };
@@ -86,7 +82,8 @@ fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
     if let Some(tcp) = &config.control.tcp {
         let keys =
             [("certificate", &tcp.certificate), ("private_key", &tcp.private_key), ("client_ca", &tcp.client_ca)];
-        look(keys.map(|(key, file)| (key, file.clone())).to_vec(), control_identity(tcp).map(drop));
+        let keys = keys.into_iter().chain(tcp.client_crl.iter().map(|file| ("client_crl", file)));
+        look(keys.map(|(key, file)| (key, file.clone())).collect(), control_identity(tcp).map(drop));
     }
     for (_, _, uplink) in config.all_uplinks() {
         look(uplink_files(uplink), connectable(uplink));
@@ -174,7 +171,7 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
     let now = SystemTime::now();
     for certificate in certificates::shown(config).unwrap_or_default() {
         if certificate.nearness(now).is_some() {
-            let is_own = ["relay", "control.tcp"].contains(&certificate.used_by);
+            let is_own = ["relay", "gateway", "control.tcp"].contains(&certificate.used_by);
             let key = if is_own { "certificate" } else { "client_certificate" };
             warnings.push(((key, certificate.file.clone()), certificate.outlook(now)));
         }
@@ -272,6 +269,7 @@ mod tests {
     use std::{
         fs,
         os::unix::fs::{MetadataExt as _, PermissionsExt},
+        time::Duration,
     };
 
     use rcgen::{CertificateParams, KeyPair, date_time_ymd};
@@ -349,6 +347,27 @@ private_key = "$/relay.key"
     }
 
     #[test]
+    fn files_of_the_control_plane_and_of_a_gateway_are_told_with_their_keys() {
+        let folder = Folder::new("places");
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let mut params = CertificateParams::new(vec!["relay.example".into()]).unwrap();
+        params.not_after = date_time_ymd(1970, 1, 1) + since_1970 + Duration::from_secs(3 * 86_400);
+        let key = KeyPair::generate().unwrap();
+        folder.write("soon.pem", &params.self_signed(&key).unwrap().pem());
+        folder.write("soon.key", &key.serialize_pem());
+        let gateway = "[[gateway.listener]]\naddress = \"127.0.0.1:8100\"\ncertificate = \"$/soon.pem\"\n\
+                       private_key = \"$/soon.key\"\n\
+                       [[gateway.model]]\nname = \"large\"\nengines = [\"http://127.0.0.1:8001\"]\n";
+        let warnings = folder.check(&format!("control.enabled = false\n{gateway}")).unwrap();
+        let is_placed = |warning: &String| warning.contains("line 4: gateway.listener.certificate: ");
+        assert!(warnings.iter().any(is_placed), "{warnings:?}");
+        let tcp = "[control.tcp]\nlisten = \"127.0.0.1:9443\"\ncertificate = \"$/relay.pem\"\n\
+                   private_key = \"$/relay.key\"\nclient_ca = \"$/relay.pem\"\nclient_crl = \"$/none.crl\"\n";
+        let refusal = folder.check(&format!("{RELAY}{tcp}")).unwrap_err();
+        assert!(refusal.contains("line 11: control.tcp.client_crl: "), "{refusal}");
+    }
+
+    #[test]
     fn a_policy_that_cannot_be_used_is_told_with_its_key_and_line() {
         let folder = Folder::new("policies");
         folder.write("auto.toml", "kind = \"thresholds\"");
@@ -357,6 +376,34 @@ private_key = "$/relay.key"
         let refusal = folder.check(&format!("{RELAY}{gateway}[control]\nenabled = false")).unwrap_err();
         assert!(refusal.contains("line 13: gateway.alias.policy: failed to use "), "{refusal}");
         assert!(refusal.contains("missing field `measure`"), "{refusal}");
+    }
+
+    #[test]
+    fn a_policy_of_two_aliases_is_checked_for_each() {
+        let folder = Folder::new("aliases");
+        folder.write(
+            "auto.toml",
+            "kind = \"thresholds\"\nmeasure = \"predicted\"\noverload = 1.0\nclasses = [\"default\"]\n\
+             [[model]]\nname = \"large\"\nlimits = [1.0]\nslope = 0.0\n",
+        );
+        let model =
+            |name: &str| format!("[[gateway.model]]\nname = \"{name}\"\nengines = [\"http://127.0.0.1:8001\"]\n");
+        let alias = |name: &str, models: &str| {
+            format!("[[gateway.alias]]\nname = \"{name}\"\nmodels = [{models}]\npolicy = \"$/auto.toml\"\n")
+        };
+        let (models, fitting) = (model("large") + &model("small"), alias("fitting", "\"large\""));
+        let text = format!("control.enabled = false\n{RELAY}[gateway]\n{models}{fitting}");
+        folder.check(&text).unwrap();
+        let refusal = folder.check(&(text + &alias("other", "\"large\", \"small\""))).unwrap_err();
+        assert!(refusal.contains("as a policy of other: it does not know the model small"), "{refusal}");
+    }
+
+    #[test]
+    fn a_policy_that_a_reload_would_refuse_as_too_long_is_refused_before_the_start() {
+        let folder = Folder::new("long");
+        let text = format!("control.enabled = false\n{RELAY}{}", "[[rule]]\nclass = \"default\"\n".repeat(60_000));
+        let refusal = folder.check(&text).unwrap_err();
+        assert!(refusal.contains("the policy has ") && refusal.contains("write at most 1048576"), "{refusal}");
     }
 
     #[test]

@@ -155,7 +155,7 @@ impl Door {
     /// when it took effect, in microseconds since 1970.
     #[zbus(out_args("number", "text", "author", "origin", "since_us"))]
     async fn get_policy(&self, revision: u64) -> Result<(u64, String, String, String, u64), Denial> {
-        let (found, _) = self.control.revision(revision).await?;
+        let (found, _) = self.control.revision(revision)?;
         let since_us = micros(found.since);
         Ok((found.number, found.text.clone(), found.author.clone(), found.origin.to_string(), since_us))
     }
@@ -164,7 +164,7 @@ impl Door {
     /// force, in microseconds since 1970, and what it changed, as a unified diff.
     #[zbus(out_args("revisions"))]
     async fn list_revisions(&self) -> Result<Vec<RevisionRow>, Denial> {
-        Ok(self.control.revisions().await?.iter().map(|found| revision_row(found)).collect())
+        Ok(self.control.revisions().iter().map(|found| revision_row(found)).collect())
     }
 
     /// Puts a policy in force, everywhere or, if it is refused, nowhere; returns its revision and its changes, as a
@@ -206,7 +206,7 @@ impl Door {
         #[zbus(connection)] connection: &Connection,
     ) -> Result<u64, Denial> {
         let caller = self.writer(&header, connection).await?;
-        Ok(self.control.roll_back(&caller, revision, save).await?.revision.number)
+        Ok(self.control.roll_back(&caller, revision, 0, save).await?.revision.number)
     }
 
     /// Forgets the saved policy; returns whether there was one.
@@ -293,7 +293,7 @@ impl Door {
     /// of the class in both roles that were handed to the kernel late.
     #[zbus(out_args("classes"))]
     async fn list_classes(&self) -> Vec<ClassRow> {
-        self.control.classes().into_iter().map(class_row).collect()
+        self.control.classes().iter().map(class_row).collect()
     }
 
     /// Sends the signal `Stats` to the caller, at once and then every `interval_ms` (100 to 3600000; 0 means every second), until the

@@ -9,11 +9,16 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use config::control::{Bus, ControlSettings as Settings, TcpDoor};
+use config::{
+    control::{Bus, ControlSettings as Settings, TcpDoor},
+    targets::Protocol,
+};
+use role::bind_error::BindError;
 use rustls::ServerConfig;
 use tokio::{
     net::{TcpListener, UnixListener as Socket},
     runtime::Handle,
+    sync::watch,
     task::AbortHandle,
 };
 
@@ -21,7 +26,7 @@ use super::{
     Control,
     caller::{Bearers, Writers},
     dbus,
-    grpc::{self, Certificates, ControlListener},
+    grpc::{self, Certificates, ControlListener, Stay},
 };
 use crate::configuration::control_identity;
 
@@ -31,12 +36,27 @@ pub struct Doors {
     runtime: Handle,
     /// Whether the service manager has opened the Unix socket, which then cannot be moved.
     is_given: bool,
-    unix: Option<(PathBuf, AbortHandle)>,
-    tcp: Option<(SocketAddr, AbortHandle)>,
+    unix: Option<(PathBuf, OpenDoor)>,
+    tcp: Option<(SocketAddr, OpenDoor)>,
     bus: Option<(Bus, AbortHandle)>,
     writers: Writers,
     bearers: Bearers,
     certificates: Option<Certificates>,
+    /// The contents of the files that admit callers over TCP.
+    admitting: Vec<Vec<u8>>,
+}
+
+/// A door that is being served. Dropping it ends its connections.
+struct OpenDoor {
+    task: AbortHandle,
+    /// Ends the connections that exist when it sends.
+    end: watch::Sender<()>,
+}
+
+impl Drop for OpenDoor {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 /// Doors that are ready to open: their addresses are bound, and their files could be used.
@@ -45,7 +65,23 @@ pub struct PreparedDoors {
     /// The sockets to serve; `None` for a door that is open already, or cannot be opened.
     unix: Option<Bound>,
     tcp: Option<TcpListener>,
-    shown: Option<Arc<ServerConfig>>,
+    shown: Option<Shown>,
+}
+
+/// The files of `[control.tcp]`.
+struct Shown {
+    identity: Arc<ServerConfig>,
+    /// The contents of `client_ca` and `client_crl`.
+    admitting: Vec<Vec<u8>>,
+}
+
+impl Shown {
+    fn read(tcp: &TcpDoor) -> Result<Self> {
+        let files = std::iter::once(&tcp.client_ca).chain(&tcp.client_crl);
+        // Before the identity, so that a change in between shows at the next reload.
+        let admitting = files.map(|file| std::fs::read(file).unwrap_or_default()).collect();
+        Ok(Self { identity: control_identity(tcp)?, admitting })
+    }
 }
 
 /// A Unix socket that is not served yet; dropping it removes its file.
@@ -76,11 +112,12 @@ impl Doors {
     /// Returns doors that are all shut.
     #[must_use]
     pub fn new(control: Arc<Control>, runtime: Handle) -> Self {
-        let follower = control.clone();
+        let (follower, keeper) = (control.clone(), control.clone());
         runtime.spawn(async move { follower.follow_policies().await });
+        runtime.spawn(async move { keeper.expire_trials().await });
         let (writers, bearers) = (Writers::new(&[]), Bearers::new(&[]));
-        let (unix, tcp, bus, certificates) = (None, None, None, None);
-        Self { control, runtime, is_given: false, unix, tcp, bus, writers, bearers, certificates }
+        let (unix, tcp, bus, certificates, admitting) = (None, None, None, None, Vec::new());
+        Self { control, runtime, is_given: false, unix, tcp, bus, writers, bearers, certificates, admitting }
     }
 
     /// Opens the doors that the configuration names at the start; `given` is the Unix socket if the service manager has
@@ -90,7 +127,7 @@ impl Doors {
     /// A file of `[control.tcp]` cannot be used.
     pub fn start(&mut self, settings: &Settings, given: Option<UnixListener>) -> Result<()> {
         self.is_given = given.is_some();
-        let shown = settings.tcp.as_ref().map(control_identity).transpose()?;
+        let shown = settings.tcp.as_ref().map(Shown::read).transpose()?;
         let log = |error: &anyhow::Error| tracing::warn!("cannot serve gRPC on one address: {error:#}");
         let within = self.runtime.enter();
         let unix = settings.socket.as_ref().and_then(|path| {
@@ -109,7 +146,7 @@ impl Doors {
     /// A door cannot be opened; if it could not be opened before either, this is logged instead. Or a file of
     /// `[control.tcp]` cannot be used.
     pub fn prepare(&self, before: &Settings, settings: &Settings) -> Result<PreparedDoors> {
-        let shown = settings.tcp.as_ref().map(control_identity).transpose()?;
+        let shown = settings.tcp.as_ref().map(Shown::read).transpose()?;
         let _within = self.runtime.enter();
         let unix = match &settings.socket {
             Some(path) if self.unix.as_ref().is_none_or(|(known, _)| known != path) => {
@@ -132,29 +169,36 @@ impl Doors {
         Ok(PreparedDoors { settings: settings.clone(), unix, tcp, shown })
     }
 
-    /// Opens the prepared doors, and shuts unwanted doors. Calls in progress continue.
+    /// Opens the prepared doors, and shuts unwanted doors, whose connections end within a second. If other certificates
+    /// than before admit callers over TCP, all connections over TCP end as well.
     pub fn open(&mut self, PreparedDoors { settings, unix, tcp, shown }: PreparedDoors) {
         self.writers.replace(&settings.writers);
         self.bearers.replace(settings.tcp.as_ref().map_or(&[][..], |tcp| &tcp.writers));
-        if let Some((path, _)) = self.unix.take_if(|(path, _)| settings.socket.as_ref() != Some(&*path)).inspect(shut) {
+        if let Some((path, _)) = self.unix.take_if(|(path, _)| settings.socket.as_ref() != Some(&*path)) {
             // A given socket belongs to the service manager.
             _ = (!self.is_given).then(|| std::fs::remove_file(path));
         }
-        self.tcp.take_if(|(at, _)| settings.tcp.as_ref().is_none_or(|tcp| tcp.address != *at)).iter().for_each(shut);
-        self.bus.take_if(|(bus, _)| settings.bus.as_ref() != Some(&*bus)).iter().for_each(shut);
-        match (&self.certificates, shown) {
-            (Some(certificates), Some(shown)) => certificates.replace(shown),
-            (known, shown) => {
-                let certificates = shown.map(Certificates::new);
-                self.certificates = certificates.or_else(|| known.clone());
+        drop(self.tcp.take_if(|(at, _)| settings.tcp.as_ref().is_none_or(|tcp| tcp.address != *at)));
+        if let Some((_, keeper)) = self.bus.take_if(|(bus, _)| settings.bus.as_ref() != Some(&*bus)) {
+            keeper.abort();
+        }
+        if let Some(Shown { identity, admitting }) = shown {
+            match &self.certificates {
+                Some(certificates) => certificates.replace(identity),
+                None => self.certificates = Some(Certificates::new(identity)),
+            }
+            let has_changed = std::mem::replace(&mut self.admitting, admitting) != self.admitting;
+            if let (true, Some((_, door))) = (has_changed, &self.tcp) {
+                door.end.send_replace(());
             }
         }
         if let (Some(socket), Some(path)) = (unix.and_then(Bound::take), settings.socket) {
-            let listener = ControlListener::Unix { socket, writers: self.writers.clone() };
-            self.unix = Some((path, self.serve(listener)));
+            let writers = self.writers.clone();
+            self.unix = Some((path, self.serve(|stay| ControlListener::Unix { socket, writers, stay })));
         }
         if let (Some(socket), Some(tcp), Some(certificates)) = (tcp, &settings.tcp, self.certificates.clone()) {
-            let listener = ControlListener::Tcp { socket, certificates, bearers: self.bearers.clone() };
+            let bearers = self.bearers.clone();
+            let listener = |stay| ControlListener::Tcp { socket, certificates, bearers, stay };
             self.tcp = Some((tcp.address, self.serve(listener)));
         }
         if let (Some(bus), None) = (settings.bus, &self.bus) {
@@ -164,13 +208,11 @@ impl Doors {
         }
     }
 
-    fn serve(&self, listener: ControlListener) -> AbortHandle {
-        self.runtime.spawn(grpc::serve(self.control.clone(), listener)).abort_handle()
+    fn serve(&self, listener: impl FnOnce(Stay) -> ControlListener) -> OpenDoor {
+        let (end, stay) = Stay::new();
+        let task = self.runtime.spawn(grpc::serve(self.control.clone(), listener(stay))).abort_handle();
+        OpenDoor { task, end }
     }
-}
-
-fn shut<T>((_, task): &(T, AbortHandle)) {
-    task.abort();
 }
 
 /// Accepts that a door cannot be opened, and logs it, if the same door could not be opened before either.
@@ -186,12 +228,11 @@ fn unless_known<T>(opened: Result<T>, is_known: bool) -> Result<Option<T>> {
 }
 
 fn listen(tcp: &TcpDoor) -> Result<TcpListener> {
-    let why =
-        || format!("failed to listen on {}; set `listen` in [control.tcp] to an address of this host", tcp.address);
     let bind = || -> io::Result<TcpListener> {
         let socket = std::net::TcpListener::bind(tcp.address)?;
         socket.set_nonblocking(true)?;
         TcpListener::from_std(socket)
     };
-    bind().with_context(why)
+    let bound = bind().map_err(|error| BindError::new(Protocol::Tcp, tcp.address, error));
+    bound.context("failed to serve [control.tcp]")
 }

@@ -56,7 +56,7 @@ pub enum Error {
     /// There is no such thing.
     #[error("there is no {what} {name}; `pacectl {}` lists them", plural(what))]
     Unknown {
-        /// "tunnel", "connection", "class" or "relay".
+        /// "tunnel", "connection" or "class".
         what: &'static str,
         /// Its ID or name.
         name: String,
@@ -67,6 +67,12 @@ pub enum Error {
     /// Too many calls work with policies at once.
     #[error("too many requests about policies at once; try again")]
     Busy,
+    /// The caller watches as many streams as one may.
+    #[error("{caller:?} watches as many streams of statistics and events as one caller may; end one first")]
+    Watches {
+        /// The name of the caller.
+        caller: String,
+    },
     /// Another caller records departures, or events of the connection.
     #[error("the recording limit is reached; try again in a minute")]
     Recorded,
@@ -78,6 +84,9 @@ pub enum Error {
         /// Its ID.
         tunnel: u64,
     },
+    /// There is no edge whose tunnels could move.
+    #[error("this paced has no edge: its configuration has no [[forward]], [[proxy]] or [[serve]]")]
+    NoEdge,
     /// Tunnels cannot move to a relay.
     #[error(transparent)]
     NotMoved(#[from] edge::uplink::NotMoved),
@@ -93,16 +102,18 @@ impl Error {
         match self {
             Self::Denied { .. } => ErrorKind::Denied,
             Self::Unknown { .. }
-            | Self::Policy(PolicyRefusal::Unknown { .. })
+            | Self::Policy(PolicyRefusal::Unknown { .. } | PolicyRefusal::NothingBefore)
             | Self::NotMoved(edge::uplink::NotMoved::Unknown { .. }) => ErrorKind::Unknown,
             Self::NotMoved(_) => ErrorKind::NotNow,
-            Self::Busy => ErrorKind::Busy,
+            Self::Busy | Self::Watches { .. } => ErrorKind::Busy,
             Self::Ending => ErrorKind::Ending,
-            Self::Recorded | Self::OfEdge { .. } => ErrorKind::NotNow,
+            Self::Recorded | Self::OfEdge { .. } | Self::NoEdge => ErrorKind::NotNow,
             Self::Policy(PolicyRefusal::Stale { .. }) => ErrorKind::Stale,
-            Self::Policy(PolicyRefusal::Unconfirmed { .. } | PolicyRefusal::NothingToConfirm { .. }) => {
-                ErrorKind::Trial
-            }
+            Self::Policy(
+                PolicyRefusal::Unconfirmed { .. }
+                | PolicyRefusal::NothingToConfirm { .. }
+                | PolicyRefusal::AlreadyBack { .. },
+            ) => ErrorKind::Trial,
             Self::Policy(PolicyRefusal::Enforcement(_) | PolicyRefusal::NotSaved { .. }) => ErrorKind::Failed,
             Self::Policy(_) | Self::Reload(_) => ErrorKind::Invalid,
         }
@@ -115,9 +126,11 @@ impl Error {
             Self::Denied { .. } => "NOT_A_WRITER",
             Self::Unknown { .. } => "UNKNOWN_NAME",
             Self::Busy => "BUSY",
+            Self::Watches { .. } => "TOO_MANY_WATCHES",
             Self::Ending => "ENDING",
             Self::Recorded => "RECORDED",
             Self::OfEdge { .. } => "OF_EDGE",
+            Self::NoEdge => "NO_EDGE",
             Self::NotMoved(_) => "NOT_MOVED",
             Self::Reload(_) => "CONFIGURATION_REFUSED",
             Self::Policy(refusal) => match refusal {
@@ -131,6 +144,8 @@ impl Error {
                 PolicyRefusal::Unconfirmed { .. } => "REVISION_UNCONFIRMED",
                 PolicyRefusal::NothingToConfirm { .. } => "NOTHING_TO_CONFIRM",
                 PolicyRefusal::Unknown { .. } => "REVISION_UNKNOWN",
+                PolicyRefusal::NothingBefore => "NOTHING_BEFORE",
+                PolicyRefusal::AlreadyBack { .. } => "TRIAL_OVER",
                 PolicyRefusal::LongTrial { .. } => "TRIAL_TOO_LONG",
                 PolicyRefusal::SavedTrial => "TRIAL_SAVED",
                 PolicyRefusal::Enforcement(_) => "NOT_ENFORCED",

@@ -6,6 +6,7 @@
 //! | time until a client begins HTTP/2 | its connection is closed |
 //! | handshakes at once, and from one address or /64 | the oldest one ends |
 //! | requests at once over one connection | HTTP/2 makes the client wait |
+//! | streams of statistics and events at once of one caller | refused |
 //! | bytes of a request | refused, unread |
 //! | answers to a client that reads slowly | the next one is made only once it reads; it misses events, and receives their number |
 
@@ -18,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
 pub use self::{
-    listener::{Certificates, ControlListener, bind},
+    listener::{Certificates, ControlListener, Stay, bind},
     service::ControlService,
 };
 use super::Control;

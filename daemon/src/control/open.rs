@@ -1,6 +1,6 @@
-//! Open tunnels and connections of both roles, listed in pages and changed one by one, and sums by class.
+//! Open tunnels and connections of both roles, listed in pages and changed one by one.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use config::policy;
 use edge::{
@@ -8,43 +8,13 @@ use edge::{
     uplink::{NotMoved, PathReport, PreparedMove},
 };
 use futures::future::join_all;
-use quic::class::{ClassCounters, PolicyRole};
-use relay::{Relay, tunnels::RelayTunnel};
+use relay::tunnels::RelayTunnel;
 use serving::view::{AliasView, EngineView, RequestView};
-use tokio::time::{Interval, MissedTickBehavior};
 
 use super::{
     Caller, Control, Error,
     view::{ConnectionView, Page, TunnelView, UplinkView, page_rows},
 };
-
-/// The shortest and the longest interval between statistics.
-const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
-
-/// Returns the ticks for a caller's statistics: at once, then at the `asked` interval, limited to 0.1 to 3600 seconds. The default is a
-/// second.
-pub(super) fn stats_ticks(asked: Option<Duration>) -> Interval {
-    let interval = asked.unwrap_or(Duration::from_secs(1)).clamp(INTERVALS[0], INTERVALS[1]);
-    let mut ticks = tokio::time::interval(interval);
-    // A slow reader gets fewer messages, not later ones.
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
-}
-
-/// Counters of the traffic of a class in one role, since the start.
-#[derive(Clone, Debug)]
-pub struct ClassStats {
-    /// The class.
-    pub class: String,
-    /// The role, as metrics name it.
-    pub role: PolicyRole,
-    /// Counters of payloads sent to peers, and of those dropped.
-    pub counters: ClassCounters,
-    /// Packets of the class, in both roles, that reached the kernel late.
-    pub late_packets: u64,
-    /// Open tunnels.
-    pub tunnels: u64,
-}
 
 /// Selects tunnels.
 #[derive(Clone, Debug, Default)]
@@ -140,7 +110,7 @@ impl Control {
         let author = caller.to_write()?;
         let uplinks = self.edge().uplinks();
         if uplinks.is_empty() {
-            return Err(Error::Unknown { what: "relay", name: relay.unwrap_or_default().to_owned() });
+            return Err(Error::NoEdge);
         }
         let mut moved = 0;
         match relay {
@@ -244,45 +214,5 @@ impl Control {
         tracing::info!(tunnel = id, class, author, "class of a tunnel set by operator");
         self.tell("tunnel", format!("tunnel {id} was given the class {class} by {author}"));
         Ok(TunnelView::of_relay(&tunnel, caller))
-    }
-
-    /// Returns how many connections and tunnels are open.
-    #[must_use]
-    pub fn counts(&self) -> (u64, u64) {
-        let of = |relay: &Arc<Relay>| (relay.connections.len() as u64, relay.tunnels.len() as u64);
-        let (connections, tunnels) = self.relay.as_ref().map(of).unwrap_or_default();
-        (connections + self.edge().connections(0).len() as u64, tunnels + self.edge().tunnels.len() as u64)
-    }
-
-    /// Returns each class's counters.
-    #[must_use]
-    pub fn classes(&self) -> Vec<ClassStats> {
-        let mut tunnels = HashMap::<(PolicyRole, String), u64>::new();
-        for tunnel in self.relay.iter().flat_map(|relay| relay.tunnels.all()) {
-            *tunnels.entry((PolicyRole::Relay, tunnel.class().policy().name.clone())).or_default() += 1;
-        }
-        for class in self.edge().tunnels.all().iter().filter_map(|tunnel| tunnel.class()) {
-            *tunnels.entry((PolicyRole::Edge, class.policy().name.clone())).or_default() += 1;
-        }
-        let roles = [
-            self.relay.is_some().then_some(PolicyRole::Relay),
-            (!self.facts().forwards.is_empty()).then_some(PolicyRole::Edge),
-        ];
-        let policy = self.policies.current();
-        let classes = policy.policy.classes.iter();
-        let of = |(role, class): (PolicyRole, &policy::ClassSettings)| ClassStats {
-            class: class.name.clone(),
-            role,
-            counters: self.parts.classes.of(role, &class.name),
-            late_packets: self.parts.io.departures.late_packets(&class.name),
-            tunnels: tunnels.get(&(role, class.name.clone())).copied().unwrap_or(0),
-        };
-        roles.into_iter().flatten().flat_map(|role| classes.clone().map(move |class| (role, class))).map(of).collect()
-    }
-
-    /// Returns how many packets left late.
-    #[must_use]
-    pub fn late_packets(&self) -> u64 {
-        self.parts.io.late.get()
     }
 }

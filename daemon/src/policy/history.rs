@@ -142,14 +142,37 @@ impl History {
         Revision { number, policy, text, author: author.to_owned(), origin, since: now, diff }
     }
 
-    /// Returns a revision to go back to; without a number, the one before the one in force.
+    /// Decides whether a caller that knew revision `expected` may go back, and to which revision: without a number, to
+    /// the one before the one in force.
+    ///
+    /// # Errors
+    /// The revision in force is not the expected one. Or the revision is forgotten, or never existed. Or the caller gives
+    /// no number, and the revision before was not confirmed: a return to it would put a policy in force that has failed.
+    pub fn admit_return(&self, to: Option<u64>, expected: Option<u64>) -> Result<Arc<Revision>, PolicyRefusal> {
+        let current = self.current();
+        match (expected, current.origin) {
+            (Some(expected), _) if expected != current.number => {
+                Err(PolicyRefusal::Stale { expected, current: current.number })
+            }
+            (_, Origin::Unconfirmed { number }) if to.is_none() => {
+                Err(PolicyRefusal::AlreadyBack { number, current: current.number })
+            }
+            _ => self.former(to),
+        }
+    }
+
+    /// Returns a revision by its number; without a number, the one before the one in force.
     ///
     /// # Errors
     /// The revision is forgotten, or never existed.
     pub fn former(&self, number: Option<u64>) -> Result<Arc<Revision>, PolicyRefusal> {
-        let (number, oldest) = (number.unwrap_or(self.current().number - 1), self.revisions[0].number);
-        let found = self.revisions.iter().find(|revision| revision.number == number);
-        found.cloned().ok_or(PolicyRefusal::Unknown { number, oldest })
+        let number = match number {
+            Some(number) => number,
+            // Of several revisions, at least the last two are kept.
+            None if self.revisions.len() < 2 => return Err(PolicyRefusal::NothingBefore),
+            None => self.current().number - 1,
+        };
+        find(self.revisions.iter(), number)
     }
 
     /// Notes that a revision is now in force, and on trial if it must be confirmed.
@@ -169,6 +192,19 @@ impl History {
     pub fn confirm(&mut self) {
         self.confirm_by = None;
     }
+}
+
+/// Returns the revision with a number, from revisions that begin with the oldest.
+///
+/// # Errors
+/// It is not among them.
+pub fn find<'a>(
+    mut revisions: impl Iterator<Item = &'a Arc<Revision>> + Clone,
+    number: u64,
+) -> Result<Arc<Revision>, PolicyRefusal> {
+    let oldest = revisions.clone().next().map_or(0, |oldest| oldest.number);
+    let found = revisions.find(|revision| revision.number == number);
+    found.cloned().ok_or(PolicyRefusal::Unknown { number, oldest })
 }
 
 /// Returns the changes from one text to another, as a unified diff.

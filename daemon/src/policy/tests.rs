@@ -146,6 +146,16 @@ fn a_schedule_that_a_listener_or_a_forward_names_stays_in_the_policy() {
 }
 
 #[test]
+fn readers_of_revisions_do_not_wait_for_a_writer() {
+    let bench = Bench::new("readers", ONE);
+    bench.set(TWO).unwrap();
+    let _writing = bench.policies.state();
+    let numbers: Vec<_> = bench.policies.revisions().iter().map(|revision| revision.number).collect();
+    assert_eq!((numbers, bench.policies.revision(1).unwrap().text.contains("one")), (vec![1, 2], true));
+    assert_eq!(bench.policies.revision(9).unwrap_err(), PolicyRefusal::Unknown { number: 9, oldest: 1 });
+}
+
+#[test]
 fn a_dry_run_says_what_would_be_and_does_not_do_it() {
     let bench = Bench::new("dry", ONE);
     let would = bench.submit(Submission { text: TWO.into(), dry_run: true, ..Submission::default() }).unwrap();
@@ -159,11 +169,32 @@ fn going_back_makes_a_new_revision_of_an_old_text() {
     let first = bench.current().1;
     bench.set(ONE).unwrap();
     bench.set(TWO).unwrap();
-    assert_eq!(bench.policies.roll_back(None, "bob", false).unwrap().revision.text, ONE);
-    assert_eq!(bench.policies.roll_back(Some(1), "bob", false).unwrap().revision.number, 5);
+    assert_eq!(bench.policies.roll_back(None, None, "bob", false).unwrap().revision.text, ONE);
+    assert_eq!(bench.policies.roll_back(Some(1), None, "bob", false).unwrap().revision.number, 5);
     assert_eq!(bench.current(), (5, first, Origin::Rollback { to: 1 }));
-    let refusal = bench.policies.roll_back(Some(9), "bob", false).unwrap_err();
+    let refusal = bench.policies.roll_back(Some(9), None, "bob", false).unwrap_err();
     assert_eq!(refusal, PolicyRefusal::Unknown { number: 9, oldest: 1 });
+    let refusal = bench.policies.roll_back(Some(1), Some(4), "bob", false).unwrap_err();
+    assert_eq!(refusal, PolicyRefusal::Stale { expected: 4, current: 5 });
+    assert_eq!(bench.policies.roll_back(Some(3), Some(5), "bob", false).unwrap().revision.text, TWO);
+}
+
+#[test]
+fn nothing_is_before_the_first_revision() {
+    let bench = Bench::new("first", ONE);
+    assert_eq!(bench.policies.roll_back(None, None, "bob", false).unwrap_err(), PolicyRefusal::NothingBefore);
+}
+
+#[test]
+fn a_rollback_just_after_a_trial_does_not_put_the_failed_policy_in_force() {
+    let bench = Bench::new("late", ONE);
+    bench
+        .submit(Submission { text: TWO.into(), confirm_within: Some(Duration::ZERO), ..Submission::default() })
+        .unwrap();
+    assert_eq!(bench.policies.expire(2), Ok(true));
+    let refusal = bench.policies.roll_back(None, None, "bob", false).unwrap_err();
+    assert_eq!(refusal, PolicyRefusal::AlreadyBack { number: 2, current: 3 });
+    assert_eq!(bench.policies.roll_back(Some(2), None, "bob", false).unwrap().revision.text, TWO, "by its number");
 }
 
 #[test]
@@ -175,7 +206,7 @@ fn a_trial_that_nobody_confirms_ends_where_it_began() {
         ..Submission::default()
     };
     assert!(bench.submit(trial(TWO, 3_600)).unwrap().confirm_by.is_some());
-    assert!(!bench.policies.expire(2), "its time is not over");
+    assert_eq!(bench.policies.expire(2), Ok(false), "its time is not over");
     assert!(matches!(bench.set(ONE), Err(PolicyRefusal::Unconfirmed { number: 2, .. })));
     assert!(matches!(bench.policies.reload(&bench.config, "root"), Err(PolicyRefusal::Unconfirmed { .. })));
     assert_eq!(bench.policies.confirm(1, false).unwrap_err(), PolicyRefusal::NothingToConfirm { number: 1 });
@@ -183,9 +214,13 @@ fn a_trial_that_nobody_confirms_ends_where_it_began() {
     assert_eq!(bench.policies.in_force().confirm_by, None);
 
     bench.submit(trial(ONE, 0)).unwrap();
-    assert!(bench.policies.expire(3));
+    bench.refuses.store(true, Relaxed);
+    assert_eq!(bench.policies.expire(3), Err(PolicyRefusal::Enforcement("the kernel is full".into())));
+    assert_eq!(bench.current(), (3, ONE.into(), Origin::Set), "it is tried again later");
+    bench.refuses.store(false, Relaxed);
+    assert_eq!(bench.policies.expire(3), Ok(true));
     assert_eq!(bench.current(), (4, TWO.into(), Origin::Unconfirmed { number: 3 }));
-    assert!(!bench.policies.expire(3) && !bench.policies.expire(4));
+    assert_eq!((bench.policies.expire(3), bench.policies.expire(4)), (Ok(false), Ok(false)));
 }
 
 #[test]
@@ -244,5 +279,8 @@ fn history_is_bounded_in_bytes_and_keeps_two() {
     let revisions = bench.policies.revisions();
     let bytes: usize = revisions.iter().map(|revision| revision.text.len() + revision.diff.len()).sum();
     assert!(revisions.len() >= 2 && bytes <= 8 << 20, "{} with {bytes}", revisions.len());
-    assert!(matches!(bench.policies.roll_back(Some(1), "bob", false), Err(PolicyRefusal::Unknown { number: 1, .. })));
+    assert!(matches!(
+        bench.policies.roll_back(Some(1), None, "bob", false),
+        Err(PolicyRefusal::Unknown { number: 1, .. })
+    ));
 }

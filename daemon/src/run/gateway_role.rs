@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Result;
-use config::{Config, policy::Policy};
+use config::{Config, policy::Policy, relay::DRAIN};
 use quic::class::PolicyRole;
 use serving::{gateway::Gateway, in_force::GatewayInForce};
 use tokio::runtime::Handle;
@@ -19,9 +19,6 @@ use super::{
     records::Records,
 };
 use crate::parts::Parts;
-
-/// Without a relay, how long open requests may continue after SIGTERM: the default of a relay's `drain_seconds`.
-const DRAIN: Duration = Duration::from_secs(30);
 
 /// The state of the role while the daemon runs. It exists even without a `[gateway]`, because a reload may add one.
 pub(super) struct GatewayRole {
@@ -75,7 +72,7 @@ impl GatewayRole {
         self.fronts.serve(fronts, &self.in_force, parts);
     }
 
-    /// How long its requests may continue after SIGTERM; `None` if the gateway has no listeners of its own.
+    /// How long its requests may continue after SIGTERM without a relay: the default of a relay's `drain_seconds`. `None` if the gateway has no listeners of its own.
     pub(super) fn drain(&self) -> Option<Duration> {
         (!self.fronts.is_empty()).then_some(DRAIN)
     }

@@ -16,13 +16,30 @@ use crate::{
     metrics::MetricsPage,
 };
 
-/// Everything that a configuration needs to be put in force, already checked.
-struct Prepared {
+/// The contents of files that a configuration names.
+struct ReadFiles {
     /// The files as they were before they were read.
-    files: SeenFiles,
+    seen: SeenFiles,
     certificates: Vec<Certificate>,
     /// In the order of the listeners.
     identities: Vec<tls::PreparedTls>,
+}
+
+impl ReadFiles {
+    fn of(config: &Config) -> Result<Self> {
+        let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
+        let prepare = |listener: &ListenerSettings| identity(listener, &config.state_dir);
+        Ok(Self {
+            seen: SeenFiles::of(config),
+            certificates: certificates::shown(config)?,
+            identities: listeners.map(prepare).collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// Everything that a configuration needs to be put in force, already checked.
+struct Prepared {
+    files: ReadFiles,
     gateway: PreparedGateway,
     entrances: edge::PreparedAddresses,
     doors: doors::PreparedDoors,
@@ -48,11 +65,18 @@ impl Daemon {
 
     /// Returns the changed keys.
     async fn try_reload(&mut self, file: &Path, author: &str, open: &mut Open) -> Result<String> {
-        let config = Arc::new(configuration::read(file)?);
-        self.config.to_reload(&config)?;
-        let rows = change::rows(&self.config, &config).into_iter();
-        let changed: Vec<_> = rows.filter(|row| row.has_changed).filter_map(|row| row.keys.first().copied()).collect();
-        let prepared = self.prepare(&config, open)?;
+        let (before, file) = (self.config.clone(), file.to_owned());
+        let read = move || -> Result<_> {
+            let config = Arc::new(configuration::read(&file)?);
+            before.to_reload(&config)?;
+            let rows = change::rows(&before, &config).into_iter().filter(|row| row.has_changed);
+            let changed: Vec<_> = rows.filter_map(|row| row.keys.first().copied()).collect();
+            let files = ReadFiles::of(&config)?;
+            Ok((config, changed, files))
+        };
+        // On another thread, because this one moves packets, and a long policy takes a while to read.
+        let (config, changed, files) = self.runtime.spawn_blocking(read).await??;
+        let prepared = self.prepare(&config, files, open)?;
         // It waits for other writers of the policy, which may wait for the disk.
         let (policies, wanted, author) = (open.policies.clone(), config.clone(), author.to_owned());
         self.runtime.spawn_blocking(move || policies.reload(&wanted, &author)).await??;
@@ -62,9 +86,9 @@ impl Daemon {
 
     /// Reads the files again that the configuration in force names. If one cannot be used, logs why, and everything
     /// stays as it was.
-    pub(super) fn read_files_again(&mut self, open: &mut Open) {
+    pub(super) async fn read_files_again(&mut self, open: &mut Open) {
         let config = self.config.clone();
-        let prepared = self.prepare(&config, open);
+        let prepared = self.prepare_again(&config, open).await;
         self.metrics.reloaded(prepared.is_ok());
         match prepared {
             Ok(prepared) => {
@@ -78,13 +102,15 @@ impl Daemon {
         }
     }
 
-    fn prepare(&self, config: &Config, open: &Open) -> Result<Prepared> {
-        let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
-        let prepare = |listener: &ListenerSettings| identity(listener, &config.state_dir);
+    async fn prepare_again(&self, config: &Arc<Config>, open: &Open) -> Result<Prepared> {
+        let read = config.clone();
+        let files = self.runtime.spawn_blocking(move || ReadFiles::of(&read)).await??;
+        self.prepare(config, files, open)
+    }
+
+    fn prepare(&self, config: &Config, files: ReadFiles, open: &Open) -> Result<Prepared> {
         Ok(Prepared {
-            files: SeenFiles::of(config),
-            certificates: certificates::shown(config)?,
-            identities: listeners.map(prepare).collect::<Result<_>>()?,
+            files,
             gateway: self.gateway.prepare(config, &self.parts)?,
             entrances: self.edge.prepare(config)?,
             doors: open.doors.prepare(&self.config.control, &config.control)?,
@@ -129,7 +155,8 @@ impl Daemon {
             metrics,
             log,
         } = &*config;
-        let Prepared { files, certificates, identities, gateway, entrances, doors, page } = prepared;
+        let Prepared { files, gateway, entrances, doors, page } = prepared;
+        let ReadFiles { seen, certificates, identities } = files;
         self.log.set_level(log.level);
         self.parts.access.set(log);
         self.parts.relay.users.limit(metrics.users);
@@ -147,7 +174,7 @@ impl Daemon {
         open.control.reloaded(&config, &certificates);
         self.metrics.set_certificates(&certificates);
         self.certificates = certificates;
-        self.read.store(Arc::new(files));
+        self.read.store(Arc::new(seen));
         self.config = config;
     }
 }

@@ -202,10 +202,9 @@ impl Daemon {
         self.parts.ready.require(move || {
             let Some(control) = control.upgrade() else { return PartReady::Gone };
             // From the configuration in force, which a reload may change.
-            let facts = control.facts();
-            match facts.listeners.is_empty() && facts.forwards.is_empty() {
-                true => PartReady::Missing("nothing to listen on".into()),
-                false => PartReady::Ready,
+            match control.facts().has_listeners() {
+                true => PartReady::Ready,
+                false => PartReady::Missing("nothing to listen on".into()),
             }
         });
         self.parts.ready.reach(LifeStage::Serving);

@@ -39,8 +39,10 @@ pub struct RouterCounters {
     pub fallbacks: [u64; FallbackCause::ALL.len()],
 }
 
-/// Defaults: answers may take a tenth longer than predicted, and a load older than a second is stale.
-const MARGIN: f64 = 1.1;
+/// The default margin of a rule: an answer may take a tenth longer than predicted.
+pub const MARGIN: f64 = 1.1;
+
+/// The age from which on a load is stale.
 const STALE_NS: u64 = 1_000_000_000;
 
 impl Router {

@@ -383,7 +383,7 @@ fn a_call_over_the_bus_starts_the_service_and_is_answered_as_the_bus_policy_allo
     wait_for("polkit to apply the rule", SOON, || call("ForgetSavedPolicy").0.then_some(())).unwrap();
     // The user may move the edge now, but there is no edge.
     let (moved, said) = call("MoveEdge s ''");
-    assert!(!moved && said.contains("there is no relay"), "{said}");
+    assert!(!moved && said.contains("this paced has no edge"), "{said}");
     let author =
         run("journalctl -b --no-pager -u paced -o json PACED_NAME=org.paced.Paced1 --output-fields=PACED_BUS,MESSAGE");
     assert!(author.contains("\"PACED_BUS\":\"system\""), "each field of a log line is a journal field: {author}");

@@ -11,8 +11,8 @@ use ratatui::{
 
 use super::table;
 use crate::{
-    status::engine_state,
-    table::{age, or_dash},
+    models::{engine_state, request},
+    table::or_dash,
 };
 
 /// The content of the page.
@@ -49,22 +49,8 @@ impl Models {
         frame.render_widget(table(heads, self.engines.iter().map(engine), widths, "engines"), upper);
 
         let heads = ["request", "user", "class", "model", "state", "for", "budget", "tokens", "tokens/s"];
-        let request = |of: &v1::ModelRequest| {
-            let budget = of.budget.and_then(|budget| Duration::try_from(budget).ok());
-            Row::new([
-                of.id.to_string(),
-                or_dash(&of.user),
-                or_dash(&of.class),
-                or_dash(&of.model),
-                of.stage.clone(),
-                age(of.since.as_ref()),
-                budget.map_or_else(|| "-".into(), |budget| format!("{:.1} s", budget.as_secs_f64())),
-                of.tokens.to_string(),
-                if of.tokens_per_sec > 0.0 { format!("{:.1}", of.tokens_per_sec) } else { "-".into() },
-            ])
-        };
         let widths = vec![fixed(8), wide, fixed(11), wide, fixed(8), fixed(8), fixed(8), fixed(7), fixed(8)];
-        let rows = self.requests.iter().take(usize::from(lower.height)).map(request);
+        let rows = self.requests.iter().take(usize::from(lower.height)).map(|of| Row::new(request(of)));
         let heads = heads.map(str::to_owned).to_vec();
         frame.render_widget(table(heads, rows, widths, "requests, the oldest first"), lower);
     }

@@ -42,10 +42,10 @@ fn screen() -> Screen {
     let mut screen = Screen::default();
     screen.update(
         stats(0, vec![class("default", 1_000, 0, 5), class("voice", 0, 0, 0)]),
-        vec![tunnel(1, 0), tunnel(2, 0)],
+        (vec![tunnel(1, 0), tunnel(2, 0)], false),
     );
     let classes = vec![class("default", 126_000, 0, 6), class("voice", 1_250_000, 3, 5)];
-    screen.update(stats(1, classes), vec![tunnel(1, 125_000), tunnel(2, 1_250_000)]);
+    screen.update(stats(1, classes), (vec![tunnel(1, 125_000), tunnel(2, 1_250_000)], false));
     screen
 }
 
@@ -118,7 +118,7 @@ fn keys_sort_pause_and_quit() {
         assert_eq!(first(&screen), class, "{letter}");
     }
     screen.on_key(key(' '));
-    screen.update(stats(2, Vec::new()), Vec::new());
+    screen.update(stats(2, Vec::new()), (Vec::new(), false));
     assert!(screen.now.classes.len() == 2 && lines(&screen)[0].contains("PAUSED"));
     assert!(screen.on_key(key('q')));
 }
@@ -159,8 +159,8 @@ fn an_edge_is_told_by_its_classes_and_its_tunnels_by_their_senders() {
         ..tunnel(3, up_bytes)
     };
     let mut screen = Screen::default();
-    screen.update(of_edge(0, 0), vec![sent(0)]);
-    screen.update(of_edge(1, 125_000), vec![sent(125_000)]);
+    screen.update(of_edge(0, 0), (vec![sent(0)], false));
+    screen.update(of_edge(1, 125_000), (vec![sent(125_000)], false));
     let shown = lines(&screen);
     let words = |part: &str| {
         let line = shown.iter().find(|line| line.starts_with(part)).unwrap_or_else(|| panic!("{part}: {shown:#?}"));
@@ -174,7 +174,26 @@ fn an_edge_is_told_by_its_classes_and_its_tunnels_by_their_senders() {
 #[test]
 fn a_class_that_is_new_or_counts_anew_has_no_negative_rate() {
     let mut screen = screen();
-    screen.update(stats(2, vec![class("default", 10, 0, 0), class("new", 500, 0, 0)]), vec![tunnel(2, 5)]);
+    screen.update(stats(2, vec![class("default", 10, 0, 0), class("new", 500, 0, 0)]), (vec![tunnel(2, 5)], false));
     let changes = screen.changes();
     assert!(changes.iter().all(|change| change.bits_per_sec >= 0.0), "{changes:?}");
+}
+
+#[test]
+fn a_rate_of_a_tunnel_is_per_second_and_unknown_while_it_cannot_be_told() {
+    let since = |second: i64, tunnel: v1::Tunnel| {
+        let since = Some(prost_types::Timestamp { seconds: second, nanos: 0 });
+        v1::Tunnel { since, ..tunnel }
+    };
+    let mut screen = Screen::default();
+    let rates = |screen: &Screen| screen.tunnels.iter().map(|of| (of.tunnel.id, of.rates)).collect::<Vec<_>>();
+    screen.update(stats(100, Vec::new()), (vec![since(1, tunnel(1, 9_000_000))], false));
+    assert_eq!(rates(&screen), [(1, None)], "its bytes since the start are no rate");
+    let dashes = |line: &String| line.split_whitespace().filter(|word| *word == "-").count();
+    assert!(lines(&screen).iter().any(|line| line.starts_with("1 ") && dashes(line) == 3), "sender, up and down");
+    // Four seconds later; tunnel 2 was beyond the listed pages before, and tunnel 3 is new.
+    let now = vec![since(1, tunnel(1, 9_002_000)), since(2, tunnel(2, 9_000_000)), since(102, tunnel(3, 4_000))];
+    screen.update(stats(104, Vec::new()), (now, true));
+    assert_eq!(rates(&screen), [(3, Some((8_000.0, 0.0))), (1, Some((4_000.0, 0.0))), (2, None)]);
+    assert!(lines(&screen).iter().any(|line| line.contains("busiest of the oldest 3 tunnels")));
 }

@@ -12,6 +12,7 @@ pub(super) struct Recorder {
     aliases: Vec<String>,
     /// The models, with the worth of an answer of each.
     models: Vec<Candidate>,
+    margin_percent: u16,
 }
 
 impl Recorder {
@@ -21,6 +22,7 @@ impl Recorder {
         (settings.decisions_bytes > 0).then(|| Self {
             aliases: settings.aliases.iter().map(|alias| alias.name.clone()).collect(),
             models: settings.models.iter().map(candidate).collect(),
+            margin_percent: settings.margin_percent,
         })
     }
 
@@ -54,6 +56,7 @@ impl Recorder {
             models: asked.models.iter().filter_map(|model| self.models.get(*model)).cloned().collect(),
             engines: state.replicas.iter().enumerate().map(engine).collect(),
             policy: by.policy.to_owned(),
+            margin_percent: self.margin_percent,
             choice: None,
             shadow: by.shadow.and_then(|shadow| shadow.model).map(name),
             outcome: None,

@@ -41,20 +41,19 @@ pub(super) fn revision_row(found: &Revision) -> RevisionRow {
     (found.number, found.author.clone(), found.origin.to_string(), micros(found.since), found.diff.clone())
 }
 
-pub(super) fn class_row(found: ClassStats) -> ClassRow {
-    let counters = found.counters;
+pub(super) fn class_row(found: &ClassStats) -> ClassRow {
     (
-        found.class,
+        found.class.clone(),
         found.role.as_str().to_owned(),
         found.tunnels,
-        counters.sent_payloads.get(),
-        counters.sent_bytes.get(),
-        counters.sojourn.sum() / 1_000,
-        counters.late_payloads.get(),
-        counters.dropped_queue.get(),
-        counters.dropped_expired.get(),
-        counters.dropped_sojourn.get(),
-        counters.expired_streams.get(),
+        found.sent_payloads,
+        found.sent_bytes,
+        found.sojourn_ns / 1_000,
+        found.late_payloads,
+        found.dropped_full,
+        found.dropped_late,
+        found.dropped_sojourn,
+        found.expired_streams,
         found.late_packets,
     )
 }

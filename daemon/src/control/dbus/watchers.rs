@@ -1,10 +1,6 @@
 //! Callers that watch statistics. Each has a task that sends the signal `Stats` to this caller alone.
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use parking_lot::Mutex;
@@ -12,7 +8,10 @@ use tokio::sync::oneshot;
 use zbus::{fdo::NameOwnerChangedStream, object_server::SignalEmitter};
 
 use super::{
-    super::{Control, open::stats_ticks},
+    super::{
+        Control,
+        stats::{Statistics, stats_ticks},
+    },
     Door,
     rows::{class_row, micros},
 };
@@ -84,9 +83,9 @@ pub(super) async fn watch(
             _ = name_lost.next() => return,
             _ = ticks.tick() => {}
         }
-        let (time_us, revision) = (micros(SystemTime::now()), control.in_force().revision.number);
-        let ((connections, tunnels), late_packets) = (control.counts(), control.late_packets());
-        let classes = control.classes().into_iter().map(class_row).collect();
+        let statistics = control.statistics();
+        let Statistics { time, revision, connections, tunnels, late_packets, ref classes } = *statistics;
+        let (time_us, classes) = (micros(time), classes.iter().map(class_row).collect());
         // The end of the watch waits for this, because half a message on the bus would spoil all later messages.
         let sent = Door::stats(&emitter, time_us, revision, connections, tunnels, late_packets, classes).await;
         if sent.is_err() {

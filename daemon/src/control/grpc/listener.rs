@@ -22,7 +22,7 @@ use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream, UnixListener},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch},
     task::spawn_blocking,
     time::{Sleep, sleep, timeout},
 };
@@ -47,6 +47,10 @@ const BEGINNING: Duration = Duration::from_secs(5);
 /// The length of that preface, in bytes (RFC 9113 §3.4).
 const PREFACE_BYTES: usize = 24;
 
+/// How long a caller may stay after its door has closed or the trusted authorities have changed, so that it receives the
+/// answer to the call that caused this.
+const LEAVING: Duration = Duration::from_secs(1);
+
 /// TLS handshakes at once, in total and from one address (IPv4) or /64 (IPv6).
 const HANDSHAKES: (usize, usize) = (32, 4);
 
@@ -58,6 +62,8 @@ pub enum ControlListener {
         socket: UnixListener,
         /// The users that may write, too.
         writers: Writers,
+        /// Ends the connections.
+        stay: Stay,
     },
     /// For other machines: a certificate identifies the peer.
     Tcp {
@@ -67,7 +73,37 @@ pub enum ControlListener {
         certificates: Certificates,
         /// The certificate holders that may write, too.
         bearers: Bearers,
+        /// Ends the connections.
+        stay: Stay,
     },
+}
+
+/// The permission for connections to stay open. It ends for all that exist when the [`watch::Sender`] sends, which later
+/// ones do not notice, and when it is dropped.
+#[derive(Clone)]
+pub struct Stay(watch::Receiver<()>);
+
+impl Stay {
+    /// Returns the permission, and its end.
+    #[must_use]
+    pub fn new() -> (watch::Sender<()>, Self) {
+        let (end, stay) = watch::channel(());
+        (end, Self(stay))
+    }
+
+    /// Returns the permission of a connection that begins now.
+    fn begin(&self) -> Self {
+        let mut stay = self.0.clone();
+        stay.mark_unchanged();
+        Self(stay)
+    }
+
+    /// Waits until the connection has to end.
+    async fn end(mut self) {
+        // An error means that the sender is gone.
+        _ = self.0.changed().await;
+        sleep(LEAVING).await;
+    }
 }
 
 /// The daemon's certificate for callers over TCP, and the authorities that it trusts. Clones share it.
@@ -128,11 +164,12 @@ impl ControlListener {
     /// Accepts callers; never returns.
     pub(super) async fn accept(self, counters: accept::AcceptCounters, doors: mpsc::Sender<io::Result<Door>>) {
         match self {
-            Self::Unix { socket, writers } => accept_here(&socket, &writers, &counters, &doors).await,
-            Self::Tcp { socket, certificates, bearers } => {
+            Self::Unix { socket, writers, stay } => accept_here(&socket, &writers, &stay, (&counters, &doors)).await,
+            Self::Tcp { socket, certificates, bearers, stay } => {
                 let hall = Arc::new(Hall {
                     certificates,
                     bearers,
+                    stay,
                     counters,
                     doors,
                     places: CallerPlaces::default(),
@@ -148,8 +185,8 @@ impl ControlListener {
 async fn accept_here(
     socket: &UnixListener,
     writers: &Writers,
-    counters: &accept::AcceptCounters,
-    doors: &mpsc::Sender<io::Result<Door>>,
+    stay: &Stay,
+    (counters, doors): (&accept::AcceptCounters, &mpsc::Sender<io::Result<Door>>),
 ) {
     let (places, waiting) = (Arc::new(CallerPlaces::default()), Arc::new(Semaphore::new(WAITING)));
     let mut acceptor = Acceptor::new("control socket", counters);
@@ -159,13 +196,14 @@ async fn accept_here(
         let (stream, _) = acceptor.next(|| socket.accept()).await;
         let Ok(peer) = stream.peer_cred() else { continue };
         let (writers, counters, doors, places) = (writers.clone(), counters.clone(), doors.clone(), places.clone());
+        let stay = stay.begin();
         tokio::spawn(async move {
             // The user database may be slow.
             let Ok(peer) = spawn_blocking(move || writers.peer(peer.uid())).await else { return };
             let place = places.enter(&peer.caller()).await;
             drop(turn);
             match place {
-                Ok(place) => _ = doors.send(Ok(Door::new(Box::new(stream), peer, place, counters))).await,
+                Ok(place) => _ = doors.send(Ok(Door::new(Box::new(stream), peer, (place, stay), counters))).await,
                 Err(why) => {
                     counters.handshake(why);
                     tracing::debug!(caller = peer.caller().name, why, "refused a caller of gRPC");
@@ -217,6 +255,7 @@ impl CallerPlaces {
 struct Hall {
     certificates: Certificates,
     bearers: Bearers,
+    stay: Stay,
     counters: accept::AcceptCounters,
     doors: mpsc::Sender<io::Result<Door>>,
     places: CallerPlaces,
@@ -252,13 +291,15 @@ impl Hall {
     async fn greet(&self, stream: TcpStream) -> Result<Door, &'static str> {
         // Answers are small, and the client waits for them.
         _ = stream.set_nodelay(true);
+        // Before the certificates are looked up, so that no connection outlives those that admitted it.
+        let stay = self.stay.begin();
         let greeting = TlsAcceptor::from(self.certificates.0.load_full()).accept(stream).await;
         let stream = greeting.inspect_err(|error| tracing::debug!("a caller's handshake failed: {error}"));
         let stream = stream.map_err(|_| "failed")?;
         let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let peer = self.bearers.peer(shown.ok_or("failed")?);
         let place = self.places.enter(&peer.caller()).await?;
-        Ok(Door::new(Box::new(stream), peer, place, self.counters.clone()))
+        Ok(Door::new(Box::new(stream), peer, (place, stay), self.counters.clone()))
     }
 
     fn strangers(&self) -> MutexGuard<'_, Strangers<oneshot::Sender<Infallible>>> {
@@ -272,6 +313,8 @@ pub(super) struct Door {
     peer: Peer,
     /// `Some` before the preface of HTTP/2 has arrived.
     beginning: Option<Beginning>,
+    /// `None` once the connection has to end.
+    end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     counters: accept::AcceptCounters,
     _place: CallerPlace,
 }
@@ -283,9 +326,28 @@ struct Beginning {
 }
 
 impl Door {
-    fn new(stream: Box<dyn Stream>, peer: Peer, place: CallerPlace, counters: accept::AcceptCounters) -> Self {
+    fn new(
+        stream: Box<dyn Stream>,
+        peer: Peer,
+        (place, stay): (CallerPlace, Stay),
+        counters: accept::AcceptCounters,
+    ) -> Self {
         let beginning = Beginning { missing_bytes: PREFACE_BYTES, until: Box::pin(sleep(BEGINNING)) };
-        Self { stream, peer, beginning: Some(beginning), counters, _place: place }
+        let end: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(stay.end());
+        Self { stream, peer, beginning: Some(beginning), end: Some(end), counters, _place: place }
+    }
+
+    /// Fails once the connection has to end.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        if let Some(end) = &mut self.end {
+            ready!(end.as_mut().poll(cx));
+            self.end = None;
+            tracing::debug!(
+                caller = self.peer.caller().name,
+                "closed a caller of gRPC whose door or authority is gone"
+            );
+        }
+        Poll::Ready(io::ErrorKind::ConnectionAborted.into())
     }
 
     /// Fails if the caller takes too long to begin.
@@ -309,6 +371,10 @@ impl Connected for Door {
 
 impl AsyncRead for Door {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        // First, because a busy caller always has something to read.
+        if let Poll::Ready(error) = self.poll_end(cx) {
+            return Poll::Ready(Err(error));
+        }
         let before = buf.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);
         if read.is_pending() {
@@ -362,22 +428,41 @@ mod tests {
     }
 
     /// A caller's end of a connection, and the door at the other end.
-    async fn door() -> (tokio::io::DuplexStream, Door) {
+    async fn door(stay: &Stay) -> (tokio::io::DuplexStream, Door) {
         let (caller, stream) = tokio::io::duplex(1_024);
         let peer = Peer::User { uid: 0, name: None, writers: Writers::new(&[]) };
         let place = CallerPlaces::default().enter(&peer.caller()).await.unwrap();
-        (caller, Door::new(Box::new(stream), peer, place, accept::AcceptCounters::default()))
+        (caller, Door::new(Box::new(stream), peer, (place, stay.begin()), accept::AcceptCounters::default()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_ends_with_its_door_or_authority_although_it_is_busy_and_later_ones_stay() {
+        let (end, stay) = Stay::new();
+        let (mut caller, mut old) = door(&stay).await;
+        end.send_replace(());
+        let (_later, mut new) = door(&stay).await;
+        caller.write_all(&[0; 128]).await.unwrap();
+        let mut part = [0; 64];
+        assert_eq!(old.read(&mut part).await.unwrap(), 64, "it may still receive an answer");
+        tokio::time::advance(LEAVING).await;
+        let error = old.read(&mut part).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted, "although more has arrived");
+        assert!(timeout(2 * LEAVING, new.read_u8()).await.is_err(), "it began afterwards");
+        drop(end);
+        let error = timeout(2 * LEAVING, new.read_u8()).await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_caller_that_does_not_begin_loses_its_place_and_one_that_has_begun_may_be_silent() {
+        let (_end, stay) = Stay::new();
         for begun_bytes in [0, PREFACE_BYTES - 1] {
-            let (mut caller, mut door) = door().await;
+            let (mut caller, mut door) = door(&stay).await;
             caller.write_all(&vec![0; begun_bytes]).await.unwrap();
             let error = timeout(2 * BEGINNING, door.read_to_end(&mut Vec::new())).await.unwrap().unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         }
-        let (mut caller, mut door) = door().await;
+        let (mut caller, mut door) = door(&stay).await;
         caller.write_all(&[0; PREFACE_BYTES]).await.unwrap();
         assert!(timeout(100 * BEGINNING, door.read_to_end(&mut Vec::new())).await.is_err(), "pings find out");
     }

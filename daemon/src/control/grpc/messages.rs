@@ -10,7 +10,7 @@ use serving::{
     view::{AliasView, EngineView, RequestView},
 };
 
-use super::super::{ConnectionView, Control, TunnelView, UplinkView};
+use super::super::{ConnectionView, Control, Statistics, TunnelView, UplinkView};
 use crate::{certificates::Certificate, policy::Revision};
 
 pub(super) fn certificate(of: &Certificate) -> v1::Certificate {
@@ -172,29 +172,28 @@ pub(super) fn entrance(counters: &edge::LocalAddressCounters) -> v1::Entrance {
     }
 }
 
-pub(super) fn stats(control: &Control) -> v1::WatchStatsResponse {
-    let (connections, tunnels) = control.counts();
-    let classes = control.classes().into_iter().map(|of| v1::ClassStats {
-        class: of.class,
+pub(super) fn stats(found: &Statistics) -> v1::WatchStatsResponse {
+    let classes = found.classes.iter().map(|of| v1::ClassStats {
+        class: of.class.clone(),
         role: of.role.as_str().to_owned(),
-        sent_bytes: of.counters.sent_bytes.get(),
-        sent_payloads: of.counters.sent_payloads.get(),
-        sojourn: Duration::from_nanos(of.counters.sojourn.sum()).try_into().ok(),
-        late_payloads: of.counters.late_payloads.get(),
-        dropped_full: of.counters.dropped_queue.get(),
-        dropped_late: of.counters.dropped_expired.get(),
-        dropped_sojourn: of.counters.dropped_sojourn.get(),
-        expired_streams: of.counters.expired_streams.get(),
+        sent_bytes: of.sent_bytes,
+        sent_payloads: of.sent_payloads,
+        sojourn: Duration::from_nanos(of.sojourn_ns).try_into().ok(),
+        late_payloads: of.late_payloads,
+        dropped_full: of.dropped_full,
+        dropped_late: of.dropped_late,
+        dropped_sojourn: of.dropped_sojourn,
+        expired_streams: of.expired_streams,
         tunnels: of.tunnels,
         late_packets: of.late_packets,
     });
     v1::WatchStatsResponse {
-        time: Some(SystemTime::now().into()),
-        revision: control.in_force().revision.number,
-        connections,
-        tunnels,
+        time: Some(found.time.into()),
+        revision: found.revision,
+        connections: found.connections,
+        tunnels: found.tunnels,
         classes: classes.collect(),
-        late_packets: control.late_packets(),
+        late_packets: found.late_packets,
     }
 }
 

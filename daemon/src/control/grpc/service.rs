@@ -8,7 +8,7 @@ use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use super::{
-    super::{Caller, Control, Error, ErrorKind, Filter, Page, PartView, caller::Peer, open::stats_ticks},
+    super::{Caller, Control, Error, ErrorKind, Filter, Page, PartView, caller::Peer, stats::stats_ticks},
     events,
     messages::{
         alias, certificate, connection, departures, engine, entrance, model_request, path, revision, stats, tunnel,
@@ -45,7 +45,7 @@ impl v1::control_service_server::ControlService for ControlService {
     type WatchQlogStream = Sent<v1::WatchQlogResponse>;
 
     async fn get_policy(&self, request: Request<v1::GetPolicyRequest>) -> Answer<v1::GetPolicyResponse> {
-        let found = self.0.revision(request.into_inner().revision).await;
+        let found = self.0.revision(request.into_inner().revision);
         let (found, confirm_by) = found.map_err(|error| status(&error))?;
         let saved = self.0.in_force().is_saved;
         answer(v1::GetPolicyResponse { revision: Some(revision(&found, confirm_by)), saved })
@@ -53,8 +53,7 @@ impl v1::control_service_server::ControlService for ControlService {
 
     async fn list_revisions(&self, _: Request<v1::ListRevisionsRequest>) -> Answer<v1::ListRevisionsResponse> {
         let listed = |found: &Arc<Revision>| v1::Revision { text: String::new(), ..revision(found, None) };
-        let found = self.0.revisions().await.map_err(|error| status(&error))?;
-        answer(v1::ListRevisionsResponse { revisions: found.iter().map(listed).collect() })
+        answer(v1::ListRevisionsResponse { revisions: self.0.revisions().iter().map(listed).collect() })
     }
 
     async fn set_policy(&self, request: Request<v1::SetPolicyRequest>) -> Answer<v1::SetPolicyResponse> {
@@ -77,8 +76,9 @@ impl v1::control_service_server::ControlService for ControlService {
 
     async fn rollback_policy(&self, request: Request<v1::RollbackPolicyRequest>) -> Answer<v1::RollbackPolicyResponse> {
         let caller = caller(&request)?;
-        let v1::RollbackPolicyRequest { revision: number, save } = request.into_inner();
-        let accepted = self.0.roll_back(&caller, number, save).await.map_err(|error| status(&error))?;
+        let v1::RollbackPolicyRequest { revision: number, save, expected_revision } = request.into_inner();
+        let accepted = self.0.roll_back(&caller, number, expected_revision, save).await;
+        let accepted = accepted.map_err(|error| status(&error))?;
         answer(v1::RollbackPolicyResponse { revision: Some(revision(&accepted.revision, None)) })
     }
 
@@ -202,25 +202,26 @@ impl v1::control_service_server::ControlService for ControlService {
     }
 
     async fn watch_stats(&self, request: Request<v1::WatchStatsRequest>) -> Answer<Self::WatchStatsStream> {
+        let place = self.0.watch(&caller(&request)?).map_err(|error| status(&error))?;
         let interval = request.into_inner().interval.map(Duration::try_from).transpose();
         let interval = interval.map_err(|_| Status::invalid_argument("interval is negative"))?;
-        let state = (stats_ticks(interval), self.0.clone());
-        let sent = futures::stream::unfold(state, |(mut ticks, control)| async {
+        let state = (stats_ticks(interval), self.0.clone(), place);
+        let sent = futures::stream::unfold(state, |(mut ticks, control, place)| async {
             ticks.tick().await;
-            Some((Ok(stats(&control)), (ticks, control)))
+            Some((Ok(stats(&control.statistics())), (ticks, control, place)))
         });
         answer(Box::pin(sent))
     }
 
     async fn watch_events(&self, request: Request<v1::WatchEventsRequest>) -> Answer<Self::WatchEventsStream> {
-        let caller = caller(&request)?;
+        let peer = peer(&request)?.clone();
+        let place = self.0.watch(&peer.caller()).map_err(|error| status(&error))?;
         let events = self.0.events(request.into_inner().kinds);
-        let sent = futures::stream::unfold(events, move |mut events| {
-            let addresses = caller.may_write;
-            async move {
-                let happening = events.next().await?;
-                Some((Ok(events::response(happening, addresses)), events))
-            }
+        let sent = futures::stream::unfold((events, peer, place), |(mut events, peer, place)| async {
+            let happening = events.next().await?;
+            // For each event, because a reload may change the peer's rights.
+            let addresses = peer.caller().may_write;
+            Some((Ok(events::response(happening, addresses)), (events, peer, place)))
         });
         answer(Box::pin(sent))
     }
@@ -278,8 +279,12 @@ fn answer<T>(message: T) -> Answer<T> {
 }
 
 fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
+    peer(request).map(Peer::caller)
+}
+
+fn peer<T>(request: &Request<T>) -> Result<&Peer, Status> {
     let peer = request.extensions().get::<Peer>();
-    peer.map(Peer::caller).ok_or_else(|| Status::unauthenticated("it is not known who calls"))
+    peer.ok_or_else(|| Status::unauthenticated("it is not known who calls"))
 }
 
 fn after(page_token: &str) -> Result<u64, Status> {

@@ -3,6 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
+use lab::netns::Namespace;
 use lab::process::wait_for;
 use lab::site::{Family, SOON, Site, Terms};
 
@@ -10,7 +11,12 @@ use super::connect;
 
 /// A page's status and body.
 fn get(site: &Site, path: &str) -> Option<(u16, String)> {
-    let answer = site.chain.relay.run(|| {
+    get_from(&site.chain.relay, path)
+}
+
+/// A page's status and body, at a daemon in any namespace.
+fn get_from(namespace: &Namespace, path: &str) -> Option<(u16, String)> {
+    let answer = namespace.run(|| {
         let mut stream = TcpStream::connect("127.0.0.1:9433").ok()?;
         write!(stream, "GET {path} HTTP/1.1\r\n\r\n").ok()?;
         let mut answer = String::new();
@@ -43,6 +49,32 @@ fn an_edge_is_ready_only_with_a_relay() {
 }
 
 #[test]
+fn a_gateway_without_a_relay_is_ready() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let text = r#"
+        state_dir = "$FOLDER/gateway"
+        [metrics]
+        listen = "127.0.0.1:9433"
+        [control]
+        enabled = false
+        [[gateway.listener]]
+        address = "127.0.0.1:8100"
+        tls = false
+        [[gateway.model]]
+        name = "large"
+        engines = ["http://127.0.0.1:8001"]
+    "#;
+    let file = site.write("gateway.toml", &text.replace("$FOLDER", &site.path("").display().to_string())).unwrap();
+    let arguments = ["run".into(), "--config".into(), file];
+    let gateway = site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
+    let ready = || (get_from(&site.chain.client, "/readyz") == Some((200, "ready\n".into()))).then_some(());
+    wait_for("the gateway to be ready", SOON, ready).unwrap_or_else(|error| {
+        panic!("{error:#}: {:?}: {}", get_from(&site.chain.client, "/readyz"), gateway.output())
+    });
+}
+
+#[test]
 fn a_relay_that_drains_is_healthy_and_not_ready() {
     lab::ring!(Netns);
     let site = Site::new(Terms { relay: "auth = \"none\"\ndrain_seconds = 60", ..Terms::default() }).unwrap();
@@ -59,6 +91,10 @@ fn a_relay_that_drains_is_healthy_and_not_ready() {
         })
         .unwrap();
         assert_eq!(get(&site, "/healthz"), Some((200, "ok\n".into())));
+        // The answer to a reload does not wait for the end of the drain.
+        let (code, said) = site.pacectl(&["reload"], "").unwrap();
+        assert!(code == Some(5) && said.contains("paced is ending"), "{code:?} {said}");
+        assert_eq!(get(&site, "/readyz"), Some((503, "draining\n".into())));
         assert_eq!(tunnel.echo(None, b"still there").await, b"still there");
     })
     .unwrap();

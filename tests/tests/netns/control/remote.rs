@@ -1,10 +1,11 @@
 //! The door for other machines, and independent clients of both gRPC doors.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use lab::authority::Authority;
-use lab::site::{FOLDER, Site, Terms};
+use lab::process::wait_for;
+use lab::site::{FOLDER, SOON, Site, Terms};
 use serde_json::Value;
 
 use super::{VOICE, in_force, set};
@@ -40,12 +41,18 @@ fn place(site: &Site) -> String {
 
 /// Runs `pacectl` on the client's machine with the certificate of `name`.
 fn pacectl(site: &Site, name: &str, authority: &str, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = command(site, name, authority);
+    command.args(arguments);
+    said(command)
+}
+
+/// A command for `pacectl`, without its arguments.
+fn command(site: &Site, name: &str, authority: &str) -> Command {
     let mut command = site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
     command.args(["--remote", &place(site), "--remote-ca"]).arg(site.path(authority));
     command.arg("--remote-cert").arg(site.path(&format!("{name}.pem")));
     command.arg("--remote-key").arg(site.path(&format!("{name}.key")));
-    command.args(arguments);
-    said(command)
+    command
 }
 
 #[test]
@@ -110,10 +117,17 @@ fn a_certificate_that_is_revoked_admits_nobody_from_the_next_reload_on() {
     });
     let code = |name: &str| pacectl(&site, name, "authority.pem", &["status"]).0;
     assert_eq!([code("one"), code("other")], [Some(0); 2]);
+    let mut watch = command(&site, "other", "authority.pem");
+    watch.args(["events", "--json"]).stderr(Stdio::piped());
+    let mut watching = watch.spawn().unwrap();
+    let completed = "control_handshakes_total{result=\"completed\"}";
+    site.wait_for_counts("the caller to connect", |counts| counts.of(completed) == 3).unwrap();
     site.write("revoked.pem", &site.authority.revoke(&[&issued[1]]).unwrap()).unwrap();
     let sections = format!("{tcp}\nclient_crl = \"{FOLDER}/revoked.pem\"");
     site.configure(Terms { sections: &sections, ..Terms::default() }).unwrap();
     assert_eq!(site.pacectl(&["reload"], "").unwrap().0, Some(0));
+    let ended = wait_for("the end of a connection whose certificate is revoked", SOON, || watching.try_wait().unwrap());
+    assert!(!ended.unwrap().success());
     assert_eq!([code("one"), code("other")], [Some(0), Some(5)]);
 }
 

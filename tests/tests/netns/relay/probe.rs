@@ -1,5 +1,9 @@
 //! `pacectl probe` of a relay that another person runs.
 
+use std::net::UdpSocket;
+use std::thread;
+use std::time::Duration;
+
 use api::token::generate_token;
 use config::hash::hex;
 use lab::authority::Authority;
@@ -100,4 +104,27 @@ fn a_client_is_told_what_is_wrong_with_its_certificate() {
         let asks = if auth == "certificate" { "asks for a client certificate" } else { "asks for a token" };
         assert!(code == Some(3) && said.contains(asks), "{auth}: {code:?} {said}");
     }
+}
+
+#[test]
+fn a_probe_ends_although_the_far_side_keeps_sending() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let far = site.chain.target.run(|| UdpSocket::bind("10.0.2.2:7")).unwrap().unwrap();
+    far.set_read_timeout(Some(SOON)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (_, relay) = far.recv_from(&mut [0; 2_048]).unwrap();
+            far.connect(relay).unwrap();
+            // Until the relay has closed its socket, which it does when the probe has ended.
+            for _ in 0..1_200 {
+                if far.send(b"no answer").is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let (code, said) = probe(&site, &["--count", "3", "10.0.2.2:7"]);
+        assert!(code == Some(1) && said.contains("3 sent, 0 came back"), "{code:?} {said}");
+    });
 }

@@ -1,0 +1,116 @@
+use api::v1::{self, control_service_server::ControlService as _};
+use config::policy::Policy;
+use futures::{FutureExt as _, StreamExt as _};
+use quic::class::{ClassMetrics, Classes, PolicyRole};
+use role::access::record::{RecordedRequest, RefusedRequest};
+
+use super::{grpc::ControlService, *};
+use crate::policy::{Enforce, Origin};
+
+const ONE: &str = "[class.one]\n";
+const ROOT: fn() -> Caller = || Caller { name: "root".into(), may_write: true };
+
+/// Returns a control plane without roles for a configuration, and the requests to reload that it makes.
+fn control(text: &str) -> (Arc<Control>, mpsc::Receiver<Reload>) {
+    let config = Config::from_toml(&format!("state_dir = \"/dev/null/state\"\n{text}")).unwrap();
+    let enforce = Enforce { kernel: Box::new(|_| Ok(())), roles: Box::new(|_| ()) };
+    let policies = Policies::new(&config, None, enforce);
+    let classes = Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| Default::default());
+    let answering = (None, GatewayInForce::new(Arc::new(classes)));
+    let (reloads, wishes) = mpsc::channel(1);
+    (Control::new(policies, answering, Arc::default(), Facts::new(&config, &[]), reloads), wishes)
+}
+
+#[tokio::test]
+async fn a_trial_ends_although_its_caller_left_before_the_answer() {
+    let (control, _wishes) = control("");
+    let (keeper, mut in_force) = (control.clone(), control.policies.watch());
+    let keeper = tokio::spawn(async move { keeper.expire_trials().await });
+    let caller = ROOT();
+    let trial = Submission { text: ONE.into(), confirm_within: Some(Duration::ZERO), ..Submission::default() };
+    // The policy is put in force on another thread, which the end of the call does not stop.
+    _ = control.set_policy(&caller, trial).now_or_never();
+    in_force.wait_for(|in_force| in_force.revision.origin == Origin::Unconfirmed { number: 2 }).await.unwrap();
+    assert_eq!((control.in_force().revision.number, control.in_force().confirm_by), (3, None));
+    keeper.abort();
+}
+
+#[test]
+fn a_gateway_without_a_relay_has_listeners_and_classes() {
+    let gateway = "[[gateway.listener]]\naddress = \"127.0.0.1:8100\"\ntls = false\n\
+                   [[gateway.model]]\nname = \"large\"\nengines = [\"http://127.0.0.1:8001\"]\n";
+    let found = |text: &str| {
+        let (control, _wishes) = control(text);
+        let roles: Vec<_> = control.classes().into_iter().map(|stats| (stats.class, stats.role)).collect();
+        (control.facts().has_listeners(), roles)
+    };
+    let (has_listeners, classes) = found(&format!("{gateway}{ONE}"));
+    assert!(has_listeners && classes.contains(&("one".to_owned(), PolicyRole::Relay)), "{classes:?}");
+    assert_eq!(found(ONE), (false, Vec::new()));
+}
+
+#[tokio::test]
+async fn a_user_that_is_no_longer_a_writer_receives_no_more_addresses() {
+    let (control, _wishes) = control("");
+    let bearers = Bearers::new(&["ops.example.org".into()]);
+    let peer = Peer::Bearer { names: vec!["ops.example.org".into()], bearers: bearers.clone() };
+    let mut request = tonic::Request::new(v1::WatchEventsRequest::default());
+    request.extensions_mut().insert(peer);
+    let mut events = ControlService::new(control.clone()).watch_events(request).await.unwrap().into_inner();
+    for expected in ["192.0.2.1:5", ""] {
+        let refused = RefusedRequest { status: Some(403), error: None, reason: "target" };
+        let request = RecordedRequest {
+            connection: None,
+            listener: "192.0.2.9:443".parse().unwrap(),
+            client: Some("192.0.2.1:5".parse().unwrap()),
+            user: None,
+            protocol: None,
+            target: None,
+            way: None,
+        };
+        control.parts.access.refused(request, refused);
+        assert_eq!(events.next().await.unwrap().unwrap().access.unwrap().client, expected);
+        bearers.replace(&[]);
+    }
+}
+
+#[tokio::test]
+async fn tunnels_of_an_edge_that_does_not_exist_are_not_said_to_lack_a_relay() {
+    let (control, _wishes) = control("");
+    for relay in [None, Some("relay.example:443")] {
+        let refusal = control.move_edge(&ROOT(), relay).await.unwrap_err().to_string();
+        assert!(refusal.starts_with("this paced has no edge"), "{refusal}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_that_watch_share_statistics_for_a_while() {
+    let (control, _wishes) = control("");
+    let first = control.statistics();
+    assert!(Arc::ptr_eq(&first, &control.statistics()));
+    tokio::time::advance(Duration::from_millis(100)).await;
+    assert!(!Arc::ptr_eq(&first, &control.statistics()), "the shortest interval is over");
+}
+
+#[tokio::test]
+async fn a_caller_that_watches_too_much_is_refused_and_others_are_not() {
+    let (control, _wishes) = control("");
+    let service = ControlService::new(control);
+    let watch = async |name: &str| {
+        let mut request = tonic::Request::new(v1::WatchStatsRequest::default());
+        request.extensions_mut().insert(Peer::Bearer { names: vec![name.into()], bearers: Bearers::new(&[]) });
+        service.watch_stats(request).await
+    };
+    let mut held = Vec::new();
+    for _ in 0..16 {
+        held.push(watch("a.example.org").await.unwrap());
+    }
+    let refused = watch("a.example.org").await.err().unwrap();
+    assert!(
+        refused.code() == tonic::Code::ResourceExhausted && refused.message().contains("a.example.org"),
+        "{refused}"
+    );
+    watch("b.example.org").await.unwrap();
+    held.pop();
+    watch("a.example.org").await.unwrap();
+}
