@@ -15,8 +15,8 @@ const REQUESTS: [(&str, &str, usize); 5] = [
     ("latency_max_ms", "max", 0),
 ];
 
-/// Renders the rows of a variant as Markdown: a table for each class, and one for figures of all classes. After ± is half of the 95
-/// % interval over repetitions, and in brackets the paper's value.
+/// Renders the rows of a variant as Markdown: a table for each class, and one for figures of all classes. Before ± is the mean over
+/// repetitions, after it half of the mean's 95 % interval, and in brackets the paper's value.
 #[must_use]
 pub fn table(plan: &Plan, rows: &[Row]) -> String {
     let Plan { name, variant, title, .. } = plan;
@@ -112,7 +112,7 @@ pub fn curves(plan: &Plan, rows: &[Row]) -> String {
             let mean = |mode: &Scheduler| {
                 let whole = variants.iter().filter(|variant| is_whole(variant));
                 let values: Vec<f64> =
-                    whole.filter_map(|variant| find(variant, *mode, metric)?.value).map(f64::ln).collect();
+                    whole.filter_map(|variant| find(variant, *mode, metric).and_then(shown)).map(f64::ln).collect();
                 let mean = (values.iter().sum::<f64>() / values.len().max(1) as f64).exp();
                 if mean < 1_000.0 { format!("{mean:.2}") } else { format!("{mean:.0}") }
             };
@@ -217,10 +217,17 @@ fn schedulers(rows: &[&Row]) -> Vec<Scheduler> {
     schedulers
 }
 
+/// Returns the value that tables show: the mean over repetitions if there is an interval, because the interval is the mean's, and
+/// else the row's value. Returns `None` if it is infinite.
+fn shown(row: &Row) -> Option<f64> {
+    let mean = row.low.zip(row.high).map(|(low, high)| f64::midpoint(low, high));
+    row.value.map(|value| mean.unwrap_or(value))
+}
+
 /// Renders a value with half of its interval and the paper's value. An infinite value is `never`.
 fn cell(row: Option<&Row>, decimals: usize) -> String {
     let Some(row) = row else { return "–".to_owned() };
-    let Some(value) = row.value else { return "never".to_owned() };
+    let Some(value) = shown(row) else { return "never".to_owned() };
     // Large values need no decimals, whatever their metric.
     let decimals = if value.abs() >= 1_000.0 { 0 } else { decimals };
     let mut text = format!("{value:.decimals$}");
@@ -286,6 +293,25 @@ mod tests {
         assert_eq!(rows[2][1..3], ["abs", "2000 ms"], "nothing was measured of the third class");
         let twice = cells(vec![run.clone(), run]);
         assert_eq!(twice[0][2..4], ["50.0 ± 0.0 % (100)", "800 ± 0 ms"]);
+    }
+
+    #[test]
+    fn plus_and_minus_stand_around_the_mean_that_they_belong_to() {
+        let plan = Plan::read("thesis-fig7-8").unwrap();
+        let origin = Origin::of_this_run("lab").unwrap();
+        let run = |ms: u64| {
+            let samples = vec![Sample { class: 0, latency_ns: Some(ms * 1_000_000) }];
+            Run { samples, total_ns: ms * 1_000_000, ..Run::default() }
+        };
+        // The median of all is 100, and the mean 400.
+        let runs = [100, 100, 1_000].map(run).to_vec();
+        let text = table(&plan, &Outcome { scheduler: Scheduler::Abs, runs }.rows(&plan, &origin));
+        let lines: Vec<_> = text.lines().filter(|line| line.starts_with("| abs")).collect();
+        let interval = sched::route::serving::Interval::of(&[100.0, 100.0, 1_000.0]);
+        let half_ms = (interval.high - interval.low) / 2.0;
+        let of_requests: Vec<_> = lines[0].split('|').map(str::trim).collect();
+        assert_eq!(of_requests[4], format!("400 ± {half_ms:.0} ms"), "the median of requests, by repetition");
+        assert!(lines[1].contains(&format!("400.00 ± {half_ms:.2} ms")), "{text}");
     }
 
     #[test]

@@ -23,8 +23,8 @@ pub fn tables(rows: &[Row]) -> String {
         let last = first.seed + first.repetitions - 1;
         _ = writeln!(
             text,
-            "{} ({variant}): milliseconds from request to last byte, mean ± deviation over seeds {} to {last}; the closed \
-             form in brackets.\n",
+            "{} ({variant}): milliseconds from request to last byte, mean ± standard deviation (not an interval) over seeds \
+             {} to {last}; the closed form in brackets.\n",
             first.plan, first.seed
         );
         let schedulers = distinct(here.iter().map(|row| row.scheduler));
