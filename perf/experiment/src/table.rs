@@ -74,8 +74,9 @@ const CURVES: [(&str, &str); 15] = [
     ("relay_held_peak_kb", "bytes in the relay's queues and bytes that streams may have to send again, at most"),
 ];
 
-/// Renders all variants of a plan of tunnels: a table for each figure, with a line for each variant and a column for each mode. For
-/// time and power, the last line is the geometric mean over the variants in which every mode has sent everything.
+/// Renders all variants of a plan of tunnels: a table for each figure, with a line for each variant and a column for each mode. A mode
+/// that has not sent everything has no figures, because sending less costs less; its time is `never`. For time and power, the last
+/// line is the geometric mean over the variants in which every mode has sent everything.
 #[must_use]
 pub fn curves(plan: &Plan, rows: &[Row]) -> String {
     let variants: Vec<&str> = plan.variants().filter(|name| rows.iter().any(|row| row.variant == *name)).collect();
@@ -85,8 +86,9 @@ pub fn curves(plan: &Plan, rows: &[Row]) -> String {
         rows.iter().find(|row| row.variant == variant && row.scheduler == mode && row.metric == metric)
     };
     let is_whole = |variant: &&str| {
-        let whole =
-            |mode: &Scheduler| find(variant, *mode, "completion_pct").is_some_and(|row| row.value == Some(100.0));
+        let whole = |mode: &Scheduler| {
+            find(variant, *mode, "completion_pct").is_some() && is_complete(rows, variant, *mode)
+        };
         modes.iter().all(whole)
     };
     let mut text = String::new();
@@ -101,9 +103,10 @@ pub fn curves(plan: &Plan, rows: &[Row]) -> String {
         let names = modes.iter().map(|mode| mode.name().to_owned());
         let head: Vec<_> = std::iter::once("variant".to_owned()).chain(names).collect();
         let line = |variant: &&str| {
-            let cells = modes.iter().map(|mode| match metric {
-                "total_ms" if !is_of_all(find(variant, *mode, "completion_pct")) => "never".to_owned(),
-                _ => cell(find(variant, *mode, metric), 2),
+            let cells = modes.iter().map(|mode| match (metric, is_complete(rows, variant, *mode)) {
+                (_, true) => cell(find(variant, *mode, metric), 2),
+                ("total_ms", false) => "never".to_owned(),
+                (_, false) => cell(None, 2),
             });
             std::iter::once((*variant).to_owned()).chain(cells).collect::<Vec<_>>()
         };
@@ -136,7 +139,8 @@ fn shares(plan: &Plan, rows: &[Row], variants: &[&str], modes: &[Scheduler]) -> 
             let of = |row: &&Row| {
                 (row.variant.as_str(), row.class.as_str(), row.metric.as_str()) == (variant, class, metric)
             };
-            cell(rows.iter().filter(|row| row.scheduler == *mode).find(of), 2)
+            let row = rows.iter().filter(|row| row.scheduler == *mode).find(of);
+            cell(row.filter(|_| is_complete(rows, variant, *mode)), 2)
         };
         [variant.to_owned(), class.to_owned()].into_iter().chain(modes.iter().map(find)).collect::<Vec<_>>()
     };
@@ -145,8 +149,10 @@ fn shares(plan: &Plan, rows: &[Row], variants: &[&str], modes: &[Scheduler]) -> 
     format!("\nshared_goodput_mbit: goodput of connections while all of them send\n\n{}", markdown(&head, &lines))
 }
 
-fn is_of_all(completion: Option<&Row>) -> bool {
-    completion.is_none_or(|row| row.value == Some(100.0))
+/// Whether a mode completed all requests of a variant, of all classes.
+fn is_complete(rows: &[Row], variant: &str, mode: Scheduler) -> bool {
+    let of = |row: &&Row| row.metric == "completion_pct" && row.variant == variant && row.scheduler == mode;
+    rows.iter().filter(of).all(|row| row.value == Some(100.0))
 }
 
 /// Renders the cost of managing streams, if there are rows about it.
@@ -270,7 +276,7 @@ pub fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
 mod tests {
     use super::*;
     use crate::{Outcome, Run, Sample};
-    use instruments::origin::Origin;
+    use instruments::{load::Figure, origin::Origin};
 
     #[test]
     fn what_the_paper_gives_stands_beside_what_was_measured() {
@@ -320,7 +326,8 @@ mod tests {
         let origin = Origin::of_this_run("virtual-network").unwrap();
         let of = |variant: &str, mode, ms: u64, ended: bool| {
             let samples = vec![Sample { class: 0, latency_ns: ended.then_some(ms * 1_000_000) }];
-            let run = Run { samples, total_ns: ms * 1_000_000, ..Run::default() };
+            let figures = vec![Figure { metric: "rtt_mean_ms", value: if ended { 50.0 } else { 0.0 }, unit: "ms" }];
+            let run = Run { samples, total_ns: ms * 1_000_000, figures, ..Run::default() };
             Outcome { scheduler: mode, runs: vec![run] }.rows(&plan.variant(variant).unwrap(), &origin)
         };
         let (datagram, stream) = (Scheduler::Datagram, Scheduler::Stream);
@@ -331,10 +338,14 @@ mod tests {
         }
         let text = curves(&plan, &rows);
         let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()[1..4].to_vec();
-        let lines: Vec<_> =
-            text.lines().skip_while(|line| !line.starts_with("total_ms")).skip(4).take(4).map(cells).collect();
+        let table = |metric: &str| {
+            let lines = text.lines().skip_while(|line| !line.starts_with(metric)).skip(4).take(4);
+            lines.map(cells).collect::<Vec<_>>()
+        };
+        let lines = table("total_ms");
         assert_eq!(lines[0], ["base", "100.00 ms", "200.00 ms"]);
         assert_eq!(lines[2], ["loss-02", "never", "100.00 ms"]);
         assert_eq!(lines[3], ["geometric mean", "200.00", "400.00"]);
+        assert_eq!(table("rtt_mean_ms")[2], ["loss-02", "–", "50.00 ms"], "sending nothing is not fast");
     }
 }

@@ -21,7 +21,8 @@ pub fn report(results: &Results, folder: &Path) -> Result<String> {
          of the mean over repetitions (Student's t). The number before it is this mean, for a quantile the mean of the repetitions' quantiles.\n\
          A cell without ± was measured once, or by a commit that computed no intervals, or has a repetition without a value: it shows the\n\
          quantile of the requests of all repetitions together, or the median of other figures. In the tables of FStream's figures, ± is the\n\
-         standard deviation. `never` is a quantile that too few requests reached. The paper's values stand in brackets.\n\n\
+         standard deviation. `never` is a quantile that too few requests reached. A mode of tunnels that has not sent everything has no figures but\n\
+         that. The paper's values stand in brackets.\n\n\
          ## What was published, and what is measured here\n\n| plan | claim | here | why |\n|---|---|---|---|\n",
     );
     for plan in &plans {
