@@ -130,7 +130,7 @@ impl Outcome {
         ]
     }
 
-    /// Returns what runs measured besides latencies, as medians over the repetitions.
+    /// Returns what runs measured besides latencies, as medians over the repetitions that measured it.
     #[must_use]
     pub fn figures(&self) -> Vec<Measured> {
         let totals: Vec<_> = self.runs.iter().map(|run| Some(run.total_ns as f64 / 1e6)).collect();
@@ -147,8 +147,14 @@ impl Outcome {
     }
 
     fn medians(&self, figures: impl Fn(&Run) -> &[Figure]) -> impl Iterator<Item = Measured> {
-        let first = self.runs.first().map_or(&[][..], &figures);
-        first.iter().map(move |&Figure { metric, unit, .. }| {
+        // Any run may lack a figure that another has, also the first.
+        let mut all: Vec<(&'static str, &'static str)> = Vec::new();
+        for &Figure { metric, unit, .. } in self.runs.iter().flat_map(&figures) {
+            if !all.iter().any(|(known, _)| *known == metric) {
+                all.push((metric, unit));
+            }
+        }
+        all.into_iter().map(move |(metric, unit)| {
             let by_seed: Vec<_> = self.runs.iter().map(|run| load::value(figures(run), metric)).collect();
             Measured { metric, value: Some(median(by_seed.iter().flatten().copied())), by_seed, unit }
         })
@@ -236,6 +242,19 @@ mod tests {
         assert_eq!(of(vec![run(&[Some(10)])]).interval(), None, "one repetition says nothing about chance");
         let one = of(vec![run(&[Some(10), Some(10), Some(10)]), run(&[None])]);
         assert_eq!((one.value, one.interval()), (Some(10.0), None));
+    }
+
+    #[test]
+    fn a_figure_of_any_run_is_a_figure_of_all() {
+        let run = |figures: &[(&'static str, f64)]| {
+            let figure = |&(metric, value)| Figure { metric, value, unit: "ms" };
+            Run { figures: figures.iter().map(figure).collect(), ..Run::default() }
+        };
+        let runs = vec![run(&[("first", 1.0)]), run(&[("later", 3.0)]), run(&[("first", 2.0), ("later", 5.0)])];
+        let figures = Outcome { scheduler: Scheduler::Rr, runs }.figures();
+        let of = |metric: &str| figures.iter().find(|of| of.metric == metric).map(|of| (of.value, of.by_seed.clone()));
+        assert_eq!(of("first"), Some((Some(1.5), vec![Some(1.0), None, Some(2.0)])));
+        assert_eq!(of("later"), Some((Some(4.0), vec![None, Some(3.0), Some(5.0)])));
     }
 
     #[test]

@@ -230,7 +230,8 @@ fn shown(row: &Row) -> Option<f64> {
     row.value.map(|value| mean.unwrap_or(value))
 }
 
-/// Renders a value with half of its interval and the paper's value. An infinite value is `never`.
+/// Renders a value with half of its interval, the paper's value, and the number of repetitions that have it if others lack it. An
+/// infinite value is `never`.
 fn cell(row: Option<&Row>, decimals: usize) -> String {
     let Some(row) = row else { return "–".to_owned() };
     let Some(value) = shown(row) else { return "never".to_owned() };
@@ -243,6 +244,11 @@ fn cell(row: Option<&Row>, decimals: usize) -> String {
     _ = write!(text, " {}", row.unit);
     if let Some(published) = row.published {
         _ = write!(text, " ({published})");
+    }
+    // A latency without a value is infinite, and counted; any other figure was not measured in that repetition.
+    let measured = row.by_seed.iter().flatten().count();
+    if !is_of_requests(row) && measured < row.by_seed.len() {
+        _ = write!(text, " in {measured} of {}", row.by_seed.len());
     }
     text.trim_end().to_owned()
 }
@@ -318,6 +324,18 @@ mod tests {
         let of_requests: Vec<_> = lines[0].split('|').map(str::trim).collect();
         assert_eq!(of_requests[4], format!("400 ± {half_ms:.0} ms"), "the median of requests, by repetition");
         assert!(lines[1].contains(&format!("400.00 ± {half_ms:.2} ms")), "{text}");
+    }
+
+    #[test]
+    fn a_figure_that_some_runs_lack_says_so() {
+        let plan = Plan::read("thesis-fig7-8").unwrap();
+        let run = |value: Option<f64>| {
+            let figures = value.map(|value| Figure { metric: "goodput_mbit", value, unit: "Mbit/s" });
+            Run { figures: figures.into_iter().collect(), ..Run::default() }
+        };
+        let outcome = Outcome { scheduler: Scheduler::Abs, runs: [None, Some(3.0), Some(4.0)].map(run).to_vec() };
+        let text = table(&plan, &outcome.rows(&plan, &Origin::of_this_run("lab").unwrap()));
+        assert!(text.contains("3.50 Mbit/s in 2 of 3"), "{text}");
     }
 
     #[test]
