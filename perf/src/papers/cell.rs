@@ -43,6 +43,8 @@ pub struct Cell {
     pub repetitions: u64,
     /// The schedulers that need rows, if they can run here; empty if rows name no schedulers.
     pub schedulers: Vec<String>,
+    /// The schedulers of the plan that cannot run here: their rows stay as they are.
+    pub absent: Vec<String>,
     /// How long it may take, according to the plan and not to any measurement.
     pub assumed: Duration,
 }
@@ -90,6 +92,7 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
                     fingerprint: None,
                     repetitions: plan.variant(variant)?.seeds.evaluations,
                     schedulers: Vec::new(),
+                    absent: Vec::new(),
                     assumed: Duration::from_secs_f64(OF_SERVING),
                 });
             }
@@ -101,6 +104,7 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
             fingerprint: None,
             repetitions: plan.repetitions,
             schedulers: Vec::new(),
+            absent: Vec::new(),
             assumed: Duration::from_secs_f64(OF_PATHS),
         }),
         Any::Stack(plan) => cells.push(Cell {
@@ -110,6 +114,7 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
             fingerprint: None,
             repetitions: plan.repetitions,
             schedulers: Vec::new(),
+            absent: Vec::new(),
             assumed: Duration::from_secs_f64(OF_STACK),
         }),
         Any::Paths(plan) => {
@@ -122,6 +127,7 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
                     fingerprint: None,
                     repetitions: plan.repetitions,
                     schedulers: names(plan.schedulers.iter(), |it| it.name()),
+                    absent: Vec::new(),
                     assumed: Duration::from_secs_f64(OF_PATHS),
                 });
             }
@@ -132,7 +138,8 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
 
 fn of_network(plan: &Plan, clock: Clock) -> Cell {
     let can_run = |scheduler: &Scheduler| peer::check(plan, *scheduler).is_ok();
-    let schedulers = names(plan.schedulers_on(clock).into_iter().filter(can_run), |it| it.name());
+    let (present, absent): (Vec<_>, Vec<_>) = plan.schedulers_on(clock).into_iter().partition(can_run);
+    let [schedulers, absent] = [present, absent].map(|all| names(all.into_iter(), Scheduler::name));
     let repetitions = plan.repetitions_on(clock);
     let takes = match clock {
         Clock::VirtualNetwork => OF_VIRTUAL_NETWORK,
@@ -147,6 +154,7 @@ fn of_network(plan: &Plan, clock: Clock) -> Cell {
         fingerprint: Some(plan.fingerprint()),
         repetitions,
         schedulers,
+        absent,
         assumed: Duration::from_secs_f64(takes * runs * plan.least_seconds()),
     }
 }

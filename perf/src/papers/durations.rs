@@ -70,6 +70,7 @@ mod tests {
             fingerprint: None,
             repetitions: 1,
             schedulers: Vec::new(),
+            absent: Vec::new(),
             assumed: Duration::from_secs(assumed_s),
         }
     }

@@ -60,10 +60,11 @@ impl Results {
     }
 
     /// Whether the rows of a cell are of the present product: its folders have the same trees, the plan's fingerprint is the
-    /// same, there are enough repetitions, and each scheduler has rows.
+    /// same, there are enough repetitions, and each scheduler that can run here has rows.
     #[must_use]
     pub fn is_current(&self, cell: &Cell, trees: &Trees) -> bool {
-        let mut rows = self.of(cell).peekable();
+        // Rows of schedulers that cannot run here could not become newer.
+        let mut rows = self.of(cell).filter(|row| !cell.absent.contains(&row.scheduler)).peekable();
         let has_rows = |scheduler: &String| self.of(cell).any(|row| row.scheduler == *scheduler);
         rows.peek().is_some()
             && cell.schedulers.iter().all(has_rows)
@@ -85,7 +86,8 @@ impl Results {
         rows.filter(|row| row.plan == cell.plan && row.variant == cell.variant && row.clock == cell.clock)
     }
 
-    /// Replaces a cell's rows by lines of JSON, and writes the file.
+    /// Replaces a cell's rows by lines of JSON, and writes the file. A scheduler of the plan that has no new rows, because it cannot
+    /// run here, keeps its existing ones: their trees say that they are older.
     ///
     /// # Errors
     /// When the file cannot be written, a line is no row, or the present rows have more repetitions.
@@ -109,8 +111,15 @@ impl Results {
         let at = at.unwrap_or(rows.len());
         let before =
             rows[..at].iter().filter(|(head, _)| !new.iter().any(|(of_new, _)| key(of_new) == key(head))).count();
-        rows.retain(|(head, _)| !new.iter().any(|(of_new, _)| key(of_new) == key(head)));
-        rows.splice(before..before, new);
+        let is_replaced = |head: &Head| new.iter().any(|(of_new, _)| key(of_new) == key(head));
+        let was_not_run = |head: &Head| {
+            (&head.variant, &head.clock) == (&cell.variant, &cell.clock)
+                && cell.schedulers.iter().chain(&cell.absent).any(|scheduler| *scheduler == head.scheduler)
+                && !new.iter().any(|(of_new, _)| key(of_new) == key(head) && of_new.scheduler == head.scheduler)
+        };
+        let kept: Vec<_> = rows.iter().filter(|(head, _)| is_replaced(head) && was_not_run(head)).cloned().collect();
+        rows.retain(|(head, _)| !is_replaced(head));
+        rows.splice(before..before, new.into_iter().chain(kept));
         let text: String = rows.iter().map(|(_, line)| format!("{line}\n")).collect();
         let path = self.folder.join(&name);
         fs::write(&path, text).with_context(|| path.display().to_string())
@@ -148,6 +157,7 @@ mod tests {
             fingerprint: Some("f".to_owned()),
             repetitions: 3,
             schedulers: Vec::new(),
+            absent: Vec::new(),
             assumed: std::time::Duration::ZERO,
         }
     }
@@ -184,6 +194,28 @@ mod tests {
         let error = results.replace(&cell("base"), &fewer).unwrap_err().to_string();
         assert!(error.contains("3 repetitions"), "{error}");
         assert!(results.lines("p", false).contains(&new), "rows of more repetitions stay");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn rows_of_a_scheduler_that_cannot_run_here_stay_and_do_not_make_the_cell_older() {
+        let folder = std::env::temp_dir().join(format!("paced-results-absent-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (now, before) = ("daemon 1 sched 2 masque 3", "daemon 0 sched 2 masque 3");
+        let of = |scheduler: &str, trees: &str| row("base", trees, 1).replace("\"rr\"", &format!("\"{scheduler}\""));
+        let [ours, peer, dropped] = ["rr", "quic-go", "no-longer-planned"].map(|name| of(name, before));
+        let other = row("more", now, 2);
+        fs::write(folder.join("p.json"), format!("{ours}\n{peer}\n{dropped}\n{other}\n")).unwrap();
+        let mut results = Results::open(&folder).unwrap();
+        let here = Cell { schedulers: vec!["rr".to_owned()], absent: vec!["quic-go".to_owned()], ..cell("base") };
+        let new = of("rr", now);
+        results.replace(&here, &new).unwrap();
+        let kept = fs::read_to_string(folder.join("p.json")).unwrap();
+        assert_eq!(kept, format!("{new}\n{peer}\n{other}\n"));
+        let everywhere = Cell { schedulers: vec!["rr".to_owned(), "quic-go".to_owned()], ..cell("base") };
+        let trees = Trees::parse(now);
+        assert!(results.is_current(&here, &trees), "it cannot become newer here");
+        assert!(!results.is_current(&everywhere, &trees), "it is measured again where it can run");
         fs::remove_dir_all(&folder).unwrap();
     }
 
