@@ -2,8 +2,14 @@
 
 use std::{collections::BTreeMap, env, fs, process::Command};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
+
+/// The environment variable that names the commit of a run.
+const COMMIT: &str = "PACED_COMMIT";
+
+/// The environment variable that names the git trees of the product's folders.
+const TREES: &str = "PACED_TREES";
 
 /// Machine, kernel, commit, command and clock of a run; part of every line of results.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -44,8 +50,8 @@ impl Origin {
         Ok(Self {
             machine: format!("{}{copies}, {cores} cores", model.trim_start_matches([' ', '\t', ':'])),
             kernel: kernel.trim().to_owned(),
-            commit: env::var("PACED_COMMIT").unwrap_or_else(|_| standing(&[])),
-            trees: env::var("PACED_TREES").unwrap_or_else(|_| standing(&["--trees"])),
+            commit: env::var(COMMIT).unwrap_or_else(|_| standing(&[])),
+            trees: env::var(TREES).unwrap_or_else(|_| standing(&["--trees"])),
             command: arguments.join(" "),
             clock: clock.to_owned(),
         })
@@ -79,6 +85,48 @@ impl Origin {
     #[must_use]
     pub fn is_native(&self) -> bool {
         self.clock == "native"
+    }
+}
+
+/// The commit that is checked out here, and its trees, as `perf/commit.sh` prints them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkout {
+    commit: String,
+    trees: String,
+}
+
+impl Checkout {
+    /// Reads them from git.
+    #[must_use]
+    pub fn standing() -> Self {
+        Self { commit: standing(&[]), trees: standing(&["--trees"]) }
+    }
+
+    /// The git trees of the product's folders.
+    #[must_use]
+    pub fn trees(&self) -> Trees {
+        Trees::parse(&self.trees)
+    }
+
+    /// Makes a program that this one starts name this commit and these trees in its rows, whatever is checked out then.
+    pub fn tell(&self, command: &mut Command) {
+        command.env(COMMIT, &self.commit).env(TREES, &self.trees);
+    }
+
+    /// Checks that the trees are still checked out and unchanged. Another commit with the same trees passes: one that adds
+    /// results, for example.
+    ///
+    /// # Errors
+    /// When a tree differs or has uncommitted changes; the error names both commits.
+    pub fn still(&self, now: &Self) -> Result<()> {
+        ensure!(
+            self.trees == now.trees,
+            "the sources changed during the run, from commit {} to {}: rows must name the program that was measured; build \
+             it again and repeat the command, which continues with the cells that are left",
+            self.commit,
+            now.commit
+        );
+        Ok(())
     }
 }
 
@@ -154,6 +202,17 @@ fn standing(arguments: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_stops_when_sources_change_and_not_when_results_are_committed() {
+        let of = |commit: &str, trees: &str| Checkout { commit: commit.to_owned(), trees: trees.to_owned() };
+        let began = of("0abc123", "daemon 1 sched 2");
+        assert!(began.still(&began).is_ok() && began.still(&of("1abc123", "daemon 1 sched 2")).is_ok());
+        for now in [of("1abc123", "daemon 1 sched 3"), of("0abc123-dirty", "daemon 1 sched 2 dirty")] {
+            let error = began.still(&now).unwrap_err().to_string();
+            assert!(error.contains(&format!("0abc123 to {}", now.commit)), "{error}");
+        }
+    }
 
     #[test]
     fn rows_are_current_while_the_folders_that_they_depend_on_are_the_same() {
