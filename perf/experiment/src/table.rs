@@ -86,9 +86,8 @@ pub fn curves(plan: &Plan, rows: &[Row]) -> String {
         rows.iter().find(|row| row.variant == variant && row.scheduler == mode && row.metric == metric)
     };
     let is_whole = |variant: &&str| {
-        let whole = |mode: &Scheduler| {
-            find(variant, *mode, "completion_pct").is_some() && is_complete(rows, variant, *mode)
-        };
+        let whole =
+            |mode: &Scheduler| find(variant, *mode, "completion_pct").is_some() && is_complete(rows, variant, *mode);
         modes.iter().all(whole)
     };
     let mut text = String::new();

@@ -47,11 +47,12 @@ impl Origin {
         if let Some(program) = arguments.first_mut() {
             *program = program.rsplit('/').next().unwrap_or_default().to_owned();
         }
+        let Checkout { commit, trees } = Checkout::standing();
         Ok(Self {
             machine: format!("{}{copies}, {cores} cores", model.trim_start_matches([' ', '\t', ':'])),
             kernel: kernel.trim().to_owned(),
-            commit: env::var(COMMIT).unwrap_or_else(|_| standing(&[])),
-            trees: env::var(TREES).unwrap_or_else(|_| standing(&["--trees"])),
+            commit,
+            trees,
             command: arguments.join(" "),
             clock: clock.to_owned(),
         })
@@ -96,10 +97,11 @@ pub struct Checkout {
 }
 
 impl Checkout {
-    /// Reads them from git.
+    /// Reads them from git. `PACED_COMMIT` and `PACED_TREES` take precedence.
     #[must_use]
     pub fn standing() -> Self {
-        Self { commit: standing(&[]), trees: standing(&["--trees"]) }
+        let told = |name: &str, arguments: &[&str]| env::var(name).unwrap_or_else(|_| standing(arguments));
+        Self { commit: told(COMMIT, &[]), trees: told(TREES, &["--trees"]) }
     }
 
     /// The git trees of the product's folders.
@@ -133,7 +135,10 @@ impl Checkout {
 /// The folders of the product, in the order of `perf/commit.sh`.
 const FOLDERS: [&str; 5] = ["bpf", "config", "daemon", "masque", "sched"];
 
-/// The git trees of the product's folders: if they are equal, so is the product.
+/// The folder of the simulators, which `perf/commit.sh` prints as well; older rows lack it.
+const SIMULATORS: &str = "perf/experiment";
+
+/// The git trees of the product's folders and of the simulators: if they are equal, so is the product.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trees(BTreeMap<String, String>);
 
@@ -174,7 +179,8 @@ impl Trees {
         FOLDERS.iter().all(|folder| self.0.get(*folder).is_some_and(|tree| !tree.is_empty()))
     }
 
-    /// Returns the folders that differ and that a clock depends on. Simulations use only part of the product.
+    /// Returns the folders that differ and that a clock depends on. Simulations use only part of the product, and the simulators.
+    /// Older rows that do not name the simulators' tree are judged without it.
     #[must_use]
     pub fn changed(&self, other: &Self, clock: &str) -> Vec<String> {
         let folders: &[&str] = match clock {
@@ -182,8 +188,10 @@ impl Trees {
             "virtual-network" => &["daemon", "masque", "sched"],
             _ => &FOLDERS,
         };
+        let simulates = matches!(clock, "simulated" | "virtual-network") && self.0.contains_key(SIMULATORS);
         let differ = |folder: &&&str| self.0.get(**folder) != other.0.get(**folder);
-        folders.iter().filter(differ).map(|folder| (*folder).to_owned()).collect()
+        let simulators = simulates.then_some(&SIMULATORS);
+        folders.iter().chain(simulators).filter(differ).map(|folder| (*folder).to_owned()).collect()
     }
 
     /// Whether the product is the same, in the folders that a clock depends on, without uncommitted changes in `self`.
@@ -224,5 +232,17 @@ mod tests {
         let dirty = Trees::parse("bpf 1 config 2 daemon 3 masque 4 sched 5 dirty");
         assert!(dirty.is_dirty() && !dirty.same(&then, "simulated"));
         assert!(!Trees::parse("").same(&then, "simulated"), "rows that say nothing are of nothing");
+    }
+
+    #[test]
+    fn rows_of_simulations_depend_on_the_simulators_if_they_name_them() {
+        let of = |simulators: &str| Trees::parse(&format!("bpf 1 config 2 daemon 3 masque 4 sched 5{simulators}"));
+        let (then, now, older) = (of(" perf/experiment 6"), of(" perf/experiment 7"), of(""));
+        for clock in ["simulated", "virtual-network"] {
+            assert!(then.same(&then, clock) && older.same(&now, clock));
+            assert_eq!(then.changed(&now, clock), ["perf/experiment"]);
+        }
+        assert!(then.same(&now, "lab") && then.same(&now, "native"));
+        assert!(then.is_complete() && older.is_complete());
     }
 }
