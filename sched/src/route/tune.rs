@@ -2,9 +2,9 @@
 //! Method", 2005): sets of numbers are drawn from a normal distribution, which then moves towards the best ones.
 
 use super::policy::{Measure, RoutingPolicy, Thresholds};
-use super::random::Random;
 use super::router::Router;
 use super::serving::{RATES, Setup, Workload, mean_score, run};
+use crate::random::Random;
 
 /// How long and how widely to search.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,7 +1,7 @@
 use super::*;
+use crate::random::Random;
 use crate::route::choice::{ModelChoice, Reason};
 use crate::route::policy::RoutingPolicy;
-use crate::route::random::Random;
 use crate::route::request::RoutedRequest;
 use crate::route::router::Router;
 use crate::route::state::State;
