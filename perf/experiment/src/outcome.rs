@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use instruments::{
     load::{self, Figure},
+    median::median,
     origin::Origin,
 };
 use plan::{Class, Plan, Scheduler};
@@ -134,7 +135,7 @@ impl Outcome {
     #[must_use]
     pub fn figures(&self) -> Vec<Measured> {
         let totals: Vec<_> = self.runs.iter().map(|run| Some(run.total_ns as f64 / 1e6)).collect();
-        let value = Some(median(totals.iter().flatten().copied()));
+        let value = median(totals.iter().flatten().copied());
         let mut figures = vec![Measured { metric: "total_ms", value, by_seed: totals, unit: "ms" }];
         figures.extend(self.medians(|run| &run.figures));
         figures
@@ -156,7 +157,7 @@ impl Outcome {
         }
         all.into_iter().map(move |(metric, unit)| {
             let by_seed: Vec<_> = self.runs.iter().map(|run| load::value(figures(run), metric)).collect();
-            Measured { metric, value: Some(median(by_seed.iter().flatten().copied())), by_seed, unit }
+            Measured { metric, value: median(by_seed.iter().flatten().copied()), by_seed, unit }
         })
     }
 
@@ -191,13 +192,6 @@ impl Outcome {
 fn latencies<'a>(runs: impl Iterator<Item = &'a Run>, class: usize) -> Latencies {
     let samples = runs.flat_map(|run| &run.samples).filter(|sample| sample.class == class);
     Latencies::of(samples.map(|sample| sample.latency_ns.map(Duration::from_nanos)))
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut sorted_ms: Vec<_> = values.collect();
-    sorted_ms.sort_by(f64::total_cmp);
-    let requests = sorted_ms.len();
-    Latencies { sorted_ms, requests }.quantile_ms(0.5).unwrap_or_default()
 }
 
 #[cfg(test)]

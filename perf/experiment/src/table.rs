@@ -184,12 +184,7 @@ fn of_requests(rows: &[&Row], has_deadline: bool) -> String {
 /// Renders a table whose lines are schedulers or metrics, whichever are more.
 fn of_figures(rows: &[&Row]) -> String {
     let schedulers = schedulers(rows);
-    let mut metrics: Vec<&str> = Vec::new();
-    for row in rows {
-        if !metrics.contains(&row.metric.as_str()) {
-            metrics.push(&row.metric);
-        }
-    }
+    let metrics = distinct(rows.iter().map(|row| row.metric.as_str()));
     let find = |scheduler: Scheduler, metric: &str| {
         cell(rows.iter().find(|row| row.scheduler == scheduler && row.metric == metric).copied(), 2)
     };
@@ -213,13 +208,18 @@ fn of_figures(rows: &[&Row]) -> String {
 
 /// Returns the schedulers in the order of the rows.
 fn schedulers(rows: &[&Row]) -> Vec<Scheduler> {
-    let mut schedulers = Vec::new();
-    for row in rows {
-        if !schedulers.contains(&row.scheduler) {
-            schedulers.push(row.scheduler);
+    distinct(rows.iter().map(|row| row.scheduler))
+}
+
+/// Returns each value once, in the order in which they appear first.
+pub(crate) fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    all.for_each(|one| {
+        if !distinct.contains(&one) {
+            distinct.push(one);
         }
-    }
-    schedulers
+    });
+    distinct
 }
 
 /// Returns the value that tables show: the mean over repetitions if there is an interval, because the interval is the mean's, and

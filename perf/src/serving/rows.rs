@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
-use instruments::origin::Origin;
+use instruments::{median::median, origin::Origin};
 use serde::{Deserialize, Serialize};
 
 /// All samples of one metric of one peer.
@@ -92,7 +92,7 @@ impl Rows {
             };
             row.samples.push(value);
             row.seeds.push(seed);
-            row.value = median(&row.samples);
+            row.value = median(row.samples.iter().copied()).unwrap_or_default();
         }
     }
 
@@ -108,7 +108,14 @@ impl Rows {
             let differences = row.rounds().filter_map(|(seed, own)| Some((seed, own - of_base(seed)?)));
             let (seeds, samples): (Vec<_>, Vec<_>) = differences.unzip();
             let Some(&seed) = seeds.first() else { continue };
-            self.0.push(Row { metric: name.to_owned(), value: median(&samples), samples, seed, seeds, ..row.clone() });
+            self.0.push(Row {
+                metric: name.to_owned(),
+                value: median(samples.iter().copied()).unwrap_or_default(),
+                samples,
+                seed,
+                seeds,
+                ..row.clone()
+            });
         }
     }
 
@@ -177,17 +184,6 @@ impl Row {
         let most = self.samples.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let [value, least, most] = [self.value, least, most].map(number);
         if least == most { value } else { format!("{value} ({least} to {most})") }
-    }
-}
-
-fn median(samples: &[f64]) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted[..] {
-        [] => 0.0,
-        _ if sorted.len().is_multiple_of(2) => f64::midpoint(sorted[middle - 1], sorted[middle]),
-        _ => sorted[middle],
     }
 }
 

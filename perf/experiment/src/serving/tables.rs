@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::row::Row;
+use crate::table::{self, distinct};
 
 /// The rows of one variant and workload.
 struct View<'a> {
@@ -54,16 +55,6 @@ pub fn tables(rows: &[Row]) -> String {
     text.trim_end().to_owned() + "\n"
 }
 
-fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut distinct = Vec::new();
-    for name in names {
-        if !distinct.contains(&name) {
-            distinct.push(name);
-        }
-    }
-    distinct
-}
-
 /// A mean and half of its interval.
 fn cell(row: Option<&&Row>, decimals: usize) -> String {
     row.map_or("–".to_owned(), |row| format!("{:.decimals$} ± {:.decimals$}", row.value, (row.high - row.low) / 2.0))
@@ -85,11 +76,7 @@ fn full(row: Option<&&Row>, decimals: usize) -> String {
 }
 
 fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
-    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let mut text = line(head);
-    _ = writeln!(text, "|---{}|", "|--:".repeat(head.len().saturating_sub(1)));
-    rows.iter().for_each(|row| text += &line(row));
-    text + "\n"
+    table::markdown(head, rows) + "\n"
 }
 
 fn head<'a>(first: &'a str, others: impl Iterator<Item = &'a str>) -> Vec<String> {
@@ -104,13 +91,7 @@ impl View<'_> {
     }
 
     fn rates(&self) -> Vec<f64> {
-        let mut rates: Vec<f64> = Vec::new();
-        for rate in self.rows.iter().filter_map(|row| row.rate) {
-            if !rates.contains(&rate) {
-                rates.push(rate);
-            }
-        }
-        rates
+        distinct(self.rows.iter().filter_map(|row| row.rate))
     }
 
     fn policies(&self) -> Vec<&str> {
