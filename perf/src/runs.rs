@@ -15,7 +15,7 @@ use experiment::{
 use instruments::origin::Origin;
 use plan::{
     self, BASE, Clock, PathsPlan, Scheduler, ServingPlan, StackPlan, TreesPlan, Varied as _,
-    paths::Scheduler as PathScheduler,
+    paths::Scheduler as PathScheduler, serving::Goals,
 };
 
 /// An experiment to run, and where its results go.
@@ -130,7 +130,7 @@ fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
             write_rows(path, &rows, &origin, |row| fingerprint(&row.variant))?;
         }
     }
-    show_serving(&rows, experiment.plot.as_deref())
+    show_serving(&rows, &plan.goals, experiment.plot.as_deref())
 }
 
 fn run_paths(experiment: &Experiment, plan: &PathsPlan) -> Result<()> {
@@ -246,7 +246,13 @@ pub fn show(results: &Path, plot: Option<&Path>) -> Result<()> {
         return Ok(());
     }
     let rows = routing::Row::parse_all(&text).with_context(|| results.display().to_string())?;
-    show_serving(&rows, plot)
+    // Rows of a plan that is no longer there have no goals.
+    let plan = rows.first().and_then(|row| plan::Any::read(&row.plan).ok());
+    let goals = match plan {
+        Some(plan::Any::Serving(plan)) => plan.goals,
+        _ => Goals::default(),
+    };
+    show_serving(&rows, &goals, plot)
 }
 
 /// Prints tables of rows, and draws a picture of the first variant.
@@ -262,8 +268,8 @@ fn show_paths(rows: &[paths::Row], plot: Option<&Path>) -> Result<()> {
 }
 
 /// Prints tables of rows, and draws their pictures.
-fn show_serving(rows: &[routing::Row], plot: Option<&Path>) -> Result<()> {
-    say!("{}", routing::tables(rows));
+fn show_serving(rows: &[routing::Row], goals: &Goals, plot: Option<&Path>) -> Result<()> {
+    say!("{}", routing::tables(rows, goals));
     for (name, svg) in plot.map(|_| routing::pictures(rows)).unwrap_or_default() {
         let Some(path) = plot.map(|path| named_after(path, &name)) else { continue };
         fs::write(&path, svg).with_context(|| format!("failed to write {}", path.display()))?;

@@ -100,8 +100,17 @@ macro_rules! varied {
 pub(crate) use varied;
 
 /// The keys that decide nothing about a row: words about the plan, and how many rows there are.
-const WORDS: [&str; 8] =
-    ["title", "source", "published", "repetitions", "lab_repetitions", "verdicts", "schedulers", "lab_schedulers"];
+const WORDS: [&str; 9] = [
+    "title",
+    "source",
+    "published",
+    "goals",
+    "repetitions",
+    "lab_repetitions",
+    "verdicts",
+    "schedulers",
+    "lab_schedulers",
+];
 
 /// Returns eight hexadecimal digits of a variant's table, without [`WORDS`] and the number of seeds (FNV-1a, which is not
 /// cryptographic).

@@ -42,7 +42,7 @@ pub fn report(results: &Results, folder: &Path) -> Result<String> {
                 let lines = results.lines(&plan.name, false);
                 let rows = serving::Row::parse_all(&lines).with_context(|| plan.name.clone())?;
                 text += &origins(&lines, "simulated engines")?;
-                _ = write!(text, "\n{}", serving::tables(&rows));
+                _ = write!(text, "\n{}", serving::tables(&rows, &plan.goals));
                 text += &pictures(&plan.name, folder)?;
             }
             Any::Trees(plan) => {
