@@ -38,7 +38,7 @@ while [[ ${1-} == --* ]]; do
 done
 plan=${1:?a plan}; shift
 out=${out:-$here/results/$plan-lab}
-PACED_COMMIT=$("$here/commit.sh") PACED_TREES=$("$here/commit.sh" --trees)
+PACED_COMMIT=${PACED_COMMIT:-$("$here/commit.sh")} PACED_TREES=${PACED_TREES:-$("$here/commit.sh" --trees)}
 export PACED_COMMIT PACED_TREES PACED_PROFILE=$profile
 # A run that fails keeps the existing rows.
 rm -f "$out.json.new"

@@ -29,7 +29,7 @@ fi
 what=() results=relay-virtual
 if [[ ${1-} == --long-lived ]]; then what=(--long-lived) results=long-lived-virtual; shift; fi
 
-PACED_COMMIT=$("$here/commit.sh") PACED_TREES=$("$here/commit.sh" --trees)
+PACED_COMMIT=${PACED_COMMIT:-$("$here/commit.sh")} PACED_TREES=${PACED_TREES:-$("$here/commit.sh" --trees)}
 export PACED_COMMIT PACED_TREES
 output=$("$project/tests/vm/run" --icount --timeout 1500 "$@" "$here/vm-relay.sh" --guest "${what[@]}")
 grep -v '^{' <<<"$output"

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`ControlReceiver`] | connection state: the peer's unidirectional streams, its settings, GOAWAY |
 //! | [`RequestStream`] | the receiving side of one request stream: frames to [`Part`]s, the rules of messages |
-//! | [`encode_request`], [`encode_response`], [`encode_trailers`], [`data_frame`] | the sending side |
+//! | [`encode_request`], [`encode_response`], [`data_frame`] | the sending side |
 //! | `qpack` | field sections with the static table, without a dynamic one (RFC 9204) |
 //!
 //! It implements only what a proxy needs: it sends and accepts no push, announces a QPACK table of capacity 0, and
@@ -30,7 +30,7 @@ pub use control::{ControlEvent, ControlReceiver, UniStream, UniVerdict};
 pub use error::{Code, ProtocolError};
 pub use field::Field;
 pub use frame::{data_frame, data_frame_header};
-pub use message::{RequestHead, ResponseHead, encode_request, encode_response, encode_trailers};
+pub use message::{RequestHead, ResponseHead, encode_request, encode_response};
 pub use request_stream::{Part, RequestStream};
 pub use settings::Settings;
 

@@ -39,7 +39,7 @@ use self::{
     client::{Asked, Client, Ended, Way},
     download::Download,
     rows::{Load, Run},
-    stage::{Choose, Kind, MODELS, Stage},
+    stage::{Choose, Congestion, Kind, MODELS, Stage},
 };
 
 /// A request is given up after this many times its budget.
@@ -231,6 +231,8 @@ pub struct Offered {
     pub download_mbit: f64,
     /// CPU time of gateway and edge together, in seconds.
     pub cpu_s: f64,
+    /// The congestion controller of all connections.
+    pub congestion: Congestion,
 }
 
 /// Sends all requests when they are due, and waits until they have ended.
@@ -248,7 +250,8 @@ fn offer(stage: &Stage, contender: Contender, large: Alone, mix: &[Arrival]) -> 
         let asked = join_all(asked).await;
         let bits = 8 * (download.bytes()? - before);
         let cpu_s = meters.iter().map(|meter| Ok(meter.read()?.cpu_ns as f64 / 1e9)).sum::<Result<f64>>()?;
-        Ok(Offered { asked, download_mbit: bits as f64 / 1e6 / start.elapsed().as_secs_f64(), cpu_s })
+        let download_mbit = bits as f64 / 1e6 / start.elapsed().as_secs_f64();
+        Ok(Offered { asked, download_mbit, cpu_s, congestion: stage.congestion() })
     })
 }
 

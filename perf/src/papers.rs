@@ -22,7 +22,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use instruments::origin::Trees;
+use instruments::origin::Checkout;
 use plan::BASE;
 
 use self::durations::Durations;
@@ -49,13 +49,15 @@ pub struct Bounds {
 }
 
 /// Runs every cell without rows of the present product, the most telling ones first, each in a separate process. Results are kept:
-/// an interrupted run continues where it was. Rows are never replaced by rows of fewer repetitions.
+/// an interrupted run continues where it was. Rows are never replaced by rows of fewer repetitions. All rows name the commit and the
+/// trees that were checked out at the start.
 ///
 /// # Errors
-/// When the tree has uncommitted changes, a plan requires fewer repetitions than its rows have, or a file of results cannot be read
-/// or written. A cell that fails is reported, and the others still run; the error follows at the end.
+/// When the tree has uncommitted changes or changes during the run, a plan requires fewer repetitions than its rows have, or a file
+/// of results cannot be read or written. A cell that fails is reported, and the others still run; the error follows at the end.
 pub fn run(bounds: &Bounds) -> Result<()> {
-    let trees = Trees::standing();
+    let checkout = Checkout::standing();
+    let trees = checkout.trees();
     ensure!(!trees.is_dirty(), "commit first: rows of a tree with changes cannot be reproduced");
     let all = cell::all(&bounds.plans, bounds.lab)?;
     let mut results = Results::open(&bounds.folder)?;
@@ -88,8 +90,11 @@ pub fn run(bounds: &Bounds) -> Result<()> {
             if unknown > 0 { format!(", of which {unknown} cells were never timed here") } else { String::new() }
         );
         let started = Instant::now();
-        match run_cell(cell, expected, &bounds.folder) {
+        checkout.still(&Checkout::standing())?;
+        match run_cell(cell, expected, &bounds.folder, &checkout) {
             Ok(rows) => {
+                // The program may have been built again before it started.
+                checkout.still(&Checkout::standing()).with_context(|| format!("{cell}: its rows are discarded"))?;
                 results.replace(cell, &rows)?;
                 durations.set(cell, started.elapsed());
                 durations.write(&bounds.folder)?;
@@ -108,10 +113,10 @@ pub fn run(bounds: &Bounds) -> Result<()> {
 }
 
 /// Runs a cell in a separate process, and returns its rows as lines of JSON. Pictures of base variants go to `results`.
-fn run_cell(cell: &Cell, expected: Duration, results: &Path) -> Result<String> {
+fn run_cell(cell: &Cell, expected: Duration, results: &Path, checkout: &Checkout) -> Result<String> {
     let folder = std::env::temp_dir().join(format!("paced-papers-{}", std::process::id()));
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let rows = run_in(cell, expected, &folder).and_then(|rows| {
+    let rows = run_in(cell, expected, &folder, checkout).and_then(|rows| {
         if cell.variant == BASE {
             keep_pictures(cell, &folder, results)?;
         }
@@ -122,8 +127,15 @@ fn run_cell(cell: &Cell, expected: Duration, results: &Path) -> Result<String> {
     rows
 }
 
-fn run_in(cell: &Cell, expected: Duration, folder: &Path) -> Result<String> {
-    let (rows, picture) = (folder.join("cell.json"), folder.join("cell.svg"));
+fn run_in(cell: &Cell, expected: Duration, folder: &Path, checkout: &Checkout) -> Result<String> {
+    let status = command(cell, expected, folder, checkout)?.stdout(std::process::Stdio::null()).status()?;
+    ensure!(status.success(), "{status}");
+    let rows = folder.join("cell.json");
+    fs::read_to_string(&rows).with_context(|| rows.display().to_string())
+}
+
+/// Returns the command that runs a cell and writes its rows and pictures into a folder.
+fn command(cell: &Cell, expected: Duration, folder: &Path, checkout: &Checkout) -> Result<Command> {
     let mut command = match cell.clock.as_str() {
         "lab" => {
             let mut command = Command::new("perf/vm-plan.sh");
@@ -133,16 +145,17 @@ fn run_in(cell: &Cell, expected: Duration, folder: &Path) -> Result<String> {
         }
         clock => {
             let mut command = Command::new(std::env::current_exe()?);
-            command.args(["run", &cell.plan, "--json"]).arg(&rows).arg("--plot").arg(&picture);
+            command.args(["run", &cell.plan, "--json"]).arg(folder.join("cell.json"));
+            command.arg("--plot").arg(folder.join("cell.svg"));
             if clock != cell::SIMULATED {
                 command.args(["--clock", clock]);
             }
             command
         }
     };
-    let status = command.args(["--variant", &cell.variant]).stdout(std::process::Stdio::null()).status()?;
-    ensure!(status.success(), "{status}");
-    fs::read_to_string(&rows).with_context(|| rows.display().to_string())
+    command.args(["--variant", &cell.variant]);
+    checkout.tell(&mut command);
+    Ok(command)
 }
 
 /// Keeps pictures: `cell-scores.svg` of plan `p` becomes `p-scores.svg`, and in the lab `p-lab-scores.svg`.
@@ -174,6 +187,50 @@ fn minutes(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_cell_names_what_was_checked_out_at_the_start() {
+        let cells = cell::all(&["thesis-fig7-8".to_owned(), "routing-fig9".to_owned()], true).unwrap();
+        let checkout = Checkout::standing();
+        for cell in &cells {
+            let command = command(cell, Duration::ZERO, Path::new("/nowhere"), &checkout).unwrap();
+            let told: Vec<_> = command.get_envs().filter(|(_, value)| value.is_some()).map(|(name, _)| name).collect();
+            assert_eq!(told, ["PACED_COMMIT", "PACED_TREES"], "{cell}");
+        }
+    }
+
+    #[test]
+    fn runs_in_the_lab_name_the_commit_that_they_are_told() {
+        let folder = std::env::temp_dir().join(format!("paced-told-{}", std::process::id()));
+        let (perf, vm) = (folder.join("perf"), folder.join("tests/vm"));
+        [&perf.join("results"), &vm].iter().for_each(|path| fs::create_dir_all(path).unwrap());
+        let script = |path: &Path, text: &str| {
+            fs::write(path, format!("#!/usr/bin/env bash\n{text}\n")).unwrap();
+            fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        };
+        script(&perf.join("commit.sh"), "echo of-now");
+        script(&vm.join("run"), r#"echo; echo "{\"commit\":\"$PACED_COMMIT\",\"trees\":\"$PACED_TREES\"}""#);
+        for (name, arguments, rows) in [
+            ("vm-plan.sh", &["p"][..], "results/p-lab.json"),
+            ("vm-relay.sh", &[], "results/relay-virtual.json"),
+            ("vm-relay.sh", &["--long-lived"], "results/long-lived-virtual.json"),
+        ] {
+            let original = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+            fs::copy(original, perf.join(name)).unwrap();
+            for (told, named) in [(None, "of-now"), (Some("of-then"), "of-then")] {
+                let mut command = Command::new("bash");
+                command.arg(perf.join(name)).args(arguments).env_remove("PACED_COMMIT").env_remove("PACED_TREES");
+                if let Some(told) = told {
+                    command.env("PACED_COMMIT", told).env("PACED_TREES", told);
+                }
+                let output = command.output().unwrap();
+                assert!(output.status.success(), "{output:?}");
+                let line = format!("{{\"commit\":\"{named}\",\"trees\":\"{named}\"}}\n");
+                assert_eq!(fs::read_to_string(perf.join(rows)).unwrap(), line, "{name}");
+            }
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn a_long_cell_has_longer_in_the_lab() {

@@ -15,7 +15,7 @@ use experiment::{
 use instruments::origin::Origin;
 use plan::{
     self, BASE, Clock, PathsPlan, Scheduler, ServingPlan, StackPlan, TreesPlan, Varied as _,
-    paths::Scheduler as PathScheduler,
+    paths::Scheduler as PathScheduler, serving::Goals,
 };
 
 /// An experiment to run, and where its results go.
@@ -119,6 +119,7 @@ fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
     ensure!(!misplaced, "--scheduler and --clock are for plans of networks");
     ensure!(experiment.path_scheduler.is_empty(), "--path-scheduler is for plans with several paths");
     let origin = Origin::of_this_run("simulated")?;
+    let fingerprint = |variant: &str| anyhow::Ok(plan.variant(variant)?.fingerprint());
     let mut rows = Vec::new();
     for variant in experiment.variants(plan.variants()) {
         let mut plan = plan.variant(variant)?;
@@ -126,10 +127,10 @@ fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
         rows.extend(routing::run(&plan, &experiment.policy)?);
         // Trainings take long, so finished variants are kept.
         if let Some(path) = &experiment.json {
-            write_rows(path, &rows, &origin)?;
+            write_rows(path, &rows, &origin, |row| fingerprint(&row.variant))?;
         }
     }
-    show_serving(&rows, experiment.plot.as_deref())
+    show_serving(&rows, &plan.goals, experiment.plot.as_deref())
 }
 
 fn run_paths(experiment: &Experiment, plan: &PathsPlan) -> Result<()> {
@@ -139,6 +140,7 @@ fn run_paths(experiment: &Experiment, plan: &PathsPlan) -> Result<()> {
         "--scheduler, --clock and --policy are for other plans; --path-scheduler names schedulers here"
     );
     let origin = Origin::of_this_run("simulated")?;
+    let fingerprint = |variant: &str| anyhow::Ok(plan.variant(variant)?.fingerprint());
     let mut rows = Vec::new();
     for variant in experiment.variants(plan.variants()) {
         let mut plan = plan.variant(variant)?;
@@ -150,7 +152,7 @@ fn run_paths(experiment: &Experiment, plan: &PathsPlan) -> Result<()> {
         rows.extend(paths::run(&plan)?);
     }
     if let Some(path) = &experiment.json {
-        write_rows(path, &rows, &origin)?;
+        write_rows(path, &rows, &origin, |row| fingerprint(&row.variant))?;
     }
     show_paths(&rows, experiment.plot.as_deref())
 }
@@ -167,7 +169,7 @@ fn run_trees(experiment: &Experiment, mut plan: TreesPlan) -> Result<()> {
     ensure!(plan.repetitions >= 2, "--repetitions: an interval needs at least two");
     let rows = trees::run(&plan)?;
     if let Some(path) = &experiment.json {
-        write_rows(path, &rows, &origin)?;
+        write_rows(path, &rows, &origin, |_| Ok(plan.fingerprint()))?;
     }
     say!("{}", trees::tables(&rows));
     Ok(())
@@ -185,7 +187,7 @@ fn run_stack(experiment: &Experiment, mut plan: StackPlan) -> Result<()> {
     ensure!(plan.repetitions >= 2, "--repetitions: an interval needs at least two");
     let rows = stack::run(&plan)?;
     if let Some(path) = &experiment.json {
-        write_rows(path, &rows, &origin)?;
+        write_rows(path, &rows, &origin, |_| Ok(plan.fingerprint()))?;
     }
     say!("{}", stack::tables(&rows));
     Ok(())
@@ -208,14 +210,20 @@ fn present(plan: &plan::Plan, clock: Clock) -> Vec<Scheduler> {
 struct Line<'a, R> {
     #[serde(flatten)]
     row: &'a R,
+    fingerprint: String,
     #[serde(flatten)]
     origin: &'a Origin,
 }
 
-/// Writes rows as lines of JSON.
-fn write_rows<R: serde::Serialize>(path: &Path, rows: &[R], origin: &Origin) -> Result<()> {
-    let line = |row| serde_json::to_string(&Line { row, origin }).map(|line| line + "\n");
-    let lines = rows.iter().map(line).collect::<Result<String, _>>()?;
+/// Writes rows as lines of JSON, each with the fingerprint of its variant.
+fn write_rows<R: serde::Serialize>(
+    path: &Path,
+    rows: &[R],
+    origin: &Origin,
+    fingerprint: impl Fn(&R) -> Result<String>,
+) -> Result<()> {
+    let line = |row| Ok(serde_json::to_string(&Line { row, fingerprint: fingerprint(row)?, origin })? + "\n");
+    let lines = rows.iter().map(line).collect::<Result<String>>()?;
     fs::write(path, lines).with_context(|| format!("failed to write {}", path.display()))
 }
 
@@ -238,7 +246,13 @@ pub fn show(results: &Path, plot: Option<&Path>) -> Result<()> {
         return Ok(());
     }
     let rows = routing::Row::parse_all(&text).with_context(|| results.display().to_string())?;
-    show_serving(&rows, plot)
+    // Rows of a plan that is no longer there have no goals.
+    let plan = rows.first().and_then(|row| plan::Any::read(&row.plan).ok());
+    let goals = match plan {
+        Some(plan::Any::Serving(plan)) => plan.goals,
+        _ => Goals::default(),
+    };
+    show_serving(&rows, &goals, plot)
 }
 
 /// Prints tables of rows, and draws a picture of the first variant.
@@ -254,8 +268,8 @@ fn show_paths(rows: &[paths::Row], plot: Option<&Path>) -> Result<()> {
 }
 
 /// Prints tables of rows, and draws their pictures.
-fn show_serving(rows: &[routing::Row], plot: Option<&Path>) -> Result<()> {
-    say!("{}", routing::tables(rows));
+fn show_serving(rows: &[routing::Row], goals: &Goals, plot: Option<&Path>) -> Result<()> {
+    say!("{}", routing::tables(rows, goals));
     for (name, svg) in plot.map(|_| routing::pictures(rows)).unwrap_or_default() {
         let Some(path) = plot.map(|path| named_after(path, &name)) else { continue };
         fs::write(&path, svg).with_context(|| format!("failed to write {}", path.display()))?;
@@ -269,4 +283,42 @@ fn named_after(path: &Path, variant: &str) -> PathBuf {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let extension = path.extension().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!("{stem}-{variant}.{extension}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use instruments::origin::Trees;
+
+    use super::*;
+    use crate::papers::{Results, cell};
+
+    #[test]
+    fn rows_of_simulations_name_their_variant_as_cells_do() {
+        let folder = std::env::temp_dir().join(format!("paced-fingerprints-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let cells = cell::all(&["routing-fig9".to_owned()], false).unwrap();
+        let rows: Vec<_> = cells
+            .iter()
+            .map(
+                |cell| serde_json::json!({"plan": cell.plan, "variant": cell.variant, "repetitions": cell.repetitions}),
+            )
+            .collect();
+        let origin = Origin::of_this_run("simulated").unwrap();
+        let plan::Any::Serving(plan) = plan::Any::read("routing-fig9").unwrap() else { panic!("another kind") };
+        let of_row = |row: &serde_json::Value| Ok(plan.variant(row["variant"].as_str().unwrap())?.fingerprint());
+        write_rows(&folder.join("routing-fig9.json"), &rows, &origin, of_row).unwrap();
+        let (results, trees) = (Results::open(&folder).unwrap(), Trees::parse("sched 1"));
+        let line = results.lines("routing-fig9", false);
+        for cell in &cells {
+            assert!(line.contains(&format!("\"fingerprint\":\"{}\"", cell.fingerprint)), "{cell}");
+        }
+        // Whatever is checked out, a row of another text is not of the cell.
+        let text = line.replace(origin.trees(), "sched 1");
+        fs::write(folder.join("routing-fig9.json"), text).unwrap();
+        let results = Results::open(&folder).unwrap();
+        assert!(cells.iter().all(|cell| results.is_current(cell, &trees)));
+        let changed = |cell: &cell::Cell| cell::Cell { fingerprint: "00000000".to_owned(), ..cell.clone() };
+        assert!(!cells.iter().any(|cell| results.is_current(&changed(cell), &trees)));
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

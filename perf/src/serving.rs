@@ -127,7 +127,7 @@ pub async fn run(serving: &Serving) -> Result<()> {
                 Scenario::Table { .. } => continue,
             };
             match measured {
-                Ok(samples) => rows.add(&config, peer.name(), serving.seed, &samples),
+                Ok(samples) => rows.add(&config, peer.name(), seed, &samples),
                 Err(error) => println!("FAILED {config}, {}: {error:#}", peer.name()),
             }
         }

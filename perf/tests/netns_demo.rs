@@ -65,6 +65,7 @@ fn both_ways_get_the_same_requests_and_each_is_met_late_refused_or_failed() {
         // The thin link is not exceeded, and the download gets what requests leave.
         assert!(run.download_mbit > 0.05 && run.download_mbit < 1.05, "{run:#?}");
     }
+    assert_eq!(robin.congestion, paced.congestion);
     assert!(robin.cpu_s < paced.cpu_s, "only one of them goes through gateway and edge");
     assert_eq!(picture(&runs).matches("<svg").count(), 1);
     assert!(report(&runs).contains("engines: emulated"));

@@ -20,5 +20,6 @@ pub mod codel;
 pub mod pace;
 pub mod path;
 pub mod pifo;
+mod random;
 pub mod route;
 pub mod stream;

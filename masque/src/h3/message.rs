@@ -250,14 +250,6 @@ pub fn encode_response(head: &ResponseHead, peer_max_bytes: Option<u64>) -> Resu
     encode(head.to_fields(), peer_max_bytes, ResponseHead::parse)
 }
 
-/// Encodes a HEADERS frame that ends a message.
-///
-/// # Errors
-/// See [`encode_request`].
-pub fn encode_trailers(fields: &[Field], peer_max_bytes: Option<u64>) -> Result<Bytes, ProtocolError> {
-    encode(fields.to_vec(), peer_max_bytes, parse_trailers)
-}
-
 fn encode<T>(
     fields: Vec<Field>,
     peer_max_bytes: Option<u64>,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use instruments::{
     load::{self, Figure},
+    median::median,
     origin::Origin,
 };
 use plan::{Class, Plan, Scheduler};
@@ -130,11 +131,11 @@ impl Outcome {
         ]
     }
 
-    /// Returns what runs measured besides latencies, as medians over the repetitions.
+    /// Returns what runs measured besides latencies, as medians over the repetitions that measured it.
     #[must_use]
     pub fn figures(&self) -> Vec<Measured> {
         let totals: Vec<_> = self.runs.iter().map(|run| Some(run.total_ns as f64 / 1e6)).collect();
-        let value = Some(median(totals.iter().flatten().copied()));
+        let value = median(totals.iter().flatten().copied());
         let mut figures = vec![Measured { metric: "total_ms", value, by_seed: totals, unit: "ms" }];
         figures.extend(self.medians(|run| &run.figures));
         figures
@@ -147,10 +148,16 @@ impl Outcome {
     }
 
     fn medians(&self, figures: impl Fn(&Run) -> &[Figure]) -> impl Iterator<Item = Measured> {
-        let first = self.runs.first().map_or(&[][..], &figures);
-        first.iter().map(move |&Figure { metric, unit, .. }| {
+        // Any run may lack a figure that another has, also the first.
+        let mut all: Vec<(&'static str, &'static str)> = Vec::new();
+        for &Figure { metric, unit, .. } in self.runs.iter().flat_map(&figures) {
+            if !all.iter().any(|(known, _)| *known == metric) {
+                all.push((metric, unit));
+            }
+        }
+        all.into_iter().map(move |(metric, unit)| {
             let by_seed: Vec<_> = self.runs.iter().map(|run| load::value(figures(run), metric)).collect();
-            Measured { metric, value: Some(median(by_seed.iter().flatten().copied())), by_seed, unit }
+            Measured { metric, value: median(by_seed.iter().flatten().copied()), by_seed, unit }
         })
     }
 
@@ -185,13 +192,6 @@ impl Outcome {
 fn latencies<'a>(runs: impl Iterator<Item = &'a Run>, class: usize) -> Latencies {
     let samples = runs.flat_map(|run| &run.samples).filter(|sample| sample.class == class);
     Latencies::of(samples.map(|sample| sample.latency_ns.map(Duration::from_nanos)))
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut sorted_ms: Vec<_> = values.collect();
-    sorted_ms.sort_by(f64::total_cmp);
-    let requests = sorted_ms.len();
-    Latencies { sorted_ms, requests }.quantile_ms(0.5).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -236,6 +236,19 @@ mod tests {
         assert_eq!(of(vec![run(&[Some(10)])]).interval(), None, "one repetition says nothing about chance");
         let one = of(vec![run(&[Some(10), Some(10), Some(10)]), run(&[None])]);
         assert_eq!((one.value, one.interval()), (Some(10.0), None));
+    }
+
+    #[test]
+    fn a_figure_of_any_run_is_a_figure_of_all() {
+        let run = |figures: &[(&'static str, f64)]| {
+            let figure = |&(metric, value)| Figure { metric, value, unit: "ms" };
+            Run { figures: figures.iter().map(figure).collect(), ..Run::default() }
+        };
+        let runs = vec![run(&[("first", 1.0)]), run(&[("later", 3.0)]), run(&[("first", 2.0), ("later", 5.0)])];
+        let figures = Outcome { scheduler: Scheduler::Rr, runs }.figures();
+        let of = |metric: &str| figures.iter().find(|of| of.metric == metric).map(|of| (of.value, of.by_seed.clone()));
+        assert_eq!(of("first"), Some((Some(1.5), vec![Some(1.0), None, Some(2.0)])));
+        assert_eq!(of("later"), Some((Some(4.0), vec![None, Some(3.0), Some(5.0)])));
     }
 
     #[test]

@@ -15,8 +15,8 @@ const REQUESTS: [(&str, &str, usize); 5] = [
     ("latency_max_ms", "max", 0),
 ];
 
-/// Renders the rows of a variant as Markdown: a table for each class, and one for figures of all classes. After ± is half of the 95
-/// % interval over repetitions, and in brackets the paper's value.
+/// Renders the rows of a variant as Markdown: a table for each class, and one for figures of all classes. Before ± is the mean over
+/// repetitions, after it half of the mean's 95 % interval, and in brackets the paper's value.
 #[must_use]
 pub fn table(plan: &Plan, rows: &[Row]) -> String {
     let Plan { name, variant, title, .. } = plan;
@@ -74,8 +74,9 @@ const CURVES: [(&str, &str); 15] = [
     ("relay_held_peak_kb", "bytes in the relay's queues and bytes that streams may have to send again, at most"),
 ];
 
-/// Renders all variants of a plan of tunnels: a table for each figure, with a line for each variant and a column for each mode. For
-/// time and power, the last line is the geometric mean over the variants in which every mode has sent everything.
+/// Renders all variants of a plan of tunnels: a table for each figure, with a line for each variant and a column for each mode. A mode
+/// that has not sent everything has no figures, because sending less costs less; its time is `never`. For time and power, the last
+/// line is the geometric mean over the variants in which every mode has sent everything.
 #[must_use]
 pub fn curves(plan: &Plan, rows: &[Row]) -> String {
     let variants: Vec<&str> = plan.variants().filter(|name| rows.iter().any(|row| row.variant == *name)).collect();
@@ -86,7 +87,7 @@ pub fn curves(plan: &Plan, rows: &[Row]) -> String {
     };
     let is_whole = |variant: &&str| {
         let whole =
-            |mode: &Scheduler| find(variant, *mode, "completion_pct").is_some_and(|row| row.value == Some(100.0));
+            |mode: &Scheduler| find(variant, *mode, "completion_pct").is_some() && is_complete(rows, variant, *mode);
         modes.iter().all(whole)
     };
     let mut text = String::new();
@@ -101,9 +102,10 @@ pub fn curves(plan: &Plan, rows: &[Row]) -> String {
         let names = modes.iter().map(|mode| mode.name().to_owned());
         let head: Vec<_> = std::iter::once("variant".to_owned()).chain(names).collect();
         let line = |variant: &&str| {
-            let cells = modes.iter().map(|mode| match metric {
-                "total_ms" if !is_of_all(find(variant, *mode, "completion_pct")) => "never".to_owned(),
-                _ => cell(find(variant, *mode, metric), 2),
+            let cells = modes.iter().map(|mode| match (metric, is_complete(rows, variant, *mode)) {
+                (_, true) => cell(find(variant, *mode, metric), 2),
+                ("total_ms", false) => "never".to_owned(),
+                (_, false) => cell(None, 2),
             });
             std::iter::once((*variant).to_owned()).chain(cells).collect::<Vec<_>>()
         };
@@ -112,7 +114,7 @@ pub fn curves(plan: &Plan, rows: &[Row]) -> String {
             let mean = |mode: &Scheduler| {
                 let whole = variants.iter().filter(|variant| is_whole(variant));
                 let values: Vec<f64> =
-                    whole.filter_map(|variant| find(variant, *mode, metric)?.value).map(f64::ln).collect();
+                    whole.filter_map(|variant| find(variant, *mode, metric).and_then(shown)).map(f64::ln).collect();
                 let mean = (values.iter().sum::<f64>() / values.len().max(1) as f64).exp();
                 if mean < 1_000.0 { format!("{mean:.2}") } else { format!("{mean:.0}") }
             };
@@ -136,7 +138,8 @@ fn shares(plan: &Plan, rows: &[Row], variants: &[&str], modes: &[Scheduler]) -> 
             let of = |row: &&Row| {
                 (row.variant.as_str(), row.class.as_str(), row.metric.as_str()) == (variant, class, metric)
             };
-            cell(rows.iter().filter(|row| row.scheduler == *mode).find(of), 2)
+            let row = rows.iter().filter(|row| row.scheduler == *mode).find(of);
+            cell(row.filter(|_| is_complete(rows, variant, *mode)), 2)
         };
         [variant.to_owned(), class.to_owned()].into_iter().chain(modes.iter().map(find)).collect::<Vec<_>>()
     };
@@ -145,8 +148,10 @@ fn shares(plan: &Plan, rows: &[Row], variants: &[&str], modes: &[Scheduler]) -> 
     format!("\nshared_goodput_mbit: goodput of connections while all of them send\n\n{}", markdown(&head, &lines))
 }
 
-fn is_of_all(completion: Option<&Row>) -> bool {
-    completion.is_none_or(|row| row.value == Some(100.0))
+/// Whether a mode completed all requests of a variant, of all classes.
+fn is_complete(rows: &[Row], variant: &str, mode: Scheduler) -> bool {
+    let of = |row: &&Row| row.metric == "completion_pct" && row.variant == variant && row.scheduler == mode;
+    rows.iter().filter(of).all(|row| row.value == Some(100.0))
 }
 
 /// Renders the cost of managing streams, if there are rows about it.
@@ -179,12 +184,7 @@ fn of_requests(rows: &[&Row], has_deadline: bool) -> String {
 /// Renders a table whose lines are schedulers or metrics, whichever are more.
 fn of_figures(rows: &[&Row]) -> String {
     let schedulers = schedulers(rows);
-    let mut metrics: Vec<&str> = Vec::new();
-    for row in rows {
-        if !metrics.contains(&row.metric.as_str()) {
-            metrics.push(&row.metric);
-        }
-    }
+    let metrics = distinct(rows.iter().map(|row| row.metric.as_str()));
     let find = |scheduler: Scheduler, metric: &str| {
         cell(rows.iter().find(|row| row.scheduler == scheduler && row.metric == metric).copied(), 2)
     };
@@ -208,19 +208,32 @@ fn of_figures(rows: &[&Row]) -> String {
 
 /// Returns the schedulers in the order of the rows.
 fn schedulers(rows: &[&Row]) -> Vec<Scheduler> {
-    let mut schedulers = Vec::new();
-    for row in rows {
-        if !schedulers.contains(&row.scheduler) {
-            schedulers.push(row.scheduler);
-        }
-    }
-    schedulers
+    distinct(rows.iter().map(|row| row.scheduler))
 }
 
-/// Renders a value with half of its interval and the paper's value. An infinite value is `never`.
+/// Returns each value once, in the order in which they appear first.
+pub(crate) fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    all.for_each(|one| {
+        if !distinct.contains(&one) {
+            distinct.push(one);
+        }
+    });
+    distinct
+}
+
+/// Returns the value that tables show: the mean over repetitions if there is an interval, because the interval is the mean's, and
+/// else the row's value. Returns `None` if it is infinite.
+fn shown(row: &Row) -> Option<f64> {
+    let mean = row.low.zip(row.high).map(|(low, high)| f64::midpoint(low, high));
+    row.value.map(|value| mean.unwrap_or(value))
+}
+
+/// Renders a value with half of its interval, the paper's value, and the number of repetitions that have it if others lack it. An
+/// infinite value is `never`.
 fn cell(row: Option<&Row>, decimals: usize) -> String {
     let Some(row) = row else { return "–".to_owned() };
-    let Some(value) = row.value else { return "never".to_owned() };
+    let Some(value) = shown(row) else { return "never".to_owned() };
     // Large values need no decimals, whatever their metric.
     let decimals = if value.abs() >= 1_000.0 { 0 } else { decimals };
     let mut text = format!("{value:.decimals$}");
@@ -230,6 +243,11 @@ fn cell(row: Option<&Row>, decimals: usize) -> String {
     _ = write!(text, " {}", row.unit);
     if let Some(published) = row.published {
         _ = write!(text, " ({published})");
+    }
+    // A latency without a value is infinite, and counted; any other figure was not measured in that repetition.
+    let measured = row.by_seed.iter().flatten().count();
+    if !is_of_requests(row) && measured < row.by_seed.len() {
+        _ = write!(text, " in {measured} of {}", row.by_seed.len());
     }
     text.trim_end().to_owned()
 }
@@ -263,7 +281,7 @@ pub fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
 mod tests {
     use super::*;
     use crate::{Outcome, Run, Sample};
-    use instruments::origin::Origin;
+    use instruments::{load::Figure, origin::Origin};
 
     #[test]
     fn what_the_paper_gives_stands_beside_what_was_measured() {
@@ -289,12 +307,44 @@ mod tests {
     }
 
     #[test]
+    fn plus_and_minus_stand_around_the_mean_that_they_belong_to() {
+        let plan = Plan::read("thesis-fig7-8").unwrap();
+        let origin = Origin::of_this_run("lab").unwrap();
+        let run = |ms: u64| {
+            let samples = vec![Sample { class: 0, latency_ns: Some(ms * 1_000_000) }];
+            Run { samples, total_ns: ms * 1_000_000, ..Run::default() }
+        };
+        // The median of all is 100, and the mean 400.
+        let runs = [100, 100, 1_000].map(run).to_vec();
+        let text = table(&plan, &Outcome { scheduler: Scheduler::Abs, runs }.rows(&plan, &origin));
+        let lines: Vec<_> = text.lines().filter(|line| line.starts_with("| abs")).collect();
+        let interval = sched::route::serving::Interval::of(&[100.0, 100.0, 1_000.0]);
+        let half_ms = (interval.high - interval.low) / 2.0;
+        let of_requests: Vec<_> = lines[0].split('|').map(str::trim).collect();
+        assert_eq!(of_requests[4], format!("400 ± {half_ms:.0} ms"), "the median of requests, by repetition");
+        assert!(lines[1].contains(&format!("400.00 ± {half_ms:.2} ms")), "{text}");
+    }
+
+    #[test]
+    fn a_figure_that_some_runs_lack_says_so() {
+        let plan = Plan::read("thesis-fig7-8").unwrap();
+        let run = |value: Option<f64>| {
+            let figures = value.map(|value| Figure { metric: "goodput_mbit", value, unit: "Mbit/s" });
+            Run { figures: figures.into_iter().collect(), ..Run::default() }
+        };
+        let outcome = Outcome { scheduler: Scheduler::Abs, runs: [None, Some(3.0), Some(4.0)].map(run).to_vec() };
+        let text = table(&plan, &outcome.rows(&plan, &Origin::of_this_run("lab").unwrap()));
+        assert!(text.contains("3.50 Mbit/s in 2 of 3"), "{text}");
+    }
+
+    #[test]
     fn curves_have_a_line_for_each_variant_and_means_leave_out_where_a_mode_never_ends() {
         let plan = Plan::read("masque-loss").unwrap();
         let origin = Origin::of_this_run("virtual-network").unwrap();
         let of = |variant: &str, mode, ms: u64, ended: bool| {
             let samples = vec![Sample { class: 0, latency_ns: ended.then_some(ms * 1_000_000) }];
-            let run = Run { samples, total_ns: ms * 1_000_000, ..Run::default() };
+            let figures = vec![Figure { metric: "rtt_mean_ms", value: if ended { 50.0 } else { 0.0 }, unit: "ms" }];
+            let run = Run { samples, total_ns: ms * 1_000_000, figures, ..Run::default() };
             Outcome { scheduler: mode, runs: vec![run] }.rows(&plan.variant(variant).unwrap(), &origin)
         };
         let (datagram, stream) = (Scheduler::Datagram, Scheduler::Stream);
@@ -305,10 +355,14 @@ mod tests {
         }
         let text = curves(&plan, &rows);
         let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()[1..4].to_vec();
-        let lines: Vec<_> =
-            text.lines().skip_while(|line| !line.starts_with("total_ms")).skip(4).take(4).map(cells).collect();
+        let table = |metric: &str| {
+            let lines = text.lines().skip_while(|line| !line.starts_with(metric)).skip(4).take(4);
+            lines.map(cells).collect::<Vec<_>>()
+        };
+        let lines = table("total_ms");
         assert_eq!(lines[0], ["base", "100.00 ms", "200.00 ms"]);
         assert_eq!(lines[2], ["loss-02", "never", "100.00 ms"]);
         assert_eq!(lines[3], ["geometric mean", "200.00", "400.00"]);
+        assert_eq!(table("rtt_mean_ms")[2], ["loss-02", "–", "50.00 ms"], "sending nothing is not fast");
     }
 }

@@ -17,6 +17,7 @@
 //! | [`process`] | CPU time, memory and cores of processes (procfs) |
 //! | [`payload`], [`pace`] | the contents of a payload, and when it leaves |
 //! | [`queue_baselines`] | queues to compare the product's with, and the thesis's measurement of them |
+//! | [`median`](mod@median) | the middle of measurements |
 //! | [`random`] | random numbers that a seed reproduces |
 //! | [`svg`] | shapes of pictures |
 //! | [`origin`] | machine, kernel, commit, command: what results record |
@@ -24,6 +25,7 @@
 pub mod client;
 pub mod flood;
 pub mod load;
+pub mod median;
 pub mod origin;
 pub mod pace;
 pub mod payload;

@@ -2,8 +2,14 @@
 
 use std::{collections::BTreeMap, env, fs, process::Command};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
+
+/// The environment variable that names the commit of a run.
+const COMMIT: &str = "PACED_COMMIT";
+
+/// The environment variable that names the git trees of the product's folders.
+const TREES: &str = "PACED_TREES";
 
 /// Machine, kernel, commit, command and clock of a run; part of every line of results.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -41,11 +47,12 @@ impl Origin {
         if let Some(program) = arguments.first_mut() {
             *program = program.rsplit('/').next().unwrap_or_default().to_owned();
         }
+        let Checkout { commit, trees } = Checkout::standing();
         Ok(Self {
             machine: format!("{}{copies}, {cores} cores", model.trim_start_matches([' ', '\t', ':'])),
             kernel: kernel.trim().to_owned(),
-            commit: env::var("PACED_COMMIT").unwrap_or_else(|_| standing(&[])),
-            trees: env::var("PACED_TREES").unwrap_or_else(|_| standing(&["--trees"])),
+            commit,
+            trees,
             command: arguments.join(" "),
             clock: clock.to_owned(),
         })
@@ -82,10 +89,56 @@ impl Origin {
     }
 }
 
+/// The commit that is checked out here, and its trees, as `perf/commit.sh` prints them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkout {
+    commit: String,
+    trees: String,
+}
+
+impl Checkout {
+    /// Reads them from git. `PACED_COMMIT` and `PACED_TREES` take precedence.
+    #[must_use]
+    pub fn standing() -> Self {
+        let told = |name: &str, arguments: &[&str]| env::var(name).unwrap_or_else(|_| standing(arguments));
+        Self { commit: told(COMMIT, &[]), trees: told(TREES, &["--trees"]) }
+    }
+
+    /// The git trees of the product's folders.
+    #[must_use]
+    pub fn trees(&self) -> Trees {
+        Trees::parse(&self.trees)
+    }
+
+    /// Makes a program that this one starts name this commit and these trees in its rows, whatever is checked out then.
+    pub fn tell(&self, command: &mut Command) {
+        command.env(COMMIT, &self.commit).env(TREES, &self.trees);
+    }
+
+    /// Checks that the trees are still checked out and unchanged. Another commit with the same trees passes: one that adds
+    /// results, for example.
+    ///
+    /// # Errors
+    /// When a tree differs or has uncommitted changes; the error names both commits.
+    pub fn still(&self, now: &Self) -> Result<()> {
+        ensure!(
+            self.trees == now.trees,
+            "the sources changed during the run, from commit {} to {}: rows must name the program that was measured; build \
+             it again and repeat the command, which continues with the cells that are left",
+            self.commit,
+            now.commit
+        );
+        Ok(())
+    }
+}
+
 /// The folders of the product, in the order of `perf/commit.sh`.
 const FOLDERS: [&str; 5] = ["bpf", "config", "daemon", "masque", "sched"];
 
-/// The git trees of the product's folders: if they are equal, so is the product.
+/// The folder of the simulators, which `perf/commit.sh` prints as well; older rows lack it.
+const SIMULATORS: &str = "perf/experiment";
+
+/// The git trees of the product's folders and of the simulators: if they are equal, so is the product.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trees(BTreeMap<String, String>);
 
@@ -126,7 +179,8 @@ impl Trees {
         FOLDERS.iter().all(|folder| self.0.get(*folder).is_some_and(|tree| !tree.is_empty()))
     }
 
-    /// Returns the folders that differ and that a clock depends on. Simulations use only part of the product.
+    /// Returns the folders that differ and that a clock depends on. Simulations use only part of the product, and the simulators.
+    /// Older rows that do not name the simulators' tree are judged without it.
     #[must_use]
     pub fn changed(&self, other: &Self, clock: &str) -> Vec<String> {
         let folders: &[&str] = match clock {
@@ -134,8 +188,10 @@ impl Trees {
             "virtual-network" => &["daemon", "masque", "sched"],
             _ => &FOLDERS,
         };
+        let simulates = matches!(clock, "simulated" | "virtual-network") && self.0.contains_key(SIMULATORS);
         let differ = |folder: &&&str| self.0.get(**folder) != other.0.get(**folder);
-        folders.iter().filter(differ).map(|folder| (*folder).to_owned()).collect()
+        let simulators = simulates.then_some(&SIMULATORS);
+        folders.iter().chain(simulators).filter(differ).map(|folder| (*folder).to_owned()).collect()
     }
 
     /// Whether the product is the same, in the folders that a clock depends on, without uncommitted changes in `self`.
@@ -156,6 +212,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_run_stops_when_sources_change_and_not_when_results_are_committed() {
+        let of = |commit: &str, trees: &str| Checkout { commit: commit.to_owned(), trees: trees.to_owned() };
+        let began = of("0abc123", "daemon 1 sched 2");
+        assert!(began.still(&began).is_ok() && began.still(&of("1abc123", "daemon 1 sched 2")).is_ok());
+        for now in [of("1abc123", "daemon 1 sched 3"), of("0abc123-dirty", "daemon 1 sched 2 dirty")] {
+            let error = began.still(&now).unwrap_err().to_string();
+            assert!(error.contains(&format!("0abc123 to {}", now.commit)), "{error}");
+        }
+    }
+
+    #[test]
     fn rows_are_current_while_the_folders_that_they_depend_on_are_the_same() {
         let then = Trees::parse("bpf 1 config 2 daemon 3 masque 4 sched 5");
         let now = Trees::parse("bpf 0 config 2 daemon 0 masque 4 sched 5");
@@ -165,5 +232,17 @@ mod tests {
         let dirty = Trees::parse("bpf 1 config 2 daemon 3 masque 4 sched 5 dirty");
         assert!(dirty.is_dirty() && !dirty.same(&then, "simulated"));
         assert!(!Trees::parse("").same(&then, "simulated"), "rows that say nothing are of nothing");
+    }
+
+    #[test]
+    fn rows_of_simulations_depend_on_the_simulators_if_they_name_them() {
+        let of = |simulators: &str| Trees::parse(&format!("bpf 1 config 2 daemon 3 masque 4 sched 5{simulators}"));
+        let (then, now, older) = (of(" perf/experiment 6"), of(" perf/experiment 7"), of(""));
+        for clock in ["simulated", "virtual-network"] {
+            assert!(then.same(&then, clock) && older.same(&now, clock));
+            assert_eq!(then.changed(&now, clock), ["perf/experiment"]);
+        }
+        assert!(then.same(&now, "lab") && then.same(&now, "native"));
+        assert!(then.is_complete() && older.is_complete());
     }
 }

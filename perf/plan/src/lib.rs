@@ -392,20 +392,6 @@ impl Plan {
         }
     }
 
-    /// Returns eight hexadecimal digits that differ between variants, and between texts of the plan that differ in meaning. Rows
-    /// with equal digits were made by the same variant, whatever its repetitions (FNV-1a, which is not cryptographic).
-    #[must_use]
-    pub fn fingerprint(&self) -> String {
-        let mut table = self.table.clone();
-        let words = ["title", "source", "published", "repetitions", "lab_repetitions", "verdicts"];
-        for key in words.into_iter().chain(["schedulers", "lab_schedulers"]) {
-            table.remove(key);
-        }
-        let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        let hash = table.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, step);
-        format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
-    }
-
     /// How often each scheduler runs on a clock.
     #[must_use]
     pub fn repetitions_on(&self, clock: Clock) -> u64 {

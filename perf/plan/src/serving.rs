@@ -71,6 +71,9 @@ pub struct ServingPlan {
     /// The paper's figures.
     #[serde(default)]
     pub published: Vec<Published>,
+    /// What policies that learn should reach; tables say whether they do.
+    #[serde(default)]
+    pub goals: Goals,
     /// What the results say about the paper's claims.
     #[serde(default)]
     pub verdicts: Vec<Verdict>,
@@ -241,6 +244,30 @@ pub enum Choose {
     Tuned(String),
     /// A network, trained by the recipe of this name.
     Dqn(String),
+}
+
+/// What policies that learn should reach. A goal that is absent is not in the tables.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Goals {
+    /// How far the score may be below that of the best model alone, at each steady rate.
+    pub below_best: Option<f64>,
+    /// A high rate at which most deadlines are met.
+    pub heavy: Option<Heavy>,
+    /// The mean score under EDF on the link.
+    pub edf_score: Option<f64>,
+}
+
+/// The goal at a high steady rate: so many deadlines are met, and the score is above that of the best model alone.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Heavy {
+    /// Requests per second.
+    pub rate: f64,
+    /// The percentage of deadlines that should be met.
+    pub met_pct: f64,
+    /// Why this rate, in a few words.
+    pub reason: String,
 }
 
 /// A figure that the paper gives.

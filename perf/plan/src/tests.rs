@@ -58,6 +58,36 @@ fn a_repetition_lasts_as_long_as_the_link_needs_or_requests_take_to_come_but_no_
 }
 
 #[test]
+fn a_fingerprint_of_any_kind_changes_with_the_text_but_not_with_words_or_repetitions() {
+    fn of(text: &str) -> String {
+        match Any::from_toml(text).unwrap() {
+            Any::Network(plan) => plan.fingerprint(),
+            Any::Serving(plan) => plan.fingerprint(),
+            Any::Paths(plan) => plan.fingerprint(),
+            Any::Trees(plan) => plan.fingerprint(),
+            Any::Stack(plan) => plan.fingerprint(),
+        }
+    }
+    for (plan, meaning, words) in [
+        ("thesis-fig7-8", ["rate_mbit = 5", "rate_mbit = 6"], ["repetitions = 100", "repetitions = 101"]),
+        ("routing-fig9", ["rates = [0.25, 0.5", "rates = [0.2, 0.5"], ["evaluations = 12", "evaluations = 13"]),
+        ("fstream-fig2ab", ["rate_mbit = 2", "rate_mbit = 3"], ["repetitions = 30", "repetitions = 31"]),
+        ("fstream-trees", ["rate_mbit = 2", "rate_mbit = 3"], ["repetitions = 30", "repetitions = 31"]),
+        ("mptcp", ["rate_mbit = 10,", "rate_mbit = 11,"], ["repetitions = 6", "repetitions = 7"]),
+    ] {
+        let text = fs::read_to_string(format!("{FOLDER}/{plan}.toml")).unwrap();
+        let with = |[old, new]: [&str; 2]| {
+            let changed = text.replacen(old, new, 1);
+            assert_ne!(changed, text, "{plan} has no {old}");
+            of(&changed)
+        };
+        assert_ne!(with(meaning), of(&text), "{plan}");
+        assert_eq!(with(words), of(&text), "{plan}");
+        assert_eq!(with(["title = \"", "title = \"other: "]), of(&text), "{plan}");
+    }
+}
+
+#[test]
 fn mistakes_are_refused_with_their_place() {
     for (right, wrong, message) in [
         ("delay_ms = 25", "delay = 25", "line 10"),

@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
+use toml::Table;
 
 use super::{
     Verdict,
     paths::{Cell, Links},
+    variants,
 };
 
 /// The most streams that a page may have.
@@ -47,6 +49,9 @@ pub struct TreesPlan {
     /// What its results say about the published claims.
     #[serde(default)]
     pub verdicts: Vec<Verdict>,
+    /// The TOML table that it was parsed from.
+    #[serde(skip)]
+    table: Table,
 }
 
 /// The kind of a plan.
@@ -199,7 +204,14 @@ impl TreesPlan {
     pub fn from_toml(text: &str) -> Result<Self> {
         let plan: Self = toml::from_str(text)?;
         plan.check()?;
-        Ok(plan)
+        Ok(Self { table: toml::from_str(text)?, ..plan })
+    }
+
+    /// Returns eight hexadecimal digits that differ between texts of the plan that differ in meaning; see
+    /// [`Plan::fingerprint`](super::Plan::fingerprint).
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        variants::fingerprint(&self.table)
     }
 
     fn check(&self) -> Result<()> {

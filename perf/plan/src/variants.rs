@@ -86,9 +86,46 @@ macro_rules! varied {
                 Self { variant: variant.to_owned(), table, ..self }
             }
         }
+
+        impl $plan {
+            /// Returns eight hexadecimal digits that differ between variants, and between texts of the plan that differ in meaning.
+            /// Rows with equal digits were made by the same variant, whatever its repetitions.
+            #[must_use]
+            pub fn fingerprint(&self) -> String {
+                $crate::variants::fingerprint(&self.table)
+            }
+        }
     };
 }
 pub(crate) use varied;
+
+/// The keys that decide nothing about a row: words about the plan, and how many rows there are.
+const WORDS: [&str; 9] = [
+    "title",
+    "source",
+    "published",
+    "goals",
+    "repetitions",
+    "lab_repetitions",
+    "verdicts",
+    "schedulers",
+    "lab_schedulers",
+];
+
+/// Returns eight hexadecimal digits of a variant's table, without [`WORDS`] and the number of seeds (FNV-1a, which is not
+/// cryptographic).
+pub(crate) fn fingerprint(table: &Table) -> String {
+    let mut table = table.clone();
+    for key in WORDS {
+        table.remove(key);
+    }
+    if let Some(toml::Value::Table(seeds)) = table.get_mut("seeds") {
+        seeds.remove("evaluations");
+    }
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    let hash = table.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, step);
+    format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
+}
 
 /// Applies `changes` to `table`: tables key by key, other values as a whole.
 fn merge(table: &mut Table, changes: &Table) {

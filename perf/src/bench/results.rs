@@ -8,6 +8,7 @@ use instruments::{
         Figure,
         one_way::{GENERATOR_LIMITS, HIGHEST_RATE},
     },
+    median::median,
     origin::Origin,
     relay::Kind,
 };
@@ -30,13 +31,7 @@ struct Series {
 
 impl Series {
     fn median(&self) -> f64 {
-        let mut sorted = self.samples.clone();
-        sorted.sort_by(f64::total_cmp);
-        let middle = sorted.len() / 2;
-        match sorted.len() % 2 {
-            0 => sorted[middle - 1..=middle].iter().sum::<f64>() / 2.0,
-            _ => sorted[middle],
-        }
+        median(self.samples.iter().copied()).unwrap_or_default()
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+use instruments::median::median;
 use serde::Serialize;
 
 use super::arrivals::{Arrival, Class, arrivals};
@@ -36,11 +37,7 @@ impl Alone {
     /// Returns the medians of several measurements; zeros if there are none.
     #[must_use]
     pub fn median(measured: &[Self]) -> Self {
-        let middle = |of: fn(&Self) -> f64| {
-            let mut sorted: Vec<_> = measured.iter().map(of).collect();
-            sorted.sort_by(f64::total_cmp);
-            sorted.get(sorted.len() / 2).copied().unwrap_or_default()
-        };
+        let middle = |of: fn(&Self) -> f64| median(measured.iter().map(of)).unwrap_or_default();
         Self { first_ms: middle(|alone| alone.first_ms), token_ms: middle(|alone| alone.token_ms) }
     }
 

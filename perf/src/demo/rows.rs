@@ -13,7 +13,7 @@ use super::{
     arrivals::Class,
     calibration::Alone,
     client::{Asked, Ended},
-    stage::{Choose, Kind, MODELS},
+    stage::{Choose, Congestion, Kind, MODELS},
 };
 
 /// A load served by one contender.
@@ -25,6 +25,8 @@ pub struct Run {
     pub link_mbit: f64,
     /// The seed of the arrivals.
     pub seed: u64,
+    /// The congestion controller of TCP and of paced.
+    pub congestion: Congestion,
     /// For how long requests arrived, in seconds.
     pub seconds: f64,
     /// The load, as a multiple of the large model's rate for one request after another.
@@ -69,10 +71,11 @@ pub struct OfClass {
     pub score: f64,
     /// How many requests each model answered, completely or not.
     pub selected: BTreeMap<String, usize>,
-    /// From when a request was due to its first token, in milliseconds: median and 95 %, of answers that have one.
-    pub first_token_ms: Option<[f64; 2]>,
-    /// From when a request was due to the end of its answer, in milliseconds: median and 95 %, of whole answers.
-    pub whole_ms: Option<[f64; 2]>,
+    /// From when a request was due to its first token, in milliseconds: median and 95 % of all requests, of which those without a
+    /// token count as the slowest. `None` for a quantile that too few requests reached, or if there were no requests.
+    pub first_token_ms: [Option<f64>; 2],
+    /// The same from when a request was due to the end of its whole answer.
+    pub whole_ms: [Option<f64>; 2],
     /// Tokens of whole answers.
     pub tokens: u64,
 }
@@ -106,6 +109,7 @@ impl Run {
         Self {
             engine: demo.engine,
             link_mbit: demo.mbit,
+            congestion: seen.congestion,
             seed: load.seed,
             seconds: demo.seconds,
             load: load.times,
@@ -156,7 +160,7 @@ impl OfClass {
             }
         }
         sum.score = rounded(worth / sum.requests.max(1) as f64);
-        (sum.first_token_ms, sum.whole_ms) = (spread(first_token), spread(whole));
+        (sum.first_token_ms, sum.whole_ms) = (spread(first_token, sum.requests), spread(whole, sum.requests));
         sum
     }
 
@@ -173,14 +177,14 @@ fn reward(asked: &Asked) -> f64 {
     of.filter(|_| asked.fate() == Fate::Met).map_or(0.0, |(_, percent)| f64::from(*percent) / 100.0)
 }
 
-/// Returns the median and the 95th percentile, in milliseconds.
-fn spread(mut values: Vec<Duration>) -> Option<[f64; 2]> {
+/// Returns the median and the 95th percentile of `requests` requests, in milliseconds. Requests without a value are the slowest, so
+/// that giving up does not look fast.
+fn spread(mut values: Vec<Duration>, requests: usize) -> [Option<f64>; 2] {
     values.sort_unstable();
-    let at = |share: f64| {
-        let rank = (share * values.len() as f64).ceil() as usize;
-        values.get(rank.saturating_sub(1)).map(|value| rounded(value.as_secs_f64() * 1e3))
-    };
-    Some([at(0.5)?, at(0.95)?])
+    [0.5, 0.95].map(|share| {
+        let rank = (share * requests as f64).ceil() as usize;
+        values.get(rank.checked_sub(1)?).map(|value| rounded(value.as_secs_f64() * 1e3))
+    })
 }
 
 /// Rounds off digits that are noise.
@@ -282,7 +286,8 @@ pub fn calibration(alone: &[Alone; MODELS.len()]) -> String {
 pub fn report(runs: &[Run]) -> String {
     let mut text = String::new();
     if let Some(run) = runs.first() {
-        _ = writeln!(text, "engines: {}\n", run.engine.name());
+        let (engines, congestion) = (run.engine.name(), run.congestion.name());
+        _ = writeln!(text, "engines: {engines}; congestion control of TCP and of paced: {congestion}\n");
     }
     let mut seeds: Vec<_> = runs.iter().map(|run| run.seed).collect();
     seeds.sort_unstable();
@@ -351,8 +356,12 @@ fn summary(runs: &[Run]) -> String {
 
 fn cells(run: &Run, class: Class, of: &OfClass) -> Vec<String> {
     let by: Vec<_> = MODELS.iter().map(|(model, _)| of.selected.get(*model).unwrap_or(&0).to_string()).collect();
-    let ms =
-        |spread: Option<[f64; 2]>| spread.map_or_else(String::new, |[middle, most]| format!("{middle:.0}, {most:.0}"));
+    let ms = |spread: [Option<f64>; 2]| {
+        if of.requests == 0 {
+            return String::new();
+        }
+        spread.map(|ms| ms.map_or_else(|| "never".to_owned(), |ms| format!("{ms:.0}"))).join(", ")
+    };
     vec![
         run.contender.to_owned(),
         class.name().to_owned(),
@@ -407,7 +416,12 @@ pub(super) mod tests {
         let alone = [Alone { first_ms: 100.0, token_ms: 20.0 }; MODELS.len()];
         let make = |contender, times, asked| {
             let load = Load { times, per_second: times * 2.0, alone: &alone, seed: 7 };
-            Run::of(&demo, contender, &load, &Offered { asked, download_mbit: 0.5, cpu_s: 1.5 })
+            Run::of(
+                &demo,
+                contender,
+                &load,
+                &Offered { asked, download_mbit: 0.5, cpu_s: 1.5, congestion: Congestion::Cubic },
+            )
         };
         vec![
             make(Contender::RoundRobin, 0.5, mixed()),
@@ -426,7 +440,9 @@ pub(super) mod tests {
         let [urgent, batch] = Class::ALL.map(|class| &runs[0].classes[&class]);
         assert_eq!((urgent.requests, urgent.met, urgent.late, urgent.refused, urgent.failed), (4, 2, 1, 1, 0));
         assert_eq!((batch.requests, batch.met, batch.late, batch.given_up, batch.failed), (3, 1, 1, 1, 1));
-        assert_eq!((urgent.whole_ms, urgent.first_token_ms), (Some([500.0, 501.0]), Some([200.0, 250.0])));
+        // One of four was refused, and one of three given up and one broke off.
+        assert_eq!((urgent.whole_ms, urgent.first_token_ms), ([Some(500.0), None], [Some(200.0), Some(250.0)]));
+        assert_eq!((batch.whole_ms, batch.first_token_ms), ([None, None], [Some(50.0), Some(750.0)]));
         assert_eq!(urgent.selected, BTreeMap::from([("large".to_owned(), 2), ("small".to_owned(), 1)]));
         assert!((urgent.score - (1.0 + 0.69) / 4.0).abs() < 1e-3, "{urgent:?}");
         assert!((runs[0].score - (1.0 + 0.69 + 0.91) / 7.0).abs() < 1e-3, "{}", runs[0].score);
@@ -444,6 +460,8 @@ pub(super) mod tests {
         let text = report(&some());
         for part in [
             "engines: emulated",
+            "congestion control of TCP and of paced: cubic",
+            "500, never",
             "load 0.5: 7 requests, 1.00 a second, seed 7",
             "load 2: 7 requests, 4.00 a second, seed 7",
             "2 of 4, 50 %",

@@ -58,6 +58,36 @@ impl Choose {
     }
 }
 
+/// The congestion controller of both contenders: of the kernel's TCP for round robin and its download, and of paced's QUIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Congestion {
+    /// BBR: the kernel's has version 1 unless it was replaced, paced's version 2.
+    Bbr,
+    /// CUBIC, where the kernel has no BBR.
+    Cubic,
+}
+
+impl Congestion {
+    /// The name in a configuration, and in the kernel.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bbr => "bbr",
+            Self::Cubic => "cubic",
+        }
+    }
+
+    /// Returns the first controller that `set` gives to TCP.
+    fn of_tcp(set: impl Fn(&str) -> Result<()>) -> Result<Self> {
+        if set(Self::Bbr.name()).is_ok() {
+            return Ok(Self::Bbr);
+        }
+        set(Self::Cubic.name()).context("the kernel has neither BBR nor CUBIC")?;
+        Ok(Self::Cubic)
+    }
+}
+
 /// How long a packet may wait in the queue in front of the link, in milliseconds.
 const QUEUE_MS: u32 = 200;
 
@@ -117,6 +147,7 @@ enum Engine {
 /// The engines, the gateway and the edge, which run until this is dropped.
 pub struct Stage {
     models: Models,
+    congestion: Congestion,
     _engines: Vec<Engine>,
     _server: Server,
 }
@@ -128,6 +159,10 @@ impl Stage {
     /// Without root, or when a process does not start.
     pub fn new(kind: Kind, mbit: f64, policy: Choose) -> Result<Self> {
         let chain = Chain::new().context("the namespaces cannot be created; the demo needs root")?;
+        let machines = [&chain.client, &chain.relay, &chain.target];
+        let congestion = Congestion::of_tcp(|name| {
+            machines.iter().try_for_each(|machine| machine.sysctl("net.ipv4.tcp_congestion_control", name))
+        })?;
         let start = |(at, (model, _)): (usize, &(&'static str, u8))| {
             let port = PORT + at as u16;
             let engine = match kind {
@@ -147,9 +182,15 @@ impl Stage {
         chain.client.ip(&format!("route add 10.0.2.0/24 via {}", chain.access.far.v4))?;
         chain.target.ip(&format!("route add 10.0.1.0/24 via {}", chain.egress.near.v4))?;
         chain.relay.sysctl("net.ipv4.ip_forward", "1")?;
-        let (gateway, edge) = (gateway(&chain, policy), edge(&chain));
+        let (gateway, edge) = (gateway(&chain, policy, congestion), edge(&chain, congestion));
         let models = Models::on(chain, &gateway, &edge).context("gateway and edge did not start")?;
-        Ok(Self { models, _engines: engines, _server: server })
+        Ok(Self { models, congestion, _engines: engines, _server: server })
+    }
+
+    /// The congestion controller of all connections.
+    #[must_use]
+    pub const fn congestion(&self) -> Congestion {
+        self.congestion
     }
 
     /// Returns where requests go directly to an engine.
@@ -210,24 +251,29 @@ impl Stage {
     }
 }
 
-/// The configuration of transport and order for both daemons: the recommendations of perf/README.md (BBR, `ml` with `edf`),
-/// and the small `low_mark_packets` that config/paced.toml recommends for links below 10 Mbit/s. Requests state their own
-/// budgets; the deadline of `batch` puts its answers before the download, which has none.
-const BOTH: &str = r#"
-    [transport]
-    congestion = "bbr"
-    [schedule]
-    discipline = "ml"
-    low = "edf"
-    low_mark_packets = 2
-    [class.urgent]
-    level = "high"
-    [class.batch]
-    deadline_ms = 10000
-    [class.download]
-"#;
+/// The configuration of transport and order for both daemons: TCP's congestion controller, the schedule that perf/README.md
+/// recommends (`ml` with `edf`), and the small `low_mark_packets` that config/paced.toml recommends for links below 10 Mbit/s.
+/// Requests state their own budgets; the deadline of `batch` puts its answers before the download, which has none.
+fn both(congestion: Congestion) -> String {
+    format!(
+        r#"
+        [transport]
+        congestion = "{}"
+        [schedule]
+        discipline = "ml"
+        low = "edf"
+        low_mark_packets = 2
+        [class.urgent]
+        level = "high"
+        [class.batch]
+        deadline_ms = 10000
+        [class.download]
+        "#,
+        congestion.name()
+    )
+}
 
-fn gateway(chain: &Chain, policy: Choose) -> String {
+fn gateway(chain: &Chain, policy: Choose, congestion: Congestion) -> String {
     let model = |(at, (name, quality)): (usize, &(&str, u8))| {
         let engine = format!("http://{}:{}", chain.egress.far.v4, PORT + at as u16);
         format!(
@@ -245,7 +291,7 @@ fn gateway(chain: &Chain, policy: Choose) -> String {
         name = "auto"
         models = {names:?}
         policy = "{policy}"
-        {BOTH}
+        {both}
         {rules}
         [[rule]]
         class = "download"
@@ -253,11 +299,12 @@ fn gateway(chain: &Chain, policy: Choose) -> String {
         "#,
         names = MODELS.map(|(name, _)| name),
         policy = policy.name(),
+        both = both(congestion),
         rules = rules.concat(),
     )
 }
 
-fn edge(chain: &Chain) -> String {
+fn edge(chain: &Chain, congestion: Congestion) -> String {
     let target = SocketAddr::from((chain.egress.far.v4, DOWNLOAD));
     format!(
         r#"
@@ -267,8 +314,36 @@ fn edge(chain: &Chain) -> String {
         target = "{target}"
         class = "download"
         {relay}
-        {BOTH}
+        {both}
         "#,
         relay = models::RELAY,
+        both = both(congestion),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use anyhow::bail;
+
+    use super::*;
+
+    #[test]
+    fn both_contenders_have_the_first_controller_that_the_kernel_has() {
+        for (has, chosen) in
+            [(&["cubic", "bbr"][..], Some("bbr")), (&["reno", "cubic"], Some("cubic")), (&["reno"], None)]
+        {
+            let set = RefCell::default();
+            let congestion = Congestion::of_tcp(|name| match has.contains(&name) {
+                true => Ok(_ = set.replace(Some(name.to_owned()))),
+                false => bail!("no such file"),
+            });
+            assert_eq!(congestion.as_ref().ok().map(|congestion| congestion.name()), chosen);
+            assert_eq!(set.into_inner().as_deref(), chosen, "what TCP got");
+            let Ok(congestion) = congestion else { continue };
+            let paced: toml::Table = toml::from_str(&both(congestion)).unwrap();
+            assert_eq!(paced["transport"]["congestion"].as_str(), chosen, "what paced got");
+        }
+    }
 }

@@ -37,12 +37,17 @@ pub struct Cell {
     pub variant: String,
     /// The clock's name.
     pub clock: String,
-    /// The fingerprint of what decides its rows, if the plan has one.
-    pub fingerprint: Option<String>,
+    /// The fingerprint of the variant, which decides its rows.
+    pub fingerprint: String,
+    /// Whether rows without a fingerprint count as rows of this variant: older rows of simulations and of the kernel's stack have
+    /// none.
+    pub older_without: bool,
     /// How many repetitions are required.
     pub repetitions: u64,
     /// The schedulers that need rows, if they can run here; empty if rows name no schedulers.
     pub schedulers: Vec<String>,
+    /// The schedulers of the plan that cannot run here: their rows stay as they are.
+    pub absent: Vec<String>,
     /// How long it may take, according to the plan and not to any measurement.
     pub assumed: Duration,
 }
@@ -83,46 +88,30 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
         }
         Any::Serving(plan) => {
             for variant in plan.variants() {
+                let plan = plan.variant(variant)?;
                 cells.push(Cell {
-                    plan: plan.name.clone(),
-                    variant: variant.to_owned(),
-                    clock: SIMULATED.to_owned(),
-                    fingerprint: None,
-                    repetitions: plan.variant(variant)?.seeds.evaluations,
-                    schedulers: Vec::new(),
-                    assumed: Duration::from_secs_f64(OF_SERVING),
+                    repetitions: plan.seeds.evaluations,
+                    ..simulated(&plan.name, variant, plan.fingerprint(), OF_SERVING)
                 });
             }
         }
         Any::Trees(plan) => cells.push(Cell {
-            plan: plan.name.clone(),
-            variant: BASE.to_owned(),
-            clock: SIMULATED.to_owned(),
-            fingerprint: None,
             repetitions: plan.repetitions,
-            schedulers: Vec::new(),
-            assumed: Duration::from_secs_f64(OF_PATHS),
+            schedulers: names(plan.schedulers.iter(), |it| it.name()),
+            ..simulated(&plan.name, BASE, plan.fingerprint(), OF_PATHS)
         }),
         Any::Stack(plan) => cells.push(Cell {
-            plan: plan.name.clone(),
-            variant: BASE.to_owned(),
             clock: Clock::Lab.name().to_owned(),
-            fingerprint: None,
             repetitions: plan.repetitions,
-            schedulers: Vec::new(),
-            assumed: Duration::from_secs_f64(OF_STACK),
+            ..simulated(&plan.name, BASE, plan.fingerprint(), OF_STACK)
         }),
         Any::Paths(plan) => {
             for variant in plan.variants() {
                 let plan = plan.variant(variant)?;
                 cells.push(Cell {
-                    plan: plan.name.clone(),
-                    variant: variant.to_owned(),
-                    clock: SIMULATED.to_owned(),
-                    fingerprint: None,
                     repetitions: plan.repetitions,
                     schedulers: names(plan.schedulers.iter(), |it| it.name()),
-                    assumed: Duration::from_secs_f64(OF_PATHS),
+                    ..simulated(&plan.name, variant, plan.fingerprint(), OF_PATHS)
                 });
             }
         }
@@ -130,9 +119,25 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
+/// Returns a cell of simulations whose rows name no schedulers.
+fn simulated(plan: &str, variant: &str, fingerprint: String, seconds: f64) -> Cell {
+    Cell {
+        plan: plan.to_owned(),
+        variant: variant.to_owned(),
+        clock: SIMULATED.to_owned(),
+        fingerprint,
+        older_without: true,
+        repetitions: 0,
+        schedulers: Vec::new(),
+        absent: Vec::new(),
+        assumed: Duration::from_secs_f64(seconds),
+    }
+}
+
 fn of_network(plan: &Plan, clock: Clock) -> Cell {
     let can_run = |scheduler: &Scheduler| peer::check(plan, *scheduler).is_ok();
-    let schedulers = names(plan.schedulers_on(clock).into_iter().filter(can_run), |it| it.name());
+    let (present, absent): (Vec<_>, Vec<_>) = plan.schedulers_on(clock).into_iter().partition(can_run);
+    let [schedulers, absent] = [present, absent].map(|all| names(all.into_iter(), Scheduler::name));
     let repetitions = plan.repetitions_on(clock);
     let takes = match clock {
         Clock::VirtualNetwork => OF_VIRTUAL_NETWORK,
@@ -144,9 +149,11 @@ fn of_network(plan: &Plan, clock: Clock) -> Cell {
         plan: plan.name.clone(),
         variant: plan.variant.clone(),
         clock: clock.name().to_owned(),
-        fingerprint: Some(plan.fingerprint()),
+        fingerprint: plan.fingerprint(),
+        older_without: false,
         repetitions,
         schedulers,
+        absent,
         assumed: Duration::from_secs_f64(takes * runs * plan.least_seconds()),
     }
 }
@@ -158,6 +165,17 @@ fn names<T>(all: impl Iterator<Item = T>, name: impl Fn(T) -> &'static str) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn variants_of_every_kind_of_plan_differ_by_their_fingerprints() {
+        let cells = all(&[], true).unwrap();
+        assert!(cells.iter().all(|cell| cell.fingerprint.len() == 8));
+        let same = |one: &Cell, other: &Cell| one.plan == other.plan && one.fingerprint == other.fingerprint;
+        for cell in &cells {
+            let twins = cells.iter().filter(|other| same(cell, other) && other.variant != cell.variant).count();
+            assert_eq!(twins, 0, "{cell} has the fingerprint of another variant");
+        }
+    }
 
     #[test]
     fn bases_come_before_variants_and_the_simulated_before_the_lab() {

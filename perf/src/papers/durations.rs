@@ -67,9 +67,11 @@ mod tests {
             plan: "p".to_owned(),
             variant: variant.to_owned(),
             clock: clock.to_owned(),
-            fingerprint: None,
+            fingerprint: String::new(),
+            older_without: false,
             repetitions: 1,
             schedulers: Vec::new(),
+            absent: Vec::new(),
             assumed: Duration::from_secs(assumed_s),
         }
     }

@@ -18,10 +18,11 @@ pub fn report(results: &Results, folder: &Path) -> Result<String> {
     let mut text = String::from(
         "# Results\n\n`paced-perf report` writes this page from the rows in [results](results) and the verdicts in [plans](plans); a test compares it with\n\
          them. [README.md](README.md) says how everything was measured, and `make papers` makes all rows again. ± is half of the 95 % interval\n\
-         of the mean over repetitions (Student's t); a cell without it was measured once, or by a commit that computed no intervals. Quantiles\n\
-         are over the requests of all repetitions together, and their ± is of the quantiles of each repetition: where repetitions differ, a high\n\
-         quantile lies above the mean of these by more than ±. `never` is a quantile that too few requests reached. The paper's values stand\n\
-         in brackets.\n\n\
+         of the mean over repetitions (Student's t). The number before it is this mean, for a quantile the mean of the repetitions' quantiles.\n\
+         A cell without ± was measured once, or by a commit that computed no intervals, or has a repetition without a value: it shows the\n\
+         quantile of the requests of all repetitions together, or the median of other figures. Verdicts quote these where they give no ±. In\n\
+         the tables of FStream's figures, ± is the standard deviation. `never` is a quantile that too few requests reached. A mode of tunnels\n\
+         that has not sent everything has no figures but that. The paper's values stand in brackets.\n\n\
          ## What was published, and what is measured here\n\n| plan | claim | here | why |\n|---|---|---|---|\n",
     );
     for plan in &plans {
@@ -41,7 +42,7 @@ pub fn report(results: &Results, folder: &Path) -> Result<String> {
                 let lines = results.lines(&plan.name, false);
                 let rows = serving::Row::parse_all(&lines).with_context(|| plan.name.clone())?;
                 text += &origins(&lines, "simulated engines")?;
-                _ = write!(text, "\n{}", serving::tables(&rows));
+                _ = write!(text, "\n{}", serving::tables(&rows, &plan.goals));
                 text += &pictures(&plan.name, folder)?;
             }
             Any::Trees(plan) => {

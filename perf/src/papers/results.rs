@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::Write as _,
     path::{Path, PathBuf},
 };
 
@@ -32,7 +33,7 @@ struct Head {
 #[derive(Debug)]
 pub struct Results {
     folder: PathBuf,
-    /// By file name: each line, with its parsed head. Lines of other benchmarks name no plan and are not here.
+    /// By file name: each line, with its parsed head. Files of other benchmarks are not here.
     files: BTreeMap<String, Vec<(Head, String)>>,
 }
 
@@ -40,7 +41,8 @@ impl Results {
     /// Reads all files of a folder.
     ///
     /// # Errors
-    /// When a file cannot be read.
+    /// When a file cannot be read, or has a line that is no JSON or, unlike others of the file, no row; the error has the
+    /// number of the line.
     pub fn open(folder: &Path) -> Result<Self> {
         let mut files = BTreeMap::new();
         for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -50,8 +52,7 @@ impl Results {
                 continue;
             };
             let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-            let lines = text.lines().filter_map(|line| Some((serde_json::from_str(line).ok()?, line.to_owned())));
-            let lines: Vec<(Head, String)> = lines.collect();
+            let lines = parse(&text).with_context(|| path.display().to_string())?;
             if !lines.is_empty() {
                 files.insert(name.to_owned(), lines);
             }
@@ -60,16 +61,17 @@ impl Results {
     }
 
     /// Whether the rows of a cell are of the present product: its folders have the same trees, the plan's fingerprint is the
-    /// same, there are enough repetitions, and each scheduler has rows.
+    /// same, there are enough repetitions, and each scheduler that can run here has rows.
     #[must_use]
     pub fn is_current(&self, cell: &Cell, trees: &Trees) -> bool {
-        let mut rows = self.of(cell).peekable();
+        // Rows of schedulers that cannot run here could not become newer.
+        let mut rows = self.of(cell).filter(|row| !cell.absent.contains(&row.scheduler)).peekable();
         let has_rows = |scheduler: &String| self.of(cell).any(|row| row.scheduler == *scheduler);
         rows.peek().is_some()
             && cell.schedulers.iter().all(has_rows)
             && rows.all(|row| {
                 Trees::parse(&row.trees).same(trees, &cell.clock)
-                    && cell.fingerprint.as_ref().is_none_or(|fingerprint| *fingerprint == row.fingerprint)
+                    && (cell.fingerprint == row.fingerprint || row.fingerprint.is_empty() && cell.older_without)
                     && row.repetitions >= cell.repetitions
             })
     }
@@ -85,10 +87,11 @@ impl Results {
         rows.filter(|row| row.plan == cell.plan && row.variant == cell.variant && row.clock == cell.clock)
     }
 
-    /// Replaces a cell's rows by lines of JSON, and writes the file.
+    /// Replaces a cell's rows by lines of JSON, and writes the file. A scheduler of the plan that has no new rows, because it cannot
+    /// run here, keeps its existing ones: their trees say that they are older.
     ///
     /// # Errors
-    /// When the file cannot be written, a line is no row, or the present rows have more repetitions.
+    /// When the file cannot be written or belongs to another benchmark, a line is no row, or the present rows have more repetitions.
     pub fn replace(&mut self, cell: &Cell, lines: &str) -> Result<()> {
         let name = file(&cell.plan, &cell.clock);
         let mut new: Vec<(Head, String)> = Vec::new();
@@ -102,18 +105,27 @@ impl Results {
             "the existing rows have {standing} repetitions, the new ones {}",
             least.unwrap_or_default()
         );
-        let rows = self.files.entry(name.clone()).or_default();
+        let path = self.folder.join(&name);
+        let is_known = self.files.contains_key(&name) || !path.exists();
+        ensure!(is_known, "{} has no rows of plans", path.display());
+        let rows = self.files.entry(name).or_default();
         // Rows of other variants also belong to this cell: the costs of queues, which no other cell has.
         let key = |head: &Head| (head.variant.clone(), head.clock.clone());
         let at = rows.iter().position(|(head, _)| (&head.variant, &head.clock) == (&cell.variant, &cell.clock));
         let at = at.unwrap_or(rows.len());
         let before =
             rows[..at].iter().filter(|(head, _)| !new.iter().any(|(of_new, _)| key(of_new) == key(head))).count();
-        rows.retain(|(head, _)| !new.iter().any(|(of_new, _)| key(of_new) == key(head)));
-        rows.splice(before..before, new);
+        let is_replaced = |head: &Head| new.iter().any(|(of_new, _)| key(of_new) == key(head));
+        let was_not_run = |head: &Head| {
+            (&head.variant, &head.clock) == (&cell.variant, &cell.clock)
+                && cell.schedulers.iter().chain(&cell.absent).any(|scheduler| *scheduler == head.scheduler)
+                && !new.iter().any(|(of_new, _)| key(of_new) == key(head) && of_new.scheduler == head.scheduler)
+        };
+        let kept: Vec<_> = rows.iter().filter(|(head, _)| is_replaced(head) && was_not_run(head)).cloned().collect();
+        rows.retain(|(head, _)| !is_replaced(head));
+        rows.splice(before..before, new.into_iter().chain(kept));
         let text: String = rows.iter().map(|(_, line)| format!("{line}\n")).collect();
-        let path = self.folder.join(&name);
-        fs::write(&path, text).with_context(|| path.display().to_string())
+        write(&path, &text).with_context(|| path.display().to_string())
     }
 
     /// Returns the present lines of a plan in one of its two files.
@@ -123,6 +135,33 @@ impl Results {
         let lines = self.files.get(&name).into_iter().flatten().filter(|(head, _)| head.plan == plan);
         lines.map(|(_, line)| format!("{line}\n")).collect()
     }
+}
+
+/// Parses the lines of a file; none if they are of another benchmark.
+fn parse(text: &str) -> Result<Vec<(Head, String)>> {
+    let (mut heads, mut foreign) = (Vec::new(), None);
+    for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let place = || format!("line {} is no row", at + 1);
+        let row: serde_json::Value = serde_json::from_str(line).with_context(place)?;
+        match serde_json::from_value(row).with_context(place) {
+            Ok(head) => heads.push((head, line.to_owned())),
+            Err(error) => foreign = foreign.or(Some(error)),
+        }
+    }
+    // A file of rows would lose such a line when a cell is replaced.
+    match foreign {
+        Some(error) if !heads.is_empty() => Err(error),
+        _ => Ok(heads),
+    }
+}
+
+/// Writes a file and gives it its name only then, so that an interruption leaves the former one.
+fn write(path: &Path, text: &str) -> Result<()> {
+    let new = path.with_extension("json.new");
+    let mut file = fs::File::create(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    Ok(fs::rename(new, path)?)
 }
 
 fn file(plan: &str, clock: &str) -> String {
@@ -145,9 +184,11 @@ mod tests {
             plan: "p".to_owned(),
             variant: variant.to_owned(),
             clock: "virtual-network".to_owned(),
-            fingerprint: Some("f".to_owned()),
+            fingerprint: "f".to_owned(),
+            older_without: false,
             repetitions: 3,
             schedulers: Vec::new(),
+            absent: Vec::new(),
             assumed: std::time::Duration::ZERO,
         }
     }
@@ -170,7 +211,9 @@ mod tests {
             results.is_current(&of("rr"), &trees) && !results.is_current(&of("abs"), &trees),
             "of abs there are no rows"
         );
-        assert!(!results.is_current(&Cell { fingerprint: Some("g".to_owned()), ..cell("more") }, &trees));
+        let changed = Cell { fingerprint: "g".to_owned(), ..cell("more") };
+        assert!(!results.is_current(&changed, &trees));
+        assert!(!results.is_current(&Cell { older_without: true, ..changed }, &trees), "its rows have one");
 
         let new = row("base", now, 7);
         results.replace(&cell("base"), &format!("{new}\n")).unwrap();
@@ -184,6 +227,63 @@ mod tests {
         let error = results.replace(&cell("base"), &fewer).unwrap_err().to_string();
         assert!(error.contains("3 repetitions"), "{error}");
         assert!(results.lines("p", false).contains(&new), "rows of more repetitions stay");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn rows_of_a_scheduler_that_cannot_run_here_stay_and_do_not_make_the_cell_older() {
+        let folder = std::env::temp_dir().join(format!("paced-results-absent-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (now, before) = ("daemon 1 sched 2 masque 3", "daemon 0 sched 2 masque 3");
+        let of = |scheduler: &str, trees: &str| row("base", trees, 1).replace("\"rr\"", &format!("\"{scheduler}\""));
+        let [ours, peer, dropped] = ["rr", "quic-go", "no-longer-planned"].map(|name| of(name, before));
+        let other = row("more", now, 2);
+        fs::write(folder.join("p.json"), format!("{ours}\n{peer}\n{dropped}\n{other}\n")).unwrap();
+        let mut results = Results::open(&folder).unwrap();
+        let here = Cell { schedulers: vec!["rr".to_owned()], absent: vec!["quic-go".to_owned()], ..cell("base") };
+        let new = of("rr", now);
+        results.replace(&here, &new).unwrap();
+        let kept = fs::read_to_string(folder.join("p.json")).unwrap();
+        assert_eq!(kept, format!("{new}\n{peer}\n{other}\n"));
+        let everywhere = Cell { schedulers: vec!["rr".to_owned(), "quic-go".to_owned()], ..cell("base") };
+        let trees = Trees::parse(now);
+        assert!(results.is_current(&here, &trees), "it cannot become newer here");
+        assert!(!results.is_current(&everywhere, &trees), "it is measured again where it can run");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_line_that_is_no_row_is_refused_by_its_number_and_not_lost() {
+        let folder = std::env::temp_dir().join(format!("paced-results-lines-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let good = row("base", "sched 1", 1);
+        let path = folder.join("p.json");
+        for (bad, message) in [
+            (&good[..40], "line 2 is no row: EOF"),
+            ("{\"plan\":\"p\",\"variant\":\"more\"}", "line 2 is no row: missing field `clock`"),
+            ("{\"no\":\"plan\"}", "line 2 is no row: missing field `plan`"),
+        ] {
+            fs::write(&path, format!("{good}\n{bad}\n")).unwrap();
+            let error = format!("{:#}", Results::open(&folder).unwrap_err());
+            assert!(error.contains("p.json") && error.contains(message), "{error}");
+        }
+        let foreign = "{\"no\":\"plan\"}\n";
+        fs::write(&path, foreign).unwrap();
+        assert!(Results::open(&folder).unwrap().replace(&cell("base"), &good).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), foreign);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_whole_stays_as_it_was() {
+        let folder = std::env::temp_dir().join(format!("paced-results-whole-{}", std::process::id()));
+        fs::create_dir_all(folder.join("p.json.new")).unwrap();
+        let (path, old) = (folder.join("p.json"), format!("{}\n", row("base", "sched 1", 1)));
+        fs::write(&path, &old).unwrap();
+        // The folder takes the place of the new file, so that it cannot be written.
+        let mut results = Results::open(&folder).unwrap();
+        assert!(results.replace(&cell("base"), &row("base", "sched 2", 2)).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), old);
         fs::remove_dir_all(&folder).unwrap();
     }
 

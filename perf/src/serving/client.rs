@@ -19,8 +19,8 @@ use tokio::{
 
 use super::wire::{Answers, Stamp};
 
-/// How long a client waits for anything before it counts an error.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest time that a client waits for anything before it counts an error.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long it takes until the intended number of streams run at once.
 const FILL_NS: f64 = 1e9;
@@ -58,6 +58,7 @@ impl Seen {
 /// State that all clients of a measurement share.
 pub struct Clients {
     at: SocketAddr,
+    patience: Duration,
     idle: RefCell<Vec<TcpStream>>,
     running: Cell<u64>,
     is_measuring: Cell<bool>,
@@ -78,13 +79,14 @@ pub struct Load {
 }
 
 impl Clients {
-    /// Creates clients that send requests to `at`.
+    /// Creates clients that send requests to `at`. A connection or an answer of which nothing arrives for `patience` is an error.
     ///
     /// # Errors
     /// When there is no memory for histograms.
-    pub fn new(at: SocketAddr) -> Result<Rc<Self>> {
+    pub fn new(at: SocketAddr, patience: Duration) -> Result<Rc<Self>> {
         Ok(Rc::new(Self {
             at,
+            patience,
             idle: RefCell::default(),
             running: Cell::new(0),
             is_measuring: Cell::new(false),
@@ -172,7 +174,7 @@ impl Clients {
         let (mut answers, mut number, mut last_delay_ns) = (Answers::default(), 0, None);
         let mut buffer = [0; READ_BYTES];
         while number < wanted || wanted == tokens {
-            let len = read(&socket, &mut buffer).await?;
+            let len = self.read(&socket, &mut buffer).await?;
             let read_ns = now_ns();
             answers.push(&buffer[..len]).map_err(|wrong| anyhow!("{wrong:?}"))?;
             let mut in_order = true;
@@ -222,7 +224,7 @@ impl Clients {
             )
             .await?;
             loop {
-                let len = read(&socket, &mut buffer).await.with_context(|| format!("after {answered} answers"))?;
+                let len = self.read(&socket, &mut buffer).await.with_context(|| format!("after {answered} answers"))?;
                 answers.push(&buffer[..len]).map_err(|wrong| anyhow!("{wrong:?} after {answered} answers"))?;
                 if let Some(content) = answers.end() {
                     ensure!(content.ends_with(b"\"total_tokens\":10}}"), "an answer belongs to another request");
@@ -237,9 +239,22 @@ impl Clients {
     }
 
     async fn connect(&self) -> Result<TcpStream> {
-        let socket = timeout(PATIENCE, TcpStream::connect(self.at)).await.context("no connection in time")??;
+        let socket = timeout(self.patience, TcpStream::connect(self.at)).await.context("no connection in time")??;
         socket.set_nodelay(true)?;
         Ok(socket)
+    }
+
+    async fn read(&self, socket: &TcpStream, buffer: &mut [u8]) -> Result<usize> {
+        loop {
+            match socket.try_read(buffer) {
+                Ok(0) => return Err(anyhow!("the connection ended")),
+                Ok(len) => return Ok(len),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    timeout(self.patience, socket.readable()).await.context("nothing arrived in time")??;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 }
 
@@ -269,23 +284,38 @@ async fn write(socket: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-async fn read(socket: &TcpStream, buffer: &mut [u8]) -> Result<usize> {
-    loop {
-        match socket.try_read(buffer) {
-            Ok(0) => return Err(anyhow!("the connection ended")),
-            Ok(len) => return Ok(len),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                timeout(PATIENCE, socket.readable()).await.context("nothing arrived in time")??;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
 async fn sleep_until_ns(at_ns: u64) {
     let left_ns = at_ns.saturating_sub(now_ns());
     // The runtime's timer has a resolution of milliseconds; the next call makes up for shorter waits.
     if left_ns >= 500_000 {
         sleep(Duration::from_nanos(left_ns)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::{LocalSet, yield_now};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stream_that_stalls_is_an_error_of_the_measurement() {
+        // The kernel accepts connections, and nothing answers.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let clients = Clients::new(silent.local_addr().unwrap(), Duration::from_millis(1)).unwrap();
+        let seen = LocalSet::new()
+            .run_until(async {
+                clients.measure();
+                clients.begin(10);
+                while clients.running() > 0 {
+                    yield_now().await;
+                }
+                clients.measured().unwrap()
+            })
+            .await;
+        assert_eq!(
+            (seen.answers, seen.errors, seen.first_error.unwrap().as_str()),
+            (0, 1, "nothing arrived in time: deadline has elapsed")
+        );
     }
 }

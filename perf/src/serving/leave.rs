@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use super::{
     Trial,
-    client::Clients,
+    client::{self, Clients},
     engine::{Engine, Rhythm},
     peer::Running,
     rows::Sample,
@@ -48,7 +48,7 @@ pub async fn run(leave: &Leave, trial: Trial<'_>) -> Result<Vec<Sample>> {
     // Tokens come fast, so that clients are soon in the middle of an answer.
     let engine = Engine::start(Rhythm { period_ns: 10_000_000, groups: leave.at_once }).await?;
     let running = trial.start_with(&engine, REQUESTS)?;
-    let clients = Clients::new(running.address)?;
+    let clients = Clients::new(running.address, client::PATIENCE)?;
     // Memory that is allocated once is allocated before the measurement.
     depart(leave, &clients, leave.clients / 5, trial.seed).await;
     settle(&engine).await?;

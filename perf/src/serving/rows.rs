@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
-use instruments::origin::Origin;
+use instruments::{median::median, origin::Origin};
 use serde::{Deserialize, Serialize};
 
 /// All samples of one metric of one peer.
@@ -19,10 +19,13 @@ pub struct Row {
     pub peer: String,
     /// The median of the samples.
     pub value: f64,
-    /// One sample of each round.
+    /// One sample of each round in which the peer did not fail.
     pub samples: Vec<f64>,
-    /// The seed of the first round; each further round has the next.
+    /// The seed of the first sample's round.
     pub seed: u64,
+    /// The seed of each sample's round; empty in older rows, where each further round has the next.
+    #[serde(default)]
+    pub seeds: Vec<u64>,
 }
 
 /// Metrics that are not in the table: they explain results, or other metrics derive from them.
@@ -65,7 +68,7 @@ pub struct Sample {
 }
 
 impl Rows {
-    /// Adds the samples of a round.
+    /// Adds the samples of the round with this seed.
     pub fn add(&mut self, config: &str, peer: &str, seed: u64, samples: &[Sample]) {
         for &Sample { metric, value, unit } in samples {
             let is_same = |row: &&mut Row| (&row.config[..], &row.peer[..], &row.metric[..]) == (config, peer, metric);
@@ -73,26 +76,46 @@ impl Rows {
                 Some(row) => row,
                 None => {
                     let [config, metric, unit, peer] = [config, metric, unit, peer].map(str::to_owned);
-                    self.0.push(Row { config, metric, unit, peer, value: 0.0, samples: Vec::new(), seed });
+                    self.0.push(Row {
+                        config,
+                        metric,
+                        unit,
+                        peer,
+                        value: 0.0,
+                        samples: Vec::new(),
+                        seed,
+                        seeds: Vec::new(),
+                    });
                     let Some(row) = self.0.last_mut() else { continue };
                     row
                 }
             };
             row.samples.push(value);
-            row.value = median(&row.samples);
+            row.seeds.push(seed);
+            row.value = median(row.samples.iter().copied()).unwrap_or_default();
         }
     }
 
-    /// Adds how much more of `metric` each peer has than `base`, round by round, as `name`.
+    /// Adds how much more of `metric` each peer has than `base`, round by round, as `name`. Rounds in which either failed are left
+    /// out, because rounds differ more than peers do.
     pub fn add_difference(&mut self, base: &str, metric: &str, name: &'static str) {
         let of_metric: Vec<_> = self.0.iter().filter(|row| row.metric == metric).cloned().collect();
         for row in of_metric.iter().filter(|row| row.peer != base) {
             let Some(base) = of_metric.iter().find(|other| other.peer == base && other.config == row.config) else {
                 continue;
             };
-            let samples: Vec<_> = row.samples.iter().zip(&base.samples).map(|(own, base)| own - base).collect();
-            let value = median(&samples);
-            self.0.push(Row { metric: name.to_owned(), value, samples, ..row.clone() });
+            let of_base = |seed| base.rounds().find(|(of, _)| *of == seed).map(|(_, sample)| sample);
+            let differences = row.rounds().filter_map(|(seed, own)| Some((seed, own - of_base(seed)?)));
+            let (seeds, samples): (Vec<_>, Vec<_>) = differences.unzip();
+            let Some(&seed) = seeds.first() else { continue };
+            self.0.push(Row {
+                metric: name.to_owned(),
+                value: median(samples.iter().copied()).unwrap_or_default(),
+                samples,
+                seed,
+                seeds,
+                ..row.clone()
+            });
         }
     }
 
@@ -151,22 +174,16 @@ impl Rows {
 }
 
 impl Row {
+    /// Returns the seed and the sample of each round.
+    fn rounds(&self) -> impl Iterator<Item = (u64, f64)> {
+        self.seeds.iter().copied().zip(self.samples.iter().copied())
+    }
+
     fn cell(&self) -> String {
         let least = self.samples.iter().copied().fold(f64::INFINITY, f64::min);
         let most = self.samples.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let [value, least, most] = [self.value, least, most].map(number);
         if least == most { value } else { format!("{value} ({least} to {most})") }
-    }
-}
-
-fn median(samples: &[f64]) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted[..] {
-        [] => 0.0,
-        _ if sorted.len().is_multiple_of(2) => f64::midpoint(sorted[middle - 1], sorted[middle]),
-        _ => sorted[middle],
     }
 }
 
@@ -184,15 +201,35 @@ mod tests {
     fn a_table_shows_medians_with_their_range_and_differences_are_those_of_a_round() {
         let mut rows = Rows::default();
         let sample = |value| [Sample { metric: "delay", value, unit: "µs" }];
-        for (direct, paced) in [(10.0, 200.0), (100.0, 310.0), (20.0, 300.0)] {
-            rows.add("tokens", "direct", 7, &sample(direct));
-            rows.add("tokens", "paced", 7, &sample(paced));
+        for (seed, direct, paced) in [(7, 10.0, 200.0), (8, 100.0, 310.0), (9, 20.0, 300.0)] {
+            rows.add("tokens", "direct", seed, &sample(direct));
+            rows.add("tokens", "paced", seed, &sample(paced));
         }
         rows.add_difference("direct", "delay", "added delay");
         let origin = Origin::of_this_run("wall").unwrap();
         let table = Rows::read(&rows.json_lines(&origin).unwrap()).unwrap().table();
         assert!(table.contains("| tokens | delay, µs | 20.0 (10.0 to 100) | 300 (200 to 310) |\n"), "{table}");
         assert!(table.contains("| tokens | added delay, µs |  | 210 (190 to 280) |\n"), "{table}");
+    }
+
+    #[test]
+    fn a_peer_is_compared_in_the_rounds_that_both_have() {
+        let mut rows = Rows::default();
+        let sample = |value| [Sample { metric: "delay", value, unit: "µs" }];
+        // The first round of direct and the last of nginx failed, and litellm has only the first.
+        for (seed, direct, paced, nginx, litellm) in [
+            (7, None, Some(150.0), Some(20.0), Some(5.0)),
+            (8, Some(100.0), Some(310.0), Some(130.0), None),
+            (9, Some(20.0), Some(300.0), None, None),
+        ] {
+            for (peer, value) in [("direct", direct), ("paced", paced), ("nginx", nginx), ("litellm", litellm)] {
+                value.into_iter().for_each(|value| rows.add("tokens", peer, seed, &sample(value)));
+            }
+        }
+        rows.add_difference("direct", "delay", "added delay");
+        let origin = Origin::of_this_run("wall").unwrap();
+        let table = Rows::read(&rows.json_lines(&origin).unwrap()).unwrap().table();
+        assert!(table.contains("| tokens | added delay, µs | 245 (210 to 280) | 30.0 |  |  |\n"), "{table}");
     }
 
     #[test]

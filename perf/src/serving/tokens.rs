@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use super::{
     Meters, Trial,
-    client::{Clients, Load, Seen},
+    client::{Clients, Load, PATIENCE, Seen},
     engine::{Engine, Rhythm},
     peer::Peer,
     rows::Sample,
@@ -16,6 +16,9 @@ use super::{
 /// Each step of a search multiplies the number of tokens by this factor, up to a maximum of tokens per second.
 const STEP: u64 = 2;
 const MOST_PER_SEC: u64 = 640_000;
+
+/// The shortest time after which a stream without tokens is an error. The machine itself may pause for a while.
+const LEAST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Streams of tokens.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -42,6 +45,12 @@ impl Tokens {
         1_000_000_000 / self.rate.max(1)
     }
 
+    /// Returns how long a stream may lack tokens. It is shorter than the measurement, which would otherwise end before a stream that
+    /// stalls is an error.
+    fn patience(&self) -> Duration {
+        (Duration::from_secs(self.seconds) / 2).clamp(LEAST_PATIENCE, PATIENCE)
+    }
+
     /// Returns the name of the load.
     pub fn name(&self) -> String {
         let Self { streams, rate, at_once, .. } = self;
@@ -58,7 +67,7 @@ pub async fn run(tokens: &Tokens, trial: Trial<'_>) -> Result<Vec<Sample>> {
     let rhythm = Rhythm { period_ns: tokens.period_ns(), groups: (tokens.streams / tokens.at_once.max(1)).max(1) };
     let engine = Engine::start(rhythm).await?;
     let running = trial.start(&engine)?;
-    let clients = Clients::new(running.address)?;
+    let clients = Clients::new(running.address, tokens.patience())?;
     clients.ask(1, 1).await.context("the first request")?;
     let load = Load { streams: tokens.streams, tokens: tokens.tokens, period_ns: tokens.period_ns(), seed: trial.seed };
     let offered = clients.offer(load);
@@ -124,6 +133,15 @@ mod tests {
     use tokio::task::LocalSet;
 
     use super::*;
+
+    #[test]
+    fn a_stream_that_stalls_is_an_error_before_the_measurement_ends() {
+        for (seconds, patience_ms) in [(4, 2_000), (5, 2_500), (15, 7_500), (60, 10_000)] {
+            let tokens = Tokens { streams: 1, rate: 10, tokens: 100, at_once: 1, seconds };
+            assert_eq!(tokens.patience(), Duration::from_millis(patience_ms));
+            assert!(tokens.patience() < Duration::from_secs(seconds));
+        }
+    }
 
     #[tokio::test]
     async fn streams_without_anybody_in_between_lose_no_token_and_get_them_at_their_rate() {

@@ -5,7 +5,7 @@ use futures::future::try_join_all;
 
 use super::{
     Meters, Trial,
-    client::Clients,
+    client::{self, Clients},
     engine::{Engine, Rhythm},
     rows::Sample,
 };
@@ -35,7 +35,7 @@ impl Whole {
 pub async fn run(whole: &Whole, trial: Trial<'_>) -> Result<Vec<Sample>> {
     let engine = Engine::start(Rhythm { period_ns: 1_000_000, groups: 1 }).await?;
     let running = trial.start(&engine)?;
-    let clients = Clients::new(running.address)?;
+    let clients = Clients::new(running.address, client::PATIENCE)?;
     clients.ask_again_and_again(100).await.context("the first requests")?;
     drop(clients.measured()?);
     let meters = Meters::start(&running)?;

@@ -234,7 +234,7 @@ mod tests {
             let truth = Curve::new(cost());
             let guess = Cost { gpu_ns: guess_ms * MS, gpu_per_sequence_ns: 0.0, prefill_ns: 0.0, ..cost() };
             let mut curve = Curve::new(Cost { prefill_per_token_ns: 0.0, ..guess });
-            let mut random = crate::route::random::Random::new(seed);
+            let mut random = crate::random::Random::new(seed);
             for _ in 0..3_000 {
                 let (batch, others) = (1 + random.below(24) as u32, 2.0 * random.uniform());
                 let disturbed = 1.0 + noise * (2.0 * random.uniform() - 1.0);

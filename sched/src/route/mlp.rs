@@ -1,6 +1,6 @@
 //! A small neural network: layers of weighted sums, with rectifiers between them.
 
-use super::random::Random;
+use crate::random::Random;
 
 /// A multilayer perceptron with rectified linear units after every layer but the last.
 ///

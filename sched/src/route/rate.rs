@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_high_rate_is_steady_and_a_change_is_seen_within_seconds() {
-        let mut random = crate::route::random::Random::new(1);
+        let mut random = crate::random::Random::new(1);
         let (mut rate, mut now_ns) = (Rate::default(), 0.0);
         let mut run = |per_sec: f64, sec: f64, rate: &mut Rate| {
             let end_ns = now_ns + sec * 1e9;

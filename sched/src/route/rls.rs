@@ -141,7 +141,7 @@ mod tests {
             guess in (0.0..20.0, 0.0..20.0), truth in (1e3..1e8f64, 1e2..1e7f64), seed in any::<u64>(),
         ) {
             let mut line = Line::new(guess.0 * truth.0, guess.1 * truth.1);
-            let mut random = crate::route::random::Random::new(seed);
+            let mut random = crate::random::Random::new(seed);
             for _ in 0..2_000 {
                 let x = 1.0 + random.below(63) as f64;
                 line.learn(x, truth.0 + truth.1 * x, FIT);

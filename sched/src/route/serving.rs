@@ -16,7 +16,7 @@ mod workload;
 
 pub use interval::Interval;
 pub use run::{Decide, run};
-pub use score::{Fate, RunOutcome, mean_score, windows};
+pub use score::{Fate, RunOutcome, mean_score};
 pub use workload::{Arrival, RATES, Workload};
 
 use super::curve::{Cost, Curve};

@@ -13,8 +13,8 @@ pub use adam::{Adam, Gradient};
 
 use super::features::Features;
 use super::policy::Dqn;
-use super::random::Random;
 use super::serving::{Arrival, Setup, Workload, run};
+use crate::random::Random;
 use learner::Learner;
 
 /// How to train. [`Training::paper`] uses the paper's values; the paper leaves those marked "open" undefined.

@@ -1,10 +1,7 @@
 //! Thresholds tuned by the cross-entropy method (CEM; Rubinstein, 1999; de Boer et al.: "A Tutorial on the Cross-Entropy
 //! Method", 2005): sets of numbers are drawn from a normal distribution, which then moves towards the best ones.
 
-use super::policy::{Measure, RoutingPolicy, Thresholds};
-use super::random::Random;
-use super::router::Router;
-use super::serving::{RATES, Setup, Workload, mean_score, run};
+use crate::random::Random;
 
 /// How long and how widely to search.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,36 +70,6 @@ pub fn cross_entropy(
     center.into_iter().map(|(mean, _)| mean).collect()
 }
 
-/// Tunes thresholds for the mean reward over these workloads, each played once for each candidate. The guard is off: the
-/// tuned thresholds have to be good without it.
-#[must_use]
-pub fn thresholds(setup: &Setup, measure: Measure, workloads: &[Workload], search: &Search) -> Thresholds {
-    let (models, classes) = (setup.models.len(), setup.classes());
-    let start = Thresholds::uniform(measure, models, classes, 0.9);
-    let spread: Vec<f64> =
-        std::iter::repeat_n(0.2, models * classes).chain(std::iter::repeat_n(0.4, models)).chain([0.2]).collect();
-    let mut played = (None, Vec::new());
-    let tuned = cross_entropy(search, &start.parameters(), &spread, |parameters, seed| {
-        if played.0 != Some(seed) {
-            let mut seeds = Random::new(seed);
-            played = (Some(seed), workloads.iter().map(|workload| workload.arrivals(setup, seeds.bits())).collect());
-        }
-        let policy = RoutingPolicy::Thresholds(start.clone().with_parameters(parameters));
-        let scores = played.1.iter().map(|arrivals| {
-            let mut router = Router::new(setup.models.clone(), policy.clone()).unguarded();
-            mean_score(&run(setup, arrivals, &mut router))
-        });
-        scores.sum::<f64>() / workloads.len().max(1) as f64
-    });
-    start.with_parameters(&tuned)
-}
-
-/// Returns the paper's stable workload: all [rates](RATES), 40 s each.
-#[must_use]
-pub fn sweep() -> [Workload; RATES.len()] {
-    RATES.map(Workload::stable)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,24 +93,5 @@ mod tests {
         assert!((0.5..1.1).contains(&found[0]), "{found:?}");
         let none = cross_entropy(&Search { candidates: 0, elites: 0, ..search }, &[4.0], &[1.0], cliff);
         assert_eq!(none, [4.0]);
-    }
-
-    #[test]
-    fn quickly_tuned_thresholds_are_no_worse_than_the_rule_on_seeds_that_they_have_not_seen() {
-        let setup = Setup::paper();
-        for seed in 0..2 {
-            let search = Search { generations: 8, candidates: 16, elites: 4, seed, ..Search::default() };
-            let tuned = thresholds(&setup, Measure::Predicted, &sweep(), &search);
-            let score = |policy: &RoutingPolicy, seed| {
-                let scores = sweep().map(|workload| {
-                    let mut router = Router::new(setup.models.clone(), policy.clone()).unguarded();
-                    mean_score(&run(&setup, &workload.arrivals(&setup, seed), &mut router))
-                });
-                scores.iter().sum::<f64>() / scores.len() as f64
-            };
-            let mean = |policy: &RoutingPolicy| (700_000..700_004).map(|seed| score(policy, seed)).sum::<f64>() / 4.0;
-            let (tuned, rule) = (mean(&RoutingPolicy::Thresholds(tuned)), mean(&RoutingPolicy::Rule { margin: 1.1 }));
-            assert!(tuned >= rule, "seed {seed}: {tuned} and {rule}");
-        }
     }
 }

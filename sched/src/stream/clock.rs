@@ -1,6 +1,7 @@
 //! The components of ranks: arrivals, deadlines, priorities, virtual time and random draws.
 
 use super::{Discipline, Level, Low, Service};
+use crate::random::Random;
 
 /// A stream's place in the order: the smaller rank goes first, equal ranks take turns.
 ///
@@ -63,7 +64,7 @@ pub struct DisciplineClock {
     discipline: Discipline,
     arrivals: u64,
     virtual_time: u64,
-    random: u64,
+    random: Random,
 }
 
 impl DisciplineClock {
@@ -78,7 +79,7 @@ impl DisciplineClock {
     /// Creates the counters for streams served by `discipline`. Only [`Discipline::Lottery`] uses `seed`.
     #[must_use]
     pub const fn new(discipline: Discipline, seed: u64) -> Self {
-        Self { discipline, arrivals: 0, virtual_time: 0, random: seed }
+        Self { discipline, arrivals: 0, virtual_time: 0, random: Random::new(seed) }
     }
 
     /// Returns how streams are ordered.
@@ -97,14 +98,7 @@ impl DisciplineClock {
     /// stream's weight as its rate. The smallest of such times belongs to each stream with a probability of its share
     /// of all weights, whatever happened before.
     fn draw(&mut self, weight: u64) -> u64 {
-        // SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let bits = (mixed ^ mixed >> 31) >> 11;
-        // Uniform above 0 and at most 1, with all 53 bits that a double can hold.
-        let uniform = (bits + 1) as f64 / (1u64 << 53) as f64;
-        let units = (-uniform.ln() * Self::UNITS_PER_TURN / weight as f64).round();
+        let units = (self.random.exponential(Self::UNITS_PER_TURN) / weight as f64).round();
         (self.virtual_time + units as u64).min(Rank::VALUE_MAX)
     }
 }

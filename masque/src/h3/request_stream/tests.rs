@@ -1,6 +1,6 @@
 use super::*;
 use crate::h3::frame::{self, write_header};
-use crate::h3::message::{encode_request, encode_response, encode_trailers};
+use crate::h3::message::{encode_request, encode_response};
 use proptest::prelude::*;
 
 const LIMIT: u64 = 16 * 1024;
@@ -41,7 +41,7 @@ fn data(payload: &[u8]) -> Bytes {
 }
 
 fn trailers() -> Bytes {
-    encode_trailers(&[field("checksum", "1")], None).unwrap()
+    raw(frame::HEADERS, &qpack::encode(&[field("checksum", "1")]))
 }
 
 /// The parts of `chunks`, with adjacent data joined, and the verdict on the end.

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{row::Row, tables::distinct};
+use super::row::Row;
+use crate::table::distinct;
 
 const BAR: f64 = 9.0;
 const GAP: f64 = 16.0;

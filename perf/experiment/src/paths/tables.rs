@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use plan::paths::Scheduler;
 
 use super::row::Row;
+use crate::table::distinct;
 
 /// Renders rows as Markdown: for the first variant, a table for each stream, with a line for each cell and a column for
 /// each scheduler; for every variant, a comparison with `paced`.
@@ -23,8 +24,8 @@ pub fn tables(rows: &[Row]) -> String {
         let last = first.seed + first.repetitions - 1;
         _ = writeln!(
             text,
-            "{} ({variant}): milliseconds from request to last byte, mean ± deviation over seeds {} to {last}; the closed \
-             form in brackets.\n",
+            "{} ({variant}): milliseconds from request to last byte, mean ± standard deviation (not an interval) over seeds \
+             {} to {last}; the closed form in brackets.\n",
             first.plan, first.seed
         );
         let schedulers = distinct(here.iter().map(|row| row.scheduler));
@@ -96,14 +97,4 @@ fn find<'a>(rows: &[&'a Row], cell: &str, scheduler: Scheduler, stream: &str) ->
 fn shown(row: &Row) -> String {
     let of = |ms: f64| if ms < 100.0 { format!("{ms:.1}") } else { format!("{ms:.0}") };
     format!("{} ± {} ({})", of(row.completion_ms), of(row.deviation_ms), of(row.closed_form_ms))
-}
-
-pub(super) fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
-    let mut distinct = Vec::new();
-    all.for_each(|one| {
-        if !distinct.contains(&one) {
-            distinct.push(one);
-        }
-    });
-    distinct
 }

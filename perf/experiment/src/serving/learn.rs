@@ -75,8 +75,8 @@ fn workloads(plan: &ServingPlan, names: &[String]) -> Vec<serving::Workload> {
     named.flat_map(|workload| workload.runs()).map(|(_, run)| run).collect()
 }
 
-/// Tunes for the mean score over workloads, each request by its weight. It differs from `sched::route::tune::thresholds` in
-/// the weights, and with a link: each workload is then played under one of the link's schedulers, in turns.
+/// Tunes for the mean score over workloads, each request by its weight. The guard is off: tuned thresholds have to be good without
+/// it. With a link, each workload is played under one of the link's schedulers, in turns.
 fn tuned(plan: &ServingPlan, setup: &Setup, recipe: &Tuned, training: u64) -> Thresholds {
     let (models, tasks) = (setup.models.len(), setup.classes());
     let start = Thresholds::uniform(recipe.measure.measure(), models, tasks, 0.9);

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use instruments::svg::{self, text};
 
 use super::row::Row;
+use crate::table::distinct;
 
 const WIDTH: f64 = 360.0;
 const HEIGHT: f64 = 220.0;
@@ -43,16 +44,6 @@ pub fn pictures(rows: &[Row]) -> Vec<(String, String)> {
         }
     }
     pictures
-}
-
-fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut distinct = Vec::new();
-    names.for_each(|name| {
-        if !distinct.contains(&name) {
-            distinct.push(name);
-        }
-    });
-    distinct
 }
 
 fn rates(rows: &[&Row]) -> Vec<f64> {

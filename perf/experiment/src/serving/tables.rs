@@ -2,18 +2,23 @@
 
 use std::fmt::Write as _;
 
+use plan::serving::{Goals, Heavy};
+
 use super::row::Row;
+use crate::table::{self, distinct};
 
 /// The rows of one variant and workload.
 struct View<'a> {
     rows: Vec<&'a Row>,
+    goals: &'a Goals,
     /// Policies that are compared with single models, in any workload.
     choosers: Vec<&'a str>,
 }
 
-/// Renders rows as Markdown: scores, met deadlines, windows and selected models of the first variant; scores of the others.
+/// Renders rows as Markdown: scores, met deadlines, met goals, windows and selected models of the first variant; scores of the
+/// others.
 #[must_use]
-pub fn tables(rows: &[Row]) -> String {
+pub fn tables(rows: &[Row], goals: &Goals) -> String {
     let mut text = String::new();
     let variants = distinct(rows.iter().map(|row| row.variant.as_str()));
     let Some((first, others)) = variants.split_first() else { return text };
@@ -33,7 +38,7 @@ pub fn tables(rows: &[Row]) -> String {
     let mut single = Vec::new();
     for workload in &workloads {
         let rows = of_first.iter().filter(|row| row.workload == **workload).copied().collect();
-        let view = View { rows, choosers: choosers.clone() };
+        let view = View { rows, goals, choosers: choosers.clone() };
         if view.rows.iter().any(|row| row.scheduler.is_some()) {
             text += &view.by_scheduler(workload);
         } else if view.rates().is_empty() {
@@ -52,16 +57,6 @@ pub fn tables(rows: &[Row]) -> String {
         text += &of_variants(rows, &variants);
     }
     text.trim_end().to_owned() + "\n"
-}
-
-fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut distinct = Vec::new();
-    for name in names {
-        if !distinct.contains(&name) {
-            distinct.push(name);
-        }
-    }
-    distinct
 }
 
 /// A mean and half of its interval.
@@ -85,11 +80,7 @@ fn full(row: Option<&&Row>, decimals: usize) -> String {
 }
 
 fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
-    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let mut text = line(head);
-    _ = writeln!(text, "|---{}|", "|--:".repeat(head.len().saturating_sub(1)));
-    rows.iter().for_each(|row| text += &line(row));
-    text + "\n"
+    table::markdown(head, rows) + "\n"
 }
 
 fn head<'a>(first: &'a str, others: impl Iterator<Item = &'a str>) -> Vec<String> {
@@ -104,13 +95,7 @@ impl View<'_> {
     }
 
     fn rates(&self) -> Vec<f64> {
-        let mut rates: Vec<f64> = Vec::new();
-        for rate in self.rows.iter().filter_map(|row| row.rate) {
-            if !rates.contains(&rate) {
-                rates.push(rate);
-            }
-        }
-        rates
+        distinct(self.rows.iter().filter_map(|row| row.rate))
     }
 
     fn policies(&self) -> Vec<&str> {
@@ -144,36 +129,44 @@ impl View<'_> {
         text + &self.goals(workload, &rates) + &self.selected(workload, &rates)
     }
 
-    /// Renders the goals at steady rates, and whether they were met.
+    /// Renders the plan's goals at steady rates, and whether they were met; nothing if it has none.
     fn goals(&self, workload: &str, rates: &[f64]) -> String {
-        const NEAR: f64 = 0.01;
-        const TEN_TIMES: f64 = 20.0;
-        const MET_PCT: f64 = 95.0;
+        let Goals { below_best, heavy, edf_score: _ } = self.goals;
+        if below_best.is_none() && heavy.is_none() {
+            return String::new();
+        }
         let over = |policy, rate| self.find(Some(rate), policy, "all", "over_best_model");
         let rows = self.choosers.iter().map(|policy| {
             let all = rates.iter().filter_map(|rate| Some((*rate, over(policy, *rate)?.value)));
             let worst = all.clone().min_by(|(_, one), (_, other)| one.total_cmp(other));
-            let near = worst.map_or("–".to_owned(), |(rate, value)| {
-                let verdict = if value >= -NEAR { "met" } else { "failed" };
-                format!("{verdict}: {value:+.3} at {rate}")
+            let near = below_best.map(|near| {
+                worst.map_or("–".to_owned(), |(rate, value)| {
+                    let verdict = if value >= -near { "met" } else { "failed" };
+                    format!("{verdict}: {value:+.3} at {rate}")
+                })
             });
             let above = rates.iter().filter(|rate| over(policy, **rate).is_some_and(|row| row.low > 0.0));
             let above: Vec<_> = above.map(f64::to_string).collect();
-            let met = self.find(Some(TEN_TIMES), policy, "all", "met_pct");
-            let far = met.zip(over(policy, TEN_TIMES)).map_or("–".to_owned(), |(met, over)| {
-                let verdict = if met.value >= MET_PCT && over.value > 0.0 { "met" } else { "failed" };
-                format!("{verdict}: {:.1} %, {:+.3}", met.value, over.value)
+            let far = heavy.as_ref().map(|Heavy { rate, met_pct, .. }| {
+                let met = self.find(Some(*rate), policy, "all", "met_pct");
+                met.zip(over(policy, *rate)).map_or("–".to_owned(), |(met, over)| {
+                    let verdict = if met.value >= *met_pct && over.value > 0.0 { "met" } else { "failed" };
+                    format!("{verdict}: {:.1} %, {:+.3}", met.value, over.value)
+                })
             });
-            vec![(*policy).to_owned(), near, above.join(", "), far]
+            [Some((*policy).to_owned()), near, Some(above.join(", ")), far].into_iter().flatten().collect()
         });
         let rows: Vec<_> = rows.collect();
         let titles = [
-            "at most 0.01 below the best model alone at each rate; the worst",
-            "rates at which it is above that model by more than chance",
-            "at 20/s, ten times the rate at which 6.7b breaks down: 95 % of deadlines met, and above the best model \
-             alone",
+            Some("policy".to_owned()),
+            below_best.map(|near| format!("at most {near} below the best model alone at each rate; the worst")),
+            Some("rates at which it is above the best model alone by more than chance".to_owned()),
+            heavy.as_ref().map(|Heavy { rate, met_pct, reason }| {
+                format!("at {rate}/s, {reason}: {met_pct} % of deadlines met, and above the best model alone")
+            }),
         ];
-        format!("`{workload}`, goals:\n\n") + &markdown(&head("policy", titles.into_iter()), &rows)
+        let titles: Vec<_> = titles.into_iter().flatten().collect();
+        format!("`{workload}`, goals:\n\n") + &markdown(&titles, &rows)
     }
 
     fn selected(&self, workload: &str, rates: &[f64]) -> String {
@@ -250,7 +243,6 @@ impl View<'_> {
 
     /// Renders the content of the paper's tables 3 and 4: the schedulers of the link, and the policies.
     fn by_scheduler(&self, workload: &str) -> String {
-        const WANTED: f64 = 0.60;
         let policies = self.policies();
         let schedulers = distinct(self.rows.iter().filter_map(|row| row.scheduler.as_deref()));
         let find = |scheduler: &str, policy: &str, metric: &str| {
@@ -289,16 +281,18 @@ impl View<'_> {
                 })
             });
             let edf = schedulers.iter().find(|scheduler| scheduler.starts_with("edf"));
-            let edf = edf.and_then(|edf| score(edf, policy)).map_or("–".to_owned(), |value| {
-                let verdict = if value >= WANTED { "met" } else { "failed" };
-                format!("{verdict}: {value:.3}, {:+.3}", value - WANTED)
+            let edf = self.goals.edf_score.map(|wanted| {
+                edf.and_then(|edf| score(edf, policy)).map_or("–".to_owned(), |value| {
+                    let verdict = if value >= wanted { "met" } else { "failed" };
+                    format!("{verdict}: {value:.3}, {:+.3}", value - wanted)
+                })
             });
-            [vec![(*policy).to_owned()], against.collect(), vec![edf]].concat()
+            [vec![(*policy).to_owned()], against.collect(), edf.into_iter().collect()].concat()
         });
         let rows: Vec<_> = rows.collect();
         let over = alone.iter().map(|other| format!("above {other} under every scheduler; the smallest lead"));
-        let titles =
-            [vec!["policy".to_owned()], over.collect(), vec![format!("at least {WANTED:.2} under edf")]].concat();
+        let edf = self.goals.edf_score.map(|wanted| format!("at least {wanted:.2} under edf"));
+        let titles = [vec!["policy".to_owned()], over.collect(), edf.into_iter().collect()].concat();
         text + &format!("`{workload}`, goals:\n\n") + &markdown(&titles, &rows)
     }
 }

@@ -1,4 +1,4 @@
-use plan::Any;
+use plan::{Any, serving::Goals};
 
 use super::*;
 
@@ -44,7 +44,7 @@ fn every_policy_has_rows_in_every_cell_and_a_run_repeats_them() {
         }
         let text: String = rows.iter().map(|row| serde_json::to_string(row).unwrap() + "\n").collect();
         assert_eq!(Row::parse_all(&text).unwrap(), rows, "rows are read as they are written");
-        let tables = tables(&rows);
+        let tables = tables(&rows, &plan.goals);
         assert!(plan.policies.iter().all(|policy| tables.contains(&policy.name)), "{tables}");
         assert!(pictures(&rows).iter().all(|(_, svg)| svg.ends_with("</svg>\n") && !svg.contains("NaN")));
     }
@@ -74,10 +74,17 @@ fn tables_say_which_goals_are_met() {
             (row.value, row.low, row.high) = (-0.02, -0.03, -0.01);
         }
     }
-    let tables = tables(&rows);
-    let line = |start: &str| tables.lines().find(|line| line.starts_with(start) && line.contains(": ")).unwrap();
-    assert!(line("| rule |").contains("met: +0.020 at 1") && line("| rule |").contains("1, 12"), "{tables}");
-    assert!(line("| tuned |").contains("failed: -0.020 at 1"), "{tables}");
+    let tables = tables(&rows, &plan.goals);
+    let is_of = |line: &&str, policy: &str| line.split('|').nth(1).is_some_and(|cell| cell.trim() == policy);
+    let line = |policy: &str| tables.lines().find(|line| is_of(line, policy) && line.contains(": ")).unwrap();
+    assert!(line("rule").contains("met: +0.020 at 1") && line("rule").contains("1, 12"), "{tables}");
+    assert!(line("tuned").contains("failed: -0.020 at 1"), "{tables}");
+    assert!(tables.contains("at 20/s, ten times the rate at which 6.7b breaks down: 95 %"), "{tables}");
+    let goals = Goals { below_best: Some(0.05), ..Goals::default() };
+    let tables = super::tables(&rows, &goals);
+    assert!(tables.contains("at most 0.05 below") && tables.contains("met: -0.020 at 1"), "{tables}");
+    assert!(!tables.contains("6.7b breaks down"), "{tables}");
+    assert!(!super::tables(&rows, &Goals::default()).contains("goals"), "without goals there is nothing to meet");
 }
 
 #[test]

@@ -41,6 +41,8 @@ fn mistakes_are_refused_with_their_place() {
         ("policy = \"dqn-paper\"", "policy = \"dqn\"", "no policy dqn"),
         ("metric = \"windows_1.00\"", "metric = \"window_1.00\"", "no metric window_1.00"),
         ("learns_from = [\"stable\"", "learns_from = [\"steady\"", "no workload steady"),
+        ("heavy = { rate = 20,", "heavy = { rate = 21,", "goals.heavy.rate"),
+        ("below_best = 0.01", "below_best = 1.01", "goals.below_best"),
         ("gamma = 0.99", "gamma = 1.99", "gamma"),
         ("lengths.known = true", "lengths.know = true", "variant known-lengths"),
     ] {

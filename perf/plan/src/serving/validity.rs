@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 
-use super::{Choose, Link, Published, ServingPlan};
+use super::{Choose, Goals, Heavy, Link, Published, ServingPlan, Workload};
 
 /// The metrics of results. Metrics of windows, selected models and tasks also name the window, model or task.
 pub const METRICS: &[&str] = &["score", "met_pct", "over_best_model", "windows", "selected_pct"];
@@ -34,6 +34,7 @@ impl ServingPlan {
             ensure!((0.0..=1.0).contains(&recipe.gamma), "recipe {name}: `gamma` is within 0 to 1");
         }
         self.check_seeds()?;
+        self.check_goals()?;
         let names: BTreeSet<_> = self.policies.iter().map(|policy| policy.name.as_str()).collect();
         ensure!(!names.is_empty(), "policies: at least one");
         ensure!(names.len() == self.policies.len(), "policies: two have the same name");
@@ -120,6 +121,20 @@ impl ServingPlan {
                 let timed = known.is_some_and(|class| class.deadline_ms.is_some() && class.bytes > 0);
                 ensure!(timed, "class {class}: `bytes` and `deadline_ms` are missing");
             }
+        }
+        Ok(())
+    }
+
+    fn check_goals(&self) -> Result<()> {
+        let Goals { below_best, heavy, edf_score } = &self.goals;
+        let shares = [("below_best", below_best), ("edf_score", edf_score)];
+        for (name, share) in shares.into_iter().filter_map(|(name, share)| Some((name, (*share)?))) {
+            ensure!((0.0..=1.0).contains(&share), "goals.{name}: a score from 0 to 1");
+        }
+        if let Some(Heavy { rate, met_pct, reason: _ }) = heavy {
+            let is_played = self.workloads.iter().flat_map(Workload::runs).any(|(of, _)| of == Some(*rate));
+            ensure!(is_played, "goals.heavy.rate: no workload has this steady rate");
+            ensure!((0.0..=100.0).contains(met_pct), "goals.heavy.met_pct: within 0 to 100");
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::random::Random;
 use crate::route::curve::{Cost, Curve};
 use crate::route::policy::{DOUBT, RoutingPolicy};
-use crate::route::random::Random;
 use crate::route::request::{Model, ModelSet};
 use crate::route::router::Router;
 use crate::route::serving::{self, Arrival, Fate, Lengths, RunOutcome, Setup, mean_score};

@@ -1,9 +1,9 @@
 use super::*;
+use crate::random::Random;
 use crate::route::curve::{Cost, Curve};
 use crate::route::features::Features;
 use crate::route::mlp::Mlp;
 use crate::route::policy::{Dqn, Measure, Thresholds};
-use crate::route::random::Random;
 use crate::route::request::{ModelSet, Slo};
 use crate::route::state::{ClientPath, EngineLoad, Replica};
 use proptest::prelude::*;

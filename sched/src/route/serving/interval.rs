@@ -39,7 +39,7 @@ impl Interval {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::route::random::Random;
+    use crate::random::Random;
 
     #[test]
     fn an_interval_holds_the_true_mean_nineteen_times_in_twenty() {

@@ -38,12 +38,3 @@ pub fn mean_score(outcomes: &[RunOutcome]) -> f64 {
     let sum: f64 = outcomes.iter().map(|outcome| f64::from(outcome.reward)).sum();
     sum / outcomes.len().max(1) as f64
 }
-
-/// Returns how many windows of `size` requests in a row have a mean reward of at least `threshold` (the paper, table 2,
-/// with 20).
-#[must_use]
-pub fn windows(outcomes: &[RunOutcome], size: usize, threshold: f64) -> usize {
-    // Rewards are rounded to f32; a mean of 0.96 has to reach a threshold of 0.96.
-    let enough = |window: &&[RunOutcome]| mean_score(window) >= threshold - 1e-6;
-    outcomes.windows(size.max(1)).filter(enough).count()
-}

@@ -1,7 +1,7 @@
 use super::*;
+use crate::random::Random;
 use crate::route::choice::{ModelChoice, Reason};
 use crate::route::policy::RoutingPolicy;
-use crate::route::random::Random;
 use crate::route::request::RoutedRequest;
 use crate::route::router::Router;
 use crate::route::state::State;
@@ -187,24 +187,6 @@ fn spikes_rise_above_a_steady_rate_for_their_share_of_the_time() {
     assert!(free > 1.3 * bound && bound > 2_600.0 && bound < 3_600.0, "{free} and {bound}");
 }
 
-#[test]
-fn windows_are_counted_from_their_threshold_on() {
-    let outcome = |number, reward| RunOutcome {
-        number,
-        class: 0,
-        choice: None,
-        arrived_ns: 0,
-        finished_ns: 0,
-        fate: Fate::Met,
-        reward,
-    };
-    let outcomes: Vec<_> =
-        [1.0, 1.0, 0.94, 0.98, 1.0].into_iter().zip(0..).map(|(reward, at)| outcome(at, reward)).collect();
-    assert_eq!([1.0, 0.97, 0.96, 0.0].map(|threshold| windows(&outcomes, 2, threshold)), [1, 3, 4, 4]);
-    assert_eq!(windows(&outcomes, 20, 0.0), 0);
-    assert_eq!(mean_score(&[]), 0.0);
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -247,4 +229,9 @@ proptest! {
         }
         prop_assert_eq!(&outcomes, &run(&setup, &workload.arrivals(&setup, seed), &mut Any(Random::new(seed))));
     }
+}
+
+#[test]
+fn no_requests_score_nothing() {
+    assert_eq!(mean_score(&[]), 0.0);
 }

@@ -1,7 +1,7 @@
 //! The arrivals and contents of requests.
 
 use super::Setup;
-use crate::route::random::Random;
+use crate::random::Random;
 use crate::route::request::{ModelSet, RoutedRequest, Slo};
 use crate::route::state::ClientPath;
 

@@ -137,7 +137,7 @@ fn dot(one: &[f32], other: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::route::random::Random;
+    use crate::random::Random;
 
     /// Half the squared distance of one output from 0.7.
     fn loss(network: &Mlp, input: &[f32], output: usize) -> f64 {

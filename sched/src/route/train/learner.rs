@@ -3,10 +3,10 @@
 use super::adam::{Adam, Gradient};
 use super::replay::{Replay, Step};
 use super::{Trained, Training};
+use crate::random::Random;
 use crate::route::choice::{ModelChoice, Reason};
 use crate::route::mlp::{Activations, Mlp};
 use crate::route::policy::Dqn;
-use crate::route::random::Random;
 use crate::route::rate::Rate;
 use crate::route::request::{Model, RoutedRequest};
 use crate::route::serving::{Decide, RunOutcome, Setup};

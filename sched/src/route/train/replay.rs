@@ -1,6 +1,6 @@
 //! A memory of steps to learn from.
 
-use crate::route::random::Random;
+use crate::random::Random;
 
 /// One step: state, action, reward and next state.
 #[derive(Clone, Debug, PartialEq)]

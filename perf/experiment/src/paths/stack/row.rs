@@ -176,7 +176,7 @@ pub fn tables(rows: &[Row]) -> String {
             let Some(first) = here.first() else { continue };
             _ = writeln!(
                 text,
-                "{stack}, {}: milliseconds from request to last byte, mean of {} repetitions ± deviation (± half of the 95 % interval).\n",
+                "{stack}, {}: milliseconds from request to last byte, mean of {} repetitions ± standard deviation (± half of the 95 % interval).\n",
                 congestion.name(),
                 first.repetitions
             );

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use plan::trees::TreesScheduler;
 
-use super::{super::tables::distinct, row::Row};
+use super::row::Row;
+use crate::table::distinct;
 
 /// The least delay that is reported, as a fraction of the faster time. Users do not notice less.
 const FELT: f64 = 0.02;
