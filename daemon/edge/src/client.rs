@@ -69,10 +69,11 @@ pub struct Opened {
 }
 
 impl OpenError {
-    /// Whether the relay says that the client has its maximum of tunnels (429, RFC 6585 §4).
+    /// Whether the relay says that the client has its maximum of tunnels: 429 (RFC 6585 §4) without a time to wait. With such a time,
+    /// as for a quota that is used up, the end of another tunnel helps nothing, and neither does another connection.
     #[must_use]
     pub fn is_limit(&self) -> bool {
-        matches!(self, Self::Refused(TunnelRefused::Status { status: 429, .. }))
+        matches!(self, Self::Refused(TunnelRefused::Status { status: 429, retry_after_s: None, .. }))
     }
 }
 

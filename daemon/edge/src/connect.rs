@@ -25,7 +25,7 @@ use role::{
 };
 use tokio::{
     net::TcpStream,
-    time::{Instant, interval, timeout},
+    time::{Instant, error::Elapsed, interval, timeout},
 };
 use tracing::{debug, info, warn};
 
@@ -232,8 +232,8 @@ impl RelayAccess {
     /// # Errors
     /// See [`NoConnection`].
     pub async fn open(&self, client: &LocalClient, target: &Target) -> Result<OpenedTcp, NoConnection> {
+        let mut tries = Tries::default();
         let opening = async {
-            let mut tries = Tries::default();
             loop {
                 let (link, class) = self.place().await?;
                 let signal = self.signal(&class);
@@ -252,7 +252,8 @@ impl RelayAccess {
                 }
             }
         };
-        self.settle(opening, client, (Protocol::Tcp, target)).await
+        let opened = timeout(ANSWER_TIMEOUT, opening).await;
+        self.settle(opened, &tries, client, (Protocol::Tcp, target))
     }
 
     /// Asks the relay for a UDP tunnel to a target, in the form that `mode` says; otherwise like [`RelayAccess::open`].
@@ -265,8 +266,8 @@ impl RelayAccess {
         target: &Target,
         mode: TunnelMode,
     ) -> Result<OpenedUdp, NoConnection> {
+        let mut tries = Tries::default();
         let opening = async {
-            let mut tries = Tries::default();
             loop {
                 let (link, class) = self.place().await?;
                 let signal = self.signal(&class);
@@ -289,18 +290,21 @@ impl RelayAccess {
                 return Ok(OpenedUdp { tunnel, link, class });
             }
         };
-        self.settle(opening, client, (Protocol::Udp, target)).await
+        let opened = timeout(ANSWER_TIMEOUT, opening).await;
+        self.settle(opened, &tries, client, (Protocol::Udp, target))
     }
 
-    /// Waits until a tunnel to the `asked` target opens or fails. Counts, records and logs the result.
-    async fn settle<T>(
+    /// Counts, records and logs the result of `tries` to open a tunnel to the `asked` target.
+    fn settle<T>(
         &self,
-        opening: impl Future<Output = Result<T, NoConnection>>,
+        opened: Result<Result<T, NoConnection>, Elapsed>,
+        tries: &Tries,
         client: &LocalClient,
         asked: (Protocol, &Target),
     ) -> Result<T, NoConnection> {
-        let opened = timeout(ANSWER_TIMEOUT, opening).await.unwrap_or_else(|_| {
-            Err(if self.uplink.is_full() { NoConnection::Crowded } else { NoConnection::NoAnswer })
+        let opened = opened.unwrap_or_else(|_| {
+            let is_crowded = tries.limits > 0 || self.uplink.is_full();
+            Err(if is_crowded { NoConnection::Crowded } else { NoConnection::NoAnswer })
         });
         match &opened {
             Ok(_) => _ = self.counters.tunnels_opened.inc(),

@@ -54,6 +54,7 @@ pub enum ProxyOperation {
 pub struct ProxyResponse {
     status: u16,
     reports: Vec<ProxyStatus>,
+    retry_after_s: Option<u64>,
     text: String,
 }
 
@@ -63,7 +64,7 @@ impl ProxyResponse {
     pub fn new(status: u16, text: impl Into<String>) -> Self {
         let (text, error) = (text.into(), ErrorType::HttpRequestError);
         let report = ProxyStatus { error: Some(error), details: Some(text.clone().into()), ..ProxyStatus::default() };
-        Self { status, reports: vec![report], text }
+        Self { status, reports: vec![report], retry_after_s: None, text }
     }
 
     /// Returns the answer to a client that has to authenticate.
@@ -78,7 +79,7 @@ impl ProxyResponse {
         let own = |status, kind, text: &str| {
             let report =
                 ProxyStatus { error: Some(kind), details: Some(text.to_owned().into()), ..ProxyStatus::default() };
-            Self { status, reports: vec![report], text: text.to_owned() }
+            Self { status, reports: vec![report], retry_after_s: None, text: text.to_owned() }
         };
         match error {
             NoConnection::NoLink(_) => own(
@@ -98,9 +99,10 @@ impl ProxyResponse {
             NoConnection::Refused(TunnelRefused::Status { status: 401 | 407, .. }) => {
                 own(502, ErrorType::ProxyConfigurationError, "the relay does not accept the credentials of paced")
             }
-            NoConnection::Refused(refused @ TunnelRefused::Status { status, proxy_status }) => {
+            NoConnection::Refused(refused @ TunnelRefused::Status { status, proxy_status, retry_after_s }) => {
                 let status = if matches!(status, 403 | 429 | 500 | 502..=504) { *status } else { 502 };
-                Self { status, reports: proxy_status.clone(), text: refused.to_string() }
+                let (reports, text) = (proxy_status.clone(), refused.to_string());
+                Self { status, reports, retry_after_s: *retry_after_s, text }
             }
         }
     }
@@ -108,11 +110,14 @@ impl ProxyResponse {
     /// Returns the answer as it is sent.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let Self { status, reports, text } = self;
+        let Self { status, reports, retry_after_s, text } = self;
         let mut head = format!("HTTP/1.1 {status} {}\r\n", phrase(*status));
         for field in reports.iter().map(ProxyStatus::to_field) {
             // The relay's report was checked to be printable ASCII.
             _ = write!(head, "Proxy-Status: {}\r\n", String::from_utf8_lossy(&field.value));
+        }
+        if let Some(seconds) = retry_after_s {
+            _ = write!(head, "Retry-After: {seconds}\r\n");
         }
         let challenge =
             if *status == 407 { "Proxy-Authenticate: Basic realm=\"paced\", charset=\"UTF-8\"\r\n" } else { "" };
@@ -329,9 +334,9 @@ mod tests {
     fn what_the_relay_refuses_is_told_but_its_credentials_are_not_asked_of_the_client() {
         let refused = |status, error| {
             let proxy_status = vec![ProxyStatus { error: Some(error), ..ProxyStatus::default() }];
-            let answer =
-                ProxyResponse::unreachable(&NoConnection::Refused(TunnelRefused::Status { status, proxy_status }));
-            String::from_utf8(answer.to_bytes()).unwrap()
+            let retry_after_s = (status == 429).then_some(60);
+            let refused = TunnelRefused::Status { status, proxy_status, retry_after_s };
+            String::from_utf8(ProxyResponse::unreachable(&NoConnection::Refused(refused)).to_bytes()).unwrap()
         };
         let text = refused(502, ErrorType::ConnectionRefused);
         assert!(
@@ -341,6 +346,8 @@ mod tests {
         let text = refused(407, ErrorType::HttpRequestDenied);
         assert!(text.starts_with("HTTP/1.1 502 ") && !text.contains("Proxy-Authenticate"), "{text}");
         assert!(refused(418, ErrorType::HttpRequestDenied).starts_with("HTTP/1.1 502 "));
+        let text = refused(429, ErrorType::HttpRequestDenied);
+        assert!(text.starts_with("HTTP/1.1 429 ") && text.contains("\r\nRetry-After: 60\r\n"), "{text}");
         let text = String::from_utf8(ProxyResponse::unauthenticated().to_bytes()).unwrap();
         assert!(text.contains("Proxy-Authenticate: Basic"), "{text}");
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
