@@ -66,6 +66,8 @@ pub(crate) enum Does {
     SayUsedUp,
     /// Refuses the credentials of clients that introduce themselves.
     KnowNone,
+    /// Refuses the credentials of clients that ask for a tunnel.
+    KnowNoneLater,
     /// Echoes once, then closes the connection.
     EchoOnce,
     /// Echoes, in up to this many tunnels of all connections at once.
@@ -190,6 +192,7 @@ async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<
     seen.requests.fetch_add(1, Relaxed);
     let refusal = match does {
         Does::Refuse => Some(Refusal::PortProhibited),
+        Does::KnowNoneLater => Some(Refusal::CredentialsExpired),
         Does::SayUsedUp => Some(Refusal::QuotaUsedUp { retry_after_s: 3_600 }),
         _ => None,
     };

@@ -157,7 +157,7 @@ pub struct Attempts {
     pub failures: u64,
     /// The error of the last attempt, if it failed.
     pub failure: Option<Arc<ConnectError>>,
-    /// Set if the relay refused the credentials on the last connection, and has accepted no request since.
+    /// Set if the relay refused the credentials, on whichever connection, and has accepted no request since.
     pub refused: Option<CredentialsRefused>,
 }
 
@@ -235,10 +235,15 @@ impl Uplink {
         let mut refused = None;
         for (path, relays) in state.attempts.iter().enumerate() {
             for place in (0..relays.len()).filter(|place| relays[*place].connects > 0) {
-                refused = Some(state.refused((path, place))?);
+                refused = Some(self.refused((path, place))?);
             }
         }
         refused
+    }
+
+    /// Returns the refusal of the credentials by a relay. Its indices are those of its path and of itself.
+    fn refused(&self, at: (usize, usize)) -> Option<CredentialsRefused> {
+        self.endpoint_at(at)?.credentials().refused()
     }
 
     /// Returns the open connections.
@@ -256,7 +261,7 @@ impl Uplink {
             relay: relay.origin().to_string(),
             via: relay.via().unwrap_or_default().to_owned(),
             lines: state.usable().filter(|line| (line.path_place, line.place) == at).cloned().collect(),
-            attempts: Attempts { refused: state.refused(at), ..attempts.clone() },
+            attempts: Attempts { refused: relay.credentials().refused(), ..attempts.clone() },
         };
         let mut standpoints = Vec::new();
         for (path_place, (path, attempts)) in self.paths.iter().zip(&state.attempts).enumerate() {
@@ -358,7 +363,7 @@ impl Uplink {
                 Some((at, connected)) = attempts.next() => work.attempted(at, connected),
                 Some(introduced) = work.introductions.join_next() => {
                     if let Ok((line, Some(refused))) = introduced {
-                        work.introduced(&line, refused);
+                        work.introduced(&line, &refused);
                     }
                 }
                 Some(Ok((line, true))) = work.departures.join_next() => work.goes_away(&line),
@@ -366,7 +371,10 @@ impl Uplink {
                 () = self.wanted.notified() => work.wanted = true,
                 Ok(()) = moves.changed() => work.moved(),
                 () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => work.prove(),
-                _ = tidy.tick() => self.close_spare(),
+                _ = tidy.tick() => {
+                    self.close_spare();
+                    work.introduce_again();
+                }
             }
         }
     }

@@ -5,12 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::Attempts;
-use crate::{
-    client::{error::ConnectError, introduction::CredentialsRefused},
-    failover::RelayAvailability,
-    link::Line,
-    path::Path,
-};
+use crate::{client::error::ConnectError, failover::RelayAvailability, link::Line, path::Path};
 
 /// The open connections, and the results of attempts to make more.
 #[derive(Default)]
@@ -60,14 +55,6 @@ impl State {
             (!is_chosen, !is_chosen && is_new(line), line.place)
         });
         lines
-    }
-
-    /// Returns the refusal of the credentials by a relay. Its indices are those of its path and of itself.
-    pub(super) fn refused(&self, (path, place): (usize, usize)) -> Option<CredentialsRefused> {
-        let refused = self.attempts.get(path)?.get(place)?.refused.as_ref()?;
-        let mut lines = self.lines.iter().filter(|line| (line.path_place, line.place) == (path, place));
-        // The relay may have learned the token meanwhile.
-        (!lines.any(|line| line.relay.is_let_in())).then(|| refused.clone())
     }
 
     pub(super) fn availability(&self, path: usize, relays: usize) -> Vec<RelayAvailability> {
