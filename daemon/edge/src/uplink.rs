@@ -215,8 +215,9 @@ impl Uplink {
         names.join(", ")
     }
 
-    /// Whether there is a connection, or there was one and no attempt to make another has failed since: relays end unused
-    /// connections. Without a connection, this requests one. If there are other gateways, a silent gateway is out of reach.
+    /// Whether there is a connection, or there was one that did not end in silence, and no attempt to make another has failed since:
+    /// relays end unused connections. Without a connection, this requests one. If there are other gateways, a silent gateway is out of
+    /// reach.
     #[must_use]
     pub fn is_within_reach(&self) -> bool {
         let state = self.state.borrow();
@@ -225,7 +226,7 @@ impl Uplink {
         }
         self.wanted.notify_one();
         let is_silent = self.has_peers() && state.lines.iter().any(|line| line.is_doubted());
-        state.was_reached && !state.is_alone && !is_silent
+        state.is_expected && !is_silent
     }
 
     /// Returns how the credentials are refused, if each relay to which there was a connection refuses them.

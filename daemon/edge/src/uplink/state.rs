@@ -20,8 +20,8 @@ pub(super) struct State {
     pub(super) failure: Option<Arc<ConnectError>>,
     /// Whether the last attempt to connect failed.
     pub(super) is_alone: bool,
-    /// Whether any attempt has succeeded.
-    pub(super) was_reached: bool,
+    /// Whether another connection is to be expected: the last attempt succeeded, and that connection did not end in silence.
+    pub(super) is_expected: bool,
     /// How long a connection to a preferred relay must last before it takes tunnels from a working connection: an unstable relay is no
     /// gain.
     pub(super) settling: Duration,
@@ -30,6 +30,12 @@ pub(super) struct State {
 impl State {
     pub(super) fn usable(&self) -> impl Iterator<Item = &Arc<Line>> {
         self.lines.iter().filter(|line| line.is_usable())
+    }
+
+    /// Notes that a connection ended without an answer from its relay.
+    pub(super) fn ended_in_silence(&mut self) {
+        let is_replaced = self.usable().next().is_some();
+        self.is_expected &= is_replaced;
     }
 
     pub(super) fn has_room(&self) -> bool {

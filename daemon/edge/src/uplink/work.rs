@@ -190,7 +190,7 @@ impl Work<'_> {
                         attempts.failure = None;
                     }
                     state.is_alone = false;
-                    state.was_reached = true;
+                    state.is_expected = true;
                 });
             }
             Err(error) => {
@@ -228,6 +228,7 @@ impl Work<'_> {
                     state.failures += u64::from(is_over);
                     state.failure = Some(error);
                     state.is_alone = true;
+                    state.is_expected = false;
                 });
             }
         }
@@ -248,7 +249,12 @@ impl Work<'_> {
     }
 
     pub(super) fn lost(&mut self, line: &Arc<Line>, error: &h3::Error) {
-        self.uplink.state.send_modify(|state| state.lines.retain(|known| !Arc::ptr_eq(known, line)));
+        self.uplink.state.send_modify(|state| {
+            state.lines.retain(|known| !Arc::ptr_eq(known, line));
+            if line.is_doubted() {
+                state.ended_in_silence();
+            }
+        });
         self.proofs.retain(|(known, ..)| !Arc::ptr_eq(known, line));
         self.pulses.retain(|(known, _)| !Arc::ptr_eq(known, line));
         if line.is_closed() {

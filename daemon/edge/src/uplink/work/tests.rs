@@ -41,8 +41,13 @@ async fn only_requests_for_models_leave_a_silent_gateway_for_another_one() {
     let late = Instant::now() + 2 * GIVEN_UP;
     assert!(!work.give_up(late, std::slice::from_ref(&line)) && !line.is_closed(), "the tunnel waits for the path");
     drop(tunnel);
+    assert!(!uplinks[0].is_within_reach());
     assert!(work.give_up(late, std::slice::from_ref(&line)) && line.is_closed(), "the request does not");
     drop(request);
+    work.lost(&line, &h3::Error::Closed);
+    assert!(!uplinks[0].is_within_reach(), "it was given up");
+    connect(&mut work).await;
+    assert!(uplinks[0].is_within_reach(), "it is back");
 }
 
 #[tokio::test]
