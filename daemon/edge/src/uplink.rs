@@ -300,7 +300,11 @@ impl Uplink {
 
     /// Whether tunnels can leave a silent connection: for another path, another relay, or another gateway.
     fn has_alternatives(&self) -> bool {
-        self.has_several_paths() || self.paths.iter().any(|path| path.relays.len() > 1) || self.has_peers()
+        self.has_several_paths() || self.has_several_relays() || self.has_peers()
+    }
+
+    fn has_several_relays(&self) -> bool {
+        self.paths.iter().any(|path| path.relays.len() > 1)
     }
 
     /// Sets the connections to other gateways that can take the requests of this one.
@@ -395,18 +399,34 @@ impl Uplink {
 
     /// Logs a change of a path and its relay, and notifies listeners of it.
     fn announce(&self, line: &Line, what: &str) {
-        let (path, relay, tunnels) = (self.path_name(line), self.relay_of(line), line.tunnels());
-        let subject =
-            if path.is_empty() { format!("the relay {relay}") } else { format!("the path {path} to {relay}") };
-        info!(path, relay, tunnels, "{subject} {what}");
-        self.counters.changes.tell(format!("{subject} {what}"));
+        let said = self.say(line, what);
+        self.counters.changes.tell(said);
+    }
+
+    /// Logs what happens to a connection's path, or to its relay if there are no paths, and returns the message.
+    fn say(&self, line: &Line, what: &str) -> String {
+        let (path, relay) = (self.path_name(line), self.relay_of(line));
+        let requests = line.requests();
+        let tunnels = line.tunnels().saturating_sub(requests);
+        let path = Some(path).filter(|path| !path.is_empty());
+        let said = match path {
+            Some(path) => format!("the path {path} to {relay} {what}"),
+            None => format!("the relay {relay} {what}"),
+        };
+        info!(path, relay, tunnels, requests, "{said}");
+        said
     }
 
     /// Handles a connection that does not answer: other connections take its tunnels. `is_known` says that another connection over
     /// the same path to the same relay is silent already, so that listeners were told.
     fn fall_silent(&self, line: &Line, is_known: bool) {
         if !is_known {
-            self.announce(line, "does not answer: moving its tunnels");
+            // Another gateway takes requests, but no tunnels.
+            let what = match self.has_several_paths() || self.has_several_relays() {
+                true => "does not answer: moving its tunnels",
+                false => "does not answer: sending its requests to another gateway",
+            };
+            self.announce(line, what);
             self.counters.silent.inc();
         }
         line.doubt(true);

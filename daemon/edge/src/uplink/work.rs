@@ -381,10 +381,7 @@ impl Work<'_> {
         };
         let over: Vec<_> = self.pulses.iter().filter(is_over).map(|(line, _)| line).collect();
         for line in &over {
-            info!(
-                path = %self.uplink.path_name(line), relay = %line.address, connections = line.tunnels(),
-                "the path is still silent: closing the connections that could not move"
-            );
+            self.uplink.say(line, "is still silent: closing a connection with tunnels or requests that could not move");
             self.uplink.counters.given_up.inc();
             line.close();
         }

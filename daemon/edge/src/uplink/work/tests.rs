@@ -33,6 +33,11 @@ async fn only_requests_for_models_leave_a_silent_gateway_for_another_one() {
     let (tunnel, request) = (line.link().unwrap(), line.link().unwrap().for_request());
     silence(&mut work, &line);
     assert!(line.silenced().now_or_never().is_none(), "the other gateway is not reached yet");
+    let mut changes = uplinks[0].counters.changes.listen();
+    uplinks[0].fall_silent(&line, false);
+    let told = changes.try_recv().unwrap().message;
+    assert!(told.starts_with("the relay 127.0.0.1:"), "{told}");
+    assert!(told.ends_with(" does not answer: sending its requests to another gateway"), "{told}");
 
     connect(&mut other).await;
     work.look();
