@@ -378,7 +378,7 @@ impl Edge {
                 self.uplinks.push(Shared { key: key.clone(), uplink: uplink.clone(), task });
             }
             let [keys, before] = [keys, before].map(|keys| keys.into_iter().map(|(key, _)| key).collect::<Vec<_>>());
-            let (listen, protocol, relay) = (wanted.listen(), wanted.name(), wanted.uplink().through());
+            let (listen, protocol, relay) = (wanted.listen(), wanted.name(), wanted.through());
             match &wanted {
                 Wanted::Forward(Forward { target, .. }) => info!(%listen, protocol, %target, %relay, "forwarding"),
                 Wanted::Proxy(_) => info!(%listen, %relay, "serving as a proxy"),

@@ -55,6 +55,14 @@ impl Wanted {
         }
     }
 
+    /// The hosts and ports of its relays, for people.
+    pub(super) fn through(&self) -> String {
+        match self {
+            Self::Serve(serve) => serve.through(),
+            Self::Forward(_) | Self::Proxy(_) => self.uplink().through(),
+        }
+    }
+
     pub(super) fn class(&self) -> Option<&str> {
         match self {
             Self::Forward(forward) => forward.class.as_deref(),
