@@ -311,7 +311,7 @@ impl RelayAccess {
             Err(error) => {
                 self.counters.refuse(error.reason());
                 self.counters.record_refusal(client, Some(asked), error.as_refusal());
-                self.tell(error, Some(asked.1));
+                self.tell(error);
             }
         }
         opened
@@ -320,7 +320,7 @@ impl RelayAccess {
     /// Counts that a request of an application that names no target was not sent, and logs why.
     pub fn refused(&self, error: &NoConnection) {
         self.counters.refuse(error.reason());
-        self.tell(error, None);
+        self.tell(error);
     }
 
     /// Counts and records that the edge denied a client without asking the relay.
@@ -408,20 +408,20 @@ impl RelayAccess {
         end
     }
 
-    /// Logs why something was not opened, at a limited rate.
-    fn tell(&self, error: &NoConnection, target: Option<&Target>) {
+    /// Logs why something was not opened, at a limited rate. The target is not named: clients of a proxy choose it.
+    fn tell(&self, error: &NoConnection) {
         let now = Instant::now();
         let mut told = self.told.lock();
         let is_due = told.get(error.reason()).is_none_or(|told| now.duration_since(*told) >= SILENCE);
         if is_due {
             told.insert(error.reason(), now);
-            let (listen, target) = (self.counters.listen(), target.map(tracing::field::display));
+            let listen = self.counters.listen();
             match error {
                 // No later attempt succeeds before an operator does something.
                 NoConnection::Refused(TunnelRefused::Status { status: 401 | 407, .. }) => {
-                    warn!(listen, target, "no connection: {error}");
+                    warn!(listen, "no connection: {error}");
                 }
-                _ => info!(listen, target, "no connection: {error}"),
+                _ => info!(listen, "no connection: {error}"),
             }
         }
     }
