@@ -350,7 +350,7 @@ fn serve(serve: &Serve, now: SystemTime) -> Vec<String> {
     let mut lines = vec![format!(
         "serve {}: HTTP for models, through {}{terms}; bodies of up to {} bytes, {} connections",
         serve.listen,
-        serve.uplink.through(),
+        serve.through(),
         serve.max_body_bytes,
         serve.max_connections
     )];

@@ -31,6 +31,14 @@ pub struct Serve {
     pub stall_timeout: Duration,
 }
 
+impl Serve {
+    /// Returns the gateways' hosts and ports, for people: all of them if requests are spread, or else the first that works.
+    #[must_use]
+    pub fn through(&self) -> String {
+        if self.balance { self.uplink.joined(" and ") } else { self.uplink.through() }
+    }
+}
+
 /// A client's key that the edge recognizes. The edge knows only its hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServeKey {

@@ -223,6 +223,10 @@ fn a_forward_may_have_several_relays_in_the_order_of_preference() {
     let with = |relays: &str| FORWARD.replace(&relay("relay.example"), relays);
     let two = format!("[{}, {}]", relay("one.example"), relay("two.example:8443"));
     assert_eq!(valid(&with(&two)).forwards[0].uplink.through(), "one.example:443, or else two.example:8443");
+    let serve =
+        |rest: &str| valid(&format!("[[serve]]\nlisten = \"127.0.0.1:1\"\nrelay = {two}\n{rest}")).serves[0].through();
+    assert_eq!(serve("balance = true"), "one.example:443 and two.example:8443");
+    assert_eq!(serve("balance = false"), "one.example:443, or else two.example:8443");
     let many = vec![relay("one.example"); 9].join(", ");
     assert!(refusals(&with(&format!("[{many}]"))).contains("more than 8 relays"));
     assert!(refusals(&with("[]")).contains("relay"));

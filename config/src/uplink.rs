@@ -30,10 +30,15 @@ pub struct UplinkSettings {
 }
 
 impl UplinkSettings {
-    /// Returns the relays' hosts and ports, for people.
+    /// Returns the relays' hosts and ports, for people: the first that works is used.
     #[must_use]
     pub fn through(&self) -> String {
-        let relays = self.relays.iter().map(|relay| relay.origin().to_string()).collect::<Vec<_>>().join(", or else ");
+        self.joined(", or else ")
+    }
+
+    /// Returns the relays' hosts and ports, for people, with this text between two of them.
+    pub(crate) fn joined(&self, between: &str) -> String {
+        let relays = self.relays.iter().map(|relay| relay.origin().to_string()).collect::<Vec<_>>().join(between);
         match &self.via {
             Some(hop) => format!("{relays} via {hop}"),
             None => relays,

@@ -96,7 +96,7 @@ impl Facts {
             format!("{listen} ({}) to {target} through {}", protocol.as_str().to_uppercase(), uplink.through())
         };
         let proxy = |proxy: &Proxy| format!("{} (proxy) through {}", proxy.listen, proxy.uplink.through());
-        let serve = |serve: &Serve| format!("{} (models) through {}", serve.listen, serve.uplink.through());
+        let serve = |serve: &Serve| format!("{} (models) through {}", serve.listen, serve.through());
         let proxies = config.proxies.iter().map(proxy).chain(config.serves.iter().map(serve));
         Self {
             listeners: listeners.map(|listener| listener.address.to_string()).collect(),

@@ -24,9 +24,6 @@ const ENOUGH_EPISODES: f64 = 2.5;
 /// The least number of packets for any choice.
 const ENOUGH_PACKETS: f64 = 100.0;
 
-/// The sender may skip one of this many packet numbers on purpose (RFC 9000 §21.4): s2n-quic skips at most one of 30.
-const SKIPPED_OF: f64 = 30.0;
-
 /// What a connection to a proxy has observed of its path since the last sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathSample {
@@ -38,7 +35,7 @@ pub struct PathSample {
     pub unqueued: u64,
     /// Packets that arrived.
     pub arrived: u64,
-    /// Round trips without a queue that left gaps in the packet numbers of arrivals which are still open.
+    /// Round trips without a queue in which packets to us were lost. Numbers that the sender may have left out are no losses.
     pub gaps: u64,
 }
 
@@ -84,8 +81,7 @@ impl FormChoice {
             *sum = *sum * age + new as f64;
         }
         let share = |lost: f64, of: f64| if of < ENOUGH_PACKETS { 0.0 } else { lost / of };
-        let beyond_skipped = (self.gaps - self.arrived / SKIPPED_OF).max(0.0);
-        let down = if beyond_skipped < ENOUGH_EPISODES { 0.0 } else { share(beyond_skipped, self.arrived) };
+        let down = if self.gaps < ENOUGH_EPISODES { 0.0 } else { share(self.gaps, self.arrived) };
         let up = if self.unqueued < ENOUGH_EPISODES { 0.0 } else { share(self.unqueued, self.sent) };
         match self.form {
             Form::Datagram if up.max(down) >= ENTER_SHARE => self.form = Form::Capsule,
@@ -116,8 +112,8 @@ mod tests {
             (sample(1_000, 10, 0), Form::Datagram),
             (sample(1_000, 5, 5), Form::Capsule),
             (sample(10_000, 5, 5), Form::Datagram),
-            (PathSample { gaps: 33, ..sample(1_000, 0, 0) }, Form::Datagram),
-            (PathSample { gaps: 60, ..sample(1_000, 0, 0) }, Form::Capsule),
+            (PathSample { gaps: 5, ..sample(10_000, 0, 0) }, Form::Datagram),
+            (PathSample { gaps: 5, ..sample(1_000, 0, 0) }, Form::Capsule),
         ] {
             assert_eq!(FormChoice::default().note(SECOND, sample), expected, "{sample:?}");
         }

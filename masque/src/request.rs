@@ -149,16 +149,19 @@ pub struct Consent {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum TunnelRefused {
     /// The proxy refused.
-    #[error("the proxy answered with status {status}{}", remark(proxy_status))]
+    #[error("the relay answered with status {status}{}{}", remark(proxy_status), when(*retry_after_s))]
     Status {
         /// The status code: a final one outside 2xx.
         status: u16,
         /// The reports of the proxies on the way, the one nearest to the target first.
         proxy_status: Vec<ProxyStatus>,
+        /// How long to wait before a retry, in seconds (`Retry-After`, RFC 9110 §10.2.3). `None` without the field, or if it is a
+        /// date.
+        retry_after_s: Option<u64>,
     },
     /// The proxy accepted with a response that is not valid for UDP (RFC 9298 §3.5, RFC 9297 §3.2): the client aborts
     /// the request with `H3_MESSAGE_ERROR`.
-    #[error("the proxy's response does not open a tunnel: it announces content")]
+    #[error("the relay's response does not open a tunnel: it announces content")]
     Malformed,
 }
 
@@ -186,7 +189,7 @@ pub fn check_tcp_response(head: &ResponseHead) -> Result<Consent, TunnelRefused>
             let next_hop = proxy_status.iter().find_map(|status| status.next_hop.as_deref()?.parse().ok());
             Ok(Consent { next_hop })
         }
-        status => Err(TunnelRefused::Status { status, proxy_status }),
+        status => Err(TunnelRefused::Status { status, proxy_status, retry_after_s: retry_after_s(head) }),
     }
 }
 
@@ -245,6 +248,18 @@ fn remark(proxy_status: &[ProxyStatus]) -> String {
         }
     }
     remark
+}
+
+/// Returns the end of a remark: how long to wait before a retry.
+fn when(retry_after_s: Option<u64>) -> String {
+    retry_after_s.map(|seconds| format!("; retry after {seconds} s")).unwrap_or_default()
+}
+
+fn retry_after_s(head: &ResponseHead) -> Option<u64> {
+    let digits = head.field("retry-after")?.trim_ascii();
+    // `parse` would also accept a sign.
+    digits.iter().all(u8::is_ascii_digit).then_some(())?;
+    std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 fn capsule_protocol() -> Field {

@@ -36,7 +36,7 @@ pub struct GatewayHealth {
 pub struct Seen {
     /// Whether there is a connection, or one is to be expected.
     pub is_within_reach: bool,
-    /// The round trip; `None` if it is unknown.
+    /// The round trip; `None` without a connection.
     pub smoothed_rtt: Option<Duration>,
 }
 
@@ -66,13 +66,13 @@ impl GatewayHealth {
     }
 
     /// Returns the reasons against it, the gravest first: that it failed, that it is out of reach, that its engines are all
-    /// busy, and the time that it costs.
-    fn cost(&self, seen: Seen, now: Instant) -> (bool, bool, bool, Duration) {
+    /// busy, that it has no connection yet, and the time that it costs.
+    fn cost(&self, seen: Seen, now: Instant) -> (bool, bool, bool, bool, Duration) {
         let is_avoided = self.avoided_until.is_some_and(|until| now < until);
         let told = self.told.filter(|(_, at)| now.saturating_duration_since(*at) < TOLD);
         let load = told.map_or(0, |(load, _)| load);
         let time = seen.smoothed_rtt.unwrap_or_default() + FULL * load.min(1_000) / 1_000 + OWN * self.own;
-        (is_avoided, !seen.is_within_reach, load >= 1_000, time)
+        (is_avoided, !seen.is_within_reach, load >= 1_000, seen.smoothed_rtt.is_none(), time)
     }
 }
 
@@ -120,6 +120,15 @@ mod tests {
         }
         assert_eq!(asked, [51, 49]);
         (0..51).for_each(|_| gateways[0].ended());
+        assert_eq!(choose(&gateways, &seen, &[], now), Some(0));
+    }
+
+    #[test]
+    fn a_gateway_without_a_connection_is_asked_after_the_connected_ones_unless_they_are_busy() {
+        let (mut gateways, now) = (vec![GatewayHealth::default(); 2], Instant::now());
+        let seen = [Seen { is_within_reach: true, smoothed_rtt: None }, near(900)];
+        assert_eq!(choose(&gateways, &seen, &[], now), Some(1));
+        gateways[1].answered(Some(1_000), now);
         assert_eq!(choose(&gateways, &seen, &[], now), Some(0));
     }
 

@@ -21,6 +21,8 @@ use quic::h3::{self, HttpConnection, MessageLimits, Request, Reserved};
 use role::tunnel::UdpTunnel;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use self::introduction::{CredentialsRefused, CredentialsStanding};
+
 /// Why no tunnel was opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -47,6 +49,7 @@ pub struct RelayConnection {
     queue_bytes: usize,
     /// Permits for requests before the relay has admitted us.
     first: Arc<Semaphore>,
+    credentials: CredentialsStanding,
 }
 
 /// How many requests may wait at once before the relay accepts the first: until then, it treats us as a stranger.
@@ -69,10 +72,11 @@ pub struct Opened {
 }
 
 impl OpenError {
-    /// Whether the relay says that the client has its maximum of tunnels (429, RFC 6585 §4).
+    /// Whether the relay says that the client has its maximum of tunnels: 429 (RFC 6585 §4) without a time to wait. With such a time,
+    /// as for a quota that is used up, the end of another tunnel helps nothing, and neither does another connection.
     #[must_use]
     pub fn is_limit(&self) -> bool {
-        matches!(self, Self::Refused(TunnelRefused::Status { status: 429, .. }))
+        matches!(self, Self::Refused(TunnelRefused::Status { status: 429, retry_after_s: None, .. }))
     }
 }
 
@@ -93,7 +97,8 @@ impl RelayConnection {
         let connection = HttpConnection::start(connection, Role::Client, MessageLimits::default()).await?;
         let client = connection.client();
         let first = Arc::new(Semaphore::new(FIRST_REQUESTS));
-        Ok((Self { client, template, bearer, queue_bytes, first }, connection))
+        let credentials = CredentialsStanding::default();
+        Ok((Self { client, template, bearer, queue_bytes, first, credentials }, connection))
     }
 
     /// Returns the HTTP/3 connection.
@@ -188,8 +193,15 @@ impl RelayConnection {
         Ok((request, FirstRequest { _waiting: waiting }))
     }
 
+    /// Returns what the relay's last answer about the credentials says.
+    #[must_use]
+    pub fn credentials(&self) -> &CredentialsStanding {
+        &self.credentials
+    }
+
     /// Notes that the relay has accepted a request: it no longer treats us as a stranger.
     pub fn let_in(&self) {
+        self.credentials.note(None);
         if self.first.available_permits() < FIRST_REQUESTS {
             self.first.add_permits(LATER_REQUESTS);
         }
@@ -214,9 +226,18 @@ impl RelayConnection {
             Some(reserved) => self.client.request_on(reserved, head)?,
             None => self.client.request(head).await?,
         };
-        let accepted = self.answer(&mut request, check).await?;
-        self.let_in();
-        Ok((request, accepted))
+        let answer = self.answer(&mut request, check).await;
+        match &answer {
+            Ok(_) => self.let_in(),
+            Err(OpenError::Refused(refused)) => {
+                // Credentials may expire while we are connected.
+                if let Some(refused) = CredentialsRefused::of_tunnel(refused) {
+                    self.credentials.note(Some(refused));
+                }
+            }
+            Err(_) => {}
+        }
+        Ok((request, answer?))
     }
 
     async fn answer(

@@ -25,7 +25,7 @@ use role::{
 };
 use tokio::{
     net::TcpStream,
-    time::{Instant, interval, timeout},
+    time::{Instant, error::Elapsed, interval, timeout},
 };
 use tracing::{debug, info, warn};
 
@@ -232,8 +232,8 @@ impl RelayAccess {
     /// # Errors
     /// See [`NoConnection`].
     pub async fn open(&self, client: &LocalClient, target: &Target) -> Result<OpenedTcp, NoConnection> {
+        let mut tries = Tries::default();
         let opening = async {
-            let mut tries = Tries::default();
             loop {
                 let (link, class) = self.place().await?;
                 let signal = self.signal(&class);
@@ -252,7 +252,8 @@ impl RelayAccess {
                 }
             }
         };
-        self.settle(opening, client, (Protocol::Tcp, target)).await
+        let opened = timeout(ANSWER_TIMEOUT, opening).await;
+        self.settle(opened, &tries, client, (Protocol::Tcp, target))
     }
 
     /// Asks the relay for a UDP tunnel to a target, in the form that `mode` says; otherwise like [`RelayAccess::open`].
@@ -265,8 +266,8 @@ impl RelayAccess {
         target: &Target,
         mode: TunnelMode,
     ) -> Result<OpenedUdp, NoConnection> {
+        let mut tries = Tries::default();
         let opening = async {
-            let mut tries = Tries::default();
             loop {
                 let (link, class) = self.place().await?;
                 let signal = self.signal(&class);
@@ -289,25 +290,28 @@ impl RelayAccess {
                 return Ok(OpenedUdp { tunnel, link, class });
             }
         };
-        self.settle(opening, client, (Protocol::Udp, target)).await
+        let opened = timeout(ANSWER_TIMEOUT, opening).await;
+        self.settle(opened, &tries, client, (Protocol::Udp, target))
     }
 
-    /// Waits until a tunnel to the `asked` target opens or fails. Counts, records and logs the result.
-    async fn settle<T>(
+    /// Counts, records and logs the result of `tries` to open a tunnel to the `asked` target.
+    fn settle<T>(
         &self,
-        opening: impl Future<Output = Result<T, NoConnection>>,
+        opened: Result<Result<T, NoConnection>, Elapsed>,
+        tries: &Tries,
         client: &LocalClient,
         asked: (Protocol, &Target),
     ) -> Result<T, NoConnection> {
-        let opened = timeout(ANSWER_TIMEOUT, opening).await.unwrap_or_else(|_| {
-            Err(if self.uplink.is_full() { NoConnection::Crowded } else { NoConnection::NoAnswer })
+        let opened = opened.unwrap_or_else(|_| {
+            let is_crowded = tries.limits > 0 || self.uplink.is_full();
+            Err(if is_crowded { NoConnection::Crowded } else { NoConnection::NoAnswer })
         });
         match &opened {
             Ok(_) => _ = self.counters.tunnels_opened.inc(),
             Err(error) => {
                 self.counters.refuse(error.reason());
                 self.counters.record_refusal(client, Some(asked), error.as_refusal());
-                self.tell(error, Some(asked.1));
+                self.tell(error);
             }
         }
         opened
@@ -316,7 +320,7 @@ impl RelayAccess {
     /// Counts that a request of an application that names no target was not sent, and logs why.
     pub fn refused(&self, error: &NoConnection) {
         self.counters.refuse(error.reason());
-        self.tell(error, None);
+        self.tell(error);
     }
 
     /// Counts and records that the edge denied a client without asking the relay.
@@ -404,20 +408,20 @@ impl RelayAccess {
         end
     }
 
-    /// Logs why something was not opened, at a limited rate.
-    fn tell(&self, error: &NoConnection, target: Option<&Target>) {
+    /// Logs why something was not opened, at a limited rate. The target is not named: clients of a proxy choose it.
+    fn tell(&self, error: &NoConnection) {
         let now = Instant::now();
         let mut told = self.told.lock();
         let is_due = told.get(error.reason()).is_none_or(|told| now.duration_since(*told) >= SILENCE);
         if is_due {
             told.insert(error.reason(), now);
-            let (listen, target) = (self.counters.listen(), target.map(tracing::field::display));
+            let listen = self.counters.listen();
             match error {
                 // No later attempt succeeds before an operator does something.
                 NoConnection::Refused(TunnelRefused::Status { status: 401 | 407, .. }) => {
-                    warn!(listen, target, "no connection: {error}");
+                    warn!(listen, "no connection: {error}");
                 }
-                _ => info!(listen, target, "no connection: {error}"),
+                _ => info!(listen, "no connection: {error}"),
             }
         }
     }

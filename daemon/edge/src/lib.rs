@@ -32,7 +32,7 @@
 //! it; payloads that exceed a bound are dropped, oldest first, and counted.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{SocketAddr, TcpListener, UdpSocket},
     pin::Pin,
@@ -184,6 +184,19 @@ struct Other {
     socket: Socket,
     member: Member,
     serving: Serving,
+}
+
+impl Other {
+    /// Returns the files for whose sake it takes the place of `served`, if both want the same.
+    fn changed_files(&self, served: &Served) -> Vec<String> {
+        if served.wanted != self.wanted {
+            return Vec::new();
+        }
+        let own = self.wanted.file().filter(|_| served.contents != self.contents);
+        let keys = self.keys.iter().zip(&served.keys).flat_map(|((key, _), before)| key.changed_files(before));
+        let files: BTreeSet<_> = own.into_iter().chain(keys).map(|file| file.display().to_string()).collect();
+        files.into_iter().collect()
+    }
 }
 
 /// What of a local address is of a class.
@@ -356,6 +369,15 @@ impl Edge {
             }
         }
         self.served = same;
+        for other in &others {
+            let changed: Vec<_> = before.iter().flatten().flat_map(|served| other.changed_files(served)).collect();
+            if !changed.is_empty() {
+                info!(
+                    listen = %other.wanted.listen(), protocol = other.wanted.name(), files = changed.join(", "),
+                    "files have changed: connecting to the relay anew, and ending what is open"
+                );
+            }
+        }
         for served in before.into_iter().flatten() {
             served.task.abort();
             if others.iter().all(|other| !other.wanted.is_at(&served.wanted)) {
@@ -378,7 +400,7 @@ impl Edge {
                 self.uplinks.push(Shared { key: key.clone(), uplink: uplink.clone(), task });
             }
             let [keys, before] = [keys, before].map(|keys| keys.into_iter().map(|(key, _)| key).collect::<Vec<_>>());
-            let (listen, protocol, relay) = (wanted.listen(), wanted.name(), wanted.uplink().through());
+            let (listen, protocol, relay) = (wanted.listen(), wanted.name(), wanted.through());
             match &wanted {
                 Wanted::Forward(Forward { target, .. }) => info!(%listen, protocol, %target, %relay, "forwarding"),
                 Wanted::Proxy(_) => info!(%listen, %relay, "serving as a proxy"),

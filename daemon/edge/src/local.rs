@@ -430,7 +430,7 @@ impl Shared {
     /// Warns that a limit was reached, at a limited rate.
     fn say(&self, what: &str) {
         if self.notice.is_due(Instant::now()) {
-            warn!(relay = %self.uplink.names(), target = %self.target, "{what}");
+            warn!(relay = %self.uplink.names(), listen = self.counters.listen(), "{what}");
         }
     }
 
@@ -510,7 +510,8 @@ async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Sou
     if end.is_refusal() {
         shared.counters.tunnels_refused.inc();
         if let Some(wait) = shared.backoff.lock().failed(Instant::now(), random()) {
-            info!(%target, "no tunnel: {end}; next attempt in {wait:.1?} at the earliest");
+            let listen = shared.counters.listen();
+            info!(listen, "no tunnel: {end}; next attempt in {wait:.1?} at the earliest");
         }
     }
     (source.address, source)

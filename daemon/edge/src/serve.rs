@@ -29,7 +29,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     LocalAddressCounters,
     balance::{self, GatewayHealth, Seen},
-    client::{FirstRequest, endpoint::ANSWER_TIMEOUT},
+    client::{FirstRequest, endpoint::ANSWER_TIMEOUT, introduction::CredentialsRefused},
     connect::{NoConnection, RelayAccess},
     link::Link,
     uplink::Uplink,
@@ -282,8 +282,10 @@ impl GatewayAccess for ToGateways {
 
     fn answered(&self, asked: &RequestAtGateway, answer: Option<&ResponseHead>) {
         // Without credentials that the gateway accepts, it treats us as a stranger. 401 is about the client's own key.
-        if answer.is_some_and(|head| head.status != 407) {
-            asked.link.relay.let_in();
+        match answer {
+            Some(head) if head.status == 407 => asked.link.relay.credentials().note(CredentialsRefused::of(head)),
+            Some(_) => asked.link.relay.let_in(),
+            None => {}
         }
         let Some(head) = answer.filter(|head| ![407, 503].contains(&head.status)) else {
             return self.failed(asked.counted.place);

@@ -49,6 +49,7 @@ use super::{
 use crate::client::{access::Access, endpoint::Endpoint, error::ConnectError};
 
 mod crowded;
+mod denied;
 mod introduced;
 mod renewed;
 mod replaced;
@@ -61,8 +62,12 @@ const QUEUE_BYTES: usize = 256 * 1024;
 pub(crate) enum Does {
     Echo,
     Refuse,
+    /// Says that the client's quota is used up.
+    SayUsedUp,
     /// Refuses the credentials of clients that introduce themselves.
     KnowNone,
+    /// Refuses the credentials of clients that ask for a tunnel.
+    KnowNoneLater,
     /// Echoes once, then closes the connection.
     EchoOnce,
     /// Echoes, in up to this many tunnels of all connections at once.
@@ -185,8 +190,14 @@ async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<
         return request.send.finish();
     }
     seen.requests.fetch_add(1, Relaxed);
-    if does == Does::Refuse {
-        request.send.respond(&Refusal::PortProhibited.response(&proxy)).await.unwrap();
+    let refusal = match does {
+        Does::Refuse => Some(Refusal::PortProhibited),
+        Does::KnowNoneLater => Some(Refusal::CredentialsExpired),
+        Does::SayUsedUp => Some(Refusal::QuotaUsedUp { retry_after_s: 3_600 }),
+        _ => None,
+    };
+    if let Some(refusal) = refusal {
+        request.send.respond(&refusal.response(&proxy)).await.unwrap();
         return request.send.finish();
     }
     let most = if let Does::EchoIn(most) = does { most } else { usize::MAX };
@@ -239,7 +250,11 @@ pub(crate) fn unreached() -> RelayAccess {
         token: None,
         identity: None,
     };
-    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
+    access_to(Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap())
+}
+
+/// Returns the access of a local address to the relay of this endpoint, whose uplink does not run yet.
+fn access_to(endpoint: Endpoint) -> RelayAccess {
     let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), Arc::default());
     let (membership, counters, told) = (Membership::default(), Arc::default(), Default::default());
     RelayAccess { uplink, membership, is_chosen: false, idle: PATIENCE, counters, told }

@@ -157,7 +157,7 @@ pub struct Attempts {
     pub failures: u64,
     /// The error of the last attempt, if it failed.
     pub failure: Option<Arc<ConnectError>>,
-    /// Set if the relay refused the credentials on the last connection, and has accepted no request since.
+    /// Set if the relay refused the credentials, on whichever connection, and has accepted no request since.
     pub refused: Option<CredentialsRefused>,
 }
 
@@ -215,8 +215,9 @@ impl Uplink {
         names.join(", ")
     }
 
-    /// Whether there is a connection, or there was one and no attempt to make another has failed since: relays end unused
-    /// connections. Without a connection, this requests one. If there are other gateways, a silent gateway is out of reach.
+    /// Whether there is a connection, or there was one that did not end in silence, and no attempt to make another has failed since:
+    /// relays end unused connections. Without a connection, this requests one. If there are other gateways, a silent gateway is out of
+    /// reach.
     #[must_use]
     pub fn is_within_reach(&self) -> bool {
         let state = self.state.borrow();
@@ -225,7 +226,7 @@ impl Uplink {
         }
         self.wanted.notify_one();
         let is_silent = self.has_peers() && state.lines.iter().any(|line| line.is_doubted());
-        state.was_reached && !state.is_alone && !is_silent
+        state.is_expected && !is_silent
     }
 
     /// Returns how the credentials are refused, if each relay to which there was a connection refuses them.
@@ -235,10 +236,15 @@ impl Uplink {
         let mut refused = None;
         for (path, relays) in state.attempts.iter().enumerate() {
             for place in (0..relays.len()).filter(|place| relays[*place].connects > 0) {
-                refused = Some(state.refused((path, place))?);
+                refused = Some(self.refused((path, place))?);
             }
         }
         refused
+    }
+
+    /// Returns the refusal of the credentials by a relay. Its indices are those of its path and of itself.
+    fn refused(&self, at: (usize, usize)) -> Option<CredentialsRefused> {
+        self.endpoint_at(at)?.credentials().refused()
     }
 
     /// Returns the open connections.
@@ -256,7 +262,7 @@ impl Uplink {
             relay: relay.origin().to_string(),
             via: relay.via().unwrap_or_default().to_owned(),
             lines: state.usable().filter(|line| (line.path_place, line.place) == at).cloned().collect(),
-            attempts: Attempts { refused: state.refused(at), ..attempts.clone() },
+            attempts: Attempts { refused: relay.credentials().refused(), ..attempts.clone() },
         };
         let mut standpoints = Vec::new();
         for (path_place, (path, attempts)) in self.paths.iter().zip(&state.attempts).enumerate() {
@@ -294,7 +300,11 @@ impl Uplink {
 
     /// Whether tunnels can leave a silent connection: for another path, another relay, or another gateway.
     fn has_alternatives(&self) -> bool {
-        self.has_several_paths() || self.paths.iter().any(|path| path.relays.len() > 1) || self.has_peers()
+        self.has_several_paths() || self.has_several_relays() || self.has_peers()
+    }
+
+    fn has_several_relays(&self) -> bool {
+        self.paths.iter().any(|path| path.relays.len() > 1)
     }
 
     /// Sets the connections to other gateways that can take the requests of this one.
@@ -358,7 +368,7 @@ impl Uplink {
                 Some((at, connected)) = attempts.next() => work.attempted(at, connected),
                 Some(introduced) = work.introductions.join_next() => {
                     if let Ok((line, Some(refused))) = introduced {
-                        work.introduced(&line, refused);
+                        work.introduced(&line, &refused);
                     }
                 }
                 Some(Ok((line, true))) = work.departures.join_next() => work.goes_away(&line),
@@ -366,7 +376,10 @@ impl Uplink {
                 () = self.wanted.notified() => work.wanted = true,
                 Ok(()) = moves.changed() => work.moved(),
                 () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => work.prove(),
-                _ = tidy.tick() => self.close_spare(),
+                _ = tidy.tick() => {
+                    self.close_spare();
+                    work.introduce_again();
+                }
             }
         }
     }
@@ -386,18 +399,34 @@ impl Uplink {
 
     /// Logs a change of a path and its relay, and notifies listeners of it.
     fn announce(&self, line: &Line, what: &str) {
-        let (path, relay, tunnels) = (self.path_name(line), self.relay_of(line), line.tunnels());
-        let subject =
-            if path.is_empty() { format!("the relay {relay}") } else { format!("the path {path} to {relay}") };
-        info!(path, relay, tunnels, "{subject} {what}");
-        self.counters.changes.tell(format!("{subject} {what}"));
+        let said = self.say(line, what);
+        self.counters.changes.tell(said);
+    }
+
+    /// Logs what happens to a connection's path, or to its relay if there are no paths, and returns the message.
+    fn say(&self, line: &Line, what: &str) -> String {
+        let (path, relay) = (self.path_name(line), self.relay_of(line));
+        let requests = line.requests();
+        let tunnels = line.tunnels().saturating_sub(requests);
+        let path = Some(path).filter(|path| !path.is_empty());
+        let said = match path {
+            Some(path) => format!("the path {path} to {relay} {what}"),
+            None => format!("the relay {relay} {what}"),
+        };
+        info!(path, relay, tunnels, requests, "{said}");
+        said
     }
 
     /// Handles a connection that does not answer: other connections take its tunnels. `is_known` says that another connection over
     /// the same path to the same relay is silent already, so that listeners were told.
     fn fall_silent(&self, line: &Line, is_known: bool) {
         if !is_known {
-            self.announce(line, "does not answer: moving its tunnels");
+            // Another gateway takes requests, but no tunnels.
+            let what = match self.has_several_paths() || self.has_several_relays() {
+                true => "does not answer: moving its tunnels",
+                false => "does not answer: sending its requests to another gateway",
+            };
+            self.announce(line, what);
             self.counters.silent.inc();
         }
         line.doubt(true);

@@ -1,6 +1,10 @@
 //! The local addresses that a configuration needs, and their connections to relays.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use config::{Config, forward::Forward, proxy::Proxy, serve::Serve, targets::Protocol, uplink::UplinkSettings};
 use masque::template::Template;
@@ -55,6 +59,14 @@ impl Wanted {
         }
     }
 
+    /// The hosts and ports of its relays, for people.
+    pub(super) fn through(&self) -> String {
+        match self {
+            Self::Serve(serve) => serve.through(),
+            Self::Forward(_) | Self::Proxy(_) => self.uplink().through(),
+        }
+    }
+
     pub(super) fn class(&self) -> Option<&str> {
         match self {
             Self::Forward(forward) => forward.class.as_deref(),
@@ -63,15 +75,17 @@ impl Wanted {
         }
     }
 
-    /// The SHA-256 of the contents of its own files.
-    pub(super) fn contents(&self) -> [u8; 32] {
+    /// Its own file, if it has one.
+    pub(super) fn file(&self) -> Option<&Path> {
         match self {
-            Self::Forward(_) | Self::Serve(_) => [0; 32],
-            Self::Proxy(proxy) => {
-                let users = proxy.users_file.as_ref().and_then(|file| std::fs::read(file).ok());
-                Sha256::digest(users.unwrap_or_default()).into()
-            }
+            Self::Forward(_) | Self::Serve(_) => None,
+            Self::Proxy(proxy) => proxy.users_file.as_deref(),
         }
+    }
+
+    /// The SHA-256 of the contents of its own file.
+    pub(super) fn contents(&self) -> [u8; 32] {
+        Sha256::digest(self.file().and_then(|file| std::fs::read(file).ok()).unwrap_or_default()).into()
     }
 
     /// The connections that traffic from here takes: one to each gateway if requests are spread over several.
@@ -99,8 +113,8 @@ pub(super) struct SharingKey {
     pub(super) paths: Vec<config::path::PathSettings>,
     /// The hops that it leads through.
     pub(super) hops: Vec<config::hop::Hop>,
-    /// The hashes of the files that all of these name.
-    contents: Vec<[u8; 32]>,
+    /// The files that all of these name, with hashes of their contents.
+    contents: Vec<(PathBuf, [u8; 32])>,
 }
 
 impl SharingKey {
@@ -111,9 +125,15 @@ impl SharingKey {
     fn over(uplink: &UplinkSettings, paths: &[config::path::PathSettings], all: &[config::hop::Hop]) -> Self {
         let hops: Vec<_> = config::hop::passed(all, uplink, paths).into_iter().cloned().collect();
         let uplinks = std::iter::once(uplink).chain(hops.iter().map(|hop| &hop.uplink));
-        let contents = uplinks.map(|uplink| Access::of(uplink).first().map(Access::contents).unwrap_or_default());
-        let contents = contents.collect();
+        let contents = uplinks.filter_map(|uplink| Access::of(uplink).first().map(Access::contents));
+        let contents = contents.flatten().collect();
         Self { uplink: uplink.clone(), paths: paths.to_vec(), hops, contents }
+    }
+
+    /// Returns the files whose contents are not as they were for `before`, if nothing else has changed.
+    pub(super) fn changed_files(&self, before: &Self) -> Vec<&Path> {
+        let is_new = |file: &&(PathBuf, [u8; 32])| !before.contents.contains(file);
+        self.contents.iter().filter(is_new).map(|(file, _)| file.as_path()).collect()
     }
 
     /// Returns the hop that a path (or the whole way, if it has no paths) leads through, and the key of the connection to that

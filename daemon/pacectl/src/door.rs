@@ -245,7 +245,8 @@ mod tests {
 
     #[test]
     fn refusals_have_their_own_exit_code_wherever_they_come_from() {
-        let by_relay = OpenError::from(TunnelRefused::Status { status: 429, proxy_status: Vec::new() });
+        let by_relay =
+            OpenError::from(TunnelRefused::Status { status: 429, proxy_status: Vec::new(), retry_after_s: None });
         let by_server = RefusedByServer("refused (404)".into());
         assert_eq!(exit_code(&anyhow::Error::from(by_relay).context("the relay is up")), 3);
         assert_eq!(exit_code(&by_server.into()), 3);

@@ -196,7 +196,7 @@ fn nowhere() -> Target {
 fn is_admitted<T>(answer: &Result<T, OpenError>) -> bool {
     match answer {
         Ok(_) => true,
-        Err(OpenError::Refused(TunnelRefused::Status { status, proxy_status })) => match status {
+        Err(OpenError::Refused(TunnelRefused::Status { status, proxy_status, .. })) => match status {
             401 | 407 => false,
             403 => proxy_status.iter().any(|of| of.error == Some(ErrorType::DestinationIpProhibited)),
             // The target is unreachable, or the relay has no room.
@@ -322,6 +322,7 @@ mod tests {
             Err::<(), _>(OpenError::Refused(TunnelRefused::Status {
                 status,
                 proxy_status: proxy_status.into_iter().collect(),
+                retry_after_s: None,
             }))
         };
         let prohibited = Some(ErrorType::DestinationIpProhibited);

@@ -8,6 +8,10 @@ use std::{
     time::Duration,
 };
 
+use self::arrivals::Arrivals;
+
+mod arrivals;
+
 /// What one connection has measured on its path. Clones follow the same connection.
 #[derive(Clone, Debug, Default)]
 pub struct PathStats(Arc<Counts>);
@@ -22,10 +26,7 @@ struct Counts {
     lost_packets: AtomicU64,
     lost: Episodes,
     gaps: Episodes,
-    arrived_packets: AtomicU64,
-    missing_packets: AtomicU64,
-    /// One more than the largest packet number that has arrived.
-    next_number: AtomicU64,
+    arrivals: Arrivals,
     window_bytes: AtomicU64,
     in_flight_bytes: AtomicU64,
 }
@@ -41,8 +42,7 @@ struct Episodes {
 }
 
 impl Episodes {
-    fn note(&self, now: Duration, path: &Counts) {
-        let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX).max(1);
+    fn note(&self, now_us: u64, path: &Counts) {
         let [began_us, smoothed_us, min_us] =
             [&self.began_us, &path.smoothed_rtt_us, &path.min_rtt_us].map(|count| count.load(Relaxed));
         if began_us > 0 && now_us < began_us.saturating_add(smoothed_us) {
@@ -75,13 +75,16 @@ pub struct PathState {
     pub loss_episodes: u64,
     /// Of these, round trips without a queue: the smoothed round trip was not much longer than the shortest one.
     pub unqueued_episodes: u64,
-    /// Round trips without a queue in which packets did not arrive in order, because some were lost, late, or never sent.
+    /// Round trips without a queue in which packets did not arrive in order, because some were lost or late. Numbers that the peer may
+    /// have left out on purpose do not count.
     pub unqueued_gaps: u64,
     /// Packets that arrived after the handshake. Only clients count arrived and missing packets.
     pub arrived_packets: u64,
     /// Packet numbers that have not arrived although a larger one has: packets that were lost or are late, and numbers that the
     /// peer left out.
     pub missing_packets: u64,
+    /// The missing numbers that the peer may have left out on purpose.
+    pub skipped_packets: u64,
     /// The congestion window, in bytes, when an acknowledgement or a timeout last changed it.
     pub window_bytes: u64,
     /// The bytes in flight at that time (RFC 9002 §B.2).
@@ -104,8 +107,9 @@ impl PathStats {
             loss_episodes: of(&self.0.lost.all),
             unqueued_episodes: of(&self.0.lost.unqueued),
             unqueued_gaps: of(&self.0.gaps.unqueued),
-            arrived_packets: of(&self.0.arrived_packets),
-            missing_packets: of(&self.0.missing_packets),
+            arrived_packets: of(&self.0.arrivals.arrived),
+            missing_packets: of(&self.0.arrivals.missing),
+            skipped_packets: of(&self.0.arrivals.skipped),
             window_bytes: of(&self.0.window_bytes),
             in_flight_bytes: of(&self.0.in_flight_bytes),
         }
@@ -129,21 +133,14 @@ impl PathStats {
     /// Counts a QUIC packet that was declared lost, at a time of any clock that does not go back.
     pub fn lost_packet(&self, now: Duration) {
         add(&self.0.lost_packets, 1);
-        self.0.lost.note(now, &self.0);
+        self.0.lost.note(us(now), &self.0);
     }
 
     /// Counts a QUIC packet that arrived after the handshake, by its number; the clock is that of lost packets.
     pub fn arrived_packet(&self, number: u64, now: Duration) {
-        add(&self.0.arrived_packets, 1);
-        let (next, missing) = (self.0.next_number.load(Relaxed), self.0.missing_packets.load(Relaxed));
-        if number < next {
-            self.0.missing_packets.store(missing.saturating_sub(1), Relaxed);
-            return;
-        }
-        self.0.next_number.store(number + 1, Relaxed);
-        if number > next {
-            add(&self.0.missing_packets, number - next);
-            self.0.gaps.note(now, &self.0);
+        let now_us = us(now);
+        if self.0.arrivals.note(number, now_us, self.0.min_rtt_us.load(Relaxed)) {
+            self.0.gaps.note(now_us, &self.0);
         }
     }
 
@@ -155,8 +152,6 @@ impl PathStats {
 
     /// Notes the latest estimates of the round-trip time.
     pub fn measured(&self, smoothed_rtt: Duration, min_rtt: Duration) {
-        // Zero means unknown.
-        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
         self.0.smoothed_rtt_us.store(us(smoothed_rtt), Relaxed);
         self.0.min_rtt_us.store(us(min_rtt), Relaxed);
     }
@@ -165,6 +160,11 @@ impl PathStats {
 /// By how much a round trip may exceed twice the shortest one and still count as one without a queue: acknowledgements may be as
 /// late (RFC 9000 §18.2), and senders send in bursts.
 const UNQUEUED_US: u64 = 25_000;
+
+/// Returns a time in microseconds; zero means unknown.
+fn us(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1)
+}
 
 /// Only the connection's endpoint writes, on one thread.
 fn add(count: &AtomicU64, more: u64) {
@@ -231,14 +231,15 @@ mod tests {
     fn numbers_that_have_not_arrived_are_missing_until_they_do() {
         let stats = PathStats::default();
         let ms = Duration::from_millis(1);
-        stats.measured(20 * ms, 20 * ms);
+        stats.measured(25 * ms, 25 * ms);
         let missing = [(0, 0), (1, 1), (4, 2), (2, 3), (7, 4), (3, 40), (9, 50)].map(|(number, at)| {
             stats.arrived_packet(number, at * ms);
             stats.get().missing_packets
         });
         let seen = stats.get();
         assert_eq!((missing, seen.arrived_packets), ([0, 0, 2, 1, 3, 2, 3], 7));
-        assert_eq!(seen.unqueued_gaps, 2, "the second gap is soon after the first");
+        assert_eq!(seen.unqueued_gaps, 1, "the second gap is soon after the first, and the peer may have left out 8");
+        assert_eq!(seen.skipped_packets, 1);
     }
 
     #[test]

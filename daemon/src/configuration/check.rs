@@ -164,8 +164,10 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
             warnings.push((("socket", socket.clone()), why));
         }
     }
-    if config.log.access != AccessForm::Off && config.relay.is_none() && config.gateway.is_none() {
-        let why = "nothing will be in the access log, which only relays and gateways write".to_owned();
+    let has_local_addresses = !(config.forwards.is_empty() && config.proxies.is_empty() && config.serves.is_empty());
+    let has_role = config.relay.is_some() || config.gateway.is_some() || has_local_addresses;
+    if config.log.access != AccessForm::Off && !has_role {
+        let why = "nothing will be in the access log, because there is no relay, gateway or local address".to_owned();
         warnings.push((("access", config.log.access.as_str().into()), why));
     }
     let now = SystemTime::now();
@@ -427,14 +429,15 @@ access = "journal"
             ["line 6: forward.token_file", "none.token"],
             ["line 8: kernel.devices", "there is no device none0"],
             ["line 10: control.socket", "is missing"],
-            ["line 12: log.access", "only relays and gateways"],
         ] {
             assert!(
                 warnings.iter().any(|warning| told.iter().all(|part| warning.contains(part))),
                 "{told:?}: {warnings:?}"
             );
         }
-        assert_eq!(warnings.len(), 4, "{warnings:?}");
+        assert_eq!(warnings.len(), 3, "{warnings:?}");
+        let alone = folder.check("control.enabled = false\n[log]\naccess = \"journal\"\n").unwrap();
+        assert!(alone.len() == 1 && alone[0].contains("nothing will be in the access log"), "{alone:?}");
     }
 
     #[test]

@@ -161,7 +161,10 @@ fn a_yes_to_udp_is_any_2xx_that_has_no_content_rfc_9298_3_5() {
         assert_eq!(check_tcp_response(&response(status)), Ok(Consent { next_hop: None }));
     }
     for status in [300, 302, 404, 500] {
-        assert_eq!(check_udp_response(&response(status)), Err(TunnelRefused::Status { status, proxy_status: vec![] }));
+        assert_eq!(
+            check_udp_response(&response(status)),
+            Err(TunnelRefused::Status { status, proxy_status: vec![], retry_after_s: None })
+        );
     }
 }
 
@@ -171,10 +174,27 @@ fn the_client_learns_why_not() {
     let refused = check_udp_response(&refusal.response(&ProxyName::default())).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "the proxy answered with status 502: dns_error, NXDOMAIN, the target's name does not resolve"
+        "the relay answered with status 502: dns_error, NXDOMAIN, the target's name does not resolve"
     );
     let TunnelRefused::Status { proxy_status, .. } = refused else { panic!("{refused:?}") };
     assert_eq!(proxy_status[0].error, Some(ErrorType::DnsError));
+}
+
+#[test]
+fn the_client_learns_when_to_retry_if_the_proxy_says_so_in_seconds() {
+    let seen = |response: &ResponseHead| match check_tcp_response(response) {
+        Err(refused @ TunnelRefused::Status { retry_after_s, .. }) => (retry_after_s, refused.to_string()),
+        other => panic!("{other:?}"),
+    };
+    let used_up = Refusal::QuotaUsedUp { retry_after_s: 86_400 }.response(&ProxyName::default());
+    let text =
+        "the relay answered with status 429: http_request_denied, this month's quota is used up; retry after 86400 s";
+    assert_eq!(seen(&used_up), (Some(86_400), text.to_owned()));
+    assert_eq!(seen(&Refusal::TunnelLimitReached.response(&ProxyName::default())).0, None);
+    for (value, expected) in [("7", Some(7)), ("+7", None), ("", None), ("Fri, 31 Dec 1999 23:59:59 GMT", None)] {
+        let response = ResponseHead { status: 429, fields: vec![Field::new("retry-after", value)] };
+        assert_eq!(seen(&response).0, expected, "{value}");
+    }
 }
 
 /// The expected value of a part of a request, or arbitrary bytes.

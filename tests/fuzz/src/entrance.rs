@@ -45,7 +45,7 @@ pub fn proxy_request(input: &[u8]) {
             assert!(names.into_iter().all(|name| !own.contains(&name)), "a field for the proxy is forwarded");
             return;
         }
-        Ok(Some((http::HttpProxyRequest { ask: Err(answer), .. }, _))) | Err(answer) => answer,
+        Ok(Some((http::HttpProxyRequest { ask: Err((_, answer)), .. }, _))) | Err(answer) => answer,
         Ok(_) => return,
     };
     let bytes = answer.to_bytes();

@@ -166,7 +166,7 @@ pub fn reset_code(ended: &TunnelEnd) -> Option<u64> {
 #[expect(clippy::panic, reason = "called by tests")]
 pub fn refusal<T>(opened: Result<T, OpenError>) -> (u16, ErrorType) {
     match opened.map(drop) {
-        Err(OpenError::Refused(TunnelRefused::Status { status, proxy_status })) => {
+        Err(OpenError::Refused(TunnelRefused::Status { status, proxy_status, .. })) => {
             let error = proxy_status.iter().find_map(|status: &ProxyStatus| status.error);
             (status, error.expect("a Proxy-Status with an error"))
         }

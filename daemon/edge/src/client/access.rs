@@ -43,20 +43,20 @@ impl Access {
         uplink.relays.iter().map(access).collect()
     }
 
-    /// Returns the SHA-256 of the named files, so that a caller notices changes. An unreadable file has a hash, too.
+    /// Returns the named files, each with a hash of its contents, so that a caller notices changes. An unreadable file has a hash, too.
     #[must_use]
-    pub fn contents(&self) -> [u8; 32] {
+    pub fn contents(&self) -> Vec<(PathBuf, [u8; 32])> {
         let Self { template: _, trust, token, identity } = self;
         let authority = if let TrustSource::Authority(file) = trust { Some(file) } else { None };
         let token = if let Some(TokenSource::File(file)) = token { Some(file) } else { None };
         let identity = identity.iter().flat_map(|identity| [&identity.certificate, &identity.private_key]);
-        let mut hash = Sha256::new();
-        for file in authority.into_iter().chain(token).chain(identity) {
+        let hashed = |file: &PathBuf| {
             let contents = std::fs::read(file);
-            hash.update([u8::from(contents.is_ok())]);
-            hash.update(Sha256::digest(contents.unwrap_or_default()));
-        }
-        hash.finalize().into()
+            let hash =
+                Sha256::new().chain_update([u8::from(contents.is_ok())]).chain_update(contents.unwrap_or_default());
+            (file.clone(), hash.finalize().into())
+        };
+        authority.into_iter().chain(token).chain(identity).map(hashed).collect()
     }
 }
 

@@ -35,6 +35,7 @@ use super::{
     RelayConnection,
     access::{Access, TokenSource},
     error::ConnectError,
+    introduction::CredentialsStanding,
 };
 use crate::{exit::Exit, form::Experience};
 
@@ -112,6 +113,8 @@ pub struct Endpoint {
     via: Option<Arc<dyn Via>>,
     /// What its connections have learned of the path.
     experience: Experience,
+    /// What its connections have learned of the credentials.
+    credentials: CredentialsStanding,
     /// For IPv4 and IPv6; each is made at its first use.
     sockets: Mutex<[Option<s2n_quic::Client>; 2]>,
 }
@@ -169,6 +172,7 @@ impl Endpoint {
         let tls = tls::client_reporting(trust, identity.transpose()?, refusals.clone())?;
         let template = Arc::new(access.template.clone());
         let (exit, experience, sockets) = (Arc::default(), Experience::default(), Mutex::default());
+        let credentials = CredentialsStanding::default();
         Ok(Self {
             access,
             template,
@@ -179,6 +183,7 @@ impl Endpoint {
             schedules,
             exit,
             experience,
+            credentials,
             via: None,
             sockets,
         })
@@ -224,6 +229,12 @@ impl Endpoint {
     #[must_use]
     pub fn origin(&self) -> &Target {
         self.template.origin()
+    }
+
+    /// Returns what the relay's last answer about the credentials says, on any connection.
+    #[must_use]
+    pub fn credentials(&self) -> &CredentialsStanding {
+        &self.credentials
     }
 
     /// Connects to the first of the relay's addresses that answers.
@@ -275,6 +286,7 @@ impl Endpoint {
         let (packets, heard, path, tap) = connection.query_event_context(known).unwrap_or_default();
         let (relay, connection) =
             RelayConnection::start(connection, self.template.clone(), bearer, QUEUES.flow_bytes).await?;
+        let relay = RelayConnection { credentials: self.credentials.clone(), ..relay };
         let (exit, experience) = (self.exit.clone(), self.experience.clone());
         Ok(Connected { relay, connection, packets, heard, path, experience, tap, address, exit, handshake, inside })
     }

@@ -3,16 +3,34 @@
 //! A relay treats a client as a stranger until it has accepted a request, and closes a stranger's connection after a while
 //! (`stranger_seconds`). The edge connects before applications need tunnels, so it sends a request that asks for nothing.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use masque::{
     h3::{Part, ResponseHead},
     proxy_status::{ErrorType, ProxyStatus},
-    request,
+    request::{self, TunnelRefused},
 };
+use parking_lot::Mutex;
 use quic::h3;
 
 use super::RelayConnection;
+
+/// What a relay's last answer about the credentials says. Clones share it: all connections to a relay show the same credentials.
+#[derive(Clone, Debug, Default)]
+pub struct CredentialsStanding(Arc<Mutex<Option<CredentialsRefused>>>);
+
+impl CredentialsStanding {
+    /// Returns the refusal, if the relay has accepted no request since.
+    #[must_use]
+    pub fn refused(&self) -> Option<CredentialsRefused> {
+        self.0.lock().clone()
+    }
+
+    /// Notes an answer: the refusal of the credentials, or `None` if the relay has accepted a request.
+    pub fn note(&self, refused: Option<CredentialsRefused>) {
+        *self.0.lock() = refused;
+    }
+}
 
 /// A relay's refusal of the client's credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +49,23 @@ impl CredentialsRefused {
         let reports = ProxyStatus::from_fields(&head.fields);
         let is_denied = || reports.iter().any(|report| report.error == Some(ErrorType::HttpRequestDenied));
         let is_refused = matches!(head.status, 401 | 407) || head.status == 403 && is_denied();
-        let details = || reports.iter().find_map(|report| report.details.as_deref()).unwrap_or_default().to_owned();
-        is_refused.then(|| Self { status: head.status, details: details() })
+        is_refused.then(|| Self::new(head.status, &reports))
+    }
+
+    /// Returns the refusal that a response to a request for a tunnel means: 401 or 407. A relay answers 403 about targets, too.
+    #[must_use]
+    pub fn of_tunnel(refused: &TunnelRefused) -> Option<Self> {
+        match refused {
+            TunnelRefused::Status { status: status @ (401 | 407), proxy_status, .. } => {
+                Some(Self::new(*status, proxy_status))
+            }
+            _ => None,
+        }
+    }
+
+    fn new(status: u16, reports: &[ProxyStatus]) -> Self {
+        let details = reports.iter().find_map(|report| report.details.as_deref()).unwrap_or_default().to_owned();
+        Self { status, details }
     }
 }
 
@@ -60,7 +93,11 @@ impl RelayConnection {
                     if (200..300).contains(&head.status) {
                         self.let_in();
                     }
-                    return Ok(CredentialsRefused::of(&head));
+                    let refused = CredentialsRefused::of(&head);
+                    if refused.is_some() {
+                        self.credentials.note(refused.clone());
+                    }
+                    return Ok(refused);
                 }
                 Some(_) => {}
                 None => return Err(h3::Error::Closed),

@@ -27,8 +27,8 @@ const OWN_FIELDS: [&str; 7] =
 /// A request as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpProxyRequest {
-    /// The requested operation, or the answer if it is not possible.
-    pub ask: Result<ProxyOperation, ProxyResponse>,
+    /// The requested operation; if it is not possible, the reason for counters and the access log, and the answer.
+    pub ask: Result<ProxyOperation, (&'static str, ProxyResponse)>,
     /// The name and the password that the client sends (RFC 7617), if any.
     pub credentials: Option<(Vec<u8>, Vec<u8>)>,
 }
@@ -54,6 +54,7 @@ pub enum ProxyOperation {
 pub struct ProxyResponse {
     status: u16,
     reports: Vec<ProxyStatus>,
+    retry_after_s: Option<u64>,
     text: String,
 }
 
@@ -63,7 +64,7 @@ impl ProxyResponse {
     pub fn new(status: u16, text: impl Into<String>) -> Self {
         let (text, error) = (text.into(), ErrorType::HttpRequestError);
         let report = ProxyStatus { error: Some(error), details: Some(text.clone().into()), ..ProxyStatus::default() };
-        Self { status, reports: vec![report], text }
+        Self { status, reports: vec![report], retry_after_s: None, text }
     }
 
     /// Returns the answer to a client that has to authenticate.
@@ -78,7 +79,7 @@ impl ProxyResponse {
         let own = |status, kind, text: &str| {
             let report =
                 ProxyStatus { error: Some(kind), details: Some(text.to_owned().into()), ..ProxyStatus::default() };
-            Self { status, reports: vec![report], text: text.to_owned() }
+            Self { status, reports: vec![report], retry_after_s: None, text: text.to_owned() }
         };
         match error {
             NoConnection::NoLink(_) => own(
@@ -98,9 +99,10 @@ impl ProxyResponse {
             NoConnection::Refused(TunnelRefused::Status { status: 401 | 407, .. }) => {
                 own(502, ErrorType::ProxyConfigurationError, "the relay does not accept the credentials of paced")
             }
-            NoConnection::Refused(refused @ TunnelRefused::Status { status, proxy_status }) => {
+            NoConnection::Refused(refused @ TunnelRefused::Status { status, proxy_status, retry_after_s }) => {
                 let status = if matches!(status, 403 | 429 | 500 | 502..=504) { *status } else { 502 };
-                Self { status, reports: proxy_status.clone(), text: refused.to_string() }
+                let (reports, text) = (proxy_status.clone(), refused.to_string());
+                Self { status, reports, retry_after_s: *retry_after_s, text }
             }
         }
     }
@@ -108,11 +110,14 @@ impl ProxyResponse {
     /// Returns the answer as it is sent.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let Self { status, reports, text } = self;
+        let Self { status, reports, retry_after_s, text } = self;
         let mut head = format!("HTTP/1.1 {status} {}\r\n", phrase(*status));
         for field in reports.iter().map(ProxyStatus::to_field) {
             // The relay's report was checked to be printable ASCII.
             _ = write!(head, "Proxy-Status: {}\r\n", String::from_utf8_lossy(&field.value));
+        }
+        if let Some(seconds) = retry_after_s {
+            _ = write!(head, "Retry-After: {seconds}\r\n");
         }
         let challenge =
             if *status == 407 { "Proxy-Authenticate: Basic realm=\"paced\", charset=\"UTF-8\"\r\n" } else { "" };
@@ -176,21 +181,30 @@ pub fn request(bytes: &[u8]) -> Result<Option<(HttpProxyRequest, usize)>, ProxyR
     Ok(Some((HttpProxyRequest { ask, credentials: credentials(fields) }, len)))
 }
 
-fn bad_target(error: &InvalidTarget) -> ProxyResponse {
-    ProxyResponse::new(400, error.to_string())
+fn bad_target(error: &InvalidTarget) -> (&'static str, ProxyResponse) {
+    ("target", ProxyResponse::new(400, error.to_string()))
+}
+
+/// Returns why a request cannot be carried out, whatever its target.
+fn malformed(status: u16, text: &str) -> (&'static str, ProxyResponse) {
+    ("malformed", ProxyResponse::new(status, text))
 }
 
 /// Reads a request that is not CONNECT.
-fn forward(method: &str, uri: &str, fields: &[httparse::Header<'_>]) -> Result<ProxyOperation, ProxyResponse> {
+fn forward(
+    method: &str,
+    uri: &str,
+    fields: &[httparse::Header<'_>],
+) -> Result<ProxyOperation, (&'static str, ProxyResponse)> {
     let scheme = uri.split_once("://").map(|(scheme, rest)| (scheme.to_ascii_lowercase(), rest));
     let rest = match &scheme {
         Some((scheme, rest)) if scheme == "http" => *rest,
         Some(_) => {
-            return Err(ProxyResponse::new(400, "only http:// URIs are served this way; use CONNECT for the others"));
+            return Err(malformed(400, "only http:// URIs are served this way; use CONNECT for the others"));
         }
         None => {
             let text = "this is a proxy: name it as such to a browser, or to curl with --proxy, and ask for whole URIs";
-            return Err(ProxyResponse::new(400, text));
+            return Err(malformed(400, text));
         }
     };
     let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
@@ -228,9 +242,9 @@ fn tokens(value: &[u8]) -> Vec<String> {
 }
 
 /// Returns the length of a request's content (RFC 9112 §6.3).
-fn content_bytes(fields: &[httparse::Header<'_>]) -> Result<u64, ProxyResponse> {
+fn content_bytes(fields: &[httparse::Header<'_>]) -> Result<u64, (&'static str, ProxyResponse)> {
     if values(fields, "transfer-encoding").next().is_some() {
-        return Err(ProxyResponse::new(411, "say how long the content is (Content-Length), or use CONNECT"));
+        return Err(malformed(411, "say how long the content is (Content-Length), or use CONNECT"));
     }
     let mut lengths = values(fields, "content-length").map(|value| {
         let digits = value.iter().all(u8::is_ascii_digit).then_some(value);
@@ -239,7 +253,7 @@ fn content_bytes(fields: &[httparse::Header<'_>]) -> Result<u64, ProxyResponse> 
     match (lengths.next(), lengths.next()) {
         (None, _) => Ok(0),
         (Some(Some(length)), None) => Ok(length),
-        _ => Err(ProxyResponse::new(400, "the Content-Length is no single number")),
+        _ => Err(malformed(400, "the Content-Length is no single number")),
     }
 }
 
@@ -267,9 +281,11 @@ mod tests {
         request
     }
 
-    fn status(text: &str) -> u16 {
+    /// Returns the reason, which is empty for bytes that are no request, and the status of the answer.
+    fn denied(text: &str) -> (&'static str, u16) {
         match request(text.as_bytes()) {
-            Ok(Some((HttpProxyRequest { ask: Err(answer), .. }, _))) | Err(answer) => answer.status(),
+            Ok(Some((HttpProxyRequest { ask: Err((reason, answer)), .. }, _))) => (reason, answer.status()),
+            Err(answer) => ("", answer.status()),
             other => panic!("{text:?}: {other:?}"),
         }
     }
@@ -308,20 +324,20 @@ mod tests {
     #[test]
     fn what_cannot_be_had_is_answered_with_what_to_do() {
         for (text, expected) in [
-            ("CONNECT example.org HTTP/1.1\r\n\r\n", 400),
-            ("CONNECT user@example.org:1 HTTP/1.1\r\n\r\n", 400),
-            ("GET / HTTP/1.1\r\n\r\n", 400),
-            ("GET https://example.org/ HTTP/1.1\r\n\r\n", 400),
-            ("GET http://127.1/ HTTP/1.1\r\n\r\n", 400),
-            ("GET http://user:pw@example.org/ HTTP/1.1\r\n\r\n", 400),
-            ("PUT http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
-            ("PUT http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n", 400),
-            ("PUT http://a.example/ HTTP/1.1\r\nContent-Length: +1\r\n\r\n", 400),
-            ("nonsense\r\n\r\n", 400),
-            (&format!("GET http://a.example/ HTTP/1.1\r\nx: {}", "y".repeat(HEAD_BYTES)), 431),
-            (&format!("GET http://a.example/ HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(FIELDS + 1)), 431),
+            ("CONNECT example.org HTTP/1.1\r\n\r\n", ("target", 400)),
+            ("CONNECT user@example.org:1 HTTP/1.1\r\n\r\n", ("target", 400)),
+            ("GET / HTTP/1.1\r\n\r\n", ("malformed", 400)),
+            ("GET https://example.org/ HTTP/1.1\r\n\r\n", ("malformed", 400)),
+            ("GET http://127.1/ HTTP/1.1\r\n\r\n", ("target", 400)),
+            ("GET http://user:pw@example.org/ HTTP/1.1\r\n\r\n", ("target", 400)),
+            ("PUT http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", ("malformed", 411)),
+            ("PUT http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n", ("malformed", 400)),
+            ("PUT http://a.example/ HTTP/1.1\r\nContent-Length: +1\r\n\r\n", ("malformed", 400)),
+            ("nonsense\r\n\r\n", ("", 400)),
+            (&format!("GET http://a.example/ HTTP/1.1\r\nx: {}", "y".repeat(HEAD_BYTES)), ("", 431)),
+            (&format!("GET http://a.example/ HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(FIELDS + 1)), ("", 431)),
         ] {
-            assert_eq!(status(text), expected, "{text:.100}");
+            assert_eq!(denied(text), expected, "{text:.100}");
         }
     }
 
@@ -329,9 +345,9 @@ mod tests {
     fn what_the_relay_refuses_is_told_but_its_credentials_are_not_asked_of_the_client() {
         let refused = |status, error| {
             let proxy_status = vec![ProxyStatus { error: Some(error), ..ProxyStatus::default() }];
-            let answer =
-                ProxyResponse::unreachable(&NoConnection::Refused(TunnelRefused::Status { status, proxy_status }));
-            String::from_utf8(answer.to_bytes()).unwrap()
+            let retry_after_s = (status == 429).then_some(60);
+            let refused = TunnelRefused::Status { status, proxy_status, retry_after_s };
+            String::from_utf8(ProxyResponse::unreachable(&NoConnection::Refused(refused)).to_bytes()).unwrap()
         };
         let text = refused(502, ErrorType::ConnectionRefused);
         assert!(
@@ -341,6 +357,8 @@ mod tests {
         let text = refused(407, ErrorType::HttpRequestDenied);
         assert!(text.starts_with("HTTP/1.1 502 ") && !text.contains("Proxy-Authenticate"), "{text}");
         assert!(refused(418, ErrorType::HttpRequestDenied).starts_with("HTTP/1.1 502 "));
+        let text = refused(429, ErrorType::HttpRequestDenied);
+        assert!(text.starts_with("HTTP/1.1 429 ") && text.contains("\r\nRetry-After: 60\r\n"), "{text}");
         let text = String::from_utf8(ProxyResponse::unauthenticated().to_bytes()).unwrap();
         assert!(text.contains("Proxy-Authenticate: Basic"), "{text}");
         let (head, body) = text.split_once("\r\n\r\n").unwrap();

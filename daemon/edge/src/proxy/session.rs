@@ -204,7 +204,7 @@ async fn listen_http(shared: &Shared, client: &mut Client) -> Result<Wish, Denie
         };
         client.user = Some(String::from_utf8_lossy(name).into());
     }
-    match request.ask.map_err(denied("target"))? {
+    match request.ask.map_err(|(reason, answer)| denied(reason)(answer))? {
         ProxyOperation::Connect(target) => {
             let first = client.read.split().to_vec();
             Ok(Wish::Carry { target, told: Told::Connect, first, wanted: u64::MAX })

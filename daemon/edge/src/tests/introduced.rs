@@ -54,3 +54,22 @@ async fn an_edge_whose_credentials_are_refused_is_not_ready_and_says_so() {
     assert!(ready.missing().is_empty());
     assert_eq!(uplink.standpoints()[0].attempts.refused, None);
 }
+
+#[tokio::test]
+async fn a_token_that_expires_later_is_shown_until_the_relay_accepts_it() {
+    let relay = TestRelay::start(Does::KnowNoneLater, true);
+    let (uplink, ready) = idle_uplink(&relay);
+    eventually(|| uplink.lines().first().is_some_and(|line| line.relay.is_let_in())).await;
+    assert!(ready.missing().is_empty());
+    let target = Target::from_authority("192.0.2.1:9").unwrap();
+    let connection = uplink.link().await.unwrap().relay.clone();
+    assert!(connection.open_udp(&target).await.is_err());
+    let refused = uplink.standpoints()[0].attempts.refused.clone().expect("the status shows it");
+    assert_eq!((refused.status, &refused.details[..]), (407, "the token in proxy-authorization has expired"));
+    let missing = ready.missing();
+    assert!(missing.len() == 1 && missing[0].contains("the token in proxy-authorization has expired"), "{missing:?}");
+    // This relay accepts requests for nothing.
+    assert_eq!(connection.introduce().await.unwrap(), None);
+    assert!(ready.missing().is_empty());
+    assert_eq!(uplink.standpoints()[0].attempts.refused, None);
+}

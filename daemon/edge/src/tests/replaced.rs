@@ -134,7 +134,8 @@ async fn a_forward_begins_anew_when_a_file_that_it_names_says_something_else() {
     assert!(matches!(edge.prepare(&wanting(&forward)).unwrap().0[..], [Place::Same(0)]));
     std::fs::write(&file, "second").unwrap();
     let prepared = edge.prepare(&wanting(&forward)).unwrap();
-    assert!(matches!(prepared.0[..], [Place::Other(_)]));
+    let [Place::Other(other)] = &prepared.0[..] else { panic!("it is another") };
+    assert_eq!(other.changed_files(&edge.served[0]), [file.display().to_string()], "the log names it");
     edge.serve(prepared, &classes);
     assert_eq!((edge.served.len(), edge.uplinks.len()), (1, 1), "the connection with the old token is closed");
     std::fs::remove_file(file).unwrap();

@@ -5,12 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::Attempts;
-use crate::{
-    client::{error::ConnectError, introduction::CredentialsRefused},
-    failover::RelayAvailability,
-    link::Line,
-    path::Path,
-};
+use crate::{client::error::ConnectError, failover::RelayAvailability, link::Line, path::Path};
 
 /// The open connections, and the results of attempts to make more.
 #[derive(Default)]
@@ -25,8 +20,8 @@ pub(super) struct State {
     pub(super) failure: Option<Arc<ConnectError>>,
     /// Whether the last attempt to connect failed.
     pub(super) is_alone: bool,
-    /// Whether any attempt has succeeded.
-    pub(super) was_reached: bool,
+    /// Whether another connection is to be expected: the last attempt succeeded, and that connection did not end in silence.
+    pub(super) is_expected: bool,
     /// How long a connection to a preferred relay must last before it takes tunnels from a working connection: an unstable relay is no
     /// gain.
     pub(super) settling: Duration,
@@ -35,6 +30,12 @@ pub(super) struct State {
 impl State {
     pub(super) fn usable(&self) -> impl Iterator<Item = &Arc<Line>> {
         self.lines.iter().filter(|line| line.is_usable())
+    }
+
+    /// Notes that a connection ended without an answer from its relay.
+    pub(super) fn ended_in_silence(&mut self) {
+        let is_replaced = self.usable().next().is_some();
+        self.is_expected &= is_replaced;
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -60,14 +61,6 @@ impl State {
             (!is_chosen, !is_chosen && is_new(line), line.place)
         });
         lines
-    }
-
-    /// Returns the refusal of the credentials by a relay. Its indices are those of its path and of itself.
-    pub(super) fn refused(&self, (path, place): (usize, usize)) -> Option<CredentialsRefused> {
-        let refused = self.attempts.get(path)?.get(place)?.refused.as_ref()?;
-        let mut lines = self.lines.iter().filter(|line| (line.path_place, line.place) == (path, place));
-        // The relay may have learned the token meanwhile.
-        (!lines.any(|line| line.relay.is_let_in())).then(|| refused.clone())
     }
 
     pub(super) fn availability(&self, path: usize, relays: usize) -> Vec<RelayAvailability> {

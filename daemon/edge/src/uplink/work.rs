@@ -65,8 +65,8 @@ pub(super) struct Work<'a> {
     pub(super) connections: JoinSet<(Arc<Line>, h3::Error)>,
     /// Each task completes with a connection and whether its relay is shutting down; if not, the connection has ended.
     pub(super) departures: JoinSet<(Arc<Line>, bool)>,
-    /// Each task completes with a new connection and, if the relay answered, whether it refuses the credentials.
-    pub(super) introductions: JoinSet<(Arc<Line>, Option<Option<CredentialsRefused>>)>,
+    /// Each task completes with a connection and, if the relay refuses the credentials as it did not before, the refusal.
+    pub(super) introductions: JoinSet<(Arc<Line>, Option<CredentialsRefused>)>,
     /// By path and relay: whether it fell silent and has not yet answered for long enough.
     suspects: Vec<Vec<bool>>,
     /// By path: whether it is slow, and when its round trip was last probed.
@@ -155,16 +155,7 @@ impl Work<'_> {
                     drop(kept);
                     (driven, error)
                 });
-                let new = line.clone();
-                self.introductions.spawn(async move {
-                    // A connection that was lost is no longer of interest.
-                    let (answer, ()) = tokio::join!(
-                        timeout(ANSWER_TIMEOUT, new.relay.introduce()),
-                        new.exit().check_device(new.address)
-                    );
-                    let answer = answer.ok().and_then(Result::ok);
-                    (new, answer)
-                });
+                introduce(&mut self.introductions, line.clone());
                 let leaving = line.clone();
                 self.departures.spawn(async move {
                     let goes = tokio::select! {
@@ -199,7 +190,7 @@ impl Work<'_> {
                         attempts.failure = None;
                     }
                     state.is_alone = false;
-                    state.was_reached = true;
+                    state.is_expected = true;
                 });
             }
             Err(error) => {
@@ -237,26 +228,33 @@ impl Work<'_> {
                     state.failures += u64::from(is_over);
                     state.failure = Some(error);
                     state.is_alone = true;
+                    state.is_expected = false;
                 });
             }
         }
     }
 
-    /// Handles a relay's answer to a new connection's authentication request.
-    pub(super) fn introduced(&mut self, line: &Line, refused: Option<CredentialsRefused>) {
-        let mut before = None;
-        self.uplink.state.send_modify(|state| {
-            if let Some(attempts) = state.attempts.get_mut(line.path_place).and_then(|it| it.get_mut(line.place)) {
-                before = std::mem::replace(&mut attempts.refused, refused.clone());
-            }
-        });
-        let Some(refused) = refused.filter(|refused| before.as_ref() != Some(refused)) else { return };
+    /// Asks relays that refuse the credentials whether they still do. They close the connections of strangers, so that this is about
+    /// connections on which they have accepted a request before.
+    pub(super) fn introduce_again(&mut self) {
+        let is_refused = |line: &&Arc<Line>| line.relay.is_let_in() && line.relay.credentials().refused().is_some();
+        let lines: Vec<_> = self.uplink.state.borrow().usable().filter(is_refused).cloned().collect();
+        lines.into_iter().for_each(|line| introduce(&mut self.introductions, line));
+    }
+
+    /// Logs a relay's refusal of the credentials.
+    pub(super) fn introduced(&self, line: &Line, refused: &CredentialsRefused) {
         let (relay, path) = (self.uplink.relay_of(line), self.uplink.path_name(line));
         warn!(relay, path = (!path.is_empty()).then_some(path), "{refused}");
     }
 
     pub(super) fn lost(&mut self, line: &Arc<Line>, error: &h3::Error) {
-        self.uplink.state.send_modify(|state| state.lines.retain(|known| !Arc::ptr_eq(known, line)));
+        self.uplink.state.send_modify(|state| {
+            state.lines.retain(|known| !Arc::ptr_eq(known, line));
+            if line.is_doubted() {
+                state.ended_in_silence();
+            }
+        });
         self.proofs.retain(|(known, ..)| !Arc::ptr_eq(known, line));
         self.pulses.retain(|(known, _)| !Arc::ptr_eq(known, line));
         if line.is_closed() {
@@ -270,7 +268,7 @@ impl Work<'_> {
             None => {}
         }
         // A relay closes unused connections soon. If it refuses the credentials, it would do the same again.
-        let is_refused = self.uplink.state.borrow().refused((line.path_place, line.place)).is_some();
+        let is_refused = self.uplink.refused((line.path_place, line.place)).is_some();
         if peaceful && lasted > PEACE && !is_refused {
             lasted = Duration::MAX;
         }
@@ -383,10 +381,7 @@ impl Work<'_> {
         };
         let over: Vec<_> = self.pulses.iter().filter(is_over).map(|(line, _)| line).collect();
         for line in &over {
-            info!(
-                path = %self.uplink.path_name(line), relay = %line.address, connections = line.tunnels(),
-                "the path is still silent: closing the connections that could not move"
-            );
+            self.uplink.say(line, "is still silent: closing a connection with tunnels or requests that could not move");
             self.uplink.counters.given_up.inc();
             line.close();
         }
@@ -448,6 +443,18 @@ impl Work<'_> {
         }
         changed
     }
+}
+
+/// Sends an authentication request on a connection, and checks by which device its packets leave.
+fn introduce(introductions: &mut JoinSet<(Arc<Line>, Option<CredentialsRefused>)>, line: Arc<Line>) {
+    introductions.spawn(async move {
+        let before = line.relay.credentials().refused();
+        // A connection that was lost is no longer of interest.
+        let (answer, ()) =
+            tokio::join!(timeout(ANSWER_TIMEOUT, line.relay.introduce()), line.exit().check_device(line.address));
+        let refused = answer.ok().and_then(Result::ok).flatten();
+        (line, refused.filter(|refused| before.as_ref() != Some(refused)))
+    });
 }
 
 /// Drives a connection until it ends, or the tunnel that carries it does.

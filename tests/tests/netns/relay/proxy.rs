@@ -145,8 +145,11 @@ fn a_client_is_told_in_its_own_protocol_why_a_target_is_not_reached() {
     assert!(hint.contains("this is a proxy"), "{hint}");
     let refused = "edge_refusals_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",reason=\"connection_refused\"}";
     edge.wait_for_counts("the refusals to be counted by reason", |counts| counts.of(refused) == 3);
-    let wrong = "edge_refusals_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",reason=\"target\"}";
+    let wrong = "edge_refusals_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",reason=\"malformed\"}";
     edge.wait_for_counts("the request to the proxy itself to be counted", |counts| counts.of(wrong) == 1);
+    let log = edge.process.output();
+    let named: Vec<_> = log.lines().filter(|line| line.contains("nowhere.example")).collect();
+    assert!(!named.is_empty() && named.iter().all(|line| line.contains("DEBUG")), "{named:?}");
 }
 
 #[test]

@@ -33,6 +33,11 @@ async fn only_requests_for_models_leave_a_silent_gateway_for_another_one() {
     let (tunnel, request) = (line.link().unwrap(), line.link().unwrap().for_request());
     silence(&mut work, &line);
     assert!(line.silenced().now_or_never().is_none(), "the other gateway is not reached yet");
+    let mut changes = uplinks[0].counters.changes.listen();
+    uplinks[0].fall_silent(&line, false);
+    let told = changes.try_recv().unwrap().message;
+    assert!(told.starts_with("the relay 127.0.0.1:"), "{told}");
+    assert!(told.ends_with(" does not answer: sending its requests to another gateway"), "{told}");
 
     connect(&mut other).await;
     work.look();
@@ -41,8 +46,13 @@ async fn only_requests_for_models_leave_a_silent_gateway_for_another_one() {
     let late = Instant::now() + 2 * GIVEN_UP;
     assert!(!work.give_up(late, std::slice::from_ref(&line)) && !line.is_closed(), "the tunnel waits for the path");
     drop(tunnel);
+    assert!(!uplinks[0].is_within_reach());
     assert!(work.give_up(late, std::slice::from_ref(&line)) && line.is_closed(), "the request does not");
     drop(request);
+    work.lost(&line, &h3::Error::Closed);
+    assert!(!uplinks[0].is_within_reach(), "it was given up");
+    connect(&mut work).await;
+    assert!(uplinks[0].is_within_reach(), "it is back");
 }
 
 #[tokio::test]
