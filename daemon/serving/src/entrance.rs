@@ -53,6 +53,7 @@ use crate::{
     connection::{self, ConnectionTerms, HttpVersion, KeptBody},
     message,
     openai::{OpenAiError, RoutingFields},
+    routes::limits,
 };
 
 /// The fields with the time allowed for the whole answer and for its first token, in milliseconds. The time allowed for each further
@@ -233,6 +234,8 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         let user = self.classes.user(&head, SystemTime::now());
         recording.asked_by(user.clone());
         let body = read(body, expects_continue, self.limits.max_body_bytes).await?;
+        // The gateway would refuse the same limit, after the way to it.
+        limits::read(&head)?;
         if !body.is_empty() {
             head.fields.push(Field::new("content-length", body.len().to_string()));
         }
@@ -344,8 +347,7 @@ fn budgeted(head: &RequestHead, elapsed: Duration) -> RequestHead {
     let mut head = head.clone();
     for field in &mut head.fields {
         if BUDGETS.contains(&&field.name[..]) {
-            let budget_ms = std::str::from_utf8(&field.value).ok().and_then(|text| text.trim().parse::<u64>().ok());
-            if let Some(budget_ms) = budget_ms {
+            if let Some(budget_ms) = limits::milliseconds(&field.value) {
                 field.value = left_ms(budget_ms, elapsed).to_string().into();
             }
         } else if field.name == priority::FIELD_NAME

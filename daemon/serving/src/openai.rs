@@ -220,6 +220,9 @@ pub enum OpenAiError {
     /// No engine answers.
     #[error("no engine of the model answers; try again later")]
     NoEngine,
+    /// A field that sets a time limit is not a whole number of milliseconds.
+    #[error("the field {0} has to be a whole number of milliseconds")]
+    Limit(&'static str),
     /// HTTP/3 cannot carry the head of the request, with the reason.
     #[error("the head of the request cannot be sent to a gateway: {0}")]
     Head(&'static str),
@@ -271,7 +274,7 @@ impl OpenAiError {
             Self::ContentType => 415,
             Self::TooLarge { .. } => 413,
             Self::BodyTimeout => 408,
-            Self::Json(_) | Self::NoModel | Self::Head(_) => 400,
+            Self::Json(_) | Self::NoModel | Self::Limit(_) | Self::Head(_) => 400,
             Self::Key => 401,
             Self::Crowded | Self::TooManyRequests | Self::TooManyTokens { .. } | Self::MonthUsed { .. } => 429,
             Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway(_) | Self::Late => 503,
@@ -311,6 +314,7 @@ impl OpenAiError {
             Self::TooLarge { .. } => "body_too_large",
             Self::BodyTimeout => "body_timeout",
             Self::Json(_) => "invalid_body",
+            Self::Limit(_) => "invalid_limit",
             Self::Head(_) => "invalid_head",
             Self::NoModel => "model_missing",
             Self::Key => "invalid_api_key",

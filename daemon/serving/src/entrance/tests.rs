@@ -21,7 +21,7 @@ fn time_that_passed_at_the_edge_is_taken_off_each_budget_whichever_field_it_is_i
     for name in ["x-paced-budget-ms", "x-slo-ttft-ms"] {
         assert_eq!(left(name, "200", 30), "170");
         assert_eq!(left(name, " 20", 30), "0");
-        assert_eq!(left(name, "soon", 30), "soon", "the gateway says what it thinks of it");
+        assert_eq!(left(name, "99999999999999999999", 30), (u64::MAX - 30).to_string());
     }
     assert_eq!(left("x-slo-tpot-ms", "200", 30), "200", "the time for each further token is as it was");
     assert_eq!(left("priority", "u=1, i, dl=200", 30), "u=1, i, dl=170");
@@ -117,6 +117,15 @@ async fn a_client_whose_body_is_too_large_reads_the_reason_even_if_it_sends_on()
     }
     let early = send("content-length: 1001\r\nexpect: 100-continue", 0).await.unwrap();
     assert!(early.starts_with("HTTP/1.1 413 "), "the client need not send its body: {early}");
+}
+
+#[tokio::test]
+async fn a_time_limit_that_is_no_number_is_refused_by_name_before_a_gateway_is_asked() {
+    for (value, status) in [("soon", 400), ("-5", 400), ("99999999999999999999", 503)] {
+        let answer = send(&format!("content-length: 2\r\nx-slo-tpot-ms: {value}"), 2).await.unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{value}: {answer}");
+        assert_eq!(answer.contains("x-slo-tpot-ms"), status == 400, "{answer}");
+    }
 }
 
 #[tokio::test]
