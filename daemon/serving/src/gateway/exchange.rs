@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    error::Error as _,
     future::poll_fn,
     io,
     pin::Pin,
@@ -188,6 +189,7 @@ impl Exchange {
                 },
                 Self::Tcp(tcp) => match tcp.body.frame().await {
                     None => Ok(None),
+                    Some(Err(error)) if is_malformed(&error) => Err(Unread::Malformed),
                     Some(Err(_)) => Err(Unread::Gone),
                     Some(Ok(frame)) => match frame.into_data() {
                         Ok(piece) => Ok(Some(piece)),
@@ -290,6 +292,13 @@ impl Exchange {
             (Self::Tcp(_), Ended::Cut) => true,
         }
     }
+}
+
+/// Whether a body that cannot be read breaks the rules of HTTP/1.1, so that the client may still wait for an answer. Otherwise, the client's
+/// bytes ended, or the client reset the stream.
+fn is_malformed(error: &hyper::Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| matches!(cause.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData))
 }
 
 /// Bytes for a client, queued or in flight.
@@ -396,6 +405,38 @@ mod tests {
         let mut all = Vec::new();
         ours.read_to_end(&mut all).await.unwrap();
         all
+    }
+
+    /// Returns why the body of a request over HTTP/1.1 cannot be read, or `None` if it can. The client sends these chunks, and then waits.
+    async fn unread(chunks: &str) -> Option<Unread> {
+        let (mut ours, theirs) = tokio::io::duplex(1 << 10);
+        let (found, mut why) = mpsc::unbounded_channel();
+        let answer = service_fn(move |request: Request<Incoming>| {
+            let found = found.clone();
+            async move {
+                let (exchange, _awaited) = TcpExchange::new(request.into_body());
+                let mut exchange = Exchange::Tcp(exchange);
+                let ended = loop {
+                    match exchange.piece().await {
+                        Ok(Some(_)) => {}
+                        Ok(None) => break None,
+                        Err(unread) => break Some(unread),
+                    }
+                };
+                _ = found.send(ended);
+                Ok::<_, io::Error>(Response::new(String::new()))
+            }
+        });
+        tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
+        let head = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
+        ours.write_all(format!("{head}{chunks}").as_bytes()).await.unwrap();
+        why.recv().await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_client_whose_chunks_are_broken_is_not_gone() {
+        assert_eq!(unread("1\r\nx\r\n0\r\n\r\n").await, None);
+        assert_eq!(unread("1\r\nx\r\nzz\r\n").await, Some(Unread::Malformed));
     }
 
     #[tokio::test(start_paused = true)]
