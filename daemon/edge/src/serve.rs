@@ -10,6 +10,7 @@ use std::{
 use config::serve::Serve;
 use masque::h3::{ProtocolError, RequestHead, ResponseHead};
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
 use quic::{
     class::{Membership, Terms},
     h3::{self, Request},
@@ -17,7 +18,7 @@ use quic::{
 use role::{
     access::way::Way,
     door::{self, Door},
-    traffic::Traffic,
+    traffic::{Traffic, UserTraffic, Volume},
 };
 use serving::{
     LOAD,
@@ -43,6 +44,8 @@ pub struct Clients {
 
 /// How requests of one local address get to gateways.
 struct ToGateways {
+    /// The bytes of all its requests and answers.
+    moved: Arc<UserTraffic>,
     /// One for each gateway, or a single one for the first gateway that works.
     accesses: Vec<RelayAccess>,
     health: Arc<Mutex<Vec<GatewayHealth>>>,
@@ -123,7 +126,7 @@ impl Clients {
             idle: serve.idle,
             patience: Patience { time: serve.stall_timeout, on_end },
         };
-        let gateways = ToGateways { accesses, health };
+        let gateways = ToGateways { moved: moved(&counters), accesses, health };
         Ok(Self { door, entrance: ModelEntrance::new(gateways, classes, limits, counters.access.clone()) })
     }
 
@@ -149,6 +152,13 @@ impl Clients {
             });
         }
     }
+}
+
+/// Returns the traffic that the counters of a local address count.
+fn moved(counters: &LocalAddressCounters) -> Arc<UserTraffic> {
+    let volume = |bytes: &Counter| Volume { bytes: bytes.clone(), ..Volume::default() };
+    let (up, down) = (volume(&counters.bytes_up), volume(&counters.bytes_down));
+    Arc::new(UserTraffic { up, down, ..UserTraffic::default() })
 }
 
 impl ToGateways {
@@ -194,7 +204,7 @@ impl ToGateways {
     ) -> Result<(Request, RequestAtGateway), h3::Error> {
         let (request, first) = link.relay.ask_itself(head).await?;
         request.set_terms(terms);
-        let traffic = Arc::<Traffic>::default();
+        let traffic = Arc::new(Traffic::of(Some(self.moved.clone())));
         link.carries_traffic(traffic.clone(), &terms.class, terms.signal.as_ref());
         Ok((request, RequestAtGateway { link, traffic, _first: first, counted }))
     }
@@ -304,10 +314,19 @@ mod tests {
     use super::*;
     use crate::tests::unreached;
 
+    #[test]
+    fn bytes_of_requests_and_answers_count_at_their_local_address() {
+        let counters = LocalAddressCounters::default();
+        let traffic = Traffic::of(Some(moved(&counters)));
+        traffic.add_up(3, 0);
+        traffic.add_down(5, 0);
+        assert_eq!((counters.bytes_up.get(), counters.bytes_down.get()), (3, 5));
+    }
+
     #[tokio::test]
     async fn a_client_that_leaves_before_its_request_is_sent_costs_the_gateway_nothing() {
         let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); 2]));
-        let gateways = ToGateways { accesses: vec![unreached(), unreached()], health };
+        let gateways = ToGateways { moved: Arc::default(), accesses: vec![unreached(), unreached()], health };
         let terms = Arc::<Class>::default().terms(None);
         for _ in 0..3 {
             let (scheme, authority, path, protocol) = (None, None, None, None);
