@@ -14,6 +14,7 @@ use crate::{
     configuration::{self, files::SeenFiles, identity},
     control::doors,
     metrics::MetricsPage,
+    policy::PolicyReload,
 };
 
 /// Everything that a configuration needs to be put in force, already checked.
@@ -30,6 +31,32 @@ struct Prepared {
     page: Option<Option<MetricsPage>>,
 }
 
+/// The first key of the row of the policy, among the rows of [`change::rows`].
+const POLICY: &str = "schedule.*";
+
+/// Logs which keys of the files a reload changed, and what happened to the policy in force, which callers may have set.
+fn tell(author: &str, changed: &[&str], policy: &PolicyReload) {
+    let own = changed.iter().filter(|key| **key != POLICY).map(|key| (*key).to_owned());
+    let keys: Vec<_> = own.chain(policy.changed.iter().cloned()).collect();
+    let keys = keys.join(", ");
+    match &policy.replaced {
+        Some((number, by)) => {
+            let place = if policy.is_saved { "saved policy" } else { "files' policy" };
+            tracing::info!(
+                changed = keys,
+                author,
+                "configuration reloaded: the {place} has replaced the policy of revision {number} by {by}"
+            );
+        }
+        None if policy.is_saved && changed.contains(&POLICY) => {
+            let why = "the saved policy stays in force, and the files' changed policy has no effect";
+            tracing::info!(changed = keys, author, "configuration reloaded: {why}");
+        }
+        None if keys.is_empty() => tracing::info!(author, "configuration reloaded: no key has changed"),
+        None => tracing::info!(changed = keys, author, "configuration reloaded"),
+    }
+}
+
 impl Daemon {
     /// Reads the configuration again. If it cannot be used, logs why, and everything stays as it was.
     pub(super) async fn reload(&mut self, author: &str, open: &mut Open) -> Result<(), String> {
@@ -39,15 +66,19 @@ impl Daemon {
         let outcome = self.try_reload(&file, author, open).await.map_err(|error| format!("{error:#}"));
         self.metrics.reloaded(outcome.is_ok());
         match &outcome {
-            Ok(changed) if changed.is_empty() => tracing::info!(author, "configuration reloaded: no key has changed"),
-            Ok(changed) => tracing::info!(changed, author, "configuration reloaded"),
+            Ok((changed, policy)) => tell(author, changed, policy),
             Err(error) => tracing::error!("configuration not reloaded; the old one stays in force: {error}"),
         }
         outcome.map(drop)
     }
 
-    /// Returns the changed keys.
-    async fn try_reload(&mut self, file: &Path, author: &str, open: &mut Open) -> Result<String> {
+    /// Returns the changed keys, and what happened to the policy.
+    async fn try_reload(
+        &mut self,
+        file: &Path,
+        author: &str,
+        open: &mut Open,
+    ) -> Result<(Vec<&'static str>, PolicyReload)> {
         let config = Arc::new(configuration::read(file)?);
         self.config.to_reload(&config)?;
         let rows = change::rows(&self.config, &config).into_iter();
@@ -55,9 +86,9 @@ impl Daemon {
         let prepared = self.prepare(&config, open)?;
         // It waits for other writers of the policy, which may wait for the disk.
         let (policies, wanted, author) = (open.policies.clone(), config.clone(), author.to_owned());
-        self.runtime.spawn_blocking(move || policies.reload(&wanted, &author)).await??;
+        let policy = self.runtime.spawn_blocking(move || policies.reload(&wanted, &author)).await??;
         self.put_in_force(config, prepared, open);
-        Ok(changed.join(", "))
+        Ok((changed, policy))
     }
 
     /// Reads the files again that the configuration in force names. If one cannot be used, logs why, and everything
