@@ -169,7 +169,8 @@ impl Daemon {
         if let (Some(role), Some(settings)) = (&mut self.relay, relay) {
             role.replace(settings, identities, &self.parts);
         }
-        self.gateway.serve(gateway, &self.parts, &self.runtime);
+        let drain = self.relay.as_ref().map(|role| role.drain);
+        self.gateway.serve(gateway, &self.parts, &self.runtime, drain);
         self.refresh_guard();
         open.doors.open(doors);
         if let Some(page) = page {

@@ -98,7 +98,7 @@ impl Daemon {
         let sockets = daemon.prepare_relay(places).await?;
         let policies = Policies::new(&config, saved, daemon.enforce());
         let gateway = daemon.gateway.prepare(&config, &daemon.parts)?;
-        daemon.gateway.serve(gateway, &daemon.parts, &daemon.runtime);
+        daemon.gateway.serve(gateway, &daemon.parts, &daemon.runtime, None);
         if let (Some(role), Some(settings)) = (&daemon.relay, &config.relay) {
             let given = (sockets, daemon.watchdog.clone());
             role.listen(&settings.limits, transport, &daemon.parts, given, &mut daemon.roles).await?;

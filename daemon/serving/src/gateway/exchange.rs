@@ -26,12 +26,13 @@ use quic::{
     dispatch::Ahead,
     h3::{Error, Request, SendStream},
 };
+use role::access::served::CANCELLED;
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
 };
 
-use crate::connection::discard;
+use crate::{connection::discard, departure::Departure};
 
 /// How long a client may take to receive a refusal, or an answer of the gateway's own.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -86,6 +87,7 @@ pub struct TcpExchange {
     is_whole: Arc<AtomicBool>,
     /// Closed as soon as the client no longer waits for the answer.
     left: oneshot::Sender<Infallible>,
+    departure: Departure,
 }
 
 /// The connection's end of a request over TCP. Dropping it tells the gateway that the client has left.
@@ -114,14 +116,14 @@ impl From<Error> for Gone {
 }
 
 impl TcpExchange {
-    /// Returns both ends of a request with this body.
+    /// Returns both ends of a request with this body, on a connection that ends for the reason of `departure`.
     #[must_use]
-    pub fn new(body: Incoming) -> (Self, Awaited) {
+    pub(crate) fn new(body: Incoming, departure: Departure) -> (Self, Awaited) {
         let ((head, awaited), (pieces, coming)) = (oneshot::channel(), mpsc::channel(PIECES));
         let (left, leaving) = oneshot::channel();
         let is_whole = Arc::<AtomicBool>::default();
         let answer = ResponseBody { pieces: coming, is_whole: is_whole.clone(), _left: leaving };
-        (Self { body, head: Some(head), pieces, is_whole, left }, Awaited { head: awaited, answer })
+        (Self { body, head: Some(head), pieces, is_whole, left, departure }, Awaited { head: awaited, answer })
     }
 }
 
@@ -172,6 +174,14 @@ impl Exchange {
         match self {
             Self::Stream(request) => request.send.ahead(),
             Self::Tcp(_) => Ahead::default(),
+        }
+    }
+
+    /// Returns why the client is gone, as a reason of the access log.
+    pub(super) fn why_gone(&self) -> &'static str {
+        match self {
+            Self::Stream(_) => CANCELLED,
+            Self::Tcp(tcp) => tcp.departure.reason(),
         }
     }
 
@@ -386,7 +396,7 @@ mod tests {
     async fn received(pieces: usize, ended: Ended) -> Vec<u8> {
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         let answer = service_fn(move |request: Request<Incoming>| async move {
-            let (exchange, awaited) = TcpExchange::new(request.into_body());
+            let (exchange, awaited) = TcpExchange::new(request.into_body(), Departure::default());
             tokio::spawn(async move {
                 let mut exchange = Exchange::Tcp(exchange);
                 let fields = Vec::new();
@@ -414,7 +424,7 @@ mod tests {
         let answer = service_fn(move |request: Request<Incoming>| {
             let found = found.clone();
             async move {
-                let (exchange, _awaited) = TcpExchange::new(request.into_body());
+                let (exchange, _awaited) = TcpExchange::new(request.into_body(), Departure::default());
                 let mut exchange = Exchange::Tcp(exchange);
                 let ended = loop {
                     match exchange.piece().await {
