@@ -3,10 +3,12 @@
 //! Every field of a [`Config`] and of its structs has a row here; a field without one does not compile. A reload names
 //! and refuses changes that require a restart, and applies the rest.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::control::ControlSettings;
 use crate::kernel::Kernel;
+use crate::policy::Policy;
 use crate::relay::{ListenerSettings, RelayLimits, RelaySettings, StrangerLimits};
 use crate::{Config, TransportSettings};
 
@@ -72,6 +74,27 @@ impl Config {
         let refused: Vec<_> = refused.filter_map(|row| row.keys.first().copied()).collect();
         if refused.is_empty() { Ok(()) } else { Err(TakesRestart(refused)) }
     }
+}
+
+/// Returns the sections of the policy that differ, each once: the schedule or the class by its name, and all rules as one.
+#[must_use]
+pub fn policy_sections(old: &Policy, new: &Policy) -> Vec<String> {
+    let mut changed = Vec::new();
+    if old.schedule != new.schedule {
+        changed.push("schedule".to_owned());
+    }
+    let schedules: BTreeSet<_> = old.schedules.keys().chain(new.schedules.keys()).collect();
+    let schedules = schedules.into_iter().filter(|name| old.schedules.get(*name) != new.schedules.get(*name));
+    changed.extend(schedules.map(|name| format!("schedule.{name}")));
+    let classes = |of: &'_ Policy| of.classes.iter().map(|class| (class.name.clone(), class.clone())).collect();
+    let (before, after): (BTreeMap<_, _>, BTreeMap<_, _>) = (classes(old), classes(new));
+    let names: BTreeSet<_> = before.keys().chain(after.keys()).collect();
+    let names = names.into_iter().filter(|name| before.get(*name) != after.get(*name));
+    changed.extend(names.map(|name| format!("class.{name}")));
+    if old.rules != new.rules {
+        changed.push("rule".to_owned());
+    }
+    changed
 }
 
 /// Compares two configurations, key by key.
@@ -190,8 +213,6 @@ fn relay(old: Option<&RelaySettings>, new: Option<&RelaySettings>) -> Vec<Change
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
-
     use serde_json::Value as Json;
     use toml::{Table, Value};
 
@@ -276,6 +297,25 @@ mod tests {
             }
         });
         found
+    }
+
+    #[test]
+    fn sections_of_a_policy_that_differ_are_named_and_no_others() {
+        let policy = |text: &str| Policy::from_toml(text).unwrap();
+        let before = policy("[schedule.a]\ndiscipline = \"wfq\"\n[class.one]\n[class.two]\nweight = 2\n");
+        for (text, changed) in [
+            ("[schedule.a]\ndiscipline = \"wfq\"\n[class.two]\nweight = 2\n[class.one]\n", &[][..]),
+            (
+                "[schedule.b]\ndiscipline = \"wfq\"\n[class.one]\n[class.two]\nweight = 3\n",
+                &["schedule.a", "schedule.b", "class.two"],
+            ),
+            (
+                "[schedule.a]\ndiscipline = \"wfq\"\n[class.one]\n[class.three]\n[[rule]]\nclass = \"one\"\n",
+                &["class.three", "class.two", "rule"],
+            ),
+        ] {
+            assert_eq!(policy_sections(&before, &policy(text)), changed, "{text}");
+        }
     }
 
     #[test]

@@ -105,6 +105,17 @@ pub struct Submitted {
 /// Puts a policy in force in the kernel as a whole, or returns an error and changes nothing.
 pub type Publish = Box<dyn FnMut(&Policy) -> Result<(), String> + Send>;
 
+/// What a reload did with the policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicyReload {
+    /// The sections that differ from the policy that was in force.
+    pub changed: Vec<String>,
+    /// The number and the author of the policy that was in force, if a caller had set it and the reload replaced it.
+    pub replaced: Option<(u64, String)>,
+    /// Whether a saved policy is in force, so that the policy of the files has no effect.
+    pub is_saved: bool,
+}
+
 /// The functions that put a policy in force.
 pub struct Enforce {
     /// In the kernel, which may refuse it.
@@ -314,11 +325,11 @@ impl Policies {
         self.adopt(&mut state, revision, None, false).map(|_| true)
     }
 
-    /// Puts the policy of the files in force, or the saved one, which takes precedence.
+    /// Puts the policy of the files in force, or the saved one, which takes precedence. Returns what that changed.
     ///
     /// # Errors
     /// [`PolicyRefusal`]; the policy in force stays.
-    pub fn reload(&self, config: &config::Config, author: &str) -> Result<(), PolicyRefusal> {
+    pub fn reload(&self, config: &config::Config, author: &str) -> Result<PolicyReload, PolicyRefusal> {
         let mut state = self.state();
         let (needed, now) = (needed(config), SystemTime::now());
         let (text, origin) = match &state.saved {
@@ -327,12 +338,17 @@ impl Policies {
         };
         let policy = check(&text, &needed)?;
         state.history.admit(None, now)?;
-        if policy != state.history.current().policy {
+        let mut done = PolicyReload { is_saved: state.saved.is_some(), ..PolicyReload::default() };
+        let former = state.history.current().clone();
+        if policy != former.policy {
+            done.changed = config::change::policy_sections(&former.policy, &policy);
+            let is_of_files = matches!(former.origin, Origin::Files | Origin::Saved);
+            done.replaced = (!is_of_files).then(|| (former.number, former.author.clone()));
             let revision = state.history.next(policy, text, origin, author, now);
             self.adopt(&mut state, revision, None, false)?;
         }
         state.needed = needed;
-        Ok(())
+        Ok(done)
     }
 
     /// Forgets the saved policy, so that the files take effect at the next reload or restart; returns whether there was

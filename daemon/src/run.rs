@@ -275,7 +275,7 @@ impl Daemon {
     /// once.
     async fn end(mut self, mut signals: Signals) {
         self.parts.ready.reach(LifeStage::Draining);
-        let drain = self.relay.as_ref().map(|role| role.drain).or(self.gateway.drain());
+        let drain = self.relay.as_ref().map(|role| role.drain).or(self.gateway.drain()).or(self.edge.drain());
         if let Some(drain) = drain {
             tracing::info!(seconds = drain.as_secs(), "draining");
         }
@@ -300,6 +300,8 @@ impl Daemon {
         if let Some(role) = &self.relay {
             role.relay.end(Phase::Closing);
         }
+        self.gateway.cut();
+        self.edge.cut();
         _ = timeout(CLOSING, self.all_ended()).await;
         if let Some(role) = &self.relay {
             role.ledger.save(SystemTime::now());
@@ -310,7 +312,9 @@ impl Daemon {
     }
 
     async fn all_ended(&mut self) {
-        tokio::join!(self.gateway.end(), self.edge.close());
+        tokio::join!(self.gateway.end(), self.edge.end());
+        // A relay that is gone does not answer.
+        _ = timeout(CLOSING, self.edge.close()).await;
         while self.roles.join_next().await.is_some() {}
     }
 }

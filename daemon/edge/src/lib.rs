@@ -37,6 +37,7 @@ use std::{
     net::{SocketAddr, TcpListener, UdpSocket},
     pin::Pin,
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -92,6 +93,7 @@ use local::Local;
 use path::Path;
 use proxy::Entrance;
 pub use schedules::NamedSchedules;
+use serve::LastAnswers;
 use tcp::Connections;
 use uplink::Uplink;
 use wanted::{SharingKey, Wanted};
@@ -111,6 +113,8 @@ pub struct Edge {
     locals: JoinSet<io::Result<()>>,
     /// The tasks that keep connections up, and close unused ones.
     connections: JoinSet<()>,
+    /// Answers of local addresses that have ended.
+    last_answers: LastAnswers,
 }
 
 /// The socket of a local address.
@@ -218,8 +222,9 @@ impl Edge {
         schedules: NamedSchedules,
         moves: watch::Receiver<()>,
     ) -> Self {
-        let (locals, connections) = (JoinSet::new(), JoinSet::new());
-        Self { transport, metrics, schedules, moves, served: Vec::new(), uplinks: Vec::new(), locals, connections }
+        let (locals, connections, last_answers) = (JoinSet::new(), JoinSet::new(), LastAnswers::default());
+        let (served, uplinks) = (Vec::new(), Vec::new());
+        Self { transport, metrics, schedules, moves, served, uplinks, locals, connections, last_answers }
     }
 
     /// Prepares to serve exactly the local addresses of a configuration, without changing what is served now.
@@ -348,7 +353,8 @@ impl Edge {
                 })
             }
             (Socket::Tcp(socket), Wanted::Serve(serve), Member::Requests(classes)) => {
-                let clients = serve::Clients::new(socket, serve, classes, uplinks, counters)?;
+                let kept = (counters, self.last_answers.clone());
+                let clients = serve::Clients::new(socket, serve, classes, uplinks, kept)?;
                 Box::pin(async move {
                     clients.run().await;
                     Ok(())
@@ -429,16 +435,18 @@ impl Edge {
         }
     }
 
-    /// Closes connections gracefully after their tunnels were told to end. A connection inside a tunnel closes before the connection
+    /// Closes connections gracefully after their tunnels were told to end, and after the last answers. A connection inside a tunnel closes before the connection
     /// that carries the tunnel.
     fn close_uplinks(&mut self, uplinks: Vec<Shared>) {
         let mut by_hops: BTreeMap<usize, Vec<Arc<Uplink>>> = BTreeMap::new();
-        for Shared { key, uplink, task } in uplinks {
-            task.abort();
-            by_hops.entry(key.hops.len()).or_default().push(uplink);
-        }
+        let last_answers = self.last_answers.clone();
         self.connections.spawn(async move {
             tokio::task::yield_now().await;
+            last_answers.ended().await;
+            for Shared { key, uplink, task } in uplinks {
+                task.abort();
+                by_hops.entry(key.hops.len()).or_default().push(uplink);
+            }
             for uplinks in by_hops.into_values().rev() {
                 join_all(uplinks.iter().map(|uplink| uplink.close())).await;
             }
@@ -460,10 +468,27 @@ impl Edge {
         }
     }
 
-    /// Stops serving, and closes the connections to relays gracefully.
-    pub async fn close(&mut self) {
+    /// How long [`Edge::end`] may take; `None` if no local address serves models.
+    #[must_use]
+    pub fn drain(&self) -> Option<Duration> {
+        self.served.iter().any(|served| matches!(served.wanted, Wanted::Serve(_))).then_some(serve::DRAIN)
+    }
+
+    /// Cuts the answers that have not ended.
+    pub fn cut(&self) {
+        self.last_answers.cut();
+    }
+
+    /// Stops serving, and waits for answers that have begun.
+    pub async fn end(&mut self) {
         self.served.clear();
         self.locals.shutdown().await;
+        self.last_answers.ended().await;
+    }
+
+    /// Ends as [`Edge::end`] does, and closes the connections to relays gracefully.
+    pub async fn close(&mut self) {
+        self.end().await;
         let uplinks = std::mem::take(&mut self.uplinks);
         self.close_uplinks(uplinks);
         while self.connections.join_next().await.is_some() {}

@@ -5,11 +5,13 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     sync::Arc,
+    time::Duration,
 };
 
 use config::serve::Serve;
 use masque::h3::{ProtocolError, RequestHead, ResponseHead};
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
 use quic::{
     class::{Membership, Terms},
     h3::{self, Request},
@@ -17,14 +19,18 @@ use quic::{
 use role::{
     access::way::Way,
     door::{self, Door},
-    traffic::Traffic,
+    traffic::{Traffic, UserTraffic, Volume},
 };
 use serving::{
     LOAD,
     classes::RequestClasses,
     entrance::{Asked, ClientLimits, GatewayAccess, ModelEntrance, NotAsked, Patience},
 };
-use tokio::time::{Instant, timeout};
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
 
 use super::{
     LocalAddressCounters,
@@ -35,14 +41,70 @@ use super::{
     uplink::Uplink,
 };
 
+/// How long answers may go on after their local address has ended: the default of a relay's `drain_seconds`.
+pub const DRAIN: Duration = Duration::from_secs(30);
+
 /// A local address, and its connected clients.
 pub struct Clients {
     door: Door,
     entrance: Arc<ModelEntrance<ToGateways>>,
+    last: LastAnswers,
+}
+
+/// The answers that go on after their local addresses have ended, for up to [`DRAIN`]. Clones share them.
+#[derive(Clone, Debug)]
+pub struct LastAnswers(
+    /// True once they are cut. Each of these local addresses has a receiver.
+    watch::Sender<bool>,
+);
+
+impl Default for LastAnswers {
+    fn default() -> Self {
+        Self(watch::Sender::new(false))
+    }
+}
+
+impl LastAnswers {
+    /// Cuts all answers, now and later.
+    pub fn cut(&self) {
+        self.0.send_replace(true);
+    }
+
+    /// Waits until there are none.
+    pub async fn ended(&self) {
+        self.0.closed().await;
+    }
+}
+
+/// A local address while it is served. Dropping it accepts no more clients, and lets their present answers end.
+struct Open {
+    /// `None` once this is dropped.
+    door: Option<Door>,
+    entrance: Arc<ModelEntrance<ToGateways>>,
+    last: LastAnswers,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.entrance.end();
+        // There is no runtime if the process ends.
+        let (Some(door), Ok(runtime)) = (self.door.take(), Handle::try_current()) else { return };
+        let (entrance, mut is_cut) = (self.entrance.clone(), self.last.0.subscribe());
+        runtime.spawn(async move {
+            tokio::select! {
+                () = door.end() => {}
+                // The sender may be gone before.
+                _ = is_cut.wait_for(|is_cut| *is_cut) => entrance.cut(),
+                () = sleep(DRAIN) => entrance.cut(),
+            }
+        });
+    }
 }
 
 /// How requests of one local address get to gateways.
 struct ToGateways {
+    /// The bytes of all its requests and answers.
+    moved: Arc<UserTraffic>,
     /// One for each gateway, or a single one for the first gateway that works.
     accesses: Vec<RelayAccess>,
     health: Arc<Mutex<Vec<GatewayHealth>>>,
@@ -89,7 +151,7 @@ impl Drop for RequestAtGateway {
 
 impl Clients {
     /// Serves `serve` on a listener that [`door::bind`](role::door::bind) made, through one of `uplinks`. `classes` decide the class of each
-    /// request.
+    /// request. When the address ends, its answers become some of the `last`.
     ///
     /// # Errors
     /// The system refuses to watch the listener.
@@ -98,7 +160,7 @@ impl Clients {
         serve: &Serve,
         classes: RequestClasses,
         uplinks: Vec<Arc<Uplink>>,
-        counters: Arc<LocalAddressCounters>,
+        (counters, last): (Arc<LocalAddressCounters>, LastAnswers),
     ) -> io::Result<Self> {
         let door = Door::new(listener, serve.max_connections, counters.when_full())?;
         let access = |uplink| {
@@ -115,16 +177,17 @@ impl Clients {
         };
         let accesses: Vec<_> = uplinks.into_iter().map(access).collect();
         let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); accesses.len()]));
-        let untaken = counters.clone();
+        let (untaken, evicted) = (counters.clone(), counters.clone());
         let on_end = Arc::new(move || untaken.limit_hit("stall_timeout_seconds"));
         let limits = ClientLimits {
             max_body_bytes: serve.max_body_bytes as usize,
             max_requests: serve.max_connections as usize,
             idle: serve.idle,
             patience: Patience { time: serve.stall_timeout, on_end },
+            on_evicted: Arc::new(move || evicted.limit_hit("clients_without_request")),
         };
-        let gateways = ToGateways { accesses, health };
-        Ok(Self { door, entrance: ModelEntrance::new(gateways, classes, limits, counters.access.clone()) })
+        let gateways = ToGateways { moved: moved(&counters), accesses, health };
+        Ok(Self { door, entrance: ModelEntrance::new(gateways, classes, limits, counters.access.clone()), last })
     }
 
     /// Returns the bound address.
@@ -135,20 +198,29 @@ impl Clients {
         self.door.address()
     }
 
-    /// Serves clients until dropped, which ends their connections.
-    pub async fn run(mut self) {
-        loop {
-            let (stream, from, place) = self.door.next().await;
+    /// Serves clients until dropped. Then their connections end with their present answers, in tasks of their own.
+    pub async fn run(self) {
+        let Self { door, entrance, last } = self;
+        let mut open = Open { door: Some(door), entrance, last };
+        while let Some(door) = &mut open.door {
+            let (stream, from, place) = door.next().await;
             // Tokens leave as they arrive.
             _ = stream.set_nodelay(true);
             door::buffer_little(&stream);
-            let entrance = self.entrance.clone();
-            self.door.spawn(async move {
+            let entrance = open.entrance.clone();
+            door.spawn(async move {
                 entrance.serve(stream, from).await;
                 drop(place);
             });
         }
     }
+}
+
+/// Returns the traffic that the counters of a local address count.
+fn moved(counters: &LocalAddressCounters) -> Arc<UserTraffic> {
+    let volume = |bytes: &Counter| Volume { bytes: bytes.clone(), ..Volume::default() };
+    let (up, down) = (volume(&counters.bytes_up), volume(&counters.bytes_down));
+    Arc::new(UserTraffic { up, down, ..UserTraffic::default() })
 }
 
 impl ToGateways {
@@ -194,7 +266,7 @@ impl ToGateways {
     ) -> Result<(Request, RequestAtGateway), h3::Error> {
         let (request, first) = link.relay.ask_itself(head).await?;
         request.set_terms(terms);
-        let traffic = Arc::<Traffic>::default();
+        let traffic = Arc::new(Traffic::of(Some(self.moved.clone())));
         link.carries_traffic(traffic.clone(), &terms.class, terms.signal.as_ref());
         Ok((request, RequestAtGateway { link, traffic, _first: first, counted }))
     }
@@ -306,10 +378,19 @@ mod tests {
     use super::*;
     use crate::tests::unreached;
 
+    #[test]
+    fn bytes_of_requests_and_answers_count_at_their_local_address() {
+        let counters = LocalAddressCounters::default();
+        let traffic = Traffic::of(Some(moved(&counters)));
+        traffic.add_up(3, 0);
+        traffic.add_down(5, 0);
+        assert_eq!((counters.bytes_up.get(), counters.bytes_down.get()), (3, 5));
+    }
+
     #[tokio::test]
     async fn a_client_that_leaves_before_its_request_is_sent_costs_the_gateway_nothing() {
         let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); 2]));
-        let gateways = ToGateways { accesses: vec![unreached(), unreached()], health };
+        let gateways = ToGateways { moved: Arc::default(), accesses: vec![unreached(), unreached()], health };
         let terms = Arc::<Class>::default().terms(None);
         for _ in 0..3 {
             let (scheme, authority, path, protocol) = (None, None, None, None);

@@ -64,7 +64,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Creates the counters of a tunnel; `usage`, that of its user, counts the same traffic.
+    /// Creates the counters of a tunnel or request; `usage`, that of its user or its local address, counts the same traffic.
     #[must_use]
     pub fn of(usage: Option<Arc<UserTraffic>>) -> Self {
         Self { usage, ..Self::default() }

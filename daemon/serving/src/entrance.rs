@@ -17,7 +17,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant, SystemTime},
 };
@@ -42,7 +42,11 @@ use role::{
     access::{AccessLog, way::Way},
     traffic::Traffic,
 };
-use tokio::{net::TcpStream, sync::Semaphore, time::timeout};
+use tokio::{
+    net::TcpStream,
+    sync::{Semaphore, watch},
+    time::timeout,
+};
 
 use self::{
     answer::{Answer, Outcome},
@@ -51,8 +55,11 @@ use self::{
 use crate::{
     classes::{RequestClass, RequestClasses},
     connection::{self, ConnectionTerms, HttpVersion, KeptBody},
+    departure::Departure,
     message,
+    newcomers::{Newcomer, Newcomers},
     openai::{OpenAiError, RoutingFields},
+    routes::limits,
 };
 
 /// The fields with the time allowed for the whole answer and for its first token, in milliseconds. The time allowed for each further
@@ -81,6 +88,8 @@ pub struct ClientLimits {
     pub idle: Duration,
     /// How long a client may stop reading an answer.
     pub patience: Patience,
+    /// The callback after a client without a complete request made room for another one.
+    pub on_evicted: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// A request whose head was sent.
@@ -162,6 +171,12 @@ pub struct ModelEntrance<W> {
     requests: AtomicU64,
     /// The places for concurrent requests.
     places: Arc<Semaphore>,
+    /// Clients without a complete request.
+    newcomers: Arc<Newcomers>,
+    /// True once connections may begin no more requests.
+    ending: watch::Sender<bool>,
+    /// Whether the remaining answers are cut.
+    is_cut: Arc<AtomicBool>,
 }
 
 type Answered<P> = Response<Either<Full<Bytes>, Answer<P>>>;
@@ -171,35 +186,71 @@ impl<W: GatewayAccess> ModelEntrance<W> {
     #[must_use]
     pub fn new(gateways: W, classes: RequestClasses, limits: ClientLimits, access: Arc<AccessLog>) -> Arc<Self> {
         let (requests, places) = (AtomicU64::new(0), Arc::new(Semaphore::new(limits.max_requests)));
-        Arc::new(Self { gateways, classes, limits, access, requests, places })
+        // All programs of this host have the same address.
+        let newcomers = Newcomers::new(limits.max_requests, usize::MAX);
+        let (ending, is_cut) = (watch::Sender::new(false), Arc::default());
+        Arc::new(Self { gateways, classes, limits, access, requests, places, newcomers, ending, is_cut })
     }
 
-    /// Serves a connection of the client at the address `from` to its end.
+    /// Makes each connection end after its present requests. Connections without a complete request end at once.
+    pub fn end(&self) {
+        self.ending.send_replace(true);
+        self.newcomers.evict_all();
+    }
+
+    /// Makes records of answers that end from now on say that the edge cut them. Call it before the connections are dropped.
+    pub fn cut(&self) {
+        self.is_cut.store(true, Relaxed);
+    }
+
+    /// Serves a connection of the client at the address `from` to its end. Until a request of it was complete, the client may have to make
+    /// room for others.
     pub async fn serve(self: Arc<Self>, stream: TcpStream, from: SocketAddr) {
+        let (newcomer, leave) = self.newcomers.enter(from.ip());
+        tokio::select! {
+            () = self.clone().converse(stream, from, newcomer) => {}
+            _ = leave => {
+                if !*self.ending.borrow() {
+                    (self.limits.on_evicted)();
+                    tracing::debug!(client = %from, "a client without a complete request made room for another one");
+                }
+            }
+        }
+    }
+
+    async fn converse(self: Arc<Self>, stream: TcpStream, from: SocketAddr, newcomer: Arc<Newcomer>) {
         let idle = self.limits.idle;
         let version = match HttpVersion::of_beginning(&stream, idle).await {
             Ok(version) => version,
             Err(error) => return tracing::debug!(client = %from, "client left: {error}"),
         };
-        let entrance = self.clone();
+        let (entrance, departure) = (self.clone(), Departure::at(&self.is_cut));
+        let leaving = departure.clone();
         let answer = move |request, open| {
-            let entrance = entrance.clone();
+            let (entrance, newcomer, departure) = (entrance.clone(), newcomer.clone(), leaving.clone());
             async move {
                 let start = Instant::now();
                 // No code closes the semaphore.
                 let place = entrance.places.clone().acquire_owned().await.ok();
-                let answered = entrance.answer(request, start, from).await;
+                let answered = entrance.answer(request, start, (from, departure), &newcomer).await;
                 Ok::<_, Infallible>(answered.map(|body| KeptBody { body, _kept: (open, place) }))
             }
         };
-        let patience = self.limits.patience.clone();
-        connection::serve(stream, ConnectionTerms { version, idle, patience, ending: None }, answer).await;
+        let patience = departure.noting_untaken(self.limits.patience.clone());
+        let ending = Some(self.ending.subscribe());
+        connection::serve(stream, ConnectionTerms { version, idle, patience, ending }, answer).await;
     }
 
-    async fn answer(&self, request: hyper::Request<Incoming>, start: Instant, from: SocketAddr) -> Answered<W::Place> {
+    async fn answer(
+        &self,
+        request: hyper::Request<Incoming>,
+        start: Instant,
+        (from, departure): (SocketAddr, Departure),
+        newcomer: &Newcomer,
+    ) -> Answered<W::Place> {
         let id = self.requests.fetch_add(1, Relaxed) + 1;
-        let mut recording = Recording::begin(&self.access, start, id, (self.classes.listener(), from));
-        let passed = self.pass(request, start, &mut recording).await;
+        let mut recording = Recording::begin(&self.access, start, id, (self.classes.listener(), from), departure);
+        let passed = self.pass(request, start, newcomer, &mut recording).await;
         if let Err(refusal) = &passed {
             recording.refused(refusal);
         }
@@ -223,6 +274,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         &self,
         request: hyper::Request<Incoming>,
         start: Instant,
+        newcomer: &Newcomer,
         recording: &mut Recording,
     ) -> Result<Response<Answer<W::Place>>, OpenAiError> {
         let gateways = &self.gateways;
@@ -233,6 +285,9 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         let user = self.classes.user(&head, SystemTime::now());
         recording.asked_by(user.clone());
         let body = read(body, expects_continue, self.limits.max_body_bytes).await?;
+        newcomer.may_stay_if(|| true);
+        // The gateway would refuse the same limit, after the way to it.
+        limits::read(&head)?;
         if !body.is_empty() {
             head.fields.push(Field::new("content-length", body.len().to_string()));
         }
@@ -344,8 +399,7 @@ fn budgeted(head: &RequestHead, elapsed: Duration) -> RequestHead {
     let mut head = head.clone();
     for field in &mut head.fields {
         if BUDGETS.contains(&&field.name[..]) {
-            let budget_ms = std::str::from_utf8(&field.value).ok().and_then(|text| text.trim().parse::<u64>().ok());
-            if let Some(budget_ms) = budget_ms {
+            if let Some(budget_ms) = limits::milliseconds(&field.value) {
                 field.value = left_ms(budget_ms, elapsed).to_string().into();
             }
         } else if field.name == priority::FIELD_NAME

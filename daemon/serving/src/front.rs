@@ -7,20 +7,16 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
-    sync::{Arc, OnceLock},
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
 use hyper::{Response, body::Incoming};
 use pacing::path::PathStats;
-use parking_lot::Mutex;
 use quic::class::Classes;
 use role::access::served::Served;
-use role::{
-    accept::Strangers,
-    door::{self, Door},
-};
+use role::door::{self, Door};
 use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -32,17 +28,18 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::{
     connection::{self, ConnectionTerms, HttpVersion, KeptBody, OpenRequest, Patience},
+    departure::Departure,
     gateway::{Asker, Exchange, Gateway, ResponseBody, TcpExchange},
     message,
     metrics::GatewayMetrics,
+    newcomers::{Newcomer, Newcomers},
 };
 
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// How many clients without an admitted request there may be at once: in total, and from one address (IPv4) or /64 (IPv6). They
-/// never have more than half of the connections of a listener.
-const STRANGERS: (usize, usize) = (256, 64);
+/// How many clients without an admitted request there may be at once from one address (IPv4) or /64 (IPv6).
+const MOST_FROM_ONE: usize = 64;
 
 /// Returns what answers requests now: the gateway, and the classes of the policy. `None` while there is no gateway.
 pub type Source = Arc<dyn Fn() -> Option<(Arc<Gateway>, Arc<Classes>)> + Send + Sync>;
@@ -87,6 +84,8 @@ pub struct Front {
     pub metrics: GatewayMetrics,
     /// Becomes `true` when the listener must accept no more clients and its connections no more requests.
     pub ending: watch::Receiver<bool>,
+    /// Set before the future of [`Front::run`] is dropped, so that records of the cut answers do not blame their clients.
+    pub is_cut: Arc<AtomicBool>,
 }
 
 /// What all clients of a listener share.
@@ -98,31 +97,28 @@ struct Hall {
     on_served: OnServed,
     metrics: GatewayMetrics,
     ending: watch::Receiver<bool>,
-    /// Dropping a client's sender makes the client leave.
-    strangers: Mutex<Strangers<oneshot::Sender<Infallible>>>,
-}
-
-/// A client that may be evicted in favour of another until one of its requests is admitted.
-struct Newcomer {
-    hall: Arc<Hall>,
-    number: u64,
-    /// Set once the client may stay.
-    stay: OnceLock<oneshot::Sender<Infallible>>,
+    is_cut: Arc<AtomicBool>,
+    /// Clients without an admitted request.
+    newcomers: Arc<Newcomers>,
 }
 
 impl Front {
     /// Serves clients until `ending` is set and their requests have ended. Dropping the future ends their connections.
     pub async fn run(self) {
-        let Self { mut door, shown, listener, idle, source, on_served, metrics, ending } = self;
-        let most = (door.max_connections() as usize / 2).clamp(1, STRANGERS.0);
-        let strangers = Mutex::new(Strangers::new(most, STRANGERS.1));
-        let hall =
-            Arc::new(Hall { shown, listener, idle, source, on_served, metrics, ending: ending.clone(), strangers });
-        let mut ending = Some(ending);
+        let Self { mut door, shown, listener, idle, source, on_served, metrics, ending, is_cut } = self;
+        let newcomers = Newcomers::new(door.max_connections() as usize, MOST_FROM_ONE);
+        let mut ends = Some(ending.clone());
+        let hall = Arc::new(Hall { shown, listener, idle, source, on_served, metrics, ending, is_cut, newcomers });
         loop {
             let (stream, from, place) = tokio::select! {
+                // First, so that another door with the same socket gets all clients from then on.
+                biased;
+                () = connection::ends(&mut ends) => {
+                    // They may stay silent for long, and have no answer to lose.
+                    hall.newcomers.evict_all();
+                    return door.end().await;
+                }
                 next = door.next() => next,
-                () = connection::ends(&mut ending) => return door.end().await,
             };
             // Tokens leave as they arrive.
             _ = stream.set_nodelay(true);
@@ -138,11 +134,7 @@ impl Front {
 
 impl Hall {
     async fn welcome(self: Arc<Self>, stream: TcpStream, from: SocketAddr) {
-        let (stay, mut leave) = oneshot::channel();
-        let (number, evicted) = self.strangers.lock().enter(from.ip(), stay);
-        // An evicted client learns of it when its sender is dropped.
-        drop(evicted);
-        let newcomer = Arc::new(Newcomer { hall: self.clone(), number, stay: OnceLock::new() });
+        let (newcomer, mut leave) = self.newcomers.enter(from.ip());
         let Some(shown) = &self.shown.0 else {
             let serving = async {
                 match HttpVersion::of_beginning(&stream, self.idle).await {
@@ -180,6 +172,9 @@ impl Hall {
         tokio::select! {
             () = serving => {}
             _ = leave => {
+                if *self.ending.borrow() {
+                    return;
+                }
                 self.metrics.evicted();
                 tracing::debug!(client = %from, "a client without an admitted request made room for another one");
             }
@@ -194,15 +189,16 @@ impl Hall {
         from: SocketAddr,
         newcomer: Arc<Newcomer>,
     ) {
-        let hall = self.clone();
+        let (hall, departure) = (self.clone(), Departure::at(&self.is_cut));
+        let leaving = departure.clone();
         let answer = move |request, open| {
-            let (hall, newcomer) = (hall.clone(), newcomer.clone());
-            async move { hall.answer(request, from, &newcomer, open).await }
+            let (hall, newcomer, departure) = (hall.clone(), newcomer.clone(), leaving.clone());
+            async move { hall.answer(request, (from, departure), &newcomer, open).await }
         };
         // No gateway, no answers.
         let time = (self.source)().map_or(self.idle, |(gateway, _)| gateway.stall_timeout());
         let metrics = self.metrics.clone();
-        let patience = Patience { time, on_end: Arc::new(move || metrics.untaken()) };
+        let patience = departure.noting_untaken(Patience { time, on_end: Arc::new(move || metrics.untaken()) });
         let terms = ConnectionTerms { version, idle: self.idle, patience, ending: Some(self.ending.clone()) };
         connection::serve(stream, terms, answer).await;
     }
@@ -211,7 +207,7 @@ impl Hall {
     async fn answer(
         &self,
         request: hyper::Request<Incoming>,
-        from: SocketAddr,
+        (from, departure): (SocketAddr, Departure),
         newcomer: &Newcomer,
         open: OpenRequest,
     ) -> io::Result<Response<KeptBody<ResponseBody, Arc<OpenRequest>>>> {
@@ -219,7 +215,7 @@ impl Hall {
         let (parts, body) = request.into_parts();
         let head = message::head(&parts);
         newcomer.may_stay_if(|| gateway.knows(&head));
-        let (exchange, awaited) = TcpExchange::new(body);
+        let (exchange, awaited) = TcpExchange::new(body, departure);
         let asker = Asker { user: None, listener: self.listener, client: Some(from), path: PathStats::default() };
         let (on_served, open) = (self.on_served.clone(), Arc::new(open));
         let kept = open.clone();
@@ -230,24 +226,5 @@ impl Hall {
         });
         let (head, answer) = awaited.answer().await?;
         Ok(message::response(head, KeptBody { body: answer, _kept: kept }))
-    }
-}
-
-impl Newcomer {
-    /// Lets a known client stay without a limit.
-    fn may_stay_if(&self, is_known: impl FnOnce() -> bool) {
-        // Once the client is out of the list, this is the only holder of its sender.
-        if self.stay.get().is_none()
-            && is_known()
-            && let Some(stay) = self.hall.strangers.lock().leave(self.number)
-        {
-            _ = self.stay.set(stay);
-        }
-    }
-}
-
-impl Drop for Newcomer {
-    fn drop(&mut self) {
-        self.hall.strangers.lock().leave(self.number);
     }
 }

@@ -20,7 +20,7 @@ use config::{engine::EngineUrl as Url, policy::Late};
 use masque::h3::{Field, RequestHead, ResponseHead};
 use parking_lot::Mutex;
 use quic::{class::Classes, clock::Clock};
-use role::access::served::Served;
+use role::access::served::{Served, UNTAKEN};
 use role::holder::Holder;
 use routing::decision::AnswerOutcome;
 use sched::route::Curve;
@@ -100,6 +100,8 @@ struct Model {
 enum Failure {
     /// The client is gone.
     Gone,
+    /// The client took nothing of the answer for too long.
+    Untaken,
     /// It is refused.
     Refused(OpenAiError),
     /// It broke off after a part of the answer had passed.
@@ -258,7 +260,14 @@ impl Gateway {
                 (served.status, served.reason) = (served.status.or(Some(200)), "answered");
                 Ended::Whole
             }
-            Err(Failure::Gone) => Ended::Cut,
+            Err(Failure::Gone) => {
+                served.reason = exchange.why_gone();
+                Ended::Cut
+            }
+            Err(Failure::Untaken) => {
+                served.reason = UNTAKEN;
+                Ended::Cut
+            }
             Err(Failure::Refused(refusal)) => {
                 if refusal.is_failure() {
                     self.miss(&served);
@@ -281,7 +290,7 @@ impl Gateway {
         drop((in_flight, entry));
         if !exchange.end(ended, patience).await {
             self.metrics.untaken();
-            served.reason = if served.reason == "answered" { "cancelled" } else { served.reason };
+            served.reason = if served.reason == "answered" { UNTAKEN } else { served.reason };
         }
         served
     }
@@ -306,7 +315,7 @@ impl Gateway {
         exchange.set_terms(&terms);
         (served.class, served.asked) = (terms.class.policy().name.clone(), excerpt(&fields.model).to_owned());
         let began = Instant::now();
-        let wanted = Wanted::of(head, terms.deadline_ns, &fields, body.bytes.len());
+        let wanted = Wanted::of(head, terms.deadline_ns, &fields, body.bytes.len())?;
         let (mut models, alias) = self.named(&fields.model)?;
         served.has_deadline = wanted.is_limited();
         if let Some(tenant) = &tenant {
@@ -455,7 +464,7 @@ async fn respond(
     fields.push(Field::new("content-length", body.len().to_string()));
     exchange.respond(&ResponseHead { status, fields }).await?;
     if !body.is_empty() {
-        timeout(ANSWER_TIMEOUT, exchange.send(body)).await.map_err(|_| Failure::Gone)??;
+        timeout(ANSWER_TIMEOUT, exchange.send(body)).await.map_err(|_| Failure::Untaken)??;
     }
     Ok(())
 }

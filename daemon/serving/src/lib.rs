@@ -14,6 +14,7 @@
 //! | [`entrance`] | a client's connection to an edge |
 //! | [`classes`] | which class a request is of, by the rules of the policy, at an edge and at a gateway |
 //! | [`front`] | a gateway's own listener, for clients without an edge |
+//! | `connection`, `newcomers`, `departure` | a client's connection, its place until the client is known, and why its requests end early |
 //! | [`gateway`] | requests that arrive as HTTP/3 streams, and how they are handled |
 //! | [`in_force`] | the gateway and the classes in force, for all listeners |
 //! | [`routes`] | which model answers: the inputs of `sched::route`, and what answers teach it |
@@ -34,6 +35,7 @@
 pub mod classes;
 mod connection;
 pub mod decisions;
+mod departure;
 pub mod entrance;
 pub mod front;
 pub mod gateway;
@@ -43,6 +45,7 @@ pub mod learned;
 pub mod live;
 mod message;
 pub mod metrics;
+mod newcomers;
 pub mod openai;
 pub mod places;
 pub mod reported;

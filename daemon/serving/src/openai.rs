@@ -92,7 +92,7 @@ pub struct RoutingFields {
     prompt_at: Range<usize>,
     /// Its `service_tier`, if it names one.
     pub service_tier: Option<String>,
-    /// The maximum of tokens in the answer, if the client sets one.
+    /// The maximum of tokens in the answer, if the client sets one. As engines do, rounds a fraction, and takes a negative number for none.
     pub max_tokens: Option<u32>,
 }
 
@@ -108,9 +108,9 @@ struct Body<'a> {
     #[serde(default)]
     service_tier: Option<String>,
     #[serde(default)]
-    max_tokens: Option<u32>,
+    max_tokens: Option<f64>,
     #[serde(default)]
-    max_completion_tokens: Option<u32>,
+    max_completion_tokens: Option<f64>,
 }
 
 impl RoutingFields {
@@ -138,7 +138,7 @@ impl RoutingFields {
             model_at: place(raw).ok_or(OpenAiError::NoModel)?,
             prompt_at: prompt.and_then(|prompt| place(prompt.get())).unwrap_or_default(),
             service_tier: read.service_tier,
-            max_tokens: read.max_completion_tokens.or(read.max_tokens),
+            max_tokens: read.max_completion_tokens.or(read.max_tokens).and_then(tokens_limit),
         })
     }
 
@@ -164,6 +164,12 @@ impl RoutingFields {
         }
         rewritten.freeze()
     }
+}
+
+/// Returns the limit of tokens that a number of a body stands for.
+fn tokens_limit(number: f64) -> Option<u32> {
+    // Larger numbers become the largest.
+    (number >= 0.0).then(|| number.round() as u32)
 }
 
 /// Why no engine answers a request; the client gets each as an error in the form of the API.
@@ -220,6 +226,9 @@ pub enum OpenAiError {
     /// No engine answers.
     #[error("no engine of the model answers; try again later")]
     NoEngine,
+    /// A field that sets a time limit is not a whole number of milliseconds.
+    #[error("the field {0} has to be a whole number of milliseconds")]
+    Limit(&'static str),
     /// HTTP/3 cannot carry the head of the request, with the reason.
     #[error("the head of the request cannot be sent to a gateway: {0}")]
     Head(&'static str),
@@ -271,7 +280,7 @@ impl OpenAiError {
             Self::ContentType => 415,
             Self::TooLarge { .. } => 413,
             Self::BodyTimeout => 408,
-            Self::Json(_) | Self::NoModel | Self::Head(_) => 400,
+            Self::Json(_) | Self::NoModel | Self::Limit(_) | Self::Head(_) => 400,
             Self::Key => 401,
             Self::Crowded | Self::TooManyRequests | Self::TooManyTokens { .. } | Self::MonthUsed { .. } => 429,
             Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway(_) | Self::Late => 503,
@@ -311,6 +320,7 @@ impl OpenAiError {
             Self::TooLarge { .. } => "body_too_large",
             Self::BodyTimeout => "body_timeout",
             Self::Json(_) => "invalid_body",
+            Self::Limit(_) => "invalid_limit",
             Self::Head(_) => "invalid_head",
             Self::NoModel => "model_missing",
             Self::Key => "invalid_api_key",
@@ -397,6 +407,9 @@ mod tests {
         assert_eq!(limit(r#","max_tokens":7"#), Some(7));
         assert_eq!(limit(r#","max_completion_tokens":9,"max_tokens":7"#), Some(9));
         assert_eq!(limit(r#","max_tokens":null,"stream":null"#), None);
+        assert_eq!(limit(r#","max_completion_tokens":-1,"max_tokens":7"#), None, "llama.cpp's number for no limit");
+        assert_eq!([limit(r#","max_tokens":50.0"#), limit(r#","max_tokens":2.6"#)], [Some(50), Some(3)]);
+        assert_eq!(limit(r#","max_tokens":99999999999"#), Some(u32::MAX));
     }
 
     #[test]
@@ -412,7 +425,7 @@ mod tests {
             (br#"{"model":3}"#, "model_missing"),
             (br#"{"model":"a","model":"b"}"#, "invalid_body"),
             (br#"{"model":"a","service_tier":1}"#, "invalid_body"),
-            (br#"{"model":"a","max_tokens":-1}"#, "invalid_body"),
+            (br#"{"model":"a","max_tokens":true}"#, "invalid_body"),
         ] {
             let refusal = RoutingFields::read(body).unwrap_err();
             assert_eq!((refusal.code(), refusal.status()), (code, 400), "{}", String::from_utf8_lossy(body));

@@ -19,7 +19,7 @@ mod chooser;
 mod flights;
 mod lengths;
 mod lesson;
-mod limits;
+pub(crate) mod limits;
 mod record;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -229,12 +229,15 @@ fn what_is_saved_takes_precedence_over_the_files_until_it_is_forgotten() {
     bench.submit(Submission { text: TWO.into(), save: true, ..Submission::default() }).unwrap();
     assert_eq!((bench.saved().as_deref(), bench.policies.in_force().is_saved), (Some(TWO), true));
     bench.set("[class.three]\n").unwrap();
-    bench.policies.reload(&bench.config, "root").unwrap();
+    let done = bench.policies.reload(&bench.config, "root").unwrap();
     assert_eq!(bench.current(), (4, TWO.into(), Origin::Saved), "what was only set is gone");
+    let changed = vec!["class.three".to_owned(), "class.two".to_owned()];
+    assert_eq!(done, PolicyReload { changed, replaced: Some((3, "alice".into())), is_saved: true });
     assert_eq!((bench.policies.forget_saved(), bench.policies.forget_saved()), (Ok(true), Ok(false)));
-    bench.policies.reload(&bench.config, "root").unwrap();
+    let done = bench.policies.reload(&bench.config, "root").unwrap();
     assert_eq!((bench.current().2, bench.saved()), (Origin::Files, None));
-    bench.policies.reload(&bench.config, "root").unwrap();
+    assert_eq!((done.changed.join(" "), done.replaced), ("class.one class.two".into(), None), "no caller had set it");
+    assert_eq!(bench.policies.reload(&bench.config, "root").unwrap(), PolicyReload::default());
     assert_eq!(bench.current().0, 5, "nothing new");
 }
 

@@ -4,7 +4,11 @@ use std::{
     collections::BTreeMap,
     net::{SocketAddr, TcpListener},
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use anyhow::Result;
@@ -21,13 +25,21 @@ use serving::{
     front::{Front, OnServed, ShownCertificate, Source},
     in_force::GatewayInForce,
 };
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{
+    sync::watch,
+    task::{JoinHandle, JoinSet},
+    time::timeout,
+};
 
 use crate::{configuration::gateway_identity, parts::Parts};
 
 /// The open listeners.
 #[derive(Default)]
-pub(super) struct Fronts(BTreeMap<SocketAddr, Open>);
+pub(super) struct Fronts {
+    open: BTreeMap<SocketAddr, Open>,
+    /// Former listeners, which accept no more clients and whose last answers have not ended. Each ends after a limited time.
+    leaving: JoinSet<()>,
+}
 
 /// An open listener.
 struct Open {
@@ -36,7 +48,13 @@ struct Open {
     shown: ShownCertificate,
     /// A duplicate of the door's socket, for another door with other settings.
     socket: TcpListener,
+    running: Running,
+}
+
+/// The connections of a listener, and the task that accepts them. Dropping it cuts all answers.
+struct Running {
     ending: watch::Sender<bool>,
+    is_cut: Arc<AtomicBool>,
     task: JoinHandle<()>,
 }
 
@@ -50,9 +68,19 @@ struct Wanted {
     door: Door,
 }
 
-impl Drop for Open {
+impl Drop for Running {
     fn drop(&mut self) {
+        self.is_cut.store(true, Relaxed);
         self.task.abort();
+    }
+}
+
+impl Running {
+    /// Accepts no more clients, waits until the present answers have ended, and cuts them after `drain`.
+    async fn end(mut self, drain: Duration) {
+        self.ending.send_replace(true);
+        // The task panics only if a service in it does.
+        _ = timeout(drain, &mut self.task).await;
     }
 }
 
@@ -69,7 +97,7 @@ impl Fronts {
     ) -> Result<Prepared> {
         let prepare = |settings: &GatewayListener| -> Result<Wanted> {
             let shown = gateway_identity(settings, state_dir)?;
-            let socket = match self.0.get(&settings.address) {
+            let socket = match self.open.get(&settings.address) {
                 Some(open) => open.socket.try_clone(),
                 None => door::bind(settings.address),
             };
@@ -88,9 +116,16 @@ impl Fronts {
     }
 
     /// Serves the prepared listeners, and no others. If only the certificate of a listener has changed, its clients
-    /// keep their connections.
-    pub(super) fn serve(&mut self, Prepared(wanted): Prepared, in_force: &Arc<GatewayInForce>, parts: &Parts) {
-        let mut before = std::mem::take(&mut self.0);
+    /// keep their connections. The other connections end with their present answers, or after `drain`.
+    pub(super) fn serve(
+        &mut self,
+        Prepared(wanted): Prepared,
+        in_force: &Arc<GatewayInForce>,
+        parts: &Parts,
+        drain: Duration,
+    ) {
+        while self.leaving.try_join_next().is_some() {}
+        let mut before = std::mem::take(&mut self.open);
         for Wanted { settings, shown, socket, door } in wanted {
             let address = settings.address;
             let is_like = |open: &Open| {
@@ -98,9 +133,11 @@ impl Fronts {
                 identity.is_some() == settings.identity.is_some()
                     && (*max_connections, *idle) == (settings.max_connections, settings.idle)
             };
-            if let Some(open) = before.remove(&address).filter(is_like) {
+            if before.get(&address).is_some_and(is_like)
+                && let Some(open) = before.remove(&address)
+            {
                 shown.into_iter().for_each(|shown| open.shown.replace(shown));
-                self.0.insert(address, open);
+                self.open.insert(address, open);
                 continue;
             }
             let in_force = in_force.clone();
@@ -108,27 +145,45 @@ impl Fronts {
             let access = parts.access.clone();
             let on_served: OnServed = Arc::new(move |served| access.served(Box::new(served)));
             let (shown, metrics, idle) = (ShownCertificate::new(shown), parts.gateway.clone(), settings.idle);
-            let (ending, ends) = watch::channel(false);
-            let front =
-                Front { door, shown: shown.clone(), listener: address, idle, source, on_served, metrics, ending: ends };
+            let ((ending, ends), is_cut) = (watch::channel(false), Arc::<AtomicBool>::default());
+            let front = Front {
+                door,
+                shown: shown.clone(),
+                listener: address,
+                idle,
+                source,
+                on_served,
+                metrics,
+                ending: ends,
+                is_cut: is_cut.clone(),
+            };
             let task = tokio::spawn(front.run());
             tracing::info!(%address, "serving models to clients without an edge");
-            self.0.insert(address, Open { settings, shown, socket, ending, task });
+            self.open.insert(address, Open { settings, shown, socket, running: Running { ending, is_cut, task } });
         }
+        before.into_values().for_each(|open| self.leave(open, drain));
     }
 
-    /// Returns whether there are no listeners.
+    /// Ends a listener. Its socket closes as soon as its task has dropped its own.
+    fn leave(&mut self, Open { running, .. }: Open, drain: Duration) {
+        running.ending.send_replace(true);
+        self.leaving.spawn(running.end(drain));
+    }
+
+    /// Returns whether there are no listeners, and no answers of former ones.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.open.is_empty() && self.leaving.is_empty()
     }
 
-    /// Accepts no more clients, and waits for requests that have begun.
+    /// Accepts no more clients, and waits until the present answers have ended.
     pub(super) async fn end(&mut self) {
-        self.0.values().for_each(|open| _ = open.ending.send_replace(true));
-        for open in self.0.values_mut() {
-            // The task panics only if a service in it does.
-            _ = (&mut open.task).await;
-        }
-        self.0.clear();
+        // The caller limits the time.
+        std::mem::take(&mut self.open).into_values().for_each(|open| self.leave(open, Duration::MAX));
+        while self.leaving.join_next().await.is_some() {}
+    }
+
+    /// Cuts the answers that have not ended.
+    pub(super) fn cut(&mut self) {
+        self.leaving.abort_all();
     }
 }

@@ -61,15 +61,22 @@ impl GatewayRole {
         Ok(PreparedGateway { gateway: self.gateway(config, parts)?, fronts })
     }
 
-    /// Serves the prepared gateway and listeners, and ends all others.
-    pub(super) fn serve(&mut self, prepared: PreparedGateway, parts: &Parts, runtime: &Handle) {
+    /// Serves the prepared gateway and listeners, and ends all others after their present answers, or after `drain`: by default, the default
+    /// of a relay's `drain_seconds`.
+    pub(super) fn serve(
+        &mut self,
+        prepared: PreparedGateway,
+        parts: &Parts,
+        runtime: &Handle,
+        drain: Option<Duration>,
+    ) {
         let PreparedGateway { gateway, fronts } = prepared;
         match &gateway {
             Some(gateway) => gateway.begin(runtime),
             None => parts.gateway.show(Vec::new()),
         }
         self.in_force.replace(gateway);
-        self.fronts.serve(fronts, &self.in_force, parts);
+        self.fronts.serve(fronts, &self.in_force, parts, drain.unwrap_or(DRAIN));
     }
 
     /// How long its requests may continue after SIGTERM without a relay: the default of a relay's `drain_seconds`. `None` if the gateway has no listeners of its own.
@@ -80,6 +87,11 @@ impl GatewayRole {
     /// Stops accepting clients, and waits for open requests.
     pub(super) async fn end(&mut self) {
         self.fronts.end().await;
+    }
+
+    /// Cuts the answers of its listeners that have not ended.
+    pub(super) fn cut(&mut self) {
+        self.fronts.cut();
     }
 
     /// Saves the state.

@@ -14,6 +14,7 @@ use crate::{
     configuration::{self, files::SeenFiles, identity},
     control::doors,
     metrics::MetricsPage,
+    policy::PolicyReload,
 };
 
 /// The contents of files that a configuration names.
@@ -47,6 +48,32 @@ struct Prepared {
     page: Option<Option<MetricsPage>>,
 }
 
+/// The first key of the row of the policy, among the rows of [`change::rows`].
+const POLICY: &str = "schedule.*";
+
+/// Logs which keys of the files a reload changed, and what happened to the policy in force, which callers may have set.
+fn tell(author: &str, changed: &[&str], policy: &PolicyReload) {
+    let own = changed.iter().filter(|key| **key != POLICY).map(|key| (*key).to_owned());
+    let keys: Vec<_> = own.chain(policy.changed.iter().cloned()).collect();
+    let keys = keys.join(", ");
+    match &policy.replaced {
+        Some((number, by)) => {
+            let place = if policy.is_saved { "saved policy" } else { "files' policy" };
+            tracing::info!(
+                changed = keys,
+                author,
+                "configuration reloaded: the {place} has replaced the policy of revision {number} by {by}"
+            );
+        }
+        None if policy.is_saved && changed.contains(&POLICY) => {
+            let why = "the saved policy stays in force, and the files' changed policy has no effect";
+            tracing::info!(changed = keys, author, "configuration reloaded: {why}");
+        }
+        None if keys.is_empty() => tracing::info!(author, "configuration reloaded: no key has changed"),
+        None => tracing::info!(changed = keys, author, "configuration reloaded"),
+    }
+}
+
 impl Daemon {
     /// Reads the configuration again. If it cannot be used, logs why, and everything stays as it was.
     pub(super) async fn reload(&mut self, author: &str, open: &mut Open) -> Result<(), String> {
@@ -56,15 +83,19 @@ impl Daemon {
         let outcome = self.try_reload(&file, author, open).await.map_err(|error| format!("{error:#}"));
         self.metrics.reloaded(outcome.is_ok());
         match &outcome {
-            Ok(changed) if changed.is_empty() => tracing::info!(author, "configuration reloaded: no key has changed"),
-            Ok(changed) => tracing::info!(changed, author, "configuration reloaded"),
+            Ok((changed, policy)) => tell(author, changed, policy),
             Err(error) => tracing::error!("configuration not reloaded; the old one stays in force: {error}"),
         }
         outcome.map(drop)
     }
 
-    /// Returns the changed keys.
-    async fn try_reload(&mut self, file: &Path, author: &str, open: &mut Open) -> Result<String> {
+    /// Returns the changed keys, and what happened to the policy.
+    async fn try_reload(
+        &mut self,
+        file: &Path,
+        author: &str,
+        open: &mut Open,
+    ) -> Result<(Vec<&'static str>, PolicyReload)> {
         let (before, file) = (self.config.clone(), file.to_owned());
         let read = move || -> Result<_> {
             let config = Arc::new(configuration::read(&file)?);
@@ -79,9 +110,9 @@ impl Daemon {
         let prepared = self.prepare(&config, files, open)?;
         // It waits for other writers of the policy, which may wait for the disk.
         let (policies, wanted, author) = (open.policies.clone(), config.clone(), author.to_owned());
-        self.runtime.spawn_blocking(move || policies.reload(&wanted, &author)).await??;
+        let policy = self.runtime.spawn_blocking(move || policies.reload(&wanted, &author)).await??;
         self.put_in_force(config, prepared, open);
-        Ok(changed.join(", "))
+        Ok((changed, policy))
     }
 
     /// Reads the files again that the configuration in force names. If one cannot be used, logs why, and everything
@@ -165,7 +196,8 @@ impl Daemon {
         if let (Some(role), Some(settings)) = (&mut self.relay, relay) {
             role.replace(settings, identities, &self.parts);
         }
-        self.gateway.serve(gateway, &self.parts, &self.runtime);
+        let drain = self.relay.as_ref().map(|role| role.drain);
+        self.gateway.serve(gateway, &self.parts, &self.runtime, drain);
         self.refresh_guard();
         open.doors.open(doors);
         if let Some(page) = page {

@@ -102,7 +102,7 @@ impl Daemon {
             daemon.mark_late(&policies);
         }
         let gateway = daemon.gateway.prepare(&config, &daemon.parts)?;
-        daemon.gateway.serve(gateway, &daemon.parts, &daemon.runtime);
+        daemon.gateway.serve(gateway, &daemon.parts, &daemon.runtime, None);
         if let (Some(role), Some(settings)) = (&daemon.relay, &config.relay) {
             let given = (sockets, daemon.watchdog.clone());
             role.listen(&settings.limits, transport, &daemon.parts, given, &mut daemon.roles).await?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 mod affinity;
 mod clients;
 mod edge;
+mod endings;
 mod engines;
 mod failures;
 mod first;

@@ -13,6 +13,15 @@ pub struct TokenUsage {
     pub completion_tokens: u64,
 }
 
+/// The reason of a request whose client left before the answer was complete.
+pub const CANCELLED: &str = "cancelled";
+
+/// The reason of a request that ended because its listener was stopped, or changed by a reload.
+pub const UNSERVED: &str = "unserved";
+
+/// The reason of a request that ended because its client took nothing of the answer for too long.
+pub const UNTAKEN: &str = "untaken";
+
 /// A request for a model that has ended.
 #[derive(Clone, Debug)]
 pub struct Served {
@@ -52,7 +61,7 @@ pub struct Served {
     pub duration: Duration,
     /// The status that the client received, if any.
     pub status: Option<u16>,
-    /// Why it ended, as a label of the metrics: "answered", "cancelled", or the code of an error.
+    /// Why it ended, as a label of the metrics: "answered", [`CANCELLED`], [`UNSERVED`], [`UNTAKEN`], or the code of an error.
     pub reason: &'static str,
 }
 
@@ -84,7 +93,7 @@ impl Served {
             first_token: None,
             duration: Duration::ZERO,
             status: None,
-            reason: "cancelled",
+            reason: CANCELLED,
         }
     }
 
@@ -97,6 +106,8 @@ impl Served {
     /// Whether it was refused before an engine or a gateway got it.
     #[must_use]
     pub fn is_refused(&self) -> bool {
-        self.engine.is_empty() && self.way.is_none() && !matches!(self.reason, "answered" | "cancelled")
+        self.engine.is_empty()
+            && self.way.is_none()
+            && !["answered", CANCELLED, UNSERVED, UNTAKEN].contains(&self.reason)
     }
 }

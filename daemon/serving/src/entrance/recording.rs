@@ -3,11 +3,18 @@
 use std::{net::SocketAddr, sync::Arc, time::Instant};
 
 use masque::h3::{RequestHead, ResponseHead};
-use role::access::{AccessLog, served::Served, way::Way};
+use role::access::{
+    AccessLog,
+    served::{CANCELLED, Served},
+    way::Way,
+};
 
-use crate::openai::{OpenAiError, Operation, RoutingFields, excerpt};
+use crate::{
+    departure::Departure,
+    openai::{OpenAiError, Operation, RoutingFields, excerpt},
+};
 
-/// The record of a request at an edge, written when dropped: as cancelled, unless the request ended in another way.
+/// The record of a request at an edge, written when dropped: with the reason of its connection's end, unless the request ended in another way.
 pub(super) struct Recording {
     access: Arc<AccessLog>,
     began: Instant,
@@ -15,18 +22,21 @@ pub(super) struct Recording {
     served: Option<Box<Served>>,
     /// How many bytes of the answer are still to come, if its head says so.
     left_bytes: Option<u64>,
+    departure: Departure,
 }
 
 impl Recording {
-    /// Begins the record of a request. `addresses` are the addresses of the listener and the client.
+    /// Begins the record of a request on a connection that ends for the reason of `departure`, with the addresses of the listener and the
+    /// client.
     pub(super) fn begin(
         access: &Arc<AccessLog>,
         began: Instant,
         id: u64,
         (listener, client): (SocketAddr, SocketAddr),
+        departure: Departure,
     ) -> Self {
         let served = Some(Box::new(Served::begin(id, "unknown", None, (listener, Some(client)))));
-        Self { access: access.clone(), began, served, left_bytes: None }
+        Self { access: access.clone(), began, served, left_bytes: None, departure }
     }
 
     fn note(&mut self, note: impl FnOnce(&mut Served)) {
@@ -109,6 +119,9 @@ impl Drop for Recording {
     fn drop(&mut self) {
         if let Some(mut served) = self.served.take() {
             served.duration = self.began.elapsed();
+            if served.reason == CANCELLED {
+                served.reason = self.departure.reason();
+            }
             self.access.served(served);
         }
     }

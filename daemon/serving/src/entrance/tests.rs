@@ -4,6 +4,8 @@ use sha2::{Digest as _, Sha256};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
+    sync::mpsc,
+    task::JoinHandle,
 };
 
 use super::*;
@@ -21,7 +23,7 @@ fn time_that_passed_at_the_edge_is_taken_off_each_budget_whichever_field_it_is_i
     for name in ["x-paced-budget-ms", "x-slo-ttft-ms"] {
         assert_eq!(left(name, "200", 30), "170");
         assert_eq!(left(name, " 20", 30), "0");
-        assert_eq!(left(name, "soon", 30), "soon", "the gateway says what it thinks of it");
+        assert_eq!(left(name, "99999999999999999999", 30), (u64::MAX - 30).to_string());
     }
     assert_eq!(left("x-slo-tpot-ms", "200", 30), "200", "the time for each further token is as it was");
     assert_eq!(left("priority", "u=1, i, dl=200", 30), "u=1, i, dl=170");
@@ -33,8 +35,8 @@ fn time_that_passed_at_the_edge_is_taken_off_each_budget_whichever_field_it_is_i
     assert_eq!(terms.signal.and_then(|signal| signal.deadline_ms), Some(170));
 }
 
-/// The way to gateways of an edge that has none.
-struct Nowhere;
+/// The way to gateways of an edge that has none. It says so at once, or, with a sender, tells that it was asked and never answers.
+struct Nowhere(Option<mpsc::UnboundedSender<()>>);
 
 impl GatewayAccess for Nowhere {
     type Place = ();
@@ -47,6 +49,10 @@ impl GatewayAccess for Nowhere {
         body_bytes: usize,
         _: &mut Vec<usize>,
     ) -> Result<Asked<Self>, NotAsked> {
+        if let Some(asked) = &self.0 {
+            _ = asked.send(());
+            std::future::pending::<()>().await;
+        }
         Err(NotAsked::NoGateway(format!("for {body_bytes} bytes")))
     }
 
@@ -75,6 +81,72 @@ impl GatewayAccess for Nowhere {
     fn answered(&self, (): &(), _: Option<&ResponseHead>) {}
 }
 
+/// Limits with this maximum of connections. Evicted clients are counted.
+fn limits(max_requests: usize, evicted: Arc<AtomicU64>) -> ClientLimits {
+    let idle = Duration::from_secs(60);
+    let patience = Patience { time: idle, on_end: Arc::new(|| ()) };
+    let on_evicted = Arc::new(move || _ = evicted.fetch_add(1, Relaxed));
+    ClientLimits { max_body_bytes: 1_000, max_requests, idle, patience, on_evicted }
+}
+
+/// Connects to an entrance, which serves the connection in a task, and sends it these bytes.
+async fn begin(entrance: &Arc<ModelEntrance<Nowhere>>, bytes: &str) -> (TcpStream, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (stream, from) = listener.accept().await.unwrap();
+    let task = tokio::spawn(entrance.clone().serve(stream, from));
+    client.write_all(bytes.as_bytes()).await.unwrap();
+    (client, task)
+}
+
+const REQUEST: &str = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n";
+
+#[tokio::test]
+async fn clients_without_a_complete_request_make_room_and_a_client_that_sent_one_stays() {
+    let evicted = Arc::<AtomicU64>::default();
+    let classes = RequestClasses::new(None, ([127, 0, 0, 1], 80).into());
+    // Half of the four places are for such clients.
+    let entrance = ModelEntrance::new(Nowhere(None), classes, limits(4, evicted.clone()), Arc::default());
+    let (mut known, known_task) = begin(&entrance, &format!("{REQUEST}{{}}")).await;
+    known.read_exact(&mut [0; 12]).await.unwrap();
+    let (_head, first) = begin(&entrance, "POST /v1/completions HTTP/1.1\r\nhost:").await;
+    let (_body, second) = begin(&entrance, REQUEST).await;
+    let (_silent, third) = begin(&entrance, "").await;
+    first.await.unwrap();
+    assert_eq!(evicted.load(Relaxed), 1, "the oldest");
+    assert!([&known_task, &second, &third].iter().all(|task| !task.is_finished()));
+    // Clients that leave because the edge ends make room for none.
+    entrance.end();
+    for task in [known_task, second, third] {
+        task.await.unwrap();
+    }
+    assert_eq!(evicted.load(Relaxed), 1);
+}
+
+#[tokio::test]
+async fn the_record_of_an_answer_that_its_edge_cuts_does_not_blame_the_client() {
+    for (is_cut, reason) in [(false, "cancelled"), (true, "unserved")] {
+        let (access, (asked, mut is_asked)) = (Arc::<AccessLog>::default(), mpsc::unbounded_channel());
+        let mut records = access.listen();
+        let classes = RequestClasses::new(None, ([127, 0, 0, 1], 80).into());
+        let entrance = ModelEntrance::new(Nowhere(Some(asked)), classes, limits(4, Arc::default()), access);
+        let (_client, task) = begin(&entrance, &format!("{REQUEST}{{}}")).await;
+        is_asked.recv().await.unwrap();
+        entrance.end();
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!task.is_finished(), "a request that has begun goes on");
+        if is_cut {
+            entrance.cut();
+        }
+        task.abort();
+        let record = records.recv().await.unwrap();
+        let What::Model(served) = &record.what else { panic!("{record:?}") };
+        assert_eq!(served.reason, reason);
+    }
+}
+
 /// Sends a request to an edge that reads bodies of up to 1,000 bytes, then `body_bytes`, and returns the edge's whole answer.
 async fn send(fields: &str, body_bytes: usize) -> std::io::Result<String> {
     send_to(|address| RequestClasses::new(None, address), Arc::default(), fields, body_bytes).await
@@ -91,10 +163,7 @@ async fn send_to(
     let address = listener.local_addr()?;
     let mut client = TcpStream::connect(address).await?;
     let (stream, from) = listener.accept().await?;
-    let idle = Duration::from_secs(60);
-    let patience = Patience { time: idle, on_end: Arc::new(|| ()) };
-    let limits = ClientLimits { max_body_bytes: 1_000, max_requests: 1, idle, patience };
-    let entrance = ModelEntrance::new(Nowhere, classes(address), limits, access);
+    let entrance = ModelEntrance::new(Nowhere(None), classes(address), limits(1, Arc::default()), access);
     tokio::spawn(entrance.serve(stream, from));
     let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n\r\n");
     client.write_all(head.as_bytes()).await?;
@@ -117,6 +186,15 @@ async fn a_client_whose_body_is_too_large_reads_the_reason_even_if_it_sends_on()
     }
     let early = send("content-length: 1001\r\nexpect: 100-continue", 0).await.unwrap();
     assert!(early.starts_with("HTTP/1.1 413 "), "the client need not send its body: {early}");
+}
+
+#[tokio::test]
+async fn a_time_limit_that_is_no_number_is_refused_by_name_before_a_gateway_is_asked() {
+    for (value, status) in [("soon", 400), ("-5", 400), ("99999999999999999999", 503)] {
+        let answer = send(&format!("content-length: 2\r\nx-slo-tpot-ms: {value}"), 2).await.unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{value}: {answer}");
+        assert_eq!(answer.contains("x-slo-tpot-ms"), status == 400, "{answer}");
+    }
 }
 
 #[tokio::test]

@@ -339,7 +339,7 @@ impl Pass<'_> {
             return Ok(());
         }
         let sending = exchange.send(content);
-        Ok(timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Gone)??)
+        Ok(timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Untaken)??)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    error::Error as _,
     future::poll_fn,
     io,
     pin::Pin,
@@ -25,12 +26,13 @@ use quic::{
     dispatch::Ahead,
     h3::{Error, Request, SendStream},
 };
+use role::access::served::CANCELLED;
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
 };
 
-use crate::connection::discard;
+use crate::{connection::discard, departure::Departure};
 
 /// How long a client may take to receive a refusal, or an answer of the gateway's own.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -85,6 +87,7 @@ pub struct TcpExchange {
     is_whole: Arc<AtomicBool>,
     /// Closed as soon as the client no longer waits for the answer.
     left: oneshot::Sender<Infallible>,
+    departure: Departure,
 }
 
 /// The connection's end of a request over TCP. Dropping it tells the gateway that the client has left.
@@ -113,14 +116,14 @@ impl From<Error> for Gone {
 }
 
 impl TcpExchange {
-    /// Returns both ends of a request with this body.
+    /// Returns both ends of a request with this body, on a connection that ends for the reason of `departure`.
     #[must_use]
-    pub fn new(body: Incoming) -> (Self, Awaited) {
+    pub(crate) fn new(body: Incoming, departure: Departure) -> (Self, Awaited) {
         let ((head, awaited), (pieces, coming)) = (oneshot::channel(), mpsc::channel(PIECES));
         let (left, leaving) = oneshot::channel();
         let is_whole = Arc::<AtomicBool>::default();
         let answer = ResponseBody { pieces: coming, is_whole: is_whole.clone(), _left: leaving };
-        (Self { body, head: Some(head), pieces, is_whole, left }, Awaited { head: awaited, answer })
+        (Self { body, head: Some(head), pieces, is_whole, left, departure }, Awaited { head: awaited, answer })
     }
 }
 
@@ -174,6 +177,14 @@ impl Exchange {
         }
     }
 
+    /// Returns why the client is gone, as a reason of the access log.
+    pub(super) fn why_gone(&self) -> &'static str {
+        match self {
+            Self::Stream(_) => CANCELLED,
+            Self::Tcp(tcp) => tcp.departure.reason(),
+        }
+    }
+
     /// Returns the next piece of the body; `None` at its end.
     pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Unread> {
         loop {
@@ -188,6 +199,7 @@ impl Exchange {
                 },
                 Self::Tcp(tcp) => match tcp.body.frame().await {
                     None => Ok(None),
+                    Some(Err(error)) if is_malformed(&error) => Err(Unread::Malformed),
                     Some(Err(_)) => Err(Unread::Gone),
                     Some(Ok(frame)) => match frame.into_data() {
                         Ok(piece) => Ok(Some(piece)),
@@ -292,6 +304,13 @@ impl Exchange {
     }
 }
 
+/// Whether a body that cannot be read breaks the rules of HTTP/1.1, so that the client may still wait for an answer. Otherwise, the client's
+/// bytes ended, or the client reset the stream.
+fn is_malformed(error: &hyper::Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| matches!(cause.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData))
+}
+
 /// Bytes for a client, queued or in flight.
 trait Departing {
     /// Returns how many bytes have not been sent yet.
@@ -377,7 +396,7 @@ mod tests {
     async fn received(pieces: usize, ended: Ended) -> Vec<u8> {
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         let answer = service_fn(move |request: Request<Incoming>| async move {
-            let (exchange, awaited) = TcpExchange::new(request.into_body());
+            let (exchange, awaited) = TcpExchange::new(request.into_body(), Departure::default());
             tokio::spawn(async move {
                 let mut exchange = Exchange::Tcp(exchange);
                 let fields = Vec::new();
@@ -396,6 +415,38 @@ mod tests {
         let mut all = Vec::new();
         ours.read_to_end(&mut all).await.unwrap();
         all
+    }
+
+    /// Returns why the body of a request over HTTP/1.1 cannot be read, or `None` if it can. The client sends these chunks, and then waits.
+    async fn unread(chunks: &str) -> Option<Unread> {
+        let (mut ours, theirs) = tokio::io::duplex(1 << 10);
+        let (found, mut why) = mpsc::unbounded_channel();
+        let answer = service_fn(move |request: Request<Incoming>| {
+            let found = found.clone();
+            async move {
+                let (exchange, _awaited) = TcpExchange::new(request.into_body(), Departure::default());
+                let mut exchange = Exchange::Tcp(exchange);
+                let ended = loop {
+                    match exchange.piece().await {
+                        Ok(Some(_)) => {}
+                        Ok(None) => break None,
+                        Err(unread) => break Some(unread),
+                    }
+                };
+                _ = found.send(ended);
+                Ok::<_, io::Error>(Response::new(String::new()))
+            }
+        });
+        tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
+        let head = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
+        ours.write_all(format!("{head}{chunks}").as_bytes()).await.unwrap();
+        why.recv().await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_client_whose_chunks_are_broken_is_not_gone() {
+        assert_eq!(unread("1\r\nx\r\n0\r\n\r\n").await, None);
+        assert_eq!(unread("1\r\nx\r\nzz\r\n").await, Some(Unread::Malformed));
     }
 
     #[tokio::test(start_paused = true)]

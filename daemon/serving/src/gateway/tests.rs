@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{message, routes::tests::model};
+use crate::{departure::Departure, message, routes::tests::model};
 
 type ToSend = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -49,7 +49,7 @@ impl Client {
             let (gateway, classes, ended, made) = (gateway.clone(), classes.clone(), ended.clone(), made.clone());
             async move {
                 let (parts, body) = request.into_parts();
-                let (head, (exchange, awaited)) = (message::head(&parts), TcpExchange::new(body));
+                let (head, (exchange, awaited)) = (message::head(&parts), TcpExchange::new(body, Departure::default()));
                 let listener = ([127, 0, 0, 1], 80).into();
                 let asker = Asker { user: None, listener, client: None, path: PathStats::default() };
                 tokio::spawn(async move {

@@ -5,9 +5,38 @@ use std::time::Duration;
 use masque::h3::RequestHead;
 use sched::route::{ClientPath, Slo};
 
-use crate::openai::RoutingFields;
+use crate::openai::{OpenAiError, RoutingFields};
 
 const NS_PER_MS: u64 = 1_000_000;
+
+/// The fields in which a client limits the time for the whole answer, for its first token, and for each further one.
+const LIMITS: [&str; 3] = ["x-paced-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"];
+
+/// Reads the value of a field with a time limit, in milliseconds. A number that is too large counts as the largest. Returns `None` if it is
+/// not a whole number.
+pub(crate) fn milliseconds(value: &[u8]) -> Option<u64> {
+    let digits = value.trim_ascii();
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    Some(std::str::from_utf8(digits).ok()?.parse().unwrap_or(u64::MAX))
+}
+
+/// Reads the time limits of a request's head, in milliseconds and in the order of [`LIMITS`].
+///
+/// # Errors
+/// A limit is not a whole number.
+pub(crate) fn read(head: &RequestHead) -> Result<[Option<u64>; 3], OpenAiError> {
+    let mut limits = [None; 3];
+    for (name, limit) in LIMITS.into_iter().zip(&mut limits) {
+        for field in head.fields.iter().filter(|field| field.name == name.as_bytes()) {
+            let read = milliseconds(&field.value).ok_or(OpenAiError::Limit(name))?;
+            // The first field of a name counts, as for other fields.
+            *limit = limit.or(Some(read));
+        }
+    }
+    Ok(limits)
+}
 
 /// The limits of a request, as its client sets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,18 +60,24 @@ pub struct AnswerTiming {
 impl Wanted {
     /// Reads the deadline of a request: `x-slo-ttft-ms`, `x-slo-tpot-ms` and `x-paced-budget-ms`, the time for the whole
     /// answer. Without its own budget, the request has that of its class, if any.
-    #[must_use]
-    pub fn of(head: &RequestHead, class_ns: Option<u64>, fields: &RoutingFields, body_bytes: usize) -> Self {
-        let limit = |name: &str| -> Option<u64> {
-            let text = std::str::from_utf8(head.field(name)?).ok()?;
-            Some(text.trim().parse::<u64>().ok()?.saturating_mul(NS_PER_MS))
-        };
+    ///
+    /// # Errors
+    /// A limit is not a whole number of milliseconds.
+    pub fn of(
+        head: &RequestHead,
+        class_ns: Option<u64>,
+        fields: &RoutingFields,
+        body_bytes: usize,
+    ) -> Result<Self, OpenAiError> {
+        // However large, it is a limit.
+        let to_ns = |ms: u64| ms.saturating_mul(NS_PER_MS).min(Slo::NONE - 1);
+        let [budget_ns, first_token_ns, per_token_ns] = read(head)?.map(|limit| limit.map(to_ns));
         let slo = Slo {
-            first_token_ns: limit("x-slo-ttft-ms").unwrap_or(Slo::NONE),
-            per_token_ns: limit("x-slo-tpot-ms").unwrap_or(Slo::NONE),
-            budget_ns: limit("x-paced-budget-ms").or(class_ns).unwrap_or(Slo::NONE),
+            first_token_ns: first_token_ns.unwrap_or(Slo::NONE),
+            per_token_ns: per_token_ns.unwrap_or(Slo::NONE),
+            budget_ns: budget_ns.or(class_ns).unwrap_or(Slo::NONE),
         };
-        Self { slo, body_bytes, max_tokens: fields.max_tokens }
+        Ok(Self { slo, body_bytes, max_tokens: fields.max_tokens })
     }
 
     /// Returns the limits that remain at the gateway. They count from the time when the request left its client or edge, half a

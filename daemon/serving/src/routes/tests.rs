@@ -359,12 +359,23 @@ fn limits_are_read_from_the_fields_and_else_from_the_class() {
         fields,
     };
     let routing = RoutingFields::read(br#"{"model":"m"}"#).unwrap();
-    let limits = |fields, class_ns| Wanted::of(&head(fields), class_ns, &routing, 0).slo;
-    assert_eq!(limits(vec![], None), Slo::unlimited());
-    assert_eq!(limits(vec![], Some(7)), Slo::within(7));
-    let fields = vec![field("x-paced-budget-ms", "20"), field("x-slo-ttft-ms", "3"), field("x-slo-tpot-ms", "x")];
+    let limits = |fields, class_ns| Wanted::of(&head(fields), class_ns, &routing, 0).map(|wanted| wanted.slo);
+    assert_eq!(limits(vec![], None), Ok(Slo::unlimited()));
+    assert_eq!(limits(vec![], Some(7)), Ok(Slo::within(7)));
+    let fields = vec![field("x-paced-budget-ms", " 20"), field("x-slo-ttft-ms", "3")];
     let expected = Slo { budget_ns: 20_000_000, first_token_ns: 3_000_000, per_token_ns: Slo::NONE };
-    assert_eq!(limits(fields, Some(7)), expected);
+    assert_eq!(limits(fields, Some(7)), Ok(expected));
+    let large = limits(vec![field("x-paced-budget-ms", "99999999999999999999")], Some(7));
+    assert_eq!(large, Ok(Slo::within(Slo::NONE - 1)), "a number that is too large counts as the largest");
+    for name in ["x-paced-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"] {
+        for value in ["soon", "-5", "+5", "5.0", "", "1, 2"] {
+            let refusal = limits(vec![field("accept", "x"), field(name, value)], Some(7)).unwrap_err();
+            assert_eq!((refusal.status(), refusal.code()), (400, "invalid_limit"), "{name}: {value}");
+            assert!(refusal.to_string().contains(name), "{refusal}");
+        }
+        let second = limits(vec![field(name, "5"), field(name, "soon")], None);
+        assert_eq!(second, Err(crate::openai::OpenAiError::Limit(name)));
+    }
 }
 
 #[test]

@@ -142,12 +142,15 @@ fn a_gateway_that_ends_answers_what_has_begun_and_lets_nobody_in() {
     let (mut desk, key) = with_front("");
     // Few tokens with long pauses: on a busy machine, the cost of a token exceeds a short pause.
     desk.large[0].slow_down(50);
-    let slow = json!({ "model": "large", "prompt": "x", "max_tokens": 30, "stream": true }).to_string();
+    let slow = json!({ "model": "large", "prompt": "x", "max_tokens": 60, "stream": true }).to_string();
     for version in ["--http1.1", "--http2"] {
         let asked = desk.large[0].counts()[0];
-        let began = curl(&desk, &[version, "-H", &key, "--json", &slow]).spawn().unwrap();
+        let mut began = curl(&desk, &[version, "-H", &key, "--json", &slow]).spawn().unwrap();
         wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] > asked).then_some(())).unwrap();
         desk.site.signal(libc::SIGTERM).unwrap();
+        let connect = || desk.site.chain.client.run(|| TcpStream::connect("10.0.1.2:8443")).unwrap();
+        wait_for("the socket to close", SOON, || connect().err()).unwrap();
+        assert!(began.try_wait().unwrap().is_none(), "{version}: the answer goes on");
         let output = began.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success() && said.ends_with("data: [DONE]\n\n"), "{version}: {:?}", output.status);
@@ -156,6 +159,39 @@ fn a_gateway_that_ends_answers_what_has_begun_and_lets_nobody_in() {
         let arguments = ["run".into(), "--config".into(), desk.site.path("paced.toml")];
         desk.site.relay = desk.site.chain.relay.start(lab::program("paced").unwrap(), arguments).unwrap();
         wait_for("the gateway to start", SOON, || desk.site.counts().ok()).unwrap();
+    }
+}
+
+#[test]
+fn a_reload_that_changes_or_removes_a_listener_lets_its_answers_end() {
+    lab::ring!(Netns);
+    let (desk, key) = with_front("");
+    desk.large[0].slow_down(50);
+    let slow = json!({ "model": "large", "prompt": "x", "max_tokens": 30, "stream": true }).to_string();
+    let begin = || {
+        let asked = desk.large[0].counts()[0];
+        let answer = curl(&desk, &["-H", &key, "--json", &slow]).spawn().unwrap();
+        wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] > asked).then_some(())).unwrap();
+        answer
+    };
+    let reload = |from: &str, to: &str, count: usize| {
+        let text = std::fs::read_to_string(desk.site.path("paced.toml")).unwrap();
+        assert!(text.contains(from), "{text}");
+        desk.site.write("paced.toml", &text.replace(from, to)).unwrap();
+        desk.site.signal(libc::SIGHUP).unwrap();
+        let is_done = || (desk.site.relay.output().matches("configuration reloaded").count() == count).then_some(());
+        wait_for("the gateway to reload", SOON, is_done).unwrap();
+    };
+    let first = begin();
+    reload("[[gateway.listener]]\n", "[[gateway.listener]]\nidle_seconds = 59\n", 1);
+    let second = begin();
+    reload("address = \"10.0.1.2:8443\"", "address = \"10.0.1.2:8444\"", 2);
+    let connect = || desk.site.chain.client.run(|| TcpStream::connect("10.0.1.2:8443")).unwrap();
+    wait_for("the socket to close", SOON, || connect().err()).unwrap();
+    for answer in [first, second] {
+        let output = answer.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && said.ends_with("data: [DONE]\n\n"), "{:?}: {said}", output.status);
     }
 }
 
