@@ -103,7 +103,7 @@ fn an_fq_of_the_administrators_holds_a_class_to_its_rate() {
 /// Whether the table of the site's egress program says of any device that its root is `fq`; `None` if the table does not list `devices`
 /// devices.
 fn keeps_rates(site: &Site, devices: usize) -> Option<bool> {
-    let table = maps_of(site.relay.id(), "paced_devices").unwrap().pop()?;
+    let table = maps_of(site.relay.id(), "paced_devices").ok()?.pop()?;
     let output = Command::new("bpftool").args(["-j", "map", "dump", "id", &table]).output().expect("bpftool runs");
     let entries: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
     let entries = entries.as_array().filter(|entries| entries.len() == devices)?;
