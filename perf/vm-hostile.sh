@@ -15,7 +15,7 @@ if [[ ${1-} == --guest ]]; then
   # From memory, because waiting for a file of the host would let the clock jump.
   mkdir -p /tmp/run
   cp "$target/$profile/paced" /tmp/run/
-  cp -r "$project/target/interop-venv" /tmp/run/venv
+  cp -r "$target/interop-venv" /tmp/run/venv
   cp "$project"/tests/interop/*.py /tmp/run/
   RUST_LOG=error /tmp/run/paced run --state-dir /tmp/state >/tmp/output 2>&1 &
   relay=$!

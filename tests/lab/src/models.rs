@@ -27,7 +27,6 @@ pub struct Models {
     pub edge: Process,
     relay: String,
     sections: String,
-    edge_sections: String,
 }
 
 impl Models {
@@ -41,7 +40,7 @@ impl Models {
         let site = Site::on(chain, Terms { relay: &relay, sections, ..Terms::default() })?;
         site.write("edge.token", TOKEN)?;
         let edge = start_edge(&site, edge_sections)?;
-        Ok(Self { site, edge, relay, sections: sections.to_owned(), edge_sections: edge_sections.to_owned() })
+        Ok(Self { site, edge, relay, sections: sections.to_owned() })
     }
 
     /// Stops the gateway as a service manager does, and starts it again with the same configuration.
@@ -50,17 +49,6 @@ impl Models {
     /// When it does not end, or does not come up again.
     pub fn restart(&mut self) -> Result<()> {
         self.site.restart(Terms { relay: &self.relay, sections: &self.sections, ..Terms::default() })
-    }
-
-    /// Stops the edge, and starts it again with the same configuration.
-    ///
-    /// # Errors
-    /// When it does not end, or does not come up again.
-    pub fn restart_edge(&mut self) -> Result<()> {
-        self.edge.signal(libc::SIGTERM)?;
-        self.edge.wait(SOON)?;
-        self.edge = start_edge(&self.site, &self.edge_sections)?;
-        Ok(())
     }
 }
 

@@ -338,18 +338,28 @@ impl Chain {
     }
 }
 
-/// Removes the namespaces of test processes that no longer live, and kills the processes that still run in them.
+/// Removes the namespaces of test processes that no longer live, with the temporary files that are named after them, and kills the
+/// processes that still run in them.
 ///
-/// Called by the first [`Namespace::new`] of every process; a namespace that cannot be removed stays.
+/// Called by the first [`Namespace::new`] of every process; what cannot be removed stays.
 pub fn remove_leftovers() {
-    let names =
-        fs::read_dir(FOLDER).into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    for name in names {
-        let maker = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
-        if maker.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-            let _ = remove_leftover(&name);
-        }
+    for name in leftovers(Path::new(FOLDER)) {
+        let _ = remove_leftover(&name);
     }
+    let files = std::env::temp_dir();
+    for path in leftovers(&files).into_iter().map(|name| files.join(name)) {
+        let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+    }
+}
+
+/// The names in a folder that begin like the name of a namespace of a process that no longer lives.
+fn leftovers(folder: &Path) -> Vec<String> {
+    let is_left = |name: &String| {
+        let maker = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-')?.0.parse::<u32>().ok());
+        maker.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
+    };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(is_left).collect()
 }
 
 fn remove_leftover(name: &str) -> Result<()> {

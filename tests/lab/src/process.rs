@@ -1,13 +1,17 @@
 //! A child process whose output is kept, and which does not outlive its handle.
 
-use std::io::{BufRead as _, BufReader, Read};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getrlimit, kill_process, prlimit, waitid};
+
+/// How long a program that [`run`] starts may take.
+const SHORT: Duration = Duration::from_secs(60);
 
 /// Sends a signal, such as `libc::SIGKILL`, to a process that the test started, directly or not, and that has not been
 /// reaped.
@@ -27,6 +31,54 @@ pub fn limit_descriptors(pid: u32, most: u64) -> Result<u64> {
     let pid = Pid::from_raw(i32::try_from(pid)?);
     let limit = Rlimit { current: Some(most), maximum: getrlimit(Resource::Nofile).maximum };
     prlimit(pid, Resource::Nofile, limit)?.current.context("there was no limit")
+}
+
+/// Returns the child of a process that has one child; `None` if it has none, or several.
+pub fn child_of(pid: u32) -> Option<u32> {
+    std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?.trim().parse().ok()
+}
+
+/// Returns the IDs of the maps of kernel programs with this name that a process holds.
+///
+/// # Errors
+/// When there is no such process, or `bpftool` cannot be run.
+pub fn maps_of(pid: u32, name: &str) -> Result<Vec<String>> {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fdinfo"))?;
+    // A descriptor may be closed meanwhile.
+    let infos = files.filter_map(|file| std::fs::read_to_string(file.ok()?.path()).ok());
+    let id = |info: String| Some(info.lines().find_map(|line| line.strip_prefix("map_id:"))?.trim().to_owned());
+    let mut found = Vec::new();
+    for id in infos.filter_map(id) {
+        let mut bpftool = Command::new("bpftool");
+        bpftool.args(["--json", "map", "show", "id", &id]);
+        let about: serde_json::Value = serde_json::from_slice(&run(bpftool, "")?.stdout)?;
+        if about["name"] == name {
+            found.push(id);
+        }
+    }
+    Ok(found)
+}
+
+/// What a process holds of the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// Resident memory, in KiB.
+    pub kib: u64,
+    /// Open descriptors.
+    pub descriptors: u64,
+}
+
+impl Held {
+    /// Reads it from the kernel (`proc_pid_status(5)`).
+    ///
+    /// # Errors
+    /// When there is no such process.
+    pub fn by(pid: u32) -> Result<Self> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd"))?.count() as u64;
+        Ok(Self { kib: memory.trim().trim_end_matches(" kB").parse()?, descriptors })
+    }
 }
 
 /// How much CPU time a process has used so far.
@@ -69,6 +121,50 @@ pub fn wait_for<T>(what: &str, within: Duration, mut poll: impl FnMut() -> Optio
         }
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Runs a short program to its end, with `input` as its standard input.
+///
+/// # Errors
+/// When it cannot be run, or takes longer than a minute, after which it is killed.
+pub fn run(mut command: Command, input: &str) -> Result<Output> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
+    let (pid, (ended, has_ended)) = (child.id(), channel::<()>());
+    let watch = thread::spawn(move || {
+        let is_late = has_ended.recv_timeout(SHORT) == Err(RecvTimeoutError::Timeout);
+        if is_late {
+            _ = send_signal(pid, libc::SIGKILL);
+        }
+        is_late
+    });
+    let stderr = child.stderr.take().map(|stderr| thread::spawn(|| read(stderr)));
+    // Ignores a broken pipe: not every program reads its input.
+    _ = child.stdin.take().map(|mut stdin| stdin.write_all(input.as_bytes()));
+    let stdout = child.stdout.take().map_or_else(Vec::new, read);
+    let stderr = stderr.and_then(|reader| reader.join().ok()).unwrap_or_default();
+    // The process is reaped only once nothing may kill it: then another process may have its pid.
+    waitid(WaitId::Pid(Pid::from_child(&child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
+    drop(ended);
+    let is_late = watch.join().unwrap_or_default();
+    let status = child.wait()?;
+    ensure!(!is_late, "{command:?} took longer than {SHORT:?}: {}", String::from_utf8_lossy(&stderr));
+    Ok(Output { status, stdout, stderr })
+}
+
+/// Returns the exit code of a program that has ended, and what it printed to standard output and then to standard error.
+///
+/// # Errors
+/// When that is no text.
+pub fn said(output: Output) -> Result<(Option<i32>, String)> {
+    Ok((output.status.code(), String::from_utf8([output.stdout, output.stderr].concat())?))
+}
+
+fn read(mut output: impl Read) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // A pipe can be read until its end.
+    _ = output.read_to_end(&mut bytes);
+    bytes
 }
 
 /// A running program; killed by its pid when dropped. A panicking test prints the program's output.

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -15,7 +15,7 @@ use masque::template::Template;
 
 use crate::authority::{Authority, Issued};
 use crate::netns::{Chain, Namespace};
-use crate::process::{Process, send_signal, wait_for};
+use crate::process::{Process, run, said, send_signal, wait_for};
 
 /// How long something that should happen at once may take on a busy machine.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -87,8 +87,7 @@ impl Site {
     /// # Errors
     /// When the relay does not come up.
     pub fn on(chain: Chain, terms: Terms<'_>) -> Result<Self> {
-        let folder = Folder(std::env::temp_dir().join(chain.relay.name()));
-        fs::create_dir_all(&folder.0)?;
+        let folder = Folder::new(chain.relay.name())?;
         let authority = Authority::new()?;
         folder.write("authority.pem", &authority.pem())?;
         folder.write_identity("relay", &relay_certificate(&authority, &chain)?)?;
@@ -255,17 +254,23 @@ impl Site {
     /// printed to standard output and standard error.
     ///
     /// # Errors
-    /// When it cannot be run.
+    /// When it cannot be run, or as [`run`].
     pub fn pacectl(&self, arguments: &[&str], input: &str) -> Result<(Option<i32>, String)> {
+        said(run(self.pacectl_command("control.sock", arguments)?, input)?)
+    }
+
+    /// As [`Site::pacectl`], against another control socket in the folder of this site, without input.
+    ///
+    /// # Errors
+    /// As [`Site::pacectl`].
+    pub fn pacectl_at(&self, socket: &str, arguments: &[&str]) -> Result<(Option<i32>, String)> {
+        said(run(self.pacectl_command(socket, arguments)?, "")?)
+    }
+
+    fn pacectl_command(&self, socket: &str, arguments: &[&str]) -> Result<Command> {
         let mut command = Command::new(crate::program("pacectl")?);
-        command.arg("--socket").arg(self.path("control.sock")).args(arguments);
-        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn()?;
-        // Ignores a broken pipe: not every command reads its input.
-        let _ = child.stdin.take().context("a pipe")?.write_all(input.as_bytes());
-        let output = child.wait_with_output()?;
-        let said = [output.stdout, output.stderr].concat();
-        Ok((output.status.code(), String::from_utf8(said)?))
+        command.arg("--socket").arg(self.path(socket)).args(arguments);
+        Ok(command)
     }
 
     /// Requests the relay's metrics.
@@ -303,11 +308,32 @@ impl Site {
     }
 }
 
-/// The files of a site; removed when dropped.
-struct Folder(PathBuf);
+/// A folder among the temporary files; removed when dropped.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
 
 impl Folder {
-    fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+    /// Makes a folder. If its name begins with the name of a namespace, and this process is killed, the next run removes the
+    /// folder (see [`remove_leftovers`](crate::netns::remove_leftovers)).
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn new(name: &str) -> Result<Self> {
+        let folder = Self(std::env::temp_dir().join(name));
+        fs::create_dir_all(&folder.0)?;
+        Ok(folder)
+    }
+
+    /// Returns the folder's path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Writes a file into the folder and returns its path.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.0.join(name);
         fs::write(&path, text)?;
         Ok(path)

@@ -11,16 +11,22 @@ use api::token::generate_token;
 use config::hash::hex;
 use lab::netns::Namespace;
 use lab::process::Process;
-use lab::site::{SOON, Site, Terms};
+use lab::site::{Folder, SOON, Site, Terms};
 
-/// The first use installs packages.
+/// The first use installs packages, unless `tests/run` has done so.
 const INSTALLATION: Duration = Duration::from_secs(300);
+
+/// The folder of this build, which holds the clients' packages: sudo keeps no variable that names it.
+fn target_folder() -> PathBuf {
+    // The test lies in PROFILE/deps.
+    std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned()
+}
 
 /// The script that runs the clients, with its packages installed, so that it needs no network.
 pub fn script() -> PathBuf {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/run.sh");
     let mut command = Command::new(&script);
-    command.args(["strictness", "--help"]);
+    command.args(["strictness", "--help"]).env("CARGO_TARGET_DIR", target_folder());
     let mut installation = Process::start(command).unwrap();
     let status = installation.wait(INSTALLATION).unwrap();
     assert!(status.success(), "the clients do not run: {}", installation.output());
@@ -28,7 +34,9 @@ pub fn script() -> PathBuf {
 }
 
 pub fn run(namespace: &Namespace, script: &Path, arguments: &[&str]) -> (ExitStatus, String) {
-    let mut client = namespace.start(script, arguments).unwrap();
+    let mut command = namespace.command(script).unwrap();
+    command.args(arguments).env("CARGO_TARGET_DIR", target_folder());
+    let mut client = Process::start(command).unwrap();
     let status = client.wait(Duration::from_secs(100)).unwrap();
     (status, client.output())
 }
@@ -37,23 +45,17 @@ pub fn run(namespace: &Namespace, script: &Path, arguments: &[&str]) -> (ExitSta
 struct Development {
     daemon: Process,
     namespace: Namespace,
-    state: PathBuf,
+    _state: Folder,
 }
 
 impl Development {
     fn start() -> Self {
         let namespace = Namespace::new("relay").unwrap();
-        let state = std::env::temp_dir().join(namespace.name());
-        let arguments = ["run".as_ref(), "--state-dir".as_ref(), state.as_os_str()];
+        let state = Folder::new(namespace.name()).unwrap();
+        let arguments = ["run".as_ref(), "--state-dir".as_ref(), state.path()];
         let daemon = namespace.start(lab::program("paced").unwrap(), arguments).unwrap();
         daemon.wait_for_line("Try, in another terminal", SOON).unwrap();
-        Self { daemon, namespace, state }
-    }
-}
-
-impl Drop for Development {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.state);
+        Self { daemon, namespace, _state: state }
     }
 }
 

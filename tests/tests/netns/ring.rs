@@ -6,8 +6,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use lab::capture::Capture;
 use lab::netns::{Chain, Namespace, remove_leftovers};
 use lab::process::wait_for;
+use lab::site::Folder;
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, set_ip_mtu_discover};
 
 const SOON: Duration = Duration::from_secs(10);
@@ -112,6 +114,11 @@ fn leftovers_of_a_dead_run_are_removed_with_what_runs_in_them() {
     let mut dead = Command::new("true").spawn().unwrap();
     dead.wait().unwrap();
     let name = format!("paced-{}-0-client", dead.id());
+    let (left, living) =
+        (std::env::temp_dir().join(&name), Folder::new(&format!("paced-{}-0-files", std::process::id())));
+    fs::create_dir_all(left.join("inner")).unwrap();
+    let (file, living) = (left.with_extension("resolv.conf"), living.unwrap());
+    fs::write(&file, "").unwrap();
     assert!(Command::new("ip").args(["netns", "add", &name]).status().unwrap().success());
     let mut orphan = Command::new("ip").args(["netns", "exec", &name, "sleep", "1000"]).spawn().unwrap();
     wait_for("a process in the namespace", SOON, || {
@@ -121,6 +128,7 @@ fn leftovers_of_a_dead_run_are_removed_with_what_runs_in_them() {
     .unwrap();
     remove_leftovers();
     assert!(!Path::new("/run/netns").join(&name).exists());
+    assert!(!left.exists() && !file.exists() && living.path().exists());
     assert!(!orphan.wait().unwrap().success());
 }
 
@@ -147,4 +155,22 @@ fn a_program_sees_the_resolver_that_its_namespace_was_given() {
     assert!(cat.wait(SOON).unwrap().success());
     assert_eq!(cat.output(), "nameserver 10.0.1.2");
     assert_eq!(fs::read("/etc/resolv.conf").unwrap(), before, "other processes keep the old file");
+}
+
+#[test]
+fn a_capture_has_udp_packets_in_order_with_their_length() {
+    lab::ring!(Netns);
+    let namespace = Namespace::new("client").unwrap();
+    let packets = namespace.run(|| {
+        let capture = Capture::start("lo").unwrap();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(socket.local_addr().unwrap()).unwrap();
+        for len in [100, 321, 100] {
+            socket.send(&vec![0; len]).unwrap();
+        }
+        capture.read().unwrap()
+    });
+    let packets = packets.unwrap();
+    assert_eq!(packets.iter().map(|packet| packet.frame_bytes).collect::<Vec<_>>(), [142, 363, 142]);
+    assert!(packets.is_sorted_by_key(|packet| packet.at_ns));
 }

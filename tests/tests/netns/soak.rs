@@ -5,7 +5,7 @@
 //! idle time skipped. Before each kill and every ten minutes, the test prints the payloads sent and lost, and the memory,
 //! descriptors and CPU time of each process.
 
-#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
 mod disturber;
 mod processes;

@@ -8,4 +8,5 @@ mod edt_pace;
 mod names;
 mod soak;
 mod strangers;
+mod summary;
 mod tunnels;

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bpf::mark::{Direction, Mark, Tag};
-use lab::process::wait_for;
+use lab::process::{maps_of, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 use socket2::SockRef;
 
@@ -58,7 +58,9 @@ fn rates_of_classes_are_kept_wherever_fq_is_whoever_set_it_and_for_as_long_as_it
     chain.egress.near.set_qdisc("fq").unwrap();
     let sections = "[kernel]\ndevices = [\"client\", \"target\"]";
     let site = Site::on(chain, Terms { sections, ..Terms::default() }).unwrap();
-    let follows = |what: &str, keeps: bool| wait_for(what, SOON, || (keeps_rates(2) == keeps).then_some(())).unwrap();
+    let follows = |what: &str, keeps: bool| {
+        wait_for(what, SOON, || (keeps_rates(&site, 2) == Some(keeps)).then_some(())).unwrap()
+    };
     follows("fq that was there", true);
     site.chain.egress.near.set_qdisc("pfifo").unwrap();
     follows("another discipline in place of fq", false);
@@ -78,7 +80,8 @@ fn an_fq_of_the_administrators_holds_a_class_to_its_rate() {
     // The kernel's rate is a quarter higher: 1 Mbit/s.
     let sections = "[kernel]\ndevices = [\"target\"]\n[class.thin]\nrate_up = \"800 kbit/s\"";
     let site = Site::on(chain, Terms { sections, ..Terms::default() }).unwrap();
-    wait_for("the program to know that fq is the root", SOON, || keeps_rates(1).then_some(())).unwrap();
+    wait_for("the program to know that fq is the root", SOON, || (keeps_rates(&site, 1) == Some(true)).then_some(()))
+        .unwrap();
     let target = site.chain.target.run(|| UdpSocket::bind("0.0.0.0:9").unwrap()).unwrap();
     target.set_read_timeout(Some(SOON)).unwrap();
     // Room for all packets, if they were not delayed.
@@ -99,12 +102,12 @@ fn an_fq_of_the_administrators_holds_a_class_to_its_rate() {
     assert!(site.counts().unwrap().of(delayed) > 0);
 }
 
-/// Whether the egress program's table, which must list `devices` devices, says of any of them that its root is `fq`.
-fn keeps_rates(devices: usize) -> bool {
-    let output =
-        Command::new("bpftool").args(["-j", "map", "dump", "name", "paced_devices"]).output().expect("bpftool runs");
-    let entries: serde_json::Value = serde_json::from_slice(&output.stdout).expect("bpftool prints JSON");
-    let entries = entries.as_array().expect("the table's entries");
-    assert_eq!(entries.len(), devices, "{entries:?}");
-    entries.iter().any(|entry| entry["formatted"]["value"].as_u64().is_some_and(|flags| flags & 1 == 1))
+/// Whether the table of the site's egress program says of any device that its root is `fq`; `None` if the table does not list `devices`
+/// devices.
+fn keeps_rates(site: &Site, devices: usize) -> Option<bool> {
+    let table = maps_of(site.relay.id(), "paced_devices").ok()?.pop()?;
+    let output = Command::new("bpftool").args(["-j", "map", "dump", "id", &table]).output().expect("bpftool runs");
+    let entries: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+    let entries = entries.as_array().filter(|entries| entries.len() == devices)?;
+    Some(entries.iter().any(|entry| entry["formatted"]["value"].as_u64().is_some_and(|flags| flags & 1 == 1)))
 }

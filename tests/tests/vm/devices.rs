@@ -3,7 +3,6 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::fs;
 use std::future::poll_fn;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::process::Command;
@@ -11,7 +10,7 @@ use std::time::Duration;
 
 use lab::client::{Client, Tunnel};
 use lab::netns::{Chain, End, Namespace};
-use lab::process::{send_signal, wait_for};
+use lab::process::{child_of, send_signal, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use pacing::{
@@ -257,9 +256,6 @@ fn what_a_killed_monitor_left_on_a_device_the_next_one_takes_away() {
     lab::ring!(Vm);
     let mut site = with_fq();
     assert!(tc(&site, "qdisc show dev client").contains("fq "));
-    let child_of = |pid: u32| -> Option<u32> {
-        fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?.trim().parse().ok()
-    };
     let keeper = child_of(site.relay.id()).unwrap();
     send_signal(child_of(keeper).unwrap(), libc::SIGKILL).unwrap();
     site.wait_for_counts("another monitor", |counts| {

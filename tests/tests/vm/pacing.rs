@@ -269,7 +269,7 @@ fn without_fq_messages_wait_in_the_process_and_a_queue_of_six_loses_none() {
 }
 
 #[test]
-fn an_fq_that_is_replaced_under_load_is_noticed_and_costs_no_packet() {
+fn an_fq_that_is_replaced_under_load_is_noticed_and_the_stream_arrives() {
     lab::ring!(Vm);
     let lab = Lab::new(FQ).unwrap();
     let ((devices, _stop), counters) = (follow(&lab).unwrap(), Arc::<IoCounters>::default());

@@ -170,6 +170,7 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
     use std::net::UdpSocket;
 
     use s2n_quic_core::path::{Handle as _, LocalAddress, RemoteAddress};
@@ -215,7 +216,13 @@ mod tests {
     #[test]
     fn a_message_is_taken_apart_at_its_segment_size_over_ipv4_and_ipv6() {
         exchange("127.0.0.1:0");
-        exchange("[::1]:0");
+        if UdpSocket::bind("[::1]:0").is_ok() {
+            exchange("[::1]:0");
+        } else {
+            // Past the harness, which would keep the line from the runner (`tests/run`).
+            let test = "a_message_is_taken_apart_at_its_segment_size_over_ipv4_and_ipv6";
+            std::io::stderr().write_all(format!("\nskipped: {test}: this host has no IPv6\n").as_bytes()).unwrap();
+        }
     }
 
     #[test]

@@ -3,10 +3,11 @@
 use std::fs;
 use std::net::UdpSocket;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use lab::client::Client;
 use lab::netns::Link;
-use lab::process::{Process, send_signal, wait_for};
+use lab::process::{Process, child_of, send_signal, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
 pub const KERNEL: &str = "[kernel]\ndevices = [\"client\", \"target\"]";
@@ -15,16 +16,15 @@ pub fn site() -> Site {
     Site::new(Terms { sections: KERNEL, ..Terms::default() }).unwrap()
 }
 
-/// The only child of a process.
-pub fn child_of(pid: u32) -> u32 {
-    let children = format!("/proc/{pid}/task/{pid}/children");
-    wait_for("a child", SOON, || fs::read_to_string(&children).ok()?.trim().parse().ok()).unwrap()
+/// Waits for the only child of a process.
+pub fn child(pid: u32) -> u32 {
+    wait_for("a child", SOON, || child_of(pid)).unwrap()
 }
 
 /// The pids of the process that starts the monitor, and of the monitor.
 fn keeper_and_monitor(relay: &Process) -> (u32, u32) {
-    let keeper = child_of(relay.id());
-    (keeper, child_of(keeper))
+    let keeper = child(relay.id());
+    (keeper, child(keeper))
 }
 
 /// The monitor's pid.
@@ -338,12 +338,17 @@ fn a_monitor_that_keeps_falling_is_started_again_after_longer_and_longer_pauses(
     lab::ring!(Netns);
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();
-    for restarts in 1..=4 {
-        kill(monitor_of(&site.relay));
+    // Each pause is twice as long as the one before (`Pause`).
+    for (restarts, pause_ms) in [(1, 100), (2, 200), (3, 400), (4, 800)] {
+        let monitor = monitor_of(&site.relay);
+        let killed = Instant::now();
+        kill(monitor);
         site.wait_for_counts("another monitor", |counts| {
             counts.of("kernel_monitor_restarts_total") == restarts && counts.of("kernel_monitor") == 1
         })
         .unwrap();
+        let took = killed.elapsed();
+        assert!(took >= Duration::from_millis(pause_ms), "another monitor after {took:?}, not {pause_ms} ms");
     }
     assert_eq!(all_in_force(&site), [true; 3]);
 }

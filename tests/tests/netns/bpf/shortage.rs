@@ -6,7 +6,7 @@ use lab::netns::Chain;
 use lab::process::{limit_descriptors, send_signal, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
-use super::monitor::{KERNEL, all_in_force, assert_serves, child_of, kill, monitor_of, rights_of, site};
+use super::monitor::{KERNEL, all_in_force, assert_serves, child, kill, monitor_of, rights_of, site};
 
 /// A limit that lets a process open nothing.
 const NONE: u64 = 3;
@@ -33,14 +33,14 @@ fn a_keeper_without_descriptors_for_the_next_monitor_tries_again() {
     lab::ring!(Netns);
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();
-    let keeper = child_of(site.relay.id());
+    let keeper = child(site.relay.id());
     let before = limit_descriptors(keeper, NONE).unwrap();
-    kill(child_of(keeper));
+    kill(child(keeper));
     site.relay.wait_for_line("paced monitor: not started", SOON).unwrap();
     limit_descriptors(keeper, before).unwrap();
     site.wait_for_counts("another monitor", |counts| counts.of("kernel_monitor") == 1).unwrap();
     assert_eq!(all_in_force(&site), [true; 3]);
-    assert_eq!(child_of(site.relay.id()), keeper);
+    assert_eq!(child(site.relay.id()), keeper);
 }
 
 #[test]
@@ -111,12 +111,12 @@ fn a_monitor_is_started_again_though_standard_error_has_no_reader() {
     let shell = site.chain.relay.start("bash", ["-c", &script]).unwrap();
     shell.wait_for_line("ready", SOON).unwrap();
     // Once the reader has ended.
-    let relay = Killed(child_of(shell.id()));
-    let keeper = child_of(relay.0);
-    kill(child_of(keeper));
+    let relay = Killed(child(shell.id()));
+    let keeper = child(relay.0);
+    kill(child(keeper));
     site.wait_for_counts("another monitor", |counts| {
         counts.of("kernel_monitor_restarts_total") == 1 && counts.of("kernel_monitor") == 1
     })
     .unwrap();
-    assert_eq!(child_of(relay.0), keeper);
+    assert_eq!(child(relay.0), keeper);
 }

@@ -3,7 +3,7 @@
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use lab::process::wait_for;
+use lab::process::{run, said, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
 use super::{VOICE, connect, in_force, json};
@@ -20,8 +20,7 @@ pub(crate) fn pacectl_as(site: &Site, (uid, gid): (u32, u32), arguments: &[&str]
     }
     let mut command = Command::new(&copy);
     command.arg("--socket").arg(site.path("control.sock")).args(arguments).uid(uid).gid(gid);
-    let output = command.output().unwrap();
-    (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    said(run(command, "").unwrap()).unwrap()
 }
 
 pub(crate) const NOBODY: u32 = 65_534;

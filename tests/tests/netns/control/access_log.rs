@@ -4,7 +4,7 @@ use api::token::generate_token;
 use api::v1;
 use config::hash::hex;
 use lab::client::{Client, refusal};
-use lab::process::wait_for;
+use lab::process::{Process, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use serde_json::Value;
@@ -16,13 +16,6 @@ fn terms(access: &str) -> (String, String) {
     let (token, digest) = generate_token().unwrap();
     let sections = format!("{access}\n[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
     (token, sections)
-}
-
-/// The JSON lines about one kind of event that the relay has printed.
-fn lines(site: &Site, event: &str) -> Vec<Value> {
-    let all = site.relay.output();
-    let records = all.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    records.filter(|record| record["event"] == event).collect()
 }
 
 #[test]
@@ -49,10 +42,10 @@ fn each_tunnel_and_each_refusal_is_a_line_with_who_what_and_why() {
         .unwrap();
     })
     .unwrap();
-    let [ended] =
-        &wait_for("the line about the tunnel", SOON, || Some(lines(&site, "tunnel")).filter(|lines| lines.len() == 1))
-            .unwrap()[..]
-    else {
+    let [ended] = &wait_for("the line about the tunnel", SOON, || {
+        Some(site.relay.records("tunnel")).filter(|records| records.len() == 1)
+    })
+    .unwrap()[..] else {
         panic!("one tunnel")
     };
     for (key, value) in [
@@ -73,7 +66,7 @@ fn each_tunnel_and_each_refusal_is_a_line_with_who_what_and_why() {
         assert_eq!(ended[key], value, "{key} of {ended}");
     }
     assert!(ended["client"].as_str().unwrap().starts_with("10.") && ended["duration_ms"].is_u64(), "{ended}");
-    let refusals = lines(&site, "refusal");
+    let refusals = site.relay.records("refusal");
     let shown: Vec<_> =
         refusals.iter().map(|of| ["user", "status", "error", "reason", "target"].map(|key| of[key].clone())).collect();
     assert_eq!(
@@ -143,4 +136,62 @@ fn what_happens_to_tunnels_is_heard_at_the_door_with_addresses_for_writers_only(
     assert_eq!((record.up_bytes, record.down_packets, &record.form[..]), (8, 1, "datagram"));
     assert_eq!((record.target, record.next_hop), (target.to_string(), target.to_string()));
     assert!(record.client.starts_with("10."), "{}", record.client);
+}
+
+#[test]
+fn at_level_info_the_addresses_of_users_are_in_the_access_log_only() {
+    lab::ring!(Netns);
+    const LOG: &str = "[log]\nlevel = \"info\"\naccess = \"json\"\naccess_addresses = true\n";
+    // The client below leaves without closing its connection; a draining relay would wait for it.
+    let relay = "auth = \"none\"\ndrain_seconds = 0";
+    let mut site = Site::new(Terms { relay, sections: LOG, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.chain.target.echo_tcp(80).unwrap();
+    let folder = site.path("").display().to_string();
+    let edge = format!(
+        "state_dir = \"{folder}/edge\"\n[control]\nsocket = \"{folder}/edge.sock\"\n[[proxy]]\nlisten = \"127.0.0.1:1080\"\n\
+         relay = \"{}\"\nca = \"{folder}/authority.pem\"\n{LOG}",
+        site.template(Family::V4)
+    );
+    let file = site.write("edge.toml", &edge).unwrap();
+    let arguments = ["run".into(), "--config".into(), file];
+    let mut edge = site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
+    edge.wait_for_line("serving as a proxy", SOON).unwrap();
+    // Of the port and of the host, nothing answers; the relay forbids its own host.
+    for target in ["10.0.2.2:80", "10.0.2.2:81", "10.0.2.77:80", "10.0.1.2:80"] {
+        let mut curl = site.chain.client.command("curl").unwrap();
+        curl.args(["-sS", "--max-time", "2", "--http0.9", "--proxy", "http://127.0.0.1:1080", "-p", target]);
+        curl.output().unwrap();
+    }
+    site.client(async || {
+        let client = connect(&site).await;
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        tunnel.echo(Form::Datagram, b"there").await;
+        assert_eq!(refusal(client.open("127.0.0.1:443".parse().unwrap()).await).0, 403);
+        // No program has this port.
+        let mut closed = client.open(site.target(Family::V4, 9)).await.unwrap();
+        _ = closed.send(Form::Datagram, b"anybody?").await;
+    })
+    .unwrap();
+    json(&site, &["reload"]);
+    assert_eq!(site.pacectl_at("edge.sock", &["reload"]).unwrap().0, Some(0));
+    let of_tunnels = || (edge.records("tunnel").len() + edge.records("refusal").len() >= 4).then_some(());
+    wait_for("the edge's records", SOON, of_tunnels).unwrap_or_else(|error| panic!("{error}:\n{}", edge.output()));
+    let of_clients =
+        |of: &Process| of.records("tunnel").iter().map(|of| of["client"].as_str().unwrap().to_owned()).collect();
+    let at_edge: Vec<String> = of_clients(&edge);
+    let at_relay = ["10.0.1.1:", "10.0.2.2", "10.0.2.77"].map(str::to_owned).to_vec();
+    for (daemon, addresses) in [(&mut edge, at_edge), (&mut site.relay, at_relay)] {
+        daemon.signal(libc::SIGTERM).unwrap();
+        daemon.wait(SOON).unwrap();
+        let said = daemon.output();
+        let is_record =
+            |line: &str| serde_json::from_str::<Value>(line).is_ok_and(|record| record["event"].is_string());
+        let (records, other): (Vec<_>, Vec<_>) = said.lines().partition(|line| is_record(line));
+        for address in &addresses {
+            assert!(!other.iter().any(|line| line.contains(address)), "{address}:\n{said}");
+        }
+        assert!(records.iter().any(|line| line.contains(&addresses[0])), "{said}");
+        assert!(other.iter().any(|line| line.contains("configuration reloaded")), "{said}");
+    }
 }

@@ -2,13 +2,12 @@
 
 use std::net::UdpSocket;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _};
 use lab::process::{Process, wait_for};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::site::{Family, Folder, SOON, Site, Terms};
 
 use super::{VOICE, in_force, json};
 
@@ -18,8 +17,8 @@ const OBJECT: [&str; 3] = ["org.paced.Paced1", "/org/paced/Paced1", "org.paced.C
 struct Bus {
     site: Site,
     address: String,
-    _daemon: Process,
-    folder: PathBuf,
+    daemon: Process,
+    folder: Folder,
 }
 
 impl Bus {
@@ -29,25 +28,28 @@ impl Bus {
 
     /// The same, with these sections at the end of the configuration.
     fn with(name: &str, sections: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("paced-bus-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let socket = folder.join("bus");
-        let address = format!("unix:path={}", socket.display());
+        let folder = Folder::new(&format!("paced-{}-bus-{name}", std::process::id())).unwrap();
+        let address = format!("unix:path={}", folder.path().join("bus").display());
         // Every user may connect, as to the system bus.
         let configuration = format!(
             r#"<busconfig><type>session</type><listen>{address}</listen><auth>EXTERNAL</auth><policy context="default">
                <allow user="*"/><allow own="*"/><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/></policy></busconfig>"#
         );
-        let file = folder.join("bus.conf");
-        std::fs::write(&file, configuration).unwrap();
-        let mut command = Command::new("dbus-daemon");
-        command.args(["--nofork", "--nopidfile", "--config-file"]).arg(&file);
-        let daemon = Process::start(command).unwrap();
-        wait_for("the bus to listen", SOON, || socket.exists().then_some(())).unwrap();
+        folder.write("bus.conf", &configuration).unwrap();
+        let daemon = Self::daemon(&folder);
         let site = Site::new(Terms { control: &Self::control(&address), sections, ..Terms::default() }).unwrap();
-        let bus = Self { site, address, _daemon: daemon, folder };
+        let bus = Self { site, address, daemon, folder };
         wait_for("the name on the bus", SOON, || bus.is_served().then_some(())).unwrap();
         bus
+    }
+
+    /// Starts the bus itself, whose configuration is in the folder.
+    fn daemon(folder: &Folder) -> Process {
+        let mut command = Command::new("dbus-daemon");
+        command.args(["--nofork", "--nopidfile", "--config-file"]).arg(folder.path().join("bus.conf"));
+        let daemon = Process::start(command).unwrap();
+        wait_for("the bus to listen", SOON, || folder.path().join("bus").exists().then_some(())).unwrap();
+        daemon
     }
 
     /// The section `[control]` of a relay on the bus at this address.
@@ -85,13 +87,6 @@ impl Bus {
 
     fn property(&self, name: &str) -> String {
         self.busctl(&[&["get-property"], &OBJECT[..], &[name]].concat()).unwrap().trim().to_owned()
-    }
-}
-
-impl Drop for Bus {
-    fn drop(&mut self) {
-        // A leftover in the temporary folder does no harm.
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
@@ -386,4 +381,21 @@ fn a_name_that_is_taken_is_reported_and_the_relay_serves() {
     let second = Site::new(Terms { control: &control, ..Terms::default() }).unwrap();
     second.relay.wait_for_line("failed to become org.paced.Paced1 on the bus", SOON).unwrap();
     assert_eq!(json(&second, &["status"])["revision"], 1);
+}
+
+#[test]
+fn a_bus_that_is_missing_at_a_reload_is_reported_and_has_the_name_once_it_runs() {
+    lab::ring!(Netns);
+    let mut bus = Bus::new("late");
+    bus.configure(false);
+    bus.daemon.signal(libc::SIGTERM).unwrap();
+    bus.daemon.wait(SOON).unwrap();
+    // The bus may have removed its socket.
+    _ = std::fs::remove_file(bus.folder.path().join("bus"));
+    bus.configure(true);
+    bus.site.relay.wait_for_line("cannot serve D-Bus: failed to become org.paced.Paced1", SOON).unwrap();
+    bus.daemon = Bus::daemon(&bus.folder);
+    // The relay tries again every ten seconds.
+    wait_for("the name on the bus", 2 * SOON, || bus.is_served().then_some(())).unwrap();
+    assert_eq!(bus.property("Revision"), "t 1");
 }

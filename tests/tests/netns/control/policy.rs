@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use lab::process::wait_for;
+use api::v1::GetPolicyRequest;
+use lab::process::{maps_of, run, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use serde_json::Value;
@@ -134,37 +136,59 @@ fn round(number: u32) -> String {
 /// The DSCPs of both classes, in even rounds and in odd ones.
 const DSCPS: [[u64; 2]; 2] = [[10, 12], [18, 20]];
 
-/// Runs `bpftool map` and parses its output.
-fn bpftool(arguments: &[&str]) -> Value {
-    let output = Command::new("bpftool").arg("--json").args(["map"]).args(arguments).output().unwrap();
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {output:?}"))
+/// The contents of maps, in one run of `bpftool`.
+fn dump(maps: &[String; 2]) -> Vec<Value> {
+    let lines: String = maps.iter().map(|id| format!("map dump id {id}\n")).collect();
+    let mut bpftool = Command::new("bpftool");
+    bpftool.args(["--json", "batch", "file", "-"]);
+    let output = run(bpftool, &lines).unwrap();
+    let said: Vec<Value> =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{lines}: {error}: {output:?}"));
+    said.into_iter().map(|mut of| of["output"].take()).collect()
 }
 
-/// The ID of the map with this name that the relay holds.
-fn map(site: &Site, name: &str) -> String {
-    let folder = format!("/proc/{}/fdinfo", site.relay.id());
-    let about =
-        std::fs::read_dir(folder).unwrap().filter_map(|file| std::fs::read_to_string(file.unwrap().path()).ok());
-    let ids: Vec<_> = about
-        .filter_map(|about| Some(about.lines().find_map(|line| line.strip_prefix("map_id:"))?.trim().to_owned()))
-        .collect();
-    let named = |id: &&String| bpftool(&["show", "id", id])["name"] == name;
-    ids.iter().find(named).unwrap_or_else(|| panic!("{name} among {ids:?}")).clone()
+/// Asks for the revision in force over a lasting connection: a process for each question would take longer than a
+/// revision is in force.
+struct Revisions {
+    runtime: tokio::runtime::Runtime,
+    client: api::ControlClient,
+}
+
+impl Revisions {
+    fn new(site: &Site) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let client = runtime.block_on(api::connect(&site.path("control.sock"))).unwrap();
+        Self { runtime, client }
+    }
+
+    fn in_force(&mut self) -> u64 {
+        let answer = self.runtime.block_on(self.client.get_policy(GetPolicyRequest::default())).unwrap();
+        answer.into_inner().revision.unwrap().number
+    }
 }
 
 /// The DSCPs that the kernel writes, of all classes; `None` if other terms took effect meanwhile.
-fn dscps_in_kernel(site: &Site, [terms, half]: &[String; 2]) -> Option<BTreeSet<u64>> {
-    let entries = |id: &str| bpftool(&["dump", "id", id]).as_array().unwrap().clone();
-    let revision = || in_force(site).1;
-    let before = revision();
-    let half = entries(half)[0]["formatted"]["value"].as_u64().unwrap() as usize;
-    let terms = entries(terms);
+fn dscps_in_kernel(revisions: &mut Revisions, half_and_terms: &[String; 2]) -> Option<BTreeSet<u64>> {
+    let before = revisions.in_force();
+    let dumped = dump(half_and_terms);
+    let is_same = revisions.in_force() == before;
+    let [half, terms] = &dumped[..] else { panic!("{dumped:?}") };
+    let half = half[0]["formatted"]["value"].as_u64().unwrap() as usize;
+    let terms = terms.as_array().unwrap();
     let terms = &terms[half * terms.len() / 2..(half + 1) * terms.len() / 2];
     // From 64 on, the packet keeps its own DSCP.
     let dscps =
         terms.iter().map(|entry| entry["formatted"]["value"]["dscp"].as_u64().unwrap()).filter(|dscp| *dscp < 64);
-    let dscps = dscps.collect();
-    (revision() == before).then_some(dscps)
+    is_same.then(|| dscps.collect())
+}
+
+/// Ends the readers when the writer ends, even if it fails.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 #[test]
@@ -173,19 +197,24 @@ fn a_hundred_changes_under_load_cost_no_packet_and_are_never_seen_by_half() {
     let kernel = "[kernel]\ndevices = [\"client\", \"target\"]";
     let site = Site::new(Terms { sections: kernel, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
-    let maps = ["paced_terms", "paced_half"].map(|name| map(&site, name));
-    let done = std::sync::atomic::AtomicBool::new(false);
-    let relaxed = std::sync::atomic::Ordering::Relaxed;
+    let maps = ["paced_half", "paced_terms"].map(|name| maps_of(site.relay.id(), name).unwrap().pop().unwrap());
+    let (done, seen_in_kernel) = (AtomicBool::new(false), AtomicU32::new(0));
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
+            let _done = SetOnDrop(&done);
             for number in 0..100 {
                 set(&site, &round(number), &[]);
+                // On a busy machine, the reader of the kernel's tables gets no whole sample between two changes.
+                if number % 5 == 4 {
+                    let before = seen_in_kernel.load(Relaxed);
+                    let is_seen = || (seen_in_kernel.load(Relaxed) > before).then_some(());
+                    wait_for("a sample of the kernel's tables", SOON, is_seen).unwrap();
+                }
             }
-            done.store(true, relaxed);
         });
         let reader = scope.spawn(|| {
             let mut seen = 0;
-            while !done.load(relaxed) {
+            while !done.load(Relaxed) {
                 let (text, number, _) = in_force(&site);
                 // Revision 1 comes from the files; the first policy that is set is round 0.
                 assert!(number == 1 || text == round(u32::try_from(number).unwrap() - 2), "{number}: {text}");
@@ -199,15 +228,14 @@ fn a_hundred_changes_under_load_cost_no_packet_and_are_never_seen_by_half() {
             seen
         });
         let kernel_reader = scope.spawn(|| {
-            let mut seen = 0;
-            while !done.load(relaxed) {
-                if let Some(found) = dscps_in_kernel(&site, &maps) {
+            let mut revisions = Revisions::new(&site);
+            while !done.load(Relaxed) {
+                if let Some(found) = dscps_in_kernel(&mut revisions, &maps) {
                     let whole = [BTreeSet::new(), DSCPS[0].into(), DSCPS[1].into()];
                     assert!(whole.contains(&found), "{found:?}");
-                    seen += 1;
+                    seen_in_kernel.fetch_add(1, Relaxed);
                 }
             }
-            seen
         });
         site.client(async || {
             let client = connect(&site).await;
@@ -216,7 +244,7 @@ fn a_hundred_changes_under_load_cost_no_packet_and_are_never_seen_by_half() {
                 tunnels.push(client.open(site.target(Family::V4, 7)).await.unwrap());
             }
             let mut number = 0_u32;
-            while !done.load(relaxed) {
+            while !done.load(Relaxed) {
                 for (tunnel, form) in tunnels.iter_mut().zip([Form::Datagram, Form::Capsule].into_iter().cycle()) {
                     tunnel.send(form, &number.to_be_bytes()).await.unwrap();
                 }
@@ -233,8 +261,10 @@ fn a_hundred_changes_under_load_cost_no_packet_and_are_never_seen_by_half() {
         assert!(reader.join().unwrap() > 0);
         kernel_reader.join().unwrap();
     });
+    let seen = seen_in_kernel.load(Relaxed);
+    assert!(seen >= 20, "{seen} samples of the kernel's tables");
     // After the changes, the DSCPs of the last round are in force.
-    assert_eq!(dscps_in_kernel(&site, &maps), Some(DSCPS[1].into()));
+    assert_eq!(dscps_in_kernel(&mut Revisions::new(&site), &maps), Some(DSCPS[1].into()));
     assert_eq!(in_force(&site).1, 101);
     assert_eq!(site.counts().unwrap().sum("dropped_packets_total"), 0);
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use lab::authority::Authority;
-use lab::process::wait_for;
+use lab::process::{self, wait_for};
 use lab::site::{FOLDER, SOON, Site, Terms};
 use serde_json::Value;
 
@@ -30,9 +30,8 @@ fn site() -> Site {
 }
 
 /// Runs a command; returns its exit code and output.
-fn said(mut command: Command) -> (Option<i32>, String) {
-    let output = command.output().unwrap();
-    (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+fn said(command: Command) -> (Option<i32>, String) {
+    process::said(process::run(command, "").unwrap()).unwrap()
 }
 
 fn place(site: &Site) -> String {

@@ -1,13 +1,12 @@
 //! An edge with two uplinks that its paths choose by their local addresses.
 
 use std::fs;
-use std::time::Duration;
 
 use lab::process::wait_for;
 use lab::site::{Family, SOON};
 
 use super::forward::{application, assert_carries};
-use super::paths::{GAP, ROUND_ROBIN, Uplinks, edge, longest_gap, paths, states};
+use super::paths::{ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, states};
 
 /// The addresses of the client's two uplinks, which are on the devices "relay" and "router".
 const PATHS: &str =
@@ -56,8 +55,7 @@ fn addresses_choose_uplinks_where_routing_rules_lead_them_there_and_the_edge_say
     assert!(left_by_second(&uplinks) >= before + 150, "the second uplink carried its tunnels' packets");
     assert!(!edge.output().contains("leave by the device"), "{}", edge.output());
 
-    let gap = longest_gap(&sockets, Duration::from_secs(3), || uplinks.cut(true));
-    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    let gap = assert_short_gap(&sockets, &edge, || uplinks.cut(true));
     println!("a silent address cost {gap:?}");
     let found = paths(site);
     assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}\n{}", edge.output());
@@ -65,8 +63,7 @@ fn addresses_choose_uplinks_where_routing_rules_lead_them_there_and_the_edge_say
     wait_for("the path is trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
 
     // The address of the path on which all tunnels are goes away, and comes back.
-    let gap = longest_gap(&sockets, Duration::from_secs(3), || client.ip("address del 10.0.1.1/24 dev relay").unwrap());
-    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    let gap = assert_short_gap(&sockets, &edge, || client.ip("address del 10.0.1.1/24 dev relay").unwrap());
     println!("an address that went away cost {gap:?}");
     let found = paths(site);
     assert!(found[0].0 != "up" && found[1] == ("up".into(), 6), "{found:?}\n{}", edge.output());

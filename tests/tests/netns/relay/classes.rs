@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use api::token::generate_token;
 use config::hash::hex;
 use lab::client::{Client, Tunnel};
-use lab::process::Process;
+use lab::process::{Held, Process};
 use lab::site::{Family, Site, Terms};
 use masque::h3::Code;
 use masque::priority::Priority;
@@ -99,7 +99,7 @@ fn message_ms(socket: &UdpSocket, number: u8, parts: u8) -> Option<u128> {
 fn the_urgent_class_meets_its_deadline_beside_a_flood_and_the_flood_gets_the_rest() {
     lab::ring!(Netns);
     // In datagram mode, payloads that the link drops are lost, so longer messages would often not arrive.
-    for (mode, parts) in [("stream", 8), ("datagram", 1)] {
+    for (mode, parts, median_ms) in [("stream", 8, 400), ("datagram", 1, 150)] {
         let site = Site::new(Terms { sections: POLICY, ..Terms::default() }).unwrap();
         let _echoes = (site.chain.target.echo(7).unwrap(), site.chain.target.echo(9).unwrap());
         let edge = edge(&site, mode);
@@ -120,7 +120,7 @@ fn the_urgent_class_meets_its_deadline_beside_a_flood_and_the_flood_gets_the_res
         stop.store(true, Relaxed);
         took.sort_by_key(|took| took.unwrap_or(u128::MAX));
         // In turns with 60 others, eight payloads would take about 0.8 s each way, and one would take 0.1 s.
-        assert!(took[10].is_some_and(|ms| ms < 400), "{mode}: {took:?}\nedge:\n{}", edge.output());
+        assert!(took[10].is_some_and(|ms| ms < median_ms), "{mode}: {took:?}\nedge:\n{}", edge.output());
         let met = took.iter().flatten().filter(|ms| **ms < 1000).count();
         assert!(met >= if mode == "stream" { 19 } else { 11 }, "{mode}: {met} of 20 in time: {took:?}");
         assert!(goodput_kbit > 1_500, "{mode}: {goodput_kbit} kbit/s of the flood came back");
@@ -187,8 +187,10 @@ fn a_rate_cap_holds_in_both_directions() {
         // may still hold some at the end.
         let bytes: usize = came_back.values().sum();
         assert!((100_000..=230_000).contains(&bytes), "{bytes} bytes came back: {came_back:?}");
+        // The relay may have been asked long after the last payload.
         let up = site.counts().unwrap().of("bytes_total{protocol=\"udp\",direction=\"up\"}");
-        assert!((200_000..=450_000).contains(&up), "{up} bytes went to the target");
+        let most = 50_000 + began.elapsed().as_millis() as i64 * 100;
+        assert!((200_000..=most).contains(&up), "{up} bytes of at most {most} went to the target");
     })
     .unwrap();
 }
@@ -198,7 +200,7 @@ fn tunnels_opened_and_reset_at_random_leave_nothing_behind() {
     lab::ring!(Netns);
     let site = Site::new(Terms { sections: POLICY, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(9).unwrap();
-    let resident_kib = || resident_kib(site.relay.id());
+    let resident_kib = || Held::by(site.relay.id()).unwrap().kib;
     let churn = async |seconds: u64| {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let (mut random, mut opened, began) = (7_u64, 0, Instant::now());
@@ -236,12 +238,6 @@ fn tunnels_opened_and_reset_at_random_leave_nothing_behind() {
     let grown = resident_kib().saturating_sub(before);
     assert!(opened > 1_000, "{opened} tunnels were opened");
     assert!(grown < 16 * 1024, "{opened} tunnels left {grown} KiB behind");
-}
-
-fn resident_kib(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").trim().parse().unwrap()
 }
 
 #[test]

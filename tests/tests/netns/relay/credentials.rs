@@ -117,7 +117,7 @@ fn a_token_that_expires_ends_its_tunnels_and_admits_nobody_until_it_is_renewed()
     .unwrap();
     assert_eq!(site.counts().unwrap().refused("credentials_invalid"), 1);
 
-    let renewed = format!("{entry}\nexpires = \"{}\"", in_seconds(10));
+    let renewed = format!("{entry}\nexpires = \"{}\"", in_seconds(30));
     let began = SystemTime::now();
     site.configure(Terms { relay: "", sections: &renewed, ..Terms::default() }).unwrap();
     site.signal(libc::SIGHUP).unwrap();
@@ -130,9 +130,9 @@ fn a_token_that_expires_ends_its_tunnels_and_admits_nobody_until_it_is_renewed()
         };
         let mut tunnel = tokio::time::timeout(lab::site::SOON, open()).await.expect("the reload admits the token");
         assert_eq!(tunnel.echo(None, b"known").await, b"known");
-        let ended = tokio::time::timeout(lab::site::SOON, tunnel.recv()).await.expect("the tunnel ends");
+        let ended = tokio::time::timeout(2 * lab::site::SOON, tunnel.recv()).await.expect("the tunnel ends");
         assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
-        assert!(began.elapsed().unwrap() >= Duration::from_secs(8));
+        assert!(began.elapsed().unwrap() >= Duration::from_secs(28));
         assert_eq!(refusal(alice.open(target).await), (407, DENIED));
     })
     .unwrap();

@@ -2,7 +2,6 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener};
-use std::process::Command;
 
 use lab::process::wait_for;
 use lab::site::{SOON, Site, Terms};
@@ -27,12 +26,7 @@ fn edge<'a>(site: &'a Site, log: &str) -> Edge<'a> {
 
 /// The edge's JSON lines about one kind of event, once there are `count`.
 fn lines(edge: &Edge<'_>, event: &str, count: usize) -> Vec<Value> {
-    let printed = || {
-        let output = edge.process.output();
-        let records = output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let records: Vec<_> = records.filter(|record| record["event"] == event).collect();
-        Some(records).filter(|records| records.len() >= count)
-    };
+    let printed = || Some(edge.process.records(event)).filter(|records| records.len() >= count);
     let found = wait_for("the lines of the access log", SOON, printed);
     let found = found.unwrap_or_else(|_| panic!("{event}: {}", edge.process.output()));
     assert_eq!(found.len(), count, "{found:?}");
@@ -41,9 +35,8 @@ fn lines(edge: &Edge<'_>, event: &str, count: usize) -> Vec<Value> {
 
 /// Ends the tunnel with ID 1, as an operator.
 fn close_first(site: &Site) {
-    let mut command = Command::new(lab::program("pacectl").unwrap());
-    command.arg("--socket").arg(site.path("edge.sock")).args(["close", "1"]);
-    assert!(command.output().unwrap().status.success());
+    let (code, said) = site.pacectl_at("edge.sock", &["close", "1"]).unwrap();
+    assert_eq!(code, Some(0), "{said}");
 }
 
 /// As this user, curl asks for a target that the relay cannot reach.

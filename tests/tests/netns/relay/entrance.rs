@@ -3,7 +3,6 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::Command;
 use std::thread::JoinHandle;
 
 use lab::process::{Process, limit_descriptors, wait_for};
@@ -63,20 +62,16 @@ impl<'a> Edge<'a> {
 
     /// The JSON that a `pacectl` command prints, with its exit code.
     fn pacectl(&self, arguments: &[&str]) -> (Option<i32>, Value) {
-        let mut command = Command::new(lab::program("pacectl").unwrap());
-        command.arg("--socket").arg(self.site.path("edge.sock")).arg("--json").args(arguments);
-        let output = command.output().unwrap();
-        (output.status.code(), serde_json::from_slice(&output.stdout).unwrap_or_default())
+        let (code, said) = self.site.pacectl_at("edge.sock", &[&["--json"], arguments].concat()).unwrap();
+        (code, serde_json::from_str(&said).unwrap_or_default())
     }
 
     /// The text that a successful `pacectl` command prints, as lines with single spaces.
     pub fn lines(&self, arguments: &[&str]) -> Vec<String> {
-        let mut command = Command::new(lab::program("pacectl").unwrap());
-        command.arg("--socket").arg(self.site.path("edge.sock")).args(arguments);
-        let output = command.output().unwrap();
-        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        let (code, said) = self.site.pacectl_at("edge.sock", arguments).unwrap();
+        assert_eq!(code, Some(0), "{arguments:?}: {said}");
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
-        String::from_utf8(output.stdout).unwrap().lines().map(words).collect()
+        said.lines().map(words).collect()
     }
 
     fn json(&self, arguments: &[&str]) -> Value {

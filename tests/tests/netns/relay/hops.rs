@@ -1,7 +1,6 @@
 //! A relay that an edge reaches through another one, so that neither knows both ends.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -10,11 +9,11 @@ use api::token::generate_token;
 use config::hash::hex;
 use lab::authority::Authority;
 use lab::netns::{Chain, Link, Namespace};
-use lab::process::{Process, wait_for};
+use lab::process::{Held, Process, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
 
 use super::forward::{application, ask, assert_carries, echoes};
-use super::paths::{GAP, ROUND_ROBIN, assert_carry_unbroken, longest_gap, paths, states};
+use super::paths::{ROUND_ROBIN, assert_carry_unbroken, assert_short_gap, longest_gap, paths, states};
 
 const LISTEN: &str = "127.0.0.1:5000";
 const TCP_LISTEN: &str = "127.0.0.1:5001";
@@ -105,9 +104,7 @@ impl Hops {
     }
 
     fn pacectl(&self, arguments: &[&str]) -> String {
-        let mut command = self.site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
-        let output = command.arg("--socket").arg(self.site.path("edge.sock")).args(arguments).output().unwrap();
-        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+        self.site.pacectl_at("edge.sock", arguments).unwrap().1
     }
 
     /// The words of the line of `pacectl tunnels` about the hop's tunnel, once there is one.
@@ -293,20 +290,18 @@ fn a_path_through_a_relay_and_one_past_it_share_tunnels_and_each_takes_over_thos
     assert!(said.lines().any(|line| line.starts_with("past ") && !line.contains("via")), "{said}");
     assert_eq!(site.counts().unwrap().udp_tunnels(), 1, "the first relay has the tunnel to the second");
 
-    let gap = longest_gap(&sockets, Duration::from_secs(4), || site.signal(libc::SIGSTOP).unwrap());
+    let gap = assert_short_gap(&sockets, &edge, || site.signal(libc::SIGSTOP).unwrap());
     println!("a first relay that fell silent cost {gap:?}");
     let found = paths(site);
-    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
     assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}; the edge said:\n{}", edge.output());
     site.signal(libc::SIGCONT).unwrap();
     are_up().unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
 
-    let gap = longest_gap(&sockets, Duration::from_secs(4), || {
+    let gap = assert_short_gap(&sockets, &edge, || {
         hops.second.ip("route add blackhole 10.0.5.1/32").unwrap();
     });
     println!("a link past the first relay that was cut cost {gap:?}");
     let found = paths(site);
-    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
     assert!(found[0].0 != "up" && found[1] == ("up".into(), 6), "{found:?}; the edge said:\n{}", edge.output());
     sockets.iter().for_each(|socket| assert_carries(site, socket, 1_200));
 
@@ -358,14 +353,6 @@ fn a_second_relay_that_nobody_vouches_for_and_a_first_that_refuses_are_told_apar
     .unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
 }
 
-/// A process's memory in KiB, and its number of descriptors.
-fn held(process: &Process) -> (u64, usize) {
-    let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
-    let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    let descriptors = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap().count();
-    (memory.trim().trim_end_matches(" kB").parse().unwrap(), descriptors)
-}
-
 #[test]
 fn ten_thousand_questions_through_two_relays_leave_nothing_behind() {
     lab::ring!(Netns);
@@ -373,11 +360,15 @@ fn ten_thousand_questions_through_two_relays_leave_nothing_behind() {
     let _echo = hops.end.echo(7).unwrap();
     let edge = hops.edge(Family::V4);
     assert_eq!(ask(&hops.site, LISTEN, 2_000, 20), 2_000, "the edge said:\n{}", edge.output());
-    let before = held(&edge);
+    let daemons = [("edge", &edge), ("first relay", &hops.site.relay), ("second relay", &hops.second_relay)];
+    let before = daemons.map(|(_, daemon)| Held::by(daemon.id()).unwrap());
     assert_eq!(ask(&hops.site, LISTEN, 8_000, 20), 8_000, "the edge said:\n{}", edge.output());
-    let after = held(&edge);
-    println!("{before:?} (KiB, descriptors) after 2,000 questions, {after:?} after 10,000");
-    assert!(after.0 < before.0 + 8 * 1_024 && after.1 <= before.1 + 4, "{before:?} became {after:?}");
+    for ((name, daemon), before) in daemons.into_iter().zip(before) {
+        let after = Held::by(daemon.id()).unwrap();
+        println!("{name}: {before:?} after 2,000 questions, {after:?} after 10,000");
+        let is_flat = after.kib < before.kib + 8 * 1_024 && after.descriptors <= before.descriptors + 4;
+        assert!(is_flat, "{name}: {before:?} became {after:?}");
+    }
     let counts = hops.site.counts().unwrap();
     assert_eq!((counts.of("connections"), counts.udp_tunnels()), (1, 1));
 }

@@ -1,13 +1,11 @@
 //! QUIC connections of applications inside tunnels, while paths fail and relays change.
 
-use std::time::Duration;
-
 use lab::authority::Authority;
 use lab::process::{Process, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
 
 use super::forward::{application, assert_carries};
-use super::paths::{GAP, ROUND_ROBIN, Uplinks, edge, longest_gap, paths, states};
+use super::paths::{ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, states};
 
 /// The address at which the inner client listens for its applications.
 const INSIDE: &str = "127.0.0.1:5010";
@@ -84,8 +82,7 @@ fn a_quic_connection_inside_a_tunnel_sees_a_gap_and_no_end_when_its_path_falls_s
     // The edge's first tunnel takes either path by round robin; its path falls silent.
     let second = paths(site)[1].1 == 1;
     let cut = || if second { uplinks.cut(true) } else { uplinks.cut_first() };
-    let gap = longest_gap(&sockets, Duration::from_secs(5), cut);
-    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    let gap = assert_short_gap(&sockets, &edge, cut);
     println!("a silent path cost a connection inside a tunnel {gap:?}");
     assert_eq!(inner.connections(site), 1, "the edge said:\n{}", edge.output());
 }
@@ -104,13 +101,11 @@ fn a_quic_connection_inside_a_tunnel_goes_on_when_its_relay_falls_silent_and_whe
     let sockets: Vec<_> = (0..3).map(|_| application(&site, INSIDE)).collect();
     sockets.iter().for_each(|socket| assert_carries(&site, socket, 600));
 
-    let gap = longest_gap(&sockets, Duration::from_secs(5), || site.signal(libc::SIGSTOP).unwrap());
-    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    let gap = assert_short_gap(&sockets, &edge, || site.signal(libc::SIGSTOP).unwrap());
     println!("a silent relay cost a connection inside a tunnel {gap:?}");
     site.signal(libc::SIGCONT).unwrap();
 
-    let gap = longest_gap(&sockets, Duration::from_secs(5), || second.signal(libc::SIGTERM).unwrap());
-    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    let gap = assert_short_gap(&sockets, &edge, || second.signal(libc::SIGTERM).unwrap());
     println!("a relay that ended cost a connection inside a tunnel {gap:?}");
     second.wait(SOON).unwrap();
     assert_eq!(inner.connections(&site), 1, "the edge said:\n{}", edge.output());

@@ -7,7 +7,7 @@ use edge::client::OpenError;
 use edge::client::{access::Access, error::ConnectError};
 use lab::client::{Client, Tunnel, refusal};
 use lab::process::wait_for;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::site::{Family, Folder, SOON, Site, Terms};
 use masque::h3::{self, Code};
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
@@ -273,14 +273,12 @@ fn development_mode_does_without_ipv6_where_there_is_none() {
     let chain = lab::netns::Chain::new().unwrap();
     let off = || std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
     chain.client.run(off).unwrap().unwrap();
-    let folder = std::env::temp_dir().join(format!("{}-development", chain.client.name()));
-    let arguments = ["run".into(), "--state-dir".into(), folder.clone()];
+    let folder = Folder::new(&format!("{}-development", chain.client.name())).unwrap();
+    let arguments = ["run".as_ref(), "--state-dir".as_ref(), folder.path()];
     let daemon = chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
     daemon.wait_for_line("Try, in another terminal", SOON).unwrap();
     let said = daemon.output();
     assert!(said.contains("development mode does without it") && said.contains("127.0.0.1:4433"), "{said}");
-    drop(daemon);
-    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
@@ -288,8 +286,8 @@ fn development_mode_does_without_metrics_where_their_port_is_taken() {
     lab::ring!(Netns);
     let chain = lab::netns::Chain::new().unwrap();
     let _other = chain.client.run(|| std::net::TcpListener::bind("127.0.0.1:9433").unwrap()).unwrap();
-    let folder = std::env::temp_dir().join(format!("{}-development", chain.client.name()));
-    let arguments = ["run".into(), "--state-dir".into(), folder.clone()];
+    let folder = Folder::new(&format!("{}-development", chain.client.name())).unwrap();
+    let arguments = ["run".as_ref(), "--state-dir".as_ref(), folder.path()];
     let daemon = chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
     daemon.wait_for_line("Try, in another terminal", SOON).unwrap();
     let said = daemon.output();
@@ -297,6 +295,4 @@ fn development_mode_does_without_metrics_where_their_port_is_taken() {
         said.contains("there are no metrics: failed to serve metrics") && said.contains("another program does"),
         "{said}"
     );
-    drop(daemon);
-    std::fs::remove_dir_all(folder).unwrap();
 }

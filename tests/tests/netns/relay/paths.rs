@@ -126,9 +126,7 @@ pub(super) fn edge(site: &Site, relays: &str, sections: &str) -> Process {
 }
 
 fn pacectl(site: &Site, arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
-    let output = command.arg("--socket").arg(site.path("edge.sock")).args(arguments).output().unwrap();
-    (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    site.pacectl_at("edge.sock", arguments).unwrap()
 }
 
 /// The paths that `pacectl paths` lists: the state of each, and its number of tunnels.
@@ -146,7 +144,7 @@ pub(super) fn states(site: &Site) -> Vec<String> {
 
 /// Sends a payload every 5 ms on each socket for this time, calls `change` after a fifth of it, and returns the longest time
 /// without an echo on any socket.
-pub fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce()) -> Duration {
+pub(super) fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce()) -> Duration {
     let (begun, mut change, mut received) = (Instant::now(), Some(change), [0; 64]);
     let mut heard = vec![(begun, Duration::ZERO); sockets.len()];
     sockets.iter().for_each(|socket| socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap());
@@ -166,6 +164,14 @@ pub fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce())
     heard.iter().map(|(last, longest)| last.elapsed().max(*longest)).max().unwrap()
 }
 
+/// Calls `change` while payloads are sent, as in [`longest_gap`]. Asserts that no socket is without an echo for [`GAP`], and returns
+/// the longest time.
+pub(super) fn assert_short_gap(sockets: &[UdpSocket], edge: &Process, change: impl FnOnce()) -> Duration {
+    let gap = longest_gap(sockets, WATCHED, change);
+    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    gap
+}
+
 /// Asserts that each socket's tunnel carries, that the edge with these metrics moved tunnels this number of times, and that no tunnel was
 /// lost: the edge opens a lost tunnel again, but not a moved tunnel. This holds on a busy machine, where limits on time do not.
 pub(super) fn assert_carry_unbroken(site: &Site, metrics: &str, sockets: &[UdpSocket], moves: i64, edge: &Process) {
@@ -178,8 +184,13 @@ pub(super) fn assert_carry_unbroken(site: &Site, metrics: &str, sockets: &[UdpSo
     assert_eq!((opened, moved), (sockets.len() as i64, moves), "the edge said:\n{}", edge.output());
 }
 
-/// A tunnel lost for good would cause a gap of many seconds: an idle connection ends after 15.
-pub(super) const GAP: Duration = Duration::from_secs(3);
+/// The longest time without an echo when something falls silent or ends. A path or a relay is silent after three round trips and
+/// 75 ms. A tunnel lost for good would cause a gap of many seconds: an idle connection ends after 15.
+const GAP: Duration = Duration::from_millis(1_500);
+
+/// The time for which [`assert_short_gap`] sends. It calls `change` after a fifth, and sees gaps of several times [`GAP`].
+const WATCHED: Duration = Duration::from_secs(6);
+const _: () = assert!(WATCHED.as_millis() * 4 / 5 > 3 * GAP.as_millis());
 
 /// The time within which a slow path is good again: its queue empties, its smoothed round trip shortens, and stays short
 /// for fifteen seconds.
@@ -197,8 +208,7 @@ fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_g
     let (_, said) = pacectl(site, &["connections"]);
     assert!(said.contains(" over first") && said.contains(" over second"), "{said}");
 
-    let gap = longest_gap(&sockets, Duration::from_secs(4), || uplinks.cut(true));
-    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    let gap = assert_short_gap(&sockets, &edge, || uplinks.cut(true));
     println!("a silent uplink cost {gap:?}");
     let found = paths(site);
     assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}\n{}", edge.output());
@@ -210,8 +220,7 @@ fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_g
     assert_eq!(paths(site)[1].1, 2, "the path gets its share of new tunnels");
 
     let all: Vec<_> = sockets.into_iter().chain(others).collect();
-    let gap = longest_gap(&all, Duration::from_secs(3), || uplinks.take_down());
-    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    let gap = assert_short_gap(&all, &edge, || uplinks.take_down());
     println!("an uplink without a device cost {gap:?}");
     assert_eq!(paths(site)[0], ("up".into(), 10));
 }
@@ -351,9 +360,8 @@ fn tunnels_leave_a_relay_that_says_nothing_any_more_and_new_ones_take_it_when_it
             events.output().contains("the relay that is preferred").then_some(())
         };
         wait_for("a listener to be registered", SOON, hears).unwrap();
-        let gap = longest_gap(&sockets, Duration::from_secs(5), || site.signal(libc::SIGSTOP).unwrap());
+        let gap = assert_short_gap(&sockets, &edge, || site.signal(libc::SIGSTOP).unwrap());
         events.wait_for_line("10.0.1.2:443 ", SOON).unwrap();
-        assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
         println!("a silent relay cost {gap:?}");
 
         site.signal(libc::SIGCONT).unwrap();

@@ -40,13 +40,7 @@ impl<'a> Edge<'a> {
     }
 
     fn pacectl(&self, arguments: &[&str]) -> (Option<i32>, String) {
-        let socket = self.site.path("edge.sock").display().to_string();
-        let output = std::process::Command::new(lab::program("pacectl").unwrap())
-            .args(["--socket", &socket])
-            .args(arguments)
-            .output()
-            .unwrap();
-        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+        self.site.pacectl_at("edge.sock", arguments).unwrap()
     }
 }
 
@@ -122,10 +116,12 @@ fn what_cannot_be_put_in_force_is_refused_by_its_name_and_changes_nothing() {
 fn logs_metrics_and_doors_follow_a_reload() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
-    let edge = Edge::new(&site, &format!("{CONTROL}[metrics]\nlisten = \"127.0.0.1:9001\"\n[log]\nlevel = \"warn\""));
+    let quiet = format!("{CONTROL}[metrics]\nlisten = \"127.0.0.1:9001\"\n[log]\nlevel = \"warn\"");
+    let edge = Edge::new(&site, &quiet);
     let answers = |port: u16| Counts::read(&site.chain.client, &format!("127.0.0.1:{port}")).is_ok();
-    assert!(answers(9001));
-    let said = edge.daemon.output().matches("configuration reloaded").count();
+    wait_for("the page", SOON, || answers(9001).then_some(())).unwrap();
+    let (is_done, why) = edge.reload(&quiet);
+    assert!(is_done, "{why}");
     let metrics = "[metrics]\nlisten = \"127.0.0.1:9002\"\n";
     let (is_done, why) = edge.reload(&format!("{CONTROL}{metrics}[log]\nlevel = \"info\""));
     assert!(is_done, "{why}");
@@ -133,7 +129,8 @@ fn logs_metrics_and_doors_follow_a_reload() {
     let ends = |port: u16| wait_for("the page to disappear", SOON, || (!answers(port)).then_some(())).unwrap();
     ends(9001);
     edge.daemon.wait_for_line("configuration reloaded", SOON).unwrap();
-    assert_eq!(said, 0);
+    let said = edge.daemon.output();
+    assert_eq!(said.matches("configuration reloaded").count(), 1, "not of the first reload:\n{said}");
 
     let moved = CONTROL.replace("edge.sock", "moved.sock");
     let (is_done, why) = edge.reload(&format!("{moved}[metrics]\nlisten = \"192.0.2.1:9\"\n"));
@@ -149,11 +146,7 @@ fn logs_metrics_and_doors_follow_a_reload() {
                private_key = \"$FOLDER/relay.key\"\nclient_ca = \"$FOLDER/authority.pem\"\n";
     assert!(!listens("127.0.0.1:9443"));
     Edge::configure(&site, &format!("{moved}{tcp}"));
-    let socket = site.path("moved.sock").display().to_string();
-    let reload = || {
-        let mut command = std::process::Command::new(lab::program("pacectl").unwrap());
-        command.args(["--socket", &socket, "reload"]).status().unwrap().success()
-    };
+    let reload = || site.pacectl_at("moved.sock", &["reload"]).unwrap().0 == Some(0);
     assert!(reload() && listens("127.0.0.1:9443"));
     ends(9002);
     Edge::configure(&site, &moved);

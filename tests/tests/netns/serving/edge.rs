@@ -280,12 +280,7 @@ fn each_request_at_an_edge_is_a_line_of_its_access_log_with_the_gateway_that_got
     begun.stdout.as_mut().unwrap().read_exact(&mut [0; 16]).unwrap();
     begun.kill().unwrap();
     begun.wait().unwrap();
-    let lines = || {
-        let output = desk.edge.output();
-        let records = output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let records: Vec<_> = records.filter(|record| record["event"] == "model").collect();
-        Some(records).filter(|records| records.len() == 3)
-    };
+    let lines = || Some(desk.edge.records("model")).filter(|records| records.len() == 3);
     let lines = wait_for("three lines", SOON, lines).unwrap();
     let shown: Vec<_> = lines
         .iter()

@@ -23,12 +23,13 @@ fn less_than_ten_lines_lead_from_nothing_to_a_served_request() {
 
     let host = lab::netns::Namespace::new("host").unwrap();
     let engine = Engine::start(&host, 8001, "large", Speed::default()).unwrap();
-    let folder = std::env::temp_dir().join(host.name());
+    let files = lab::site::Folder::new(host.name()).unwrap();
+    let folder = files.path();
     std::fs::create_dir_all(folder.join("conf.d")).unwrap();
-    std::fs::write(folder.join("gateway.toml"), config).unwrap();
+    files.write("gateway.toml", config).unwrap();
     // This machine's own folders stay as they are.
     let own = format!("state_dir = \"{0}/state\"\n[control]\nsocket = \"{0}/socket\"\n", folder.display());
-    std::fs::write(folder.join("conf.d/test.toml"), own).unwrap();
+    files.write("conf.d/test.toml", &own).unwrap();
     let programs = lab::program("paced").unwrap().parent().unwrap().display().to_string();
     let command = |line: &str| format!("cd {} && PATH={programs}:$PATH exec {line}", folder.display());
     let mut paced = host.start("sh", ["-c", &command(run)]).unwrap();
@@ -48,7 +49,7 @@ fn less_than_ten_lines_lead_from_nothing_to_a_served_request() {
     assert!(pacectl("status").contains("serves models 127.0.0.1:8100"));
     assert!(pacectl("engines").contains("large"));
     let renamed = config.replace("\"large\"", "\"renamed\"");
-    std::fs::write(folder.join("gateway.toml"), renamed).unwrap();
+    files.write("gateway.toml", &renamed).unwrap();
     assert!(pacectl("reload").contains("revision"));
     assert!(pacectl("engines").contains("renamed"));
     let open = host.command("sh").unwrap().args(["-c", &command("pacectl ask --model renamed 'x y z'")]).output();
@@ -56,5 +57,4 @@ fn less_than_ten_lines_lead_from_nothing_to_a_served_request() {
     paced.signal(libc::SIGTERM).unwrap();
     assert!(paced.wait(SOON).unwrap().success(), "{}", paced.output());
     assert!(folder.join("state/engines.json").exists(), "it knows its engines after a restart");
-    std::fs::remove_dir_all(folder).unwrap();
 }

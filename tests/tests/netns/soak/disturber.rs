@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
 
 use api::v1;
 use lab::name_server::NameServer;
-use lab::process::{CpuTime, Process, wait_for};
+use lab::process::{CpuTime, Held, Process, child_of, wait_for};
 use lab::site::{Counts, SOON, Site, Terms};
 
-use super::processes::{Life, child_of, held_by, kill, monitor_of, start_edge};
-use super::seen::{GRACE, Seen};
+use super::processes::{Life, kill, monitor_of, start_edge};
+use super::seen::{SETTLING, Seen};
 use super::{tcp, udp};
 
 const POLICIES: [&str; 3] = [
@@ -54,7 +53,10 @@ pub struct Disturber {
     lives: [Life; 2],
     /// Reloads of the present relay: applied and refused.
     reloads: [i64; 2],
-    kills: u64,
+    /// The kills of the relay and of the edge.
+    kills: [u64; 2],
+    /// The most payloads that these kills can have cut.
+    in_flight: u64,
     /// The kills of the edge since the present relay started.
     kills_of_edge: u64,
     seconds: u64,
@@ -87,7 +89,8 @@ impl Disturber {
             seen,
             lives: Default::default(),
             reloads: [0; 2],
-            kills: 0,
+            kills: [0; 2],
+            in_flight: 0,
             kills_of_edge: 0,
             seconds,
         }
@@ -124,15 +127,18 @@ impl Disturber {
             self.site.chain.relay.ip("link delete late").unwrap();
         }
         if second % (3 * minute) == 2 {
-            *self.seen.renamed.lock().unwrap() = Some(Instant::now());
-            self.names = if self.names.is_some() { None } else { Some(udp::name_server(&self.site)) };
-        } else if self.names.is_none() {
-            *self.seen.renamed.lock().unwrap() = Some(Instant::now());
+            if self.names.is_some() {
+                self.seen.names.begin();
+                self.names = None;
+            } else {
+                self.names = Some(udp::name_server(&self.site));
+                self.seen.names.end();
+            }
         }
         if second.is_multiple_of(life_seconds.min(600)) {
             self.report(second);
         }
-        if second.is_multiple_of(life_seconds) && second + GRACE.as_secs() / 4 < self.seconds {
+        if second.is_multiple_of(life_seconds) && second + 5 < self.seconds {
             self.kill(second / life_seconds);
         }
     }
@@ -152,7 +158,7 @@ impl Disturber {
             of(tcp_cut),
             of(resolved),
             of(unresolved),
-            self.kills
+            self.kills.iter().sum::<u64>()
         );
         let keeper = child_of(self.site.relay.id());
         let processes = [
@@ -163,10 +169,12 @@ impl Disturber {
             ("test", Some(std::process::id())),
         ];
         for (name, pid) in processes {
-            let Some((pid, (memory, descriptors))) = pid.and_then(|pid| Some((pid, held_by(pid)?))) else { continue };
+            let Some((pid, Held { kib, descriptors })) = pid.and_then(|pid| Some((pid, Held::by(pid).ok()?))) else {
+                continue;
+            };
             let CpuTime { own, of_children } = CpuTime::of(pid).unwrap();
             println!(
-                "  {name}: {memory} KiB, {descriptors} descriptors, {:.1} s of CPU, {:.1} s by processes that it started",
+                "  {name}: {kib} KiB, {descriptors} descriptors, {:.1} s of CPU, {:.1} s by processes that it started",
                 own.as_secs_f64(),
                 of_children.as_secs_f64()
             );
@@ -191,19 +199,24 @@ impl Disturber {
     }
 
     fn kill(&mut self, number: u64) {
-        self.kills += 1;
-        *self.seen.killed.lock().unwrap() = Some(Instant::now());
         if number.is_multiple_of(2) {
             self.lives[1].end("the edge");
+            self.seen.edge.begin();
             self.edge.signal(libc::SIGKILL).unwrap();
             self.edge.wait(SOON).unwrap();
             self.edge = start_edge(&self.site);
+            self.edge.wait_for_line("forwarding", SOON).unwrap();
+            let away = self.seen.edge.end();
             self.kills_of_edge += 1;
+            self.kills[1] += 1;
+            // The host refuses an application's payloads while the edge is away.
+            self.in_flight += udp::SENDERS * (2 + away.div_duration_f64(udp::INTERVAL) as u64);
             return;
         }
         self.lives[0].end("the relay");
         // The edge may have been killed once since this relay started.
         self.wait_until_counters_add_up(4 * udp::SENDERS);
+        self.seen.relay.begin();
         // Sometimes the keeper is killed first, so that no process starts the monitor again.
         if let Some(keeper) = child_of(self.site.relay.id()).filter(|_| number % 4 == 3) {
             kill(keeper);
@@ -216,7 +229,10 @@ impl Disturber {
         wait_for("metrics of the relay", SOON, || self.site.counts().ok()).unwrap();
         self.operator.client = None;
         (self.reloads, self.kills_of_edge) = ([0; 2], 0);
-        *self.seen.killed.lock().unwrap() = Some(Instant::now());
+        let away = self.seen.relay.end();
+        self.kills[0] += 1;
+        // A tunnel ends with its first loss. An application behind the edge goes on: it awaits one echo after the other.
+        self.in_flight += udp::TUNNELS + udp::SENDERS * udp::lost_by_sender(away + SETTLING);
     }
 
     /// Waits until each tunnel that began has ended or is open, at most `cut` payloads have no echo, and all bytes of ended TCP
@@ -241,17 +257,20 @@ impl Disturber {
         relay.end("the relay");
         edge.end("the edge");
         let of = |count: &AtomicU64| count.load(Relaxed);
-        let Seen { opened, sent, back, cut, tcp_back, tcp_cut, resolved, unresolved, .. } = &*self.seen;
+        let Seen { opened, sent, back, cut, tcp_back, tcp_cut, resolved, unresolved, latest_ms, .. } = &*self.seen;
         let [opened, sent, back, cut] = [opened, sent, back, cut].map(of);
         let [tcp_back, tcp_cut, resolved, unresolved] = [tcp_back, tcp_cut, resolved, unresolved].map(of);
-        println!("{opened} tunnels, {back} of {sent} payloads back, {cut} cut by {} kills", self.kills);
+        let [of_relay, of_edge] = self.kills;
+        println!(
+            "{opened} tunnels, {back} of {sent} payloads back, {cut} cut by {of_relay} kills of the relay, {of_edge} of the edge"
+        );
         println!("over TCP, bytes came back {tcp_back} times and were cut {tcp_cut} times");
         println!("{resolved} names resolved, {unresolved} not");
+        println!("the last to be lost began {} ms after what was away was there again", of(latest_ms));
         assert_eq!(sent, back + cut);
-        let most = self.kills * (2 * udp::TUNNELS + 4 * udp::SENDERS);
-        assert!(cut <= most, "{cut} payloads cut by {} kills", self.kills);
-        let most = self.kills * (tcp::TUNNELS + tcp::CALLERS);
-        assert!(tcp_cut <= most, "{tcp_cut} TCP tunnels cut by {} kills", self.kills);
+        assert!(cut <= self.in_flight, "{cut} payloads cut of at most {}", self.in_flight);
+        let most = of_relay * tcp::TUNNELS + (of_relay + of_edge) * tcp::CALLERS;
+        assert!(tcp_cut <= most, "{tcp_cut} TCP tunnels cut of at most {most}");
         assert!(back > self.seconds * 10 && tcp_back > self.seconds && resolved > 0 && unresolved > 0);
         self.wait_until_counters_add_up(0);
         let [up, _] = tcp_bytes(&self.site.counts().unwrap());

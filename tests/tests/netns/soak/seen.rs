@@ -8,8 +8,47 @@ use edge::client::access::Access;
 use lab::client::Client;
 use tokio::time::{sleep, timeout};
 
-/// The time after a kill for which clients may get no answer.
-pub const GRACE: Duration = Duration::from_secs(20);
+/// The time for which clients wait for an answer before they count it as lost.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The time for which clients may still get no answer after what was away is ready again. By then, each of them has used its
+/// connection, and noticed that nothing at the other end knows it.
+pub const SETTLING: Duration = Duration::from_secs(3);
+
+/// The last time for which a process or the name server was away.
+#[derive(Default)]
+pub struct Outage(Mutex<Option<(Instant, Option<Instant>)>>);
+
+impl Outage {
+    pub fn begin(&self) {
+        *self.0.lock().unwrap() = Some((Instant::now(), None));
+    }
+
+    /// Ends the outage, if one has begun; returns how long it has lasted.
+    pub fn end(&self) -> Duration {
+        let (mut last, now) = (self.0.lock().unwrap(), Instant::now());
+        let Some((begun, end)) = &mut *last else { return Duration::ZERO };
+        *end = Some(now);
+        now - *begun
+    }
+
+    /// Returns how long after the outage something began, which has failed by now. `None` if the outage does not explain
+    /// that.
+    fn lateness(&self, begun: Instant) -> Option<Duration> {
+        let (_, end) = (*self.0.lock().unwrap())?;
+        let late = end.map_or(Duration::ZERO, |end| begun.saturating_duration_since(end));
+        (late < SETTLING).then_some(late)
+    }
+}
+
+/// How clients reach their target. An edge that is killed affects only clients behind it, and names that are not resolved affect only
+/// clients that use names.
+#[derive(Clone, Copy, Debug)]
+pub enum Way {
+    OwnConnection,
+    BehindEdge,
+    ByName,
+}
 
 /// What clients and the edge's senders observe.
 #[derive(Default)]
@@ -25,43 +64,53 @@ pub struct Seen {
     pub resolved: AtomicU64,
     pub unresolved: AtomicU64,
     pub is_over: AtomicBool,
-    /// The time at which the last process was killed, and the last time at which the name server came, went or was
-    /// away.
-    pub killed: Mutex<Option<Instant>>,
-    pub renamed: Mutex<Option<Instant>>,
-}
-
-/// Whether `moment` is later than `within` before `begun`.
-pub fn excuses(moment: &Mutex<Option<Instant>>, within: Duration, begun: Instant) -> bool {
-    moment.lock().unwrap().is_some_and(|moment| moment + within > begun)
+    /// The outages of the relay, of the edge and of the name server.
+    pub relay: Outage,
+    pub edge: Outage,
+    pub names: Outage,
+    /// The longest time after an outage at which something began that was lost because of it, in milliseconds.
+    pub latest_ms: AtomicU64,
 }
 
 impl Seen {
     /// Counts payloads awaited since `begun` as lost. Only a kill excuses that.
-    pub fn lost(&self, payloads: u64, begun: Instant, how: &str) {
-        self.excuse(begun, how);
+    pub fn lost(&self, way: Way, payloads: u64, begun: Instant, how: &str) {
+        self.excuse(way, begun, how);
         self.cut.fetch_add(payloads, Relaxed);
     }
 
     /// Counts one echo over TCP, awaited since `begun`, as lost. Only a kill excuses that.
-    pub fn lost_tcp(&self, begun: Instant, how: &str) {
-        self.excuse(begun, how);
+    pub fn lost_tcp(&self, way: Way, begun: Instant, how: &str) {
+        self.excuse(way, begun, how);
         self.tcp_cut.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a name that was asked for at `begun` as not resolved. Only an absence of the name server or a kill excuses that.
+    pub fn unresolved(&self, begun: Instant, name: &str) {
+        self.excuse(Way::ByName, begun, &format!("because {name} was not reached"));
+        self.unresolved.fetch_add(1, Relaxed);
     }
 
     /// Connects to the relay. `None` on failure, which only a kill excuses. The next attempt may follow at once.
     pub async fn connect(&self, access: &Access) -> Option<Client> {
         let begun = Instant::now();
-        if let Ok(Ok(client)) = timeout(GRACE, Client::connect(access.clone())).await {
+        if let Ok(Ok(client)) = timeout(PATIENCE, Client::connect(access.clone())).await {
             return Some(client);
         }
-        self.lost(0, begun, "because no connection was opened");
+        self.lost(Way::OwnConnection, 0, begun, "because no connection was opened");
         sleep(Duration::from_millis(200)).await;
         None
     }
 
-    fn excuse(&self, begun: Instant, how: &str) {
+    fn excuse(&self, way: Way, begun: Instant, how: &str) {
+        let also = match way {
+            Way::OwnConnection => None,
+            Way::BehindEdge => Some(&self.edge),
+            Way::ByName => Some(&self.names),
+        };
+        let late = [Some(&self.relay), also].into_iter().flatten().filter_map(|outage| outage.lateness(begun)).min();
         let waited = begun.elapsed();
-        assert!(excuses(&self.killed, GRACE, begun), "lost after {waited:?} {how}, although no process was killed");
+        let late = late.unwrap_or_else(|| panic!("lost after {waited:?} {how}, although nothing was away"));
+        self.latest_ms.fetch_max(late.as_millis() as u64, Relaxed);
     }
 }

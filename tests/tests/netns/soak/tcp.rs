@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-use super::seen::{GRACE, Seen};
+use super::seen::{PATIENCE, Seen, Way};
 
 /// The number of tunnels open at once over connections to the relay, and the number of connections to the edge.
 pub const TUNNELS: u64 = 3;
@@ -45,8 +45,8 @@ pub async fn go_on(seen: Arc<Seen>, access: Access, place: u64) {
         let Some(client) = seen.connect(&access).await else { continue };
         for _ in 0..5 {
             let begun = Instant::now();
-            let Ok(Ok(request)) = timeout(GRACE, client.relay.open_tcp(&target, None)).await else {
-                seen.lost(0, begun, "because no TCP tunnel was opened");
+            let Ok(Ok(request)) = timeout(PATIENCE, client.relay.open_tcp(&target, None)).await else {
+                seen.lost(Way::OwnConnection, 0, begun, "because no TCP tunnel was opened");
                 break;
             };
             seen.opened.fetch_add(1, Relaxed);
@@ -79,8 +79,8 @@ async fn talk(seen: &Seen, request: Request, number: &mut u64) -> bool {
             Ok(())
         };
         let exchange = async { tokio::try_join!(sending, receiving) };
-        if !matches!(timeout(GRACE, exchange).await, Ok(Ok(_))) {
-            seen.lost_tcp(begun, "in a TCP tunnel");
+        if !matches!(timeout(PATIENCE, exchange).await, Ok(Ok(_))) {
+            seen.lost_tcp(Way::OwnConnection, begun, "in a TCP tunnel");
             return false;
         }
         assert!(received == words, "{} of {} bytes came back, or they were changed", received.len(), words.len());
@@ -90,9 +90,9 @@ async fn talk(seen: &Seen, request: Request, number: &mut u64) -> bool {
     let begun = Instant::now();
     send.finish();
     // The target ends its side in answer to the end of this side.
-    let ended = matches!(timeout(GRACE, recv.part()).await, Ok(Ok(None)));
+    let ended = matches!(timeout(PATIENCE, recv.part()).await, Ok(Ok(None)));
     if !ended {
-        seen.lost(0, begun, "at the end of a TCP tunnel");
+        seen.lost(Way::OwnConnection, 0, begun, "at the end of a TCP tunnel");
     }
     ended
 }
@@ -102,8 +102,8 @@ pub async fn call_edge(seen: Arc<Seen>, place: u64) {
     let mut number = place * 1_000_003;
     while !seen.is_over.load(Relaxed) {
         let begun = Instant::now();
-        let Ok(Ok(stream)) = timeout(GRACE, TcpStream::connect("127.0.0.1:5002")).await else {
-            seen.lost(0, begun, "because the edge accepted no connection");
+        let Ok(Ok(stream)) = timeout(PATIENCE, TcpStream::connect("127.0.0.1:5002")).await else {
+            seen.lost(Way::BehindEdge, 0, begun, "because the edge accepted no connection");
             sleep(Duration::from_millis(200)).await;
             continue;
         };
@@ -121,11 +121,11 @@ async fn use_up(seen: &Seen, mut stream: TcpStream, number: &mut u64) -> bool {
         let mut received = vec![0; words.len()];
         let (mut reader, mut writer) = stream.split();
         let exchange = async { tokio::try_join!(writer.write_all(&words), reader.read_exact(&mut received)) };
-        if !matches!(timeout(GRACE, exchange).await, Ok(Ok(_))) {
+        if !matches!(timeout(PATIENCE, exchange).await, Ok(Ok(_))) {
             match turn {
                 // The edge accepts a connection before the relay opens its tunnel.
-                0 => seen.lost(0, begun, "because the edge opened no TCP tunnel"),
-                _ => seen.lost_tcp(begun, "in a connection behind the edge"),
+                0 => seen.lost(Way::BehindEdge, 0, begun, "because the edge opened no TCP tunnel"),
+                _ => seen.lost_tcp(Way::BehindEdge, begun, "in a connection behind the edge"),
             }
             return false;
         }
@@ -138,9 +138,9 @@ async fn use_up(seen: &Seen, mut stream: TcpStream, number: &mut u64) -> bool {
         stream.shutdown().await?;
         stream.read(&mut [0]).await
     };
-    let ended = matches!(timeout(GRACE, end).await, Ok(Ok(0)));
+    let ended = matches!(timeout(PATIENCE, end).await, Ok(Ok(0)));
     if !ended {
-        seen.lost(0, begun, "at the end of a connection behind the edge");
+        seen.lost(Way::BehindEdge, 0, begun, "at the end of a connection behind the edge");
     }
     ended
 }

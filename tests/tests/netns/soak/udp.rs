@@ -13,13 +13,21 @@ use masque::tunnel::Form;
 use tokio::net::UdpSocket;
 use tokio::time::{sleep, timeout};
 
-use super::seen::{GRACE, Seen, excuses};
+use super::seen::{PATIENCE, Seen, Way};
 
 /// The number of tunnels open at once, the number of the edge's senders, and the interval of each: 25 payloads per second and as
 /// many echoes, so the relay forwards 50 packets per second.
 pub const TUNNELS: u64 = 16;
 pub const SENDERS: u64 = 4;
-const INTERVAL: Duration = Duration::from_millis(800);
+pub const INTERVAL: Duration = Duration::from_millis(800);
+
+/// The time for which an application behind the edge waits for its echo.
+const SENDER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The most payloads of an application behind the edge that are lost when each payload sent within this time is.
+pub fn lost_by_sender(within: Duration) -> u64 {
+    2 + within.div_duration_f64(SENDER_PATIENCE + INTERVAL) as u64
+}
 
 fn payload(number: u64) -> Vec<u8> {
     number.to_be_bytes().repeat(1 + (number.wrapping_mul(0x9e37_79b9) >> 7) as usize % 140)
@@ -32,8 +40,8 @@ pub async fn go_on(seen: Arc<Seen>, access: Access, place: u64) {
         let Some(client) = seen.connect(&access).await else { continue };
         for _ in 0..5 {
             let (target, begun) = ("10.0.2.2:7".parse().unwrap(), Instant::now());
-            let Ok(Ok(tunnel)) = timeout(GRACE, client.open(target)).await else {
-                seen.lost(0, begun, "because no tunnel was opened");
+            let Ok(Ok(tunnel)) = timeout(PATIENCE, client.open(target)).await else {
+                seen.lost(Way::OwnConnection, 0, begun, "because no tunnel was opened");
                 break;
             };
             seen.opened.fetch_add(1, Relaxed);
@@ -57,8 +65,8 @@ async fn talk(seen: &Seen, mut tunnel: Tunnel, form: Form, number: &mut u64) -> 
             tunnel.send(form, &words).await?;
             tunnel.recv().await
         };
-        let Ok(Ok(Some(received))) = timeout(GRACE, echo).await else {
-            seen.lost(1, begun, "in a tunnel");
+        let Ok(Ok(Some(received))) = timeout(PATIENCE, echo).await else {
+            seen.lost(Way::OwnConnection, 1, begun, "in a tunnel");
             return false;
         };
         assert_eq!(received, words, "a payload comes back once, unchanged");
@@ -88,9 +96,9 @@ pub async fn send_to_edge(seen: Arc<Seen>, place: u64) {
                 }
             }
         };
-        match timeout(Duration::from_secs(5), answer).await {
+        match timeout(SENDER_PATIENCE, answer).await {
             Ok(Ok(())) => _ = seen.back.fetch_add(1, Relaxed),
-            _ => seen.lost(1, begun, "behind the edge"),
+            _ => seen.lost(Way::BehindEdge, 1, begun, "behind the edge"),
         }
         sleep(INTERVAL).await;
     }
@@ -104,16 +112,12 @@ pub async fn resolve(seen: Arc<Seen>, access: Access) {
         loop {
             number = (number + 1) % NAMES;
             let (target, begun) = (Target { host: Host::Name(name(number)), port: 7 }, Instant::now());
-            match timeout(GRACE, client.open_target(&target)).await {
+            match timeout(PATIENCE, client.open_target(&target)).await {
                 Ok(Ok(tunnel)) => {
                     seen.resolved.fetch_add(1, Relaxed);
                     tunnel.udp.finish();
                 }
-                _ => {
-                    let excused = excuses(&seen.renamed, GRACE, begun) || excuses(&seen.killed, GRACE, begun);
-                    assert!(excused, "{target:?} was not reached, although the name server runs");
-                    seen.unresolved.fetch_add(1, Relaxed);
-                }
+                _ => seen.unresolved(begun, &name(number)),
             }
             sleep(INTERVAL).await;
             if client.ended.is_finished() || seen.is_over.load(Relaxed) {

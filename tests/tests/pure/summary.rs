@@ -1,0 +1,62 @@
+//! The summary of a log of `tests/run`.
+
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+/// Returns whether a run with this log succeeds, and the last line of its summary.
+fn summary(log: &str) -> (bool, String) {
+    let mut command = Command::new("awk");
+    command.args(["-f", concat!(env!("CARGO_MANIFEST_DIR"), "/summary.awk")]);
+    let mut awk = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    awk.stdin.take().unwrap().write_all(log.as_bytes()).unwrap();
+    let output = awk.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    (output.status.success(), said.lines().last().unwrap().to_owned())
+}
+
+#[test]
+fn tests_of_all_executables_are_added_up() {
+    let log = "=== pure one\ntest a ... ok\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured\n=== ended 0\n\
+               === unasked two\nskipped: b: the vm ring was not requested\n=== ended 0\n\
+               === the pure ring took 1 s\n";
+    assert_eq!(summary(log), (true, "1 passed, 0 failed, 1 skipped".to_owned()));
+}
+
+#[test]
+fn a_step_that_prepares_a_ring_runs_no_test_and_may_fail() {
+    assert_eq!(summary("=== netns clients\n=== ended 0\n"), (true, "0 passed, 0 failed, 0 skipped".to_owned()));
+    assert_eq!(summary("=== netns clients\n=== ended 3\n"), (false, "0 passed, 1 failed, 0 skipped".to_owned()));
+}
+
+#[test]
+fn a_failure_stays_one_when_the_guest_dies_and_another_guest_runs_the_rest() {
+    let rest = "=== died\n=== vm three\ntest a ... ok\ntest result: ok. 2 passed; 0 failed; 0 ignored\n=== ended 0\n";
+    let lost = "=== vm three\r\ntest a ... FAILED\r\n";
+    assert_eq!(summary(&format!("{lost}{rest}")), (false, "2 passed, 1 failed, 0 skipped".to_owned()));
+    let told = "=== vm one\ntest x ... FAILED\ntest result: FAILED. 0 passed; 1 failed; 0 ignored\n=== ended 101\n=== vm three\n";
+    assert_eq!(
+        summary(&format!("{told}{rest}")),
+        (false, "2 passed, 1 failed, 0 skipped".to_owned()),
+        "it counts once"
+    );
+    assert_eq!(summary(&format!("=== vm three\n{rest}")), (true, "2 passed, 0 failed, 0 skipped".to_owned()));
+}
+
+#[test]
+fn an_executable_that_does_not_end_well_fails_the_run() {
+    let passed = "test result: ok. 1 passed; 0 failed; 0 ignored\n";
+    for log in ["=== pure one\n", "=== pure one\n=== ended 124\n", "=== netns one\n=== ended 0\n"] {
+        let (is_green, said) = summary(log);
+        assert!(!is_green && said.contains(" 1 failed"), "{log}: {said}");
+    }
+    assert!(!summary(&format!("=== pure one\n{passed}=== netns two\n=== ended 1\n")).0);
+}
+
+#[test]
+fn a_test_that_a_requested_ring_skips_fails_the_run() {
+    let log = "=== netns one\nskipped: a: the kernel lacks this\n\
+               test result: ok. 2 passed; 0 failed; 0 ignored\n=== ended 0\n";
+    assert_eq!(summary(log), (false, "1 passed, 0 failed, 1 skipped".to_owned()));
+}
