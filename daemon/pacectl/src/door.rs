@@ -206,6 +206,19 @@ fn raw_message(error: &anyhow::Error) -> String {
     }
 }
 
+/// Fetches all rows of a list, page by page: each with the token of the page before.
+pub(crate) async fn pages<T>(mut page: impl AsyncFnMut(String) -> Result<(Vec<T>, String)>) -> Result<Vec<T>> {
+    let (mut all, mut token) = (Vec::new(), String::new());
+    loop {
+        let (rows, next) = page(token).await?;
+        all.extend(rows);
+        if next.is_empty() {
+            return Ok(all);
+        }
+        token = next;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use masque::request::TunnelRefused;

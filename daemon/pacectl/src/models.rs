@@ -6,7 +6,7 @@ use anyhow::Result;
 use api::{ControlClient, say, v1};
 
 use super::{
-    status::pages,
+    door::pages,
     table::{age, or_dash, show, table},
 };
 

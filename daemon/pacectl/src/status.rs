@@ -12,6 +12,7 @@ use super::{
     columns::{
         CLASS, Column, DROPPED, EXPIRED_STREAMS, LATE_PACKETS, LATE_PAYLOADS, RATE, ROLE, SENT, TUNNELS, legend,
     },
+    door::pages,
     models::policy,
     table::{age, bytes, lines, or_dash, rate, sender, show, span, table, time},
 };
@@ -218,19 +219,6 @@ async fn ensure_class(client: &mut ControlClient, name: &str) -> Result<()> {
         return Ok(());
     }
     Err(Status::not_found(format!("there is no class {name}; `pacectl classes` lists them")).into())
-}
-
-/// Fetches all rows of a list, page by page: each with the token of the page before.
-pub(crate) async fn pages<T>(mut page: impl AsyncFnMut(String) -> Result<(Vec<T>, String)>) -> Result<Vec<T>> {
-    let (mut all, mut token) = (Vec::new(), String::new());
-    loop {
-        let (rows, next) = page(token).await?;
-        all.extend(rows);
-        if next.is_empty() {
-            return Ok(all);
-        }
-        token = next;
-    }
 }
 
 const TUNNEL: [&str; 9] = ["id", "conn", "user or sender", "class", "proto", "target", "open for", "up", "down"];

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use self::arrivals::Arrivals;
+use self::arrivals::PacketArrivals;
 
 mod arrivals;
 
@@ -26,7 +26,7 @@ struct Counts {
     lost_packets: AtomicU64,
     lost: Episodes,
     gaps: Episodes,
-    arrivals: Arrivals,
+    arrivals: PacketArrivals,
     window_bytes: AtomicU64,
     in_flight_bytes: AtomicU64,
 }

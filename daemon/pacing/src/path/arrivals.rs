@@ -18,7 +18,7 @@ const PROBES_DISTANCE: u64 = 2;
 
 /// Arrivals on one connection. One thread writes; others may read.
 #[derive(Debug, Default)]
-pub(super) struct Arrivals {
+pub(super) struct PacketArrivals {
     pub(super) arrived: AtomicU64,
     /// Numbers that have not arrived although a larger one has.
     pub(super) missing: AtomicU64,
@@ -31,7 +31,7 @@ pub(super) struct Arrivals {
     last_skipped_us: AtomicU64,
 }
 
-impl Arrivals {
+impl PacketArrivals {
     /// Counts an arrival by its number, on a path with this shortest round trip; 0 if it is unknown. Returns whether packets before it
     /// were lost or are late: the sender did not leave out all of their numbers.
     pub(super) fn note(&self, number: u64, now_us: u64, shortest_us: u64) -> bool {
@@ -79,7 +79,7 @@ mod tests {
     /// How many of 1,000,000 packets, `per_rtt` in each round trip of `rtt_us`, show that packets were lost. `lost` says by its number
     /// which packet is lost. With `skips`, the sender leaves out a number in each round trip.
     fn losses_seen((rtt_us, per_rtt): (u64, u64), skips: bool, mut lost: impl FnMut(u64) -> bool) -> usize {
-        let arrivals = Arrivals::default();
+        let arrivals = PacketArrivals::default();
         let seen = (0..1_000_000_u64).filter(|packet| {
             let number = packet + if skips { packet / per_rtt } else { 0 };
             !lost(*packet) && arrivals.note(number, packet * rtt_us / per_rtt, rtt_us)
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn arrivals_that_come_closer_together_because_we_were_busy_are_no_loss() {
-        let arrivals = Arrivals::default();
+        let arrivals = PacketArrivals::default();
         // One number of three is left out in each round trip of 6 ms, and the arrivals of every other one are read 5 ms late.
         for round in 0..1_000 {
             let now_us = round * 6_000 + round % 2 * 5_000;
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_probes_after_a_timeout_are_no_loss() {
-        let arrivals = Arrivals::default();
+        let arrivals = PacketArrivals::default();
         let seen = [0, 1, 3, 5, 6, 7].map(|number| arrivals.note(number, 1_000 * number, 100_000));
         assert_eq!((seen, arrivals.skipped.load(Relaxed)), ([false; 6], 2));
         assert!(arrivals.note(9, 9_000, 100_000), "there are no three probes at once");
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn packets_that_are_late_are_neither_lost_nor_left_out() {
-        let arrivals = Arrivals::default();
+        let arrivals = PacketArrivals::default();
         for pair in 0..1_000 {
             assert!(!arrivals.note(2 * pair + 1, 20_000 * pair, 10_000));
             assert!(!arrivals.note(2 * pair, 20_000 * pair + 100, 10_000));
