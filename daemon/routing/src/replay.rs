@@ -59,7 +59,7 @@ pub fn replay(decisions: &[Decision], asked: NamedPolicy<'_>) -> Replayed {
     let mut replayed = Replayed::default();
     // A gateway gets another router when it gets another configuration.
     let mut routers: BTreeMap<(Vec<String>, Vec<u32>, u16), Router> = BTreeMap::new();
-    // Of all models so far: a record has only those that were open.
+    // The last known reward of each model. A record names only the models that were open to its request.
     let mut rewards: BTreeMap<&str, f32> = BTreeMap::new();
     for decision in decisions {
         let names = match asked.models {

@@ -39,8 +39,8 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>])
 /// Receives a message and its descriptors; `None` once the other process has closed its end.
 ///
 /// # Errors
-/// There is none yet (on a non-blocking socket), or the message is unreadable ([`is_unreadable`]): it is invalid, or this
-/// process has too few descriptors left for those that came with it, all of which are closed then.
+/// There is none yet (on a non-blocking socket), or the message is unreadable ([`is_unreadable`]): it is invalid, or it
+/// brings more descriptors than this process may still open. The descriptors of an unreadable message are closed.
 pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut bytes = [0; MOST_BYTES];
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];

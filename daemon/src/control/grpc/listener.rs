@@ -291,7 +291,7 @@ impl Hall {
     async fn greet(&self, stream: TcpStream) -> Result<Door, &'static str> {
         // Answers are small, and the client waits for them.
         _ = stream.set_nodelay(true);
-        // Before the certificates are looked up, so that no connection outlives those that admitted it.
+        // The stay begins before the handshake. If the certificates change in between, it ends, and so does this connection.
         let stay = self.stay.begin();
         let greeting = TlsAcceptor::from(self.certificates.0.load_full()).accept(stream).await;
         let stream = greeting.inspect_err(|error| tracing::debug!("a caller's handshake failed: {error}"));
