@@ -95,27 +95,34 @@ pub struct TcpPump {
     stopped: Arc<StoppedReaders>,
     /// What is known about the socket as the reader of the request.
     reader: Reader,
-    /// How many bytes the socket took.
-    written_bytes: u64,
 }
 
 /// What is known about a socket that takes the bytes of a request.
 #[derive(Debug)]
 enum Reader {
-    /// It has always taken all bytes.
+    /// It takes bytes.
     Takes,
-    /// Bytes waited for it lately. It took some, or began to be watched, at this time.
+    /// Bytes waited for it lately. At this time, it took some, or the first of the bytes that wait now arrived.
     Watched { since: Instant },
-    /// Bytes wait for it, and it has taken none for [`READER_PATIENCE`]; what it had taken before.
-    Stopped { place: StoppedReader, written_bytes: u64 },
+    /// Bytes wait for it, and it has taken none for [`READER_PATIENCE`].
+    Stopped(StoppedReader),
 }
 
 impl Reader {
+    /// Notes that it took bytes, or that bytes begin to wait for it.
+    fn progress(&mut self) {
+        match self {
+            Self::Takes => {}
+            Self::Watched { since } => *since = Instant::now(),
+            Self::Stopped(_) => *self = Self::Takes,
+        }
+    }
+
     /// Returns when a watched reader is to be judged.
     fn due(&self) -> Option<Instant> {
         match self {
             Self::Watched { since } => Some(*since + READER_PATIENCE),
-            Self::Takes | Self::Stopped { .. } => None,
+            Self::Takes | Self::Stopped(_) => None,
         }
     }
 }
@@ -126,10 +133,8 @@ enum Step {
     Ended,
     /// The socket has stopped, and the connection has no room for so many tunnels whose sockets have.
     Stopped,
-    /// The socket took all bytes until now, and takes no more at the moment.
+    /// The socket takes no more bytes at the moment.
     Waits,
-    /// The socket had stopped and takes bytes again.
-    Takes,
 }
 
 impl TcpPump {
@@ -166,7 +171,6 @@ impl TcpPump {
             traffic,
             stopped: http.stopped_readers().clone(),
             reader: Reader::Takes,
-            written_bytes: 0,
         }
     }
 
@@ -184,8 +188,8 @@ impl TcpPump {
 
     /// Relays until both sides have ended, one has failed, or no bytes have moved for `idle`. Calls `on_class` with the
     /// old and the new class when the tunnel's class changes. When both sides have ended, waits for at most `idle` until the other
-    /// end has acknowledged everything: a connection that is closed before that cuts the tail. If the socket has stopped to take bytes, the
-    /// tunnel ends when too many of its connection have stopped.
+    /// end has acknowledged everything: a connection that is closed before that cuts the tail. A tunnel whose socket has stopped taking
+    /// bytes ends when the connection has no room for so many of them.
     pub async fn run(mut self, idle: Duration, mut on_class: impl FnMut(&TcpStream, &Class, &Arc<Class>)) -> End {
         let (mut moved, mut quiet_since) = (self.traffic.bytes(), Instant::now());
         // An early end of any kind is a reset (RFC 9114 §4.4), so that neither peer takes a part for the whole.
@@ -203,7 +207,6 @@ impl TcpPump {
                 }
                 Ok(Ok(Step::Stopped)) => break End::Stopped,
                 Ok(Ok(Step::Waits)) => self.reader = Reader::Watched { since: Instant::now() },
-                Ok(Ok(Step::Takes)) => self.reader = Reader::Takes,
                 Ok(Err(error)) => break End::Failed(error),
                 Err(_) => {
                     let now = Instant::now();
@@ -238,12 +241,9 @@ impl TcpPump {
         if to_socket.is_ready() && from_socket.is_ready() {
             return Poll::Ready(Ok(Step::Ended));
         }
-        match &mut self.reader {
+        match &self.reader {
             Reader::Takes if !self.unwritten.is_empty() => Poll::Ready(Ok(Step::Waits)),
-            Reader::Stopped { written_bytes, .. } if *written_bytes != self.written_bytes => {
-                Poll::Ready(Ok(Step::Takes))
-            }
-            Reader::Stopped { place, .. } => place.poll_has_to_end(cx).map(|()| Ok(Step::Stopped)),
+            Reader::Stopped(place) => place.poll_has_to_end(cx).map(|()| Ok(Step::Stopped)),
             Reader::Takes | Reader::Watched { .. } => Poll::Pending,
         }
     }
@@ -252,7 +252,7 @@ impl TcpPump {
     fn judge(&mut self) {
         self.reader = match self.unwritten.is_empty() {
             true => Reader::Takes,
-            false => Reader::Stopped { place: self.stopped.enter(), written_bytes: self.written_bytes },
+            false => Reader::Stopped(self.stopped.enter()),
         };
     }
 
@@ -262,10 +262,7 @@ impl TcpPump {
                 ready!(self.gate.poll(cx, TransferCost::of_tcp(self.unwritten.len())));
                 let written = ready!(Pin::new(&mut self.socket).poll_write(cx, &self.unwritten))?;
                 self.unwritten.advance(written);
-                self.written_bytes += written as u64;
-                if let Reader::Watched { since } = &mut self.reader {
-                    *since = Instant::now();
-                }
+                self.reader.progress();
                 match self.role {
                     PolicyRole::Relay => self.traffic.add_up(written as u64, 0),
                     PolicyRole::Edge => self.traffic.add_down(written as u64, 0),
@@ -276,7 +273,10 @@ impl TcpPump {
                 return Pin::new(&mut self.socket).poll_shutdown(cx).map_err(TcpError::from);
             }
             match ready!(self.request.recv.poll_part(cx))? {
-                Some(Part::Data(bytes)) => self.unwritten = bytes,
+                Some(Part::Data(bytes)) => {
+                    self.unwritten = bytes;
+                    self.reader.progress();
+                }
                 Some(_) => {}
                 None => self.request_finished = true,
             }
