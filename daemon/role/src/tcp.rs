@@ -102,7 +102,9 @@ pub struct TcpPump {
 enum Reader {
     /// It takes bytes.
     Takes,
-    /// Bytes waited for it lately. At this time, it took some, or the first of the bytes that wait now arrived.
+    /// It has just refused bytes.
+    Waits,
+    /// It refused bytes lately. At this time, it took some, or the first of the bytes that wait now arrived.
     Watched { since: Instant },
     /// Bytes wait for it, and it has taken none for [`READER_PATIENCE`].
     Stopped(StoppedReader),
@@ -112,9 +114,15 @@ impl Reader {
     /// Notes that it took bytes, or that bytes begin to wait for it.
     fn progress(&mut self) {
         match self {
-            Self::Takes => {}
             Self::Watched { since } => *since = Instant::now(),
-            Self::Stopped(_) => *self = Self::Takes,
+            Self::Takes | Self::Waits | Self::Stopped(_) => *self = Self::Takes,
+        }
+    }
+
+    /// Notes that it refused bytes.
+    fn refuse(&mut self) {
+        if matches!(self, Self::Takes) {
+            *self = Self::Waits;
         }
     }
 
@@ -122,7 +130,7 @@ impl Reader {
     fn due(&self) -> Option<Instant> {
         match self {
             Self::Watched { since } => Some(*since + READER_PATIENCE),
-            Self::Takes | Self::Stopped(_) => None,
+            Self::Takes | Self::Waits | Self::Stopped(_) => None,
         }
     }
 }
@@ -131,7 +139,7 @@ impl Reader {
 enum Step {
     /// Both directions have ended.
     Ended,
-    /// The socket has stopped, and the connection has no room for so many tunnels whose sockets have.
+    /// The socket has stopped, and the connection has no room for so many stopped tunnels.
     Stopped,
     /// The socket takes no more bytes at the moment.
     Waits,
@@ -242,7 +250,7 @@ impl TcpPump {
             return Poll::Ready(Ok(Step::Ended));
         }
         match &self.reader {
-            Reader::Takes if !self.unwritten.is_empty() => Poll::Ready(Ok(Step::Waits)),
+            Reader::Waits => Poll::Ready(Ok(Step::Waits)),
             Reader::Stopped(place) => place.poll_has_to_end(cx).map(|()| Ok(Step::Stopped)),
             Reader::Takes | Reader::Watched { .. } => Poll::Pending,
         }
@@ -259,8 +267,16 @@ impl TcpPump {
     fn poll_to_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
         loop {
             while !self.unwritten.is_empty() {
-                ready!(self.gate.poll(cx, TransferCost::of_tcp(self.unwritten.len())));
-                let written = ready!(Pin::new(&mut self.socket).poll_write(cx, &self.unwritten))?;
+                if self.gate.poll(cx, TransferCost::of_tcp(self.unwritten.len())).is_pending() {
+                    // The rate of the class or the user holds the bytes, and not the socket.
+                    self.reader = Reader::Takes;
+                    return Poll::Pending;
+                }
+                let Poll::Ready(written) = Pin::new(&mut self.socket).poll_write(cx, &self.unwritten) else {
+                    self.reader.refuse();
+                    return Poll::Pending;
+                };
+                let written = written?;
                 self.unwritten.advance(written);
                 self.reader.progress();
                 match self.role {
