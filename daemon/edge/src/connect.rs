@@ -188,7 +188,7 @@ fn word_of(error: &h3::Error) -> &'static str {
 #[must_use]
 pub(crate) fn word_of_udp(end: &TunnelEnd) -> &'static str {
     match end {
-        TunnelEnd::Http(error) if !end.is_violation() => word_of(error),
+        TunnelEnd::Http(error) => word_of(error),
         _ => "violation",
     }
 }

@@ -64,7 +64,7 @@ pub struct EdgeMetrics {
 struct LocalAddress(SocketAddr);
 
 impl Default for LocalAddress {
-    /// Returns an address that is none, for counters that belong to no local address.
+    /// Returns the unspecified address, for counters without a local address.
     fn default() -> Self {
         Self((Ipv6Addr::UNSPECIFIED, 0).into())
     }

@@ -380,10 +380,14 @@ impl Edge {
             if !changed.is_empty() {
                 info!(
                     listen = %other.wanted.listen(), protocol = other.wanted.name(), files = changed.join(", "),
-                    "files have changed: connecting to the relay anew, and ending what is open"
+                    "files have changed: serving the local address anew"
                 );
             }
         }
+        // The uplinks that may carry the last answers of local addresses that end.
+        let serves_models = |served: &&Served| matches!(served.wanted, Wanted::Serve(_));
+        let ending = before.iter().flatten().filter(serves_models);
+        let answering: Vec<_> = ending.flat_map(|served| served.keys.iter().chain(&served.before)).cloned().collect();
         for served in before.into_iter().flatten() {
             served.task.abort();
             if others.iter().all(|other| !other.wanted.is_at(&served.wanted)) {
@@ -419,13 +423,14 @@ impl Edge {
         let served = &self.served;
         let uses = |served: &Served, key: &SharingKey| served.keys.contains(key) || served.before.contains(key);
         let is_unused = |shared: &mut Shared| !served.iter().any(|served| uses(served, &shared.key));
-        let unused: Vec<_> = self.uplinks.extract_if(.., is_unused).collect();
-        self.close_uplinks(unused);
+        let unused = self.uplinks.extract_if(.., is_unused);
+        let (answering, silent): (Vec<_>, Vec<_>) = unused.partition(|shared| answering.contains(&shared.key));
+        self.close_uplinks(silent, None);
+        self.close_uplinks(answering, Some(self.last_answers.clone()));
         self.link_gateways();
     }
 
-    /// Tells each connection to a gateway which others can take its requests now: those of local addresses that spread requests over
-    /// it and others.
+    /// Tells each uplink to a gateway which other uplinks can take its requests: a local address spreads its requests over both.
     fn link_gateways(&self) {
         for Shared { key, uplink, .. } in &self.uplinks {
             let spread = self.served.iter().filter(|served| served.keys.contains(key)).flat_map(|served| &served.keys);
@@ -435,14 +440,15 @@ impl Edge {
         }
     }
 
-    /// Closes connections gracefully after their tunnels were told to end, and after the last answers. A connection inside a tunnel closes before the connection
-    /// that carries the tunnel.
-    fn close_uplinks(&mut self, uplinks: Vec<Shared>) {
+    /// Closes connections gracefully after their tunnels were told to end, and after the last answers if there are any on them. A
+    /// connection inside a tunnel closes before the connection that carries the tunnel.
+    fn close_uplinks(&mut self, uplinks: Vec<Shared>, last_answers: Option<LastAnswers>) {
         let mut by_hops: BTreeMap<usize, Vec<Arc<Uplink>>> = BTreeMap::new();
-        let last_answers = self.last_answers.clone();
         self.connections.spawn(async move {
             tokio::task::yield_now().await;
-            last_answers.ended().await;
+            if let Some(last_answers) = last_answers {
+                last_answers.ended().await;
+            }
             for Shared { key, uplink, task } in uplinks {
                 task.abort();
                 by_hops.entry(key.hops.len()).or_default().push(uplink);
@@ -468,10 +474,11 @@ impl Edge {
         }
     }
 
-    /// How long [`Edge::end`] may take; `None` if no local address serves models.
+    /// How long [`Edge::end`] may take; `None` if no local address serves models, and no answer of a former one goes on.
     #[must_use]
     pub fn drain(&self) -> Option<Duration> {
-        self.served.iter().any(|served| matches!(served.wanted, Wanted::Serve(_))).then_some(serve::DRAIN)
+        let serves_models = self.served.iter().any(|served| matches!(served.wanted, Wanted::Serve(_)));
+        (serves_models || self.last_answers.go_on()).then_some(config::relay::DRAIN)
     }
 
     /// Cuts the answers that have not ended.
@@ -490,7 +497,7 @@ impl Edge {
     pub async fn close(&mut self) {
         self.end().await;
         let uplinks = std::mem::take(&mut self.uplinks);
-        self.close_uplinks(uplinks);
+        self.close_uplinks(uplinks, None);
         while self.connections.join_next().await.is_some() {}
     }
 }

@@ -5,7 +5,6 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     sync::Arc,
-    time::Duration,
 };
 
 use config::serve::Serve;
@@ -41,9 +40,6 @@ use super::{
     uplink::Uplink,
 };
 
-/// How long answers may go on after their local address has ended: the default of a relay's `drain_seconds`.
-pub const DRAIN: Duration = Duration::from_secs(30);
-
 /// A local address, and its connected clients.
 pub struct Clients {
     door: Door,
@@ -51,7 +47,7 @@ pub struct Clients {
     last: LastAnswers,
 }
 
-/// The answers that go on after their local addresses have ended, for up to [`DRAIN`]. Clones share them.
+/// The answers that go on after their local addresses have ended, for up to [`config::relay::DRAIN`]. Clones share them.
 #[derive(Clone, Debug)]
 pub struct LastAnswers(
     /// True once they are cut. Each of these local addresses has a receiver.
@@ -68,6 +64,11 @@ impl LastAnswers {
     /// Cuts all answers, now and later.
     pub fn cut(&self) {
         self.0.send_replace(true);
+    }
+
+    /// Whether there are any.
+    pub fn go_on(&self) -> bool {
+        self.0.receiver_count() > 0
     }
 
     /// Waits until there are none.
@@ -95,7 +96,7 @@ impl Drop for Open {
                 () = door.end() => {}
                 // The sender may be gone before.
                 _ = is_cut.wait_for(|is_cut| *is_cut) => entrance.cut(),
-                () = sleep(DRAIN) => entrance.cut(),
+                () = sleep(config::relay::DRAIN) => entrance.cut(),
             }
         });
     }

@@ -242,7 +242,7 @@ impl Uplink {
         refused
     }
 
-    /// Returns the refusal of the credentials by a relay. Its indices are those of its path and of itself.
+    /// Returns the refusal of the credentials by a relay. `at` holds the index of the path, and the relay's index on it.
     fn refused(&self, at: (usize, usize)) -> Option<CredentialsRefused> {
         self.endpoint_at(at)?.credentials().refused()
     }

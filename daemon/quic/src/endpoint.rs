@@ -48,8 +48,8 @@ pub struct Transport {
     pub keep_alive: Option<Duration>,
     /// How many request streams the peer may have open at once.
     pub max_requests: u64,
-    /// The flow-control window of each stream, in bytes: what one may carry in a round trip. A connection's window has
-    /// [`stream_windows`] of them, which is how much a peer whose bytes we do not read can make us hold.
+    /// The flow-control window of each stream, in bytes: what one may carry in a round trip. A connection's window is
+    /// [`stream_windows`] times as large. A peer can make us hold that much if we do not read its bytes.
     pub stream_window_bytes: u64,
     /// Most bytes of a stream that may be handed to the transport and not acknowledged.
     pub stream_buffer_bytes: u32,

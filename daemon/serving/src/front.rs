@@ -114,7 +114,7 @@ impl Front {
                 // First, so that another door with the same socket gets all clients from then on.
                 biased;
                 () = connection::ends(&mut ends) => {
-                    // They may stay silent for long, and have no answer to lose.
+                    // Newcomers may stay silent for long, and they have no answer to lose.
                     hall.newcomers.evict_all();
                     return door.end().await;
                 }

@@ -234,8 +234,8 @@ impl Work<'_> {
         }
     }
 
-    /// Asks relays that refuse the credentials whether they still do. They close the connections of strangers, so that this is about
-    /// connections on which they have accepted a request before.
+    /// Asks relays that refuse the credentials whether they still do, on connections on which they have accepted a request before.
+    /// Relays close all other connections themselves.
     pub(super) fn introduce_again(&mut self) {
         let is_refused = |line: &&Arc<Line>| line.relay.is_let_in() && line.relay.credentials().refused().is_some();
         let lines: Vec<_> = self.uplink.state.borrow().usable().filter(is_refused).cloned().collect();

@@ -26,8 +26,7 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    /// Begins the record of a request on a connection that ends for the reason of `departure`, with the addresses of the listener and the
-    /// client.
+    /// Begins the record of a request, with the addresses of the listener and the client. `departure` says why its connection ends.
     pub(super) fn begin(
         access: &Arc<AccessLog>,
         began: Instant,

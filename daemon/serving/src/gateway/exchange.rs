@@ -116,7 +116,7 @@ impl From<Error> for Gone {
 }
 
 impl TcpExchange {
-    /// Returns both ends of a request with this body, on a connection that ends for the reason of `departure`.
+    /// Returns both ends of a request with this body. `departure` says why its connection ends.
     #[must_use]
     pub(crate) fn new(body: Incoming, departure: Departure) -> (Self, Awaited) {
         let ((head, awaited), (pieces, coming)) = (oneshot::channel(), mpsc::channel(PIECES));
