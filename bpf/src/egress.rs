@@ -100,8 +100,8 @@ impl Egress {
     }
 
     /// Attaches the program to the egress of a device of the calling thread's namespace, in place of an earlier
-    /// attachment there; `has_fq` says whether the device keeps departure times, until [`KernelClasses::set_fq`] says
-    /// otherwise: if it has for this device, that stays. Kernels without tcx get a filter.
+    /// attachment there; `has_fq` says whether the device keeps departure times, unless [`KernelClasses::set_fq`] has
+    /// already said so for this device. Kernels without tcx get a filter.
     ///
     /// # Errors
     /// There is no such device, or the kernel refuses.
@@ -316,8 +316,7 @@ impl From<KernelTerms> for RawTerms {
     }
 }
 
-/// Ignores that there is no such filter (ENOENT), or no `clsact` (EINVAL), to remove it from (`tc_del_tfilter`,
-/// net/sched/cls_api.c).
+/// Accepts that the filter is already gone (ENOENT), or its `clsact` (EINVAL) (`tc_del_tfilter`, net/sched/cls_api.c).
 fn unless_gone(error: ProgramError) -> Result<(), ProgramError> {
     match &error {
         ProgramError::NetlinkError(refusal) if matches!(refusal.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => {

@@ -47,7 +47,7 @@ impl fmt::Display for TakesRestart {
 /// own rows elsewhere.
 macro_rules! rows {
     ($pairs:expr, $type:ident within [$($inner:ident),*] {
-        $($field:ident: $takes:ident [$($key:literal),+],)*
+        $($field:ident: $takes:ident [$($key:expr),+],)*
     }) => {{
         // Does not compile unless all fields are named.
         let _ = |of: &$type| {
@@ -97,6 +97,9 @@ pub fn policy_sections(old: &Policy, new: &Policy) -> Vec<String> {
     changed
 }
 
+/// The first key of the row of the policy.
+pub const POLICY: &str = "schedule.*";
+
 /// Compares two configurations, key by key.
 #[must_use]
 pub fn rows(old: &Config, new: &Config) -> Vec<ChangeRow> {
@@ -108,7 +111,7 @@ pub fn rows(old: &Config, new: &Config) -> Vec<ChangeRow> {
         paths: Reload ["path.*"],
         hops: Reload ["hop.*"],
         gateway: Reload ["gateway.*"],
-        policy: Reload ["schedule.*", "class.*", "rule.*"],
+        policy: Reload [POLICY, "class.*", "rule.*"],
         metrics: Reload ["metrics.*"],
         log: Reload ["log.*"],
     })

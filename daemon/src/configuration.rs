@@ -52,7 +52,7 @@ fn parts(file: &Path) -> Result<Vec<FilePart>> {
 fn from_parts(file: &Path, parts: &[FilePart]) -> Result<Config> {
     let why = || format!("{} is not valid", file.display());
     let config = Config::from_parts(parts).with_context(why)?;
-    // Callers can set no longer one either, and a reload puts it in force as if one had.
+    // Callers cannot set a longer policy either, and a reload checks the policy of the files as it checks theirs.
     policy::check_length(&config.policy.to_toml()).with_context(why)?;
     Ok(config)
 }

@@ -160,8 +160,8 @@ impl Control {
         })
     }
 
-    /// Reports the policy that takes effect as an event; of several that follow each other at once, perhaps only the last.
-    /// Never returns.
+    /// Reports each policy that takes effect as an event. If several follow each other at once, it may report only the last
+    /// one. Never returns.
     pub async fn follow_policies(&self) {
         let mut policies = self.policies.watch();
         let mut last = policies.borrow_and_update().revision.number;
@@ -193,20 +193,17 @@ impl Control {
             };
             // In steps, because the machine's clock may be set.
             let step = by.duration_since(SystemTime::now()).unwrap_or_default().min(STEP);
-            if timeout(step, in_force.changed()).await.is_ok() {
+            if timeout(step, in_force.changed()).await.is_ok() || SystemTime::now() < by {
                 continue;
             }
             let policies = self.policies.clone();
             let outcome = spawn_blocking(move || policies.expire(number)).await;
-            if let Ok(Err(refusal)) = outcome
-                && told.replace((number, refusal.clone())).is_none_or(|told| told != (number, refusal.clone()))
-            {
+            let Ok(Err(refusal)) = outcome else { continue };
+            if told.replace((number, refusal.clone())).is_none_or(|told| told != (number, refusal.clone())) {
                 tracing::error!("revision {number} was not confirmed, but cannot be rolled back yet: {refusal}");
             }
-            if in_force.has_changed().is_ok_and(|has_changed| !has_changed) {
-                // The refusal of the former policy may be temporary.
-                sleep(STEP).await;
-            }
+            // The refusal of the former policy may be temporary.
+            sleep(STEP).await;
         }
     }
 

@@ -239,7 +239,7 @@ impl Drop for Monitor {
         current.is_over = true;
         current.end();
         drop(current);
-        // A monitor ends when its socket closes, so not while that lies unread in the keeper's.
+        // A monitor ends when its socket closes. A copy of it may lie unread in the keeper's socket and would keep it open.
         loop {
             match message::receive::<Started>(&self.keeper) {
                 Ok(Some(_)) => {}

@@ -169,8 +169,8 @@ impl Doors {
         Ok(PreparedDoors { settings: settings.clone(), unix, tcp, shown })
     }
 
-    /// Opens the prepared doors, and shuts unwanted doors, whose connections end within a second. If other certificates
-    /// than before admit callers over TCP, all connections over TCP end as well.
+    /// Opens the prepared doors, and shuts unwanted doors, whose connections end within a second. If `client_ca` or
+    /// `client_crl` has changed, all connections over TCP end as well.
     pub fn open(&mut self, PreparedDoors { settings, unix, tcp, shown }: PreparedDoors) {
         self.writers.replace(&settings.writers);
         self.bearers.replace(settings.tcp.as_ref().map_or(&[][..], |tcp| &tcp.writers));

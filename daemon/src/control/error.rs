@@ -26,7 +26,7 @@ pub enum ErrorKind {
     Invalid,
     /// Read the revision in force. It differs from the expected one.
     Stale,
-    /// Wait for the end of a trial, or begin one.
+    /// Wait for the end of a trial, begin one, or name the revision.
     Trial,
     /// Ask again at another time, or elsewhere.
     NotNow,

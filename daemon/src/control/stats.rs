@@ -16,8 +16,8 @@ use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use super::{Caller, Control, Error};
 
-/// How long statistics are shared: half the shortest interval, so that one who watches at this interval never receives
-/// the same twice.
+/// How long statistics are shared: half the shortest interval, so that a caller that watches at this interval never
+/// receives the same statistics twice.
 const SHARED: Duration = Duration::from_millis(50);
 
 /// How many streams of statistics and events a caller may watch at once.

@@ -119,7 +119,9 @@ impl Tables {
             }
             (devices, held.marks.is_some())
         };
-        self.has_marks.send_if_modified(|had| !std::mem::replace(had, has_marks) && has_marks);
+        if has_marks {
+            self.has_marks.send_if_modified(|had| !std::mem::replace(had, true));
+        }
         devices.iter().for_each(|(device, has_fq)| self.set_fq(device, *has_fq));
     }
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use bpf::{
     NetworkDevice,
     egress::{self, Egress, Hook},
@@ -116,10 +116,10 @@ impl<'a> Held<'a> {
     fn look(&mut self) {
         let plan = self.plan;
         let roots = if plan.manage_qdisc { qdisc::roots() } else { Ok(BTreeMap::new()) };
-        let roots = roots.unwrap_or_else(|error| {
-            say(format_args!("qdiscs cannot be read: {error:#}"));
-            BTreeMap::new()
-        });
+        let roots = roots.map_err(|error| format!("qdiscs cannot be read: {error:#}"));
+        if let Err(error) = &roots {
+            say(format_args!("{error}"));
+        }
         for device in &plan.devices {
             let index = index(device);
             if self.devices.insert(device.clone(), index) != Some(index) {
@@ -134,9 +134,11 @@ impl<'a> Held<'a> {
                 let is_done = self.parts.get(&key).is_some_and(Result::is_ok);
                 let stands = index.is_some_and(|index| match part {
                     // An administrator's `fq` in place of ours has another outcome.
-                    KernelPart::Fq => roots
-                        .get(&index)
-                        .is_some_and(|root| root.is_fq_of_paced() || root.is_fq() && !self.has_set_fq(index)),
+                    KernelPart::Fq => roots.as_ref().map_or(true, |roots| {
+                        // If they cannot be read, what stood before counts as standing.
+                        let root = roots.get(&index);
+                        root.is_some_and(|root| root.is_fq_of_paced() || root.is_fq() && !self.has_set_fq(index))
+                    }),
                     KernelPart::Egress => self.egress_stands(device, index),
                     KernelPart::Ingress => matches!(&self.ingress, Some(Ok(ingress)) if ingress.is_attached(device)),
                 });
@@ -144,7 +146,10 @@ impl<'a> Held<'a> {
                     continue;
                 }
                 let outcome = match part {
-                    KernelPart::Fq => self.set_fq(device, &roots),
+                    KernelPart::Fq => match &roots {
+                        Ok(roots) => self.set_fq(device, roots),
+                        Err(error) => Err(anyhow!("{error}")),
+                    },
                     KernelPart::Egress => self.attach_egress(device),
                     KernelPart::Ingress => self.attach_ingress(device),
                 };

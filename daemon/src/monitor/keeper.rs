@@ -50,7 +50,7 @@ impl Pause {
 }
 
 /// Keeps a monitor running until the other end of `peer` closes, and then leaves nothing of it behind. If there are no
-/// processes, memory or descriptors left for a monitor, the keeper tries again after a pause, as after one that fell.
+/// processes, memory or descriptors left for a monitor, the keeper tries again after a pause, as it does after a monitor that ended.
 ///
 /// # Errors
 /// The keeper cannot give up its rights, or there is no memory for the ledger. Or `peer` is readable, although no process

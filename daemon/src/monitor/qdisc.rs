@@ -173,7 +173,7 @@ pub(super) fn remove_clsact(index: u32) -> Result<bool> {
 /// The parameters of `fq` (`include/uapi/linux/pkt_sched.h`) that bear on paced's packets, so that they do not depend on the
 /// kernel's defaults. The horizon is twice the longest delay that the tc program sets.
 fn fq_options() -> Vec<TcOption> {
-    const HORIZON_US: u32 = 2_000_000;
+    const HORIZON_US: u32 = (2 * bpf::egress::HORIZON_NS / 1_000) as u32;
     let words: [(u16, u32); 11] = [
         (1, 10_000),    // packets in all
         (2, 1_000),     // packets of a flow

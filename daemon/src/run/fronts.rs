@@ -166,7 +166,6 @@ impl Fronts {
 
     /// Ends a listener. Its socket closes as soon as its task has dropped its own.
     fn leave(&mut self, Open { running, .. }: Open, drain: Duration) {
-        running.ending.send_replace(true);
         self.leaving.spawn(running.end(drain));
     }
 

@@ -61,8 +61,8 @@ impl GatewayRole {
         Ok(PreparedGateway { gateway: self.gateway(config, parts)?, fronts })
     }
 
-    /// Serves the prepared gateway and listeners, and ends all others after their present answers, or after `drain`: by default, the default
-    /// of a relay's `drain_seconds`.
+    /// Serves the prepared gateway and listeners, and ends all others after their present answers, or after `drain`: by
+    /// default, the default of a relay's `drain_seconds`.
     pub(super) fn serve(
         &mut self,
         prepared: PreparedGateway,
@@ -79,7 +79,8 @@ impl GatewayRole {
         self.fronts.serve(fronts, &self.in_force, parts, drain.unwrap_or(DRAIN));
     }
 
-    /// How long its requests may continue after SIGTERM without a relay: the default of a relay's `drain_seconds`. `None` if the gateway has no listeners of its own.
+    /// How long its requests may continue after SIGTERM without a relay: the default of a relay's `drain_seconds`. `None` if
+    /// the gateway has no listeners of its own.
     pub(super) fn drain(&self) -> Option<Duration> {
         (!self.fronts.is_empty()).then_some(DRAIN)
     }

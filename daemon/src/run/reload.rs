@@ -17,7 +17,7 @@ use crate::{
     policy::PolicyReload,
 };
 
-/// The contents of files that a configuration names.
+/// The relay's identities and the certificates that status shows, read from the files that a configuration names.
 struct ReadFiles {
     /// The files as they were before they were read.
     seen: SeenFiles,
@@ -48,12 +48,9 @@ struct Prepared {
     page: Option<Option<MetricsPage>>,
 }
 
-/// The first key of the row of the policy, among the rows of [`change::rows`].
-const POLICY: &str = "schedule.*";
-
 /// Logs which keys of the files a reload changed, and what happened to the policy in force, which callers may have set.
 fn tell(author: &str, changed: &[&str], policy: &PolicyReload) {
-    let own = changed.iter().filter(|key| **key != POLICY).map(|key| (*key).to_owned());
+    let own = changed.iter().filter(|key| **key != change::POLICY).map(|key| (*key).to_owned());
     let keys: Vec<_> = own.chain(policy.changed.iter().cloned()).collect();
     let keys = keys.join(", ");
     match &policy.replaced {
@@ -65,7 +62,7 @@ fn tell(author: &str, changed: &[&str], policy: &PolicyReload) {
                 "configuration reloaded: the {place} has replaced the policy of revision {number} by {by}"
             );
         }
-        None if policy.is_saved && changed.contains(&POLICY) => {
+        None if policy.is_saved && changed.contains(&change::POLICY) => {
             let why = "the saved policy stays in force, and the files' changed policy has no effect";
             tracing::info!(changed = keys, author, "configuration reloaded: {why}");
         }
@@ -105,7 +102,8 @@ impl Daemon {
             let files = ReadFiles::of(&config)?;
             Ok((config, changed, files))
         };
-        // On another thread, because this one moves packets, and a long policy takes a while to read.
+        // On another thread, because this one moves packets, and a long policy takes a while to read. Files of the gateway, the edge and
+        // the doors are still read on this one, by `prepare`.
         let (config, changed, files) = self.runtime.spawn_blocking(read).await??;
         let prepared = self.prepare(&config, files, open)?;
         // It waits for other writers of the policy, which may wait for the disk.

@@ -78,8 +78,8 @@ pub enum ControlListener {
     },
 }
 
-/// The permission for connections to stay open. It ends for all that exist when the [`watch::Sender`] sends, which later
-/// ones do not notice, and when it is dropped.
+/// The permission for connections to stay open. When the [`watch::Sender`] sends, it ends for all present connections, but
+/// not for later ones. When the sender is dropped, it ends for all.
 #[derive(Clone)]
 pub struct Stay(watch::Receiver<()>);
 
