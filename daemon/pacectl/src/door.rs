@@ -207,16 +207,25 @@ fn raw_message(error: &anyhow::Error) -> String {
 }
 
 /// Fetches all rows of a list, page by page: each with the token of the page before.
-pub(crate) async fn pages<T>(mut page: impl AsyncFnMut(String) -> Result<(Vec<T>, String)>) -> Result<Vec<T>> {
+pub(crate) async fn pages<T>(page: impl AsyncFnMut(String) -> Result<(Vec<T>, String)>) -> Result<Vec<T>> {
+    Ok(first_pages(usize::MAX, page).await?.0)
+}
+
+/// Fetches the rows of the first `most` pages of a list, as [`pages`] does. Returns whether there are more.
+pub(crate) async fn first_pages<T>(
+    most: usize,
+    mut page: impl AsyncFnMut(String) -> Result<(Vec<T>, String)>,
+) -> Result<(Vec<T>, bool)> {
     let (mut all, mut token) = (Vec::new(), String::new());
-    loop {
+    for _ in 0..most {
         let (rows, next) = page(token).await?;
         all.extend(rows);
         if next.is_empty() {
-            return Ok(all);
+            return Ok((all, false));
         }
         token = next;
     }
+    Ok((all, true))
 }
 
 #[cfg(test)]

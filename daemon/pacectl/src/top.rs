@@ -23,12 +23,13 @@ use super::{
     columns::{
         CLASS, Column, DROPPED, EXPIRED_STREAMS, LATE_PACKETS, LATE_PAYLOADS, QUEUE, RATE, SOJOURN, TUNNELS, legend,
     },
+    door::first_pages,
     table::{age, bytes, or_dash, rate, sender, span},
 };
 
 mod models;
 
-/// How many pages of tunnels are compared, each of 1000: all of them every second would load a daemon with very many.
+/// How many pages of tunnels are compared, each of 1000: comparing all tunnels every second would load a daemon that has very many.
 const PAGES: usize = 10;
 
 const KEYS: &str = "q quit  ? help  space pause  m models  b/c/d/p/l sort";
@@ -156,9 +157,12 @@ async fn show(client: &mut ControlClient, terminal: &mut DefaultTerminal) -> Res
             found = stats.message() => {
                 let found = found?;
                 ensure!(found.is_some(), "the daemon ended");
+                if screen.is_paused {
+                    continue;
+                }
                 let tunnels = look_at_tunnels(client).await?;
                 screen.update(found.unwrap_or_default(), tunnels);
-                if screen.shows_models && !screen.is_paused {
+                if screen.shows_models {
                     screen.models = look_at_models(client).await?;
                 }
             }
@@ -175,16 +179,12 @@ async fn show(client: &mut ControlClient, terminal: &mut DefaultTerminal) -> Res
 
 /// Returns the open tunnels on the first [`PAGES`] pages, and whether there are more.
 async fn look_at_tunnels(client: &mut ControlClient) -> Result<(Vec<v1::Tunnel>, bool)> {
-    let (mut request, mut tunnels) = (v1::ListTunnelsRequest::default(), Vec::new());
-    for _ in 0..PAGES {
-        let page = client.list_tunnels(request.clone()).await?.into_inner();
-        tunnels.extend(page.tunnels);
-        request.page_token = page.next_page_token;
-        if request.page_token.is_empty() {
-            return Ok((tunnels, false));
-        }
-    }
-    Ok((tunnels, true))
+    first_pages(PAGES, async |page_token| {
+        let asked = v1::ListTunnelsRequest { page_token, ..v1::ListTunnelsRequest::default() };
+        let page = client.list_tunnels(asked).await?.into_inner();
+        Ok((page.tunnels, page.next_page_token))
+    })
+    .await
 }
 
 async fn look_at_models(client: &mut ControlClient) -> Result<Models> {
