@@ -139,7 +139,7 @@ impl Default for GatewaySettings {
             answer_timeout: Duration::from_secs(120),
             stall_timeout: Duration::from_secs(30),
             check_interval: Duration::from_secs(2),
-            margin_percent: 110,
+            margin_percent: sched::route::MARGIN_PERCENT,
             decisions_bytes: 0,
         }
     }

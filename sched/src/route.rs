@@ -15,7 +15,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`serving`] | simulated engines on GPUs, on which policies are tried, tuned and trained |
-//! | [`tune`] | thresholds, found by the cross-entropy method |
+//! | [`tune`] | the cross-entropy method, which tunes thresholds |
 //! | [`train`] | networks, trained by double deep Q-learning |
 //!
 //! A gateway keeps a [`Router`] and, for each engine, a [`Replica`] with its counts and its [`Curve`]:
@@ -95,5 +95,5 @@ pub use features::{Features, fingerprint};
 pub use mlp::{Activations, Mlp, Tensor};
 pub use policy::{DOUBT, Dqn, Measure, RoutingPolicy, Thresholds};
 pub use request::{Model, ModelSet, RoutedRequest, Slo, unread_tokens};
-pub use router::{MARGIN, Router, RouterCounters};
+pub use router::{MARGIN, MARGIN_PERCENT, Router, RouterCounters};
 pub use state::{ClientPath, EngineLoad, Prediction, Replica, State, share_groups};

@@ -3,7 +3,9 @@
 //! A line contains all inputs of the decision, so that another policy can be asked the same question ([`crate::replay`]), and no
 //! part of the request's or the answer's content.
 
-use sched::route::{ClientPath, Cost, Curve, EngineLoad, ModelChoice, ModelSet, Replica, RoutedRequest, Slo};
+use sched::route::{
+    ClientPath, Cost, Curve, EngineLoad, MARGIN_PERCENT, ModelChoice, ModelSet, Replica, RoutedRequest, Slo,
+};
 use serde::{Deserialize, Serialize};
 
 /// A decision about a request that left the choice of its model open, as one line of JSON.
@@ -140,7 +142,7 @@ pub struct AnswerOutcome {
 }
 
 const fn default_margin_percent() -> u16 {
-    110
+    MARGIN_PERCENT
 }
 
 /// Whether a record leaves out a number.

@@ -23,14 +23,13 @@ pub struct NamedPolicy<'a> {
 
 impl NamedPolicy<'_> {
     /// Returns a router as a gateway with this margin has it.
-    fn router(&self, names: &[String], rewards: &BTreeMap<&str, f32>, margin: f64) -> Router {
-        let reward = |name: &String| rewards.get(&name[..]).copied().unwrap_or_default();
-        let model = |name: &String| Model { id: policy::id(name), rewards: vec![reward(name)] };
+    fn router(&self, names: &[String], rewards: &[f32], margin: f64) -> Router {
+        let model = |(name, reward): (&String, &f32)| Model { id: policy::id(name), rewards: vec![*reward] };
         let policy = match self.policy {
             RoutingPolicy::Rule { .. } => RoutingPolicy::Rule { margin },
             other => other.clone(),
         };
-        Router::new(names.iter().map(model).collect(), policy).with_margin(margin)
+        Router::new(names.iter().zip(rewards).map(model).collect(), policy).with_margin(margin)
     }
 }
 
@@ -71,9 +70,10 @@ pub fn replay(decisions: &[Decision], asked: NamedPolicy<'_>) -> Replayed {
             continue;
         }
         rewards.extend(decision.models.iter().map(|open| (&open.name[..], open.reward)));
-        let known = names.iter().map(|name| rewards.get(&name[..]).copied().unwrap_or_default().to_bits());
-        let key = (names.clone(), known.collect(), decision.margin_percent);
-        let router = routers.entry(key).or_insert_with(|| asked.router(&names, &rewards, decision.margin()));
+        let known: Vec<f32> = names.iter().map(|name| rewards.get(&name[..]).copied().unwrap_or_default()).collect();
+        let bits = known.iter().map(|reward| reward.to_bits()).collect();
+        let key = (names.clone(), bits, decision.margin_percent);
+        let router = routers.entry(key).or_insert_with(|| asked.router(&names, &known, decision.margin()));
         let choice = ask(router, decision, &names, asked.classes);
         replayed.note(decision, choice.and_then(|choice| Some((names.get(choice.model)?, choice))));
     }

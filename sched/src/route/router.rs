@@ -39,8 +39,11 @@ pub struct RouterCounters {
     pub fallbacks: [u64; FallbackCause::ALL.len()],
 }
 
-/// The default margin of a rule: an answer may take a tenth longer than predicted.
-pub const MARGIN: f64 = 1.1;
+/// The default margin of a rule, in per cent: an answer may take a tenth longer than predicted.
+pub const MARGIN_PERCENT: u16 = 110;
+
+/// [`MARGIN_PERCENT`] as a factor.
+pub const MARGIN: f64 = MARGIN_PERCENT as f64 / 100.0;
 
 /// The age from which on a load is stale.
 const STALE_NS: u64 = 1_000_000_000;

@@ -17,7 +17,9 @@ mod workload;
 pub use interval::Interval;
 pub use run::{Decide, run};
 pub use score::{Fate, RunOutcome, mean_score};
-pub use workload::{Arrival, RATES, Workload};
+#[cfg(test)]
+pub(crate) use workload::RATES;
+pub use workload::{Arrival, Workload};
 
 use super::curve::{Cost, Curve};
 use super::request::Model;

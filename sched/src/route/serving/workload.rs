@@ -63,7 +63,8 @@ pub enum Workload {
 }
 
 /// The rates of the stable workload, per second: from the lowest to the highest of the paper's figure 4.
-pub const RATES: [f64; 12] = [0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0, 32.0, 48.0];
+#[cfg(test)]
+pub(crate) const RATES: [f64; 12] = [0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0, 32.0, 48.0];
 
 /// A request with its true properties.
 #[derive(Clone, Copy, Debug, PartialEq)]
