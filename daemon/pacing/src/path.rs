@@ -161,7 +161,7 @@ impl PathStats {
 /// late (RFC 9000 §18.2), and senders send in bursts.
 const UNQUEUED_US: u64 = 25_000;
 
-/// Returns a time in microseconds; zero means unknown.
+/// Returns a time in microseconds, at least 1, because zero means unknown.
 fn us(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1)
 }

@@ -230,7 +230,7 @@ fn without_huge_pages(address: usize, bytes: usize) {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use crate::io::skipped;
 
     use super::*;
 
@@ -253,9 +253,7 @@ mod tests {
     #[test]
     fn buffers_are_no_huge_pages() {
         if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
-            // Past the harness, which would keep the line from the runner (`tests/run`).
-            let line = b"\nskipped: buffers_are_no_huge_pages: this kernel has no huge pages\n";
-            std::io::stderr().write_all(line).unwrap();
+            skipped("buffers_are_no_huge_pages", "this kernel has no huge pages");
             return;
         }
         let buffers = buffers();

@@ -26,7 +26,8 @@ pub(super) struct PacketArrivals {
     pub(super) skipped: AtomicU64,
     /// One more than the largest number that has arrived.
     next: AtomicU64,
-    /// One more than the number that the sender may have left out last, and when the next one arrived; zero without any.
+    /// One more than the last number that the sender may have left out, and when the packet after it arrived; zero if there is
+    /// none.
     last_skipped: AtomicU64,
     last_skipped_us: AtomicU64,
 }
