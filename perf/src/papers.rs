@@ -93,8 +93,6 @@ pub fn run(bounds: &Bounds) -> Result<()> {
         checkout.still(&Checkout::standing())?;
         match run_cell(cell, expected, &bounds.folder, &checkout) {
             Ok(rows) => {
-                // The program may have been built again before it started.
-                checkout.still(&Checkout::standing()).with_context(|| format!("{cell}: its rows are discarded"))?;
                 results.replace(cell, &rows)?;
                 durations.set(cell, started.elapsed());
                 durations.write(&bounds.folder)?;
@@ -117,6 +115,8 @@ fn run_cell(cell: &Cell, expected: Duration, results: &Path, checkout: &Checkout
     let folder = std::env::temp_dir().join(format!("paced-papers-{}", std::process::id()));
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let rows = run_in(cell, expected, &folder, checkout).and_then(|rows| {
+        // The program may have been built again before it started. The next cell then ends the run.
+        checkout.still(&Checkout::standing()).context("its rows and pictures are discarded")?;
         if cell.variant == BASE {
             keep_pictures(cell, &folder, results)?;
         }

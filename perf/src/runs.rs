@@ -130,7 +130,7 @@ fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
             write_rows(path, &rows, &origin, |row| fingerprint(&row.variant))?;
         }
     }
-    show_serving(&rows, &plan.goals, experiment.plot.as_deref())
+    show_serving(&rows, &goals(plan, &rows), experiment.plot.as_deref())
 }
 
 fn run_paths(experiment: &Experiment, plan: &PathsPlan) -> Result<()> {
@@ -249,10 +249,16 @@ pub fn show(results: &Path, plot: Option<&Path>) -> Result<()> {
     // Rows of a plan that is no longer there have no goals.
     let plan = rows.first().and_then(|row| plan::Any::read(&row.plan).ok());
     let goals = match plan {
-        Some(plan::Any::Serving(plan)) => plan.goals,
+        Some(plan::Any::Serving(plan)) => goals(&plan, &rows),
         _ => Goals::default(),
     };
     show_serving(&rows, &goals, plot)
+}
+
+/// Returns the goals of the variant that tables show: the variant of the first row.
+fn goals(plan: &ServingPlan, rows: &[routing::Row]) -> Goals {
+    let variant = rows.first().and_then(|row| plan.variant(&row.variant).ok());
+    variant.map_or_else(Goals::default, |plan| plan.goals)
 }
 
 /// Prints tables of rows, and draws a picture of the first variant.

@@ -10,7 +10,7 @@ use instruments::{
 use plan::{Class, Plan, Scheduler};
 use sched::route::serving::Interval;
 
-use super::{Run, row::Row};
+use super::{Run, row::Row, table::distinct};
 
 /// All repetitions of a scheduler.
 #[derive(Clone, Debug)]
@@ -148,13 +148,8 @@ impl Outcome {
     }
 
     fn medians(&self, figures: impl Fn(&Run) -> &[Figure]) -> impl Iterator<Item = Measured> {
-        // Any run may lack a figure that another has, also the first.
-        let mut all: Vec<(&'static str, &'static str)> = Vec::new();
-        for &Figure { metric, unit, .. } in self.runs.iter().flat_map(&figures) {
-            if !all.iter().any(|(known, _)| *known == metric) {
-                all.push((metric, unit));
-            }
-        }
+        // Any run, even the first, may lack a figure that another has.
+        let all = distinct(self.runs.iter().flat_map(&figures).map(|figure| (figure.metric, figure.unit)));
         all.into_iter().map(move |(metric, unit)| {
             let by_seed: Vec<_> = self.runs.iter().map(|run| load::value(figures(run), metric)).collect();
             Measured { metric, value: median(by_seed.iter().flatten().copied()), by_seed, unit }

@@ -71,8 +71,8 @@ pub struct OfClass {
     pub score: f64,
     /// How many requests each model answered, completely or not.
     pub selected: BTreeMap<String, usize>,
-    /// From when a request was due to its first token, in milliseconds: median and 95 % of all requests, of which those without a
-    /// token count as the slowest. `None` for a quantile that too few requests reached, or if there were no requests.
+    /// From when a request was due to its first token, in milliseconds: median and 95 % of all requests; requests without a token
+    /// count as the slowest. `None` for a quantile that too few requests reached, or if there were no requests.
     pub first_token_ms: [Option<f64>; 2],
     /// The same from when a request was due to the end of its whole answer.
     pub whole_ms: [Option<f64>; 2],

@@ -119,7 +119,7 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
-/// Returns a cell of simulations whose rows name no schedulers.
+/// Returns a cell on the simulators' clock; rows without a fingerprint count as its own. The caller adds repetitions and schedulers.
 fn simulated(plan: &str, variant: &str, fingerprint: String, seconds: f64) -> Cell {
     Cell {
         plan: plan.to_owned(),

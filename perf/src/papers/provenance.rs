@@ -36,7 +36,7 @@ pub struct Provenance {
     pub dirty: bool,
     /// Whether each row names the trees of all folders of the product.
     pub has_trees: bool,
-    /// The product's folders that have changed since, among the folders that the rows depend on.
+    /// The folders of the product and of the simulators that have changed since, among the folders that the rows depend on.
     pub changed: Vec<String>,
 }
 

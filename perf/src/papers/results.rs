@@ -41,8 +41,8 @@ impl Results {
     /// Reads all files of a folder.
     ///
     /// # Errors
-    /// When a file cannot be read, or has a line that is no JSON or, unlike others of the file, no row; the error has the
-    /// number of the line.
+    /// When a file cannot be read, a line is not JSON, or a file of rows has a line that is no row; the error has the line's
+    /// number.
     pub fn open(folder: &Path) -> Result<Self> {
         let mut files = BTreeMap::new();
         for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {

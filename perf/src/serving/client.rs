@@ -79,7 +79,8 @@ pub struct Load {
 }
 
 impl Clients {
-    /// Creates clients that send requests to `at`. A connection or an answer of which nothing arrives for `patience` is an error.
+    /// Creates clients that send requests to `at`. If a connection is not made, or nothing
+    /// more of an answer arrives, within `patience`, that is an error.
     ///
     /// # Errors
     /// When there is no memory for histograms.

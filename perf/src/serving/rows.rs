@@ -174,7 +174,7 @@ impl Rows {
 }
 
 impl Row {
-    /// Returns the seed and the sample of each round.
+    /// Returns the seed and the sample of each round; nothing for older rows, which have no `seeds`.
     fn rounds(&self) -> impl Iterator<Item = (u64, f64)> {
         self.seeds.iter().copied().zip(self.samples.iter().copied())
     }

@@ -45,8 +45,8 @@ impl Tokens {
         1_000_000_000 / self.rate.max(1)
     }
 
-    /// Returns how long a stream may lack tokens. It is shorter than the measurement, which would otherwise end before a stream that
-    /// stalls is an error.
+    /// Returns how long a stream may lack tokens. If the measurement takes three seconds or more, this is shorter, so that a stream that
+    /// stalls early is an error before the end.
     fn patience(&self) -> Duration {
         (Duration::from_secs(self.seconds) / 2).clamp(LEAST_PATIENCE, PATIENCE)
     }
