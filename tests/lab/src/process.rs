@@ -143,7 +143,7 @@ pub fn run(mut command: Command, input: &str) -> Result<Output> {
     _ = child.stdin.take().map(|mut stdin| stdin.write_all(input.as_bytes()));
     let stdout = child.stdout.take().map_or_else(Vec::new, read);
     let stderr = stderr.and_then(|reader| reader.join().ok()).unwrap_or_default();
-    // The process is reaped only once nothing may kill it: then another process may have its pid.
+    // Reap the process only when nothing can kill it any more: from then on, another process may have its pid.
     waitid(WaitId::Pid(Pid::from_child(&child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
     drop(ended);
     let is_late = watch.join().unwrap_or_default();

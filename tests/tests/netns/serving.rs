@@ -25,7 +25,7 @@ use api::token::generate_token;
 use config::hash::hex;
 use lab::engine::{Engine, Speed};
 use lab::process::{Process, wait_for};
-use lab::site::{SOON, Site, Terms};
+use lab::site::{Counts, SOON, Site, Terms};
 use serde_json::{Value, json};
 
 /// The URL at which the edge serves clients.
@@ -128,15 +128,28 @@ impl Desk {
         self.site.restart(terms).unwrap();
     }
 
-    fn counts(&self) -> lab::site::Counts {
+    fn counts(&self) -> Counts {
         self.site.counts().unwrap()
     }
 
     /// Returns the metrics once no request is open: a client has its answer before the gateway knows that.
-    fn settled(&self) -> lab::site::Counts {
-        let none = |counts: &lab::site::Counts| counts.of("gateway_in_flight") == 0;
+    fn settled(&self) -> Counts {
+        let none = |counts: &Counts| counts.of("gateway_in_flight") == 0;
         self.site.wait_for_counts("requests to end", none).unwrap()
     }
+}
+
+/// Where this edge shows its metrics.
+const METRICS: &str = "127.0.0.1:9433";
+
+/// Starts the edge anew with more in its configuration.
+fn with_sections(desk: &mut Desk, sections: &str) {
+    desk.edge.signal(libc::SIGTERM).unwrap();
+    desk.edge.wait(SOON).unwrap();
+    let sections = format!("{sections}\n[metrics]\nlisten = \"{METRICS}\"");
+    desk.edge = lab::models::start_edge(&desk.site, &sections).unwrap();
+    let read = || Counts::read(&desk.site.chain.client, METRICS).ok();
+    wait_for("the edge to show its metrics", SOON, read).unwrap();
 }
 
 fn start_edge(site: &Site) -> Process {

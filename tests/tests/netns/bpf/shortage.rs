@@ -3,7 +3,7 @@
 use std::fs;
 
 use lab::netns::Chain;
-use lab::process::{limit_descriptors, send_signal, wait_for};
+use lab::process::{child_of, limit_descriptors, send_signal, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
 use super::monitor::{KERNEL, all_in_force, assert_serves, child, kill, monitor_of, rights_of, site};
@@ -49,13 +49,9 @@ fn packets_are_marked_though_the_first_monitor_falls_at_the_start() {
     let chain = Chain::new().unwrap();
     // Kills the first monitor while it loads the programs: the only child of the only child of this thread's only child.
     let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
-    let child = |of: u32, thread: u32| -> Option<u32> {
-        fs::read_to_string(format!("/proc/{of}/task/{thread}/children")).ok()?.trim().parse().ok()
-    };
     let monitor = move || {
-        let relay = child(std::process::id(), thread)?;
-        let keeper = child(relay, relay)?;
-        child(keeper, keeper)
+        let children = fs::read_to_string(format!("/proc/self/task/{thread}/children")).ok()?;
+        child_of(child_of(children.trim().parse().ok()?)?)
     };
     let killer = std::thread::spawn(move || wait_for("a monitor", SOON, || monitor().map(kill)));
     let site = Site::on(chain, Terms { sections: KERNEL, ..Terms::default() }).unwrap();

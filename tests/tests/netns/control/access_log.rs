@@ -157,7 +157,7 @@ fn at_level_info_the_addresses_of_users_are_in_the_access_log_only() {
     let arguments = ["run".into(), "--config".into(), file];
     let mut edge = site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
     edge.wait_for_line("serving as a proxy", SOON).unwrap();
-    // Of the port and of the host, nothing answers; the relay forbids its own host.
+    // Nothing answers at port 81 or at host 10.0.2.77; the relay forbids its own host.
     for target in ["10.0.2.2:80", "10.0.2.2:81", "10.0.2.77:80", "10.0.1.2:80"] {
         let mut curl = site.chain.client.command("curl").unwrap();
         curl.args(["-sS", "--max-time", "2", "--http0.9", "--proxy", "http://127.0.0.1:1080", "-p", target]);

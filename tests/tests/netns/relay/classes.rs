@@ -187,7 +187,7 @@ fn a_rate_cap_holds_in_both_directions() {
         // may still hold some at the end.
         let bytes: usize = came_back.values().sum();
         assert!((100_000..=230_000).contains(&bytes), "{bytes} bytes came back: {came_back:?}");
-        // The relay may have been asked long after the last payload.
+        // The metrics may be read long after the last payload.
         let up = site.counts().unwrap().of("bytes_total{protocol=\"udp\",direction=\"up\"}");
         let most = 50_000 + began.elapsed().as_millis() as i64 * 100;
         assert!((200_000..=most).contains(&up), "{up} bytes of at most {most} went to the target");

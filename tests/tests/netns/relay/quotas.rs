@@ -109,7 +109,7 @@ fn a_users_rate_holds_over_all_its_connections_in_both_directions_and_others_are
         // 400 kbit/s for 4 s are 200 KB for both together, plus the last batch of each; 800 kbit/s are 400 KB toward the
         // target.
         assert!((100_000..=260_000).contains(&came_back), "{came_back} bytes came back");
-        // The relay may have been asked long after the last payload.
+        // The metrics may be read long after the last payload.
         let up = site.counts().unwrap().of("bytes_total{protocol=\"udp\",direction=\"up\"}");
         let most = 50_000 + began.elapsed().as_millis() as i64 * 100;
         assert!((200_000..=most).contains(&up), "{up} bytes of at most {most} went to the target");

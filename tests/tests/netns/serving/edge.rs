@@ -6,27 +6,14 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use lab::site::{Counts, Family};
+use lab::site::Family;
 use socket2::Socket;
 use tokio::task::JoinHandle;
 
 use super::*;
 
-/// Where this edge shows its metrics.
-const METRICS: &str = "127.0.0.1:9433";
-
 /// Requests at once on one connection of HTTP/2, as the edge allows them.
 const STREAMS: usize = 128;
-
-/// Starts the edge anew with more in its configuration.
-fn with_sections(desk: &mut Desk, sections: &str) {
-    desk.edge.signal(libc::SIGTERM).unwrap();
-    desk.edge.wait(SOON).unwrap();
-    let sections = format!("{sections}\n[metrics]\nlisten = \"{METRICS}\"");
-    desk.edge = lab::models::start_edge(&desk.site, &sections).unwrap();
-    let read = || Counts::read(&desk.site.chain.client, METRICS).ok();
-    wait_for("the edge to show its metrics", SOON, read).unwrap();
-}
 
 #[test]
 fn rules_of_the_edge_give_requests_their_classes_and_tell_the_gateway_of_deadlines() {

@@ -1,25 +1,17 @@
 //! Listeners that end, or that a reload changes, while they answer.
 
-use lab::site::Counts;
-
 use super::*;
-
-/// Where this edge shows its metrics.
-const METRICS: &str = "127.0.0.1:9433";
 
 /// An edge with an access log, and an engine that takes seconds for an answer.
 fn desk() -> Desk {
     let mut desk = Desk::new(1, "", "");
-    desk.edge.signal(libc::SIGTERM).unwrap();
-    desk.edge.wait(SOON).unwrap();
-    desk.edge = lab::models::start_edge(&desk.site, SECTIONS).unwrap();
-    wait_for("the edge's metrics", SOON, || Counts::read(&desk.site.chain.client, METRICS).ok()).unwrap();
+    with_sections(&mut desk, SECTIONS);
     // Few tokens with long pauses: on a busy machine, the cost of a token exceeds a short pause.
     desk.large[0].slow_down(50);
     desk
 }
 
-const SECTIONS: &str = "[log]\naccess = \"json\"\n[metrics]\nlisten = \"127.0.0.1:9433\"\n";
+const SECTIONS: &str = "[log]\naccess = \"json\"\n";
 
 /// Begins an answer of several seconds.
 fn begin(desk: &Desk) -> Child {

@@ -80,9 +80,7 @@ fn a_prediction_takes_in_how_fast_the_class_may_leave() {
 fn prompts_answers_and_keys_are_in_no_log_even_at_level_debug() {
     lab::ring!(Netns);
     let mut desk = Desk::new(1, "", "");
-    desk.edge.signal(libc::SIGTERM).unwrap();
-    desk.edge.wait(SOON).unwrap();
-    desk.edge = lab::models::start_edge(&desk.site, "[log]\nlevel = \"debug\"\naccess = \"json\"\n").unwrap();
+    with_sections(&mut desk, "[log]\nlevel = \"debug\"\naccess = \"json\"\n");
     for prompt in ["sesame-4711", "cut 2 sesame-4711", "fail sesame-4711"] {
         for is_stream in [true, false] {
             desk.chat("large", prompt, is_stream);

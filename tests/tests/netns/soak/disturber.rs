@@ -266,7 +266,7 @@ impl Disturber {
         );
         println!("over TCP, bytes came back {tcp_back} times and were cut {tcp_cut} times");
         println!("{resolved} names resolved, {unresolved} not");
-        println!("the last to be lost began {} ms after what was away was there again", of(latest_ms));
+        println!("the latest loss began {} ms after the end of an outage", of(latest_ms));
         assert_eq!(sent, back + cut);
         assert!(cut <= self.in_flight, "{cut} payloads cut of at most {}", self.in_flight);
         let most = of_relay * tcp::TUNNELS + (of_relay + of_edge) * tcp::CALLERS;

@@ -11,8 +11,8 @@ use tokio::time::{sleep, timeout};
 /// The time for which clients wait for an answer before they count it as lost.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The time for which clients may still get no answer after what was away is ready again. By then, each of them has used its
-/// connection, and noticed that nothing at the other end knows it.
+/// For how long clients may still get no answer after an outage. By then, each client has used its connection and noticed that
+/// the other end does not know it.
 pub const SETTLING: Duration = Duration::from_secs(3);
 
 /// The last time for which a process or the name server was away.
@@ -32,8 +32,7 @@ impl Outage {
         now - *begun
     }
 
-    /// Returns how long after the outage something began, which has failed by now. `None` if the outage does not explain
-    /// that.
+    /// Returns how long after the outage a failed attempt began; `None` if the outage does not explain the failure.
     fn lateness(&self, begun: Instant) -> Option<Duration> {
         let (_, end) = (*self.0.lock().unwrap())?;
         let late = end.map_or(Duration::ZERO, |end| begun.saturating_duration_since(end));
@@ -68,7 +67,7 @@ pub struct Seen {
     pub relay: Outage,
     pub edge: Outage,
     pub names: Outage,
-    /// The longest time after an outage at which something began that was lost because of it, in milliseconds.
+    /// How long after an outage the latest attempt began that failed because of it, in milliseconds.
     pub latest_ms: AtomicU64,
 }
 

@@ -24,7 +24,7 @@ pub const INTERVAL: Duration = Duration::from_millis(800);
 /// The time for which an application behind the edge waits for its echo.
 const SENDER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The most payloads of an application behind the edge that are lost when each payload sent within this time is.
+/// The most payloads that an application behind the edge loses if every payload sent within this time is lost.
 pub fn lost_by_sender(within: Duration) -> u64 {
     2 + within.div_duration_f64(SENDER_PATIENCE + INTERVAL) as u64
 }
