@@ -9,9 +9,16 @@ use lab::process::wait_for;
 use lab::site::{Counts, Family, SOON, Site, Terms};
 use masque::h3::{Part, data_frame};
 use quic::h3::{Error, Request};
+use quic::stopped::READER_PATIENCE;
 use tokio::time::timeout;
 
 use super::entrance::{Edge, sample};
+
+/// A connection has room for so many unread windows, and one in use.
+const ROOM: usize = 15;
+
+/// The number of tunnels that stop.
+const STOPPED: usize = 20;
 
 /// Serves each connection to a port of the target on a thread of its own.
 fn serve(site: &Site, port: u16, serve: fn(std::net::TcpStream)) {
@@ -85,9 +92,6 @@ fn if_too_many_targets_of_a_connection_stop_reading_the_tunnels_that_stopped_fir
     site.chain.relay.sysctl("net.ipv4.tcp_wmem", "4096 65536 65536").unwrap();
     site.chain.target.echo_tcp(443).unwrap();
     serve(&site, 80, std::mem::forget);
-    // A connection has room for fifteen unread windows and one in use.
-    const STOPPED: usize = 20;
-    const ROOM: usize = 15;
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         echo(&client).await;
@@ -104,6 +108,28 @@ fn if_too_many_targets_of_a_connection_stop_reading_the_tunnels_that_stopped_fir
             let end = timeout(SOON, senders.join_next()).await.expect("the client hears of it");
             assert!(matches!(end, Some(Ok(Err(_)))), "{end:?}");
         }
+        client.close().await;
+    })
+    .unwrap();
+}
+
+#[test]
+fn tunnels_that_wait_for_the_rate_of_their_class_have_not_stopped() {
+    lab::ring!(Netns);
+    // For 20 first pieces of 16 KB, a rate of 64 kbit/s takes 40 s.
+    let sections = "[class.default]\nrate_up = \"64 kbit/s\"";
+    let site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
+    serve(&site, 80, |mut stream| _ = std::io::copy(&mut stream, &mut std::io::sink()));
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let (target, mut requests) = (target_of("10.0.2.2:80".parse().unwrap()), Vec::new());
+        for _ in 0..STOPPED {
+            requests.push(client.relay.open_tcp(&target, None).await.unwrap());
+        }
+        let mut senders: tokio::task::JoinSet<_> = requests.into_iter().map(send_too_much).collect();
+        let ended = timeout(READER_PATIENCE + Duration::from_secs(3), senders.join_next()).await;
+        assert!(ended.is_err(), "a tunnel has ended: {ended:?}");
+        assert_eq!(site.counts().unwrap().closed("stopped"), 0);
         client.close().await;
     })
     .unwrap();
