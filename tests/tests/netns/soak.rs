@@ -4,6 +4,9 @@
 //! `PACED_SOAK_SECONDS=86400 tests/vm/run --icount --timeout 36000 -- PATH-OF-THE-TEST soak:: --nocapture` runs a day, with
 //! idle time skipped. Before each kill and every ten minutes, the test prints the payloads sent and lost, and the memory,
 //! descriptors and CPU time of each process.
+//!
+//! `PACED_SOAK_PACE=12` does everything twelve times as often, so that two hours of real time have the payloads, reloads, policies
+//! and kills of a day.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
@@ -13,8 +16,8 @@ mod seen;
 mod tcp;
 mod udp;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use edge::client::access::Access;
@@ -24,6 +27,14 @@ use tokio::task::JoinSet;
 
 use disturber::{Disturber, TERMS};
 use seen::Seen;
+
+/// How many seconds of the soak pass in one second of the clock: clients and disturbances act this many times as often.
+static PACE: LazyLock<u32> = LazyLock::new(|| std::env::var("PACED_SOAK_PACE").map_or(1, |pace| pace.parse().unwrap()));
+
+/// Returns how long `seconds` of the soak take.
+fn paced(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds) / *PACE
+}
 
 /// Runs the clients in their namespace until the soak is over; fails if any of them fails.
 fn play_clients(seen: Arc<Seen>, access: Access) {
@@ -58,7 +69,7 @@ fn processes_that_are_killed_and_devices_names_and_terms_that_change_cost_nothin
     let mut disturber = Disturber::new(site, edge, names, seen, seconds);
     let begun = Instant::now();
     for second in 1..=seconds {
-        let due = Duration::from_secs(second);
+        let due = paced(second as f64);
         std::thread::sleep(due.saturating_sub(begun.elapsed()));
         if clients.is_finished() {
             break;

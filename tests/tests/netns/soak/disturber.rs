@@ -210,7 +210,7 @@ impl Disturber {
             self.kills_of_edge += 1;
             self.kills[1] += 1;
             // The host refuses an application's payloads while the edge is away.
-            self.in_flight += udp::SENDERS * (2 + away.div_duration_f64(udp::INTERVAL) as u64);
+            self.in_flight += udp::SENDERS * (2 + away.div_duration_f64(udp::interval()) as u64);
             return;
         }
         self.lives[0].end("the relay");

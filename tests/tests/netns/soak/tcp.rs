@@ -19,7 +19,9 @@ pub const TUNNELS: u64 = 3;
 pub const CALLERS: u64 = 3;
 
 /// The interval between echoes of each tunnel.
-const INTERVAL: Duration = Duration::from_millis(1_600);
+fn interval() -> Duration {
+    super::paced(1.6)
+}
 
 /// The most bytes of one echo: many DATA frames.
 pub const MOST_BYTES: usize = 256 << 10;
@@ -85,7 +87,7 @@ async fn talk(seen: &Seen, request: Request, number: &mut u64) -> bool {
         }
         assert!(received == words, "{} of {} bytes came back, or they were changed", received.len(), words.len());
         seen.tcp_back.fetch_add(1, Relaxed);
-        sleep(INTERVAL).await;
+        sleep(interval()).await;
     }
     let begun = Instant::now();
     send.finish();
@@ -131,7 +133,7 @@ async fn use_up(seen: &Seen, mut stream: TcpStream, number: &mut u64) -> bool {
         }
         assert!(received == words, "{} bytes came back, but they were changed", words.len());
         seen.tcp_back.fetch_add(1, Relaxed);
-        sleep(INTERVAL).await;
+        sleep(interval()).await;
     }
     let begun = Instant::now();
     let end = async {

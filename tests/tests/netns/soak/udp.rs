@@ -15,18 +15,21 @@ use tokio::time::{sleep, timeout};
 
 use super::seen::{PATIENCE, Seen, Way};
 
-/// The number of tunnels open at once, the number of the edge's senders, and the interval of each: 25 payloads per second and as
-/// many echoes, so the relay forwards 50 packets per second.
+/// The number of tunnels open at once and the number of the edge's senders.
 pub const TUNNELS: u64 = 16;
 pub const SENDERS: u64 = 4;
-pub const INTERVAL: Duration = Duration::from_millis(800);
+
+/// The interval of each tunnel and sender: 25 payloads per second and as many echoes, so the relay forwards 50 packets per second.
+pub fn interval() -> Duration {
+    super::paced(0.8)
+}
 
 /// The time for which an application behind the edge waits for its echo.
 const SENDER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The most payloads that an application behind the edge loses if every payload sent within this time is lost.
 pub fn lost_by_sender(within: Duration) -> u64 {
-    2 + within.div_duration_f64(SENDER_PATIENCE + INTERVAL) as u64
+    2 + within.div_duration_f64(SENDER_PATIENCE + interval()) as u64
 }
 
 fn payload(number: u64) -> Vec<u8> {
@@ -71,7 +74,7 @@ async fn talk(seen: &Seen, mut tunnel: Tunnel, form: Form, number: &mut u64) -> 
         };
         assert_eq!(received, words, "a payload comes back once, unchanged");
         seen.back.fetch_add(1, Relaxed);
-        sleep(INTERVAL).await;
+        sleep(interval()).await;
     }
     tunnel.udp.finish();
     true
@@ -100,7 +103,7 @@ pub async fn send_to_edge(seen: Arc<Seen>, place: u64) {
             Ok(Ok(())) => _ = seen.back.fetch_add(1, Relaxed),
             _ => seen.lost(Way::BehindEdge, 1, begun, "behind the edge"),
         }
-        sleep(INTERVAL).await;
+        sleep(interval()).await;
     }
 }
 
@@ -110,7 +113,7 @@ pub async fn resolve(seen: Arc<Seen>, access: Access) {
     while !seen.is_over.load(Relaxed) {
         let Some(client) = seen.connect(&access).await else { continue };
         loop {
-            number = (number + 1) % NAMES;
+            number = (number + 1) % names();
             let (target, begun) = (Target { host: Host::Name(name(number)), port: 7 }, Instant::now());
             match timeout(PATIENCE, client.open_target(&target)).await {
                 Ok(Ok(tunnel)) => {
@@ -119,7 +122,7 @@ pub async fn resolve(seen: Arc<Seen>, access: Access) {
                 }
                 _ => seen.unresolved(begun, &name(number)),
             }
-            sleep(INTERVAL).await;
+            sleep(interval()).await;
             if client.ended.is_finished() || seen.is_over.load(Relaxed) {
                 break;
             }
@@ -128,14 +131,17 @@ pub async fn resolve(seen: Arc<Seen>, access: Access) {
     }
 }
 
-const NAMES: u64 = 300;
+/// The number of names, which takes minutes to use up.
+fn names() -> u64 {
+    300 * u64::from(*super::PACE)
+}
 
 fn name(number: u64) -> String {
     format!("n{number}.example")
 }
 
 pub fn name_server(site: &Site) -> NameServer {
-    let names: Vec<_> = (0..NAMES).map(name).collect();
+    let names: Vec<_> = (0..names()).map(name).collect();
     let table: Vec<_> = names.iter().map(|name| (&name[..], site.chain.egress.far.v4.into())).collect();
     NameServer::start(&site.chain.target, &table).unwrap()
 }
