@@ -50,7 +50,7 @@ impl Episodes {
         }
         self.began_us.store(now_us, Relaxed);
         add(&self.all, 1);
-        if smoothed_us <= 2 * min_us + UNQUEUED_US {
+        if smoothed_us <= min_us + min_us / UNQUEUED_SHARE + UNQUEUED_US {
             add(&self.unqueued, 1);
         }
     }
@@ -69,11 +69,11 @@ pub struct PathState {
     pub received_bytes: u64,
     /// QUIC packets sent.
     pub sent_packets: u64,
-    /// Of these, the packets declared lost (RFC 9002 §6), except probes of the path's MTU.
+    /// QUIC packets that were declared lost (RFC 9002 §6), except probes of the path's MTU.
     pub lost_packets: u64,
     /// Round trips in which packets were lost.
     pub loss_episodes: u64,
-    /// Of these, round trips without a queue: the smoothed round trip was not much longer than the shortest one.
+    /// The loss episodes without a queue: the smoothed round trip was not much longer than the shortest one.
     pub unqueued_episodes: u64,
     /// Round trips without a queue in which packets did not arrive in order, because some were lost or late. Numbers that the peer may
     /// have left out on purpose do not count.
@@ -157,9 +157,11 @@ impl PathStats {
     }
 }
 
-/// By how much a round trip may exceed twice the shortest one and still count as one without a queue: acknowledgements may be as
-/// late (RFC 9000 §18.2), and senders send in bursts.
+/// A round trip counts as one without a queue if it exceeds the shortest one by at most this time and by at most a fourth of the
+/// shortest one: acknowledgements may be as late (RFC 9000 §18.2), senders send in bursts, and long paths vary. A queue that drops
+/// packets holds more on most links.
 const UNQUEUED_US: u64 = 25_000;
+const UNQUEUED_SHARE: u64 = 4;
 
 /// Returns a time in microseconds, at least 1, because zero means unknown.
 fn us(time: Duration) -> u64 {
@@ -225,6 +227,11 @@ mod tests {
         }
         let seen = stats.get();
         assert_eq!((seen.lost_packets, seen.loss_episodes, seen.unqueued_episodes), (8, 5, 3));
+        // 200 ms of packets in front of a long path do not even double its round trip.
+        stats.measured(ms(400), ms(200));
+        stats.lost_packet(ms(2_000));
+        let seen = stats.get();
+        assert_eq!((seen.loss_episodes, seen.unqueued_episodes), (6, 3));
     }
 
     #[test]
