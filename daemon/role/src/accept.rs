@@ -184,11 +184,6 @@ impl<T> Strangers<T> {
         (number, evicted)
     }
 
-    /// Removes all callers.
-    pub fn clear(&mut self) {
-        self.inside.clear();
-    }
-
     /// Removes a caller that has been identified or is gone; returns it unless it was evicted before.
     pub fn leave(&mut self, number: u64) -> Option<T> {
         let at = self.inside.iter().position(|(other, ..)| *other == number)?;

@@ -14,13 +14,14 @@ use tokio::sync::oneshot;
 /// The maximum number of newcomers at a listener. They never have more than half of its connections.
 const MOST: usize = 256;
 
-/// The newcomers at one listener. Dropping a client's sender makes the client leave.
-pub(crate) struct Newcomers(Mutex<Strangers<oneshot::Sender<Infallible>>>);
+/// The newcomers at one listener; `None` once it ends. Dropping a client's sender makes the client leave.
+pub(crate) struct Newcomers(Mutex<Option<Strangers<oneshot::Sender<Infallible>>>>);
 
 /// A client that may be evicted until it may stay. Its end frees its place.
 pub(crate) struct Newcomer {
     of: Arc<Newcomers>,
-    number: u64,
+    /// `None` if it entered after the end.
+    number: Option<u64>,
     /// Set once the client may stay.
     stay: OnceLock<oneshot::Sender<Infallible>>,
 }
@@ -29,21 +30,29 @@ impl Newcomers {
     /// Returns an empty set for a listener with this maximum of connections. At most `most_from_one` of its newcomers come from one IPv4
     /// address, or one IPv6 /64.
     pub(crate) fn new(max_connections: usize, most_from_one: usize) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Strangers::new((max_connections / 2).clamp(1, MOST), most_from_one))))
+        Arc::new(Self(Mutex::new(Some(Strangers::new((max_connections / 2).clamp(1, MOST), most_from_one)))))
     }
 
-    /// Adds a client from an address. If there is no room, evicts another one. The receiver closes when the client is evicted.
+    /// Adds a client from an address. If there is no room, evicts another one. The receiver closes when the client is evicted: at once if
+    /// the listener ends.
     pub(crate) fn enter(self: &Arc<Self>, from: IpAddr) -> (Arc<Newcomer>, oneshot::Receiver<Infallible>) {
         let (stay, leave) = oneshot::channel();
-        let (number, evicted) = self.0.lock().enter(from, stay);
-        // An evicted client learns of it when its sender is dropped.
-        drop(evicted);
+        let number = self.0.lock().as_mut().map(|clients| {
+            // An evicted client learns of it when its sender is dropped.
+            let (number, _evicted) = clients.enter(from, stay);
+            number
+        });
         (Arc::new(Newcomer { of: self.clone(), number, stay: OnceLock::new() }), leave)
     }
 
-    /// Evicts all newcomers, because the listener ends.
+    /// Evicts all newcomers, also any that the listener accepted before but that enter later, because the listener ends.
     pub(crate) fn evict_all(&self) {
-        self.0.lock().clear();
+        *self.0.lock() = None;
+    }
+
+    /// Takes a client out of the set. Returns its sender if it was in it.
+    fn leave(&self, number: Option<u64>) -> Option<oneshot::Sender<Infallible>> {
+        self.0.lock().as_mut()?.leave(number?)
     }
 }
 
@@ -53,7 +62,7 @@ impl Newcomer {
         // Once the client is out of the list, this is the only holder of its sender.
         if self.stay.get().is_none()
             && is_known()
-            && let Some(stay) = self.of.0.lock().leave(self.number)
+            && let Some(stay) = self.of.leave(self.number)
         {
             _ = self.stay.set(stay);
         }
@@ -62,6 +71,26 @@ impl Newcomer {
 
 impl Drop for Newcomer {
     fn drop(&mut self) {
-        self.of.0.lock().leave(self.number);
+        self.of.leave(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_listener_evicts_newcomers_and_clients_that_enter_after_it_but_no_known_ones() {
+        let newcomers = Newcomers::new(16, 16);
+        let [known, new] = [1, 2].map(|last| newcomers.enter(Ipv4Addr::new(10, 0, 0, last).into()));
+        known.0.may_stay_if(|| true);
+        newcomers.evict_all();
+        let late = newcomers.enter(Ipv4Addr::new(10, 0, 0, 3).into());
+        late.0.may_stay_if(|| true);
+        let is_evicted = [known, new, late]
+            .map(|(_client, mut leave)| leave.try_recv().is_err_and(|e| e == oneshot::error::TryRecvError::Closed));
+        assert_eq!(is_evicted, [false, true, true]);
     }
 }
