@@ -1,8 +1,11 @@
-//! The results of the kernel probe with all capabilities, and with none.
+//! The results of the kernel probe with all capabilities, and with none, and a relay that has none.
 
 use std::thread;
 
 use bpf::Availability;
+use lab::client::Client;
+use lab::process::Process;
+use lab::site::{Family, SOON, Site, Terms};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 #[test]
@@ -28,6 +31,40 @@ fn without_rights_the_table_names_each_that_is_missing_and_what_works_all_the_sa
     for finding in [&found.txtime, &found.gso, &found.gro] {
         assert_eq!(finding.state, Availability::Yes, "\n{found}");
     }
+}
+
+#[test]
+fn a_relay_without_rights_relays_reloads_and_says_what_the_kernel_does_not_enforce() {
+    lab::ring!(Netns);
+    let kernel =
+        "[kernel]\ndevices = [\"client\"]\n[class.echo]\nrate = \"50 Mbit/s\"\n[[rule]]\nclass = \"echo\"\nports = 7";
+    let terms = Terms { sections: kernel, ..Terms::default() };
+    let mut site = Site::new(terms).unwrap();
+    site.signal(libc::SIGTERM).unwrap();
+    site.relay.wait(SOON).unwrap();
+    site.chain.relay.sysctl("net.ipv4.ip_unprivileged_port_start", "0").unwrap();
+    let mut without_rights = site.chain.relay.command("setpriv").unwrap();
+    without_rights.args(["--bounding-set=-all", "--inh-caps=-all"]).arg(lab::program("paced").unwrap());
+    without_rights.arg("run").arg("--config").arg(site.path("paced.toml"));
+    site.relay = Process::start(without_rights).unwrap();
+    site.wait_for_counts("the relay", |_| true).unwrap();
+
+    let _echo = site.chain.target.echo(7).unwrap();
+    let echo = async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        assert_eq!(tunnel.echo(None, b"without rights").await, b"without rights");
+    };
+    site.client(echo).unwrap();
+    let (code, said) = site.pacectl(&["status"], "").unwrap();
+    assert_eq!(code, Some(0), "{said}");
+    println!("{said}\n{}", site.relay.output());
+    site.configure(Terms { limits: "tunnels_per_user = 9", ..terms }).unwrap();
+    site.signal(libc::SIGHUP).unwrap();
+    site.wait_for_counts("a reload", |counts| counts.of("reloads_total{result=\"applied\"}") == 1).unwrap();
+    site.client(echo).unwrap();
+    site.signal(libc::SIGTERM).unwrap();
+    assert!(site.relay.wait(SOON).unwrap().success(), "{}", site.relay.output());
 }
 
 /// Empties the capability sets of the calling thread only.

@@ -124,8 +124,15 @@ impl Desk {
 
     /// Stops the relay and starts another one with the same configuration.
     fn restart(&mut self) {
+        self.site.signal(libc::SIGTERM).unwrap();
+        self.site.relay.wait(SOON).unwrap();
+        self.start_again();
+    }
+
+    /// Starts another relay with the same configuration, after the first has ended.
+    fn start_again(&mut self) {
         let terms = Terms { relay: &self.relay, sections: &self.sections, ..Terms::default() };
-        self.site.restart(terms).unwrap();
+        self.site.start_again(terms).unwrap();
     }
 
     fn counts(&self) -> Counts {

@@ -101,6 +101,31 @@ fn a_gateway_still_knows_its_engines_after_a_restart() {
 }
 
 #[test]
+fn the_tokens_of_a_month_that_were_saved_outlive_a_kill() {
+    lab::ring!(Netns);
+    let (key, hash) = generate_token().unwrap();
+    let policy =
+        format!("[[gateway.key]]\nname = \"ann\"\nsha256 = \"{}\"\nmonthly_tokens = 6\nmax_in_flight = 9", hex(&hash));
+    let mut desk = Desk::with_large(1, 1, "", "", &policy);
+    let shown = format!("authorization: Bearer {key}");
+    let ask = |desk: &Desk| desk.ask("/v1/chat/completions", &["-H", &shown, "--json", &chat("large", "x", true)]);
+    // A request uses six tokens.
+    assert_eq!(ask(&desk).0, 200);
+    let kept = desk.site.path("tokens.json");
+    let is_saved = || std::fs::read_to_string(&kept).ok()?.contains("\"ann\"").then_some(());
+    wait_for("the tokens to be saved", SOON, is_saved).unwrap();
+    desk.site.signal(libc::SIGKILL).unwrap();
+    desk.site.relay.wait(SOON).unwrap();
+    desk.start_again();
+    // The edge may take a little time to reconnect.
+    let refused = |(status, _, body): (u16, String, String)| {
+        assert_ne!(status, 200, "{body}");
+        (status == 429 && error(&body) == "insufficient_quota").then_some(())
+    };
+    wait_for("a refusal of the key", SOON, || refused(ask(&desk))).unwrap();
+}
+
+#[test]
 fn a_key_that_asks_for_much_at_once_does_not_make_another_wait_for_all_of_it() {
     lab::ring!(Netns);
     const GREEDY: usize = 10;
