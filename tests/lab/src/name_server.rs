@@ -14,6 +14,9 @@ use crate::netns::Namespace;
 const HEADER_BYTES: usize = 12;
 const NOT_FOUND: u8 = 3;
 
+/// The time for which an answer may be cached, in seconds.
+const TTL_S: u8 = 60;
+
 /// A server on port 53 of every IPv4 address of a namespace; stopped when dropped.
 #[derive(Debug)]
 pub struct NameServer {
@@ -28,6 +31,14 @@ impl NameServer {
     /// # Errors
     /// When the port is taken.
     pub fn start(namespace: &Namespace, table: &[(&str, IpAddr)]) -> Result<Self> {
+        Self::with_ttl(namespace, table, TTL_S)
+    }
+
+    /// As [`NameServer::start`], with answers that may be cached for `ttl_s` seconds and not for a minute.
+    ///
+    /// # Errors
+    /// As for [`NameServer::start`].
+    pub fn with_ttl(namespace: &Namespace, table: &[(&str, IpAddr)], ttl_s: u8) -> Result<Self> {
         let socket = namespace.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 53)))??;
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
         let table: HashMap<_, _> = table.iter().map(|(name, ip)| ((*name).to_owned(), *ip)).collect();
@@ -37,7 +48,7 @@ impl NameServer {
             let mut query = [0; 512];
             while !stopped.load(Ordering::Relaxed) {
                 if let Ok((len, from)) = socket.recv_from(&mut query)
-                    && let Some(response) = respond(&query[..len], &table)
+                    && let Some(response) = respond(&query[..len], &table, ttl_s)
                 {
                     // If this fails, the resolver asks again.
                     let _ = socket.send_to(&response, from);
@@ -58,7 +69,7 @@ impl Drop for NameServer {
 }
 
 /// Responds to a query with one question, and ignores anything else.
-fn respond(query: &[u8], table: &HashMap<String, IpAddr>) -> Option<Vec<u8>> {
+fn respond(query: &[u8], table: &HashMap<String, IpAddr>, ttl_s: u8) -> Option<Vec<u8>> {
     let mut labels = Vec::new();
     let mut at = HEADER_BYTES;
     loop {
@@ -83,8 +94,8 @@ fn respond(query: &[u8], table: &HashMap<String, IpAddr>) -> Option<Vec<u8>> {
     response.extend([0x85, 0x80 | code, 0, 1, 0, u8::from(data.is_some()), 0, 0, 0, 0]);
     response.extend_from_slice(question);
     if let Some(data) = data {
-        // The name of the question, its type and class, one minute to live.
-        response.extend([0xc0, HEADER_BYTES as u8, 0, *kind, 0, 1, 0, 0, 0, 60, 0, data.len() as u8]);
+        // The name of the question, its type and class, and its time to live.
+        response.extend([0xc0, HEADER_BYTES as u8, 0, *kind, 0, 1, 0, 0, 0, ttl_s, 0, data.len() as u8]);
         response.extend(data);
     }
     Some(response)

@@ -113,7 +113,7 @@ pub async fn resolve(seen: Arc<Seen>, access: Access) {
     while !seen.is_over.load(Relaxed) {
         let Some(client) = seen.connect(&access).await else { continue };
         loop {
-            number = (number + 1) % names();
+            number = (number + 1) % NAMES;
             let (target, begun) = (Target { host: Host::Name(name(number)), port: 7 }, Instant::now());
             match timeout(PATIENCE, client.open_target(&target)).await {
                 Ok(Ok(tunnel)) => {
@@ -131,9 +131,11 @@ pub async fn resolve(seen: Arc<Seen>, access: Access) {
     }
 }
 
-/// The number of names, which takes minutes to use up.
-fn names() -> u64 {
-    300 * u64::from(*super::PACE)
+const NAMES: u64 = 300;
+
+/// For how long names may be cached: four times less than it takes until a name's turn comes again.
+fn ttl_s() -> u8 {
+    super::paced(60.0).as_secs().max(1) as u8
 }
 
 fn name(number: u64) -> String {
@@ -141,7 +143,7 @@ fn name(number: u64) -> String {
 }
 
 pub fn name_server(site: &Site) -> NameServer {
-    let names: Vec<_> = (0..names()).map(name).collect();
+    let names: Vec<_> = (0..NAMES).map(name).collect();
     let table: Vec<_> = names.iter().map(|name| (&name[..], site.chain.egress.far.v4.into())).collect();
-    NameServer::start(&site.chain.target, &table).unwrap()
+    NameServer::with_ttl(&site.chain.target, &table, ttl_s()).unwrap()
 }
