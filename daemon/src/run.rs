@@ -278,6 +278,9 @@ impl Daemon {
         let drain = self.relay.as_ref().map(|role| role.drain).or(self.gateway.drain()).or(self.edge.drain());
         if let Some(drain) = drain {
             tracing::info!(seconds = drain.as_secs(), "draining");
+            // The unit's TimeoutStopSec may be shorter than the configured drain.
+            let patience = (drain + AFTER_DRAIN).as_micros();
+            notify(&[NotifyState::ExtendTimeoutUsec(u32::try_from(patience).unwrap_or(u32::MAX))]);
         }
         let drain = drain.unwrap_or(CLOSING);
         if let Some(role) = &self.relay {
@@ -324,6 +327,9 @@ const REFRESH: Duration = Duration::from_secs(10);
 
 /// How long connections have to close, and then their last packets to leave.
 const CLOSING: Duration = Duration::from_millis(50);
+
+/// The time that the service manager leaves for the end after a drain.
+const AFTER_DRAIN: Duration = Duration::from_secs(30);
 
 fn notify(state: &[NotifyState<'_>]) {
     // Without a service manager there is no receiver.

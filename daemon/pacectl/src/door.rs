@@ -1,13 +1,14 @@
 //! The connection to the daemon: through its control socket, or through its door for other machines.
 
 use std::{
+    ffi::OsString,
     io,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Result, ensure};
 use api::ControlClient;
-use clap::Args;
+use clap::{ArgMatches, Args, parser::ValueSource};
 use edge::client::{OpenError, error::ConnectError};
 use quic::{
     h3,
@@ -23,8 +24,9 @@ const INSTALLED: &str = "/run/paced/control.sock";
 #[derive(Args)]
 pub(crate) struct Door {
     /// The daemon's control socket [default: that of the service, else that of `paced run` in development mode]
-    #[arg(long, value_name = "PATH", env = "PACED_SOCKET")]
-    socket: Option<PathBuf>,
+    // Paths may not be empty, but an empty variable is as good as none.
+    #[arg(long, value_name = "PATH", env = "PACED_SOCKET", value_parser = clap::value_parser!(OsString))]
+    socket: Option<OsString>,
     #[command(flatten)]
     remote: RemoteOptions,
 }
@@ -106,7 +108,25 @@ pub(crate) enum Unreachable {
 
 impl Door {
     fn path(&self) -> PathBuf {
-        self.socket.clone().unwrap_or_else(|| default_socket(Path::new(INSTALLED).try_exists()))
+        let given = self.socket.as_ref().map(PathBuf::from);
+        given.unwrap_or_else(|| default_socket(Path::new(INSTALLED).try_exists()))
+    }
+
+    /// Decides between a socket and another machine: an option on the command line goes before a variable. Returns the message for a
+    /// command line that names both.
+    pub(crate) fn settle(&mut self, matches: &ArgMatches) -> Result<(), &'static str> {
+        let is_option = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
+        self.prefer([is_option("socket"), is_option("remote")])
+    }
+
+    fn prefer(&mut self, options: [bool; 2]) -> Result<(), &'static str> {
+        match options {
+            [true, true] => return Err("--socket and --remote name two daemons: leave one out"),
+            [false, true] => self.socket = None,
+            [true | false, false] => {}
+        }
+        self.socket.take_if(|path| path.is_empty());
+        Ok(())
     }
 
     /// Returns the first option that a daemon on another machine still needs, unless `--socket` decides.
@@ -249,6 +269,20 @@ mod tests {
         assert_eq!(Door { socket: None, remote: remote() }.missing(), Some("--remote-ca"));
         assert_eq!(Door { socket: Some("control.sock".into()), remote: remote() }.missing(), None);
         assert_eq!(Door { socket: None, remote: RemoteOptions::default() }.missing(), None);
+    }
+
+    #[test]
+    fn an_option_goes_before_a_variable_and_an_empty_variable_is_none() {
+        let settled = |socket: &str, options| {
+            let remote = RemoteOptions { remote: Some(remote("relay.example:9443").unwrap()), ..RemoteOptions::default() };
+            let mut door = Door { socket: Some(socket.into()), remote };
+            door.prefer(options).map(|()| door.socket.is_some())
+        };
+        assert_eq!(settled("edge.sock", [false, true]), Ok(false), "PACED_SOCKET does not override --remote");
+        assert_eq!(settled("edge.sock", [true, false]), Ok(true));
+        assert_eq!(settled("edge.sock", [false, false]), Ok(true), "of two variables, the socket decides");
+        assert_eq!(settled("", [false, false]), Ok(false));
+        assert!(settled("edge.sock", [true, true]).is_err());
     }
 
     #[test]

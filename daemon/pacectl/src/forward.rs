@@ -21,6 +21,7 @@ use edge::{
 use masque::target::Target;
 use quic::{class::Membership, datagrams::Schedules};
 use role::{bind_error::BindError, door};
+use serde_json::json;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
@@ -46,7 +47,7 @@ pub(crate) struct Arguments {
     tcp: bool,
 }
 
-pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) async fn run(arguments: &Arguments, json: bool) -> Result<()> {
     let access = arguments.relay.access()?;
     let metrics = EdgeMetrics::default();
     let counters = metrics.of(arguments.listen, if arguments.tcp { "tcp" } else { "udp" });
@@ -85,7 +86,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     if arguments.tcp {
         let listener = door::bind(*listen).map_err(bind_failed)?;
         let connections = Connections::new(listener, &forward, member, uplink.clone(), counters)?;
-        ready("TCP", connections.address()?, arguments, &uplink);
+        ready(connections.address()?, arguments, &uplink, json);
         tokio::select! {
             () = connections.run() => {}
             () = stop => {}
@@ -93,7 +94,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     } else {
         let socket = local::bind(*listen).map_err(bind_failed)?;
         let local = Local::new(socket, &forward, member, uplink.clone(), counters)?;
-        ready("UDP", local.address()?, arguments, &uplink);
+        ready(local.address()?, arguments, &uplink, json);
         tokio::select! {
             outcome = local.run() => outcome.context("the local socket failed")?,
             () = stop => {}
@@ -104,8 +105,17 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn ready(protocol: &str, listen: SocketAddr, arguments: &Arguments, uplink: &Uplink) {
-    say!("forwarding {listen} ({protocol}) to {} through {}", arguments.target, uplink.names());
+fn ready(listen: SocketAddr, arguments: &Arguments, uplink: &Uplink, json: bool) {
+    let Arguments { target, tcp, .. } = arguments;
+    if json {
+        let protocol = if *tcp { "tcp" } else { "udp" };
+        say!(
+            "{}",
+            json!({ "listen": listen, "protocol": protocol, "target": target.to_string(), "relay": uplink.names() })
+        );
+    } else {
+        say!("forwarding {listen} ({}) to {target} through {}", if *tcp { "TCP" } else { "UDP" }, uplink.names());
+    }
 }
 
 /// Completes when the user or the system asks this process to end.

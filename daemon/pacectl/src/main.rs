@@ -23,7 +23,7 @@ mod trace;
 use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result};
-use clap::{CommandFactory as _, Parser, Subcommand, error::ErrorKind};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
 use tracing_subscriber::EnvFilter;
 
@@ -129,7 +129,11 @@ enum Edge {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     // Exits with code 2 if the usage is wrong.
-    let arguments = Arguments::parse();
+    let matches = Arguments::command().get_matches();
+    let mut arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if let Err(message) = arguments.door.settle(&matches) {
+        Arguments::command().error(ErrorKind::ArgumentConflict, message).exit();
+    }
     if let Some(option) = arguments.door.missing() {
         let message = format!(
             "a daemon on another machine takes --remote, --remote-ca, --remote-cert and --remote-key: add {option}"
@@ -173,7 +177,7 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Flamegraph(arguments) => flamegraph::run(&door, &arguments, json).await,
         Command::Token(command) => token::run(&command, json),
         Command::Probe(arguments) => probe::run(&arguments, json).await,
-        Command::Forward(arguments) => forward::run(&arguments).await,
+        Command::Forward(arguments) => forward::run(&arguments, json).await,
         Command::Ask(arguments) => ask::run(&arguments, json).await,
         Command::Route(command) => route::run(&command, json),
         Command::Completions { shell } => {
