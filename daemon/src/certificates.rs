@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use config::{Config, relay::ListenerIdentity};
 use quic::tls::read_certificates;
-use rustls_pki_types::{CertificateDer, UnixTime};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use webpki::{EndEntityCert, Error, KeyUsage};
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -141,6 +141,46 @@ pub fn shown(config: &Config) -> Result<Vec<Certificate>> {
     listeners.chain(fronts).chain(control).chain(uplinks).map(read).collect()
 }
 
+/// Returns why clients will refuse certificates that the relay's listeners can present, each with its file: a certificate is not valid
+/// yet at `now`, or for none of the hosts of the relay's templates (RFC 6125). Files that cannot be read are left out.
+#[must_use]
+pub fn unfit(config: &Config, now: SystemTime) -> Vec<(PathBuf, String)> {
+    let Some(relay) = &config.relay else { return Vec::new() };
+    let hosts: Vec<_> = relay.templates.iter().map(|template| template.origin().host.to_string()).collect();
+    let mut unfit = Vec::new();
+    for listener in &relay.listeners {
+        let ListenerIdentity::Files { certificate: file, .. } = &listener.identity else { continue };
+        let Some(first) = read_certificates(file).ok().and_then(|chain| chain.into_iter().next()) else { continue };
+        let why = why_unfit(&first, &hosts, now)
+            .map(|why| format!("clients will refuse the certificate in {}: {why}", file.display()));
+        unfit.extend(why.map(|why| (file.clone(), why)));
+    }
+    unfit.dedup();
+    unfit
+}
+
+/// Logs what [`unfit`] returns.
+pub fn warn_of_unfit(config: &Config) {
+    unfit(config, SystemTime::now()).into_iter().for_each(|(_, why)| tracing::warn!("{why}"));
+}
+
+fn why_unfit(certificate: &CertificateDer<'_>, hosts: &[String], now: SystemTime) -> Option<String> {
+    let parsed = EndEntityCert::try_from(certificate).ok()?;
+    let at = UnixTime::since_unix_epoch(now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+    if let Err(Error::CertNotValidYet { not_before, .. }) =
+        parsed.verify_for_usage(&[], &[], &[], at, KeyUsage::server_auth(), None, None)
+    {
+        let begins = SystemTime::UNIX_EPOCH + Duration::from_secs(not_before.as_secs());
+        return Some(format!("it becomes valid on {}; is the clock right?", date(begins)));
+    }
+    let is_for = |host: &String| {
+        let name = ServerName::try_from(host.as_str());
+        name.is_ok_and(|name| parsed.verify_is_valid_for_subject_name(&name).is_ok())
+    };
+    let is_for_none = !hosts.is_empty() && !hosts.iter().any(is_for);
+    is_for_none.then(|| format!("it is for no host of relay.templates ({})", hosts.join(", ")))
+}
+
 /// The warnings already given about certificates.
 #[derive(Debug, Default)]
 pub struct CertificateWarnings(HashMap<(PathBuf, SystemTime), Nearness>);
@@ -188,6 +228,24 @@ mod tests {
         let refusal = refuse_expired(made.der(), day(103)).unwrap_err().to_string();
         assert!(refusal.contains("3 days ago") && refusal.contains("1970-04-11"), "{refusal}");
         assert!(expires(&CertificateDer::from(vec![0; 8])).is_err());
+    }
+
+    #[test]
+    fn a_certificate_that_clients_refuse_is_told_with_the_reason() {
+        let mut params = CertificateParams::new(vec!["relay.example".into(), "192.0.2.1".into()]).unwrap();
+        params.not_before = date_time_ymd(1970, 1, 2);
+        params.not_after = date_time_ymd(1970, 4, 11);
+        let made = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        let why = |hosts: &[&str], now| {
+            why_unfit(made.der(), &hosts.iter().map(ToString::to_string).collect::<Vec<_>>(), now)
+        };
+        assert_eq!(why(&["relay.example"], day(50)), None);
+        assert_eq!(why(&["192.0.2.1"], day(50)), None);
+        assert_eq!(why(&["other.example", "relay.example"], day(50)), None, "another listener may be for the others");
+        let early = why(&["relay.example"], day(0)).unwrap();
+        assert!(early.contains("becomes valid on 1970-01-02"), "{early}");
+        let wrong = why(&["other.example", "2001:db8::1"], day(50)).unwrap();
+        assert!(wrong.contains("no host of relay.templates (other.example, 2001:db8::1)"), "{wrong}");
     }
 
     #[test]

@@ -274,7 +274,8 @@ mod tests {
     #[test]
     fn an_option_goes_before_a_variable_and_an_empty_variable_is_none() {
         let settled = |socket: &str, options| {
-            let remote = RemoteOptions { remote: Some(remote("relay.example:9443").unwrap()), ..RemoteOptions::default() };
+            let remote =
+                RemoteOptions { remote: Some(remote("relay.example:9443").unwrap()), ..RemoteOptions::default() };
             let mut door = Door { socket: Some(socket.into()), remote };
             door.prefer(options).map(|()| door.socket.is_some())
         };

@@ -224,6 +224,15 @@ impl HttpConnection {
         }
     }
 
+    /// Returns why the transport accepts no more streams. Its acceptors tell no difference between a peer that closed the connection
+    /// properly and one that has gone silent.
+    fn why_over(&mut self) -> Error {
+        match self.client.handle.ping() {
+            Err(silence @ s2n_quic::connection::Error::IdleTimerExpired { .. }) => Error::Connection(silence),
+            Ok(()) | Err(_) => Error::Closed,
+        }
+    }
+
     fn poll_all(&mut self, cx: &mut Context<'_>) -> Poll<Result<Request, Error>> {
         if self.client.hub.poll_violation(cx).is_ready() {
             let error = h3::ProtocolError::Connection(Code::DatagramError, "a datagram of a stream that cannot exist");
@@ -236,13 +245,13 @@ impl HttpConnection {
         while let Poll::Ready(accepted) = self.unidirectional.poll_accept_receive_stream(cx)? {
             match accepted {
                 Some(stream) => self.peer_streams.push((stream, self.control.accept_uni())),
-                None => return Poll::Ready(Err(Error::Closed)),
+                None => return Poll::Ready(Err(self.why_over())),
             }
         }
         self.poll_peer_streams(cx)?;
         loop {
             let Some(stream) = ready!(self.requests.poll_accept_bidirectional_stream(cx)?) else {
-                return Poll::Ready(Err(Error::Closed));
+                return Poll::Ready(Err(self.why_over()));
             };
             if self.role == Role::Client {
                 return Poll::Ready(Err(h3::SERVER_OPENED_BIDIRECTIONAL.into()));

@@ -178,6 +178,7 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
             warnings.push(((key, certificate.file.clone()), certificate.outlook(now)));
         }
     }
+    warnings.extend(certificates::unfit(config, now).into_iter().map(|(file, why)| (("certificate", file), why)));
     warnings.dedup();
     warnings
 }

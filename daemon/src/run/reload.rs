@@ -30,6 +30,7 @@ impl ReadFiles {
     fn of(config: &Config) -> Result<Self> {
         let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
         let prepare = |listener: &ListenerSettings| identity(listener, &config.state_dir);
+        certificates::warn_of_unfit(config);
         Ok(Self {
             seen: SeenFiles::of(config),
             certificates: certificates::shown(config)?,

@@ -77,6 +77,7 @@ impl Daemon {
         let transport = Transport::from(&config.transport).leaving_by(&devices, &parts.io);
         let (edge, entrance_classes) = prepare_edge(transport.clone(), &parts, &runtime);
         let gateway = GatewayRole::new(&config, &parts, &runtime);
+        certificates::warn_of_unfit(&config);
         let mut daemon = Self {
             log,
             metrics: Metrics::new(&parts),

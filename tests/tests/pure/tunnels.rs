@@ -105,6 +105,29 @@ fn datagrams_arrive_unchanged_and_at_most_once_and_are_lost_as_often_as_packets(
 }
 
 #[test]
+fn a_peer_that_goes_silent_is_told_from_one_that_closes() {
+    let why = |silent: bool| {
+        let (network, found) = (network(10), Arc::<Mutex<String>>::default());
+        let (model, result) = (network.clone(), found.clone());
+        let scenario = move |ends: Ends| async move {
+            if silent {
+                model.set_drop_rate(1.0);
+            } else {
+                ends.relay.http().close(masque::h3::Code::NoError);
+            }
+            time::delay(Duration::from_secs(120)).await;
+            let error = ends.relay.open_udp(&target()).await.err().unwrap();
+            *result.lock().unwrap() = error.to_string();
+        };
+        simulate(&network, SEED, scenario).unwrap();
+        found.lock().unwrap().clone()
+    };
+    let [silent, closed] = [true, false].map(why);
+    assert!(silent.contains("the peer has gone silent"), "{silent}");
+    assert!(closed.contains("connection closed"), "{closed}");
+}
+
+#[test]
 fn loss_does_not_pass_for_a_path_that_became_narrow() {
     const LOSS: f64 = 0.01;
     let network = network(20);
