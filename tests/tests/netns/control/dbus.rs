@@ -246,6 +246,10 @@ fn who_listens_hears_of_changes_whichever_door_they_come_by() {
         .wait_for_line("org.paced.Control1.Event ('policy', 'revision 2 is in force (set, by root)')", SOON)
         .unwrap();
     monitor.wait_for_line("'Revision': <uint64 2>", SOON).unwrap();
+    super::set(&bus.site, VOICE, &["--save"]);
+    monitor.wait_for_line("'Saved': <true>", SOON).unwrap();
+    assert_eq!(bus.site.pacectl(&["policy", "forget"], "").unwrap().0, Some(0));
+    monitor.wait_for_line("'Saved': <false>", SOON).unwrap();
     bus.site
         .client(async || {
             let client = super::connect(&bus.site).await;
@@ -258,6 +262,8 @@ fn who_listens_hears_of_changes_whichever_door_they_come_by() {
         .unwrap();
     let signal = monitor.wait_for_line("org.paced.Control1.Access ('tunnel', {", SOON).unwrap();
     assert!(signal.contains("'reason': <'finished'>") && !signal.contains("10.0."), "{signal}");
+    let said = monitor.output();
+    assert_eq!(said.matches("'Policy': <").count(), 1, "the text has changed once:\n{said}");
 }
 
 /// A row of `ListClasses`.
