@@ -148,12 +148,16 @@ async fn serve(launch: Launch) -> Result<()> {
     // From here on, a signal is queued and does not kill the process.
     let mut signals = Signals::listen()?;
     let (mut daemon, mut open, mut wishes) = Daemon::start(launch).await?;
-    daemon.keep_serving(&mut open, &mut wishes, &mut signals).await?;
+    let outcome = daemon.keep_serving(&mut open, &mut wishes, &mut signals).await;
+    if let Err(error) = &outcome {
+        tracing::error!("ending, because a part of paced has failed: {error:#}");
+    }
     // Callers that still want a reload learn at once that the daemon is ending.
     drop(wishes);
     notify(&[NotifyState::Stopping]);
+    // Also after a failure: the other parts drain, and what is kept is saved.
     daemon.end(signals).await;
-    Ok(())
+    outcome
 }
 
 /// State that the daemon keeps while it runs.
