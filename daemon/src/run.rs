@@ -215,6 +215,15 @@ impl Signals {
         let (terminate, interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
         Ok(Self { terminate, interrupt, hangup: listen(SignalKind::hangup())? })
     }
+
+    /// Does work that may wait for the disk, unless a signal ends the daemon first: then returns `None`.
+    async fn unless_ended<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            done = work => Some(done),
+            _ = self.terminate.recv() => None,
+            _ = self.interrupt.recv() => None,
+        }
+    }
 }
 
 impl Daemon {
@@ -231,16 +240,20 @@ impl Daemon {
                     self.refresh_guard();
                     self.tell_of_certificates();
                 }
-                Some(()) = wishes.files.recv() => self.read_files_again(open).await,
+                Some(()) = wishes.files.recv() => {
+                    let Some(()) = signals.unless_ended(self.read_files_again(open)).await else { return Ok(()) };
+                }
                 _ = signals.terminate.recv() => return Ok(()),
                 _ = signals.interrupt.recv() => return Ok(()),
                 _ = signals.hangup.recv() => {
                     // `reload` logs its own refusal.
-                    _ = self.reload("SIGHUP", open).await;
+                    let Some(_) = signals.unless_ended(self.reload("SIGHUP", open)).await else { return Ok(()) };
                 }
                 Some(Reload { author, done }) = wishes.reloads.recv() => {
+                    let reload = self.reload(&author, open);
+                    let Some(outcome) = signals.unless_ended(reload).await else { return Ok(()) };
                     // The caller may have gone.
-                    _ = done.send(self.reload(&author, open).await);
+                    _ = done.send(outcome);
                 }
                 failed = self.edge.failed() => {
                     failed?;
