@@ -105,6 +105,11 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     if let Some(owner) = fs::metadata(&config.state_dir).ok().map(|folder| folder.uid()) {
         refuse_foreign_state(&config, rustix::process::geteuid().as_raw(), owner)?;
     }
+    // Every role may have a policy to save.
+    if let Err(error) = fs::create_dir_all(&config.state_dir) {
+        let folder = config.state_dir.display();
+        tracing::warn!(%folder, %error, "there is no state folder: no policy can be saved, and a restart forgets what was learned");
+    }
     let Activation { listeners: opened, control: door } = Activation::take()?;
     anyhow::ensure!(
         config.relay.is_some() || opened.is_empty(),

@@ -28,7 +28,6 @@ impl<'a> Edge<'a> {
     fn configure(site: &Site, sections: &str) -> String {
         let folder = site.path("").display().to_string();
         let folder = folder.trim_end_matches('/');
-        std::fs::create_dir_all(site.path("edge")).unwrap();
         let text = format!("state_dir = \"{folder}/edge\"\n{}", sections.replace("$FOLDER", folder));
         site.write("edge.toml", &text).unwrap().display().to_string()
     }
@@ -84,6 +83,18 @@ fn forwards_come_go_and_change_while_senders_of_the_others_keep_their_tunnels() 
     assert!(!edge.pacectl(&["status"]).1.contains("127.0.0.1:5001"));
     site.chain.client.run(|| UdpSocket::bind("127.0.0.1:5001").map(drop)).unwrap().unwrap();
     drop(edge.daemon);
+}
+
+#[test]
+fn an_edge_without_other_roles_saves_a_policy() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let edge = Edge::new(&site, &format!("{CONTROL}{}", forward(&site, 5001, "")));
+    let policy = "[class.voice]\nlevel = \"high\"\n";
+    let file = site.write("voice.toml", policy).unwrap().display().to_string();
+    let (code, said) = edge.pacectl(&["policy", "set", &file, "--save"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(std::fs::read_to_string(site.path("edge/policy.toml")).unwrap(), policy);
 }
 
 #[test]
