@@ -12,7 +12,7 @@ use crate::error::{Cause, Circumstances, Error};
 use crate::intf::{self, RawCounters, RawTerms, SLOTS};
 use crate::loaded::Loaded;
 use crate::mark::{Mark, Tag};
-use crate::syscall::{Link, LinkHook, NetworkDevice};
+use crate::syscall::{Link, LinkHook, NO_DEVICE, NetworkDevice};
 use crate::tables::Tables;
 
 /// The compiled program with its maps, as an ELF object that libbpf and `bpftool prog loadall` accept as well.
@@ -85,7 +85,7 @@ pub struct Egress {
 enum Attachment {
     /// Detaches when it is dropped.
     Link(Link),
-    /// Detached by name, so only if the name still belongs to the same device.
+    /// Detached by the index of the device, which the name may have left.
     Filter(SchedClassifierLinkId, NetworkDevice),
 }
 
@@ -149,8 +149,10 @@ impl Egress {
     }
 
     fn prepare(&mut self, device: &str, has_fq: bool) -> Result<NetworkDevice, Error> {
-        self.detach(device)?;
+        // If the kernel does not say, the present attachment stays.
         let found = NetworkDevice::find(device).map_err(|error| refused(device, "tc egress", error.into()))?;
+        self.detach(device)?;
+        let found = found.ok_or_else(|| refused(device, "tc egress", NO_DEVICE.into()))?;
         let mut classes = self.classes()?;
         let has_fq = classes.has_fq(&found).unwrap_or(has_fq);
         classes.set_device(&found, has_fq)?;
@@ -165,9 +167,7 @@ impl Egress {
     pub fn detach(&mut self, device: &str) -> Result<(), Error> {
         let Some(Attachment::Filter(filter, at)) = self.attached.remove(device) else { return Ok(()) };
         match self.loaded.program_mut().and_then(|program| Ok(program.detach(filter).or_else(unless_gone)?)) {
-            Err(cause) if NetworkDevice::find(device).is_ok_and(|found| found.index == at.index) => {
-                Err(refused(device, "tc egress, detaching", cause))
-            }
+            Err(cause) if NetworkDevice::exists(at.index) => Err(refused(device, "tc egress, detaching", cause)),
             _ => Ok(()),
         }
     }
@@ -179,6 +179,13 @@ impl Egress {
             Attachment::Link(link) => link.is_attached().then_some(Attached::Link),
             Attachment::Filter(..) => Some(Attached::Filter),
         }
+    }
+
+    /// Returns the kernel's number of the program, by which its filters are told from those of another process; `None`
+    /// if the kernel does not say.
+    #[must_use]
+    pub fn id(&self) -> Option<u32> {
+        Some(self.program()?.info().ok()?.id())
     }
 
     /// Returns the tables of the program, for this process.
@@ -204,7 +211,8 @@ impl Egress {
     }
 }
 
-/// Removes filters of our name from a device that a killed process left there. Links leave nothing behind.
+/// Removes filters of our name from a device that a killed process left there. Links leave nothing behind. Another paced
+/// that runs on the device has to attach its filter again.
 pub fn remove_leftovers(device: &str) {
     // An error means that there is no clsact qdisc or no filter of ours: nothing to remove.
     _ = tc::qdisc_detach_program(device, TcAttachType::Egress, PROGRAM);
@@ -274,6 +282,7 @@ impl KernelClasses {
     /// There is no such device, or the kernel refuses the update.
     pub fn set_fq(&mut self, device: &str, has_fq: bool) -> Result<(), Error> {
         let found = NetworkDevice::find(device).map_err(|error| broken(NAMES[3], error))?;
+        let found = found.ok_or_else(|| broken(NAMES[3], NO_DEVICE))?;
         self.set_device(&found, has_fq)
     }
 

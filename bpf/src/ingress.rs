@@ -11,7 +11,7 @@ pub use self::reason::GuardReason;
 pub use crate::connection_id::IdKeys;
 use crate::error::{Cause, Circumstances, Error};
 use crate::loaded::Loaded;
-use crate::syscall::{Link, LinkHook, NetworkDevice};
+use crate::syscall::{Link, LinkHook, NO_DEVICE, NetworkDevice};
 
 mod guard;
 mod limits;
@@ -65,8 +65,10 @@ impl Ingress {
             circumstances: Circumstances::now(),
             cause,
         };
-        self.detach(device);
+        // If the kernel does not say, the present attachment stays.
         let found = NetworkDevice::find(device).map_err(|error| refused("XDP", error.into()))?;
+        self.detach(device);
+        let found = found.ok_or_else(|| refused("XDP", NO_DEVICE.into()))?;
         if !found.has_ethernet {
             return Err(refused("XDP", "packets of this device have no Ethernet header, which the guard reads".into()));
         }

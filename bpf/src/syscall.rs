@@ -3,10 +3,10 @@
 
 use std::io;
 use std::mem::size_of;
-use std::net::UdpSocket;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
-use rustix::net::TxTimeFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, TxTimeFlags, netdevice};
 use rustix::time::ClockId;
 
 /// The kernel's `bpf_prog_type` values of paced's programs (`include/uapi/linux/bpf.h`).
@@ -94,9 +94,10 @@ pub(crate) fn try_option(option: UdpOption) -> io::Result<()> {
     }
 }
 
-/// Returns a socket of either family, of which this machine may lack one.
-fn any_socket() -> io::Result<UdpSocket> {
-    UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))
+/// Returns a UDP socket of IPv4, or of IPv6 if this machine has no IPv4. It has no port: other users may have taken all.
+fn any_socket() -> io::Result<OwnedFd> {
+    let socket = |family| rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    Ok(socket(AddressFamily::INET).or_else(|_| socket(AddressFamily::INET6))?)
 }
 
 /// Sets a socket option whose value is an `int` (setsockopt(2)).
@@ -107,6 +108,9 @@ pub(crate) fn set_option(socket: &impl AsFd, level: i32, name: i32, value: i32) 
     let set = unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), size) };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
+
+/// The reason for which nothing is attached to a missing device.
+pub(crate) const NO_DEVICE: &str = "No such device";
 
 /// A network device of the calling thread's namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,18 +123,22 @@ pub struct NetworkDevice {
 
 impl NetworkDevice {
     /// Whether there is a device with this index; true if the kernel does not say.
-    pub(crate) fn exists(index: u32) -> bool {
+    #[must_use]
+    pub fn exists(index: u32) -> bool {
         let Ok(socket) = any_socket() else { return true };
-        rustix::net::netdevice::index_to_name(&socket, index) != Err(rustix::io::Errno::NODEV)
+        netdevice::index_to_name(&socket, index) != Err(Errno::NODEV)
     }
 
-    /// Finds a device by its name.
+    /// Finds a device by its name; `None` if there is no device of that name.
     ///
     /// # Errors
-    /// ENODEV if there is no device of that name.
-    pub fn find(name: &str) -> io::Result<Self> {
+    /// The kernel does not say, for example because this process can open no more sockets.
+    pub fn find(name: &str) -> io::Result<Option<Self>> {
         let socket = any_socket()?;
-        let index = rustix::net::netdevice::name_to_index(&socket, name)?;
+        let index = match netdevice::name_to_index(&socket, name) {
+            Err(Errno::NODEV) => return Ok(None),
+            found => found?,
+        };
         // SAFETY: `ifreq` consists of integers and a union of integers, and zero is a valid value for each.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         // A name that has an index is shorter than the field.
@@ -139,11 +147,13 @@ impl NetworkDevice {
         }
         // SAFETY: the kernel reads the name and writes the address in the structure, which lives through the call.
         if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request) } != 0 {
-            return Err(io::Error::last_os_error());
+            let error = io::Error::last_os_error();
+            // It has gone since.
+            return if error.raw_os_error() == Some(libc::ENODEV) { Ok(None) } else { Err(error) };
         }
         // SAFETY: SIOCGIFHWADDR has just written this member of the union.
         let link_type = unsafe { request.ifr_ifru.ifru_hwaddr.sa_family };
-        Ok(Self { index, has_ethernet: [libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&link_type) })
+        Ok(Some(Self { index, has_ethernet: [libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&link_type) }))
     }
 }
 

@@ -21,9 +21,9 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// A certificate that paced presents to its peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// The section that uses it: "relay", "gateway", "control.tcp", "forward", "proxy" or "serve".
+    /// The section that uses it: "relay", "gateway", "control.tcp", "forward", "proxy", "serve" or "hop".
     pub used_by: &'static str,
-    /// The address where that section listens.
+    /// The address where that section listens; for a hop, the first local address whose traffic passes it.
     pub address: SocketAddr,
     /// The certificate's file.
     pub file: PathBuf,

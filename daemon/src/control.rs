@@ -207,7 +207,8 @@ impl Control {
         }
     }
 
-    fn tell(&self, kind: &'static str, message: String) {
+    /// Tells subscribers what has happened.
+    pub(crate) fn tell(&self, kind: &'static str, message: String) {
         // There may be no subscriber.
         _ = self.events.send(Event { time: SystemTime::now(), kind, message });
     }
@@ -349,16 +350,8 @@ impl Control {
     pub async fn reload(&self, caller: &Caller) -> Result<u64, Error> {
         let author = caller.to_write()?;
         let (done, outcome) = oneshot::channel();
-        self.reloads.send(Reload { author: author.clone(), done }).await.map_err(|_| Error::Ending)?;
-        let outcome = outcome.await.map_err(|_| Error::Ending)?;
-        self.tell(
-            "reload",
-            match &outcome {
-                Ok(()) => format!("the configuration was read again, for {author}"),
-                Err(_) => format!("the configuration was refused, for {author}"),
-            },
-        );
-        outcome.map_err(Error::Reload)?;
+        self.reloads.send(Reload { author, done }).await.map_err(|_| Error::Ending)?;
+        outcome.await.map_err(|_| Error::Ending)?.map_err(Error::Reload)?;
         Ok(self.policies.current().number)
     }
 }

@@ -96,7 +96,8 @@ const TAIL: &str = r".SH SIGNALS
 Reads the configuration and the files that it names again. What cannot be used, or takes a restart, is logged by its name, and nothing is
 changed;
 .B pacectl reload
-does the same and says the outcome. Files that the configuration names are also read again by themselves once they have changed.
+does the same and says the outcome. Files that the configuration names are also read again by themselves once they have changed, and if they cannot be used, again each
+minute.
 .TP
 .BR SIGTERM ,\  SIGINT
 Accepts no new connections and requests, lets open ones go on for
@@ -119,7 +120,7 @@ Certificates and keys, readable to the group paced.
 .I /var/lib/paced
 What has to survive a restart, by
 .I state_dir
-of the configuration: the secret of connection IDs and tokens for addresses, a saved policy, in quotas.json what users have used of their quotas, in engines.json what a gateway has learned of its engines, and in decisions.jsonl what the policies of its aliases decided, if that is recorded.
+of the configuration: the secret of connection IDs and tokens for addresses, a saved policy, in quotas.json what users have used of their quotas, in tokens.json how many tokens clients of a gateway have used this month, in engines.json what a gateway has learned of its engines, and in decisions.jsonl and decisions.1.jsonl what the policies of its aliases decided, if that is recorded.
 .TP
 .I /run/paced/control.sock
 Where

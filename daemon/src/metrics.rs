@@ -97,8 +97,10 @@ impl Metrics {
     /// Replaces the gauges of certificates' expiry times.
     pub fn set_certificates(&self, certificates: &[Certificate]) {
         self.certificates.clear();
-        for Certificate { used_by, address, expires, .. } in certificates {
-            let labels = vec![("used_by", (*used_by).to_owned()), ("address", address.to_string())];
+        for Certificate { used_by, address, file, expires } in certificates {
+            // The file tells hops apart that share a local address, and a forward of UDP from one of TCP.
+            let [used_by, address, file] = [(*used_by).to_owned(), address.to_string(), file.display().to_string()];
+            let labels = vec![("used_by", used_by), ("address", address), ("file", file)];
             let expires = expires.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
             self.certificates.get_or_create(&labels).set(i64::try_from(expires).unwrap_or(i64::MAX));
         }
@@ -218,6 +220,22 @@ mod tests {
             "# EOF",
         ] {
             assert!(answer.contains(line), "{line} is not in\n{answer}");
+        }
+    }
+
+    #[test]
+    fn certificates_at_one_address_each_have_their_own_gauge() {
+        let metrics = Metrics::new(&Parts::default());
+        let certificates = [("one", 100), ("two", 200)].map(|(file, seconds)| Certificate {
+            used_by: "hop",
+            address: "127.0.0.1:5353".parse().unwrap(),
+            file: file.into(),
+            expires: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
+        });
+        metrics.set_certificates(&certificates);
+        let page = metrics.encode().unwrap();
+        for sample in ["file=\"one\"} 100", "file=\"two\"} 200"] {
+            assert!(page.contains(sample), "{page}");
         }
     }
 

@@ -105,6 +105,11 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     if let Some(owner) = fs::metadata(&config.state_dir).ok().map(|folder| folder.uid()) {
         refuse_foreign_state(&config, rustix::process::geteuid().as_raw(), owner)?;
     }
+    // Every role may have a policy to save.
+    if let Err(error) = fs::create_dir_all(&config.state_dir) {
+        let folder = config.state_dir.display();
+        tracing::warn!(%folder, %error, "there is no state folder: no policy can be saved, and a restart forgets what was learned");
+    }
     let Activation { listeners: opened, control: door } = Activation::take()?;
     anyhow::ensure!(
         config.relay.is_some() || opened.is_empty(),
@@ -148,12 +153,16 @@ async fn serve(launch: Launch) -> Result<()> {
     // From here on, a signal is queued and does not kill the process.
     let mut signals = Signals::listen()?;
     let (mut daemon, mut open, mut wishes) = Daemon::start(launch).await?;
-    daemon.keep_serving(&mut open, &mut wishes, &mut signals).await?;
+    let outcome = daemon.keep_serving(&mut open, &mut wishes, &mut signals).await;
+    if let Err(error) = &outcome {
+        tracing::error!("ending, because a part of paced has failed: {error:#}");
+    }
     // Callers that still want a reload learn at once that the daemon is ending.
     drop(wishes);
     notify(&[NotifyState::Stopping]);
+    // Also after a failure: the other parts drain, and what is kept is saved.
     daemon.end(signals).await;
-    Ok(())
+    outcome
 }
 
 /// State that the daemon keeps while it runs.
@@ -211,6 +220,15 @@ impl Signals {
         let (terminate, interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
         Ok(Self { terminate, interrupt, hangup: listen(SignalKind::hangup())? })
     }
+
+    /// Does work that may wait for the disk, unless a signal ends the daemon first: then returns `None`.
+    async fn unless_ended<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            done = work => Some(done),
+            _ = self.terminate.recv() => None,
+            _ = self.interrupt.recv() => None,
+        }
+    }
 }
 
 impl Daemon {
@@ -227,16 +245,20 @@ impl Daemon {
                     self.refresh_guard();
                     self.tell_of_certificates();
                 }
-                Some(()) = wishes.files.recv() => self.read_files_again(open).await,
+                Some(()) = wishes.files.recv() => {
+                    let Some(()) = signals.unless_ended(self.read_files_again(open)).await else { return Ok(()) };
+                }
                 _ = signals.terminate.recv() => return Ok(()),
                 _ = signals.interrupt.recv() => return Ok(()),
                 _ = signals.hangup.recv() => {
                     // `reload` logs its own refusal.
-                    _ = self.reload("SIGHUP", open).await;
+                    let Some(_) = signals.unless_ended(self.reload("SIGHUP", open)).await else { return Ok(()) };
                 }
                 Some(Reload { author, done }) = wishes.reloads.recv() => {
+                    let reload = self.reload(&author, open);
+                    let Some(outcome) = signals.unless_ended(reload).await else { return Ok(()) };
                     // The caller may have gone.
-                    _ = done.send(self.reload(&author, open).await);
+                    _ = done.send(outcome);
                 }
                 failed = self.edge.failed() => {
                     failed?;

@@ -148,7 +148,7 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
         }
     }
     for device in &config.kernel.devices {
-        if bpf::NetworkDevice::find(device.as_str()).is_err() {
+        if matches!(bpf::NetworkDevice::find(device.as_str()), Ok(None)) {
             let why = format!("there is no device {device}; what is wanted of it is done when it comes");
             warnings.push((("devices", device.as_str().into()), why));
         }

@@ -97,27 +97,37 @@ fn paths(config: &Config) -> Vec<&Path> {
 }
 
 /// Decides at each check whether to read changed files: only after two checks in a row found the same files. So a
-/// certificate and its key are read together, although they are written one after the other.
+/// certificate and its key are read together, although they are written one after the other. Files that could not be used
+/// are read again after [`AGAIN`] checks, because the cause may not lie in them.
 #[derive(Debug, Default)]
 struct Looks {
     last: SeenFiles,
     told: SeenFiles,
+    /// How many checks there were since files were last reported.
+    since: u32,
 }
+
+/// The number of checks in a minute.
+const AGAIN: u32 = 60 / LOOK.as_secs() as u32;
 
 impl Looks {
     fn is_changed(&mut self, read: &SeenFiles, now: SeenFiles) -> bool {
         let is_settled = now == std::mem::replace(&mut self.last, now.clone());
-        let is_news = is_settled && now != *read && now != self.told;
+        self.since = self.since.saturating_add(1);
+        let is_news = is_settled && now != *read && (now != self.told || self.since >= AGAIN);
         if is_settled {
             // A state that could not be used is reported again if it returns after a usable one.
             self.told = now;
+        }
+        if is_news {
+            self.since = 0;
         }
         is_news
     }
 }
 
 /// Notifies `changed` when files differ from the last ones that were `read`; returns only if the receiver or the
-/// runtime is gone. Files that could not be used are reported again only once they have changed again.
+/// runtime is gone. Files that could not be used are reported again once they have changed again, or after a minute.
 pub async fn follow(read: Arc<ArcSwap<SeenFiles>>, changed: mpsc::Sender<()>) {
     let (mut looks, mut ticks) = (Looks::default(), interval(LOOK));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -169,6 +179,15 @@ mod tests {
         assert_eq!(told, [false, false, false, false, true, false, false, true, false, false]);
         let read = files(4);
         assert!(![4, 4].iter().any(|now| looks.is_changed(&read, files(*now))), "it was read");
+    }
+
+    #[test]
+    fn files_that_could_not_be_used_are_told_again_each_minute_until_they_are_read() {
+        let files = |number: i64| SeenFiles([("/a".into(), Some([number; 5]))].into());
+        let (mut looks, read) = (Looks::default(), files(1));
+        let told: Vec<_> = (0..50).filter(|_| looks.is_changed(&read, files(2))).collect();
+        assert_eq!(told, [1, 21, 41]);
+        assert!(!(0..50).any(|_| looks.is_changed(&files(2), files(2))), "they were read");
     }
 
     #[test]

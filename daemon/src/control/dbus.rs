@@ -15,7 +15,7 @@ use zbus::{
     interface,
     message::{Flags, Header},
     names::UniqueName,
-    object_server::SignalEmitter,
+    object_server::{InterfaceRef, SignalEmitter},
 };
 use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 
@@ -28,7 +28,7 @@ use self::{
     watchers::{EndsAll, MAX_WATCHERS, Watchers},
 };
 use super::{Caller, Control, Error, Filter, Happening, PAGE, PartView, UplinkView, Writers};
-use crate::policy::Submission;
+use crate::policy::{InForce, Submission};
 
 mod denial;
 mod rows;
@@ -74,6 +74,9 @@ pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
 /// Serves on a bus until it is gone.
 async fn serve(door: Door, bus: &Bus) -> Result<()> {
     let control = door.control.clone();
+    // Before a caller can read the first values.
+    let mut policies = control.policies.watch();
+    let mut last = policies.borrow_and_update().clone();
     let builder = match bus {
         Bus::System => connection::Builder::system(),
         Bus::Address(address) => connection::Builder::address(address.as_str()),
@@ -96,20 +99,35 @@ async fn serve(door: Door, bus: &Bus) -> Result<()> {
                 Some(Happening::Lost(count)) => ("lost", format!("{count} events came faster than they were sent")),
                 None => return Ok(()),
             },
+            Ok(()) = policies.changed() => {
+                let now = policies.borrow_and_update().clone();
+                let former = std::mem::replace(&mut last, now.clone());
+                announce(&door, &former, &now).await?;
+                continue;
+            }
             () = tokio::time::sleep(PAUSE) => {
                 // If this call fails, the bus is gone.
                 DBusProxy::new(&connection).await?.get_id().await?;
                 continue;
             }
         };
-        let (door, emitter) = (door.get().await, door.signal_emitter());
-        Door::event(emitter, kind, &message).await?;
-        if kind != "tunnel" {
-            door.revision_changed(emitter).await?;
-            door.policy_changed(emitter).await?;
-            door.saved_changed(emitter).await?;
-        }
+        Door::event(door.signal_emitter(), kind, &message).await?;
     }
+}
+
+/// Tells all callers the new values of the properties that have changed.
+async fn announce(door: &InterfaceRef<Door>, former: &InForce, now: &InForce) -> zbus::Result<()> {
+    let (this, emitter) = (door.get().await, door.signal_emitter());
+    if now.revision.number != former.revision.number {
+        this.revision_changed(emitter).await?;
+    }
+    if now.revision.text != former.revision.text {
+        this.policy_changed(emitter).await?;
+    }
+    if now.is_saved != former.is_saved {
+        this.saved_changed(emitter).await?;
+    }
+    Ok(())
 }
 
 impl Door {

@@ -103,6 +103,10 @@ impl<'a> Held<'a> {
     }
 
     fn load(&mut self) {
+        if self.plan.egress.is_some() {
+            // Once, because another paced on the same device, which misses its filter, attaches it again.
+            self.plan.devices.iter().for_each(|device| egress::remove_leftovers(device));
+        }
         let refused = |error: bpf::Error| abridged(&error.to_string());
         self.egress = self.plan.egress.map(|tag| {
             let tag = Tag::new(tag).ok_or("a mark's tag has upper bits only")?;
@@ -121,12 +125,19 @@ impl<'a> Held<'a> {
             say(format_args!("{error}"));
         }
         for device in &plan.devices {
-            let index = index(device);
+            let index = match NetworkDevice::find(device) {
+                Ok(found) => found.map(|found| found.index),
+                Err(error) => {
+                    // Everything stays as it was at the last check.
+                    say(format_args!("{device} cannot be looked up: {error}"));
+                    continue;
+                }
+            };
             if self.devices.insert(device.clone(), index) != Some(index) {
-                // Everything set up on the former device of that name went with it.
+                // Everything set up on the former device of that name went with it, unless it only has another name now.
                 self.parts.retain(|(of, _), _| of != device);
                 for of in [&mut self.entries.clsact, &mut self.entries.fq] {
-                    of.retain(|changed| changed.device != *device || Some(changed.index) == index);
+                    of.retain(|changed| NetworkDevice::exists(changed.index));
                 }
             }
             for part in plan.parts() {
@@ -147,10 +158,10 @@ impl<'a> Held<'a> {
                 }
                 let outcome = match part {
                     KernelPart::Fq => match &roots {
-                        Ok(roots) => self.set_fq(device, roots),
+                        Ok(roots) => self.set_fq(device, index, roots),
                         Err(error) => Err(anyhow!("{error}")),
                     },
-                    KernelPart::Egress => self.attach_egress(device),
+                    KernelPart::Egress => self.attach_egress(device, index),
                     KernelPart::Ingress => self.attach_ingress(device),
                 };
                 self.parts.insert(key, outcome.map_err(|error| abridged(&format!("{error:#}"))));
@@ -162,7 +173,9 @@ impl<'a> Held<'a> {
         let Some(Ok(egress)) = &self.egress else { return false };
         match egress.attachment(device) {
             Some(egress::Attached::Link) => true,
-            Some(egress::Attached::Filter) => qdisc::has_filter(index, egress::PROGRAM).unwrap_or(false),
+            Some(egress::Attached::Filter) => {
+                egress.id().is_some_and(|program| qdisc::has_filter(index, program).unwrap_or(false))
+            }
             None => false,
         }
     }
@@ -172,8 +185,8 @@ impl<'a> Held<'a> {
         self.entries.fq.iter().any(|changed| changed.index == index)
     }
 
-    fn set_fq(&mut self, device: &str, roots: &BTreeMap<u32, Root>) -> Result<How> {
-        let index = NetworkDevice::find(device)?.index;
+    fn set_fq(&mut self, device: &str, index: Option<u32>, roots: &BTreeMap<u32, Root>) -> Result<How> {
+        let index = index.context("No such device")?;
         let root = roots.get(&index).with_context(|| format!("{device} has no qdisc"))?;
         if self.has_set_fq(index) && !root.is_fq_of_paced() {
             // Somebody replaced it: nothing is left to undo.
@@ -193,14 +206,13 @@ impl<'a> Held<'a> {
         Ok(How { words, outlives_the_monitor: true })
     }
 
-    fn attach_egress(&mut self, device: &str) -> Result<How> {
+    fn attach_egress(&mut self, device: &str, index: Option<u32>) -> Result<How> {
         let has_fq = self.parts.get(&(device.to_owned(), KernelPart::Fq)).is_some_and(Result::is_ok);
         let egress = loaded(&mut self.egress)?;
-        egress::remove_leftovers(device);
         let attached = egress.attach(device, has_fq);
         // Also if the filter was refused.
         let is_new = |index: &u32| !self.entries.clsact.iter().any(|changed| changed.index == *index);
-        if let Some(index) = index(device).filter(|index| egress.has_made_clsact(*index)).filter(is_new) {
+        if let Some(index) = index.filter(|index| egress.has_made_clsact(*index)).filter(is_new) {
             self.entries.clsact.push(Changed { device: device.to_owned(), index });
             self.note();
         }
@@ -265,13 +277,15 @@ impl<'a> Held<'a> {
     }
 
     fn restore(&mut self) {
-        // A link ends with its descriptor. A filter may be one that an earlier monitor left behind.
+        // A link ends with its descriptor, and a filter with the program, unless an earlier monitor left it behind.
+        let has_removed_leftovers = self.egress.is_some();
         (self.egress, self.ingress) = (None, None);
-        if self.plan.egress.is_some() {
+        if self.plan.egress.is_some() && !has_removed_leftovers {
             self.plan.devices.iter().for_each(|device| egress::remove_leftovers(device));
         }
         let Entries { clsact, fq } = std::mem::take(&mut self.entries);
-        let is_there = |changed: &&Changed| index(&changed.device) == Some(changed.index);
+        // The device may have another name by now.
+        let is_there = |changed: &&Changed| NetworkDevice::exists(changed.index);
         let failed = |changed: &Changed, error: &anyhow::Error| {
             say(format_args!("failed to restore {}: {error:#}", changed.device));
         };
@@ -316,11 +330,6 @@ fn abridged(message: &str) -> String {
     }
     let (head, tail) = (message.chars().take(HEAD), message.chars().skip(length - TAIL));
     head.chain(" … ".chars()).chain(tail).collect()
-}
-
-/// Returns the index of the device that has a name now.
-fn index(device: &str) -> Option<u32> {
-    NetworkDevice::find(device).ok().map(|found| found.index)
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! The gateway role of this daemon: the gateway in force, its saved state, and its own listeners.
 
 use std::{
-    fs,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -105,12 +104,6 @@ impl GatewayRole {
     /// Returns the gateway of a configuration: the gateway in force if its settings have not changed.
     fn gateway(&self, config: &Config, parts: &Parts) -> Result<Option<Arc<Gateway>>> {
         let Some(settings) = &config.gateway else { return Ok(None) };
-        // A relay, if there is one, has already created the folder for its secret. Without a relay, the folder holds only the
-        // gateway's state.
-        if let Err(error) = fs::create_dir_all(&config.state_dir) {
-            let folder = config.state_dir.display();
-            tracing::warn!(%folder, %error, "there is no state folder: after a restart, the gateway has to learn anew");
-        }
         let shared = (parts.gateway.clone(), parts.requests.clone(), parts.decisions.clone());
         let (classes, learned) = (self.in_force.classes(), self.lessons.learned());
         let before = self.in_force.gateway();

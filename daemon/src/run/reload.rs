@@ -81,8 +81,15 @@ impl Daemon {
         let outcome = self.try_reload(&file, author, open).await.map_err(|error| format!("{error:#}"));
         self.metrics.reloaded(outcome.is_ok());
         match &outcome {
-            Ok((changed, policy)) => tell(author, changed, policy),
-            Err(error) => tracing::error!("configuration not reloaded; the old one stays in force: {error}"),
+            Ok((changed, policy)) => {
+                tell(author, changed, policy);
+                open.control.tell("reload", format!("the configuration was read again, for {author}"));
+            }
+            Err(error) => {
+                tracing::error!("configuration not reloaded; the old one stays in force: {error}");
+                // The reason may quote the configuration, which readers of events may not see.
+                open.control.tell("reload", format!("the configuration was refused, for {author}: the log says why"));
+            }
         }
         outcome.map(drop)
     }
@@ -123,12 +130,15 @@ impl Daemon {
         match prepared {
             Ok(prepared) => {
                 self.put_in_force(config, prepared, open);
-                tracing::info!("files that the configuration names have changed, and were read again");
+                let done = "files that the configuration names have changed, and were read again";
+                tracing::info!("{done}");
+                open.control.tell("reload", done.to_owned());
             }
-            Err(error) => tracing::error!(
-                "files that the configuration names have changed but cannot be used; their earlier contents stay in force: \
-                 {error:#}"
-            ),
+            Err(error) => {
+                let refused = "files that the configuration names have changed but cannot be used";
+                tracing::error!("{refused}; their earlier contents stay in force: {error:#}");
+                open.control.tell("reload", format!("{refused}: the log says why"));
+            }
         }
     }
 

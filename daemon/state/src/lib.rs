@@ -34,6 +34,8 @@ pub fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
 pub struct Staged<'a> {
     file: &'a Path,
     staged: PathBuf,
+    /// Opened in advance: once the file is in place, there is no way back.
+    folder: File,
 }
 
 impl<'a> Staged<'a> {
@@ -44,7 +46,8 @@ impl<'a> Staged<'a> {
     pub fn write(file: &'a Path, bytes: &[u8]) -> io::Result<Self> {
         let mut name = file.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         name.push(".new");
-        let staged = Self { file, staged: file.with_file_name(name) };
+        let folder = file.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+        let staged = Self { file, staged: file.with_file_name(name), folder: File::open(folder)? };
         // Left by a process that was killed before it finished.
         _ = fs::remove_file(&staged.staged);
         let mut new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&staged.staged)?;
@@ -57,11 +60,14 @@ impl<'a> Staged<'a> {
     /// all of the new.
     ///
     /// # Errors
-    /// The folder does not permit it.
+    /// The folder does not permit it. The file stays as it is.
     pub fn replace(self) -> io::Result<()> {
         fs::rename(&self.staged, self.file)?;
-        // The folder holds the new name, so it is synced too.
-        self.file.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+        // The folder holds the new name, so it is synced too. A failure is no error: every reader finds the new content.
+        self.folder.sync_all().unwrap_or_else(|error| {
+            tracing::warn!(file = %self.file.display(), %error, "saved, but a crash of this machine may bring back the content before");
+        });
+        Ok(())
     }
 }
 
@@ -83,6 +89,31 @@ mod tests {
         assert_eq!(paths(None, Some("/home/ada")), PathBuf::from("/home/ada/.local/state/paced"));
         let service = config::Config::from_toml("").unwrap().state_dir;
         assert!(!paths(None, None).starts_with(&service) && !service.starts_with(paths(None, None)));
+    }
+
+    #[test]
+    fn a_file_that_is_not_replaced_for_its_folder_keeps_its_content() {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+        let folder = env::temp_dir().join(format!("paced-state-unreadable-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("saved.toml");
+        replace(&file, b"one").unwrap();
+        // Names can be changed in it, but it cannot be opened, and so not be synced.
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o300)).unwrap();
+        let replaced = std::thread::scope(|scope| {
+            let without_rights = || {
+                let none = CapabilitySet::empty();
+                set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none }).unwrap();
+                replace(&file, b"two")
+            };
+            scope.spawn(without_rights).join().unwrap()
+        });
+        assert_eq!(replaced.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(fs::read(&file).unwrap(), b"one");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use config::uplink::{ClientFiles, TrustSource};
 use edge::client::access::{Access, TokenSource};
 use masque::template::Template;
@@ -156,7 +156,8 @@ impl Site {
         );
         let file = self.write("beside.toml", &text)?;
         let relay = self.chain.relay.start(crate::program("paced")?, ["run".into(), "--config".into(), file])?;
-        relay.wait_for_line(&at, SOON)?;
+        // A refusal to listen names the address, too.
+        relay.wait_for_line("ready", SOON)?;
         Ok(relay)
     }
 
@@ -416,7 +417,8 @@ impl Counts {
             stream.read_to_string(&mut answer)?;
             Ok(answer)
         })??;
-        let (_, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;
+        ensure!(head.starts_with("HTTP/1.1 200 "), "no metrics, but {head}");
         let samples = body.lines().filter(|line| !line.starts_with('#'));
         let counts = samples.filter_map(|line| {
             let (name, value) = line.rsplit_once(' ')?;

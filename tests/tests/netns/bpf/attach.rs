@@ -128,9 +128,30 @@ fn a_device_that_vanishes_takes_the_program_with_it_and_nothing_fails() {
         .unwrap();
 }
 
+#[test]
+fn programs_are_attached_even_if_another_user_has_taken_every_port() {
+    lab::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let (mut egress, _classes) = load();
+    let mut ingress = Ingress::load().unwrap();
+    let device = &chain.egress.near.device;
+    chain.relay.sysctl("net.ipv4.ip_local_port_range", "40000 40003").unwrap();
+    chain
+        .relay
+        .run(|| {
+            let take = |address: &str| std::iter::from_fn(|| UdpSocket::bind(address).ok()).collect::<Vec<_>>();
+            let taken = ["127.0.0.1:0", "[::1]:0"].map(take);
+            assert_eq!(taken.each_ref().map(Vec::len), [4, 4], "all ports that the kernel gives");
+            egress.attach(device, false).unwrap();
+            ingress.attach(device).unwrap();
+            assert!(bpf::NetworkDevice::find("no-such-device").unwrap().is_none());
+        })
+        .unwrap();
+}
+
 /// Whether the program made the `clsact` of the relay's device toward the target.
 fn has_made_clsact(chain: &Chain, egress: &Egress) -> bool {
-    let find = || bpf::NetworkDevice::find(&chain.egress.near.device).unwrap().index;
+    let find = || bpf::NetworkDevice::find(&chain.egress.near.device).unwrap().unwrap().index;
     egress.has_made_clsact(chain.relay.run(find).unwrap())
 }
 

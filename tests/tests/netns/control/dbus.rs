@@ -241,11 +241,17 @@ fn who_listens_hears_of_changes_whichever_door_they_come_by() {
     command.args(["monitor", "--address", &bus.address, "--dest", OBJECT[0], "--object-path", OBJECT[1]]);
     let monitor = Process::start(command).unwrap();
     monitor.wait_for_line("is owned by", SOON).unwrap();
+    bus.site.signal(libc::SIGHUP).unwrap();
+    monitor.wait_for_line("Control1.Event ('reload', 'the configuration was read again, for SIGHUP')", SOON).unwrap();
     super::set(&bus.site, VOICE, &[]);
     monitor
         .wait_for_line("org.paced.Control1.Event ('policy', 'revision 2 is in force (set, by root)')", SOON)
         .unwrap();
     monitor.wait_for_line("'Revision': <uint64 2>", SOON).unwrap();
+    super::set(&bus.site, VOICE, &["--save"]);
+    monitor.wait_for_line("'Saved': <true>", SOON).unwrap();
+    assert_eq!(bus.site.pacectl(&["policy", "forget"], "").unwrap().0, Some(0));
+    monitor.wait_for_line("'Saved': <false>", SOON).unwrap();
     bus.site
         .client(async || {
             let client = super::connect(&bus.site).await;
@@ -258,6 +264,8 @@ fn who_listens_hears_of_changes_whichever_door_they_come_by() {
         .unwrap();
     let signal = monitor.wait_for_line("org.paced.Control1.Access ('tunnel', {", SOON).unwrap();
     assert!(signal.contains("'reason': <'finished'>") && !signal.contains("10.0."), "{signal}");
+    let said = monitor.output();
+    assert_eq!(said.matches("'Policy': <").count(), 1, "the text has changed once:\n{said}");
 }
 
 /// A row of `ListClasses`.

@@ -2,6 +2,7 @@
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::time::Duration;
 
 use lab::process::{Process, wait_for};
@@ -27,7 +28,6 @@ impl<'a> Edge<'a> {
     fn configure(site: &Site, sections: &str) -> String {
         let folder = site.path("").display().to_string();
         let folder = folder.trim_end_matches('/');
-        std::fs::create_dir_all(site.path("edge")).unwrap();
         let text = format!("state_dir = \"{folder}/edge\"\n{}", sections.replace("$FOLDER", folder));
         site.write("edge.toml", &text).unwrap().display().to_string()
     }
@@ -83,6 +83,34 @@ fn forwards_come_go_and_change_while_senders_of_the_others_keep_their_tunnels() 
     assert!(!edge.pacectl(&["status"]).1.contains("127.0.0.1:5001"));
     site.chain.client.run(|| UdpSocket::bind("127.0.0.1:5001").map(drop)).unwrap().unwrap();
     drop(edge.daemon);
+}
+
+#[test]
+fn an_edge_without_other_roles_saves_a_policy() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let edge = Edge::new(&site, &format!("{CONTROL}{}", forward(&site, 5001, "")));
+    let policy = "[class.voice]\nlevel = \"high\"\n";
+    let file = site.write("voice.toml", policy).unwrap().display().to_string();
+    let (code, said) = edge.pacectl(&["policy", "set", &file, "--save"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(std::fs::read_to_string(site.path("edge/policy.toml")).unwrap(), policy);
+}
+
+#[test]
+fn a_signal_ends_a_daemon_whose_reload_waits_for_a_file() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let mut edge = Edge::new(&site, &format!("{CONTROL}{}", forward(&site, 5001, "")));
+    let file = site.path("edge.toml");
+    std::fs::remove_file(&file).unwrap();
+    assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+    edge.daemon.signal(libc::SIGHUP).unwrap();
+    // Returns once the daemon has opened the pipe, from which it then waits for the configuration.
+    let pipe = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
+    edge.daemon.signal(libc::SIGTERM).unwrap();
+    assert!(edge.daemon.wait(SOON).unwrap().success());
+    drop(pipe);
 }
 
 #[test]
