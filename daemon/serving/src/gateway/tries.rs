@@ -36,6 +36,7 @@ impl Gateway {
             tenant: pass.payer.tenant.map(|request| (request.tenant().name.clone(), request.tenant().weight)),
             user: pass.payer.user.cloned(),
             tokens: pass.route.tokens(),
+            answer_tokens: pass.route.tokens() - u64::from(pass.route.prompt_tokens()),
             wish: Wish {
                 prefix: pass.prefix.clone(),
                 preferred: self.routes.preferred(&pass.route),

@@ -13,6 +13,7 @@ use sched::stream::{Discipline, Service};
 use super::*;
 use crate::openai::RoutingFields;
 use crate::places::{Claim, EnginePlace, Fault, PrefixHashes, Prefixes, Turn, Wish};
+use crate::reported::Reported;
 
 mod policies;
 
@@ -331,6 +332,42 @@ fn tokens_that_an_engine_owes_are_counted_down_and_forgotten_with_their_request(
     assert_eq!(owed(), 17);
     drop(lesson);
     assert_eq!(owed(), 0);
+}
+
+#[test]
+fn a_prediction_grows_with_each_waiting_request_by_the_time_of_its_answer() {
+    let (routes, engines) = routes(1);
+    let curve = Curve::new(Cost { gpu_ns: 1e7, ..Cost::default() });
+    routes.recall(None, |_, _| Some(curve));
+    let predicted_ms = || {
+        let route = routes.route(named(&[0]), &wanted(Some(60_000)), ClientPath::default()).unwrap();
+        route.predicted().unwrap().as_millis() as u64
+    };
+    assert_eq!(predicted_ms(), 190, "20 tokens of 10 ms; the first costs nothing");
+    let route = routes.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
+    let place = take(&engines[0]);
+    let _lesson = routes.begin(&route, place.replica);
+    let mut waiting = Vec::new();
+    for ahead in 1..=8 {
+        assert_eq!(predicted_ms(), ahead * 200 + 190, "{ahead} ahead");
+        waiting.push(engines[0].take(Claim { answer_tokens: 20, ..Claim::default() }, &[]).unwrap());
+    }
+    waiting.pop();
+    assert_eq!(predicted_ms(), 8 * 200 + 190, "a request that left costs nothing");
+}
+
+#[test]
+fn requests_wait_for_usable_engines_alone_and_answers_to_other_clients_have_the_usual_length() {
+    let (routes, engines) = routes_of_two(Routing::Rule);
+    routes.recall(Some((50.0, 4.0)), |_, _| None);
+    let _busy: Vec<_> = (0..16).map(|_| take(&engines[0])).collect();
+    let claim = || Claim { answer_tokens: 30, ..Claim::default() };
+    let _waiting = [(); 3].map(|()| engines[0].take(claim(), &[]).unwrap());
+    assert_eq!((owed(&routes)[..2].to_vec(), engines[0].waiting_each()), (vec![60, 60], (2, 60)));
+    engines[0].failed(1, Fault::OutOfReach, "");
+    assert_eq!((owed(&routes)[0], engines[0].waiting_each()), (90, (3, 90)));
+    engines[1].report(0, Reported { running: 3, waiting: 1 }, 0);
+    assert_eq!(owed(&routes)[2..], [200, 0]);
 }
 
 #[test]
