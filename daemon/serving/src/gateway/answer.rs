@@ -118,13 +118,15 @@ impl Pass<'_> {
         let asked = Instant::now();
         self.entry.at_work();
         let ended = self.pass(exchange, body, &mut by).await;
-        if let Some(usage) = self.usage(&by, &ended, asked.elapsed()) {
+        let usage = self.usage(&by, &ended, asked.elapsed());
+        let Payer { user, class, tenant } = self.payer;
+        if let Some(usage) = usage {
             served.usage = Some(usage);
-            let Payer { user, class, tenant } = self.payer;
             self.gateway.metrics.used((&self.model.name, user, &class.policy().name), usage);
-            if let Some(tenant) = tenant {
-                tenant.bill(usage);
-            }
+        }
+        if let Some(tenant) = tenant {
+            // A prompt that was noted before its engine failed costs nothing.
+            tenant.bill(usage.unwrap_or_default());
         }
         ended.map(|status| Done {
             status: status.as_u16(),

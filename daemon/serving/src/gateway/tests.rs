@@ -2,9 +2,9 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use config::{
-    gateway::{GatewaySettings, ModelSettings},
+    gateway::{GatewaySettings, Key, ModelSettings},
     policy::Policy,
 };
 use futures::stream;
@@ -14,7 +14,9 @@ use hyper_util::rt::TokioIo;
 use pacing::path::PathStats;
 use quic::class::{ClassMarks, ClassMetrics, PolicyRole};
 use role::access::served::TokenUsage;
+use sha2::{Digest as _, Sha256};
 use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
     sync::mpsc,
     time::{Instant as TokioInstant, sleep},
@@ -27,6 +29,7 @@ type ToSend = UnsyncBoxBody<Bytes, Infallible>;
 
 /// A client of a gateway with one model, whose engine has this address.
 struct Client {
+    spending: Arc<Spending>,
     requests: client::conn::http1::SendRequest<ToSend>,
     served: mpsc::UnboundedReceiver<Served>,
     /// What the gateway made of each answer, whatever of it HTTP/1.1 sends.
@@ -35,12 +38,13 @@ struct Client {
 
 impl Client {
     async fn of(engine: &str) -> Self {
-        let engines = vec![engine.parse().unwrap()];
-        let model = ModelSettings { engines, affinity: false, ..model("large", 100, None) };
-        let settings = GatewaySettings { models: vec![model], ..GatewaySettings::default() };
+        Self::with(settings(&[engine])).await
+    }
+
+    async fn with(settings: GatewaySettings) -> Self {
         let classes =
             Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
-        let (shared, spending) = (Default::default(), Default::default());
+        let (shared, spending) = (Default::default(), Arc::<Spending>::default());
         let gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let ((ended, served), (made, contents)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
@@ -64,7 +68,7 @@ impl Client {
         tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
         let (requests, connection) = client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
         tokio::spawn(connection);
-        Self { requests, served, contents }
+        Self { spending, requests, served, contents }
     }
 
     /// Asks for a chat; returns the status and the body of the answer.
@@ -74,8 +78,42 @@ impl Client {
     }
 }
 
+/// A gateway with one model, which has these engines.
+fn settings(engines: &[&str]) -> GatewaySettings {
+    let engines = engines.iter().map(|engine| engine.parse().unwrap()).collect();
+    let model = ModelSettings { engines, affinity: false, ..model("large", 100, None) };
+    GatewaySettings { models: vec![model], ..GatewaySettings::default() }
+}
+
 fn chat(body: ToSend) -> Request<ToSend> {
-    Request::post("/v1/chat/completions").header("content-type", "application/json").body(body).unwrap()
+    let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
+    request.header("authorization", "Bearer sk-1").body(body).unwrap()
+}
+
+/// Starts an engine that sends these bytes as the answer to each request, and then closes the connection; returns its address.
+async fn engine(answer: impl Into<Bytes>) -> String {
+    let (listener, answer) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), answer.into());
+    let address = format!("http://{}/v1", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let answer = answer.clone();
+            tokio::spawn(async move {
+                let mut request = BytesMut::new();
+                while !request.ends_with(b"}") && stream.read_buf(&mut request).await.is_ok_and(|bytes| bytes > 0) {}
+                _ = stream.write_all(&answer).await;
+            });
+        }
+    });
+    address
+}
+
+/// The beginning of a streamed answer, with this content of its body.
+fn events(content: &str) -> String {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    match content {
+        "" => head.to_owned(),
+        _ => format!("{head}{:x}\r\n{content}\r\n", content.len()),
+    }
 }
 
 fn whole(body: String) -> ToSend {
@@ -145,4 +183,27 @@ async fn a_client_that_leaves_before_the_answer_pays_for_the_prompt_that_the_eng
     let served = client.served.recv().await.unwrap();
     assert_eq!((served.status, served.reason), (None, "cancelled"));
     assert_eq!(served.usage, Some(TokenUsage { prompt_tokens, completion_tokens: 0 }));
+}
+
+#[tokio::test]
+async fn an_engine_that_fails_before_its_answer_passes_costs_the_key_nothing() {
+    const TOKEN: &str = "data: {\"choices\":[{\"text\":\"x\"}]}\n\n";
+    for (content, status, is_paid) in [("", 502, false), (TOKEN, 200, true)] {
+        let key = Key {
+            name: "ann".into(),
+            sha256: Sha256::digest("sk-1").into(),
+            weight: 1,
+            max_in_flight: None,
+            tokens_per_minute: None,
+            monthly_tokens: None,
+            expires: None,
+        };
+        let settings = GatewaySettings { keys: vec![key], ..settings(&[&engine(events(content)).await]) };
+        let mut client = Client::with(settings).await;
+        let (answered, _) = client.chat(whole(r#"{"model":"large","stream":true}"#.into())).await;
+        let served = client.served.recv().await.unwrap();
+        assert_eq!((answered, served.usage.is_some()), (status, is_paid), "{}", served.reason);
+        let spent = client.spending.of("ann", SystemTime::now());
+        assert_eq!(spent, served.usage.map_or(0, |usage| usage.prompt_tokens + usage.completion_tokens));
+    }
 }
