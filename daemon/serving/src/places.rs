@@ -238,7 +238,14 @@ impl Engines {
         unwanted
     }
 
-    /// Notes that an engine answered a request correctly.
+    /// Notes that an engine has begun to answer a request.
+    pub fn began(&self, replica: usize) {
+        if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
+            replica.health.began();
+        }
+    }
+
+    /// Notes that an engine answered a request completely.
     pub fn succeeded(&self, replica: usize) {
         if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
             replica.health.succeeded();
@@ -392,6 +399,16 @@ impl Engines {
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.state.lock().queue.len()
+    }
+
+    /// Returns how many requests wait for each engine that gets requests, and how many tokens their answers are expected to have.
+    #[must_use]
+    pub fn waiting_each(&self) -> (u32, u64) {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        let engines = state.replicas.iter().filter(|replica| replica.is_usable(now_ns)).count();
+        let waiting = state.queue.len();
+        let each = waiting.div_ceil(engines.max(1)) as u64;
+        (each as u32, (state.queue.answer_tokens() * each).div_ceil(waiting.max(1) as u64))
     }
 
     /// Takes back a place, and gives it to the request whose turn it is.

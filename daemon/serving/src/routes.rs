@@ -388,7 +388,7 @@ impl Routes {
         if let Some(load) = replicas.get_mut(to).map(|replica| &mut replica.load).filter(|_| is_there) {
             load.running = load.running.saturating_sub(1);
         }
-        let chooser = route.by.and_then(|by| aliases.get_mut(by.alias)).unwrap_or(named);
+        let chooser = route.by.and_then(|by| aliases.get(by.alias)).unwrap_or(named);
         let (waited_ns, state) = (
             now_ns.saturating_sub(route.at_ns),
             State { replicas, admitted: &[], cached: &route.cached, path: route.path },
@@ -415,16 +415,18 @@ impl Known {
     /// Takes over the loads of engines at `now_ns`.
     fn look(&mut self, engines: &[Arc<Engines>], now_ns: u64) {
         for (engines, first) in engines.iter().zip(&self.first) {
-            let loads = engines.loads();
-            // Waiting requests of a model count for its engines in equal parts.
-            let waiting = engines.waiting().div_ceil(loads.len().max(1)) as u32;
-            let loads = loads.into_iter().zip(engines.others());
+            // Waiting requests of a model count for its usable engines in equal parts.
+            let (waiting, waiting_tokens) = engines.waiting_each();
+            let loads = engines.loads().into_iter().zip(engines.others());
             let replicas = self.replicas.iter_mut().zip(&self.flights).skip(*first);
             for ((replica, flights), ((in_flight, is_usable), others)) in replicas.zip(loads) {
                 replica.usable = is_usable;
                 replica.load.running = in_flight.saturating_add(others.running);
                 replica.load.waiting = waiting.saturating_add(others.waiting);
-                replica.load.outstanding_tokens = flights.lock().left_tokens();
+                // An engine's report does not contain the lengths of answers.
+                let of_others = f64::from(others.running.saturating_add(others.waiting)) * self.answer_tokens;
+                replica.load.outstanding_tokens =
+                    flights.lock().left_tokens().saturating_add(waiting_tokens).saturating_add(of_others as u64);
                 replica.load.updated_ns = now_ns;
             }
         }

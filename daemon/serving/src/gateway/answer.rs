@@ -40,6 +40,12 @@ use crate::{
 /// failure of its engine.
 const HELD_BYTES: usize = 1 << 20;
 
+/// The end of a larger answer, which is held back until the answer is complete, because it has the engine's report of tokens.
+const END_BYTES: usize = 64 << 10;
+
+/// The assumed bytes of an answer per token, if its engine reports none.
+const BYTES_PER_TOKEN: u64 = 4;
+
 /// Fields of an engine's answer that are passed to the client.
 const PASSED: [&str; 3] = ["content-type", "retry-after", "x-request-id"];
 
@@ -95,6 +101,8 @@ struct Answering<'a> {
     is_streamed: bool,
     /// Its report of tokens.
     report: TokenReport,
+    /// The length of a complete answer without streaming, in bytes.
+    bytes: u64,
 }
 
 impl Pass<'_> {
@@ -114,17 +122,20 @@ impl Pass<'_> {
             status: None,
             is_streamed: false,
             report: TokenReport::default(),
+            bytes: 0,
         };
         let asked = Instant::now();
         self.entry.at_work();
         let ended = self.pass(exchange, body, &mut by).await;
-        if let Some(usage) = self.usage(&by, &ended, asked.elapsed()) {
+        let usage = self.usage(&by, &ended, asked.elapsed());
+        let Payer { user, class, tenant } = self.payer;
+        if let Some(usage) = usage {
             served.usage = Some(usage);
-            let Payer { user, class, tenant } = self.payer;
             self.gateway.metrics.used((&self.model.name, user, &class.policy().name), usage);
-            if let Some(tenant) = tenant {
-                tenant.bill(usage);
-            }
+        }
+        if let Some(tenant) = tenant {
+            // A prompt that was noted before its engine failed costs nothing.
+            tenant.bill(usage.unwrap_or_default());
         }
         ended.map(|status| Done {
             status: status.as_u16(),
@@ -143,10 +154,11 @@ impl Pass<'_> {
             _ if is_refused => return None,
             _ => {}
         }
-        let passed = match by.is_streamed || ended.is_ok() {
-            true => by.lesson.tokens(),
-            false if self.operation == Operation::Embeddings => 0,
-            false => self.route.made_within(elapsed),
+        let passed = match ended {
+            _ if by.is_streamed => by.lesson.tokens(),
+            _ if self.operation == Operation::Embeddings => 0,
+            Ok(_) => by.bytes.div_ceil(BYTES_PER_TOKEN),
+            Err(_) => self.route.made_within(elapsed),
         };
         Some(by.report.count(u64::from(self.route.prompt_tokens()), passed, ended.is_ok()))
     }
@@ -164,7 +176,7 @@ impl Pass<'_> {
         by.is_streamed = is_events;
         match is_events {
             true => self.pass_events(exchange, answer, by).await?,
-            false => by.report = self.pass_whole(exchange, answer, by.place).await?,
+            false => self.pass_whole(exchange, answer, by).await?,
         }
         by.lesson.learn(by.report.usage(), by.report.cached_tokens(), body.len());
         Ok(status)
@@ -231,7 +243,8 @@ impl Pass<'_> {
         let broken = loop {
             let bytes = match answer.next(exchange).await? {
                 Ok(Some(bytes)) => bytes,
-                Ok(None) if events.is_done() => break None,
+                // The answer is complete, however its engine ends it.
+                Ok(None) | Err(_) if events.is_done() => break None,
                 Ok(None) => break Some(OpenAiError::Engine("it ended its answer early")),
                 Err(refusal) => break Some(refusal),
             };
@@ -249,19 +262,19 @@ impl Pass<'_> {
             if events.with_content() > 0 && before == 0 {
                 let first = *first_token.insert(self.began.elapsed());
                 self.gateway.metrics.first_token(&self.model.name, first.as_secs_f64());
-                self.model.engines.succeeded(place.replica);
+                self.model.engines.began(place.replica);
             }
             *report = events.report();
             (before..events.with_content()).for_each(|_| lesson.token());
             self.payer.pass(events.with_content() - before);
             self.entry.pass(events.with_content() - before);
-            self.send(exchange, &whole).await?;
+            if !self.send(exchange, &whole).await? {
+                lesson.held_up();
+            }
         };
         match broken {
             None => {
-                if events.with_content() == 0 {
-                    self.model.engines.succeeded(place.replica);
-                }
+                self.model.engines.succeeded(place.replica);
                 Ok(())
             }
             Some(refusal) if !has_begun => Err(refusal.into()),
@@ -274,13 +287,13 @@ impl Pass<'_> {
         }
     }
 
-    /// Passes on an answer without events: holds it until it is complete, unless it is large.
+    /// Passes on an answer without events: holds it until it is complete, or only its end if it is large.
     async fn pass_whole(
         &self,
         exchange: &mut Exchange,
         answer: Response<Incoming>,
-        place: &EnginePlace,
-    ) -> Result<TokenReport, Failure> {
+        Answering { place, report, bytes, .. }: &mut Answering<'_>,
+    ) -> Result<(), Failure> {
         let length = answer.body().size_hint().exact();
         let status = answer.status();
         let head = |length| self.head(&answer, length);
@@ -288,7 +301,10 @@ impl Pass<'_> {
         let (mut answer, mut held, mut has_begun) = (self.pieces(answer), BytesMut::new(), false);
         loop {
             match answer.next(exchange).await? {
-                Ok(Some(bytes)) => held.extend_from_slice(&bytes),
+                Ok(Some(piece)) => {
+                    held.extend_from_slice(&piece);
+                    *bytes += piece.len() as u64;
+                }
                 Ok(None) => break,
                 Err(refusal) if !has_begun => return Err(refusal.into()),
                 Err(refusal) => {
@@ -300,12 +316,10 @@ impl Pass<'_> {
                 if !std::mem::replace(&mut has_begun, true) {
                     exchange.respond(if length.is_some() { &known } else { &unknown }).await?;
                 }
-                self.send(exchange, &held.split()).await?;
+                self.send(exchange, &held.split_to(held.len() - END_BYTES)).await?;
             }
         }
-        // If the answer is larger than that, its last pieces may lack its usage, which then goes unbilled: only large embeddings
-        // are so long.
-        let report = TokenReport::of_answer(&held);
+        *report = if has_begun { TokenReport::of_end(&held) } else { TokenReport::of_answer(&held) };
         if status.is_success() {
             self.model.engines.succeeded(place.replica);
         }
@@ -318,7 +332,7 @@ impl Pass<'_> {
         if !held.is_empty() {
             self.send(exchange, &held).await?;
         }
-        Ok(report)
+        Ok(())
     }
 
     fn with_length(&self, mut head: ResponseHead, length: usize) -> ResponseHead {
@@ -332,14 +346,15 @@ impl Pass<'_> {
     }
 
     /// Sends content to the client, which may take as long to accept some as an engine may take to produce some, because other
-    /// requests need its place at the engine.
-    async fn send(&self, exchange: &mut Exchange, content: &[u8]) -> Result<(), Failure> {
+    /// requests need its place at the engine. Returns whether there was room at once.
+    async fn send(&self, exchange: &mut Exchange, content: &[u8]) -> Result<bool, Failure> {
         // A timer would cost more than the sending, for which there is nearly always room.
         if exchange.try_send(content).await? {
-            return Ok(());
+            return Ok(true);
         }
         let sending = exchange.send(content);
-        Ok(timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Untaken)??)
+        timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Untaken)??;
+        Ok(false)
     }
 }
 

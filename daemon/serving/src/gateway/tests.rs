@@ -2,9 +2,9 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use config::{
-    gateway::{GatewaySettings, ModelSettings},
+    gateway::{GatewaySettings, Key, ModelSettings},
     policy::Policy,
 };
 use futures::stream;
@@ -14,7 +14,9 @@ use hyper_util::rt::TokioIo;
 use pacing::path::PathStats;
 use quic::class::{ClassMarks, ClassMetrics, PolicyRole};
 use role::access::served::TokenUsage;
+use sha2::{Digest as _, Sha256};
 use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
     sync::mpsc,
     time::{Instant as TokioInstant, sleep},
@@ -27,6 +29,8 @@ type ToSend = UnsyncBoxBody<Bytes, Infallible>;
 
 /// A client of a gateway with one model, whose engine has this address.
 struct Client {
+    gateway: Arc<Gateway>,
+    spending: Arc<Spending>,
     requests: client::conn::http1::SendRequest<ToSend>,
     served: mpsc::UnboundedReceiver<Served>,
     /// What the gateway made of each answer, whatever of it HTTP/1.1 sends.
@@ -35,18 +39,19 @@ struct Client {
 
 impl Client {
     async fn of(engine: &str) -> Self {
-        let engines = vec![engine.parse().unwrap()];
-        let model = ModelSettings { engines, affinity: false, ..model("large", 100, None) };
-        let settings = GatewaySettings { models: vec![model], ..GatewaySettings::default() };
+        Self::with(settings(&[engine])).await
+    }
+
+    async fn with(settings: GatewaySettings) -> Self {
         let classes =
             Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
-        let (shared, spending) = (Default::default(), Default::default());
+        let (shared, spending) = (Default::default(), Arc::<Spending>::default());
         let gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let ((ended, served), (made, contents)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
-        let classes = Arc::new(classes);
+        let (classes, serves) = (Arc::new(classes), gateway.clone());
         let answer = service_fn(move |request: Request<hyper::body::Incoming>| {
-            let (gateway, classes, ended, made) = (gateway.clone(), classes.clone(), ended.clone(), made.clone());
+            let (gateway, classes, ended, made) = (serves.clone(), classes.clone(), ended.clone(), made.clone());
             async move {
                 let (parts, body) = request.into_parts();
                 let (head, (exchange, awaited)) = (message::head(&parts), TcpExchange::new(body, Departure::default()));
@@ -64,7 +69,7 @@ impl Client {
         tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
         let (requests, connection) = client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
         tokio::spawn(connection);
-        Self { requests, served, contents }
+        Self { gateway, spending, requests, served, contents }
     }
 
     /// Asks for a chat; returns the status and the body of the answer.
@@ -74,8 +79,42 @@ impl Client {
     }
 }
 
+/// A gateway with one model, which has these engines.
+fn settings(engines: &[&str]) -> GatewaySettings {
+    let engines = engines.iter().map(|engine| engine.parse().unwrap()).collect();
+    let model = ModelSettings { engines, affinity: false, ..model("large", 100, None) };
+    GatewaySettings { models: vec![model], ..GatewaySettings::default() }
+}
+
 fn chat(body: ToSend) -> Request<ToSend> {
-    Request::post("/v1/chat/completions").header("content-type", "application/json").body(body).unwrap()
+    let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
+    request.header("authorization", "Bearer sk-1").body(body).unwrap()
+}
+
+/// Starts an engine that sends these bytes as the answer to each request, and then closes the connection; returns its address.
+async fn engine(answer: impl Into<Bytes>) -> String {
+    let (listener, answer) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), answer.into());
+    let address = format!("http://{}/v1", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let answer = answer.clone();
+            tokio::spawn(async move {
+                let mut request = BytesMut::new();
+                while !request.ends_with(b"}") && stream.read_buf(&mut request).await.is_ok_and(|bytes| bytes > 0) {}
+                _ = stream.write_all(&answer).await;
+            });
+        }
+    });
+    address
+}
+
+/// The beginning of a streamed answer, with this content of its body.
+fn events(content: &str) -> String {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    match content {
+        "" => head.to_owned(),
+        _ => format!("{head}{:x}\r\n{content}\r\n", content.len()),
+    }
 }
 
 fn whole(body: String) -> ToSend {
@@ -88,6 +127,17 @@ async fn nothing_that_outlives_a_request_has_the_size_of_the_name_in_its_body() 
     let (status, body) = client.chat(whole(format!(r#"{{"model":"{}"}}"#, "\u{7f}".repeat(1 << 20)))).await;
     assert!(status == 404 && body.len() < 4_096, "{status}, {} bytes", body.len());
     assert_eq!(client.served.recv().await.unwrap().asked, "\u{7f}".repeat(256));
+}
+
+#[tokio::test]
+async fn a_refusal_of_a_request_for_a_model_reports_the_load_of_its_engines() {
+    let mut client = Client::of("http://127.0.0.1:1/v1").await;
+    for (body, load) in [(r#"{"model":"large"}"#, Some(u32::MAX)), (r#"{"model":"other"}"#, None)] {
+        let answer = client.requests.send_request(chat(whole(body.into()))).await.unwrap();
+        let told = answer.headers().get(LOAD).map(|load| load.to_str().unwrap().parse().unwrap());
+        assert_eq!(told, load, "{}", answer.status());
+        _ = answer.into_body().collect().await;
+    }
 }
 
 #[tokio::test]
@@ -145,4 +195,74 @@ async fn a_client_that_leaves_before_the_answer_pays_for_the_prompt_that_the_eng
     let served = client.served.recv().await.unwrap();
     assert_eq!((served.status, served.reason), (None, "cancelled"));
     assert_eq!(served.usage, Some(TokenUsage { prompt_tokens, completion_tokens: 0 }));
+}
+
+/// An event with a token.
+const TOKEN: &str = "data: {\"choices\":[{\"text\":\"x\"}]}\n\n";
+
+#[tokio::test]
+async fn an_engine_that_fails_before_its_answer_passes_costs_the_key_nothing() {
+    for (content, status, is_paid) in [("", 502, false), (TOKEN, 200, true)] {
+        let key = Key {
+            name: "ann".into(),
+            sha256: Sha256::digest("sk-1").into(),
+            weight: 1,
+            max_in_flight: None,
+            tokens_per_minute: None,
+            monthly_tokens: None,
+            expires: None,
+        };
+        let settings = GatewaySettings { keys: vec![key], ..settings(&[&engine(events(content)).await]) };
+        let mut client = Client::with(settings).await;
+        let (answered, _) = client.chat(whole(r#"{"model":"large","stream":true}"#.into())).await;
+        let served = client.served.recv().await.unwrap();
+        assert_eq!((answered, served.usage.is_some()), (status, is_paid), "{}", served.reason);
+        let spent = client.spending.of("ann", SystemTime::now());
+        assert_eq!(spent, served.usage.map_or(0, |usage| usage.prompt_tokens + usage.completion_tokens));
+    }
+}
+
+#[tokio::test]
+async fn a_long_answer_without_streaming_counts_by_the_report_at_its_end_or_else_by_its_length() {
+    let text = "x".repeat(3 << 20);
+    for (report, tokens) in [(r#","usage":{"prompt_tokens":8,"completion_tokens":6}"#, 6), ("", (3 << 20) / 4)] {
+        let body = format!(r#"{{"choices":[{{"text":"{text}"}}]{report}}}"#);
+        let head =
+            format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
+        let mut client = Client::of(&engine(head + &body).await).await;
+        let (status, received) = client.chat(whole(r#"{"model":"large"}"#.into())).await;
+        assert!(status == 200 && received == body, "{status}, {} bytes", received.len());
+        let counted = client.served.recv().await.unwrap().usage.unwrap().completion_tokens;
+        assert!((tokens..tokens + 20).contains(&counted), "{counted}");
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_breaks_off_after_its_first_token_has_failed_and_not_answered() {
+    let mut client = Client::of(&engine(events(TOKEN)).await).await;
+    for _ in 0..3 {
+        let (status, body) = client.chat(whole(r#"{"model":"large","stream":true}"#.into())).await;
+        assert!(status == 200 && body.starts_with(TOKEN.as_bytes()), "{status}: {body:?}");
+    }
+    let engines = client.gateway.models[0].engines.status();
+    assert_eq!((engines[0].answered, engines[0].failed), (0, 3));
+}
+
+#[tokio::test]
+async fn an_engine_out_of_reach_takes_no_try_from_the_others() {
+    let answers = engine("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+    let mut client = Client::with(settings(&["http://127.0.0.1:1/v1", &engine(events("")).await, &answers])).await;
+    let (status, body) = client.chat(whole(r#"{"model":"large","stream":true}"#.into())).await;
+    assert_eq!((status, &body[..]), (200, &b"{}"[..]), "{}", client.served.recv().await.unwrap().reason);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_done_is_complete_however_its_engine_ends() {
+    let content = format!("{TOKEN}data: [DONE]\n\n");
+    let mut client = Client::of(&engine(events(&content)).await).await;
+    let (status, body) = client.chat(whole(r#"{"model":"large","stream":true}"#.into())).await;
+    assert_eq!((status, body), (200, Bytes::from(content)));
+    assert_eq!(client.served.recv().await.unwrap().reason, "answered");
+    let engines = client.gateway.models[0].engines.status();
+    assert_eq!((engines[0].answered, engines[0].failed), (1, 0));
 }

@@ -22,8 +22,10 @@ pub struct Claim {
     pub tenant: Option<(Arc<str>, u16)>,
     /// The user among whose waiting requests it counts; `None` if users are not known.
     pub user: Option<Arc<str>>,
-    /// How many tokens it is expected to use.
+    /// How many tokens it is expected to use, prompt and answer.
     pub tokens: u64,
+    /// How many of them are its answer's. They have no influence on its turn.
+    pub answer_tokens: u64,
     /// The engine where it is served best. It has no influence on its turn.
     pub wish: Wish,
 }
@@ -44,6 +46,8 @@ pub(super) struct Queue<T> {
     classes: BTreeMap<Arc<str>, Shares>,
     /// How many requests of each user wait.
     users: BTreeMap<Arc<str>, usize>,
+    /// How many tokens the answers to all requests are expected to have.
+    answer_tokens: u64,
 }
 
 #[derive(Debug)]
@@ -55,6 +59,7 @@ struct Slot<T> {
     flow: usize,
     name: u32,
     tokens: u64,
+    answer_tokens: u64,
 }
 
 /// The tenants of a class with waiting requests, or with requests since the class last had none waiting.
@@ -111,7 +116,13 @@ impl Ordered {
 
 impl<T> Queue<T> {
     pub(super) const fn new(discipline: Discipline) -> Self {
-        Self { all: Ordered::new(discipline), slots: Vec::new(), classes: BTreeMap::new(), users: BTreeMap::new() }
+        Self {
+            all: Ordered::new(discipline),
+            slots: Vec::new(),
+            classes: BTreeMap::new(),
+            users: BTreeMap::new(),
+            answer_tokens: 0,
+        }
     }
 
     /// Returns how many requests wait.
@@ -122,6 +133,11 @@ impl<T> Queue<T> {
     /// Returns how many requests of a user wait.
     pub(super) fn of(&self, user: Option<&Arc<str>>) -> usize {
         user.and_then(|user| self.users.get(user)).copied().unwrap_or_default()
+    }
+
+    /// Returns how many tokens the answers to waiting requests are expected to have.
+    pub(super) const fn answer_tokens(&self) -> u64 {
+        self.answer_tokens
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -139,7 +155,7 @@ impl<T> Queue<T> {
 
     /// Adds a request; returns its name in this queue.
     pub(super) fn add(&mut self, claim: Claim, value: T) -> u32 {
-        let Claim { service, class, tenant, user, tokens, wish: _ } = claim;
+        let Claim { service, class, tenant, user, tokens, answer_tokens, wish: _ } = claim;
         let slot = free(&mut self.slots);
         let discipline = self.all.clock.discipline();
         let shares = self.classes.entry(class.clone()).or_insert_with(|| Shares {
@@ -152,7 +168,8 @@ impl<T> Queue<T> {
         if let Some(user) = &user {
             *self.users.entry(user.clone()).or_default() += 1;
         }
-        self.slots[slot] = Some(Slot { value, user, class, flow, name, tokens });
+        self.answer_tokens += answer_tokens;
+        self.slots[slot] = Some(Slot { value, user, class, flow, name, tokens, answer_tokens });
         self.all.add(slot as u32, service);
         slot as u32
     }
@@ -194,6 +211,7 @@ impl<T> Queue<T> {
     }
 
     fn leave(&mut self, slot: &Slot<T>, is_served: bool) {
+        self.answer_tokens -= slot.answer_tokens;
         if let Some((user, waiting)) = slot.user.as_ref().and_then(|user| Some((user, self.users.get_mut(user)?))) {
             *waiting -= 1;
             if *waiting == 0 {
@@ -371,6 +389,7 @@ mod tests {
                     }
                     _ => {
                         let claim = claim(["a", "b", "c"][class], ["x", "y", "z"][tenant], 1 + tenant as u16, name.into());
+                        let claim = Claim { answer_tokens: name.into(), ..claim };
                         prop_assert!(waiting.insert(queue.add(claim, at)));
                     }
                 }
@@ -378,6 +397,7 @@ mod tests {
             }
             while serve(&mut queue).is_some() {}
             prop_assert!(queue.is_empty() && queue.classes.is_empty() && queue.users.is_empty());
+            prop_assert_eq!(queue.answer_tokens(), 0);
         }
     }
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use role::access::served::TokenUsage;
-use sched::route::unread_tokens;
+use sched::route::{State, unread_tokens};
 
 use super::{
-    Route, Routes,
+    Known, Route, Routes,
     flights::{Flight, Flights},
 };
 
@@ -32,6 +32,8 @@ pub struct Lesson<'a> {
     began_ns: u64,
     /// Whether the engine was idle when the request began.
     is_alone: bool,
+    /// Whether the client took tokens more slowly than the engine made them.
+    is_held_up: bool,
     first_ns: Option<u64>,
     last_ns: u64,
     events: u64,
@@ -40,13 +42,18 @@ pub struct Lesson<'a> {
 }
 
 impl Routes {
-    /// Begins to learn from an engine's answer to a request.
+    /// Begins to learn from an engine's answer to a request, which the engine gets now.
     #[must_use]
     pub fn begin(&self, route: &Route, replica: usize) -> Lesson<'_> {
         let now_ns = (self.now_ns)();
-        let known = self.state.lock();
+        let mut known = self.state.lock();
         let is_alone = self.engines.get(route.model).is_some_and(|engines| engines.in_flight(replica) <= 1);
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
+        let Known { aliases, replicas, .. } = &mut *known;
+        if let Some(chooser) = route.by.and_then(|by| aliases.get_mut(by.alias)) {
+            let state = State { replicas, admitted: &[], cached: &route.cached, path: route.path };
+            chooser.began(at, &route.request, &state);
+        }
         let cached_tokens = route.cached.get(at).copied().unwrap_or_default();
         let flights = known.flights.get(at).cloned().unwrap_or_default();
         let flight = flights.lock().begin(Flight {
@@ -67,6 +74,7 @@ impl Routes {
             flight,
             began_ns: now_ns,
             is_alone,
+            is_held_up: false,
             first_ns: None,
             last_ns: now_ns,
             events: 0,
@@ -79,11 +87,18 @@ impl Lesson<'_> {
     /// Notes an event with one token or several.
     pub fn token(&mut self) {
         let now_ns = (self.routes.now_ns)();
-        self.first_ns.get_or_insert(now_ns);
+        if !self.is_held_up {
+            self.first_ns.get_or_insert(now_ns);
+        }
         (self.last_ns, self.events) = (now_ns, self.events + 1);
         self.batches +=
             self.routes.engines.get(self.model).map_or(1, |engines| u64::from(engines.in_flight(self.replica)));
         self.flights.lock().token(self.flight);
+    }
+
+    /// Notes that the engine had to wait for the client, so that the times of tokens no longer show how fast the engine is.
+    pub const fn held_up(&mut self) {
+        self.is_held_up = true;
     }
 
     /// Returns how many events with tokens have passed.
@@ -115,7 +130,8 @@ impl Lesson<'_> {
             let cached = cached_tokens.map_or(self.cached_tokens, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
             replica.curve.observe_first_token(unread_tokens(prompt_tokens, cached), first_ns - self.began_ns);
         }
-        if let Some(step_ns) = (self.last_ns - first_ns).checked_div(tokens.saturating_sub(1)) {
+        let step_ns = (self.last_ns - first_ns).checked_div(tokens.saturating_sub(1));
+        if let Some(step_ns) = step_ns.filter(|_| !self.is_held_up) {
             let batch = self.batches.div_ceil(self.events.max(1)).max(1);
             replica.curve.observe_step(batch as u32, others, step_ns);
         }

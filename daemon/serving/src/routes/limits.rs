@@ -9,6 +9,10 @@ use crate::openai::{OpenAiError, RoutingFields};
 
 const NS_PER_MS: u64 = 1_000_000;
 
+/// The largest length of an answer that is expected because a request allows it, in tokens. A few requests that allow more, and use
+/// little, would distort the expectations for their class.
+const MOST_TOKENS: u32 = 1 << 17;
+
 /// The fields in which a client limits the time for the whole answer, for its first token, and for each further one.
 const LIMITS: [&str; 3] = ["x-paced-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"];
 
@@ -77,21 +81,26 @@ impl Wanted {
             per_token_ns: per_token_ns.unwrap_or(Slo::NONE),
             budget_ns: budget_ns.or(class_ns).unwrap_or(Slo::NONE),
         };
-        Ok(Self { slo, body_bytes, max_tokens: fields.max_tokens })
+        Ok(Self { slo, body_bytes, max_tokens: fields.max_tokens.map(|tokens| tokens.min(MOST_TOKENS)) })
+    }
+
+    /// Returns the limits that remain when this time has passed since the completion of the request.
+    #[must_use]
+    pub fn after(self, passed: Duration) -> Self {
+        let passed_ns = u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX);
+        let left = |limit_ns: u64| match limit_ns {
+            Slo::NONE => Slo::NONE,
+            _ => limit_ns.saturating_sub(passed_ns),
+        };
+        let Slo { first_token_ns, per_token_ns, budget_ns } = self.slo;
+        let slo = Slo { first_token_ns: left(first_token_ns), per_token_ns, budget_ns: left(budget_ns) };
+        Self { slo, ..self }
     }
 
     /// Returns the limits that remain at the gateway. They count from the time when the request left its client or edge, half a
     /// round trip ago. Without a shared clock, only the gateway can subtract that.
     pub(super) fn at_the_gateway(&self, path: &ClientPath) -> Slo {
-        let left = |limit_ns: u64| match limit_ns {
-            Slo::NONE => Slo::NONE,
-            _ => limit_ns.saturating_sub(path.smoothed_rtt_ns / 2),
-        };
-        Slo {
-            first_token_ns: left(self.slo.first_token_ns),
-            per_token_ns: self.slo.per_token_ns,
-            budget_ns: left(self.slo.budget_ns),
-        }
+        self.after(Duration::from_nanos(path.smoothed_rtt_ns / 2)).slo
     }
 
     /// Whether an answer met all its limits; `None` without any.
@@ -148,5 +157,27 @@ mod tests {
         assert_eq!(is_met(first, 101, None, 11), Some(false), "without streaming, the first token is there at the end");
         assert_eq!([is_met(step, 5_000, None, 11), is_met(step, 5_000, Some(1), 1)], [Some(true); 2]);
         assert_eq!(is_met(Slo { budget_ns: 300 * NS_PER_MS, ..first }, 250, Some(150), 2), Some(false), "all count");
+    }
+
+    #[test]
+    fn time_that_has_passed_leaves_less_for_the_first_token_and_for_the_whole_answer() {
+        let left = |slo, ms| Wanted { slo, body_bytes: 0, max_tokens: None }.after(Duration::from_millis(ms)).slo;
+        let ms = |ms| ms * NS_PER_MS;
+        let slo = Slo { first_token_ns: ms(100), per_token_ns: ms(10), budget_ns: ms(200) };
+        assert_eq!(left(slo, 30), Slo { first_token_ns: ms(70), per_token_ns: ms(10), budget_ns: ms(170) });
+        assert_eq!(left(slo, 150), Slo { first_token_ns: 0, per_token_ns: ms(10), budget_ns: ms(50) });
+        assert_eq!(left(Slo::unlimited(), 150), Slo::unlimited());
+    }
+
+    #[test]
+    fn a_request_that_allows_any_length_counts_as_one_that_allows_a_long_answer() {
+        let (scheme, authority, path, protocol) = (None, None, None, None);
+        let head = RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields: Vec::new() };
+        let most = |body: &str| {
+            let fields = RoutingFields::read(body.as_bytes()).unwrap();
+            Wanted::of(&head, None, &fields, 0).unwrap().max_tokens
+        };
+        assert_eq!(most(r#"{"model":"m","max_tokens":4000000000}"#), Some(MOST_TOKENS));
+        assert_eq!((most(r#"{"model":"m","max_tokens":4000}"#), most(r#"{"model":"m"}"#)), (Some(4_000), None));
     }
 }

@@ -13,6 +13,7 @@ use sched::stream::{Discipline, Service};
 use super::*;
 use crate::openai::RoutingFields;
 use crate::places::{Claim, EnginePlace, Fault, PrefixHashes, Prefixes, Turn, Wish};
+use crate::reported::Reported;
 
 mod policies;
 
@@ -166,6 +167,26 @@ fn a_request_with_much_time_is_not_sent_where_one_that_is_served_would_be_late_b
 }
 
 #[test]
+fn a_request_that_gets_no_engine_costs_later_ones_nothing_by_the_policy_or_by_its_shadow() {
+    let predicted = |shadow| {
+        let (routes, _) = routes_of(&settings(Routing::Considerate, shadow), 8);
+        let curve = Curve::new(Cost { gpu_ns: 1e7, prefill_per_token_ns: 1e7, ..Cost::default() });
+        routes.recall(None, |_, _| Some(curve));
+        let decide = || routes.route(either(&[0, 1]), &wanted(Some(60_000)), ClientPath::default()).unwrap();
+        let first = decide();
+        let refused: Vec<_> = (0..5).map(|_| decide().predicted()).collect();
+        assert_eq!(refused, [first.predicted(); 5]);
+        drop(routes.begin(&first, 0));
+        let later = decide();
+        assert!(later.predicted() > first.predicted(), "its prompt took a second of the last ten");
+        (later.predicted(), routes.tallies()[0])
+    };
+    assert_eq!(predicted(None).0, predicted(Some(Routing::Considerate)).0);
+    let Tally { shadowed, agreed, .. } = predicted(Some(Routing::Considerate)).1;
+    assert_eq!((shadowed, agreed), (7, 7));
+}
+
+#[test]
 fn the_engine_that_was_chosen_serves_and_where_another_does_the_choice_is_about_that_one() {
     for policy in [Routing::Rule, Routing::Considerate] {
         let (routes, engines) = routes_of_two(policy);
@@ -297,6 +318,28 @@ fn an_engine_learns_what_a_prompt_costs_from_the_tokens_that_it_had_to_read() {
 }
 
 #[test]
+fn a_client_that_takes_tokens_slowly_does_not_make_its_engine_look_slow() {
+    let (routes, engines) = routes(8);
+    (0..30).for_each(|_| answer(&routes, &engines, 0, (50, 40)));
+    let (known, averages) = (routes.cost(0, 0), routes.learned().0);
+    for (before, after) in [(0, 9), (9, 9)] {
+        let route = routes.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
+        let place = take(&engines[0]);
+        let mut lesson = routes.begin(&route, place.replica);
+        pass(50);
+        (0..before).for_each(|_| lesson.token());
+        lesson.held_up();
+        for _ in 0..after {
+            pass(5_000);
+            lesson.token();
+        }
+        lesson.learn(Some(TokenUsage { prompt_tokens: 100, completion_tokens: 99 }), None, 400);
+        assert_eq!(routes.cost(0, 0).unwrap().gpu_ns, known.unwrap().gpu_ns, "{before}");
+    }
+    assert_ne!(routes.learned().0, averages, "the length of the answer is still learned");
+}
+
+#[test]
 fn without_a_deadline_the_best_model_with_room_answers_or_the_one_with_the_shortest_queue() {
     let (routes, engines) = routes(1);
     let choose = || routes.route(either(&[1, 0]), &wanted(None), ClientPath::default()).map(|route| route.model);
@@ -331,6 +374,42 @@ fn tokens_that_an_engine_owes_are_counted_down_and_forgotten_with_their_request(
     assert_eq!(owed(), 17);
     drop(lesson);
     assert_eq!(owed(), 0);
+}
+
+#[test]
+fn a_prediction_grows_with_each_waiting_request_by_the_time_of_its_answer() {
+    let (routes, engines) = routes(1);
+    let curve = Curve::new(Cost { gpu_ns: 1e7, ..Cost::default() });
+    routes.recall(None, |_, _| Some(curve));
+    let predicted_ms = || {
+        let route = routes.route(named(&[0]), &wanted(Some(60_000)), ClientPath::default()).unwrap();
+        route.predicted().unwrap().as_millis() as u64
+    };
+    assert_eq!(predicted_ms(), 190, "20 tokens of 10 ms; the first costs nothing");
+    let route = routes.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
+    let place = take(&engines[0]);
+    let _lesson = routes.begin(&route, place.replica);
+    let mut waiting = Vec::new();
+    for ahead in 1..=8 {
+        assert_eq!(predicted_ms(), ahead * 200 + 190, "{ahead} ahead");
+        waiting.push(engines[0].take(Claim { answer_tokens: 20, ..Claim::default() }, &[]).unwrap());
+    }
+    waiting.pop();
+    assert_eq!(predicted_ms(), 8 * 200 + 190, "a request that left costs nothing");
+}
+
+#[test]
+fn requests_wait_for_usable_engines_alone_and_answers_to_other_clients_have_the_usual_length() {
+    let (routes, engines) = routes_of_two(Routing::Rule);
+    routes.recall(Some((50.0, 4.0)), |_, _| None);
+    let _busy: Vec<_> = (0..16).map(|_| take(&engines[0])).collect();
+    let claim = || Claim { answer_tokens: 30, ..Claim::default() };
+    let _waiting = [(); 3].map(|()| engines[0].take(claim(), &[]).unwrap());
+    assert_eq!((owed(&routes)[..2].to_vec(), engines[0].waiting_each()), (vec![60, 60], (2, 60)));
+    engines[0].failed(1, Fault::OutOfReach, "");
+    assert_eq!((owed(&routes)[0], engines[0].waiting_each()), (90, (3, 90)));
+    engines[1].report(0, Reported { running: 3, waiting: 1 }, 0);
+    assert_eq!(owed(&routes)[2..], [200, 0]);
 }
 
 #[test]
