@@ -93,7 +93,7 @@ pub struct Line {
     slow: AtomicBool,
     /// Whether its address has changed so often that it takes no new tunnels.
     worn: AtomicBool,
-    /// Whether it takes no new tunnels because the tunnel that carries it is about to end.
+    /// Whether it takes no new tunnels because its relay is shutting down, or the tunnel that carries it is about to end.
     retired: AtomicBool,
     /// Whether the log already says that the path is too narrow.
     told: AtomicBool,
@@ -242,16 +242,22 @@ impl Line {
         self.slow.load(Relaxed)
     }
 
-    /// Takes no new tunnels from now on, because the tunnel that carries this connection is about to end.
+    /// Takes no new tunnels from now on, because its relay is shutting down, or the tunnel that carries this connection is about to end.
     pub fn retire(&self) {
         self.retired.store(true, Relaxed);
+    }
+
+    /// Whether it [takes no new tunnels](Self::retire) any more.
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Relaxed)
     }
 
     /// Whether its tunnels move as soon as there is another connection, because its relay is shutting down, or the tunnel that
     /// carries it is about to end.
     #[must_use]
     pub fn goes(&self) -> bool {
-        !self.is_closed() && (self.retired.load(Relaxed) || !self.relay.http().takes_requests())
+        !self.is_closed() && (self.is_retired() || !self.relay.http().takes_requests())
     }
 
     /// Takes tunnels again.

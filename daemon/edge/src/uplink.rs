@@ -436,17 +436,19 @@ impl Uplink {
         self.paths.get(path)?.relays.get(place)
     }
 
-    /// Closes connections without tunnels if others of the same path suffice.
+    /// Closes connections without tunnels if their relay is shutting down, or if others of the same path suffice.
     fn close_spare(&self) {
         self.state.send_if_modified(|state| {
             let now = Instant::now();
             let order: Vec<_> = state.in_order(now, &self.paths).into_iter().cloned().collect();
             let before = state.lines.len();
             state.lines.retain(|line| {
-                let is_spare = line.tunnels() == 0 && now.saturating_duration_since(line.since) > SPARE;
+                let is_old = now.saturating_duration_since(line.since) > SPARE;
+                let is_spare = line.tunnels() == 0 && (is_old || line.goes());
                 let first = order.iter().find(|first| first.path_place == line.path_place);
                 // A silent connection is kept, to be probed.
-                let is_kept = !is_spare || line.is_doubted() || first.is_none_or(|first| Arc::ptr_eq(first, line));
+                let is_needed = line.is_doubted() || first.is_none_or(|first| Arc::ptr_eq(first, line));
+                let is_kept = !is_spare || is_needed && !line.goes();
                 if !is_kept {
                     line.close();
                 }

@@ -160,10 +160,7 @@ impl Work<'_> {
                 self.departures.spawn(async move {
                     let goes = tokio::select! {
                         goes = leaving.relay.http().goes_away() => goes,
-                        () = left => {
-                            leaving.retire();
-                            true
-                        }
+                        () = left => true,
                     };
                     (leaving, goes)
                 });
@@ -267,6 +264,10 @@ impl Work<'_> {
             Some(relay) => warn!(relay = %relay.origin(), path, "connection lost: {error}"),
             None => {}
         }
+        // Counted when it announced its end.
+        if line.is_retired() {
+            return;
+        }
         // A relay closes unused connections soon. If it refuses the credentials, it would do the same again.
         let is_refused = self.uplink.refused((line.path_place, line.place)).is_some();
         if peaceful && lasted > PEACE && !is_refused {
@@ -278,13 +279,20 @@ impl Work<'_> {
     }
 
     /// Handles a relay that takes no new requests on a connection: the connection ends soon. Its tunnels move before that, to an
-    /// existing connection or else to one that is made now.
+    /// existing connection or else to one that is made now. A relay that does this to each new connection is tried less and less often.
     pub(super) fn goes_away(&mut self, line: &Arc<Line>) {
         let is_known = self.uplink.state.borrow().lines.iter().any(|known| Arc::ptr_eq(known, line));
         if !is_known || line.is_closed() {
             return;
         }
         self.uplink.announce(line, "or its hop is shutting down: moving tunnels to another connection");
+        line.retire();
+        if let Some(failover) = self.failovers.get_mut(line.path_place) {
+            failover.lost(line.place, line.since.elapsed(), Instant::now(), random());
+        }
+        if line.tunnels() == 0 {
+            line.close();
+        }
         if self.uplink.state.borrow().has_room() {
             line.leave();
         } else {

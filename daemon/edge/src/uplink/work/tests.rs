@@ -72,3 +72,24 @@ async fn everything_leaves_a_silent_connection_for_another_one_to_the_same_gatew
     let lines = [line.clone(), uplink.lines().remove(0)];
     assert!(work.give_up(Instant::now() + 2 * GIVEN_UP, &lines) && line.is_closed());
 }
+
+#[tokio::test]
+async fn a_relay_that_goes_away_at_once_is_tried_no_faster_than_the_back_off() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let uplink = uplink_to(&relay);
+    let mut work = Work::new(&uplink);
+    let line = connect(&mut work).await;
+    work.goes_away(&line);
+    assert!(line.is_closed(), "it has no tunnels");
+    assert!(work.wanted && matches!(work.next(), Step::Wait(_)));
+
+    // A connection whose tunnels cannot move is closed after the last one.
+    let line = connect(&mut work).await;
+    let tunnel = line.link().unwrap();
+    work.goes_away(&line);
+    uplink.close_spare();
+    assert!(!line.is_closed());
+    drop(tunnel);
+    uplink.close_spare();
+    assert!(line.is_closed());
+}
