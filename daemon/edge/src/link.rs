@@ -260,9 +260,11 @@ impl Line {
         !self.is_closed() && (self.is_retired() || !self.relay.http().takes_requests())
     }
 
-    /// Takes tunnels again.
+    /// Takes tunnels again, unless it [goes](Self::goes).
     pub fn come_back(&self) {
-        self.leaving.send_replace(Leaving::Nothing);
+        if !self.goes() {
+            self.leaving.send_replace(Leaving::Nothing);
+        }
     }
 
     /// Whether its tunnels are to move to another connection.

@@ -113,6 +113,10 @@ impl Work<'_> {
         let (several, paths) = (self.uplink.has_several_paths(), &self.uplink.paths);
         let state = self.uplink.state.borrow();
         self.wanted &= !state.has_room();
+        // Tunnels leave relays that are shutting down as soon as there is room elsewhere.
+        if state.has_room() {
+            state.lines.iter().filter(|line| line.goes() && !line.is_left()).for_each(|line| line.leave());
+        }
         // If there are several paths, all are kept up while one is.
         let wanted = self.wanted || several && state.usable().next().is_some();
         let mut earliest: Option<Instant> = None;
@@ -180,8 +184,6 @@ impl Work<'_> {
                     let given_up = |line: &&Arc<Line>| line.is_doubted() && !is_watched;
                     state.lines.iter().filter(given_up).for_each(|line| line.close());
                     state.lines.push(line);
-                    // Tunnels leave relays that are shutting down as soon as there is another connection.
-                    state.lines.iter().filter(|line| line.goes()).for_each(|line| line.leave());
                     if let Some(attempts) = state.attempts.get_mut(path).and_then(|relays| relays.get_mut(place)) {
                         attempts.connects += 1;
                         attempts.failure = None;
@@ -293,11 +295,8 @@ impl Work<'_> {
         if line.tunnels() == 0 {
             line.close();
         }
-        if self.uplink.state.borrow().has_room() {
-            line.leave();
-        } else {
-            self.wanted = true;
-        }
+        // The next step makes its tunnels leave if there is room elsewhere.
+        self.wanted = true;
         self.uplink.state.send_modify(|_| {});
     }
 

@@ -93,3 +93,24 @@ async fn a_relay_that_goes_away_at_once_is_tried_no_faster_than_the_back_off() {
     uplink.close_spare();
     assert!(line.is_closed());
 }
+
+#[tokio::test]
+async fn tunnels_leave_a_relay_that_shuts_down_whenever_there_is_room_elsewhere() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let uplink = uplink_to(&relay);
+    let mut work = Work::new(&uplink);
+    let line = connect(&mut work).await;
+    let _tunnel = line.link().unwrap();
+    work.goes_away(&line);
+    work.next();
+    assert!(!line.is_left(), "there is no other connection");
+    let other = connect(&mut work).await;
+    other.doubt(true);
+    work.next();
+    assert!(!line.is_left(), "the other connection does not answer");
+    other.doubt(false);
+    work.next();
+    assert!(line.is_left());
+    line.come_back();
+    assert!(line.is_left(), "it still shuts down");
+}
