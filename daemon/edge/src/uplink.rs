@@ -377,7 +377,7 @@ impl Uplink {
                 Ok(()) = moves.changed() => work.moved(),
                 () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => work.prove(),
                 _ = tidy.tick() => {
-                    self.close_spare();
+                    self.close_spare(Instant::now());
                     work.introduce_again();
                 }
             }
@@ -437,17 +437,20 @@ impl Uplink {
     }
 
     /// Closes connections without tunnels if their relay is shutting down, or if others of the same path suffice.
-    fn close_spare(&self) {
+    fn close_spare(&self, now: Instant) {
         self.state.send_if_modified(|state| {
-            let now = Instant::now();
             let order: Vec<_> = state.in_order(now, &self.paths).into_iter().cloned().collect();
+            let settling: Vec<u64> =
+                state.lines.iter().filter(|line| state.settles(line, now)).map(|line| line.id).collect();
             let before = state.lines.len();
             state.lines.retain(|line| {
                 let is_old = now.saturating_duration_since(line.since) > SPARE;
                 let is_spare = line.tunnels() == 0 && (is_old || line.goes());
                 let first = order.iter().find(|first| first.path_place == line.path_place);
-                // A silent connection is kept, to be probed.
-                let is_needed = line.is_doubted() || first.is_none_or(|first| Arc::ptr_eq(first, line));
+                // A silent connection is kept, to be probed, and the connection to a better relay until it takes tunnels.
+                let is_needed = line.is_doubted()
+                    || settling.contains(&line.id)
+                    || first.is_none_or(|first| Arc::ptr_eq(first, line));
                 let is_kept = !is_spare || is_needed && !line.goes();
                 if !is_kept {
                     line.close();

@@ -49,18 +49,19 @@ impl State {
             let relay = paths.get(line.path_place).and_then(|path| path.relays.get(line.place));
             self.chosen.as_ref().is_some_and(|chosen| relay.is_some_and(|relay| relay.origin().to_string() == *chosen))
         };
-        let is_new = |line: &Line| {
-            now.saturating_duration_since(line.since) < self.settling
-                && self.usable().any(|other| {
-                    other.path_place == line.path_place && other.place > line.place && other.since < line.since
-                })
-        };
         let mut lines: Vec<_> = self.usable().collect();
         lines.sort_by_key(|line| {
             let is_chosen = is_chosen(line);
-            (!is_chosen, !is_chosen && is_new(line), line.place)
+            (!is_chosen, !is_chosen && self.settles(line, now), line.place)
         });
         lines
+    }
+
+    /// Whether a connection leads to a better relay than others of its path, and is too new to take their place.
+    pub(super) fn settles(&self, line: &Line, now: Instant) -> bool {
+        let is_worse = |other: &Line| other.path_place == line.path_place && other.place > line.place;
+        now.saturating_duration_since(line.since) < self.settling
+            && self.usable().any(|other| is_worse(other) && other.since < line.since)
     }
 
     pub(super) fn availability(&self, path: usize, relays: usize) -> Vec<RelayAvailability> {

@@ -1,6 +1,6 @@
 //! Gateways that fall silent while another works.
 
-use super::*;
+use super::{super::SPARE, *};
 use crate::tests::{Does, PATIENCE, TestRelay};
 
 /// An uplink to a relay.
@@ -87,10 +87,10 @@ async fn a_relay_that_goes_away_at_once_is_tried_no_faster_than_the_back_off() {
     let line = connect(&mut work).await;
     let tunnel = line.link().unwrap();
     work.goes_away(&line);
-    uplink.close_spare();
+    uplink.close_spare(Instant::now());
     assert!(!line.is_closed());
     drop(tunnel);
-    uplink.close_spare();
+    uplink.close_spare(Instant::now());
     assert!(line.is_closed());
 }
 
@@ -113,4 +113,23 @@ async fn tunnels_leave_a_relay_that_shuts_down_whenever_there_is_room_elsewhere(
     assert!(line.is_left());
     line.come_back();
     assert!(line.is_left(), "it still shuts down");
+}
+
+#[tokio::test]
+async fn a_connection_to_a_better_relay_takes_over_however_long_it_has_to_last_before() {
+    let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+    let settling = 10 * SPARE;
+    let endpoints = relays.iter().map(TestRelay::endpoint).collect();
+    let uplink = Uplink::new(endpoints, None, (PATIENCE, settling), Arc::default());
+    let mut work = Work::new(&uplink);
+    for at in [(0, 1), (0, 0)] {
+        let (at, connected) = uplink.attempt(at).await;
+        work.attempted(at, connected);
+    }
+    let places = || uplink.lines().iter().map(|line| line.place).collect::<Vec<_>>();
+    let now = Instant::now();
+    uplink.close_spare(now + 2 * SPARE);
+    assert_eq!(places(), [1, 0], "the better one still has to last");
+    uplink.close_spare(now + 2 * settling);
+    assert_eq!(places(), [0]);
 }
