@@ -371,7 +371,11 @@ impl Uplink {
                         work.introduced(&line, &refused);
                     }
                 }
-                Some(Ok((line, true))) = work.departures.join_next() => work.goes_away(&line),
+                Some(departed) = work.departures.join_next() => {
+                    if let Ok((line, true)) = departed {
+                        work.goes_away(&line);
+                    }
+                }
                 _ = look.tick(), if self.has_alternatives() => work.look(),
                 () = self.wanted.notified() => work.wanted = true,
                 Ok(()) = moves.changed() => work.moved(),
