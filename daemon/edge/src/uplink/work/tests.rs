@@ -133,3 +133,15 @@ async fn a_connection_to_a_better_relay_takes_over_however_long_it_has_to_last_b
     uplink.close_spare(now + 2 * settling);
     assert_eq!(places(), [0]);
 }
+
+#[tokio::test]
+async fn a_request_on_a_connection_that_falls_silent_after_it_was_left_learns_of_it() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let uplink = uplink_to(&relay);
+    let line = connect(&mut Work::new(&uplink)).await;
+    let mut silenced = Box::pin(line.silenced());
+    line.leave();
+    assert!(silenced.as_mut().now_or_never().is_none(), "it may still answer");
+    line.doubt(true);
+    assert!(silenced.now_or_never().is_some());
+}
