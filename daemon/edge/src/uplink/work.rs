@@ -307,7 +307,11 @@ impl Work<'_> {
         // From now on, also watch connections from before there was another gateway.
         for line in &self.uplink.state.borrow().lines {
             if !self.pulses.iter().any(|(known, _)| Arc::ptr_eq(known, line)) {
-                self.pulses.push((line.clone(), Pulse::new(line.heard(), line.path.get().sent_packets)));
+                let mut pulse = Pulse::new(line.heard(), line.path.get().sent_packets);
+                if line.is_doubted() {
+                    pulse.silence(now);
+                }
+                self.pulses.push((line.clone(), pulse));
             }
         }
         for (line, pulse) in &mut self.pulses {

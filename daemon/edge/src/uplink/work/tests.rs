@@ -145,3 +145,27 @@ async fn a_request_on_a_connection_that_falls_silent_after_it_was_left_learns_of
     line.doubt(true);
     assert!(silenced.now_or_never().is_some());
 }
+
+#[tokio::test]
+async fn a_connection_without_an_answer_at_its_new_address_waits_for_it_if_another_path_works() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
+    let uplink = Uplink::over(vec![path("a"), path("b")], None, (PATIENCE, PATIENCE), Arc::default());
+    let mut work = Work::new(&uplink);
+    for at in [(0, 0), (1, 0)] {
+        let (at, connected) = uplink.attempt(at).await;
+        work.attempted(at, connected);
+    }
+    let lines = uplink.lines();
+    work.proofs.push((lines[0].clone(), lines[0].heard(), Instant::now()));
+    work.prove();
+    assert!(work.proofs.is_empty() && !lines[0].is_closed() && !lines[0].is_doubted());
+
+    // Without another path, a new connection takes its place.
+    let uplink = uplink_to(&relay);
+    let mut work = Work::new(&uplink);
+    let line = connect(&mut work).await;
+    work.proofs.push((line.clone(), line.heard(), Instant::now()));
+    work.prove();
+    assert!(line.is_doubted() && work.wanted);
+}
