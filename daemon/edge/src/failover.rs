@@ -21,6 +21,8 @@ pub struct RelayAvailability {
     pub usable: usize,
     /// Whether one of them has a place for a tunnel.
     pub has_room: bool,
+    /// Whether a new connection to it has yet to show that the relay answers.
+    pub is_on_trial: bool,
 }
 
 /// What to do next.
@@ -71,7 +73,7 @@ impl Failover {
         let works = |relay: usize| availability.get(relay).is_some_and(|relay| relay.usable > 0);
         let used = self.chosen.filter(|chosen| works(*chosen));
         match used.or_else(|| (0..availability.len()).find(|relay| works(*relay))) {
-            None if wanted => self.first(now),
+            None if wanted => self.first(now, availability),
             None => Next::Nothing,
             Some(used) => self.better(now, wanted, used, availability),
         }
@@ -79,9 +81,9 @@ impl Failover {
 
     /// Returns the next step while no relay works: connect to the first relay that may be tried, once the attempts
     /// before it have had their time.
-    fn first(&self, now: Instant) -> Next {
+    fn first(&self, now: Instant, availability: &[RelayAvailability]) -> Next {
         let mut earliest: Option<Instant> = None;
-        for (place, relay) in self.relays.iter().enumerate() {
+        for (place, relay) in self.relays.iter().enumerate().filter(|(place, _)| !is_on_trial(availability, *place)) {
             match relay.since {
                 Some(since) if now < since + STAGGER => return Next::Wait(since + STAGGER),
                 Some(_) => {}
@@ -103,7 +105,7 @@ impl Failover {
             Some(chosen) => relay == chosen && relay != used,
             None => relay < used,
         };
-        let relays = self.relays.iter().enumerate();
+        let relays = self.relays.iter().enumerate().filter(|(relay, _)| !is_on_trial(availability, *relay));
         let idle = relays.filter(|(relay, it)| it.since.is_none() && (is_tried(*relay) || more && *relay == used));
         let next = idle.map(|(place, relay)| (relay.backoff.wait(now), place)).min();
         match next {
@@ -151,14 +153,19 @@ impl Failover {
     }
 }
 
+/// Whether another attempt to connect to a relay would only repeat one that may still succeed.
+fn is_on_trial(availability: &[RelayAvailability], relay: usize) -> bool {
+    availability.get(relay).is_some_and(|relay| relay.is_on_trial)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const NONE: RelayAvailability = RelayAvailability { usable: 0, has_room: false };
-    const UP: RelayAvailability = RelayAvailability { usable: 1, has_room: true };
-    const FULL: RelayAvailability = RelayAvailability { usable: 1, has_room: false };
+    const NONE: RelayAvailability = RelayAvailability { usable: 0, has_room: false, is_on_trial: false };
+    const UP: RelayAvailability = RelayAvailability { usable: 1, has_room: true, ..NONE };
+    const FULL: RelayAvailability = RelayAvailability { usable: 1, ..NONE };
 
     fn of(relays: usize) -> Failover {
         Failover::new(relays, 2, (SECOND, 8 * SECOND))
@@ -208,7 +215,17 @@ mod tests {
         assert_eq!(relays.next(now, true, &[FULL, NONE]), Next::Connect(0));
         assert_eq!(relays.next(now, false, &[FULL, NONE]), Next::Nothing);
         assert_eq!(relays.next(now, true, &[UP, NONE]), Next::Nothing);
-        assert_eq!(relays.next(now, true, &[RelayAvailability { usable: 2, has_room: false }, NONE]), Next::Nothing);
+        assert_eq!(relays.next(now, true, &[RelayAvailability { usable: 2, ..NONE }, NONE]), Next::Nothing);
+    }
+
+    #[test]
+    fn a_relay_whose_new_connection_has_yet_to_answer_gets_no_other_one() {
+        const TRIED: RelayAvailability = RelayAvailability { is_on_trial: true, ..NONE };
+        let (relays, now) = (of(2), Instant::now());
+        assert_eq!(of(1).next(now, true, &[TRIED]), Next::Nothing);
+        assert_eq!(relays.next(now, true, &[TRIED, NONE]), Next::Connect(1));
+        assert_eq!(relays.next(now, false, &[TRIED, UP]), Next::Nothing);
+        assert_eq!(relays.next(now, false, &[NONE, UP]), Next::Connect(0));
     }
 
     #[test]

@@ -7,6 +7,9 @@ use tokio::time::Instant;
 use super::Attempts;
 use crate::{client::error::ConnectError, failover::RelayAvailability, link::Line, path::Path};
 
+/// How long a new connection to a relay that was silent may take to show that the relay answers.
+const TRIAL: Duration = Duration::from_secs(5);
+
 /// The open connections, and the results of attempts to make more.
 #[derive(Default)]
 pub(super) struct State {
@@ -64,9 +67,14 @@ impl State {
             && self.usable().any(|other| is_worse(other) && other.since < line.since)
     }
 
-    pub(super) fn availability(&self, path: usize, relays: usize) -> Vec<RelayAvailability> {
+    pub(super) fn availability(&self, now: Instant, path: usize, relays: usize) -> Vec<RelayAvailability> {
         let mut availability = vec![RelayAvailability::default(); relays];
         for line in self.lines.iter().filter(|line| line.path_place == path) {
+            // Three answers show that a relay that was silent is back.
+            let is_young = now.saturating_duration_since(line.since) < TRIAL;
+            if let Some(relay) = availability.get_mut(line.place) {
+                relay.is_on_trial |= is_young && line.is_doubted() && !line.is_closed();
+            }
             // A further connection over a slow path would not be faster.
             let stands_by = line.stands_by();
             if let Some(relay) = availability.get_mut(line.place).filter(|_| stands_by || line.is_usable()) {

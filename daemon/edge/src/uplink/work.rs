@@ -124,7 +124,7 @@ impl Work<'_> {
             let Some(relays) = paths.get(path).map(|path| &path.relays) else { continue };
             let chosen = |relay: &Endpoint| state.chosen.as_ref().is_some_and(|it| relay.origin().to_string() == *it);
             failover.choose(relays.iter().position(chosen));
-            match failover.next(now, wanted, &state.availability(path, relays.len())) {
+            match failover.next(now, wanted, &state.availability(now, path, relays.len())) {
                 Next::Connect(place) => {
                     failover.begun(place, now);
                     return Step::Connect((path, place));
@@ -213,7 +213,7 @@ impl Work<'_> {
                     let state = self.uplink.state.borrow();
                     let is_over = |(path, failover): (usize, &Failover)| {
                         let relays = self.uplink.paths.get(path).map_or(0, |path| path.relays.len());
-                        let next = failover.next(now, true, &state.availability(path, relays));
+                        let next = failover.next(now, true, &state.availability(now, path, relays));
                         failover.is_idle() && !matches!(next, Next::Connect(_))
                     };
                     self.failovers.iter().enumerate().all(is_over)

@@ -169,3 +169,20 @@ async fn a_connection_without_an_answer_at_its_new_address_waits_for_it_if_anoth
     work.prove();
     assert!(line.is_doubted() && work.wanted);
 }
+
+#[tokio::test]
+async fn a_path_that_comes_back_gets_one_connection() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
+    let waits = (Duration::ZERO, PATIENCE);
+    let uplink = Uplink::over(vec![path("a"), path("b")], None, waits, Arc::default());
+    let mut work = Work::new(&uplink);
+    let (at, connected) = uplink.attempt((1, 0)).await;
+    work.attempted(at, connected);
+    work.suspects[0][0] = true;
+    assert!(matches!(work.next(), Step::Connect((0, 0))));
+    let (at, connected) = uplink.attempt((0, 0)).await;
+    work.attempted(at, connected);
+    assert_eq!(uplink.lines().len(), 1, "it has to answer more often");
+    assert!(matches!(work.next(), Step::Nothing));
+}
