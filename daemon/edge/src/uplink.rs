@@ -362,7 +362,7 @@ impl Uplink {
             tokio::select! {
                 Some(ended) = work.connections.join_next() => {
                     if let Ok((line, error)) = ended {
-                        work.lost(&line, &error);
+                        work.lost(&line, error.as_ref());
                     }
                 }
                 Some((at, connected)) = attempts.next() => work.attempted(at, connected),

@@ -62,7 +62,8 @@ pub(super) struct Work<'a> {
     uplink: &'a Uplink,
     /// By path.
     failovers: Vec<Failover>,
-    pub(super) connections: JoinSet<(Arc<Line>, h3::Error)>,
+    /// Each task completes with a connection and its error; there is none if the tunnel that carried it has ended.
+    pub(super) connections: JoinSet<(Arc<Line>, Option<h3::Error>)>,
     /// Each task completes with a connection and whether its relay is shutting down; if not, the connection has ended.
     pub(super) departures: JoinSet<(Arc<Line>, bool)>,
     /// Each task completes with a connection and, if the relay refuses the credentials as it did not before, the refusal.
@@ -247,7 +248,7 @@ impl Work<'_> {
         warn!(relay, path = (!path.is_empty()).then_some(path), "{refused}");
     }
 
-    pub(super) fn lost(&mut self, line: &Arc<Line>, error: &h3::Error) {
+    pub(super) fn lost(&mut self, line: &Arc<Line>, error: Option<&h3::Error>) {
         self.uplink.state.send_modify(|state| {
             state.lines.retain(|known| !Arc::ptr_eq(known, line));
             if line.is_doubted() {
@@ -259,12 +260,13 @@ impl Work<'_> {
         if line.is_closed() {
             return;
         }
-        let (peaceful, mut lasted) = (matches!(error, h3::Error::Closed), line.since.elapsed());
+        let (peaceful, mut lasted) = (matches!(error, Some(h3::Error::Closed)), line.since.elapsed());
         let path = Some(self.uplink.path_name(line)).filter(|name| !name.is_empty());
-        match self.uplink.endpoint_of(line) {
-            Some(relay) if peaceful => info!(relay = %relay.origin(), path, "the relay closed the connection"),
-            Some(relay) => warn!(relay = %relay.origin(), path, "connection lost: {error}"),
-            None => {}
+        let (relay, via) = (self.uplink.relay_of(line), self.uplink.via_of(line));
+        match error {
+            Some(_) if peaceful => info!(relay, path, "the relay closed the connection"),
+            Some(error) => warn!(relay, path, "connection lost: {error}"),
+            None => warn!(relay, path, "connection lost: the tunnel through [hop.{via}] has ended"),
         }
         // Counted when it announced its end.
         if line.is_retired() {
@@ -468,15 +470,16 @@ fn introduce(introductions: &mut JoinSet<(Arc<Line>, Option<CredentialsRefused>)
     });
 }
 
-/// Drives a connection until it ends, or the tunnel that carries it does.
-async fn drive_until(line: &Line, connection: h3::HttpConnection, ended: BoxFuture<'static, ()>) -> h3::Error {
+/// Drives a connection until it ends, or until the tunnel that carries it does; then there is no error.
+async fn drive_until(line: &Line, connection: h3::HttpConnection, ended: BoxFuture<'static, ()>) -> Option<h3::Error> {
     let mut driving = pin!(drive(connection));
     tokio::select! {
-        error = &mut driving => error,
+        error = &mut driving => Some(error),
         () = ended => {
             // The peer can no longer receive this, but tasks with a stream on the connection learn of it.
             line.relay.http().close(Code::NoError);
-            driving.await
+            _ = driving.await;
+            None
         }
     }
 }

@@ -49,7 +49,7 @@ async fn only_requests_for_models_leave_a_silent_gateway_for_another_one() {
     assert!(!uplinks[0].is_within_reach());
     assert!(work.give_up(late, std::slice::from_ref(&line)) && line.is_closed(), "the request does not");
     drop(request);
-    work.lost(&line, &h3::Error::Closed);
+    work.lost(&line, Some(&h3::Error::Closed));
     assert!(!uplinks[0].is_within_reach(), "it was given up");
     connect(&mut work).await;
     assert!(uplinks[0].is_within_reach(), "it is back");
@@ -185,4 +185,18 @@ async fn a_path_that_comes_back_gets_one_connection() {
     work.attempted(at, connected);
     assert_eq!(uplink.lines().len(), 1, "it has to answer more often");
     assert!(matches!(work.next(), Step::Nothing));
+}
+
+#[tokio::test]
+async fn a_connection_whose_tunnel_ends_was_not_closed_by_its_relay() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let uplink = uplink_to(&relay);
+    let connected = uplink.attempt((0, 0)).await.1.unwrap();
+    let line = Line::new(&connected, (1, 0, 0), Arc::default(), Arc::default());
+    let ended = drive_until(&line, connected.connection, std::future::ready(()).boxed()).await;
+    assert!(ended.is_none(), "{ended:?}");
+    let connected = uplink.attempt((0, 0)).await.1.unwrap();
+    let line = Line::new(&connected, (2, 0, 0), Arc::default(), Arc::default());
+    line.relay.http().close(Code::NoError);
+    assert!(drive_until(&line, connected.connection, pending().boxed()).await.is_some());
 }
