@@ -70,13 +70,27 @@ impl Failover {
     /// Returns what to do at `now`; `wanted` says whether a tunnel waits for a place.
     #[must_use]
     pub fn next(&self, now: Instant, wanted: bool, availability: &[RelayAvailability]) -> Next {
-        let works = |relay: usize| availability.get(relay).is_some_and(|relay| relay.usable > 0);
-        let used = self.chosen.filter(|chosen| works(*chosen));
-        match used.or_else(|| (0..availability.len()).find(|relay| works(*relay))) {
+        match self.used(availability) {
             None if wanted => self.first(now, availability),
             None => Next::Nothing,
             Some(used) => self.better(now, wanted, used, availability),
         }
+    }
+
+    /// Whether another connection with places for tunnels is to be expected soon, once the present ones are full. An attempt after a
+    /// failed one promises little, unless another connection to the relay works.
+    #[must_use]
+    pub fn may_bring_room(&self, now: Instant, availability: &[RelayAvailability]) -> bool {
+        let Some(used) = self.used(availability) else { return self.relays.iter().any(|it| !it.backoff.has_failed()) };
+        let is_soon = |it: &Attempts| it.since.is_some() || it.backoff.wait(now).is_zero();
+        availability[used].usable < self.connections && self.relays.get(used).is_some_and(is_soon)
+    }
+
+    /// Returns the relay whose connections are used, if one works.
+    fn used(&self, availability: &[RelayAvailability]) -> Option<usize> {
+        let works = |relay: usize| availability.get(relay).is_some_and(|relay| relay.usable > 0);
+        let used = self.chosen.filter(|chosen| works(*chosen));
+        used.or_else(|| (0..availability.len()).find(|relay| works(*relay)))
     }
 
     /// Returns the next step while no relay works: connect to the first relay that may be tried, once the attempts
@@ -226,6 +240,24 @@ mod tests {
         assert_eq!(relays.next(now, true, &[TRIED, NONE]), Next::Connect(1));
         assert_eq!(relays.next(now, false, &[TRIED, UP]), Next::Nothing);
         assert_eq!(relays.next(now, false, &[NONE, UP]), Next::Connect(0));
+    }
+
+    #[test]
+    fn only_another_connection_to_the_relay_in_use_or_a_first_attempt_brings_room() {
+        let (mut relays, now) = (of(2), Instant::now());
+        assert!(relays.may_bring_room(now, &[NONE; 2]), "nothing was tried");
+        relays.failed(0, now, u64::MAX);
+        assert!(relays.may_bring_room(now, &[NONE, FULL]), "the relay in use was not tried again");
+        assert!(
+            !relays.may_bring_room(now, &[NONE, RelayAvailability { usable: 2, ..NONE }]),
+            "it has all it may have"
+        );
+        relays.failed(1, now, u64::MAX);
+        assert!(!relays.may_bring_room(now, &[NONE, FULL]));
+        assert!(!relays.may_bring_room(now + SECOND, &[NONE; 2]), "both failed");
+        assert!(relays.may_bring_room(now + SECOND, &[NONE, FULL]));
+        relays.begun(1, now + SECOND);
+        assert!(relays.may_bring_room(now + SECOND, &[NONE, FULL]), "it is on its way");
     }
 
     #[test]

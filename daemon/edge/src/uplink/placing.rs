@@ -9,7 +9,7 @@ use quic::class::{Class, Terms};
 use sched::path::{PathChoice, Placement};
 use tokio::time::Instant;
 
-use super::{CONNECTIONS, Uplink};
+use super::Uplink;
 use crate::{
     client::error::ConnectError,
     link::{Line, Link},
@@ -141,7 +141,6 @@ impl Uplink {
     #[must_use]
     pub fn is_full(&self) -> bool {
         let state = self.state.borrow();
-        let connections = state.usable().count();
-        connections > 0 && !state.has_room() && (connections >= CONNECTIONS * self.paths.len() || state.is_alone)
+        state.is_alone && state.usable().next().is_some() && !state.has_room()
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct State {
     /// How many attempts have failed, and the last error.
     pub(super) failures: u64,
     pub(super) failure: Option<Arc<ConnectError>>,
-    /// Whether the last attempt to connect failed.
+    /// Whether no further connection will soon bring more places.
     pub(super) is_alone: bool,
     /// Whether another connection is to be expected: the last attempt succeeded, and that connection did not end in silence.
     pub(super) is_expected: bool,

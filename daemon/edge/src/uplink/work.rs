@@ -20,7 +20,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{CONNECTIONS, PEACE, Uplink};
+use super::{CONNECTIONS, PEACE, Uplink, state::State};
 use crate::{
     backoff::random,
     client::{
@@ -111,6 +111,20 @@ impl Work<'_> {
     /// Decides what to do next; if that is to connect, notes the attempt.
     pub(super) fn next(&mut self) -> Step {
         let now = Instant::now();
+        let step = self.step(now);
+        let may_bring_room = |state: &State, (path, failover): (usize, &Failover)| {
+            let relays = self.uplink.paths.get(path).map_or(0, |path| path.relays.len());
+            failover.may_bring_room(now, &state.availability(now, path, relays))
+        };
+        // Tasks that wait for a place look again before long.
+        self.uplink.state.send_if_modified(|state| {
+            state.is_alone = !self.failovers.iter().enumerate().any(|of| may_bring_room(state, of));
+            false
+        });
+        step
+    }
+
+    fn step(&mut self, now: Instant) -> Step {
         let (several, paths) = (self.uplink.has_several_paths(), &self.uplink.paths);
         let state = self.uplink.state.borrow();
         self.wanted &= !state.has_room();
@@ -189,7 +203,6 @@ impl Work<'_> {
                         attempts.connects += 1;
                         attempts.failure = None;
                     }
-                    state.is_alone = false;
                     state.is_expected = true;
                 });
             }
@@ -227,7 +240,6 @@ impl Work<'_> {
                     }
                     state.failures += u64::from(is_over);
                     state.failure = Some(error);
-                    state.is_alone = true;
                     state.is_expected = false;
                 });
             }

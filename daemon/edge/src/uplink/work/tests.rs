@@ -200,3 +200,27 @@ async fn a_connection_whose_tunnel_ends_was_not_closed_by_its_relay() {
     line.relay.http().close(Code::NoError);
     assert!(drive_until(&line, connected.connection, pending().boxed()).await.is_some());
 }
+
+#[tokio::test]
+async fn places_are_all_taken_only_if_no_further_connection_is_near() {
+    let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+    let endpoints = relays.iter().map(TestRelay::endpoint).collect();
+    let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), Arc::default());
+    let mut work = Work::new(&uplink);
+    let failed = || Err(ConnectError::NoAnswer((std::net::Ipv4Addr::LOCALHOST, 9).into()));
+    let mut links = Vec::new();
+    for count in 1..=CONNECTIONS {
+        let (at, connected) = uplink.attempt((0, 1)).await;
+        work.attempted(at, connected);
+        // The preferred relay stays away.
+        work.attempted((0, 0), failed());
+        work.next();
+        assert!(!uplink.is_full());
+        let line = uplink.lines().into_iter().find(|line| line.has_room()).unwrap();
+        links.extend(std::iter::from_fn(|| line.link()));
+        work.next();
+        assert_eq!(uplink.is_full(), count == CONNECTIONS, "{count}");
+    }
+    links.pop();
+    assert!(!uplink.is_full());
+}
