@@ -50,6 +50,8 @@ use super::{
 use crate::client::{Opened, endpoint::ANSWER_TIMEOUT};
 
 mod source;
+#[cfg(test)]
+mod tests;
 
 /// How many senders one local address serves at once: as many as have a place on one connection to the relay.
 const MAX_SOURCES: usize = places::MOST;
@@ -389,9 +391,9 @@ impl Shared {
 
     /// Asks the relay for a tunnel of the class.
     async fn open(&self, class: &Class) -> Result<(Link, Opened), NoConnection> {
-        let signal = self.signal(class);
-        for _ in 0..LIMIT_TRIES {
-            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class)).await else { break };
+        let (signal, mut limits) = (self.signal(class), 0);
+        while limits < LIMIT_TRIES {
+            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class)).await else { return Err(self.no_place()) };
             let (link, reserved) = placed?;
             let opening = link.relay.open_udp_on(reserved, &self.target, signal.as_ref());
             let answer = tokio::select! {
@@ -404,13 +406,26 @@ impl Shared {
                     self.counters.limit_refusals.inc();
                     self.say("the relay allows no more tunnels");
                     link.limit();
+                    limits += 1;
                 }
                 Ok(Err(error)) => return Err(error.into()),
                 Err(_) => return Err(NoConnection::NoAnswer),
             }
         }
+        Err(self.crowded())
+    }
+
+    /// Returns why a sender found no place in time.
+    fn no_place(&self) -> NoConnection {
+        match self.uplink.unreached() {
+            None => self.crowded(),
+            Some(failure) => failure.map_or(NoConnection::NoAnswer, NoConnection::NoLink),
+        }
+    }
+
+    fn crowded(&self) -> NoConnection {
         self.counters.tunnels_crowded_out.inc();
-        Err(NoConnection::Crowded)
+        NoConnection::Crowded
     }
 
     /// Opens a tunnel as soon as there is another connection for it; it replaces a tunnel whose connection is being left.

@@ -137,6 +137,13 @@ impl Uplink {
         }
     }
 
+    /// If there is no connection that takes tunnels, returns why, as far as it is known.
+    #[must_use]
+    pub fn unreached(&self) -> Option<Option<Arc<ConnectError>>> {
+        let state = self.state.borrow();
+        state.usable().next().is_none().then(|| state.failure.clone())
+    }
+
     /// Whether all places are taken and no further connection will soon bring more: a tunnel must end before another can be opened.
     #[must_use]
     pub fn is_full(&self) -> bool {

@@ -18,7 +18,7 @@ pub(super) struct State {
     pub(super) attempts: Vec<Vec<Attempts>>,
     /// The host and port of the relay that an operator has chosen.
     pub(super) chosen: Option<String>,
-    /// How many attempts have failed, and the last error.
+    /// How many attempts have failed, and the error of the last attempt, if it failed.
     pub(super) failures: u64,
     pub(super) failure: Option<Arc<ConnectError>>,
     /// Whether no further connection will soon bring more places.

@@ -203,6 +203,7 @@ impl Work<'_> {
                         attempts.connects += 1;
                         attempts.failure = None;
                     }
+                    state.failure = None;
                     state.is_expected = true;
                 });
             }

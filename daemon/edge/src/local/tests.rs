@@ -1,0 +1,78 @@
+//! Senders of one local address, without its event loop.
+
+use std::net::Ipv4Addr;
+
+use tokio::sync::watch;
+
+use super::{source::Stage, *};
+use crate::tests::{Does, PATIENCE, TestRelay};
+
+/// A local address whose tunnels go through `uplink`, with these waits after refusals.
+fn local(uplink: Arc<Uplink>, counters: &Arc<LocalAddressCounters>, backoff: (Duration, Duration)) -> Local {
+    let forward = Forward {
+        listen: (Ipv4Addr::LOCALHOST, 0).into(),
+        protocol: Protocol::Udp,
+        uplink: config::uplink::UplinkSettings {
+            via: None,
+            schedule: None,
+            relays: Vec::new(),
+            token_file: None,
+            client: None,
+            trust: config::uplink::TrustSource::System,
+            backoff,
+        },
+        target: Target::from_authority("192.0.2.1:9").unwrap(),
+        mode: TunnelMode::Auto,
+        class: None,
+        idle: PATIENCE,
+        idle_answered: PATIENCE,
+        max_connections: 1,
+    };
+    Local::new(bind(forward.listen).unwrap(), &forward, Membership::default(), uplink, counters.clone()).unwrap()
+}
+
+/// A local address without a relay: tunnels wait for ever.
+fn lonely(counters: &Arc<LocalAddressCounters>) -> Local {
+    local(Uplink::new(Vec::new(), None, (PATIENCE, PATIENCE), Arc::default()), counters, (PATIENCE, PATIENCE))
+}
+
+#[tokio::test]
+async fn a_payload_that_comes_as_its_tunnel_ends_waits_for_the_next() {
+    let counters = Arc::<LocalAddressCounters>::default();
+    let mut local = lonely(&counters);
+    let application = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut meta = RecvMeta::default();
+    meta.addr = application.local_addr().unwrap();
+    let ended = local.source(&meta, Instant::now());
+    assert!(ended.push(&local.shared, b"the first", 9));
+    // Its task ends here, and the address has not joined it yet.
+    assert!(ended.leave(&local.shared).is_none());
+    assert_eq!(counters.dropped_waiting.get(), 1, "what waited is counted");
+    application.send_to(b"the second", local.address().unwrap()).unwrap();
+    local.shared.socket.readable().await.unwrap();
+    local.receive(&mut vec![0; MESSAGES * MESSAGE_BYTES]).unwrap();
+    let next = local.source(&meta, Instant::now());
+    assert!(!Arc::ptr_eq(&ended, &next));
+    assert!(matches!(&*next.stage.lock(), Stage::Waiting(queue) if queue.front() == Some(b"the second")));
+    assert_eq!(counters.dropped_waiting.get(), 1);
+}
+
+#[tokio::test]
+async fn a_relay_that_cannot_be_reached_is_not_called_crowded() {
+    let counters = Arc::<LocalAddressCounters>::default();
+    let local = lonely(&counters);
+    let refused = local.shared.no_place();
+    assert!(matches!(refused, NoConnection::NoAnswer), "{refused:?}");
+    assert_eq!(counters.tunnels_crowded_out.get(), 0);
+    let relay = TestRelay::start(Does::Echo, true);
+    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+    let running = uplink.clone();
+    let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+    let link = uplink.link().await.unwrap();
+    let local = self::local(uplink, &counters, (PATIENCE, PATIENCE));
+    assert!(matches!(local.shared.no_place(), NoConnection::Crowded));
+    assert_eq!(counters.tunnels_crowded_out.get(), 1);
+    link.line().doubt(true);
+    assert!(matches!(local.shared.no_place(), NoConnection::NoAnswer));
+    running.abort();
+}
