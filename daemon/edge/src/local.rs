@@ -429,15 +429,18 @@ impl Shared {
     }
 
     /// Opens a tunnel as soon as there is another connection for it; it replaces a tunnel whose connection is being left.
-    async fn open_elsewhere(&self, line: &Line, class: &Class) -> (Link, Opened) {
+    async fn open_elsewhere(&self, line: &Arc<Line>, class: &Class) -> (Link, Opened) {
         loop {
             match self.open(class).await {
-                Ok((link, opened)) if link.allows(self.mode).is_ok() => return (link, opened),
+                // The old connection may be in use again.
+                Ok((link, opened)) if link.allows(self.mode).is_ok() && !Arc::ptr_eq(link.line(), line) => {
+                    return (link, opened);
+                }
                 Ok((_, opened)) => opened.tunnel.reset(Code::RequestCancelled),
                 Err(error) => debug!(target = %self.target, "no tunnel to move to: {error}"),
             }
             sleep(self.first_wait).await;
-            // The old connection may be in use again by now; then no tunnel has to move.
+            // Otherwise no tunnel has to move.
             line.left().await;
         }
     }

@@ -156,6 +156,16 @@ impl TestRelay {
         Endpoint::new(self.access(), Transport::default(), Arc::default(), Schedules::default()).unwrap()
     }
 
+    /// Returns the number of requests for tunnels.
+    pub(crate) fn requests(&self) -> usize {
+        self.seen.requests.load(Relaxed)
+    }
+
+    /// Returns the number of open tunnels.
+    pub(crate) fn open(&self) -> usize {
+        self.seen.open.load(Relaxed)
+    }
+
     fn access(&self) -> Access {
         Access {
             template: Template::default_at(&self.address.to_string()).unwrap(),
@@ -339,7 +349,7 @@ async fn receive(socket: &UdpSocket) -> Vec<u8> {
     buffer
 }
 
-async fn eventually(mut holds: impl FnMut() -> bool) {
+pub(crate) async fn eventually(mut holds: impl FnMut() -> bool) {
     let waiting = async {
         while !holds() {
             tokio::time::sleep(Duration::from_millis(5)).await;

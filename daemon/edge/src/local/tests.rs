@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use tokio::sync::watch;
 
 use super::{source::Stage, *};
-use crate::tests::{Does, PATIENCE, TestRelay};
+use crate::tests::{Does, PATIENCE, TestRelay, eventually};
 
 /// A local address whose tunnels go through `uplink`, with these waits after refusals.
 fn local(uplink: Arc<Uplink>, counters: &Arc<LocalAddressCounters>, backoff: (Duration, Duration)) -> Local {
@@ -74,5 +74,24 @@ async fn a_relay_that_cannot_be_reached_is_not_called_crowded() {
     assert_eq!(counters.tunnels_crowded_out.get(), 1);
     link.line().doubt(true);
     assert!(matches!(local.shared.no_place(), NoConnection::NoAnswer));
+    running.abort();
+}
+
+#[tokio::test]
+async fn a_tunnel_does_not_move_to_the_connection_that_it_leaves() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+    let running = uplink.clone();
+    let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+    let line = uplink.link().await.unwrap().line().clone();
+    let shared = local(uplink, &Arc::default(), (Duration::from_millis(10), PATIENCE)).shared.clone();
+    // The connection came back before the tunnel was asked for.
+    let (leaving, mover) = (line.clone(), shared.clone());
+    let moving = tokio::spawn(async move { mover.open_elsewhere(&leaving, &mover.membership.get()).await });
+    eventually(|| relay.requests() == 1 && relay.open() == 0).await;
+    assert!(!moving.is_finished());
+    line.leave();
+    let (link, _) = timeout(PATIENCE, moving).await.expect("it never moves").unwrap();
+    assert!(!Arc::ptr_eq(link.line(), &line));
     running.abort();
 }
