@@ -389,7 +389,7 @@ impl Shared {
         }
     }
 
-    /// Asks the relay for a tunnel of the class.
+    /// Asks the relay for a tunnel of the class, in a form that the configuration allows.
     async fn open(&self, class: &Class) -> Result<(Link, Opened), NoConnection> {
         let (signal, mut limits) = (self.signal(class), 0);
         while limits < LIMIT_TRIES {
@@ -401,7 +401,13 @@ impl Shared {
                 () = link.line().silenced() => continue,
             };
             match answer {
-                Ok(Ok(opened)) => return Ok((link, opened)),
+                Ok(Ok(opened)) => match link.allows(self.mode) {
+                    Ok(()) => return Ok((link, opened)),
+                    Err(error) => {
+                        opened.tunnel.reset(Code::RequestCancelled);
+                        return Err(error.into());
+                    }
+                },
                 Ok(Err(error)) if error.is_limit() => {
                     self.counters.limit_refusals.inc();
                     self.say("the relay allows no more tunnels");
@@ -428,20 +434,38 @@ impl Shared {
         NoConnection::Crowded
     }
 
-    /// Opens a tunnel as soon as there is another connection for it; it replaces a tunnel whose connection is being left.
+    /// Opens a tunnel as soon as there is another connection for it; it replaces a tunnel whose connection is being left. After a
+    /// refusal, all tunnels of the address wait.
     async fn open_elsewhere(&self, line: &Arc<Line>, class: &Class) -> (Link, Opened) {
         loop {
+            let mut pause = self.first_wait;
             match self.open(class).await {
                 // The old connection may be in use again.
-                Ok((link, opened)) if link.allows(self.mode).is_ok() && !Arc::ptr_eq(link.line(), line) => {
-                    return (link, opened);
-                }
+                Ok((link, opened)) if !Arc::ptr_eq(link.line(), line) => return (link, opened),
                 Ok((_, opened)) => opened.tunnel.reset(Code::RequestCancelled),
-                Err(error) => debug!(target = %self.target, "no tunnel to move to: {error}"),
+                Err(error) => {
+                    pause = pause.max(error.retry_after().unwrap_or_default());
+                    let end = End::from(error);
+                    debug!(target = %self.target, "no tunnel to move to: {end}");
+                    self.note_refusal(&end);
+                    pause = pause.max(self.backoff.lock().wait(Instant::now()));
+                }
             }
-            sleep(self.first_wait).await;
+            sleep(pause).await;
             // Otherwise no tunnel has to move.
             line.left().await;
+        }
+    }
+
+    /// Counts a refusal, and notes when another tunnel may be opened.
+    fn note_refusal(&self, end: &End) {
+        if !end.is_refusal() {
+            return;
+        }
+        self.counters.tunnels_refused.inc();
+        if let Some(wait) = self.backoff.lock().failed(Instant::now(), random()) {
+            let listen = self.counters.listen();
+            info!(listen, "no tunnel: {end}; next attempt in {wait:.1?} at the earliest");
         }
     }
 
@@ -461,10 +485,6 @@ impl Shared {
             Ok(opened) => opened,
             Err(error) => return error.into(),
         };
-        if let Err(error) = link.allows(self.mode) {
-            opened.tunnel.reset(Code::RequestCancelled);
-            return NoConnection::from(error).into();
-        }
         debug!(sender = %source.address, target = %self.target, next_hop = ?opened.next_hop, "tunnel opened");
         self.counters.tunnels_opened.inc();
         opened.tunnel.set_terms(&class.terms(None));
@@ -525,12 +545,6 @@ async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Sou
         shared.counters.count_reason(error.reason());
         shared.counters.record_refusal(&source.address.into(), Some((Protocol::Udp, target)), error.as_refusal());
     }
-    if end.is_refusal() {
-        shared.counters.tunnels_refused.inc();
-        if let Some(wait) = shared.backoff.lock().failed(Instant::now(), random()) {
-            let listen = shared.counters.listen();
-            info!(listen, "no tunnel: {end}; next attempt in {wait:.1?} at the earliest");
-        }
-    }
+    shared.note_refusal(&end);
     (source.address, source)
 }

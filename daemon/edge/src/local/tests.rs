@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 
+use futures::future::join_all;
 use tokio::sync::watch;
 
 use super::{source::Stage, *};
@@ -93,5 +94,27 @@ async fn a_tunnel_does_not_move_to_the_connection_that_it_leaves() {
     line.leave();
     let (link, _) = timeout(PATIENCE, moving).await.expect("it never moves").unwrap();
     assert!(!Arc::ptr_eq(link.line(), &line));
+    running.abort();
+}
+
+#[tokio::test]
+async fn tunnels_that_cannot_move_ask_again_together_and_no_faster_than_the_back_off() {
+    let relay = TestRelay::start(Does::Refuse, true);
+    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+    let running = uplink.clone();
+    let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+    let line = uplink.link().await.unwrap().line().clone();
+    line.leave();
+    let counters = Arc::<LocalAddressCounters>::default();
+    let shared = local(uplink, &counters, (Duration::from_millis(10), PATIENCE)).shared.clone();
+    let (begun, class) = (Instant::now(), shared.membership.get());
+    let moving = join_all((0..3).map(|_| shared.open_elsewhere(&line, &class)));
+    tokio::select! {
+        _ = moving => panic!("the relay refuses"),
+        () = eventually(|| relay.requests() > 12) => {}
+    }
+    // After each three requests, waits of 10, 20, 40 and 80 milliseconds; at least half of each is kept.
+    assert!(begun.elapsed() >= Duration::from_millis(75));
+    assert!(counters.tunnels_refused.get() >= 10, "the last three requests may have no answer yet");
     running.abort();
 }
