@@ -56,7 +56,7 @@ mod tests;
 /// How many senders one local address serves at once: as many as have a place on one connection to the relay.
 const MAX_SOURCES: usize = places::MOST;
 
-/// How long the relay's stream credit may take to arrive (one round trip, if tunnels are being closed), and how often a
+/// How long the relay's stream credit may take to arrive, at least (one round trip, if tunnels are being closed), and how often a
 /// sender without a place looks for one.
 const PATIENCE: Duration = Duration::from_millis(250);
 
@@ -294,8 +294,8 @@ impl Local {
     /// Ends tunnels for senders that found all places on connections taken.
     fn make_room(&mut self) {
         for _ in 0..self.shared.crowding.swap(0, Relaxed) {
-            // Senders that wait have no place to give.
-            let rank = |it: &Handle| it.source.is_open().then(|| !it.source.is_answered());
+            // Only senders with a place on a connection that takes tunnels have one to give.
+            let rank = |it: &Handle| it.source.has_place().then(|| !it.source.is_answered());
             let Some(evicted) = self.sources.evict(rank) else { return };
             self.evict(evicted);
         }
@@ -377,7 +377,9 @@ impl Shared {
             }
             let Ok(link) = timeout(PATIENCE, self.uplink.link_for(class)).await else { continue };
             let link = link.map_err(NoConnection::NoLink)?;
-            let reserved = timeout(PATIENCE, link.relay.reserve()).await;
+            // The credit of a sender that has just left may be on its way.
+            let round_trip = link.line().path.get().smoothed_rtt.unwrap_or(link.line().handshake);
+            let reserved = timeout(PATIENCE.max(2 * round_trip), link.relay.reserve()).await;
             match reserved {
                 Ok(reserved) => return Ok((link, reserved.map_err(NoConnection::Lost)?)),
                 Err(_) => {

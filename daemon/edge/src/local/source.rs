@@ -66,9 +66,9 @@ impl Source {
         Self { address, local_ip, stage, sent: AtomicU32::new(0), received: AtomicU32::new(0) }
     }
 
-    /// Whether its tunnel is open.
-    pub(super) fn is_open(&self) -> bool {
-        matches!(*self.stage.lock(), Stage::Open(_))
+    /// Whether it has a place that another sender could take: an open tunnel, on a connection that takes tunnels.
+    pub(super) fn has_place(&self) -> bool {
+        matches!(&*self.stage.lock(), Stage::Open(open) if open.link.line().is_usable())
     }
 
     /// Whether it sent a few payloads and got as many back: most likely, it has its answers.

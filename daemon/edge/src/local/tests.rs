@@ -98,6 +98,25 @@ async fn a_tunnel_does_not_move_to_the_connection_that_it_leaves() {
 }
 
 #[tokio::test]
+async fn only_a_sender_on_a_connection_that_takes_tunnels_has_a_place_for_another() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+    let running = uplink.clone();
+    let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+    let counters = Arc::<LocalAddressCounters>::default();
+    let mut local = local(uplink.clone(), &counters, (PATIENCE, PATIENCE));
+    let mut meta = RecvMeta::default();
+    meta.addr = (Ipv4Addr::LOCALHOST, 9).into();
+    let source = local.source(&meta, Instant::now());
+    eventually(|| source.has_place()).await;
+    uplink.lines()[0].leave();
+    local.shared.crowding.store(1, Relaxed);
+    local.make_room();
+    assert_eq!(counters.sources_evicted.get(), 0, "its place is of no use");
+    running.abort();
+}
+
+#[tokio::test]
 async fn tunnels_that_cannot_move_ask_again_together_and_no_faster_than_the_back_off() {
     let relay = TestRelay::start(Does::Refuse, true);
     let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
