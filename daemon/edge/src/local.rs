@@ -352,12 +352,12 @@ impl Shared {
                 .try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.socket), &transmit));
             if sent.is_ok() {
                 self.counters.packets_down.inc_by(count as u64);
+                self.counters.bytes_down.inc_by(bytes);
+                traffic.add_down(bytes, count as u64);
             } else {
                 self.counters.dropped_down.inc_by(count as u64);
                 traffic.add_unsent(0, count as u64);
             }
-            traffic.add_down(bytes, count as u64);
-            self.counters.bytes_down.inc_by(bytes);
             to.note_received(count);
             (0..count).for_each(|_| _ = downlink.pop());
         }

@@ -137,3 +137,17 @@ async fn tunnels_that_cannot_move_ask_again_together_and_no_faster_than_the_back
     assert!(counters.tunnels_refused.get() >= 10, "the last three requests may have no answer yet");
     running.abort();
 }
+
+#[tokio::test]
+async fn bytes_that_the_socket_refuses_are_not_counted_as_handed_over() {
+    let counters = Arc::<LocalAddressCounters>::default();
+    let shared = lonely(&counters).shared.clone();
+    let (traffic, mut downlink) = (Traffic::default(), Segments::new(DOWNLINK_BYTES));
+    downlink.push(b"payload");
+    // No socket for IPv4 reaches IPv6.
+    shared.send(&mut downlink, &Source::new((std::net::Ipv6Addr::LOCALHOST, 9).into(), None), &traffic);
+    assert_eq!((counters.dropped_down.get(), counters.bytes_down.get(), traffic.bytes()), (1, 0, (0, 0)));
+    downlink.push(b"payload");
+    shared.send(&mut downlink, &Source::new((Ipv4Addr::LOCALHOST, 9).into(), None), &traffic);
+    assert_eq!((counters.packets_down.get(), counters.bytes_down.get(), traffic.bytes()), (1, 7, (0, 7)));
+}

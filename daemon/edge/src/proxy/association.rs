@@ -326,13 +326,13 @@ impl Carrier {
         match opened.tunnel.poll_recv(cx, downlink) {
             Poll::Ready(Ok(true)) => {
                 has_moved = true;
-                entry.traffic.add_down(downlink.bytes() as u64, downlink.len() as u64);
                 for payload in downlink.iter() {
                     let datagram = [&self.header[..], payload].concat();
                     // As in a router: if the socket does not accept a payload at once, it is dropped.
                     let sent = self.socket.try_send_to(&datagram, self.client.address);
                     if sent.is_ok() {
                         counters.packets_down.inc();
+                        entry.traffic.add_down(payload.len() as u64, 1);
                     } else {
                         counters.dropped_down.inc();
                         entry.traffic.add_unsent(0, 1);
