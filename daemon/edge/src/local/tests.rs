@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use futures::future::join_all;
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinHandle};
 
 use super::{source::Stage, *};
 use crate::tests::{Does, PATIENCE, TestRelay, eventually};
@@ -30,6 +30,13 @@ fn local(uplink: Arc<Uplink>, counters: &Arc<LocalAddressCounters>, backoff: (Du
         max_connections: 1,
     };
     Local::new(bind(forward.listen).unwrap(), &forward, Membership::default(), uplink, counters.clone()).unwrap()
+}
+
+/// A running uplink to a relay.
+fn uplink_to(relay: &TestRelay) -> (Arc<Uplink>, JoinHandle<()>) {
+    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+    let running = uplink.clone();
+    (uplink, tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await }))
 }
 
 /// A local address without a relay: tunnels wait for ever.
@@ -66,9 +73,7 @@ async fn a_relay_that_cannot_be_reached_is_not_called_crowded() {
     assert!(matches!(refused, NoConnection::NoAnswer), "{refused:?}");
     assert_eq!(counters.tunnels_crowded_out.get(), 0);
     let relay = TestRelay::start(Does::Echo, true);
-    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
-    let running = uplink.clone();
-    let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+    let (uplink, running) = uplink_to(&relay);
     let link = uplink.link().await.unwrap();
     let local = self::local(uplink, &counters, (PATIENCE, PATIENCE));
     assert!(matches!(local.shared.no_place(), NoConnection::Crowded));
@@ -81,9 +86,7 @@ async fn a_relay_that_cannot_be_reached_is_not_called_crowded() {
 #[tokio::test]
 async fn a_tunnel_does_not_move_to_the_connection_that_it_leaves() {
     let relay = TestRelay::start(Does::Echo, true);
-    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
-    let running = uplink.clone();
-    let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+    let (uplink, running) = uplink_to(&relay);
     let line = uplink.link().await.unwrap().line().clone();
     let shared = local(uplink, &Arc::default(), (Duration::from_millis(10), PATIENCE)).shared.clone();
     // The connection came back before the tunnel was asked for.
@@ -100,9 +103,7 @@ async fn a_tunnel_does_not_move_to_the_connection_that_it_leaves() {
 #[tokio::test]
 async fn only_a_sender_on_a_connection_that_takes_tunnels_has_a_place_for_another() {
     let relay = TestRelay::start(Does::Echo, true);
-    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
-    let running = uplink.clone();
-    let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+    let (uplink, running) = uplink_to(&relay);
     let counters = Arc::<LocalAddressCounters>::default();
     let mut local = local(uplink.clone(), &counters, (PATIENCE, PATIENCE));
     let mut meta = RecvMeta::default();
@@ -119,9 +120,7 @@ async fn only_a_sender_on_a_connection_that_takes_tunnels_has_a_place_for_anothe
 #[tokio::test]
 async fn tunnels_that_cannot_move_ask_again_together_and_no_faster_than_the_back_off() {
     let relay = TestRelay::start(Does::Refuse, true);
-    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
-    let running = uplink.clone();
-    let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+    let (uplink, running) = uplink_to(&relay);
     let line = uplink.link().await.unwrap().line().clone();
     line.leave();
     let counters = Arc::<LocalAddressCounters>::default();
