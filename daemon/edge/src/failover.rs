@@ -67,6 +67,13 @@ impl Failover {
         self.chosen = relay;
     }
 
+    /// Allows an attempt to connect to a relay at once: an operator asks for it.
+    pub fn hurry(&mut self, relay: usize) {
+        if let Some(relay) = self.relays.get_mut(relay) {
+            relay.backoff.hurry();
+        }
+    }
+
     /// Returns what to do at `now`; `wanted` says whether a tunnel waits for a place.
     #[must_use]
     pub fn next(&self, now: Instant, wanted: bool, availability: &[RelayAvailability]) -> Next {
@@ -270,6 +277,12 @@ mod tests {
         assert_eq!(relays.next(now, true, &[NONE, NONE, FULL]), Next::Connect(2));
         relays.choose(None);
         assert_eq!(relays.next(now, false, &[NONE, NONE, UP]), Next::Connect(0));
+        relays.choose(Some(2));
+        relays.failed(2, now, u64::MAX);
+        assert_eq!(relays.next(now, false, &[UP, NONE, NONE]), Next::Wait(now + SECOND));
+        relays.hurry(2);
+        assert_eq!(relays.next(now, false, &[UP, NONE, NONE]), Next::Connect(2));
+        assert_eq!(relays.failed(2, now, u64::MAX), 2 * SECOND, "it is still the second failure");
     }
 
     #[test]

@@ -18,6 +18,10 @@ pub(super) struct State {
     pub(super) attempts: Vec<Vec<Attempts>>,
     /// The host and port of the relay that an operator has chosen.
     pub(super) chosen: Option<String>,
+    /// The host and port of the relay that an operator chooses, if it can be connected to.
+    pub(super) pending: Option<String>,
+    /// Whether the relay that is chosen may be tried at once, whatever its back-off.
+    pub(super) is_urgent: bool,
     /// How many attempts have failed, and the error of the last attempt, if it failed.
     pub(super) failures: u64,
     pub(super) failure: Option<Arc<ConnectError>>,
@@ -31,6 +35,11 @@ pub(super) struct State {
 }
 
 impl State {
+    /// Returns the host and port of the relay to use, whatever the order of preference.
+    pub(super) fn chosen(&self) -> Option<&String> {
+        self.pending.as_ref().or(self.chosen.as_ref())
+    }
+
     pub(super) fn usable(&self) -> impl Iterator<Item = &Arc<Line>> {
         self.lines.iter().filter(|line| line.is_usable())
     }
@@ -50,7 +59,7 @@ impl State {
     pub(super) fn in_order(&self, now: Instant, paths: &[Path]) -> Vec<&Arc<Line>> {
         let is_chosen = |line: &Line| {
             let relay = paths.get(line.path_place).and_then(|path| path.relays.get(line.place));
-            self.chosen.as_ref().is_some_and(|chosen| relay.is_some_and(|relay| relay.origin().to_string() == *chosen))
+            self.chosen().is_some_and(|chosen| relay.is_some_and(|relay| relay.origin().to_string() == *chosen))
         };
         let mut lines: Vec<_> = self.usable().collect();
         lines.sort_by_key(|line| {

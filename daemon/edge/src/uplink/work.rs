@@ -111,6 +111,12 @@ impl Work<'_> {
     /// Decides what to do next; if that is to connect, notes the attempt.
     pub(super) fn next(&mut self) -> Step {
         let now = Instant::now();
+        let mut is_urgent = false;
+        self.uplink.state.send_if_modified(|state| {
+            is_urgent = std::mem::take(&mut state.is_urgent);
+            false
+        });
+        self.follow_choice(is_urgent);
         let step = self.step(now);
         let may_bring_room = |state: &State, (path, failover): (usize, &Failover)| {
             let relays = self.uplink.paths.get(path).map_or(0, |path| path.relays.len());
@@ -122,6 +128,17 @@ impl Work<'_> {
             false
         });
         step
+    }
+
+    /// Uses the relay that an operator has chosen, if there is one; an urgent choice is tried at once.
+    fn follow_choice(&mut self, is_urgent: bool) {
+        let state = self.uplink.state.borrow();
+        let is_chosen = |relay: &Endpoint| state.chosen().is_some_and(|it| relay.origin().to_string() == *it);
+        for (path, failover) in self.uplink.paths.iter().zip(&mut self.failovers) {
+            let chosen = path.relays.iter().position(is_chosen);
+            failover.choose(chosen);
+            chosen.filter(|_| is_urgent).into_iter().for_each(|place| failover.hurry(place));
+        }
     }
 
     fn step(&mut self, now: Instant) -> Step {
@@ -136,10 +153,8 @@ impl Work<'_> {
         let wanted = self.wanted || several && state.usable().next().is_some();
         let mut earliest: Option<Instant> = None;
         for (path, failover) in self.failovers.iter_mut().enumerate() {
-            let Some(relays) = paths.get(path).map(|path| &path.relays) else { continue };
-            let chosen = |relay: &Endpoint| state.chosen.as_ref().is_some_and(|it| relay.origin().to_string() == *it);
-            failover.choose(relays.iter().position(chosen));
-            match failover.next(now, wanted, &state.availability(now, path, relays.len())) {
+            let relays = paths.get(path).map_or(0, |path| path.relays.len());
+            match failover.next(now, wanted, &state.availability(now, path, relays)) {
                 Next::Connect(place) => {
                     failover.begun(place, now);
                     return Step::Connect((path, place));
