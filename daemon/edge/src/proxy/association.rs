@@ -67,7 +67,7 @@ struct Flow {
 /// Payloads for a target that were not handed to its tunnel yet.
 struct Inbox {
     payloads: Segments,
-    /// The access log's word for the end of its tunnel, if the tunnel has to end.
+    /// The access log's word for the end of its tunnel, if the tunnel has to end or has ended.
     closed: Option<&'static str>,
     /// Its place among the tunnels of all clients.
     place: Option<OwnedSemaphorePermit>,
@@ -183,16 +183,29 @@ impl Association {
         };
         self.client.1 = Some(from.port());
         let (now, to) = (Instant::now(), SocketAddr::new(from.ip(), from.port()));
-        if !self.flows.contains_key(&target) && !self.open(&target, to, now) {
+        if self.push(&target, payload, now) {
+            return;
+        }
+        // The task of a tunnel that has ended may not have been joined yet.
+        self.flows.remove(&target);
+        if !self.open(&target, to, now) {
             counters.dropped_waiting.inc();
             return;
         }
-        if let Some(entry) = self.flows.get_mut(&target) {
-            entry.heard = now;
-            let mut inbox = entry.flow.inbox();
-            counters.dropped_waiting.inc_by(inbox.payloads.push(payload) as u64);
-            inbox.waker.wake_by_ref();
+        self.push(&target, payload, now);
+    }
+
+    /// Hands a payload to the tunnel of its target. Returns whether there is, or will be, a tunnel for it.
+    fn push(&mut self, target: &Target, payload: &[u8], now: Instant) -> bool {
+        let Some(entry) = self.flows.get_mut(target) else { return false };
+        let mut inbox = entry.flow.inbox();
+        if inbox.closed.is_some() {
+            return false;
         }
+        entry.heard = now;
+        self.shared.access.counters.dropped_waiting.inc_by(inbox.payloads.push(payload) as u64);
+        inbox.waker.wake_by_ref();
+        true
     }
 
     /// Starts a tunnel to a target. If there are too many, the client's target that was silent for longest makes room.
@@ -255,6 +268,7 @@ impl Carrier {
         self.shared.access.counters.dropped_waiting.inc_by(inbox.payloads.len() as u64);
         inbox.payloads.clear();
         inbox.place = None;
+        inbox.closed = Some("finished");
         drop(inbox);
         self.flow
     }
@@ -359,13 +373,13 @@ mod tests {
     use tokio::{sync::Semaphore, task::yield_now};
 
     use super::*;
-    use crate::tests::unreached;
+    use crate::{connect::RelayAccess, tests::unreached};
 
-    #[tokio::test]
-    async fn a_target_that_made_room_for_another_leaves_no_request_behind() {
-        let (idle, from) = (Duration::from_secs(60), SocketAddr::from((Ipv4Addr::LOCALHOST, 5)));
+    /// What clients of a proxy share, and an association of the client at `from`.
+    async fn association(access: RelayAccess, from: SocketAddr) -> Association {
+        let idle = Duration::from_secs(60);
         let shared = Arc::new(Shared {
-            access: unreached(),
+            access,
             protocols: Vec::new(),
             users: None,
             mode: Default::default(),
@@ -374,22 +388,46 @@ mod tests {
             tunnels: Arc::new(Semaphore::new(2 * TARGETS)),
         });
         let socket = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
-        let client = (from.ip(), None);
-        let mut association = Association {
-            shared: shared.clone(),
-            socket,
-            client,
-            user: None,
-            flows: HashMap::new(),
-            tasks: JoinSet::new(),
-        };
+        let (flows, tasks) = (HashMap::new(), JoinSet::new());
+        Association { shared, socket, client: (from.ip(), None), user: None, flows, tasks }
+    }
+
+    /// Takes a datagram for a target from a client.
+    fn take(association: &mut Association, target: &Target, from: SocketAddr) {
+        association.take(&[&socks::datagram_header(target)[..], b"payload"].concat(), from);
+    }
+
+    #[tokio::test]
+    async fn a_target_that_made_room_for_another_leaves_no_request_behind() {
+        let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 5));
+        let mut association = association(unreached(), from).await;
+        let shared = association.shared.clone();
         for port in 1..=1_000 {
             let target = Target::from_authority(&format!("192.0.2.1:{port}")).unwrap();
-            association.take(&[&socks::datagram_header(&target)[..], b"payload"].concat(), from);
+            take(&mut association, &target, from);
             yield_now().await;
         }
         assert_eq!((association.flows.len(), association.tasks.len()), (TARGETS, TARGETS + 1));
         assert_eq!(shared.access.counters.sources_evicted.get(), 1_000 - TARGETS as u64);
         assert_eq!(shared.tunnels.available_permits(), TARGETS);
+    }
+
+    #[tokio::test]
+    async fn a_payload_for_a_tunnel_that_has_just_ended_waits_for_the_next() {
+        let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 5));
+        let mut association = association(unreached(), from).await;
+        let target = Target::from_authority("192.0.2.1:9").unwrap();
+        take(&mut association, &target, from);
+        let ended = association.flows[&target].flow.clone();
+        ended.close("idle");
+        // The task ends, and nothing joins it yet.
+        while ended.inbox().place.is_some() {
+            yield_now().await;
+        }
+        take(&mut association, &target, from);
+        let next = &association.flows[&target].flow;
+        assert!(!Arc::ptr_eq(next, &ended));
+        assert_eq!((next.inbox().payloads.len(), ended.inbox().payloads.len()), (1, 0));
+        assert_eq!(association.shared.access.counters.dropped_waiting.get(), 1, "what waited before is counted");
     }
 }
