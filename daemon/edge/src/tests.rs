@@ -264,7 +264,7 @@ pub(crate) fn unreached() -> RelayAccess {
 }
 
 /// Returns the access of a local address to the relay of this endpoint, whose uplink does not run yet.
-fn access_to(endpoint: Endpoint) -> RelayAccess {
+pub(crate) fn access_to(endpoint: Endpoint) -> RelayAccess {
     let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), Arc::default());
     let (membership, counters, told) = (Membership::default(), Arc::default(), Default::default());
     RelayAccess { uplink, membership, is_chosen: false, idle: PATIENCE, counters, told }

@@ -6,13 +6,14 @@ use std::{
     future::poll_fn,
     io,
     net::{IpAddr, SocketAddr},
+    pin::pin,
     sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use config::targets::Protocol;
-use masque::target::Target;
+use masque::{h3::Code, target::Target};
 use parking_lot::{Mutex, MutexGuard};
 use quic::segments::Segments;
 use tokio::{
@@ -27,6 +28,7 @@ use tracing::debug;
 use super::{
     super::{
         connect::{OPERATOR, OpenedUdp, word_of_udp},
+        link::Line,
         roster::{EdgeTunnel, LocalClient},
     },
     Shared,
@@ -38,6 +40,9 @@ const TARGETS: usize = 64;
 
 /// How many bytes may wait for a tunnel, and how many may come out of one in one turn.
 const WAITING_BYTES: usize = 64 * 1024;
+
+/// The longest time between two attempts to move a tunnel that the relay refuses elsewhere.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// How many datagrams are read before other tasks get their turn.
 const ROUNDS: usize = 64;
@@ -285,23 +290,51 @@ impl Carrier {
         }
     }
 
+    /// Opens the tunnel anew as soon as there is another connection, once the connection of the present one is left.
+    async fn open_elsewhere(&self, line: Arc<Line>) -> OpenedUdp {
+        let mut pause = self.shared.pause;
+        loop {
+            line.left().await;
+            match self.open().await {
+                // The old connection may be in use again.
+                Some(opened) if Arc::ptr_eq(opened.link.line(), &line) => opened.tunnel.reset(Code::RequestCancelled),
+                Some(opened) => return opened,
+                None => {
+                    sleep(pause).await;
+                    pause = LONGEST_PAUSE.min(2 * pause);
+                }
+            }
+        }
+    }
+
     async fn carry(&self, mut opened: OpenedUdp) {
         let mut downlink = Segments::new(WAITING_BYTES);
         let access = &self.shared.access;
-        let (target, stream_id) = ((Protocol::Udp, &self.flow.target), opened.tunnel.stream_id());
-        let terms = (&access.membership, Some(opened.tunnel.losses().clone()));
-        let entry = access.counters.enter(&self.client, target, (&opened.link, stream_id), terms);
-        let line = opened.link.line().clone();
+        let enter = |opened: &OpenedUdp| {
+            let (target, stream_id) = ((Protocol::Udp, &self.flow.target), opened.tunnel.stream_id());
+            let terms = (&access.membership, Some(opened.tunnel.losses().clone()));
+            access.counters.enter(&self.client, target, (&opened.link, stream_id), terms)
+        };
+        let mut entry = enter(&opened);
+        let mut moving = pin!(self.open_elsewhere(opened.link.line().clone()));
         let mut counted = (0, 0);
         loop {
             let moved = poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry));
             let moved = tokio::select! {
                 moved = timeout(self.shared.udp_idle, moved) => moved.unwrap_or(Err("idle")),
                 () = entry.closed() => Err(OPERATOR),
-                // The next payload opens it anew, over another connection.
-                () = line.left() => Err("moved"),
+                // The next tunnel is opened before this one ends.
+                next = &mut moving => {
+                    access.counters.count(&entry.traffic, &mut counted);
+                    access.uplink.note_move(opened.link.line());
+                    entry.note_end("moved");
+                    (entry, counted) = (enter(&next), (0, 0));
+                    moving.set(self.open_elsewhere(next.link.line().clone()));
+                    std::mem::replace(&mut opened, next).tunnel.finish();
+                    continue;
+                }
             };
-            self.shared.access.counters.count(&entry.traffic, &mut counted);
+            access.counters.count(&entry.traffic, &mut counted);
             if let Err(reason) = moved {
                 entry.note_end(reason);
                 return opened.tunnel.finish();
@@ -370,10 +403,16 @@ impl Carrier {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use tokio::{sync::Semaphore, task::yield_now};
+    use tokio::{
+        sync::{Semaphore, watch},
+        task::yield_now,
+    };
 
     use super::*;
-    use crate::{connect::RelayAccess, tests::unreached};
+    use crate::{
+        connect::RelayAccess,
+        tests::{Does, PATIENCE, TestRelay, access_to, eventually, unreached},
+    };
 
     /// What clients of a proxy share, and an association of the client at `from`.
     async fn association(access: RelayAccess, from: SocketAddr) -> Association {
@@ -429,5 +468,27 @@ mod tests {
         assert!(!Arc::ptr_eq(next, &ended));
         assert_eq!((next.inbox().payloads.len(), ended.inbox().payloads.len()), (1, 0));
         assert_eq!(association.shared.access.counters.dropped_waiting.get(), 1, "what waited before is counted");
+    }
+
+    #[tokio::test]
+    async fn a_tunnel_whose_connection_is_left_moves_without_a_payload_of_the_client() {
+        let relay = TestRelay::start(Does::Echo, true);
+        let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let from = application.local_addr().unwrap();
+        let access = access_to(relay.endpoint());
+        let uplink = access.uplink.clone();
+        let running = uplink.clone();
+        let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+        let mut association = association(access, from).await;
+        let target = Target::from_authority("192.0.2.1:9").unwrap();
+        let mut answer = [0; 64];
+        take(&mut association, &target, from);
+        timeout(PATIENCE, application.recv_from(&mut answer)).await.unwrap().unwrap();
+        uplink.lines()[0].leave();
+        eventually(|| relay.requests() == 2 && relay.open() == 1).await;
+        take(&mut association, &target, from);
+        timeout(PATIENCE, application.recv_from(&mut answer)).await.unwrap().unwrap();
+        assert_eq!(relay.requests(), 2, "the second tunnel carries it");
+        running.abort();
     }
 }
