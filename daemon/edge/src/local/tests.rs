@@ -142,6 +142,7 @@ async fn bytes_that_the_socket_refuses_are_not_counted_as_handed_over() {
     let counters = Arc::<LocalAddressCounters>::default();
     let shared = lonely(&counters).shared.clone();
     let (traffic, mut downlink) = (Traffic::default(), Segments::new(DOWNLINK_BYTES));
+    shared.socket.writable().await.unwrap();
     downlink.push(b"payload");
     // No socket for IPv4 reaches IPv6.
     shared.send(&mut downlink, &Source::new((std::net::Ipv6Addr::LOCALHOST, 9).into(), None), &traffic);
