@@ -61,6 +61,8 @@ const QUEUE_BYTES: usize = 256 * 1024;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Does {
     Echo,
+    /// Does not answer requests for tunnels.
+    SayNothing,
     Refuse,
     /// Says that the client's quota is used up.
     SayUsedUp,
@@ -200,6 +202,9 @@ async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<
         return request.send.finish();
     }
     seen.requests.fetch_add(1, Relaxed);
+    if does == Does::SayNothing {
+        return std::future::pending().await;
+    }
     let refusal = match does {
         Does::Refuse => Some(Refusal::PortProhibited),
         Does::KnowNoneLater => Some(Refusal::CredentialsExpired),
