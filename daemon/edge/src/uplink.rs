@@ -142,7 +142,7 @@ pub struct Standpoint {
     pub relay: String,
     /// The name of the hop on the way to it; empty without a hop.
     pub via: String,
-    /// The open connections to it.
+    /// The open connections to it that take tunnels.
     pub lines: Vec<Arc<Line>>,
     /// The results of attempts to connect.
     pub attempts: Attempts,
@@ -247,7 +247,13 @@ impl Uplink {
         self.endpoint_at(at)?.credentials().refused()
     }
 
-    /// Returns the open connections.
+    /// Returns the open connections, including those that take no tunnels.
+    #[must_use]
+    pub fn open_lines(&self) -> Vec<Arc<Line>> {
+        self.state.borrow().lines.iter().filter(|line| !line.is_closed()).cloned().collect()
+    }
+
+    /// Returns the open connections that take tunnels.
     #[must_use]
     pub fn lines(&self) -> Vec<Arc<Line>> {
         self.state.borrow().usable().cloned().collect()

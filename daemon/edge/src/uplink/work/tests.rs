@@ -224,3 +224,16 @@ async fn places_are_all_taken_only_if_no_further_connection_is_near() {
     links.pop();
     assert!(!uplink.is_full());
 }
+
+#[tokio::test]
+async fn a_connection_that_takes_no_tunnels_is_listed_while_it_is_open() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (uplink, roster) = (uplink_to(&relay), crate::roster::Roster::default());
+    roster.note_uplink(&uplink);
+    let line = connect(&mut Work::new(&uplink)).await;
+    let listed = || roster.connections(0).iter().map(|(_, line)| line.id).collect::<Vec<_>>();
+    line.doubt(true);
+    assert_eq!(listed(), [line.id], "it may have tunnels, and be recorded");
+    line.close();
+    assert!(listed().is_empty());
+}
