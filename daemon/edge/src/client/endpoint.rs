@@ -31,12 +31,7 @@ use s2n_quic::client::Connect;
 use sched::stream::Discipline;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{
-    RelayConnection,
-    access::{Access, TokenSource},
-    error::ConnectError,
-    introduction::CredentialsStanding,
-};
+use super::{RelayConnection, access::Access, error::ConnectError, introduction::CredentialsStanding};
 use crate::{exit::Exit, form::Experience};
 
 /// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first packets
@@ -242,7 +237,10 @@ impl Endpoint {
     /// # Errors
     /// See [`ConnectError`]. If several addresses fail, this is the first error that is not a mere lack of an answer.
     pub async fn connect(&self) -> Result<Connected, ConnectError> {
-        let bearer = self.access.token.as_ref().map(TokenSource::read).transpose()?;
+        let bearer = match &self.access.token {
+            Some(token) => Some(token.read_aside().await?),
+            None => None,
+        };
         let origin = self.origin();
         let name = match &origin.host {
             Host::Ip(address) => address.to_string(),
