@@ -69,8 +69,8 @@ pub struct PathReport {
     pub moved: u64,
 }
 
-/// Whether a path takes tunnels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Whether a path takes tunnels, from the best state to the worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Condition {
     /// It takes tunnels.
     Up,
@@ -103,9 +103,7 @@ impl PathReport {
         };
         self.smoothed_rtt = shorter(self.smoothed_rtt, other.smoothed_rtt);
         self.min_rtt = shorter(self.min_rtt, other.min_rtt);
-        if other.condition == Condition::Up {
-            self.condition = Condition::Up;
-        }
+        self.condition = self.condition.min(other.condition);
         self.bytes_per_sec = self.bytes_per_sec.max(other.bytes_per_sec);
         self.used_bytes_per_sec += other.used_bytes_per_sec;
         self.tunnels += other.tunnels;
@@ -267,6 +265,19 @@ impl Drop for PreparedMove {
 mod tests {
     use super::*;
     use crate::tests::{Does, PATIENCE, TestRelay};
+
+    #[tokio::test]
+    async fn a_path_is_as_good_as_the_best_of_its_reports() {
+        let path = Path { name: "a".to_owned(), ..Path::plain(Vec::new()) };
+        let uplink = Uplink::over(vec![path], None, (PATIENCE, PATIENCE), Arc::default());
+        let report = |condition| PathReport { condition, ..uplink.path_states().remove(0) };
+        use Condition::{Down, Silent, Slow, Up};
+        for (one, other, best) in [(Down, Silent, Silent), (Slow, Down, Slow), (Silent, Up, Up), (Down, Down, Down)] {
+            let mut joined = report(one);
+            joined.join(&report(other));
+            assert_eq!(joined.condition, best);
+        }
+    }
 
     #[tokio::test]
     async fn of_moves_side_by_side_only_one_that_succeeds_leaves_its_relay_chosen() {
