@@ -43,6 +43,17 @@ impl Backoff {
         Some(wait)
     }
 
+    /// Allows the next attempt at once. If it fails, too, the wait is as long as without this.
+    pub fn hurry(&mut self) {
+        self.not_before = None;
+    }
+
+    /// Whether the last attempt failed, or led to a connection that did not last.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.failures > 0
+    }
+
     /// Notes a success: the next failure counts as the first again.
     pub fn succeeded(&mut self) {
         self.failures = 0;

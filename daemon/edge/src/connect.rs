@@ -132,6 +132,13 @@ impl NoConnection {
         }
     }
 
+    /// Returns the time that the relay asks clients to wait before the next request (`Retry-After`).
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        let Self::Refused(TunnelRefused::Status { retry_after_s, .. }) = self else { return None };
+        retry_after_s.map(Duration::from_secs)
+    }
+
     /// Returns the `Proxy-Status` of the relay, and of any proxy behind it.
     #[must_use]
     pub fn proxy_status(&self) -> &[ProxyStatus] {

@@ -66,7 +66,6 @@ impl Exit {
     /// Binds a socket for packets to `peer`. SO_BINDTODEVICE sets its device, which needs no rights since Linux 5.7
     /// (`sock_setsockopt` in net/core/sock.c). If the kernel refuses this nevertheless, the address must suffice, if there is
     /// one: a routing rule then has to send packets from it through the device.
-    /// then a routing rule has to lead what comes from it to the device.
     ///
     /// # Errors
     /// There is no such device, the address is not ours or of another IP version than `peer`, or the kernel lets us choose no

@@ -21,6 +21,8 @@ pub struct RelayAvailability {
     pub usable: usize,
     /// Whether one of them has a place for a tunnel.
     pub has_room: bool,
+    /// Whether a new connection to it has yet to show that the relay answers.
+    pub is_on_trial: bool,
 }
 
 /// What to do next.
@@ -65,23 +67,44 @@ impl Failover {
         self.chosen = relay;
     }
 
+    /// Allows an attempt to connect to a relay at once: an operator asks for it.
+    pub fn hurry(&mut self, relay: usize) {
+        if let Some(relay) = self.relays.get_mut(relay) {
+            relay.backoff.hurry();
+        }
+    }
+
     /// Returns what to do at `now`; `wanted` says whether a tunnel waits for a place.
     #[must_use]
     pub fn next(&self, now: Instant, wanted: bool, availability: &[RelayAvailability]) -> Next {
-        let works = |relay: usize| availability.get(relay).is_some_and(|relay| relay.usable > 0);
-        let used = self.chosen.filter(|chosen| works(*chosen));
-        match used.or_else(|| (0..availability.len()).find(|relay| works(*relay))) {
-            None if wanted => self.first(now),
+        match self.used(availability) {
+            None if wanted => self.first(now, availability),
             None => Next::Nothing,
             Some(used) => self.better(now, wanted, used, availability),
         }
     }
 
+    /// Whether another connection with places for tunnels is to be expected soon, once the present ones are full. An attempt after a
+    /// failed one promises little, unless another connection to the relay works.
+    #[must_use]
+    pub fn may_bring_room(&self, now: Instant, availability: &[RelayAvailability]) -> bool {
+        let Some(used) = self.used(availability) else { return self.relays.iter().any(|it| !it.backoff.has_failed()) };
+        let is_soon = |it: &Attempts| it.since.is_some() || it.backoff.wait(now).is_zero();
+        availability[used].usable < self.connections && self.relays.get(used).is_some_and(is_soon)
+    }
+
+    /// Returns the relay whose connections are used, if one works.
+    fn used(&self, availability: &[RelayAvailability]) -> Option<usize> {
+        let works = |relay: usize| availability.get(relay).is_some_and(|relay| relay.usable > 0);
+        let used = self.chosen.filter(|chosen| works(*chosen));
+        used.or_else(|| (0..availability.len()).find(|relay| works(*relay)))
+    }
+
     /// Returns the next step while no relay works: connect to the first relay that may be tried, once the attempts
     /// before it have had their time.
-    fn first(&self, now: Instant) -> Next {
+    fn first(&self, now: Instant, availability: &[RelayAvailability]) -> Next {
         let mut earliest: Option<Instant> = None;
-        for (place, relay) in self.relays.iter().enumerate() {
+        for (place, relay) in self.relays.iter().enumerate().filter(|(place, _)| !is_on_trial(availability, *place)) {
             match relay.since {
                 Some(since) if now < since + STAGGER => return Next::Wait(since + STAGGER),
                 Some(_) => {}
@@ -103,7 +126,7 @@ impl Failover {
             Some(chosen) => relay == chosen && relay != used,
             None => relay < used,
         };
-        let relays = self.relays.iter().enumerate();
+        let relays = self.relays.iter().enumerate().filter(|(relay, _)| !is_on_trial(availability, *relay));
         let idle = relays.filter(|(relay, it)| it.since.is_none() && (is_tried(*relay) || more && *relay == used));
         let next = idle.map(|(place, relay)| (relay.backoff.wait(now), place)).min();
         match next {
@@ -151,14 +174,19 @@ impl Failover {
     }
 }
 
+/// Whether another attempt to connect to a relay would only repeat one that may still succeed.
+fn is_on_trial(availability: &[RelayAvailability], relay: usize) -> bool {
+    availability.get(relay).is_some_and(|relay| relay.is_on_trial)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const NONE: RelayAvailability = RelayAvailability { usable: 0, has_room: false };
-    const UP: RelayAvailability = RelayAvailability { usable: 1, has_room: true };
-    const FULL: RelayAvailability = RelayAvailability { usable: 1, has_room: false };
+    const NONE: RelayAvailability = RelayAvailability { usable: 0, has_room: false, is_on_trial: false };
+    const UP: RelayAvailability = RelayAvailability { usable: 1, has_room: true, ..NONE };
+    const FULL: RelayAvailability = RelayAvailability { usable: 1, ..NONE };
 
     fn of(relays: usize) -> Failover {
         Failover::new(relays, 2, (SECOND, 8 * SECOND))
@@ -208,7 +236,35 @@ mod tests {
         assert_eq!(relays.next(now, true, &[FULL, NONE]), Next::Connect(0));
         assert_eq!(relays.next(now, false, &[FULL, NONE]), Next::Nothing);
         assert_eq!(relays.next(now, true, &[UP, NONE]), Next::Nothing);
-        assert_eq!(relays.next(now, true, &[RelayAvailability { usable: 2, has_room: false }, NONE]), Next::Nothing);
+        assert_eq!(relays.next(now, true, &[RelayAvailability { usable: 2, ..NONE }, NONE]), Next::Nothing);
+    }
+
+    #[test]
+    fn a_relay_whose_new_connection_has_yet_to_answer_gets_no_other_one() {
+        const TRIED: RelayAvailability = RelayAvailability { is_on_trial: true, ..NONE };
+        let (relays, now) = (of(2), Instant::now());
+        assert_eq!(of(1).next(now, true, &[TRIED]), Next::Nothing);
+        assert_eq!(relays.next(now, true, &[TRIED, NONE]), Next::Connect(1));
+        assert_eq!(relays.next(now, false, &[TRIED, UP]), Next::Nothing);
+        assert_eq!(relays.next(now, false, &[NONE, UP]), Next::Connect(0));
+    }
+
+    #[test]
+    fn only_another_connection_to_the_relay_in_use_or_a_first_attempt_brings_room() {
+        let (mut relays, now) = (of(2), Instant::now());
+        assert!(relays.may_bring_room(now, &[NONE; 2]), "nothing was tried");
+        relays.failed(0, now, u64::MAX);
+        assert!(relays.may_bring_room(now, &[NONE, FULL]), "the relay in use was not tried again");
+        assert!(
+            !relays.may_bring_room(now, &[NONE, RelayAvailability { usable: 2, ..NONE }]),
+            "it has all it may have"
+        );
+        relays.failed(1, now, u64::MAX);
+        assert!(!relays.may_bring_room(now, &[NONE, FULL]));
+        assert!(!relays.may_bring_room(now + SECOND, &[NONE; 2]), "both failed");
+        assert!(relays.may_bring_room(now + SECOND, &[NONE, FULL]));
+        relays.begun(1, now + SECOND);
+        assert!(relays.may_bring_room(now + SECOND, &[NONE, FULL]), "it is on its way");
     }
 
     #[test]
@@ -221,6 +277,12 @@ mod tests {
         assert_eq!(relays.next(now, true, &[NONE, NONE, FULL]), Next::Connect(2));
         relays.choose(None);
         assert_eq!(relays.next(now, false, &[NONE, NONE, UP]), Next::Connect(0));
+        relays.choose(Some(2));
+        relays.failed(2, now, u64::MAX);
+        assert_eq!(relays.next(now, false, &[UP, NONE, NONE]), Next::Wait(now + SECOND));
+        relays.hurry(2);
+        assert_eq!(relays.next(now, false, &[UP, NONE, NONE]), Next::Connect(2));
+        assert_eq!(relays.failed(2, now, u64::MAX), 2 * SECOND, "it is still the second failure");
     }
 
     #[test]

@@ -51,7 +51,11 @@ impl HopTunnels {
         let (mut is_lost, mut limits) = (false, 0);
         loop {
             let link = self.uplink.link().await.map_err(|error| error.to_string())?;
-            match link.relay.open_udp(relay).await {
+            let opened = tokio::select! {
+                opened = link.relay.open_udp(relay) => opened,
+                () = link.line().silenced() => continue,
+            };
+            match opened {
                 Ok(opened) => return Ok((link, opened)),
                 Err(error) if error.is_limit() => {
                     link.limit();
@@ -167,5 +171,33 @@ impl Drop for Tunnelled {
         if let Some(Tunnel { tunnel, .. }) = self.0.take() {
             tunnel.finish();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::tests::{Does, PATIENCE, TestRelay, eventually};
+
+    #[tokio::test]
+    async fn a_tunnel_through_a_relay_that_falls_silent_is_opened_through_another() {
+        let relays = [TestRelay::start(Does::SayNothing, true), TestRelay::start(Does::Echo, true)];
+        let endpoints = relays.iter().map(TestRelay::endpoint).collect();
+        let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), Arc::default());
+        let running = uplink.clone();
+        let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+        let tunnels = HopTunnels::new("first", uplink.clone(), Arc::default(), Counter::default());
+        let opening = tokio::spawn(async move {
+            let target = Target::from_authority("192.0.2.1:443").unwrap();
+            tunnels.tunnel(&target).await.map(|(link, _)| link.line().place)
+        });
+        eventually(|| relays[0].requests() == 1).await;
+        let line = uplink.lines().remove(0);
+        line.doubt(true);
+        line.leave();
+        assert_eq!(timeout(PATIENCE, opening).await.expect("it still waits").unwrap(), Ok(1));
+        running.abort();
     }
 }

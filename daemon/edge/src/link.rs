@@ -42,14 +42,24 @@ use crate::client::{RelayConnection, endpoint::Connected};
 pub struct NoDatagrams;
 
 /// What of a connection's traffic is to move to another connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Leaving {
     /// Nothing.
+    #[default]
     Nothing,
     /// Requests for models, because another gateway can take them, but no connection to this one.
     Requests,
     /// Everything.
     All,
+}
+
+/// What tasks with traffic on a connection wait for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Outlook {
+    /// What is to move to another connection.
+    leaving: Leaving,
+    /// Whether there is reason to believe that the relay no longer hears us.
+    is_doubted: bool,
 }
 
 /// A connection that works, as far as is known.
@@ -81,19 +91,16 @@ pub struct Line {
     exit: Arc<Exit>,
     way: Way,
     paths: Mutex<Paths>,
-    /// What of its traffic is to move to another connection.
-    leaving: watch::Sender<Leaving>,
+    outlook: watch::Sender<Outlook>,
     /// What its tunnels carry, by the number of their place.
     carried: Mutex<HashMap<u64, Carried>>,
     next_place: AtomicU64,
     sizes: Arc<Sizes>,
-    /// Whether there has been no answer since this host's address changed.
-    doubted: AtomicBool,
     /// Whether its path is slow.
     slow: AtomicBool,
     /// Whether its address has changed so often that it takes no new tunnels.
     worn: AtomicBool,
-    /// Whether it takes no new tunnels because the tunnel that carries it is about to end.
+    /// Whether it takes no new tunnels because its relay is shutting down, or the tunnel that carries it is about to end.
     retired: AtomicBool,
     /// Whether the log already says that the path is too narrow.
     told: AtomicBool,
@@ -134,11 +141,10 @@ impl Line {
             exit: connected.exit.clone(),
             way: Way { relay: connected.relay.origin().to_string().into(), path: connected.exit.path().clone() },
             paths: Mutex::new(Paths::new(connected.exit.source_toward(connected.address))),
-            leaving: watch::Sender::new(Leaving::Nothing),
+            outlook: watch::Sender::default(),
             carried: Mutex::default(),
             next_place: AtomicU64::new(0),
             sizes,
-            doubted: flag(),
             slow: flag(),
             worn: flag(),
             retired: flag(),
@@ -158,9 +164,8 @@ impl Line {
 
     /// Whether it works and may take tunnels, apart from its path's speed.
     fn is_in_service(&self) -> bool {
-        let is_out =
-            [&self.closed, &self.doubted, &self.worn, &self.retired].into_iter().any(|reason| reason.load(Relaxed));
-        !is_out && self.relay.http().takes_requests()
+        let is_out = [&self.closed, &self.worn, &self.retired].into_iter().any(|reason| reason.load(Relaxed));
+        !is_out && !self.is_doubted() && self.relay.http().takes_requests()
     }
 
     /// Asks the kernel for the address from which packets now leave for the relay, and returns what that means for the connection.
@@ -205,16 +210,16 @@ impl Line {
     /// Makes its UDP tunnels reopen on another connection, each before it ends here. Streams that cannot move, such as TCP, stay
     /// until they end.
     pub fn leave(&self) {
-        self.leaving.send_replace(Leaving::All);
+        self.outlook.send_modify(|outlook| outlook.leaving = Leaving::All);
     }
 
     /// Makes requests for models that wait for an answer leave for another gateway, and nothing else: a gateway cannot take over
     /// tunnels to another one.
     pub fn leave_requests(&self) {
-        self.leaving.send_if_modified(|leaving| {
-            let stays = *leaving == Leaving::Nothing;
+        self.outlook.send_if_modified(|outlook| {
+            let stays = outlook.leaving == Leaving::Nothing;
             if stays {
-                *leaving = Leaving::Requests;
+                outlook.leaving = Leaving::Requests;
             }
             stays
         });
@@ -242,47 +247,49 @@ impl Line {
         self.slow.load(Relaxed)
     }
 
-    /// Takes no new tunnels from now on, because the tunnel that carries this connection is about to end.
+    /// Takes no new tunnels from now on, because its relay is shutting down, or the tunnel that carries this connection is about to end.
     pub fn retire(&self) {
         self.retired.store(true, Relaxed);
+    }
+
+    /// Whether it [takes no new tunnels](Self::retire) any more.
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Relaxed)
     }
 
     /// Whether its tunnels move as soon as there is another connection, because its relay is shutting down, or the tunnel that
     /// carries it is about to end.
     #[must_use]
     pub fn goes(&self) -> bool {
-        !self.is_closed() && (self.retired.load(Relaxed) || !self.relay.http().takes_requests())
+        !self.is_closed() && (self.is_retired() || !self.relay.http().takes_requests())
     }
 
-    /// Takes tunnels again.
+    /// Takes tunnels again, unless it [goes](Self::goes).
     pub fn come_back(&self) {
-        self.leaving.send_replace(Leaving::Nothing);
+        if !self.goes() {
+            self.outlook.send_modify(|outlook| outlook.leaving = Leaving::Nothing);
+        }
     }
 
     /// Whether its tunnels are to move to another connection.
     #[must_use]
     pub fn is_left(&self) -> bool {
-        *self.leaving.borrow() == Leaving::All
+        self.outlook.borrow().leaving == Leaving::All
     }
 
     /// Completes when its tunnels are to move to another connection.
     pub async fn left(&self) {
         // The sender is a part of `self`.
-        _ = self.leaving.subscribe().wait_for(|leaving| *leaving == Leaving::All).await;
+        _ = self.outlook.subscribe().wait_for(|outlook| outlook.leaving == Leaving::All).await;
     }
 
     /// Completes when its tunnels or its requests for models leave because the relay does not answer. A task that waits for an
     /// answer can then use another connection.
     pub async fn silenced(&self) {
-        let mut leaving = self.leaving.subscribe();
-        loop {
-            // The sender is a part of `self`.
-            _ = leaving.wait_for(|leaving| *leaving != Leaving::Nothing).await;
-            if self.is_doubted() {
-                return;
-            }
-            _ = leaving.changed().await;
-        }
+        let is_silenced = |outlook: &Outlook| outlook.is_doubted && outlook.leaving != Leaving::Nothing;
+        // The sender is a part of `self`.
+        _ = self.outlook.subscribe().wait_for(is_silenced).await;
     }
 
     /// Returns what its tunnels still have to carry; the last call was `since` ago.
@@ -306,13 +313,13 @@ impl Line {
 
     /// Notes whether there is reason to believe that the relay no longer hears us.
     pub fn doubt(&self, is_doubted: bool) {
-        self.doubted.store(is_doubted, Relaxed);
+        self.outlook.send_modify(|outlook| outlook.is_doubted = is_doubted);
     }
 
     /// Whether there is reason to believe that.
     #[must_use]
     pub fn is_doubted(&self) -> bool {
-        self.doubted.load(Relaxed)
+        self.outlook.borrow().is_doubted
     }
 
     /// Whether one more tunnel fits.

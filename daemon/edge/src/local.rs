@@ -50,11 +50,13 @@ use super::{
 use crate::client::{Opened, endpoint::ANSWER_TIMEOUT};
 
 mod source;
+#[cfg(test)]
+mod tests;
 
 /// How many senders one local address serves at once: as many as have a place on one connection to the relay.
 const MAX_SOURCES: usize = places::MOST;
 
-/// How long the relay's stream credit may take to arrive (one round trip, if tunnels are being closed), and how often a
+/// How long the relay's stream credit may take to arrive, at least (one round trip, if tunnels are being closed), and how often a
 /// sender without a place looks for one.
 const PATIENCE: Duration = Duration::from_millis(250);
 
@@ -292,8 +294,8 @@ impl Local {
     /// Ends tunnels for senders that found all places on connections taken.
     fn make_room(&mut self) {
         for _ in 0..self.shared.crowding.swap(0, Relaxed) {
-            // Senders that wait have no place to give.
-            let rank = |it: &Handle| it.source.is_open().then(|| !it.source.is_answered());
+            // Only senders with a place on a connection that takes tunnels have one to give.
+            let rank = |it: &Handle| it.source.has_place().then(|| !it.source.is_answered());
             let Some(evicted) = self.sources.evict(rank) else { return };
             self.evict(evicted);
         }
@@ -350,12 +352,12 @@ impl Shared {
                 .try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.socket), &transmit));
             if sent.is_ok() {
                 self.counters.packets_down.inc_by(count as u64);
+                self.counters.bytes_down.inc_by(bytes);
+                traffic.add_down(bytes, count as u64);
             } else {
                 self.counters.dropped_down.inc_by(count as u64);
                 traffic.add_unsent(0, count as u64);
             }
-            traffic.add_down(bytes, count as u64);
-            self.counters.bytes_down.inc_by(bytes);
             to.note_received(count);
             (0..count).for_each(|_| _ = downlink.pop());
         }
@@ -375,7 +377,9 @@ impl Shared {
             }
             let Ok(link) = timeout(PATIENCE, self.uplink.link_for(class)).await else { continue };
             let link = link.map_err(NoConnection::NoLink)?;
-            let reserved = timeout(PATIENCE, link.relay.reserve()).await;
+            // The credit of a sender that has just left may be on its way.
+            let round_trip = link.line().path.get().smoothed_rtt.unwrap_or(link.line().handshake);
+            let reserved = timeout(PATIENCE.max(2 * round_trip), link.relay.reserve()).await;
             match reserved {
                 Ok(reserved) => return Ok((link, reserved.map_err(NoConnection::Lost)?)),
                 Err(_) => {
@@ -387,11 +391,11 @@ impl Shared {
         }
     }
 
-    /// Asks the relay for a tunnel of the class.
+    /// Asks the relay for a tunnel of the class, in a form that the configuration allows.
     async fn open(&self, class: &Class) -> Result<(Link, Opened), NoConnection> {
-        let signal = self.signal(class);
-        for _ in 0..LIMIT_TRIES {
-            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class)).await else { break };
+        let (signal, mut limits) = (self.signal(class), 0);
+        while limits < LIMIT_TRIES {
+            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class)).await else { return Err(self.no_place()) };
             let (link, reserved) = placed?;
             let opening = link.relay.open_udp_on(reserved, &self.target, signal.as_ref());
             let answer = tokio::select! {
@@ -399,31 +403,71 @@ impl Shared {
                 () = link.line().silenced() => continue,
             };
             match answer {
-                Ok(Ok(opened)) => return Ok((link, opened)),
+                Ok(Ok(opened)) => match link.allows(self.mode) {
+                    Ok(()) => return Ok((link, opened)),
+                    Err(error) => {
+                        opened.tunnel.reset(Code::RequestCancelled);
+                        return Err(error.into());
+                    }
+                },
                 Ok(Err(error)) if error.is_limit() => {
                     self.counters.limit_refusals.inc();
                     self.say("the relay allows no more tunnels");
                     link.limit();
+                    limits += 1;
                 }
                 Ok(Err(error)) => return Err(error.into()),
                 Err(_) => return Err(NoConnection::NoAnswer),
             }
         }
-        self.counters.tunnels_crowded_out.inc();
-        Err(NoConnection::Crowded)
+        Err(self.crowded())
     }
 
-    /// Opens a tunnel as soon as there is another connection for it; it replaces a tunnel whose connection is being left.
-    async fn open_elsewhere(&self, line: &Line, class: &Class) -> (Link, Opened) {
+    /// Returns why a sender found no place in time.
+    fn no_place(&self) -> NoConnection {
+        match self.uplink.unreached() {
+            None => self.crowded(),
+            Some(failure) => failure.map_or(NoConnection::NoAnswer, NoConnection::NoLink),
+        }
+    }
+
+    fn crowded(&self) -> NoConnection {
+        self.counters.tunnels_crowded_out.inc();
+        NoConnection::Crowded
+    }
+
+    /// Opens a tunnel as soon as there is another connection for it; it replaces a tunnel whose connection is being left. After a
+    /// refusal, all tunnels of the address wait.
+    async fn open_elsewhere(&self, line: &Arc<Line>, class: &Class) -> (Link, Opened) {
         loop {
+            let mut pause = self.first_wait;
             match self.open(class).await {
-                Ok((link, opened)) if link.allows(self.mode).is_ok() => return (link, opened),
+                // The old connection may be in use again.
+                Ok((link, opened)) if !Arc::ptr_eq(link.line(), line) => return (link, opened),
                 Ok((_, opened)) => opened.tunnel.reset(Code::RequestCancelled),
-                Err(error) => debug!(target = %self.target, "no tunnel to move to: {error}"),
+                Err(error) => {
+                    pause = pause.max(error.retry_after().unwrap_or_default());
+                    let end = End::from(error);
+                    debug!(target = %self.target, "no tunnel to move to: {end}");
+                    self.note_refusal(&end);
+                    pause = pause.max(self.backoff.lock().wait(Instant::now()));
+                }
             }
-            sleep(self.first_wait).await;
-            // The old connection may be in use again by now; then no tunnel has to move.
+            sleep(pause).await;
+            // Otherwise no tunnel has to move.
             line.left().await;
+        }
+    }
+
+    /// Counts a refusal, and notes when another tunnel may be opened.
+    fn note_refusal(&self, end: &End) {
+        if !end.is_refusal() {
+            return;
+        }
+        self.counters.tunnels_refused.inc();
+        if let Some(wait) = self.backoff.lock().failed(Instant::now(), random()) {
+            let listen = self.counters.listen();
+            info!(listen, "no tunnel: {end}; next attempt in {wait:.1?} at the earliest");
         }
     }
 
@@ -443,10 +487,6 @@ impl Shared {
             Ok(opened) => opened,
             Err(error) => return error.into(),
         };
-        if let Err(error) = link.allows(self.mode) {
-            opened.tunnel.reset(Code::RequestCancelled);
-            return NoConnection::from(error).into();
-        }
         debug!(sender = %source.address, target = %self.target, next_hop = ?opened.next_hop, "tunnel opened");
         self.counters.tunnels_opened.inc();
         opened.tunnel.set_terms(&class.terms(None));
@@ -507,12 +547,6 @@ async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Sou
         shared.counters.count_reason(error.reason());
         shared.counters.record_refusal(&source.address.into(), Some((Protocol::Udp, target)), error.as_refusal());
     }
-    if end.is_refusal() {
-        shared.counters.tunnels_refused.inc();
-        if let Some(wait) = shared.backoff.lock().failed(Instant::now(), random()) {
-            let listen = shared.counters.listen();
-            info!(listen, "no tunnel: {end}; next attempt in {wait:.1?} at the earliest");
-        }
-    }
+    shared.note_refusal(&end);
     (source.address, source)
 }

@@ -116,7 +116,7 @@ impl Roster {
     /// The open connections with an ID above `after`, by ID, each with its relay.
     #[must_use]
     pub fn connections(&self, after: u64) -> Vec<(Arc<Uplink>, Arc<Line>)> {
-        let of = |uplink: Arc<Uplink>| uplink.lines().into_iter().map(move |line| (uplink.clone(), line));
+        let of = |uplink: Arc<Uplink>| uplink.open_lines().into_iter().map(move |line| (uplink.clone(), line));
         let mut lines: Vec<_> = self.uplinks().into_iter().flat_map(of).filter(|(_, line)| line.id > after).collect();
         lines.sort_by_key(|(_, line)| line.id);
         lines

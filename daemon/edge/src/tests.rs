@@ -61,6 +61,8 @@ const QUEUE_BYTES: usize = 256 * 1024;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Does {
     Echo,
+    /// Does not answer requests for tunnels.
+    SayNothing,
     Refuse,
     /// Says that the client's quota is used up.
     SayUsedUp,
@@ -156,6 +158,16 @@ impl TestRelay {
         Endpoint::new(self.access(), Transport::default(), Arc::default(), Schedules::default()).unwrap()
     }
 
+    /// Returns the number of requests for tunnels.
+    pub(crate) fn requests(&self) -> usize {
+        self.seen.requests.load(Relaxed)
+    }
+
+    /// Returns the number of open tunnels.
+    pub(crate) fn open(&self) -> usize {
+        self.seen.open.load(Relaxed)
+    }
+
     fn access(&self) -> Access {
         Access {
             template: Template::default_at(&self.address.to_string()).unwrap(),
@@ -190,6 +202,9 @@ async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<
         return request.send.finish();
     }
     seen.requests.fetch_add(1, Relaxed);
+    if does == Does::SayNothing {
+        return std::future::pending().await;
+    }
     let refusal = match does {
         Does::Refuse => Some(Refusal::PortProhibited),
         Does::KnowNoneLater => Some(Refusal::CredentialsExpired),
@@ -254,7 +269,7 @@ pub(crate) fn unreached() -> RelayAccess {
 }
 
 /// Returns the access of a local address to the relay of this endpoint, whose uplink does not run yet.
-fn access_to(endpoint: Endpoint) -> RelayAccess {
+pub(crate) fn access_to(endpoint: Endpoint) -> RelayAccess {
     let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), Arc::default());
     let (membership, counters, told) = (Membership::default(), Arc::default(), Default::default());
     RelayAccess { uplink, membership, is_chosen: false, idle: PATIENCE, counters, told }
@@ -339,7 +354,7 @@ async fn receive(socket: &UdpSocket) -> Vec<u8> {
     buffer
 }
 
-async fn eventually(mut holds: impl FnMut() -> bool) {
+pub(crate) async fn eventually(mut holds: impl FnMut() -> bool) {
     let waiting = async {
         while !holds() {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -142,7 +142,7 @@ pub struct Standpoint {
     pub relay: String,
     /// The name of the hop on the way to it; empty without a hop.
     pub via: String,
-    /// The open connections to it.
+    /// The open connections to it that take tunnels.
     pub lines: Vec<Arc<Line>>,
     /// The results of attempts to connect.
     pub attempts: Attempts,
@@ -247,7 +247,13 @@ impl Uplink {
         self.endpoint_at(at)?.credentials().refused()
     }
 
-    /// Returns the open connections.
+    /// Returns the open connections, including those that take no tunnels.
+    #[must_use]
+    pub fn open_lines(&self) -> Vec<Arc<Line>> {
+        self.state.borrow().lines.iter().filter(|line| !line.is_closed()).cloned().collect()
+    }
+
+    /// Returns the open connections that take tunnels.
     #[must_use]
     pub fn lines(&self) -> Vec<Arc<Line>> {
         self.state.borrow().usable().cloned().collect()
@@ -362,7 +368,7 @@ impl Uplink {
             tokio::select! {
                 Some(ended) = work.connections.join_next() => {
                     if let Ok((line, error)) = ended {
-                        work.lost(&line, &error);
+                        work.lost(&line, error.as_ref());
                     }
                 }
                 Some((at, connected)) = attempts.next() => work.attempted(at, connected),
@@ -371,13 +377,17 @@ impl Uplink {
                         work.introduced(&line, &refused);
                     }
                 }
-                Some(Ok((line, true))) = work.departures.join_next() => work.goes_away(&line),
+                Some(departed) = work.departures.join_next() => {
+                    if let Ok((line, true)) = departed {
+                        work.goes_away(&line);
+                    }
+                }
                 _ = look.tick(), if self.has_alternatives() => work.look(),
                 () = self.wanted.notified() => work.wanted = true,
                 Ok(()) = moves.changed() => work.moved(),
                 () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => work.prove(),
                 _ = tidy.tick() => {
-                    self.close_spare();
+                    self.close_spare(Instant::now());
                     work.introduce_again();
                 }
             }
@@ -436,17 +446,22 @@ impl Uplink {
         self.paths.get(path)?.relays.get(place)
     }
 
-    /// Closes connections without tunnels if others of the same path suffice.
-    fn close_spare(&self) {
+    /// Closes connections without tunnels if their relay is shutting down, or if others of the same path suffice.
+    fn close_spare(&self, now: Instant) {
         self.state.send_if_modified(|state| {
-            let now = Instant::now();
             let order: Vec<_> = state.in_order(now, &self.paths).into_iter().cloned().collect();
+            let settling: Vec<u64> =
+                state.lines.iter().filter(|line| state.settles(line, now)).map(|line| line.id).collect();
             let before = state.lines.len();
             state.lines.retain(|line| {
-                let is_spare = line.tunnels() == 0 && now.saturating_duration_since(line.since) > SPARE;
+                let is_old = now.saturating_duration_since(line.since) > SPARE;
+                let is_spare = line.tunnels() == 0 && (is_old || line.goes());
                 let first = order.iter().find(|first| first.path_place == line.path_place);
-                // A silent connection is kept, to be probed.
-                let is_kept = !is_spare || line.is_doubted() || first.is_none_or(|first| Arc::ptr_eq(first, line));
+                // A silent connection is kept, to be probed, and the connection to a better relay until it takes tunnels.
+                let is_needed = line.is_doubted()
+                    || settling.contains(&line.id)
+                    || first.is_none_or(|first| Arc::ptr_eq(first, line));
+                let is_kept = !is_spare || is_needed && !line.goes();
                 if !is_kept {
                     line.close();
                 }

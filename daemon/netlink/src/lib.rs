@@ -94,8 +94,9 @@ impl Socket {
 
     fn start(groups: &[Group], strict: bool) -> io::Result<Self> {
         let (mut connection, handle, events) = rtnetlink::new_multicast_connection(groups)?;
-        // Otherwise a truncated list looks like a complete one.
+        // Otherwise a truncated list looks like a complete one, and a change without an answer like an acknowledged one.
         connection.set_forward_done(true);
+        connection.set_forward_ack(true);
         if strict {
             _ = connection.socket_mut().socket_ref().set_netlink_get_strict_chk(true);
         }
@@ -148,33 +149,17 @@ impl Socket {
     /// Requests one object; `None` if the kernel acknowledges without a message.
     ///
     /// # Errors
-    /// The kernel refuses: the object does not exist.
+    /// The kernel refuses: the object does not exist. Or the socket failed.
     pub async fn ask(&self, asked: RouteNetlinkMessage) -> Result<Option<RouteNetlinkMessage>, Error> {
-        let mut reply = self.request(asked, 0)?;
-        while let Some(message) = reply.next().await {
-            match message.payload {
-                NetlinkPayload::InnerMessage(message) => return Ok(Some(message)),
-                NetlinkPayload::Error(error) if error.code.is_some() => return Err(Error::Refused(error.to_io())),
-                _ => {}
-            }
-        }
-        Ok(None)
+        read_answer(self.request(asked, 0)?).await
     }
 
     /// Asks the kernel to change an object; `flags` say how (NLM_F_CREATE, NLM_F_REPLACE …).
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses, or the socket failed before the kernel acknowledged the change.
     pub async fn change(&self, wanted: RouteNetlinkMessage, flags: u16) -> Result<(), Error> {
-        let mut reply = self.request(wanted, NLM_F_ACK | flags)?;
-        while let Some(message) = reply.next().await {
-            if let NetlinkPayload::Error(error) = message.payload
-                && error.code.is_some()
-            {
-                return Err(Error::Refused(error.to_io()));
-            }
-        }
-        Ok(())
+        read_answer(self.request(wanted, NLM_F_ACK | flags)?).await.map(drop)
     }
 
     fn request(&self, asked: RouteNetlinkMessage, flags: u16) -> Result<impl Stream<Item = Message> + use<>, Error> {
@@ -204,6 +189,19 @@ async fn read_list(
             NetlinkPayload::Done(_) => return Ok(()),
             NetlinkPayload::Error(error) => return Err(Error::Refused(error.to_io())),
             _ => return Err(Error::Gaps),
+        }
+    }
+    Err(closed())
+}
+
+/// Reads the answer to a request for one object or one change; `None` is a mere acknowledgement.
+async fn read_answer(mut reply: impl Stream<Item = Message> + Unpin) -> Result<Option<RouteNetlinkMessage>, Error> {
+    while let Some(message) = reply.next().await {
+        match message.payload {
+            NetlinkPayload::InnerMessage(message) => return Ok(Some(message)),
+            NetlinkPayload::Error(error) if error.code.is_some() => return Err(Error::Refused(error.to_io())),
+            NetlinkPayload::Error(_) => return Ok(None),
+            _ => {}
         }
     }
     Err(closed())
@@ -245,6 +243,22 @@ mod tests {
         let error = NetlinkPayload::Error(ErrorMessage::default());
         let refused = read_list(stream::iter([reply(0, error)]), |_| {}).await;
         assert!(matches!(refused, Err(Error::Refused(_))));
+    }
+
+    #[tokio::test]
+    async fn a_change_without_an_answer_was_not_made() {
+        let read = async |messages: Vec<Message>| read_answer(stream::iter(messages)).await;
+        assert!(matches!(read(Vec::new()).await, Err(Error::Socket(_))));
+        let acknowledged = reply(0, NetlinkPayload::Error(ErrorMessage::default()));
+        assert!(matches!(read(vec![acknowledged]).await, Ok(None)));
+        let answered = reply(0, NetlinkPayload::InnerMessage(address()));
+        assert!(matches!(read(vec![answered]).await, Ok(Some(RouteNetlinkMessage::NewAddress(_)))));
+        let socket = Socket::open(&[]).unwrap();
+        let mut lo = LinkMessage::default();
+        lo.header.index = 1;
+        // Root may make this change, which changes nothing; others are refused.
+        let changed = socket.change(RouteNetlinkMessage::SetLink(lo), 0).await;
+        assert!(matches!(changed, Ok(()) | Err(Error::Refused(_))), "{changed:?}");
     }
 
     /// A socket whose events come from the test.

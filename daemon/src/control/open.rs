@@ -1,10 +1,10 @@
 //! Open tunnels and connections of both roles, listed in pages and changed one by one.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
-use config::policy;
+use config::{policy, targets::Protocol};
 use edge::{
-    roster::{self, Roster},
+    roster::{self, EdgeTunnel, Roster},
     uplink::{NotMoved, PathReport, PreparedMove},
 };
 use futures::future::join_all;
@@ -101,7 +101,7 @@ impl Control {
         self.edge().uplinks().iter().flat_map(|uplink| uplink.path_states()).collect()
     }
 
-    /// Moves the edge's tunnels to this relay, or returns to the order of preference; returns how many tunnels move. Nothing moves
+    /// Moves the edge's UDP tunnels to this relay, or returns to the order of preference; returns how many tunnels move. Nothing moves
     /// before all local addresses that name the relay are connected to it.
     ///
     /// # Errors
@@ -128,7 +128,9 @@ impl Control {
                 if let Some(error) = errors.into_iter().find(is_fault) {
                     return Err(Error::NotMoved(error));
                 }
-                moved = prepared.into_iter().map(PreparedMove::carry_out).sum();
+                let left: HashSet<u64> = prepared.into_iter().flat_map(PreparedMove::carry_out).collect();
+                let moves = |tunnel: &EdgeTunnel| tunnel.protocol == Protocol::Udp && left.contains(&tunnel.connection);
+                moved = self.edge().tunnels.page(0, usize::MAX, moves).len();
             }
         }
         let to = relay.unwrap_or("the relay that is preferred");

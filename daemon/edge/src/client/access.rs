@@ -1,6 +1,6 @@
 //! The relay of a client, and the credentials for it.
 
-use std::{env, path::PathBuf, sync::Arc};
+use std::{env, io, path::PathBuf, sync::Arc};
 
 use config::uplink::{ClientFiles, TrustSource, UplinkSettings};
 use masque::template::Template;
@@ -61,6 +61,19 @@ impl Access {
 }
 
 impl TokenSource {
+    /// Like [`read`](Self::read), for tasks on a thread that must not wait for a file.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub async fn read_aside(&self) -> Result<Arc<str>, ConnectError> {
+        let source = self.clone();
+        let read = tokio::task::spawn_blocking(move || source.read()).await;
+        read.unwrap_or_else(|error| {
+            let cause = TokenError::from(io::Error::other(error));
+            Err(ConnectError::Token { from: "the token".to_owned(), cause })
+        })
+    }
+
     /// Reads the token.
     ///
     /// # Errors

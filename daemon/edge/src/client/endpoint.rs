@@ -31,12 +31,7 @@ use s2n_quic::client::Connect;
 use sched::stream::Discipline;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{
-    RelayConnection,
-    access::{Access, TokenSource},
-    error::ConnectError,
-    introduction::CredentialsStanding,
-};
+use super::{RelayConnection, access::Access, error::ConnectError, introduction::CredentialsStanding};
 use crate::{exit::Exit, form::Experience};
 
 /// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first packets
@@ -242,7 +237,10 @@ impl Endpoint {
     /// # Errors
     /// See [`ConnectError`]. If several addresses fail, this is the first error that is not a mere lack of an answer.
     pub async fn connect(&self) -> Result<Connected, ConnectError> {
-        let bearer = self.access.token.as_ref().map(TokenSource::read).transpose()?;
+        let bearer = match &self.access.token {
+            Some(token) => Some(token.read_aside().await?),
+            None => None,
+        };
         let origin = self.origin();
         let name = match &origin.host {
             Host::Ip(address) => address.to_string(),
@@ -253,6 +251,7 @@ impl Endpoint {
             return self.speak(connection, (address, handshake), bearer, Some(inside)).await;
         }
         let addresses = resolve(origin).await.map_err(|cause| ConnectError::Resolve { name: name.clone(), cause })?;
+        let addresses = in_turns(addresses, |address| self.exit.source_toward(address).is_some());
         let mut attempts: FuturesUnordered<_> = (0..)
             .zip(addresses.into_iter().take(MAX_ADDRESSES))
             .map(|(turn, address)| self.attempt(STAGGER * turn, address, &name))
@@ -395,9 +394,44 @@ impl Endpoint {
     }
 }
 
+/// Returns addresses in the order in which to try them: those of both IP versions in turns, the version of the first one first (RFC 8305
+/// §4). A version without a way to its first address is left out, unless no version has one.
+fn in_turns(addresses: Vec<SocketAddr>, has_way: impl Fn(SocketAddr) -> bool) -> Vec<SocketAddr> {
+    let is_of_first =
+        |address: &SocketAddr| addresses.first().is_some_and(|first| first.is_ipv4() == address.is_ipv4());
+    let (first, second): (Vec<_>, Vec<_>) = addresses.iter().copied().partition(is_of_first);
+    let leads_on = |of: &[SocketAddr]| of.first().is_some_and(|address| has_way(*address));
+    match (leads_on(&first), leads_on(&second)) {
+        (true, false) => first,
+        (false, true) => second,
+        _ => {
+            let turns = first.len().max(second.len());
+            (0..turns).flat_map(|turn| [first.get(turn), second.get(turn)]).flatten().copied().collect()
+        }
+    }
+}
+
 async fn resolve(origin: &Target) -> io::Result<Vec<SocketAddr>> {
     match &origin.host {
         Host::Ip(address) => Ok(vec![SocketAddr::new(*address, origin.port)]),
         Host::Name(name) => Ok(tokio::net::lookup_host((name.as_str(), origin.port)).await?.collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_tried_in_turns_and_only_of_versions_that_have_a_way() {
+        let [a, b, c] = [1, 2, 3].map(|last| SocketAddr::from(([192, 0, 2, last], 443)));
+        let [x, y] = [1, 2].map(|last| SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, last], 443)));
+        let listed = vec![x, y, a, b, c];
+        assert_eq!(in_turns(listed.clone(), |_| true), [x, a, y, b, c]);
+        assert_eq!(in_turns(listed.clone(), |address| address.is_ipv4()), [a, b, c]);
+        assert_eq!(in_turns(listed.clone(), |address| address.is_ipv6()), [x, y]);
+        assert_eq!(in_turns(listed, |_| false), [x, a, y, b, c], "the attempts say why");
+        assert_eq!(in_turns(vec![a, b], |_| false), [a, b]);
+        assert!(in_turns(Vec::new(), |_| true).is_empty());
     }
 }

@@ -30,13 +30,13 @@ pub(super) struct Source {
     pub(super) address: SocketAddr,
     /// The address that it sent to; answers come from there.
     pub(super) local_ip: Option<IpAddr>,
-    stage: Mutex<Stage>,
+    pub(super) stage: Mutex<Stage>,
     /// Payloads that it sent, and payloads that came back for it.
     sent: AtomicU32,
     received: AtomicU32,
 }
 
-enum Stage {
+pub(super) enum Stage {
     /// The tunnel is not open yet.
     Waiting(Segments),
     /// The tunnel is open.
@@ -66,9 +66,9 @@ impl Source {
         Self { address, local_ip, stage, sent: AtomicU32::new(0), received: AtomicU32::new(0) }
     }
 
-    /// Whether its tunnel is open.
-    pub(super) fn is_open(&self) -> bool {
-        matches!(*self.stage.lock(), Stage::Open(_))
+    /// Whether it has a place that another sender could take: an open tunnel, on a connection that takes tunnels.
+    pub(super) fn has_place(&self) -> bool {
+        matches!(&*self.stage.lock(), Stage::Open(open) if open.link.line().is_usable())
     }
 
     /// Whether it sent a few payloads and got as many back: most likely, it has its answers.
@@ -218,69 +218,4 @@ fn count(number: &AtomicU32, more: usize) {
 /// Walks the payloads of a message; an empty message is an empty payload.
 fn payloads(message: &[u8], stride: usize) -> impl Iterator<Item = &[u8]> {
     message.is_empty().then_some(message).into_iter().chain(message.chunks(stride.max(1)))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{net::Ipv4Addr, time::Duration};
-
-    use config::forward::{Forward, TunnelMode};
-    use masque::target::Target;
-    use quic::class::Membership;
-    use quinn_udp::RecvMeta;
-    use tokio::time::Instant;
-
-    use super::*;
-    use crate::{
-        LocalAddressCounters,
-        local::{Local, MESSAGE_BYTES, MESSAGES, bind},
-        uplink::Uplink,
-    };
-
-    /// A local address without a relay: tunnels wait for ever.
-    fn local(counters: &Arc<LocalAddressCounters>) -> Local {
-        let backoff = (Duration::from_secs(1), Duration::from_secs(60));
-        let forward = Forward {
-            listen: (Ipv4Addr::LOCALHOST, 0).into(),
-            protocol: config::targets::Protocol::Udp,
-            uplink: config::uplink::UplinkSettings {
-                via: None,
-                schedule: None,
-                relays: Vec::new(),
-                token_file: None,
-                client: None,
-                trust: config::uplink::TrustSource::System,
-                backoff,
-            },
-            target: Target::from_authority("192.0.2.1:9").unwrap(),
-            mode: TunnelMode::Auto,
-            class: None,
-            idle: Duration::from_secs(60),
-            idle_answered: Duration::from_secs(60),
-            max_connections: 1,
-        };
-        let uplink = Uplink::new(Vec::new(), None, backoff, Arc::default());
-        Local::new(bind(forward.listen).unwrap(), &forward, Membership::default(), uplink, counters.clone()).unwrap()
-    }
-
-    #[tokio::test]
-    async fn a_payload_that_comes_as_its_tunnel_ends_waits_for_the_next() {
-        let counters = Arc::<LocalAddressCounters>::default();
-        let mut local = local(&counters);
-        let application = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let mut meta = RecvMeta::default();
-        meta.addr = application.local_addr().unwrap();
-        let ended = local.source(&meta, Instant::now());
-        assert!(ended.push(&local.shared, b"the first", 9));
-        // Its task ends here, and the address has not joined it yet.
-        assert!(ended.leave(&local.shared).is_none());
-        assert_eq!(counters.dropped_waiting.get(), 1, "what waited is counted");
-        application.send_to(b"the second", local.address().unwrap()).unwrap();
-        local.shared.socket.readable().await.unwrap();
-        local.receive(&mut vec![0; MESSAGES * MESSAGE_BYTES]).unwrap();
-        let next = local.source(&meta, Instant::now());
-        assert!(!Arc::ptr_eq(&ended, &next));
-        assert!(matches!(&*next.stage.lock(), Stage::Waiting(queue) if queue.front() == Some(b"the second")));
-        assert_eq!(counters.dropped_waiting.get(), 1);
-    }
 }

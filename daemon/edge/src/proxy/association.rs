@@ -6,13 +6,14 @@ use std::{
     future::poll_fn,
     io,
     net::{IpAddr, SocketAddr},
+    pin::pin,
     sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use config::targets::Protocol;
-use masque::target::Target;
+use masque::{h3::Code, target::Target};
 use parking_lot::{Mutex, MutexGuard};
 use quic::segments::Segments;
 use tokio::{
@@ -27,6 +28,7 @@ use tracing::debug;
 use super::{
     super::{
         connect::{OPERATOR, OpenedUdp, word_of_udp},
+        link::Line,
         roster::{EdgeTunnel, LocalClient},
     },
     Shared,
@@ -38,6 +40,9 @@ const TARGETS: usize = 64;
 
 /// How many bytes may wait for a tunnel, and how many may come out of one in one turn.
 const WAITING_BYTES: usize = 64 * 1024;
+
+/// The longest time between two attempts to move a tunnel that the relay refuses elsewhere.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// How many datagrams are read before other tasks get their turn.
 const ROUNDS: usize = 64;
@@ -67,7 +72,7 @@ struct Flow {
 /// Payloads for a target that were not handed to its tunnel yet.
 struct Inbox {
     payloads: Segments,
-    /// The access log's word for the end of its tunnel, if the tunnel has to end.
+    /// The access log's word for the end of its tunnel, if the tunnel has to end or has ended.
     closed: Option<&'static str>,
     /// Its place among the tunnels of all clients.
     place: Option<OwnedSemaphorePermit>,
@@ -183,16 +188,29 @@ impl Association {
         };
         self.client.1 = Some(from.port());
         let (now, to) = (Instant::now(), SocketAddr::new(from.ip(), from.port()));
-        if !self.flows.contains_key(&target) && !self.open(&target, to, now) {
+        if self.push(&target, payload, now) {
+            return;
+        }
+        // The task of a tunnel that has ended may not have been joined yet.
+        self.flows.remove(&target);
+        if !self.open(&target, to, now) {
             counters.dropped_waiting.inc();
             return;
         }
-        if let Some(entry) = self.flows.get_mut(&target) {
-            entry.heard = now;
-            let mut inbox = entry.flow.inbox();
-            counters.dropped_waiting.inc_by(inbox.payloads.push(payload) as u64);
-            inbox.waker.wake_by_ref();
+        self.push(&target, payload, now);
+    }
+
+    /// Hands a payload to the tunnel of its target. Returns whether there is, or will be, a tunnel for it.
+    fn push(&mut self, target: &Target, payload: &[u8], now: Instant) -> bool {
+        let Some(entry) = self.flows.get_mut(target) else { return false };
+        let mut inbox = entry.flow.inbox();
+        if inbox.closed.is_some() {
+            return false;
         }
+        entry.heard = now;
+        self.shared.access.counters.dropped_waiting.inc_by(inbox.payloads.push(payload) as u64);
+        inbox.waker.wake_by_ref();
+        true
     }
 
     /// Starts a tunnel to a target. If there are too many, the client's target that was silent for longest makes room.
@@ -255,6 +273,7 @@ impl Carrier {
         self.shared.access.counters.dropped_waiting.inc_by(inbox.payloads.len() as u64);
         inbox.payloads.clear();
         inbox.place = None;
+        inbox.closed = Some("finished");
         drop(inbox);
         self.flow
     }
@@ -271,23 +290,51 @@ impl Carrier {
         }
     }
 
+    /// Opens the tunnel anew as soon as there is another connection, once the connection of the present one is left.
+    async fn open_elsewhere(&self, line: Arc<Line>) -> OpenedUdp {
+        let mut pause = self.shared.pause;
+        loop {
+            line.left().await;
+            match self.open().await {
+                // The old connection may be in use again.
+                Some(opened) if Arc::ptr_eq(opened.link.line(), &line) => opened.tunnel.reset(Code::RequestCancelled),
+                Some(opened) => return opened,
+                None => {
+                    sleep(pause).await;
+                    pause = LONGEST_PAUSE.min(2 * pause);
+                }
+            }
+        }
+    }
+
     async fn carry(&self, mut opened: OpenedUdp) {
         let mut downlink = Segments::new(WAITING_BYTES);
         let access = &self.shared.access;
-        let (target, stream_id) = ((Protocol::Udp, &self.flow.target), opened.tunnel.stream_id());
-        let terms = (&access.membership, Some(opened.tunnel.losses().clone()));
-        let entry = access.counters.enter(&self.client, target, (&opened.link, stream_id), terms);
-        let line = opened.link.line().clone();
+        let enter = |opened: &OpenedUdp| {
+            let (target, stream_id) = ((Protocol::Udp, &self.flow.target), opened.tunnel.stream_id());
+            let terms = (&access.membership, Some(opened.tunnel.losses().clone()));
+            access.counters.enter(&self.client, target, (&opened.link, stream_id), terms)
+        };
+        let mut entry = enter(&opened);
+        let mut moving = pin!(self.open_elsewhere(opened.link.line().clone()));
         let mut counted = (0, 0);
         loop {
             let moved = poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry));
             let moved = tokio::select! {
                 moved = timeout(self.shared.udp_idle, moved) => moved.unwrap_or(Err("idle")),
                 () = entry.closed() => Err(OPERATOR),
-                // The next payload opens it anew, over another connection.
-                () = line.left() => Err("moved"),
+                // The next tunnel is opened before this one ends.
+                next = &mut moving => {
+                    access.counters.count(&entry.traffic, &mut counted);
+                    access.uplink.note_move(opened.link.line());
+                    entry.note_end("moved");
+                    (entry, counted) = (enter(&next), (0, 0));
+                    moving.set(self.open_elsewhere(next.link.line().clone()));
+                    std::mem::replace(&mut opened, next).tunnel.finish();
+                    continue;
+                }
             };
-            self.shared.access.counters.count(&entry.traffic, &mut counted);
+            access.counters.count(&entry.traffic, &mut counted);
             if let Err(reason) = moved {
                 entry.note_end(reason);
                 return opened.tunnel.finish();
@@ -326,13 +373,13 @@ impl Carrier {
         match opened.tunnel.poll_recv(cx, downlink) {
             Poll::Ready(Ok(true)) => {
                 has_moved = true;
-                entry.traffic.add_down(downlink.bytes() as u64, downlink.len() as u64);
                 for payload in downlink.iter() {
                     let datagram = [&self.header[..], payload].concat();
                     // As in a router: if the socket does not accept a payload at once, it is dropped.
                     let sent = self.socket.try_send_to(&datagram, self.client.address);
                     if sent.is_ok() {
                         counters.packets_down.inc();
+                        entry.traffic.add_down(payload.len() as u64, 1);
                     } else {
                         counters.dropped_down.inc();
                         entry.traffic.add_unsent(0, 1);
@@ -356,16 +403,22 @@ impl Carrier {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use tokio::{sync::Semaphore, task::yield_now};
+    use tokio::{
+        sync::{Semaphore, watch},
+        task::yield_now,
+    };
 
     use super::*;
-    use crate::tests::unreached;
+    use crate::{
+        connect::RelayAccess,
+        tests::{Does, PATIENCE, TestRelay, access_to, eventually, unreached},
+    };
 
-    #[tokio::test]
-    async fn a_target_that_made_room_for_another_leaves_no_request_behind() {
-        let (idle, from) = (Duration::from_secs(60), SocketAddr::from((Ipv4Addr::LOCALHOST, 5)));
+    /// What clients of a proxy share, and an association of the client at `from`.
+    async fn association(access: RelayAccess, from: SocketAddr) -> Association {
+        let idle = Duration::from_secs(60);
         let shared = Arc::new(Shared {
-            access: unreached(),
+            access,
             protocols: Vec::new(),
             users: None,
             mode: Default::default(),
@@ -374,22 +427,68 @@ mod tests {
             tunnels: Arc::new(Semaphore::new(2 * TARGETS)),
         });
         let socket = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
-        let client = (from.ip(), None);
-        let mut association = Association {
-            shared: shared.clone(),
-            socket,
-            client,
-            user: None,
-            flows: HashMap::new(),
-            tasks: JoinSet::new(),
-        };
+        let (flows, tasks) = (HashMap::new(), JoinSet::new());
+        Association { shared, socket, client: (from.ip(), None), user: None, flows, tasks }
+    }
+
+    /// Takes a datagram for a target from a client.
+    fn take(association: &mut Association, target: &Target, from: SocketAddr) {
+        association.take(&[&socks::datagram_header(target)[..], b"payload"].concat(), from);
+    }
+
+    #[tokio::test]
+    async fn a_target_that_made_room_for_another_leaves_no_request_behind() {
+        let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 5));
+        let mut association = association(unreached(), from).await;
+        let shared = association.shared.clone();
         for port in 1..=1_000 {
             let target = Target::from_authority(&format!("192.0.2.1:{port}")).unwrap();
-            association.take(&[&socks::datagram_header(&target)[..], b"payload"].concat(), from);
+            take(&mut association, &target, from);
             yield_now().await;
         }
         assert_eq!((association.flows.len(), association.tasks.len()), (TARGETS, TARGETS + 1));
         assert_eq!(shared.access.counters.sources_evicted.get(), 1_000 - TARGETS as u64);
         assert_eq!(shared.tunnels.available_permits(), TARGETS);
+    }
+
+    #[tokio::test]
+    async fn a_payload_for_a_tunnel_that_has_just_ended_waits_for_the_next() {
+        let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 5));
+        let mut association = association(unreached(), from).await;
+        let target = Target::from_authority("192.0.2.1:9").unwrap();
+        take(&mut association, &target, from);
+        let ended = association.flows[&target].flow.clone();
+        ended.close("idle");
+        // The task ends, and nothing joins it yet.
+        while ended.inbox().place.is_some() {
+            yield_now().await;
+        }
+        take(&mut association, &target, from);
+        let next = &association.flows[&target].flow;
+        assert!(!Arc::ptr_eq(next, &ended));
+        assert_eq!((next.inbox().payloads.len(), ended.inbox().payloads.len()), (1, 0));
+        assert_eq!(association.shared.access.counters.dropped_waiting.get(), 1, "what waited before is counted");
+    }
+
+    #[tokio::test]
+    async fn a_tunnel_whose_connection_is_left_moves_without_a_payload_of_the_client() {
+        let relay = TestRelay::start(Does::Echo, true);
+        let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let from = application.local_addr().unwrap();
+        let access = access_to(relay.endpoint());
+        let uplink = access.uplink.clone();
+        let running = uplink.clone();
+        let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+        let mut association = association(access, from).await;
+        let target = Target::from_authority("192.0.2.1:9").unwrap();
+        let mut answer = [0; 64];
+        take(&mut association, &target, from);
+        timeout(PATIENCE, application.recv_from(&mut answer)).await.unwrap().unwrap();
+        uplink.lines()[0].leave();
+        eventually(|| relay.requests() == 2 && relay.open() == 1).await;
+        take(&mut association, &target, from);
+        timeout(PATIENCE, application.recv_from(&mut answer)).await.unwrap().unwrap();
+        assert_eq!(relay.requests(), 2, "the second tunnel carries it");
+        running.abort();
     }
 }

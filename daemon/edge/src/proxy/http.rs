@@ -176,7 +176,7 @@ pub fn request(bytes: &[u8]) -> Result<Option<(HttpProxyRequest, usize)>, ProxyR
     let fields = &*parsed.headers;
     let ask = match method {
         "CONNECT" => Target::from_authority(uri).map(ProxyOperation::Connect).map_err(|error| bad_target(&error)),
-        _ => forward(method, uri, fields),
+        _ => forward(method, uri, parsed.version.unwrap_or(1), fields),
     };
     Ok(Some((HttpProxyRequest { ask, credentials: credentials(fields) }, len)))
 }
@@ -190,10 +190,12 @@ fn malformed(status: u16, text: &str) -> (&'static str, ProxyResponse) {
     ("malformed", ProxyResponse::new(status, text))
 }
 
-/// Reads a request that is not CONNECT.
+/// Reads a request in HTTP/1.`minor` that is not CONNECT. The server answers in the same version, because the client reads its answer as
+/// it is.
 fn forward(
     method: &str,
     uri: &str,
+    minor: u8,
     fields: &[httparse::Header<'_>],
 ) -> Result<ProxyOperation, (&'static str, ProxyResponse)> {
     let scheme = uri.split_once("://").map(|(scheme, rest)| (scheme.to_ascii_lowercase(), rest));
@@ -212,8 +214,13 @@ fn forward(
     let full = if has_port { authority.to_owned() } else { format!("{authority}:80") };
     let target = Target::from_authority(&full).map_err(|error| bad_target(&error))?;
     let content_bytes = content_bytes(fields)?;
-    let slash = if path.starts_with('/') { "" } else { "/" };
-    let mut head = format!("{method} {slash}{path} HTTP/1.1\r\nHost: {authority}\r\n").into_bytes();
+    let start = match path {
+        // RFC 9112 §3.2.4.
+        "" if method == "OPTIONS" => "*",
+        path if path.starts_with('/') => "",
+        _ => "/",
+    };
+    let mut head = format!("{method} {start}{path} HTTP/1.{minor}\r\nHost: {authority}\r\n").into_bytes();
     let named: Vec<String> = values(fields, "connection").flat_map(tokens).collect();
     for field in fields {
         let name = field.name.to_ascii_lowercase();
@@ -227,7 +234,7 @@ fn forward(
         head.extend(field.value);
         head.extend(b"\r\n");
     }
-    head.extend(b"Via: 1.1 paced\r\nConnection: close\r\n\r\n");
+    head.extend(format!("Via: 1.{minor} paced\r\nConnection: close\r\n\r\n").as_bytes());
     Ok(ProxyOperation::Forward { target, head, content_bytes })
 }
 
@@ -318,6 +325,20 @@ mod tests {
             let Ok(ProxyOperation::Forward { target: found, head, .. }) = asked.ask else { panic!("{asked:?}") };
             assert_eq!(found.to_string(), target);
             assert!(String::from_utf8(head).unwrap().starts_with(line), "{uri}");
+        }
+    }
+
+    #[test]
+    fn a_server_sees_the_version_of_the_client_and_what_it_asks_of_the_whole_server() {
+        for (line, expected) in [
+            ("GET http://a.example/ HTTP/1.0", "GET / HTTP/1.0\r\nHost: a.example\r\nVia: 1.0 paced\r\n"),
+            ("OPTIONS http://a.example HTTP/1.1", "OPTIONS * HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 paced\r\n"),
+            ("OPTIONS http://a.example/ HTTP/1.1", "OPTIONS / HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 paced\r\n"),
+            ("OPTIONS http://a.example?q HTTP/1.1", "OPTIONS /?q HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 paced\r\n"),
+        ] {
+            let asked = read(&format!("{line}\r\n\r\n"));
+            let Ok(ProxyOperation::Forward { head, .. }) = asked.ask else { panic!("{asked:?}") };
+            assert_eq!(String::from_utf8(head).unwrap(), format!("{expected}Connection: close\r\n\r\n"));
         }
     }
 

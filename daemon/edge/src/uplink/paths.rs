@@ -69,8 +69,8 @@ pub struct PathReport {
     pub moved: u64,
 }
 
-/// Whether a path takes tunnels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Whether a path takes tunnels, from the best state to the worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Condition {
     /// It takes tunnels.
     Up,
@@ -103,9 +103,7 @@ impl PathReport {
         };
         self.smoothed_rtt = shorter(self.smoothed_rtt, other.smoothed_rtt);
         self.min_rtt = shorter(self.min_rtt, other.min_rtt);
-        if other.condition == Condition::Up {
-            self.condition = Condition::Up;
-        }
+        self.condition = self.condition.min(other.condition);
         self.bytes_per_sec = self.bytes_per_sec.max(other.bytes_per_sec);
         self.used_bytes_per_sec += other.used_bytes_per_sec;
         self.tunnels += other.tunnels;
@@ -174,7 +172,7 @@ impl Uplink {
 
     /// Restores the order of preference, whatever relay was chosen before. Open tunnels stay.
     pub fn prefer(&self) {
-        self.state.send_modify(|state| state.chosen = None);
+        self.state.send_modify(|state| (state.chosen, state.pending) = (None, None));
         self.wanted.notify_one();
     }
 
@@ -223,42 +221,93 @@ impl Uplink {
 pub struct PreparedMove {
     uplink: Arc<Uplink>,
     relay: String,
-    /// The relay that had been chosen before.
-    before: Option<String>,
-    is_carried_out: bool,
 }
 
 impl PreparedMove {
     fn choose(uplink: Arc<Uplink>, relay: &str) -> Self {
-        let mut before = None;
-        uplink.state.send_modify(|state| before = state.chosen.replace(relay.to_owned()));
+        uplink.state.send_modify(|state| {
+            state.pending = Some(relay.to_owned());
+            state.is_urgent = true;
+        });
         uplink.wanted.notify_one();
-        Self { uplink, relay: relay.to_owned(), before, is_carried_out: false }
+        Self { uplink, relay: relay.to_owned() }
     }
 
-    /// Moves UDP tunnels to the relay; returns how many are to move. TCP connections and requests for models stay where they are until
-    /// they end.
+    /// Moves UDP tunnels to the relay; returns the IDs of the connections that they leave. TCP connections and requests for models stay
+    /// where they are until they end.
     #[must_use]
-    pub fn carry_out(mut self) -> usize {
-        self.is_carried_out = true;
+    pub fn carry_out(self) -> Vec<u64> {
+        self.uplink.state.send_modify(|state| {
+            // Unless an operator has restored the order of preference meanwhile.
+            if state.pending.is_some() {
+                state.chosen = Some(self.relay.clone());
+            }
+        });
         let lines = self.uplink.state.borrow().lines.clone();
-        let is_elsewhere = |line: &&Arc<Line>| line.is_usable() && self.uplink.relay_of(line) != self.relay;
-        let others: Vec<_> = lines.iter().filter(is_elsewhere).collect();
-        others.iter().for_each(|line| line.leave());
-        others.iter().map(|line| line.tunnels()).sum()
+        let is_elsewhere = |line: &&Arc<Line>| !line.is_closed() && self.uplink.relay_of(line) != self.relay;
+        let others = lines.iter().filter(is_elsewhere);
+        others.inspect(|line| line.leave()).map(|line| line.id).collect()
     }
 }
 
 impl Drop for PreparedMove {
     fn drop(&mut self) {
-        if self.is_carried_out {
-            return;
-        }
         self.uplink.state.send_modify(|state| {
             // Unless an operator has chosen another relay meanwhile.
-            if state.chosen.as_ref() == Some(&self.relay) {
-                state.chosen = self.before.take();
+            if state.pending.as_ref() == Some(&self.relay) {
+                state.pending = None;
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{Does, PATIENCE, TestRelay};
+
+    #[tokio::test]
+    async fn a_path_is_as_good_as_the_best_of_its_reports() {
+        let path = Path { name: "a".to_owned(), ..Path::plain(Vec::new()) };
+        let uplink = Uplink::over(vec![path], None, (PATIENCE, PATIENCE), Arc::default());
+        let report = |condition| PathReport { condition, ..uplink.path_states().remove(0) };
+        use Condition::{Down, Silent, Slow, Up};
+        for (one, other, best) in [(Down, Silent, Silent), (Slow, Down, Slow), (Silent, Up, Up), (Down, Down, Down)] {
+            let mut joined = report(one);
+            joined.join(&report(other));
+            assert_eq!(joined.condition, best);
+        }
+    }
+
+    #[tokio::test]
+    async fn of_moves_side_by_side_only_one_that_succeeds_leaves_its_relay_chosen() {
+        let uplink = Uplink::new(Vec::new(), None, (PATIENCE, PATIENCE), Arc::default());
+        let chosen = || uplink.state.borrow().chosen().cloned();
+        let choose = |relay| PreparedMove::choose(uplink.clone(), relay);
+        let (first, second) = (choose("a.example:443"), choose("b.example:443"));
+        drop(first);
+        assert_eq!(chosen().as_deref(), Some("b.example:443"));
+        drop(second);
+        assert_eq!(chosen(), None);
+        let (first, second) = (choose("a.example:443"), choose("b.example:443"));
+        assert!(first.carry_out().is_empty());
+        drop(second);
+        assert_eq!(chosen().as_deref(), Some("a.example:443"));
+        let late = choose("b.example:443");
+        uplink.prefer();
+        assert!(late.carry_out().is_empty());
+        assert_eq!(chosen(), None);
+    }
+
+    #[tokio::test]
+    async fn tunnels_of_connections_that_take_no_others_move_as_well() {
+        let relay = TestRelay::start(Does::Echo, true);
+        let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+        let connected = uplink.attempt((0, 0)).await.1.unwrap();
+        let line = Line::new(&connected, (7, 0, 0), Arc::default(), Arc::default());
+        uplink.state.send_modify(|state| state.lines.push(line.clone()));
+        line.retire();
+        assert_eq!(PreparedMove::choose(uplink, "b.example:443").carry_out(), [7]);
+        assert!(line.is_left());
     }
 }

@@ -9,7 +9,7 @@ use quic::class::{Class, Terms};
 use sched::path::{PathChoice, Placement};
 use tokio::time::Instant;
 
-use super::{CONNECTIONS, Uplink};
+use super::Uplink;
 use crate::{
     client::error::ConnectError,
     link::{Line, Link},
@@ -137,11 +137,17 @@ impl Uplink {
         }
     }
 
+    /// If there is no connection that takes tunnels, returns why, as far as it is known.
+    #[must_use]
+    pub fn unreached(&self) -> Option<Option<Arc<ConnectError>>> {
+        let state = self.state.borrow();
+        state.usable().next().is_none().then(|| state.failure.clone())
+    }
+
     /// Whether all places are taken and no further connection will soon bring more: a tunnel must end before another can be opened.
     #[must_use]
     pub fn is_full(&self) -> bool {
         let state = self.state.borrow();
-        let connections = state.usable().count();
-        connections > 0 && !state.has_room() && (connections >= CONNECTIONS * self.paths.len() || state.is_alone)
+        state.is_alone && state.usable().next().is_some() && !state.has_room()
     }
 }

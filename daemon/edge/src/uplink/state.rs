@@ -7,6 +7,9 @@ use tokio::time::Instant;
 use super::Attempts;
 use crate::{client::error::ConnectError, failover::RelayAvailability, link::Line, path::Path};
 
+/// How long a new connection to a relay that was silent may take to show that the relay answers.
+const TRIAL: Duration = Duration::from_secs(5);
+
 /// The open connections, and the results of attempts to make more.
 #[derive(Default)]
 pub(super) struct State {
@@ -15,10 +18,14 @@ pub(super) struct State {
     pub(super) attempts: Vec<Vec<Attempts>>,
     /// The host and port of the relay that an operator has chosen.
     pub(super) chosen: Option<String>,
-    /// How many attempts have failed, and the last error.
+    /// The host and port of the relay that an operator chooses, if it can be connected to.
+    pub(super) pending: Option<String>,
+    /// Whether the relay that is chosen may be tried at once, whatever its back-off.
+    pub(super) is_urgent: bool,
+    /// How many attempts have failed, and the error of the last attempt, if it failed.
     pub(super) failures: u64,
     pub(super) failure: Option<Arc<ConnectError>>,
-    /// Whether the last attempt to connect failed.
+    /// Whether no further connection will soon bring more places.
     pub(super) is_alone: bool,
     /// Whether another connection is to be expected: the last attempt succeeded, and that connection did not end in silence.
     pub(super) is_expected: bool,
@@ -28,6 +35,11 @@ pub(super) struct State {
 }
 
 impl State {
+    /// Returns the host and port of the relay to use, whatever the order of preference.
+    pub(super) fn chosen(&self) -> Option<&String> {
+        self.pending.as_ref().or(self.chosen.as_ref())
+    }
+
     pub(super) fn usable(&self) -> impl Iterator<Item = &Arc<Line>> {
         self.lines.iter().filter(|line| line.is_usable())
     }
@@ -47,25 +59,31 @@ impl State {
     pub(super) fn in_order(&self, now: Instant, paths: &[Path]) -> Vec<&Arc<Line>> {
         let is_chosen = |line: &Line| {
             let relay = paths.get(line.path_place).and_then(|path| path.relays.get(line.place));
-            self.chosen.as_ref().is_some_and(|chosen| relay.is_some_and(|relay| relay.origin().to_string() == *chosen))
-        };
-        let is_new = |line: &Line| {
-            now.saturating_duration_since(line.since) < self.settling
-                && self.usable().any(|other| {
-                    other.path_place == line.path_place && other.place > line.place && other.since < line.since
-                })
+            self.chosen().is_some_and(|chosen| relay.is_some_and(|relay| relay.origin().to_string() == *chosen))
         };
         let mut lines: Vec<_> = self.usable().collect();
         lines.sort_by_key(|line| {
             let is_chosen = is_chosen(line);
-            (!is_chosen, !is_chosen && is_new(line), line.place)
+            (!is_chosen, !is_chosen && self.settles(line, now), line.place)
         });
         lines
     }
 
-    pub(super) fn availability(&self, path: usize, relays: usize) -> Vec<RelayAvailability> {
+    /// Whether a connection leads to a better relay than others of its path, and is too new to take their place.
+    pub(super) fn settles(&self, line: &Line, now: Instant) -> bool {
+        let is_worse = |other: &Line| other.path_place == line.path_place && other.place > line.place;
+        now.saturating_duration_since(line.since) < self.settling
+            && self.usable().any(|other| is_worse(other) && other.since < line.since)
+    }
+
+    pub(super) fn availability(&self, now: Instant, path: usize, relays: usize) -> Vec<RelayAvailability> {
         let mut availability = vec![RelayAvailability::default(); relays];
         for line in self.lines.iter().filter(|line| line.path_place == path) {
+            // Three answers show that a relay that was silent is back.
+            let is_young = now.saturating_duration_since(line.since) < TRIAL;
+            if let Some(relay) = availability.get_mut(line.place) {
+                relay.is_on_trial |= is_young && line.is_doubted() && !line.is_closed();
+            }
             // A further connection over a slow path would not be faster.
             let stands_by = line.stands_by();
             if let Some(relay) = availability.get_mut(line.place).filter(|_| stands_by || line.is_usable()) {

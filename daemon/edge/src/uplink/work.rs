@@ -20,7 +20,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{CONNECTIONS, PEACE, Uplink};
+use super::{CONNECTIONS, PEACE, Uplink, state::State};
 use crate::{
     backoff::random,
     client::{
@@ -62,7 +62,8 @@ pub(super) struct Work<'a> {
     uplink: &'a Uplink,
     /// By path.
     failovers: Vec<Failover>,
-    pub(super) connections: JoinSet<(Arc<Line>, h3::Error)>,
+    /// Each task completes with a connection and its error; there is none if the tunnel that carried it has ended.
+    pub(super) connections: JoinSet<(Arc<Line>, Option<h3::Error>)>,
     /// Each task completes with a connection and whether its relay is shutting down; if not, the connection has ended.
     pub(super) departures: JoinSet<(Arc<Line>, bool)>,
     /// Each task completes with a connection and, if the relay refuses the credentials as it did not before, the refusal.
@@ -110,17 +111,50 @@ impl Work<'_> {
     /// Decides what to do next; if that is to connect, notes the attempt.
     pub(super) fn next(&mut self) -> Step {
         let now = Instant::now();
+        let mut is_urgent = false;
+        self.uplink.state.send_if_modified(|state| {
+            is_urgent = std::mem::take(&mut state.is_urgent);
+            false
+        });
+        self.follow_choice(is_urgent);
+        let step = self.step(now);
+        let may_bring_room = |state: &State, (path, failover): (usize, &Failover)| {
+            let relays = self.uplink.paths.get(path).map_or(0, |path| path.relays.len());
+            failover.may_bring_room(now, &state.availability(now, path, relays))
+        };
+        // Tasks that wait for a place look again before long.
+        self.uplink.state.send_if_modified(|state| {
+            state.is_alone = !self.failovers.iter().enumerate().any(|of| may_bring_room(state, of));
+            false
+        });
+        step
+    }
+
+    /// Uses the relay that an operator has chosen, if there is one; an urgent choice is tried at once.
+    fn follow_choice(&mut self, is_urgent: bool) {
+        let state = self.uplink.state.borrow();
+        let is_chosen = |relay: &Endpoint| state.chosen().is_some_and(|it| relay.origin().to_string() == *it);
+        for (path, failover) in self.uplink.paths.iter().zip(&mut self.failovers) {
+            let chosen = path.relays.iter().position(is_chosen);
+            failover.choose(chosen);
+            chosen.filter(|_| is_urgent).into_iter().for_each(|place| failover.hurry(place));
+        }
+    }
+
+    fn step(&mut self, now: Instant) -> Step {
         let (several, paths) = (self.uplink.has_several_paths(), &self.uplink.paths);
         let state = self.uplink.state.borrow();
         self.wanted &= !state.has_room();
+        // Tunnels leave relays that are shutting down as soon as there is room elsewhere.
+        if state.has_room() {
+            state.lines.iter().filter(|line| line.goes() && !line.is_left()).for_each(|line| line.leave());
+        }
         // If there are several paths, all are kept up while one is.
         let wanted = self.wanted || several && state.usable().next().is_some();
         let mut earliest: Option<Instant> = None;
         for (path, failover) in self.failovers.iter_mut().enumerate() {
-            let Some(relays) = paths.get(path).map(|path| &path.relays) else { continue };
-            let chosen = |relay: &Endpoint| state.chosen.as_ref().is_some_and(|it| relay.origin().to_string() == *it);
-            failover.choose(relays.iter().position(chosen));
-            match failover.next(now, wanted, &state.availability(path, relays.len())) {
+            let relays = paths.get(path).map_or(0, |path| path.relays.len());
+            match failover.next(now, wanted, &state.availability(now, path, relays)) {
                 Next::Connect(place) => {
                     failover.begun(place, now);
                     return Step::Connect((path, place));
@@ -160,10 +194,7 @@ impl Work<'_> {
                 self.departures.spawn(async move {
                     let goes = tokio::select! {
                         goes = leaving.relay.http().goes_away() => goes,
-                        () = left => {
-                            leaving.retire();
-                            true
-                        }
+                        () = left => true,
                     };
                     (leaving, goes)
                 });
@@ -183,13 +214,11 @@ impl Work<'_> {
                     let given_up = |line: &&Arc<Line>| line.is_doubted() && !is_watched;
                     state.lines.iter().filter(given_up).for_each(|line| line.close());
                     state.lines.push(line);
-                    // Tunnels leave relays that are shutting down as soon as there is another connection.
-                    state.lines.iter().filter(|line| line.goes()).for_each(|line| line.leave());
                     if let Some(attempts) = state.attempts.get_mut(path).and_then(|relays| relays.get_mut(place)) {
                         attempts.connects += 1;
                         attempts.failure = None;
                     }
-                    state.is_alone = false;
+                    state.failure = None;
                     state.is_expected = true;
                 });
             }
@@ -214,7 +243,7 @@ impl Work<'_> {
                     let state = self.uplink.state.borrow();
                     let is_over = |(path, failover): (usize, &Failover)| {
                         let relays = self.uplink.paths.get(path).map_or(0, |path| path.relays.len());
-                        let next = failover.next(now, true, &state.availability(path, relays));
+                        let next = failover.next(now, true, &state.availability(now, path, relays));
                         failover.is_idle() && !matches!(next, Next::Connect(_))
                     };
                     self.failovers.iter().enumerate().all(is_over)
@@ -227,7 +256,6 @@ impl Work<'_> {
                     }
                     state.failures += u64::from(is_over);
                     state.failure = Some(error);
-                    state.is_alone = true;
                     state.is_expected = false;
                 });
             }
@@ -248,7 +276,7 @@ impl Work<'_> {
         warn!(relay, path = (!path.is_empty()).then_some(path), "{refused}");
     }
 
-    pub(super) fn lost(&mut self, line: &Arc<Line>, error: &h3::Error) {
+    pub(super) fn lost(&mut self, line: &Arc<Line>, error: Option<&h3::Error>) {
         self.uplink.state.send_modify(|state| {
             state.lines.retain(|known| !Arc::ptr_eq(known, line));
             if line.is_doubted() {
@@ -260,12 +288,17 @@ impl Work<'_> {
         if line.is_closed() {
             return;
         }
-        let (peaceful, mut lasted) = (matches!(error, h3::Error::Closed), line.since.elapsed());
+        let (peaceful, mut lasted) = (matches!(error, Some(h3::Error::Closed)), line.since.elapsed());
         let path = Some(self.uplink.path_name(line)).filter(|name| !name.is_empty());
-        match self.uplink.endpoint_of(line) {
-            Some(relay) if peaceful => info!(relay = %relay.origin(), path, "the relay closed the connection"),
-            Some(relay) => warn!(relay = %relay.origin(), path, "connection lost: {error}"),
-            None => {}
+        let (relay, via) = (self.uplink.relay_of(line), self.uplink.via_of(line));
+        match error {
+            Some(_) if peaceful => info!(relay, path, "the relay closed the connection"),
+            Some(error) => warn!(relay, path, "connection lost: {error}"),
+            None => warn!(relay, path, "connection lost: the tunnel through [hop.{via}] has ended"),
+        }
+        // Counted when it announced its end.
+        if line.is_retired() {
+            return;
         }
         // A relay closes unused connections soon. If it refuses the credentials, it would do the same again.
         let is_refused = self.uplink.refused((line.path_place, line.place)).is_some();
@@ -278,18 +311,22 @@ impl Work<'_> {
     }
 
     /// Handles a relay that takes no new requests on a connection: the connection ends soon. Its tunnels move before that, to an
-    /// existing connection or else to one that is made now.
+    /// existing connection or else to one that is made now. A relay that does this to each new connection is tried less and less often.
     pub(super) fn goes_away(&mut self, line: &Arc<Line>) {
         let is_known = self.uplink.state.borrow().lines.iter().any(|known| Arc::ptr_eq(known, line));
         if !is_known || line.is_closed() {
             return;
         }
         self.uplink.announce(line, "or its hop is shutting down: moving tunnels to another connection");
-        if self.uplink.state.borrow().has_room() {
-            line.leave();
-        } else {
-            self.wanted = true;
+        line.retire();
+        if let Some(failover) = self.failovers.get_mut(line.path_place) {
+            failover.lost(line.place, line.since.elapsed(), Instant::now(), random());
         }
+        if line.tunnels() == 0 {
+            line.close();
+        }
+        // The next step makes its tunnels leave if there is room elsewhere.
+        self.wanted = true;
         self.uplink.state.send_modify(|_| {});
     }
 
@@ -300,7 +337,11 @@ impl Work<'_> {
         // From now on, also watch connections from before there was another gateway.
         for line in &self.uplink.state.borrow().lines {
             if !self.pulses.iter().any(|(known, _)| Arc::ptr_eq(known, line)) {
-                self.pulses.push((line.clone(), Pulse::new(line.heard(), line.path.get().sent_packets)));
+                let mut pulse = Pulse::new(line.heard(), line.path.get().sent_packets);
+                if line.is_doubted() {
+                    pulse.silence(now);
+                }
+                self.pulses.push((line.clone(), pulse));
             }
         }
         for (line, pulse) in &mut self.pulses {
@@ -457,15 +498,16 @@ fn introduce(introductions: &mut JoinSet<(Arc<Line>, Option<CredentialsRefused>)
     });
 }
 
-/// Drives a connection until it ends, or the tunnel that carries it does.
-async fn drive_until(line: &Line, connection: h3::HttpConnection, ended: BoxFuture<'static, ()>) -> h3::Error {
+/// Drives a connection until it ends, or until the tunnel that carries it does; then there is no error.
+async fn drive_until(line: &Line, connection: h3::HttpConnection, ended: BoxFuture<'static, ()>) -> Option<h3::Error> {
     let mut driving = pin!(drive(connection));
     tokio::select! {
-        error = &mut driving => error,
+        error = &mut driving => Some(error),
         () = ended => {
             // The peer can no longer receive this, but tasks with a stream on the connection learn of it.
             line.relay.http().close(Code::NoError);
-            driving.await
+            _ = driving.await;
+            None
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Changes of this host's addresses. Connections continue from the new address. If a relay does not answer there, another connection
-//! replaces the moved one.
+//! replaces the moved one, unless there is another path, relay or gateway: then the connection counts as silent, as at any other time.
 
 use std::sync::Arc;
 
@@ -52,9 +52,13 @@ impl Work<'_> {
         self.uplink.state.send_modify(|_| {});
     }
 
-    /// Checks whether moved connections hear their relays. Until then, other connections take the new tunnels.
+    /// Checks whether moved connections hear their relays, if tunnels have no other way. Until then, other connections take the new tunnels.
     pub(in crate::uplink) fn prove(&mut self) {
         let now = Instant::now();
+        if self.uplink.has_alternatives() {
+            // `look` finds out whether the connections answer, and `give_up` how long they may be silent.
+            return self.proofs.clear();
+        }
         let due: Vec<_> = self.proofs.extract_if(.., |(_, _, due)| *due <= now).collect();
         for (line, before, _) in due {
             let (was_doubted, is_silent) = (line.is_doubted(), line.heard() == before);

@@ -1,6 +1,6 @@
 //! Gateways that fall silent while another works.
 
-use super::*;
+use super::{super::SPARE, *};
 use crate::tests::{Does, PATIENCE, TestRelay};
 
 /// An uplink to a relay.
@@ -49,7 +49,7 @@ async fn only_requests_for_models_leave_a_silent_gateway_for_another_one() {
     assert!(!uplinks[0].is_within_reach());
     assert!(work.give_up(late, std::slice::from_ref(&line)) && line.is_closed(), "the request does not");
     drop(request);
-    work.lost(&line, &h3::Error::Closed);
+    work.lost(&line, Some(&h3::Error::Closed));
     assert!(!uplinks[0].is_within_reach(), "it was given up");
     connect(&mut work).await;
     assert!(uplinks[0].is_within_reach(), "it is back");
@@ -71,4 +71,169 @@ async fn everything_leaves_a_silent_connection_for_another_one_to_the_same_gatew
     assert!(line.is_left() && line.left().now_or_never().is_some());
     let lines = [line.clone(), uplink.lines().remove(0)];
     assert!(work.give_up(Instant::now() + 2 * GIVEN_UP, &lines) && line.is_closed());
+}
+
+#[tokio::test]
+async fn a_relay_that_goes_away_at_once_is_tried_no_faster_than_the_back_off() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let uplink = uplink_to(&relay);
+    let mut work = Work::new(&uplink);
+    let line = connect(&mut work).await;
+    work.goes_away(&line);
+    assert!(line.is_closed(), "it has no tunnels");
+    assert!(work.wanted && matches!(work.next(), Step::Wait(_)));
+
+    // A connection whose tunnels cannot move is closed after the last one.
+    let line = connect(&mut work).await;
+    let tunnel = line.link().unwrap();
+    work.goes_away(&line);
+    uplink.close_spare(Instant::now());
+    assert!(!line.is_closed());
+    drop(tunnel);
+    uplink.close_spare(Instant::now());
+    assert!(line.is_closed());
+}
+
+#[tokio::test]
+async fn tunnels_leave_a_relay_that_shuts_down_whenever_there_is_room_elsewhere() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let uplink = uplink_to(&relay);
+    let mut work = Work::new(&uplink);
+    let line = connect(&mut work).await;
+    let _tunnel = line.link().unwrap();
+    work.goes_away(&line);
+    work.next();
+    assert!(!line.is_left(), "there is no other connection");
+    let other = connect(&mut work).await;
+    other.doubt(true);
+    work.next();
+    assert!(!line.is_left(), "the other connection does not answer");
+    other.doubt(false);
+    work.next();
+    assert!(line.is_left());
+    line.come_back();
+    assert!(line.is_left(), "it still shuts down");
+}
+
+#[tokio::test]
+async fn a_connection_to_a_better_relay_takes_over_however_long_it_has_to_last_before() {
+    let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+    let settling = 10 * SPARE;
+    let endpoints = relays.iter().map(TestRelay::endpoint).collect();
+    let uplink = Uplink::new(endpoints, None, (PATIENCE, settling), Arc::default());
+    let mut work = Work::new(&uplink);
+    for at in [(0, 1), (0, 0)] {
+        let (at, connected) = uplink.attempt(at).await;
+        work.attempted(at, connected);
+    }
+    let places = || uplink.lines().iter().map(|line| line.place).collect::<Vec<_>>();
+    let now = Instant::now();
+    uplink.close_spare(now + 2 * SPARE);
+    assert_eq!(places(), [1, 0], "the better one still has to last");
+    uplink.close_spare(now + 2 * settling);
+    assert_eq!(places(), [0]);
+}
+
+#[tokio::test]
+async fn a_request_on_a_connection_that_falls_silent_after_it_was_left_learns_of_it() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let uplink = uplink_to(&relay);
+    let line = connect(&mut Work::new(&uplink)).await;
+    let mut silenced = Box::pin(line.silenced());
+    line.leave();
+    assert!(silenced.as_mut().now_or_never().is_none(), "it may still answer");
+    line.doubt(true);
+    assert!(silenced.now_or_never().is_some());
+}
+
+#[tokio::test]
+async fn a_connection_without_an_answer_at_its_new_address_waits_for_it_if_another_path_works() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
+    let uplink = Uplink::over(vec![path("a"), path("b")], None, (PATIENCE, PATIENCE), Arc::default());
+    let mut work = Work::new(&uplink);
+    for at in [(0, 0), (1, 0)] {
+        let (at, connected) = uplink.attempt(at).await;
+        work.attempted(at, connected);
+    }
+    let lines = uplink.lines();
+    work.proofs.push((lines[0].clone(), lines[0].heard(), Instant::now()));
+    work.prove();
+    assert!(work.proofs.is_empty() && !lines[0].is_closed() && !lines[0].is_doubted());
+
+    // Without another path, a new connection takes its place.
+    let uplink = uplink_to(&relay);
+    let mut work = Work::new(&uplink);
+    let line = connect(&mut work).await;
+    work.proofs.push((line.clone(), line.heard(), Instant::now()));
+    work.prove();
+    assert!(line.is_doubted() && work.wanted);
+}
+
+#[tokio::test]
+async fn a_path_that_comes_back_gets_one_connection() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
+    let waits = (Duration::ZERO, PATIENCE);
+    let uplink = Uplink::over(vec![path("a"), path("b")], None, waits, Arc::default());
+    let mut work = Work::new(&uplink);
+    let (at, connected) = uplink.attempt((1, 0)).await;
+    work.attempted(at, connected);
+    work.suspects[0][0] = true;
+    assert!(matches!(work.next(), Step::Connect((0, 0))));
+    let (at, connected) = uplink.attempt((0, 0)).await;
+    work.attempted(at, connected);
+    assert_eq!(uplink.lines().len(), 1, "it has to answer more often");
+    assert!(matches!(work.next(), Step::Nothing));
+}
+
+#[tokio::test]
+async fn a_connection_whose_tunnel_ends_was_not_closed_by_its_relay() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let uplink = uplink_to(&relay);
+    let connected = uplink.attempt((0, 0)).await.1.unwrap();
+    let line = Line::new(&connected, (1, 0, 0), Arc::default(), Arc::default());
+    let ended = drive_until(&line, connected.connection, std::future::ready(()).boxed()).await;
+    assert!(ended.is_none(), "{ended:?}");
+    let connected = uplink.attempt((0, 0)).await.1.unwrap();
+    let line = Line::new(&connected, (2, 0, 0), Arc::default(), Arc::default());
+    line.relay.http().close(Code::NoError);
+    assert!(drive_until(&line, connected.connection, pending().boxed()).await.is_some());
+}
+
+#[tokio::test]
+async fn places_are_all_taken_only_if_no_further_connection_is_near() {
+    let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+    let endpoints = relays.iter().map(TestRelay::endpoint).collect();
+    let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), Arc::default());
+    let mut work = Work::new(&uplink);
+    let failed = || Err(ConnectError::NoAnswer((std::net::Ipv4Addr::LOCALHOST, 9).into()));
+    let mut links = Vec::new();
+    for count in 1..=CONNECTIONS {
+        let (at, connected) = uplink.attempt((0, 1)).await;
+        work.attempted(at, connected);
+        // The preferred relay stays away.
+        work.attempted((0, 0), failed());
+        work.next();
+        assert!(!uplink.is_full());
+        let line = uplink.lines().into_iter().find(|line| line.has_room()).unwrap();
+        links.extend(std::iter::from_fn(|| line.link()));
+        work.next();
+        assert_eq!(uplink.is_full(), count == CONNECTIONS, "{count}");
+    }
+    links.pop();
+    assert!(!uplink.is_full());
+}
+
+#[tokio::test]
+async fn a_connection_that_takes_no_tunnels_is_listed_while_it_is_open() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (uplink, roster) = (uplink_to(&relay), crate::roster::Roster::default());
+    roster.note_uplink(&uplink);
+    let line = connect(&mut Work::new(&uplink)).await;
+    let listed = || roster.connections(0).iter().map(|(_, line)| line.id).collect::<Vec<_>>();
+    line.doubt(true);
+    assert_eq!(listed(), [line.id], "it may have tunnels, and be recorded");
+    line.close();
+    assert!(listed().is_empty());
 }

@@ -1,0 +1,153 @@
+//! Senders of one local address, without its event loop.
+
+use std::net::Ipv4Addr;
+
+use futures::future::join_all;
+use tokio::{sync::watch, task::JoinHandle};
+
+use super::{source::Stage, *};
+use crate::tests::{Does, PATIENCE, TestRelay, eventually};
+
+/// A local address whose tunnels go through `uplink`, with these waits after refusals.
+fn local(uplink: Arc<Uplink>, counters: &Arc<LocalAddressCounters>, backoff: (Duration, Duration)) -> Local {
+    let forward = Forward {
+        listen: (Ipv4Addr::LOCALHOST, 0).into(),
+        protocol: Protocol::Udp,
+        uplink: config::uplink::UplinkSettings {
+            via: None,
+            schedule: None,
+            relays: Vec::new(),
+            token_file: None,
+            client: None,
+            trust: config::uplink::TrustSource::System,
+            backoff,
+        },
+        target: Target::from_authority("192.0.2.1:9").unwrap(),
+        mode: TunnelMode::Auto,
+        class: None,
+        idle: PATIENCE,
+        idle_answered: PATIENCE,
+        max_connections: 1,
+    };
+    Local::new(bind(forward.listen).unwrap(), &forward, Membership::default(), uplink, counters.clone()).unwrap()
+}
+
+/// A running uplink to a relay.
+fn uplink_to(relay: &TestRelay) -> (Arc<Uplink>, JoinHandle<()>) {
+    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+    let running = uplink.clone();
+    (uplink, tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await }))
+}
+
+/// A local address without a relay: tunnels wait for ever.
+fn lonely(counters: &Arc<LocalAddressCounters>) -> Local {
+    local(Uplink::new(Vec::new(), None, (PATIENCE, PATIENCE), Arc::default()), counters, (PATIENCE, PATIENCE))
+}
+
+#[tokio::test]
+async fn a_payload_that_comes_as_its_tunnel_ends_waits_for_the_next() {
+    let counters = Arc::<LocalAddressCounters>::default();
+    let mut local = lonely(&counters);
+    let application = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut meta = RecvMeta::default();
+    meta.addr = application.local_addr().unwrap();
+    let ended = local.source(&meta, Instant::now());
+    assert!(ended.push(&local.shared, b"the first", 9));
+    // Its task ends here, and the address has not joined it yet.
+    assert!(ended.leave(&local.shared).is_none());
+    assert_eq!(counters.dropped_waiting.get(), 1, "what waited is counted");
+    application.send_to(b"the second", local.address().unwrap()).unwrap();
+    local.shared.socket.readable().await.unwrap();
+    local.receive(&mut vec![0; MESSAGES * MESSAGE_BYTES]).unwrap();
+    let next = local.source(&meta, Instant::now());
+    assert!(!Arc::ptr_eq(&ended, &next));
+    assert!(matches!(&*next.stage.lock(), Stage::Waiting(queue) if queue.front() == Some(b"the second")));
+    assert_eq!(counters.dropped_waiting.get(), 1);
+}
+
+#[tokio::test]
+async fn a_relay_that_cannot_be_reached_is_not_called_crowded() {
+    let counters = Arc::<LocalAddressCounters>::default();
+    let local = lonely(&counters);
+    let refused = local.shared.no_place();
+    assert!(matches!(refused, NoConnection::NoAnswer), "{refused:?}");
+    assert_eq!(counters.tunnels_crowded_out.get(), 0);
+    let relay = TestRelay::start(Does::Echo, true);
+    let (uplink, running) = uplink_to(&relay);
+    let link = uplink.link().await.unwrap();
+    let local = self::local(uplink, &counters, (PATIENCE, PATIENCE));
+    assert!(matches!(local.shared.no_place(), NoConnection::Crowded));
+    assert_eq!(counters.tunnels_crowded_out.get(), 1);
+    link.line().doubt(true);
+    assert!(matches!(local.shared.no_place(), NoConnection::NoAnswer));
+    running.abort();
+}
+
+#[tokio::test]
+async fn a_tunnel_does_not_move_to_the_connection_that_it_leaves() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (uplink, running) = uplink_to(&relay);
+    let line = uplink.link().await.unwrap().line().clone();
+    let shared = local(uplink, &Arc::default(), (Duration::from_millis(10), PATIENCE)).shared.clone();
+    // The connection came back before the tunnel was asked for.
+    let (leaving, mover) = (line.clone(), shared.clone());
+    let moving = tokio::spawn(async move { mover.open_elsewhere(&leaving, &mover.membership.get()).await });
+    eventually(|| relay.requests() == 1 && relay.open() == 0).await;
+    assert!(!moving.is_finished());
+    line.leave();
+    let (link, _) = timeout(PATIENCE, moving).await.expect("it never moves").unwrap();
+    assert!(!Arc::ptr_eq(link.line(), &line));
+    running.abort();
+}
+
+#[tokio::test]
+async fn only_a_sender_on_a_connection_that_takes_tunnels_has_a_place_for_another() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (uplink, running) = uplink_to(&relay);
+    let counters = Arc::<LocalAddressCounters>::default();
+    let mut local = local(uplink.clone(), &counters, (PATIENCE, PATIENCE));
+    let mut meta = RecvMeta::default();
+    meta.addr = (Ipv4Addr::LOCALHOST, 9).into();
+    let source = local.source(&meta, Instant::now());
+    eventually(|| source.has_place()).await;
+    uplink.lines()[0].leave();
+    local.shared.crowding.store(1, Relaxed);
+    local.make_room();
+    assert_eq!(counters.sources_evicted.get(), 0, "its place is of no use");
+    running.abort();
+}
+
+#[tokio::test]
+async fn tunnels_that_cannot_move_ask_again_together_and_no_faster_than_the_back_off() {
+    let relay = TestRelay::start(Does::Refuse, true);
+    let (uplink, running) = uplink_to(&relay);
+    let line = uplink.link().await.unwrap().line().clone();
+    line.leave();
+    let counters = Arc::<LocalAddressCounters>::default();
+    let shared = local(uplink, &counters, (Duration::from_millis(10), PATIENCE)).shared.clone();
+    let (begun, class) = (Instant::now(), shared.membership.get());
+    let moving = join_all((0..3).map(|_| shared.open_elsewhere(&line, &class)));
+    tokio::select! {
+        _ = moving => panic!("the relay refuses"),
+        () = eventually(|| relay.requests() > 12) => {}
+    }
+    // After each three requests, waits of 10, 20, 40 and 80 milliseconds; at least half of each is kept.
+    assert!(begun.elapsed() >= Duration::from_millis(75));
+    assert!(counters.tunnels_refused.get() >= 10, "the last three requests may have no answer yet");
+    running.abort();
+}
+
+#[tokio::test]
+async fn bytes_that_the_socket_refuses_are_not_counted_as_handed_over() {
+    let counters = Arc::<LocalAddressCounters>::default();
+    let shared = lonely(&counters).shared.clone();
+    let (traffic, mut downlink) = (Traffic::default(), Segments::new(DOWNLINK_BYTES));
+    shared.socket.writable().await.unwrap();
+    downlink.push(b"payload");
+    // No socket for IPv4 reaches IPv6.
+    shared.send(&mut downlink, &Source::new((std::net::Ipv6Addr::LOCALHOST, 9).into(), None), &traffic);
+    assert_eq!((counters.dropped_down.get(), counters.bytes_down.get(), traffic.bytes()), (1, 0, (0, 0)));
+    downlink.push(b"payload");
+    shared.send(&mut downlink, &Source::new((Ipv4Addr::LOCALHOST, 9).into(), None), &traffic);
+    assert_eq!((counters.packets_down.get(), counters.bytes_down.get(), traffic.bytes()), (1, 7, (0, 7)));
+}
