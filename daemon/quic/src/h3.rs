@@ -224,6 +224,27 @@ impl HttpConnection {
         }
     }
 
+    /// As [`HttpConnection::go_away`]; then drives the connection until the peer has received the announcement, which closing the
+    /// connection would discard. Call it when no accepted request is open.
+    ///
+    /// # Errors
+    /// The connection ended, by either side.
+    pub async fn depart(&mut self) -> Result<(), Error> {
+        self.go_away();
+        poll_fn(|cx| {
+            // Later requests are rejected, so none arrives.
+            while let Poll::Ready(request) = self.poll_next(cx) {
+                drop(request?);
+            }
+            if self.control_queue.is_empty() {
+                self.control_stream.poll_flush(cx).map_err(Error::from)
+            } else {
+                Poll::Pending
+            }
+        })
+        .await
+    }
+
     fn poll_all(&mut self, cx: &mut Context<'_>) -> Poll<Result<Request, Error>> {
         if self.client.hub.poll_violation(cx).is_ready() {
             let error = h3::ProtocolError::Connection(Code::DatagramError, "a datagram of a stream that cannot exist");
@@ -350,3 +371,6 @@ fn excess(standing: &ClientStanding, limit: Limit) -> h3::ProtocolError {
     standing.count(limit);
     h3::ProtocolError::Connection(Code::ExcessiveLoad, "too much for a client that is not known yet")
 }
+
+#[cfg(test)]
+mod tests;

@@ -53,6 +53,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// more than the request itself.
 const WAIT_NS: u64 = 20_000_000;
 
+/// How long a client may take to acknowledge that the relay goes away, before its connection is closed.
+const FAREWELL: Duration = Duration::from_secs(2);
+
 /// How long a client may take to receive the response to a refused request. Without flow control credit for it, it never
 /// would.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -65,17 +68,18 @@ impl Relay {
     pub async fn serve(self: Arc<Self>, mut server: Server, listener: SocketAddr) {
         let mut connections = JoinSet::new();
         let mut phase = self.phase.subscribe();
-        loop {
+        // Handshakes that were in flight at the end may still complete: their clients learn at once that the relay goes away. The
+        // endpoint has to stay as long as its connections: dropping it would end them.
+        while *phase.borrow_and_update() == Phase::Serving || !connections.is_empty() {
             tokio::select! {
                 accepted = server.accept() => {
                     let Some(connection) = accepted else { break };
                     connections.spawn(self.clone().serve_connection(connection, listener));
                 }
                 Some(_) = connections.join_next() => {}
-                _ = phase.wait_for(|phase| *phase >= Phase::Draining) => break,
+                _ = phase.changed() => {}
             }
         }
-        // The endpoint stays alive: dropping it would end the draining connections.
         while connections.join_next().await.is_some() {}
     }
 
@@ -162,12 +166,19 @@ impl Relay {
         let mut phase = self.phase.subscribe();
         loop {
             let now = *phase.borrow_and_update();
-            if now == Phase::Closing || (now == Phase::Draining && requests.is_empty()) {
-                http.close(Code::NoError);
-                return Error::Closed;
-            }
-            if now == Phase::Draining {
-                connection.go_away();
+            match now {
+                Phase::Serving => {}
+                Phase::Draining if !requests.is_empty() => connection.go_away(),
+                Phase::Draining | Phase::Closing => {
+                    if now == Phase::Draining {
+                        tokio::select! {
+                            _ = timeout(FAREWELL, connection.depart()) => {}
+                            _ = phase.changed() => {}
+                        }
+                    }
+                    http.close(Code::NoError);
+                    return Error::Closed;
+                }
             }
             tokio::select! {
                 request = connection.next() => match request {
