@@ -190,6 +190,7 @@ impl RelayConnection {
             head.fields.push(Field::new("expect", "100-continue"));
         }
         let request = self.client.request(&head).await?;
+        request.flow.refuse_datagrams();
         Ok((request, FirstRequest { _waiting: waiting }))
     }
 

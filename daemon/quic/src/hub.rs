@@ -61,6 +61,9 @@ pub(super) mod slot;
 pub(super) mod streams;
 mod view;
 
+/// H3_DATAGRAM_ERROR (RFC 9297 §5.2).
+const DATAGRAM_ERROR: u32 = 0x33;
+
 /// Bounds of one connection's datagram queues, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueLimits {
@@ -87,8 +90,8 @@ pub struct DatagramCounters {
     pub dropped_too_big: Counter,
     /// Dropped on arrival: the reader of their flow fell behind.
     pub dropped_receive_queue: Counter,
-    /// Dropped on arrival: their stream does not exist, or no longer does (RFC 9297 §2.1), or too many came before their request
-    /// was admitted.
+    /// Dropped on arrival: their stream does not exist, or no longer does (RFC 9297 §2.1), or its request has no use for them, or too many
+    /// came before their request was admitted.
     pub dropped_unknown_stream: Counter,
     /// Streams that the dispatchers hold, including finished ones whose last byte has not left.
     pub streams: Gauge,
@@ -211,7 +214,10 @@ impl Hub {
         };
         let is_payload = datagram::context(http_datagram).is_some_and(|(context_id, _)| context_id == UDP_CONTEXT);
         self.counters.received.inc_by(is_payload.into());
-        self.lock().inbox.push(quarter_stream_id * 4, http_datagram, &self.counters);
+        let (stream_id, mut state) = (quarter_stream_id * 4, self.lock());
+        if state.inbox.push(stream_id, http_datagram, &self.counters) {
+            state.end_request(stream_id);
+        }
     }
 
     /// Whether datagrams wait for a packet.
@@ -280,6 +286,12 @@ impl Hub {
         &self.terms
     }
 
+    /// Returns how many datagrams wait for their requests to be admitted.
+    #[cfg(test)]
+    pub(super) fn early_datagrams(&self) -> usize {
+        self.lock().inbox.early.len()
+    }
+
     /// Returns how many bytes of payloads wait to leave in DATAGRAM frames.
     #[must_use]
     pub fn waiting_bytes(&self) -> usize {
@@ -330,6 +342,16 @@ impl Hub {
 }
 
 impl State {
+    /// Ends a request for which a datagram arrived, but which has no use for datagrams.
+    fn end_request(&mut self, stream_id: u64) {
+        if let Some(name) = self.streams.name(stream_id) {
+            self.cancel(name, DATAGRAM_ERROR.into());
+            if let Some(ledger) = &self.ledger {
+                ledger.driver().wake();
+            }
+        }
+    }
+
     fn go_by(&mut self, schedule: &Schedule) {
         self.turns.reorder(schedule.discipline, schedule.seed);
         self.binding = schedule.binding;

@@ -259,6 +259,7 @@ async fn open(
         Ok(Decision::Model(of)) => {
             let ForModel { gateway, head, asker, places } = *of;
             drop((waiting, rules));
+            request.flow.refuse_datagrams();
             if head.field("expect").is_some_and(|expect| expect.eq_ignore_ascii_case(b"100-continue")) {
                 // The client learns that it is no stranger any more, long before a model answers (RFC 9110 §10.1.1). If this fails,
                 // the answer fails, too.

@@ -3,7 +3,7 @@
 use std::{net::Ipv4Addr, time::Duration};
 
 use masque::{h3::RequestHead, request::tcp_request, target::Target};
-use tokio::time::timeout;
+use tokio::{sync::mpsc, time::timeout};
 
 use super::*;
 use crate::{
@@ -50,6 +50,21 @@ impl Ends {
         server.client().standing().admit();
         Self { client, server, _endpoints: (endpoint, listener) }
     }
+
+    /// Drives both ends. Returns the handles of the client and of the server, the requests that arrive, and the rest, which has to be
+    /// kept.
+    fn drive(self) -> (Client, Client, mpsc::UnboundedReceiver<Request>, (s2n_quic::Client, s2n_quic::Server)) {
+        let Self { client, mut server, _endpoints: endpoints } = self;
+        let (ours, theirs) = (client.client(), server.client());
+        tokio::spawn(drive(client));
+        let (arrived, requests) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Ok(request) = server.next().await {
+                _ = arrived.send(request);
+            }
+        });
+        (ours, theirs, requests, endpoints)
+    }
 }
 
 async fn drive(mut connection: HttpConnection) -> Error {
@@ -77,6 +92,15 @@ async fn reset_of(request: &mut Request) -> Option<u64> {
     code_of(timeout(PATIENCE, request.recv.part()).await.unwrap())
 }
 
+async fn eventually(mut is_so: impl FnMut() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, wait).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_server_that_departs_rejects_what_it_has_not_read_and_says_so_before_it_closes() {
     let Ends { client, mut server, _endpoints } = Ends::connect("departs").await;
@@ -89,4 +113,24 @@ async fn a_server_that_departs_rejects_what_it_has_not_read_and_says_so_before_i
     timeout(PATIENCE, server.depart()).await.unwrap().unwrap();
     assert!(timeout(PATIENCE, farewell).await.unwrap().unwrap(), "this is no sudden end");
     assert_eq!(reset_of(&mut request).await, Some(Code::RequestRejected.value()));
+}
+
+#[tokio::test]
+async fn a_datagram_for_a_request_that_has_none_ends_it_whenever_it_comes() {
+    let (client, server, mut requests, _endpoints) = Ends::connect("datagrams").await.drive();
+    let early = || server.hub.early_datagrams();
+    for comes_early in [true, false] {
+        let mut asked = client.request(&head()).await.unwrap();
+        let request = timeout(PATIENCE, requests.recv()).await.unwrap().unwrap();
+        if comes_early {
+            asked.flow.batch().push(b"none of yours");
+            eventually(|| early() == 1).await;
+            request.flow.refuse_datagrams();
+        } else {
+            request.flow.refuse_datagrams();
+            asked.flow.batch().push(b"none of yours");
+        }
+        assert_eq!(reset_of(&mut asked).await, Some(Code::DatagramError.value()));
+        assert_eq!(early(), 0, "the room belongs to other requests");
+    }
 }

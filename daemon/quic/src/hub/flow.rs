@@ -33,6 +33,15 @@ impl Flow {
         self.hub.counters.dropped_receive_queue.inc_by(dropped as u64);
     }
 
+    /// Refuses datagrams, for a request that has no use for them: the first one resets the stream with H3_DATAGRAM_ERROR (RFC 9297
+    /// §2), even if it arrived earlier.
+    pub fn refuse_datagrams(&self) {
+        let mut state = self.hub.lock();
+        if state.inbox.refuse(self.stream_id) {
+            state.end_request(self.stream_id);
+        }
+    }
+
     /// Notes whether the tunnel may send datagrams. This decides the form of outgoing payloads (see [`masque::tunnel::Tunnel`]).
     pub fn set_datagrams_usable(&self, usable: bool) {
         self.arrivals.lock().state.set_datagrams_usable(usable);
