@@ -105,10 +105,11 @@ pub struct Request {
 }
 
 impl Request {
-    /// Changes the terms on which the answer to the request leaves, on the stream and in datagrams.
+    /// Changes the terms on which the answer to the request leaves, on the stream and in datagrams. A priority that the peer has given
+    /// the request meanwhile stays.
     pub fn set_terms(&self, terms: &Terms) {
-        self.flow.set_terms(terms.clone());
-        self.send.set_terms(terms.clone());
+        self.flow.change_terms(|before| terms.after(before));
+        self.send.change_terms(|before| terms.after(before));
     }
 }
 

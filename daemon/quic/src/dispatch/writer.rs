@@ -174,7 +174,12 @@ impl ScheduledSendStream {
 
     /// Changes the terms on which the stream is served, at once.
     pub fn set_terms(&self, terms: Terms) {
-        self.of.hub.lock().set_stream_terms(self.name, |_| terms);
+        self.change_terms(|_| terms);
+    }
+
+    /// As [`ScheduledSendStream::set_terms`], with terms that depend on the present ones.
+    pub fn change_terms(&self, change: impl FnOnce(&Terms) -> Terms) {
+        self.of.hub.lock().set_stream_terms(self.name, change);
         self.of.wake();
     }
 

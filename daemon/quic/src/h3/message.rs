@@ -170,6 +170,11 @@ impl SendStream {
         self.stream.set_terms(terms);
     }
 
+    /// As [`SendStream::set_terms`], with terms that depend on the present ones.
+    pub fn change_terms(&self, change: impl FnOnce(&Terms) -> Terms) {
+        self.stream.change_terms(change);
+    }
+
     /// Ends the message properly.
     pub fn finish(&mut self) {
         self.stream.finish();

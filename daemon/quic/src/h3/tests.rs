@@ -7,6 +7,7 @@ use tokio::{sync::mpsc, time::timeout};
 
 use super::*;
 use crate::{
+    class::Class,
     connection_id::Issuer,
     datagrams::{Datagrams, QueueLimits, Schedules},
     endpoint::{self, Admission, Transport},
@@ -133,4 +134,22 @@ async fn a_datagram_for_a_request_that_has_none_ends_it_whenever_it_comes() {
         assert_eq!(reset_of(&mut asked).await, Some(Code::DatagramError.value()));
         assert_eq!(early(), 0, "the room belongs to other requests");
     }
+}
+
+#[tokio::test]
+async fn a_priority_that_comes_while_a_request_is_decided_outlives_the_decision() {
+    let (client, server, mut requests, _endpoints) = Ends::connect("priorities").await.drive();
+    let asked = client.request(&head()).await.unwrap();
+    let request = timeout(PATIENCE, requests.recv()).await.unwrap().unwrap();
+    let signal = |urgency| Priority { urgency: Some(urgency), incremental: None, deadline_ms: None };
+    let present = || {
+        let streams = &mut server.hub.lock().streams;
+        let name = streams.name(asked.stream_id).unwrap();
+        streams.slot(name).unwrap().terms.signal
+    };
+    client.reprioritize(asked.stream_id, signal(1));
+    eventually(|| present() == Some(signal(1))).await;
+    // As the head of the request said.
+    request.set_terms(&Arc::new(Class::default()).terms(Some(&signal(5))));
+    assert_eq!(present(), Some(signal(1)));
 }

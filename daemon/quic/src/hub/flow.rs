@@ -99,7 +99,12 @@ impl Flow {
 
     /// Changes the terms on which the flow is served, at once.
     pub fn set_terms(&self, terms: Terms) {
-        self.hub.set_flow_terms(&mut self.hub.lock(), self.slot, |_| terms);
+        self.change_terms(|_| terms);
+    }
+
+    /// As [`Flow::set_terms`], with terms that depend on the present ones.
+    pub fn change_terms(&self, change: impl FnOnce(&Terms) -> Terms) {
+        self.hub.set_flow_terms(&mut self.hub.lock(), self.slot, change);
     }
 
     /// Moves the UDP payloads from received DATAGRAM frames into `payloads`, which must be empty. Its bound does not apply.
