@@ -42,6 +42,8 @@ pub struct RelayMetrics {
     pub quotas: QuotaGauges,
     /// The usage of each user.
     pub users: Usages,
+    /// The traffic of all TCP tunnels.
+    pub tcp: Arc<UserTraffic>,
     /// Target sockets that could not be given the mark of their class.
     pub unmarked_sockets: Counter,
     /// Packets that reached another worker than their connection ID names.
@@ -60,8 +62,6 @@ pub struct RelayMetrics {
     messages_up: Counter,
     udp_bytes_up: Counter,
     udp_bytes_down: Counter,
-    tcp_bytes_up: Counter,
-    tcp_bytes_down: Counter,
     too_big_up: Counter,
     by_host_up: Counter,
     capsules_dropped: Counter,
@@ -130,8 +130,8 @@ impl RelayMetrics {
             &[
                 ([("protocol", "udp"), ("direction", "up")], &self.udp_bytes_up),
                 ([("protocol", "udp"), ("direction", "down")], &self.udp_bytes_down),
-                ([("protocol", "tcp"), ("direction", "up")], &self.tcp_bytes_up),
-                ([("protocol", "tcp"), ("direction", "down")], &self.tcp_bytes_down),
+                ([("protocol", "tcp"), ("direction", "up")], &self.tcp.up.bytes),
+                ([("protocol", "tcp"), ("direction", "down")], &self.tcp.down.bytes),
             ],
         );
         let dns = &self.dns;
@@ -246,11 +246,5 @@ impl RelayMetrics {
             self.packets_down.inc_by(packets);
             self.udp_bytes_down.inc_by(bytes);
         }
-    }
-
-    /// Adds the bytes that a TCP tunnel moved.
-    pub fn add_tcp(&self, up: u64, down: u64) {
-        self.tcp_bytes_up.inc_by(up);
-        self.tcp_bytes_down.inc_by(down);
     }
 }

@@ -297,7 +297,8 @@ async fn open(
     let (metrics, membership) = (relay.resources.metrics.clone(), Membership::new(terms.class));
     let usage = asked.user.as_ref().map(|user| metrics.users.of(user));
     metrics.opened(protocol, usage.as_deref());
-    let (end, member) = ((client, http.clone()), (membership.clone(), usage.clone()));
+    let total = (protocol == TunnelProtocol::Tcp).then(|| metrics.tcp.clone());
+    let (end, member) = ((client, http.clone()), (membership.clone(), [usage.clone(), total]));
     let stream = (request.stream_id, request.flow.view());
     let tunnel = relay.tunnels.insert(|id| RelayTunnel::new(id, end, asked, stream, member));
     // Another policy may have taken effect since the tunnel was admitted; from here on, new policies find the tunnel.
@@ -339,10 +340,6 @@ impl OpenTunnel {
         let end = either(pump, ended).await;
         relay.tunnels.remove(tunnel.id);
         let metrics = &relay.resources.metrics;
-        if protocol == TunnelProtocol::Tcp {
-            let (up_bytes, down_bytes) = tunnel.traffic.bytes();
-            metrics.add_tcp(up_bytes, down_bytes);
-        }
         metrics.closed(protocol, end, usage.as_deref());
         let access = &relay.resources.access;
         if access.is_wanted() {

@@ -84,7 +84,7 @@ impl RelayTunnel {
         (client, http): (Arc<RelayClient>, h3::Client),
         asked: TunnelOrigin,
         (stream_id, view): (u64, FlowView),
-        (class, usage): (Membership, Option<Arc<UserTraffic>>),
+        (class, totals): (Membership, [Option<Arc<UserTraffic>>; 2]),
     ) -> Self {
         Self {
             id,
@@ -92,7 +92,7 @@ impl RelayTunnel {
             asked,
             since: SystemTime::now(),
             class,
-            traffic: Arc::new(Traffic::of(usage)),
+            traffic: Arc::new(Traffic::of(totals)),
             view,
             pinned: Mutex::default(),
             http,

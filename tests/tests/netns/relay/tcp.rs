@@ -68,6 +68,8 @@ fn bytes_pass_both_ways_and_each_way_ends_by_itself() {
             let client = Client::connect(site.access(family).unwrap()).await.unwrap();
             let mut request = client.relay.open_tcp(&target(&site, family), None).await.unwrap();
             assert_eq!(receive(&mut request, 7).await.unwrap(), b"welcome");
+            let down = "bytes_total{protocol=\"tcp\",direction=\"down\"}";
+            site.counted("the first bytes of an open tunnel", |counts| counts.of(down) % 14 == 7).await.unwrap();
             for piece in [&b"one"[..], b"", b"three"] {
                 send(&mut request, piece).await.unwrap();
             }
