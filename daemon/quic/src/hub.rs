@@ -88,6 +88,8 @@ pub struct DatagramCounters {
     pub dropped_stale: Counter,
     /// Dropped before sending: no packet of this path, or the peer's limit, can carry them.
     pub dropped_too_big: Counter,
+    /// UDP payloads dropped before they left in capsules: a bound was reached.
+    pub dropped_capsules: Counter,
     /// Dropped on arrival: the reader of their flow fell behind.
     pub dropped_receive_queue: Counter,
     /// Dropped on arrival: their stream does not exist, or no longer does (RFC 9297 §2.1), or its request has no use for them, or too many
@@ -267,6 +269,11 @@ impl Hub {
         if payloads > 0 {
             self.counters.dropped_stale.inc_by(payloads);
         }
+    }
+
+    /// Counts payloads that a bound dropped before they left in capsules.
+    pub(super) fn count_dropped_capsules(&self, payloads: u64) {
+        self.counters.dropped_capsules.inc_by(payloads);
     }
 
     /// Returns the gauge that counts streams.

@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use masque::request::TunnelProtocol;
+use masque::{request::TunnelProtocol, tunnel::IgnoredCounts};
 use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
@@ -64,7 +64,6 @@ pub struct RelayMetrics {
     udp_bytes_down: Counter,
     too_big_up: Counter,
     by_host_up: Counter,
-    capsules_dropped: Counter,
     gso_refused: Counter,
     ignored: Counters<1>,
 }
@@ -170,7 +169,7 @@ impl RelayMetrics {
                 ([("direction", "down"), ("reason", "queue_full")], &datagrams.dropped_send_queue),
                 ([("direction", "down"), ("reason", "too_big")], &datagrams.dropped_too_big),
                 ([("direction", "down"), ("reason", "stale")], &datagrams.dropped_stale),
-                ([("direction", "down"), ("reason", "stream_queue_full")], &self.capsules_dropped),
+                ([("direction", "down"), ("reason", "stream_queue_full")], &datagrams.dropped_capsules),
             ],
         );
     }
@@ -213,8 +212,8 @@ impl RelayMetrics {
         }
     }
 
-    /// Counts the items that a UDP tunnel ignored or dropped over its lifetime.
-    pub fn add_tunnel_losses(&self, ignored: masque::tunnel::IgnoredCounts, dropped: u64) {
+    /// Counts the arrivals that a UDP tunnel ignored over its lifetime.
+    pub fn add_ignored(&self, ignored: IgnoredCounts) {
         for (what, count) in
             [("context", ignored.contexts), ("capsule", ignored.capsules), ("oversize_capsule", ignored.oversize)]
         {
@@ -222,7 +221,6 @@ impl RelayMetrics {
                 self.ignored.get_or_create(&[("what", what)]).inc_by(count);
             }
         }
-        self.capsules_dropped.inc_by(dropped);
     }
 
     /// Adds the counters of a flush toward a target.

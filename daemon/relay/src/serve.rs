@@ -340,6 +340,7 @@ impl OpenTunnel {
         let end = either(pump, ended).await;
         relay.tunnels.remove(tunnel.id);
         let metrics = &relay.resources.metrics;
+        metrics.add_ignored(tunnel.ignored());
         metrics.closed(protocol, end, usage.as_deref());
         let access = &relay.resources.access;
         if access.is_wanted() {

@@ -10,7 +10,10 @@ use std::{
 };
 
 use config::{policy::Subject, targets::Protocol};
-use masque::target::{Host, Target};
+use masque::{
+    target::{Host, Target},
+    tunnel::IgnoredCounts,
+};
 use parking_lot::{Mutex, MutexGuard};
 use quic::{
     class::{Class, Classes, Membership},
@@ -128,6 +131,12 @@ impl RelayTunnel {
             reason,
         };
         (request, ended)
+    }
+
+    /// Returns the counts of the client's arrivals that it ignored.
+    #[must_use]
+    pub fn ignored(&self) -> IgnoredCounts {
+        self.view.ignored()
     }
 
     /// Returns its dropped payloads, by direction and reason.

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use masque::{
     capsule::Capsule,
-    tunnel::{Form, IgnoredCounts, TunnelError},
+    tunnel::{Form, TunnelError},
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -71,12 +71,6 @@ impl Flow {
     #[must_use]
     pub fn losses(&self) -> &Arc<Losses> {
         &self.losses
-    }
-
-    /// Returns the counts of the tunnel's ignored arrivals.
-    #[must_use]
-    pub fn ignored(&self) -> IgnoredCounts {
-        self.arrivals.lock().state.ignored()
     }
 
     /// Takes a capsule of the tunnel and returns the UDP payload in it, if there is one.
