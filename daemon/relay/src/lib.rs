@@ -174,6 +174,8 @@ pub struct RelayClient {
     /// Its verified certificate, if it presented one.
     certificate: Option<Vec<u8>>,
     tunnels: Gauge,
+    /// Why the relay closed the connection, if it did.
+    cut: OnceLock<&'static str>,
 }
 
 impl RelayClient {

@@ -106,6 +106,7 @@ impl Relay {
             standing,
             certificate,
             tunnels,
+            cut: OnceLock::new(),
         });
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
         self.resources.metrics.connections.inc();
@@ -144,6 +145,7 @@ impl Relay {
             () = strays.lost() => {
                 // The close does not reach the client, but its later packets are answered with a stateless reset.
                 self.resources.metrics.limit_hit("addresses_per_connection");
+                _ = client.cut.set("addresses_per_connection");
                 http.close(Code::NoError);
                 Error::Closed
             }
@@ -176,6 +178,7 @@ impl Relay {
                             _ = phase.changed() => {}
                         }
                     }
+                    _ = client.cut.set("shutdown");
                     http.close(Code::NoError);
                     return Error::Closed;
                 }
@@ -337,7 +340,11 @@ impl OpenTunnel {
                 () = expiry(expires) => "expired",
             }
         });
-        let end = either(pump, ended).await;
+        let end = match either(pump, ended).await {
+            // The pump sees only that the connection is gone.
+            "client" => tunnel.client.cut.get().copied().unwrap_or("client"),
+            end => end,
+        };
         relay.tunnels.remove(tunnel.id);
         let metrics = &relay.resources.metrics;
         metrics.add_ignored(tunnel.ignored());

@@ -127,7 +127,7 @@ fn a_client_whose_handshake_is_in_flight_at_sigterm_does_not_wait_for_the_drain(
 fn tunnels_that_stay_are_closed_when_the_drain_ends() {
     lab::ring!(Netns);
     let relay = "auth = \"none\"\ndrain_seconds = 1";
-    let mut site = Site::new(Terms { relay, ..Terms::default() }).unwrap();
+    let mut site = Site::new(Terms { relay, sections: "[log]\naccess = \"json\"\n", ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -144,6 +144,8 @@ fn tunnels_that_stay_are_closed_when_the_drain_ends() {
     })
     .unwrap();
     assert!(site.relay.wait(SOON).unwrap().success());
+    let ended = wait_for("the tunnel's record", SOON, || site.relay.records("tunnel").pop()).unwrap();
+    assert_eq!(ended["reason"], "shutdown", "this is no act of the client");
 }
 
 /// Access that trusts exactly the certificate that is now in the relay's file.
