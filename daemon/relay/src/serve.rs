@@ -246,6 +246,9 @@ async fn open(
     mut request: Request,
 ) -> Option<OpenTunnel> {
     if wait_for_turn(&relay, &client).await.is_err() {
+        let attempt = Attempt { user: client.user().cloned(), target: None };
+        let refused = RefusedRequest { status: None, error: None, reason: "requests_per_second" };
+        note_refusal(&relay, &client, attempt, refused);
         turn_away(&http, request, Rejected::Unanswered(Code::RequestRejected)).await;
         return None;
     }
