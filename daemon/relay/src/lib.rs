@@ -137,6 +137,8 @@ pub struct Relay {
     sources_taken: AtomicUsize,
     /// The log throttle for the lack of sockets.
     exhausted: Seldom,
+    /// The log throttle for other failures of sockets.
+    broken: Seldom,
     places: Arc<ConnectionPlaces>,
     phase: watch::Sender<Phase>,
 }
@@ -211,6 +213,7 @@ impl Relay {
             accounts,
             sources_taken: AtomicUsize::new(0),
             exhausted: Seldom::default(),
+            broken: Seldom::default(),
             places: Arc::new(places),
             phase: watch::Sender::new(Phase::Serving),
         })
