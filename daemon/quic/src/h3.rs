@@ -111,6 +111,13 @@ impl Request {
         self.flow.change_terms(|before| terms.after(before));
         self.send.change_terms(|before| terms.after(before));
     }
+
+    /// Ends the request abruptly, in both directions.
+    pub fn reset(self, code: Code) {
+        let Self { recv, send, .. } = self;
+        send.reset(code);
+        recv.stop(code);
+    }
 }
 
 impl HttpConnection {

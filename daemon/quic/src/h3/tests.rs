@@ -153,3 +153,16 @@ async fn a_priority_that_comes_while_a_request_is_decided_outlives_the_decision(
     request.set_terms(&Arc::new(Class::default()).terms(Some(&signal(5))));
     assert_eq!(present(), Some(signal(1)));
 }
+
+#[tokio::test]
+async fn a_request_that_is_dropped_stops_its_sender_with_a_code_of_http() {
+    let (client, _server, mut requests, _endpoints) = Ends::connect("drops").await.drive();
+    let mut asked = client.request(&head()).await.unwrap();
+    drop(timeout(PATIENCE, requests.recv()).await.unwrap().unwrap());
+    let stopped = poll_fn(|cx| match asked.send.poll_stopped(cx) {
+        Ok(()) => Poll::Pending,
+        Err(error) => Poll::Ready(error),
+    });
+    let stopped = timeout(PATIENCE, stopped).await.unwrap();
+    assert_eq!(code_of::<()>(Err(stopped)), Some(Code::RequestCancelled.value()));
+}
