@@ -252,7 +252,11 @@ impl AccessLog {
             let (form, addresses) = (queue.form, queue.addresses);
             drop(queue);
             let lost = sink.write(form, &records, addresses);
-            self.counters.written.inc_by(records.len() as u64 - lost);
+            match form {
+                // The configuration changed while they waited.
+                AccessForm::Off => self.counters.omitted.inc_by(records.len() as u64),
+                _ => self.counters.written.inc_by(records.len() as u64 - lost),
+            };
             self.counters.lost.inc_by(lost);
             queue = self.queue();
             queue.lost += lost;
@@ -297,6 +301,17 @@ mod tests {
         access.summarise();
         let summary = access.queue().records.pop_front().unwrap();
         assert!(matches!(&summary.what, What::Omitted(omitted) if omitted.lost == lost), "{summary:?}");
+    }
+
+    #[test]
+    fn records_that_wait_when_the_log_is_switched_off_do_not_count_as_written() {
+        let access = Arc::<AccessLog>::default();
+        access.set(&LogSettings { access: AccessForm::Journal, ..LogSettings::default() });
+        // As a reload does after the record was queued.
+        access.queue().form = AccessForm::Off;
+        ended(&access, "alice");
+        access.finish(Duration::from_secs(60));
+        assert_eq!((access.counters.written.get(), access.counters.omitted.get()), (0, 1));
     }
 
     #[test]
