@@ -14,6 +14,7 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge as Shown},
     registry::Registry,
 };
+use quic::clock::Clock;
 use role::{account::UserAccount, holder::Holder, limits::GaugePlace, month::Month};
 
 /// How many accounts are kept before unused ones are removed.
@@ -158,7 +159,10 @@ impl State {
             return account.clone();
         }
         if self.accounts.len() >= self.sweep_at.max(KEPT) {
-            self.accounts.retain(|_, account| account.tunnels.count() > 0 || account.used_bytes.load(Relaxed) > 0);
+            let now_ns = (Clock::system().now_ns)();
+            self.accounts.retain(|_, account| {
+                account.tunnels.count() > 0 || account.used_bytes.load(Relaxed) > 0 || !account.is_rested(now_ns)
+            });
             // So that searching costs each new account only a few steps, however many are in use.
             self.sweep_at = self.accounts.len() * 2;
         }
@@ -306,6 +310,19 @@ mod tests {
         accounts.set_quotas(&BTreeMap::new());
         accounts.show(&gauges, now());
         assert!(shown().is_none());
+    }
+
+    #[test]
+    fn accounts_of_those_who_have_just_made_a_request_keep_its_pace() {
+        let accounts = Accounts::default();
+        let account = accounts.of(&alice());
+        // All turns of the next ten seconds.
+        let wait_ns = 10_000_000_000;
+        let now_ns = (Clock::system().now_ns)();
+        while account.take_turn(now_ns, 1, wait_ns).is_some() {}
+        (0..3 * KEPT).for_each(|number| _ = accounts.of(&Holder::User(format!("u{number}").into())));
+        assert!(accounts.state().accounts.len() <= KEPT + 1, "the others are forgotten");
+        assert_eq!(accounts.of(&alice()).take_turn(now_ns, 1, wait_ns), None);
     }
 
     #[test]
