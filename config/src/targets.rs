@@ -101,20 +101,6 @@ pub enum Denied {
     Unlisted,
 }
 
-impl Denied {
-    /// Returns the name of the reason for metrics.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Listed => "listed",
-            Self::Range(range) => range.label(),
-            Self::OwnAddress => "own_address",
-            Self::Port => "port",
-            Self::Unlisted => "unlisted",
-        }
-    }
-}
-
 impl TargetRules {
     /// Decides about the address to connect to; `name` is the name that it was resolved from, if any. `is_own_address`
     /// returns whether `ip`, or an address that it is [judged by](Self::judged_by), belongs to this host.

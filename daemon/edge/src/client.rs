@@ -11,7 +11,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use masque::{
-    h3::{Field, Part, RequestHead, ResponseHead, Role},
+    h3::{Code, Field, Part, RequestHead, ResponseHead, Role},
     priority::Priority,
     request::{self, Consent, TunnelRefused},
     target::Target,
@@ -77,6 +77,15 @@ impl OpenError {
     #[must_use]
     pub fn is_limit(&self) -> bool {
         matches!(self, Self::Refused(TunnelRefused::Status { status: 429, retry_after_s: None, .. }))
+    }
+
+    /// Returns the code that ends a request whose answer breaks a rule (RFC 9114 §4.1.2).
+    fn violation(&self) -> Option<Code> {
+        match self {
+            Self::Http(h3::Error::Protocol(error)) => Some(error.code()),
+            Self::Refused(TunnelRefused::Malformed) => Some(Code::MessageError),
+            _ => None,
+        }
     }
 }
 
@@ -190,6 +199,7 @@ impl RelayConnection {
             head.fields.push(Field::new("expect", "100-continue"));
         }
         let request = self.client.request(&head).await?;
+        request.flow.refuse_datagrams();
         Ok((request, FirstRequest { _waiting: waiting }))
     }
 
@@ -237,7 +247,15 @@ impl RelayConnection {
             }
             Err(_) => {}
         }
-        Ok((request, answer?))
+        match answer {
+            Ok(accepted) => Ok((request, accepted)),
+            Err(error) => {
+                if let Some(code) = error.violation() {
+                    request.reset(code);
+                }
+                Err(error)
+            }
+        }
     }
 
     async fn answer(

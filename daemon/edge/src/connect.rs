@@ -386,15 +386,18 @@ impl RelayAccess {
         _ = application.set_nodelay(true);
         let OpenedTcp { request, link, class } = opened;
         let (http, stream_id) = (link.relay.http().clone(), request.stream_id);
-        if !Arc::ptr_eq(&class, &self.membership.get()) {
-            http.reclass(stream_id, &self.membership.get());
-        }
-        let on_class = |_: &TcpStream, _: &Class, class: &Arc<Class>| {
+        let follow = |class: &Arc<Class>| {
             http.reclass(stream_id, class);
             if let Some(signal) = self.signal(class) {
                 http.reprioritize(stream_id, signal);
             }
         };
+        // The class may have changed while the relay answered.
+        let now = self.membership.get();
+        if !Arc::ptr_eq(&class, &now) {
+            follow(&now);
+        }
+        let on_class = |_: &TcpStream, _: &Class, class: &Arc<Class>| follow(class);
         let target = (Protocol::Tcp, target);
         let entry = self.counters.enter(client, target, (&link, stream_id), (&self.membership, None));
         // An edge has no users; they belong to the relay.

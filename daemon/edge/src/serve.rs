@@ -266,7 +266,7 @@ impl ToGateways {
     ) -> Result<(Request, RequestAtGateway), h3::Error> {
         let (request, first) = link.relay.ask_itself(head).await?;
         request.set_terms(terms);
-        let traffic = Arc::new(Traffic::of(Some(self.moved.clone())));
+        let traffic = Arc::new(Traffic::of([Some(self.moved.clone()), None]));
         link.carries_traffic(traffic.clone(), &terms.class, terms.signal.as_ref());
         Ok((request, RequestAtGateway { link, traffic, _first: first, counted }))
     }
@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn bytes_of_requests_and_answers_count_at_their_local_address() {
         let counters = LocalAddressCounters::default();
-        let traffic = Traffic::of(Some(moved(&counters)));
+        let traffic = Traffic::of([Some(moved(&counters)), None]);
         traffic.add_up(3, 0);
         traffic.add_down(5, 0);
         assert_eq!((counters.bytes_up.get(), counters.bytes_down.get()), (3, 5));

@@ -5,7 +5,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -70,6 +70,8 @@ pub(crate) enum Does {
     KnowNone,
     /// Refuses the credentials of clients that ask for a tunnel.
     KnowNoneLater,
+    /// Accepts with a response that announces content.
+    Misanswer,
     /// Echoes once, then closes the connection.
     EchoOnce,
     /// Echoes, in up to this many tunnels of all connections at once.
@@ -87,6 +89,8 @@ struct Seen {
     datagrams: AtomicUsize,
     capsules: AtomicUsize,
     finished: AtomicUsize,
+    /// The code with which a client reset its last request.
+    reset: AtomicU64,
     /// How often this side has closed all connections.
     closings: watch::Sender<u32>,
     /// Open tunnels now, and their maximum so far.
@@ -204,6 +208,13 @@ async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<
     seen.requests.fetch_add(1, Relaxed);
     if does == Does::SayNothing {
         return std::future::pending().await;
+    }
+    if does == Does::Misanswer {
+        request.send.respond(&ResponseHead { status: 205, fields: Vec::new() }).await.unwrap();
+        if let Err(h3::Error::Stream(s2n_quic::stream::Error::StreamReset { error, .. })) = request.recv.part().await {
+            seen.reset.store(error.into(), Relaxed);
+        }
+        return;
     }
     let refusal = match does {
         Does::Refuse => Some(Refusal::PortProhibited),

@@ -206,6 +206,13 @@ impl Terms {
         Self { since: self.since, ..self.class.terms(Some(signal)) }
     }
 
+    /// Returns these terms for a stream or flow that was served on the terms `before`. A signal in those stays: it is later than the
+    /// request's head, by which these terms were chosen (RFC 9218 §7).
+    #[must_use]
+    pub fn after(&self, before: &Self) -> Self {
+        before.signal.map_or_else(|| self.clone(), |signal| self.moved(&signal))
+    }
+
     /// Returns the terms that result from a move to another class.
     #[must_use]
     pub fn reclassed(&self, class: &Arc<Class>) -> Self {

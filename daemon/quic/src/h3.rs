@@ -105,10 +105,18 @@ pub struct Request {
 }
 
 impl Request {
-    /// Changes the terms on which the answer to the request leaves, on the stream and in datagrams.
+    /// Changes the terms on which the answer to the request leaves, on the stream and in datagrams. A priority that the peer has given
+    /// the request meanwhile stays.
     pub fn set_terms(&self, terms: &Terms) {
-        self.flow.set_terms(terms.clone());
-        self.send.set_terms(terms.clone());
+        self.flow.change_terms(|before| terms.after(before));
+        self.send.change_terms(|before| terms.after(before));
+    }
+
+    /// Ends the request abruptly, in both directions.
+    pub fn reset(self, code: Code) {
+        let Self { recv, send, .. } = self;
+        send.reset(code);
+        recv.stop(code);
     }
 }
 
@@ -222,6 +230,27 @@ impl HttpConnection {
             self.control_queue.push_back(ControlReceiver::goaway(self.next_request));
             self.stirred.set();
         }
+    }
+
+    /// As [`HttpConnection::go_away`]; then drives the connection until the peer has received the announcement, which closing the
+    /// connection would discard. Call it when no accepted request is open.
+    ///
+    /// # Errors
+    /// The connection ended, by either side.
+    pub async fn depart(&mut self) -> Result<(), Error> {
+        self.go_away();
+        poll_fn(|cx| {
+            // Later requests are rejected, so none arrives.
+            while let Poll::Ready(request) = self.poll_next(cx) {
+                drop(request?);
+            }
+            if self.control_queue.is_empty() {
+                self.control_stream.poll_flush(cx).map_err(Error::from)
+            } else {
+                Poll::Pending
+            }
+        })
+        .await
     }
 
     /// Returns why the transport accepts no more streams. Its acceptors tell no difference between a peer that closed the connection
@@ -359,3 +388,6 @@ fn excess(standing: &ClientStanding, limit: Limit) -> h3::ProtocolError {
     standing.count(limit);
     h3::ProtocolError::Connection(Code::ExcessiveLoad, "too much for a client that is not known yet")
 }
+
+#[cfg(test)]
+mod tests;

@@ -61,6 +61,9 @@ pub(super) mod slot;
 pub(super) mod streams;
 mod view;
 
+/// H3_DATAGRAM_ERROR (RFC 9297 §5.2).
+const DATAGRAM_ERROR: u32 = 0x33;
+
 /// Bounds of one connection's datagram queues, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueLimits {
@@ -85,10 +88,12 @@ pub struct DatagramCounters {
     pub dropped_stale: Counter,
     /// Dropped before sending: no packet of this path, or the peer's limit, can carry them.
     pub dropped_too_big: Counter,
+    /// UDP payloads dropped before they left in capsules: a bound was reached.
+    pub dropped_capsules: Counter,
     /// Dropped on arrival: the reader of their flow fell behind.
     pub dropped_receive_queue: Counter,
-    /// Dropped on arrival: their stream does not exist, or no longer does (RFC 9297 §2.1), or too many came before their request
-    /// was admitted.
+    /// Dropped on arrival: their stream does not exist, or no longer does (RFC 9297 §2.1), or its request has no use for them, or too many
+    /// came before their request was admitted.
     pub dropped_unknown_stream: Counter,
     /// Streams that the dispatchers hold, including finished ones whose last byte has not left.
     pub streams: Gauge,
@@ -211,7 +216,10 @@ impl Hub {
         };
         let is_payload = datagram::context(http_datagram).is_some_and(|(context_id, _)| context_id == UDP_CONTEXT);
         self.counters.received.inc_by(is_payload.into());
-        self.lock().inbox.push(quarter_stream_id * 4, http_datagram, &self.counters);
+        let (stream_id, mut state) = (quarter_stream_id * 4, self.lock());
+        if state.inbox.push(stream_id, http_datagram, &self.counters) {
+            state.end_request(stream_id);
+        }
     }
 
     /// Whether datagrams wait for a packet.
@@ -263,6 +271,11 @@ impl Hub {
         }
     }
 
+    /// Counts payloads that a bound dropped before they left in capsules.
+    pub(super) fn count_dropped_capsules(&self, payloads: u64) {
+        self.counters.dropped_capsules.inc_by(payloads);
+    }
+
     /// Returns the gauge that counts streams.
     pub(super) fn gauge(&self) -> &Gauge {
         &self.counters.streams
@@ -278,6 +291,12 @@ impl Hub {
     #[must_use]
     pub fn terms(&self) -> &Terms {
         &self.terms
+    }
+
+    /// Returns how many datagrams wait for their requests to be admitted.
+    #[cfg(test)]
+    pub(super) fn early_datagrams(&self) -> usize {
+        self.lock().inbox.early.len()
     }
 
     /// Returns how many bytes of payloads wait to leave in DATAGRAM frames.
@@ -330,6 +349,16 @@ impl Hub {
 }
 
 impl State {
+    /// Ends a request for which a datagram arrived, but which has no use for datagrams.
+    fn end_request(&mut self, stream_id: u64) {
+        if let Some(name) = self.streams.name(stream_id) {
+            self.cancel(name, DATAGRAM_ERROR.into());
+            if let Some(ledger) = &self.ledger {
+                ledger.driver().wake();
+            }
+        }
+    }
+
     fn go_by(&mut self, schedule: &Schedule) {
         self.turns.reorder(schedule.discipline, schedule.seed);
         self.binding = schedule.binding;

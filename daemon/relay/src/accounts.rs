@@ -3,7 +3,7 @@
 //! Clients that need not authenticate share the account of their network ([`Holder`]), which has no quota.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::SystemTime,
 };
@@ -14,6 +14,7 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge as Shown},
     registry::Registry,
 };
+use quic::clock::Clock;
 use role::{account::UserAccount, holder::Holder, limits::GaugePlace, month::Month};
 
 /// How many accounts are kept before unused ones are removed.
@@ -125,14 +126,14 @@ impl Accounts {
     pub fn show(&self, gauges: &QuotaGauges, now: SystemTime) {
         let mut state = self.state();
         state.turn(now);
-        gauges.clear();
-        let quotas: Vec<_> = state.quotas.iter().map(|(name, quota)| (name.clone(), quota.monthly_bytes)).collect();
-        for (name, monthly_bytes) in quotas {
-            if let Some(monthly_bytes) = monthly_bytes {
-                let account = state.account(&Holder::User(name.clone()));
-                gauges.set(&name, monthly_bytes, account.used_bytes.load(Relaxed));
-            }
-        }
+        let used_bytes = |name: &Arc<str>| {
+            let account = state.accounts.get(&Holder::User(name.clone()));
+            account.map_or(0, |account| account.used_bytes.load(Relaxed))
+        };
+        let quotas = state.quotas.iter().filter_map(|(name, quota)| Some((name.clone(), quota.monthly_bytes?)));
+        let quotas: Vec<_> = quotas.map(|(name, monthly)| (name.clone(), [monthly, used_bytes(&name)])).collect();
+        drop(state);
+        gauges.set(&quotas);
     }
 }
 
@@ -158,7 +159,10 @@ impl State {
             return account.clone();
         }
         if self.accounts.len() >= self.sweep_at.max(KEPT) {
-            self.accounts.retain(|_, account| account.tunnels.count() > 0 || account.used_bytes.load(Relaxed) > 0);
+            let now_ns = (Clock::system().now_ns)();
+            self.accounts.retain(|_, account| {
+                account.tunnels.count() > 0 || account.used_bytes.load(Relaxed) > 0 || !account.is_rested(now_ns)
+            });
             // So that searching costs each new account only a few steps, however many are in use.
             self.sweep_at = self.accounts.len() * 2;
         }
@@ -174,6 +178,8 @@ impl State {
 pub struct QuotaGauges {
     monthly_bytes: Family<[(&'static str, String); 1], Shown>,
     used_bytes: Family<[(&'static str, String); 1], Shown>,
+    /// The users that have gauges.
+    users: Arc<Mutex<HashSet<Arc<str>>>>,
 }
 
 impl QuotaGauges {
@@ -185,14 +191,18 @@ impl QuotaGauges {
         registry.register("user_quota_used_bytes", help, self.used_bytes.clone());
     }
 
-    fn clear(&self) {
-        self.monthly_bytes.clear();
-        self.used_bytes.clear();
-    }
-
-    fn set(&self, user: &str, monthly_bytes: u64, used_bytes: u64) {
-        for (family, bytes) in [(&self.monthly_bytes, monthly_bytes), (&self.used_bytes, used_bytes)] {
-            family.get_or_create(&[("user", user.to_owned())]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    /// Shows these quotas and their usage, and no others. A gauge that stays is never missing meanwhile.
+    fn set(&self, quotas: &[(Arc<str>, [u64; 2])]) {
+        let (mut users, families) = (self.users.lock(), [&self.monthly_bytes, &self.used_bytes]);
+        let labels = |user: &Arc<str>| [("user", user.to_string())];
+        let before = std::mem::replace(&mut *users, quotas.iter().map(|(user, _)| user.clone()).collect());
+        for user in before.difference(&users) {
+            families.iter().for_each(|family| _ = family.remove(&labels(user)));
+        }
+        for (user, quota) in quotas {
+            for (family, bytes) in families.iter().zip(quota) {
+                family.get_or_create(&labels(user)).set(i64::try_from(*bytes).unwrap_or(i64::MAX));
+            }
         }
     }
 }
@@ -286,6 +296,33 @@ mod tests {
         assert_eq!(accounts.used(unset), used, "what is saved meanwhile is of the same month");
         assert!(accounts.open(&alice(), 9, now()).is_err(), "and so it is once the clock is set");
         assert!(accounts.open(&alice(), 9, now() + 9 * DAY).is_ok());
+    }
+
+    #[test]
+    fn the_gauges_of_a_quota_stay_until_the_quota_goes() {
+        let (accounts, gauges) = (accounts(1_000), QuotaGauges::default());
+        let shown = || gauges.used_bytes.get(&[("user", "alice".to_owned())]).map(|gauge| gauge.clone());
+        accounts.show(&gauges, now());
+        let gauge = shown().unwrap();
+        accounts.open(&alice(), 9, now()).unwrap().account.use_up(700);
+        accounts.show(&gauges, now());
+        assert_eq!(gauge.get(), 700, "a scrape meanwhile found it");
+        accounts.set_quotas(&BTreeMap::new());
+        accounts.show(&gauges, now());
+        assert!(shown().is_none());
+    }
+
+    #[test]
+    fn accounts_of_those_who_have_just_made_a_request_keep_its_pace() {
+        let accounts = Accounts::default();
+        let account = accounts.of(&alice());
+        // All turns of the next ten seconds.
+        let wait_ns = 10_000_000_000;
+        let now_ns = (Clock::system().now_ns)();
+        while account.take_turn(now_ns, 1, wait_ns).is_some() {}
+        (0..3 * KEPT).for_each(|number| _ = accounts.of(&Holder::User(format!("u{number}").into())));
+        assert!(accounts.state().accounts.len() <= KEPT + 1, "the others are forgotten");
+        assert_eq!(accounts.of(&alice()).take_turn(now_ns, 1, wait_ns), None);
     }
 
     #[test]

@@ -190,16 +190,18 @@ async fn connect_tcp(target: SocketAddr, source: Option<IpAddr>) -> io::Result<T
     TcpSocket::from_std_stream(socket.into()).connect(target).await
 }
 
-/// A lack of descriptors, memory or ports is a matter of load. A broadcast address is refused with EACCES. Every other
-/// error is a fault of the relay.
+/// A lack of descriptors, memory or ports is a matter of load. A broadcast address is refused with EACCES, and a target of a
+/// blackhole route with EINVAL (`fib_props` in net/ipv4/fib_semantics.c, `ip6_rt_type_to_error` in net/ipv6/route.c). Every
+/// other error is a fault of the relay.
 fn refuse_socket(error: &io::Error, relay: &Relay) -> Refusal {
     let limit = match error.raw_os_error() {
         Some(libc::EACCES) => return Refusal::AddressProhibited,
+        Some(libc::EINVAL) => return Refusal::Unroutable,
         Some(libc::EMFILE | libc::ENFILE) => "descriptors",
         Some(libc::ENOBUFS | libc::ENOMEM) => "socket_memory",
         _ if lacks_ports(error) => "local_ports",
         _ => {
-            tracing::warn!(%error, "failed to create a socket for a target");
+            relay.broken.note(|unsaid| tracing::warn!(%error, unsaid, "failed to create a socket for a target"));
             return Refusal::Internal;
         }
     };

@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use masque::request::TunnelProtocol;
+use masque::{request::TunnelProtocol, tunnel::IgnoredCounts};
 use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
@@ -42,6 +42,8 @@ pub struct RelayMetrics {
     pub quotas: QuotaGauges,
     /// The usage of each user.
     pub users: Usages,
+    /// The traffic of all TCP tunnels.
+    pub tcp: Arc<UserTraffic>,
     /// Target sockets that could not be given the mark of their class.
     pub unmarked_sockets: Counter,
     /// Packets that reached another worker than their connection ID names.
@@ -60,11 +62,8 @@ pub struct RelayMetrics {
     messages_up: Counter,
     udp_bytes_up: Counter,
     udp_bytes_down: Counter,
-    tcp_bytes_up: Counter,
-    tcp_bytes_down: Counter,
     too_big_up: Counter,
     by_host_up: Counter,
-    capsules_dropped: Counter,
     gso_refused: Counter,
     ignored: Counters<1>,
 }
@@ -130,8 +129,8 @@ impl RelayMetrics {
             &[
                 ([("protocol", "udp"), ("direction", "up")], &self.udp_bytes_up),
                 ([("protocol", "udp"), ("direction", "down")], &self.udp_bytes_down),
-                ([("protocol", "tcp"), ("direction", "up")], &self.tcp_bytes_up),
-                ([("protocol", "tcp"), ("direction", "down")], &self.tcp_bytes_down),
+                ([("protocol", "tcp"), ("direction", "up")], &self.tcp.up.bytes),
+                ([("protocol", "tcp"), ("direction", "down")], &self.tcp.down.bytes),
             ],
         );
         let dns = &self.dns;
@@ -170,7 +169,7 @@ impl RelayMetrics {
                 ([("direction", "down"), ("reason", "queue_full")], &datagrams.dropped_send_queue),
                 ([("direction", "down"), ("reason", "too_big")], &datagrams.dropped_too_big),
                 ([("direction", "down"), ("reason", "stale")], &datagrams.dropped_stale),
-                ([("direction", "down"), ("reason", "stream_queue_full")], &self.capsules_dropped),
+                ([("direction", "down"), ("reason", "stream_queue_full")], &datagrams.dropped_capsules),
             ],
         );
     }
@@ -213,8 +212,8 @@ impl RelayMetrics {
         }
     }
 
-    /// Counts the items that a UDP tunnel ignored or dropped over its lifetime.
-    pub fn add_tunnel_losses(&self, ignored: masque::tunnel::IgnoredCounts, dropped: u64) {
+    /// Counts the arrivals that a UDP tunnel ignored over its lifetime.
+    pub fn add_ignored(&self, ignored: IgnoredCounts) {
         for (what, count) in
             [("context", ignored.contexts), ("capsule", ignored.capsules), ("oversize_capsule", ignored.oversize)]
         {
@@ -222,7 +221,6 @@ impl RelayMetrics {
                 self.ignored.get_or_create(&[("what", what)]).inc_by(count);
             }
         }
-        self.capsules_dropped.inc_by(dropped);
     }
 
     /// Adds the counters of a flush toward a target.
@@ -246,11 +244,5 @@ impl RelayMetrics {
             self.packets_down.inc_by(packets);
             self.udp_bytes_down.inc_by(bytes);
         }
-    }
-
-    /// Adds the bytes that a TCP tunnel moved.
-    pub fn add_tcp(&self, up: u64, down: u64) {
-        self.tcp_bytes_up.inc_by(up);
-        self.tcp_bytes_down.inc_by(down);
     }
 }

@@ -137,6 +137,8 @@ pub struct Relay {
     sources_taken: AtomicUsize,
     /// The log throttle for the lack of sockets.
     exhausted: Seldom,
+    /// The log throttle for other failures of sockets.
+    broken: Seldom,
     places: Arc<ConnectionPlaces>,
     phase: watch::Sender<Phase>,
 }
@@ -174,6 +176,8 @@ pub struct RelayClient {
     /// Its verified certificate, if it presented one.
     certificate: Option<Vec<u8>>,
     tunnels: Gauge,
+    /// Why the relay closed the connection, if it did.
+    cut: OnceLock<&'static str>,
 }
 
 impl RelayClient {
@@ -209,6 +213,7 @@ impl Relay {
             accounts,
             sources_taken: AtomicUsize::new(0),
             exhausted: Seldom::default(),
+            broken: Seldom::default(),
             places: Arc::new(places),
             phase: watch::Sender::new(Phase::Serving),
         })

@@ -53,6 +53,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// more than the request itself.
 const WAIT_NS: u64 = 20_000_000;
 
+/// How long a client may take to acknowledge that the relay goes away, before its connection is closed.
+const FAREWELL: Duration = Duration::from_secs(2);
+
 /// How long a client may take to receive the response to a refused request. Without flow control credit for it, it never
 /// would.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -65,17 +68,18 @@ impl Relay {
     pub async fn serve(self: Arc<Self>, mut server: Server, listener: SocketAddr) {
         let mut connections = JoinSet::new();
         let mut phase = self.phase.subscribe();
-        loop {
+        // Handshakes that were in flight at the end may still complete: their clients learn at once that the relay goes away. The
+        // endpoint has to stay as long as its connections: dropping it would end them.
+        while *phase.borrow_and_update() == Phase::Serving || !connections.is_empty() {
             tokio::select! {
                 accepted = server.accept() => {
                     let Some(connection) = accepted else { break };
                     connections.spawn(self.clone().serve_connection(connection, listener));
                 }
                 Some(_) = connections.join_next() => {}
-                _ = phase.wait_for(|phase| *phase >= Phase::Draining) => break,
+                _ = phase.changed() => {}
             }
         }
-        // The endpoint stays alive: dropping it would end the draining connections.
         while connections.join_next().await.is_some() {}
     }
 
@@ -102,6 +106,7 @@ impl Relay {
             standing,
             certificate,
             tunnels,
+            cut: OnceLock::new(),
         });
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
         self.resources.metrics.connections.inc();
@@ -140,6 +145,7 @@ impl Relay {
             () = strays.lost() => {
                 // The close does not reach the client, but its later packets are answered with a stateless reset.
                 self.resources.metrics.limit_hit("addresses_per_connection");
+                _ = client.cut.set("addresses_per_connection");
                 http.close(Code::NoError);
                 Error::Closed
             }
@@ -162,12 +168,20 @@ impl Relay {
         let mut phase = self.phase.subscribe();
         loop {
             let now = *phase.borrow_and_update();
-            if now == Phase::Closing || (now == Phase::Draining && requests.is_empty()) {
-                http.close(Code::NoError);
-                return Error::Closed;
-            }
-            if now == Phase::Draining {
-                connection.go_away();
+            match now {
+                Phase::Serving => {}
+                Phase::Draining if !requests.is_empty() => connection.go_away(),
+                Phase::Draining | Phase::Closing => {
+                    if now == Phase::Draining {
+                        tokio::select! {
+                            _ = timeout(FAREWELL, connection.depart()) => {}
+                            _ = phase.changed() => {}
+                        }
+                    }
+                    _ = client.cut.set("shutdown");
+                    http.close(Code::NoError);
+                    return Error::Closed;
+                }
             }
             tokio::select! {
                 request = connection.next() => match request {
@@ -232,6 +246,9 @@ async fn open(
     mut request: Request,
 ) -> Option<OpenTunnel> {
     if wait_for_turn(&relay, &client).await.is_err() {
+        let attempt = Attempt { user: client.user().cloned(), target: None };
+        let refused = RefusedRequest { status: None, error: None, reason: "requests_per_second" };
+        note_refusal(&relay, &client, attempt, refused);
         turn_away(&http, request, Rejected::Unanswered(Code::RequestRejected)).await;
         return None;
     }
@@ -248,6 +265,7 @@ async fn open(
         Ok(Decision::Model(of)) => {
             let ForModel { gateway, head, asker, places } = *of;
             drop((waiting, rules));
+            request.flow.refuse_datagrams();
             if head.field("expect").is_some_and(|expect| expect.eq_ignore_ascii_case(b"100-continue")) {
                 // The client learns that it is no stranger any more, long before a model answers (RFC 9110 §10.1.1). If this fails,
                 // the answer fails, too.
@@ -285,7 +303,8 @@ async fn open(
     let (metrics, membership) = (relay.resources.metrics.clone(), Membership::new(terms.class));
     let usage = asked.user.as_ref().map(|user| metrics.users.of(user));
     metrics.opened(protocol, usage.as_deref());
-    let (end, member) = ((client, http.clone()), (membership.clone(), usage.clone()));
+    let total = (protocol == TunnelProtocol::Tcp).then(|| metrics.tcp.clone());
+    let (end, member) = ((client, http.clone()), (membership.clone(), [usage.clone(), total]));
     let stream = (request.stream_id, request.flow.view());
     let tunnel = relay.tunnels.insert(|id| RelayTunnel::new(id, end, asked, stream, member));
     // Another policy may have taken effect since the tunnel was admitted; from here on, new policies find the tunnel.
@@ -324,13 +343,14 @@ impl OpenTunnel {
                 () = expiry(expires) => "expired",
             }
         });
-        let end = either(pump, ended).await;
+        let end = match either(pump, ended).await {
+            // The pump sees only that the connection is gone.
+            "client" => tunnel.client.cut.get().copied().unwrap_or("client"),
+            end => end,
+        };
         relay.tunnels.remove(tunnel.id);
         let metrics = &relay.resources.metrics;
-        if protocol == TunnelProtocol::Tcp {
-            let (up_bytes, down_bytes) = tunnel.traffic.bytes();
-            metrics.add_tcp(up_bytes, down_bytes);
-        }
+        metrics.add_ignored(tunnel.ignored());
         metrics.closed(protocol, end, usage.as_deref());
         let access = &relay.resources.access;
         if access.is_wanted() {

@@ -10,7 +10,10 @@ use std::{
 };
 
 use config::{policy::Subject, targets::Protocol};
-use masque::target::{Host, Target};
+use masque::{
+    target::{Host, Target},
+    tunnel::IgnoredCounts,
+};
 use parking_lot::{Mutex, MutexGuard};
 use quic::{
     class::{Class, Classes, Membership},
@@ -84,7 +87,7 @@ impl RelayTunnel {
         (client, http): (Arc<RelayClient>, h3::Client),
         asked: TunnelOrigin,
         (stream_id, view): (u64, FlowView),
-        (class, usage): (Membership, Option<Arc<UserTraffic>>),
+        (class, totals): (Membership, [Option<Arc<UserTraffic>>; 2]),
     ) -> Self {
         Self {
             id,
@@ -92,7 +95,7 @@ impl RelayTunnel {
             asked,
             since: SystemTime::now(),
             class,
-            traffic: Arc::new(Traffic::of(usage)),
+            traffic: Arc::new(Traffic::of(totals)),
             view,
             pinned: Mutex::default(),
             http,
@@ -128,6 +131,12 @@ impl RelayTunnel {
             reason,
         };
         (request, ended)
+    }
+
+    /// Returns the counts of the client's arrivals that it ignored.
+    #[must_use]
+    pub fn ignored(&self) -> IgnoredCounts {
+        self.view.ignored()
     }
 
     /// Returns its dropped payloads, by direction and reason.

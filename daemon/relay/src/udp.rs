@@ -139,7 +139,6 @@ impl UdpPump {
 
     /// Ends both sides for a reason; returns a word for it.
     fn end(self, end: UdpEnd) -> &'static str {
-        self.metrics.add_tunnel_losses(self.tunnel.ignored(), self.tunnel.dropped());
         tracing::debug!(reason = %end, "tunnel ended");
         match &end {
             UdpEnd::Finished | UdpEnd::Idle => self.tunnel.finish(),

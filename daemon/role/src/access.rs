@@ -180,29 +180,44 @@ impl AccessLog {
 
     fn tell(&self, what: What) {
         let record = Arc::new(AccessRecord { time: SystemTime::now(), what });
-        if self.is_on.load(Relaxed) {
-            let mut queue = self.queue();
-            let bytes = record.bytes();
-            if queue.bytes + bytes > QUEUE_BYTES || !queue.has_writer {
-                queue.lost += 1;
-                self.counters.lost.inc();
-            } else {
-                queue.bytes += bytes;
-                queue.records.push_back(record.clone());
-                self.changed.notify_all();
-            }
+        if self.is_on.load(Relaxed) && !self.enqueue(&record) {
+            self.queue().lost += 1;
+            self.counters.lost.inc();
         }
         // There may be no listener.
         _ = self.events.send(record);
     }
 
-    /// Records a summary of the records omitted since the last one, if there were any.
+    /// Queues a record to be written; returns whether there is room for it.
+    fn enqueue(&self, record: &Arc<AccessRecord>) -> bool {
+        let (mut queue, bytes) = (self.queue(), record.bytes());
+        let is_kept = queue.has_writer && queue.bytes + bytes <= QUEUE_BYTES;
+        if is_kept {
+            queue.bytes += bytes;
+            queue.records.push_back(record.clone());
+            self.changed.notify_all();
+        }
+        is_kept
+    }
+
+    /// Records a summary of the records omitted since the last one, if there were any. Without room for it, the next summary includes
+    /// them.
     pub fn summarise(&self) {
         let refusals = self.budget().take_left_out();
         let lost = std::mem::take(&mut self.queue().lost);
-        if lost > 0 || !refusals.is_empty() {
-            self.tell(What::Omitted(Omitted { refusals, lost }));
+        if lost == 0 && refusals.is_empty() {
+            return;
         }
+        let what = What::Omitted(Omitted { refusals, lost });
+        let record = Arc::new(AccessRecord { time: SystemTime::now(), what });
+        if self.is_on.load(Relaxed) && !self.enqueue(&record) {
+            self.queue().lost += lost;
+            if let What::Omitted(omitted) = &record.what {
+                self.budget().put_back(&omitted.refusals);
+            }
+            return;
+        }
+        _ = self.events.send(record);
     }
 
     /// Records a summary of omitted records every ten seconds; never returns.
@@ -237,7 +252,11 @@ impl AccessLog {
             let (form, addresses) = (queue.form, queue.addresses);
             drop(queue);
             let lost = sink.write(form, &records, addresses);
-            self.counters.written.inc_by(records.len() as u64 - lost);
+            match form {
+                // The configuration changed while they waited.
+                AccessForm::Off => self.counters.omitted.inc_by(records.len() as u64),
+                _ => self.counters.written.inc_by(records.len() as u64 - lost),
+            };
             self.counters.lost.inc_by(lost);
             queue = self.queue();
             queue.lost += lost;
@@ -273,11 +292,26 @@ mod tests {
         };
         assert!(bytes <= QUEUE_BYTES && kept > 1_000, "{kept} records in {bytes} bytes");
         assert_eq!((kept + lost, access.counters.lost.get()), (20_000, lost));
+        // The summary has no room either, and waits for the next.
+        access.queue().bytes = QUEUE_BYTES;
+        access.summarise();
+        assert_eq!((access.queue().lost, access.counters.lost.get()), (lost, lost));
         access.queue().records.clear();
         access.queue().bytes = 0;
         access.summarise();
         let summary = access.queue().records.pop_front().unwrap();
         assert!(matches!(&summary.what, What::Omitted(omitted) if omitted.lost == lost), "{summary:?}");
+    }
+
+    #[test]
+    fn records_that_wait_when_the_log_is_switched_off_do_not_count_as_written() {
+        let access = Arc::<AccessLog>::default();
+        access.set(&LogSettings { access: AccessForm::Journal, ..LogSettings::default() });
+        // As a reload does after the record was queued.
+        access.queue().form = AccessForm::Off;
+        ended(&access, "alice");
+        access.finish(Duration::from_secs(60));
+        assert_eq!((access.counters.written.get(), access.counters.omitted.get()), (0, 1));
     }
 
     #[test]

@@ -104,6 +104,12 @@ impl UserAccount {
         })
     }
 
+    /// Whether requests at `now_ns` have their turns as those of a new account.
+    #[must_use]
+    pub fn is_rested(&self, now_ns: u64) -> bool {
+        self.requests.lock().ready_at(0) <= now_ns.saturating_sub(REQUEST_BURST_NS)
+    }
+
     /// Counts bytes against the monthly quota, if the user has one; wakes the tasks that wait for its exhaustion.
     pub fn use_up(&self, bytes: u64) {
         let monthly_bytes = self.monthly_bytes.load(Relaxed);
@@ -156,6 +162,16 @@ mod tests {
             [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
         );
         assert_eq!(account.take_turn(now_ns + SECOND_NS, 10, SECOND_NS), Some(now_ns + SECOND_NS + SECOND_NS / 10));
+    }
+
+    #[test]
+    fn an_account_is_rested_as_soon_as_it_has_its_burst_again() {
+        let (account, now_ns) = (UserAccount::default(), 10 * SECOND_NS);
+        assert!(account.is_rested(0), "it has had no request");
+        // Two seconds' worth, of which one is the burst.
+        assert_eq!(served_of_a_thousand(&account, now_ns, 10), 21);
+        assert!(!account.is_rested(now_ns + 2 * SECOND_NS));
+        assert!(account.is_rested(now_ns + 2 * SECOND_NS + SECOND_NS / 10));
     }
 
     #[test]

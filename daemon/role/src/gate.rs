@@ -79,10 +79,10 @@ impl Gate {
         Some((before, &self.class))
     }
 
-    /// Whether outgoing traffic is limited to a rate.
+    /// Whether the next load is limited to a rate. A load that was reserved and has not passed is not: it passes as it was reserved.
     #[must_use]
     pub fn is_capped(&self) -> bool {
-        self.class.to_targets.is_some() || self.account.has_cap_up()
+        matches!(self.state, State::Shut) && (self.class.to_targets.is_some() || self.account.has_cap_up())
     }
 
     /// Whether this much is the most that should be sent at once under a rate.
@@ -194,6 +194,20 @@ mod tests {
         let quota = Quota { packets_up: Some(500), ..Quota::default() };
         assert_eq!(at_once(gate("", quota), cost), 6);
         assert_eq!(at_once(gate("packets_up = 100000", quota), cost), 6, "the slower of both");
+    }
+
+    #[test]
+    fn a_load_that_was_reserved_without_a_rate_is_counted_once_although_a_rate_comes() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut gate = gate("", Quota { monthly_bytes: Some(1_000_000), ..Quota::default() });
+        let load = |bytes| TransferCost { bytes, packets: 1 };
+        assert!(!gate.is_capped() && gate.poll(&mut cx, load(1_000)).is_ready());
+        gate.account.set(&Quota { monthly_bytes: Some(1_000_000), rate_up: Some(1_000_000), ..Quota::default() });
+        // A part of the load has left; the rest is no chunk of its own.
+        assert!(!gate.is_capped() && gate.poll(&mut cx, load(400)).is_ready());
+        assert_eq!(gate.account.used_bytes.load(std::sync::atomic::Ordering::Relaxed), 1_000);
+        gate.passed();
+        assert!(gate.is_capped(), "the next load");
     }
 
     #[test]

@@ -1,20 +1,17 @@
 //! The owner of a share of a common resource: a tunnel, a lookup, a body.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::{net::SocketAddr, sync::Arc};
 
-use ipnet::IpNet;
+use quic::strangers::AddressPrefix;
 
 /// A user or, where clients need not authenticate, the client's network: the smallest block usually assigned to one
-/// customer (a /24 or a /56). A customer can use all these addresses at no cost, so they count as one.
+/// customer. A customer can use all these addresses at no cost, so they count as one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
     /// A user, by name.
     User(Arc<str>),
     /// A network of clients.
-    Network(IpNet),
+    Network(AddressPrefix),
     /// All clients whose user and address are unknown, together.
     Unknown,
 }
@@ -25,16 +22,10 @@ impl Holder {
     pub fn of(user: Option<&Arc<str>>, client: Option<SocketAddr>) -> Self {
         match (user, client) {
             (Some(user), _) => Self::User(user.clone()),
-            (None, Some(client)) => Self::Network(network(client.ip().to_canonical())),
+            (None, Some(client)) => Self::Network(AddressPrefix::of(client.ip())),
             (None, None) => Self::Unknown,
         }
     }
-}
-
-fn network(ip: IpAddr) -> IpNet {
-    let len = if ip.is_ipv4() { 24 } else { 56 };
-    // Both are valid lengths for these prefixes.
-    IpNet::new(ip, len).map_or(IpNet::from(ip), |network| network.trunc())
 }
 
 #[cfg(test)]

@@ -167,6 +167,7 @@ impl TcpPump {
         (gate, traffic): (Gate, Arc<Traffic>),
     ) -> Self {
         request.recv.set_connect();
+        request.flow.refuse_datagrams();
         Self {
             request,
             socket,

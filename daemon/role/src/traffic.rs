@@ -59,33 +59,29 @@ pub struct Traffic {
     pub too_big: AtomicU64,
     /// UDP payloads that this host refused to send to the target, or at an edge to the local client.
     pub refused_by_host: AtomicU64,
-    /// The usage of its user, if there is one.
-    usage: Option<Arc<UserTraffic>>,
+    /// The totals that count the same traffic, if there are any.
+    totals: [Option<Arc<UserTraffic>>; 2],
 }
 
 impl Traffic {
-    /// Creates the counters of a tunnel or request; `usage`, that of its user or its local address, counts the same traffic.
+    /// Creates the counters of a tunnel or request; `totals`, such as that of its user or its local address, count the same traffic.
     #[must_use]
-    pub fn of(usage: Option<Arc<UserTraffic>>) -> Self {
-        Self { usage, ..Self::default() }
+    pub fn of(totals: [Option<Arc<UserTraffic>>; 2]) -> Self {
+        Self { totals, ..Self::default() }
     }
 
     /// Adds traffic to the target: bytes, and the number of UDP payloads (0 for TCP).
     pub fn add_up(&self, bytes: u64, packets: u64) {
         self.up_bytes.fetch_add(bytes, Relaxed);
         self.up_packets.fetch_add(packets, Relaxed);
-        if let Some(usage) = &self.usage {
-            usage.up.add(bytes, packets);
-        }
+        self.totals.iter().flatten().for_each(|total| total.up.add(bytes, packets));
     }
 
     /// Adds traffic from the target, like [`Traffic::add_up`].
     pub fn add_down(&self, bytes: u64, packets: u64) {
         self.down_bytes.fetch_add(bytes, Relaxed);
         self.down_packets.fetch_add(packets, Relaxed);
-        if let Some(usage) = &self.usage {
-            usage.down.add(bytes, packets);
-        }
+        self.totals.iter().flatten().for_each(|total| total.down.add(bytes, packets));
     }
 
     /// Adds UDP payloads that could not be sent to the target, or at an edge to the local client: too big for the path, or refused

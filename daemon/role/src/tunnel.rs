@@ -3,7 +3,7 @@
 //! The relay joins it to a target's socket, the edge to a local one; probes and load generators use it directly.
 
 use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -12,7 +12,7 @@ use futures::task::waker_ref;
 use masque::{
     capsule, datagram,
     h3::{Code, Part},
-    tunnel::{Form, IgnoredCounts, TunnelError},
+    tunnel::{Form, TunnelError},
 };
 use quic::{
     class::Terms,
@@ -134,18 +134,6 @@ impl UdpTunnel {
     #[must_use]
     pub fn form(&self) -> Form {
         self.flow.form()
-    }
-
-    /// Returns the counts of received items that were ignored.
-    #[must_use]
-    pub fn ignored(&self) -> IgnoredCounts {
-        self.flow.ignored()
-    }
-
-    /// Returns how many payloads were dropped because capsules could not be sent fast enough.
-    #[must_use]
-    pub fn dropped(&self) -> u64 {
-        self.flow.losses().capsules.load(Relaxed)
     }
 
     /// Returns the counts of its losses, which remain valid after its end.

@@ -6,13 +6,21 @@ use std::{
 };
 
 use config::forward::TunnelMode;
-use masque::{request::TunnelRefused, target::Target};
+use masque::{h3::Code, request::TunnelRefused, target::Target};
 use tokio::sync::watch;
 
 use super::{
     super::{connect::NoConnection, roster::LocalClient},
     Does, Edge, PATIENCE, TestRelay, access_to, eventually,
 };
+
+#[tokio::test]
+async fn a_response_that_opens_no_tunnel_ends_its_request_with_the_code_for_malformed_messages() {
+    let relay = TestRelay::start(Does::Misanswer, true);
+    let edge = Edge::start(&relay, TunnelMode::Auto, PATIENCE).await;
+    edge.application().await.send(b"payload").await.unwrap();
+    eventually(|| relay.seen.reset.load(Relaxed) == Code::MessageError.value()).await;
+}
 
 #[tokio::test]
 async fn a_quota_that_is_used_up_is_told_at_once_and_no_other_connection_is_tried() {

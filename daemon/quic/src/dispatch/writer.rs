@@ -174,7 +174,12 @@ impl ScheduledSendStream {
 
     /// Changes the terms on which the stream is served, at once.
     pub fn set_terms(&self, terms: Terms) {
-        self.of.hub.lock().set_stream_terms(self.name, |_| terms);
+        self.change_terms(|_| terms);
+    }
+
+    /// As [`ScheduledSendStream::set_terms`], with terms that depend on the present ones.
+    pub fn change_terms(&self, change: impl FnOnce(&Terms) -> Terms) {
+        self.of.hub.lock().set_stream_terms(self.name, change);
         self.of.wake();
     }
 
@@ -222,14 +227,19 @@ impl Payloads<'_> {
     /// Queues a copy of `payload`; the oldest are dropped to make room.
     pub fn push(&mut self, payload: &[u8]) {
         let Some(slot) = self.state.streams.slot(self.name).filter(|slot| slot.is_open()) else {
-            self.losses.capsules.fetch_add(1, Relaxed);
+            self.count_dropped(1);
             return;
         };
-        let dropped = slot.queue.push_payload(payload, self.limit_bytes, self.losses, self.now_ns);
+        let dropped = slot.queue.push_payload(payload, self.limit_bytes, self.losses, self.now_ns) as u64;
         if dropped > 0 {
-            slot.terms.class.counters.dropped_queue.inc_by(dropped as u64);
-            self.losses.capsules.fetch_add(dropped as u64, Relaxed);
+            slot.terms.class.counters.dropped_queue.inc_by(dropped);
+            self.count_dropped(dropped);
         }
+    }
+
+    fn count_dropped(&self, payloads: u64) {
+        self.losses.capsules.fetch_add(payloads, Relaxed);
+        self.of.hub.count_dropped_capsules(payloads);
     }
 }
 

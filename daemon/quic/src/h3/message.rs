@@ -20,10 +20,11 @@ use crate::{
     dispatch::{self, Ahead, Payloads},
 };
 
-/// The receiving half of a request stream.
+/// The receiving half of a request stream. Dropping it before its end asks the peer to stop sending.
 pub struct RecvStream {
     pub(super) stream: stream::ReceiveStream,
     pub(super) parser: RequestStream,
+    /// Whether the peer's last byte was read, or the peer was asked to stop.
     pub(super) finished: bool,
 }
 
@@ -76,6 +77,16 @@ impl RecvStream {
     /// Asks the peer to stop sending.
     pub fn stop(mut self, code: Code) {
         _ = self.stream.stop_sending(application_code(code));
+        self.finished = true;
+    }
+}
+
+impl Drop for RecvStream {
+    fn drop(&mut self) {
+        if !self.finished {
+            // The transport would send code 0, which is none of HTTP/3's (RFC 9114 §8.1).
+            _ = self.stream.stop_sending(application_code(Code::RequestCancelled));
+        }
     }
 }
 
@@ -168,6 +179,11 @@ impl SendStream {
     /// Changes the terms on which the stream is served, at once.
     pub fn set_terms(&self, terms: Terms) {
         self.stream.set_terms(terms);
+    }
+
+    /// As [`SendStream::set_terms`], with terms that depend on the present ones.
+    pub fn change_terms(&self, change: impl FnOnce(&Terms) -> Terms) {
+        self.stream.change_terms(change);
     }
 
     /// Ends the message properly.

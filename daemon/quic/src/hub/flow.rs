@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use masque::{
     capsule::Capsule,
-    tunnel::{Form, IgnoredCounts, TunnelError},
+    tunnel::{Form, TunnelError},
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -31,6 +31,15 @@ impl Flow {
     pub fn admit(&self) {
         let dropped = self.hub.lock().inbox.admit(self.stream_id);
         self.hub.counters.dropped_receive_queue.inc_by(dropped as u64);
+    }
+
+    /// Refuses datagrams, for a request that has no use for them: the first one resets the stream with H3_DATAGRAM_ERROR (RFC 9297
+    /// §2), even if it arrived earlier.
+    pub fn refuse_datagrams(&self) {
+        let mut state = self.hub.lock();
+        if state.inbox.refuse(self.stream_id) {
+            state.end_request(self.stream_id);
+        }
     }
 
     /// Notes whether the tunnel may send datagrams. This decides the form of outgoing payloads (see [`masque::tunnel::Tunnel`]).
@@ -64,12 +73,6 @@ impl Flow {
         &self.losses
     }
 
-    /// Returns the counts of the tunnel's ignored arrivals.
-    #[must_use]
-    pub fn ignored(&self) -> IgnoredCounts {
-        self.arrivals.lock().state.ignored()
-    }
-
     /// Takes a capsule of the tunnel and returns the UDP payload in it, if there is one.
     ///
     /// # Errors
@@ -90,7 +93,12 @@ impl Flow {
 
     /// Changes the terms on which the flow is served, at once.
     pub fn set_terms(&self, terms: Terms) {
-        self.hub.set_flow_terms(&mut self.hub.lock(), self.slot, |_| terms);
+        self.change_terms(|_| terms);
+    }
+
+    /// As [`Flow::set_terms`], with terms that depend on the present ones.
+    pub fn change_terms(&self, change: impl FnOnce(&Terms) -> Terms) {
+        self.hub.set_flow_terms(&mut self.hub.lock(), self.slot, change);
     }
 
     /// Moves the UDP payloads from received DATAGRAM frames into `payloads`, which must be empty. Its bound does not apply.

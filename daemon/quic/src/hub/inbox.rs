@@ -35,8 +35,19 @@ pub(super) struct Inbox {
 /// Where datagrams of a flow go.
 pub(super) struct Entrance {
     slot: u32,
-    admitted: bool,
+    stage: Stage,
     arrivals: Arc<Mutex<Arrivals>>,
+}
+
+/// The fate of a flow's datagrams.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// They wait with the early arrivals: its request is not admitted yet.
+    Early,
+    /// They go to its reader.
+    Admitted,
+    /// They end its request, which has no use for them.
+    Refused,
 }
 
 /// The payloads that arrived for one flow.
@@ -85,23 +96,30 @@ impl Inbox {
         let passed_over = self.accepted..stream_id;
         drop(self.take_early(|id| passed_over.contains(&id)));
         self.accepted = self.accepted.max(stream_id + 4);
-        self.flows.insert(stream_id, Entrance { slot, admitted: false, arrivals: arrivals.clone() });
+        self.flows.insert(stream_id, Entrance { slot, stage: Stage::Early, arrivals: arrivals.clone() });
         arrivals
     }
 
     /// Admits datagrams, beginning with early arrivals. Returns how many payloads this dropped.
     pub(super) fn admit(&mut self, stream_id: u64) -> usize {
         let Some(entrance) = self.flows.get_mut(&stream_id) else { return 0 };
-        entrance.admitted = true;
+        entrance.stage = Stage::Admitted;
         let arrivals = entrance.arrivals.clone();
         let mut arrivals = arrivals.lock();
         self.take_early(|id| id == stream_id).map(|early| arrivals.push(&early)).sum()
     }
 
+    /// Refuses datagrams. Returns whether some have arrived, which ends the request.
+    pub(super) fn refuse(&mut self, stream_id: u64) -> bool {
+        let Some(entrance) = self.flows.get_mut(&stream_id) else { return false };
+        entrance.stage = Stage::Refused;
+        self.take_early(|id| id == stream_id).count() > 0
+    }
+
     /// Closes the entrance of a stream's flow.
     pub(super) fn close(&mut self, stream_id: u64) {
         let entrance = self.flows.remove(&stream_id);
-        if entrance.is_some_and(|entrance| !entrance.admitted) {
+        if entrance.is_some_and(|entrance| entrance.stage == Stage::Early) {
             drop(self.take_early(|id| id == stream_id));
         }
     }
@@ -111,14 +129,19 @@ impl Inbox {
         self.flows.get(&stream_id).map(|entrance| entrance.slot)
     }
 
-    /// Takes an HTTP Datagram for a stream, and counts what is dropped.
-    pub(super) fn push(&mut self, stream_id: u64, http_datagram: &[u8], counters: &DatagramCounters) {
-        let Some(entrance) = self.flows.get(&stream_id).filter(|entrance| entrance.admitted) else {
+    /// Takes an HTTP Datagram for a stream, and counts what is dropped. Returns whether it ends the stream's request.
+    pub(super) fn push(&mut self, stream_id: u64, http_datagram: &[u8], counters: &DatagramCounters) -> bool {
+        let entrance = self.flows.get(&stream_id).filter(|entrance| entrance.stage != Stage::Early);
+        let Some(entrance) = entrance else {
             if !self.keep_early(stream_id, http_datagram) {
                 counters.dropped_unknown_stream.inc();
             }
-            return;
+            return false;
         };
+        if entrance.stage == Stage::Refused {
+            counters.dropped_unknown_stream.inc();
+            return true;
+        }
         let mut arrivals = entrance.arrivals.lock();
         let dropped = arrivals.push(http_datagram);
         if dropped > 0 {
@@ -127,6 +150,7 @@ impl Inbox {
         if let Some(reader) = arrivals.reader.take() {
             reader.wake();
         }
+        false
     }
 
     /// Keeps an HTTP Datagram for a request that may still be admitted; returns whether it is kept. The first datagrams of a

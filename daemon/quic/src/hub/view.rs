@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use masque::tunnel::Form;
+use masque::tunnel::{Form, IgnoredCounts};
 use parking_lot::Mutex;
 
 use super::inbox::Arrivals;
@@ -25,5 +25,11 @@ impl FlowView {
     #[must_use]
     pub fn form(&self) -> Form {
         self.arrivals.lock().state.form()
+    }
+
+    /// Returns the counts of the tunnel's ignored arrivals.
+    #[must_use]
+    pub fn ignored(&self) -> IgnoredCounts {
+        self.arrivals.lock().state.ignored()
     }
 }

@@ -100,7 +100,11 @@ fn malformed_capsules_end_their_own_tunnel_and_unknown_ones_nothing() {
                 other => panic!("not reset, but {other:?}"),
             }
         }
-        drop(unknown);
+        // The answer to a payload shows that all capsules before it were read.
+        send_capsules(&mut unknown, &[0, 2, 0, 7]).await.unwrap();
+        assert!(timeout(SOON, unknown.recv.part()).await.expect("an echo arrives soon").unwrap().is_some());
+        // They count even if the tunnel ends by no act of its own.
+        assert_eq!(site.pacectl(&["close", "2"], "").unwrap().0, Some(0));
         let ignored = "ignored_total{what=\"capsule\"}";
         let all = i64::from(ROUNDS * 20);
         let counts = site.counted("all unknown capsules to be counted", |counts| counts.of(ignored) == all).await;

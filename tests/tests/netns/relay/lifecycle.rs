@@ -93,10 +93,41 @@ fn sigterm_under_load_takes_nothing_new_and_delivers_what_was_accepted() {
 }
 
 #[test]
+fn a_client_whose_handshake_is_in_flight_at_sigterm_does_not_wait_for_the_drain() {
+    lab::ring!(Netns);
+    let relay = "auth = \"none\"\ndrain_seconds = 60";
+    let site = Site::new(Terms { relay, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        tunnel.echo(None, b"keeps the relay draining").await;
+        // No packet leaves the relay, so the handshake cannot complete yet.
+        site.chain.access.far.set_qdisc("pfifo limit 0").unwrap();
+        let access = site.access(Family::V4).unwrap();
+        let late = tokio::spawn(async move {
+            // Whether or not the connection is of use for a moment.
+            if let Ok(late) = Client::connect(access).await {
+                _ = late.ended.await;
+            }
+        });
+        let begun = |counts: &lab::site::Counts| counts.of("handshakes_total{result=\"started\"}") == 2;
+        site.counted("the handshake to begin", begun).await.unwrap();
+        site.signal(libc::SIGTERM).unwrap();
+        site.relay.wait_for_line("draining", SOON).unwrap();
+        site.chain.access.far.set_qdisc("pfifo limit 1000").unwrap();
+        // A client gives up by itself after SOON.
+        timeout(SOON / 2, late).await.expect("the relay ends the connection").unwrap();
+        assert_eq!(tunnel.echo(None, b"still there").await, b"still there");
+    })
+    .unwrap();
+}
+
+#[test]
 fn tunnels_that_stay_are_closed_when_the_drain_ends() {
     lab::ring!(Netns);
     let relay = "auth = \"none\"\ndrain_seconds = 1";
-    let mut site = Site::new(Terms { relay, ..Terms::default() }).unwrap();
+    let mut site = Site::new(Terms { relay, sections: "[log]\naccess = \"json\"\n", ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -113,6 +144,8 @@ fn tunnels_that_stay_are_closed_when_the_drain_ends() {
     })
     .unwrap();
     assert!(site.relay.wait(SOON).unwrap().success());
+    let ended = wait_for("the tunnel's record", SOON, || site.relay.records("tunnel").pop()).unwrap();
+    assert_eq!(ended["reason"], "shutdown", "this is no act of the client");
 }
 
 /// Access that trusts exactly the certificate that is now in the relay's file.

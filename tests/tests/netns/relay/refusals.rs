@@ -162,6 +162,24 @@ fn a_broadcast_address_is_refused_and_no_fault_of_the_relay() {
     .unwrap();
 }
 
+#[test]
+fn a_target_of_a_blackhole_route_is_unroutable_and_no_fault_of_the_relay() {
+    lab::ring!(Netns);
+    let site = Site::new(defaults()).unwrap();
+    ["45.7.0.0/16", "2a00:7::/32"].map(|to| site.chain.relay.ip(&format!("route add blackhole {to}")).unwrap());
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let unroutable = (502, ErrorType::DestinationIpUnroutable);
+        for ip in ["45.7.0.1", "2a00:7::1"].map(|ip| ip.parse::<IpAddr>().unwrap()) {
+            assert_eq!(refusal(client.open((ip, 443).into()).await), unroutable, "{ip} by UDP");
+            let target = Target { host: Host::Ip(ip), port: 443 };
+            assert_eq!(refusal(client.relay.open_tcp(&target, None).await), unroutable, "{ip} by TCP");
+        }
+    })
+    .unwrap();
+    assert!(!site.relay.output().contains("failed to create a socket"), "{}", site.relay.output());
+}
+
 fn name(text: &str, port: u16) -> Target {
     Target { host: Host::Name(text.to_owned()), port }
 }

@@ -68,6 +68,8 @@ fn bytes_pass_both_ways_and_each_way_ends_by_itself() {
             let client = Client::connect(site.access(family).unwrap()).await.unwrap();
             let mut request = client.relay.open_tcp(&target(&site, family), None).await.unwrap();
             assert_eq!(receive(&mut request, 7).await.unwrap(), b"welcome");
+            let down = "bytes_total{protocol=\"tcp\",direction=\"down\"}";
+            site.counted("the first bytes of an open tunnel", |counts| counts.of(down) % 14 == 7).await.unwrap();
             for piece in [&b"one"[..], b"", b"three"] {
                 send(&mut request, piece).await.unwrap();
             }
@@ -85,6 +87,31 @@ fn bytes_pass_both_ways_and_each_way_ends_by_itself() {
     let counts = site.wait_for_counts("both tunnels to be closed", |counts| counts.closed("finished") == 2).unwrap();
     let bytes = |direction| counts.of(&format!("bytes_total{{protocol=\"tcp\",direction=\"{direction}\"}}"));
     assert_eq!((bytes("up"), bytes("down")), (16, 28));
+}
+
+#[test]
+fn a_datagram_in_a_tcp_tunnel_ends_it() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let server = accept(&site, Family::V4, |mut stream| {
+        stream.write_all(b"welcome").unwrap();
+        // To the end, in whichever way it comes.
+        _ = stream.read(&mut [0]);
+    });
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut request = client.relay.open_tcp(&target(&site, Family::V4), None).await.unwrap();
+        assert_eq!(receive(&mut request, 7).await.unwrap(), b"welcome");
+        request.flow.batch().push(b"of no use");
+        match receive(&mut request, 1).await {
+            Err(Error::Stream(s2n_quic::stream::Error::StreamReset { error, .. })) => {
+                assert_eq!(u64::from(error), Code::DatagramError.value());
+            }
+            other => panic!("{other:?}"),
+        }
+    })
+    .unwrap();
+    server.join().unwrap();
 }
 
 #[test]
