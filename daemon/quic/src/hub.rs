@@ -239,6 +239,10 @@ impl Hub {
             ledger.driver().wake();
         }
         drop(state);
+        if filled.missed {
+            // The transport may send nothing now, and then would not ask again by itself.
+            self.transport.wake_by_ref();
+        }
         self.counters.sent.inc_by(filled.sent);
         if filled.filled_up {
             self.counters.filled_up.inc();

@@ -1,3 +1,5 @@
+use std::sync::atomic::AtomicUsize;
+
 use futures::task::noop_waker;
 use proptest::prelude::*;
 use provider::{Endpoint as _, Packet, WriteError};
@@ -69,11 +71,15 @@ impl Packet for FakePacket {
 }
 
 fn hub(flow_bytes: usize, connection_bytes: usize) -> (Arc<Hub>, Arc<DatagramCounters>) {
+    hub_that_wakes(noop_waker(), flow_bytes, connection_bytes)
+}
+
+fn hub_that_wakes(transport: Waker, flow_bytes: usize, connection_bytes: usize) -> (Arc<Hub>, Arc<DatagramCounters>) {
     let counters = Arc::<DatagramCounters>::default();
     let limits = QueueLimits { flow_bytes, connection_bytes };
     let mut endpoint =
         Datagrams { limits, counters: counters.clone(), max_frame_bytes: 65_535, schedules: Schedules::default() };
-    let (sender, _) = endpoint.create_connection(&provider::ConnectionInfo::new(65_535, noop_waker()));
+    let (sender, _) = endpoint.create_connection(&provider::ConnectionInfo::new(65_535, transport));
     (sender.hub(), counters)
 }
 
@@ -171,6 +177,68 @@ fn a_payload_waits_out_packets_that_other_frames_have_filled_but_not_for_ever() 
     assert!(transmit(&hub, FakePacket::new(50)).is_empty());
     assert_eq!(counters.dropped_too_big.get(), 1);
     assert!(!hub.wants_packet());
+}
+
+/// Opens two flows with three payloads each that take more room than a packet of 200 bytes has, and one flow whose payload is
+/// small. The connection knows of packets with room for 472 bytes.
+fn flows_that_were_used_to_more_room(hub: &Arc<Hub>) -> [Flow; 3] {
+    let [a, b, small] = [0, 4, 8].map(|stream_id| open(hub, stream_id));
+    send(&small, &[b"before"]);
+    assert_eq!(transmit(hub, FakePacket::new(472)).len(), 1);
+    for flow in [&a, &b] {
+        send(flow, &[&[1; 300], &[2; 250], &[3; 300]]);
+    }
+    send(&small, &[b"small"]);
+    [a, b, small]
+}
+
+#[test]
+fn once_a_path_has_become_narrower_payloads_that_are_too_big_hold_up_the_others_for_three_packets_in_all() {
+    let (hub, counters) = hub(10_000, 10_000);
+    let _flows = flows_that_were_used_to_more_room(&hub);
+    for room in [190, 200] {
+        assert!(transmit(&hub, FakePacket::new(room)).is_empty());
+    }
+    assert_eq!(counters.dropped_too_big.get(), 0);
+    assert_eq!(transmit(&hub, FakePacket::new(200)), [b"\x02\0small"]);
+    // The next packet drops the others that are too big.
+    assert!(transmit(&hub, FakePacket::new(200)).is_empty());
+    assert_eq!(counters.dropped_too_big.get(), 6);
+    assert!(!hub.wants_packet());
+}
+
+#[test]
+fn a_path_whose_largest_packet_is_known_to_be_smaller_holds_up_nothing() {
+    let (hub, counters) = hub(10_000, 10_000);
+    let mut account = Account::new(true);
+    hub.join(account.join().0, Tap::default());
+    account.on_mtu(1_472);
+    let _flows = flows_that_were_used_to_more_room(&hub);
+    account.on_mtu(1_200);
+    assert_eq!(transmit(&hub, FakePacket::new(200)), [b"\x02\0small"]);
+    // The next packet drops the others that are too big.
+    assert!(transmit(&hub, FakePacket::new(200)).is_empty());
+    assert_eq!(counters.dropped_too_big.get(), 6);
+    assert!(!hub.wants_packet());
+}
+
+#[test]
+fn a_payload_that_waits_for_a_roomier_packet_makes_the_transport_ask_again() {
+    struct Wakes(AtomicUsize);
+    impl std::task::Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+    let wakes = Arc::new(Wakes(AtomicUsize::new(0)));
+    let (hub, _) = hub_that_wakes(wakes.clone().into(), 10_000, 10_000);
+    let _flows = flows_that_were_used_to_more_room(&hub);
+    let before = wakes.0.load(Relaxed);
+    let woken = [(); 3].map(|()| {
+        transmit(&hub, FakePacket::new(200));
+        wakes.0.load(Relaxed) - before
+    });
+    assert_eq!(woken, [1, 2, 2], "a packet with payloads is sent, and then the transport goes on by itself");
 }
 
 #[test]
