@@ -140,15 +140,32 @@ impl Outbox {
         dropped += if payload.len() > share { 1 } else { queue.payloads.push(payload, now_ns) };
         self.bytes = self.bytes - before + queue.payloads.bytes();
         self.occupied += usize::from(!queue.payloads.is_empty());
-        if dropped > 0 {
-            queue.terms.class.counters.dropped_queue.inc_by(dropped as u64);
-            queue.losses.send_queue.fetch_add(dropped as u64, Relaxed);
-        }
+        queue.note_dropped(dropped);
         // A flow that waits already keeps its rank for as long as its oldest payload is the same.
         if was_empty || dropped > 0 {
             self.wake(turns, slot);
         }
+        // A flow that has more than its share and receives nothing has to make room for the others.
+        while self.bytes > connection_bytes && self.drop_from_largest(turns) {
+            dropped += 1;
+        }
         dropped
+    }
+
+    /// Drops the oldest payload of the flow with the most bytes; returns whether there was one.
+    fn drop_from_largest(&mut self, turns: &mut Turns) -> bool {
+        let of = |queue: &FlowQueue| queue.payloads.bytes();
+        let flows = self.queues.iter_mut().zip(0..).filter_map(|(queue, slot)| Some((queue.as_mut()?, slot)));
+        let Some((queue, slot)) = flows.max_by_key(|(queue, _)| of(queue)) else { return false };
+        let before = of(queue);
+        if !queue.payloads.pop() {
+            return false;
+        }
+        queue.note_dropped(1);
+        self.bytes -= before - of(queue);
+        self.occupied -= usize::from(queue.payloads.is_empty());
+        self.wake(turns, slot);
+        true
     }
 
     /// Lets a flow take turns, if it has anything to send and its class does not make it wait.
@@ -278,6 +295,14 @@ impl Outbox {
 }
 
 impl FlowQueue {
+    /// Counts payloads that were dropped because a bound was reached.
+    fn note_dropped(&self, payloads: usize) {
+        if payloads > 0 {
+            self.terms.class.counters.dropped_queue.inc_by(payloads as u64);
+            self.losses.send_queue.fetch_add(payloads as u64, Relaxed);
+        }
+    }
+
     fn service(&self) -> sched::stream::Service {
         self.terms.service_since(self.payloads.oldest_ns().unwrap_or_default())
     }
