@@ -176,3 +176,22 @@ async fn streams_that_come_after_the_driver_has_gone_are_reset_and_leave_nothing
     let books = handle.query_event_context(|state: &ConnectionState| state.account.open_streams()).unwrap();
     assert_eq!((books, hub.lock().streams.names()), (0, 1));
 }
+
+#[tokio::test]
+async fn streams_that_the_server_opens_count_in_the_classes_of_the_connection() {
+    let (mut listener, trust) = listen("classes");
+    let address = listener.local_address().unwrap();
+    tokio::spawn(async move {
+        let mut connection = listener.accept().await.unwrap();
+        let mut stream = connection.open("calm").await.unwrap();
+        stream.send.send(Bytes::from_static(b"a question")).await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    let connector = Connector::new(trust, None, &settings(b"echo")).unwrap();
+    let mut connection = connector.connect(address, "localhost").await.unwrap();
+    let mut stream = connection.accept().await.unwrap().unwrap();
+    stream.send.send(Bytes::from_static(&[7; 1_000])).await.unwrap();
+    stream.send.finish();
+    stream.send.delivered().await.unwrap();
+    assert_eq!(connection.classes().named(None).counters.sent_bytes.get(), 1_000);
+}
