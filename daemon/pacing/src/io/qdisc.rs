@@ -194,16 +194,21 @@ impl Follower {
         }
     }
 
-    /// Asks the kernel which device packets for `route` leave by; without an answer, the device stays unknown.
+    /// Asks the kernel which device packets for `route` leave by; without an answer, the next packet asks again.
     async fn find(&self, socket: &Socket, route: AddressPair) {
         let answer = socket.ask(RouteNetlinkMessage::GetRoute(route_request(route.0, Some(route.1)))).await;
-        let Ok(Some(RouteNetlinkMessage::NewRoute(message))) = answer else { return };
-        let index = message.attributes.iter().find_map(|attribute| match attribute {
-            RouteAttribute::Oif(index) => Some(*index),
+        let index = match answer {
+            Ok(Some(RouteNetlinkMessage::NewRoute(message))) => {
+                message.attributes.iter().find_map(|attribute| match attribute {
+                    RouteAttribute::Oif(index) => Some(*index),
+                    _ => None,
+                })
+            }
             _ => None,
-        });
-        if let Some(device) = index.and_then(|index| self.devices.get(&index)) {
-            self.routes.answer(route, device.clone());
+        };
+        match index.and_then(|index| self.devices.get(&index)) {
+            Some(device) => self.routes.answer(route, device.clone()),
+            None => self.routes.fail(route),
         }
     }
 }
@@ -421,11 +426,6 @@ mod tests {
     }
 
     #[test]
-    fn at_every_reading_the_listener_hears_how_far_ahead_a_device_keeps_departures() {
-        let (tell, told) = std::sync::mpsc::channel();
-        let listener = move |device: &str, ahead_ns| tell.send((device.to_owned(), ahead_ns)).unwrap();
-        let follower = follower(Arc::default(), Box::new(listener));
-    #[test]
     fn a_device_that_is_gone_or_has_another_name_leaves_no_gauges() {
         let mut follower = follower(Arc::default(), Box::new(|_, _| {}));
         let mut registry = Registry::default();
@@ -445,6 +445,11 @@ mod tests {
         assert_eq!(shown(&[(2, "wan0")]), [0, 0, all]);
     }
 
+    #[test]
+    fn at_every_reading_the_listener_hears_how_far_ahead_a_device_keeps_departures() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let listener = move |device: &str, ahead_ns| tell.send((device.to_owned(), ahead_ns)).unwrap();
+        let follower = follower(Arc::default(), Box::new(listener));
         let device = Device::new("eth0");
         let horizons = [("pfifo_fast", None), ("fq", None), ("fq", Some(HORIZON_NS)), ("fq", Some(HORIZON_NS - 1))];
         for ((kind, horizon_ns), keeps) in horizons.into_iter().zip([false, true, true, false]) {
