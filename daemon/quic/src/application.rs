@@ -99,15 +99,18 @@ impl ApplicationSettings {
         Ok(self.transport.clone().leaving_by(&devices, &Arc::default()))
     }
 
-    fn begin(&self, role: PolicyRole) -> (Arc<Classes>, Datagrams) {
-        let classes = Classes::new(self.policy.clone(), role, &ClassMetrics::default(), |_| Default::default());
-        let datagrams = Datagrams {
+    fn classes(&self, role: PolicyRole) -> Arc<Classes> {
+        Arc::new(Classes::new(self.policy.clone(), role, &ClassMetrics::default(), |_| Default::default()))
+    }
+
+    /// Returns the datagrams of an endpoint whose connections begin with the default one of `classes`.
+    fn datagrams(&self, classes: &Classes) -> Datagrams {
+        Datagrams {
             limits: self.datagrams,
             counters: Arc::default(),
             max_frame_bytes: FRAME_BYTES,
-            schedules: Schedule::named(&classes, None).into(),
-        };
-        (Arc::new(classes), datagrams)
+            schedules: Schedule::named(classes, None).into(),
+        }
     }
 }
 
@@ -123,7 +126,8 @@ impl Listener {
     /// # Errors
     /// The address is in use or not ours, or certificate and key do not belong together.
     pub fn bind(address: SocketAddr, identity: Identity, settings: &ApplicationSettings) -> Result<Self> {
-        let (classes, datagrams) = settings.begin(PolicyRole::Relay);
+        let classes = settings.classes(PolicyRole::Relay);
+        let datagrams = settings.datagrams(&classes);
         let transport = settings.transport()?;
         let tls = ServerTls::new(identity.prepare_for(&settings.protocol)?);
         let (sockets, admission) = (transport.sockets(address)?, Admission::default());
@@ -164,11 +168,10 @@ impl Connector {
     /// No socket can be opened, or `trust` names no usable authority.
     pub fn new(trust: Trust, identity: Option<ClientIdentity>, settings: &ApplicationSettings) -> Result<Self> {
         let tls = tls::client_for(&settings.protocol, trust, identity)?;
-        let ((classes, _), transport) = (settings.begin(PolicyRole::Edge), settings.transport()?);
+        let (classes, transport) = (settings.classes(PolicyRole::Edge), settings.transport()?);
         let client = |any: IpAddr| -> Result<Client> {
-            let (_, datagrams) = settings.begin(PolicyRole::Edge);
             let sockets = transport.roaming_sockets((any, 0).into())?;
-            endpoint::connect(sockets, &transport, tls.clone(), datagrams)
+            endpoint::connect(sockets, &transport, tls.clone(), settings.datagrams(&classes))
         };
         let (v4, v6) = (client(Ipv4Addr::UNSPECIFIED.into()), client(Ipv6Addr::UNSPECIFIED.into()));
         match (v4, v6) {

@@ -92,7 +92,11 @@ impl Dispatcher {
             .query_event_context_mut(|connection: &mut ConnectionState| connection.account.open(id, name))
             .unwrap_or_else(|_| StreamLedger::detached(name));
         let refused = self.hub.lock().attach(name, stream, books, terms);
-        if refused.is_none() {
+        if let Some(mut stream) = refused {
+            // The transport ends a stream that is dropped as if it were finished.
+            _ = stream.reset(CANCELLED.into());
+            close_books(&stream);
+        } else {
             self.hub.gauge().inc();
             self.wake();
         }
@@ -415,13 +419,17 @@ impl Driver {
     }
 
     fn close_books(&mut self, name: u32) {
-        let Some(stream) = self.stream(name) else { return };
-        let id = stream.id();
-        // Fails only once the connection is gone, and its books with it.
-        _ = stream
-            .connection()
-            .query_event_context_mut(|connection: &mut ConnectionState| connection.account.close(id));
+        if let Some(stream) = self.stream(name) {
+            close_books(stream);
+        }
     }
+}
+
+/// Closes the books of a stream.
+fn close_books(stream: &stream::SendStream) {
+    let id = stream.id();
+    // Fails only once the connection is gone, and its books with it.
+    _ = stream.connection().query_event_context_mut(|connection: &mut ConnectionState| connection.account.close(id));
 }
 
 impl Drop for Driver {

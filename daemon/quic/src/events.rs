@@ -19,11 +19,11 @@ use prometheus_client::metrics::{counter::Counter, family::Family};
 use s2n_quic::provider::event::{
     ConnectionInfo, ConnectionMeta, Subscriber,
     events::{
-        AckRangeReceived, AckRangeSent, ConnectionClosed, ConnectionStarted, DatagramDropReason, DatagramDropped,
-        DatagramReceived, DatagramSent, EndpointMeta, EndpointType, Frame, FrameReceived, FrameSent, HandshakeStatus,
-        HandshakeStatusUpdated, KeyUpdate, MtuUpdated, PacketHeader, PacketLost, PacketReceived, PacketSent,
-        PlatformEventLoopWakeup, RecoveryMetrics, TlsExporterReady, TlsHandshakeFailed, TransportParametersReceived,
-        TxStreamProgress,
+        AckRangeReceived, AckRangeSent, ActivePathUpdated, ConnectionClosed, ConnectionStarted, DatagramDropReason,
+        DatagramDropped, DatagramReceived, DatagramSent, EndpointMeta, EndpointType, Frame, FrameReceived, FrameSent,
+        HandshakeStatus, HandshakeStatusUpdated, KeyUpdate, MtuUpdated, PacketHeader, PacketLost, PacketReceived,
+        PacketSent, PlatformEventLoopWakeup, RecoveryMetrics, TlsExporterReady, TlsHandshakeFailed,
+        TransportParametersReceived, TxStreamProgress,
     },
 };
 use tokio::sync::Notify;
@@ -36,6 +36,9 @@ use super::{
 
 /// The name under which peers are counted that want to open more streams than they have credit for (RFC 9000 §19.14).
 const STREAMS_BLOCKED: Limit = "streams_blocked";
+
+/// The most paths of a connection in its life (`MAX_ALLOWED_PATHS` of s2n-quic `path/manager.rs`).
+const MOST_PATHS: usize = 5;
 
 /// Handshake results of an endpoint.
 #[derive(Debug, Default)]
@@ -90,6 +93,10 @@ pub struct ConnectionState {
     pub peer_certificate: Option<Vec<u8>>,
     /// The size of packets at the moment.
     pub packets: PacketSize,
+    /// The same for each path, by its number; 0 for paths that do not exist.
+    packet_bytes: [u16; MOST_PATHS],
+    /// The number of the path that packets leave by.
+    active_path: u64,
     /// How much the connection may send, and how much it has sent.
     pub account: Account,
     /// Where the connection's events can be traced.
@@ -161,6 +168,17 @@ impl Strays {
     }
 }
 
+impl ConnectionState {
+    /// Makes packets as large as the active path carries.
+    fn resize_packets(&mut self) {
+        let bytes = usize::try_from(self.active_path).ok().and_then(|path| self.packet_bytes.get(path));
+        if let Some(&bytes) = bytes.filter(|bytes| **bytes > 0) {
+            self.packets.set(bytes);
+            self.account.on_mtu(bytes);
+        }
+    }
+}
+
 impl Subscriber for EndpointSubscriber {
     type ConnectionContext = ConnectionState;
 
@@ -176,6 +194,8 @@ impl Subscriber for EndpointSubscriber {
         ConnectionState {
             peer_certificate: None,
             packets,
+            packet_bytes: [0; MOST_PATHS],
+            active_path: 0,
             account,
             tap,
             path,
@@ -292,6 +312,10 @@ impl Subscriber for EndpointSubscriber {
     }
 
     fn on_recovery_metrics(&mut self, state: &mut ConnectionState, meta: &ConnectionMeta, event: &RecoveryMetrics) {
+        // Any datagram from another address opens a path, whoever sent it.
+        if !event.path.is_active {
+            return;
+        }
         state.path.measured(event.smoothed_rtt, event.min_rtt);
         state.path.filled(event.congestion_window, event.bytes_in_flight);
         let now = meta.timestamp.duration_since_start();
@@ -343,11 +367,21 @@ impl Subscriber for EndpointSubscriber {
     }
 
     fn on_mtu_updated(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &MtuUpdated) {
-        state.packets.set(event.mtu);
-        state.account.on_mtu(event.mtu);
+        if let Some(bytes) = usize::try_from(event.path_id).ok().and_then(|path| state.packet_bytes.get_mut(path)) {
+            *bytes = event.mtu;
+        }
+        if event.path_id != state.active_path {
+            return;
+        }
+        state.resize_packets();
         if let Some(log) = state.tap.log() {
             log.mtu_updated(event);
         }
+    }
+
+    fn on_active_path_updated(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &ActivePathUpdated) {
+        state.active_path = event.active.id;
+        state.resize_packets();
     }
 
     fn on_packet_lost(&mut self, state: &mut ConnectionState, meta: &ConnectionMeta, event: &PacketLost) {
@@ -380,5 +414,73 @@ impl Subscriber for EndpointSubscriber {
                 None => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use s2n_quic_core::{
+        connection, endpoint,
+        event::{IntoEvent as _, builder},
+        inet::SocketAddress,
+        time::{Clock as _, NoopClock},
+    };
+
+    use super::*;
+
+    #[test]
+    fn only_the_path_that_packets_leave_by_decides_their_size_and_what_is_measured() {
+        let mut subscriber = EndpointSubscriber::default();
+        let (timestamp, endpoint_type) = (NoopClock.get_time(), endpoint::Type::Server);
+        let meta = builder::ConnectionMeta { endpoint_type, id: 1, timestamp }.into_event();
+        let info = builder::ConnectionInfo { application: None }.into_event();
+        let mut state = subscriber.create_connection_context(&meta, &info);
+        let (address, id) = (SocketAddress::default(), connection::LocalId::try_from_bytes(b"an ID").unwrap());
+        let path = |number: u64, is_active: bool| builder::Path {
+            local_addr: (&address).into_event(),
+            local_cid: (&id).into_event(),
+            remote_addr: (&address).into_event(),
+            remote_cid: (&id).into_event(),
+            id: number,
+            is_active,
+        };
+        let (ledger, _) = state.account.join();
+        let sizes = |state: &ConnectionState| (state.packets.bytes(), ledger.full_packet_bytes());
+        let resize = |state: &mut ConnectionState, path_id, mtu| {
+            let cause = builder::MtuUpdatedCause::NewPath;
+            let event = builder::MtuUpdated { path_id, mtu, cause, search_complete: false };
+            EndpointSubscriber::default().on_mtu_updated(state, &meta, &event.into_event());
+            sizes(state)
+        };
+        assert_eq!(resize(&mut state, 0, 1_472), (1_472, 1_472));
+        assert_eq!(resize(&mut state, 1, 1_200), (1_472, 1_472), "a datagram came from another address");
+        assert_eq!(resize(&mut state, 1, 1_300), (1_472, 1_472));
+        assert_eq!(resize(&mut state, u64::MAX, 1_200), (1_472, 1_472));
+        let mut measure = |state: &mut ConnectionState, path, milliseconds| {
+            let rtt = Duration::from_millis(milliseconds);
+            let event = builder::RecoveryMetrics {
+                path,
+                min_rtt: rtt,
+                smoothed_rtt: rtt,
+                latest_rtt: rtt,
+                rtt_variance: rtt,
+                max_ack_delay: rtt,
+                pto_count: 0,
+                congestion_window: 12_000,
+                bytes_in_flight: 0,
+                congestion_limited: false,
+            };
+            subscriber.on_recovery_metrics(state, &meta, &event.into_event());
+            state.path.get().smoothed_rtt.map(|rtt| rtt.as_millis())
+        };
+        assert_eq!(measure(&mut state, path(0, true), 20), Some(20));
+        assert_eq!(measure(&mut state, path(1, false), 900), Some(20));
+        let moved = builder::ActivePathUpdated { previous: path(0, false), active: path(1, true) }.into_event();
+        EndpointSubscriber::default().on_active_path_updated(&mut state, &meta, &moved);
+        assert_eq!(sizes(&state), (1_300, 1_300));
+        assert_eq!(measure(&mut state, path(1, true), 900), Some(900));
+        assert_eq!(resize(&mut state, 0, 1_200), (1_300, 1_300), "the path that was left");
     }
 }

@@ -8,7 +8,7 @@
 //! | bound | drop rule |
 //! |---|---|
 //! | bytes queued per flow, each direction | the flow's own oldest payload is dropped first |
-//! | bytes queued to send per connection | once reached, a flow keeps at most its equal share |
+//! | bytes queued to send per connection | a flow that grows keeps at most its equal share; then the largest flow's oldest is dropped |
 //! | the rule of the flow's class | payloads that waited too long, or are late, are dropped when their turn comes |
 //! | bytes for requests that are not admitted yet, per connection | later datagrams are dropped |
 //! | a payload that no packet of the path can carry | dropped when its turn comes; the flow goes on |
@@ -247,6 +247,10 @@ impl Hub {
             ledger.driver().wake();
         }
         drop(state);
+        if filled.missed {
+            // The transport may send nothing now, and then would not ask again by itself.
+            self.transport.wake_by_ref();
+        }
         self.counters.sent.inc_by(filled.sent);
         if filled.filled_up {
             self.counters.filled_up.inc();

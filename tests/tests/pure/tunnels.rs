@@ -230,6 +230,41 @@ fn a_path_with_small_packets_carries_what_fits_and_drops_the_rest_alone() {
 }
 
 #[test]
+fn a_path_that_becomes_narrower_drops_what_no_longer_fits_and_holds_up_nothing_behind_it() {
+    let network = network(10);
+    let model = network.clone();
+    simulate(&network, SEED, move |ends| async move {
+        let (mut big, mut tunnel) = (open(&ends).await, open(&ends).await);
+        // By then, both ends know the path's MTU.
+        time::delay(Duration::from_secs(1)).await;
+        assert_eq!(echo_datagrams(&mut big, 5, 1300).await, 5);
+        model.set_max_udp_payload(1232);
+        // Lost packets show the transport that the path has become narrower.
+        for count in 0..1_000 {
+            big.send(Form::Datagram, &payload(count, 1300)).await.unwrap();
+            time::delay(Duration::from_millis(100)).await;
+            if ends.client.dropped_too_big.get() > 0 {
+                break;
+            }
+        }
+        let dropped = ends.client.dropped_too_big.get();
+        assert!(dropped > 0);
+        // One at a time: the relay does not know that the path has become narrower, and its answers may share a packet.
+        for count in 0..20 {
+            {
+                let mut batch = big.udp.batch(Some(Form::Datagram));
+                (0..5).for_each(|_| batch.push(&payload(count, 1300)));
+            }
+            tunnel.send(Form::Datagram, &payload(count, 100)).await.unwrap();
+            let received = within(Duration::from_secs(5), tunnel.recv()).await.expect("it comes").unwrap();
+            assert_eq!(number(&received.expect("a payload"), 100), count);
+        }
+        assert!(ends.client.dropped_too_big.get() > dropped + 90);
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_flood_of_payloads_too_big_for_the_path_drops_only_its_own() {
     simulate(&network(10), SEED, |ends| async move {
         let (mut flood, mut tunnel) = (open(&ends).await, open(&ends).await);

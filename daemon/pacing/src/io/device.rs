@@ -18,14 +18,13 @@ use tokio::sync::mpsc;
 pub struct Device {
     name: String,
     keeps_departures: AtomicBool,
-    segments: AtomicBool,
 }
 
 impl Device {
-    /// Creates a device. Nothing but its name is known: messages carry departures, and packets share messages.
+    /// Creates a device. Nothing but its name is known: messages carry departures.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), keeps_departures: AtomicBool::new(true), segments: AtomicBool::new(true) }
+        Self { name: name.into(), keeps_departures: AtomicBool::new(true) }
     }
 
     /// The device's name.
@@ -43,17 +42,6 @@ impl Device {
     /// Sets whether it keeps departures; returns whether that changed.
     pub fn set_keeps_departures(&self, keeps: bool) -> bool {
         self.keeps_departures.swap(keeps, Relaxed) != keeps
-    }
-
-    /// Whether it takes messages of several packets.
-    #[must_use]
-    pub fn segments(&self) -> bool {
-        self.segments.load(Relaxed)
-    }
-
-    /// Makes packets leave one by one from now on; returns whether that changed.
-    pub fn refuse_segmentation(&self) -> bool {
-        self.segments.swap(false, Relaxed)
     }
 }
 
@@ -101,9 +89,19 @@ impl Devices {
         }
     }
 
-    /// Returns the device that packets on `path` leave by.
+    /// Returns the device that packets on `path` leave by. If it is not known yet, asks for it.
     #[must_use]
     pub fn toward(&self, path: &Handle) -> Arc<Device> {
+        self.find(path, true)
+    }
+
+    /// The same without asking.
+    #[must_use]
+    pub fn known_toward(&self, path: &Handle) -> Arc<Device> {
+        self.find(path, false)
+    }
+
+    fn find(&self, path: &Handle, asks: bool) -> Arc<Device> {
         let Some(questions) = &self.questions else {
             return self.unknown();
         };
@@ -115,10 +113,12 @@ impl Devices {
         let route = (ip(path.remote_address.0), self.source.filter(|_| from.is_unspecified()).unwrap_or(from));
         let known = self.routes.known.read().get(&route).cloned();
         known.unwrap_or_else(|| {
-            // Stored before the question is sent, so that it never replaces the answer.
-            self.routes.answer(route, self.unknown());
-            if questions.try_send(route).is_err() {
-                self.routes.known.write().remove(&route);
+            if asks {
+                // Stored before the question is sent, so that it never replaces the answer.
+                self.routes.answer(route, self.unknown());
+                if questions.try_send(route).is_err() {
+                    self.routes.fail(route);
+                }
             }
             self.unknown()
         })
@@ -156,6 +156,11 @@ impl RouteCache {
         known.insert(route, device);
     }
 
+    /// Forgets a route for which there is no answer: the next packet asks again.
+    pub fn fail(&self, route: AddressPair) {
+        self.known.write().remove(&route);
+    }
+
     /// Notes which devices there are.
     pub fn list<'a>(&self, devices: impl Iterator<Item = &'a Arc<Device>>) {
         *self.named.write() = devices.map(|device| (device.name().to_owned(), device.clone())).collect();
@@ -191,8 +196,24 @@ mod tests {
         assert_eq!(devices.toward(&peer).name(), "eth0");
         assert_eq!(devices.toward(&other).name(), "unknown");
         routes.forget();
-        assert_eq!(devices.toward(&peer).name(), "unknown");
-        assert_eq!(asked.try_recv().unwrap(), route);
+        for _ in 0..2 {
+            assert_eq!(devices.toward(&peer).name(), "unknown");
+            assert_eq!(asked.try_recv().unwrap(), route);
+            assert!(asked.try_recv().is_err());
+            // Without an answer, the next packet asks again.
+            routes.fail(route);
+        }
+    }
+
+    #[test]
+    fn packets_of_no_connection_ask_for_nothing_and_leave_nothing_behind() {
+        let (devices, routes, mut asked) = Devices::with_questions();
+        let peer = path("192.0.2.1:443");
+        assert_eq!(devices.known_toward(&peer).name(), "unknown");
+        assert!(asked.try_recv().is_err() && routes.known.read().is_empty());
+        _ = devices.toward(&peer);
+        routes.answer(asked.try_recv().unwrap(), Arc::new(Device::new("eth0")));
+        assert_eq!(devices.known_toward(&peer).name(), "eth0");
     }
 
     #[test]

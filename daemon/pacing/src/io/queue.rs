@@ -26,6 +26,7 @@ use super::{
     device::{Device, Devices},
     message::{self, Message},
     recorder,
+    refusals::SegmentationRefusals,
 };
 use crate::{
     class_key::ClassKey,
@@ -102,6 +103,8 @@ impl<O: Outlet> Tx<O> {
             last: HashMap::default(),
             device: devices.unknown(),
             path: None,
+            segments: true,
+            refusals: SegmentationRefusals::default(),
             devices,
         };
         let hold = Hold::new(HOLD_BYTES);
@@ -119,30 +122,18 @@ impl<O: Outlet> Tx<O> {
     fn flush(&mut self) {
         let now_ns = monotonic::now_ns();
         // Packets that waited go first, so that none of a connection's packets is overtaken.
-        while let Some(held) = self.hold.pop(now_ns) {
-            self.counters.departures.note(held.class, &held.group, now_ns);
-            self.pending.push_back(held);
-        }
+        self.pending.extend(std::iter::from_fn(|| self.hold.pop(now_ns)));
         for message in self.batch.messages.drain(..) {
-            let packets = message.group.packets as u64;
-            self.counters.packets.inc_by(packets);
+            self.counters.packets.inc_by(message.group.packets as u64);
+            let keeps = message.device.keeps_departures() && self.batch.forming.stamps;
             match message.group.departure_ns {
-                Some(ns) if ns > now_ns => {
-                    self.counters.ahead.inc_by(packets);
-                    if !(message.device.keeps_departures() && self.batch.forming.stamps) {
-                        self.counters.held.inc();
-                        let payload = Bytes::copy_from_slice(message.payload.of(&self.batch.arena));
-                        self.hold.push(ns, payload.len(), Formed { payload: Payload::Own(payload), ..message });
-                        continue;
-                    }
+                Some(ns) if ns > now_ns && !keeps => {
+                    self.counters.held.inc();
+                    let payload = Bytes::copy_from_slice(message.payload.of(&self.batch.arena));
+                    self.hold.push(ns, payload.len(), Formed { payload: Payload::Own(payload), ..message });
                 }
-                Some(ns) if ns.saturating_add(self.batch.forming.quantum_ns) < now_ns => {
-                    self.counters.late.inc_by(packets);
-                }
-                _ => {}
+                _ => self.pending.push_back(message),
             }
-            self.counters.departures.note(message.class, &message.group, now_ns);
-            self.pending.push_back(message);
         }
         self.send();
         self.batch.is_blocked = !self.pending.is_empty();
@@ -157,7 +148,7 @@ impl<O: Outlet> Tx<O> {
             let forming = &self.batch.forming;
             let messages: ArrayVec<_, { message::BATCH }> =
                 self.pending.iter().take(message::BATCH).map(|it| it.message(&self.batch.arena, forming)).collect();
-            let handed_ns = self.counters.recorder.is_on().then(monotonic::now_ns);
+            let handed_ns = monotonic::now_ns();
             let sent = self.outlet.send(&messages);
             drop(messages);
             match sent {
@@ -184,7 +175,7 @@ impl<O: Outlet> Tx<O> {
                 let packets = refused.taken_apart();
                 let forming = &self.batch.forming;
                 let first = packets.first().map(|first| first.message(&self.batch.arena, forming));
-                let handed_ns = self.counters.recorder.is_on().then(monotonic::now_ns);
+                let handed_ns = monotonic::now_ns();
                 // A packet that is refused alone as well is too large for the device, which says nothing about segmentation.
                 let sent = first.map(|first| self.outlet.send(&[first]));
                 let left = match sent {
@@ -193,9 +184,14 @@ impl<O: Outlet> Tx<O> {
                         if let Some(first) = packets.first() {
                             first.clone().left(&self.counters, (forming, &self.path), handed_ns);
                         }
-                        if refused.device.refuse_segmentation() {
+                        let device = refused.device.name();
+                        if let Some(is_first) = self.batch.refusals.note(refused.path.remote_address.0, handed_ns) {
                             self.counters.segmentation_refused.inc();
-                            tracing::warn!(device = refused.device.name(), %error, "no segmentation offload");
+                            if is_first {
+                                tracing::warn!(device, %error, "no segmentation offload toward a peer");
+                            } else {
+                                tracing::debug!(device, %error, "no segmentation offload toward another peer");
+                            }
                         }
                         1
                     }
@@ -257,6 +253,9 @@ pub struct Batch {
     /// The path of the last packet, and the device it leaves by.
     path: Option<Handle>,
     device: Arc<Device>,
+    /// Whether packets on that path may share messages.
+    segments: bool,
+    refusals: SegmentationRefusals,
 }
 
 impl Batch {
@@ -282,11 +281,22 @@ impl Batch {
         Some(own_ns)
     }
 
+    /// Makes `path` that of the next packet, which belongs to a connection or answers a packet that belongs to none.
+    fn turn_to(&mut self, path: Handle, of_connection: bool) {
+        if self.path.is_some_and(|last| last.strict_eq(&path)) {
+            return;
+        }
+        // Packets that belong to no connection may come from forged addresses, about which the kernel is not asked.
+        self.device = if of_connection { self.devices.toward(&path) } else { self.devices.known_toward(&path) };
+        self.segments = self.refusals.allow(path.remote_address.0, self.now_ns);
+        self.path = Some(path);
+    }
+
     fn limits(&self) -> GroupLimits {
         let keeps = self.device.keeps_departures() && self.forming.stamps;
         GroupLimits {
             quantum_ns: if keeps { self.forming.quantum_ns } else { self.forming.quantum_ns.max(HOLD_QUANTUM_NS) },
-            packets: if self.device.segments() { self.forming.packets } else { 1 },
+            packets: if self.segments { self.forming.packets } else { 1 },
         }
     }
 }
@@ -302,13 +312,10 @@ impl tx::Queue for Batch {
             return Err(tx::Error::AtCapacity);
         }
         let (path, ecn) = (*packet.path_handle(), packet.ecn());
-        if !self.path.is_some_and(|last| last.strict_eq(&path)) {
-            self.device = self.devices.toward(&path);
-            self.path = Some(path);
-        }
         // A packet that cannot follow even the largest one is a probe of the path's MTU; it goes alone, so that it fails
         // alone. `can_gso` has no other use here: s2n-quic's queue clamps a packet to the size of the previous packet and so
-        // requires that packet to be full, while this queue groups packets as they were written (`Group::join`).
+        // requires that packet to be full, while this queue groups packets as they were written (`Group::join`). Without
+        // packets before it, a congestion controller's send quantum does not apply either: departures bound a message.
         let is_probe = !packet.can_gso(usize::from(u16::MAX), 0);
         let last = self.messages.last();
         let joins = self.is_open && !is_probe && last.is_some_and(|last| last.path.strict_eq(&path) && last.ecn == ecn);
@@ -322,6 +329,7 @@ impl tx::Queue for Batch {
         }
         self.written += len;
 
+        self.turn_to(path, label.of_connection);
         let departure_ns = self.departure_ns(path.remote_address.0, label.departure_ns);
         let (limits, mark) = (self.limits(), label.mark.or(self.forming.mark));
         let decided = self.is_recorded.then(|| recorder::Packet {
@@ -422,13 +430,22 @@ impl Formed {
         self.group.departure_ns.filter(|_| forming.stamps && self.device.keeps_departures())
     }
 
-    /// Reports the message to its observers, now that it has been sent.
-    fn left(self, counters: &IoCounters, (forming, path): (&Forming, &Arc<str>), handed_ns: Option<u64>) {
+    /// Counts the message and reports it to its observers, now that it has been sent. It was handed to the kernel at `handed_ns`.
+    fn left(self, counters: &IoCounters, (forming, path): (&Forming, &Arc<str>), handed_ns: u64) {
+        let packets = self.group.packets as u64;
+        match self.group.departure_ns {
+            Some(ns) if ns > handed_ns => _ = counters.ahead.inc_by(packets),
+            Some(ns) if ns.saturating_add(forming.quantum_ns) < handed_ns => _ = counters.late.inc_by(packets),
+            _ => {}
+        }
+        counters.departures.note(self.class, &self.group, handed_ns);
         if !self.traced.is_empty() {
             counters.traces.departed(&self.traced, self.stamp_ns(forming), self.group.packets);
         }
         // The message may have been formed before the recording began.
-        let Some(handed_ns) = handed_ns.filter(|_| !self.decided.is_empty()) else { return };
+        if self.decided.is_empty() {
+            return;
+        }
         counters.recorder.note(recorder::SentMessage {
             thread: message::thread(),
             handed_ns,

@@ -157,3 +157,41 @@ async fn a_stream_outlives_its_connection_until_it_has_ended_as_its_writer_said(
         assert_eq!((ended_properly, arrived == BYTES), (finishes, finishes), "{arrived} bytes");
     }
 }
+
+#[tokio::test]
+async fn streams_that_come_after_the_driver_has_gone_are_reset_and_leave_nothing_behind() {
+    let (address, trust) = echo("late-streams");
+    let connector = Connector::new(trust, None, &settings(b"echo")).unwrap();
+    let to = s2n_quic::client::Connect::new(address).with_server_name("localhost");
+    let connection = connector.clients[0].as_ref().unwrap().connect(to).await.unwrap();
+    let (mut handle, _acceptor) = connection.split();
+    let (dispatcher, driver) = Dispatcher::of(&mut handle).unwrap();
+    let hub = handle.datagram_mut(|sender: &mut Sender| sender.hub()).unwrap();
+    drop(driver);
+    for _ in 0..3 {
+        let (mut receive, send) = handle.open_bidirectional_stream().await.unwrap().split();
+        drop(dispatcher.attach(send, hub.terms().clone()));
+        assert!(receive.receive().await.is_err(), "the server resets its half because the client has reset the other");
+    }
+    let books = handle.query_event_context(|state: &ConnectionState| state.account.open_streams()).unwrap();
+    assert_eq!((books, hub.lock().streams.names()), (0, 1));
+}
+
+#[tokio::test]
+async fn streams_that_the_server_opens_count_in_the_classes_of_the_connection() {
+    let (mut listener, trust) = listen("classes");
+    let address = listener.local_address().unwrap();
+    tokio::spawn(async move {
+        let mut connection = listener.accept().await.unwrap();
+        let mut stream = connection.open("calm").await.unwrap();
+        stream.send.send(Bytes::from_static(b"a question")).await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    let connector = Connector::new(trust, None, &settings(b"echo")).unwrap();
+    let mut connection = connector.connect(address, "localhost").await.unwrap();
+    let mut stream = connection.accept().await.unwrap().unwrap();
+    stream.send.send(Bytes::from_static(&[7; 1_000])).await.unwrap();
+    stream.send.finish();
+    stream.send.delivered().await.unwrap();
+    assert_eq!(connection.classes().named(None).counters.sent_bytes.get(), 1_000);
+}

@@ -1,7 +1,7 @@
 //! Address tokens (RFC 9000 §8.1.2), which a client presents after a Retry to prove that its address is its own.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     convert::Infallible,
     mem,
     net::{IpAddr, SocketAddr},
@@ -17,7 +17,7 @@ use s2n_quic_core::{
 };
 
 use super::sip_hash;
-use crate::strangers::{AdmissionVerdict, ConnectionPlaces};
+use crate::strangers::{AddressPrefix, AdmissionVerdict, ConnectionPlaces};
 
 /// Issues and accepts tokens without any state about clients that have not come back: all workers of a listener, and a
 /// restarted relay, accept each other's.
@@ -141,12 +141,15 @@ impl Format for AddressTokens {
         }
         let issued = u64::from_be_bytes(*claims.first_chunk()?);
         let now = (self.now_seconds)();
-        let is_fresh = now.checked_sub(issued).is_some_and(|age| age <= GOOD_FOR_SECONDS);
-        if !is_fresh || !self.used.note(now, *tag.first_chunk()?) {
+        if now.checked_sub(issued).is_none_or(|age| age > GOOD_FOR_SECONDS) {
             return None;
         }
         let address = SocketAddr::from(context.remote_address.clone()).ip();
+        // Before the token counts as used: a client that is refused now may show it again.
         if self.places.judge(address, true) != AdmissionVerdict::Admit {
+            return None;
+        }
+        if !self.used.note(now, AddressPrefix::of(address), *tag.first_chunk()?) {
             return None;
         }
         let (len, id) = claims[TIME..].split_first()?;
@@ -163,26 +166,39 @@ fn socket_address(address: &SocketAddress<'_>) -> Option<SocketAddr> {
     }
 }
 
-/// The tags of tokens that were presented in this period and the previous one. A period is as long as a token is valid.
+/// The tags of tokens that were accepted in this period and the previous one. A period is as long as a token is valid.
 #[derive(Default)]
 struct Used {
     period: u64,
     tags: [HashSet<[u8; TAG]>; 2],
+    /// How many of this period's tokens came from each prefix.
+    by_prefix: HashMap<AddressPrefix, usize>,
 }
 
 impl Used {
     /// Most tokens in a period. More are refused, because a replay among them could not be detected.
     const MOST: usize = 65_536;
+    /// Most tokens from one prefix in a period, so that no client can use up the others' tokens.
+    const MOST_OF_A_PREFIX: usize = Self::MOST / 64;
 
-    /// Notes a tag; returns whether it is new.
-    fn note(&mut self, now_seconds: u64, tag: [u8; TAG]) -> bool {
+    /// Notes a tag from a client of `prefix`; returns whether the tag is new and can be remembered.
+    fn note(&mut self, now_seconds: u64, prefix: AddressPrefix, tag: [u8; TAG]) -> bool {
         let period = now_seconds / (GOOD_FOR_SECONDS + 1);
         if period != self.period {
             let last = mem::take(&mut self.tags[0]);
             self.tags[1] = if period == self.period + 1 { last } else { HashSet::new() };
+            self.by_prefix.clear();
             self.period = period;
         }
-        !self.tags[1].contains(&tag) && self.tags[0].len() < Self::MOST && self.tags[0].insert(tag)
+        if self.tags.iter().any(|tags| tags.contains(&tag)) || self.tags[0].len() >= Self::MOST {
+            return false;
+        }
+        let of_prefix = self.by_prefix.entry(prefix).or_default();
+        if *of_prefix >= Self::MOST_OF_A_PREFIX {
+            return false;
+        }
+        *of_prefix += 1;
+        self.tags[0].insert(tag)
     }
 }
 
@@ -261,9 +277,11 @@ mod tests {
         assert!(shown(&mut tokens, "192.0.2.1:7"));
         let connection = places.enter([192, 0, 2, 1].into());
         assert!(!shown(&mut tokens, "192.0.2.1:8") && !shown(&mut tokens, "198.51.100.1:8"));
-        assert_eq!(refused.get(), 2);
+        let token = issue(&mut tokens, "192.0.2.1:9");
+        assert_eq!(show(&mut tokens, "192.0.2.1:9", &token), None);
+        assert_eq!(refused.get(), 3);
         drop(connection);
-        assert!(shown(&mut tokens, "192.0.2.1:9"));
+        assert_eq!(show(&mut tokens, "192.0.2.1:9", &token).as_deref(), Some(ID), "the client sends its Initial again");
     }
 
     #[test]
@@ -303,23 +321,38 @@ mod tests {
         }
     }
 
+    /// A prefix for each number.
+    fn prefix(number: usize) -> AddressPrefix {
+        let [.., a, b, c] = number.to_be_bytes();
+        AddressPrefix::V4([a, b, c])
+    }
+
     #[test]
     fn used_tokens_are_known_for_as_long_as_they_are_good() {
         let mut used = Used::default();
-        assert!(used.note(1_000, [1; TAG]));
+        assert!(used.note(1_000, prefix(0), [1; TAG]));
         for later in 0..=GOOD_FOR_SECONDS {
-            assert!(!used.note(1_000 + later, [1; TAG]), "{later} s later");
+            assert!(!used.note(1_000 + later, prefix(0), [1; TAG]), "{later} s later");
         }
-        assert!(used.note(2_000, [1; TAG]), "what is not good any more need not be known");
+        assert!(used.note(2_000, prefix(0), [1; TAG]), "what is not good any more need not be known");
     }
 
     #[test]
     fn more_tokens_than_can_be_remembered_are_refused() {
         let mut used = Used::default();
-        for number in 0..Used::MOST as u128 {
-            assert!(used.note(1_000, number.to_be_bytes()));
+        for number in 0..Used::MOST {
+            assert!(used.note(1_000, prefix(number), (number as u128).to_be_bytes()));
         }
-        assert!(!used.note(1_000, [0xff; TAG]));
-        assert!(used.note(1_000 + GOOD_FOR_SECONDS + 1, [0xff; TAG]), "the next period has room");
+        assert!(!used.note(1_000, prefix(Used::MOST), [0xff; TAG]));
+        assert!(used.note(1_000 + GOOD_FOR_SECONDS + 1, prefix(0), [0xff; TAG]), "the next period has room");
+    }
+
+    #[test]
+    fn one_prefix_cannot_use_up_what_is_remembered() {
+        let mut used = Used::default();
+        let taken = (0..Used::MOST).filter(|number| used.note(1_000, prefix(1), (*number as u128).to_be_bytes()));
+        assert_eq!(taken.count(), Used::MOST_OF_A_PREFIX);
+        assert!(used.note(1_000, prefix(2), [0xff; TAG]));
+        assert!(used.note(1_000 + GOOD_FOR_SECONDS + 1, prefix(1), [0xfe; TAG]), "the next period has room");
     }
 }

@@ -111,10 +111,7 @@ impl ScheduledSendStream {
         if slot.queue.bytes() < bytes {
             return Poll::Ready(Ok(()));
         }
-        match &mut slot.writer {
-            Some((writer, below)) if writer.will_wake(cx.waker()) => *below = bytes,
-            writer => *writer = Some((cx.waker().clone(), bytes)),
-        }
+        slot.wake_below(bytes, cx.waker());
         Poll::Pending
     }
 

@@ -30,8 +30,10 @@ pub(super) struct Outbox {
     bytes: usize,
     /// How many flows have payloads, whether or not they take turns.
     pub(super) occupied: usize,
-    /// The roomiest packet seen so far: a payload that does not fit into one as roomy never will.
+    /// The roomiest packet seen since the path last became narrower: a payload that does not fit into one as roomy never will.
     roomiest: usize,
+    /// The largest packet of the path when this was last looked at, in bytes.
+    full_packet_bytes: u64,
     proof: Proof,
     /// Flows whose class may not send before a given time.
     capped: Departures,
@@ -42,7 +44,9 @@ pub(super) struct FlowQueue {
     stream_id: u64,
     terms: Terms,
     header: datagram::Header,
+    /// How often the oldest payload failed to fit into a packet, and the roomiest of these packets.
     misses: u8,
+    missed_room: usize,
     /// When the class allows the oldest payload to leave.
     departure: Departure,
     losses: Arc<Losses>,
@@ -56,6 +60,8 @@ pub(super) struct Filled {
     pub(super) stale: u64,
     /// Whether a flow now waits for the departure time of its class.
     pub(super) capped: bool,
+    /// Whether a payload waits for a roomier packet, and nothing was written into this one.
+    pub(super) missed: bool,
     /// Whether the packet was filled up with bytes that the peer ignores.
     pub(super) filled_up: bool,
 }
@@ -74,7 +80,7 @@ impl Outbox {
         let payloads = Backlog::new(limit_bytes, losses.clone());
         let header = datagram::header(stream_id);
         let departure = Departure::default();
-        let queue = FlowQueue { payloads, stream_id, terms, header, misses: 0, departure, losses };
+        let queue = FlowQueue { payloads, stream_id, terms, header, misses: 0, missed_room: 0, departure, losses };
         match self.queues.get_mut(slot as usize) {
             Some(free) => *free = Some(queue),
             None => self.queues.push(Some(queue)),
@@ -134,15 +140,32 @@ impl Outbox {
         dropped += if payload.len() > share { 1 } else { queue.payloads.push(payload, now_ns) };
         self.bytes = self.bytes - before + queue.payloads.bytes();
         self.occupied += usize::from(!queue.payloads.is_empty());
-        if dropped > 0 {
-            queue.terms.class.counters.dropped_queue.inc_by(dropped as u64);
-            queue.losses.send_queue.fetch_add(dropped as u64, Relaxed);
-        }
+        queue.note_dropped(dropped);
         // A flow that waits already keeps its rank for as long as its oldest payload is the same.
         if was_empty || dropped > 0 {
             self.wake(turns, slot);
         }
+        // A flow that has more than its share and receives nothing has to make room for the others.
+        while self.bytes > connection_bytes && self.drop_from_largest(turns) {
+            dropped += 1;
+        }
         dropped
+    }
+
+    /// Drops the oldest payload of the flow with the most bytes; returns whether there was one.
+    fn drop_from_largest(&mut self, turns: &mut Turns) -> bool {
+        let of = |queue: &FlowQueue| queue.payloads.bytes();
+        let flows = self.queues.iter_mut().zip(0..).filter_map(|(queue, slot)| Some((queue.as_mut()?, slot)));
+        let Some((queue, slot)) = flows.max_by_key(|(queue, _)| of(queue)) else { return false };
+        let before = of(queue);
+        if !queue.payloads.pop() {
+            return false;
+        }
+        queue.note_dropped(1);
+        self.bytes -= before - of(queue);
+        self.occupied -= usize::from(queue.payloads.is_empty());
+        self.wake(turns, slot);
+        true
     }
 
     /// Lets a flow take turns, if it has anything to send and its class does not make it wait.
@@ -166,6 +189,13 @@ impl Outbox {
         self.capped.next_ns()
     }
 
+    /// Follows the path's largest packet when it becomes smaller: the roomiest packet is smaller by as much.
+    fn narrow(&mut self, full_packet_bytes: u64) {
+        let less = self.full_packet_bytes.saturating_sub(full_packet_bytes);
+        self.roomiest = self.roomiest.saturating_sub(usize::try_from(less).unwrap_or(usize::MAX));
+        self.full_packet_bytes = full_packet_bytes;
+    }
+
     /// Writes as many payloads as fit into `packet`, one turn each.
     pub(super) fn fill<P: provider::Packet>(
         &mut self,
@@ -178,6 +208,9 @@ impl Outbox {
         let mut last_stream_id = None;
         let mut filled = Filled::default();
         let room = packet.remaining_capacity();
+        if let Some(ledger) = ledger {
+            self.narrow(ledger.full_packet_bytes());
+        }
         self.roomiest = self.roomiest.max(room);
         let (expiry, log) = (turns.expiry(), tap.log());
         while let Some((slot, _)) = turns.turn(TurnKind::Flow) {
@@ -232,14 +265,18 @@ impl Outbox {
                     // Other frames may have taken the room. If there are none, or if this happens repeatedly, the path
                     // is too narrow for this payload, which must not keep the others waiting.
                     queue.misses += 1;
+                    queue.missed_room = queue.missed_room.max(room);
                     if room < self.roomiest && queue.misses < MAX_MISSES {
+                        filled.missed = true;
                         break;
                     }
+                    // The payloads behind it need not find out again.
+                    self.roomiest = self.roomiest.min(queue.missed_room);
                     queue.losses.too_big.fetch_add(1, Relaxed);
                     filled.too_big += 1;
                 }
             }
-            queue.misses = 0;
+            (queue.misses, queue.missed_room) = (0, 0);
             queue.departure.left(now_ns, charged_bytes, packets);
             queue.payloads.pop();
             self.bytes -= len;
@@ -258,6 +295,14 @@ impl Outbox {
 }
 
 impl FlowQueue {
+    /// Counts payloads that were dropped because a bound was reached.
+    fn note_dropped(&self, payloads: usize) {
+        if payloads > 0 {
+            self.terms.class.counters.dropped_queue.inc_by(payloads as u64);
+            self.losses.send_queue.fetch_add(payloads as u64, Relaxed);
+        }
+    }
+
     fn service(&self) -> sched::stream::Service {
         self.terms.service_since(self.payloads.oldest_ns().unwrap_or_default())
     }

@@ -89,7 +89,7 @@ impl Proof {
         if packet_bytes <= BASE_PACKET_BYTES {
             return false;
         }
-        self.since += 1;
+        self.since = self.since.saturating_add(1);
         self.since_loss = self.since_loss.saturating_add(1);
         if let Some(new) = NonZeroU64::new(now.lost.saturating_sub(self.lost)) {
             let sample = (u64::from(self.since_loss) / new) as u32;
@@ -309,6 +309,12 @@ mod tests {
         let nothing_known = |_| Moment::default();
         let without = course((1_240, 1_472), (20_000, 10, 1_000), nothing_known, half_a_window);
         assert!(without.is_fooled, "without that the same losses would pass for a narrow path");
+    }
+
+    #[test]
+    fn a_connection_that_never_fills_a_packet_up_goes_on_counting() {
+        let mut proof = Proof { since: u32::MAX, ..Proof::default() };
+        assert!(proof.is_due(1_300, 100, Moment::default()) && proof.is_due(1_300, 100, Moment::default()));
     }
 
     #[test]

@@ -102,6 +102,18 @@ impl Slot {
         self.error.is_none() && !self.finished
     }
 
+    /// Makes `waker` the one to wake once fewer than `bytes` wait, or earlier: a caller that waits for less to wait, or only for the
+    /// stream's end, does not cancel what the same writer waits for.
+    pub(crate) fn wake_below(&mut self, bytes: usize, waker: &Waker) {
+        match &mut self.writer {
+            Some((writer, below)) => {
+                writer.clone_from(waker);
+                *below = bytes.max(*below);
+            }
+            writer => *writer = Some((waker.clone(), bytes)),
+        }
+    }
+
     /// Whether it may take turns.
     pub(crate) fn is_ready(&self) -> bool {
         let held = self.departure.is_awaited() || self.buffer_full || self.error.is_some();

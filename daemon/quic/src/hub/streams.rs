@@ -155,7 +155,8 @@ impl Streams {
 }
 
 impl State {
-    /// Registers a stream under its reserved name. If the driver is gone, returns the stream. The caller drops it after releasing the lock.
+    /// Registers a stream under its reserved name. If the driver is gone, frees the name and returns the stream. The caller resets and
+    /// drops it after releasing the lock.
     pub(crate) fn attach(
         &mut self,
         name: u32,
@@ -164,6 +165,7 @@ impl State {
         terms: Terms,
     ) -> Option<SendStream> {
         if self.streams.abandoned {
+            self.streams.free.push(name);
             return Some(stream);
         }
         self.turns.set(TurnKind::Stream, name, terms.service);

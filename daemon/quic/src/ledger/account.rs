@@ -209,6 +209,7 @@ impl Account {
     pub fn on_mtu(&self, packet_bytes: u16) {
         let payload_bytes = u64::from(packet_bytes).saturating_sub(PACKET_OVERHEAD_BYTES).max(1);
         self.ledger.packet_bytes.store(payload_bytes, Relaxed);
+        self.ledger.update_low_mark();
     }
 
     /// Notes that a packet was declared lost.

@@ -79,6 +79,15 @@ fn another_binding_counts_at_once_by_what_is_known_of_the_path() {
 }
 
 #[test]
+fn larger_packets_count_at_once() {
+    let mut account = Account::new(false);
+    let (ledger, _) = account.join();
+    ledger.bind(Binding::Late { floor_packets: Some(40) });
+    account.on_mtu(1_450);
+    assert_eq!(ledger.low_mark.load(Relaxed), 40 * 1_400);
+}
+
+#[test]
 fn there_is_room_until_the_low_mark_and_again_when_bytes_have_left_or_were_given_back() {
     let mut account = Account::new(false);
     let (ledger, _) = account.join();

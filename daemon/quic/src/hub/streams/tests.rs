@@ -1,5 +1,7 @@
 //! Turns of streams, without a transport.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use futures::task::noop_waker;
 use s2n_quic_core::event::{IntoEvent as _, builder};
 
@@ -138,4 +140,31 @@ fn a_turn_without_bytes_leaves_no_rank_for_bytes_of_the_transport() {
     // Bytes of unknown rank take every other packet.
     let packets = [(); 4].map(|()| turns.datagrams_next(Some(ledger), true));
     assert_eq!(packets, [true, false, true, false]);
+}
+
+#[test]
+fn a_writer_that_also_asks_for_the_streams_end_is_woken_when_there_is_room() {
+    struct Woken(AtomicBool);
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Relaxed);
+        }
+    }
+    let mut connection = Connection::new(Discipline::Rr);
+    let name = connection.open(0, &terms(""), 2_000);
+    connection.allow(0, 10_000);
+    for (asked, is_woken) in [([0, 0], false), ([2_000, 0], true), ([1, 2_000], true)] {
+        let woken = Arc::new(Woken(AtomicBool::new(false)));
+        {
+            let mut state = connection.hub.lock();
+            let slot = state.streams.slot(name).unwrap();
+            slot.writer = None;
+            asked.into_iter().for_each(|bytes| slot.wake_below(bytes, &woken.clone().into()));
+        }
+        assert_eq!(connection.turn(0), Some((name, 2_000)));
+        assert_eq!(woken.0.load(Relaxed), is_woken, "{asked:?}");
+        let mut state = connection.hub.lock();
+        state.streams.slot(name).unwrap().queue.push(vec![0; 2_000].into());
+        state.wake_stream(name);
+    }
 }
