@@ -211,7 +211,7 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         (&FORWARD.replace(":53\"", "\""), "line 4, column 10: forward.target: ", "does not fit", "a host and a port"),
         (&forward(FORWARD), "line 1, column 1: forward: ", "same address", "change one"),
         (
-            &format!("{RELAY}listen = \"127.0.0.1:5353\"\n{FORWARD}"),
+            &format!("{RELAY}listen = [\"127.0.0.1:5353\"]\n{FORWARD}"),
             "line 7, column 1: forward: ",
             "of a listener of the relay",
             "change one",
@@ -220,8 +220,8 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
             &proxy(
                 "[control.tcp]\nlisten = \"127.0.0.1:1080\"\ncertificate = \"/c\"\nprivate_key = \"/k\"\nclient_ca = \"/a\"",
             ),
-            "line 4, column 1: control: ",
-            "[control.tcp]",
+            "line 4, column ",
+            ": control: the address of [control.tcp] is that of",
             "change one",
         ),
         (
