@@ -57,6 +57,13 @@ struct Answer<'a> {
     timings: Option<&'a serde_json::value::RawValue>,
 }
 
+/// Returns the value of the last `key` in a part of a JSON object. The key includes its quotes, which a text would contain only escaped.
+fn last<'a, T: Deserialize<'a>>(json: &'a [u8], key: &[u8]) -> Option<T> {
+    let value = |at| json.get(at..)?.strip_prefix(key)?.trim_ascii_start().strip_prefix(b":");
+    let value = (0..json.len()).rev().find_map(value)?;
+    T::deserialize(&mut serde_json::Deserializer::from_slice(value)).ok()
+}
+
 /// Limits the counts to the most that an engine can bill.
 fn bounded(usage: TokenUsage) -> TokenUsage {
     let (prompt, completion) = MOST_TOKENS;
@@ -74,6 +81,14 @@ impl TokenReport {
         if let Ok(Answer { usage, timings }) = serde_json::from_slice(body) {
             report.note(usage, timings);
         }
+        report
+    }
+
+    /// Reads the report from the end of a long answer without streaming, where engines put it.
+    #[must_use]
+    pub fn of_end(end: &[u8]) -> Self {
+        let mut report = Self::default();
+        report.note(last(end, b"\"usage\""), last(end, b"\"timings\""));
         report
     }
 
@@ -380,6 +395,21 @@ mod tests {
         assert_eq!(count(r#"{"usage":{"prompt_tokens":8,"completion_tokens":6}}"#), usage(8, 6));
         assert_eq!(count(r#"{"timings":{"cache_n":0,"prompt_n":3,"predicted_n":5}}"#), usage(3, 5));
         assert_eq!([count("{}"), count("x")], [usage(90, 0); 2]);
+    }
+
+    #[test]
+    fn the_report_of_a_long_answer_is_at_its_end_and_not_in_its_text() {
+        let usage = r#""usage" : {"prompt_tokens":8,"completion_tokens":6},"id":"usage"}"#;
+        let count = |end: &str| TokenReport::of_end(end.as_bytes()).usage();
+        let billed = Some(TokenUsage { prompt_tokens: 8, completion_tokens: 6 });
+        assert_eq!(count(&format!(r#"xxx"}}],{usage}"#)), billed);
+        assert_eq!(count(&format!(r#"{{"text":"x","usage":{{"prompt_tokens":1}},{usage}"#)), billed, "the last one");
+        assert_eq!(count(r#""timings":{"cache_n":0,"prompt_n":8,"predicted_n":6}}"#), billed, "llama.cpp");
+        for nothing in
+            [r#"\"usage\":{\"completion_tokens\":6}"}]}"#, r#""usage":null}"#, r#""usage":{"prompt"#, "", "\""]
+        {
+            assert_eq!(count(nothing), None, "{nothing}");
+        }
     }
 
     #[test]

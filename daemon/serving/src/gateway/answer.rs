@@ -40,6 +40,12 @@ use crate::{
 /// failure of its engine.
 const HELD_BYTES: usize = 1 << 20;
 
+/// The end of a larger answer, which is held back until the answer is complete, because it has the engine's report of tokens.
+const END_BYTES: usize = 64 << 10;
+
+/// The assumed bytes of an answer per token, if its engine reports none.
+const BYTES_PER_TOKEN: u64 = 4;
+
 /// Fields of an engine's answer that are passed to the client.
 const PASSED: [&str; 3] = ["content-type", "retry-after", "x-request-id"];
 
@@ -95,6 +101,8 @@ struct Answering<'a> {
     is_streamed: bool,
     /// Its report of tokens.
     report: TokenReport,
+    /// The length of a complete answer without streaming, in bytes.
+    bytes: u64,
 }
 
 impl Pass<'_> {
@@ -114,6 +122,7 @@ impl Pass<'_> {
             status: None,
             is_streamed: false,
             report: TokenReport::default(),
+            bytes: 0,
         };
         let asked = Instant::now();
         self.entry.at_work();
@@ -145,10 +154,11 @@ impl Pass<'_> {
             _ if is_refused => return None,
             _ => {}
         }
-        let passed = match by.is_streamed || ended.is_ok() {
-            true => by.lesson.tokens(),
-            false if self.operation == Operation::Embeddings => 0,
-            false => self.route.made_within(elapsed),
+        let passed = match ended {
+            _ if by.is_streamed => by.lesson.tokens(),
+            _ if self.operation == Operation::Embeddings => 0,
+            Ok(_) => by.bytes.div_ceil(BYTES_PER_TOKEN),
+            Err(_) => self.route.made_within(elapsed),
         };
         Some(by.report.count(u64::from(self.route.prompt_tokens()), passed, ended.is_ok()))
     }
@@ -166,7 +176,7 @@ impl Pass<'_> {
         by.is_streamed = is_events;
         match is_events {
             true => self.pass_events(exchange, answer, by).await?,
-            false => by.report = self.pass_whole(exchange, answer, by.place).await?,
+            false => self.pass_whole(exchange, answer, by).await?,
         }
         by.lesson.learn(by.report.usage(), by.report.cached_tokens(), body.len());
         Ok(status)
@@ -276,13 +286,13 @@ impl Pass<'_> {
         }
     }
 
-    /// Passes on an answer without events: holds it until it is complete, unless it is large.
+    /// Passes on an answer without events: holds it until it is complete, or only its end if it is large.
     async fn pass_whole(
         &self,
         exchange: &mut Exchange,
         answer: Response<Incoming>,
-        place: &EnginePlace,
-    ) -> Result<TokenReport, Failure> {
+        Answering { place, report, bytes, .. }: &mut Answering<'_>,
+    ) -> Result<(), Failure> {
         let length = answer.body().size_hint().exact();
         let status = answer.status();
         let head = |length| self.head(&answer, length);
@@ -290,7 +300,10 @@ impl Pass<'_> {
         let (mut answer, mut held, mut has_begun) = (self.pieces(answer), BytesMut::new(), false);
         loop {
             match answer.next(exchange).await? {
-                Ok(Some(bytes)) => held.extend_from_slice(&bytes),
+                Ok(Some(piece)) => {
+                    held.extend_from_slice(&piece);
+                    *bytes += piece.len() as u64;
+                }
                 Ok(None) => break,
                 Err(refusal) if !has_begun => return Err(refusal.into()),
                 Err(refusal) => {
@@ -302,12 +315,10 @@ impl Pass<'_> {
                 if !std::mem::replace(&mut has_begun, true) {
                     exchange.respond(if length.is_some() { &known } else { &unknown }).await?;
                 }
-                self.send(exchange, &held.split()).await?;
+                self.send(exchange, &held.split_to(held.len() - END_BYTES)).await?;
             }
         }
-        // If the answer is larger than that, its last pieces may lack its usage, which then goes unbilled: only large embeddings
-        // are so long.
-        let report = TokenReport::of_answer(&held);
+        *report = if has_begun { TokenReport::of_end(&held) } else { TokenReport::of_answer(&held) };
         if status.is_success() {
             self.model.engines.succeeded(place.replica);
         }
@@ -320,7 +331,7 @@ impl Pass<'_> {
         if !held.is_empty() {
             self.send(exchange, &held).await?;
         }
-        Ok(report)
+        Ok(())
     }
 
     fn with_length(&self, mut head: ResponseHead, length: usize) -> ResponseHead {

@@ -207,3 +207,18 @@ async fn an_engine_that_fails_before_its_answer_passes_costs_the_key_nothing() {
         assert_eq!(spent, served.usage.map_or(0, |usage| usage.prompt_tokens + usage.completion_tokens));
     }
 }
+
+#[tokio::test]
+async fn a_long_answer_without_streaming_counts_by_the_report_at_its_end_or_else_by_its_length() {
+    let text = "x".repeat(3 << 20);
+    for (report, tokens) in [(r#","usage":{"prompt_tokens":8,"completion_tokens":6}"#, 6), ("", (3 << 20) / 4)] {
+        let body = format!(r#"{{"choices":[{{"text":"{text}"}}]{report}}}"#);
+        let head =
+            format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
+        let mut client = Client::of(&engine(head + &body).await).await;
+        let (status, received) = client.chat(whole(r#"{"model":"large"}"#.into())).await;
+        assert!(status == 200 && received == body, "{status}, {} bytes", received.len());
+        let counted = client.served.recv().await.unwrap().usage.unwrap().completion_tokens;
+        assert!((tokens..tokens + 20).contains(&counted), "{counted}");
+    }
+}
