@@ -2,11 +2,11 @@
 //!
 //! | an engine | gets requests again |
 //! |---|---|
-//! | takes no connections, and is checked | when a check finds it ready, or it answers a request that it has |
+//! | takes no connections, and is checked | when a check finds it ready, or it begins to answer a request that it has |
 //! | takes no connections, and is not checked | after a while, by a client's request |
 //! | failed [`FAULTS`] requests in a row | after a while, unless a check found it not ready |
 //! | tells a check that it is not ready | when a check finds it ready |
-//! | was silent for [`SILENCES`] checks in a row | when a check finds it ready, or it answers a request that it has |
+//! | was silent for [`SILENCES`] checks in a row | when a check finds it ready, or it begins to answer a request that it has |
 
 /// How many requests in a row an engine must fail before it gets none for a while.
 pub const FAULTS: u32 = 5;
@@ -136,7 +136,12 @@ impl Health {
         Some(self.ejected_until_ns).filter(|until_ns| *until_ns > now_ns)
     }
 
-    /// Notes that the engine answered a request correctly.
+    /// Notes that the engine has begun to answer a request: it is there, though it may still fail.
+    pub const fn began(&mut self) {
+        (self.is_down, self.is_proven, self.silences) = (false, true, 0);
+    }
+
+    /// Notes that the engine answered a request completely.
     pub fn succeeded(&mut self) {
         let trouble = self.trouble.take().filter(|_| self.is_unready);
         let Self { is_checked, is_unready, .. } = *self;
@@ -235,6 +240,18 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_that_breaks_off_each_answer_is_ejected_for_longer_each_time() {
+        let mut health = Health::new(false);
+        for (failures, ejection_s) in [(FAULTS, 1), (1, 2)] {
+            for _ in 0..failures {
+                health.began();
+                health.failed(Fault::Answer, "it broke off", false, ejection_s * S);
+            }
+            assert_eq!(health.verdict(ejection_s * S), EngineHealth::Ejected { for_ns: ejection_s * S });
+        }
+    }
+
+    #[test]
     fn silence_counts_in_a_row_and_never_takes_the_last_engine() {
         let mut health = Health::new(true);
         for _ in 0..10 {
@@ -246,7 +263,7 @@ mod tests {
         assert!(health.is_usable(0), "the last one");
         health.checked(Found::Silent, "no answer", false);
         assert_eq!(health.verdict(0), EngineHealth::Down);
-        health.succeeded();
+        health.began();
         assert_eq!(health.verdict(0), EngineHealth::Ready, "an answer shows that it is there");
     }
 

@@ -238,7 +238,14 @@ impl Engines {
         unwanted
     }
 
-    /// Notes that an engine answered a request correctly.
+    /// Notes that an engine has begun to answer a request.
+    pub fn began(&self, replica: usize) {
+        if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
+            replica.health.began();
+        }
+    }
+
+    /// Notes that an engine answered a request completely.
     pub fn succeeded(&self, replica: usize) {
         if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
             replica.health.succeeded();

@@ -261,7 +261,7 @@ impl Pass<'_> {
             if events.with_content() > 0 && before == 0 {
                 let first = *first_token.insert(self.began.elapsed());
                 self.gateway.metrics.first_token(&self.model.name, first.as_secs_f64());
-                self.model.engines.succeeded(place.replica);
+                self.model.engines.began(place.replica);
             }
             *report = events.report();
             (before..events.with_content()).for_each(|_| lesson.token());
@@ -271,9 +271,7 @@ impl Pass<'_> {
         };
         match broken {
             None => {
-                if events.with_content() == 0 {
-                    self.model.engines.succeeded(place.replica);
-                }
+                self.model.engines.succeeded(place.replica);
                 Ok(())
             }
             Some(refusal) if !has_begun => Err(refusal.into()),

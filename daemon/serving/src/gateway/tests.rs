@@ -29,6 +29,7 @@ type ToSend = UnsyncBoxBody<Bytes, Infallible>;
 
 /// A client of a gateway with one model, whose engine has this address.
 struct Client {
+    gateway: Arc<Gateway>,
     spending: Arc<Spending>,
     requests: client::conn::http1::SendRequest<ToSend>,
     served: mpsc::UnboundedReceiver<Served>,
@@ -48,9 +49,9 @@ impl Client {
         let gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let ((ended, served), (made, contents)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
-        let classes = Arc::new(classes);
+        let (classes, serves) = (Arc::new(classes), gateway.clone());
         let answer = service_fn(move |request: Request<hyper::body::Incoming>| {
-            let (gateway, classes, ended, made) = (gateway.clone(), classes.clone(), ended.clone(), made.clone());
+            let (gateway, classes, ended, made) = (serves.clone(), classes.clone(), ended.clone(), made.clone());
             async move {
                 let (parts, body) = request.into_parts();
                 let (head, (exchange, awaited)) = (message::head(&parts), TcpExchange::new(body, Departure::default()));
@@ -68,7 +69,7 @@ impl Client {
         tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
         let (requests, connection) = client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
         tokio::spawn(connection);
-        Self { spending, requests, served, contents }
+        Self { gateway, spending, requests, served, contents }
     }
 
     /// Asks for a chat; returns the status and the body of the answer.
@@ -185,9 +186,11 @@ async fn a_client_that_leaves_before_the_answer_pays_for_the_prompt_that_the_eng
     assert_eq!(served.usage, Some(TokenUsage { prompt_tokens, completion_tokens: 0 }));
 }
 
+/// An event with a token.
+const TOKEN: &str = "data: {\"choices\":[{\"text\":\"x\"}]}\n\n";
+
 #[tokio::test]
 async fn an_engine_that_fails_before_its_answer_passes_costs_the_key_nothing() {
-    const TOKEN: &str = "data: {\"choices\":[{\"text\":\"x\"}]}\n\n";
     for (content, status, is_paid) in [("", 502, false), (TOKEN, 200, true)] {
         let key = Key {
             name: "ann".into(),
@@ -221,4 +224,15 @@ async fn a_long_answer_without_streaming_counts_by_the_report_at_its_end_or_else
         let counted = client.served.recv().await.unwrap().usage.unwrap().completion_tokens;
         assert!((tokens..tokens + 20).contains(&counted), "{counted}");
     }
+}
+
+#[tokio::test]
+async fn an_engine_that_breaks_off_after_its_first_token_has_failed_and_not_answered() {
+    let mut client = Client::of(&engine(events(TOKEN)).await).await;
+    for _ in 0..3 {
+        let (status, body) = client.chat(whole(r#"{"model":"large","stream":true}"#.into())).await;
+        assert!(status == 200 && body.starts_with(TOKEN.as_bytes()), "{status}: {body:?}");
+    }
+    let engines = client.gateway.models[0].engines.status();
+    assert_eq!((engines[0].answered, engines[0].failed), (0, 3));
 }
