@@ -156,6 +156,8 @@ impl Health {
         self.faults = self.faults.saturating_add(1);
         if fault == Fault::OutOfReach && self.is_checked {
             self.is_down = true;
+        } else if self.ejected_until_ns > now_ns {
+            // The engine had this request when it was ejected: the failure is part of the same incident.
         } else if fault == Fault::OutOfReach || (self.faults >= FAULTS && !is_last) {
             let (first, longest) = EJECTION_NS;
             let ejection_ns = first.saturating_mul(1 << self.ejections.min(10)).min(longest);
@@ -248,6 +250,15 @@ mod tests {
                 health.failed(Fault::Answer, "it broke off", false, ejection_s * S);
             }
             assert_eq!(health.verdict(ejection_s * S), EngineHealth::Ejected { for_ns: ejection_s * S });
+        }
+    }
+
+    #[test]
+    fn requests_that_fail_together_eject_an_engine_once() {
+        for fault in [Fault::OutOfReach, Fault::Answer] {
+            let mut health = Health::new(false);
+            (0..4 * FAULTS).for_each(|_| health.failed(fault, "it crashed", false, 0));
+            assert_eq!(health.verdict(0), EngineHealth::Ejected { for_ns: S });
         }
     }
 
