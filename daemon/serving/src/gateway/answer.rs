@@ -267,7 +267,9 @@ impl Pass<'_> {
             (before..events.with_content()).for_each(|_| lesson.token());
             self.payer.pass(events.with_content() - before);
             self.entry.pass(events.with_content() - before);
-            self.send(exchange, &whole).await?;
+            if !self.send(exchange, &whole).await? {
+                lesson.held_up();
+            }
         };
         match broken {
             None => {
@@ -343,14 +345,15 @@ impl Pass<'_> {
     }
 
     /// Sends content to the client, which may take as long to accept some as an engine may take to produce some, because other
-    /// requests need its place at the engine.
-    async fn send(&self, exchange: &mut Exchange, content: &[u8]) -> Result<(), Failure> {
+    /// requests need its place at the engine. Returns whether there was room at once.
+    async fn send(&self, exchange: &mut Exchange, content: &[u8]) -> Result<bool, Failure> {
         // A timer would cost more than the sending, for which there is nearly always room.
         if exchange.try_send(content).await? {
-            return Ok(());
+            return Ok(true);
         }
         let sending = exchange.send(content);
-        Ok(timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Untaken)??)
+        timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Untaken)??;
+        Ok(false)
     }
 }
 

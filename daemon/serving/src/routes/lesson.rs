@@ -32,6 +32,8 @@ pub struct Lesson<'a> {
     began_ns: u64,
     /// Whether the engine was idle when the request began.
     is_alone: bool,
+    /// Whether the client took tokens more slowly than the engine made them.
+    is_held_up: bool,
     first_ns: Option<u64>,
     last_ns: u64,
     events: u64,
@@ -67,6 +69,7 @@ impl Routes {
             flight,
             began_ns: now_ns,
             is_alone,
+            is_held_up: false,
             first_ns: None,
             last_ns: now_ns,
             events: 0,
@@ -79,11 +82,18 @@ impl Lesson<'_> {
     /// Notes an event with one token or several.
     pub fn token(&mut self) {
         let now_ns = (self.routes.now_ns)();
-        self.first_ns.get_or_insert(now_ns);
+        if !self.is_held_up {
+            self.first_ns.get_or_insert(now_ns);
+        }
         (self.last_ns, self.events) = (now_ns, self.events + 1);
         self.batches +=
             self.routes.engines.get(self.model).map_or(1, |engines| u64::from(engines.in_flight(self.replica)));
         self.flights.lock().token(self.flight);
+    }
+
+    /// Notes that the engine had to wait for the client, so that the times of tokens no longer show how fast the engine is.
+    pub const fn held_up(&mut self) {
+        self.is_held_up = true;
     }
 
     /// Returns how many events with tokens have passed.
@@ -115,7 +125,8 @@ impl Lesson<'_> {
             let cached = cached_tokens.map_or(self.cached_tokens, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
             replica.curve.observe_first_token(unread_tokens(prompt_tokens, cached), first_ns - self.began_ns);
         }
-        if let Some(step_ns) = (self.last_ns - first_ns).checked_div(tokens.saturating_sub(1)) {
+        let step_ns = (self.last_ns - first_ns).checked_div(tokens.saturating_sub(1));
+        if let Some(step_ns) = step_ns.filter(|_| !self.is_held_up) {
             let batch = self.batches.div_ceil(self.events.max(1)).max(1);
             replica.curve.observe_step(batch as u32, others, step_ns);
         }

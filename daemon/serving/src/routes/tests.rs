@@ -298,6 +298,28 @@ fn an_engine_learns_what_a_prompt_costs_from_the_tokens_that_it_had_to_read() {
 }
 
 #[test]
+fn a_client_that_takes_tokens_slowly_does_not_make_its_engine_look_slow() {
+    let (routes, engines) = routes(8);
+    (0..30).for_each(|_| answer(&routes, &engines, 0, (50, 40)));
+    let (known, averages) = (routes.cost(0, 0), routes.learned().0);
+    for (before, after) in [(0, 9), (9, 9)] {
+        let route = routes.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
+        let place = take(&engines[0]);
+        let mut lesson = routes.begin(&route, place.replica);
+        pass(50);
+        (0..before).for_each(|_| lesson.token());
+        lesson.held_up();
+        for _ in 0..after {
+            pass(5_000);
+            lesson.token();
+        }
+        lesson.learn(Some(TokenUsage { prompt_tokens: 100, completion_tokens: 99 }), None, 400);
+        assert_eq!(routes.cost(0, 0).unwrap().gpu_ns, known.unwrap().gpu_ns, "{before}");
+    }
+    assert_ne!(routes.learned().0, averages, "the length of the answer is still learned");
+}
+
+#[test]
 fn without_a_deadline_the_best_model_with_room_answers_or_the_one_with_the_shortest_queue() {
     let (routes, engines) = routes(1);
     let choose = || routes.route(either(&[1, 0]), &wanted(None), ClientPath::default()).map(|route| route.model);
