@@ -92,7 +92,9 @@ fn ask(router: &mut Router, decision: &Decision, names: &[String], classes: &[St
     request.allowed = open.fold(ModelSet::NONE, ModelSet::with);
     let cached: Vec<u32> = decision.engines.iter().map(|engine| engine.cached_tokens).collect();
     let state = State { replicas: &replicas, admitted: &[], cached: &cached, path: decision.path.path() };
-    router.route(&request, &state, decision.at_ns)
+    let choice = router.route(&request, &state, decision.at_ns)?;
+    router.began(choice.replica, &request, &state);
+    Some(choice)
 }
 
 impl Replayed {

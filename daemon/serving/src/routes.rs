@@ -388,7 +388,7 @@ impl Routes {
         if let Some(load) = replicas.get_mut(to).map(|replica| &mut replica.load).filter(|_| is_there) {
             load.running = load.running.saturating_sub(1);
         }
-        let chooser = route.by.and_then(|by| aliases.get_mut(by.alias)).unwrap_or(named);
+        let chooser = route.by.and_then(|by| aliases.get(by.alias)).unwrap_or(named);
         let (waited_ns, state) = (
             now_ns.saturating_sub(route.at_ns),
             State { replicas, admitted: &[], cached: &route.cached, path: route.path },

@@ -86,21 +86,12 @@ impl Watch {
         }
     }
 
-    /// Notes which engine received a request.
-    pub fn given(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>) {
+    /// Notes that an engine begins to read the prompt of a request.
+    pub fn began(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>) {
         if let (Some(engine), Some(replica)) = (self.engines.get_mut(at), state.replicas.get(at)) {
             let reading_ns = replica.curve.prefill_ns(request.unread_tokens(state.cached_tokens(at)));
             // No sum of prompts takes more than all time for long.
             engine.reading = (engine.reading + reading_ns / READING_NS).min(4.0);
-        }
-    }
-
-    /// Notes that a request left its assigned engine before it began there.
-    pub fn taken_back(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>) {
-        if let (Some(engine), Some(replica)) = (self.engines.get_mut(at), state.replicas.get(at)) {
-            let reading_ns = replica.curve.prefill_ns(request.unread_tokens(state.cached_tokens(at)));
-            // The average has decayed in the meantime.
-            engine.reading = (engine.reading - reading_ns / READING_NS).max(0.0);
         }
     }
 

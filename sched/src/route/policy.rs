@@ -4,7 +4,7 @@ use super::choice::{FallbackCause, ModelChoice, Reason};
 use super::considerate::Watch;
 use super::features::{self, Features};
 use super::mlp::{Activations, Mlp, Tensor};
-use super::request::{Model, RoutedRequest};
+use super::request::{Model, RoutedRequest, Slo};
 use super::state::State;
 use super::survey::{self, Candidate, Survey};
 
@@ -203,21 +203,16 @@ impl PolicyInUse {
         matches!(self.policy, RoutingPolicy::Considerate { .. })
     }
 
-    /// Notes the engine of a request, even if the guard or a fallback chose it.
-    pub fn given(&mut self, choice: &ModelChoice, survey: &Survey<'_>) {
+    /// Notes that an engine begins to work on a request, even if the guard or a fallback chose the engine.
+    pub fn began(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>) {
         if self.looks_at_admitted() {
-            self.watch.given(choice.replica, survey.request, survey.state);
+            self.watch.began(at, request, state);
         }
     }
 
-    /// Notes that a request went to another engine than the chosen one, and returns the policy's prediction there.
-    pub fn moved(&mut self, from: usize, to: Candidate, request: &RoutedRequest, state: &State<'_>) -> Candidate {
-        if !self.looks_at_admitted() {
-            return to;
-        }
-        self.watch.taken_back(from, request, state);
-        self.watch.given(to.replica, request, state);
-        self.watch.predict(to, &request.slo)
+    /// Returns the candidate as the policy predicts it.
+    pub fn predict(&self, candidate: Candidate, slo: &Slo) -> Candidate {
+        if self.looks_at_admitted() { self.watch.predict(candidate, slo) } else { candidate }
     }
 
     /// Chooses a replica, or returns the cause why it cannot. `stale` says that the state is too old for policies that

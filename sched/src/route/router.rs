@@ -128,23 +128,29 @@ impl Router {
             choice = better;
         }
         self.counters.chosen += 1;
-        self.policy.given(&choice, &survey);
         Some(choice)
     }
 
-    /// Notes that the engine `to` serves a request, `waited_ns` after [`Router::route`] chose another one for it: for
-    /// example because `to` has its session in a cache, or has the only free place. Returns the updated choice, with a
-    /// prediction that counts from the time of the choice; reason and model stay. `state` is the present state, without the
-    /// request itself. If there is no engine `to`, the choice stays as it was.
+    /// Notes that the engine `at` begins to work on a request: the chosen one, or another one. Without this call, the request
+    /// costs later ones nothing but its part of [`EngineLoad`](super::EngineLoad).
+    pub fn began(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>) {
+        self.policy.began(at, request, state);
+    }
+
+    /// Returns the choice for a request that the engine `to` serves, `waited_ns` after [`Router::route`] chose another one for
+    /// it: for example because `to` has its session in a cache, or has the only free place. The new prediction counts from the
+    /// time of the choice; reason and model stay. `state` is the present state, without the request itself. If there is no
+    /// engine `to`, the choice stays as it was.
+    #[must_use]
     pub fn moved(
-        &mut self,
+        &self,
         choice: ModelChoice,
         (to, waited_ns): (usize, u64),
         request: &RoutedRequest,
         state: &State<'_>,
     ) -> ModelChoice {
         let Some(candidate) = survey::at(&self.models, request, state, to) else { return choice };
-        let mut candidate = self.policy.moved(choice.replica, candidate, request, state);
+        let mut candidate = self.policy.predict(candidate, &request.slo);
         let prediction = &mut candidate.prediction;
         prediction.first_ns = prediction.first_ns.saturating_add(waited_ns);
         prediction.finish_ns = prediction.finish_ns.saturating_add(waited_ns);

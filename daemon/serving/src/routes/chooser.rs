@@ -163,18 +163,22 @@ impl Chooser {
         Some(choice)
     }
 
-    /// Notes that the engine `to.0` serves a request, `to.1` nanoseconds after another was chosen for it; see
+    /// Notes that an engine begins to work on a request; see [`Router::began`]. The shadow sees the same.
+    pub(super) fn began(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>) {
+        for router in [Some(&mut self.policy), self.shadow.as_mut()].into_iter().flatten() {
+            router.router.began(at, request, state);
+        }
+    }
+
+    /// Returns the choice for a request that the engine `to.0` serves, `to.1` nanoseconds after another was chosen for it; see
     /// [`Router::moved`].
     pub(super) fn moved(
-        &mut self,
+        &self,
         choice: ModelChoice,
         to: (usize, u64),
         request: &RoutedRequest,
         state: &State<'_>,
     ) -> ModelChoice {
-        if let Some(shadow) = &mut self.shadow {
-            shadow.router.moved(choice, to, request, state);
-        }
         self.policy.router.moved(choice, to, request, state)
     }
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use role::access::served::TokenUsage;
-use sched::route::unread_tokens;
+use sched::route::{State, unread_tokens};
 
 use super::{
-    Route, Routes,
+    Known, Route, Routes,
     flights::{Flight, Flights},
 };
 
@@ -42,13 +42,18 @@ pub struct Lesson<'a> {
 }
 
 impl Routes {
-    /// Begins to learn from an engine's answer to a request.
+    /// Begins to learn from an engine's answer to a request, which the engine gets now.
     #[must_use]
     pub fn begin(&self, route: &Route, replica: usize) -> Lesson<'_> {
         let now_ns = (self.now_ns)();
-        let known = self.state.lock();
+        let mut known = self.state.lock();
         let is_alone = self.engines.get(route.model).is_some_and(|engines| engines.in_flight(replica) <= 1);
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
+        let Known { aliases, replicas, .. } = &mut *known;
+        if let Some(chooser) = route.by.and_then(|by| aliases.get_mut(by.alias)) {
+            let state = State { replicas, admitted: &[], cached: &route.cached, path: route.path };
+            chooser.began(at, &route.request, &state);
+        }
         let cached_tokens = route.cached.get(at).copied().unwrap_or_default();
         let flights = known.flights.get(at).cloned().unwrap_or_default();
         let flight = flights.lock().begin(Flight {

@@ -167,6 +167,26 @@ fn a_request_with_much_time_is_not_sent_where_one_that_is_served_would_be_late_b
 }
 
 #[test]
+fn a_request_that_gets_no_engine_costs_later_ones_nothing_by_the_policy_or_by_its_shadow() {
+    let predicted = |shadow| {
+        let (routes, _) = routes_of(&settings(Routing::Considerate, shadow), 8);
+        let curve = Curve::new(Cost { gpu_ns: 1e7, prefill_per_token_ns: 1e7, ..Cost::default() });
+        routes.recall(None, |_, _| Some(curve));
+        let decide = || routes.route(either(&[0, 1]), &wanted(Some(60_000)), ClientPath::default()).unwrap();
+        let first = decide();
+        let refused: Vec<_> = (0..5).map(|_| decide().predicted()).collect();
+        assert_eq!(refused, [first.predicted(); 5]);
+        drop(routes.begin(&first, 0));
+        let later = decide();
+        assert!(later.predicted() > first.predicted(), "its prompt took a second of the last ten");
+        (later.predicted(), routes.tallies()[0])
+    };
+    assert_eq!(predicted(None).0, predicted(Some(Routing::Considerate)).0);
+    let Tally { shadowed, agreed, .. } = predicted(Some(Routing::Considerate)).1;
+    assert_eq!((shadowed, agreed), (7, 7));
+}
+
+#[test]
 fn the_engine_that_was_chosen_serves_and_where_another_does_the_choice_is_about_that_one() {
     for policy in [Routing::Rule, Routing::Considerate] {
         let (routes, engines) = routes_of_two(policy);

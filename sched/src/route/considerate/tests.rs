@@ -116,8 +116,13 @@ fn prompts_that_will_come_while_it_answers_are_expected_as_they_came_of_late() {
     let (long, replicas) = (request(100, 60, 3_000), [replica(0, 0, 0), replica(1, 1, 0)]);
     let state = State { replicas: &replicas, admitted: &[], cached: &[], path: ClientPath::default() };
     let mut router = Router::new(models(), RoutingPolicy::Considerate { doubt: DOUBT });
-    let chosen: Vec<_> =
-        (0..12).map(|at| router.route(&long, &state, at * 500 * MS).unwrap()).map(|choice| choice.model).collect();
+    let chosen: Vec<_> = (0..12)
+        .map(|at| {
+            let choice = router.route(&long, &state, at * 500 * MS).unwrap();
+            router.began(choice.replica, &long, &state);
+            choice.model
+        })
+        .collect();
     assert_eq!(chosen[0], 0);
     assert!(chosen.contains(&1), "two a second are more than the large engine can read in time: {chosen:?}");
     let later = router.route(&long, &state, 60_000 * MS).unwrap();
@@ -278,28 +283,19 @@ fn requests_that_are_each_in_time_alone_make_each_other_late_by_the_rule_and_not
 }
 
 #[test]
-fn prompts_are_counted_at_the_engine_that_reads_them() {
+fn prompts_are_counted_at_the_engine_that_reads_them_and_only_once_it_does() {
     let replicas = [replica(0, 0, 0), replica(0, 1, 0)];
     let state = State { replicas: &replicas, admitted: &[], cached: &[], path: ClientPath::default() };
     let long = request(1_000, 10, 60_000);
-    let mut watch = Watch::default();
-    let models = models();
-    let mut candidates = Vec::new();
-    watch.look(&survey::survey(&mut candidates, &models, &long, &state, (1.0, 0)));
-    watch.given(0, &long, &state);
-    let busy = |watch: &Watch| watch.engines.iter().map(|engine| engine.reading).collect::<Vec<_>>();
-    assert_eq!(busy(&watch), [0.4, 0.0], "4 s of 10");
-    watch.taken_back(0, &long, &state);
-    watch.given(1, &long, &state);
-    assert_eq!(busy(&watch), [0.0, 0.4]);
-    // The part that has decayed in the meantime is not subtracted twice.
-    watch.taken_back(0, &long, &state);
-    assert_eq!(busy(&watch), [0.0, 0.4]);
-
-    let mut router = Router::new(models.clone(), RoutingPolicy::Considerate { doubt: DOUBT });
-    let chosen = router.route(&long, &state, 0).unwrap();
-    assert_eq!(chosen.replica, 0, "both are idle");
-    router.moved(chosen, (1, 0), &long, &state);
-    let next = router.route(&long, &state, 1).unwrap();
-    assert_eq!(next.replica, 0, "prompts of the one before interrupt answers at the other engine");
+    let mut router = Router::new(models(), RoutingPolicy::Considerate { doubt: DOUBT });
+    let refused = router.route(&long, &state, 0).unwrap();
+    assert_eq!(refused.replica, 0, "both are idle");
+    let chosen = router.route(&long, &state, 1).unwrap();
+    assert_eq!(chosen, refused, "the first was refused and costs nothing");
+    let moved = router.moved(chosen, (1, 0), &long, &state);
+    assert_eq!((moved.replica, moved.predicted_ns), (1, chosen.predicted_ns));
+    router.began(1, &long, &state);
+    let next = router.route(&long, &state, 2).unwrap();
+    assert_eq!(next, chosen, "prompts of the one before interrupt answers at the other engine");
+    assert!(router.moved(next, (1, 0), &long, &state).predicted_ns > next.predicted_ns);
 }

@@ -30,7 +30,9 @@ pub trait Decide {
 
 impl Decide for Router {
     fn decide(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice> {
-        self.route(request, state, now_ns)
+        let choice = self.route(request, state, now_ns)?;
+        self.began(choice.replica, request, state);
+        Some(choice)
     }
 
     fn looks_at_admitted(&self) -> bool {
