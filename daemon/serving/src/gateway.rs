@@ -330,7 +330,9 @@ impl Gateway {
         loop {
             let asked = RouteQuery { models: &models, alias, class: &terms.class.policy().name, prefix: &known };
             let path = caller.asker.path(exchange.ahead(), &terms);
-            let mut route = self.routes.route(asked, &wanted, path).ok_or(OpenAiError::NoEngine)?;
+            // A model that failed before has taken a part of the time.
+            let passed = began.elapsed();
+            let mut route = self.routes.route(asked, &wanted.after(passed), path).ok_or(OpenAiError::NoEngine)?;
             self.count_decision(&route);
             // Written when it is dropped, however the request ends.
             let most_bytes = u64::from(self.settings.decisions_bytes);
@@ -382,7 +384,7 @@ impl Gateway {
                     if let Some(is_met) = is_met {
                         self.metrics.deadline(&model.name, is_met);
                     }
-                    self.metrics.finished(&model.name, took, &route);
+                    self.metrics.finished(&model.name, took - passed, &route);
                     return Ok(());
                 }
                 Err(failure) => return Err(failure),

@@ -248,7 +248,7 @@ impl GatewayMetrics {
         self.deadlines.get_or_create(&Deadlines { model: model.clone(), result }).inc();
     }
 
-    /// Counts a complete answer that took `took`, relative to its prediction.
+    /// Counts a complete answer that took `took` since the decision about it, relative to its prediction.
     pub fn finished(&self, model: &Arc<str>, took: Duration, route: &Route) {
         if let Some(predicted) = route.choice.map(|choice| choice.predicted_ns).filter(|ns| *ns > 0) {
             let ratio = took.as_nanos() as f64 / predicted as f64;

@@ -30,8 +30,10 @@ impl Gateway {
         served: &mut Served,
     ) -> Result<Done, Failure> {
         let model = pass.model;
+        // A deadline counts from the complete request, whichever models were tried before.
+        let passed_ns = pass.began.elapsed().as_nanos() as u64;
         let claim = Claim {
-            service: terms.service_since((self.clock.now_ns)()),
+            service: terms.service_since((self.clock.now_ns)().saturating_sub(passed_ns)),
             class: terms.class.policy().name.as_str().into(),
             tenant: pass.payer.tenant.map(|request| (request.tenant().name.clone(), request.tenant().weight)),
             user: pass.payer.user.cloned(),

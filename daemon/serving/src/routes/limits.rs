@@ -80,18 +80,23 @@ impl Wanted {
         Ok(Self { slo, body_bytes, max_tokens: fields.max_tokens })
     }
 
+    /// Returns the limits that remain when this time has passed since the completion of the request.
+    #[must_use]
+    pub fn after(self, passed: Duration) -> Self {
+        let passed_ns = u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX);
+        let left = |limit_ns: u64| match limit_ns {
+            Slo::NONE => Slo::NONE,
+            _ => limit_ns.saturating_sub(passed_ns),
+        };
+        let Slo { first_token_ns, per_token_ns, budget_ns } = self.slo;
+        let slo = Slo { first_token_ns: left(first_token_ns), per_token_ns, budget_ns: left(budget_ns) };
+        Self { slo, ..self }
+    }
+
     /// Returns the limits that remain at the gateway. They count from the time when the request left its client or edge, half a
     /// round trip ago. Without a shared clock, only the gateway can subtract that.
     pub(super) fn at_the_gateway(&self, path: &ClientPath) -> Slo {
-        let left = |limit_ns: u64| match limit_ns {
-            Slo::NONE => Slo::NONE,
-            _ => limit_ns.saturating_sub(path.smoothed_rtt_ns / 2),
-        };
-        Slo {
-            first_token_ns: left(self.slo.first_token_ns),
-            per_token_ns: self.slo.per_token_ns,
-            budget_ns: left(self.slo.budget_ns),
-        }
+        self.after(Duration::from_nanos(path.smoothed_rtt_ns / 2)).slo
     }
 
     /// Whether an answer met all its limits; `None` without any.
@@ -148,5 +153,15 @@ mod tests {
         assert_eq!(is_met(first, 101, None, 11), Some(false), "without streaming, the first token is there at the end");
         assert_eq!([is_met(step, 5_000, None, 11), is_met(step, 5_000, Some(1), 1)], [Some(true); 2]);
         assert_eq!(is_met(Slo { budget_ns: 300 * NS_PER_MS, ..first }, 250, Some(150), 2), Some(false), "all count");
+    }
+
+    #[test]
+    fn time_that_has_passed_leaves_less_for_the_first_token_and_for_the_whole_answer() {
+        let left = |slo, ms| Wanted { slo, body_bytes: 0, max_tokens: None }.after(Duration::from_millis(ms)).slo;
+        let ms = |ms| ms * NS_PER_MS;
+        let slo = Slo { first_token_ns: ms(100), per_token_ns: ms(10), budget_ns: ms(200) };
+        assert_eq!(left(slo, 30), Slo { first_token_ns: ms(70), per_token_ns: ms(10), budget_ns: ms(170) });
+        assert_eq!(left(slo, 150), Slo { first_token_ns: 0, per_token_ns: ms(10), budget_ns: ms(50) });
+        assert_eq!(left(Slo::unlimited(), 150), Slo::unlimited());
     }
 }
