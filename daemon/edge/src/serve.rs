@@ -21,7 +21,6 @@ use role::{
     traffic::{Traffic, UserTraffic, Volume},
 };
 use serving::{
-    LOAD,
     classes::RequestClasses,
     entrance::{Asked, ClientLimits, GatewayAccess, ModelEntrance, NotAsked, Patience},
 };
@@ -363,7 +362,7 @@ impl GatewayAccess for ToGateways {
         let Some(head) = answer.filter(|head| ![407, 503].contains(&head.status)) else {
             return self.failed(asked.counted.place);
         };
-        let load = head.field(LOAD).and_then(|value| std::str::from_utf8(value).ok()?.trim().parse().ok());
+        let load = serving::load_permille(head);
         if let Some(gateway) = self.health.lock().get_mut(asked.counted.place) {
             gateway.answered(load, Instant::now());
         }

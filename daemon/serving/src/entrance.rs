@@ -49,7 +49,7 @@ use tokio::{
 };
 
 use self::{
-    answer::{Answer, Outcome},
+    answer::{Answer, Outcome, is_short_of_engines},
     recording::Recording,
 };
 use crate::{
@@ -322,8 +322,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
                 Outcome::Answered(head) if head.status == 407 => {
                     return Err(OpenAiError::NoGateway("it does not take this edge's credentials".into()));
                 }
-                // The gateway has no engine, or none in time; another gateway may.
-                Outcome::Answered(head) if head.status == 503 && gateways.has_others(&tried) => {}
+                Outcome::Answered(head) if is_short_of_engines(&head) && gateways.has_others(&tried) => {}
                 Outcome::Answered(answered) => {
                     recording.answers(&head, &answered);
                     return Ok(message::response(answered, answer));

@@ -27,6 +27,7 @@ use sched::route::Curve;
 use tokio::{runtime::Handle, task::JoinSet, time::timeout};
 
 use crate::{
+    LOAD,
     decisions::Decisions,
     learned::{Learned, LearnedEngine},
     live::{Live, LiveRequest},
@@ -274,7 +275,9 @@ impl Gateway {
                 }
                 (served.status, served.reason) = (Some(refusal.status()), refusal.code());
                 patience = ANSWER_TIMEOUT;
-                refuse(&mut exchange, &refusal, head.method == b"HEAD"[..]).await
+                let model = self.models.iter().find(|model| model.name == served.model);
+                let load = model.map(|model| model.engines.load_permille());
+                refuse(&mut exchange, &refusal, load, head.method == b"HEAD"[..]).await
             }
             Err(Failure::Broken(refusal, ended)) => {
                 tracing::debug!(%refusal, "answer broke off");
@@ -471,8 +474,9 @@ async fn respond(
     Ok(())
 }
 
-/// Sends an error of the API as the answer; without content if the request `is_head` (RFC 9110 §9.3.2).
-async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError, is_head: bool) -> Ended {
+/// Sends an error of the API as the answer, with the load of the chosen model's engines in thousandths; without content if the request
+/// `is_head` (RFC 9110 §9.3.2).
+async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError, load: Option<u32>, is_head: bool) -> Ended {
     tracing::debug!(%refusal, "request refused");
     let retry = refusal.retry_after_s().map(|seconds| Field::new("retry-after", seconds.to_string()));
     let own = match refusal {
@@ -481,7 +485,8 @@ async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError, is_head: bool) -
         OpenAiError::Key => Some(Field::new("www-authenticate", "Bearer")),
         _ => None,
     };
-    let fields = retry.into_iter().chain(own);
+    let load = load.map(|load| Field::new(LOAD, load.to_string()));
+    let fields = retry.into_iter().chain(own).chain(load);
     let (status, kind) = (refusal.status(), "application/json");
     let sent = match is_head {
         true => {

@@ -60,3 +60,12 @@ pub mod watch;
 /// The field of an answer in which a gateway reports the load of its model's engines, in thousandths of the requests that they work
 /// on at once: 1000 and more mean that requests wait. Edges use it to choose between gateways.
 pub const LOAD: &str = "x-paced-load";
+
+/// The load from which on requests wait.
+const FULL_PERMILLE: u32 = 1_000;
+
+/// Returns the load that the head of an answer reports.
+#[must_use]
+pub fn load_permille(head: &masque::h3::ResponseHead) -> Option<u32> {
+    std::str::from_utf8(head.field(LOAD)?).ok()?.trim().parse().ok()
+}

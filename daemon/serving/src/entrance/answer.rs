@@ -14,6 +14,7 @@ use quic::h3::{RecvStream, Request, SendStream};
 use role::traffic::Traffic;
 
 use super::{GatewayAccess, recording::Recording};
+use crate::{FULL_PERMILLE, load_permille};
 
 /// How many bytes go into one DATA frame.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -38,10 +39,17 @@ pub(super) enum Outcome {
     Silent,
 }
 
+/// Whether a gateway has no engine for a request, or none in time, or too many waiting requests: another gateway may have room. A
+/// refusal because of a key's limits reports no load.
+pub(super) fn is_short_of_engines(head: &ResponseHead) -> bool {
+    let is_full = || load_permille(head).is_some_and(|load| load >= FULL_PERMILLE);
+    head.status == 503 || (head.status == 429 && is_full())
+}
+
 impl Outcome {
     /// Whether the client may get this answer: not if another gateway or path may have a better one.
     pub(super) fn is_good(&self) -> bool {
-        matches!(self, Self::Answered(head) if ![407, 503].contains(&head.status))
+        matches!(self, Self::Answered(head) if head.status != 407 && !is_short_of_engines(head))
     }
 
     /// Whether it is more useful to the client than `other`, which is not good.
@@ -168,5 +176,25 @@ impl<P> Drop for Answer<P> {
             recv.stop(Code::RequestCancelled);
             send.reset(Code::RequestCancelled);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use masque::h3::Field;
+
+    use super::*;
+    use crate::LOAD;
+
+    #[test]
+    fn another_gateway_may_have_room_where_requests_wait_but_not_for_a_key_that_has_used_up_its_tokens() {
+        let is_good = |status, load: Option<&'static str>| {
+            let fields = load.map(|load| Field::new(LOAD, load)).into_iter().collect();
+            Outcome::Answered(ResponseHead { status, fields }).is_good()
+        };
+        assert!(is_good(200, Some("1500")) && is_good(429, None) && is_good(429, Some("999")) && is_good(502, None));
+        assert!(
+            ![(429, Some("1000")), (503, None), (407, None)].into_iter().any(|(status, load)| is_good(status, load))
+        );
     }
 }
