@@ -247,3 +247,11 @@ async fn an_engine_that_breaks_off_after_its_first_token_has_failed_and_not_answ
     let engines = client.gateway.models[0].engines.status();
     assert_eq!((engines[0].answered, engines[0].failed), (0, 3));
 }
+
+#[tokio::test]
+async fn an_engine_out_of_reach_takes_no_try_from_the_others() {
+    let answers = engine("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+    let mut client = Client::with(settings(&["http://127.0.0.1:1/v1", &engine(events("")).await, &answers])).await;
+    let (status, body) = client.chat(whole(r#"{"model":"large","stream":true}"#.into())).await;
+    assert_eq!((status, &body[..]), (200, &b"{}"[..]), "{}", client.served.recv().await.unwrap().reason);
+}

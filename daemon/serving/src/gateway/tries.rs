@@ -45,7 +45,7 @@ impl Gateway {
                 weighs_cache: pass.route.weighs_cache(),
             },
         };
-        let (mut tried, mut failed) = (Vec::new(), None);
+        let (mut tried, mut faults, mut failed) = (Vec::new(), 0, None);
         loop {
             let place = match (self.place(exchange, model, claim.clone(), &tried).await, failed.take()) {
                 (Ok(place), _) => place,
@@ -76,13 +76,14 @@ impl Gateway {
                 OpenAiError::OutOfReach { why } => (Fault::OutOfReach, format!("it accepts no connections: {why}")),
                 other => (Fault::Answer, other.to_string()),
             };
-            let is_there = fault == Fault::Answer;
+            // An engine out of reach has not seen the request.
+            faults += usize::from(fault == Fault::Answer);
             model.engines.failed(place.replica, fault, &why);
             tracing::info!(model = &*model.name, engine = served.engine, "engine failed: {why}");
             tried.push(place.replica);
             // A request that took too long once would do so again, and a request that made two engines fail would make
             // a third fail.
-            let is_suspect = failure == OpenAiError::EngineTimeout || (is_there && tried.len() >= MOST_TRIES);
+            let is_suspect = failure == OpenAiError::EngineTimeout || faults >= MOST_TRIES;
             if is_suspect || tried.len() == model.urls.len() {
                 return Err(failure.into());
             }
