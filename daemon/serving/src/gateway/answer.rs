@@ -243,7 +243,8 @@ impl Pass<'_> {
         let broken = loop {
             let bytes = match answer.next(exchange).await? {
                 Ok(Some(bytes)) => bytes,
-                Ok(None) if events.is_done() => break None,
+                // The answer is complete, however its engine ends it.
+                Ok(None) | Err(_) if events.is_done() => break None,
                 Ok(None) => break Some(OpenAiError::Engine("it ended its answer early")),
                 Err(refusal) => break Some(refusal),
             };

@@ -255,3 +255,14 @@ async fn an_engine_out_of_reach_takes_no_try_from_the_others() {
     let (status, body) = client.chat(whole(r#"{"model":"large","stream":true}"#.into())).await;
     assert_eq!((status, &body[..]), (200, &b"{}"[..]), "{}", client.served.recv().await.unwrap().reason);
 }
+
+#[tokio::test]
+async fn an_answer_that_is_done_is_complete_however_its_engine_ends() {
+    let content = format!("{TOKEN}data: [DONE]\n\n");
+    let mut client = Client::of(&engine(events(&content)).await).await;
+    let (status, body) = client.chat(whole(r#"{"model":"large","stream":true}"#.into())).await;
+    assert_eq!((status, body), (200, Bytes::from(content)));
+    assert_eq!(client.served.recv().await.unwrap().reason, "answered");
+    let engines = client.gateway.models[0].engines.status();
+    assert_eq!((engines[0].answered, engines[0].failed), (1, 0));
+}
