@@ -9,6 +9,10 @@ use crate::openai::{OpenAiError, RoutingFields};
 
 const NS_PER_MS: u64 = 1_000_000;
 
+/// The largest length of an answer that is expected because a request allows it, in tokens. A few requests that allow more, and use
+/// little, would distort the expectations for their class.
+const MOST_TOKENS: u32 = 1 << 17;
+
 /// The fields in which a client limits the time for the whole answer, for its first token, and for each further one.
 const LIMITS: [&str; 3] = ["x-paced-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"];
 
@@ -77,7 +81,7 @@ impl Wanted {
             per_token_ns: per_token_ns.unwrap_or(Slo::NONE),
             budget_ns: budget_ns.or(class_ns).unwrap_or(Slo::NONE),
         };
-        Ok(Self { slo, body_bytes, max_tokens: fields.max_tokens })
+        Ok(Self { slo, body_bytes, max_tokens: fields.max_tokens.map(|tokens| tokens.min(MOST_TOKENS)) })
     }
 
     /// Returns the limits that remain when this time has passed since the completion of the request.
@@ -163,5 +167,17 @@ mod tests {
         assert_eq!(left(slo, 30), Slo { first_token_ns: ms(70), per_token_ns: ms(10), budget_ns: ms(170) });
         assert_eq!(left(slo, 150), Slo { first_token_ns: 0, per_token_ns: ms(10), budget_ns: ms(50) });
         assert_eq!(left(Slo::unlimited(), 150), Slo::unlimited());
+    }
+
+    #[test]
+    fn a_request_that_allows_any_length_counts_as_one_that_allows_a_long_answer() {
+        let (scheme, authority, path, protocol) = (None, None, None, None);
+        let head = RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields: Vec::new() };
+        let most = |body: &str| {
+            let fields = RoutingFields::read(body.as_bytes()).unwrap();
+            Wanted::of(&head, None, &fields, 0).unwrap().max_tokens
+        };
+        assert_eq!(most(r#"{"model":"m","max_tokens":4000000000}"#), Some(MOST_TOKENS));
+        assert_eq!((most(r#"{"model":"m","max_tokens":4000}"#), most(r#"{"model":"m"}"#)), (Some(4_000), None));
     }
 }
