@@ -105,6 +105,7 @@ impl Upstream {
         client
             .pool_idle_timeout(IDLE_TIMEOUT)
             .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
             .http1_max_buf_size(HEAD_BYTES as usize)
             .http2_max_header_list_size(HEAD_BYTES)
             .http2_initial_stream_window_size(STREAM_WINDOW_BYTES)
@@ -341,6 +342,25 @@ mod tests {
             }
         });
         (url, read)
+    }
+
+    #[tokio::test]
+    async fn a_connection_without_requests_is_closed_after_a_while() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let kept = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut buffer = [0; 4096];
+            assert!(stream.read(&mut buffer).await.unwrap() > 0);
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+            stream.read(&mut buffer).await.unwrap()
+        });
+        let upstream = Upstream::new(&model(&url, None)).unwrap();
+        assert_eq!(ask(&upstream, &url).await.as_deref(), Ok("ok"));
+        tokio::time::pause();
+        let end = tokio::time::timeout(10 * IDLE_TIMEOUT, kept).await;
+        assert_eq!(end.expect("the connection is closed").unwrap(), 0);
     }
 
     #[tokio::test]
