@@ -98,7 +98,8 @@ pub struct GatewayListener {
 /// A client's key. Only its hash is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// The user that it belongs to. If a user has several keys, each has its own limits.
+    /// The user that it belongs to. If a user has several keys, each has its own limits, but the used tokens of the month are counted by
+    /// user.
     pub name: String,
     /// The SHA-256 of the key's text.
     pub sha256: [u8; 32],
