@@ -326,7 +326,7 @@ impl Gateway {
         }
         let prefers = |model: &usize| self.models.get(*model).is_some_and(|model| model.affinity);
         let known = if models.iter().any(prefers) {
-            self.prefixes.of(head, fields.prompt(&body.bytes))
+            self.prefixes.of(head, caller.user().map(|user| &**user), fields.prompt(&body.bytes))
         } else {
             Default::default()
         };

@@ -59,7 +59,7 @@ struct Answer<'a> {
 
 /// Returns the value of the last `key` in a part of a JSON object. The key includes its quotes, which a text would contain only escaped.
 fn last<'a, T: Deserialize<'a>>(json: &'a [u8], key: &[u8]) -> Option<T> {
-    let value = |at| Some(json.get(at..)?.strip_prefix(key)?.trim_ascii_start().strip_prefix(b":")?);
+    let value = |at| json.get(at..)?.strip_prefix(key)?.trim_ascii_start().strip_prefix(b":");
     let value = (0..json.len()).rev().find_map(value)?;
     T::deserialize(&mut serde_json::Deserializer::from_slice(value)).ok()
 }

@@ -82,11 +82,11 @@ impl PrefixAffinity {
 }
 
 impl Prefixes {
-    /// Returns what a request with this head and this prompt, as JSON, has in common with others.
+    /// Returns what a user's request with this head and this prompt, as JSON, has in common with others. Each user names its own sessions.
     #[must_use]
-    pub fn of(&self, head: &RequestHead, prompt: &[u8]) -> PrefixHashes {
+    pub fn of(&self, head: &RequestHead, user: Option<&str>, prompt: &[u8]) -> PrefixHashes {
         if let Some(session) = head.field(SESSION).filter(|session| !session.is_empty()) {
-            let hashes = vec![self.0.hash_one((SESSION, session))];
+            let hashes = vec![self.0.hash_one((SESSION, user, session))];
             return PrefixHashes { hashes, bytes: prompt.len(), is_session: true };
         }
         let mut hasher = self.0.build_hasher();
@@ -171,7 +171,7 @@ mod tests {
         let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
         let prefix = |turns: usize, who: &str| {
             let text = (0..turns).map(|turn| format!("{turn:>600}{who}")).collect::<String>();
-            prefixes.of(&head(None), text.as_bytes())
+            prefixes.of(&head(None), None, text.as_bytes())
         };
         assert_eq!(affinity.engine(&prefix(3, "ann")), None);
         affinity.note(&prefix(3, "ann"), 1, 0);
@@ -179,25 +179,34 @@ mod tests {
         affinity.note(&prefix(3, "bob"), 0, 0);
         assert_eq!(affinity.engine(&prefix(4, "ann")), Some(1), "what both have in common is shorter");
         assert_eq!(affinity.engine(&prefix(1, "eve")), Some(0));
-        assert_eq!(affinity.engine(&prefixes.of(&head(None), b"short")), None);
+        assert_eq!(affinity.engine(&prefixes.of(&head(None), None, b"short")), None);
     }
 
     #[test]
     fn a_session_counts_before_the_prompt() {
         let prefixes = Prefixes::default();
-        let of = |session, prompt: &str| prefixes.of(&head(session), prompt.as_bytes());
+        let of = |session, prompt: &str| prefixes.of(&head(session), None, prompt.as_bytes());
         let (one, other) = ("x".repeat(2_000), "y".repeat(2_000));
         assert_eq!(of(Some("s"), &one), of(Some("s"), &other));
         assert_ne!(of(Some("s"), &one), of(Some("t"), &one));
+        let by = |user| prefixes.of(&head(Some("s")), user, one.as_bytes());
+        assert!(
+            by(Some("ann")) == by(Some("ann")) && by(Some("ann")) != by(Some("bob")),
+            "each user has its own sessions"
+        );
         assert_eq!(of(Some(""), &one), of(None, &one));
-        assert_ne!(of(None, &one), Prefixes::default().of(&head(None), one.as_bytes()), "hashes cannot be foreseen");
+        assert_ne!(
+            of(None, &one),
+            Prefixes::default().of(&head(None), None, one.as_bytes()),
+            "hashes cannot be foreseen"
+        );
         assert_eq!(of(None, &"x".repeat(1 << 20)).hashes.len(), BLOCKS);
     }
 
     #[test]
     fn an_engine_has_cached_what_it_was_sent_until_that_is_old() {
         let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
-        let of = |session, bytes: usize| prefixes.of(&head(session), "x".repeat(bytes).as_bytes());
+        let of = |session, bytes: usize| prefixes.of(&head(session), None, "x".repeat(bytes).as_bytes());
         affinity.note(&of(None, 1_100), 1, 0);
         let cached = |affinity: &Affinity, prefix, now_ns| affinity.cached_bytes(&prefix, 3, now_ns);
         assert_eq!(cached(&affinity, of(None, 5_000), 0), [0, 1_024, 0], "two whole blocks");

@@ -65,8 +65,10 @@ fn requests_go_to_the_engine_with_the_least_to_do() {
 fn the_next_turn_of_a_chat_goes_where_the_one_before_was_unless_that_engine_is_much_busier() {
     let engines = engines(3, 16);
     let prefixes = Prefixes::default();
-    let turn =
-        |turns: usize| Wish { prefix: prefixes.of(&head(), "x".repeat(600 * turns).as_bytes()), ..Wish::default() };
+    let turn = |turns: usize| Wish {
+        prefix: prefixes.of(&head(), None, "x".repeat(600 * turns).as_bytes()),
+        ..Wish::default()
+    };
     let _busy = now(engines.take(Service::default(), &[]));
     let first = now(engines.take(to_engine(turn(1)), &[]));
     assert_eq!((first.replica, first.affinity), (1, PrefixAffinity::New));
@@ -104,7 +106,7 @@ fn the_engine_that_was_chosen_serves_while_it_has_room_and_none_knows_the_prompt
     drop(places);
 
     let engines = self::engines(3, 16);
-    let prefix = || Prefixes::default().of(&head(), &[b'x'; 600]);
+    let prefix = || Prefixes::default().of(&head(), None, &[b'x'; 600]);
     let prefix = prefix();
     let with = |preferred| Wish { prefix: prefix.clone(), preferred: Some(preferred), ..Wish::default() };
     assert_eq!(engines.foresee(&with(1)), Some(1));
@@ -125,7 +127,7 @@ fn the_engine_that_was_chosen_serves_while_it_has_room_and_none_knows_the_prompt
 #[test]
 fn a_choice_that_weighs_cached_prompts_is_kept_whichever_engine_knows_the_prompt() {
     let engines = engines(3, 2);
-    let prefix = Prefixes::default().of(&head(), &[b'x'; 600]);
+    let prefix = Prefixes::default().of(&head(), None, &[b'x'; 600]);
     let with = |preferred, weighs_cache| Wish { prefix: prefix.clone(), preferred: Some(preferred), weighs_cache };
     let first = now(engines.take(to_engine(with(1, true)), &[]));
     assert_eq!((first.replica, first.affinity), (1, PrefixAffinity::New));
@@ -339,7 +341,7 @@ fn two_gateways_that_give_at_once_never_give_an_engine_more_than_it_may_have() {
     after.share(0, &before, 0);
     let (most, begin) = (AtomicU32::new(0), Barrier::new(2));
     // A long prompt, because a gateway notes its blocks when it gives a place.
-    let prefix = Prefixes::default().of(&head(), &[b'x'; 16 << 10]);
+    let prefix = Prefixes::default().of(&head(), None, &[b'x'; 16 << 10]);
     let serve = &|engines: &Arc<Engines>| {
         begin.wait();
         for _ in 0..60_000 {

@@ -227,7 +227,7 @@ fn chat(bytes: usize) -> PrefixHashes {
     static PREFIXES: LazyLock<Prefixes> = LazyLock::new(Prefixes::default);
     let fields = vec![Field::new("x-paced-session", "s")];
     let head = RequestHead { method: "POST".into(), scheme: None, authority: None, path: None, protocol: None, fields };
-    PREFIXES.of(&head, &vec![b'x'; bytes])
+    PREFIXES.of(&head, None, &vec![b'x'; bytes])
 }
 
 #[test]
