@@ -132,27 +132,21 @@ impl Follower {
 
     /// Reads all devices and their queueing disciplines.
     async fn read(&mut self, socket: &Socket) -> Result<(), Error> {
-        let mut devices = HashMap::new();
+        let mut links = Vec::new();
         for link in list(socket, RouteNetlinkMessage::GetLink(LinkMessage::default())).await? {
             let RouteNetlinkMessage::NewLink(link) = link else { continue };
             let name = link.attributes.into_iter().find_map(|attribute| match attribute {
                 LinkAttribute::IfName(name) => Some(name),
                 _ => None,
             });
-            let (index, name) = (link.header.index, name.unwrap_or_default());
-            let known = self.devices.remove(&index).filter(|known| known.name() == name);
-            devices.insert(index, known.unwrap_or_else(|| Arc::new(Device::new(name))));
+            links.push((link.header.index, name.unwrap_or_default()));
         }
         let mut qdiscs = HashMap::<u32, Vec<Qdisc>>::new();
         for qdisc in list(socket, RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default())).await? {
             let RouteNetlinkMessage::NewQueueDiscipline(qdisc) = qdisc else { continue };
             qdiscs.entry(qdisc.header.index as u32).or_default().push(Qdisc::from(qdisc));
         }
-        for gone in self.devices.values() {
-            self.gauges.forget(gone.name());
-        }
-        self.devices = devices;
-        self.routes.list(self.devices.values());
+        self.follow_links(links);
         for (index, device) in &self.devices {
             self.judge(device, qdiscs.get(index).map_or(&[], Vec::as_slice));
         }
@@ -161,6 +155,21 @@ impl Follower {
         }
         self.is_first = false;
         Ok(())
+    }
+
+    /// Takes the indices and names of all devices, and forgets the devices that are gone or have another name now.
+    fn follow_links(&mut self, links: Vec<(u32, String)>) {
+        let mut devices = HashMap::new();
+        for (index, name) in links {
+            let known = self.devices.get(&index).filter(|known| known.name() == name).cloned();
+            devices.insert(index, known.unwrap_or_else(|| Arc::new(Device::new(name))));
+        }
+        for (index, device) in std::mem::replace(&mut self.devices, devices) {
+            if self.devices.get(&index).is_none_or(|now| now.name() != device.name()) {
+                self.gauges.forget(device.name());
+            }
+        }
+        self.routes.list(self.devices.values());
     }
 
     fn judge(&self, device: &Device, qdiscs: &[Qdisc]) {
@@ -409,6 +418,26 @@ mod tests {
 
     fn follower(routes: Arc<RouteCache>, listener: DeviceListener) -> Follower {
         Follower { routes, gauges: Gauges::default(), listener, devices: HashMap::new(), is_first: true }
+    }
+
+    #[test]
+    fn a_device_that_is_gone_or_has_another_name_leaves_no_gauges() {
+        let mut follower = follower(Arc::default(), Box::new(|_, _| {}));
+        let mut registry = Registry::default();
+        follower.gauges.register(&mut registry);
+        let mut shown = |links: &[(u32, &str)]| {
+            follower.follow_links(links.iter().map(|(index, name)| (*index, (*name).to_owned())).collect());
+            let fq = Qdisc { counters: vec![1; 112], ..qdisc("fq", (1, 0), TcHandle::ROOT) };
+            follower.devices.values().for_each(|device| follower.judge(device, std::slice::from_ref(&fq)));
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            ["eth0", "eth1", "wan0"].map(|name| text.matches(&format!("device=\"{name}\"")).count())
+        };
+        let all = 1 + FQ_COUNTERS.len() + 1;
+        assert_eq!(shown(&[(1, "eth0"), (2, "eth1")]), [all, all, 0]);
+        assert_eq!(shown(&[(1, "wan0"), (2, "eth1")]), [0, all, all]);
+        assert_eq!(shown(&[(1, "eth1"), (2, "wan0")]), [0, all, all], "two that exchange their names");
+        assert_eq!(shown(&[(2, "wan0")]), [0, 0, all]);
     }
 
     #[test]
