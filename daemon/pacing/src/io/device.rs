@@ -118,7 +118,7 @@ impl Devices {
             // Stored before the question is sent, so that it never replaces the answer.
             self.routes.answer(route, self.unknown());
             if questions.try_send(route).is_err() {
-                self.routes.known.write().remove(&route);
+                self.routes.fail(route);
             }
             self.unknown()
         })
@@ -156,6 +156,11 @@ impl RouteCache {
         known.insert(route, device);
     }
 
+    /// Forgets a route for which there is no answer: the next packet asks again.
+    pub fn fail(&self, route: AddressPair) {
+        self.known.write().remove(&route);
+    }
+
     /// Notes which devices there are.
     pub fn list<'a>(&self, devices: impl Iterator<Item = &'a Arc<Device>>) {
         *self.named.write() = devices.map(|device| (device.name().to_owned(), device.clone())).collect();
@@ -191,8 +196,13 @@ mod tests {
         assert_eq!(devices.toward(&peer).name(), "eth0");
         assert_eq!(devices.toward(&other).name(), "unknown");
         routes.forget();
-        assert_eq!(devices.toward(&peer).name(), "unknown");
-        assert_eq!(asked.try_recv().unwrap(), route);
+        for _ in 0..2 {
+            assert_eq!(devices.toward(&peer).name(), "unknown");
+            assert_eq!(asked.try_recv().unwrap(), route);
+            assert!(asked.try_recv().is_err());
+            // Without an answer, the next packet asks again.
+            routes.fail(route);
+        }
     }
 
     #[test]

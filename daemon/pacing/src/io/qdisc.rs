@@ -194,16 +194,21 @@ impl Follower {
         }
     }
 
-    /// Asks the kernel which device packets for `route` leave by; without an answer, the device stays unknown.
+    /// Asks the kernel which device packets for `route` leave by; without an answer, the next packet asks again.
     async fn find(&self, socket: &Socket, route: AddressPair) {
         let answer = socket.ask(RouteNetlinkMessage::GetRoute(route_request(route.0, Some(route.1)))).await;
-        let Ok(Some(RouteNetlinkMessage::NewRoute(message))) = answer else { return };
-        let index = message.attributes.iter().find_map(|attribute| match attribute {
-            RouteAttribute::Oif(index) => Some(*index),
+        let index = match answer {
+            Ok(Some(RouteNetlinkMessage::NewRoute(message))) => {
+                message.attributes.iter().find_map(|attribute| match attribute {
+                    RouteAttribute::Oif(index) => Some(*index),
+                    _ => None,
+                })
+            }
             _ => None,
-        });
-        if let Some(device) = index.and_then(|index| self.devices.get(&index)) {
-            self.routes.answer(route, device.clone());
+        };
+        match index.and_then(|index| self.devices.get(&index)) {
+            Some(device) => self.routes.answer(route, device.clone()),
+            None => self.routes.fail(route),
         }
     }
 }
