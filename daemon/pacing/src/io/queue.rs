@@ -119,30 +119,18 @@ impl<O: Outlet> Tx<O> {
     fn flush(&mut self) {
         let now_ns = monotonic::now_ns();
         // Packets that waited go first, so that none of a connection's packets is overtaken.
-        while let Some(held) = self.hold.pop(now_ns) {
-            self.counters.departures.note(held.class, &held.group, now_ns);
-            self.pending.push_back(held);
-        }
+        self.pending.extend(std::iter::from_fn(|| self.hold.pop(now_ns)));
         for message in self.batch.messages.drain(..) {
-            let packets = message.group.packets as u64;
-            self.counters.packets.inc_by(packets);
+            self.counters.packets.inc_by(message.group.packets as u64);
+            let keeps = message.device.keeps_departures() && self.batch.forming.stamps;
             match message.group.departure_ns {
-                Some(ns) if ns > now_ns => {
-                    self.counters.ahead.inc_by(packets);
-                    if !(message.device.keeps_departures() && self.batch.forming.stamps) {
-                        self.counters.held.inc();
-                        let payload = Bytes::copy_from_slice(message.payload.of(&self.batch.arena));
-                        self.hold.push(ns, payload.len(), Formed { payload: Payload::Own(payload), ..message });
-                        continue;
-                    }
+                Some(ns) if ns > now_ns && !keeps => {
+                    self.counters.held.inc();
+                    let payload = Bytes::copy_from_slice(message.payload.of(&self.batch.arena));
+                    self.hold.push(ns, payload.len(), Formed { payload: Payload::Own(payload), ..message });
                 }
-                Some(ns) if ns.saturating_add(self.batch.forming.quantum_ns) < now_ns => {
-                    self.counters.late.inc_by(packets);
-                }
-                _ => {}
+                _ => self.pending.push_back(message),
             }
-            self.counters.departures.note(message.class, &message.group, now_ns);
-            self.pending.push_back(message);
         }
         self.send();
         self.batch.is_blocked = !self.pending.is_empty();
@@ -157,7 +145,7 @@ impl<O: Outlet> Tx<O> {
             let forming = &self.batch.forming;
             let messages: ArrayVec<_, { message::BATCH }> =
                 self.pending.iter().take(message::BATCH).map(|it| it.message(&self.batch.arena, forming)).collect();
-            let handed_ns = self.counters.recorder.is_on().then(monotonic::now_ns);
+            let handed_ns = monotonic::now_ns();
             let sent = self.outlet.send(&messages);
             drop(messages);
             match sent {
@@ -184,7 +172,7 @@ impl<O: Outlet> Tx<O> {
                 let packets = refused.taken_apart();
                 let forming = &self.batch.forming;
                 let first = packets.first().map(|first| first.message(&self.batch.arena, forming));
-                let handed_ns = self.counters.recorder.is_on().then(monotonic::now_ns);
+                let handed_ns = monotonic::now_ns();
                 // A packet that is refused alone as well is too large for the device, which says nothing about segmentation.
                 let sent = first.map(|first| self.outlet.send(&[first]));
                 let left = match sent {
@@ -422,13 +410,22 @@ impl Formed {
         self.group.departure_ns.filter(|_| forming.stamps && self.device.keeps_departures())
     }
 
-    /// Reports the message to its observers, now that it has been sent.
-    fn left(self, counters: &IoCounters, (forming, path): (&Forming, &Arc<str>), handed_ns: Option<u64>) {
+    /// Counts the message and reports it to its observers, now that it has been sent. It was handed to the kernel at `handed_ns`.
+    fn left(self, counters: &IoCounters, (forming, path): (&Forming, &Arc<str>), handed_ns: u64) {
+        let packets = self.group.packets as u64;
+        match self.group.departure_ns {
+            Some(ns) if ns > handed_ns => _ = counters.ahead.inc_by(packets),
+            Some(ns) if ns.saturating_add(forming.quantum_ns) < handed_ns => _ = counters.late.inc_by(packets),
+            _ => {}
+        }
+        counters.departures.note(self.class, &self.group, handed_ns);
         if !self.traced.is_empty() {
             counters.traces.departed(&self.traced, self.stamp_ns(forming), self.group.packets);
         }
         // The message may have been formed before the recording began.
-        let Some(handed_ns) = handed_ns.filter(|_| !self.decided.is_empty()) else { return };
+        if self.decided.is_empty() {
+            return;
+        }
         counters.recorder.note(recorder::SentMessage {
             thread: message::thread(),
             handed_ns,

@@ -383,3 +383,23 @@ async fn packets_far_behind_their_departure_are_late() {
         assert_eq!(found, Some(count.to_string().as_str()), "{metric}: {shown}");
     }
 }
+
+#[tokio::test]
+async fn packets_that_wait_here_or_for_the_socket_are_late_by_when_they_leave_and_not_ahead() {
+    for keeps in [false, true] {
+        let devices = Devices::default();
+        devices.unknown().set_keeps_departures(keeps);
+        let (double, mut tx, counters) = queue(&devices);
+        double.wire().room = Some(0);
+        let at_ns = soon_ns();
+        push(&mut tx, [packet(1_200, 0, at_ns)]);
+        assert_eq!((counters.late.get(), counters.ahead.get(), counters.packets.get()), (0, 0, 1), "nothing has left");
+        while monotonic::now_ns() <= at_ns + FORMING.quantum_ns {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        double.wire().room = None;
+        push(&mut tx, []);
+        assert_eq!(double.wire().sent.len(), 1);
+        assert_eq!((counters.late.get(), counters.ahead.get()), (1, 0));
+    }
+}
