@@ -11,6 +11,8 @@ use super::{class_key::ClassKey, qlog::Traced};
 /// What the queue needs to know about one packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Label {
+    /// Whether it belongs to a connection; else it answers a packet that belongs to none.
+    pub of_connection: bool,
     /// When the packet departs, in nanoseconds of CLOCK_MONOTONIC; `None` if it may simply follow the packets before it.
     pub departure_ns: Option<u64>,
     /// The packet's mark (`SO_MARK`); `None` for the socket's own.

@@ -154,6 +154,7 @@ impl CongestionController for Controller {
             }
         };
         self.is_paced = label::write(|label| {
+            label.of_connection = true;
             let departure_ns = self.pacer.depart(monotonic::ns(time_sent), sent_bytes, rtt.smoothed_rtt());
             // QUIC packets that share a datagram leave with the last of them.
             label.departure_ns = label.departure_ns.max(departure_ns);

@@ -101,9 +101,19 @@ impl Devices {
         }
     }
 
-    /// Returns the device that packets on `path` leave by.
+    /// Returns the device that packets on `path` leave by. If it is not known yet, asks for it.
     #[must_use]
     pub fn toward(&self, path: &Handle) -> Arc<Device> {
+        self.find(path, true)
+    }
+
+    /// The same without asking.
+    #[must_use]
+    pub fn known_toward(&self, path: &Handle) -> Arc<Device> {
+        self.find(path, false)
+    }
+
+    fn find(&self, path: &Handle, asks: bool) -> Arc<Device> {
         let Some(questions) = &self.questions else {
             return self.unknown();
         };
@@ -115,10 +125,12 @@ impl Devices {
         let route = (ip(path.remote_address.0), self.source.filter(|_| from.is_unspecified()).unwrap_or(from));
         let known = self.routes.known.read().get(&route).cloned();
         known.unwrap_or_else(|| {
-            // Stored before the question is sent, so that it never replaces the answer.
-            self.routes.answer(route, self.unknown());
-            if questions.try_send(route).is_err() {
-                self.routes.fail(route);
+            if asks {
+                // Stored before the question is sent, so that it never replaces the answer.
+                self.routes.answer(route, self.unknown());
+                if questions.try_send(route).is_err() {
+                    self.routes.fail(route);
+                }
             }
             self.unknown()
         })
@@ -203,6 +215,17 @@ mod tests {
             // Without an answer, the next packet asks again.
             routes.fail(route);
         }
+    }
+
+    #[test]
+    fn packets_of_no_connection_ask_for_nothing_and_leave_nothing_behind() {
+        let (devices, routes, mut asked) = Devices::with_questions();
+        let peer = path("192.0.2.1:443");
+        assert_eq!(devices.known_toward(&peer).name(), "unknown");
+        assert!(asked.try_recv().is_err() && routes.known.read().is_empty());
+        _ = devices.toward(&peer);
+        routes.answer(asked.try_recv().unwrap(), Arc::new(Device::new("eth0")));
+        assert_eq!(devices.known_toward(&peer).name(), "eth0");
     }
 
     #[test]

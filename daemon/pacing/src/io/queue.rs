@@ -270,6 +270,16 @@ impl Batch {
         Some(own_ns)
     }
 
+    /// Makes `path` that of the next packet, which belongs to a connection or answers a packet that belongs to none.
+    fn turn_to(&mut self, path: Handle, of_connection: bool) {
+        if self.path.is_some_and(|last| last.strict_eq(&path)) {
+            return;
+        }
+        // Packets that belong to no connection may come from forged addresses, about which the kernel is not asked.
+        self.device = if of_connection { self.devices.toward(&path) } else { self.devices.known_toward(&path) };
+        self.path = Some(path);
+    }
+
     fn limits(&self) -> GroupLimits {
         let keeps = self.device.keeps_departures() && self.forming.stamps;
         GroupLimits {
@@ -290,10 +300,6 @@ impl tx::Queue for Batch {
             return Err(tx::Error::AtCapacity);
         }
         let (path, ecn) = (*packet.path_handle(), packet.ecn());
-        if !self.path.is_some_and(|last| last.strict_eq(&path)) {
-            self.device = self.devices.toward(&path);
-            self.path = Some(path);
-        }
         // A packet that cannot follow even the largest one is a probe of the path's MTU; it goes alone, so that it fails
         // alone. `can_gso` has no other use here: s2n-quic's queue clamps a packet to the size of the previous packet and so
         // requires that packet to be full, while this queue groups packets as they were written (`Group::join`).
@@ -310,6 +316,7 @@ impl tx::Queue for Batch {
         }
         self.written += len;
 
+        self.turn_to(path, label.of_connection);
         let departure_ns = self.departure_ns(path.remote_address.0, label.departure_ns);
         let (limits, mark) = (self.limits(), label.mark.or(self.forming.mark));
         let decided = self.is_recorded.then(|| recorder::Packet {

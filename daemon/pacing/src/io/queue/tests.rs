@@ -89,6 +89,7 @@ struct Packet {
     /// The mark of its payload.
     mark: Option<u32>,
     is_probe: bool,
+    of_connection: bool,
     /// The tap of its connection; `fill` is the packet number.
     tap: Tap,
 }
@@ -96,7 +97,14 @@ struct Packet {
 fn packet(bytes: usize, fill: u8, departure_ns: impl Into<Option<u64>>) -> Packet {
     let peer: SocketAddr = "192.0.2.1:443".parse().unwrap();
     let path = Handle::from_remote_address(RemoteAddress(peer.into()));
-    Packet { path, bytes, fill, departure_ns: departure_ns.into(), mark: None, is_probe: false, tap: Tap::default() }
+    let (departure_ns, tap) = (departure_ns.into(), Tap::default());
+    Packet { path, bytes, fill, departure_ns, mark: None, is_probe: false, of_connection: true, tap }
+}
+
+/// The same packet to another peer.
+fn toward(peer: &str, packet: Packet) -> Packet {
+    let peer: SocketAddr = peer.parse().unwrap();
+    Packet { path: Handle::from_remote_address(RemoteAddress(peer.into())), ..packet }
 }
 
 impl tx::Message for Packet {
@@ -125,7 +133,7 @@ impl tx::Message for Packet {
 
     fn write_payload(&mut self, mut buffer: PayloadBuffer<'_>, _: usize) -> Result<usize, tx::Error> {
         label::carry(self.mark.map(class), self.mark);
-        label::write(|label| label.departure_ns = self.departure_ns);
+        label::write(|label| (label.of_connection, label.departure_ns) = (self.of_connection, self.departure_ns));
         if let Some(log) = self.tap.log() {
             let traced = log.packet_sent(&sent(self.fill.into()));
             label::write(|label| label.traced = Some(traced));
@@ -255,8 +263,7 @@ async fn packets_of_a_quantum_leave_as_one_message_at_the_departure_of_the_first
 async fn what_has_no_departure_goes_behind_what_waits_for_the_same_peer_only() {
     let (double, mut tx, _) = queue(&Devices::default());
     let at_ns = soon_ns() + 1_000 * MS;
-    let other: SocketAddr = "192.0.2.2:443".parse().unwrap();
-    let elsewhere = Packet { path: Handle::from_remote_address(RemoteAddress(other.into())), ..packet(40, 3, None) };
+    let elsewhere = toward("192.0.2.2:443", packet(40, 3, None));
     push(&mut tx, [packet(1_200, 0, None), packet(1_200, 1, at_ns), packet(40, 2, None), elsewhere]);
     push(&mut tx, [packet(40, 4, None)]);
     let sent: Vec<_> = double.wire().sent.iter().map(|sent| (sent.payload.len(), sent.departure_ns)).collect();
@@ -402,4 +409,19 @@ async fn packets_that_wait_here_or_for_the_socket_are_late_by_when_they_leave_an
         assert_eq!(double.wire().sent.len(), 1);
         assert_eq!((counters.late.get(), counters.ahead.get()), (1, 0));
     }
+}
+
+#[tokio::test]
+async fn the_kernel_is_asked_about_peers_with_a_connection_only() {
+    let (devices, _routes, mut asked) = Devices::with_questions();
+    let (double, mut tx, _) = queue(&devices);
+    let forged = |number: u8| Packet {
+        of_connection: false,
+        ..toward(&format!("198.51.100.{number}:443"), packet(40, 0, None))
+    };
+    push(&mut tx, (0..100).map(forged));
+    assert!(asked.try_recv().is_err());
+    push(&mut tx, [packet(1_200, 0, None)]);
+    assert_eq!(asked.try_recv().unwrap().0, std::net::IpAddr::from([192, 0, 2, 1]));
+    assert_eq!(double.wire().sent.len(), 101);
 }
