@@ -32,6 +32,7 @@ pub mod qdisc;
 pub mod queue;
 mod receive;
 pub mod recorder;
+mod refusals;
 
 use self::{
     departures::DepartureMetrics,
@@ -61,7 +62,7 @@ pub struct IoCounters {
     pub held: Counter,
     /// Packets that the kernel refused.
     pub refused: Counter,
-    /// Devices that refused messages of several packets.
+    /// Peers toward which messages of several packets were refused, at most once in ten minutes.
     pub segmentation_refused: Counter,
     /// How late messages leave, and how many packets each has.
     pub departures: DepartureMetrics,
@@ -81,7 +82,11 @@ impl IoCounters {
             ("transport_packets_late", "QUIC packets handed over more than a quantum after it", &self.late),
             ("transport_packets_refused", "QUIC packets that the kernel refused", &self.refused),
             ("transport_messages_held", "Messages held until they depart, where the device has no fq", &self.held),
-            ("transport_gso_refused", "Devices that cannot segment QUIC packets", &self.segmentation_refused),
+            (
+                "transport_gso_refused",
+                "Peers toward which the kernel refuses to segment QUIC packets",
+                &self.segmentation_refused,
+            ),
         ] {
             registry.register(name, help, counter.clone());
         }

@@ -96,7 +96,11 @@ fn where_messages_of_several_packets_are_refused_clients_get_each_packet_by_itse
         .unwrap();
         let counts = site.counts().unwrap();
         let refused = ["gso", "packets"].map(|what| counts.of(&format!("transport_{what}_refused_total")));
-        assert_eq!(refused, [1, 0], "{family:?}: one device refuses messages of several packets, none refuses packets");
+        assert_eq!(
+            refused,
+            [1, 0],
+            "{family:?}: messages of several packets toward one peer are refused, and no packets"
+        );
         let said = site.relay.wait_for_line("no segmentation offload", SOON).unwrap();
         assert!(said.contains("client"), "{said}");
     }

@@ -18,14 +18,13 @@ use tokio::sync::mpsc;
 pub struct Device {
     name: String,
     keeps_departures: AtomicBool,
-    segments: AtomicBool,
 }
 
 impl Device {
-    /// Creates a device. Nothing but its name is known: messages carry departures, and packets share messages.
+    /// Creates a device. Nothing but its name is known: messages carry departures.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), keeps_departures: AtomicBool::new(true), segments: AtomicBool::new(true) }
+        Self { name: name.into(), keeps_departures: AtomicBool::new(true) }
     }
 
     /// The device's name.
@@ -43,17 +42,6 @@ impl Device {
     /// Sets whether it keeps departures; returns whether that changed.
     pub fn set_keeps_departures(&self, keeps: bool) -> bool {
         self.keeps_departures.swap(keeps, Relaxed) != keeps
-    }
-
-    /// Whether it takes messages of several packets.
-    #[must_use]
-    pub fn segments(&self) -> bool {
-        self.segments.load(Relaxed)
-    }
-
-    /// Makes packets leave one by one from now on; returns whether that changed.
-    pub fn refuse_segmentation(&self) -> bool {
-        self.segments.swap(false, Relaxed)
     }
 }
 

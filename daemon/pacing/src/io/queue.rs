@@ -26,6 +26,7 @@ use super::{
     device::{Device, Devices},
     message::{self, Message},
     recorder,
+    refusals::SegmentationRefusals,
 };
 use crate::{
     class_key::ClassKey,
@@ -102,6 +103,8 @@ impl<O: Outlet> Tx<O> {
             last: HashMap::default(),
             device: devices.unknown(),
             path: None,
+            segments: true,
+            refusals: SegmentationRefusals::default(),
             devices,
         };
         let hold = Hold::new(HOLD_BYTES);
@@ -181,9 +184,14 @@ impl<O: Outlet> Tx<O> {
                         if let Some(first) = packets.first() {
                             first.clone().left(&self.counters, (forming, &self.path), handed_ns);
                         }
-                        if refused.device.refuse_segmentation() {
+                        let device = refused.device.name();
+                        if let Some(is_first) = self.batch.refusals.note(refused.path.remote_address.0, handed_ns) {
                             self.counters.segmentation_refused.inc();
-                            tracing::warn!(device = refused.device.name(), %error, "no segmentation offload");
+                            if is_first {
+                                tracing::warn!(device, %error, "no segmentation offload toward a peer");
+                            } else {
+                                tracing::debug!(device, %error, "no segmentation offload toward another peer");
+                            }
                         }
                         1
                     }
@@ -245,6 +253,9 @@ pub struct Batch {
     /// The path of the last packet, and the device it leaves by.
     path: Option<Handle>,
     device: Arc<Device>,
+    /// Whether packets on that path may share messages.
+    segments: bool,
+    refusals: SegmentationRefusals,
 }
 
 impl Batch {
@@ -277,6 +288,7 @@ impl Batch {
         }
         // Packets that belong to no connection may come from forged addresses, about which the kernel is not asked.
         self.device = if of_connection { self.devices.toward(&path) } else { self.devices.known_toward(&path) };
+        self.segments = self.refusals.allow(path.remote_address.0, self.now_ns);
         self.path = Some(path);
     }
 
@@ -284,7 +296,7 @@ impl Batch {
         let keeps = self.device.keeps_departures() && self.forming.stamps;
         GroupLimits {
             quantum_ns: if keeps { self.forming.quantum_ns } else { self.forming.quantum_ns.max(HOLD_QUANTUM_NS) },
-            packets: if self.device.segments() { self.forming.packets } else { 1 },
+            packets: if self.segments { self.forming.packets } else { 1 },
         }
     }
 }

@@ -308,7 +308,7 @@ async fn a_full_queue_takes_no_more_and_goes_on_once_the_socket_does() {
 }
 
 #[tokio::test]
-async fn a_device_that_cannot_segment_is_noticed_and_costs_no_packet() {
+async fn a_peer_toward_which_nothing_can_be_segmented_is_noticed_and_costs_no_packet() {
     for error in [libc::EIO, libc::EINVAL] {
         let devices = Devices::default();
         let (double, mut tx, counters) = queue(&devices);
@@ -326,9 +326,13 @@ async fn a_device_that_cannot_segment_is_noticed_and_costs_no_packet() {
         };
         assert_eq!(double.wire().sent[..4], [0, 1, 2, 3].map(expected));
         assert_eq!(double.wire().sent[4].payload, [4; 100]);
-        assert!(!devices.unknown().segments());
         push(&mut tx, [packet(1_200, 5, None), packet(1_200, 6, None)]);
         assert_eq!(double.wire().sent.len(), 7, "one by one from now on");
+        double.wire().verdict = None;
+        push(&mut tx, [7, 8].map(|fill| toward("192.0.2.2:443", packet(1_200, fill, None))));
+        assert_eq!(double.wire().sent.len(), 8, "other peers' packets share messages");
+        push(&mut tx, [packet(1_200, 9, None), packet(1_200, 10, None)]);
+        assert_eq!(double.wire().sent.len(), 10);
         assert_eq!((counters.segmentation_refused.get(), counters.refused.get()), (1, 0));
     }
 }
@@ -340,7 +344,8 @@ async fn packets_too_large_for_the_device_are_no_reason_to_stop_segmentation() {
     double.wire().verdict = Some(|message| (message.segment_bytes > 1_400).then_some(libc::EMSGSIZE));
     push(&mut tx, [packet(1_450, 0, None), packet(1_450, 1, None), packet(1_200, 2, None)]);
     assert_eq!(double.wire().sent.len(), 1);
-    assert!(devices.unknown().segments());
+    push(&mut tx, [packet(1_200, 3, None), packet(1_200, 4, None)]);
+    assert_eq!(double.wire().sent.len(), 2, "they share a message");
     assert_eq!((counters.segmentation_refused.get(), counters.refused.get()), (0, 2));
 }
 
