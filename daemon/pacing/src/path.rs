@@ -85,7 +85,7 @@ pub struct PathState {
     pub missing_packets: u64,
     /// The missing numbers that the peer may have left out on purpose.
     pub skipped_packets: u64,
-    /// The congestion window, in bytes, when an acknowledgement or a timeout last changed it.
+    /// The congestion window, in bytes, after the last burst of packets, acknowledgement or timeout.
     pub window_bytes: u64,
     /// The bytes in flight at that time (RFC 9002 §B.2).
     pub in_flight_bytes: u64,

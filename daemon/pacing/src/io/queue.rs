@@ -314,7 +314,8 @@ impl tx::Queue for Batch {
         let (path, ecn) = (*packet.path_handle(), packet.ecn());
         // A packet that cannot follow even the largest one is a probe of the path's MTU; it goes alone, so that it fails
         // alone. `can_gso` has no other use here: s2n-quic's queue clamps a packet to the size of the previous packet and so
-        // requires that packet to be full, while this queue groups packets as they were written (`Group::join`).
+        // requires that packet to be full, while this queue groups packets as they were written (`Group::join`). Without
+        // packets before it, a congestion controller's send quantum does not apply either: departures bound a message.
         let is_probe = !packet.can_gso(usize::from(u16::MAX), 0);
         let last = self.messages.last();
         let joins = self.is_open && !is_probe && last.is_some_and(|last| last.path.strict_eq(&path) && last.ecn == ecn);
