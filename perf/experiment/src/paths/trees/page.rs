@@ -80,11 +80,22 @@ pub(super) enum Placing {
     FStream,
     /// Stream by stream by the client.
     Paced {
-        /// Whether divisible resources may be requested in ranges.
-        in_ranges: bool,
+        /// The resources that may be requested in ranges.
+        divided: Divided,
     },
     /// The document and the render-blocking resources over the first path, the others over the second, which may be the same path.
     ByGroup([usize; 2]),
+}
+
+/// Which resources may be requested in ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Divided {
+    /// None.
+    None,
+    /// The resources that the plan calls divisible.
+    AsPlanned,
+    /// All but the document, which the browser reads while it arrives.
+    AllButTheDocument,
 }
 
 /// A client's estimate of a sender's congestion window: the packets that arrive within a round trip.
@@ -186,14 +197,14 @@ impl<'a> Loader<'a> {
 
     /// Chooses a path for each resource. Returns `None` for it if each packet is placed separately.
     fn choices(&self, found: &[usize], streams: &[Sending], links: &[Link]) -> Vec<Option<PathChoice>> {
-        let (placement, in_ranges) = match &self.placing {
+        let (placement, divided) = match &self.placing {
             Placing::LowestRtt { .. } | Placing::SaEcf { .. } => return vec![None; found.len()],
             Placing::ByGroup([first, others]) => {
                 let path = |item: &Item| if item.goes_first() { *first } else { *others };
                 return found.iter().map(|item| Some(PathChoice::One(path(&self.items[*item])))).collect();
             }
-            Placing::FStream => (Placement::FStream, false),
-            Placing::Paced { in_ranges } => (Placement::Paced, *in_ranges),
+            Placing::FStream => (Placement::FStream, Divided::None),
+            Placing::Paced { divided } => (Placement::Paced, *divided),
         };
         let request = |item: &usize| {
             let item = &self.items[*item];
@@ -201,7 +212,11 @@ impl<'a> Loader<'a> {
                 Placement::FStream => self.part(placement, item.kind, item.bytes),
                 _ => self.part(placement, item.kind, item.expected_bytes),
             };
-            let is_divisible = in_ranges && item.is_divisible;
+            let is_divisible = match divided {
+                Divided::None => false,
+                Divided::AsPlanned => item.is_divisible,
+                Divided::AllButTheDocument => item.kind != ResourceKind::Document,
+            };
             StreamProfile { bytes, weight, precedence, is_urgent: false, is_idempotent: true, is_divisible }
         };
         let requests: Vec<_> = found.iter().map(request).collect();
