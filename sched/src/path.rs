@@ -10,13 +10,13 @@
 //! connections can do no more; packet schedulers of multipath QUIC may do better or worse.
 
 pub mod estimate;
+pub mod precedence;
 pub mod slow;
 pub mod split;
 #[cfg(test)]
 mod tests;
 
-use self::split::ByteRange;
-use crate::stream::Level;
+use self::{precedence::Precedence, split::ByteRange};
 
 /// How a path is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -91,17 +91,17 @@ pub struct CandidatePath {
 pub struct Placed {
     /// The bytes that it still has to send.
     pub bytes: u64,
-    /// Its share of the path relative to other streams of its level (HTTP/2's priority in FStream); 0 counts as 1.
+    /// Its share of the path relative to the streams that it shares with (HTTP/2's priority in FStream); 0 counts as 1.
     pub weight: u32,
-    /// Its level, if the path serves levels ([`Discipline::Ml`](crate::stream::Discipline::Ml)). Otherwise all streams have the low level.
-    pub level: Level,
+    /// Its place in the order of the path, as far as the path's discipline ranks by it ([`Precedence::under`]).
+    pub precedence: Precedence,
 }
 
 impl Placed {
-    /// Returns a stream on a path that is not served by levels.
+    /// Returns a stream on a path whose streams share it by weight.
     #[must_use]
-    pub const fn without_level(bytes: u64, weight: u32) -> Self {
-        Self { bytes, weight, level: Level::Low }
+    pub const fn by_weight(bytes: u64, weight: u32) -> Self {
+        Self { bytes, weight, precedence: Precedence::SHARED }
     }
 }
 
@@ -110,11 +110,10 @@ impl Placed {
 pub struct StreamProfile {
     /// How many bytes it has to send.
     pub bytes: u64,
-    /// Its share of a path relative to other streams of its level; 0 counts as 1. Among requests that arrive together, requests of higher
-    /// weight choose first.
+    /// Its share of a path relative to the streams that it shares with; 0 counts as 1.
     pub weight: u32,
-    /// Its level, as in [`Placed`].
-    pub level: Level,
+    /// Its place in the order of a path, as in [`Placed`].
+    pub precedence: Precedence,
     /// Whether its class is urgent.
     pub is_urgent: bool,
     /// Whether it may arrive twice (idempotent, RFC 9110 §9.2.2).
@@ -149,7 +148,7 @@ impl StreamProfile {
     /// Returns `bytes` of it as a stream on a path.
     #[must_use]
     pub const fn part(&self, bytes: u64) -> Placed {
-        Placed { bytes, weight: self.weight, level: self.level }
+        Placed { bytes, weight: self.weight, precedence: self.precedence }
     }
 }
 
@@ -208,8 +207,9 @@ pub fn place(placement: Placement, request: &StreamProfile, paths: &[CandidatePa
     }
 }
 
-/// Places requests that arrive together, and adds each placement to `paths`. Requests of higher weight choose first (FStream's PRCP-1);
-/// equal requests choose in their order. Returns the choices in the order of the requests; empty if there are no paths.
+/// Places requests that arrive together, and adds each placement to `paths`. The request that a path would send first chooses first;
+/// under FStream, the request of the highest weight (PRCP-1). Equal requests choose in their order. Returns the choices in the order of
+/// the requests; empty if there are no paths.
 #[must_use]
 pub fn place_all(
     placement: Placement,
@@ -218,7 +218,7 @@ pub fn place_all(
     turn: u64,
 ) -> Vec<PathChoice> {
     let mut order: Vec<usize> = (0..requests.len()).collect();
-    order.sort_by_key(|at| std::cmp::Reverse(requests[*at].weight));
+    order.sort_by_key(|at| std::cmp::Reverse(choosing_rank(placement, &requests[*at])));
     let mut choices = vec![None; requests.len()];
     for (turn, at) in (turn..).zip(order) {
         let request = &requests[at];
@@ -232,6 +232,16 @@ pub fn place_all(
         choices[at] = Some(choice);
     }
     choices.into_iter().flatten().collect()
+}
+
+/// Ranks requests that arrive together: the highest chooses first.
+#[must_use]
+pub const fn choosing_rank(placement: Placement, request: &StreamProfile) -> (bool, u8, bool, u32) {
+    let (is_high, priority, is_whole) = match placement {
+        Placement::FStream => (false, 0, false),
+        _ => request.precedence.rank(),
+    };
+    (is_high, priority, is_whole, request.weight)
 }
 
 fn rtt_ns(path: &CandidatePath) -> f64 {

@@ -20,7 +20,7 @@ use pacing::{
 use parking_lot::{Mutex, MutexGuard};
 use quic::{class::Class, events::Heard};
 use role::{access::way::Way, traffic::Traffic};
-use sched::{path::Placed, stream::Level};
+use sched::path::{Placed, precedence::Precedence};
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
@@ -381,8 +381,8 @@ pub struct Link {
 struct Carried {
     traffic: Arc<Traffic>,
     class: String,
-    /// Its expected share of the path, and its level.
-    share: (u32, Level),
+    /// Its expected share of the path, and its place in the path's order.
+    share: (u32, Precedence),
     expected: u64,
     /// How much it had moved at the last look.
     moved: u64,
@@ -428,7 +428,7 @@ impl Link {
     /// Notes whose traffic it carries, and the `priority` that this asked for: placements count the rest of it, and its final size tells
     /// how much the next of its class will carry.
     pub fn carries_traffic(&self, traffic: Arc<Traffic>, class: &Class, signal: Option<&Priority>) {
-        let share = (sizes::share(class, signal), class.policy().level);
+        let share = (sizes::share(class, signal), sizes::precedence(class, signal));
         let class = class.policy().name.clone();
         let expected = self.line.sizes.expected(&class);
         self.line.carried.lock().insert(self.number, Carried { traffic, class, share, expected, moved: 0 });

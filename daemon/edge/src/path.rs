@@ -10,15 +10,15 @@ use std::{
 
 use quic::class::{Class, Terms};
 use sched::{
-    path::{self, Placement, StreamProfile},
-    stream::Level,
+    path::{self, Placement, StreamProfile, precedence::Precedence},
+    stream::{Discipline, Level},
 };
 use tokio::time::Instant;
 
 use super::{
     client::endpoint::Endpoint,
     link::Line,
-    sizes::{Sizes, share},
+    sizes::{self, Sizes, share},
 };
 
 pub mod changes;
@@ -69,7 +69,7 @@ impl PathDemand {
         let request = StreamProfile {
             bytes: sizes.expected(&policy.name),
             weight: share(class, None),
-            level: policy.level,
+            precedence: sizes::precedence(class, None),
             is_urgent: policy.level == Level::High,
             // A tunnel is neither.
             is_idempotent: false,
@@ -83,22 +83,22 @@ impl PathDemand {
     #[must_use]
     pub fn of_request(terms: &Terms, sizes: &Sizes, body_bytes: u64) -> Self {
         let Self { placement, request } = Self::of(&terms.class, sizes);
-        let (bytes, weight) = (request.bytes.max(body_bytes), share(&terms.class, terms.signal.as_ref()));
-        Self { placement, request: StreamProfile { bytes, weight, is_idempotent: true, ..request } }
+        let (bytes, signal) = (request.bytes.max(body_bytes), terms.signal.as_ref());
+        let (weight, precedence) = (share(&terms.class, signal), sizes::precedence(&terms.class, signal));
+        Self { placement, request: StreamProfile { bytes, weight, precedence, is_idempotent: true, ..request } }
     }
 
-    /// Returns the request and the paths for a placement. Removes levels if the schedule of the connections has none.
+    /// Returns the request and the paths for a placement: levels, priorities and `i` count as far as the connections' discipline ranks by
+    /// them.
     #[must_use]
     pub fn as_served(
         &self,
         mut paths: Vec<path::CandidatePath>,
-        has_levels: bool,
+        discipline: Discipline,
     ) -> (StreamProfile, Vec<path::CandidatePath>) {
         let mut request = self.request;
-        if !has_levels {
-            request.level = Level::Low;
-            paths.iter_mut().flat_map(|path| &mut path.placed).for_each(|placed| placed.level = Level::Low);
-        }
+        let placed = paths.iter_mut().flat_map(|path| &mut path.placed).map(|placed| &mut placed.precedence);
+        placed.chain([&mut request.precedence]).for_each(|it: &mut Precedence| *it = it.under(discipline));
         (request, paths)
     }
 }
@@ -161,7 +161,10 @@ mod tests {
     use config::policy::Policy;
     use masque::priority::Priority;
     use quic::class::{Classes, PolicyRole};
-    use sched::path::{CandidatePath, Placed, place};
+    use sched::{
+        path::{CandidatePath, Placed, place},
+        stream::Low,
+    };
 
     use super::*;
 
@@ -201,7 +204,7 @@ mod tests {
         let path =
             |bytes_per_sec| CandidatePath { smoothed_rtt_ns: 20_000_000, bytes_per_sec, ..CandidatePath::default() };
         let mut paths = [path(2_000_000), path(1_000_000)];
-        paths[0].placed = vec![Placed { bytes: 10_000_000, weight: share(&class, None), level: Level::Low }; 3];
+        paths[0].placed = vec![Placed::by_weight(10_000_000, share(&class, None)); 3];
         let chosen = |urgency| {
             let ask = demand(&class, Some(urgency));
             place(ask.placement, &ask.request, &paths, 0).unwrap().path()
@@ -216,11 +219,43 @@ mod tests {
         let path =
             |bytes_per_sec| CandidatePath { smoothed_rtt_ns: 20_000_000, bytes_per_sec, ..CandidatePath::default() };
         let mut paths = vec![path(2_000_000), path(1_000_000)];
-        paths[0].placed = vec![Placed { bytes: 10_000_000, weight: u32::MAX, level: Level::Low }];
-        let chosen = |has_levels| {
-            let (request, paths) = ask.as_served(paths.clone(), has_levels);
+        paths[0].placed = vec![Placed::by_weight(10_000_000, u32::MAX)];
+        let chosen = |discipline| {
+            let (request, paths) = ask.as_served(paths.clone(), discipline);
             place(ask.placement, &request, &paths, 0).unwrap().path()
         };
-        assert_eq!((chosen(true), chosen(false)), (0, 1));
+        assert_eq!((chosen(Discipline::Ml { low: Low::Rr }), chosen(Discipline::Rr)), (0, 1));
+    }
+
+    #[test]
+    fn a_demand_has_the_priority_and_the_i_that_its_request_asks_for_which_count_only_where_streams_are_ranked_by_them()
+    {
+        let class = class("priority = 160\npriorities = [0, 255]\n");
+        let of = |signal: Option<&str>| {
+            let signal = signal.map(|text| Priority::parse(text.as_bytes()).unwrap());
+            PathDemand::of_request(&class.terms(signal.as_ref()), &Sizes::default(), 0)
+        };
+        let path =
+            |bytes_per_sec| CandidatePath { smoothed_rtt_ns: 20_000_000, bytes_per_sec, ..CandidatePath::default() };
+        // Beside another answer on the faster path: would a second one join it?
+        let joins = |discipline, earlier: Option<&str>, later: Option<&str>| {
+            let mut paths = vec![path(3_000_000), path(1_000_000)];
+            paths[0].placed = vec![of(earlier).request.part(10_000_000)];
+            let ask = of(later);
+            let (request, paths) = ask.as_served(paths, discipline);
+            place(ask.placement, &request, &paths, 0).unwrap().path() == 0
+        };
+        for (earlier, later, by_priority, by_arrival) in [
+            (Some("i"), Some("i"), true, true),
+            (Some("i"), None, true, true),
+            (None, Some("i"), false, false),
+            (None, None, false, false),
+            (Some("u=2, i"), Some("u=3"), false, true),
+            (Some("u=3"), Some("u=2, i"), true, false),
+        ] {
+            let found = [Discipline::Abs, Discipline::Fcfs].map(|discipline| joins(discipline, earlier, later));
+            assert_eq!(found, [by_priority, by_arrival], "{earlier:?}, then {later:?}");
+        }
+        assert!(joins(Discipline::Rr, None, None), "answers take turns, whatever they ask for");
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use masque::priority::{LEAST_URGENT, Priority, urgency_of};
 use parking_lot::Mutex;
 use quic::class::Class;
-use sched::{path::Placed, stream::Level};
+use sched::path::{Placed, precedence::Precedence};
 
 /// The expectation until the first one of a class has ended, in bytes: about a page.
 pub const FIRST_BYTES: u64 = 64 * 1024;
@@ -52,6 +52,14 @@ pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {
     u32::from(class.policy().weight).saturating_mul(URGENCY_STEP.saturating_pow(steps))
 }
 
+/// Returns the place of something of a class in the order of its path, before the discipline's view of it. What the `priority` asks for
+/// counts within the bounds of the class, and without it, answers are sent to their end (RFC 9218 §4.2).
+#[must_use]
+pub fn precedence(class: &Class, signal: Option<&Priority>) -> Precedence {
+    let service = class.policy().service(signal, 0);
+    Precedence { level: service.level, priority: service.priority, is_incremental: service.incremental }
+}
+
 /// Returns how much a tunnel will probably still carry: the rest of its class's usual amount, but at least its amount in a second; `None`
 /// if that is zero.
 #[must_use]
@@ -60,11 +68,11 @@ pub fn left(
     moved: u64,
     moved_lately: u64,
     lately: Duration,
-    (weight, level): (u32, Level),
+    (weight, precedence): (u32, Precedence),
 ) -> Option<Placed> {
     let per_sec = (moved_lately as f64 / lately.as_secs_f64().max(0.001)) as u64;
     let bytes = expected.saturating_sub(moved).max(per_sec);
-    (bytes > 0).then_some(Placed { bytes, weight, level })
+    (bytes > 0).then_some(Placed { bytes, weight, precedence })
 }
 
 #[cfg(test)]
@@ -102,9 +110,10 @@ mod tests {
 
     #[test]
     fn a_tunnel_has_left_what_its_class_usually_carries_or_its_rate() {
-        let left = |expected, moved, lately| left(expected, moved, lately, Duration::from_millis(50), (3, Level::High));
-        assert_eq!(left(1_000, 400, 0), Some(Placed { bytes: 600, weight: 3, level: Level::High }));
-        assert_eq!(left(1_000, 5_000, 100), Some(Placed { bytes: 2_000, weight: 3, level: Level::High }));
+        let precedence = Precedence { priority: 9, ..Precedence::SHARED };
+        let left = |expected, moved, lately| left(expected, moved, lately, Duration::from_millis(50), (3, precedence));
+        assert_eq!(left(1_000, 400, 0), Some(Placed { bytes: 600, weight: 3, precedence }));
+        assert_eq!(left(1_000, 5_000, 100), Some(Placed { bytes: 2_000, weight: 3, precedence }));
         assert_eq!(left(1_000, 5_000, 0), None, "it is silent");
     }
 }

@@ -19,6 +19,7 @@ use futures::{StreamExt as _, stream::FuturesUnordered};
 use parking_lot::Mutex;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use role::ready::{self, Readiness};
+use sched::stream::Discipline;
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
@@ -299,9 +300,9 @@ impl Uplink {
         self.paths.len() > 1
     }
 
-    /// Whether the connections serve classes of the high level before those of the low level.
-    fn has_levels(&self) -> bool {
-        self.paths.iter().flat_map(|path| &path.relays).next().is_some_and(Endpoint::has_levels)
+    /// Returns the discipline of the connections.
+    fn discipline(&self) -> Discipline {
+        self.paths.iter().flat_map(|path| &path.relays).next().map(Endpoint::discipline).unwrap_or_default()
     }
 
     /// Whether tunnels can leave a silent connection: for another path, another relay, or another gateway.

@@ -22,10 +22,7 @@ pub mod trees;
 use anyhow::{Context as _, Result};
 use instruments::random::Random;
 use plan::paths::{Cell, Links, Path, PathsPlan, Scheduler};
-use sched::{
-    path::{self as placement, PathChoice, Placement, StreamProfile},
-    stream::Level,
-};
+use sched::path::{self as placement, PathChoice, Placement, StreamProfile, precedence::Precedence};
 
 use self::{
     link::Link,
@@ -201,7 +198,7 @@ impl Of<'_> {
         let requests = self.plan.streams.iter().map(|stream| StreamProfile {
             bytes: stream.bytes,
             weight: stream.priority,
-            level: Level::Low,
+            precedence: Precedence::SHARED,
             is_urgent: false,
             is_idempotent: true,
             is_divisible: in_ranges && stream.divisible,

@@ -108,6 +108,8 @@ pub enum TreesScheduler {
     Paced,
     /// As `Paced`, and divisible streams are requested in ranges.
     PacedRanges,
+    /// As `PacedRanges`, and all resources but the document are divisible, as if browsers requested them so and servers allowed it.
+    PacedRangesAll,
     /// Of all ways to give one path to the render-blocking resources and one to all others, the best for each figure: it knows the
     /// outcome of every way. The streams of a path go in the order that the browser requests.
     BestPerGroup,
@@ -125,6 +127,7 @@ impl TreesScheduler {
             Self::Fstream => "fstream",
             Self::Paced => "paced",
             Self::PacedRanges => "paced-ranges",
+            Self::PacedRangesAll => "paced-ranges-all",
             Self::BestPerGroup => "best-per-group",
         }
     }

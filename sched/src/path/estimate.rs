@@ -3,14 +3,13 @@
 //! All times are nanoseconds from now until the last byte has arrived, as `f64`, so that extreme sizes and rates neither
 //! overflow nor round to nothing.
 
-use super::{CandidatePath, Placed, StreamProfile};
-use crate::stream::Level;
+use super::{CandidatePath, Placed, StreamProfile, precedence::EarlierStream};
 
 /// FStream's equations 1 and 2: `SIZE / b + RTT / 2` with `b = PRT / (SUM + PRT) · BW`, where SUM is the weight of all streams
 /// on the path.
 ///
-/// The equations assume that every stream on the path lasts as long as the new one. They ignore the backlog, and levels: behind the high
-/// level, a stream would never end.
+/// The equations assume that every stream on the path lasts as long as the new one. They ignore the backlog, and precedence: behind
+/// more urgent streams, a stream would never end.
 #[must_use]
 pub fn fstream_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
     let own = f64::from(weight.max(1));
@@ -27,16 +26,16 @@ pub fn fstream_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
 /// window is smaller than the bytes it carries in a round trip (`pauses_ns`). Exact if nothing is placed there later and
 /// nothing is lost.
 ///
-/// A stream of the low level waits for all bytes of the high level. The low level does not delay the high level, whose streams share the
-/// path by weight. (The path serves them by deadline, which is unknown here.)
+/// The stream waits for all bytes of streams that go before it by their [precedence](super::precedence::Precedence): more urgent ones, and
+/// those of its urgency that are sent to their end. Streams that it goes before do not delay it.
 #[must_use]
 pub fn finish_ns(path: &CandidatePath, stream: Placed) -> f64 {
-    let Placed { bytes, weight, level } = stream;
+    let Placed { bytes, weight, precedence } = stream;
     let turns = bytes as f64 / f64::from(weight.max(1));
-    let others = path.placed.iter().map(|placed| match (placed.level, level) {
-        (Level::High, Level::Low) => placed.bytes as f64,
-        (Level::Low, Level::High) => 0.0,
-        _ => (placed.bytes as f64).min(f64::from(placed.weight.max(1)) * turns),
+    let others = path.placed.iter().map(|placed| match placed.precedence.before(&precedence) {
+        EarlierStream::GoesFirst => placed.bytes as f64,
+        EarlierStream::Shares => (placed.bytes as f64).min(f64::from(placed.weight.max(1)) * turns),
+        EarlierStream::Waits => 0.0,
     });
     ends_ns(path, others.sum::<f64>() + bytes as f64)
 }

@@ -5,6 +5,7 @@ use super::{
     split::{LEAST_BYTES, split},
     *,
 };
+use crate::stream::{Discipline, DisciplineClock, Level, Low, Service, Streams};
 
 const MS: u64 = 1_000_000;
 const MBIT: u64 = 125_000;
@@ -13,7 +14,7 @@ const MBIT: u64 = 125_000;
 const A: StreamProfile = StreamProfile {
     bytes: 26_000,
     weight: 255,
-    level: Level::Low,
+    precedence: Precedence::SHARED,
     is_urgent: true,
     is_idempotent: true,
     is_divisible: false,
@@ -21,7 +22,7 @@ const A: StreamProfile = StreamProfile {
 const B: StreamProfile = StreamProfile {
     bytes: 900_000,
     weight: 8,
-    level: Level::Low,
+    precedence: Precedence::SHARED,
     is_urgent: false,
     is_idempotent: true,
     is_divisible: false,
@@ -37,14 +38,17 @@ fn path(mbit: u64, rtt_ms: u64) -> CandidatePath {
     }
 }
 
+fn of(level: Level) -> Precedence {
+    Precedence { level, ..Precedence::SHARED }
+}
+
 fn placed(placement: Placement, second: CandidatePath) -> [usize; 2] {
     let choices = place_all(placement, &[A, B], &mut [path(1, 1), second], 0);
     [choices[0].path(), choices[1].path()]
 }
 
 fn arbitrary_paths() -> impl Strategy<Value = Vec<CandidatePath>> {
-    let placed =
-        (0..10_000_000_u64, 0..256_u32).prop_map(|(bytes, weight)| Placed { bytes, weight, level: Level::Low });
+    let placed = (0..10_000_000_u64, 0..256_u32).prop_map(|(bytes, weight)| Placed::by_weight(bytes, weight));
     let path = (1..400 * MS, 1..200 * MBIT, 0..1_000_000_u64, prop::collection::vec(placed, 0..4)).prop_map(
         |(smoothed_rtt_ns, bytes_per_sec, backlog_bytes, placed)| CandidatePath {
             smoothed_rtt_ns,
@@ -65,7 +69,7 @@ fn arbitrary_request() -> impl Strategy<Value = StreamProfile> {
         |(bytes, weight, [is_urgent, is_idempotent, is_divisible])| StreamProfile {
             bytes,
             weight,
-            level: Level::Low,
+            precedence: Precedence::SHARED,
             is_urgent,
             is_idempotent,
             is_divisible,
@@ -92,11 +96,12 @@ fn fstream_leaves_b_on_the_slow_path_until_the_other_is_33_times_as_fast() {
 fn the_high_level_does_not_wait_for_the_low_one_which_waits_for_all_of_it() {
     // At 1 Mbit/s, 125 kB take a second.
     let mut busy = path(1, 0);
-    busy.placed.push(Placed { bytes: 125_000, weight: 255, level: Level::Low });
-    let end_s = |path: &CandidatePath, level| finish_ns(path, Placed { bytes: 12_500, weight: 1, level }) / 1e9;
+    busy.placed.push(Placed::by_weight(125_000, 255));
+    let end_s =
+        |path: &CandidatePath, level| finish_ns(path, Placed { bytes: 12_500, weight: 1, precedence: of(level) }) / 1e9;
     assert!((end_s(&busy, Level::High) - 0.1).abs() < 1e-9);
     assert!((end_s(&busy, Level::Low) - 1.1).abs() < 1e-9, "it has 1 of 256 parts");
-    busy.placed.push(Placed { bytes: 25_000, weight: 1, level: Level::High });
+    busy.placed.push(Placed { bytes: 25_000, weight: 1, precedence: of(Level::High) });
     assert!((end_s(&busy, Level::High) - 0.2).abs() < 1e-9, "equals share, until it has ended");
     assert!((end_s(&busy, Level::Low) - 1.3).abs() < 1e-9);
     busy.backlog_bytes = 12_500;
@@ -105,20 +110,109 @@ fn the_high_level_does_not_wait_for_the_low_one_which_waits_for_all_of_it() {
 
 #[test]
 fn levels_decide_which_path_is_free_for_a_stream() {
-    let stream = |level, bytes| StreamProfile { bytes, level, is_divisible: false, ..B };
+    let stream = |level, bytes| StreamProfile { bytes, precedence: of(level), is_divisible: false, ..B };
     let (high, low) = (stream(Level::High, 100_000), stream(Level::Low, 100_000));
     let at = |placement, request: &StreamProfile, paths: &[CandidatePath]| {
         place(placement, request, paths, 0).unwrap().path()
     };
     // The fast path carries much of the low level.
     let mut paths = [path(4, 10), path(2, 10)];
-    paths[0].placed.push(Placed { bytes: 10_000_000, weight: 80, level: Level::Low });
+    paths[0].placed.push(Placed::by_weight(10_000_000, 80));
     for placement in [Placement::Paced, Placement::Redundant] {
         assert_eq!([at(placement, &high, &paths), at(placement, &low, &paths)], [0, 1]);
     }
     // On the high level, it delays both.
-    paths[0].placed[0].level = Level::High;
+    paths[0].placed[0].precedence = of(Level::High);
     assert_eq!([at(Placement::Paced, &high, &paths), at(Placement::Paced, &low, &paths)], [1, 1]);
+}
+
+/// A stream of this urgency, by RFC 9218: `u=0` has the highest priority.
+fn urgent(urgency: u8, is_incremental: bool) -> Precedence {
+    Precedence { level: Level::Low, priority: 7 - urgency, is_incremental }
+}
+
+#[test]
+fn a_stream_waits_for_more_urgent_ones_and_for_those_that_do_not_share_and_shares_with_the_rest() {
+    // At 1 Mbit/s, 125 kB take a second.
+    let end_s = |placed: &[Precedence], precedence| {
+        let mut path = path(1, 0);
+        path.placed = placed.iter().map(|it| Placed { bytes: 125_000, weight: 1, precedence: *it }).collect();
+        let own = Placed { bytes: 12_500, weight: 1, precedence };
+        (finish_ns(&path, own) / 1e7).round() / 100.0
+    };
+    let (whole, shared) = (urgent(3, false), urgent(3, true));
+    assert_eq!([end_s(&[whole], whole), end_s(&[whole], shared)], [1.1, 1.1], "answers that are sent to their end");
+    assert_eq!([end_s(&[shared], whole), end_s(&[shared], shared)], [0.1, 0.2], "answers that share");
+    assert_eq!([end_s(&[urgent(2, true)], whole), end_s(&[urgent(2, false)], shared)], [1.1, 1.1], "more urgent ones");
+    assert_eq!([end_s(&[urgent(4, true)], whole), end_s(&[urgent(4, false)], shared)], [0.1, 0.1], "less urgent ones");
+    assert_eq!(end_s(&[whole, shared, urgent(2, true), urgent(4, false)], shared), 2.2, "each counts on its own");
+}
+
+#[test]
+fn a_request_avoids_the_path_of_an_answer_that_does_not_share_and_joins_one_that_does() {
+    let chosen = |earlier, request| {
+        let mut paths = [path(3, 10), path(1, 10)];
+        paths[0].placed.push(Placed { bytes: 1_000_000, weight: 1, precedence: earlier });
+        let request = StreamProfile { bytes: 100_000, weight: 1, precedence: request, ..B };
+        place(Placement::Paced, &request, &paths, 0).unwrap().path()
+    };
+    let (whole, shared) = (urgent(3, false), urgent(3, true));
+    assert_eq!([chosen(whole, whole), chosen(whole, shared)], [1, 1]);
+    assert_eq!([chosen(shared, whole), chosen(shared, shared)], [0, 0]);
+    // So do its ranges: all of it on the path where it need not wait.
+    let ranges = |earlier| {
+        let mut paths = [path(1, 10), path(1, 10)];
+        paths[0].placed.push(Placed { bytes: 800_000, weight: 1, precedence: earlier });
+        let request = StreamProfile { bytes: 400_000, weight: 1, precedence: shared, is_divisible: true, ..B };
+        split(&request, &paths).iter().map(|range| (range.path, range.bytes)).collect::<Vec<_>>()
+    };
+    assert_eq!(ranges(whole), [(1, 400_000)]);
+    // 133 KB beside as many of the other stream, while the other path carries 267 KB.
+    assert_eq!(
+        ranges(shared).iter().map(|(path, bytes)| (*path, bytes / 1_000)).collect::<Vec<_>>(),
+        [(0, 133), (1, 266)]
+    );
+}
+
+#[test]
+fn what_is_sent_first_chooses_first() {
+    let stream = |weight, precedence| StreamProfile { weight, precedence, ..B };
+    let requests = [
+        stream(9, urgent(3, true)),
+        stream(1, urgent(3, false)),
+        stream(1, urgent(2, true)),
+        stream(1, Precedence { level: Level::High, ..urgent(7, true) }),
+    ];
+    let in_order = |placement| {
+        let mut paths = [path(1, 1)];
+        let choices = place_all(placement, &requests, &mut paths, 0);
+        assert_eq!(choices.len(), requests.len());
+        let placed = &paths[0].placed;
+        let of = |it: &Placed| requests.iter().position(|of| (of.weight, of.precedence) == (it.weight, it.precedence));
+        placed.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(in_order(Placement::Paced), [3, 2, 1, 0]);
+    assert_eq!(in_order(Placement::FStream), [0, 1, 2, 3], "by weight alone");
+}
+
+/// Returns the turns of two streams with five turns each. The second begins when the first has had one.
+fn turns(discipline: Discipline, [earlier, later]: [Service; 2]) -> Vec<u32> {
+    let (mut streams, mut clock) = (Streams::new(), DisciplineClock::new(discipline, 1));
+    let mut left = [5; 2];
+    for (stream, service) in [earlier, later].into_iter().enumerate() {
+        streams.insert(stream as u32, service);
+    }
+    streams.wake(&mut clock, 0);
+    let mut turns = Vec::new();
+    while let Some((stream, _)) = streams.turn() {
+        left[stream as usize] -= 1;
+        turns.push(stream);
+        if turns.len() == 1 {
+            streams.wake(&mut clock, 1);
+        }
+        streams.end_turn(&mut clock, stream, 1_000, left[stream as usize] > 0);
+    }
+    turns
 }
 
 #[test]
@@ -195,8 +289,8 @@ fn a_window_that_has_to_grow_is_counted() {
     let far = CandidatePath { window_bytes: 42_000, lead_ns: 50 * MS, ..path(50, 100) };
     let near = CandidatePath { window_bytes: 42_000, lead_ns: 10 * MS, ..path(10, 20) };
     let script = StreamProfile { bytes: 150_000, ..A };
-    assert!((finish_ns(&near, Placed::without_level(script.bytes, 1)) / 1e6 - 140.0).abs() < 0.01);
-    assert!((finish_ns(&far, Placed::without_level(script.bytes, 1)) / 1e6 - (124.0 + 93.28 + 86.56)).abs() < 0.01);
+    assert!((finish_ns(&near, Placed::by_weight(script.bytes, 1)) / 1e6 - 140.0).abs() < 0.01);
+    assert!((finish_ns(&far, Placed::by_weight(script.bytes, 1)) / 1e6 - (124.0 + 93.28 + 86.56)).abs() < 0.01);
     assert_eq!(place(Placement::Paced, &script, &[near.clone(), far.clone()], 0), Some(PathChoice::One(0)));
     // With a window that fills it, or an unknown window, the faster path is the better one.
     for window_bytes in [625_000, 0] {
@@ -205,7 +299,7 @@ fn a_window_that_has_to_grow_is_counted() {
     }
     // A queue before the path lengthens its round trips but does not make it idle.
     let queued = CandidatePath { smoothed_rtt_ns: 900 * MS, window_bytes: 625_000, ..far };
-    assert!((finish_ns(&queued, Placed::without_level(3_000_000, 1)) / 1e6 - (50.0 + 480.0 + 450.0)).abs() < 0.01);
+    assert!((finish_ns(&queued, Placed::by_weight(3_000_000, 1)) / 1e6 - (50.0 + 480.0 + 450.0)).abs() < 0.01);
 }
 
 #[test]
@@ -253,10 +347,39 @@ fn shared_ends(path: &CandidatePath, streams: &[Placed]) -> Vec<f64> {
 
 proptest! {
     #[test]
+    fn the_precedence_of_two_streams_is_the_order_in_which_their_discipline_sends_them(
+        discipline in prop::sample::select(vec![
+            Discipline::Rr, Discipline::Fcfs, Discipline::Abs, Discipline::Wfq, Discipline::Ml { low: Low::Rr },
+            Discipline::Ml { low: Low::Fcfs }, Discipline::Ml { low: Low::Wfq },
+        ]),
+        services in prop::array::uniform2((any::<bool>(), 0..3_u8, any::<bool>())),
+    ) {
+        let services = services.map(|(is_high, priority, incremental)| {
+            let level = if is_high { Level::High } else { Level::Low };
+            Service { level, priority, incremental, ..Service::default() }
+        });
+        let has_deadlines = matches!(discipline, Discipline::Ml { .. }) && services.iter().all(|it| it.level == Level::High);
+        // Deadlines are unknown to placements.
+        prop_assume!(!has_deadlines);
+        let [earlier, later] = services.map(|Service { level, priority, incremental, .. }| {
+            Precedence { level, priority, is_incremental: incremental }.under(discipline)
+        });
+        let sent = turns(discipline, services);
+        let expected = match earlier.before(&later) {
+            precedence::EarlierStream::GoesFirst => [0, 0, 0, 0, 0, 1, 1, 1, 1, 1].as_slice(),
+            precedence::EarlierStream::Waits => &[0, 1, 1, 1, 1, 1, 0, 0, 0, 0],
+            precedence::EarlierStream::Shares => &[0, 1, 0, 1, 0, 1, 0, 1, 0, 1],
+        };
+        // Of two that share, either may go first.
+        let swapped: Vec<_> = sent.chunks(2).flat_map(|pair| pair.iter().rev().copied()).collect();
+        prop_assert!(sent == expected || swapped == expected, "{sent:?} instead of {expected:?}");
+    }
+
+    #[test]
     fn a_finish_is_that_of_streams_that_share_by_weight(paths in arbitrary_paths(), request in arbitrary_request()) {
         for path in &paths {
             let mut streams = path.placed.clone();
-            streams.push(Placed { bytes: request.bytes, weight: request.weight, level: Level::Low });
+            streams.push(Placed::by_weight(request.bytes, request.weight));
             let ends = shared_ends(path, &streams);
             let expected = ends.last().unwrap() + path.smoothed_rtt_ns as f64 / 2.0;
             let finish = finish_ns(path, request.part(request.bytes));
@@ -296,7 +419,7 @@ proptest! {
     fn equal_weights_are_fair(paths in arbitrary_paths(), bytes in 1..10_000_000_u64) {
         for mut path in paths {
             path.placed.iter_mut().for_each(|placed| placed.weight = 7);
-            prop_assert!((fair_ns(&path, bytes) / finish_ns(&path, Placed::without_level(bytes, 7)) - 1.0).abs() < 1e-9);
+            prop_assert!((fair_ns(&path, bytes) / finish_ns(&path, Placed::by_weight(bytes, 7)) - 1.0).abs() < 1e-9);
         }
     }
 
@@ -354,9 +477,9 @@ proptest! {
         bytes in prop::sample::select(vec![0, 1, u64::MAX]), rate in prop::sample::select(vec![0, 1, u64::MAX]),
         rtt in prop::sample::select(vec![0, u64::MAX]), weight in prop::sample::select(vec![0, u32::MAX]),
     ) {
-        let placed = vec![Placed { bytes, weight, level: Level::Low }; 2];
+        let placed = vec![Placed::by_weight(bytes, weight); 2];
         let path = CandidatePath { smoothed_rtt_ns: rtt, min_rtt_ns: 0, bytes_per_sec: rate, backlog_bytes: bytes, window_bytes: bytes, lead_ns: rtt, placed, cost_ns: rtt };
-        let request = StreamProfile { bytes, weight, level: Level::Low, is_urgent: true, is_idempotent: true, is_divisible: true };
+        let request = StreamProfile { bytes, weight, precedence: Precedence::SHARED, is_urgent: true, is_idempotent: true, is_divisible: true };
         for placement in Placement::ALL {
             prop_assert!(place(placement, &request, &[path.clone(), path.clone()], u64::MAX).is_some());
         }

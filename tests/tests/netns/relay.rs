@@ -21,6 +21,7 @@ mod limits;
 mod migration;
 mod path_list;
 mod paths;
+mod placing;
 mod ports;
 mod probe;
 mod proxy;

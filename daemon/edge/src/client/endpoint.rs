@@ -184,10 +184,10 @@ impl Endpoint {
         })
     }
 
-    /// Whether the schedule in force serves classes of the high level before those of the low level.
+    /// Returns the discipline of the schedule in force.
     #[must_use]
-    pub(crate) fn has_levels(&self) -> bool {
-        matches!(self.schedules.get().discipline, Discipline::Ml { .. })
+    pub(crate) fn discipline(&self) -> Discipline {
+        self.schedules.get().discipline
     }
 
     /// Makes connections to the relay run through another relay, on the path of this name; it is empty without paths.

@@ -89,7 +89,7 @@ impl Uplink {
         }
         let paths: Vec<_> = candidates.iter().filter_map(|at| views.get(*at)).map(|view| view.path.clone()).collect();
         let turn = self.turn.fetch_add(1, Relaxed);
-        let (request, paths) = ask.as_served(paths, self.has_levels());
+        let (request, paths) = ask.as_served(paths, self.discipline());
         let choice = sched::path::place(ask.placement, &request, &paths, turn)?;
         let chosen = pick(&choice, &candidates)?;
         // Placements before the next look must see it.

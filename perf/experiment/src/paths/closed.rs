@@ -20,8 +20,8 @@ pub(super) fn pinned_ms(paths: &[CandidatePath], shares: &[Share], plan: &PathsP
     let end = |share: &Share, at: usize| {
         let mut path = paths[share.path].clone();
         let others = shares.iter().enumerate().filter(|(other, it)| *other != at && it.path == share.path);
-        path.placed.extend(others.map(|(_, it)| Placed::without_level(it.bytes, it.weight)));
-        estimate::finish_ns(&path, Placed::without_level(share.bytes, share.weight)) / 1e6
+        path.placed.extend(others.map(|(_, it)| Placed::by_weight(it.bytes, it.weight)));
+        estimate::finish_ns(&path, Placed::by_weight(share.bytes, share.weight)) / 1e6
     };
     let ends: Vec<_> = shares.iter().enumerate().map(|(at, share)| (share.of, end(share, at))).collect();
     let of = |stream| ends.iter().filter(|(of, _)| *of == stream).map(|(_, end)| *end).fold(0.0, f64::max);
@@ -38,7 +38,7 @@ pub(super) fn pooled_ms(paths: &[CandidatePath], streams: &[Stream], by_priority
     };
     let placed = |stream: &Stream| {
         let weight = if by_priority { stream.weight } else { 1 };
-        Placed::without_level(stream.packets as u64 * plan.links.payload_bytes, weight)
+        Placed::by_weight(stream.packets as u64 * plan.links.payload_bytes, weight)
     };
     let end = |at: usize| {
         let mut all = all.clone();

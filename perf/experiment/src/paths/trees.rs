@@ -17,7 +17,7 @@ use plan::{
     trees::{Browser, Page, TreesPlan, TreesScheduler},
 };
 
-use self::page::{Item, Loader, Placing, items};
+use self::page::{Divided, Item, Loader, Placing, items};
 pub use self::{row::Row, tables::tables};
 use super::{assignments, links, simulator};
 
@@ -84,8 +84,9 @@ impl Setting<'_> {
             TreesScheduler::MpquicSaEcf => Placing::SaEcf { by_priority: true },
             TreesScheduler::MpquicSaEcfTurns => Placing::SaEcf { by_priority: false },
             TreesScheduler::Fstream => Placing::FStream,
-            TreesScheduler::Paced => Placing::Paced { in_ranges: false },
-            TreesScheduler::PacedRanges => Placing::Paced { in_ranges: true },
+            TreesScheduler::Paced => Placing::Paced { divided: Divided::None },
+            TreesScheduler::PacedRanges => Placing::Paced { divided: Divided::AsPlanned },
+            TreesScheduler::PacedRangesAll => Placing::Paced { divided: Divided::AllButTheDocument },
             TreesScheduler::BestPerGroup => return self.best(&items, seed),
         };
         self.place(&items, placing, seed)

@@ -17,12 +17,9 @@
 //! between these follow common reports.
 
 use plan::trees::{Browser, ResourceKind};
+use sched::path::precedence::Precedence;
 
 use super::super::signal::{Group, Signal};
-
-/// The ratio between the weights of a level and the next lower level, for estimates that use only weights. The lower level then gets almost
-/// nothing.
-const LEVEL: u32 = 64;
 
 /// Returns the priority that a browser sends with a request.
 pub(super) fn signal(browser: Browser, kind: ResourceKind) -> Signal {
@@ -62,8 +59,8 @@ pub(super) const fn priority(browser: Browser, kind: ResourceKind) -> u32 {
     }
 }
 
-/// Returns a weight with about the same effect as the browser's priority, for estimates that use only weights. For Firefox's images and
-/// fonts it is their share beside one leader.
+/// Returns the share of a request beside those of the same [`precedence`], for estimates. For Firefox's images and fonts it is their share
+/// beside one leader.
 pub(super) fn share(browser: Browser, kind: ResourceKind) -> u32 {
     match browser {
         Browser::Safari => priority(browser, kind),
@@ -71,18 +68,14 @@ pub(super) fn share(browser: Browser, kind: ResourceKind) -> u32 {
             Group::Followers => Group::Leaders.weight() / 23,
             group => group.weight(),
         },
-        Browser::ChromiumH2 | Browser::ChromiumH3 => LEVEL.pow(3 - u32::from(urgency(kind))),
+        Browser::ChromiumH2 | Browser::ChromiumH3 => 1,
     }
 }
 
-/// Returns the weight of an earlier stream in the estimate for a later one. An earlier stream that is sent first counts as more urgent.
-pub(super) fn share_before(browser: Browser, earlier: ResourceKind, kind: ResourceKind) -> u32 {
-    let share = share(browser, earlier);
-    let goes_first = !signal(browser, earlier).is_incremental && urgency(earlier) == urgency(kind);
-    match browser {
-        Browser::ChromiumH2 | Browser::ChromiumH3 if goes_first => share.saturating_mul(LEVEL),
-        _ => share,
-    }
+/// Returns the place of a request in the order of its connection, for estimates.
+pub(super) fn precedence(browser: Browser, kind: ResourceKind) -> Precedence {
+    let Signal { urgency, is_incremental, .. } = signal(browser, kind);
+    Precedence { priority: u8::MAX - urgency, is_incremental, ..Precedence::SHARED }
 }
 
 const fn group(kind: ResourceKind) -> Group {

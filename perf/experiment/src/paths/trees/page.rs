@@ -7,10 +7,7 @@ use plan::{
     paths::{Links, Path},
     trees::{Page, ResourceKind},
 };
-use sched::{
-    path::{self as placement, PathChoice, Placement, StreamProfile},
-    stream::Level,
-};
+use sched::path::{self as placement, PathChoice, Placed, Placement, StreamProfile};
 
 use super::{
     super::{
@@ -83,11 +80,22 @@ pub(super) enum Placing {
     FStream,
     /// Stream by stream by the client.
     Paced {
-        /// Whether divisible resources may be requested in ranges.
-        in_ranges: bool,
+        /// The resources that may be requested in ranges.
+        divided: Divided,
     },
     /// The document and the render-blocking resources over the first path, the others over the second, which may be the same path.
     ByGroup([usize; 2]),
+}
+
+/// Which resources may be requested in ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Divided {
+    /// None.
+    None,
+    /// The resources that the plan calls divisible.
+    AsPlanned,
+    /// All but the document, which the browser reads while it arrives.
+    AllButTheDocument,
 }
 
 /// A client's estimate of a sender's congestion window: the packets that arrive within a round trip.
@@ -189,59 +197,35 @@ impl<'a> Loader<'a> {
 
     /// Chooses a path for each resource. Returns `None` for it if each packet is placed separately.
     fn choices(&self, found: &[usize], streams: &[Sending], links: &[Link]) -> Vec<Option<PathChoice>> {
-        let (placement, in_ranges) = match &self.placing {
+        let (placement, divided) = match &self.placing {
             Placing::LowestRtt { .. } | Placing::SaEcf { .. } => return vec![None; found.len()],
             Placing::ByGroup([first, others]) => {
                 let path = |item: &Item| if item.goes_first() { *first } else { *others };
                 return found.iter().map(|item| Some(PathChoice::One(path(&self.items[*item])))).collect();
             }
-            Placing::FStream => (Placement::FStream, false),
-            Placing::Paced { in_ranges } => (Placement::Paced, *in_ranges),
+            Placing::FStream => (Placement::FStream, Divided::None),
+            Placing::Paced { divided } => (Placement::Paced, *divided),
         };
-        // The most urgent resource chooses first. For each later one, earlier choices count with the weights that they have in its
-        // view.
-        let mut order: Vec<usize> = (0..found.len()).collect();
-        order.sort_by_key(|at| std::cmp::Reverse(self.weight(placement, self.items[found[*at]].kind)));
-        let mut choices = vec![None; found.len()];
-        let mut placed: Vec<(usize, usize, u64)> = Vec::new();
-        for at in order {
-            let item = &self.items[found[at]];
-            let request = StreamProfile {
-                bytes: if placement == Placement::FStream { item.bytes } else { item.expected_bytes },
-                weight: self.weight(placement, item.kind),
-                level: Level::Low,
-                is_urgent: false,
-                is_idempotent: true,
-                is_divisible: in_ranges && item.is_divisible,
+        let request = |item: &usize| {
+            let item = &self.items[*item];
+            let Placed { bytes, weight, precedence } = match placement {
+                Placement::FStream => self.part(placement, item.kind, item.bytes),
+                _ => self.part(placement, item.kind, item.expected_bytes),
             };
-            let mut paths = self.views(placement, item.kind, streams, links);
-            for (path, other, bytes) in &placed {
-                let weight = self.weight_before(placement, self.items[*other].kind, item.kind);
-                paths[*path].placed.push(placement::Placed::without_level(*bytes, weight));
-            }
-            let choice = placement::place(placement, &request, &paths, 0);
-            match &choice {
-                Some(PathChoice::One(path) | PathChoice::Copies([path, _])) => {
-                    placed.push((*path, found[at], request.bytes))
-                }
-                Some(PathChoice::Ranges(ranges)) => {
-                    placed.extend(ranges.iter().map(|range| (range.path, found[at], range.bytes)));
-                }
-                None => {}
-            }
-            choices[at] = choice;
-        }
-        choices
+            let is_divisible = match divided {
+                Divided::None => false,
+                Divided::AsPlanned => item.is_divisible,
+                Divided::AllButTheDocument => item.kind != ResourceKind::Document,
+            };
+            StreamProfile { bytes, weight, precedence, is_urgent: false, is_idempotent: true, is_divisible }
+        };
+        let requests: Vec<_> = found.iter().map(request).collect();
+        let choices = placement::place_all(placement, &requests, &mut self.views(placement, streams, links), 0);
+        choices.into_iter().map(Some).collect()
     }
 
-    /// Describes the paths for placing a resource of this kind, with the bytes that were requested and have not yet arrived.
-    fn views(
-        &self,
-        placement: Placement,
-        kind: ResourceKind,
-        streams: &[Sending],
-        links: &[Link],
-    ) -> Vec<placement::CandidatePath> {
+    /// Describes the paths for placing resources, with the bytes that were requested and have not yet arrived.
+    fn views(&self, placement: Placement, streams: &[Sending], links: &[Link]) -> Vec<placement::CandidatePath> {
         let plan = self.setting.plan;
         let view = |(place, (path, link)): (usize, (&Path, &Link))| {
             let mut view = placement::CandidatePath {
@@ -259,25 +243,22 @@ impl<'a> Loader<'a> {
                 // The client learns the stream's length with its first bytes.
                 let left = stream.missing as u64 * plan.links.payload_bytes;
                 let left = if stream.missing == stream.packets { *expected_bytes } else { left };
-                let weight = self.weight_before(placement, self.items[*item].kind, kind);
-                view.placed.push(placement::Placed::without_level(left, weight));
+                view.placed.push(self.part(placement, self.items[*item].kind, left));
             }
             view
         };
         self.setting.cell.paths.iter().zip(links).enumerate().map(view).collect()
     }
 
-    fn weight(&self, placement: Placement, kind: ResourceKind) -> u32 {
+    /// Describes so many bytes of a resource of this kind for placements. FStream knows weights only.
+    fn part(&self, placement: Placement, kind: ResourceKind, bytes: u64) -> Placed {
+        let browser = self.setting.browser;
         match placement {
-            Placement::FStream => browser::priority(self.setting.browser, kind),
-            _ => browser::share(self.setting.browser, kind),
-        }
-    }
-
-    fn weight_before(&self, placement: Placement, earlier: ResourceKind, kind: ResourceKind) -> u32 {
-        match placement {
-            Placement::FStream => browser::priority(self.setting.browser, earlier),
-            _ => browser::share_before(self.setting.browser, earlier, kind),
+            Placement::FStream => Placed::by_weight(bytes, browser::priority(browser, kind)),
+            _ => {
+                let (weight, precedence) = (browser::share(browser, kind), browser::precedence(browser, kind));
+                Placed { bytes, weight, precedence }
+            }
         }
     }
 
