@@ -308,7 +308,9 @@ mod tests {
         let figures = |runs| {
             let outcome = Outcome { scheduler: Scheduler::Http3, runs };
             let figures = outcome.requests(0, &plan.classes[0]);
-            let find = |metric| figures.iter().find(|of| of.metric == metric).map(|of| (of.value, of.by_seed.clone()));
+            let tenths = |ms: f64| (ms * 10.0).round() / 10.0;
+            let rounded = |of: &Measured| (of.value.map(tenths), of.by_seed.iter().map(|ms| ms.map(tenths)).collect());
+            let find = |metric| figures.iter().find(|of| of.metric == metric).map(rounded);
             ["first_p50_ms", "gap_p50_ms", "gap_p99_ms"].map(|metric| find(metric).unwrap())
         };
         assert_eq!(figures(vec![whole.clone()]), [20.0, 7.5, 19.7].map(|ms| (Some(ms), vec![Some(ms)])));

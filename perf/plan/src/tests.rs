@@ -120,8 +120,8 @@ fn mistakes_are_refused_with_their_place() {
 fn requests_to_a_model_need_an_engine_tokens_and_versions_of_http_and_no_other_requests_have_these() {
     let served = fs::read_to_string(format!("{FOLDER}/llm-transport.toml")).unwrap();
     for (text, right, wrong, message) in [
-        (&*served, "[engine]\nfirst_ms = 60\ntoken_ms = 30\n", "", "engine"),
-        (&served, "\ntokens = 25\n", "\n", "class chat"),
+        (&*served, "[engine]\nfirst_ms = 20\ntoken_ms = 30\n", "", "engine"),
+        (&served, "\ntokens = 20\n", "\n", "class chat"),
         (&served, "\"http2\"", "\"rr\"", "schedulers"),
         (&served, "clocks = [\"lab\"]", "clocks = [\"virtual-network\"]", "clocks"),
         (&served, "mix = \"random\"", "mix = \"random\"\nconnections = 2", "workload"),
