@@ -16,6 +16,7 @@ pub mod peer;
 mod plot;
 mod reader;
 mod row;
+mod served;
 pub mod serving;
 pub mod simulated;
 mod table;
@@ -57,11 +58,24 @@ pub struct Sample {
     pub latency_ns: Option<u64>,
 }
 
+/// The tokens of an answer, as their client read them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stream {
+    /// Index of its class in the plan.
+    pub class: usize,
+    /// How many tokens it should have.
+    pub tokens: usize,
+    /// When each token was read, from the start of the request.
+    pub read_ns: Vec<u64>,
+}
+
 /// One repetition.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     /// One for each request.
     pub samples: Vec<Sample>,
+    /// One for each request to a model.
+    pub streams: Vec<Stream>,
     /// The time from the first request to the end of the last.
     pub total_ns: u64,
     /// Other measurements, under the names of [`METRICS`](plan::METRICS).
@@ -84,6 +98,7 @@ impl Run {
         };
         Self {
             samples: pairs().map(sample).collect(),
+            streams: Vec::new(),
             total_ns: total.as_nanos() as u64,
             figures: vec![Figure { metric: "goodput_mbit", value: goodput_mbit, unit: "Mbit/s" }],
             class_figures: Vec::new(),
@@ -115,6 +130,8 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result
         (Topology::Masque, Clock::Lab) => masque::run(plan, scheduler, seed),
         (Topology::Tunnelled, Clock::VirtualNetwork) => tunnelled::run(plan, scheduler, seed),
         (Topology::Tunnelled, Clock::Lab) => bail!("tunnels of this kind are simulated"),
+        (Topology::Served, Clock::Lab) => served::run(plan, scheduler, seed),
+        (Topology::Served, Clock::VirtualNetwork) => bail!("a gateway needs a kernel"),
         (Topology::Workers, Clock::Lab | Clock::Native) => workers::run(plan, scheduler),
         (Topology::Attacked, Clock::Lab | Clock::Native) => attack::run(plan, scheduler, seed),
         (Topology::Masque | Topology::Workers | Topology::Attacked, Clock::VirtualNetwork) => {

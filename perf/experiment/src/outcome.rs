@@ -10,7 +10,7 @@ use instruments::{
 use plan::{Class, Plan, Scheduler};
 use sched::route::serving::Interval;
 
-use super::{Run, row::Row, table::distinct};
+use super::{Run, Stream, row::Row, table::distinct};
 
 /// All repetitions of a scheduler.
 #[derive(Clone, Debug)]
@@ -122,13 +122,38 @@ impl Outcome {
             by_seed: by_seed.iter().map(figure).collect(),
             unit,
         };
-        vec![
+        let mut figures = vec![
             measured("completion_pct", "%", &|latencies| latencies.completion_pct(class.deadline_ms)),
             measured("latency_mean_ms", "ms", &Latencies::mean_ms),
             measured("latency_p50_ms", "ms", &|latencies| latencies.quantile_ms(0.5)),
             measured("latency_p95_ms", "ms", &|latencies| latencies.quantile_ms(0.95)),
             measured("latency_max_ms", "ms", &|latencies| latencies.quantile_ms(1.0)),
-        ]
+        ];
+        figures.extend(self.tokens(index));
+        figures
+    }
+
+    /// Returns when the first tokens of a class's answers were read, and the times between tokens. A token that was never read counts
+    /// as infinitely late. There are none for requests that are not to a model.
+    fn tokens(&self, class: usize) -> Vec<Measured> {
+        const QUANTILES: [(&str, bool, f64); 4] = [
+            ("first_p50_ms", true, 0.5),
+            ("first_p99_ms", true, 0.99),
+            ("gap_p50_ms", false, 0.5),
+            ("gap_p99_ms", false, 0.99),
+        ];
+        let of = |runs: &[Run], is_first: bool| {
+            let streams = runs.iter().flat_map(|run| &run.streams).filter(|stream| stream.class == class);
+            Latencies::of(streams.flat_map(|stream| if is_first { vec![stream.first()] } else { stream.gaps() }))
+        };
+        let measured = |(metric, is_first, share): (&'static str, bool, f64)| Measured {
+            metric,
+            value: of(&self.runs, is_first).quantile_ms(share),
+            by_seed: self.runs.iter().map(|run| of(std::slice::from_ref(run), is_first).quantile_ms(share)).collect(),
+            unit: "ms",
+        };
+        let is_of_models = self.runs.iter().any(|run| !run.streams.is_empty());
+        QUANTILES.into_iter().filter(|_| is_of_models).map(measured).collect()
     }
 
     /// Returns what runs measured besides latencies, as medians over the repetitions that measured it.
@@ -181,6 +206,20 @@ impl Outcome {
         }
         rows.extend(self.figures().into_iter().map(|measured| row("all", measured)));
         rows
+    }
+}
+
+impl Stream {
+    /// Returns when the first token was read, from the start of the request; `None` if it never was.
+    fn first(&self) -> Option<Duration> {
+        self.read_ns.first().copied().map(Duration::from_nanos)
+    }
+
+    /// Returns the time from each token to the next; `None` for each that was never read.
+    fn gaps(&self) -> Vec<Option<Duration>> {
+        let read = self.read_ns.windows(2).map(|pair| Some(Duration::from_nanos(pair[1] - pair[0])));
+        let unread = self.tokens - self.read_ns.len().max(1).min(self.tokens);
+        read.chain(std::iter::repeat_n(None, unread)).collect()
     }
 }
 
@@ -244,6 +283,40 @@ mod tests {
         let of = |metric: &str| figures.iter().find(|of| of.metric == metric).map(|of| (of.value, of.by_seed.clone()));
         assert_eq!(of("first"), Some((Some(1.5), vec![Some(1.0), None, Some(2.0)])));
         assert_eq!(of("later"), Some((Some(4.0), vec![None, Some(3.0), Some(5.0)])));
+    }
+
+    #[test]
+    fn tokens_that_were_never_read_come_infinitely_late() {
+        let of = |tokens, read_ms: &[u64]| Stream {
+            class: 0,
+            tokens,
+            read_ns: read_ms.iter().map(|ms| ms * 1_000_000).collect(),
+        };
+        let ms = |gaps: Vec<Option<Duration>>| {
+            gaps.into_iter().map(|gap| gap.map(|gap| gap.as_millis())).collect::<Vec<_>>()
+        };
+        assert_eq!(ms(of(3, &[10, 15, 35]).gaps()), [Some(5), Some(20)]);
+        assert_eq!(ms(of(4, &[10, 15]).gaps()), [Some(5), None, None]);
+        assert_eq!((ms(of(3, &[]).gaps()), of(3, &[]).first()), (vec![None, None], None));
+        assert_eq!((ms(of(1, &[7]).gaps()), of(1, &[7]).first()), (vec![], Some(Duration::from_millis(7))));
+
+        let plan = Plan::read("llm-transport").unwrap();
+        let sample = |ms: u64| Sample { class: 0, latency_ns: Some(ms * 1_000_000) };
+        let run = |streams: Vec<Stream>| Run { samples: vec![sample(40); streams.len()], streams, ..Run::default() };
+        let whole = run(vec![of(3, &[10, 15, 35]), of(3, &[30, 35, 45])]);
+        let broken = run(vec![of(3, &[10, 15, 35]), of(3, &[])]);
+        let figures = |runs| {
+            let outcome = Outcome { scheduler: Scheduler::Http3, runs };
+            let figures = outcome.requests(0, &plan.classes[0]);
+            let tenths = |ms: f64| (ms * 10.0).round() / 10.0;
+            let rounded = |of: &Measured| (of.value.map(tenths), of.by_seed.iter().map(|ms| ms.map(tenths)).collect());
+            let find = |metric| figures.iter().find(|of| of.metric == metric).map(rounded);
+            ["first_p50_ms", "gap_p50_ms", "gap_p99_ms"].map(|metric| find(metric).unwrap())
+        };
+        assert_eq!(figures(vec![whole.clone()]), [20.0, 7.5, 19.7].map(|ms| (Some(ms), vec![Some(ms)])));
+        let [first, gap, late] = figures(vec![whole, broken]);
+        assert_eq!(first, (Some(20.0), vec![Some(20.0), None]), "in one run, half of the first tokens never came");
+        assert_eq!((gap.1, late), (vec![Some(7.5), None], (None, vec![Some(19.7), None])));
     }
 
     #[test]

@@ -143,7 +143,8 @@ fn seconds(ms: f64) -> String {
 
 /// Whether a scheduler is only a baseline for comparison.
 fn is_baseline(scheduler: Scheduler) -> bool {
-    matches!(scheduler, Scheduler::Plain | Scheduler::TlsN | Scheduler::Tls1) || scheduler.is_of_quic_go()
+    use Scheduler::{Http1, Http2, Plain, Tls1, TlsN};
+    matches!(scheduler, Plain | TlsN | Tls1 | Http2 | Http1) || scheduler.is_of_quic_go()
 }
 
 #[cfg(test)]

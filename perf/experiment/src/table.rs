@@ -15,6 +15,14 @@ const REQUESTS: [(&str, &str, usize); 5] = [
     ("latency_max_ms", "max", 0),
 ];
 
+/// The columns for the tokens of answers.
+const TOKENS: [(&str, &str, usize); 4] = [
+    ("first_p50_ms", "first token, p50", 0),
+    ("first_p99_ms", "first token, p99", 0),
+    ("gap_p50_ms", "between tokens, p50", 1),
+    ("gap_p99_ms", "between tokens, p99", 0),
+];
+
 /// Renders the rows of a variant as Markdown: a table for each class, and one for figures of all classes. Before ± is the mean over
 /// repetitions, after it half of the mean's 95 % interval, and in brackets the paper's value.
 #[must_use]
@@ -33,14 +41,17 @@ pub fn tables(plan: &Plan, rows: &[Row]) -> String {
         let times = if row.repetitions == 1 { "once" } else { &format!("{} repetitions", row.repetitions) };
         _ = writeln!(text, "{}; {}; {times} from seed {}", row.network, row.congestion, row.seed);
     }
-    for Class { name, bytes, deadline_ms, .. } in &plan.classes {
+    for Class { name, bytes, tokens, deadline_ms, .. } in &plan.classes {
         let of_class: Vec<_> = rows.iter().filter(|row| row.class == *name).collect();
         let within = deadline_ms.map_or(String::new(), |ms| format!(", deadline {ms} ms"));
-        let heading = format!("\n{name}: {bytes} bytes{within}\n\n");
+        let answers = if *tokens > 0 { format!(", answers of {tokens} tokens") } else { String::new() };
+        let heading = format!("\n{name}: {bytes} bytes{answers}{within}\n\n");
         let (requests, others): (Vec<_>, Vec<_>) = of_class.into_iter().partition(|row| is_of_requests(row));
         if !requests.is_empty() {
             text += &heading;
-            text += &of_requests(&requests, deadline_ms.is_some());
+            let met = if deadline_ms.is_some() { "deadline met" } else { "completed" };
+            let of_tokens = TOKENS.iter().filter(|_| *tokens > 0);
+            text += &of_requests(&requests, met, &REQUESTS.iter().chain(of_tokens).copied().collect::<Vec<_>>());
         }
         if !others.is_empty() {
             text += &heading;
@@ -167,15 +178,14 @@ pub fn queues(rows: &[Row]) -> String {
 }
 
 fn is_of_requests(row: &Row) -> bool {
-    REQUESTS.iter().any(|(metric, ..)| *metric == row.metric)
+    REQUESTS.iter().chain(&TOKENS).any(|(metric, ..)| *metric == row.metric)
 }
 
-fn of_requests(rows: &[&Row], has_deadline: bool) -> String {
-    let met = if has_deadline { "deadline met" } else { "completed" };
-    let head = ["scheduler", met].into_iter().chain(REQUESTS[1..].iter().map(|(_, heading, _)| *heading));
+fn of_requests(rows: &[&Row], met: &str, columns: &[(&str, &str, usize)]) -> String {
+    let head = ["scheduler", met].into_iter().chain(columns[1..].iter().map(|(_, heading, _)| *heading));
     let line = |scheduler: Scheduler| {
         let find = |metric| rows.iter().find(|row| row.scheduler == scheduler && row.metric == metric).copied();
-        let cells = REQUESTS.iter().map(|(metric, _, decimals)| cell(find(*metric), *decimals));
+        let cells = columns.iter().map(|(metric, _, decimals)| cell(find(*metric), *decimals));
         std::iter::once(scheduler.name().to_owned()).chain(cells).collect()
     };
     markdown(&head.map(str::to_owned).collect::<Vec<_>>(), &schedulers(rows).into_iter().map(line).collect::<Vec<_>>())

@@ -37,7 +37,7 @@ pub use self::{
     validity::METRICS,
     variants::{BASE, Varied},
     verdict::{Judgement, Verdict},
-    workload::{Arrivals, Class, Level, Mix, Reader, Workload},
+    workload::{Arrivals, Class, Engine, Level, Mix, Reader, Workload},
 };
 
 /// The folder of the plans.
@@ -204,6 +204,8 @@ pub struct Plan {
     /// The IP version, for topologies in which no connection determines it.
     #[serde(default)]
     pub family: Family,
+    /// The engine that answers requests, if they are requests to a model.
+    pub engine: Option<Engine>,
     /// The packets that an attacker sends.
     pub flood: Option<Flood>,
     /// What the client does.
@@ -246,6 +248,8 @@ pub enum Topology {
     Workers,
     /// A relay: a client's payloads, one way at a fixed rate, while an attacker floods the relay.
     Attacked,
+    /// A gateway for models: answers of its engine, token by token.
+    Served,
 }
 
 /// Where an experiment runs, and by which time.

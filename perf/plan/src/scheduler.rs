@@ -88,6 +88,15 @@ pub enum Scheduler {
     #[serde(rename = "tls-1")]
     #[value(name = "tls-1")]
     Tls1,
+    /// A gateway for models by HTTP/3: one QUIC connection for all requests, on which the gateway orders answers by class and
+    /// deadline.
+    Http3,
+    /// The same, but the gateway serves answers in turns, whatever their class.
+    Http3Rr,
+    /// A gateway for models by HTTP/2: one connection with TLS over TCP for all requests.
+    Http2,
+    /// A gateway for models by HTTP/1.1: a connection with TLS over TCP for each request.
+    Http1,
 }
 
 impl Scheduler {
@@ -130,7 +139,17 @@ impl Scheduler {
             Self::QuicGoMlRr => "quic-go-ml-rr",
             Self::TlsN => "tls-n",
             Self::Tls1 => "tls-1",
+            Self::Http3 => "http3",
+            Self::Http3Rr => "http3-rr",
+            Self::Http2 => "http2",
+            Self::Http1 => "http1",
         }
+    }
+
+    /// Whether it is a version of HTTP by which a gateway is asked for tokens.
+    #[must_use]
+    pub fn is_of_http(self) -> bool {
+        matches!(self, Self::Http3 | Self::Http3Rr | Self::Http2 | Self::Http1)
     }
 
     /// Whether it determines when packets leave, rather than their order.
@@ -157,6 +176,7 @@ impl Scheduler {
             Self::Stream | Self::StreamFcfs | Self::Auto => return None,
             Self::QuicGo | Self::QuicGoFcfs | Self::QuicGoAbs | Self::QuicGoMlRr => return None,
             Self::TlsN | Self::Tls1 => return None,
+            Self::Http3 | Self::Http3Rr | Self::Http2 | Self::Http1 => return None,
             Self::Rr => Discipline::Rr,
             Self::Fcfs => Discipline::Fcfs,
             Self::EdfHard => Discipline::Edf { expiry: Expiry::Hard },

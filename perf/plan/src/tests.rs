@@ -115,3 +115,23 @@ fn mistakes_are_refused_with_their_place() {
     let missing = Plan::read("no-such-plan").unwrap_err().to_string();
     assert!(missing.contains("`list`"), "{missing}");
 }
+
+#[test]
+fn requests_to_a_model_need_an_engine_tokens_and_versions_of_http_and_no_other_requests_have_these() {
+    let served = fs::read_to_string(format!("{FOLDER}/llm-transport.toml")).unwrap();
+    for (text, right, wrong, message) in [
+        (&*served, "[engine]\nfirst_ms = 20\ntoken_ms = 30\n", "", "engine"),
+        (&served, "\ntokens = 20\n", "\n", "class chat"),
+        (&served, "\"http2\"", "\"rr\"", "schedulers"),
+        (&served, "clocks = [\"lab\"]", "clocks = [\"virtual-network\"]", "clocks"),
+        (&served, "mix = \"random\"", "mix = \"random\"\nconnections = 2", "workload"),
+        (TEXT, "bytes = 10 ", "bytes = 10, tokens = 1 ", "class short"),
+        (TEXT, "repetitions = 1", "repetitions = 1\nengine = { first_ms = 1, token_ms = 1 }", "engine"),
+        (TEXT, "\"tls-1\"", "\"http1\"", "schedulers"),
+    ] {
+        let changed = text.replacen(right, wrong, 1);
+        assert_ne!(changed, text, "{right}");
+        let error = format!("{:#}", Plan::from_toml(&changed).unwrap_err());
+        assert!(error.contains(message), "{error}");
+    }
+}

@@ -28,6 +28,7 @@ impl Plan {
         if self.topology == Topology::Tunnelled {
             self.check_tunnelled()?;
         }
+        self.check_served()?;
         let Workload { requests, arrivals, connections, backlog, one_way, reader, .. } = self.workload;
         ensure!(requests > 0 && connections > 0, "workload: at least one request over one connection");
         if let Arrivals::PoissonPerS(rate) = arrivals {
@@ -81,6 +82,27 @@ impl Plan {
         Ok(())
     }
 
+    fn check_served(&self) -> Result<()> {
+        let is_served = self.topology == Topology::Served;
+        ensure!(self.engine.is_some() == is_served, "engine: for, and only for, requests to a model");
+        let mut schedulers = self.schedulers.iter().chain(&self.lab_schedulers);
+        let do_fit = schedulers.all(|scheduler| scheduler.is_of_http() == is_served);
+        ensure!(do_fit, "schedulers: versions of HTTP are for, and only for, requests to a model");
+        for Class { name, tokens, .. } in &self.classes {
+            ensure!((*tokens > 0) == is_served, "class {name}: `tokens` is for, and only for, requests to a model");
+        }
+        if is_served {
+            ensure!(self.clocks == [Clock::Lab], "clocks: a gateway needs a kernel");
+            let Workload { backlog, one_way, connections, .. } = self.workload;
+            ensure!(
+                !one_way && backlog == 0 && connections == 1,
+                "workload: the version of HTTP decides on connections"
+            );
+            ensure!(self.network.return_delay_ms == 0.0, "network.return_delay_ms: not for requests to a model");
+        }
+        Ok(())
+    }
+
     fn check_tunnelled(&self) -> Result<()> {
         ensure!(self.clocks == [Clock::VirtualNetwork], "clocks: tunnels of this kind are simulated");
         let Tunnel { inner_packet_bytes, packet_bytes, queue_bytes, earlier_bytes, .. } = self.tunnel;
@@ -115,6 +137,17 @@ pub const METRICS: &[&str] = &[
     "latency_p50_ms",
     "latency_p95_ms",
     "latency_max_ms",
+    "first_p50_ms",
+    "first_p99_ms",
+    "gap_p50_ms",
+    "gap_p99_ms",
+    "tokens_per_s",
+    "offered_tokens_per_s",
+    "wire_bytes_per_token",
+    "stalled_streams_pct",
+    "streams",
+    "tcp_connections",
+    "retransmissions",
     "total_ms",
     "manage_ms",
     "dropped_packets",

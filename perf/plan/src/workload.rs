@@ -45,6 +45,16 @@ pub struct Reader {
     pub packet_us: f64,
 }
 
+/// An emulated engine. It works on any number of requests, which do not slow each other, so that only the network makes tokens late.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Engine {
+    /// How long it takes to make the first token of an answer, in milliseconds.
+    pub first_ms: u64,
+    /// How long it takes to make each further one.
+    pub token_ms: u64,
+}
+
 /// When requests are made.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -71,8 +81,11 @@ pub enum Mix {
 pub struct Class {
     /// Its name in results.
     pub name: String,
-    /// How many bytes each request sends, and receives.
+    /// How many bytes each request sends, and receives. To a model: the bytes of its prompt.
     pub bytes: usize,
+    /// Of requests to a model: how many tokens each answer has.
+    #[serde(default)]
+    pub tokens: usize,
     /// How long after its start a request has to be completed; without it, there is no deadline.
     pub deadline_ms: Option<u64>,
     /// Its level under `ml`.

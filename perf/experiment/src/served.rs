@@ -1,0 +1,259 @@
+//! Streams of tokens from a gateway for models, by several versions of HTTP, in the lab.
+//!
+//! ```text
+//! client ══ bottleneck ══ gateway ── emulated engine
+//! ```
+//!
+//! The gateway is `paced`, as a separate process. One version of HTTP differs from another only in what lies between the client and the
+//! gateway: the requests, their times, the engine and the congestion controller's name are the same.
+
+mod client;
+mod figures;
+
+use std::{fmt::Write as _, fs, net::Ipv4Addr, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use config::hash::hex;
+use futures::future::join_all;
+use instruments::load::Figure;
+use lab::{
+    engine::{Engine, Speed},
+    netns::Namespace,
+    site::{Site, Terms},
+};
+use plan::{Class, Level, Plan, Scheduler};
+use sha2::{Digest as _, Sha256};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use self::client::{Answer, Client, Version};
+use super::{
+    Request, Run, Sample, Stream,
+    emulated::{Emulated, block_on, counters},
+    requests,
+};
+
+/// The port of the engine.
+const ENGINE_PORT: u16 = 8_001;
+
+/// The port of the gateway's listener for TLS over TCP.
+const FRONT_PORT: u16 = 8_443;
+
+/// The model's name.
+const MODEL: &str = "large";
+
+/// The key that clients send to the gateway. It need not be secret: no other program runs in these namespaces.
+const KEY: &str = "paced_of-a-client-in-a-namespace";
+
+/// Runs one repetition.
+///
+/// # Errors
+/// When this is not the lab, the gateway does not start, an answer is not as expected, or a version of HTTP did not use the connections
+/// that it stands for. A request that is not answered within the time limit is no error.
+pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
+    let version = Version::of(scheduler).with_context(|| format!("{} is not a version of HTTP", scheduler.name()))?;
+    let speed = plan.engine.context("the plan has no engine")?;
+    let Emulated { chain, bottleneck, .. } = Emulated::verified(&plan.network)?;
+    for host in [&chain.client, &chain.relay] {
+        host.sysctl("net.ipv4.tcp_congestion_control", &plan.congestion.to_string())?;
+    }
+    let millis = Duration::from_millis;
+    let speed =
+        Speed { prefill: millis(speed.first_ms), step: millis(speed.token_ms), step_per_request: Duration::ZERO };
+    let _engine = Engine::start(&chain.target, ENGINE_PORT, MODEL, speed)?;
+    let sections = gateway(plan, scheduler, [chain.egress.far.v4, chain.access.far.v4])?;
+    let site = Site::on(chain, Terms { sections: &sections, ..Terms::default() })?;
+    let requests = requests(plan, seed);
+
+    let measure = async || {
+        let client = Client::new(&site, version).await?;
+        let before = Counters::read(&site, &bottleneck)?;
+        let (answers, total) = ask_all(plan, &requests, &client).await?;
+        client.close().await;
+        Ok::<_, anyhow::Error>((answers, total, before))
+    };
+    let (answers, total, before) = site.chain.client.run(|| block_on(measure()))??;
+    let after = Counters::read(&site, &bottleneck)?;
+    judge(plan, version, &site, requests.len() as u64)?;
+
+    let samples = requests.iter().zip(&answers);
+    let samples = samples.map(|(request, answer)| Sample { class: request.class, latency_ns: answer.ended_ns });
+    let mut run = Run { samples: samples.collect(), total_ns: total.as_nanos() as u64, ..Run::default() };
+    run.figures = figures::of(plan, &requests, &answers);
+    let read: usize = answers.iter().map(|answer| answer.read_ns.len()).sum();
+    let of = |metric, value, unit| Figure { metric, value, unit };
+    run.figures.extend([
+        of("wire_bytes_per_token", (after.bytes - before.bytes) as f64 / read.max(1) as f64, "bytes"),
+        of("dropped_packets", (after.dropped - before.dropped) as f64, "packets"),
+        of("tcp_connections", after.opened as f64, ""),
+    ]);
+    if version.is_tcp() {
+        run.figures.extend([
+            of("retransmissions", (after.sent_again - before.sent_again) as f64, "packets"),
+            of("timeouts", (after.timeouts - before.timeouts) as f64, "timeouts"),
+        ]);
+    }
+    let stream = |(request, answer): (&Request, Answer)| Stream {
+        class: request.class,
+        tokens: plan.classes[request.class].tokens,
+        read_ns: answer.read_ns,
+    };
+    run.streams = requests.iter().zip(answers).map(stream).collect();
+    Ok(run)
+}
+
+/// Returns the gateway's sections; its addresses are toward the engine and toward the client.
+fn gateway(plan: &Plan, scheduler: Scheduler, [engine, own]: [Ipv4Addr; 2]) -> Result<String> {
+    let discipline = match scheduler {
+        Scheduler::Http3Rr => "discipline = \"rr\"",
+        _ => "discipline = \"ml\"\nlow = \"edf\"",
+    };
+    // As recommended for links below 10 Mbit/s.
+    let mut text = format!(
+        r#"
+        [log]
+        level = "warn"
+        [transport]
+        congestion = "{congestion}"
+        [schedule]
+        {discipline}
+        low_mark_packets = 2
+        [gateway]
+        [[gateway.model]]
+        name = "{MODEL}"
+        engines = ["http://{engine}:{ENGINE_PORT}"]
+        max_in_flight = 4096
+        [[gateway.listener]]
+        address = "{own}:{FRONT_PORT}"
+        [[gateway.key]]
+        name = "client"
+        sha256 = "{key}"
+        "#,
+        congestion = plan.congestion,
+        key = hex(&Sha256::digest(KEY)),
+    );
+    for Class { name, level, deadline_ms, .. } in &plan.classes {
+        let level = match level {
+            Level::High => "high",
+            Level::Low => "low",
+        };
+        writeln!(text, "[class.{name}]\nlevel = \"{level}\"")?;
+        if let Some(deadline_ms) = deadline_ms {
+            writeln!(text, "deadline_ms = {deadline_ms}")?;
+        }
+        writeln!(text, "[[rule]]\nclass = \"{name}\"\nasked_class = \"{name}\"")?;
+    }
+    Ok(text)
+}
+
+/// Makes all requests when they are due, and waits until they have ended or the time limit has passed.
+async fn ask_all(plan: &Plan, requests: &[Request], client: &Client) -> Result<(Vec<Answer>, Duration)> {
+    let began = Instant::now();
+    let limit = began + Duration::from_secs(plan.workload.limit_s);
+    let each = requests.iter().map(async |request| {
+        let due = began + Duration::from_nanos(request.start_ns);
+        sleep_until(due).await;
+        let mut answer = Answer::new(due);
+        match timeout_at(limit, client.ask(&plan.classes[request.class], &mut answer)).await {
+            Ok(asked) => asked.map(|()| answer),
+            Err(_) => Ok(answer),
+        }
+    });
+    let answers = join_all(each).await.into_iter().collect::<Result<_>>()?;
+    Ok((answers, began.elapsed()))
+}
+
+/// Refuses a run in which the answers did not travel as the version's name says.
+fn judge(plan: &Plan, version: Version, site: &Site, requests: u64) -> Result<()> {
+    let opened = site.chain.client.run(|| snmp("snmp", "ActiveOpens"))??;
+    let expected = version.connections(requests);
+    ensure!(opened == expected, "{version:?}: {opened} TCP connections, not {expected}");
+    let counts = site.counts()?;
+    let greeted = counts.of("gateway_handshakes_total{result=\"completed\"}");
+    ensure!(greeted as u64 == expected, "{version:?}: {greeted} handshakes of TLS over TCP, not {expected}");
+    for Class { name, .. } in &plan.classes {
+        // Bytes of a class are counted where QUIC takes them.
+        let sent = counts.of(&format!("class_bytes_total{{class=\"{name}\",role=\"relay\"}}"));
+        ensure!((sent > 0) != version.is_tcp(), "{version:?}: {sent} bytes of {name} in QUIC: {counts:#?}");
+        let tokens = counts
+            .sum(&format!("gateway_tokens_total{{model=\"{MODEL}\",kind=\"output\",user=\"client\",class=\"{name}\""));
+        ensure!(tokens > 0, "no token of {name}: {counts:#?}");
+    }
+    Ok(())
+}
+
+/// Counters of the run's hosts.
+struct Counters {
+    /// Packets that the bottleneck dropped toward the client, and bytes that it let pass.
+    dropped: u64,
+    bytes: u64,
+    /// TCP connections that the client opened.
+    opened: u64,
+    /// TCP segments that the gateway sent again, and its timeouts.
+    sent_again: u64,
+    timeouts: u64,
+}
+
+impl Counters {
+    fn read(site: &Site, bottleneck: &Namespace) -> Result<Self> {
+        let qdisc = counters(bottleneck, "client")?;
+        let [dropped, bytes] = ["drops", "bytes"].map(|key| qdisc[key].as_u64().context("no counter of the qdisc"));
+        let relay = |file, name| site.chain.relay.run(|| snmp(file, name))?;
+        Ok(Self {
+            dropped: dropped?,
+            bytes: bytes?,
+            opened: site.chain.client.run(|| snmp("snmp", "ActiveOpens"))??,
+            sent_again: relay("snmp", "RetransSegs")?,
+            timeouts: relay("netstat", "TCPTimeouts")?,
+        })
+    }
+}
+
+/// Reads a counter of TCP in the namespace of the calling thread (`proc_pid_net(5)`).
+fn snmp(file: &str, name: &str) -> Result<u64> {
+    counter(&fs::read_to_string(format!("/proc/thread-self/net/{file}"))?, name)
+}
+
+/// Finds a counter of TCP: a line with names precedes the line with their values.
+fn counter(text: &str, name: &str) -> Result<u64> {
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(' ').collect()).collect();
+    let found = lines.chunks(2).filter(|pair| pair[0][0].starts_with("Tcp")).find_map(|pair| {
+        let [names, values] = pair else { return None };
+        values.get(names.iter().position(|other| *other == name)?)?.parse().ok()
+    });
+    found.with_context(|| format!("the kernel does not count {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use config::policy::Policy;
+    use plan::Varied as _;
+
+    use super::*;
+
+    #[test]
+    fn a_counter_is_the_value_below_its_name() {
+        let text = "Ip: InHdrErrors ActiveOpens\nIp: 1 2\nTcp: RtoMin ActiveOpens RetransSegs\nTcp: 200 7 3\n";
+        assert_eq!(counter(text, "ActiveOpens").unwrap(), 7);
+        assert_eq!(counter(text, "RetransSegs").unwrap(), 3);
+        assert!(counter(text, "TCPTimeouts").is_err());
+        assert!(counter("Tcp: ActiveOpens\n", "ActiveOpens").is_err());
+    }
+
+    #[test]
+    fn the_gateway_of_every_variant_knows_the_classes_with_their_deadlines() {
+        let plan = Plan::read("llm-transport").unwrap();
+        for variant in plan.variants() {
+            let plan = plan.variant(variant).unwrap();
+            for scheduler in &plan.schedulers {
+                let text = gateway(&plan, *scheduler, [Ipv4Addr::LOCALHOST; 2]).unwrap();
+                let policy = text.split_once("[class.").map(|(_, classes)| format!("[class.{classes}")).unwrap();
+                let policy = Policy::from_toml(&policy).unwrap();
+                for class in &plan.classes {
+                    let known = policy.classes.iter().find(|known| known.name == class.name).unwrap();
+                    let deadline = class.deadline_ms.map(Duration::from_millis);
+                    assert_eq!(known.deadline, deadline, "{} of {variant}", class.name);
+                }
+            }
+        }
+    }
+}
