@@ -299,15 +299,36 @@ impl Config {
         }
         let fronts = gateway.iter().flat_map(|gateway| &gateway.listeners).map(|listener| listener.address);
         let fronts: Vec<_> = fronts.collect();
+        let mut taken: Vec<_> = taken.iter().chain(&fronts).copied().collect();
         if !fronts.is_empty() {
             let cause = "the address is that of a [[gateway.listener]] and of a [[serve]], a proxy or a forward";
-            let taken: Vec<_> = taken.iter().copied().chain(fronts).collect();
             root.refuse_shared("gateway", &taken, SocketAddr::clone, cause);
+        }
+        let by_udp: Vec<_> =
+            forwards.iter().filter(|forward| forward.protocol == Protocol::Udp).map(|forward| forward.listen).collect();
+        let mut listeners = relay.iter().flat_map(|relay| &relay.listeners).map(|listener| listener.address);
+        let remedy = "change one of them";
+        if listeners.any(|address| by_udp.contains(&address)) {
+            let cause = "the address of a forward is that of a listener of the relay";
+            root.refuse("forward", Problem::Contradiction { cause, remedy });
         }
         let transport = root.section("transport", |section| transport(section, &TransportSettings::default()));
         let kernel = root.section("kernel", |section| kernel::walk(section, &Kernel::default()));
         let control = root.section("control", |section| control::walk(section, &ControlSettings::default()));
         let metrics = root.section("metrics", |section| metrics::walk(section, &MetricsSettings::default()));
+        if let Some(door) = &control.tcp {
+            if taken.contains(&door.address) {
+                let cause =
+                    "the address of [control.tcp] is that of a [[gateway.listener]], a [[serve]], a proxy or a forward";
+                root.refuse("control", Problem::Contradiction { cause, remedy });
+            }
+            taken.push(door.address);
+        }
+        if metrics.listen.is_some_and(|address| taken.contains(&address)) {
+            let cause =
+                "the address is that of [control.tcp], a [[gateway.listener]], a [[serve]], a proxy or a forward, too";
+            root.refuse("metrics", Problem::Contradiction { cause, remedy });
+        }
         let log = root.section("log", |section| log::walk(section, &LogSettings::default()));
         Self {
             state_dir,

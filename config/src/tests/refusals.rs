@@ -210,6 +210,26 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         ("[[rule]]\nclass = \"bulk\"", "line 2, column 9: rule.class: ", "no \"bulk\"", "known here: default"),
         (&FORWARD.replace(":53\"", "\""), "line 4, column 10: forward.target: ", "does not fit", "a host and a port"),
         (&forward(FORWARD), "line 1, column 1: forward: ", "same address", "change one"),
+        (
+            &format!("{RELAY}listen = [\"127.0.0.1:5353\"]\n{FORWARD}"),
+            "line 7, column 1: forward: ",
+            "of a listener of the relay",
+            "change one",
+        ),
+        (
+            &proxy(
+                "[control.tcp]\nlisten = \"127.0.0.1:1080\"\ncertificate = \"/c\"\nprivate_key = \"/k\"\nclient_ca = \"/a\"",
+            ),
+            "line 4, column ",
+            ": control: the address of [control.tcp] is that of",
+            "change one",
+        ),
+        (
+            &forward("protocol = \"tcp\"\n[metrics]\nlisten = \"127.0.0.1:5353\""),
+            "line 6, column 1: metrics: ",
+            "or a forward, too",
+            "change one",
+        ),
         (&forward("protocol = \"tcp\"\nmode = \"auto\""), "line 6, column 8: forward.mode: ", "in streams", "remove"),
         (&forward("max_connections = 5"), "line 5, column 19: forward.max_connections: ", "no connections", "protocol"),
         (

@@ -34,8 +34,8 @@ impl fmt::Display for BindError {
             (io::ErrorKind::AddrInUse, Some(own)) => {
                 write!(
                     f,
-                    " (paced itself listens on {own}, which a reload cannot replace by an overlapping address: choose another port, \
-                     or restart paced)"
+                    " (paced itself listens on {own}: choose another port; or if only an earlier configuration names that address, \
+                     restart paced)"
                 )
             }
             (io::ErrorKind::AddrInUse, None) => {
