@@ -128,11 +128,11 @@ static __always_inline int take_one(void *entries, const void *key, const struct
 	return 1;
 }
 
-/* An IPv4 address, or the upper half of an IPv6 address: those of global addresses are never as small as an IPv4
- * address. */
+/* The lower half of an IPv4 address, which is mapped to IPv6, or the upper half of an IPv6 address: no global one begins
+ * with 16 zero bits, as the lower half does. */
 static __always_inline __u64 host_of(const __u64 source[2])
 {
-	return source[0] ? source[0] : source[1] >> 32;
+	return source[0] ? source[0] : source[1];
 }
 
 /* An IPv4 /24, or an IPv6 /56 with one bit that no IPv4 prefix has. */

@@ -178,11 +178,14 @@ impl KnownAddresses {
     /// # Errors
     /// The kernel refuses the update.
     pub fn note(&mut self, address: IpAddr, now_ns: u64) -> Result<(), Error> {
-        let [high, low] = address_words(address);
-        // As `host_of` in admission.h.
-        let host = if high == 0 { low >> 32 } else { high };
-        self.0.insert(host, now_ns, 0).map_err(|error| broken(KNOWN, error))
+        self.0.insert(host(address), now_ns, 0).map_err(|error| broken(KNOWN, error))
     }
+}
+
+/// Returns the number of an IPv4 address or an IPv6 /64, as `host_of` in admission.h.
+fn host(address: IpAddr) -> u64 {
+    let [high, low] = address_words(address);
+    if high == 0 { low } else { high }
 }
 
 /// An array and its elements: setting an array that has not changed costs no system call. The caller is its only writer.
@@ -254,6 +257,15 @@ fn broken(map: &'static str, cause: impl Into<Cause>) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_ipv6_network_is_not_taken_for_an_ipv4_address() {
+        // The bytes of the IPv4 address are the first of the network's, or its last.
+        for (network, ip) in [("2001:db8::1", "32.1.13.184"), ("0:0:c000:201::1", "192.0.2.1")] {
+            assert_ne!(host(network.parse().unwrap()), host(ip.parse().unwrap()), "{network}");
+        }
+        assert_eq!(host("2001:db8::1".parse().unwrap()), host("2001:db8::2".parse().unwrap()));
+    }
 
     #[test]
     fn the_same_listeners_have_the_same_places_in_whatever_order_they_are_named() {

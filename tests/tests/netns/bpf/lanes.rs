@@ -107,6 +107,8 @@ fn where_a_handshake_was_completed_first_packets_have_a_lane_for_a_day() {
     for [client, same, other] in [
         ["192.0.2.1:7", "192.0.2.1:8", "192.0.2.2:7"],
         ["[2001:db8:7:1::1]:7", "[2001:db8:7:1::2]:8", "[2001:db8:7:2::1]:7"],
+        // The bytes of the other address are the first of the network's.
+        ["[2001:db8::1]:7", "[2001:db8::2]:8", "32.1.13.184:7"],
     ] {
         let mut program = flooded(GuardLimits { prefix: few(4), ..GENEROUS });
         let mut known = program.1.take_known_addresses().unwrap();
