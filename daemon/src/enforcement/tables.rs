@@ -161,15 +161,20 @@ impl Tables {
     }
 
     fn publish_to(&self, loaded: &mut Loaded, policy: &Policy) -> Result<()> {
-        loaded.numbers.learn(policy);
-        if let Loaded { classes: Some(classes), marks: Some(marks), numbers, .. } = loaded {
-            marks.number_by(numbers);
-            let published = classes.publish(terms(policy, marks));
+        // A refused policy takes no numbers, which are for life.
+        let mut numbers = loaded.numbers.clone();
+        numbers.learn(policy);
+        if let Loaded { classes: Some(classes), marks: Some(marks), .. } = loaded {
+            let mut learned = marks.clone();
+            learned.number_by(&numbers);
+            let published = classes.publish(terms(policy, &learned));
             if published.is_err() {
                 self.refused_updates.inc();
             }
             published.context("the kernel refused it")?;
+            *marks = learned;
         }
+        loaded.numbers = numbers;
         loaded.ranks = ranks(policy, &loaded.numbers);
         self.set_arrivals(loaded);
         Ok(())
