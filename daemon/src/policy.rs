@@ -244,10 +244,12 @@ impl Policies {
     /// # Errors
     /// [`PolicyRefusal`]; the policy in force stays.
     pub fn submit(&self, submission: Submission) -> Result<Submitted, PolicyRefusal> {
+        let Submission { text, author, expected, dry_run, confirm_within, save } = submission;
+        // A long text takes a while to read, and others wait for the lock.
+        let policy = read(&text)?;
         let mut state = self.state();
         let now = SystemTime::now();
-        let Submission { text, author, expected, dry_run, confirm_within, save } = submission;
-        let policy = check(&text, &state.needed)?;
+        require(&policy, &state.needed)?;
         state.history.admit(expected, now)?;
         if let Some(time) = confirm_within.filter(|time| *time > MAX_CONFIRM) {
             return Err(PolicyRefusal::LongTrial { seconds: time.as_secs() });
@@ -441,10 +443,19 @@ pub fn check_length(text: &str) -> Result<(), PolicyRefusal> {
 /// # Errors
 /// It is too long, is not valid, or lacks a class or schedule.
 pub fn check(text: &str, needed: &[Needed]) -> Result<Policy, PolicyRefusal> {
+    let policy = read(text)?;
+    require(&policy, needed)?;
+    Ok(policy)
+}
+
+fn read(text: &str) -> Result<Policy, PolicyRefusal> {
     check_length(text)?;
-    let policy = Policy::from_toml(text).map_err(PolicyRefusal::Invalid)?;
-    match needed.iter().find(|needed| !needed.is_in(&policy)) {
-        None => Ok(policy),
+    Policy::from_toml(text).map_err(PolicyRefusal::Invalid)
+}
+
+fn require(policy: &Policy, needed: &[Needed]) -> Result<(), PolicyRefusal> {
+    match needed.iter().find(|needed| !needed.is_in(policy)) {
+        None => Ok(()),
         Some(missing) => Err(PolicyRefusal::Missing(missing.clone())),
     }
 }

@@ -133,6 +133,10 @@ impl Section<'_> {
         if names.contains(&&name[..]) {
             return Some(name);
         }
+        // A comparison with each name takes long, and there would be one for each name that is unknown.
+        if self.report.is_full() {
+            return None;
+        }
         let suggestion = closest(&name, names).map(str::to_owned);
         let more = (names.len() > SHOWN_NAMES).then_some("...");
         let known = names.iter().copied().take(SHOWN_NAMES).chain(more).map(str::to_owned).collect();
