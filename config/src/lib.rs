@@ -77,7 +77,7 @@ pub mod serve;
 pub mod targets;
 #[cfg(test)]
 mod tests;
-mod text;
+pub mod text;
 pub mod uplink;
 mod write;
 

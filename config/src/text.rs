@@ -7,6 +7,12 @@ pub(crate) fn quoted(text: &(impl Display + ?Sized)) -> String {
     toml::Value::String(text.to_string()).to_string()
 }
 
+/// Returns whether the configuration accepts a text, such as the name of a user: 1 to 255 printable ASCII characters.
+#[must_use]
+pub fn is_text(text: &str) -> bool {
+    (1..=255).contains(&text.len()) && text.bytes().all(|byte| (0x20..0x7f).contains(&byte))
+}
+
 /// Writes a rate, which was read in one of these units, in the largest unit that gives a whole number.
 pub(crate) fn rate(bytes_per_sec: u64) -> String {
     let bits = bytes_per_sec * 8;

@@ -16,7 +16,7 @@ use crate::hash;
 use crate::nat64::Nat64Prefix;
 use crate::pattern::{NotAPattern, Pattern};
 use crate::routing::Routing;
-use crate::text::quoted;
+use crate::text::{is_text, quoted};
 
 /// A value that is written as one word.
 pub(crate) trait Word {
@@ -371,9 +371,7 @@ impl Value for String {
     const EXPECTED: &'static str = "a text of 1 to 255 printable ASCII characters in quotes";
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
-        let text = value.as_str()?;
-        let fits = (1..=255).contains(&text.len()) && text.bytes().all(|byte| (0x20..0x7f).contains(&byte));
-        fits.then(|| text.to_owned())
+        value.as_str().filter(|text| is_text(text)).map(str::to_owned)
     }
 
     fn write(&self) -> String {

@@ -6,14 +6,14 @@ use anyhow::{Result, anyhow};
 use api::say;
 use api::token;
 use clap::Subcommand;
-use config::{hash::hex, moment::Moment};
+use config::{hash::hex, moment::Moment, text::is_text};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Makes a token; prints it once, with the lines to add to the relay's or the gateway's configuration
     New {
         /// The user's name
-        #[arg(default_value = "user")]
+        #[arg(default_value = "user", value_parser = user_name)]
         name: String,
         /// When the token expires: a date (midnight UTC) or a time of RFC 3339
         #[arg(long, value_name = "DATE", value_parser = moment)]
@@ -22,6 +22,10 @@ pub(crate) enum Command {
         #[arg(long)]
         gateway: bool,
     },
+}
+
+fn user_name(text: &str) -> Result<String, &'static str> {
+    if is_text(text) { Ok(text.to_owned()) } else { Err("a name has 1 to 255 printable ASCII characters") }
 }
 
 fn moment(text: &str) -> Result<Moment, &'static str> {
@@ -64,6 +68,16 @@ pub(crate) fn run(command: &Command, as_json: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_is_not_made_for_a_name_that_the_configuration_refuses() {
+        for (name, is_accepted) in [("alice", true), ("team a", true), ("Zoë", false), ("", false), ("a\nb", false)] {
+            let text = format!("name = {}", serde_json::Value::from(name));
+            let text = format!("[[relay.token]]\n{text}");
+            let refused = config::Config::from_toml(&text).unwrap_err().to_string().contains("relay.token.name");
+            assert_eq!((user_name(name).is_ok(), !refused), (is_accepted, is_accepted), "{name:?}");
+        }
+    }
 
     #[test]
     fn a_token_is_not_made_for_a_time_that_is_over() {
