@@ -156,7 +156,8 @@ impl Site {
         );
         let file = self.write("beside.toml", &text)?;
         let relay = self.chain.relay.start(crate::program("paced")?, ["run".into(), "--config".into(), file])?;
-        relay.wait_for_line(&at, SOON)?;
+        // A refusal to listen names the address, too.
+        relay.wait_for_line("ready", SOON)?;
         Ok(relay)
     }
 
