@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use config::uplink::{ClientFiles, TrustSource};
 use edge::client::access::{Access, TokenSource};
 use masque::template::Template;
@@ -417,7 +417,8 @@ impl Counts {
             stream.read_to_string(&mut answer)?;
             Ok(answer)
         })??;
-        let (_, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;
+        ensure!(head.starts_with("HTTP/1.1 200 "), "no metrics, but {head}");
         let samples = body.lines().filter(|line| !line.starts_with('#'));
         let counts = samples.filter_map(|line| {
             let (name, value) = line.rsplit_once(' ')?;
