@@ -168,8 +168,10 @@ pub fn run(network: &Model, seed: u64, start: impl FnOnce(&Handle, Arc<AtomicBoo
     let took = testing::test_seed(network.clone(), seed, |handle| {
         start(handle, ended.clone()).map_err(|error| format!("{error:#}").into())
     });
+    // A failed start says more than the end that it causes.
+    let took = took.map_err(|error| anyhow!("{error}"))?;
     ensure!(ended.load(Relaxed), "the simulation ended before its scenario");
-    took.map_err(|error| anyhow!("{error}"))
+    Ok(took)
 }
 
 /// Returns a server's certificate and key, and the trust with which clients accept it.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use config::policy::Policy;
 use edge::places;
 use lab::client::Tunnel;
-use lab::simulation::{Ends, SEED, request_head, simulate, simulate_few_streams, simulate_under, target, within};
+use lab::simulation::{Ends, SEED, request_head, run, simulate, simulate_few_streams, simulate_under, target, within};
 use masque::request::check_udp_response;
 use masque::tunnel::Form;
 use quic::class::{ClassMetrics, Classes, PolicyRole, Terms};
@@ -32,6 +32,12 @@ fn network(delay_ms: u64) -> Model {
 fn payload(number: u32, len: usize) -> Vec<u8> {
     let body = (4..len).map(|at| (at as u32).wrapping_mul(2_654_435_761).wrapping_add(number) as u8);
     number.to_be_bytes().into_iter().chain(body).collect()
+}
+
+#[test]
+fn a_simulation_that_does_not_start_says_why() {
+    let error = run(&network(1), SEED, |_, _| Err(anyhow::anyhow!("the file is missing"))).unwrap_err();
+    assert!(error.to_string().contains("the file is missing"), "{error:#}");
 }
 
 fn number(received: &[u8], len: usize) -> u32 {
