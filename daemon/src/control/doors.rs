@@ -131,6 +131,14 @@ impl Doors {
         let log = |error: &anyhow::Error| tracing::warn!("cannot serve gRPC on one address: {error:#}");
         let within = self.runtime.enter();
         let unix = settings.socket.as_ref().and_then(|path| {
+            if let Some(at) = given.as_ref().and_then(|given| elsewhere(given, path)) {
+                tracing::warn!(
+                    "paced.socket listens on {}, not on {}, which [control] names: callers do not find paced there; change \
+                     ListenStream= of paced.socket, or `socket`",
+                    at.display(),
+                    path.display()
+                );
+            }
             let given = given.map(|given| Ok(Bound { socket: Some(given.try_into()?), path: path.clone() }));
             given.unwrap_or_else(|| Bound::new(path)).inspect_err(log).ok()
         });
@@ -227,6 +235,13 @@ fn unless_known<T>(opened: Result<T>, is_known: bool) -> Result<Option<T>> {
     }
 }
 
+/// Returns the path of a socket that the service manager opened, if it is not `path`, also by another name of a folder.
+fn elsewhere(given: &UnixListener, path: &Path) -> Option<PathBuf> {
+    let at = given.local_addr().ok()?.as_pathname()?.to_owned();
+    let of = |path: &Path| std::fs::canonicalize(path).ok();
+    (at != path && (of(&at).is_none() || of(&at) != of(path))).then_some(at)
+}
+
 fn listen(tcp: &TcpDoor) -> Result<TcpListener> {
     let bind = || -> io::Result<TcpListener> {
         let socket = std::net::TcpListener::bind(tcp.address)?;
@@ -235,4 +250,20 @@ fn listen(tcp: &TcpDoor) -> Result<TcpListener> {
     };
     let bound = bind().map_err(|error| BindError::new(Protocol::Tcp, tcp.address, error));
     bound.context("failed to serve [control.tcp]")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_given_socket_is_elsewhere_unless_its_path_leads_to_the_configured_one() {
+        let folder = std::env::temp_dir().join(format!("paced-doors-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let [at, link, other] = ["control.sock", "link.sock", "other.sock"].map(|name| folder.join(name));
+        let given = UnixListener::bind(&at).unwrap();
+        std::os::unix::fs::symlink(&at, &link).unwrap();
+        assert_eq!([&at, &link, &other].map(|path| elsewhere(&given, path)), [None, None, Some(at.clone())]);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }
