@@ -181,6 +181,13 @@ impl Egress {
         }
     }
 
+    /// Returns the kernel's number of the program, by which its filters are told from those of another process; `None`
+    /// if the kernel does not say.
+    #[must_use]
+    pub fn id(&self) -> Option<u32> {
+        Some(self.program()?.info().ok()?.id())
+    }
+
     /// Returns the tables of the program, for this process.
     ///
     /// # Errors
@@ -204,7 +211,8 @@ impl Egress {
     }
 }
 
-/// Removes filters of our name from a device that a killed process left there. Links leave nothing behind.
+/// Removes filters of our name from a device that a killed process left there. Links leave nothing behind. Another paced
+/// that runs on the device has to attach its filter again.
 pub fn remove_leftovers(device: &str) {
     // An error means that there is no clsact qdisc or no filter of ours: nothing to remove.
     _ = tc::qdisc_detach_program(device, TcAttachType::Egress, PROGRAM);

@@ -103,6 +103,10 @@ impl<'a> Held<'a> {
     }
 
     fn load(&mut self) {
+        if self.plan.egress.is_some() {
+            // Once, because another paced on the same device, which misses its filter, attaches it again.
+            self.plan.devices.iter().for_each(|device| egress::remove_leftovers(device));
+        }
         let refused = |error: bpf::Error| abridged(&error.to_string());
         self.egress = self.plan.egress.map(|tag| {
             let tag = Tag::new(tag).ok_or("a mark's tag has upper bits only")?;
@@ -169,7 +173,9 @@ impl<'a> Held<'a> {
         let Some(Ok(egress)) = &self.egress else { return false };
         match egress.attachment(device) {
             Some(egress::Attached::Link) => true,
-            Some(egress::Attached::Filter) => qdisc::has_filter(index, egress::PROGRAM).unwrap_or(false),
+            Some(egress::Attached::Filter) => {
+                egress.id().is_some_and(|program| qdisc::has_filter(index, program).unwrap_or(false))
+            }
             None => false,
         }
     }
@@ -203,7 +209,6 @@ impl<'a> Held<'a> {
     fn attach_egress(&mut self, device: &str, index: Option<u32>) -> Result<How> {
         let has_fq = self.parts.get(&(device.to_owned(), KernelPart::Fq)).is_some_and(Result::is_ok);
         let egress = loaded(&mut self.egress)?;
-        egress::remove_leftovers(device);
         let attached = egress.attach(device, has_fq);
         // Also if the filter was refused.
         let is_new = |index: &u32| !self.entries.clsact.iter().any(|changed| changed.index == *index);
@@ -272,9 +277,10 @@ impl<'a> Held<'a> {
     }
 
     fn restore(&mut self) {
-        // A link ends with its descriptor. A filter may be one that an earlier monitor left behind.
+        // A link ends with its descriptor, and a filter with the program, unless an earlier monitor left it behind.
+        let has_removed_leftovers = self.egress.is_some();
         (self.egress, self.ingress) = (None, None);
-        if self.plan.egress.is_some() {
+        if self.plan.egress.is_some() && !has_removed_leftovers {
             self.plan.devices.iter().for_each(|device| egress::remove_leftovers(device));
         }
         let Entries { clsact, fq } = std::mem::take(&mut self.entries);

@@ -107,11 +107,11 @@ pub(super) fn roots() -> Result<BTreeMap<u32, Root>> {
 const INGRESS_HOOK: u32 = 0xffff_fff2;
 const EGRESS_HOOK: u32 = 0xffff_fff3;
 
-/// Returns whether a filter with a BPF program of this name processes a device's outgoing packets.
-pub(super) fn has_filter(index: u32, program: &str) -> Result<bool> {
+/// Returns whether a filter with the BPF program of this number processes a device's outgoing packets.
+pub(super) fn has_filter(index: u32, program: u32) -> Result<bool> {
     with_netlink(async |netlink| {
         let filters = filters(&netlink, index, EGRESS_HOOK).await?;
-        Ok(filters.iter().flatten().any(|attribute| names(attribute, program)))
+        Ok(filters.iter().flatten().any(|attribute| runs(attribute, program)))
     })
 }
 
@@ -127,13 +127,16 @@ async fn filters(netlink: &Socket, index: u32, hook: u32) -> Result<Vec<Vec<TcAt
     Ok(filters.collect())
 }
 
-/// Returns whether a filter's attribute is an option that contains a name: `TCA_BPF_NAME`, which ends with NUL.
-fn names(attribute: &TcAttribute, program: &str) -> bool {
+/// `TCA_BPF_ID` (include/uapi/linux/pkt_cls.h).
+const PROGRAM_ID: u16 = 11;
+
+/// Returns whether a filter's attribute contains the number of a program.
+fn runs(attribute: &TcAttribute, program: u32) -> bool {
     let TcAttribute::Options(options) = attribute else { return false };
-    options.iter().any(|option| {
+    options.iter().filter(|option| option.kind() == PROGRAM_ID).any(|option| {
         let mut value = vec![0; option.value_len()];
         option.emit_value(&mut value);
-        value.strip_suffix(b"\0") == Some(program.as_bytes())
+        value == program.to_ne_bytes()
     })
 }
 
@@ -221,6 +224,18 @@ mod tests {
         );
         let denied = said(libc::EPERM);
         assert!(denied.starts_with("failed to set fq on eth0: ") && !denied.contains("sch_fq"), "{denied}");
+    }
+
+    #[test]
+    fn a_filter_of_another_process_is_not_taken_for_our_own() {
+        let option = |kind, value: &[u8]| TcOption::Other(DefaultNla::new(kind, value.to_vec()));
+        // The name, the tag, and the number of the program.
+        let of = |program: u32| {
+            let id = option(11, &program.to_ne_bytes());
+            TcAttribute::Options(vec![option(7, b"paced_egress\0"), option(10, &7_u64.to_ne_bytes()), id])
+        };
+        assert!(runs(&of(7), 7) && !runs(&of(8), 7) && !runs(&TcAttribute::Kind("bpf".to_owned()), 7));
+        assert!(!runs(&TcAttribute::Options(vec![option(8, &7_u32.to_ne_bytes())]), 7), "flags are no number");
     }
 
     #[test]
