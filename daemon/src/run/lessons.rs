@@ -15,6 +15,16 @@ use serving::{
 };
 use tokio::{task::spawn_blocking, time::interval};
 
+/// Saves once per `pause`, until dropped.
+async fn save_each(pause: Duration, save: impl Fn() + Clone + Send + 'static) {
+    let mut ticks = interval(pause);
+    loop {
+        ticks.tick().await;
+        // The blocking task cannot be cancelled, and panics only with the runtime.
+        _ = spawn_blocking(save.clone()).await;
+    }
+}
+
 /// How often changes are saved.
 const PAUSE: Duration = Duration::from_secs(60);
 
@@ -42,13 +52,7 @@ impl Lessons {
 
     /// Saves the knowledge once per [`PAUSE`], until dropped.
     pub(super) async fn keep(self: Arc<Self>) {
-        let mut ticks = interval(PAUSE);
-        loop {
-            ticks.tick().await;
-            let lessons = self.clone();
-            // The blocking task cannot be cancelled, and panics only with the runtime.
-            _ = spawn_blocking(move || lessons.save()).await;
-        }
+        save_each(PAUSE, move || self.save()).await;
     }
 
     /// Saves the knowledge, if there is any about an engine.
@@ -85,13 +89,7 @@ impl TokenLedger {
 
     /// Saves the use once per [`TOKENS_PAUSE`], until dropped.
     pub(super) async fn keep(self: Arc<Self>) {
-        let mut ticks = interval(TOKENS_PAUSE);
-        loop {
-            ticks.tick().await;
-            let ledger = self.clone();
-            // The blocking task cannot be cancelled, and panics only with the runtime.
-            _ = spawn_blocking(move || ledger.save(SystemTime::now())).await;
-        }
+        save_each(TOKENS_PAUSE, move || self.save(SystemTime::now())).await;
     }
 
     /// Saves the use, unless there has never been any.
