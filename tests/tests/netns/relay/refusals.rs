@@ -166,7 +166,8 @@ fn a_broadcast_address_is_refused_and_no_fault_of_the_relay() {
 fn a_target_of_a_blackhole_route_is_unroutable_and_no_fault_of_the_relay() {
     lab::ring!(Netns);
     let site = Site::new(defaults()).unwrap();
-    ["45.7.0.0/16", "2a00:7::/32"].map(|to| site.chain.relay.ip(&format!("route add blackhole {to}")).unwrap());
+    site.chain.relay.ip("route add blackhole 45.7.0.0/16").unwrap();
+    site.chain.relay.ip("route add blackhole 2a00:7::/32").unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let unroutable = (502, ErrorType::DestinationIpUnroutable);
