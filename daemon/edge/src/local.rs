@@ -17,11 +17,10 @@ use config::{
     forward::{Forward, TunnelMode},
     targets::Protocol,
 };
-use masque::{h3::Code, priority::Priority, target::Target};
+use masque::{priority::Priority, target::Target};
 use parking_lot::Mutex;
 use quic::{
     class::{Class, Membership},
-    h3::Reserved,
     segments::Segments,
 };
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
@@ -31,38 +30,31 @@ use tokio::{
     net::UdpSocket,
     sync::Notify,
     task::{AbortHandle, JoinSet},
-    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep},
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use self::source::Source;
 use super::{
     LocalAddressCounters,
-    backoff::{Backoff, random},
+    backoff::Backoff,
     connect::{NoConnection, OPERATOR, word_of_udp},
-    link::{Line, Link},
+    link::Link,
     notice::Notice,
     places,
     roster::{LocalClient, UNSERVED},
     sources::Sources,
-    uplink::{CONNECTIONS, Uplink},
+    uplink::Uplink,
 };
-use crate::client::{Opened, endpoint::ANSWER_TIMEOUT};
+use crate::client::Opened;
 
+mod opening;
 mod source;
 #[cfg(test)]
 mod tests;
 
 /// How many senders one local address serves at once: as many as have a place on one connection to the relay.
 const MAX_SOURCES: usize = places::MOST;
-
-/// How long the relay's stream credit may take to arrive, at least (one round trip, if tunnels are being closed), and how often a
-/// sender without a place looks for one.
-const PATIENCE: Duration = Duration::from_millis(250);
-
-/// How often a relay may refuse a further tunnel before a sender gives up: once for each connection, and once more after
-/// other tunnels have ended.
-const LIMIT_TRIES: usize = CONNECTIONS + 1;
 
 /// How many bytes may come out of a tunnel in one turn.
 const DOWNLINK_BYTES: usize = 256 * 1024;
@@ -360,114 +352,6 @@ impl Shared {
             }
             to.note_received(count);
             (0..count).for_each(|_| _ = downlink.pop());
-        }
-    }
-
-    /// Finds a place on a connection, and a stream there. If there is none, another sender must leave.
-    async fn place(&self, class: &Class) -> Result<(Link, Reserved), NoConnection> {
-        let mut waited = false;
-        loop {
-            if self.uplink.is_full() {
-                self.crowding.fetch_add(1, Relaxed);
-                self.crowded.notify_one();
-                if !std::mem::replace(&mut waited, true) {
-                    self.counters.place_waits.inc();
-                    self.say("all places for tunnels are taken: the sender that was silent for longest leaves");
-                }
-            }
-            let Ok(link) = timeout(PATIENCE, self.uplink.link_for(class)).await else { continue };
-            let link = link.map_err(NoConnection::NoLink)?;
-            // The credit of a sender that has just left may be on its way.
-            let round_trip = link.line().path.get().smoothed_rtt.unwrap_or(link.line().handshake);
-            let reserved = timeout(PATIENCE.max(2 * round_trip), link.relay.reserve()).await;
-            match reserved {
-                Ok(reserved) => return Ok((link, reserved.map_err(NoConnection::Lost)?)),
-                Err(_) => {
-                    self.counters.credit_waits.inc();
-                    self.say("the relay gives no credit for a further request on this connection");
-                    link.limit();
-                }
-            }
-        }
-    }
-
-    /// Asks the relay for a tunnel of the class, in a form that the configuration allows.
-    async fn open(&self, class: &Class) -> Result<(Link, Opened), NoConnection> {
-        let (signal, mut limits) = (self.signal(class), 0);
-        while limits < LIMIT_TRIES {
-            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class)).await else { return Err(self.no_place()) };
-            let (link, reserved) = placed?;
-            let opening = link.relay.open_udp_on(reserved, &self.target, signal.as_ref());
-            let answer = tokio::select! {
-                answer = timeout(ANSWER_TIMEOUT, opening) => answer,
-                () = link.line().silenced() => continue,
-            };
-            match answer {
-                Ok(Ok(opened)) => match link.allows(self.mode) {
-                    Ok(()) => return Ok((link, opened)),
-                    Err(error) => {
-                        opened.tunnel.reset(Code::RequestCancelled);
-                        return Err(error.into());
-                    }
-                },
-                Ok(Err(error)) if error.is_limit() => {
-                    self.counters.limit_refusals.inc();
-                    self.say("the relay allows no more tunnels");
-                    link.limit();
-                    limits += 1;
-                }
-                Ok(Err(error)) => return Err(error.into()),
-                Err(_) => return Err(NoConnection::NoAnswer),
-            }
-        }
-        Err(self.crowded())
-    }
-
-    /// Returns why a sender found no place in time.
-    fn no_place(&self) -> NoConnection {
-        match self.uplink.unreached() {
-            None => self.crowded(),
-            Some(failure) => failure.map_or(NoConnection::NoAnswer, NoConnection::NoLink),
-        }
-    }
-
-    fn crowded(&self) -> NoConnection {
-        self.counters.tunnels_crowded_out.inc();
-        NoConnection::Crowded
-    }
-
-    /// Opens a tunnel as soon as there is another connection for it; it replaces a tunnel whose connection is being left. After a
-    /// refusal, all tunnels of the address wait.
-    async fn open_elsewhere(&self, line: &Arc<Line>, class: &Class) -> (Link, Opened) {
-        loop {
-            let mut pause = self.first_wait;
-            match self.open(class).await {
-                // The old connection may be in use again.
-                Ok((link, opened)) if !Arc::ptr_eq(link.line(), line) => return (link, opened),
-                Ok((_, opened)) => opened.tunnel.reset(Code::RequestCancelled),
-                Err(error) => {
-                    pause = pause.max(error.retry_after().unwrap_or_default());
-                    let end = End::from(error);
-                    debug!(target = %self.target, "no tunnel to move to: {end}");
-                    self.note_refusal(&end);
-                    pause = pause.max(self.backoff.lock().wait(Instant::now()));
-                }
-            }
-            sleep(pause).await;
-            // Otherwise no tunnel has to move.
-            line.left().await;
-        }
-    }
-
-    /// Counts a refusal, and notes when another tunnel may be opened.
-    fn note_refusal(&self, end: &End) {
-        if !end.is_refusal() {
-            return;
-        }
-        self.counters.tunnels_refused.inc();
-        if let Some(wait) = self.backoff.lock().failed(Instant::now(), random()) {
-            let listen = self.counters.listen();
-            info!(listen, "no tunnel: {end}; next attempt in {wait:.1?} at the earliest");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use futures::future::join_all;
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
 use super::{source::Stage, *};
 use crate::tests::{Does, PATIENCE, TestRelay, eventually};

@@ -76,13 +76,14 @@ impl State {
             && self.usable().any(|other| is_worse(other) && other.since < line.since)
     }
 
-    pub(super) fn availability(&self, now: Instant, path: usize, relays: usize) -> Vec<RelayAvailability> {
-        let mut availability = vec![RelayAvailability::default(); relays];
+    /// Returns the state of each relay of a path; `suspects` says which relays fell silent and are not trusted again.
+    pub(super) fn availability(&self, now: Instant, path: usize, suspects: &[bool]) -> Vec<RelayAvailability> {
+        let mut availability = vec![RelayAvailability::default(); suspects.len()];
         for line in self.lines.iter().filter(|line| line.path_place == path) {
             // Three answers show that a relay that was silent is back.
             let is_young = now.saturating_duration_since(line.since) < TRIAL;
             if let Some(relay) = availability.get_mut(line.place) {
-                relay.is_on_trial |= is_young && line.is_doubted() && !line.is_closed();
+                relay.is_on_trial |= suspects[line.place] && is_young && line.is_doubted() && !line.is_closed();
             }
             // A further connection over a slow path would not be faster.
             let stands_by = line.stands_by();

@@ -118,13 +118,12 @@ impl Work<'_> {
         });
         self.follow_choice(is_urgent);
         let step = self.step(now);
-        let may_bring_room = |state: &State, (path, failover): (usize, &Failover)| {
-            let relays = self.uplink.paths.get(path).map_or(0, |path| path.relays.len());
-            failover.may_bring_room(now, &state.availability(now, path, relays))
+        let may_bring_room = |state: &State, (path, (failover, suspects)): (usize, (&Failover, &Vec<bool>))| {
+            failover.may_bring_room(now, &state.availability(now, path, suspects))
         };
         // Tasks that wait for a place look again before long.
         self.uplink.state.send_if_modified(|state| {
-            state.is_alone = !self.failovers.iter().enumerate().any(|of| may_bring_room(state, of));
+            state.is_alone = !self.failovers.iter().zip(&self.suspects).enumerate().any(|of| may_bring_room(state, of));
             false
         });
         step
@@ -142,7 +141,7 @@ impl Work<'_> {
     }
 
     fn step(&mut self, now: Instant) -> Step {
-        let (several, paths) = (self.uplink.has_several_paths(), &self.uplink.paths);
+        let several = self.uplink.has_several_paths();
         let state = self.uplink.state.borrow();
         self.wanted &= !state.has_room();
         // Tunnels leave relays that are shutting down as soon as there is room elsewhere.
@@ -152,9 +151,8 @@ impl Work<'_> {
         // If there are several paths, all are kept up while one is.
         let wanted = self.wanted || several && state.usable().next().is_some();
         let mut earliest: Option<Instant> = None;
-        for (path, failover) in self.failovers.iter_mut().enumerate() {
-            let relays = paths.get(path).map_or(0, |path| path.relays.len());
-            match failover.next(now, wanted, &state.availability(now, path, relays)) {
+        for (path, (failover, suspects)) in self.failovers.iter_mut().zip(&self.suspects).enumerate() {
+            match failover.next(now, wanted, &state.availability(now, path, suspects)) {
                 Next::Connect(place) => {
                     failover.begun(place, now);
                     return Step::Connect((path, place));
@@ -241,12 +239,11 @@ impl Work<'_> {
                 }
                 let is_over = {
                     let state = self.uplink.state.borrow();
-                    let is_over = |(path, failover): (usize, &Failover)| {
-                        let relays = self.uplink.paths.get(path).map_or(0, |path| path.relays.len());
-                        let next = failover.next(now, true, &state.availability(now, path, relays));
+                    let is_over = |(path, (failover, suspects)): (usize, (&Failover, &Vec<bool>))| {
+                        let next = failover.next(now, true, &state.availability(now, path, suspects));
                         failover.is_idle() && !matches!(next, Next::Connect(_))
                     };
-                    self.failovers.iter().enumerate().all(is_over)
+                    self.failovers.iter().zip(&self.suspects).enumerate().all(is_over)
                 };
                 let error = Arc::new(error);
                 self.uplink.state.send_modify(|state| {
