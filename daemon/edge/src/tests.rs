@@ -159,7 +159,12 @@ impl TestRelay {
 
     /// Returns the endpoint of clients.
     pub(crate) fn endpoint(&self) -> Endpoint {
-        Endpoint::new(self.access(), Transport::default(), Arc::default(), Schedules::default()).unwrap()
+        self.endpoint_over(Transport::default())
+    }
+
+    /// Returns the endpoint of clients with this transport.
+    pub(crate) fn endpoint_over(&self, transport: Transport) -> Endpoint {
+        Endpoint::new(self.access(), transport, Arc::default(), Schedules::default()).unwrap()
     }
 
     /// Returns the number of requests for tunnels.

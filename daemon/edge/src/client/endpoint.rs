@@ -220,6 +220,12 @@ impl Endpoint {
         *self.sockets.lock() = [None, None];
     }
 
+    /// Whether its connections send packets when nothing else is sent, so that only a silent relay lets them time out.
+    #[must_use]
+    pub fn keeps_alive(&self) -> bool {
+        self.transport.keep_alive.is_some()
+    }
+
     /// Returns the relay's host and port.
     #[must_use]
     pub fn origin(&self) -> &Target {

@@ -274,9 +274,14 @@ impl Work<'_> {
     }
 
     pub(super) fn lost(&mut self, line: &Arc<Line>, error: Option<&h3::Error>) {
+        let is_idle =
+            matches!(error, Some(h3::Error::Connection(s2n_quic::connection::Error::IdleTimerExpired { .. })));
+        // Without keep-alives, both sides forget a connection that nothing uses.
+        let is_unused = is_idle && !self.uplink.endpoint_of(line).is_some_and(Endpoint::keeps_alive);
+        let is_silent = is_idle && !is_unused;
         self.uplink.state.send_modify(|state| {
             state.lines.retain(|known| !Arc::ptr_eq(known, line));
-            if line.is_doubted() {
+            if line.is_doubted() || is_silent {
                 state.ended_in_silence();
             }
         });
@@ -285,7 +290,9 @@ impl Work<'_> {
         if line.is_closed() {
             return;
         }
-        let (peaceful, mut lasted) = (matches!(error, Some(h3::Error::Closed)), line.since.elapsed());
+        // Whether the relay is back is worth knowing before somebody asks.
+        self.wanted |= is_silent;
+        let (peaceful, mut lasted) = (is_unused || matches!(error, Some(h3::Error::Closed)), line.since.elapsed());
         let path = Some(self.uplink.path_name(line)).filter(|name| !name.is_empty());
         let (relay, via) = (self.uplink.relay_of(line), self.uplink.via_of(line));
         match error {

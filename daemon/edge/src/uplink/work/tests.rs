@@ -1,5 +1,7 @@
 //! Gateways that fall silent while another works.
 
+use quic::endpoint::Transport;
+
 use super::{super::SPARE, *};
 use crate::tests::{Does, PATIENCE, TestRelay};
 
@@ -53,6 +55,21 @@ async fn only_requests_for_models_leave_a_silent_gateway_for_another_one() {
     assert!(!uplinks[0].is_within_reach(), "it was given up");
     connect(&mut work).await;
     assert!(uplinks[0].is_within_reach(), "it is back");
+}
+
+#[tokio::test]
+async fn a_connection_that_times_out_fell_silent_only_if_it_was_kept_alive() {
+    let relay = TestRelay::start(Does::Echo, true);
+    for keep_alive in [None, Some(Duration::from_secs(10))] {
+        let endpoint = relay.endpoint_over(Transport { keep_alive, ..Transport::default() });
+        let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), Arc::default());
+        let mut work = Work::new(&uplink);
+        let line = connect(&mut work).await;
+        work.wanted = false;
+        work.lost(&line, Some(&h3::Error::Connection(s2n_quic::connection::Error::idle_timer_expired())));
+        assert_eq!(work.wanted, keep_alive.is_some(), "only a relay that fell silent is looked for again");
+        assert_eq!(uplink.is_within_reach(), keep_alive.is_none());
+    }
 }
 
 #[tokio::test]
