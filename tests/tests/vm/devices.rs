@@ -271,3 +271,25 @@ fn what_a_killed_monitor_left_on_a_device_the_next_one_takes_away() {
     assert!(site.relay.wait(SOON).unwrap().success());
     assert!(!tc(&site, "qdisc show dev client").contains("fq "));
 }
+
+#[test]
+fn a_device_that_gets_another_name_loses_what_paced_set_at_the_end() {
+    lab::ring!(Vm);
+    let sections = "[kernel]\ndevices = [\"target\"]\nmanage_qdisc = true";
+    let mut site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    let qdiscs = |site: &Site, device: &str| {
+        let output =
+            Command::new("tc").args(["-n", site.chain.relay.name(), "qdisc", "show", "dev", device]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let before = qdiscs(&site, "target");
+    assert!(before.contains("qdisc fq 70ac:"), "{before}");
+    site.chain.relay.ip("link set target down\nlink set target name other\nlink set other up").unwrap();
+    let gone = |counts: &lab::site::Counts| counts.of("kernel_enforced{device=\"target\",part=\"fq\"}") == 0;
+    site.wait_for_counts("the monitor to see it", gone).unwrap();
+    site.signal(libc::SIGTERM).unwrap();
+    assert!(site.relay.wait(SOON).unwrap().success());
+    let after = qdiscs(&site, "other");
+    assert!(!after.contains("qdisc fq ") && !after.contains("clsact"), "{after}");
+}
