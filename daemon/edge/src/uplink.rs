@@ -248,7 +248,7 @@ impl Uplink {
         self.endpoint_at(at)?.credentials().refused()
     }
 
-    /// Returns the open connections, including those that take no tunnels.
+    /// Returns all open connections, also connections that take no new tunnels.
     #[must_use]
     pub fn open_lines(&self) -> Vec<Arc<Line>> {
         self.state.borrow().lines.iter().filter(|line| !line.is_closed()).cloned().collect()

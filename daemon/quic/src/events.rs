@@ -312,7 +312,7 @@ impl Subscriber for EndpointSubscriber {
     }
 
     fn on_recovery_metrics(&mut self, state: &mut ConnectionState, meta: &ConnectionMeta, event: &RecoveryMetrics) {
-        // Any datagram from another address opens a path, whoever sent it.
+        // A datagram from another address opens a path, even if it is forged.
         if !event.path.is_active {
             return;
         }
