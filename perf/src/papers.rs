@@ -115,7 +115,7 @@ fn run_cell(cell: &Cell, expected: Duration, results: &Path, checkout: &Checkout
     let folder = std::env::temp_dir().join(format!("paced-papers-{}", std::process::id()));
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let rows = run_in(cell, expected, &folder, checkout).and_then(|rows| {
-        // The program may have been built again before it started. The next cell then ends the run.
+        // The program may have been built again before the cell started. The check before the next cell then ends the run.
         checkout.still(&Checkout::standing()).context("its rows and pictures are discarded")?;
         if cell.variant == BASE {
             keep_pictures(cell, &folder, results)?;

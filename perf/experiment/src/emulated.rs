@@ -178,7 +178,7 @@ impl Emulated {
     /// # Errors
     /// When `tc` does not report it.
     pub fn dropped_packets(&self) -> Result<u64> {
-        counters(&self.bottleneck, "relay")?["drops"].as_u64().context("no counter of drops")
+        qdisc_counters(&self.bottleneck, "relay")?["drops"].as_u64().context("no counter of drops")
     }
 
     /// Measures round trip, rate and loss in both directions with bare UDP, and refuses a network that differs from the
@@ -215,12 +215,12 @@ impl Emulated {
     }
 }
 
-/// Returns the counters of the qdisc of a device of the bottleneck, as `tc` reports them. Drops include random losses; bytes are those of
-/// Ethernet frames that it let pass.
+/// Returns the counters of the qdisc of a device of the bottleneck, as `tc` reports them. Drops include random losses. Bytes count the
+/// Ethernet frames that passed.
 ///
 /// # Errors
 /// When `tc` does not report them.
-pub(super) fn counters(bottleneck: &Namespace, device: &str) -> Result<serde_json::Value> {
+pub(super) fn qdisc_counters(bottleneck: &Namespace, device: &str) -> Result<serde_json::Value> {
     let qdiscs = bottleneck.command("tc")?.args(["-s", "-j", "qdisc", "show", "dev", device]).output()?;
     let mut qdiscs: serde_json::Value = serde_json::from_slice(&qdiscs.stdout).context("no counters from tc")?;
     Ok(qdiscs[0].take())

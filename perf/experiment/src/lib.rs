@@ -19,6 +19,7 @@ mod row;
 mod served;
 pub mod serving;
 pub mod simulated;
+mod stack_counters;
 mod table;
 pub mod tls;
 mod train;

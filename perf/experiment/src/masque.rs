@@ -115,18 +115,21 @@ fn policy(plan: &Plan, scheduler: Scheduler) -> Result<String> {
     };
     let mut text = format!("[schedule]\n{discipline}\n");
     for (index, class) in plan.classes.iter().enumerate() {
-        let Class { name, level, priority, weight, deadline_ms, .. } = class;
-        let level = match level {
-            Level::High => "high",
-            Level::Low => "low",
-        };
-        write!(text, "[class.{name}]\nlevel = \"{level}\"\npriority = {priority}\nweight = {weight}\n")?;
-        if let Some(deadline_ms) = deadline_ms {
-            writeln!(text, "deadline_ms = {deadline_ms}")?;
-        }
-        write!(text, "[[rule]]\nclass = \"{name}\"\nports = {}\n", port(index))?;
+        text += &class_section(class);
+        write!(text, "[[rule]]\nclass = \"{}\"\nports = {}\n", class.name, port(index))?;
     }
     Ok(text)
+}
+
+/// Returns the section of a policy that defines a class.
+pub(super) fn class_section(class: &Class) -> String {
+    let Class { name, level, priority, weight, deadline_ms, .. } = class;
+    let level = match level {
+        Level::High => "high",
+        Level::Low => "low",
+    };
+    let deadline = deadline_ms.map_or(String::new(), |ms| format!("deadline_ms = {ms}\n"));
+    format!("[class.{name}]\nlevel = \"{level}\"\npriority = {priority}\nweight = {weight}\n{deadline}")
 }
 
 /// Starts the edge with a forward for each class, and waits until it serves.

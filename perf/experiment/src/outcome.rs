@@ -134,7 +134,7 @@ impl Outcome {
     }
 
     /// Returns when the first tokens of a class's answers were read, and the times between tokens. A token that was never read counts
-    /// as infinitely late. There are none for requests that are not to a model.
+    /// as infinitely late. Returns nothing if the requests are not to a model.
     fn tokens(&self, class: usize) -> Vec<Measured> {
         const QUANTILES: [(&str, bool, f64); 4] = [
             ("first_p50_ms", true, 0.5),

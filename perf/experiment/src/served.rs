@@ -10,7 +10,7 @@
 mod client;
 mod figures;
 
-use std::{fmt::Write as _, fs, net::Ipv4Addr, time::Duration};
+use std::{fmt::Write as _, net::Ipv4Addr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use config::hash::hex;
@@ -21,15 +21,16 @@ use lab::{
     netns::Namespace,
     site::{Site, Terms},
 };
-use plan::{Class, Level, Plan, Scheduler};
+use plan::{Class, Plan, Scheduler};
 use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::client::{Answer, Client, Version};
 use super::{
     Request, Run, Sample, Stream,
-    emulated::{Emulated, block_on, counters},
-    requests,
+    emulated::{Emulated, block_on, qdisc_counters},
+    masque, requests,
+    stack_counters::{self, StackCounters},
 };
 
 /// The port of the engine.
@@ -47,8 +48,8 @@ const KEY: &str = "paced_of-a-client-in-a-namespace";
 /// Runs one repetition.
 ///
 /// # Errors
-/// When this is not the lab, the gateway does not start, an answer is not as expected, or a version of HTTP did not use the connections
-/// that it stands for. A request that is not answered within the time limit is no error.
+/// When this is not the lab, the gateway does not start, an answer is not as expected, or the client opened other connections
+/// than its version of HTTP should. A request without an answer within the time limit is no error.
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let version = Version::of(scheduler).with_context(|| format!("{} is not a version of HTTP", scheduler.name()))?;
     let speed = plan.engine.context("the plan has no engine")?;
@@ -73,7 +74,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     };
     let (answers, total, before) = site.chain.client.run(|| block_on(measure()))??;
     let after = Counters::read(&site, &bottleneck)?;
-    judge(plan, version, &site, requests.len() as u64)?;
+    judge(plan, version, &site, (requests.len() as u64, after.opened))?;
 
     let samples = requests.iter().zip(&answers);
     let samples = samples.map(|(request, answer)| Sample { class: request.class, latency_ns: answer.ended_ns });
@@ -131,16 +132,9 @@ fn gateway(plan: &Plan, scheduler: Scheduler, [engine, own]: [Ipv4Addr; 2]) -> R
         congestion = plan.congestion,
         key = hex(&Sha256::digest(KEY)),
     );
-    for Class { name, level, deadline_ms, .. } in &plan.classes {
-        let level = match level {
-            Level::High => "high",
-            Level::Low => "low",
-        };
-        writeln!(text, "[class.{name}]\nlevel = \"{level}\"")?;
-        if let Some(deadline_ms) = deadline_ms {
-            writeln!(text, "deadline_ms = {deadline_ms}")?;
-        }
-        writeln!(text, "[[rule]]\nclass = \"{name}\"\nasked_class = \"{name}\"")?;
+    for class in &plan.classes {
+        text += &masque::class_section(class);
+        writeln!(text, "[[rule]]\nclass = \"{0}\"\nasked_class = \"{0}\"", class.name)?;
     }
     Ok(text)
 }
@@ -163,8 +157,7 @@ async fn ask_all(plan: &Plan, requests: &[Request], client: &Client) -> Result<(
 }
 
 /// Refuses a run in which the answers did not travel as the version's name says.
-fn judge(plan: &Plan, version: Version, site: &Site, requests: u64) -> Result<()> {
-    let opened = site.chain.client.run(|| snmp("snmp", "ActiveOpens"))??;
+fn judge(plan: &Plan, version: Version, site: &Site, (requests, opened): (u64, u64)) -> Result<()> {
     let expected = version.connections(requests);
     ensure!(opened == expected, "{version:?}: {opened} TCP connections, not {expected}");
     let counts = site.counts()?;
@@ -195,32 +188,20 @@ struct Counters {
 
 impl Counters {
     fn read(site: &Site, bottleneck: &Namespace) -> Result<Self> {
-        let qdisc = counters(bottleneck, "client")?;
+        let qdisc = qdisc_counters(bottleneck, "client")?;
         let [dropped, bytes] = ["drops", "bytes"].map(|key| qdisc[key].as_u64().context("no counter of the qdisc"));
-        let relay = |file, name| site.chain.relay.run(|| snmp(file, name))?;
+        let [client, relay] = [&site.chain.client, &site.chain.relay].map(stack_counters::read);
+        let (client, relay) = (client?, relay?);
+        let of =
+            |counters: &StackCounters, name: &str| counters.get(name).copied().context("the kernel does not count it");
         Ok(Self {
             dropped: dropped?,
             bytes: bytes?,
-            opened: site.chain.client.run(|| snmp("snmp", "ActiveOpens"))??,
-            sent_again: relay("snmp", "RetransSegs")?,
-            timeouts: relay("netstat", "TCPTimeouts")?,
+            opened: of(&client, "Tcp:ActiveOpens")?,
+            sent_again: of(&relay, "Tcp:RetransSegs")?,
+            timeouts: of(&relay, "TcpExt:TCPTimeouts")?,
         })
     }
-}
-
-/// Reads a counter of TCP in the namespace of the calling thread (`proc_pid_net(5)`).
-fn snmp(file: &str, name: &str) -> Result<u64> {
-    counter(&fs::read_to_string(format!("/proc/thread-self/net/{file}"))?, name)
-}
-
-/// Finds a counter of TCP: a line with names precedes the line with their values.
-fn counter(text: &str, name: &str) -> Result<u64> {
-    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(' ').collect()).collect();
-    let found = lines.chunks(2).filter(|pair| pair[0][0].starts_with("Tcp")).find_map(|pair| {
-        let [names, values] = pair else { return None };
-        values.get(names.iter().position(|other| *other == name)?)?.parse().ok()
-    });
-    found.with_context(|| format!("the kernel does not count {name}"))
 }
 
 #[cfg(test)]
@@ -229,15 +210,6 @@ mod tests {
     use plan::Varied as _;
 
     use super::*;
-
-    #[test]
-    fn a_counter_is_the_value_below_its_name() {
-        let text = "Ip: InHdrErrors ActiveOpens\nIp: 1 2\nTcp: RtoMin ActiveOpens RetransSegs\nTcp: 200 7 3\n";
-        assert_eq!(counter(text, "ActiveOpens").unwrap(), 7);
-        assert_eq!(counter(text, "RetransSegs").unwrap(), 3);
-        assert!(counter(text, "TCPTimeouts").is_err());
-        assert!(counter("Tcp: ActiveOpens\n", "ActiveOpens").is_err());
-    }
 
     #[test]
     fn the_gateway_of_every_variant_knows_the_classes_with_their_deadlines() {

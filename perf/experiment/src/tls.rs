@@ -102,14 +102,20 @@ fn tls() -> Result<(TlsAcceptor, TlsConnector)> {
     let issued = authority.issue(&[NAME])?;
     let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes())?];
     let key = PrivateKeyDer::from_pem_slice(issued.private_key.as_bytes())?;
-    let server = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(&[&TLS13])?;
+    let server = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13])?;
     let server = server.with_no_client_auth().with_single_cert(chain, key)?;
+    Ok((Arc::new(server).into(), Arc::new(client(&authority.pem())?).into()))
+}
+
+/// Returns the settings of a client that trusts this authority (PEM). Each of its handshakes is a full one.
+pub(super) fn client(authority: &str) -> Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes())?)?;
+    roots.add(CertificateDer::from_pem_slice(authority.as_bytes())?)?;
+    let provider = Arc::new(aws_lc_rs::default_provider());
     let client = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13])?;
     let mut client = client.with_root_certificates(roots).with_no_client_auth();
     client.resumption = Resumption::disabled();
-    Ok((Arc::new(server).into(), Arc::new(client).into()))
+    Ok(client)
 }
 
 /// Echoes connections until one cannot be accepted; if one ends early, its client sees that.

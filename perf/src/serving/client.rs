@@ -79,8 +79,8 @@ pub struct Load {
 }
 
 impl Clients {
-    /// Creates clients that send requests to `at`. If a connection is not made, or nothing
-    /// more of an answer arrives, within `patience`, that is an error.
+    /// Creates clients that send requests to `at`. It is an error if a connection is not made within `patience`, or an answer pauses
+    /// for longer.
     ///
     /// # Errors
     /// When there is no memory for histograms.

@@ -14,18 +14,13 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use lab::site::{Family, Site};
 use masque::h3::{self, Field, Part, RequestHead};
 use plan::{Class, Scheduler};
-use rustls::{
-    ClientConfig, RootCertStore,
-    client::Resumption,
-    crypto::aws_lc_rs,
-    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
-    version::TLS13,
-};
+use rustls::pki_types::ServerName;
 use serde_json::json;
 use tokio::{net::TcpStream, time::Instant};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{FRONT_PORT, KEY, MODEL};
+use crate::tls;
 
 /// The path of requests.
 const PATH: &str = "/v1/chat/completions";
@@ -157,12 +152,7 @@ pub struct Dial {
 
 impl Dial {
     fn new(server: SocketAddr, authority: &str, protocol: &'static [u8]) -> Result<Self> {
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(authority.as_bytes())?)?;
-        let provider = Arc::new(aws_lc_rs::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13])?;
-        let mut config = config.with_root_certificates(roots).with_no_client_auth();
-        config.resumption = Resumption::disabled();
+        let mut config = tls::client(authority)?;
         config.alpn_protocols = vec![protocol.to_vec()];
         Ok(Self { server, connector: Arc::new(config).into(), protocol })
     }

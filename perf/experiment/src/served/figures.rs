@@ -8,7 +8,7 @@ use super::{Request, client::Answer};
 /// A gap between two tokens of a stream is long from this multiple of the engine's time per token on.
 const LONG: u64 = 4;
 
-/// How much earlier than the end of a gap other streams may get their tokens, if all end together: tokens are read one after the other.
+/// Gaps that end within this time end together: the tokens of all streams are read one after the other.
 const TOGETHER_NS: u64 = 5_000_000;
 
 /// Returns how much was read per second, and how much the engine made for it, while requests arrived and the number of streams was
@@ -60,7 +60,7 @@ fn stalled_pct(streams: &[Vec<u64>], long_ns: u64) -> Option<f64> {
     let mut shares = Vec::new();
     for (number, stream) in streams.iter().enumerate() {
         for pair in stream.windows(2).filter(|pair| pair[1] - pair[0] >= long_ns) {
-            let (from, to) = (pair[1] - long_ns / 2, pair[1] - TOGETHER_NS);
+            let (from, to) = (pair[1] - long_ns / 2, pair[1].saturating_sub(TOGETHER_NS));
             let runs = |other: &&Vec<u64>| other.first() < Some(&pair[0]) && other.last() >= Some(&to);
             let others = streams.iter().enumerate().filter(|(at, _)| *at != number).map(|(_, other)| other);
             let others: Vec<_> = others.filter(runs).collect();

@@ -10,8 +10,6 @@
 //! holds the packets in flight. Thus the first queue counts only packets that wait for the link, as in the simulator.
 
 use std::{
-    collections::BTreeMap,
-    fs,
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream},
     thread,
@@ -25,6 +23,11 @@ use plan::{
     stack::Congestion,
 };
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use crate::{
+    emulated::qdisc_counters,
+    stack_counters::{self, StackCounters},
+};
 
 /// The limit of each netem that must drop nothing.
 const ENDLESS_QUEUE: usize = 100_000;
@@ -87,7 +90,7 @@ impl Network {
         let (to, from) = (address(first.server.near.v4, port), address(first.client.far.v4, 0));
         let listener = self.server.run(|| socket(protocol, to))?.context("a kernel without MPTCP")?;
         listener.listen(1)?;
-        let joined = self.counters()?;
+        let joined = stack_counters::read(&self.server)?;
         let client = self.client.run(|| socket(protocol, from))??;
         client.connect(&to.into())?;
         let (mut server, mut client) = (TcpStream::from(listener.accept()?.0), TcpStream::from(client));
@@ -98,7 +101,7 @@ impl Network {
         self.await_subflow(&joined)?;
         thread::sleep(REST);
 
-        let (known, counted, left) = (self.known(port)?, self.counters()?, self.queues()?);
+        let (known, counted, left) = (self.known(port)?, stack_counters::read(&self.server)?, self.queues()?);
         let completion = thread::scope(|scope| {
             let sender = scope.spawn(|| {
                 server.read_exact(&mut [0])?;
@@ -116,7 +119,7 @@ impl Network {
             sender.join().map_err(|_| anyhow!("the sender panicked"))??;
             anyhow::Ok(completion)
         })?;
-        let (counted_now, left_now) = (self.counters()?, self.queues()?);
+        let (counted_now, left_now) = (stack_counters::read(&self.server)?, self.queues()?);
         Ok(Measured {
             completion_ms: completion.as_secs_f64() * 1e3,
             known,
@@ -128,7 +131,7 @@ impl Network {
     }
 }
 
-fn more(now: &Counters, before: &Counters, name: &str) -> u64 {
+fn more(now: &StackCounters, before: &StackCounters, name: &str) -> u64 {
     now.get(name).unwrap_or(&0) - before.get(name).unwrap_or(&0)
 }
 
@@ -153,9 +156,6 @@ struct Queue {
     packets: u64,
     drops: u64,
 }
-
-/// Values by `PART:NAME`.
-type Counters = BTreeMap<String, u64>;
 
 impl Network {
     /// Makes the namespaces of a cell.
@@ -187,20 +187,13 @@ impl Network {
     }
 
     /// Waits until the server has one more subflow than `before`.
-    fn await_subflow(&self, before: &Counters) -> Result<()> {
+    fn await_subflow(&self, before: &StackCounters) -> Result<()> {
         let began = Instant::now();
-        while self.paths.len() > 1 && more(&self.counters()?, before, "MPTcpExt:MPJoinAckRx") == 0 {
+        while self.paths.len() > 1 && more(&stack_counters::read(&self.server)?, before, "MPTcpExt:MPJoinAckRx") == 0 {
             ensure!(began.elapsed() < JOIN_LIMIT, "MPTCP has not joined a second subflow");
             thread::sleep(Duration::from_millis(10));
         }
         Ok(())
-    }
-
-    /// Reads the counters of the server's network stack.
-    fn counters(&self) -> Result<Counters> {
-        let read = |name: &str| fs::read_to_string(format!("/proc/thread-self/net/{name}"));
-        let text = self.server.run(|| Ok::<_, std::io::Error>(read("snmp")? + &read("netstat")?))??;
-        Ok(counters(&text))
     }
 
     /// Returns what the server knows of the connection, by path.
@@ -217,15 +210,7 @@ impl Network {
 
     /// Reads the queues in front of the links, by path.
     fn queues(&self) -> Result<Vec<Queue>> {
-        let of = |way: &Way| {
-            let tc = way
-                .router
-                .command("tc")?
-                .args(["-s", "-j", "qdisc", "show", "dev", &way.client.near.device])
-                .output()?;
-            let queues: Vec<Queue> = serde_json::from_slice(&tc.stdout).context("tc's report about a queue")?;
-            queues.into_iter().next().context("a device without a queue")
-        };
+        let of = |way: &Way| Ok(serde_json::from_value(qdisc_counters(&way.router, &way.client.near.device)?)?);
         self.paths.iter().map(of).collect()
     }
 }
@@ -249,17 +234,6 @@ impl Way {
     }
 }
 
-/// Parses /proc/net/snmp or netstat: each part has a line of names and a line of values. Negative values are omitted.
-fn counters(text: &str) -> Counters {
-    let lines: Vec<_> = text.lines().collect();
-    let pairs = lines.chunks_exact(2).flat_map(|pair| {
-        let part = pair[0].split(' ').next().unwrap_or_default();
-        let both = pair[0].split(' ').zip(pair[1].split(' ')).skip(1);
-        both.filter_map(move |(name, value)| Some((format!("{part}{name}"), value.parse().ok()?)))
-    });
-    pairs.collect()
-}
-
 /// Finds the connection to a peer in the output of `ss -tinO`: `rtt:SMOOTHED/VARIATION` in milliseconds, `pacing_rate N` in
 /// `bps`.
 fn known(text: &str, peer: Ipv4Addr) -> Option<Known> {
@@ -273,13 +247,6 @@ fn known(text: &str, peer: Ipv4Addr) -> Option<Known> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn counters_are_named_after_their_part() {
-        let read = counters("Tcp: MaxConn RetransSegs\nTcp: -1 3\nMPTcpExt: MPJoinAckRx\nMPTcpExt: 1\n");
-        let expected = [("MPTcpExt:MPJoinAckRx", 1), ("Tcp:RetransSegs", 3)];
-        assert_eq!(read, expected.map(|(name, value)| (name.to_owned(), value)).into());
-    }
 
     #[test]
     fn what_is_known_is_of_the_peer() {

@@ -59,7 +59,7 @@ pub(super) const fn priority(browser: Browser, kind: ResourceKind) -> u32 {
     }
 }
 
-/// Returns the share of a request beside those of the same [`precedence`], for estimates. For Firefox's images and fonts it is their share
+/// Returns the weight of a request among requests of the same [`precedence`], for estimates. Firefox's images and fonts get their share
 /// beside one leader.
 pub(super) fn share(browser: Browser, kind: ResourceKind) -> u32 {
     match browser {

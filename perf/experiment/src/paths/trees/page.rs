@@ -208,10 +208,8 @@ impl<'a> Loader<'a> {
         };
         let request = |item: &usize| {
             let item = &self.items[*item];
-            let Placed { bytes, weight, precedence } = match placement {
-                Placement::FStream => self.part(placement, item.kind, item.bytes),
-                _ => self.part(placement, item.kind, item.expected_bytes),
-            };
+            let bytes = if placement == Placement::FStream { item.bytes } else { item.expected_bytes };
+            let Placed { bytes, weight, precedence } = self.part(placement, item.kind, bytes);
             let is_divisible = match divided {
                 Divided::None => false,
                 Divided::AsPlanned => item.is_divisible,
