@@ -91,7 +91,7 @@ pub struct CandidatePath {
 pub struct Placed {
     /// The bytes that it still has to send.
     pub bytes: u64,
-    /// Its share of the path relative to the streams that it shares with (HTTP/2's priority in FStream); 0 counts as 1.
+    /// Its weight among the streams with which it shares the path (HTTP/2's priority in FStream); 0 counts as 1.
     pub weight: u32,
     /// Its place in the order of the path, as far as the path's discipline ranks by it ([`Precedence::under`]).
     pub precedence: Precedence,
@@ -110,7 +110,7 @@ impl Placed {
 pub struct StreamProfile {
     /// How many bytes it has to send.
     pub bytes: u64,
-    /// Its share of a path relative to the streams that it shares with; 0 counts as 1.
+    /// Its weight among the streams with which it shares a path; 0 counts as 1.
     pub weight: u32,
     /// Its place in the order of a path, as in [`Placed`].
     pub precedence: Precedence,
@@ -235,13 +235,8 @@ pub fn place_all(
 }
 
 /// Ranks requests that arrive together: the highest chooses first.
-#[must_use]
-pub const fn choosing_rank(placement: Placement, request: &StreamProfile) -> (bool, u8, bool, u32) {
-    let (is_high, priority, is_whole) = match placement {
-        Placement::FStream => (false, 0, false),
-        _ => request.precedence.rank(),
-    };
-    (is_high, priority, is_whole, request.weight)
+fn choosing_rank(placement: Placement, request: &StreamProfile) -> (Option<(bool, u8, bool)>, u32) {
+    ((placement != Placement::FStream).then(|| request.precedence.rank()), request.weight)
 }
 
 fn rtt_ns(path: &CandidatePath) -> f64 {

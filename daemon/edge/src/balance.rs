@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use serving::FULL_PERMILLE;
 use tokio::time::Instant;
 
 /// How long a gateway's report of its load counts. After that, it is assumed to be idle, so that it gets requests again.
@@ -71,8 +72,9 @@ impl GatewayHealth {
         let is_avoided = self.avoided_until.is_some_and(|until| now < until);
         let told = self.told.filter(|(_, at)| now.saturating_duration_since(*at) < TOLD);
         let load = told.map_or(0, |(load, _)| load);
-        let time = seen.smoothed_rtt.unwrap_or_default() + FULL * load.min(1_000) / 1_000 + OWN * self.own;
-        (is_avoided, !seen.is_within_reach, load >= 1_000, seen.smoothed_rtt.is_none(), time)
+        let time =
+            seen.smoothed_rtt.unwrap_or_default() + FULL * load.min(FULL_PERMILLE) / FULL_PERMILLE + OWN * self.own;
+        (is_avoided, !seen.is_within_reach, load >= FULL_PERMILLE, seen.smoothed_rtt.is_none(), time)
     }
 }
 

@@ -93,6 +93,7 @@ fn ask(router: &mut Router, decision: &Decision, names: &[String], classes: &[St
     let cached: Vec<u32> = decision.engines.iter().map(|engine| engine.cached_tokens).collect();
     let state = State { replicas: &replicas, admitted: &[], cached: &cached, path: decision.path.path() };
     let choice = router.route(&request, &state, decision.at_ns)?;
+    // A record does not say whether an engine began, so each request counts.
     router.began(choice.replica, &request, &state);
     Some(choice)
 }

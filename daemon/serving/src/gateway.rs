@@ -382,7 +382,7 @@ impl Gateway {
                     let is_met = wanted.is_met(&AnswerTiming { took, first_token, tokens });
                     if let Some(draft) = &mut draft {
                         let met = is_met.unwrap_or(true);
-                        draft.answered(AnswerOutcome { took_ns: took.as_nanos() as u64, tokens, met });
+                        draft.answered(AnswerOutcome { took_ns: (took - passed).as_nanos() as u64, tokens, met });
                     }
                     if let Some(is_met) = is_met {
                         self.metrics.deadline(&model.name, is_met);

@@ -61,8 +61,8 @@ pub mod watch;
 /// on at once: 1000 and more mean that requests wait. Edges use it to choose between gateways.
 pub const LOAD: &str = "x-paced-load";
 
-/// The load from which on requests wait.
-const FULL_PERMILLE: u32 = 1_000;
+/// The load at which requests begin to wait, in thousandths.
+pub const FULL_PERMILLE: u32 = 1_000;
 
 /// Returns the load that the head of an answer reports.
 #[must_use]

@@ -33,8 +33,8 @@ impl Newcomers {
         Arc::new(Self(Mutex::new(Some(Strangers::new((max_connections / 2).clamp(1, MOST), most_from_one)))))
     }
 
-    /// Adds a client from an address. If there is no room, evicts another one. The receiver closes when the client is evicted: at once if
-    /// the listener ends.
+    /// Adds a client from an address. If there is no room, evicts another one. The receiver closes when the client is evicted, at once if
+    /// the listener has ended.
     pub(crate) fn enter(self: &Arc<Self>, from: IpAddr) -> (Arc<Newcomer>, oneshot::Receiver<Infallible>) {
         let (stay, leave) = oneshot::channel();
         let number = self.0.lock().as_mut().map(|clients| {
@@ -45,7 +45,7 @@ impl Newcomers {
         (Arc::new(Newcomer { of: self.clone(), number, stay: OnceLock::new() }), leave)
     }
 
-    /// Evicts all newcomers, also any that the listener accepted before but that enter later, because the listener ends.
+    /// Evicts all newcomers, because the listener ends. A client that it has accepted is also evicted if it enters later.
     pub(crate) fn evict_all(&self) {
         *self.0.lock() = None;
     }

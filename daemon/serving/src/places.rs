@@ -23,6 +23,7 @@ pub use self::{
 };
 pub use crate::health::Fault;
 use crate::{
+    FULL_PERMILLE,
     health::{EngineHealth, Found, Health},
     reported::Reported,
 };
@@ -330,7 +331,7 @@ impl Engines {
         let (engines, in_flight) =
             usable.fold((0, 0), |(engines, sum), replica| (engines + 1, sum + replica.work.in_flight()));
         let most = u64::from(self.most_in_flight) * engines;
-        let load = (u64::from(in_flight) + state.queue.len() as u64) * 1_000;
+        let load = (u64::from(in_flight) + state.queue.len() as u64) * u64::from(FULL_PERMILLE);
         load.checked_div(most).map_or(u32::MAX, |load| u32::try_from(load).unwrap_or(u32::MAX))
     }
 

@@ -155,6 +155,12 @@ impl Route {
         self.request.prompt_tokens as u64 + self.request.expected_tokens as u64
     }
 
+    /// Returns how many tokens the answer is expected to have.
+    #[must_use]
+    pub const fn answer_tokens(&self) -> u64 {
+        self.request.expected_tokens as u64
+    }
+
     /// Returns how long the whole answer is predicted to take; `None` for an unknown engine.
     #[must_use]
     pub fn predicted(&self) -> Option<Duration> {

@@ -26,8 +26,8 @@ pub fn fstream_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
 /// window is smaller than the bytes it carries in a round trip (`pauses_ns`). Exact if nothing is placed there later and
 /// nothing is lost.
 ///
-/// The stream waits for all bytes of streams that go before it by their [precedence](super::precedence::Precedence): more urgent ones, and
-/// those of its urgency that are sent to their end. Streams that it goes before do not delay it.
+/// The stream waits for all bytes of streams that go before it by their [precedence](super::precedence::Precedence): more urgent
+/// streams, and earlier streams of its urgency that are sent to their end. Streams that go after it do not delay it.
 #[must_use]
 pub fn finish_ns(path: &CandidatePath, stream: Placed) -> f64 {
     let Placed { bytes, weight, precedence } = stream;

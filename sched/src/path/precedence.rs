@@ -63,9 +63,3 @@ impl Precedence {
         }
     }
 }
-
-impl Default for Precedence {
-    fn default() -> Self {
-        Self::SHARED
-    }
-}

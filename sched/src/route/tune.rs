@@ -1,4 +1,5 @@
-//! The cross-entropy method (CEM; Rubinstein, 1999; de Boer et al.: "A Tutorial on the Cross-Entropy Method", 2005): sets of numbers are drawn from a normal distribution, which then moves towards the best ones.
+//! The cross-entropy method (CEM; Rubinstein, 1999; de Boer et al.: "A Tutorial on the Cross-Entropy Method", 2005): sets of
+//! numbers are drawn from a normal distribution, which then moves towards the best ones.
 
 use crate::random::Random;
 

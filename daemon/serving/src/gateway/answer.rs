@@ -40,7 +40,7 @@ use crate::{
 /// failure of its engine.
 const HELD_BYTES: usize = 1 << 20;
 
-/// The end of a larger answer, which is held back until the answer is complete, because it has the engine's report of tokens.
+/// How many bytes at the end of a larger answer are held back until it is complete: they contain the engine's report of tokens.
 const END_BYTES: usize = 64 << 10;
 
 /// The assumed bytes of an answer per token, if its engine reports none.

@@ -30,7 +30,7 @@ impl Gateway {
         served: &mut Served,
     ) -> Result<Done, Failure> {
         let model = pass.model;
-        // A deadline counts from the complete request, whichever models were tried before.
+        // A deadline counts from the complete request, even if another model was tried before.
         let passed_ns = pass.began.elapsed().as_nanos() as u64;
         let claim = Claim {
             service: terms.service_since((self.clock.now_ns)().saturating_sub(passed_ns)),
@@ -38,7 +38,7 @@ impl Gateway {
             tenant: pass.payer.tenant.map(|request| (request.tenant().name.clone(), request.tenant().weight)),
             user: pass.payer.user.cloned(),
             tokens: pass.route.tokens(),
-            answer_tokens: pass.route.tokens() - u64::from(pass.route.prompt_tokens()),
+            answer_tokens: pass.route.answer_tokens(),
             wish: Wish {
                 prefix: pass.prefix.clone(),
                 preferred: self.routes.preferred(&pass.route),

@@ -24,7 +24,7 @@ pub struct Claim {
     pub user: Option<Arc<str>>,
     /// How many tokens it is expected to use, prompt and answer.
     pub tokens: u64,
-    /// How many of them are its answer's. They have no influence on its turn.
+    /// How many of these tokens the answer is expected to have. This has no influence on the request's turn.
     pub answer_tokens: u64,
     /// The engine where it is served best. It has no influence on its turn.
     pub wish: Wish,

@@ -165,7 +165,7 @@ impl Chooser {
 
     /// Notes that an engine begins to work on a request; see [`Router::began`]. The shadow sees the same.
     pub(super) fn began(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>) {
-        for router in [Some(&mut self.policy), self.shadow.as_mut()].into_iter().flatten() {
+        for router in std::iter::once(&mut self.policy).chain(&mut self.shadow) {
             router.router.began(at, request, state);
         }
     }

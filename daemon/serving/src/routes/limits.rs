@@ -9,9 +9,9 @@ use crate::openai::{OpenAiError, RoutingFields};
 
 const NS_PER_MS: u64 = 1_000_000;
 
-/// The largest length of an answer that is expected because a request allows it, in tokens. A few requests that allow more, and use
-/// little, would distort the expectations for their class.
-const MOST_TOKENS: u32 = 1 << 17;
+/// The maximum of `max_tokens` that expectations use. A few requests that allow more and use little would distort the expectations for
+/// their class.
+const MOST_EXPECTED: u32 = 1 << 17;
 
 /// The fields in which a client limits the time for the whole answer, for its first token, and for each further one.
 const LIMITS: [&str; 3] = ["x-paced-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"];
@@ -81,7 +81,7 @@ impl Wanted {
             per_token_ns: per_token_ns.unwrap_or(Slo::NONE),
             budget_ns: budget_ns.or(class_ns).unwrap_or(Slo::NONE),
         };
-        Ok(Self { slo, body_bytes, max_tokens: fields.max_tokens.map(|tokens| tokens.min(MOST_TOKENS)) })
+        Ok(Self { slo, body_bytes, max_tokens: fields.max_tokens.map(|tokens| tokens.min(MOST_EXPECTED)) })
     }
 
     /// Returns the limits that remain when this time has passed since the completion of the request.
@@ -177,7 +177,7 @@ mod tests {
             let fields = RoutingFields::read(body.as_bytes()).unwrap();
             Wanted::of(&head, None, &fields, 0).unwrap().max_tokens
         };
-        assert_eq!(most(r#"{"model":"m","max_tokens":4000000000}"#), Some(MOST_TOKENS));
+        assert_eq!(most(r#"{"model":"m","max_tokens":4000000000}"#), Some(MOST_EXPECTED));
         assert_eq!((most(r#"{"model":"m","max_tokens":4000}"#), most(r#"{"model":"m"}"#)), (Some(4_000), None));
     }
 }
