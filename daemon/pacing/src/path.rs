@@ -157,8 +157,8 @@ impl PathStats {
     }
 }
 
-/// A round trip counts as one without a queue if it exceeds the shortest one by at most this time and by at most a fourth of the
-/// shortest one: acknowledgements may be as late (RFC 9000 §18.2), senders send in bursts, and long paths vary. A queue that drops
+/// A round trip counts as one without a queue if it exceeds the shortest one by at most this time plus a fourth of the shortest one:
+/// acknowledgements may be as late (RFC 9000 §18.2), senders send in bursts, and long paths vary. A queue that drops
 /// packets holds more on most links.
 const UNQUEUED_US: u64 = 25_000;
 const UNQUEUED_SHARE: u64 = 4;

@@ -206,8 +206,8 @@ impl Terms {
         Self { since: self.since, ..self.class.terms(Some(signal)) }
     }
 
-    /// Returns these terms for a stream or flow that was served on the terms `before`. A signal in those stays: it is later than the
-    /// request's head, by which these terms were chosen (RFC 9218 §7).
+    /// Returns these terms for a stream or flow that was served on the terms `before`. The signal in `before`, if any, stays: it came
+    /// after the request's head, which chose these terms (RFC 9218 §7).
     #[must_use]
     pub fn after(&self, before: &Self) -> Self {
         before.signal.map_or_else(|| self.clone(), |signal| self.moved(&signal))

@@ -92,8 +92,8 @@ pub struct DatagramCounters {
     pub dropped_capsules: Counter,
     /// Dropped on arrival: the reader of their flow fell behind.
     pub dropped_receive_queue: Counter,
-    /// Dropped on arrival: their stream does not exist, or no longer does (RFC 9297 §2.1), or its request has no use for them, or too many
-    /// came before their request was admitted.
+    /// Dropped on arrival: the stream does not exist or has ended (RFC 9297 §2.1), its request takes no datagrams, or too many came before
+    /// the request was admitted.
     pub dropped_unknown_stream: Counter,
     /// Streams that the dispatchers hold, including finished ones whose last byte has not left.
     pub streams: Gauge,
@@ -355,11 +355,11 @@ impl Hub {
 impl State {
     /// Ends a request for which a datagram arrived, but which has no use for datagrams.
     fn end_request(&mut self, stream_id: u64) {
-        if let Some(name) = self.streams.name(stream_id) {
-            self.cancel(name, DATAGRAM_ERROR.into());
-            if let Some(ledger) = &self.ledger {
-                ledger.driver().wake();
-            }
+        if let Some(name) = self.streams.name(stream_id)
+            && self.cancel(name, DATAGRAM_ERROR.into())
+            && let Some(ledger) = &self.ledger
+        {
+            ledger.driver().wake();
         }
     }
 

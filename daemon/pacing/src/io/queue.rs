@@ -281,7 +281,7 @@ impl Batch {
         Some(own_ns)
     }
 
-    /// Makes `path` that of the next packet, which belongs to a connection or answers a packet that belongs to none.
+    /// Follows the path of the next packet. `of_connection` is false if the packet answers one that belongs to no connection.
     fn turn_to(&mut self, path: Handle, of_connection: bool) {
         if self.path.is_some_and(|last| last.strict_eq(&path)) {
             return;

@@ -37,7 +37,9 @@ impl Flow {
     /// §2), even if it arrived earlier.
     pub fn refuse_datagrams(&self) {
         let mut state = self.hub.lock();
-        if state.inbox.refuse(self.stream_id) {
+        let refused = state.inbox.refuse(self.stream_id);
+        if refused > 0 {
+            self.hub.counters.dropped_unknown_stream.inc_by(refused as u64);
             state.end_request(self.stream_id);
         }
     }

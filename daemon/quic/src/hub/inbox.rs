@@ -109,11 +109,11 @@ impl Inbox {
         self.take_early(|id| id == stream_id).map(|early| arrivals.push(&early)).sum()
     }
 
-    /// Refuses datagrams. Returns whether some have arrived, which ends the request.
-    pub(super) fn refuse(&mut self, stream_id: u64) -> bool {
-        let Some(entrance) = self.flows.get_mut(&stream_id) else { return false };
+    /// Refuses datagrams. Returns how many have arrived; the first of them ends the request.
+    pub(super) fn refuse(&mut self, stream_id: u64) -> usize {
+        let Some(entrance) = self.flows.get_mut(&stream_id) else { return 0 };
         entrance.stage = Stage::Refused;
-        self.take_early(|id| id == stream_id).count() > 0
+        self.take_early(|id| id == stream_id).count()
     }
 
     /// Closes the entrance of a stream's flow.

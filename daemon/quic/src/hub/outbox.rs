@@ -16,8 +16,12 @@ use crate::{
     turns::{TurnKind, Turns},
 };
 
-/// How often a payload may fail to share a packet with other frames before it counts as too big for the path.
+/// In how many packets a payload may fail to find room beside other frames before it counts as too big for the path.
 pub(super) const MAX_MISSES: u8 = 3;
+
+/// By how many bytes packets without other frames differ in room: packet numbers take 1 to 4 bytes (RFC 9000 §17.1), and an ACK
+/// frame at least 5.
+const NUMBER_BYTES: usize = 3;
 
 /// The usual size of a DATAGRAM frame's type and length (RFC 9221 §4).
 const FRAME_HEADER_BYTES: usize = 1 + 2;
@@ -44,9 +48,8 @@ pub(super) struct FlowQueue {
     stream_id: u64,
     terms: Terms,
     header: datagram::Header,
-    /// How often the oldest payload failed to fit into a packet, and the roomiest of these packets.
+    /// How often the oldest payload failed to fit into a packet.
     misses: u8,
-    missed_room: usize,
     /// When the class allows the oldest payload to leave.
     departure: Departure,
     losses: Arc<Losses>,
@@ -80,7 +83,7 @@ impl Outbox {
         let payloads = Backlog::new(limit_bytes, losses.clone());
         let header = datagram::header(stream_id);
         let departure = Departure::default();
-        let queue = FlowQueue { payloads, stream_id, terms, header, misses: 0, missed_room: 0, departure, losses };
+        let queue = FlowQueue { payloads, stream_id, terms, header, misses: 0, departure, losses };
         match self.queues.get_mut(slot as usize) {
             Some(free) => *free = Some(queue),
             None => self.queues.push(Some(queue)),
@@ -227,7 +230,10 @@ impl Outbox {
                 turns.end_turn(TurnKind::Flow, slot, 0, false);
                 continue;
             };
-            filled.stale += (waiting - queue.payloads.len()) as u64;
+            if waiting > queue.payloads.len() {
+                filled.stale += (waiting - queue.payloads.len()) as u64;
+                queue.misses = 0;
+            }
             self.bytes -= waiting_bytes - queue.payloads.bytes();
             if let Err(at_ns) = departure {
                 self.capped.push(at_ns, slot);
@@ -265,18 +271,15 @@ impl Outbox {
                     // Other frames may have taken the room. If there are none, or if this happens repeatedly, the path
                     // is too narrow for this payload, which must not keep the others waiting.
                     queue.misses += 1;
-                    queue.missed_room = queue.missed_room.max(room);
-                    if room < self.roomiest && queue.misses < MAX_MISSES {
+                    if room + NUMBER_BYTES < self.roomiest && queue.misses < MAX_MISSES {
                         filled.missed = true;
                         break;
                     }
-                    // The payloads behind it need not find out again.
-                    self.roomiest = self.roomiest.min(queue.missed_room);
                     queue.losses.too_big.fetch_add(1, Relaxed);
                     filled.too_big += 1;
                 }
             }
-            (queue.misses, queue.missed_room) = (0, 0);
+            queue.misses = 0;
             queue.departure.left(now_ns, charged_bytes, packets);
             queue.payloads.pop();
             self.bytes -= len;
@@ -296,8 +299,9 @@ impl Outbox {
 
 impl FlowQueue {
     /// Counts payloads that were dropped because a bound was reached.
-    fn note_dropped(&self, payloads: usize) {
+    fn note_dropped(&mut self, payloads: usize) {
         if payloads > 0 {
+            self.misses = 0;
             self.terms.class.counters.dropped_queue.inc_by(payloads as u64);
             self.losses.send_queue.fetch_add(payloads as u64, Relaxed);
         }

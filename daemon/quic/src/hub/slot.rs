@@ -102,8 +102,8 @@ impl Slot {
         self.error.is_none() && !self.finished
     }
 
-    /// Makes `waker` the one to wake once fewer than `bytes` wait, or earlier: a caller that waits for less to wait, or only for the
-    /// stream's end, does not cancel what the same writer waits for.
+    /// Wakes `waker` once fewer than `bytes` wait. A larger number from an earlier call stays: a writer may wait for room and for the
+    /// stream's end at the same time.
     pub(crate) fn wake_below(&mut self, bytes: usize, waker: &Waker) {
         match &mut self.writer {
             Some((writer, below)) => {

@@ -341,14 +341,14 @@ impl State {
         detached
     }
 
-    /// Makes the driver reset a stream; discards the queued bytes at once.
-    pub(crate) fn cancel(&mut self, name: u32, code: application::Error) {
-        if let Some(slot) = self.streams.slot(name).filter(|slot| slot.error.is_none()) {
-            slot.reset = Some(code);
-            slot.fail(StreamWriteError::Cancelled);
-            self.turns.remove(TurnKind::Stream, name);
-            self.streams.ask(name);
-        }
+    /// Makes the driver reset a stream; discards the queued bytes at once. Returns whether the stream had not ended before.
+    pub(crate) fn cancel(&mut self, name: u32, code: application::Error) -> bool {
+        let Some(slot) = self.streams.slot(name).filter(|slot| slot.error.is_none()) else { return false };
+        slot.reset = Some(code);
+        slot.fail(StreamWriteError::Cancelled);
+        self.turns.remove(TurnKind::Stream, name);
+        self.streams.ask(name);
+        true
     }
 
     /// Forgets a stream; returns whether there was one.
