@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn accounts_of_those_who_have_just_made_a_request_keep_its_pace() {
+    fn an_account_with_a_recent_request_keeps_its_pace() {
         let accounts = Accounts::default();
         let account = accounts.of(&alice());
         // All turns of the next ten seconds.

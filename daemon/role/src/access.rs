@@ -42,6 +42,9 @@ use self::{
 /// How many bytes of records may wait to be written; beyond that, new records are lost and counted.
 const QUEUE_BYTES: usize = 1 << 20;
 
+/// How much room a summary of omitted records needs: a few bytes for each reason.
+const SUMMARY_BYTES: usize = 4_096;
+
 /// How many records wait for a listener; beyond that, it misses the oldest ones and receives an error.
 const EVENTS: usize = 1024;
 
@@ -75,6 +78,13 @@ struct Queue {
     lost: u64,
     has_writer: bool,
     is_writing: bool,
+}
+
+impl Queue {
+    /// Whether a record of this size can wait to be written.
+    fn has_room(&self, bytes: usize) -> bool {
+        self.has_writer && self.bytes + bytes <= QUEUE_BYTES
+    }
 }
 
 /// Counters of the fates of records.
@@ -180,44 +190,35 @@ impl AccessLog {
 
     fn tell(&self, what: What) {
         let record = Arc::new(AccessRecord { time: SystemTime::now(), what });
-        if self.is_on.load(Relaxed) && !self.enqueue(&record) {
-            self.queue().lost += 1;
-            self.counters.lost.inc();
+        if self.is_on.load(Relaxed) {
+            let (mut queue, bytes) = (self.queue(), record.bytes());
+            if queue.has_room(bytes) {
+                queue.bytes += bytes;
+                queue.records.push_back(record.clone());
+                self.changed.notify_all();
+            } else {
+                queue.lost += 1;
+                self.counters.lost.inc();
+            }
         }
         // There may be no listener.
         _ = self.events.send(record);
     }
 
-    /// Queues a record to be written; returns whether there is room for it.
-    fn enqueue(&self, record: &Arc<AccessRecord>) -> bool {
-        let (mut queue, bytes) = (self.queue(), record.bytes());
-        let is_kept = queue.has_writer && queue.bytes + bytes <= QUEUE_BYTES;
-        if is_kept {
-            queue.bytes += bytes;
-            queue.records.push_back(record.clone());
-            self.changed.notify_all();
-        }
-        is_kept
-    }
-
     /// Records a summary of the records omitted since the last one, if there were any. Without room for it, the next summary includes
     /// them.
     pub fn summarise(&self) {
-        let refusals = self.budget().take_left_out();
-        let lost = std::mem::take(&mut self.queue().lost);
-        if lost == 0 && refusals.is_empty() {
-            return;
-        }
-        let what = What::Omitted(Omitted { refusals, lost });
-        let record = Arc::new(AccessRecord { time: SystemTime::now(), what });
-        if self.is_on.load(Relaxed) && !self.enqueue(&record) {
-            self.queue().lost += lost;
-            if let What::Omitted(omitted) = &record.what {
-                self.budget().put_back(&omitted.refusals);
+        let lost = {
+            let mut queue = self.queue();
+            if self.is_on.load(Relaxed) && !queue.has_room(SUMMARY_BYTES) {
+                return;
             }
-            return;
+            std::mem::take(&mut queue.lost)
+        };
+        let refusals = self.budget().take_left_out();
+        if lost > 0 || !refusals.is_empty() {
+            self.tell(What::Omitted(Omitted { refusals, lost }));
         }
-        _ = self.events.send(record);
     }
 
     /// Records a summary of omitted records every ten seconds; never returns.

@@ -104,7 +104,7 @@ impl UserAccount {
         })
     }
 
-    /// Whether requests at `now_ns` have their turns as those of a new account.
+    /// Whether the account has its whole burst at `now_ns`, as a new account has.
     #[must_use]
     pub fn is_rested(&self, now_ns: u64) -> bool {
         self.requests.lock().ready_at(0) <= now_ns.saturating_sub(REQUEST_BURST_NS)

@@ -79,7 +79,7 @@ impl Gate {
         Some((before, &self.class))
     }
 
-    /// Whether the next load is limited to a rate. A load that was reserved and has not passed is not: it passes as it was reserved.
+    /// Whether the next load is limited to a rate; false while a reserved load has not passed, because that load keeps its reservation.
     #[must_use]
     pub fn is_capped(&self) -> bool {
         matches!(self.state, State::Shut) && (self.class.to_targets.is_some() || self.account.has_cap_up())

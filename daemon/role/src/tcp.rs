@@ -104,7 +104,7 @@ enum Reader {
     Takes,
     /// It has just refused bytes.
     Waits,
-    /// It refused bytes lately. At this time, it took some, or the first of the bytes that wait now arrived.
+    /// It refused bytes lately. `since` is when it last took some, or when the first waiting bytes arrived.
     Watched { since: Instant },
     /// Bytes wait for it, and it has taken none for [`READER_PATIENCE`].
     Stopped(StoppedReader),
@@ -231,8 +231,7 @@ impl TcpPump {
             }
         };
         tracing::debug!("tunnel failed: {end:?}");
-        self.request.send.reset(Code::ConnectError);
-        self.request.recv.stop(Code::ConnectError);
+        self.request.reset(Code::ConnectError);
         end
     }
 

@@ -64,7 +64,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Creates the counters of a tunnel or request; `totals`, such as that of its user or its local address, count the same traffic.
+    /// Creates the counters of a tunnel or request. `totals` count the same traffic, for example for its user or its local address.
     #[must_use]
     pub fn of(totals: [Option<Arc<UserTraffic>>; 2]) -> Self {
         Self { totals, ..Self::default() }

@@ -78,13 +78,6 @@ impl RefusalBudget {
         is_admitted
     }
 
-    /// Adds counts that were taken and not told.
-    pub fn put_back(&mut self, left_out: &[(&'static str, u64)]) {
-        for (reason, count) in left_out {
-            *self.left_out.entry(reason).or_default() += count;
-        }
-    }
-
     /// Takes the counts of refusals omitted since the last call, by reason.
     #[must_use]
     pub fn take_left_out(&mut self) -> Vec<(&'static str, u64)> {
