@@ -7,7 +7,7 @@
 pub use crate::refusal::{MalformedRequest, Refusal};
 pub use crate::target::{Host, InvalidTarget, Target};
 
-use crate::h3::{Field, RequestHead, ResponseHead};
+use crate::h3::{Code, Field, RequestHead, ResponseHead};
 use crate::proxy_status::{ProxyName, ProxyStatus};
 use crate::template::{Mismatch, Template};
 use bytes::Bytes;
@@ -163,6 +163,17 @@ pub enum TunnelRefused {
     /// the request with `H3_MESSAGE_ERROR`.
     #[error("the relay's response does not open a tunnel: it announces content")]
     Malformed,
+}
+
+impl TunnelRefused {
+    /// Returns the code that ends the request if the response breaks a rule.
+    #[must_use]
+    pub const fn code(&self) -> Option<Code> {
+        match self {
+            Self::Malformed => Some(Code::MessageError),
+            Self::Status { .. } => None,
+        }
+    }
 }
 
 /// Checks the final response to a request for a UDP tunnel; the caller skips interim ones (1xx).

@@ -48,7 +48,7 @@ impl Backoff {
         self.not_before = None;
     }
 
-    /// Whether the last attempt failed, or led to a connection that did not last.
+    /// Whether an attempt has failed, or a connection ended too soon, since the last success.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.failures > 0

@@ -83,7 +83,7 @@ impl OpenError {
     fn violation(&self) -> Option<Code> {
         match self {
             Self::Http(h3::Error::Protocol(error)) => Some(error.code()),
-            Self::Refused(TunnelRefused::Malformed) => Some(Code::MessageError),
+            Self::Refused(refused) => refused.code(),
             _ => None,
         }
     }
@@ -236,20 +236,18 @@ impl RelayConnection {
             Some(reserved) => self.client.request_on(reserved, head)?,
             None => self.client.request(head).await?,
         };
-        let answer = self.answer(&mut request, check).await;
-        match &answer {
-            Ok(_) => self.let_in(),
-            Err(OpenError::Refused(refused)) => {
+        match self.answer(&mut request, check).await {
+            Ok(accepted) => {
+                self.let_in();
+                Ok((request, accepted))
+            }
+            Err(error) => {
                 // Credentials may expire while we are connected.
-                if let Some(refused) = CredentialsRefused::of_tunnel(refused) {
+                if let OpenError::Refused(refused) = &error
+                    && let Some(refused) = CredentialsRefused::of_tunnel(refused)
+                {
                     self.credentials.note(Some(refused));
                 }
-            }
-            Err(_) => {}
-        }
-        match answer {
-            Ok(accepted) => Ok((request, accepted)),
-            Err(error) => {
                 if let Some(code) = error.violation() {
                     request.reset(code);
                 }

@@ -84,8 +84,8 @@ impl Failover {
         }
     }
 
-    /// Whether another connection with places for tunnels is to be expected soon, once the present ones are full. An attempt after a
-    /// failed one promises little, unless another connection to the relay works.
+    /// Whether another connection may soon bring places once the present connections are full. A relay that failed before counts only
+    /// while a connection to it works.
     #[must_use]
     pub fn may_bring_room(&self, now: Instant, availability: &[RelayAvailability]) -> bool {
         let Some(used) = self.used(availability) else { return self.relays.iter().any(|it| !it.backoff.has_failed()) };
@@ -174,7 +174,7 @@ impl Failover {
     }
 }
 
-/// Whether another attempt to connect to a relay would only repeat one that may still succeed.
+/// Whether a relay has a new connection that has yet to show that the relay answers: another attempt would show no more.
 fn is_on_trial(availability: &[RelayAvailability], relay: usize) -> bool {
     availability.get(relay).is_some_and(|relay| relay.is_on_trial)
 }

@@ -115,6 +115,8 @@ pub struct Edge {
     connections: JoinSet<()>,
     /// Answers of local addresses that have ended.
     last_answers: LastAnswers,
+    /// The uplinks that may carry the last answers of local addresses that have ended.
+    answering: Vec<SharingKey>,
 }
 
 /// The socket of a local address.
@@ -224,7 +226,8 @@ impl Edge {
     ) -> Self {
         let (locals, connections, last_answers) = (JoinSet::new(), JoinSet::new(), LastAnswers::default());
         let (served, uplinks) = (Vec::new(), Vec::new());
-        Self { transport, metrics, schedules, moves, served, uplinks, locals, connections, last_answers }
+        let answering = Vec::new();
+        Self { transport, metrics, schedules, moves, served, uplinks, locals, connections, last_answers, answering }
     }
 
     /// Prepares to serve exactly the local addresses of a configuration, without changing what is served now.
@@ -384,10 +387,12 @@ impl Edge {
                 );
             }
         }
-        // The uplinks that may carry the last answers of local addresses that end.
+        if !self.last_answers.go_on() {
+            self.answering.clear();
+        }
         let serves_models = |served: &&Served| matches!(served.wanted, Wanted::Serve(_));
         let ending = before.iter().flatten().filter(serves_models);
-        let answering: Vec<_> = ending.flat_map(|served| served.keys.iter().chain(&served.before)).cloned().collect();
+        self.answering.extend(ending.flat_map(|served| served.keys.iter().chain(&served.before)).cloned());
         for served in before.into_iter().flatten() {
             served.task.abort();
             if others.iter().all(|other| !other.wanted.is_at(&served.wanted)) {
@@ -424,7 +429,7 @@ impl Edge {
         let uses = |served: &Served, key: &SharingKey| served.keys.contains(key) || served.before.contains(key);
         let is_unused = |shared: &mut Shared| !served.iter().any(|served| uses(served, &shared.key));
         let unused = self.uplinks.extract_if(.., is_unused);
-        let (answering, silent): (Vec<_>, Vec<_>) = unused.partition(|shared| answering.contains(&shared.key));
+        let (answering, silent): (Vec<_>, Vec<_>) = unused.partition(|shared| self.answering.contains(&shared.key));
         self.close_uplinks(silent, None);
         self.close_uplinks(answering, Some(self.last_answers.clone()));
         self.link_gateways();

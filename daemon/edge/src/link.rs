@@ -252,7 +252,7 @@ impl Line {
         self.retired.store(true, Relaxed);
     }
 
-    /// Whether it [takes no new tunnels](Self::retire) any more.
+    /// Whether [`retire`](Self::retire) was called.
     #[must_use]
     pub fn is_retired(&self) -> bool {
         self.retired.load(Relaxed)
@@ -313,7 +313,8 @@ impl Line {
 
     /// Notes whether there is reason to believe that the relay no longer hears us.
     pub fn doubt(&self, is_doubted: bool) {
-        self.outlook.send_modify(|outlook| outlook.is_doubted = is_doubted);
+        // Without a change, no task wakes.
+        self.outlook.send_if_modified(|outlook| std::mem::replace(&mut outlook.is_doubted, is_doubted) != is_doubted);
     }
 
     /// Whether there is reason to believe that.

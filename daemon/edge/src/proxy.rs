@@ -54,7 +54,7 @@ pub struct Shared {
     mode: TunnelMode,
     udp_idle: Duration,
     /// How long a UDP target that the relay refused is not tried again.
-    pause: Duration,
+    backoff: (Duration, Duration),
     /// A permit for each UDP tunnel that may be open at once.
     tunnels: Arc<Semaphore>,
 }
@@ -80,7 +80,7 @@ impl Entrance {
             users: proxy.users_file.as_deref().map(ProxyUsers::read).transpose()?,
             mode: proxy.mode,
             udp_idle: proxy.udp_idle,
-            pause: proxy.uplink.backoff.0,
+            backoff: proxy.uplink.backoff,
             tunnels: Arc::new(Semaphore::new(proxy.max_udp_tunnels as usize)),
         };
         Ok(Self {

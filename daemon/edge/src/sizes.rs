@@ -52,8 +52,8 @@ pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {
     u32::from(class.policy().weight).saturating_mul(URGENCY_STEP.saturating_pow(steps))
 }
 
-/// Returns the place of something of a class in the order of its path, before the discipline's view of it. What the `priority` asks for
-/// counts within the bounds of the class, and without it, answers are sent to their end (RFC 9218 §4.2).
+/// Returns where traffic of a class stands in the order of its path, before [`Precedence::under`] applies the discipline. A `priority`
+/// counts within the bounds of the class. Without one, an answer is sent as a whole (RFC 9218 §4.2).
 #[must_use]
 pub fn precedence(class: &Class, signal: Option<&Priority>) -> Precedence {
     let service = class.policy().service(signal, 0);

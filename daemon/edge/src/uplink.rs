@@ -450,25 +450,19 @@ impl Uplink {
     /// Closes connections without tunnels if their relay is shutting down, or if others of the same path suffice.
     fn close_spare(&self, now: Instant) {
         self.state.send_if_modified(|state| {
-            let order: Vec<_> = state.in_order(now, &self.paths).into_iter().cloned().collect();
-            let settling: Vec<u64> =
-                state.lines.iter().filter(|line| state.settles(line, now)).map(|line| line.id).collect();
-            let before = state.lines.len();
-            state.lines.retain(|line| {
-                let is_old = now.saturating_duration_since(line.since) > SPARE;
-                let is_spare = line.tunnels() == 0 && (is_old || line.goes());
+            let order = state.in_order(now, &self.paths);
+            let is_kept = |line: &Arc<Line>| {
+                let is_young = now.saturating_duration_since(line.since) <= SPARE;
                 let first = order.iter().find(|first| first.path_place == line.path_place);
                 // A silent connection is kept, to be probed, and the connection to a better relay until it takes tunnels.
-                let is_needed = line.is_doubted()
-                    || settling.contains(&line.id)
-                    || first.is_none_or(|first| Arc::ptr_eq(first, line));
-                let is_kept = !is_spare || is_needed && !line.goes();
-                if !is_kept {
-                    line.close();
-                }
-                is_kept
-            });
-            state.lines.len() < before
+                let is_needed =
+                    line.is_doubted() || state.settles(line, now) || first.is_none_or(|first| Arc::ptr_eq(first, line));
+                line.tunnels() > 0 || !line.goes() && (is_young || is_needed)
+            };
+            let (kept, spare): (Vec<_>, Vec<_>) = state.lines.iter().cloned().partition(is_kept);
+            spare.iter().for_each(|line| line.close());
+            state.lines = kept;
+            !spare.is_empty()
         });
     }
 

@@ -149,7 +149,7 @@ impl Socket {
     /// Requests one object; `None` if the kernel acknowledges without a message.
     ///
     /// # Errors
-    /// The kernel refuses: the object does not exist. Or the socket failed.
+    /// The object does not exist, or the socket failed.
     pub async fn ask(&self, asked: RouteNetlinkMessage) -> Result<Option<RouteNetlinkMessage>, Error> {
         read_answer(self.request(asked, 0)?).await
     }

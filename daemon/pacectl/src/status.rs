@@ -291,7 +291,7 @@ pub(crate) async fn move_edge(client: &mut ControlClient, relay: Option<String>,
     let request = v1::MoveEdgeRequest { relay: relay.clone().unwrap_or_default() };
     let answer = client.move_edge(request).await?.into_inner();
     show(as_json, answer, |answer| match relay {
-        Some(relay) => say!("new tunnels go to {relay}; {} tunnels and requests were elsewhere", answer.tunnels),
+        Some(relay) => say!("new tunnels go to {relay}; {} UDP tunnels move there", answer.tunnels),
         None => say!("the order of preference holds again"),
     })
 }

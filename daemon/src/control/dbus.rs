@@ -100,9 +100,8 @@ async fn serve(door: Door, bus: &Bus) -> Result<()> {
                 None => return Ok(()),
             },
             Ok(()) = policies.changed() => {
-                let now = policies.borrow_and_update().clone();
-                let former = std::mem::replace(&mut last, now.clone());
-                announce(&door, &former, &now).await?;
+                let former = std::mem::replace(&mut last, policies.borrow_and_update().clone());
+                announce(&door, &former, &last).await?;
                 continue;
             }
             () = tokio::time::sleep(PAUSE) => {
@@ -388,7 +387,7 @@ impl Door {
     }
 
     /// Moves the edge's UDP tunnels to a relay of the configuration, named by host and port, and opens new ones there. An empty name
-    /// brings back the order of preference. Returns how many tunnels and requests were elsewhere.
+    /// brings back the order of preference. Returns how many UDP tunnels move.
     #[zbus(out_args("tunnels"))]
     async fn move_edge(
         &self,

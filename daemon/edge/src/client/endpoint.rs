@@ -400,8 +400,8 @@ impl Endpoint {
     }
 }
 
-/// Returns addresses in the order in which to try them: those of both IP versions in turns, the version of the first one first (RFC 8305
-/// §4). A version without a way to its first address is left out, unless no version has one.
+/// Returns addresses in the order in which to try them: IPv4 and IPv6 in turns, beginning with the version of the first address (RFC
+/// 8305 §4). If there is no route to a version's first address, that version is left out, unless neither has one.
 fn in_turns(addresses: Vec<SocketAddr>, has_way: impl Fn(SocketAddr) -> bool) -> Vec<SocketAddr> {
     let is_of_first =
         |address: &SocketAddr| addresses.first().is_some_and(|first| first.is_ipv4() == address.is_ipv4());

@@ -19,8 +19,8 @@ use crate::{
     uplink::CONNECTIONS,
 };
 
-/// How long the relay's stream credit may take to arrive, at least (one round trip, if tunnels are being closed), and how often a
-/// sender without a place looks for one.
+/// The shortest wait for the relay's stream credit (which takes a round trip if tunnels are being closed), and how often a sender
+/// without a place looks for one.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// How often a relay may refuse a further tunnel before a sender gives up: once for each connection, and once more after

@@ -27,7 +27,8 @@ use tracing::debug;
 
 use super::{
     super::{
-        connect::{OPERATOR, OpenedUdp, word_of_udp},
+        backoff::{Backoff, random},
+        connect::{NoConnection, OPERATOR, OpenedUdp, word_of_udp},
         link::Line,
         roster::{EdgeTunnel, LocalClient},
     },
@@ -40,9 +41,6 @@ const TARGETS: usize = 64;
 
 /// How many bytes may wait for a tunnel, and how many may come out of one in one turn.
 const WAITING_BYTES: usize = 64 * 1024;
-
-/// The longest time between two attempts to move a tunnel that the relay refuses elsewhere.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// How many datagrams are read before other tasks get their turn.
 const ROUNDS: usize = 64;
@@ -262,8 +260,16 @@ struct Carrier {
 impl Carrier {
     /// Opens the tunnel and carries it until it ends, or until the flow is closed.
     async fn run(self) -> Arc<Flow> {
+        let opening = async {
+            let opened = self.open().await.ok();
+            if opened.is_none() {
+                // Payloads that arrive for the target meanwhile do not justify another request.
+                sleep(self.shared.backoff.0).await;
+            }
+            opened
+        };
         let opened = tokio::select! {
-            opened = self.open() => opened,
+            opened = opening => opened,
             () = self.flow.closed() => None,
         };
         if let Some(opened) = opened {
@@ -278,30 +284,25 @@ impl Carrier {
         self.flow
     }
 
-    async fn open(&self) -> Option<OpenedUdp> {
-        match self.shared.access.open_udp(&self.client, &self.flow.target, self.shared.mode).await {
-            Ok(opened) => Some(opened),
-            Err(error) => {
-                debug!(client = %self.client.address, target = %self.flow.target, "no tunnel: {error}");
-                // Payloads that arrive for the target meanwhile do not justify another request.
-                sleep(self.shared.pause).await;
-                None
-            }
-        }
+    async fn open(&self) -> Result<OpenedUdp, NoConnection> {
+        let opened = self.shared.access.open_udp(&self.client, &self.flow.target, self.shared.mode).await;
+        opened.inspect_err(|error| {
+            debug!(client = %self.client.address, target = %self.flow.target, "no tunnel: {error}");
+        })
     }
 
-    /// Opens the tunnel anew as soon as there is another connection, once the connection of the present one is left.
+    /// Waits until the tunnel's connection is left, then opens a tunnel over another connection.
     async fn open_elsewhere(&self, line: Arc<Line>) -> OpenedUdp {
-        let mut pause = self.shared.pause;
+        let mut backoff = Backoff::new(self.shared.backoff);
         loop {
             line.left().await;
             match self.open().await {
                 // The old connection may be in use again.
-                Some(opened) if Arc::ptr_eq(opened.link.line(), &line) => opened.tunnel.reset(Code::RequestCancelled),
-                Some(opened) => return opened,
-                None => {
-                    sleep(pause).await;
-                    pause = LONGEST_PAUSE.min(2 * pause);
+                Ok(opened) if Arc::ptr_eq(opened.link.line(), &line) => opened.tunnel.reset(Code::RequestCancelled),
+                Ok(opened) => return opened,
+                Err(error) => {
+                    let wait = backoff.failed(Instant::now(), random()).unwrap_or_default();
+                    sleep(wait.max(error.retry_after().unwrap_or_default())).await;
                 }
             }
         }
@@ -373,18 +374,21 @@ impl Carrier {
         match opened.tunnel.poll_recv(cx, downlink) {
             Poll::Ready(Ok(true)) => {
                 has_moved = true;
+                let (mut bytes, mut count) = (0, 0);
                 for payload in downlink.iter() {
                     let datagram = [&self.header[..], payload].concat();
                     // As in a router: if the socket does not accept a payload at once, it is dropped.
                     let sent = self.socket.try_send_to(&datagram, self.client.address);
                     if sent.is_ok() {
-                        counters.packets_down.inc();
-                        entry.traffic.add_down(payload.len() as u64, 1);
+                        bytes += payload.len() as u64;
+                        count += 1;
                     } else {
                         counters.dropped_down.inc();
                         entry.traffic.add_unsent(0, 1);
                     }
                 }
+                counters.packets_down.inc_by(count);
+                entry.traffic.add_down(bytes, count);
                 downlink.clear();
             }
             Poll::Ready(Ok(false)) => return Poll::Ready(Err("finished")),
@@ -423,7 +427,7 @@ mod tests {
             users: None,
             mode: Default::default(),
             udp_idle: idle,
-            pause: idle,
+            backoff: (idle, idle),
             tunnels: Arc::new(Semaphore::new(2 * TARGETS)),
         });
         let socket = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
@@ -453,21 +457,24 @@ mod tests {
 
     #[tokio::test]
     async fn a_payload_for_a_tunnel_that_has_just_ended_waits_for_the_next() {
-        let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 5));
-        let mut association = association(unreached(), from).await;
+        let relay = TestRelay::start(Does::EchoOnce, true);
+        let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let from = application.local_addr().unwrap();
+        let access = access_to(relay.endpoint());
+        let uplink = access.uplink.clone();
+        let running = tokio::spawn(async move { uplink.run(watch::Sender::new(()).subscribe()).await });
+        let mut association = association(access, from).await;
         let target = Target::from_authority("192.0.2.1:9").unwrap();
         take(&mut association, &target, from);
+        timeout(PATIENCE, application.recv_from(&mut [0; 64])).await.unwrap().unwrap();
         let ended = association.flows[&target].flow.clone();
-        ended.close("idle");
-        // The task ends, and nothing joins it yet.
-        while ended.inbox().place.is_some() {
-            yield_now().await;
-        }
+        // The relay ends the tunnel, so that its task ends. Nothing joins it yet.
+        eventually(|| ended.inbox().place.is_none()).await;
         take(&mut association, &target, from);
         let next = &association.flows[&target].flow;
         assert!(!Arc::ptr_eq(next, &ended));
         assert_eq!((next.inbox().payloads.len(), ended.inbox().payloads.len()), (1, 0));
-        assert_eq!(association.shared.access.counters.dropped_waiting.get(), 1, "what waited before is counted");
+        running.abort();
     }
 
     #[tokio::test]

@@ -190,8 +190,8 @@ fn malformed(status: u16, text: &str) -> (&'static str, ProxyResponse) {
     ("malformed", ProxyResponse::new(status, text))
 }
 
-/// Reads a request in HTTP/1.`minor` that is not CONNECT. The server answers in the same version, because the client reads its answer as
-/// it is.
+/// Reads a request in HTTP/1.`minor` that is not CONNECT. It is forwarded in the same version, because the server's answer goes to the
+/// client unchanged.
 fn forward(
     method: &str,
     uri: &str,

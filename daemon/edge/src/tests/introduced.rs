@@ -12,7 +12,11 @@ use tokio::sync::watch;
 
 use super::{Does, TestRelay, eventually};
 use crate::{
-    client::{endpoint::Endpoint, introduction::CredentialsRefused},
+    client::{
+        access::{Access, TokenSource},
+        endpoint::Endpoint,
+        introduction::CredentialsRefused,
+    },
     uplink::{ConnectionCounters, Uplink},
 };
 
@@ -72,4 +76,21 @@ async fn a_token_that_expires_later_is_shown_until_the_relay_accepts_it() {
     assert_eq!(connection.introduce().await.unwrap(), None);
     assert!(ready.missing().is_empty());
     assert_eq!(uplink.standpoints()[0].attempts.refused, None);
+}
+
+#[tokio::test]
+async fn a_token_on_a_slow_disk_stops_nothing_else() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let file = std::env::temp_dir().join(format!("paced-edge-slow-token-{}", std::process::id()));
+    // A pipe: reading it takes until something is written.
+    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    let access = Access { token: Some(TokenSource::File(file.clone())), ..relay.access() };
+    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
+    // If the read blocked this thread, the test would hang.
+    let connecting = tokio::spawn(async move { endpoint.connect().await.is_ok() });
+    tokio::task::yield_now().await;
+    let pipe = file.clone();
+    tokio::task::spawn_blocking(move || std::fs::write(pipe, "token")).await.unwrap().unwrap();
+    assert!(connecting.await.unwrap());
+    std::fs::remove_file(file).unwrap();
 }

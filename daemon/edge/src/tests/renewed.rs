@@ -8,7 +8,6 @@ use tokio::runtime::Handle;
 
 use super::{Does, TestRelay, eventually};
 use crate::client::{
-    access::{Access, TokenSource},
     drive,
     endpoint::{Connected, Endpoint},
 };
@@ -46,20 +45,4 @@ async fn sockets_that_were_replaced_are_closed_with_their_last_connection() {
     _ = driver.await;
     drop(endpoint);
     eventually(|| tasks() <= before).await;
-}
-
-#[tokio::test]
-async fn a_token_on_a_slow_disk_stops_nothing_else() {
-    let relay = TestRelay::start(Does::Echo, true);
-    let file = std::env::temp_dir().join(format!("paced-edge-slow-token-{}", std::process::id()));
-    // A pipe: reading it takes until something is written.
-    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
-    let access = Access { token: Some(TokenSource::File(file.clone())), ..relay.access() };
-    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
-    let connecting = tokio::spawn(async move { endpoint.connect().await.is_ok() });
-    tokio::task::yield_now().await;
-    let pipe = file.clone();
-    tokio::task::spawn_blocking(move || std::fs::write(pipe, "token")).await.unwrap().unwrap();
-    assert!(connecting.await.unwrap());
-    std::fs::remove_file(file).unwrap();
 }

@@ -172,7 +172,7 @@ impl Uplink {
 
     /// Restores the order of preference, whatever relay was chosen before. Open tunnels stay.
     pub fn prefer(&self) {
-        self.state.send_modify(|state| (state.chosen, state.pending) = (None, None));
+        self.state.send_modify(|state| (state.chosen, state.pending) = (None, Vec::new()));
         self.wanted.notify_one();
     }
 
@@ -226,7 +226,7 @@ pub struct PreparedMove {
 impl PreparedMove {
     fn choose(uplink: Arc<Uplink>, relay: &str) -> Self {
         uplink.state.send_modify(|state| {
-            state.pending = Some(relay.to_owned());
+            state.pending.push(relay.to_owned());
             state.is_urgent = true;
         });
         uplink.wanted.notify_one();
@@ -237,12 +237,17 @@ impl PreparedMove {
     /// where they are until they end.
     #[must_use]
     pub fn carry_out(self) -> Vec<u64> {
+        let mut is_wanted = false;
         self.uplink.state.send_modify(|state| {
-            // Unless an operator has restored the order of preference meanwhile.
-            if state.pending.is_some() {
+            // An operator may have restored the order of preference meanwhile.
+            is_wanted = state.pending.contains(&self.relay);
+            if is_wanted {
                 state.chosen = Some(self.relay.clone());
             }
         });
+        if !is_wanted {
+            return Vec::new();
+        }
         let lines = self.uplink.state.borrow().lines.clone();
         let is_elsewhere = |line: &&Arc<Line>| !line.is_closed() && self.uplink.relay_of(line) != self.relay;
         let others = lines.iter().filter(is_elsewhere);
@@ -253,9 +258,8 @@ impl PreparedMove {
 impl Drop for PreparedMove {
     fn drop(&mut self) {
         self.uplink.state.send_modify(|state| {
-            // Unless an operator has chosen another relay meanwhile.
-            if state.pending.as_ref() == Some(&self.relay) {
-                state.pending = None;
+            if let Some(at) = state.pending.iter().position(|relay| *relay == self.relay) {
+                state.pending.remove(at);
             }
         });
     }
@@ -293,9 +297,13 @@ mod tests {
         assert!(first.carry_out().is_empty());
         drop(second);
         assert_eq!(chosen().as_deref(), Some("a.example:443"));
+        let relay = TestRelay::start(Does::Echo, true);
+        let connected = relay.endpoint().connect().await.unwrap();
+        let line = Line::new(&connected, (7, 0, 0), Arc::default(), Arc::default());
+        uplink.state.send_modify(|state| state.lines.push(line.clone()));
         let late = choose("b.example:443");
         uplink.prefer();
-        assert!(late.carry_out().is_empty());
+        assert!(late.carry_out().is_empty() && !line.is_left(), "an operator wants its tunnels to stay");
         assert_eq!(chosen(), None);
     }
 

@@ -62,7 +62,7 @@ pub(super) struct Work<'a> {
     uplink: &'a Uplink,
     /// By path.
     failovers: Vec<Failover>,
-    /// Each task completes with a connection and its error; there is none if the tunnel that carried it has ended.
+    /// Each task completes with a connection and its error, or `None` if the tunnel that carried the connection has ended.
     pub(super) connections: JoinSet<(Arc<Line>, Option<h3::Error>)>,
     /// Each task completes with a connection and whether its relay is shutting down; if not, the connection has ended.
     pub(super) departures: JoinSet<(Arc<Line>, bool)>,
@@ -296,6 +296,7 @@ impl Work<'_> {
         let path = Some(self.uplink.path_name(line)).filter(|name| !name.is_empty());
         let (relay, via) = (self.uplink.relay_of(line), self.uplink.via_of(line));
         match error {
+            Some(_) if is_unused => info!(relay, path, "the connection was unused and has timed out"),
             Some(_) if peaceful => info!(relay, path, "the relay closed the connection"),
             Some(error) => warn!(relay, path, "connection lost: {error}"),
             None => warn!(relay, path, "connection lost: the tunnel through [hop.{via}] has ended"),
@@ -502,7 +503,7 @@ fn introduce(introductions: &mut JoinSet<(Arc<Line>, Option<CredentialsRefused>)
     });
 }
 
-/// Drives a connection until it ends, or until the tunnel that carries it does; then there is no error.
+/// Drives a connection until it ends, and returns its error. Returns `None` if the tunnel that carries it ends first.
 async fn drive_until(line: &Line, connection: h3::HttpConnection, ended: BoxFuture<'static, ()>) -> Option<h3::Error> {
     let mut driving = pin!(drive(connection));
     tokio::select! {

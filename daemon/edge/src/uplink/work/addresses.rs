@@ -1,5 +1,5 @@
 //! Changes of this host's addresses. Connections continue from the new address. If a relay does not answer there, another connection
-//! replaces the moved one, unless there is another path, relay or gateway: then the connection counts as silent, as at any other time.
+//! replaces the moved one, unless there is another path, relay or gateway: then `Work::look` judges the connection like any other.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ impl Work<'_> {
     pub(in crate::uplink) fn prove(&mut self) {
         let now = Instant::now();
         if self.uplink.has_alternatives() {
-            // `look` finds out whether the connections answer, and `give_up` how long they may be silent.
+            // `look` finds out whether the connections answer, and `give_up` closes those connections that stay silent.
             return self.proofs.clear();
         }
         let due: Vec<_> = self.proofs.extract_if(.., |(_, _, due)| *due <= now).collect();

@@ -1,4 +1,4 @@
-//! Gateways that fall silent while another works.
+//! What the task of an uplink does when connections fall silent, end or fill up, or when their relays shut down.
 
 use quic::endpoint::Transport;
 
