@@ -128,8 +128,8 @@ static __always_inline int take_one(void *entries, const void *key, const struct
 	return 1;
 }
 
-/* The lower half of an IPv4 address, which is mapped to IPv6, or the upper half of an IPv6 address: no global one begins
- * with 16 zero bits, as the lower half does. */
+/* An IPv6 address: its upper half. An IPv4 address: the lower half of its IPv6-mapped form, which begins with 16 zero bits, as
+ * no global IPv6 address does. */
 static __always_inline __u64 host_of(const __u64 source[2])
 {
 	return source[0] ? source[0] : source[1];

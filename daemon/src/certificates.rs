@@ -141,8 +141,8 @@ pub fn shown(config: &Config) -> Result<Vec<Certificate>> {
     listeners.chain(fronts).chain(control).chain(uplinks).map(read).collect()
 }
 
-/// Returns why clients will refuse certificates that the relay's listeners can present, each with its file: a certificate is not valid
-/// yet at `now`, or for none of the hosts of the relay's templates (RFC 6125). Files that cannot be read are left out.
+/// Returns why clients will refuse certificates of the relay's listeners, each with its file. Either the certificate is not valid yet at
+/// `now`, or it names no host of the relay's templates (RFC 6125). Files that cannot be read are left out.
 #[must_use]
 pub fn unfit(config: &Config, now: SystemTime) -> Vec<(PathBuf, String)> {
     let Some(relay) = &config.relay else { return Vec::new() };
@@ -153,9 +153,9 @@ pub fn unfit(config: &Config, now: SystemTime) -> Vec<(PathBuf, String)> {
         let Some(first) = read_certificates(file).ok().and_then(|chain| chain.into_iter().next()) else { continue };
         let why = why_unfit(&first, &hosts, now)
             .map(|why| format!("clients will refuse the certificate in {}: {why}", file.display()));
-        unfit.extend(why.map(|why| (file.clone(), why)));
+        let told = why.map(|why| (file.clone(), why)).filter(|told| !unfit.contains(told));
+        unfit.extend(told);
     }
-    unfit.dedup();
     unfit
 }
 

@@ -198,7 +198,14 @@ impl Control {
             }
             let policies = self.policies.clone();
             let outcome = spawn_blocking(move || policies.expire(number)).await;
-            let Ok(Err(refusal)) = outcome else { continue };
+            let refusal = match outcome {
+                Ok(Ok(_)) => continue,
+                Ok(Err(refusal)) => refusal,
+                Err(_) => {
+                    sleep(STEP).await;
+                    continue;
+                }
+            };
             if told.replace((number, refusal.clone())).is_none_or(|told| told != (number, refusal.clone())) {
                 tracing::error!("revision {number} was not confirmed, but cannot be rolled back yet: {refusal}");
             }

@@ -96,8 +96,7 @@ const TAIL: &str = r".SH SIGNALS
 Reads the configuration and the files that it names again. What cannot be used, or takes a restart, is logged by its name, and nothing is
 changed;
 .B pacectl reload
-does the same and says the outcome. Files that the configuration names are also read again by themselves once they have changed, and if they cannot be used, again each
-minute.
+does the same and says the outcome. paced also reads files that the configuration names when they change. If it cannot use them, it reads them again each minute.
 .TP
 .BR SIGTERM ,\  SIGINT
 Accepts no new connections and requests, lets open ones go on for

@@ -279,7 +279,8 @@ impl Policies {
         let mut state = self.state();
         let former = state.history.admit_return(to, expected)?;
         // The configuration may need other classes and schedules by now.
-        let policy = check(&former.text, &state.needed)?;
+        require(&former.policy, &state.needed)?;
+        let policy = former.policy.clone();
         let origin = Origin::Rollback { to: former.number };
         let revision = state.history.next(policy, former.text.clone(), origin, author, SystemTime::now());
         self.adopt(&mut state, revision, None, save)

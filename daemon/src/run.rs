@@ -350,7 +350,7 @@ const REFRESH: Duration = Duration::from_secs(10);
 /// How long connections have to close, and then their last packets to leave.
 const CLOSING: Duration = Duration::from_millis(50);
 
-/// The time that the service manager leaves for the end after a drain.
+/// How long paced may take to end after a drain before the service manager kills it.
 const AFTER_DRAIN: Duration = Duration::from_secs(30);
 
 fn notify(state: &[NotifyState<'_>]) {

@@ -24,7 +24,7 @@ const INSTALLED: &str = "/run/paced/control.sock";
 #[derive(Args)]
 pub(crate) struct Door {
     /// The daemon's control socket [default: that of the service, else that of `paced run` in development mode]
-    // Paths may not be empty, but an empty variable is as good as none.
+    // clap refuses an empty PathBuf, but an empty PACED_SOCKET counts as none.
     #[arg(long, value_name = "PATH", env = "PACED_SOCKET", value_parser = clap::value_parser!(OsString))]
     socket: Option<OsString>,
     #[command(flatten)]
@@ -123,9 +123,9 @@ impl Door {
         match options {
             [true, true] => return Err("--socket and --remote name two daemons: leave one out"),
             [false, true] => self.socket = None,
-            [true | false, false] => {}
+            [false, false] => _ = self.socket.take_if(|path| path.is_empty()),
+            [true, false] => {}
         }
-        self.socket.take_if(|path| path.is_empty());
         Ok(())
     }
 
@@ -283,6 +283,7 @@ mod tests {
         assert_eq!(settled("edge.sock", [true, false]), Ok(true));
         assert_eq!(settled("edge.sock", [false, false]), Ok(true), "of two variables, the socket decides");
         assert_eq!(settled("", [false, false]), Ok(false));
+        assert_eq!(settled("", [true, false]), Ok(true), "an empty --socket does not mean another machine");
         assert!(settled("edge.sock", [true, true]).is_err());
     }
 

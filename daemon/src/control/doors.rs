@@ -133,7 +133,7 @@ impl Doors {
         let unix = settings.socket.as_ref().and_then(|path| {
             if let Some(at) = given.as_ref().and_then(|given| elsewhere(given, path)) {
                 tracing::warn!(
-                    "paced.socket listens on {}, not on {}, which [control] names: callers do not find paced there; change \
+                    "paced.socket listens on {}, but [control] names {}, where callers will not find paced: change \
                      ListenStream= of paced.socket, or `socket`",
                     at.display(),
                     path.display()
@@ -235,11 +235,11 @@ fn unless_known<T>(opened: Result<T>, is_known: bool) -> Result<Option<T>> {
     }
 }
 
-/// Returns the path of a socket that the service manager opened, if it is not `path`, also by another name of a folder.
+/// Returns the path of a socket that the service manager opened, unless `path` leads to the same file.
 fn elsewhere(given: &UnixListener, path: &Path) -> Option<PathBuf> {
     let at = given.local_addr().ok()?.as_pathname()?.to_owned();
-    let of = |path: &Path| std::fs::canonicalize(path).ok();
-    (at != path && (of(&at).is_none() || of(&at) != of(path))).then_some(at)
+    let file = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    (file(&at) != file(path)).then_some(at)
 }
 
 fn listen(tcp: &TcpDoor) -> Result<TcpListener> {

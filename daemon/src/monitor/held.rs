@@ -134,7 +134,7 @@ impl<'a> Held<'a> {
                 }
             };
             if self.devices.insert(device.clone(), index) != Some(index) {
-                // Everything set up on the former device of that name went with it, unless it only has another name now.
+                // What was set up on the former device of that name is gone with the device, unless the device was only renamed.
                 self.parts.retain(|(of, _), _| of != device);
                 for of in [&mut self.entries.clsact, &mut self.entries.fq] {
                     of.retain(|changed| NetworkDevice::exists(changed.index));
@@ -174,7 +174,8 @@ impl<'a> Held<'a> {
         match egress.attachment(device) {
             Some(egress::Attached::Link) => true,
             Some(egress::Attached::Filter) => {
-                egress.id().is_some_and(|program| qdisc::has_filter(index, program).unwrap_or(false))
+                // If the kernel does not say, the filter counts as standing.
+                egress.id().is_none_or(|program| qdisc::has_filter(index, program).unwrap_or(true))
             }
             None => false,
         }
