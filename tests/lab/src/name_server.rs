@@ -34,7 +34,7 @@ impl NameServer {
         Self::with_ttl(namespace, table, TTL_S)
     }
 
-    /// As [`NameServer::start`], with answers that may be cached for `ttl_s` seconds and not for a minute.
+    /// As [`NameServer::start`], but answers may be cached for `ttl_s` seconds.
     ///
     /// # Errors
     /// As for [`NameServer::start`].

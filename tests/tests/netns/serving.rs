@@ -124,9 +124,8 @@ impl Desk {
 
     /// Stops the relay and starts another one with the same configuration.
     fn restart(&mut self) {
-        self.site.signal(libc::SIGTERM).unwrap();
-        self.site.relay.wait(SOON).unwrap();
-        self.start_again();
+        let terms = Terms { relay: &self.relay, sections: &self.sections, ..Terms::default() };
+        self.site.restart(terms).unwrap();
     }
 
     /// Starts another relay with the same configuration, after the first has ended.

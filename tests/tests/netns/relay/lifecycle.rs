@@ -106,7 +106,7 @@ fn a_client_whose_handshake_is_in_flight_at_sigterm_does_not_wait_for_the_drain(
         site.chain.access.far.set_qdisc("pfifo limit 0").unwrap();
         let access = site.access(Family::V4).unwrap();
         let late = tokio::spawn(async move {
-            // Whether or not the connection is of use for a moment.
+            // The handshake may still complete before the relay closes the connection.
             if let Ok(late) = Client::connect(access).await {
                 _ = late.ended.await;
             }

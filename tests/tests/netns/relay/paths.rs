@@ -129,13 +129,18 @@ fn pacectl(site: &Site, arguments: &[&str]) -> (Option<i32>, String) {
     site.pacectl_at("edge.sock", arguments).unwrap()
 }
 
-/// The paths that `pacectl paths` lists: the state of each, and its number of tunnels.
-pub(super) fn paths(site: &Site) -> Vec<(String, u64)> {
+/// The rows of `pacectl paths`.
+pub(super) fn rows(site: &Site) -> Vec<Value> {
     let (code, said) = pacectl(site, &["--json", "paths"]);
     assert_eq!(code, Some(0), "{said}");
     let answer: Value = serde_json::from_str(&said).unwrap();
+    answer["paths"].as_array().unwrap().clone()
+}
+
+/// The state of each path that `pacectl paths` lists, and its number of tunnels.
+pub(super) fn paths(site: &Site) -> Vec<(String, u64)> {
     let row = |path: &Value| (path["state"].as_str().unwrap().to_owned(), path["tunnels"].as_u64().unwrap_or(0));
-    answer["paths"].as_array().unwrap().iter().map(row).collect()
+    rows(site).iter().map(row).collect()
 }
 
 pub(super) fn states(site: &Site) -> Vec<String> {

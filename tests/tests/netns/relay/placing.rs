@@ -6,9 +6,8 @@ use std::time::Duration;
 use lab::engine::{Engine, Speed};
 use lab::process::wait_for;
 use lab::site::{Family, SOON, Site};
-use serde_json::Value;
 
-use super::paths::{Uplinks, edge, states};
+use super::paths::{Uplinks, edge, rows, states};
 
 /// The first path carries an answer in two thirds of the second path's time, and two answers in four thirds of it. So a request takes the
 /// first path unless it has to wait there for an answer.
@@ -37,10 +36,7 @@ fn ask(site: &Site, (port, priority): Asked) -> Child {
 
 /// Returns how many requests each path has.
 fn requests(site: &Site) -> Vec<u64> {
-    let (code, said) = site.pacectl_at("edge.sock", &["--json", "paths"]).unwrap();
-    assert_eq!(code, Some(0), "{said}");
-    let answer: Value = serde_json::from_str(&said).unwrap();
-    answer["paths"].as_array().unwrap().iter().map(|path| path["requests"].as_u64().unwrap_or(0)).collect()
+    rows(site).iter().map(|path| path["requests"].as_u64().unwrap_or(0)).collect()
 }
 
 #[test]

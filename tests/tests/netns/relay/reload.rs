@@ -1,7 +1,7 @@
 //! Changes that a reload applies or refuses.
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::os::unix::net::UnixStream;
+use std::os::unix::{fs::OpenOptionsExt as _, net::UnixStream};
 use std::process::Command;
 use std::time::Duration;
 
@@ -106,8 +106,9 @@ fn a_signal_ends_a_daemon_whose_reload_waits_for_a_file() {
     std::fs::remove_file(&file).unwrap();
     assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
     edge.daemon.signal(libc::SIGHUP).unwrap();
-    // Returns once the daemon has opened the pipe, from which it then waits for the configuration.
-    let pipe = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
+    // Succeeds once the daemon has opened the pipe, from which it then waits for the configuration.
+    let open = || std::fs::OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&file).ok();
+    let pipe = wait_for("the daemon to open the pipe", SOON, open).unwrap();
     edge.daemon.signal(libc::SIGTERM).unwrap();
     assert!(edge.daemon.wait(SOON).unwrap().success());
     drop(pipe);

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::entrance::{Edge, sample};
 
-/// A connection has room for so many unread windows, and one in use.
+/// The number of unread windows for which a connection has room beside one in use.
 const ROOM: usize = 15;
 
 /// The number of tunnels that stop.

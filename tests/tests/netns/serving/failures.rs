@@ -80,8 +80,7 @@ fn an_answer_whose_gateway_is_killed_is_cut_off_and_cannot_be_taken_for_whole() 
     desk.site.relay.wait(SOON).unwrap();
     wait_for("the engine to drop the request", SOON, || (desk.large[0].counts() == [1, 0, 1]).then_some(())).unwrap();
     // The loss is not noticed until the gateway is back or the edge's idle timeout ends the connection.
-    let terms = Terms { relay: &desk.relay, sections: &desk.sections, ..Terms::default() };
-    desk.site.start_again(terms).unwrap();
+    desk.start_again();
     let (said, status) = finish(open);
     let (text, is_whole) = text(&said);
     assert!(numbers(200).starts_with(&text) && !is_whole, "{said}");

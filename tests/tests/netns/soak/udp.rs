@@ -133,7 +133,7 @@ pub async fn resolve(seen: Arc<Seen>, access: Access) {
 
 const NAMES: u64 = 300;
 
-/// For how long names may be cached: four times less than it takes until a name's turn comes again.
+/// For how long names may be cached: a quarter of the time between two look-ups of the same name.
 fn ttl_s() -> u8 {
     super::paced(60.0).as_secs().max(1) as u8
 }
