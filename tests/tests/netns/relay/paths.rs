@@ -302,7 +302,7 @@ fn tunnels_move_to_the_relay_that_is_named_and_before_one_that_ends_has_gone() {
     assert!(code != Some(0) && said.contains("10.0.1.2:444"), "{said}");
     _ = longest_gap(&sockets, Duration::from_secs(3), || {
         let (code, said) = pacectl(&site, &["edge", "move", "--relay", "10.0.1.2:444"]);
-        assert!(code == Some(0) && said.contains("4 tunnels"), "{said}");
+        assert!(code == Some(0) && said.contains("4 UDP tunnels"), "{said}");
     });
     site.wait_for_counts("all tunnels to leave the first relay", |counts| counts.udp_tunnels() == 0).unwrap();
     assert_carry_unbroken(&site, METRICS, &sockets, 4, &edge);
