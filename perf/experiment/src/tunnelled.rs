@@ -27,7 +27,7 @@ use futures::future::join_all;
 use instruments::load::{Figure, value};
 use lab::simulation::CLOCK;
 use masque::{h3::Code, tunnel::Form};
-use plan::{Plan, Scheduler};
+use plan::{Plan, Scheduler, Tunnel};
 use s2n_quic::provider::io::testing::{self, Handle, Io, primary, spawn, time};
 
 use self::{
@@ -165,9 +165,10 @@ impl World {
     }
 
     fn inner_io(&self, handle: &Handle) -> Result<Io> {
+        let Tunnel { inner_packet_bytes: most, inner_initial_bytes, .. } = self.plan.tunnel;
         // Headers of IPv4 and UDP.
-        let mtu = self.plan.tunnel.inner_packet_bytes + 28;
-        Ok(handle.builder().with_initial_mtu(mtu).with_max_mtu(mtu).build()?)
+        let [initial, most] = [inner_initial_bytes.unwrap_or(most), most].map(|bytes| bytes + 28);
+        Ok(handle.builder().with_initial_mtu(initial).with_max_mtu(most).build()?)
     }
 
     fn figures(&self) -> Vec<Figure> {

@@ -274,6 +274,9 @@ pub struct Tunnel {
     pub target_delay_ms: f64,
     /// In [`Topology::Tunnelled`]: the largest packets of inner connections, in bytes of UDP payload.
     pub inner_packet_bytes: u16,
+    /// The first packets of inner connections, which then search for larger ones that arrive (RFC 8899), in bytes of UDP payload. By
+    /// default, `inner_packet_bytes`.
+    pub inner_initial_bytes: Option<u16>,
     /// The largest packets of the connection between edge and relay, in bytes of UDP payload.
     pub packet_bytes: u16,
     /// The congestion controller of inner connections.
@@ -291,6 +294,7 @@ impl Default for Tunnel {
             mode: Mode::default(),
             target_delay_ms: 0.0,
             inner_packet_bytes: 1_400,
+            inner_initial_bytes: None,
             packet_bytes: 1_472,
             inner_congestion: Congestion::Cubic,
             queue_bytes: 256 * 1024,

@@ -105,11 +105,17 @@ impl Plan {
 
     fn check_tunnelled(&self) -> Result<()> {
         ensure!(self.clocks == [Clock::VirtualNetwork], "clocks: tunnels of this kind are simulated");
-        let Tunnel { inner_packet_bytes, packet_bytes, queue_bytes, earlier_bytes, .. } = self.tunnel;
+        let Tunnel { inner_packet_bytes, inner_initial_bytes, packet_bytes, queue_bytes, earlier_bytes, .. } =
+            self.tunnel;
         for (key, bytes) in [("inner_packet_bytes", inner_packet_bytes), ("packet_bytes", packet_bytes)] {
             // RFC 9000 §14; jumbo frames.
             ensure!((1_200..=8_972).contains(&bytes), "tunnel.{key}: {bytes} is not within 1200 to 8972");
         }
+        let initial = inner_initial_bytes.unwrap_or(inner_packet_bytes);
+        ensure!(
+            (1_200..=inner_packet_bytes).contains(&initial),
+            "tunnel.inner_initial_bytes: {initial} is not within 1200 to {inner_packet_bytes}"
+        );
         ensure!((2_048..=1 << 28).contains(&queue_bytes), "tunnel.queue_bytes: between 2048 and 2^28");
         ensure!(earlier_bytes <= 1 << 28, "tunnel.earlier_bytes: at most 2^28");
         let Workload { requests, connections, one_way, backlog, .. } = self.workload;

@@ -17,7 +17,10 @@ use crate::{
 };
 
 /// In how many packets a payload may fail to find room beside other frames before it counts as too big for the path.
-pub(super) const MAX_MISSES: u8 = 3;
+///
+/// s2n-quic writes an ACK frame into up to 11 packets (`ack/ack_transmission_state.rs`): a payload that fits into a packet of its own,
+/// but not beside that frame, leaves in the next one.
+pub(super) const MAX_MISSES: u8 = 12;
 
 /// By how many bytes packets without other frames differ in room: packet numbers take 1 to 4 bytes (RFC 9000 §17.1), and an ACK
 /// frame at least 5.
