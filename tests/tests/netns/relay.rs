@@ -28,6 +28,7 @@ mod proxy;
 mod quotas;
 mod refusals;
 mod reload;
+mod silence;
 mod stopped;
 mod strangers;
 mod tcp;

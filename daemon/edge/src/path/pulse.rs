@@ -17,6 +17,10 @@ const GRACE: Duration = Duration::from_millis(75);
 /// How many packets without an answer show that an answer was due. A single packet may be an acknowledgement, which gets none.
 const UNANSWERED: u64 = 2;
 
+/// How many packets without a pause between them make a flow. If a flow stops, one probe shows whether it has ended or the path has failed:
+/// an edge whose tunnels only receive sends nothing that could remain without an answer.
+const FLOW: u64 = 16;
+
 /// How often a silent path is probed.
 const ASK: Duration = Duration::from_millis(250);
 
@@ -30,7 +34,7 @@ pub enum Beat {
     Same,
     /// It has become silent.
     Silent,
-    /// It needs a probe: it is silent, or nothing came while an answer is due.
+    /// It needs a probe: it is silent, nothing came while an answer is due, or a flow of packets has stopped.
     Ask,
     /// It answers again, for long enough.
     Back,
@@ -51,13 +55,24 @@ pub struct Pulse {
     answered_since: bool,
     /// When the silence about a due answer began, or when the last probe for that answer left.
     awaited: Option<Instant>,
+    /// How many packets were heard without a pause, and when the last of them was seen.
+    flow: Option<(u64, Instant)>,
 }
 
 impl Pulse {
     /// Begins with the packets heard and sent so far.
     #[must_use]
     pub fn new(heard: u64, sent: u64) -> Self {
-        Self { heard, sent, unanswered: None, silent_since: None, asked: None, answered_since: false, awaited: None }
+        Self {
+            heard,
+            sent,
+            unanswered: None,
+            silent_since: None,
+            asked: None,
+            answered_since: false,
+            awaited: None,
+            flow: None,
+        }
     }
 
     /// Whether it is silent.
@@ -82,7 +97,8 @@ impl Pulse {
     /// send nothing meanwhile: probes show whether the peer still lives.
     pub fn look(&mut self, now: Instant, (heard, sent): (u64, u64), smoothed_rtt: Duration, is_due: bool) -> Beat {
         let pause = ASK.max(smoothed_rtt.min(4 * ASK));
-        let answered = std::mem::replace(&mut self.heard, heard) != heard;
+        let news = heard.saturating_sub(std::mem::replace(&mut self.heard, heard));
+        let answered = news > 0;
         if let Some((asked, answers)) = self.asked {
             if now < asked + pause {
                 self.answered_since |= answered;
@@ -101,7 +117,8 @@ impl Pulse {
                 self.sent = sent;
             }
             self.unanswered = None;
-            return if self.is_quiet(now, answered, pause, is_due) { Beat::Ask } else { Beat::Same };
+            let has_stopped = self.has_stopped(now, news, pause);
+            return if self.is_quiet(now, answered, pause, is_due) || has_stopped { Beat::Ask } else { Beat::Same };
         }
         let since = *self.unanswered.get_or_insert(now);
         if now.saturating_duration_since(since) < ROUND_TRIPS * smoothed_rtt + GRACE {
@@ -124,6 +141,17 @@ impl Pulse {
             self.awaited = Some(now);
         }
         is_quiet
+    }
+
+    /// Whether a flow of packets has stopped for a `pause`. True once for each flow.
+    fn has_stopped(&mut self, now: Instant, news: u64, pause: Duration) -> bool {
+        let before = self.flow.map_or(0, |(packets, _)| packets);
+        if news > 0 {
+            self.flow = Some((before.saturating_add(news), now));
+            return false;
+        }
+        let has_paused = self.flow.is_some_and(|(_, last)| now.saturating_duration_since(last) >= pause);
+        has_paused && self.flow.take().is_some_and(|(packets, _)| packets >= FLOW)
     }
 }
 
@@ -194,6 +222,25 @@ mod tests {
         let before = sent.get();
         let dead = look(1_000, 1_500, &|_| before);
         assert_eq!(dead, [(1_030, Beat::Ask), (1_240, Beat::Silent), (1_490, Beat::Ask)]);
+    }
+
+    #[test]
+    fn a_flow_that_stops_is_probed_once() {
+        let (mut pulse, start) = (Pulse::new(5, 5), Instant::now());
+        let few = |ms: u64| (5 + (ms / 40).min(FLOW - 1), 5);
+        assert_eq!(look(&mut pulse, start, 2_000, few), [], "too few for a flow");
+        let heard = few(2_000).0;
+        let again = look(&mut pulse, start + Duration::from_secs(2), 5_000, |ms| (heard + (ms / 40).min(FLOW), 5));
+        assert_eq!(again, [(890, Beat::Ask)], "the last of 16 packets was seen at 640 ms");
+    }
+
+    #[test]
+    fn a_path_that_fails_while_packets_only_arrive_is_silent() {
+        let mut pulse = Pulse::new(0, 0);
+        // The probe and its retransmission leave at 890 ms.
+        let counts = |ms: u64| ((ms / 40).min(FLOW), if ms > 890 { 2 } else { 0 });
+        let seen = look(&mut pulse, Instant::now(), 1_200, counts);
+        assert_eq!(seen, [(890, Beat::Ask), (1_100, Beat::Silent)]);
     }
 
     #[test]
