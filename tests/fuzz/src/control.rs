@@ -82,7 +82,9 @@ pub fn control_requests(mut input: &[u8]) {
                 "revision {} is in force",
                 now.number
             );
-            assert_eq!(check(&now.text, &[]).as_ref(), Ok(&now.policy), "the policy in force does not match its text");
+            if now.number != before {
+                assert_eq!(check(&now.text, &[]).as_ref(), Ok(&now.policy), "the policy in force does not match its text");
+            }
             assert!(!policies.in_force().is_saved, "a policy is saved, which is impossible");
         }
     });
