@@ -12,6 +12,7 @@
 //! | [`refusal`] | why a request is refused | RFC 9110 §15, RFC 9209 §2.3 |
 //! | [`proxy_status`] | the `Proxy-Status` field | RFC 9209 |
 //! | [`priority`] | clients' signals for the order of responses | RFC 9218 §4, §7 |
+//! | [`continuation`] | the key of a tunnel that may continue on another connection | paced's own |
 //! | [`choice`] | the form of tunnels that may choose, by the losses of the path | RFC 9298 §6 |
 //! | [`tunnel`] | one UDP tunnel: the form of its payloads | RFC 9297, 9298 |
 //!
@@ -20,6 +21,7 @@
 
 pub mod capsule;
 pub mod choice;
+pub mod continuation;
 pub mod datagram;
 pub mod h3;
 pub mod priority;

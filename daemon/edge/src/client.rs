@@ -11,6 +11,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use masque::{
+    continuation::TunnelKey,
     h3::{Code, Field, Part, RequestHead, ResponseHead, Role},
     priority::Priority,
     request::{self, Consent, TunnelRefused},
@@ -89,6 +90,14 @@ impl OpenError {
     }
 }
 
+/// Returns a key for a new tunnel; `None` if the system's source of random numbers fails.
+#[must_use]
+pub fn new_tunnel_key() -> Option<TunnelKey> {
+    let mut random = [0; 16];
+    aws_lc_rs::rand::fill(&mut random).ok()?;
+    Some(TunnelKey::new(random))
+}
+
 impl RelayConnection {
     /// Speaks HTTP/3 over a QUIC connection whose handshake is complete. Nothing happens unless the returned
     /// [`HttpConnection`] is driven ([`drive`]).
@@ -127,17 +136,23 @@ impl RelayConnection {
     /// # Errors
     /// See [`OpenError`]; the connection survives a refusal.
     pub async fn open_udp(&self, target: &Target) -> Result<Opened, OpenError> {
-        self.open_udp_signalled(target, None).await
+        self.open_udp_with(target, None, None).await
     }
 
-    /// Like [`RelayConnection::open_udp`], but tells the relay how to rank the data that it sends back (RFC 9218 §5).
+    /// Like [`RelayConnection::open_udp`], but `signal` tells the relay how to rank the data that it sends back (RFC 9218 §5), and `key`
+    /// names the tunnel, so that a request on another connection may continue it.
     ///
     /// # Errors
     /// As [`RelayConnection::open_udp`].
-    pub async fn open_udp_signalled(&self, target: &Target, signal: Option<&Priority>) -> Result<Opened, OpenError> {
+    pub async fn open_udp_with(
+        &self,
+        target: &Target,
+        signal: Option<&Priority>,
+        key: Option<TunnelKey>,
+    ) -> Result<Opened, OpenError> {
         // Not on a stream that must not be sent on.
         self.client.wait_for_settings().await?;
-        self.open_udp_on(self.reserve().await?, target, signal).await
+        self.open_udp_on(self.reserve().await?, target, signal, key).await
     }
 
     /// Waits until the relay's stream credit allows a request, and takes a stream.
@@ -148,7 +163,7 @@ impl RelayConnection {
         self.client.reserve().await
     }
 
-    /// Like [`RelayConnection::open_udp_signalled`], on a reserved stream.
+    /// Like [`RelayConnection::open_udp_with`], on a reserved stream.
     ///
     /// # Errors
     /// As [`RelayConnection::open_udp`].
@@ -157,12 +172,14 @@ impl RelayConnection {
         reserved: Reserved,
         target: &Target,
         signal: Option<&Priority>,
+        key: Option<TunnelKey>,
     ) -> Result<Opened, OpenError> {
         if !self.client.wait_for_settings().await?.enable_connect_protocol {
             return Err(OpenError::NoExtendedConnect);
         }
         let mut head = request::udp_request(&self.template, target, self.bearer.as_deref());
         head.fields.extend(signal.and_then(Priority::to_field));
+        head.fields.extend(key.map(|key| key.to_field()));
         let (request, accepted) = self.ask(Some(reserved), &head, request::check_udp_response).await?;
         let tunnel = UdpTunnel::new(request, self.client.datagrams_allowed(), self.queue_bytes);
         Ok(Opened { tunnel, next_hop: accepted.next_hop })

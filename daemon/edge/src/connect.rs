@@ -5,6 +5,7 @@ use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
 use config::{forward::TunnelMode, targets::Protocol};
 use masque::{
+    continuation::TunnelKey,
     h3::Code,
     priority::Priority,
     proxy_status::{ErrorType, ProxyStatus},
@@ -263,7 +264,7 @@ impl RelayAccess {
         self.settle(opened, &tries, client, (Protocol::Tcp, target))
     }
 
-    /// Asks the relay for a UDP tunnel to a target, in the form that `mode` says; otherwise like [`RelayAccess::open`].
+    /// Asks the relay for a UDP tunnel to a target, in the form that `mode` says, with a `key` by which it can be continued; otherwise like [`RelayAccess::open`].
     ///
     /// # Errors
     /// See [`NoConnection`].
@@ -272,6 +273,7 @@ impl RelayAccess {
         client: &LocalClient,
         target: &Target,
         mode: TunnelMode,
+        key: Option<TunnelKey>,
     ) -> Result<OpenedUdp, NoConnection> {
         let mut tries = Tries::default();
         let opening = async {
@@ -279,7 +281,7 @@ impl RelayAccess {
                 let (link, class) = self.place().await?;
                 let signal = self.signal(&class);
                 let opened = tokio::select! {
-                    opened = link.relay.open_udp_signalled(target, signal.as_ref()) => opened,
+                    opened = link.relay.open_udp_with(target, signal.as_ref(), key) => opened,
                     () = link.line().silenced() => continue,
                 };
                 let tunnel = match opened {

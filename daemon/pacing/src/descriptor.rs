@@ -6,6 +6,7 @@ use std::{
     io,
     net::UdpSocket,
     os::fd::{AsFd, AsRawFd, OwnedFd},
+    sync::Arc,
 };
 
 use socket2::Socket;
@@ -26,7 +27,7 @@ macro_rules! owners {
     )+};
 }
 
-owners!(OwnedFd, File, UdpSocket, Socket);
+owners!(OwnedFd, File, UdpSocket, Socket, Arc<Socket>);
 
 /// Watches a non-blocking descriptor in the current runtime.
 ///

@@ -10,6 +10,7 @@
 pub mod accounts;
 pub mod auth;
 mod connect;
+mod continuable;
 mod counters;
 pub mod host_addresses;
 pub mod ledger;
@@ -50,7 +51,7 @@ use serving::{gateway::Gateway, in_force::GatewayInForce};
 use tokio::sync::watch;
 
 pub use self::counters::RelayMetrics;
-use self::{accounts::Accounts, tunnels::RelayTunnel};
+use self::{accounts::Accounts, continuable::Continuable, tunnels::RelayTunnel};
 use crate::{auth::Users, host_addresses::HostAddresses, resolve::Resolver};
 
 /// The configured rules for requests. Replaced as a whole; each request is decided by one version.
@@ -130,6 +131,8 @@ pub struct Relay {
     pub connections: Table<RelayClient>,
     /// The open tunnels.
     pub tunnels: Table<RelayTunnel>,
+    /// The tunnels that requests on other connections may continue.
+    continuable: Arc<Continuable>,
     resources: Resources,
     /// The accounts of users.
     pub accounts: Arc<Accounts>,
@@ -209,6 +212,7 @@ impl Relay {
             classes: ArcSwap::new(classes),
             connections: Table::counting(connection_ids),
             tunnels: Table::counting(tunnel_ids),
+            continuable: Arc::default(),
             resources,
             accounts,
             sources_taken: AtomicUsize::new(0),

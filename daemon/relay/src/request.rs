@@ -4,6 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::SystemTime};
 
 use config::targets::{Denied, Protocol};
 use masque::{
+    continuation::TunnelKey,
     h3::RequestHead,
     priority::Priority,
     request::{self, Host, Refusal, TunnelRequest},
@@ -16,6 +17,7 @@ use super::{
     Relay, RelayClient, RelayMetrics, Rules,
     accounts::{Full, UserPlace},
     connect::{self, ConnectedTarget},
+    continuable::Continuation,
     tunnels::TunnelOrigin,
 };
 use crate::{
@@ -27,6 +29,8 @@ use crate::{
 pub struct Admitted {
     /// The connected target.
     pub target: ConnectedTarget,
+    /// The key by which the client may continue the tunnel elsewhere.
+    pub key: Option<TunnelKey>,
     /// The properties of the request, and the address to which the target is connected.
     pub asked: TunnelOrigin,
     /// The places that the tunnel takes on its connection and on its user's account.
@@ -142,15 +146,24 @@ pub async fn admit(
     }
     // Where no credentials are required, every client with a permitted request counts as a user.
     client.standing.admit();
+    let key = TunnelKey::from_fields(&head.fields).filter(|_| protocol == Protocol::Udp);
+    let user_name = user.as_ref().map(|user| &*user.name);
+    let continued = key.and_then(|key| relay.continuable.find(key, user_name, &permitted));
     // The connection goes to an address that was checked.
-    let (next_hop, target) = connect::first(relay, rules, protocol, permitted).await?;
+    let (next_hop, target, before) = match continued {
+        Some(Continuation { next_hop, target, class }) => (next_hop, ConnectedTarget::Udp(target), Some(class)),
+        None => {
+            let (next_hop, target) = connect::first(relay, rules, protocol, permitted).await?;
+            (next_hop, target, None)
+        }
+    };
     let expires = user.as_ref().and_then(|user| user.expires);
     let (user, name) = (user.map(|user| user.name), name.map(Into::into));
     let asked = TunnelOrigin { user, name, next_hop, protocol, listener: client.listener };
     let signal = signal.or_else(|| Priority::from_fields(&head.fields));
     let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
-    mark(&target.socket(), None, &terms.class, &relay.resources.metrics);
-    Ok(Admitted { target, asked, places, terms, expires })
+    mark(&target.socket(), before.as_deref(), &terms.class, &relay.resources.metrics);
+    Ok(Admitted { target, key, asked, places, terms, expires })
 }
 
 fn authenticate(

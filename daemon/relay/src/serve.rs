@@ -38,6 +38,7 @@ use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 use crate::{
     Phase, Relay, RelayClient, Resources, Rules,
     connect::ConnectedTarget,
+    continuable::KeyPlace,
     request::{self, Admitted, Attempt, HeldPlaces, mark},
     tunnels::RelayTunnel,
     udp::UdpPump,
@@ -234,6 +235,8 @@ struct OpenTunnel {
     places: HeldPlaces,
     usage: Option<Arc<UserTraffic>>,
     expires: Option<SystemTime>,
+    /// Its place among the tunnels that other requests may continue.
+    key: Option<Box<KeyPlace>>,
     /// Moves the tunnel's payloads, and completes with a word for its end.
     pump: Pin<Box<dyn Future<Output = &'static str> + Send>>,
 }
@@ -285,7 +288,7 @@ async fn open(
         }
     };
     drop(waiting);
-    let Admitted { target, asked, places, mut terms, expires } = admitted;
+    let Admitted { target, key: asked_key, asked, places, mut terms, expires } = admitted;
     let limits = rules.limits.clone();
     let protocol = match target {
         ConnectedTarget::Udp(_) => TunnelProtocol::Udp,
@@ -311,10 +314,16 @@ async fn open(
     tunnel.follow(&relay.classes());
     let account = places.user.account.clone();
     let (next_hop, protocol_asked) = (tunnel.asked.next_hop, tunnel.asked.protocol);
-    let gate = Gate::new(membership, account, next_hop.ip().to_canonical().is_ipv4(), protocol_asked);
+    let mut key = None;
+    let gate = Gate::new(membership.clone(), account, next_hop.ip().to_canonical().is_ipv4(), protocol_asked);
     let traffic = tunnel.traffic.clone();
     let pump: Pin<Box<dyn Future<Output = &'static str> + Send>> = match target {
-        ConnectedTarget::Udp(target) => {
+        ConnectedTarget::Udp(mut target) => {
+            target.take_over();
+            key = asked_key.map(|key| {
+                let of = (tunnel.asked.user.clone(), next_hop);
+                Box::new(relay.continuable.enter(key, of, membership.clone(), target.origin()))
+            });
             let queue_bytes = limits.queue_bytes_per_tunnel as usize;
             let client = (request, http);
             Box::pin(UdpPump::new(client, target, gate, traffic, queue_bytes, limits.tunnel_idle, metrics).run())
@@ -327,13 +336,13 @@ async fn open(
             Box::pin(async move { pump.run(limits.tunnel_idle, on_class).await.label() })
         }
     };
-    Some(OpenTunnel { relay, tunnel, protocol, places, usage, expires, pump })
+    Some(OpenTunnel { relay, tunnel, protocol, places, usage, expires, key, pump })
 }
 
 impl OpenTunnel {
     /// Serves the tunnel until it ends.
     async fn serve(self) {
-        let Self { relay, tunnel, protocol, places, usage, expires, pump } = self;
+        let Self { relay, tunnel, protocol, places, usage, expires, key, pump } = self;
         // Without a box the future would hold this state twice: as an argument and as a local variable.
         let ended = Box::pin(async {
             tokio::select! {
@@ -348,6 +357,7 @@ impl OpenTunnel {
             "client" => tunnel.client.cut.get().copied().unwrap_or("client"),
             end => end,
         };
+        drop(key);
         relay.tunnels.remove(tunnel.id);
         let metrics = &relay.resources.metrics;
         metrics.add_ignored(tunnel.ignored());

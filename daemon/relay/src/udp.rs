@@ -258,7 +258,7 @@ impl UdpPump {
     /// Moves payloads from target to client; returns whether any moved.
     fn poll_down(&mut self, cx: &mut Context<'_>, more: &mut bool) -> Result<bool, UdpEnd> {
         self.target_due |= self.target_stirred.take(cx.waker());
-        if !self.target_due {
+        if !self.target_due || self.target.is_continued() {
             return Ok(false);
         }
         let (mut packets, mut bytes) = (0, 0);

@@ -34,7 +34,7 @@ mod uplink;
 use std::io;
 
 pub use receive::Received;
-pub use socket::{SocketBuffers, UdpTarget, bind_address};
+pub use socket::{SocketBuffers, TargetOrigin, UdpTarget, bind_address};
 pub use uplink::{Flush, UplinkCounters};
 
 /// Why a UDP tunnel cannot go on (RFC 9298 §3.1: the proxy then ends the request stream).

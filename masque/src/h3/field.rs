@@ -34,7 +34,10 @@ impl Field {
 
     /// Whether the value is a secret that no compressor on the way may index (RFC 9204 §7.1.3).
     pub(super) fn is_sensitive(&self) -> bool {
-        matches!(&self.name[..], b"authorization" | b"proxy-authorization" | b"cookie" | b"set-cookie")
+        matches!(
+            &self.name[..],
+            b"authorization" | b"proxy-authorization" | b"cookie" | b"set-cookie" | b"paced-tunnel"
+        )
     }
 
     /// Checks the rules that every message imposes on a field that is not a pseudo-header field.

@@ -83,7 +83,11 @@ pub fn control_requests(mut input: &[u8]) {
                 now.number
             );
             if now.number != before {
-                assert_eq!(check(&now.text, &[]).as_ref(), Ok(&now.policy), "the policy in force does not match its text");
+                assert_eq!(
+                    check(&now.text, &[]).as_ref(),
+                    Ok(&now.policy),
+                    "the policy in force does not match its text"
+                );
             }
             assert!(!policies.in_force().is_saved, "a policy is saved, which is impossible");
         }

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use masque::h3::Code;
+use masque::{continuation::TunnelKey, h3::Code};
 use quic::{class::Class, h3::Reserved};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
@@ -56,13 +56,14 @@ impl Shared {
         }
     }
 
-    /// Asks the relay for a tunnel of the class, in a form that the configuration allows.
-    pub(super) async fn open(&self, class: &Class) -> Result<(Link, Opened), NoConnection> {
+    /// Asks the relay for a tunnel of the class, in a form that the configuration allows. With the same `key`, a later tunnel at the same
+    /// relay continues the earlier one.
+    pub(super) async fn open(&self, class: &Class, key: Option<TunnelKey>) -> Result<(Link, Opened), NoConnection> {
         let (signal, mut limits) = (self.signal(class), 0);
         while limits < LIMIT_TRIES {
             let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class)).await else { return Err(self.no_place()) };
             let (link, reserved) = placed?;
-            let opening = link.relay.open_udp_on(reserved, &self.target, signal.as_ref());
+            let opening = link.relay.open_udp_on(reserved, &self.target, signal.as_ref(), key);
             let answer = tokio::select! {
                 answer = timeout(ANSWER_TIMEOUT, opening) => answer,
                 () = link.line().silenced() => continue,
@@ -103,10 +104,15 @@ impl Shared {
 
     /// Opens a tunnel as soon as there is another connection for it; it replaces a tunnel whose connection is being left. After a
     /// refusal, all tunnels of the address wait.
-    pub(super) async fn open_elsewhere(&self, line: &Arc<Line>, class: &Class) -> (Link, Opened) {
+    pub(super) async fn open_elsewhere(
+        &self,
+        line: &Arc<Line>,
+        class: &Class,
+        key: Option<TunnelKey>,
+    ) -> (Link, Opened) {
         loop {
             let mut pause = self.first_wait;
-            match self.open(class).await {
+            match self.open(class, key).await {
                 // The old connection may be in use again.
                 Ok((link, opened)) if !Arc::ptr_eq(link.line(), line) => return (link, opened),
                 Ok((_, opened)) => opened.tunnel.reset(Code::RequestCancelled),

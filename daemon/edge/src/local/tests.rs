@@ -91,7 +91,7 @@ async fn a_tunnel_does_not_move_to_the_connection_that_it_leaves() {
     let shared = local(uplink, &Arc::default(), (Duration::from_millis(10), PATIENCE)).shared.clone();
     // The connection came back before the tunnel was asked for.
     let (leaving, mover) = (line.clone(), shared.clone());
-    let moving = tokio::spawn(async move { mover.open_elsewhere(&leaving, &mover.membership.get()).await });
+    let moving = tokio::spawn(async move { mover.open_elsewhere(&leaving, &mover.membership.get(), None).await });
     eventually(|| relay.requests() == 1 && relay.open() == 0).await;
     assert!(!moving.is_finished());
     line.leave();
@@ -126,7 +126,7 @@ async fn tunnels_that_cannot_move_ask_again_together_and_no_faster_than_the_back
     let counters = Arc::<LocalAddressCounters>::default();
     let shared = local(uplink, &counters, (Duration::from_millis(10), PATIENCE)).shared.clone();
     let (begun, class) = (Instant::now(), shared.membership.get());
-    let moving = join_all((0..3).map(|_| shared.open_elsewhere(&line, &class)));
+    let moving = join_all((0..3).map(|_| shared.open_elsewhere(&line, &class, None)));
     tokio::select! {
         _ = moving => panic!("the relay refuses"),
         () = eventually(|| relay.requests() > 12) => {}

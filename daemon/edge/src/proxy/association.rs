@@ -13,7 +13,7 @@ use std::{
 };
 
 use config::targets::Protocol;
-use masque::{h3::Code, target::Target};
+use masque::{continuation::TunnelKey, h3::Code, target::Target};
 use parking_lot::{Mutex, MutexGuard};
 use quic::segments::Segments;
 use tokio::{
@@ -28,6 +28,7 @@ use tracing::debug;
 use super::{
     super::{
         backoff::{Backoff, random},
+        client::new_tunnel_key,
         connect::{NoConnection, OPERATOR, OpenedUdp, word_of_udp},
         link::Line,
         roster::{EdgeTunnel, LocalClient},
@@ -260,8 +261,9 @@ struct Carrier {
 impl Carrier {
     /// Opens the tunnel and carries it until it ends, or until the flow is closed.
     async fn run(self) -> Arc<Flow> {
+        let key = new_tunnel_key();
         let opening = async {
-            let opened = self.open().await.ok();
+            let opened = self.open(key).await.ok();
             if opened.is_none() {
                 // Payloads that arrive for the target meanwhile do not justify another request.
                 sleep(self.shared.backoff.0).await;
@@ -273,7 +275,7 @@ impl Carrier {
             () = self.flow.closed() => None,
         };
         if let Some(opened) = opened {
-            self.carry(opened).await;
+            self.carry(opened, key).await;
         }
         let mut inbox = self.flow.inbox();
         self.shared.access.counters.dropped_waiting.inc_by(inbox.payloads.len() as u64);
@@ -284,19 +286,19 @@ impl Carrier {
         self.flow
     }
 
-    async fn open(&self) -> Result<OpenedUdp, NoConnection> {
-        let opened = self.shared.access.open_udp(&self.client, &self.flow.target, self.shared.mode).await;
+    async fn open(&self, key: Option<TunnelKey>) -> Result<OpenedUdp, NoConnection> {
+        let opened = self.shared.access.open_udp(&self.client, &self.flow.target, self.shared.mode, key).await;
         opened.inspect_err(|error| {
             debug!(client = %self.client.address, target = %self.flow.target, "no tunnel: {error}");
         })
     }
 
     /// Waits until the tunnel's connection is left, then opens a tunnel over another connection.
-    async fn open_elsewhere(&self, line: Arc<Line>) -> OpenedUdp {
+    async fn open_elsewhere(&self, line: Arc<Line>, key: Option<TunnelKey>) -> OpenedUdp {
         let mut backoff = Backoff::new(self.shared.backoff);
         loop {
             line.left().await;
-            match self.open().await {
+            match self.open(key).await {
                 // The old connection may be in use again.
                 Ok(opened) if Arc::ptr_eq(opened.link.line(), &line) => opened.tunnel.reset(Code::RequestCancelled),
                 Ok(opened) => return opened,
@@ -308,7 +310,7 @@ impl Carrier {
         }
     }
 
-    async fn carry(&self, mut opened: OpenedUdp) {
+    async fn carry(&self, mut opened: OpenedUdp, key: Option<TunnelKey>) {
         let mut downlink = Segments::new(WAITING_BYTES);
         let access = &self.shared.access;
         let enter = |opened: &OpenedUdp| {
@@ -317,7 +319,7 @@ impl Carrier {
             access.counters.enter(&self.client, target, (&opened.link, stream_id), terms)
         };
         let mut entry = enter(&opened);
-        let mut moving = pin!(self.open_elsewhere(opened.link.line().clone()));
+        let mut moving = pin!(self.open_elsewhere(opened.link.line().clone(), key));
         let mut counted = (0, 0);
         loop {
             let moved = poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry));
@@ -330,7 +332,7 @@ impl Carrier {
                     access.uplink.note_move(opened.link.line());
                     entry.note_end("moved");
                     (entry, counted) = (enter(&next), (0, 0));
-                    moving.set(self.open_elsewhere(next.link.line().clone()));
+                    moving.set(self.open_elsewhere(next.link.line().clone(), key));
                     std::mem::replace(&mut opened, next).tunnel.finish();
                     continue;
                 }

@@ -90,7 +90,7 @@ impl Buffers {
         let mut slices: [IoSliceMut<'_>; MESSAGES] =
             std::array::from_fn(|_| IoSliceMut::new(slots.next().unwrap_or_default()));
         let mut meta = [RecvMeta::default(); MESSAGES];
-        let messages = self.state.recv(UdpSockRef::from(target.fd.get_ref()), &mut slices, &mut meta)?;
+        let messages = self.state.recv(UdpSockRef::from(target.raw()), &mut slices, &mut meta)?;
         let mut received = Received { messages, more: messages == MESSAGES, ..Received::default() };
         for (slice, meta) in slices.iter().zip(&meta).take(messages) {
             let message = &slice[..meta.len];

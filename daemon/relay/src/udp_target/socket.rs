@@ -5,7 +5,10 @@ use std::ffi::c_int;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::atomic::AtomicBool;
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -63,7 +66,11 @@ pub(super) enum RoomWait {
 /// One tunnel's UDP socket, connected to the checked target. See the [module](super) for its guarantees.
 #[derive(Debug)]
 pub struct UdpTarget {
-    pub(super) fd: AsyncFd<Socket>,
+    pub(super) fd: AsyncFd<Arc<Socket>>,
+    /// Whether a later tunnel receives in place of this one, which only sends what still arrives from its client.
+    is_continued: Arc<AtomicBool>,
+    /// The tunnel that this one continues, until its end.
+    continues: Option<Continued>,
     /// Whether runs of payloads are sent as GSO messages; off once the device has refused them.
     pub(super) segmentation: AtomicBool,
     reachability: Cell<Reachability>,
@@ -116,14 +123,38 @@ impl UdpTarget {
     /// Returns the socket, for options that apply to all its packets.
     #[must_use]
     pub fn socket(&self) -> SockRef<'_> {
-        SockRef::from(self.fd.get_ref())
+        SockRef::from(self.raw())
+    }
+
+    pub(super) fn raw(&self) -> &Socket {
+        self.fd.get_ref()
+    }
+
+    /// Returns what a later tunnel needs to continue this one.
+    #[must_use]
+    pub fn origin(&self) -> TargetOrigin {
+        TargetOrigin { socket: Arc::downgrade(self.fd.get_ref()), is_continued: self.is_continued.clone() }
+    }
+
+    /// Whether a later tunnel receives in place of this one.
+    #[must_use]
+    pub fn is_continued(&self) -> bool {
+        self.is_continued.load(Relaxed)
+    }
+
+    /// Receives in place of the tunnel that this one continues, if any, until either ends.
+    pub fn take_over(&mut self) {
+        if let Some(continued) = &mut self.continues {
+            continued.set(true);
+        }
     }
 
     /// Registers a non-blocking, connected socket with the runtime.
     pub(super) fn register(socket: Socket) -> io::Result<Self> {
-        let fd = watch(socket, Interest::READABLE | Interest::PRIORITY)?;
+        let fd = watch(Arc::new(socket), Interest::READABLE | Interest::PRIORITY)?;
         let (reachability, room) = (Cell::default(), RefCell::default());
-        Ok(Self { fd, segmentation: AtomicBool::new(true), reachability, room })
+        let (is_continued, segmentation) = (Arc::default(), AtomicBool::new(true));
+        Ok(Self { fd, is_continued, continues: None, segmentation, reachability, room })
     }
 
     /// Sends `bytes`, one payload or several of `segment_bytes` each (the last may be shorter), as one message or not at
@@ -133,7 +164,7 @@ impl UdpTarget {
     /// Errors of the kernel. After `WouldBlock`, call [`poll_writable`](Self::poll_writable). An error may come from an earlier packet
     /// (ICMP): [`flush`](Self::flush) tells them apart.
     pub fn try_send(&self, bytes: &[u8], segment_bytes: usize) -> io::Result<()> {
-        let socket = self.fd.get_ref();
+        let socket = self.raw();
         self.note(Reachability::on_sent);
         loop {
             let sent = if bytes.len() <= segment_bytes {
@@ -157,7 +188,7 @@ impl UdpTarget {
     /// # Errors
     /// [`TargetError::Socket`] if the runtime shuts down.
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<Result<(), TargetError>> {
-        self.poll_room(cx, || watch(self.fd.get_ref().try_clone()?, Interest::WRITABLE))
+        self.poll_room(cx, || watch(self.raw().try_clone()?, Interest::WRITABLE))
     }
 
     /// Like [`poll_writable`](Self::poll_writable), with a second descriptor from `second`.
@@ -223,7 +254,7 @@ impl UdpTarget {
 
     /// Reads the socket's error queue, up to [`MAX_ERRORS_PER_DRAIN`] entries, and returns how they explain an error.
     pub(super) fn drain_errors(&self) -> Result<Explanation, TargetError> {
-        let socket = self.fd.get_ref();
+        let socket = self.raw();
         super::receive::with_socket_state(|state: &UdpSocketState| {
             let mut explanation = Explanation::Missing;
             for _ in 0..MAX_ERRORS_PER_DRAIN {
@@ -249,6 +280,49 @@ impl UdpTarget {
         let is_soft = matches!(error, TargetError::Refused | TargetError::Unreachable);
         let believed = !is_soft || self.note(|reachability| reachability.on_unreachable(Instant::now()));
         if believed { Err(error) } else { Ok(()) }
+    }
+}
+
+/// A target's socket, as a later tunnel that continues this one finds it. It keeps nothing open.
+#[derive(Debug)]
+pub struct TargetOrigin {
+    socket: Weak<Socket>,
+    is_continued: Arc<AtomicBool>,
+}
+
+impl TargetOrigin {
+    /// Returns the same socket for a later tunnel, which [takes it over](UdpTarget::take_over) once it is open; `None` if the tunnel has
+    /// ended or no descriptor is left.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with IO enabled, like every tokio socket.
+    #[must_use]
+    pub fn target(&self) -> Option<UdpTarget> {
+        let socket = self.socket.upgrade()?.try_clone().ok()?;
+        let continued = Continued { is_continued: self.is_continued.clone(), is_taken_over: false };
+        Some(UdpTarget { continues: Some(continued), ..UdpTarget::register(socket).ok()? })
+    }
+}
+
+/// The tunnel that a later one continues. It receives again if the later one ends first.
+#[derive(Debug)]
+struct Continued {
+    is_continued: Arc<AtomicBool>,
+    is_taken_over: bool,
+}
+
+impl Continued {
+    fn set(&mut self, is_taken_over: bool) {
+        self.is_taken_over = is_taken_over;
+        self.is_continued.store(is_taken_over, Relaxed);
+    }
+}
+
+impl Drop for Continued {
+    fn drop(&mut self) {
+        if self.is_taken_over {
+            self.set(false);
+        }
     }
 }
 

@@ -39,7 +39,7 @@ async fn mixed_sizes_are_split_into_runs_and_empty_payloads_go_alone() {
 #[tokio::test]
 async fn batches_from_the_target_arrive_joined_and_are_split_again() {
     let (peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
-    let address = target.fd.get_ref().local_addr().unwrap();
+    let address = target.raw().local_addr().unwrap();
     peer.connect(address.as_socket().unwrap()).await.unwrap();
     let sizes: Vec<usize> = std::iter::repeat_n(1000, 30).chain([1]).collect();
     let batch = payloads(&sizes).concat();
@@ -57,7 +57,7 @@ async fn batches_from_the_target_arrive_joined_and_are_split_again() {
 async fn empty_payloads_come_in_as_payloads() {
     for host in loopbacks("empty_payloads_come_in_as_payloads") {
         let (peer, target) = pair(host).await;
-        let address = target.fd.get_ref().local_addr().unwrap().as_socket().unwrap();
+        let address = target.raw().local_addr().unwrap().as_socket().unwrap();
         for payload in [&b"a"[..], b"", b"b"] {
             peer.send_to(payload, address).await.unwrap();
         }
@@ -67,9 +67,29 @@ async fn empty_payloads_come_in_as_payloads() {
 }
 
 #[tokio::test]
+async fn a_later_tunnel_has_the_same_socket_and_receives_until_it_ends() {
+    let (peer, earlier) = pair(Ipv4Addr::LOCALHOST.into()).await;
+    let address = earlier.raw().local_addr().unwrap().as_socket().unwrap();
+    let mut later = earlier.origin().target().unwrap();
+    assert!(!earlier.is_continued(), "it is not open yet");
+    later.take_over();
+    assert!(earlier.is_continued() && !later.is_continued());
+    peer.send_to(b"answer", address).await.unwrap();
+    assert_eq!(receive(&later).await.unwrap().0, [b"answer".to_vec()]);
+
+    drop(later);
+    assert!(!earlier.is_continued(), "the later tunnel has ended first");
+    let origin = earlier.origin();
+    let later = origin.target().unwrap();
+    drop(earlier);
+    assert_eq!(send(&later, &payloads(&[10])).await.sent, 1, "the socket stays open");
+    assert!(origin.target().is_none(), "the earlier tunnel has ended");
+}
+
+#[tokio::test]
 async fn one_call_delivers_a_bounded_share_and_says_that_more_waits() {
     let (peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
-    let address = target.fd.get_ref().local_addr().unwrap().as_socket().unwrap();
+    let address = target.raw().local_addr().unwrap().as_socket().unwrap();
     for n in 0..20u8 {
         peer.send_to(&[n], address).await.unwrap();
     }
@@ -94,7 +114,7 @@ async fn the_largest_payload_passes_and_a_larger_one_is_dropped_alone() {
 async fn a_batch_the_device_refuses_is_sent_singly_and_nothing_is_lost() {
     let (peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
     // The kernel cannot segment without checksums: it answers a GSO message with EINVAL, as for some devices with EIO.
-    set_option(target.fd.get_ref(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+    set_option(target.raw(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     let sizes = [500, 500, 500];
     let counters = send(&target, &payloads(&sizes)).await;
     assert_eq!((counters.sent, counters.messages, counters.gso_refused), (3, 3, 1));
@@ -172,7 +192,7 @@ async fn what_icmp_says_ends_no_tunnel_at_once_even_if_its_explanation_was_read_
 #[tokio::test]
 async fn a_foreign_senders_packet_never_arrives() {
     let (peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
-    let address = target.fd.get_ref().local_addr().unwrap().as_socket().unwrap();
+    let address = target.raw().local_addr().unwrap().as_socket().unwrap();
     let stranger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     // The kernel answers the stranger as if the port were closed, which may surface as an error of this send or of the
     // next.
@@ -255,7 +275,7 @@ async fn the_second_descriptor_is_kept_until_the_queue_is_empty() {
     let opened = Cell::new(0);
     let second = || {
         opened.set(opened.get() + 1);
-        watch(target.fd.get_ref().try_clone()?, Interest::WRITABLE)
+        watch(target.raw().try_clone()?, Interest::WRITABLE)
     };
     let mut counters = UplinkCounters::default();
     let mut blocked = 0;
@@ -274,7 +294,7 @@ async fn the_room_that_a_payload_leaves_in_the_socket_is_not_reported_unless_a_s
     send(&target, &payloads(&[10])).await;
     receive_at(&peer, 1).await;
     // The answer takes a turn of the runtime. That turn would have noticed the room.
-    peer.send_to(b"answer", target.fd.get_ref().local_addr().unwrap().as_socket().unwrap()).await.unwrap();
+    peer.send_to(b"answer", target.raw().local_addr().unwrap().as_socket().unwrap()).await.unwrap();
     receive(&target).await.unwrap();
     let reported = poll_fn(|cx| Poll::Ready(target.fd.poll_write_ready(cx).is_ready())).await;
     assert!(!reported);
@@ -285,7 +305,7 @@ async fn the_room_that_a_payload_leaves_in_the_socket_is_not_reported_unless_a_s
 async fn packets_carry_df_and_no_ecn_and_mapped_addresses_are_ipv4() {
     let mapped = SocketAddr::new(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(), 9);
     let target = UdpTarget::connect(mapped, None, SocketBuffers::default()).unwrap();
-    let socket = target.fd.get_ref();
+    let socket = target.raw();
     assert!(socket.peer_addr().unwrap().is_ipv4());
     assert_eq!(ip_mtu_discover(socket).unwrap(), Ipv4PathMtuDiscovery::PROBE);
     assert_eq!(socket.tos_v4().unwrap(), 0);
@@ -293,8 +313,8 @@ async fn packets_carry_df_and_no_ecn_and_mapped_addresses_are_ipv4() {
         loopbacks("packets_carry_df_and_no_ecn_and_mapped_addresses_are_ipv4").into_iter().filter(IpAddr::is_ipv6)
     {
         let target = UdpTarget::connect((host, 9).into(), None, SocketBuffers::default()).unwrap();
-        assert_eq!(ipv6_mtu_discover(target.fd.get_ref()).unwrap(), Ipv6PathMtuDiscovery::PROBE);
-        assert_eq!(target.fd.get_ref().tclass_v6().unwrap(), 0);
+        assert_eq!(ipv6_mtu_discover(target.raw()).unwrap(), Ipv6PathMtuDiscovery::PROBE);
+        assert_eq!(target.raw().tclass_v6().unwrap(), 0);
     }
 }
 

@@ -141,7 +141,7 @@ fn a_client_that_asks_for_more_than_its_class_allows_gets_that_and_harms_nobody(
         for (urgency, deadline_ms) in [(0, Some(0)), (0, Some(u64::MAX)), (255, None), (7, Some(1))] {
             let signal = Priority { urgency: Some(urgency), incremental: Some(true), deadline_ms };
             let target = lab::client::target_of(target);
-            let greedy = client.relay.open_udp_signalled(&target, Some(&signal)).await.unwrap();
+            let greedy = client.relay.open_udp_with(&target, Some(&signal), None).await.unwrap();
             let mut greedy = Tunnel::new(greedy.tunnel);
             for tunnel in [&mut greedy, &mut other] {
                 for form in [Form::Datagram, Form::Capsule] {
