@@ -16,6 +16,7 @@ mod forgery;
 mod forward;
 mod hops;
 mod inner;
+mod iperf;
 mod lifecycle;
 mod limits;
 mod migration;

@@ -8,18 +8,18 @@ use super::forward::{application, assert_carries};
 use super::paths::{ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, states};
 
 /// The address at which the inner client listens for its applications.
-const INSIDE: &str = "127.0.0.1:5010";
+pub(super) const INSIDE: &str = "127.0.0.1:5010";
 
 /// A QUIC server in the target's namespace and its client, whose packets go through the forward at 127.0.0.1:5002. They are a
 /// paced relay and a paced edge: their connection lasts as long as a client's, and follows changes of the client's address.
-struct Inner {
+pub(super) struct Inner {
     _server: Process,
     _client: Process,
 }
 
 impl Inner {
-    /// The forward that the outer edge needs.
-    fn forward(site: &Site) -> String {
+    /// Returns the forward that the outer edge needs.
+    pub(super) fn forward(site: &Site) -> String {
         let folder = site.path("").display().to_string();
         format!(
             "[[forward]]\nlisten = \"127.0.0.1:5002\"\nrelay = \"{}\"\ntarget = \"10.0.2.2:443\"\nca = \"{}/authority.pem\"\n\
@@ -30,24 +30,38 @@ impl Inner {
     }
 
     fn start(site: &Site) -> Self {
+        Self::with(site, &[])
+    }
+
+    /// Also forwards UDP and TCP of these ports of 127.0.0.1 to the same ports of the target.
+    pub(super) fn with(site: &Site, ports: &[u16]) -> Self {
         let authority = Authority::new().unwrap();
         let identity = site.write_identity("inner", &authority.issue(&["127.0.0.1"]).unwrap()).unwrap();
         let trusted = site.write("inner-authority.pem", &authority.pem()).unwrap();
         let template = "https://127.0.0.1:5002/.well-known/masque/udp/{target_host}/{target_port}/";
         let server = format!(
             "state_dir = \"{}\"\n[control]\nsocket = \"{}\"\n[relay]\nauth = \"none\"\nlisten = [\"10.0.2.2:443\"]\ncertificate = \"{}\"\n\
-             private_key = \"{}\"\ntemplates = [\"{template}\"]\n[relay.targets]\nallow = [{{ to = \"10.0.2.2/32\", ports = [\"7\"] }}]\n",
+             private_key = \"{}\"\ntemplates = [\"{template}\"]\n[relay.targets]\nallow = [{{ to = \"10.0.2.2/32\", ports = [7{}] }}]\n",
             site.path("inner-server").display(),
             site.path("inner-server.sock").display(),
             identity.certificate.display(),
             identity.private_key.display(),
+            ports.iter().map(|port| format!(", {port}")).collect::<String>(),
         );
+        let authority = trusted.display();
+        let forwards = ports.iter().flat_map(|port| ["udp", "tcp"].map(|protocol| (port, protocol)));
+        let forwards = forwards.map(|(port, protocol)| {
+            format!(
+                "[[forward]]\nlisten = \"127.0.0.1:{port}\"\nprotocol = \"{protocol}\"\nrelay = \"{template}\"\n\
+                 target = \"10.0.2.2:{port}\"\nca = \"{authority}\"\n"
+            )
+        });
         let client = format!(
             "state_dir = \"{}\"\n[control]\nsocket = \"{}\"\n[metrics]\nlisten = \"127.0.0.1:9101\"\n[[forward]]\nlisten = \"{INSIDE}\"\n\
-             relay = \"{template}\"\ntarget = \"10.0.2.2:7\"\nca = \"{}\"\n",
+             relay = \"{template}\"\ntarget = \"10.0.2.2:7\"\nca = \"{authority}\"\n{}",
             site.path("inner-client").display(),
             site.path("inner-client.sock").display(),
-            trusted.display(),
+            forwards.collect::<String>(),
         );
         let run = |namespace: &lab::netns::Namespace, name: &str, text: &str, said: &str| {
             let file = site.write(name, text).unwrap();
@@ -61,7 +75,7 @@ impl Inner {
     }
 
     /// The number of connections that the client has made.
-    fn connections(&self, site: &Site) -> i64 {
+    pub(super) fn connections(&self, site: &Site) -> i64 {
         let counts = Counts::read(&site.chain.client, "127.0.0.1:9101").unwrap();
         counts.of("edge_uplink_connects_total{relay=\"127.0.0.1:5002\"}")
     }
