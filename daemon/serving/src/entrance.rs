@@ -54,7 +54,7 @@ use self::{
 };
 use crate::{
     classes::{RequestClass, RequestClasses},
-    connection::{self, ConnectionTerms, HttpVersion, KeptBody},
+    connection::{self, ConnectionTerms, HttpVersion, KeptBody, OpenRequest},
     departure::Departure,
     message,
     newcomers::{Newcomer, Newcomers},
@@ -224,19 +224,19 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             Ok(version) => version,
             Err(error) => return tracing::debug!(client = %from, "client left: {error}"),
         };
-        let (entrance, departure) = (self.clone(), Departure::at(&self.is_cut));
-        let leaving = departure.clone();
-        let answer = move |request, open| {
-            let (entrance, newcomer, departure) = (entrance.clone(), newcomer.clone(), leaving.clone());
+        let entrance = self.clone();
+        let answer = move |request, open: OpenRequest| {
+            let (entrance, newcomer) = (entrance.clone(), newcomer.clone());
             async move {
                 let start = Instant::now();
                 // No code closes the semaphore.
                 let place = entrance.places.clone().acquire_owned().await.ok();
+                let departure = Departure::of(&open, &entrance.is_cut);
                 let answered = entrance.answer(request, start, (from, departure), &newcomer).await;
                 Ok::<_, Infallible>(answered.map(|body| KeptBody { body, _kept: (open, place) }))
             }
         };
-        let patience = departure.noting_untaken(self.limits.patience.clone());
+        let patience = self.limits.patience.clone();
         let ending = Some(self.ending.subscribe());
         connection::serve(stream, ConnectionTerms { version, idle, patience, ending }, answer).await;
     }

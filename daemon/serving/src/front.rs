@@ -189,16 +189,15 @@ impl Hall {
         from: SocketAddr,
         newcomer: Arc<Newcomer>,
     ) {
-        let (hall, departure) = (self.clone(), Departure::at(&self.is_cut));
-        let leaving = departure.clone();
+        let hall = self.clone();
         let answer = move |request, open| {
-            let (hall, newcomer, departure) = (hall.clone(), newcomer.clone(), leaving.clone());
-            async move { hall.answer(request, (from, departure), &newcomer, open).await }
+            let (hall, newcomer) = (hall.clone(), newcomer.clone());
+            async move { hall.answer(request, from, &newcomer, open).await }
         };
         // No gateway, no answers.
         let time = (self.source)().map_or(self.idle, |(gateway, _)| gateway.stall_timeout());
         let metrics = self.metrics.clone();
-        let patience = departure.noting_untaken(Patience { time, on_end: Arc::new(move || metrics.untaken()) });
+        let patience = Patience { time, on_end: Arc::new(move || metrics.untaken()) };
         let terms = ConnectionTerms { version, idle: self.idle, patience, ending: Some(self.ending.clone()) };
         connection::serve(stream, terms, answer).await;
     }
@@ -207,7 +206,7 @@ impl Hall {
     async fn answer(
         &self,
         request: hyper::Request<Incoming>,
-        (from, departure): (SocketAddr, Departure),
+        from: SocketAddr,
         newcomer: &Newcomer,
         open: OpenRequest,
     ) -> io::Result<Response<KeptBody<ResponseBody, Arc<OpenRequest>>>> {
@@ -215,7 +214,7 @@ impl Hall {
         let (parts, body) = request.into_parts();
         let head = message::head(&parts);
         newcomer.may_stay_if(|| gateway.knows(&head));
-        let (exchange, awaited) = TcpExchange::new(body, departure);
+        let (exchange, awaited) = TcpExchange::new(body, Departure::of(&open, &self.is_cut));
         let asker = Asker { user: None, listener: self.listener, client: Some(from), path: PathStats::default() };
         let (on_served, open) = (self.on_served.clone(), Arc::new(open));
         let kept = open.clone();
