@@ -24,6 +24,11 @@ impl Departure {
         Self { is_cut: is_cut.clone(), is_untaken: request.is_untaken() }
     }
 
+    /// Notes that the client took nothing of the answer for too long. Returns whether that is news, so that an answer counts once.
+    pub(crate) fn note_untaken(&self) -> bool {
+        !self.is_untaken.swap(true, Relaxed)
+    }
+
     /// Returns why the request, which ends now, has no complete answer, as a reason of the access log.
     pub(crate) fn reason(&self) -> &'static str {
         if self.is_cut.load(Relaxed) {
@@ -45,7 +50,7 @@ mod tests {
         let (is_cut, departure) = (Arc::<AtomicBool>::default(), Departure::default());
         let departure = Departure { is_cut: is_cut.clone(), ..departure };
         assert_eq!(departure.reason(), CANCELLED);
-        departure.is_untaken.store(true, Relaxed);
+        assert_eq!([departure.note_untaken(), departure.note_untaken()], [true, false]);
         assert_eq!(departure.reason(), UNTAKEN);
         is_cut.store(true, Relaxed);
         assert_eq!(departure.reason(), UNSERVED);

@@ -255,7 +255,7 @@ impl Gateway {
             Ok((operation, _)) => self.answer(&mut exchange, operation, head, (&caller, &entry), &mut served).await,
             Err(refusal) => Err(refusal.into()),
         };
-        let mut patience = self.settings.stall_timeout;
+        let (mut patience, mut is_untaken) = (self.settings.stall_timeout, false);
         let ended = match ended {
             Ok(()) => {
                 (served.status, served.reason) = (served.status.or(Some(200)), "answered");
@@ -266,6 +266,7 @@ impl Gateway {
                 Ended::Cut
             }
             Err(Failure::Untaken) => {
+                is_untaken = exchange.note_untaken();
                 served.reason = UNTAKEN;
                 Ended::Cut
             }
@@ -289,12 +290,17 @@ impl Gateway {
         };
         (served.passed_tokens, served.first_token) = entry.passed();
         served.duration = began.elapsed();
-        self.metrics.ended(&served);
-        drop((in_flight, entry));
+        drop(entry);
         if !exchange.end(ended, patience).await {
-            self.metrics.untaken();
+            is_untaken = true;
             served.reason = if served.reason == "answered" { UNTAKEN } else { served.reason };
         }
+        if is_untaken {
+            self.metrics.untaken();
+        }
+        // Once its outcome is certain, so that metrics and the log agree.
+        self.metrics.ended(&served);
+        drop(in_flight);
         served
     }
 

@@ -185,6 +185,15 @@ impl Exchange {
         }
     }
 
+    /// Notes that the client took nothing of the answer for too long. Returns whether that is news: over TCP, its connection may have noted
+    /// the same.
+    pub(super) fn note_untaken(&self) -> bool {
+        match self {
+            Self::Stream(_) => true,
+            Self::Tcp(tcp) => tcp.departure.note_untaken(),
+        }
+    }
+
     /// Returns the next piece of the body; `None` at its end.
     pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Unread> {
         loop {

@@ -25,6 +25,8 @@ use tokio::{
 use super::*;
 use crate::{departure::Departure, message, routes::tests::model};
 
+mod http3;
+
 type ToSend = UnsyncBoxBody<Bytes, Infallible>;
 
 /// A client of a gateway with one model, whose engine has this address.
@@ -43,8 +45,7 @@ impl Client {
     }
 
     async fn with(settings: GatewaySettings) -> Self {
-        let classes =
-            Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
+        let classes = classes();
         let (shared, spending) = (Default::default(), Arc::<Spending>::default());
         let gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
         let (ours, theirs) = tokio::io::duplex(1 << 16);
@@ -77,6 +78,10 @@ impl Client {
         let answer = self.requests.send_request(chat(body)).await.unwrap();
         (answer.status().as_u16(), answer.into_body().collect().await.unwrap().to_bytes())
     }
+}
+
+fn classes() -> Classes {
+    Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default())
 }
 
 /// A gateway with one model, which has these engines.
