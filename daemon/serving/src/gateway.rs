@@ -336,8 +336,10 @@ impl Gateway {
         } else {
             Default::default()
         };
+        let mut is_retry = false;
         loop {
-            let asked = RouteQuery { models: &models, alias, class: &terms.class.policy().name, prefix: &known };
+            let class = &terms.class.policy().name;
+            let asked = RouteQuery { models: &models, alias, class, prefix: &known, is_retry };
             let path = caller.asker.path(exchange.ahead(), &terms);
             // A model that failed before has taken a part of the time.
             let passed = began.elapsed();
@@ -375,6 +377,7 @@ impl Gateway {
                 Err(Failure::Refused(OpenAiError::OutOfReach { .. } | OpenAiError::NoEngine)) if models.len() > 1 => {
                     self.metrics.retried(&model.name);
                     models.retain(|other| *other != route.model);
+                    is_retry = true;
                 }
                 // An error of the engine itself shows nothing about its speed; only 429 counts as a failure.
                 Ok(Done { status, .. }) if !(200..300).contains(&status) => {

@@ -4,8 +4,9 @@ use std::{convert::Infallible, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use config::{
-    gateway::{GatewaySettings, Key, ModelSettings},
+    gateway::{Alias, GatewaySettings, Key, ModelSettings},
     policy::Policy,
+    routing::Routing,
 };
 use futures::stream;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
@@ -270,4 +271,26 @@ async fn an_answer_that_is_done_is_complete_however_its_engine_ends() {
     assert_eq!(client.served.recv().await.unwrap().reason, "answered");
     let engines = client.gateway.models[0].engines.status();
     assert_eq!((engines[0].answered, engines[0].failed), (1, 0));
+}
+
+#[tokio::test]
+async fn the_record_of_a_second_model_says_that_it_is_about_the_same_request() {
+    let answers = engine("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+    let [failing, good] = [("large", "http://127.0.0.1:1/v1"), ("small", &answers)].map(|(name, engine)| {
+        let engines = vec![engine.parse().unwrap()];
+        ModelSettings { engines, affinity: false, ..model(name, 100, None) }
+    });
+    let names = ["large", "small"].map(str::to_owned).to_vec();
+    let alias = Alias { name: "auto".into(), models: names, policy: Routing::Rule, shadow: None };
+    let (models, aliases) = (vec![failing, good], vec![alias]);
+    let mut client =
+        Client::with(GatewaySettings { models, aliases, decisions_bytes: 1 << 20, ..GatewaySettings::default() }).await;
+    let mut request = chat(whole(r#"{"model":"auto"}"#.into()));
+    request.headers_mut().insert("x-paced-budget-ms", 20_000.into());
+    assert_eq!(client.requests.send_request(request).await.unwrap().status(), 200);
+    client.served.recv().await.unwrap();
+    let lines: String = client.gateway.decisions.take().into_iter().map(|record| record.line).collect();
+    let (decisions, _) = routing::decision::read(&lines);
+    let found: Vec<_> = decisions.iter().map(|one| (one.retry, one.models.len(), one.outcome.is_some())).collect();
+    assert_eq!(found, [(false, 2, false), (true, 1, true)]);
 }

@@ -80,11 +80,11 @@ fn none() -> &'static PrefixHashes {
 }
 
 fn named(models: &[usize]) -> RouteQuery<'_> {
-    RouteQuery { models, alias: None, class: "default", prefix: none() }
+    RouteQuery { models, alias: None, class: "default", prefix: none(), is_retry: false }
 }
 
 fn either(models: &[usize]) -> RouteQuery<'_> {
-    RouteQuery { models, alias: Some(0), class: "default", prefix: none() }
+    RouteQuery { models, alias: Some(0), class: "default", prefix: none(), is_retry: false }
 }
 
 fn wanted(budget_ms: Option<u64>) -> Wanted {
