@@ -193,8 +193,8 @@ impl Gateway {
             }
         }
         let quotas = self.settings.keys.iter().filter_map(|key| Some((key.name.as_str().into(), key.monthly_tokens?)));
-        self.metrics.show_quotas(quotas.collect(), self.tenants.spending());
-        self.metrics.show(self.models.iter().map(|model| (model.name.clone(), model.engines.clone())).collect());
+        let engines = self.models.iter().map(|model| (model.name.clone(), model.engines.clone()));
+        self.metrics.show(engines.collect(), (quotas.collect(), self.tenants.spending()));
     }
 
     /// Whether another gateway would handle requests in the same way.

@@ -201,14 +201,19 @@ impl GatewayMetrics {
         self.genai.register(registry);
     }
 
-    /// Shows exactly the engines of these models.
-    pub fn show(&self, models: Vec<(Arc<str>, Arc<Engines>)>) {
+    /// Shows exactly the engines of these models, and these quotas of keys, by name, with how much of them is used.
+    pub fn show(
+        &self,
+        models: Vec<(Arc<str>, Arc<Engines>)>,
+        (quotas, spending): (Vec<(Arc<str>, u64)>, &Arc<Spending>),
+    ) {
         self.engines.replace(models);
+        self.quotas.replace(quotas, spending.clone());
     }
 
-    /// Shows these quotas of keys, by name, and how much of them is used.
-    pub fn show_quotas(&self, quotas: Vec<(Arc<str>, u64)>, spending: &Arc<Spending>) {
-        self.quotas.replace(quotas, spending.clone());
+    /// Shows no engines and no quotas any more, as without a gateway.
+    pub fn hide(&self) {
+        self.show(Vec::new(), (Vec::new(), &Arc::default()));
     }
 
     /// Counts that a client has to wait, because the maximum of connections is open.

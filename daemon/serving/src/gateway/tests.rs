@@ -13,6 +13,7 @@ use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody}
 use hyper::{Request, Response, body::Frame, client, server, service::service_fn};
 use hyper_util::rt::TokioIo;
 use pacing::path::PathStats;
+use prometheus_client::{encoding::text::encode, registry::Registry};
 use quic::class::{ClassMarks, ClassMetrics, PolicyRole};
 use role::access::served::TokenUsage;
 use sha2::{Digest as _, Sha256};
@@ -85,6 +86,14 @@ fn classes() -> Classes {
     Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default())
 }
 
+/// The metrics as their scraper sees them.
+fn shown(metrics: &GatewayMetrics) -> String {
+    let (mut registry, mut text) = (Registry::default(), String::new());
+    metrics.register(&mut registry);
+    encode(&mut text, &registry).unwrap();
+    text
+}
+
 /// A gateway with one model, which has these engines.
 fn settings(engines: &[&str]) -> GatewaySettings {
     let engines = engines.iter().map(|engine| engine.parse().unwrap()).collect();
@@ -120,6 +129,18 @@ fn events(content: &str) -> String {
     match content {
         "" => head.to_owned(),
         _ => format!("{head}{:x}\r\n{content}\r\n", content.len()),
+    }
+}
+
+fn key() -> Key {
+    Key {
+        name: "ann".into(),
+        sha256: Sha256::digest("sk-1").into(),
+        weight: 1,
+        max_in_flight: None,
+        tokens_per_minute: None,
+        monthly_tokens: None,
+        expires: None,
     }
 }
 
@@ -209,16 +230,7 @@ const TOKEN: &str = "data: {\"choices\":[{\"text\":\"x\"}]}\n\n";
 #[tokio::test]
 async fn an_engine_that_fails_before_its_answer_passes_costs_the_key_nothing() {
     for (content, status, is_paid) in [("", 502, false), (TOKEN, 200, true)] {
-        let key = Key {
-            name: "ann".into(),
-            sha256: Sha256::digest("sk-1").into(),
-            weight: 1,
-            max_in_flight: None,
-            tokens_per_minute: None,
-            monthly_tokens: None,
-            expires: None,
-        };
-        let settings = GatewaySettings { keys: vec![key], ..settings(&[&engine(events(content)).await]) };
+        let settings = GatewaySettings { keys: vec![key()], ..settings(&[&engine(events(content)).await]) };
         let mut client = Client::with(settings).await;
         let (answered, _) = client.chat(whole(r#"{"model":"large","stream":true}"#.into())).await;
         let served = client.served.recv().await.unwrap();
@@ -293,4 +305,25 @@ async fn the_record_of_a_second_model_says_that_it_is_about_the_same_request() {
     let (decisions, _) = routing::decision::read(&lines);
     let found: Vec<_> = decisions.iter().map(|one| (one.retry, one.models.len(), one.outcome.is_some())).collect();
     assert_eq!(found, [(false, 2, false), (true, 1, true)]);
+}
+
+#[tokio::test]
+async fn the_metrics_show_engines_and_quotas_of_the_gateway_in_force_only() {
+    let metrics = GatewayMetrics::default();
+    let key = |name: &str| Key { name: name.into(), monthly_tokens: Some(1_000), ..key() };
+    let begin = |keys| {
+        let settings = GatewaySettings { keys, ..settings(&["http://127.0.0.1:1/v1"]) };
+        let shared = (metrics.clone(), Default::default(), Default::default());
+        let gateway = Gateway::new(&settings, &classes(), (shared, &Arc::default()), (&Learned::default(), None));
+        gateway.unwrap().begin(&Handle::current());
+        shown(&metrics)
+    };
+    let of = |text: &str| {
+        ["engine_usable{", "quota_tokens{user=\"ann\"}", "quota_used_tokens{user=\"bob\"}"]
+            .map(|name| text.contains(name))
+    };
+    assert_eq!(of(&begin(vec![key("ann"), key("bob")])), [true; 3]);
+    assert_eq!(of(&begin(vec![key("ann")])), [true, true, false]);
+    metrics.hide();
+    assert_eq!(of(&shown(&metrics)), [false; 3]);
 }

@@ -11,8 +11,6 @@ use quic::{
     tls::{self, ServerTls, Trust},
 };
 
-use prometheus_client::{encoding::text::encode, registry::Registry};
-
 use super::*;
 
 /// A client's connection and a gateway's, both driven, and the requests that arrive. The rest has to be kept.
@@ -75,10 +73,7 @@ async fn an_answer_that_its_client_does_not_take_is_untaken_in_the_metrics_as_in
     let asker = Asker { user: None, listener: ([127, 0, 0, 1], 80).into(), client: None, path: PathStats::default() };
     let served = gateway.serve(request.into(), &head, &classes, &asker).await;
     assert_eq!(served.reason, UNTAKEN);
-    let mut registry = Registry::default();
-    metrics.register(&mut registry);
-    let mut text = String::new();
-    encode(&mut text, &registry).unwrap();
+    let text = shown(&metrics);
     let counted: Vec<_> = text.lines().filter(|line| line.starts_with("gateway_requests_total{")).collect();
     assert!(counted.len() == 1 && counted[0].ends_with(r#"outcome="untaken"} 1"#), "{counted:?}");
     assert!(text.contains("gateway_untaken_answers_total 1\n"), "{text}");
