@@ -47,7 +47,12 @@ impl Client {
     }
 
     async fn with(settings: GatewaySettings) -> Self {
-        let classes = classes();
+        Self::under(settings, Policy::default()).await
+    }
+
+    /// Returns a client of a gateway with this policy.
+    async fn under(settings: GatewaySettings, policy: Policy) -> Self {
+        let classes = Classes::new(policy, PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
         let (shared, spending) = (Default::default(), Arc::<Spending>::default());
         let gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
         let (ours, theirs) = tokio::io::duplex(1 << 16);
@@ -326,4 +331,20 @@ async fn the_metrics_show_engines_and_quotas_of_the_gateway_in_force_only() {
     assert_eq!(of(&begin(vec![key("ann")])), [true, true, false]);
     metrics.hide();
     assert_eq!(of(&shown(&metrics)), [false; 3]);
+}
+
+#[tokio::test]
+async fn a_prediction_takes_in_how_fast_the_class_may_leave() {
+    let thin = "[class.thin]\nrate_down = \"8 kbit/s\"\n[[rule]]\nclass = \"thin\"\nasked_class = \"thin\"";
+    let engine = engine("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+    let mut client = Client::under(settings(&[&engine]), Policy::from_toml(thin).unwrap()).await;
+    // Nothing is known of the engine yet, so that only the way back takes time: 220 ms for each token.
+    for (class, predicted) in [("none", None), ("thin", Some("1100"))] {
+        let mut request = chat(whole(r#"{"model":"large","max_tokens":5}"#.into()));
+        request.headers_mut().insert("x-paced-class", class.parse().unwrap());
+        let answer = client.requests.send_request(request).await.unwrap();
+        let told = answer.headers().get("x-paced-predicted-ms").map(|ms| ms.to_str().unwrap());
+        assert_eq!((answer.status().as_u16(), told), (200, predicted), "{class}");
+        _ = answer.into_body().collect().await;
+    }
 }
