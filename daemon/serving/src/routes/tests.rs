@@ -318,6 +318,23 @@ fn an_engine_learns_what_a_prompt_costs_from_the_tokens_that_it_had_to_read() {
 }
 
 #[test]
+fn what_should_be_cached_is_believed_as_far_as_the_engine_confirms_it() {
+    for (said, least, most) in [(None, 1_000, 1_000), (Some(1_000), 1_000, 1_000), (Some(0), 0, 100)] {
+        let (routes, engines) = routes(8);
+        let prefix = chat(4_000);
+        let (asked, wanted) =
+            (RouteQuery { prefix: &prefix, ..named(&[0]) }, Wanted { body_bytes: 4_000, ..wanted(None) });
+        let route = || routes.route(asked, &wanted, ClientPath::default()).unwrap();
+        for _ in 0..20 {
+            let Ok(Turn::Now(place)) = engines[0].take(to_engine(None, &prefix), &[]) else { panic!("no place") };
+            let lesson = routes.begin(&route(), place.replica);
+            lesson.learn(Some(TokenUsage { prompt_tokens: 1_000, completion_tokens: 1 }), said, wanted.body_bytes);
+        }
+        assert!((least..=most).contains(&route().cached[0]), "{said:?}: {:?}", route().cached);
+    }
+}
+
+#[test]
 fn a_client_that_takes_tokens_slowly_does_not_make_its_engine_look_slow() {
     let (routes, engines) = routes(8);
     (0..30).for_each(|_| answer(&routes, &engines, 0, (50, 40)));
