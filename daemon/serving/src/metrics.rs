@@ -1,10 +1,7 @@
 //! The metrics of a gateway.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::AtomicI64},
     time::Duration,
 };
 
@@ -316,12 +313,6 @@ impl GatewayMetrics {
     /// Counts a request that another engine received.
     pub fn retried(&self, model: &Arc<str>) {
         self.retries.get_or_create(&OfModel { model: model.clone() }).inc();
-    }
-
-    /// Returns how many requests are served or wait.
-    #[must_use]
-    pub fn in_flight(&self) -> i64 {
-        self.in_flight.inner().load(Relaxed)
     }
 }
 
