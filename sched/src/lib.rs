@@ -9,6 +9,7 @@
 //! | [`pifo`] | which entry leaves first: the queue under every discipline |
 //! | [`route`] | which model, and which replica of it, answers a request |
 //! | [`path`] | over which of several paths a stream goes |
+//! | [`hash`] | a hash that is the same everywhere, for names and fingerprints |
 //!
 //! Times are `u64` nanoseconds on a clock of the caller's choice, and are named `*_ns`.
 //!
@@ -17,6 +18,7 @@
 
 pub mod arbiter;
 pub mod codel;
+pub mod hash;
 pub mod pace;
 pub mod path;
 pub mod pifo;

@@ -57,6 +57,14 @@ pub enum Discipline {
     Lottery,
 }
 
+impl Discipline {
+    /// Whether a stream of this service gets a share by its weight, charged by the bytes that it sends.
+    #[must_use]
+    pub const fn is_by_share(self, service: &Service) -> bool {
+        clock::is_by_share(self, service)
+    }
+}
+
 /// What happens to a stream after its deadline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Expiry {
@@ -206,6 +214,11 @@ impl Streams {
         } else if moves && self.queue.contains(stream) {
             self.queue.push(stream, known.rank(clock));
         }
+    }
+
+    /// Notes that a waiting stream has nothing to send any more, though it had no turn. Its charges so far still count.
+    pub fn sleep(&mut self, stream: u32) {
+        self.queue.remove(stream);
     }
 
     /// Orders the streams by another `clock` from now on. Waiting streams start afresh, in the order in which they waited.

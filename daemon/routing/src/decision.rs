@@ -26,7 +26,11 @@ pub struct Decision {
     /// The maximum of tokens in the answer; 0 if the request set none.
     #[serde(default)]
     pub max_tokens: u32,
-    /// Its limits.
+    /// Whether a model had failed the request before, so that an earlier record is about the same request. Records of earlier versions lack
+    /// it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub retry: bool,
+    /// Its limits: what is left of them after earlier tries.
     pub limits: TimeLimits,
     /// The path back.
     pub path: ReturnPath,
@@ -149,6 +153,12 @@ const fn default_margin_percent() -> u16 {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 const fn is_zero(number: &u32) -> bool {
     *number == 0
+}
+
+/// Whether a record leaves out a flag.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 impl TimeLimits {
@@ -318,6 +328,7 @@ pub(crate) mod tests {
             prompt_tokens: 100,
             expected_tokens: 200,
             max_tokens: 0,
+            retry: false,
             limits: TimeLimits { budget_ns: Some(budget_ms * 1_000_000), ..TimeLimits::default() },
             path: ReturnPath { smoothed_rtt_ns: 40_000_000, ..ReturnPath::default() },
             models: vec![open("large", 1.0), open("small", 0.7)],

@@ -1,7 +1,10 @@
 //! A policy as stored in a file.
 
 use anyhow::{Result, bail, ensure};
-use sched::route::{Model, RoutingPolicy};
+use sched::{
+    hash::fnv1a,
+    route::{Model, RoutingPolicy},
+};
 
 mod network;
 mod thresholds;
@@ -82,19 +85,12 @@ impl PolicyFile {
         }
         Ok(())
     }
-
-    /// Returns the index of a class by its name; for an unknown class, the number of classes.
-    #[must_use]
-    pub fn class(&self, name: &str) -> usize {
-        self.classes.iter().position(|class| class == name).unwrap_or(self.classes.len())
-    }
 }
 
-/// Returns an ID that a model has in every process and configuration: the FNV-1a hash of its name (64 bits; draft-eastlake-fnv
-/// §5).
+/// Returns an ID that a model has in every process and configuration: the FNV-1a hash of its name.
 #[must_use]
 pub fn id(model: &str) -> u64 {
-    model.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    fnv1a(model.bytes())
 }
 
 /// Returns the name of a kind of policy, for metrics and tables.
@@ -189,7 +185,6 @@ mod tests {
         let error = |models: &[&str]| file.check(&names(models)).unwrap_err().to_string();
         assert!(error(&["small", "large", "tiny"]).contains("does not know the model tiny"));
         assert!(error(&["small"]).contains("the model large"));
-        assert_eq!((file.class("batch"), file.class("other")), (1, 2));
     }
 
     proptest! {

@@ -105,6 +105,13 @@ pub struct EngineSpec {
     pub sharing: f64,
 }
 
+impl EngineSpec {
+    /// Returns the time of a step with one request.
+    fn least_step_ms(&self) -> f64 {
+        self.host_ms + self.gpu_ms + self.gpu_per_sequence_ms
+    }
+}
+
 const NS_PER_MS: f64 = 1e6;
 const NS_PER_SEC: f64 = 1e9;
 
@@ -186,7 +193,7 @@ impl Scenario {
             let costs = [*host_ms, *gpu_ms, *gpu_per_sequence_ms, *prefill_ms];
             let costs = costs.into_iter().chain([engine.prefill_per_token_ms, engine.sharing]);
             ensure!(costs.clone().all(is_amount), "a cost of an engine of {model} is below 0");
-            ensure!(host_ms + gpu_ms > 0.0, "a step of an engine of {model} takes no time");
+            ensure!(engine.least_step_ms() > 0.0, "a step of an engine of {model} takes no time");
         }
         Ok(())
     }
@@ -386,7 +393,7 @@ pub(crate) mod tests {
             ("name = \"patient\"", "name = \"interactive\"", "two classes have the same name"),
             ("name = \"small\"", "name = \"large\"", "two models have the same name"),
             ("model = \"small\"", "model = \"tiny\"", "small has no engine"),
-            ("gpu_ms = 7", "gpu_ms = 0", "takes no time"),
+            ("gpu_ms = 7\n        gpu_per_sequence_ms = 0.3", "gpu_ms = 0\ngpu_per_sequence_ms = 0", "takes no time"),
             ("prefill_ms = 3", "prefill_ms = -3", "below 0"),
             ("sharing = 1", "shared = 1", "shared"),
         ] {

@@ -9,7 +9,7 @@ use std::{
     pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll},
     time::Duration,
@@ -109,10 +109,13 @@ pub(crate) async fn serve<A, F, B, E>(
     E: Into<Box<dyn Error + Send + Sync>>,
 {
     let ConnectionTerms { version, idle, patience, mut ending } = terms;
-    let requests = Arc::<Requests>::default();
+    let (requests, of_connection) = (Arc::<Requests>::default(), Arc::<AtomicBool>::default());
     let answer = service_fn(|request| {
-        let answer = answer(request, requests.begin());
+        // Over HTTP/1.1, an answer that is not taken ends the connection.
+        let is_untaken = if version == HttpVersion::Two { Arc::default() } else { of_connection.clone() };
+        let answer = answer(request, requests.begin(is_untaken.clone()));
         async move {
+            taken::noting_untaken(is_untaken);
             let taken = if version == HttpVersion::Two { TakenBody::in_parts } else { TakenBody::whole };
             answer.await.map(|answer| answer.map(taken))
         }
@@ -125,7 +128,7 @@ pub(crate) async fn serve<A, F, B, E>(
                 .writev(false)
                 .max_buf_size(HEAD_BYTES as usize)
                 .header_read_timeout(idle)
-                .serve_connection(TokioIo::new(TakenStream::new(stream, patience)), answer);
+                .serve_connection(TokioIo::new(TakenStream::new(stream, patience, of_connection.clone())), answer);
             let mut serving = pin!(serving);
             tokio::select! {
                 served = serving.as_mut() => served,
@@ -215,12 +218,22 @@ struct Requests {
 }
 
 /// Counts one request as open until dropped.
-pub(crate) struct OpenRequest(Arc<Requests>);
+pub(crate) struct OpenRequest {
+    requests: Arc<Requests>,
+    is_untaken: Arc<AtomicBool>,
+}
+
+impl OpenRequest {
+    /// Returns the flag that is set when the answer ends because the client took nothing of it for too long.
+    pub(crate) fn is_untaken(&self) -> Arc<AtomicBool> {
+        self.is_untaken.clone()
+    }
+}
 
 impl Requests {
-    fn begin(self: &Arc<Self>) -> OpenRequest {
+    fn begin(self: &Arc<Self>, is_untaken: Arc<AtomicBool>) -> OpenRequest {
         [&self.open, &self.begun].iter().for_each(|count| _ = count.fetch_add(1, Relaxed));
-        OpenRequest(self.clone())
+        OpenRequest { requests: self.clone(), is_untaken }
     }
 
     /// Returns a patience that also notes here when an answer ends because of it.
@@ -236,7 +249,7 @@ impl Requests {
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Relaxed);
+        self.requests.open.fetch_sub(1, Relaxed);
     }
 }
 
@@ -270,6 +283,7 @@ mod tests {
     use http_body_util::Full;
     use hyper::client;
     use hyper_util::rt::TokioExecutor;
+    use parking_lot::Mutex;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
     use tokio::task::JoinHandle;
 
@@ -283,6 +297,8 @@ mod tests {
     struct Server {
         serving: JoinHandle<()>,
         untaken: Arc<AtomicUsize>,
+        /// Of each request, whether its client took nothing of the answer for too long.
+        blamed: Arc<Mutex<Vec<Arc<AtomicBool>>>>,
     }
 
     impl Server {
@@ -296,12 +312,21 @@ mod tests {
             let counted = untaken.clone();
             let on_end = Arc::new(move || _ = counted.fetch_add(1, Relaxed));
             let patience = Patience { time: STALL, on_end };
-            let answer = move |_, open| async move {
-                let body = Full::from(vec![b'x'; answer_bytes]);
-                Ok::<_, Infallible>(Response::new(KeptBody { body, _kept: open }))
+            let blamed = Arc::<Mutex<Vec<_>>>::default();
+            let of_each = blamed.clone();
+            let answer = move |_, open: OpenRequest| {
+                of_each.lock().push(open.is_untaken());
+                async move {
+                    let body = Full::from(vec![b'x'; answer_bytes]);
+                    Ok::<_, Infallible>(Response::new(KeptBody { body, _kept: open }))
+                }
             };
             let terms = ConnectionTerms { version, idle, patience, ending: None };
-            (Self { serving: tokio::spawn(serve(theirs, terms, answer)), untaken }, ours)
+            (Self { serving: tokio::spawn(serve(theirs, terms, answer)), untaken, blamed }, ours)
+        }
+
+        fn blamed(&self) -> Vec<bool> {
+            self.blamed.lock().iter().map(|is_untaken| is_untaken.load(Relaxed)).collect()
         }
 
         fn untaken(&self) -> usize {
@@ -325,6 +350,7 @@ mod tests {
             timeout(HOUR, &mut server.serving).await.unwrap().unwrap();
             let is_slow = pause_s < STALL.as_secs();
             assert_eq!((server.untaken(), read_bytes > 20 << 10), (usize::from(!is_slow), is_slow));
+            assert_eq!(server.blamed(), [!is_slow]);
         }
     }
 
@@ -372,7 +398,7 @@ mod tests {
         let (bytes, is_whole) = take_slowly(untaken).await;
         assert!(!is_whole && bytes < SIZE, "{bytes} bytes");
         assert_eq!(slow.await.unwrap(), (SIZE, true));
-        assert_eq!(server.untaken(), 1);
+        assert_eq!((server.untaken(), server.blamed()), (1, vec![true, false]), "the other answer was taken");
     }
 
     #[tokio::test(start_paused = true)]

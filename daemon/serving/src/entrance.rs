@@ -26,9 +26,9 @@ use bytes::Bytes;
 use futures::future::{Either as Race, select};
 use http_body_util::{BodyExt as _, Either, Full, LengthLimitError, Limited};
 use hyper::{
-    Response, StatusCode,
+    Response, StatusCode, Version,
     body::{Body as _, Incoming},
-    header::HeaderValue,
+    header::{CONNECTION, EXPECT, HeaderValue},
 };
 use masque::{
     h3::{Field, RequestHead, ResponseHead},
@@ -44,7 +44,7 @@ use role::{
 };
 use tokio::{
     net::TcpStream,
-    sync::{Semaphore, watch},
+    sync::{Semaphore, oneshot, watch},
     time::timeout,
 };
 
@@ -54,7 +54,7 @@ use self::{
 };
 use crate::{
     classes::{RequestClass, RequestClasses},
-    connection::{self, ConnectionTerms, HttpVersion, KeptBody},
+    connection::{self, ConnectionTerms, HttpVersion, KeptBody, OpenRequest},
     departure::Departure,
     message,
     newcomers::{Newcomer, Newcomers},
@@ -179,7 +179,7 @@ pub struct ModelEntrance<W> {
     is_cut: Arc<AtomicBool>,
 }
 
-type Answered<P> = Response<Either<Full<Bytes>, Answer<P>>>;
+type Answered<P> = Response<Either<KeptBody<Full<Bytes>, oneshot::Sender<Infallible>>, Answer<P>>>;
 
 impl<W: GatewayAccess> ModelEntrance<W> {
     /// Returns an address whose requests go to `gateways`. `classes` gives each request its class, and `access` records it.
@@ -224,19 +224,19 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             Ok(version) => version,
             Err(error) => return tracing::debug!(client = %from, "client left: {error}"),
         };
-        let (entrance, departure) = (self.clone(), Departure::at(&self.is_cut));
-        let leaving = departure.clone();
-        let answer = move |request, open| {
-            let (entrance, newcomer, departure) = (entrance.clone(), newcomer.clone(), leaving.clone());
+        let entrance = self.clone();
+        let answer = move |request, open: OpenRequest| {
+            let (entrance, newcomer) = (entrance.clone(), newcomer.clone());
             async move {
                 let start = Instant::now();
                 // No code closes the semaphore.
                 let place = entrance.places.clone().acquire_owned().await.ok();
+                let departure = Departure::of(&open, &entrance.is_cut);
                 let answered = entrance.answer(request, start, (from, departure), &newcomer).await;
                 Ok::<_, Infallible>(answered.map(|body| KeptBody { body, _kept: (open, place) }))
             }
         };
-        let patience = departure.noting_untaken(self.limits.patience.clone());
+        let patience = self.limits.patience.clone();
         let ending = Some(self.ending.subscribe());
         connection::serve(stream, ConnectionTerms { version, idle, patience, ending }, answer).await;
     }
@@ -250,7 +250,9 @@ impl<W: GatewayAccess> ModelEntrance<W> {
     ) -> Answered<W::Place> {
         let id = self.requests.fetch_add(1, Relaxed) + 1;
         let mut recording = Recording::begin(&self.access, start, id, (self.classes.listener(), from), departure);
-        let passed = self.pass(request, start, newcomer, &mut recording).await;
+        let expects_continue = request.version() < Version::HTTP_2 && request.headers().contains_key(EXPECT);
+        let (answering, begun) = oneshot::channel();
+        let passed = self.pass(request, start, newcomer, (&mut recording, begun)).await;
         if let Err(refusal) = &passed {
             recording.refused(refusal);
         }
@@ -258,12 +260,17 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             Ok(response) => response.map(Either::Right),
             Err(refusal) => {
                 tracing::debug!(%refusal, "request refused");
-                let mut response = Response::new(Either::Left(Full::new(refusal.body())));
+                let body = KeptBody { body: Full::new(refusal.body()), _kept: answering };
+                let mut response = Response::new(Either::Left(body));
                 *response.status_mut() = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_GATEWAY);
                 let fields = response.headers_mut();
                 fields.insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 if let Some(seconds) = refusal.retry_after_s() {
                     fields.insert(hyper::header::RETRY_AFTER, HeaderValue::from(seconds));
+                }
+                if expects_continue && matches!(refusal, OpenAiError::TooLarge { .. }) {
+                    // The next bytes may be the body or another request (RFC 9110 §10.1.1).
+                    fields.insert(CONNECTION, HeaderValue::from_static("close"));
                 }
                 response
             }
@@ -275,16 +282,15 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         request: hyper::Request<Incoming>,
         start: Instant,
         newcomer: &Newcomer,
-        recording: &mut Recording,
+        (recording, begun): (&mut Recording, oneshot::Receiver<Infallible>),
     ) -> Result<Response<Answer<W::Place>>, OpenAiError> {
         let gateways = &self.gateways;
         let (parts, body) = request.into_parts();
-        let expects_continue = parts.headers.contains_key(hyper::header::EXPECT);
         // `GatewayAccess::ask` adds the gateway's authority.
         let mut head = message::head(&parts);
         let user = self.classes.user(&head, SystemTime::now());
         recording.asked_by(user.clone());
-        let body = read(body, expects_continue, self.limits.max_body_bytes).await?;
+        let body = read(body, begun, self.limits.max_body_bytes).await?;
         newcomer.may_stay_if(|| true);
         // The gateway would refuse the same limit, after the way to it.
         limits::read(&head)?;
@@ -420,13 +426,13 @@ fn left_ms(budget_ms: u64, elapsed: Duration) -> u64 {
 }
 
 /// Reads a client's body. If it is refused, the rest is read and dropped for a while: unread bytes would reset the connection before the
-/// client has read the reason.
-async fn read(mut body: Incoming, expects_continue: bool, max_bytes: usize) -> Result<Bytes, OpenAiError> {
+/// client has read the reason. `begun` completes once the head of a refusal is on its way.
+async fn read(
+    mut body: Incoming,
+    begun: oneshot::Receiver<Infallible>,
+    max_bytes: usize,
+) -> Result<Bytes, OpenAiError> {
     let refusal = if body.size_hint().lower() > max_bytes as u64 {
-        if expects_continue {
-            // The client sends nothing before it has read the answer (RFC 9110 §10.1.1).
-            return Err(OpenAiError::TooLarge { max_bytes });
-        }
         OpenAiError::TooLarge { max_bytes }
     } else {
         match timeout(BODY_TIMEOUT, Limited::new(&mut body, max_bytes).collect()).await {
@@ -436,7 +442,12 @@ async fn read(mut body: Incoming, expects_continue: bool, max_bytes: usize) -> R
             Err(_) => OpenAiError::BodyTimeout,
         }
     };
-    tokio::spawn(async move { connection::discard(&mut body, LINGER).await });
+    tokio::spawn(async move {
+        // If the body were asked for earlier, hyper would send 100 (Continue) to a client that waits for it, and the client a body without
+        // use (RFC 9110 §10.1.1).
+        _ = timeout(LINGER.0, begun).await;
+        connection::discard(&mut body, LINGER).await;
+    });
     Err(refusal)
 }
 

@@ -12,7 +12,11 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use hyper::{Response, body::Incoming};
+use hyper::{
+    Response, Version,
+    body::Incoming,
+    header::{CONNECTION, EXPECT, HeaderValue},
+};
 use pacing::path::PathStats;
 use quic::class::Classes;
 use role::access::served::Served;
@@ -189,16 +193,15 @@ impl Hall {
         from: SocketAddr,
         newcomer: Arc<Newcomer>,
     ) {
-        let (hall, departure) = (self.clone(), Departure::at(&self.is_cut));
-        let leaving = departure.clone();
+        let hall = self.clone();
         let answer = move |request, open| {
-            let (hall, newcomer, departure) = (hall.clone(), newcomer.clone(), leaving.clone());
-            async move { hall.answer(request, (from, departure), &newcomer, open).await }
+            let (hall, newcomer) = (hall.clone(), newcomer.clone());
+            async move { hall.answer(request, from, &newcomer, open).await }
         };
         // No gateway, no answers.
         let time = (self.source)().map_or(self.idle, |(gateway, _)| gateway.stall_timeout());
         let metrics = self.metrics.clone();
-        let patience = departure.noting_untaken(Patience { time, on_end: Arc::new(move || metrics.untaken()) });
+        let patience = Patience { time, on_end: Arc::new(move || metrics.untaken()) };
         let terms = ConnectionTerms { version, idle: self.idle, patience, ending: Some(self.ending.clone()) };
         connection::serve(stream, terms, answer).await;
     }
@@ -207,15 +210,16 @@ impl Hall {
     async fn answer(
         &self,
         request: hyper::Request<Incoming>,
-        (from, departure): (SocketAddr, Departure),
+        from: SocketAddr,
         newcomer: &Newcomer,
         open: OpenRequest,
     ) -> io::Result<Response<KeptBody<ResponseBody, Arc<OpenRequest>>>> {
         let Some((gateway, classes)) = (self.source)() else { return Err(io::ErrorKind::ConnectionReset.into()) };
         let (parts, body) = request.into_parts();
+        let expects_continue = parts.version < Version::HTTP_2 && parts.headers.contains_key(EXPECT);
         let head = message::head(&parts);
         newcomer.may_stay_if(|| gateway.knows(&head));
-        let (exchange, awaited) = TcpExchange::new(body, departure);
+        let (exchange, awaited) = TcpExchange::new(body, Departure::of(&open, &self.is_cut));
         let asker = Asker { user: None, listener: self.listener, client: Some(from), path: PathStats::default() };
         let (on_served, open) = (self.on_served.clone(), Arc::new(open));
         let kept = open.clone();
@@ -225,6 +229,98 @@ impl Hall {
             drop(open);
         });
         let (head, answer) = awaited.answer().await?;
-        Ok(message::response(head, KeptBody { body: answer, _kept: kept }))
+        let is_last = expects_continue && !answer.follows_body();
+        let mut response = message::response(head, KeptBody { body: answer, _kept: kept });
+        if is_last {
+            // The next bytes may be the body or another request (RFC 9110 §10.1.1).
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        Ok(response)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use config::{
+        gateway::{GatewaySettings, Key},
+        policy::Policy,
+    };
+    use quic::class::{ClassMarks, ClassMetrics, PolicyRole};
+    use sha2::{Digest as _, Sha256};
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
+    use super::*;
+    use crate::{learned::Learned, routes::tests::model};
+
+    /// A listener of a gateway that knows the key "sk-1" and takes bodies of up to 1000 bytes.
+    fn hall() -> Arc<Hall> {
+        let classes =
+            Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
+        let key = Key {
+            name: "ann".into(),
+            sha256: Sha256::digest("sk-1").into(),
+            weight: 1,
+            max_in_flight: None,
+            tokens_per_minute: None,
+            monthly_tokens: None,
+            expires: None,
+        };
+        let (models, keys) = (vec![model("large", 100, None)], vec![key]);
+        let settings = GatewaySettings { models, keys, max_body_bytes: 1_000, ..GatewaySettings::default() };
+        let shared = (Default::default(), &Arc::default());
+        let gateway = Gateway::new(&settings, &classes, shared, (&Learned::default(), None)).unwrap();
+        let (classes, (ends, ending)) = (Arc::new(classes), watch::channel(false));
+        Arc::new(Hall {
+            shown: ShownCertificate::new(None),
+            listener: ([127, 0, 0, 1], 80).into(),
+            idle: Duration::from_secs(60),
+            source: Arc::new(move || Some((gateway.clone(), classes.clone()))),
+            // The listener goes on as long as the sender lives.
+            on_served: Arc::new(move |_| _ = ends.receiver_count()),
+            metrics: GatewayMetrics::default(),
+            ending,
+            is_cut: Arc::default(),
+            newcomers: Newcomers::new(4, 4),
+        })
+    }
+
+    /// Sends a request with these fields and, without waiting, these bytes of its body; returns all that the gateway sends.
+    async fn send(fields: &str, body: &[u8]) -> io::Result<String> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let mut client = TcpStream::connect(listener.local_addr()?).await?;
+        let (stream, from) = listener.accept().await?;
+        tokio::spawn(hall().welcome(stream, from));
+        let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\n{fields}\r\n\r\n");
+        client.write_all(head.as_bytes()).await?;
+        client.write_all(body).await?;
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await?;
+        Ok(answer)
+    }
+
+    #[tokio::test]
+    async fn a_client_that_waits_for_100_and_is_refused_gets_the_refusal_alone_and_the_end_of_the_connection() {
+        let (bad, good) = ("authorization: Bearer sk-2", "authorization: Bearer sk-1");
+        for (key, len, status) in [(bad, 100, "401"), (good, 2_000, "413")] {
+            let answer = send(&format!("{key}\r\ncontent-length: {len}\r\nexpect: 100-continue"), b"").await.unwrap();
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+            assert!(answer.contains("connection: close") && answer.ends_with("}}"), "{answer}");
+        }
+        let begin = format!("{good}\r\nconnection: close\r\ncontent-length: 2\r\nexpect: 100-continue");
+        let answer = send(&begin, b"{}").await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 400 "), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_sends_its_body_without_waiting_for_100_reads_the_refusal() {
+        let body = vec![b'x'; 512 << 10];
+        for _ in 0..4 {
+            let fields = format!("content-length: {}\r\nexpect: 100-continue", body.len());
+            let answer = send(&fields, &body).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 401 ") && answer.ends_with("}}"), "{answer}");
+        }
     }
 }

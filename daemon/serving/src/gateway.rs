@@ -193,8 +193,8 @@ impl Gateway {
             }
         }
         let quotas = self.settings.keys.iter().filter_map(|key| Some((key.name.as_str().into(), key.monthly_tokens?)));
-        self.metrics.show_quotas(quotas.collect(), self.tenants.spending());
-        self.metrics.show(self.models.iter().map(|model| (model.name.clone(), model.engines.clone())).collect());
+        let engines = self.models.iter().map(|model| (model.name.clone(), model.engines.clone()));
+        self.metrics.show(engines.collect(), (quotas.collect(), self.tenants.spending()));
     }
 
     /// Whether another gateway would handle requests in the same way.
@@ -255,7 +255,7 @@ impl Gateway {
             Ok((operation, _)) => self.answer(&mut exchange, operation, head, (&caller, &entry), &mut served).await,
             Err(refusal) => Err(refusal.into()),
         };
-        let mut patience = self.settings.stall_timeout;
+        let (mut patience, mut is_untaken) = (self.settings.stall_timeout, false);
         let ended = match ended {
             Ok(()) => {
                 (served.status, served.reason) = (served.status.or(Some(200)), "answered");
@@ -266,6 +266,7 @@ impl Gateway {
                 Ended::Cut
             }
             Err(Failure::Untaken) => {
+                is_untaken = exchange.note_untaken();
                 served.reason = UNTAKEN;
                 Ended::Cut
             }
@@ -289,12 +290,17 @@ impl Gateway {
         };
         (served.passed_tokens, served.first_token) = entry.passed();
         served.duration = began.elapsed();
-        self.metrics.ended(&served);
-        drop((in_flight, entry));
+        drop(entry);
         if !exchange.end(ended, patience).await {
-            self.metrics.untaken();
+            is_untaken = true;
             served.reason = if served.reason == "answered" { UNTAKEN } else { served.reason };
         }
+        if is_untaken {
+            self.metrics.untaken();
+        }
+        // Once its outcome is certain, so that metrics and the log agree.
+        self.metrics.ended(&served);
+        drop(in_flight);
         served
     }
 
@@ -330,8 +336,10 @@ impl Gateway {
         } else {
             Default::default()
         };
+        let mut is_retry = false;
         loop {
-            let asked = RouteQuery { models: &models, alias, class: &terms.class.policy().name, prefix: &known };
+            let class = &terms.class.policy().name;
+            let asked = RouteQuery { models: &models, alias, class, prefix: &known, is_retry };
             let path = caller.asker.path(exchange.ahead(), &terms);
             // A model that failed before has taken a part of the time.
             let passed = began.elapsed();
@@ -369,6 +377,7 @@ impl Gateway {
                 Err(Failure::Refused(OpenAiError::OutOfReach { .. } | OpenAiError::NoEngine)) if models.len() > 1 => {
                     self.metrics.retried(&model.name);
                     models.retain(|other| *other != route.model);
+                    is_retry = true;
                 }
                 // An error of the engine itself shows nothing about its speed; only 429 counts as a failure.
                 Ok(Done { status, .. }) if !(200..300).contains(&status) => {

@@ -1,10 +1,7 @@
 //! The metrics of a gateway.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::AtomicI64},
     time::Duration,
 };
 
@@ -201,14 +198,19 @@ impl GatewayMetrics {
         self.genai.register(registry);
     }
 
-    /// Shows exactly the engines of these models.
-    pub fn show(&self, models: Vec<(Arc<str>, Arc<Engines>)>) {
+    /// Shows exactly the engines of these models, and these quotas of keys, by name, with how much of them is used.
+    pub fn show(
+        &self,
+        models: Vec<(Arc<str>, Arc<Engines>)>,
+        (quotas, spending): (Vec<(Arc<str>, u64)>, &Arc<Spending>),
+    ) {
         self.engines.replace(models);
+        self.quotas.replace(quotas, spending.clone());
     }
 
-    /// Shows these quotas of keys, by name, and how much of them is used.
-    pub fn show_quotas(&self, quotas: Vec<(Arc<str>, u64)>, spending: &Arc<Spending>) {
-        self.quotas.replace(quotas, spending.clone());
+    /// Shows no engines and no quotas any more, as without a gateway.
+    pub fn hide(&self) {
+        self.show(Vec::new(), (Vec::new(), &Arc::default()));
     }
 
     /// Counts that a client has to wait, because the maximum of connections is open.
@@ -311,12 +313,6 @@ impl GatewayMetrics {
     /// Counts a request that another engine received.
     pub fn retried(&self, model: &Arc<str>) {
         self.retries.get_or_create(&OfModel { model: model.clone() }).inc();
-    }
-
-    /// Returns how many requests are served or wait.
-    #[must_use]
-    pub fn in_flight(&self) -> i64 {
-        self.in_flight.inner().load(Relaxed)
     }
 }
 

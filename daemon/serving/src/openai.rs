@@ -7,6 +7,10 @@ use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 
+pub use self::renamed::RenamedBody;
+
+mod renamed;
+
 /// How much of a client's own text errors and records repeat, in bytes. A body may consist of one name, and neither of them counts
 /// against the bound on bodies.
 const EXCERPT_BYTES: usize = 256;
@@ -148,21 +152,15 @@ impl RoutingFields {
         body.get(self.prompt_at.clone()).unwrap_or_default()
     }
 
-    /// Returns `body`, from which this was read, with another model's name and otherwise unchanged, byte for byte.
+    /// Returns `body`, from which this was read, with another model's name and otherwise unchanged, byte for byte. The rest is not copied.
     #[must_use]
-    pub fn with_model(&self, body: &Bytes, model: &str) -> Bytes {
-        let (Some(before), Some(after)) = (body.get(..self.model_at.start), body.get(self.model_at.end..)) else {
-            return body.clone();
-        };
-        if self.model == model {
-            return body.clone();
+    pub fn with_model(&self, body: &Bytes, model: &str) -> RenamedBody {
+        let Range { start, end } = self.model_at;
+        if self.model == model || start > end || end > body.len() {
+            return RenamedBody::of([body.clone(), Bytes::new(), Bytes::new()]);
         }
         let name = serde_json::Value::from(model).to_string();
-        let mut rewritten = BytesMut::with_capacity(before.len() + name.len() + after.len());
-        for part in [before, name.as_bytes(), after] {
-            rewritten.extend_from_slice(part);
-        }
-        rewritten.freeze()
+        RenamedBody::of([body.slice(..start), name.into(), body.slice(end..)])
     }
 }
 
@@ -385,9 +383,9 @@ mod tests {
         let body = Bytes::from_static(br#"{ "unknown" : {"model":"x"}, "model" : "a\u0062", "stream":true , "n":1e3}"#);
         let fields = RoutingFields::read(&body).unwrap();
         assert_eq!((&fields.model[..], fields.service_tier.as_deref(), fields.max_tokens), ("ab", None, None));
-        let rewritten = fields.with_model(&body, "big \"one\"");
+        let rewritten = fields.with_model(&body, "big \"one\"").to_vec();
         assert_eq!(rewritten, br#"{ "unknown" : {"model":"x"}, "model" : "big \"one\"", "stream":true , "n":1e3}"#[..]);
-        assert_eq!(fields.with_model(&body, "ab"), body, "the same model in other letters stays");
+        assert_eq!(fields.with_model(&body, "ab").to_vec(), body, "the same model in other letters stays");
         assert_eq!(RoutingFields::read(&rewritten).unwrap().model, "big \"one\"");
     }
 

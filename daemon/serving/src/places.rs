@@ -216,6 +216,14 @@ impl Engines {
         state.affinity.cached_bytes(prefix, state.replicas.len(), now_ns)
     }
 
+    /// Notes that an engine had this part of the expected tokens of a prompt in its cache, as it reports.
+    pub fn confirm_cached(&self, replica: usize, part: f64) {
+        let mut state = self.state.lock();
+        if replica < state.replicas.len() {
+            state.affinity.confirm(replica, part);
+        }
+    }
+
     fn enqueue(self: &Arc<Self>, state: &mut State, mut claim: Claim) -> QueuedRequest {
         let (told, place) = oneshot::channel();
         let wish = std::mem::take(&mut claim.wish);

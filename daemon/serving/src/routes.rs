@@ -93,6 +93,8 @@ pub struct RouteQuery<'a> {
     pub class: &'a str,
     /// The part of its prompt that earlier prompts may share.
     pub prefix: &'a PrefixHashes,
+    /// Whether another model has failed it.
+    pub is_retry: bool,
 }
 
 /// The decision about a request.

@@ -8,9 +8,7 @@
 use std::{collections::HashSet, error::Error as _, fmt::Write as _, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
-use bytes::Bytes;
 use config::gateway::ModelSettings;
-use http_body_util::Full;
 use hyper::{Request, Response, Uri, body::Incoming};
 use hyper_rustls::{HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::{
@@ -24,6 +22,8 @@ use parking_lot::Mutex;
 use quic::tls::{self, Trust};
 use tokio::net::TcpStream;
 use tower::{BoxError, timeout::Timeout, util::BoxCloneSyncService};
+
+use crate::openai::RenamedBody;
 
 /// How long a connection may take, including its TLS handshake, until it can carry requests.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,9 +47,9 @@ type Connector = BoxCloneSyncService<Uri, MaybeHttpsStream<TokioIo<TcpStream>>, 
 /// The engines of a model, for requests by HTTP. All requests share the connections.
 #[derive(Clone, Debug)]
 pub struct Upstream {
-    pooled: Client<Connector, Full<Bytes>>,
+    pooled: Client<Connector, RenamedBody>,
     /// Makes a new connection for each request.
-    fresh: Client<Connector, Full<Bytes>>,
+    fresh: Client<Connector, RenamedBody>,
     answered: Arc<Mutex<Answered>>,
 }
 
@@ -122,7 +122,7 @@ impl Upstream {
     ///
     /// # Errors
     /// There is no answer.
-    pub async fn ask(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Unanswered> {
+    pub async fn ask(&self, request: Request<RenamedBody>) -> Result<Response<Incoming>, Unanswered> {
         // The body is reference-counted, not copied.
         let error = match self.pooled.request(request.clone()).await {
             Ok(answer) => {
@@ -207,6 +207,8 @@ fn causes(error: &hyper_util::client::legacy::Error) -> String {
 mod tests {
     use std::{convert::Infallible, net::SocketAddr, path::PathBuf, sync::Arc};
 
+    use bytes::Bytes;
+    use http_body_util::Full;
     use hyper::{server::conn::http1, server::conn::http2, service::service_fn};
     use rcgen::{CertifiedKey, generate_simple_self_signed};
     use rustls::ServerConfig;
@@ -268,7 +270,7 @@ mod tests {
 
     async fn ask(upstream: &Upstream, url: &str) -> Result<String, Unanswered> {
         use http_body_util::BodyExt as _;
-        let request = Request::get(format!("{url}/health")).body(Full::default()).unwrap();
+        let request = Request::get(format!("{url}/health")).body(RenamedBody::default()).unwrap();
         let body = upstream.ask(request).await?.into_body().collect().await.unwrap().to_bytes();
         Ok(String::from_utf8_lossy(&body).into_owned())
     }

@@ -8,12 +8,11 @@ use std::{
 };
 
 use anyhow::Result;
-use bytes::Bytes;
 use config::{
     engine::{EngineUrl, UrlPath},
     gateway::ModelSettings,
 };
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Limited};
 use hyper::{Request, header::HeaderValue};
 use tokio::{
     runtime::Handle,
@@ -24,6 +23,7 @@ use tokio::{
 use crate::{
     health::Found,
     metrics::GatewayMetrics,
+    openai::RenamedBody,
     places::Engines,
     reported::{self, Reported},
     upstream::{Unanswered, Upstream},
@@ -145,7 +145,7 @@ impl Checks {
     async fn get(&self, url: &EngineUrl, path: &UrlPath) -> Result<hyper::Response<hyper::body::Incoming>, Unanswered> {
         let request = Request::get(format!("{url}{path}"));
         let request = self.key.iter().fold(request, |request, key| request.header(hyper::header::AUTHORIZATION, key));
-        let request = request.body(Full::<Bytes>::default()).map_err(|error| Unanswered::Closed(error.to_string()))?;
+        let request = request.body(RenamedBody::default()).map_err(|error| Unanswered::Closed(error.to_string()))?;
         self.upstream.ask(request).await
     }
 

@@ -72,7 +72,7 @@ impl GatewayRole {
         let PreparedGateway { gateway, fronts } = prepared;
         match &gateway {
             Some(gateway) => gateway.begin(runtime),
-            None => parts.gateway.show(Vec::new()),
+            None => parts.gateway.hide(),
         }
         self.in_force.replace(gateway);
         self.fronts.serve(fronts, &self.in_force, parts, drain.unwrap_or(DRAIN));

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
+use sched::hash::fnv1a;
 use serde::de::DeserializeOwned;
 use toml::Table;
 
@@ -112,8 +113,7 @@ const WORDS: [&str; 9] = [
     "lab_schedulers",
 ];
 
-/// Returns eight hexadecimal digits of a variant's table, without [`WORDS`] and the number of seeds (FNV-1a, which is not
-/// cryptographic).
+/// Returns eight hexadecimal digits of a variant's table, without [`WORDS`] and the number of seeds.
 pub(crate) fn fingerprint(table: &Table) -> String {
     let mut table = table.clone();
     for key in WORDS {
@@ -122,8 +122,7 @@ pub(crate) fn fingerprint(table: &Table) -> String {
     if let Some(toml::Value::Table(seeds)) = table.get_mut("seeds") {
         seeds.remove("evaluations");
     }
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-    let hash = table.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, step);
+    let hash = fnv1a(table.to_string().bytes());
     format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
 }
 

@@ -2,6 +2,7 @@
 
 use super::request::Model;
 use super::survey::Survey;
+use crate::hash::fnv1a;
 
 /// Which numbers a network receives. Their meaning never changes under the same name: a new set gets a new name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,11 +115,7 @@ pub fn fingerprint(models: &[Model], classes: usize, features: Features) -> u64 
     let name = features.name();
     let ids = models.iter().flat_map(|model| model.id.to_le_bytes());
     let counts = [models.len() as u64, classes as u64].into_iter().flat_map(u64::to_le_bytes);
-    // FNV-1a, 64 bits (draft-eastlake-fnv §5).
-    name.bytes()
-        .chain(counts)
-        .chain(ids)
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+    fnv1a(name.bytes().chain(counts).chain(ids))
 }
 
 #[cfg(test)]

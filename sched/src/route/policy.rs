@@ -157,16 +157,8 @@ impl Dqn {
         Self { network, features, classes, fingerprint: features::fingerprint(models, classes, features) }
     }
 
-    /// Returns the metadata that a file needs beside the tensors, as names and values: a file of the `safetensors` format
-    /// has a map of strings for this. [`Dqn::from_parts`] reads it.
-    #[must_use]
-    pub fn metadata(&self) -> [(&'static str, String); 3] {
-        let fingerprint = format!("{:016x}", self.fingerprint);
-        [("features", self.features.name()), ("classes", self.classes.to_string()), ("fingerprint", fingerprint)]
-    }
-
-    /// Returns the policy of [these tensors](Mlp::tensors) and [this metadata](Dqn::metadata), or `None` if a part is
-    /// missing or wrong. Whether it fits the present models is checked when it is [used](super::Router::new).
+    /// Returns the policy of [these tensors](Mlp::tensors) and this metadata, or `None` if a part is missing or wrong: the
+    /// name of its `features`, its number of `classes`, and its `fingerprint` in hexadecimal digits. Whether it fits the present models is checked when it is [used](super::Router::new).
     #[must_use]
     pub fn from_parts<'a>(
         tensors: &[Tensor<'_>],

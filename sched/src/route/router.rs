@@ -97,12 +97,6 @@ impl Router {
         &self.counters
     }
 
-    /// Returns the smoothed rate of requests per second: 1 before the first gap is known.
-    #[must_use]
-    pub fn requests_per_sec(&self) -> f64 {
-        self.rate.per_sec()
-    }
-
     /// Chooses the model and replica for a request that arrived at `now_ns`. Returns `None` only if no usable replica
     /// belongs to a permitted model. Allocates nothing once it has seen as many models and run the policy's network.
     pub fn route(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice> {

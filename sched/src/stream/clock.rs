@@ -186,6 +186,11 @@ const fn order(discipline: Discipline, service: &Service) -> (Band, Order) {
     }
 }
 
+/// Whether a discipline orders a stream of this service by virtual start time.
+pub(super) const fn is_by_share(discipline: Discipline, service: &Service) -> bool {
+    matches!(order(discipline, service).1, Order::Share)
+}
+
 const fn by_deadline(service: &Service, dated: Band, undated: Band) -> (Band, Order) {
     match service.deadline_ns {
         Some(deadline_ns) => (dated, Order::Deadline(deadline_ns)),

@@ -432,3 +432,22 @@ fn another_discipline_orders_those_that_wait_and_ties_keep_their_order() {
     }
     assert_eq!(streams.turn().unwrap().0, 0);
 }
+
+#[test]
+fn a_stream_that_sleeps_without_a_turn_keeps_its_charges_and_moves_no_other() {
+    let (mut clock, mut streams) = (DisciplineClock::new(Discipline::Wfq, 0), Streams::new());
+    for stream in [0, 1] {
+        streams.insert(stream, plain());
+        streams.wake(&mut clock, stream);
+    }
+    streams.end_turn(&mut clock, 0, 1_000, true);
+    streams.end_turn(&mut clock, 1, 10, true);
+    streams.sleep(0);
+    assert!(!streams.contains(0));
+    streams.insert(2, plain());
+    streams.wake(&mut clock, 2);
+    assert_eq!(streams.turn().map(|(stream, _)| stream), Some(2), "its turn is not after the end of the sleeper's");
+    streams.wake(&mut clock, 0);
+    streams.end_turn(&mut clock, 2, 100, true);
+    assert_eq!(streams.turn().map(|(stream, _)| stream), Some(1));
+}

@@ -8,7 +8,7 @@ use serving::{openai::RoutingFields, reported, sse::EventStreamParser};
 pub fn model_request(input: &[u8]) {
     let Ok(ask) = RoutingFields::read(input) else { return };
     let name = "another \"model\"\n";
-    let rewritten = ask.with_model(&Bytes::copy_from_slice(input), name);
+    let rewritten = ask.with_model(&Bytes::copy_from_slice(input), name).to_vec();
     let again = RoutingFields::read(&rewritten).unwrap_or_else(|refusal| panic!("{refusal}"));
     assert_eq!((&again.model[..], &again.service_tier, again.max_tokens), (name, &ask.service_tier, ask.max_tokens));
     // Parsing may fail, because a number may exceed the range of `Value`.

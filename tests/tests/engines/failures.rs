@@ -57,8 +57,7 @@ fn an_engine_that_is_killed_in_the_middle_of_an_answer_ends_it_with_an_error_and
     assert_eq!((status, error(&body)), (503, "no_engine".to_owned()));
     let (status, body) = desk.ask("/v1/chat/completions", &chat("auto", 3, false));
     assert_eq!((status, &object(&body)["usage"]["completion_tokens"]), (200, &json!(3)));
-    let counts = desk.counts();
-    assert_eq!(counts.of("gateway_in_flight"), 0);
+    let counts = desk.settled();
     assert_eq!(counts.sum(&format!("{OF_THE_LARGE}\"engine_failed\"")), 1, "{counts:#?}");
 }
 
@@ -75,7 +74,7 @@ fn a_request_whose_engine_is_gone_before_its_first_token_is_answered_by_another(
         let (status, body) = desk.ask("/v1/chat/completions", &chat("small", 3, is_stream));
         assert_eq!(status, 200, "{body}");
     }
-    let counts = desk.counts();
+    let counts = desk.settled();
     assert!(counts.of(r#"gateway_retries_total{model="small"}"#) >= 1, "{counts:#?}");
     assert_eq!(counts.sum(r#"gateway_requests_total{operation="chat",model="small",outcome="answered""#), 8);
 }
@@ -98,5 +97,5 @@ fn an_engine_that_hangs_ends_its_answers_with_an_error_and_works_again_when_it_g
     desk.large.signal(libc::SIGCONT).unwrap();
     let works = || (desk.ask("/v1/chat/completions", &chat("large", 1, true)).0 == 200).then_some(());
     wait_for("the engine to answer again", SOON, works).unwrap();
-    assert_eq!(desk.counts().of("gateway_in_flight"), 0);
+    desk.settled();
 }

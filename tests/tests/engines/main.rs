@@ -59,6 +59,11 @@ impl Desk {
         self.models.site.counts().unwrap()
     }
 
+    /// Returns the metrics once no request is open: a client has its answer before the gateway knows that.
+    fn settled(&self) -> Counts {
+        self.models.site.wait_for_counts("requests to end", |counts| counts.of("gateway_in_flight") == 0).unwrap()
+    }
+
     /// A curl command that asks the edge.
     fn curl(&self, path: &str, body: &Value) -> Command {
         let curl = self.chain().client.command("curl").unwrap();

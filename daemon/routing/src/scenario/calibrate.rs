@@ -12,7 +12,7 @@ use crate::decision::Decision;
 pub struct Calibrated {
     /// The scenario.
     pub scenario: Scenario,
-    /// Decisions that it is made from.
+    /// Decisions that it is made from. A request whose first model failed counts once.
     pub used: usize,
     /// Decisions about requests without a budget for the whole answer, which are left out.
     pub without_budget: usize,
@@ -39,12 +39,19 @@ pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
     let of_alias: Vec<_> = decisions.iter().filter(|decision| decision.alias == alias).collect();
     let mut classes: BTreeMap<&str, Seen> = BTreeMap::new();
     let mut used = Vec::new();
+    let mut without_budget = 0;
     for decision in &of_alias {
-        let Some(budget_ns) = decision.limits.budget_ns else { continue };
-        used.push(*decision);
+        let Some(budget_ns) = decision.limits.budget_ns else {
+            without_budget += usize::from(!decision.retry);
+            continue;
+        };
         let seen = classes.entry(&decision.class).or_default();
-        seen.budgets_ms.push(budget_ns as f64 / 1e6);
-        seen.prompts.push(f64::from(decision.prompt_tokens.max(1)));
+        // The record of the first try has the whole budget, and all models.
+        if !decision.retry {
+            used.push(*decision);
+            seen.budgets_ms.push(budget_ns as f64 / 1e6);
+            seen.prompts.push(f64::from(decision.prompt_tokens.max(1)));
+        }
         if let Some(outcome) = decision.outcome.filter(|outcome| outcome.tokens > 0) {
             seen.answers.push(outcome.tokens as f64);
         }
@@ -82,7 +89,7 @@ pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
     };
     let is_open = |model: &str| last.models.iter().any(|open| open.name == *model);
     let engines: Vec<EngineSpec> = last.engines.iter().filter(|engine| is_open(&engine.model)).map(runs).collect();
-    if let Some(unknown) = engines.iter().find(|engine| engine.host_ms + engine.gpu_ms <= 0.0) {
+    if let Some(unknown) = engines.iter().find(|engine| engine.least_step_ms() <= 0.0) {
         anyhow::bail!(
             "an engine of {} has not answered yet, so that its costs are not known: record for longer",
             unknown.model
@@ -101,7 +108,7 @@ pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
         engines,
     };
     scenario.check()?;
-    Ok(Calibrated { scenario, used: count, without_budget: of_alias.len() - count })
+    Ok(Calibrated { scenario, used: count, without_budget })
 }
 
 /// Returns six rates in geometric progression: from half the lowest to twice the highest rate in any minute with requests.
@@ -163,6 +170,33 @@ mod tests {
         assert_eq!(scenario.round_trip_ms, 40.0);
         let (first, last) = (scenario.requests_per_sec[0], scenario.requests_per_sec[5]);
         assert!((first - 58.0 / 60.0 / 2.0).abs() < 1e-3 && (last - 8.0).abs() < 1e-3, "{first} to {last}");
+    }
+
+    #[test]
+    fn a_request_that_another_model_had_failed_counts_once_and_with_all_its_models() {
+        let mut decisions: Vec<_> = (0..60).map(|at| decision(at * 1_000, 0, 3_000)).collect();
+        let retry = |first: &mut Decision| {
+            first.outcome = None;
+            let mut retry = Decision { at_ms: first.at_ms + 1, retry: true, ..decision(0, 0, 10) };
+            retry.models.remove(0);
+            retry
+        };
+        let retries: Vec<_> = decisions.iter_mut().map(retry).collect();
+        decisions.extend(retries);
+        decisions.sort_by_key(|decision| decision.at_ms);
+        let Calibrated { scenario, used, without_budget } = calibrate(&decisions, "auto").unwrap();
+        assert_eq!((used, without_budget, scenario.model_names().len(), scenario.engines.len()), (60, 0, 2, 2));
+        let class = &scenario.classes[0];
+        assert_eq!((class.budget_ms, class.answer_tokens), (3_000.0, 180.0), "the answer is that of the last try");
+        assert_eq!(scenario.requests_per_sec[5], 2.0);
+    }
+
+    #[test]
+    fn a_known_engine_may_have_steps_that_cost_only_by_their_sequences() {
+        let mut decisions: Vec<_> = (0..50).map(|at| decision(at, 0, 1_000)).collect();
+        decisions.iter_mut().for_each(|decision| decision.engines[1].cost = [0.0, 0.0, 3e6, 0.0, 0.0, 0.0]);
+        let scenario = calibrate(&decisions, "auto").unwrap().scenario;
+        assert_eq!((scenario.engines[1].gpu_ms, scenario.engines[1].gpu_per_sequence_ms), (0.0, 3.0));
     }
 
     #[test]

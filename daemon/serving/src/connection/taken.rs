@@ -9,8 +9,8 @@ use std::{
     io,
     pin::{Pin, pin},
     sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
     time::Duration,
@@ -41,17 +41,28 @@ pub struct Patience {
     pub on_end: Arc<dyn Fn() + Send + Sync>,
 }
 
+impl Patience {
+    /// Ends an answer. Sets its flag, and counts it unless that was set before.
+    fn end(&self, is_untaken: Option<&Arc<AtomicBool>>) {
+        if is_untaken.is_none_or(|is_untaken| !is_untaken.swap(true, Relaxed)) {
+            (self.on_end)();
+        }
+    }
+}
+
 /// A client's connection. It fails if bytes wait and the client takes none of them for too long.
 pub(super) struct TakenStream<S> {
     stream: S,
     patience: Patience,
+    /// Set when it fails.
+    is_untaken: Arc<AtomicBool>,
     /// When the patience ends, while bytes wait.
     until: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> TakenStream<S> {
-    pub(super) const fn new(stream: S, patience: Patience) -> Self {
-        Self { stream, patience, until: None }
+    pub(super) const fn new(stream: S, patience: Patience, is_untaken: Arc<AtomicBool>) -> Self {
+        Self { stream, patience, is_untaken, until: None }
     }
 
     /// Replaces the result of a write by a timeout if the patience has ended.
@@ -62,7 +73,7 @@ impl<S> TakenStream<S> {
         }
         ready!(self.until.get_or_insert_with(|| Box::pin(sleep(self.patience.time))).as_mut().poll(cx));
         self.until = None;
-        (self.patience.on_end)();
+        self.patience.end(Some(&self.is_untaken));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
@@ -96,6 +107,14 @@ struct Offer {
     asked: AtomicU64,
     /// The value of `asked` when hyper last got a part.
     handed_at: AtomicU64,
+    /// Set when the client takes none of the waiting part for too long.
+    is_untaken: OnceLock<Arc<AtomicBool>>,
+}
+
+/// Makes the task of the present request, if it runs in a [`PatientExecutor`], set `is_untaken` when it ends because its client takes
+/// nothing.
+pub(super) fn noting_untaken(is_untaken: Arc<AtomicBool>) {
+    _ = OFFER.try_with(|offer| offer.is_untaken.set(is_untaken));
 }
 
 impl Offer {
@@ -183,7 +202,7 @@ async fn until_untaken(request: impl Future, patience: Patience) {
         if let Some((_, until)) = &mut wait {
             ready!(until.as_mut().poll(cx));
         }
-        (patience.on_end)();
+        patience.end(offer.is_untaken.get());
         Poll::Ready(())
     })
     .await;

@@ -186,6 +186,12 @@ async fn a_client_whose_body_is_too_large_reads_the_reason_even_if_it_sends_on()
     }
     let early = send("content-length: 1001\r\nexpect: 100-continue", 0).await.unwrap();
     assert!(early.starts_with("HTTP/1.1 413 "), "the client need not send its body: {early}");
+    for _ in 0..4 {
+        let unasked = send(&format!("content-length: {size}\r\nexpect: 100-continue"), size).await.unwrap();
+        assert!(unasked.starts_with("HTTP/1.1 413 ") && unasked.contains("1000 bytes"), "{unasked}");
+    }
+    let waited = send("content-length: 2\r\nexpect: 100-continue", 2).await.unwrap();
+    assert!(waited.starts_with("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 "), "{waited}");
 }
 
 #[tokio::test]

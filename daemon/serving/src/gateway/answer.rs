@@ -9,7 +9,6 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http_body_util::Full;
 use hyper::{
     Method, Response, StatusCode,
     body::{Body as _, Incoming},
@@ -28,7 +27,7 @@ use super::{
 use crate::{
     LOAD,
     live::LiveRequest,
-    openai::{OpenAiError, Operation},
+    openai::{OpenAiError, Operation, RenamedBody},
     places::{EnginePlace, Fault, PrefixHashes},
     routes::{Lesson, Route},
     sse::{EventStreamParser, TokenReport},
@@ -111,7 +110,7 @@ impl Pass<'_> {
     pub(super) async fn run(
         &self,
         exchange: &mut Exchange,
-        body: &Bytes,
+        body: &RenamedBody,
         place: &EnginePlace,
         served: &mut Served,
     ) -> Result<Done, Failure> {
@@ -164,7 +163,12 @@ impl Pass<'_> {
     }
 
     /// Sends the request to the engine and passes its answer on; returns its status.
-    async fn pass(&self, exchange: &mut Exchange, body: &Bytes, by: &mut Answering<'_>) -> Result<StatusCode, Failure> {
+    async fn pass(
+        &self,
+        exchange: &mut Exchange,
+        body: &RenamedBody,
+        by: &mut Answering<'_>,
+    ) -> Result<StatusCode, Failure> {
         let answer = self.ask(exchange, body, by.place).await?;
         let status = answer.status();
         by.status = Some(status);
@@ -185,7 +189,7 @@ impl Pass<'_> {
     async fn ask(
         &self,
         exchange: &mut Exchange,
-        body: &Bytes,
+        body: &RenamedBody,
         place: &EnginePlace,
     ) -> Result<Response<Incoming>, Failure> {
         let url = self.model.urls.get(place.replica).ok_or(OpenAiError::NoEngine)?;
@@ -195,7 +199,7 @@ impl Pass<'_> {
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "application/json, text/event-stream");
         let asked = self.model.key.iter().fold(asked, |asked, key| asked.header(AUTHORIZATION, key));
-        let asked = asked.body(Full::new(body.clone())).map_err(|_| OpenAiError::NoEngine)?;
+        let asked = asked.body(body.clone()).map_err(|_| OpenAiError::NoEngine)?;
         let answered = timeout(self.gateway.settings.answer_timeout, self.model.upstream.ask(asked));
         let answer = match exchange.unless_gone(answered).await? {
             Err(_) => return Err(OpenAiError::EngineTimeout.into()),

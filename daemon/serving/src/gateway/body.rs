@@ -103,6 +103,9 @@ pub(super) struct Body {
 
 /// Reads a body of up to `max_bytes`, if there is room for it.
 pub(super) async fn read(exchange: &mut Exchange, max_bytes: usize, mut share: BodyShare) -> Result<Body, Failure> {
+    if exchange.least_bytes() > max_bytes as u64 {
+        return Err(OpenAiError::TooLarge { max_bytes }.into());
+    }
     let (began, mut body) = (Instant::now(), BytesMut::new());
     loop {
         let (longest, bytes_per_sec) = BODY_TIMEOUT;

@@ -87,6 +87,10 @@ pub struct TcpExchange {
     is_whole: Arc<AtomicBool>,
     /// Closed as soon as the client no longer waits for the answer.
     left: oneshot::Sender<Infallible>,
+    /// Closed once the head of the answer is on its way.
+    begun: oneshot::Sender<Infallible>,
+    /// Set before the first piece of the body is asked for.
+    is_read: Arc<AtomicBool>,
     departure: Departure,
 }
 
@@ -100,6 +104,8 @@ pub struct Awaited {
 pub struct ResponseBody {
     pieces: mpsc::Receiver<Bytes>,
     is_whole: Arc<AtomicBool>,
+    is_read: Arc<AtomicBool>,
+    begins: Option<oneshot::Receiver<Infallible>>,
     _left: oneshot::Receiver<Infallible>,
 }
 
@@ -120,10 +126,12 @@ impl TcpExchange {
     #[must_use]
     pub(crate) fn new(body: Incoming, departure: Departure) -> (Self, Awaited) {
         let ((head, awaited), (pieces, coming)) = (oneshot::channel(), mpsc::channel(PIECES));
-        let (left, leaving) = oneshot::channel();
-        let is_whole = Arc::<AtomicBool>::default();
-        let answer = ResponseBody { pieces: coming, is_whole: is_whole.clone(), _left: leaving };
-        (Self { body, head: Some(head), pieces, is_whole, left, departure }, Awaited { head: awaited, answer })
+        let ((left, leaving), (begun, begins)) = (oneshot::channel(), oneshot::channel());
+        let [is_whole, is_read] = [(); 2].map(|()| Arc::<AtomicBool>::default());
+        let (begins, shared) = (Some(begins), (is_whole.clone(), is_read.clone()));
+        let answer = ResponseBody { pieces: coming, is_whole: shared.0, is_read: shared.1, begins, _left: leaving };
+        let exchange = Self { body, head: Some(head), pieces, is_whole, left, begun, is_read, departure };
+        (exchange, Awaited { head: awaited, answer })
     }
 }
 
@@ -138,11 +146,20 @@ impl Awaited {
     }
 }
 
+impl ResponseBody {
+    /// Whether the gateway has asked for the request's body so far.
+    pub(crate) fn follows_body(&self) -> bool {
+        self.is_read.load(Ordering::Acquire)
+    }
+}
+
 impl Body for ResponseBody {
     type Data = Bytes;
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        // hyper asks for content after it has written the head.
+        self.begins = None;
         Poll::Ready(match ready!(self.pieces.poll_recv(cx)) {
             Some(piece) => Some(Ok(Frame::data(piece))),
             None if self.is_whole.load(Ordering::Acquire) => None,
@@ -185,8 +202,28 @@ impl Exchange {
         }
     }
 
-    /// Returns the next piece of the body; `None` at its end.
+    /// Notes that the client took nothing of the answer for too long. Returns whether that is news: over TCP, its connection may have noted
+    /// the same.
+    pub(super) fn note_untaken(&self) -> bool {
+        match self {
+            Self::Stream(_) => true,
+            Self::Tcp(tcp) => tcp.departure.note_untaken(),
+        }
+    }
+
+    /// Returns how many bytes the body has at least, as the head of a request over TCP says.
+    pub(super) fn least_bytes(&self) -> u64 {
+        match self {
+            Self::Stream(_) => 0,
+            Self::Tcp(tcp) => tcp.body.size_hint().lower(),
+        }
+    }
+
+    /// Returns the next piece of the body; `None` at its end. Over HTTP/1.1, a client that expects 100 (Continue) gets it now.
     pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Unread> {
+        if let Self::Tcp(tcp) = self {
+            tcp.is_read.store(true, Ordering::Release);
+        }
         loop {
             return match self {
                 Self::Stream(request) => match request.recv.part().await {
@@ -295,6 +332,9 @@ impl Exchange {
                 true
             }
             (Self::Tcp(mut tcp), Ended::Whole) => {
+                // If the body were asked for before the head of the answer is written, hyper would send 100 (Continue), and the client a
+                // body without use (RFC 9110 §10.1.1).
+                _ = timeout(LINGER.0, tcp.begun.closed()).await;
                 discard(&mut tcp.body, LINGER).await;
                 tcp.is_whole.store(true, Ordering::Release);
                 true

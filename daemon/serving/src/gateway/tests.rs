@@ -4,14 +4,16 @@ use std::{convert::Infallible, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use config::{
-    gateway::{GatewaySettings, Key, ModelSettings},
+    gateway::{Alias, GatewaySettings, Key, ModelSettings},
     policy::Policy,
+    routing::Routing,
 };
 use futures::stream;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{Request, Response, body::Frame, client, server, service::service_fn};
 use hyper_util::rt::TokioIo;
 use pacing::path::PathStats;
+use prometheus_client::{encoding::text::encode, registry::Registry};
 use quic::class::{ClassMarks, ClassMetrics, PolicyRole};
 use role::access::served::TokenUsage;
 use sha2::{Digest as _, Sha256};
@@ -24,6 +26,8 @@ use tokio::{
 
 use super::*;
 use crate::{departure::Departure, message, routes::tests::model};
+
+mod http3;
 
 type ToSend = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -43,8 +47,12 @@ impl Client {
     }
 
     async fn with(settings: GatewaySettings) -> Self {
-        let classes =
-            Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
+        Self::under(settings, Policy::default()).await
+    }
+
+    /// Returns a client of a gateway with this policy.
+    async fn under(settings: GatewaySettings, policy: Policy) -> Self {
+        let classes = Classes::new(policy, PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
         let (shared, spending) = (Default::default(), Arc::<Spending>::default());
         let gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
         let (ours, theirs) = tokio::io::duplex(1 << 16);
@@ -77,6 +85,18 @@ impl Client {
         let answer = self.requests.send_request(chat(body)).await.unwrap();
         (answer.status().as_u16(), answer.into_body().collect().await.unwrap().to_bytes())
     }
+}
+
+fn classes() -> Classes {
+    Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default())
+}
+
+/// The metrics as their scraper sees them.
+fn shown(metrics: &GatewayMetrics) -> String {
+    let (mut registry, mut text) = (Registry::default(), String::new());
+    metrics.register(&mut registry);
+    encode(&mut text, &registry).unwrap();
+    text
 }
 
 /// A gateway with one model, which has these engines.
@@ -114,6 +134,18 @@ fn events(content: &str) -> String {
     match content {
         "" => head.to_owned(),
         _ => format!("{head}{:x}\r\n{content}\r\n", content.len()),
+    }
+}
+
+fn key() -> Key {
+    Key {
+        name: "ann".into(),
+        sha256: Sha256::digest("sk-1").into(),
+        weight: 1,
+        max_in_flight: None,
+        tokens_per_minute: None,
+        monthly_tokens: None,
+        expires: None,
     }
 }
 
@@ -203,16 +235,7 @@ const TOKEN: &str = "data: {\"choices\":[{\"text\":\"x\"}]}\n\n";
 #[tokio::test]
 async fn an_engine_that_fails_before_its_answer_passes_costs_the_key_nothing() {
     for (content, status, is_paid) in [("", 502, false), (TOKEN, 200, true)] {
-        let key = Key {
-            name: "ann".into(),
-            sha256: Sha256::digest("sk-1").into(),
-            weight: 1,
-            max_in_flight: None,
-            tokens_per_minute: None,
-            monthly_tokens: None,
-            expires: None,
-        };
-        let settings = GatewaySettings { keys: vec![key], ..settings(&[&engine(events(content)).await]) };
+        let settings = GatewaySettings { keys: vec![key()], ..settings(&[&engine(events(content)).await]) };
         let mut client = Client::with(settings).await;
         let (answered, _) = client.chat(whole(r#"{"model":"large","stream":true}"#.into())).await;
         let served = client.served.recv().await.unwrap();
@@ -265,4 +288,63 @@ async fn an_answer_that_is_done_is_complete_however_its_engine_ends() {
     assert_eq!(client.served.recv().await.unwrap().reason, "answered");
     let engines = client.gateway.models[0].engines.status();
     assert_eq!((engines[0].answered, engines[0].failed), (1, 0));
+}
+
+#[tokio::test]
+async fn the_record_of_a_second_model_says_that_it_is_about_the_same_request() {
+    let answers = engine("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+    let [failing, good] = [("large", "http://127.0.0.1:1/v1"), ("small", &answers)].map(|(name, engine)| {
+        let engines = vec![engine.parse().unwrap()];
+        ModelSettings { engines, affinity: false, ..model(name, 100, None) }
+    });
+    let names = ["large", "small"].map(str::to_owned).to_vec();
+    let alias = Alias { name: "auto".into(), models: names, policy: Routing::Rule, shadow: None };
+    let (models, aliases) = (vec![failing, good], vec![alias]);
+    let mut client =
+        Client::with(GatewaySettings { models, aliases, decisions_bytes: 1 << 20, ..GatewaySettings::default() }).await;
+    let mut request = chat(whole(r#"{"model":"auto"}"#.into()));
+    request.headers_mut().insert("x-paced-budget-ms", 20_000.into());
+    assert_eq!(client.requests.send_request(request).await.unwrap().status(), 200);
+    client.served.recv().await.unwrap();
+    let lines: String = client.gateway.decisions.take().into_iter().map(|record| record.line).collect();
+    let (decisions, _) = routing::decision::read(&lines);
+    let found: Vec<_> = decisions.iter().map(|one| (one.retry, one.models.len(), one.outcome.is_some())).collect();
+    assert_eq!(found, [(false, 2, false), (true, 1, true)]);
+}
+
+#[tokio::test]
+async fn the_metrics_show_engines_and_quotas_of_the_gateway_in_force_only() {
+    let metrics = GatewayMetrics::default();
+    let key = |name: &str| Key { name: name.into(), monthly_tokens: Some(1_000), ..key() };
+    let begin = |keys| {
+        let settings = GatewaySettings { keys, ..settings(&["http://127.0.0.1:1/v1"]) };
+        let shared = (metrics.clone(), Default::default(), Default::default());
+        let gateway = Gateway::new(&settings, &classes(), (shared, &Arc::default()), (&Learned::default(), None));
+        gateway.unwrap().begin(&Handle::current());
+        shown(&metrics)
+    };
+    let of = |text: &str| {
+        ["engine_usable{", "quota_tokens{user=\"ann\"}", "quota_used_tokens{user=\"bob\"}"]
+            .map(|name| text.contains(name))
+    };
+    assert_eq!(of(&begin(vec![key("ann"), key("bob")])), [true; 3]);
+    assert_eq!(of(&begin(vec![key("ann")])), [true, true, false]);
+    metrics.hide();
+    assert_eq!(of(&shown(&metrics)), [false; 3]);
+}
+
+#[tokio::test]
+async fn a_prediction_takes_in_how_fast_the_class_may_leave() {
+    let thin = "[class.thin]\nrate_down = \"8 kbit/s\"\n[[rule]]\nclass = \"thin\"\nasked_class = \"thin\"";
+    let engine = engine("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+    let mut client = Client::under(settings(&[&engine]), Policy::from_toml(thin).unwrap()).await;
+    // Nothing is known of the engine yet, so that only the way back takes time: 220 ms for each token.
+    for (class, predicted) in [("none", None), ("thin", Some("1100"))] {
+        let mut request = chat(whole(r#"{"model":"large","max_tokens":5}"#.into()));
+        request.headers_mut().insert("x-paced-class", class.parse().unwrap());
+        let answer = client.requests.send_request(request).await.unwrap();
+        let told = answer.headers().get("x-paced-predicted-ms").map(|ms| ms.to_str().unwrap());
+        assert_eq!((answer.status().as_u16(), told), (200, predicted), "{class}");
+        _ = answer.into_body().collect().await;
+    }
 }

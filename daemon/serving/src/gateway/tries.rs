@@ -1,6 +1,5 @@
 //! The engines of a model that try to answer a request, one after the other.
 
-use bytes::Bytes;
 use quic::class::Terms;
 
 use super::{
@@ -10,7 +9,7 @@ use super::{
 };
 use crate::{
     decisions::Draft,
-    openai::OpenAiError,
+    openai::{OpenAiError, RenamedBody},
     places::{Claim, EnginePlace, Fault, NoPlace, Turn, Wish},
     routes::Route,
 };
@@ -25,7 +24,7 @@ impl Gateway {
         &self,
         exchange: &mut Exchange,
         pass: &mut Pass<'_>,
-        body: &Bytes,
+        body: &RenamedBody,
         terms: &Terms,
         served: &mut Served,
     ) -> Result<Done, Failure> {

@@ -27,6 +27,14 @@ const MOST_ENTRIES: usize = 1 << 16;
 /// Hosted engines with the same kind of cache keep idle prompts for five to ten minutes.
 const CACHED_NS: u64 = 300_000_000_000;
 
+/// The weight of the newest report in an engine's trust.
+const NEWEST: f64 = 0.25;
+
+/// The least trust, so that an estimate never becomes nothing and a later report can confirm it; and the least trust with which an engine is
+/// preferred.
+const LEAST_TRUST: f64 = 1.0 / 16.0;
+const PREFERRED_TRUST: f64 = 0.25;
+
 /// The part of a request that other requests may share and an engine may have in its cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixHashes {
@@ -47,6 +55,8 @@ pub(super) struct Affinity {
     /// At most half of the entries, by their hashes; and the entries before them.
     newer: HashMap<u64, Sent>,
     older: HashMap<u64, Sent>,
+    /// By engine, the mean part of the estimates that its reports confirmed: 1 without a report.
+    trusts: Vec<f64>,
 }
 
 /// The engine, the length and the time of the last prompt with a prefix.
@@ -116,9 +126,25 @@ impl PrefixHashes {
 }
 
 impl Affinity {
-    /// Returns the engine that the longest known beginning of a prefix was sent to.
+    /// Returns the engine that the longest known beginning of a prefix was sent to, unless its reports say that it keeps no prompts.
     pub(super) fn engine(&self, prefix: &PrefixHashes) -> Option<usize> {
-        prefix.hashes.iter().rev().find_map(|hash| self.sent(hash)).map(|sent| sent.engine)
+        let engine = prefix.hashes.iter().rev().find_map(|hash| self.sent(hash)).map(|sent| sent.engine);
+        engine.filter(|engine| self.trust(*engine) >= PREFERRED_TRUST)
+    }
+
+    fn trust(&self, engine: usize) -> f64 {
+        self.trusts.get(engine).copied().unwrap_or(1.0)
+    }
+
+    /// Notes that `engine` had this part of the estimate in its cache, as it reports.
+    pub(super) fn confirm(&mut self, engine: usize, part: f64) {
+        let before = self.trust(engine);
+        // The estimate had been reduced by the trust.
+        let now = (part * before).clamp(0.0, 1.0);
+        if engine >= self.trusts.len() {
+            self.trusts.resize(engine + 1, 1.0);
+        }
+        self.trusts[engine] = (before + NEWEST * (now - before)).max(LEAST_TRUST);
     }
 
     /// Returns how many bytes of the prompt each of `engines` engines probably has in its cache at `now_ns`.
@@ -129,6 +155,9 @@ impl Affinity {
             if let Some((sent, cached)) = sent.and_then(|sent| Some((sent, cached.get_mut(sent.engine)?))) {
                 *cached = prefix.shared_bytes(at, &sent).max(*cached);
             }
+        }
+        for (engine, cached) in cached.iter_mut().enumerate() {
+            *cached = (*cached as f64 * self.trust(engine)) as usize;
         }
         cached
     }
@@ -224,6 +253,26 @@ mod tests {
         assert_eq!(cached(&affinity, of(Some("s"), 900), 0), [0, 700, 0], "the prompt of the session's last request");
         assert_eq!(cached(&affinity, of(Some("t"), 900), 0), [0; 3]);
         assert_eq!(affinity.cached_bytes(&of(None, 60_000), 0, 0).len(), 0, "an engine that is gone");
+    }
+
+    #[test]
+    fn an_engine_is_believed_as_far_as_its_reports_confirm_and_again_once_they_do() {
+        let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
+        let chat = prefixes.of(&head(Some("s")), None, "x".repeat(16_000).as_bytes());
+        affinity.note(&chat, 1, 0);
+        let cached = |affinity: &Affinity| affinity.cached_bytes(&chat, 2, 0)[1];
+        affinity.confirm(1, 1.2);
+        assert_eq!((cached(&affinity), affinity.engine(&chat)), (16_000, Some(1)));
+        affinity.confirm(1, 0.0);
+        assert_eq!((cached(&affinity), affinity.engine(&chat)), (12_000, Some(1)), "once is no rule");
+        (0..20).for_each(|_| affinity.confirm(1, 0.0));
+        assert_eq!((cached(&affinity), affinity.engine(&chat)), (1_000, None));
+        assert_eq!(affinity.cached_bytes(&chat, 2, 0)[0], 0);
+        // It reports all of the prompt: sixteen times the estimate.
+        affinity.confirm(1, 16.0);
+        assert_eq!(affinity.engine(&chat), Some(1));
+        (0..40).for_each(|_| affinity.confirm(1, 16_000.0 / cached(&affinity) as f64));
+        assert!((15_900..=16_000).contains(&cached(&affinity)));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The order of requests that wait for a place.
 //!
-//! The policy's schedule chooses the next class: the class of the request that is first by its discipline. Within the
-//! class, tenants share by start-time fair queueing ([`Discipline::Wfq`]), measured in the tokens that their requests are
-//! expected to use. Requests of one tenant and class keep the order of the discipline. Without tenants, only the
-//! discipline counts.
+//! The policy's schedule chooses the next class: the class of the request that is first by its discipline, or the class itself where the
+//! discipline gives shares. Classes share, and tenants within a class, by start-time fair queueing ([`Discipline::Wfq`]), measured in the
+//! tokens that their requests are expected to use. Requests of one tenant and class keep the order of the discipline. Without tenants, only
+//! the discipline counts.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -40,9 +40,14 @@ impl From<Service> for Claim {
 /// Waiting requests, each with a value.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
-    /// All requests, by their names in this queue.
+    /// What the schedule orders, by [`Entry`]: each request, or its class where the discipline gives shares.
     all: Ordered,
     slots: Vec<Option<Slot<T>>>,
+    /// How many requests wait, and how many have come.
+    waiting: usize,
+    arrivals: u64,
+    /// The classes that have shares, and how many of their requests wait for these. A class without any keeps its charges.
+    shared: Vec<(Arc<str>, usize)>,
     classes: BTreeMap<Arc<str>, Shares>,
     /// How many requests of each user wait.
     users: BTreeMap<Arc<str>, usize>,
@@ -58,8 +63,36 @@ struct Slot<T> {
     /// The tenant's flow in its class, and the request's name there.
     flow: usize,
     name: u32,
+    service: Service,
+    /// The index of its class among those that have shares, if it waits for the share of its class.
+    shared: Option<usize>,
+    arrival: u64,
     tokens: u64,
     answer_tokens: u64,
+}
+
+/// What the schedule orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entry {
+    /// The request in this slot.
+    Request(usize),
+    /// The class with this index among those that have shares.
+    Class(usize),
+}
+
+impl Entry {
+    /// Returns its name among the streams of the schedule.
+    const fn name(self) -> u32 {
+        match self {
+            Self::Request(slot) => 2 * slot as u32,
+            Self::Class(at) => 2 * at as u32 + 1,
+        }
+    }
+
+    const fn of(name: u32) -> Self {
+        let at = name as usize / 2;
+        if name.is_multiple_of(2) { Self::Request(at) } else { Self::Class(at) }
+    }
 }
 
 /// The tenants of a class with waiting requests, or with requests since the class last had none waiting.
@@ -108,6 +141,15 @@ impl Ordered {
         self.streams.remove(name);
     }
 
+    /// Charges a flow for `tokens`, or nothing if a request of it left unserved. The flow waits for as long as it `has_more`.
+    fn charge(&mut self, flow: u32, tokens: Option<u64>, has_more: bool) {
+        match tokens {
+            Some(tokens) => self.streams.end_turn(&mut self.clock, flow, tokens.max(1), has_more),
+            None if has_more => {}
+            None => self.streams.sleep(flow),
+        }
+    }
+
     fn reorder(&mut self, discipline: Discipline) {
         self.clock = DisciplineClock::new(discipline, 0);
         self.streams.reorder(&mut self.clock);
@@ -119,6 +161,9 @@ impl<T> Queue<T> {
         Self {
             all: Ordered::new(discipline),
             slots: Vec::new(),
+            waiting: 0,
+            arrivals: 0,
+            shared: Vec::new(),
             classes: BTreeMap::new(),
             users: BTreeMap::new(),
             answer_tokens: 0,
@@ -126,8 +171,8 @@ impl<T> Queue<T> {
     }
 
     /// Returns how many requests wait.
-    pub(super) fn len(&self) -> usize {
-        self.all.streams.len()
+    pub(super) const fn len(&self) -> usize {
+        self.waiting
     }
 
     /// Returns how many requests of a user wait.
@@ -140,17 +185,57 @@ impl<T> Queue<T> {
         self.answer_tokens
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.all.streams.is_empty()
+    pub(super) const fn is_empty(&self) -> bool {
+        self.waiting == 0
     }
 
     /// Orders waiting requests by another discipline from now on.
     pub(super) fn reorder(&mut self, discipline: Discipline) {
-        if self.all.clock.discipline() != discipline {
-            self.all.reorder(discipline);
-            let flows = self.classes.values_mut().flat_map(|shares| &mut shares.flows);
-            flows.for_each(|flow| flow.requests.reorder(discipline));
+        if self.all.clock.discipline() == discipline {
+            return;
         }
+        let mut as_they_waited = Vec::new();
+        while let Some(name) = self.all.next() {
+            self.all.streams.remove(name);
+            match Entry::of(name) {
+                Entry::Request(slot) => as_they_waited.push(slot),
+                Entry::Class(at) => {
+                    let slots = self.slots.iter().enumerate().filter_map(|(place, slot)| Some((place, slot.as_ref()?)));
+                    let of_class = slots.filter(|(_, slot)| slot.shared == Some(at));
+                    let mut of_class: Vec<_> = of_class.map(|(place, slot)| (slot.arrival, place)).collect();
+                    of_class.sort_unstable();
+                    as_they_waited.extend(of_class.into_iter().map(|(_, place)| place));
+                }
+            }
+        }
+        (self.all, self.shared) = (Ordered::new(discipline), Vec::new());
+        as_they_waited.into_iter().for_each(|slot| self.enter(slot));
+        let flows = self.classes.values_mut().flat_map(|shares| &mut shares.flows);
+        flows.for_each(|flow| flow.requests.reorder(discipline));
+    }
+
+    /// Makes the request in a slot wait for its turn by the schedule.
+    fn enter(&mut self, at: usize) {
+        let Some(slot) = self.slots.get_mut(at).and_then(Option::as_mut) else { return };
+        if !self.all.clock.discipline().is_by_share(&slot.service) {
+            slot.shared = None;
+            return self.all.add(Entry::Request(at).name(), slot.service);
+        }
+        let known = self.shared.iter().position(|(class, _)| *class == slot.class);
+        let of_class = known.unwrap_or(self.shared.len());
+        let (flow, service) = (Entry::Class(of_class).name(), Service { deadline_ns: None, ..slot.service });
+        slot.shared = Some(of_class);
+        match self.shared.get_mut(of_class) {
+            Some((_, waiting)) => {
+                *waiting += 1;
+                self.all.streams.set(&mut self.all.clock, flow, service);
+            }
+            None => {
+                self.shared.push((slot.class.clone(), 1));
+                self.all.streams.insert(flow, service);
+            }
+        }
+        self.all.streams.wake(&mut self.all.clock, flow);
     }
 
     /// Adds a request; returns its name in this queue.
@@ -169,8 +254,12 @@ impl<T> Queue<T> {
             *self.users.entry(user.clone()).or_default() += 1;
         }
         self.answer_tokens += answer_tokens;
-        self.slots[slot] = Some(Slot { value, user, class, flow, name, tokens, answer_tokens });
-        self.all.add(slot as u32, service);
+        self.waiting += 1;
+        self.arrivals += 1;
+        let (arrival, shared) = (self.arrivals, None);
+        self.slots[slot] =
+            Some(Slot { value, user, class, flow, name, service, shared, arrival, tokens, answer_tokens });
+        self.enter(slot);
         slot as u32
     }
 
@@ -181,28 +270,24 @@ impl<T> Queue<T> {
 
     /// Returns the request whose turn it is.
     pub(super) fn next(&self) -> Option<u32> {
-        let first = self.all.next()?;
-        let class = &self.slots.get(first as usize)?.as_ref()?.class;
+        let class = match Entry::of(self.all.next()?) {
+            Entry::Request(slot) => &self.slots.get(slot)?.as_ref()?.class,
+            Entry::Class(at) => &self.shared.get(at)?.0,
+        };
         let shares = self.classes.get(class)?;
         let flow = shares.flows.get(shares.tenants.next()? as usize)?;
         let slot = flow.slots.get(flow.requests.next()? as usize).copied().flatten();
         slot.map(|slot| slot as u32)
     }
 
-    /// Removes the request whose turn it is, and charges its tenant.
+    /// Removes the request whose turn it is, and charges its tenant, and its class if classes share.
     pub(super) fn serve(&mut self, name: u32) -> Option<T> {
-        let slot = self.slots.get_mut(name as usize)?.take()?;
-        self.all.serve(name);
-        self.leave(&slot, true);
-        Some(slot.value)
+        self.leave(name as usize, true)
     }
 
     /// Removes a request that no longer waits.
     pub(super) fn remove(&mut self, name: u32) -> Option<T> {
-        let slot = self.slots.get_mut(name as usize)?.take()?;
-        self.all.streams.remove(name);
-        self.leave(&slot, false);
-        Some(slot.value)
+        self.leave(name as usize, false)
     }
 
     /// Removes all requests.
@@ -210,7 +295,24 @@ impl<T> Queue<T> {
         *self = Self::new(self.all.clock.discipline());
     }
 
-    fn leave(&mut self, slot: &Slot<T>, is_served: bool) {
+    fn leave(&mut self, at: usize, is_served: bool) -> Option<T> {
+        let slot = self.slots.get_mut(at)?.take()?;
+        let tokens = is_served.then_some(slot.tokens);
+        let shared = slot.shared.and_then(|at| Some((Entry::Class(at).name(), self.shared.get_mut(at)?)));
+        match (shared, Entry::Request(at).name()) {
+            (Some((flow, (_, waiting))), _) => {
+                *waiting -= 1;
+                self.all.charge(flow, tokens, *waiting > 0);
+            }
+            (None, name) if is_served => self.all.serve(name),
+            (None, name) => _ = self.all.streams.remove(name),
+        }
+        self.waiting -= 1;
+        if self.waiting == 0 {
+            // Nothing is left to share.
+            let flows = std::mem::take(&mut self.shared).len();
+            (0..flows).for_each(|at| _ = self.all.streams.remove(Entry::Class(at).name()));
+        }
         self.answer_tokens -= slot.answer_tokens;
         if let Some((user, waiting)) = slot.user.as_ref().and_then(|user| Some((user, self.users.get_mut(user)?))) {
             *waiting -= 1;
@@ -218,12 +320,14 @@ impl<T> Queue<T> {
                 self.users.remove(user);
             }
         }
-        let Some(shares) = self.classes.get_mut(&slot.class) else { return };
-        shares.leave(slot.flow, slot.name, is_served.then_some(slot.tokens));
-        // Past waiting gives a tenant no credit once no request of the class waits.
-        if shares.waiting == 0 {
-            self.classes.remove(&slot.class);
+        if let Some(shares) = self.classes.get_mut(&slot.class) {
+            shares.leave(slot.flow, slot.name, tokens);
+            // Past waiting gives a tenant no credit once no request of the class waits.
+            if shares.waiting == 0 {
+                self.classes.remove(&slot.class);
+            }
         }
+        Some(slot.value)
     }
 }
 
@@ -261,12 +365,7 @@ impl Shares {
             None => _ = of.requests.streams.remove(name),
         }
         let has_more = !of.requests.streams.is_empty();
-        match tokens {
-            Some(tokens) => tenants.streams.end_turn(&mut tenants.clock, flow as u32, tokens.max(1), has_more),
-            None if has_more => {}
-            // The flow pays nothing now, but its earlier payments still count.
-            None => tenants.streams.end_turn(&mut tenants.clock, flow as u32, 0, false),
-        }
+        tenants.charge(flow as u32, tokens, has_more);
         if !has_more {
             of.slots = Vec::new();
         }
@@ -282,122 +381,4 @@ fn free<T>(slots: &mut Vec<Option<T>>) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use sched::stream::{Expiry, Level, Low};
-
-    use super::*;
-
-    const EDF: Discipline = Discipline::Edf { expiry: Expiry::Soft };
-
-    fn claim(class: &str, tenant: &str, weight: u16, tokens: u64) -> Claim {
-        let user = Some(tenant.into());
-        Claim { class: class.into(), tenant: Some((tenant.into(), weight)), user, tokens, ..Claim::default() }
-    }
-
-    fn serve<T>(queue: &mut Queue<T>) -> Option<T> {
-        let next = queue.next()?;
-        queue.serve(next)
-    }
-
-    /// Returns how many of the first `count` served requests are `who`'s.
-    fn first(queue: &mut Queue<&'static str>, count: usize, who: &str) -> usize {
-        (0..count).filter(|_| serve(queue).unwrap() == who).count()
-    }
-
-    #[test]
-    fn a_greedy_tenant_does_not_starve_another_of_its_class() {
-        for discipline in [Discipline::Fcfs, EDF, Discipline::Ml { low: Low::Fcfs }] {
-            let mut queue = Queue::new(discipline);
-            for _ in 0..100 {
-                queue.add(claim("c", "greedy", 1, 200), "greedy");
-            }
-            assert_eq!(first(&mut queue, 10, "greedy"), 10, "no other tenant waits");
-            for _ in 0..5 {
-                queue.add(claim("c", "other", 1, 200), "other");
-            }
-            assert_eq!(first(&mut queue, 10, "other"), 5, "every second turn");
-            assert_eq!(first(&mut queue, 85, "greedy"), 85);
-            assert!(queue.is_empty() && queue.classes.is_empty());
-        }
-    }
-
-    #[test]
-    fn tenants_share_tokens_by_their_weights() {
-        let mut queue = Queue::new(Discipline::Fcfs);
-        for _ in 0..100 {
-            queue.add(claim("c", "heavy", 3, 100), "heavy");
-            queue.add(claim("c", "light", 1, 100), "light");
-        }
-        assert!((59..=61).contains(&first(&mut queue, 80, "heavy")));
-        let mut queue = Queue::new(Discipline::Fcfs);
-        for _ in 0..100 {
-            queue.add(claim("c", "long", 1, 900), "long");
-            queue.add(claim("c", "short", 1, 100), "short");
-        }
-        assert!((9..=11).contains(&first(&mut queue, 100, "long")), "one of 900 tokens for nine of 100");
-    }
-
-    #[test]
-    fn the_schedule_decides_between_classes_whoever_asks() {
-        let mut queue = Queue::new(Discipline::Ml { low: Low::Fcfs });
-        let high = Service { level: Level::High, ..Service::default() };
-        for _ in 0..3 {
-            queue.add(claim("batch", "ann", 9, 1), "batch");
-            queue.add(Claim { service: high, ..claim("urgent", "ann", 1, 1_000) }, "urgent");
-        }
-        queue.add(Claim { service: high, ..claim("urgent", "bob", 1, 1) }, "urgent");
-        assert_eq!(first(&mut queue, 4, "urgent"), 4);
-        assert_eq!(first(&mut queue, 3, "batch"), 3);
-    }
-
-    #[test]
-    fn requests_of_one_tenant_keep_the_order_of_the_discipline() {
-        let mut queue = Queue::new(EDF);
-        let due = |at: u64| Claim {
-            service: Service { deadline_ns: Some(at << 4), ..Service::default() },
-            ..claim("c", "ann", 1, 1)
-        };
-        for at in [3, 1, 2] {
-            queue.add(due(at), at);
-        }
-        assert_eq!([(); 3].map(|()| serve(&mut queue).unwrap()), [1, 2, 3]);
-        for at in [3, 1, 2] {
-            queue.add(due(at), at);
-        }
-        queue.reorder(Discipline::Fcfs);
-        queue.add(due(0), 0);
-        assert_eq!([(); 4].map(|()| serve(&mut queue).unwrap()), [1, 2, 3, 0], "as they waited, then as they come");
-    }
-
-    proptest! {
-        #[test]
-        fn whatever_comes_and_goes_all_are_served_once(
-            steps in prop::collection::vec((0..4u8, 0..3usize, 0..3usize, 0..64u32), 0..200),
-        ) {
-            let mut queue = Queue::new(Discipline::Fcfs);
-            let mut waiting = std::collections::BTreeSet::new();
-            for (at, (step, class, tenant, name)) in steps.into_iter().enumerate() {
-                match step {
-                    0 => prop_assert_eq!(queue.remove(name).is_some(), waiting.remove(&name)),
-                    1 => {
-                        let next = queue.next();
-                        prop_assert_eq!(next.is_some(), !waiting.is_empty());
-                        if let Some(next) = next {
-                            prop_assert!(queue.serve(next).is_some() && waiting.remove(&next));
-                        }
-                    }
-                    _ => {
-                        let claim = claim(["a", "b", "c"][class], ["x", "y", "z"][tenant], 1 + tenant as u16, name.into());
-                        let claim = Claim { answer_tokens: name.into(), ..claim };
-                        prop_assert!(waiting.insert(queue.add(claim, at)));
-                    }
-                }
-                prop_assert_eq!(queue.len(), waiting.len());
-            }
-            while serve(&mut queue).is_some() {}
-            prop_assert!(queue.is_empty() && queue.classes.is_empty() && queue.users.is_empty());
-            prop_assert_eq!(queue.answer_tokens(), 0);
-        }
-    }
-}
+mod tests;

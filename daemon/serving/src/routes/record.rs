@@ -51,6 +51,7 @@ impl Recorder {
             prompt_tokens: request.prompt_tokens,
             expected_tokens: request.expected_tokens,
             max_tokens: request.max_tokens,
+            retry: asked.is_retry,
             limits: TimeLimits::of(&request.slo),
             path: ReturnPath::of(&state.path),
             models: asked.models.iter().filter_map(|model| self.models.get(*model)).cloned().collect(),

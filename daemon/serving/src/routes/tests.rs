@@ -80,11 +80,11 @@ fn none() -> &'static PrefixHashes {
 }
 
 fn named(models: &[usize]) -> RouteQuery<'_> {
-    RouteQuery { models, alias: None, class: "default", prefix: none() }
+    RouteQuery { models, alias: None, class: "default", prefix: none(), is_retry: false }
 }
 
 fn either(models: &[usize]) -> RouteQuery<'_> {
-    RouteQuery { models, alias: Some(0), class: "default", prefix: none() }
+    RouteQuery { models, alias: Some(0), class: "default", prefix: none(), is_retry: false }
 }
 
 fn wanted(budget_ms: Option<u64>) -> Wanted {
@@ -314,6 +314,23 @@ fn an_engine_learns_what_a_prompt_costs_from_the_tokens_that_it_had_to_read() {
         }
         let cost = routes.cost(0, 0).unwrap();
         assert!((cost.prefill_per_token_ns / 5e5 - 1.0).abs() < 0.02, "{keeps}: {cost:?}");
+    }
+}
+
+#[test]
+fn what_should_be_cached_is_believed_as_far_as_the_engine_confirms_it() {
+    for (said, least, most) in [(None, 1_000, 1_000), (Some(1_000), 1_000, 1_000), (Some(0), 0, 100)] {
+        let (routes, engines) = routes(8);
+        let prefix = chat(4_000);
+        let (asked, wanted) =
+            (RouteQuery { prefix: &prefix, ..named(&[0]) }, Wanted { body_bytes: 4_000, ..wanted(None) });
+        let route = || routes.route(asked, &wanted, ClientPath::default()).unwrap();
+        for _ in 0..20 {
+            let Ok(Turn::Now(place)) = engines[0].take(to_engine(None, &prefix), &[]) else { panic!("no place") };
+            let lesson = routes.begin(&route(), place.replica);
+            lesson.learn(Some(TokenUsage { prompt_tokens: 1_000, completion_tokens: 1 }), said, wanted.body_bytes);
+        }
+        assert!((least..=most).contains(&route().cached[0]), "{said:?}: {:?}", route().cached);
     }
 }
 

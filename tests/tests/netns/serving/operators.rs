@@ -57,27 +57,6 @@ fn pacectl_asks_a_model_and_shows_what_engines_do() {
 }
 
 #[test]
-fn a_prediction_takes_in_how_fast_the_class_may_leave() {
-    lab::ring!(Netns);
-    // A token takes about 200 ms at this rate, and a few milliseconds at the engine.
-    let policy = "[class.thin]\nrate_down = \"8 kbit/s\"\n[[rule]]\nclass = \"thin\"\nasked_class = \"thin\"";
-    let desk = Desk::with_large(1, 1, "", "", policy);
-    let predicted_ms = |class: &str| {
-        let class = format!("x-paced-class: {class}");
-        let body = chat("large", "x", true);
-        let (status, head, _) = desk.ask("/v1/chat/completions", &["--json", &body, "-H", &class]);
-        assert_eq!(status, 200);
-        let predicted = head.lines().find_map(|line| line.strip_prefix("x-paced-predicted-ms: "));
-        predicted.map_or(0, |ms| ms.trim().parse::<u64>().unwrap())
-    };
-    for _ in 0..3 {
-        predicted_ms("none");
-    }
-    let (plain, thin) = (predicted_ms("none"), predicted_ms("thin"));
-    assert!(thin >= 900 && plain < thin / 2, "{plain} {thin}");
-}
-
-#[test]
 fn prompts_answers_and_keys_are_in_no_log_even_at_level_debug() {
     lab::ring!(Netns);
     let mut desk = Desk::new(1, "", "");

@@ -1,0 +1,86 @@
+//! A request's body on its way to an engine, which knows the model by another name.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+
+/// The largest piece that hyper gets at once, in bytes. With TLS, it copies a piece before it sends it.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// The bytes of a client's body around another model's name. It shares them with the body, which counts against the bound on bodies.
+#[derive(Clone, Debug, Default)]
+pub struct RenamedBody([Bytes; 3]);
+
+impl RenamedBody {
+    /// Returns a body that consists of these parts.
+    pub(super) const fn of(parts: [Bytes; 3]) -> Self {
+        Self(parts)
+    }
+
+    /// Returns its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.iter().map(Bytes::len).sum()
+    }
+
+    /// Whether no bytes are left.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(Bytes::is_empty)
+    }
+
+    /// Returns a copy of its bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.0.concat()
+    }
+}
+
+impl Body for RenamedBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let part = self.0.iter_mut().find(|part| !part.is_empty());
+        Poll::Ready(part.map(|part| Ok(Frame::data(part.split_to(part.len().min(PIECE_BYTES))))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.len() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+    use crate::openai::RoutingFields;
+
+    #[tokio::test]
+    async fn the_body_for_an_engine_is_the_clients_own_memory_around_the_name() {
+        let body = Bytes::from(format!(r#"{{"prompt":"{}","model":"x","n":1}}"#, "y".repeat(3 * PIECE_BYTES)));
+        let mut renamed = RoutingFields::read(&body).unwrap().with_model(&body, "engine's");
+        let (len, mut sent, mut copied) = (renamed.len(), Vec::new(), Vec::new());
+        while let Some(frame) = renamed.frame().await {
+            let piece = frame.unwrap().into_data().unwrap();
+            assert!(piece.len() <= PIECE_BYTES);
+            if !body.as_ptr_range().contains(&piece.as_ptr()) {
+                copied.push(piece.clone());
+            }
+            sent.extend_from_slice(&piece);
+        }
+        assert_eq!(copied, [&br#""engine's""#[..]]);
+        assert_eq!((sent.len(), renamed.is_end_stream()), (len, true));
+        assert!(sent.ends_with(br#"y","model":"engine's","n":1}"#));
+    }
+}
