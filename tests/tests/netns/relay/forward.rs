@@ -123,7 +123,7 @@ fn the_edge_role_carries_many_senders_over_one_connection_and_finds_its_relay_ag
     let relay = site.template(Family::V4);
     let edge = format!(
         r#"
-        state_dir = "$FOLDER"
+        state_dir = "$FOLDER/edge"
         [transport]
         keep_alive_seconds = 1
         [[forward]]
@@ -192,7 +192,7 @@ fn a_resolver_behind_an_edge_is_asked_from_new_ports_for_ever() {
 /// Starts an edge at the client with one forward to port 7 of the target, and these lines in its `[transport]`.
 fn edge(site: &Site, transport: &str) -> Process {
     let edge = r#"
-        state_dir = "$FOLDER"
+        state_dir = "$FOLDER/edge"
         [transport]
         $TRANSPORT
         [metrics]
