@@ -4,6 +4,7 @@ use std::{
     ffi::OsString,
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use anyhow::{Result, ensure};
@@ -16,7 +17,11 @@ use quic::{
 };
 use tonic::{Code, Status, transport::Uri};
 
-use super::{ask::RefusedByServer, table::printable};
+use super::{
+    ask::{NoServer, RefusedByServer},
+    forward::NotAdmitted,
+    table::printable,
+};
 
 /// The socket of an installed daemon.
 const INSTALLED: &str = "/run/paced/control.sock";
@@ -175,7 +180,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if error.chain().any(is_refusal) {
         return 3;
     }
-    if matches!(error.downcast_ref(), Some(ConnectError::NoAnswer(_))) {
+    if error.is::<NoServer>() || matches!(connect_error(error.as_ref()), Some(ConnectError::NoAnswer(_))) {
         return 5;
     }
     match error.downcast_ref::<Status>().map(Status::code) {
@@ -189,13 +194,18 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
 /// Returns whether a relay or a server of models refused: the request, or this client's certificate.
 fn is_refusal(cause: &(dyn std::error::Error + 'static)) -> bool {
     let by_alert = |error: &h3::Error| error.is_refusal_by_tls();
-    match (cause.downcast_ref(), cause.downcast_ref()) {
+    match (cause.downcast_ref(), connect_error(cause)) {
         (Some(OpenError::Refused(_)), _) => true,
         (Some(OpenError::Http(error)), _) => by_alert(error),
         (_, Some(ConnectError::Http(error))) => by_alert(error),
         (_, Some(ConnectError::Failed { cause, .. })) => h3::refused_by_tls(cause),
-        _ => cause.is::<RefusedByServer>(),
+        _ => cause.is::<RefusedByServer>() || cause.is::<NotAdmitted>(),
     }
+}
+
+/// Returns why there is no connection to a relay; attempts that are made again share their errors.
+fn connect_error<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a ConnectError> {
+    cause.downcast_ref().or_else(|| cause.downcast_ref::<Arc<ConnectError>>().map(Arc::as_ref))
 }
 
 /// Returns what broke the connection, if a call failed because of that.
@@ -250,6 +260,7 @@ pub(crate) async fn first_pages<T>(
 
 #[cfg(test)]
 mod tests {
+    use edge::client::introduction::CredentialsRefused;
     use masque::request::TunnelRefused;
 
     use super::*;
@@ -308,6 +319,17 @@ mod tests {
         let by_server = RefusedByServer("refused (404)".into());
         assert_eq!(exit_code(&anyhow::Error::from(by_relay).context("the relay is up")), 3);
         assert_eq!(exit_code(&by_server.into()), 3);
+        let by_forward = CredentialsRefused { status: 407, details: String::new() };
+        assert_eq!(exit_code(&NotAdmitted(by_forward).into()), 3);
         assert_eq!(exit_code(&OpenError::NoAnswer.into()), 1);
+    }
+
+    #[test]
+    fn silence_has_its_own_exit_code_whether_or_not_an_attempt_is_shared() {
+        let silent = || ConnectError::NoAnswer("192.0.2.1:443".parse().unwrap());
+        assert_eq!(exit_code(&silent().into()), 5, "as of probe");
+        assert_eq!(exit_code(&anyhow::Error::new(Arc::new(silent()))), 5, "as of forward");
+        let no_server = NoServer { url: "http://127.0.0.1:8100".into(), error: "refused".into() };
+        assert_eq!(exit_code(&no_server.into()), 5, "as of ask");
     }
 }
