@@ -30,7 +30,7 @@ const INSTALLED: &str = "/run/paced/control.sock";
 pub(crate) struct Door {
     /// The daemon's control socket [default: that of the service, else that of `paced run` in development mode]
     // clap refuses an empty PathBuf, but an empty PACED_SOCKET counts as none.
-    #[arg(long, value_name = "PATH", env = "PACED_SOCKET", value_parser = clap::value_parser!(OsString))]
+    #[arg(long, global = true, value_name = "PATH", env = "PACED_SOCKET", value_parser = clap::value_parser!(OsString))]
     socket: Option<OsString>,
     #[command(flatten)]
     remote: RemoteOptions,
@@ -40,16 +40,16 @@ pub(crate) struct Door {
 #[derive(Args, Default)]
 struct RemoteOptions {
     /// A daemon on another machine: the `listen` address of its [control.tcp]
-    #[arg(long, value_name = "HOST:PORT", env = "PACED_REMOTE", value_parser = remote)]
+    #[arg(long, global = true, value_name = "HOST:PORT", env = "PACED_REMOTE", value_parser = remote)]
     remote: Option<Uri>,
     /// A PEM file of the certificate authorities to trust for that daemon
-    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_CA")]
+    #[arg(long, global = true, value_name = "FILE", env = "PACED_REMOTE_CA")]
     remote_ca: Option<PathBuf>,
     /// A PEM file of the client certificate to present
-    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_CERT")]
+    #[arg(long, global = true, value_name = "FILE", env = "PACED_REMOTE_CERT")]
     remote_cert: Option<PathBuf>,
     /// A PEM file of that certificate's private key
-    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_KEY")]
+    #[arg(long, global = true, value_name = "FILE", env = "PACED_REMOTE_KEY")]
     remote_key: Option<PathBuf>,
 }
 
@@ -102,8 +102,8 @@ fn remote(text: &str) -> Result<Uri, String> {
 /// No daemon answers.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unreachable {
-    #[error("no daemon answers at {place}: {error}; is it running, and may this user connect (group paced)?")]
-    Socket { place: String, error: String },
+    #[error("no daemon answers at {place}: {error}; {remedy}")]
+    Socket { place: String, error: String, remedy: &'static str },
     #[error(
         "no daemon answers at {place}: {error}; does it have [control.tcp], and does each side know the authority that \
              signed the other's certificate?"
@@ -146,7 +146,11 @@ impl Door {
         }
         let path = self.path();
         let place = path.display().to_string();
-        Ok(api::connect(&path).await.map_err(|error| Unreachable::Socket { place, error: cause(&error) })?)
+        Ok(api::connect(&path).await.map_err(|error| Unreachable::Socket {
+            place,
+            error: cause(&error),
+            remedy: remedy(&path, kind(&error)),
+        })?)
     }
 
     /// Refuses commands that must run on the daemon's machine.
@@ -164,6 +168,28 @@ impl Remote<'_> {
         let opened = api::connect_tcp(self.place.clone(), tls::client_http2(trust, identity)?).await;
         let place = self.place.authority().map(ToString::to_string).unwrap_or_default();
         Ok(opened.map_err(|error| Unreachable::Remote { place, error: cause(&error) })?)
+    }
+}
+
+/// Returns the kind of the system's error behind an error.
+fn kind(error: &(dyn std::error::Error + 'static)) -> Option<io::ErrorKind> {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.find_map(|error| error.downcast_ref().map(io::Error::kind))
+}
+
+/// Returns what to do if a socket cannot be connected to.
+fn remedy(socket: &Path, kind: Option<io::ErrorKind>) -> &'static str {
+    match kind {
+        Some(io::ErrorKind::PermissionDenied) => {
+            "this user may not connect: use root, or add the user to the socket's group (`adduser USER paced`) and log in again"
+        }
+        Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) if socket == Path::new(INSTALLED) => {
+            "is paced running? `systemctl status paced` says so, and `systemctl start paced` starts it"
+        }
+        Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            "is paced running? Start it (`systemctl start paced`, or `paced run`), or name its control socket with --socket"
+        }
+        _ => "is paced running, and may this user connect (group paced)?",
     }
 }
 
@@ -271,6 +297,24 @@ mod tests {
         assert_eq!(default_socket(Ok(true)), Path::new(INSTALLED));
         assert_eq!(default_socket(denied()), Path::new(INSTALLED), "so that its error is shown");
         assert_ne!(default_socket(Ok(false)), Path::new(INSTALLED));
+    }
+
+    #[tokio::test]
+    async fn a_socket_without_a_daemon_and_one_that_is_closed_to_this_user_have_different_remedies() {
+        let folder = std::env::temp_dir().join(format!("pacectl-door-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let socket = folder.join("control.sock");
+        let said = async |path: &Path| {
+            let door = Door { socket: Some(path.into()), remote: RemoteOptions::default() };
+            door.open().await.err().unwrap().to_string()
+        };
+        assert!(said(&socket).await.contains("is paced running? Start it"));
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        assert!(said(&socket).await.contains("is paced running? Start it"), "its daemon was killed");
+        std::fs::remove_dir_all(folder).unwrap();
+        let [running, denied] = [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied]
+            .map(|kind| remedy(Path::new(INSTALLED), Some(kind)));
+        assert!(running.contains("systemctl start paced") && denied.contains("adduser USER paced"));
     }
 
     #[test]

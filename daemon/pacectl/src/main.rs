@@ -218,6 +218,20 @@ mod tests {
     }
 
     #[test]
+    fn the_daemon_may_be_named_before_or_after_the_command() {
+        let settled = |words: &str| {
+            let matches = Arguments::command().try_get_matches_from(words.split(' ')).unwrap();
+            let mut arguments = Arguments::from_arg_matches(&matches).unwrap();
+            arguments.door.settle(&matches).map(|()| arguments.door.missing())
+        };
+        for words in ["pacectl --remote a.example:9443 policy get", "pacectl policy get --remote a.example:9443"] {
+            assert_eq!(settled(words), Ok(Some("--remote-ca")), "{words}");
+        }
+        assert_eq!(settled("pacectl policy --socket a.sock get"), Ok(None));
+        assert!(settled("pacectl --remote a.example:9443 status --socket a.sock").is_err());
+    }
+
+    #[test]
     fn every_command_has_a_page_that_names_its_options() {
         let folder = std::env::temp_dir().join(format!("pacectl-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();

@@ -65,7 +65,7 @@ fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
         }
         // Outside that group, the user nobody may not even connect.
         let (code, said) = pacectl_as(&site, (NOBODY, NOBODY), &["status"]);
-        assert!(code == Some(5) && said.contains("may this user connect"), "{code:?} {said}");
+        assert!(code == Some(5) && said.contains("this user may not connect"), "{code:?} {said}");
         assert_eq!((in_force(&site).1, json(&site, &["tunnels"])[0]["class"].as_str()), (1, Some("voice")));
     })
     .unwrap();
