@@ -93,6 +93,8 @@ documents: programs
 	@$(programs)/pacectl completions bash > $(share)/pacectl.bash
 	@$(programs)/pacectl completions zsh > $(share)/_pacectl
 	@$(programs)/pacectl completions fish > $(share)/pacectl.fish
+	@mkdir -p $(share)/doc/docs
+	@for page in README.md docs/*.md; do sed -Ez -f docs/packaged.sed $$page > $(share)/doc/$$page || exit; done
 
 install: documents ## Installs binaries, documents, units, user, bus policy and sample configuration below DESTDIR.
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(programs)/paced $(programs)/pacectl
