@@ -93,8 +93,14 @@ documents: programs
 	@$(programs)/pacectl completions bash > $(share)/pacectl.bash
 	@$(programs)/pacectl completions zsh > $(share)/_pacectl
 	@$(programs)/pacectl completions fish > $(share)/pacectl.fish
+	@mkdir -p $(share)/doc/docs
+	@for page in README.md docs/*.md; do sed -Ez -f docs/packaged.sed $$page > $(share)/doc/$$page || exit; done
 
-install: documents ## Installs binaries, documents, units, user, bus policy and sample configuration below DESTDIR.
+# dbus-daemon reads policies below /usr/share and /etc only.
+bus_policies = $(if $(filter /usr,$(PREFIX)),$(PREFIX)/share,/etc)/dbus-1/system.d
+
+install: documents ## Installs binaries, documents, units, user, bus policy and sample configuration below DESTDIR. PREFIX=/usr/local: not below /usr.
+	@test "$(PREFIX)" = /usr || test "$(PREFIX)" = /usr/local || { echo "systemd and D-Bus look below /usr and /usr/local only: set PREFIX to one of them" >&2; exit 1; }
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(programs)/paced $(programs)/pacectl
 	for section in 1 5 8; do install -D -t $(DESTDIR)$(PREFIX)/share/man/man$$section -m 644 $(share)/man/*.$$section; done
 	install -D -m 644 $(share)/pacectl.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/pacectl
@@ -102,16 +108,19 @@ install: documents ## Installs binaries, documents, units, user, bus policy and 
 	install -D -t $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d -m 644 $(share)/pacectl.fish
 	install -D -m 644 systemd/paced.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/paced.conf
 	install -D -m 644 systemd/paced.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/paced.conf
-	install -D -t $(DESTDIR)$(PREFIX)/share/dbus-1/system.d -m 644 systemd/org.paced.Paced1.conf
+	install -D -t $(DESTDIR)$(bus_policies) -m 644 systemd/org.paced.Paced1.conf
 	install -D -t $(DESTDIR)$(PREFIX)/share/dbus-1/system-services -m 644 systemd/org.paced.Paced1.service
 	install -D -t $(DESTDIR)$(PREFIX)/share/dbus-1/interfaces -m 644 systemd/org.paced.Control1.xml
 	install -D -t $(DESTDIR)$(PREFIX)/share/polkit-1/actions -m 644 systemd/org.paced.Paced1.policy
 	install -D -t $(DESTDIR)$(PREFIX)/share/paced -m 644 $(share)/paced.schema.json systemd/kernel.conf systemd/80-paced.network \
 		perf/grafana.json perf/alerts.yml
+	sed -i 's|/usr/share/|$(PREFIX)/share/|' $(DESTDIR)$(PREFIX)/share/paced/alerts.yml
 	install -D -t $(DESTDIR)$(PREFIX)/share/paced/policies -m 644 config/policies/*
 	install -D -t $(DESTDIR)$(PREFIX)/lib/systemd/system -m 644 systemd/paced.socket
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' systemd/paced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/paced.service
-	test -e $(DESTDIR)/etc/paced/paced.toml || install -D -m 640 config/paced.toml $(DESTDIR)/etc/paced/paced.toml
+	test -e $(DESTDIR)/etc/paced/paced.toml || { install -D -m 640 config/paced.toml $(DESTDIR)/etc/paced/paced.toml && \
+		sed -i 's|/usr/share/|$(PREFIX)/share/|' $(DESTDIR)/etc/paced/paced.toml; }
+	@test "$(PREFIX)" = /usr || echo "polkit of Debian 12 reads actions below /usr/share only: there, only root and \`writers\` may write over D-Bus"
 	# With DESTDIR, the package's postinst must do this (see systemd/debian/postinst).
 	test -n "$(DESTDIR)" || { systemd-sysusers paced.conf; systemd-tmpfiles --create paced.conf; chgrp paced /etc/paced/paced.toml; }
 

@@ -5,7 +5,7 @@
 //! after the first.
 
 use std::{
-    fs,
+    fs::{self, TryLockError},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -20,6 +20,7 @@ use quic::connection_id::Secret;
 use relay::Phase;
 use role::ready::LifeStage;
 use sd_notify::NotifyState;
+use state::FolderClaim;
 use tokio::{
     runtime::{self, Handle},
     signal::unix::{Signal, SignalKind, signal},
@@ -63,7 +64,7 @@ pub const DEVELOPMENT_ECHO: &str = "127.0.0.1:4434";
 /// Runs with a configuration file until SIGTERM.
 ///
 /// # Errors
-/// The configuration is not valid, or a file or address that it names is missing or taken.
+/// The configuration is not valid, a file or address that it names is missing or taken, or another paced uses its state folder.
 pub fn production(file: &Path) -> Result<()> {
     let config = configuration::read(file)?;
     start(config, Some(file))
@@ -73,7 +74,7 @@ pub fn production(file: &Path) -> Result<()> {
 /// own certificate in `state_dir`.
 ///
 /// # Errors
-/// The folder cannot be written, or an address is taken.
+/// The folder cannot be written, another paced uses it, or an address is taken.
 pub fn development(state_dir: &Path) -> Result<()> {
     start(Config::development(state_dir.to_owned()), None)
 }
@@ -98,6 +99,25 @@ fn refuse_foreign_state(config: &Config, user: u32, owner: u32) -> Result<()> {
     Ok(())
 }
 
+/// Claims the state folder. Without a folder, or where it cannot be locked, paced runs without the claim; the log says so.
+///
+/// # Errors
+/// Another paced uses the folder: each would overwrite what the other saves.
+fn claim(state_dir: &Path) -> Result<Option<FolderClaim>> {
+    let folder = state_dir.display();
+    match FolderClaim::new(state_dir) {
+        Ok(claim) => Ok(Some(claim)),
+        Err(TryLockError::WouldBlock) => anyhow::bail!(
+            "another paced uses the state folder {folder}, and each would overwrite what the other saves there: stop it, or give this one \
+             its own `state_dir` (in development mode, `--state-dir`)"
+        ),
+        Err(TryLockError::Error(error)) => {
+            tracing::warn!(%folder, %error, "the state folder cannot be locked: no other paced may use it");
+            Ok(None)
+        }
+    }
+}
+
 /// Opens what needs the rights of the process, gives these up, starts the threads, and serves.
 fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let log = log::start(&config);
@@ -105,11 +125,15 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     if let Some(owner) = fs::metadata(&config.state_dir).ok().map(|folder| folder.uid()) {
         refuse_foreign_state(&config, rustix::process::geteuid().as_raw(), owner)?;
     }
-    // Every role may have a policy to save.
-    if let Err(error) = fs::create_dir_all(&config.state_dir) {
-        let folder = config.state_dir.display();
-        tracing::warn!(%folder, %error, "there is no state folder: no policy can be saved, and a restart forgets what was learned");
-    }
+    // Every role may have a policy to save. The claim lasts until this function returns.
+    let _claim = match fs::create_dir_all(&config.state_dir) {
+        Ok(()) => claim(&config.state_dir)?,
+        Err(error) => {
+            let folder = config.state_dir.display();
+            tracing::warn!(%folder, %error, "there is no state folder: no policy can be saved, and a restart forgets what was learned");
+            None
+        }
+    };
     let Activation { listeners: opened, control: door } = Activation::take()?;
     anyhow::ensure!(
         config.relay.is_some() || opened.is_empty(),
@@ -361,6 +385,19 @@ fn notify(state: &[NotifyState<'_>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_second_daemon_on_a_state_folder_is_refused_with_the_way_out() {
+        let folder = std::env::temp_dir().join(format!("paced-claim-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let first = claim(&folder).unwrap();
+        let error = claim(&folder).unwrap_err().to_string();
+        assert!(error.contains(folder.to_str().unwrap()) && error.contains("its own `state_dir`"), "{error}");
+        drop(first);
+        assert!(claim(&folder).unwrap().is_some());
+        fs::remove_dir_all(&folder).unwrap();
+        assert!(claim(&folder).unwrap().is_none(), "a folder that cannot be locked ends nothing");
+    }
 
     #[test]
     fn root_without_its_rights_refuses_the_state_folder_of_another_user() {

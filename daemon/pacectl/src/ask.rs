@@ -65,6 +65,14 @@ pub(crate) struct Arguments {
 #[error("{0}")]
 pub(crate) struct RefusedByServer(pub(crate) String);
 
+/// No server of models answers.
+#[derive(Debug, thiserror::Error)]
+#[error("nothing serves models at {url}: {error}")]
+pub(crate) struct NoServer {
+    pub(crate) url: String,
+    pub(crate) error: String,
+}
+
 /// The answer and its times.
 #[derive(Debug, Default, Serialize)]
 struct Report {
@@ -152,11 +160,13 @@ async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
     }
     let request = request.body(Full::new(Bytes::from(body.to_string()))).context("cannot send this class")?;
     let stream = timeout(CONNECTING, TcpStream::connect(authority)).await.unwrap_or_else(|late| Err(late.into()));
-    let stream = stream.with_context(|| format!("nothing serves models at {}", arguments.url))?;
+    let no_server = |error: String| NoServer { url: arguments.url.to_string(), error };
+    let stream = stream.map_err(|error| no_server(error.to_string()))?;
     stream.set_nodelay(true)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
-    sender.send_request(request).await.with_context(|| format!("{} did not answer", arguments.url))
+    let answer = sender.send_request(request).await;
+    Ok(answer.map_err(|error| no_server(format!("no answer in HTTP came back ({error})")))?)
 }
 
 /// Returns the message of an answer that refuses the request.
@@ -168,6 +178,14 @@ async fn refusal<B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>>>
     match body["error"]["message"].as_str() {
         Some(message) => format!("refused ({status}): {message}"),
         None => format!("refused: {status}"),
+    }
+}
+
+/// Returns what an event says about a failure. Servers write it as an object with a message, as a text, or in another form.
+fn failure(event: &Value) -> Option<String> {
+    match event.get("error")? {
+        Value::Null => None,
+        error => Some(error["message"].as_str().or(error.as_str()).map_or_else(|| error.to_string(), str::to_owned)),
     }
 }
 
@@ -194,7 +212,7 @@ async fn receive(
                 return Ok(last);
             }
             let event: Value = serde_json::from_slice(data).context("cannot read an event of the answer")?;
-            if let Some(message) = event["error"]["message"].as_str() {
+            if let Some(message) = failure(&event) {
                 bail!("the answer broke off: {message}");
             }
             billed = event["usage"]["completion_tokens"].as_u64().or(billed);
@@ -236,6 +254,15 @@ mod tests {
         };
         assert_eq!(refused("no such model".into()).await, "refused (404 Not Found): no such model");
         assert_eq!(refused("x".repeat(MAX_LINE_BYTES)).await, "refused: 404 Not Found");
+    }
+
+    #[test]
+    fn an_event_about_a_failure_is_none_of_success_in_whatever_form() {
+        let failure = |event: Value| failure(&event);
+        assert_eq!(failure(json!({ "error": { "message": "no room" } })).as_deref(), Some("no room"));
+        assert_eq!(failure(json!({ "error": "no room" })).as_deref(), Some("no room"));
+        assert_eq!(failure(json!({ "error": { "code": 500 } })).as_deref(), Some("{\"code\":500}"));
+        assert_eq!(failure(json!({ "choices": [], "error": null })), None);
     }
 
     #[test]

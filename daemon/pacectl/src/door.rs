@@ -4,6 +4,7 @@ use std::{
     ffi::OsString,
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use anyhow::{Result, ensure};
@@ -16,7 +17,11 @@ use quic::{
 };
 use tonic::{Code, Status, transport::Uri};
 
-use super::{ask::RefusedByServer, table::printable};
+use super::{
+    ask::{NoServer, RefusedByServer},
+    forward::NotAdmitted,
+    table::printable,
+};
 
 /// The socket of an installed daemon.
 const INSTALLED: &str = "/run/paced/control.sock";
@@ -25,7 +30,7 @@ const INSTALLED: &str = "/run/paced/control.sock";
 pub(crate) struct Door {
     /// The daemon's control socket [default: that of the service, else that of `paced run` in development mode]
     // clap refuses an empty PathBuf, but an empty PACED_SOCKET counts as none.
-    #[arg(long, value_name = "PATH", env = "PACED_SOCKET", value_parser = clap::value_parser!(OsString))]
+    #[arg(long, global = true, value_name = "PATH", env = "PACED_SOCKET", value_parser = clap::value_parser!(OsString))]
     socket: Option<OsString>,
     #[command(flatten)]
     remote: RemoteOptions,
@@ -35,16 +40,16 @@ pub(crate) struct Door {
 #[derive(Args, Default)]
 struct RemoteOptions {
     /// A daemon on another machine: the `listen` address of its [control.tcp]
-    #[arg(long, value_name = "HOST:PORT", env = "PACED_REMOTE", value_parser = remote)]
+    #[arg(long, global = true, value_name = "HOST:PORT", env = "PACED_REMOTE", value_parser = remote)]
     remote: Option<Uri>,
     /// A PEM file of the certificate authorities to trust for that daemon
-    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_CA")]
+    #[arg(long, global = true, value_name = "FILE", env = "PACED_REMOTE_CA")]
     remote_ca: Option<PathBuf>,
     /// A PEM file of the client certificate to present
-    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_CERT")]
+    #[arg(long, global = true, value_name = "FILE", env = "PACED_REMOTE_CERT")]
     remote_cert: Option<PathBuf>,
     /// A PEM file of that certificate's private key
-    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_KEY")]
+    #[arg(long, global = true, value_name = "FILE", env = "PACED_REMOTE_KEY")]
     remote_key: Option<PathBuf>,
 }
 
@@ -97,8 +102,8 @@ fn remote(text: &str) -> Result<Uri, String> {
 /// No daemon answers.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unreachable {
-    #[error("no daemon answers at {place}: {error}; is it running, and may this user connect (group paced)?")]
-    Socket { place: String, error: String },
+    #[error("no daemon answers at {place}: {error}; {remedy}")]
+    Socket { place: String, error: String, remedy: &'static str },
     #[error(
         "no daemon answers at {place}: {error}; does it have [control.tcp], and does each side know the authority that \
              signed the other's certificate?"
@@ -141,7 +146,11 @@ impl Door {
         }
         let path = self.path();
         let place = path.display().to_string();
-        Ok(api::connect(&path).await.map_err(|error| Unreachable::Socket { place, error: cause(&error) })?)
+        Ok(api::connect(&path).await.map_err(|error| Unreachable::Socket {
+            place,
+            error: cause(&error),
+            remedy: remedy(&path, kind(&error)),
+        })?)
     }
 
     /// Refuses commands that must run on the daemon's machine.
@@ -162,6 +171,28 @@ impl Remote<'_> {
     }
 }
 
+/// Returns the kind of the system's error behind an error.
+fn kind(error: &(dyn std::error::Error + 'static)) -> Option<io::ErrorKind> {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.find_map(|error| error.downcast_ref().map(io::Error::kind))
+}
+
+/// Returns what to do if a socket cannot be connected to.
+fn remedy(socket: &Path, kind: Option<io::ErrorKind>) -> &'static str {
+    match kind {
+        Some(io::ErrorKind::PermissionDenied) => {
+            "this user may not connect: use root, or add the user to the socket's group (`adduser USER paced`) and log in again"
+        }
+        Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) if socket == Path::new(INSTALLED) => {
+            "is paced running? `systemctl status paced` says so, and `systemctl start paced` starts it"
+        }
+        Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            "is paced running? Start it (`systemctl start paced`, or `paced run`), or name its control socket with --socket"
+        }
+        _ => "is paced running, and may this user connect (group paced)?",
+    }
+}
+
 /// Returns the innermost cause of an error: outer errors only say that something failed.
 fn cause(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
@@ -175,7 +206,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if error.chain().any(is_refusal) {
         return 3;
     }
-    if matches!(error.downcast_ref(), Some(ConnectError::NoAnswer(_))) {
+    if error.is::<NoServer>() || matches!(connect_error(error.as_ref()), Some(ConnectError::NoAnswer(_))) {
         return 5;
     }
     match error.downcast_ref::<Status>().map(Status::code) {
@@ -189,13 +220,18 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
 /// Returns whether a relay or a server of models refused: the request, or this client's certificate.
 fn is_refusal(cause: &(dyn std::error::Error + 'static)) -> bool {
     let by_alert = |error: &h3::Error| error.is_refusal_by_tls();
-    match (cause.downcast_ref(), cause.downcast_ref()) {
+    match (cause.downcast_ref(), connect_error(cause)) {
         (Some(OpenError::Refused(_)), _) => true,
         (Some(OpenError::Http(error)), _) => by_alert(error),
         (_, Some(ConnectError::Http(error))) => by_alert(error),
         (_, Some(ConnectError::Failed { cause, .. })) => h3::refused_by_tls(cause),
-        _ => cause.is::<RefusedByServer>(),
+        _ => cause.is::<RefusedByServer>() || cause.is::<NotAdmitted>(),
     }
+}
+
+/// Returns why there is no connection to a relay; attempts that are made again share their errors.
+fn connect_error<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a ConnectError> {
+    cause.downcast_ref().or_else(|| cause.downcast_ref::<Arc<ConnectError>>().map(Arc::as_ref))
 }
 
 /// Returns what broke the connection, if a call failed because of that.
@@ -250,6 +286,7 @@ pub(crate) async fn first_pages<T>(
 
 #[cfg(test)]
 mod tests {
+    use edge::client::introduction::CredentialsRefused;
     use masque::request::TunnelRefused;
 
     use super::*;
@@ -260,6 +297,24 @@ mod tests {
         assert_eq!(default_socket(Ok(true)), Path::new(INSTALLED));
         assert_eq!(default_socket(denied()), Path::new(INSTALLED), "so that its error is shown");
         assert_ne!(default_socket(Ok(false)), Path::new(INSTALLED));
+    }
+
+    #[tokio::test]
+    async fn a_socket_without_a_daemon_and_one_that_is_closed_to_this_user_have_different_remedies() {
+        let folder = std::env::temp_dir().join(format!("pacectl-door-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let socket = folder.join("control.sock");
+        let said = async |path: &Path| {
+            let door = Door { socket: Some(path.into()), remote: RemoteOptions::default() };
+            door.open().await.err().unwrap().to_string()
+        };
+        assert!(said(&socket).await.contains("is paced running? Start it"));
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        assert!(said(&socket).await.contains("is paced running? Start it"), "its daemon was killed");
+        std::fs::remove_dir_all(folder).unwrap();
+        let [running, denied] = [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied]
+            .map(|kind| remedy(Path::new(INSTALLED), Some(kind)));
+        assert!(running.contains("systemctl start paced") && denied.contains("adduser USER paced"));
     }
 
     #[test]
@@ -308,6 +363,17 @@ mod tests {
         let by_server = RefusedByServer("refused (404)".into());
         assert_eq!(exit_code(&anyhow::Error::from(by_relay).context("the relay is up")), 3);
         assert_eq!(exit_code(&by_server.into()), 3);
+        let by_forward = CredentialsRefused { status: 407, details: String::new() };
+        assert_eq!(exit_code(&NotAdmitted(by_forward).into()), 3);
         assert_eq!(exit_code(&OpenError::NoAnswer.into()), 1);
+    }
+
+    #[test]
+    fn silence_has_its_own_exit_code_whether_or_not_an_attempt_is_shared() {
+        let silent = || ConnectError::NoAnswer("192.0.2.1:443".parse().unwrap());
+        assert_eq!(exit_code(&silent().into()), 5, "as of probe");
+        assert_eq!(exit_code(&anyhow::Error::new(Arc::new(silent()))), 5, "as of forward");
+        let no_server = NoServer { url: "http://127.0.0.1:8100".into(), error: "refused".into() };
+        assert_eq!(exit_code(&no_server.into()), 5, "as of ask");
     }
 }

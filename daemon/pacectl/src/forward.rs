@@ -12,7 +12,10 @@ use config::{
 };
 use edge::{
     EdgeMetrics,
-    client::endpoint::Endpoint,
+    client::{
+        endpoint::{ANSWER_TIMEOUT, Endpoint},
+        introduction::CredentialsRefused,
+    },
     local::{self, Local},
     moves,
     tcp::Connections,
@@ -25,6 +28,7 @@ use serde_json::json;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
+    time::timeout,
 };
 
 use super::options::{self, RelayOptions};
@@ -47,6 +51,11 @@ pub(crate) struct Arguments {
     tcp: bool,
 }
 
+/// The relay does not admit this client.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NotAdmitted(pub(crate) CredentialsRefused);
+
 pub(crate) async fn run(arguments: &Arguments, json: bool) -> Result<()> {
     let access = arguments.relay.access()?;
     let metrics = EdgeMetrics::default();
@@ -58,7 +67,11 @@ pub(crate) async fn run(arguments: &Arguments, json: bool) -> Result<()> {
     tokio::spawn(moves::follow(moved));
     let runner = tokio::spawn(async move { runner.run(moves).await });
     // The first failure is reported at once; later losses are repaired silently.
-    uplink.link().await.map_err(anyhow::Error::new)?;
+    let link = uplink.link().await.map_err(anyhow::Error::new)?;
+    // A relay that does not answer this question may still open tunnels.
+    if let Ok(Ok(Some(refused))) = timeout(ANSWER_TIMEOUT, link.relay.introduce()).await {
+        return Err(NotAdmitted(refused).into());
+    }
 
     let stop = stop()?;
     let Arguments { listen, target, .. } = arguments;

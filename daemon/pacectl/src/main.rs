@@ -29,8 +29,8 @@ use tracing_subscriber::EnvFilter;
 
 use self::door::Door;
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused (the message says why), 4 this user may \
-    not, 5 no daemon or relay answers.\n\
+const EXIT_CODES: &str = "Exit codes: 0 done (`forward`, `trace`, `qlog` and `flamegraph` also when interrupted), 1 failed, 2 wrong usage, \
+    3 refused (the message says why), 4 this user may not, 5 no daemon, relay or server of models answers.\n\
     Logs go to standard error; RUST_LOG chooses how much (error, warn, info, debug, trace).";
 
 /// Inspects and controls a running paced; makes tokens, probes relays, and forwards ports through relays
@@ -215,6 +215,20 @@ mod tests {
         }
         let below = command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help");
         1 + below.map(|below| check(below, &format!("{name}-{}", below.get_name()), folder)).sum::<usize>()
+    }
+
+    #[test]
+    fn the_daemon_may_be_named_before_or_after_the_command() {
+        let settled = |words: &str| {
+            let matches = Arguments::command().try_get_matches_from(words.split(' ')).unwrap();
+            let mut arguments = Arguments::from_arg_matches(&matches).unwrap();
+            arguments.door.settle(&matches).map(|()| arguments.door.missing())
+        };
+        for words in ["pacectl --remote a.example:9443 policy get", "pacectl policy get --remote a.example:9443"] {
+            assert_eq!(settled(words), Ok(Some("--remote-ca")), "{words}");
+        }
+        assert_eq!(settled("pacectl policy --socket a.sock get"), Ok(None));
+        assert!(settled("pacectl --remote a.example:9443 status --socket a.sock").is_err());
     }
 
     #[test]

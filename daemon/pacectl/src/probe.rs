@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// A UDP echo server as HOST:PORT [default: the echo of `paced run` in development mode; for other relays none, which
-    /// checks only that they answer and admit this client]
+    /// checks only that they answer and admit this client, by a request for 0.0.0.0:443 that each of them refuses and records]
     #[arg(value_parser = options::target)]
     target: Option<Target>,
     #[command(flatten)]

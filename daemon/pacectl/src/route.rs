@@ -1,6 +1,7 @@
 //! `pacectl route`: policies that choose models, made from recorded decisions. Needs no daemon.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{self, Write as _},
     path::{Path, PathBuf},
@@ -117,11 +118,26 @@ impl Records {
         if unreadable > 0 {
             eprintln!("pacectl: {unreadable} lines are no decisions, and left out");
         }
-        let all = decisions.len();
+        let aliases: Vec<&str> = decisions.iter().map(|decision| decision.alias.as_str()).collect();
+        if let Some(missing) = missing(&aliases, &self.alias) {
+            bail!("{missing}");
+        }
         decisions.retain(|decision| decision.alias == self.alias);
-        ensure!(!decisions.is_empty(), "none of the {all} decisions is about {}", self.alias);
         Ok(decisions)
     }
+}
+
+/// Says what is missing if no decision is about `alias`. `aliases` names the alias of each decision.
+fn missing(aliases: &[&str], alias: &str) -> Option<String> {
+    let known: BTreeSet<&str> = aliases.iter().copied().collect();
+    if known.is_empty() {
+        return Some(format!(
+            "there are no decisions yet: requests to {alias} with a limit leave them, such as x-paced-budget-ms or a class with a deadline"
+        ));
+    }
+    let names = known.iter().copied().collect::<Vec<_>>().join(", ");
+    (!known.contains(alias))
+        .then(|| format!("none of the {} decisions is about {alias}; they are about {names}", aliases.len()))
 }
 
 fn calibrate(Calibrate { records, output }: &Calibrate, as_json: bool) -> Result<()> {
@@ -345,4 +361,17 @@ fn report(as_json: bool, facts: Value, words: impl FnOnce() -> String) -> Result
         say!("{}", words());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decisions_about_other_aliases_or_none_at_all_are_told_apart() {
+        assert_eq!(missing(&["auto", "fast"], "auto"), None);
+        let said = missing(&["fast", "auto", "fast"], "slow").unwrap();
+        assert_eq!(said, "none of the 3 decisions is about slow; they are about auto, fast");
+        assert!(missing(&[], "auto").unwrap().starts_with("there are no decisions yet: requests to auto with a limit"));
+    }
 }

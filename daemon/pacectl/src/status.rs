@@ -74,11 +74,7 @@ fn people(status: v1::GetStatusResponse) {
     if status.draining {
         say!("ends          draining: no new work is accepted, and the daemon ends once what is open has ended");
     }
-    let saved = if status.saved { ", saved: it takes precedence over the files" } else { "" };
-    say!("policy        revision {}{saved}", status.revision);
-    if let Some(by) = status.confirm_by.map(time) {
-        say!("              until {by}, unless it is confirmed: pacectl policy confirm");
-    }
+    policy_in_force(&status).for_each(|line| say!("{line}"));
     for listener in &status.listeners {
         say!("listens on    {listener}");
     }
@@ -88,19 +84,7 @@ fn people(status: v1::GetStatusResponse) {
     for forward in &status.forwards {
         say!("forwards      {forward}");
     }
-    for uplink in &status.uplinks {
-        let v1::Uplink { relay, via, connections, connects, failures, failure } = uplink;
-        let relay = through(relay, via);
-        let open = match connections.len() {
-            0 => format!("not connected{}{failure}", if failure.is_empty() { "" } else { ": " }),
-            // A failure despite a connection: the relay refuses the credentials.
-            1 if !failure.is_empty() => format!("connected, but {failure}"),
-            1 => "connected".to_owned(),
-            many if !failure.is_empty() => format!("{many} connections, but {failure}"),
-            many => format!("{many} connections"),
-        };
-        say!("relay         {relay}: {open}; connected {}, failed {}", times(*connects), times(*failures));
-    }
+    status.uplinks.iter().for_each(|of| say!("relay         {}", uplink(of)));
     for of in &status.aliases {
         say!("model         {}: one of {} by {}", of.alias, of.models.join(", "), policy(&of.policy, &of.kind));
         if !of.shadow_kind.is_empty() {
@@ -137,6 +121,32 @@ fn people(status: v1::GetStatusResponse) {
     say!("");
     let row = |of: v1::Feature| [of.name, of.state, of.detail];
     table(["feature", "state", "why, or what to do"], status.features.into_iter().map(row));
+}
+
+/// Says which policy is in force.
+fn policy_in_force(status: &v1::GetStatusResponse) -> impl Iterator<Item = String> {
+    let until =
+        status.confirm_by.map(|by| format!("until {}, unless it is confirmed: pacectl policy confirm", time(by)));
+    // The revision in force may be another policy: on trial, set later without --save, or in force again after a trial.
+    let saved =
+        status.saved.then(|| "a saved policy takes precedence over the files at the next reload or restart".to_owned());
+    let below = [until, saved].into_iter().flatten().map(|line| format!("              {line}"));
+    std::iter::once(format!("policy        revision {}", status.revision)).chain(below)
+}
+
+/// Says how a relay is reached: over which path, if the edge has paths.
+fn uplink(of: &v1::Uplink) -> String {
+    let v1::Uplink { relay, via, path, connections, connects, failures, failure } = of;
+    let relay = over(&through(relay, via), path);
+    let open = match connections.len() {
+        0 => format!("not connected{}{failure}", if failure.is_empty() { "" } else { ": " }),
+        // A failure despite a connection: the relay refuses the credentials.
+        1 if !failure.is_empty() => format!("connected, but {failure}"),
+        1 => "connected".to_owned(),
+        many if !failure.is_empty() => format!("{many} connections, but {failure}"),
+        many => format!("{many} connections"),
+    };
+    format!("{relay}: {open}; connected {}, failed {}", times(*connects), times(*failures))
 }
 
 /// The span over which the rates of classes are measured.
@@ -242,10 +252,14 @@ pub(crate) fn through(relay: &str, via: &str) -> String {
     if via.is_empty() || relay.is_empty() { relay.to_owned() } else { format!("{relay} via {via}") }
 }
 
+/// Adds the path to a relay, if it has a name.
+fn over(relay: &str, path: &str) -> String {
+    if path.is_empty() { relay.to_owned() } else { format!("{relay} over {path}") }
+}
+
 /// Names the relay of a connection, with its hop and its path if it has them.
 fn destination(of: &v1::Connection) -> String {
-    let relay = through(&of.relay, &of.via);
-    if of.path.is_empty() { format!("to {relay}") } else { format!("to {relay} over {}", of.path) }
+    format!("to {}", over(&through(&of.relay, &of.via), &of.path))
 }
 
 pub(crate) async fn connections(client: &mut ControlClient, as_json: bool) -> Result<()> {
@@ -350,6 +364,35 @@ mod tests {
             tunnels: 64,
             ..v1::ClassStats::default()
         }
+    }
+
+    #[test]
+    fn a_saved_policy_is_not_said_to_be_the_revision_in_force() {
+        let confirm_by = Some(prost_types::Timestamp { seconds: 1_800_000_000, nanos: 0 });
+        let status = v1::GetStatusResponse { revision: 3, saved: true, confirm_by, ..v1::GetStatusResponse::default() };
+        let shown: Vec<_> = policy_in_force(&status).collect();
+        assert_eq!(shown[0], "policy        revision 3");
+        assert!(shown[1].contains("until 2027-01-15T08:00:00Z, unless"), "{shown:?}");
+        assert!(shown[2].trim_start().starts_with("a saved policy takes precedence"), "{shown:?}");
+    }
+
+    #[test]
+    fn relays_are_told_apart_by_their_paths_and_hops() {
+        let of = |path: &str, via: &str, connections: &[u64]| v1::Uplink {
+            relay: "relay.example:443".into(),
+            path: path.into(),
+            via: via.into(),
+            connections: connections.into(),
+            connects: 1,
+            failure: if connections.is_empty() { "no answer".into() } else { String::new() },
+            ..v1::Uplink::default()
+        };
+        assert_eq!(uplink(&of("", "", &[7])), "relay.example:443: connected; connected once, failed 0 times");
+        let said = uplink(&of("lte", "first", &[]));
+        assert_eq!(
+            said,
+            "relay.example:443 via first over lte: not connected: no answer; connected once, failed 0 times"
+        );
     }
 
     #[test]

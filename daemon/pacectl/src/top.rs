@@ -329,31 +329,72 @@ impl Screen {
             frame.render_widget(ratatui::widgets::Paragraph::new(help).block(block), lower);
             return;
         }
-        let shown = |of: &Moved| {
-            let Moved { tunnel, rates } = of;
-            let shown = |bits_per_sec: Option<f64>| bits_per_sec.map_or_else(|| "-".into(), rate);
-            Row::new([
-                tunnel.id.to_string(),
-                sender(tunnel),
-                tunnel.class.clone(),
-                or_dash(&tunnel.target),
-                shown(rates.map(|(up, _)| up)),
-                shown(rates.map(|(_, down)| down)),
-                bytes(tunnel.up_bytes + tunnel.down_bytes),
-            ])
+        let shown: Vec<_> = self.tunnels.iter().take(usize::from(lower.height)).map(tunnel).collect();
+        let widest = |column: usize| shown.iter().map(|row| row[column].chars().count() as u16).max().unwrap_or(0);
+        let widths = tunnel_widths(lower.width, [widest(1), widest(2), widest(3)]);
+        let cell = |(column, (cell, width)): (usize, (String, &u16))| match column {
+            1 | 3 => shortened(&cell, *width),
+            _ => cell,
         };
-        let class = self.tunnels.iter().map(|of| of.tunnel.class.len().min(12) as u16).max().unwrap_or(0).max(5);
-        let (wide, fixed) = (Constraint::Fill(1), Constraint::Length);
-        let widths = vec![fixed(6), wide, fixed(class), wide, fixed(11), fixed(11), fixed(8)];
-        let heads = ["tunnel", "from", "class", "target", "up", "down", "moved"].map(str::to_owned).to_vec();
-        let rows = self.tunnels.iter().take(usize::from(lower.height)).map(shown);
+        let rows = shown
+            .into_iter()
+            .map(|row| Row::new(row.into_iter().zip(&widths).enumerate().map(cell).collect::<Vec<_>>()));
+        let heads = ["tunnel", "from", "class", "target", "up", "down", "moved"].map(str::to_owned);
+        let heads = heads.into_iter().take(widths.len()).collect();
+        let constraints = widths.iter().copied().map(Constraint::Length).collect();
         let title = if self.has_more_tunnels {
             format!("busiest of the oldest {} tunnels", self.tunnels.len())
         } else {
             "busiest tunnels".to_owned()
         };
-        frame.render_widget(table(heads, rows, widths, &title), lower);
+        frame.render_widget(table(heads, rows, constraints, &title), lower);
     }
+}
+
+/// Returns the cells of a tunnel.
+fn tunnel(of: &Moved) -> [String; 7] {
+    let Moved { tunnel, rates } = of;
+    let shown = |bits_per_sec: Option<f64>| bits_per_sec.map_or_else(|| "-".into(), rate);
+    [
+        tunnel.id.to_string(),
+        sender(tunnel),
+        tunnel.class.clone(),
+        or_dash(&tunnel.target),
+        shown(rates.map(|(up, _)| up)),
+        shown(rates.map(|(_, down)| down)),
+        bytes(tunnel.up_bytes + tunnel.down_bytes),
+    ]
+}
+
+/// Returns the widths of the columns about tunnels; "from", "class" and "target" would like to have `wanted`. On a narrow screen, first
+/// "moved" makes room for addresses, and then the class.
+fn tunnel_widths(screen: u16, wanted: [u16; 3]) -> Vec<u16> {
+    const ID: u16 = 6;
+    const RATE: u16 = 11;
+    const MOVED: u16 = 8;
+    let [from, class, target] = [wanted[0].max(6), wanted[1].clamp(5, 12), wanted[2].max(6)];
+    // Without "moved", with a space between each two columns.
+    let rest = screen.saturating_sub(ID + 2 * RATE + 5);
+    let has_moved = from + class + target + 1 + MOVED <= rest;
+    let rest = if has_moved { rest - 1 - MOVED } else { rest };
+    let class = class.min(rest.saturating_sub(from + target).max(8)).min(rest);
+    let room = rest - class;
+    // What one of them leaves of its half is for the other.
+    let target = target.min(room - from.min(room / 2));
+    let widths = [ID, room - target, class, target, RATE, RATE];
+    widths.into_iter().chain(has_moved.then_some(MOVED)).collect()
+}
+
+/// Cuts the middle out of an address that is longer than `width`, so that its beginning and its port stay.
+fn shortened(address: &str, width: u16) -> String {
+    let (letters, width) = (address.chars().collect::<Vec<_>>(), usize::from(width));
+    if letters.len() <= width {
+        return address.to_owned();
+    }
+    let port = letters.iter().rev().position(|letter| *letter == ':').map_or(0, |at| at + 1);
+    let end = port.max(width / 2).min(width.saturating_sub(1));
+    let begin = width.saturating_sub(1 + end);
+    letters[..begin].iter().chain(&['…']).chain(&letters[letters.len() - end..]).collect()
 }
 
 /// Shows milliseconds in seven characters.

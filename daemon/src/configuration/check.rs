@@ -28,6 +28,8 @@ use super::{
 };
 use crate::{certificates, policy};
 
+mod addresses;
+
 /// A key, and the file or name that is its value.
 type Named = (&'static str, PathBuf);
 
@@ -69,7 +71,7 @@ fn placed(parts: &[FilePart], keys: &[Named], message: &str) -> String {
 
 /// Returns the faults that keep paced from starting, each with the keys that may cause it.
 fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
-    let mut faults = Vec::new();
+    let mut faults = addresses::overlapping(config);
     let mut look = |keys: Vec<Named>, outcome: Result<()>| faults.extend(outcome.err().map(|error| (keys, error)));
     for listener in config.relay.iter().flat_map(|relay| &relay.listeners) {
         // The self-signed certificate of development mode comes from no key of the configuration.
@@ -139,6 +141,7 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
         (named, why)
     }));
     warnings.extend(mistaken(config, SystemTime::now()));
+    warnings.extend(addresses::missing(config));
     for (_, _, uplink) in config.all_uplinks() {
         let Some(file) = &uplink.token_file else { continue };
         if let Some(Err(error)) =

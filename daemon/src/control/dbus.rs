@@ -270,7 +270,7 @@ impl Door {
         #[zbus(connection)] connection: &Connection,
     ) -> Result<Vec<(String, u64, u64, u64, String)>, Denial> {
         let caller = self.caller(&header, connection).await?;
-        let row = |UplinkView { relay, via: _, connections, connects, failures, failure }| {
+        let row = |UplinkView { relay, via: _, path: _, connections, connects, failures, failure }| {
             (relay, connections.len() as u64, connects, failures, failure)
         };
         Ok(self.control.uplinks(&caller).into_iter().map(row).collect())

@@ -215,6 +215,8 @@ pub struct UplinkView {
     pub relay: String,
     /// The name of the hop to it; empty without one.
     pub via: String,
+    /// The name of the path to it; empty without paths.
+    pub path: String,
     /// The IDs of open connections to it.
     pub connections: Vec<u64>,
     /// How many connections were made.
@@ -234,7 +236,8 @@ impl UplinkView {
             (None, None) => String::new(),
         };
         let connections = found.lines.iter().map(|line| line.id).collect();
-        Self { relay: found.relay, via: found.via, connections, connects, failures, failure: caller.shown(failure) }
+        let (relay, via, path) = (found.relay, found.via, found.path);
+        Self { relay, via, path, connections, connects, failures, failure: caller.shown(failure) }
     }
 }
 

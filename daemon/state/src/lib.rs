@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, TryLockError},
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
@@ -19,6 +19,27 @@ pub fn development_dir() -> PathBuf {
 fn folder(state_home: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
     let state = state_home.or_else(|| home.map(|home| home.join(".local/state")));
     state.map_or_else(|| PathBuf::from("/var/lib/paced-development"), |state| state.join("paced"))
+}
+
+/// The claim of this process to a folder of state, until it is dropped or the process ends. Programs that this process starts
+/// do not inherit it.
+#[derive(Debug)]
+pub struct FolderClaim {
+    /// Holds the lock (flock(2)).
+    _folder: File,
+}
+
+impl FolderClaim {
+    /// Claims `folder` without waiting.
+    ///
+    /// # Errors
+    /// [`TryLockError::WouldBlock`] if another process has claimed the folder. Otherwise this user may not read the folder, or its
+    /// file system has no locks.
+    pub fn new(folder: &Path) -> Result<Self, TryLockError> {
+        let folder = File::open(folder).map_err(TryLockError::Error)?;
+        folder.try_lock()?;
+        Ok(Self { _folder: folder })
+    }
 }
 
 /// Replaces the content of a file, by [`Staged::write`] and [`Staged::replace`].
@@ -89,6 +110,20 @@ mod tests {
         assert_eq!(paths(None, Some("/home/ada")), PathBuf::from("/home/ada/.local/state/paced"));
         let service = config::Config::from_toml("").unwrap().state_dir;
         assert!(!paths(None, None).starts_with(&service) && !service.starts_with(paths(None, None)));
+    }
+
+    #[test]
+    fn a_folder_has_one_claim_at_a_time_whatever_is_written_in_it() {
+        let folder = env::temp_dir().join(format!("paced-state-claimed-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let claim = FolderClaim::new(&folder).unwrap();
+        // Opens the folder, and closes it again.
+        replace(&folder.join("saved.toml"), b"one").unwrap();
+        assert!(matches!(FolderClaim::new(&folder), Err(TryLockError::WouldBlock)));
+        drop(claim);
+        FolderClaim::new(&folder).unwrap();
+        assert!(matches!(FolderClaim::new(&folder.join("missing")), Err(TryLockError::Error(_))));
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

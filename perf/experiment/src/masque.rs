@@ -138,7 +138,7 @@ fn start_edge(site: &Site, plan: &Plan, sections: &str) -> Result<Process> {
     let folder = folder.display().to_string();
     let folder = folder.trim_end_matches('/');
     let (relay, mode) = (site.template(Family::V4), plan.tunnel.mode.name());
-    let mut text = format!("state_dir = \"{folder}\"\n[metrics]\nlisten = \"{EDGE_METRICS}\"\n{sections}");
+    let mut text = format!("state_dir = \"{folder}/edge\"\n[metrics]\nlisten = \"{EDGE_METRICS}\"\n{sections}");
     for (index, class) in plan.classes.iter().enumerate() {
         let (listen, target) = (edge_address(index), site.target(Family::V4, port(index)));
         write!(

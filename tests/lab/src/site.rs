@@ -122,6 +122,17 @@ impl Site {
         Ok(())
     }
 
+    /// Writes the relay's configuration with another state folder, for a second daemon beside it; returns its file.
+    ///
+    /// # Errors
+    /// The configuration cannot be read or written.
+    pub fn write_second(&self) -> Result<PathBuf> {
+        let text = fs::read_to_string(self.path("paced.toml"))?;
+        let state_dir =
+            |folder: PathBuf| format!("state_dir = \"{}\"", folder.display().to_string().trim_end_matches('/'));
+        self.write("second.toml", &text.replace(&state_dir(self.path("")), &state_dir(self.path("second"))))
+    }
+
     /// Returns the template of the relay that [`Site::start_beside`] starts.
     pub fn template_beside(&self) -> String {
         let own = self.chain.access.far.v4.to_string();

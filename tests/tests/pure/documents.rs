@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The project's folder.
 fn project() -> PathBuf {
@@ -73,6 +74,58 @@ fn every_link_of_a_document_leads_somewhere() {
     }
     assert!(dead.is_empty(), "dead links: {dead:#?}");
     assert!(seen > 100, "only {seen} links were found");
+}
+
+/// A page as the package has it (`docs/packaged.sed`).
+fn packaged(page: &Path) -> String {
+    let sed = Command::new("sed").args(["-Ez", "-f", "docs/packaged.sed"]).arg(page).current_dir(project()).output();
+    let sed = sed.unwrap();
+    assert!(sed.status.success(), "{}", String::from_utf8_lossy(&sed.stderr));
+    String::from_utf8(sed.stdout).unwrap()
+}
+
+#[test]
+fn links_of_a_packaged_page_lead_to_files_that_the_package_installs() {
+    let manifest = fs::read_to_string(project().join("daemon/Cargo.toml")).unwrap();
+    // Each asset's source and destination.
+    let assets = manifest.lines().filter_map(|line| line.trim().strip_prefix("[\"")?.split_once("\", \""));
+    let assets: Vec<_> = assets.map(|(from, rest)| (from, rest.split('"').next().unwrap())).collect();
+    let installs = |file: &str| {
+        assets.iter().any(|(from, to)| match to.strip_suffix('/') {
+            Some(folder) => format!("{folder}/{}", from.rsplit('/').next().unwrap()) == file,
+            None => *to == file,
+        })
+    };
+    assert!(installs("usr/share/doc/paced/README.md") && !installs("usr/share/doc/paced/ARCHITECTURE.md"));
+    assert!(assets.contains(&("target/release/share/doc/docs/*.md", "usr/share/doc/paced/docs/")));
+    let pages: Vec<_> =
+        documents().into_iter().filter(|page| page == Path::new("README.md") || page.starts_with("docs")).collect();
+    let (mut dead, mut seen) = (Vec::new(), 0);
+    for page in &pages {
+        let text = packaged(page);
+        for to in prose(&text).flat_map(links).filter(|to| !to.contains("://")) {
+            seen += 1;
+            let (file, _) = to.split_once('#').unwrap_or((to, ""));
+            let is_page = file.is_empty()
+                || pages.iter().any(|other| {
+                    let relative = page.parent().unwrap().join(file);
+                    *other
+                        == relative.components().fold(PathBuf::new(), |mut path, part| {
+                            if part.as_os_str() == ".." {
+                                _ = path.pop()
+                            } else {
+                                path.push(part)
+                            }
+                            path
+                        })
+                });
+            if !is_page && !file.strip_prefix('/').is_some_and(installs) {
+                dead.push(format!("{}: {to}", page.display()));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "dead links in the package: {dead:#?}");
+    assert!(seen > 30, "only {seen} links were found");
 }
 
 /// The folder of each profile that the Makefile builds, below `target`.

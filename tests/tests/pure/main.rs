@@ -5,6 +5,7 @@ mod arrows;
 mod dispatch;
 mod documents;
 mod edt_pace;
+mod install;
 mod names;
 mod soak;
 mod strangers;

@@ -197,3 +197,40 @@ fn a_rate_of_a_tunnel_is_per_second_and_unknown_while_it_cannot_be_told() {
     assert_eq!(rates(&screen), [(3, Some((8_000.0, 0.0))), (1, Some((4_000.0, 0.0))), (2, None)]);
     assert!(lines(&screen).iter().any(|line| line.contains("busiest of the oldest 3 tunnels")));
 }
+
+#[test]
+fn ports_of_addresses_stay_on_a_screen_of_80_columns() {
+    let of = |id, sender: &str, target: &str| v1::Tunnel {
+        role: "edge".into(),
+        sender: sender.into(),
+        target: target.into(),
+        class: "realtime-short".into(),
+        ..tunnel(id, 1_000)
+    };
+    let shown = |tunnels: Vec<v1::Tunnel>| {
+        let mut screen = Screen::default();
+        screen.update(stats(0, Vec::new()), (tunnels, false));
+        lines(&screen)
+    };
+    let four = shown(vec![of(1, "192.168.100.200:40000", "10.20.30.40:443")]);
+    let row = |shown: &[String]| shown.iter().find(|line| line.starts_with("1  ")).cloned().unwrap_or_default();
+    assert!(row(&four).contains("192.168.100.200:40000 realtime-sh 10.20.30.40:443"), "{four:#?}");
+    let long = shown(vec![of(1, "[2001:db8:1:2:3:4:5:6]:40000", "a-long-name.of.a-target.example:8443")]);
+    let words: Vec<_> = row(&long).split_whitespace().map(str::to_owned).collect();
+    assert!(words[1].starts_with("[2001:") && words[1].ends_with("]:40000"), "{long:#?}");
+    assert!(words[3].starts_with("a-long-") && words[3].ends_with(":8443"), "{long:#?}");
+}
+
+#[test]
+fn widths_of_tunnels_never_exceed_the_screen() {
+    for screen in 0..200 {
+        for wanted in [[1, 1], [21, 21], [60, 1], [1, 60], [60, 60]] {
+            let widths = tunnel_widths(screen, [wanted[0], 14, wanted[1]]);
+            let all = widths.iter().sum::<u16>() + widths.len() as u16 - 1;
+            assert!(all <= screen.max(33), "{screen} {wanted:?}: {widths:?}");
+            let from = widths[1];
+            let address = "[2001:db8::1]:40000";
+            assert!(shortened(address, from).chars().count() <= usize::from(from).max(1), "{screen} {wanted:?}");
+        }
+    }
+}

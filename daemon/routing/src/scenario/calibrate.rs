@@ -56,9 +56,19 @@ pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
             seen.answers.push(outcome.tokens as f64);
         }
     }
-    let last = used.last().with_context(|| format!("there is no decision about {alias} with a budget"))?;
-    let count = used.len();
-    ensure!(count >= FEWEST, "{count} decisions about {alias} are fewer than {FEWEST}: record for longer");
+    let (count, all) = (used.len(), of_alias.len());
+    let last = used.last().with_context(|| match all {
+        0 => format!("there is no decision about {alias}: send requests to {alias}, each with a limit"),
+        _ => format!(
+            "none of the {all} decisions about {alias} has a budget for the whole answer, which a scenario needs: send requests with \
+             x-paced-budget-ms, or give their class a deadline"
+        ),
+    })?;
+    ensure!(
+        count >= FEWEST,
+        "{count} decisions about {alias} with a budget for the whole answer are fewer than {FEWEST}{}: record for longer",
+        if all > count { format!(" ({} without one are left out)", all - count) } else { String::new() }
+    );
     let mean_answer = f64::from(last.expected_tokens.max(1));
     let class = |(name, seen): (&str, Seen)| {
         let (prompt_tokens, sigma_prompt) = log_normal(&seen.prompts).unwrap_or((1.0, 0.0));
@@ -91,7 +101,8 @@ pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
     let engines: Vec<EngineSpec> = last.engines.iter().filter(|engine| is_open(&engine.model)).map(runs).collect();
     if let Some(unknown) = engines.iter().find(|engine| engine.least_step_ms() <= 0.0) {
         anyhow::bail!(
-            "an engine of {} has not answered yet, so that its costs are not known: record for longer",
+            "an engine of {0} has not answered yet, so that its costs are not known: send requests to {0} by its own name, and record for \
+             longer",
             unknown.model
         );
     }
@@ -203,7 +214,14 @@ mod tests {
     fn too_little_is_no_scenario() {
         let few: Vec<_> = (0..5).map(|at| decision(at, 0, 1_000)).collect();
         assert!(calibrate(&few, "auto").unwrap_err().to_string().contains("record for longer"));
-        assert!(calibrate(&few, "other").unwrap_err().to_string().contains("no decision about other"));
+        assert!(calibrate(&few, "other").unwrap_err().to_string().contains("no decision about other: send"));
+        let mut without: Vec<_> = (0..50).map(|at| decision(at, 0, 1_000)).collect();
+        without[5..].iter_mut().for_each(|decision| decision.limits.budget_ns = None);
+        let said = calibrate(&without, "auto").unwrap_err().to_string();
+        assert!(said.starts_with("5 decisions") && said.contains("(45 without one are left out)"), "{said}");
+        without.iter_mut().for_each(|decision| decision.limits.budget_ns = None);
+        let said = calibrate(&without, "auto").unwrap_err().to_string();
+        assert!(said.starts_with("none of the 50 decisions") && said.contains("x-paced-budget-ms"), "{said}");
         let mut unknown: Vec<_> = (0..50).map(|at| decision(at, 0, 1_000)).collect();
         unknown.iter_mut().for_each(|decision| decision.engines[1].cost = [0.0; 6]);
         assert!(calibrate(&unknown, "auto").unwrap_err().to_string().contains("small has not answered"));

@@ -156,8 +156,8 @@ pub(super) fn path(found: PathReport) -> v1::Path {
 }
 
 pub(super) fn uplink(found: UplinkView) -> v1::Uplink {
-    let UplinkView { relay, via, connections, connects, failures, failure } = found;
-    v1::Uplink { relay, via, connections, connects, failures, failure }
+    let UplinkView { relay, via, path, connections, connects, failures, failure } = found;
+    v1::Uplink { relay, via, path, connections, connects, failures, failure }
 }
 
 pub(super) fn entrance(counters: &edge::LocalAddressCounters) -> v1::Entrance {

@@ -166,7 +166,7 @@ fn an_edge_marks_what_it_sends_to_its_relay() {
     let metrics = "127.0.0.1:9434";
     let text = format!(
         r#"
-        state_dir = "$FOLDER"
+        state_dir = "$FOLDER/edge"
         [metrics]
         listen = "{metrics}"
         [[forward]]

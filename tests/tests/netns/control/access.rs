@@ -1,6 +1,7 @@
 //! What each caller may do, by user and group.
 
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::Command;
 
 use lab::process::{run, said, wait_for};
@@ -64,7 +65,7 @@ fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
         }
         // Outside that group, the user nobody may not even connect.
         let (code, said) = pacectl_as(&site, (NOBODY, NOBODY), &["status"]);
-        assert!(code == Some(5) && said.contains("may this user connect"), "{code:?} {said}");
+        assert!(code == Some(5) && said.contains("this user may not connect"), "{code:?} {said}");
         assert_eq!((in_force(&site).1, json(&site, &["tunnels"])[0]["class"].as_str()), (1, Some("voice")));
     })
     .unwrap();
@@ -84,11 +85,14 @@ fn who_is_named_may_write() {
 fn a_socket_that_a_killed_daemon_left_is_taken_over_and_that_of_a_living_one_is_not() {
     lab::ring!(Netns);
     let mut site = Site::new(Terms::default()).unwrap();
-    let second = || {
-        let (paced, file) = (lab::program("paced").unwrap(), site.path("paced.toml"));
-        site.chain.target.start(paced, ["run".as_ref(), "--config".as_ref(), file.as_os_str()]).unwrap()
+    let second = |file: PathBuf| {
+        let arguments = ["run".as_ref(), "--config".as_ref(), file.as_os_str()];
+        site.chain.target.start(lab::program("paced").unwrap(), arguments).unwrap()
     };
-    let other = second();
+    let mut other = second(site.path("paced.toml"));
+    assert_eq!(other.wait(SOON).unwrap().code(), Some(1));
+    assert!(other.output().contains("another paced uses the state folder"), "{}", other.output());
+    let other = second(site.write_second().unwrap());
     other.wait_for_line("is served by another process; give each its own `socket`", SOON).unwrap();
     drop(other);
     assert_eq!(json(&site, &["status"])["revision"], 1);

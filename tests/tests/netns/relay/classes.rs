@@ -50,7 +50,7 @@ fn edge(site: &Site, mode: &str) -> Process {
     let forwards = forward("5001", 7, "urgent") + &forward("5002", 9, "bulk");
     let folder = site.path("").display().to_string();
     let text =
-        format!("state_dir = \"$FOLDER\"\n{forwards}\n{POLICY}").replace("$FOLDER", folder.trim_end_matches('/'));
+        format!("state_dir = \"$FOLDER/edge\"\n{forwards}\n{POLICY}").replace("$FOLDER", folder.trim_end_matches('/'));
     let file = site.write("edge.toml", &text).unwrap();
     site.chain.client.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap()
 }

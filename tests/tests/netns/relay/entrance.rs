@@ -27,7 +27,7 @@ impl<'a> Edge<'a> {
         let relay = format!("relay = \"{}\"\nca = \"$FOLDER/authority.pem\"", site.template(Family::V4));
         let sections = sections.replace("$RELAY", &relay);
         let text = format!(
-            "state_dir = \"$FOLDER\"\n[metrics]\nlisten = \"{METRICS}\"\n[control]\nsocket = \"$FOLDER/edge.sock\"\n\
+            "state_dir = \"$FOLDER/edge\"\n[metrics]\nlisten = \"{METRICS}\"\n[control]\nsocket = \"$FOLDER/edge.sock\"\n\
              [log]\nlevel = \"debug\"\n{sections}"
         );
         let file = site.write("edge.toml", &text.replace("$FOLDER", &folder)).unwrap();

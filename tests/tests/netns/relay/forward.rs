@@ -13,11 +13,16 @@ use lab::site::{Counts, Family, SOON, Site, Terms};
 
 const LISTEN: &str = "127.0.0.1:5000";
 
-/// Starts `pacectl forward` at the client and waits until it listens.
-fn forward(site: &Site, family: Family, target: &str, options: &[&str]) -> Process {
+/// Starts `pacectl forward` at the client.
+fn start_forward(site: &Site, family: Family, target: &str, options: &[&str]) -> Process {
     let (template, authority) = (site.template(family), site.path("authority.pem").display().to_string());
     let arguments = [&["forward", LISTEN, target, "--relay", &template, "--ca", &authority], options].concat();
-    let forward = site.chain.client.start(lab::program("pacectl").unwrap(), arguments).unwrap();
+    site.chain.client.start(lab::program("pacectl").unwrap(), arguments).unwrap()
+}
+
+/// Starts `pacectl forward` at the client and waits until it listens.
+fn forward(site: &Site, family: Family, target: &str, options: &[&str]) -> Process {
+    let forward = start_forward(site, family, target, options);
     forward.wait_for_line("forwarding", SOON).unwrap();
     forward
 }
@@ -123,7 +128,7 @@ fn the_edge_role_carries_many_senders_over_one_connection_and_finds_its_relay_ag
     let relay = site.template(Family::V4);
     let edge = format!(
         r#"
-        state_dir = "$FOLDER"
+        state_dir = "$FOLDER/edge"
         [transport]
         keep_alive_seconds = 1
         [[forward]]
@@ -192,7 +197,7 @@ fn a_resolver_behind_an_edge_is_asked_from_new_ports_for_ever() {
 /// Starts an edge at the client with one forward to port 7 of the target, and these lines in its `[transport]`.
 fn edge(site: &Site, transport: &str) -> Process {
     let edge = r#"
-        state_dir = "$FOLDER"
+        state_dir = "$FOLDER/edge"
         [transport]
         $TRANSPORT
         [metrics]
@@ -309,18 +314,21 @@ fn whoever_forwards_tcp_is_told_why_a_connection_comes_to_nothing() {
     let (token, digest) = generate_token().unwrap();
     let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
     let site = Site::new(Terms { relay: "", sections: &sections, ..Terms::default() }).unwrap();
-    let connect = || {
-        let mut stream = site.chain.client.run(|| TcpStream::connect(LISTEN).unwrap()).unwrap();
-        stream.set_read_timeout(Some(SOON)).unwrap();
-        // The stream ends, with or without a reset.
-        _ = stream.read(&mut [0]);
+    let closed = site.target(Family::V4, 81).to_string();
+    let with_token = |token: &str| {
+        let file = site.write("a.token", token).unwrap().display().to_string();
+        ["--tcp".to_owned(), "--token-file".to_owned(), file]
     };
-    for (token, reason) in [("wrong", "the token in proxy-authorization is not valid"), (&token, "the target refused")]
-    {
-        let token = site.write("a.token", token).unwrap().display().to_string();
-        let closed = site.target(Family::V4, 81).to_string();
-        let forward = forward(&site, Family::V4, &closed, &["--tcp", "--token-file", &token]);
-        connect();
-        forward.wait_for_line(reason, SOON).unwrap();
-    }
+    let refused = with_token("wrong");
+    let mut refused = start_forward(&site, Family::V4, &closed, &refused.each_ref().map(String::as_str));
+    assert_eq!(refused.wait(SOON).unwrap().code(), Some(3), "{}", refused.output());
+    let said = refused.output();
+    assert!(said.contains("the token in proxy-authorization is not valid") && !said.contains("forwarding"), "{said}");
+    let admitted = with_token(&token);
+    let admitted = forward(&site, Family::V4, &closed, &admitted.each_ref().map(String::as_str));
+    let mut stream = site.chain.client.run(|| TcpStream::connect(LISTEN).unwrap()).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    // The stream ends, with or without a reset.
+    _ = stream.read(&mut [0]);
+    admitted.wait_for_line("the target refused", SOON).unwrap();
 }

@@ -292,7 +292,7 @@ fn a_relay_does_not_start_with_a_certificate_that_is_over() {
     let site = Site::new(Terms::default()).unwrap();
     let address = site.chain.access.far.v4.to_string();
     site.write_identity("relay", &site.authority.issue_until(&[&address], 2020).unwrap()).unwrap();
-    let file = site.path("paced.toml");
+    let file = site.write_second().unwrap();
     let arguments = ["run".into(), "--config".into(), file];
     let mut second = site.chain.target.start(lab::program("paced").unwrap(), arguments).unwrap();
     assert_eq!(second.wait(SOON).unwrap().code(), Some(1));

@@ -25,6 +25,10 @@ fn pacectl_asks_a_model_and_shows_what_engines_do() {
         code == Some(1) && said.contains("0 1 ") && said.contains("the answer broke off: the engine failed"),
         "{said}"
     );
+    let mut nowhere = desk.site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
+    let nowhere = nowhere.args(["ask", "--url", "http://127.0.0.1:9", "--model", "large", "x"]).output().unwrap();
+    let said = String::from_utf8(nowhere.stderr).unwrap();
+    assert!(nowhere.status.code() == Some(5) && said.contains("nothing serves models at http://127.0.0.1:9"), "{said}");
 
     // The request before is listed until its client has all of the answer.
     desk.settled();

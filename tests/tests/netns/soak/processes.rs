@@ -15,7 +15,7 @@ const GROWTH_DESCRIPTORS: u64 = 48;
 pub fn start_edge(site: &Site) -> Process {
     let folder = site.path("").display().to_string();
     let text = format!(
-        "state_dir = \"{folder}\"\n[[forward]]\nlisten = \"127.0.0.1:5001\"\nrelay = \"{}\"\ntarget = \"10.0.2.2:7\"\n\
+        "state_dir = \"{folder}/edge\"\n[[forward]]\nlisten = \"127.0.0.1:5001\"\nrelay = \"{}\"\ntarget = \"10.0.2.2:7\"\n\
          ca = \"{folder}/authority.pem\"\n[[forward]]\nlisten = \"127.0.0.1:5002\"\nprotocol = \"tcp\"\n\
          relay = \"{}\"\ntarget = \"10.0.2.2:7\"\nca = \"{folder}/authority.pem\"\n[control]\nsocket = \"{folder}/edge.sock\"\n",
         site.template(Family::V4),
