@@ -7,12 +7,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{
     Arc, Weak,
-    atomic::{AtomicBool, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use pacing::descriptor::{set_option, watch};
+use parking_lot::Mutex;
 use quinn_udp::{TransportErrorPayload, UdpSockRef, UdpSocketState};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover};
 use socket2::{Domain, MsgHdr, Protocol, SockAddr, SockRef, Socket, Type};
@@ -67,10 +68,7 @@ pub(super) enum RoomWait {
 #[derive(Debug)]
 pub struct UdpTarget {
     pub(super) fd: AsyncFd<Arc<Socket>>,
-    /// Whether a later tunnel receives in place of this one, which only sends what still arrives from its client.
-    is_continued: Arc<AtomicBool>,
-    /// The tunnel that this one continues, until its end.
-    continues: Option<Continued>,
+    share: Share,
     /// Whether runs of payloads are sent as GSO messages; off once the device has refused them.
     pub(super) segmentation: AtomicBool,
     reachability: Cell<Reachability>,
@@ -133,28 +131,31 @@ impl UdpTarget {
     /// Returns what a later tunnel needs to continue this one.
     #[must_use]
     pub fn origin(&self) -> TargetOrigin {
-        TargetOrigin { socket: Arc::downgrade(self.fd.get_ref()), is_continued: self.is_continued.clone() }
+        TargetOrigin { socket: Arc::downgrade(self.fd.get_ref()), sharers: self.share.sharers.clone() }
     }
 
     /// Whether a later tunnel receives in place of this one.
     #[must_use]
     pub fn is_continued(&self) -> bool {
-        self.is_continued.load(Relaxed)
+        !self.share.receives()
     }
 
-    /// Receives in place of the tunnel that this one continues, if any, until either ends.
+    /// Receives in place of the tunnels that this one continues, if any. After its end, the latest of them that is still open receives.
     pub fn take_over(&mut self) {
-        if let Some(continued) = &mut self.continues {
-            continued.set(true);
-        }
+        self.share.take();
     }
 
     /// Registers a non-blocking, connected socket with the runtime.
     pub(super) fn register(socket: Socket) -> io::Result<Self> {
+        let mut share = Share { sharers: Arc::default(), number: None };
+        share.take();
+        Self::join(socket, share)
+    }
+
+    fn join(socket: Socket, share: Share) -> io::Result<Self> {
         let fd = watch(Arc::new(socket), Interest::READABLE | Interest::PRIORITY)?;
         let (reachability, room) = (Cell::default(), RefCell::default());
-        let (is_continued, segmentation) = (Arc::default(), AtomicBool::new(true));
-        Ok(Self { fd, is_continued, continues: None, segmentation, reachability, room })
+        Ok(Self { fd, share, segmentation: AtomicBool::new(true), reachability, room })
     }
 
     /// Sends `bytes`, one payload or several of `segment_bytes` each (the last may be shorter), as one message or not at
@@ -287,7 +288,7 @@ impl UdpTarget {
 #[derive(Debug)]
 pub struct TargetOrigin {
     socket: Weak<Socket>,
-    is_continued: Arc<AtomicBool>,
+    sharers: Arc<Sharers>,
 }
 
 impl TargetOrigin {
@@ -299,29 +300,47 @@ impl TargetOrigin {
     #[must_use]
     pub fn target(&self) -> Option<UdpTarget> {
         let socket = self.socket.upgrade()?.try_clone().ok()?;
-        let continued = Continued { is_continued: self.is_continued.clone(), is_taken_over: false };
-        Some(UdpTarget { continues: Some(continued), ..UdpTarget::register(socket).ok()? })
+        UdpTarget::join(socket, Share { sharers: self.sharers.clone(), number: None }).ok()
     }
 }
 
-/// The tunnel that a later one continues. It receives again if the later one ends first.
+/// The open tunnels that share a socket, by the order in which they took it over. The latest one receives.
+#[derive(Debug, Default)]
+struct Sharers {
+    open: Mutex<Vec<u64>>,
+    receiver: AtomicU64,
+}
+
+/// A tunnel's place among the sharers of its socket.
 #[derive(Debug)]
-struct Continued {
-    is_continued: Arc<AtomicBool>,
-    is_taken_over: bool,
+struct Share {
+    sharers: Arc<Sharers>,
+    /// `None` until it takes the socket over.
+    number: Option<u64>,
 }
 
-impl Continued {
-    fn set(&mut self, is_taken_over: bool) {
-        self.is_taken_over = is_taken_over;
-        self.is_continued.store(is_taken_over, Relaxed);
+impl Share {
+    fn take(&mut self) {
+        if self.number.is_none() {
+            let mut open = self.sharers.open.lock();
+            let number = open.last().map_or(0, |last| last + 1);
+            open.push(number);
+            self.sharers.receiver.store(number, Relaxed);
+            self.number = Some(number);
+        }
+    }
+
+    fn receives(&self) -> bool {
+        self.number == Some(self.sharers.receiver.load(Relaxed))
     }
 }
 
-impl Drop for Continued {
+impl Drop for Share {
     fn drop(&mut self) {
-        if self.is_taken_over {
-            self.set(false);
+        let mut open = self.sharers.open.lock();
+        open.retain(|number| Some(*number) != self.number);
+        if let Some(last) = open.last() {
+            self.sharers.receiver.store(*last, Relaxed);
         }
     }
 }

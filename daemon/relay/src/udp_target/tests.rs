@@ -77,8 +77,13 @@ async fn a_later_tunnel_has_the_same_socket_and_receives_until_it_ends() {
     peer.send_to(b"answer", address).await.unwrap();
     assert_eq!(receive(&later).await.unwrap().0, [b"answer".to_vec()]);
 
+    let mut latest = later.origin().target().unwrap();
+    latest.take_over();
+    assert!(earlier.is_continued() && later.is_continued());
     drop(later);
-    assert!(!earlier.is_continued(), "the later tunnel has ended first");
+    assert!(earlier.is_continued() && !latest.is_continued(), "one between them has ended");
+    drop(latest);
+    assert!(!earlier.is_continued(), "the later tunnels have ended first");
     let origin = earlier.origin();
     let later = origin.target().unwrap();
     drop(earlier);
