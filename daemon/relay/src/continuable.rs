@@ -37,7 +37,7 @@ pub struct Continuation {
 }
 
 /// Removes a tunnel's entry when it is dropped.
-pub struct KeyPlace {
+pub struct ContinuablePlace {
     continuable: Arc<Continuable>,
     key: TunnelKey,
     tunnel: Weak<Tunnel>,
@@ -52,9 +52,9 @@ impl Continuable {
         (user, next_hop): (Option<Arc<str>>, SocketAddr),
         class: Membership,
         origin: TargetOrigin,
-    ) -> KeyPlace {
+    ) -> ContinuablePlace {
         let tunnel = Arc::new(Tunnel { user, next_hop, class, origin });
-        let place = KeyPlace { continuable: self.clone(), key, tunnel: Arc::downgrade(&tunnel) };
+        let place = ContinuablePlace { continuable: self.clone(), key, tunnel: Arc::downgrade(&tunnel) };
         self.open.lock().insert(key, tunnel);
         place
     }
@@ -71,7 +71,7 @@ impl Continuable {
     }
 }
 
-impl Drop for KeyPlace {
+impl Drop for ContinuablePlace {
     fn drop(&mut self) {
         let mut open = self.continuable.open.lock();
         // A later tunnel may have the key by now.

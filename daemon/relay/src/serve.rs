@@ -38,7 +38,7 @@ use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 use crate::{
     Phase, Relay, RelayClient, Resources, Rules,
     connect::ConnectedTarget,
-    continuable::KeyPlace,
+    continuable::ContinuablePlace,
     request::{self, Admitted, Attempt, HeldPlaces, mark},
     tunnels::RelayTunnel,
     udp::UdpPump,
@@ -236,7 +236,7 @@ struct OpenTunnel {
     usage: Option<Arc<UserTraffic>>,
     expires: Option<SystemTime>,
     /// Its place among the tunnels that other requests may continue.
-    key: Option<Box<KeyPlace>>,
+    key: Option<Box<ContinuablePlace>>,
     /// Moves the tunnel's payloads, and completes with a word for its end.
     pump: Pin<Box<dyn Future<Output = &'static str> + Send>>,
 }

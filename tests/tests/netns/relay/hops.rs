@@ -280,7 +280,10 @@ fn a_path_through_a_relay_and_one_past_it_share_tunnels_and_each_takes_over_thos
         site.chain.client.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap();
     let are_up = || wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(()));
     edge.wait_for_line("forwarding", SOON).unwrap();
-    wait_for("its control socket", SOON, || hops.pacectl(&["status"]).contains("paced ").then_some(())).unwrap();
+    wait_for("its control socket", SOON, || {
+        (site.pacectl_at("edge.sock", &["status"]).unwrap().0 == Some(0)).then_some(())
+    })
+    .unwrap();
     are_up().unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
     let sockets: Vec<_> = (0..6).map(|_| application(site, LISTEN)).collect();
     sockets.iter().for_each(|socket| assert_carries(site, socket, 1_200));
