@@ -20,6 +20,7 @@ use masque::{
 };
 use quic::h3::{self, HttpConnection, MessageLimits, Request, Reserved};
 use role::tunnel::UdpTunnel;
+use sha2::{Digest as _, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::introduction::{CredentialsRefused, CredentialsStanding};
@@ -90,12 +91,24 @@ impl OpenError {
     }
 }
 
-/// Returns a key for a new tunnel; `None` if the system's source of random numbers fails.
-#[must_use]
-pub fn new_tunnel_key() -> Option<TunnelKey> {
-    let mut random = [0; 16];
-    aws_lc_rs::rand::fill(&mut random).ok()?;
-    Some(TunnelKey::new(random))
+/// What the keys of one tunnel at several relays are made of: no relay learns the key at another.
+#[derive(Clone, Copy)]
+pub struct TunnelSecret([u8; 16]);
+
+impl TunnelSecret {
+    /// Makes the secret of a new tunnel; `None` if the system's source of random numbers fails.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        let mut random = [0; 16];
+        aws_lc_rs::rand::fill(&mut random).ok()?;
+        Some(Self(random))
+    }
+
+    /// Returns the tunnel's key at a relay.
+    fn key_at(&self, relay: &Target) -> TunnelKey {
+        let digest = Sha256::new().chain_update(self.0).chain_update(relay.to_string()).finalize();
+        TunnelKey::new(std::array::from_fn(|place| digest[place]))
+    }
 }
 
 impl RelayConnection {
@@ -139,8 +152,8 @@ impl RelayConnection {
         self.open_udp_with(target, None, None).await
     }
 
-    /// Like [`RelayConnection::open_udp`], but `signal` tells the relay how to rank the data that it sends back (RFC 9218 §5), and `key`
-    /// names the tunnel, so that a request on another connection may continue it.
+    /// Like [`RelayConnection::open_udp`], but `signal` tells the relay how to rank the data that it sends back (RFC 9218 §5), and a request on
+    /// another connection to the same relay with the same `secret` may continue the tunnel.
     ///
     /// # Errors
     /// As [`RelayConnection::open_udp`].
@@ -148,11 +161,11 @@ impl RelayConnection {
         &self,
         target: &Target,
         signal: Option<&Priority>,
-        key: Option<TunnelKey>,
+        secret: Option<TunnelSecret>,
     ) -> Result<Opened, OpenError> {
         // Not on a stream that must not be sent on.
         self.client.wait_for_settings().await?;
-        self.open_udp_on(self.reserve().await?, target, signal, key).await
+        self.open_udp_on(self.reserve().await?, target, signal, secret).await
     }
 
     /// Waits until the relay's stream credit allows a request, and takes a stream.
@@ -172,14 +185,14 @@ impl RelayConnection {
         reserved: Reserved,
         target: &Target,
         signal: Option<&Priority>,
-        key: Option<TunnelKey>,
+        secret: Option<TunnelSecret>,
     ) -> Result<Opened, OpenError> {
         if !self.client.wait_for_settings().await?.enable_connect_protocol {
             return Err(OpenError::NoExtendedConnect);
         }
         let mut head = request::udp_request(&self.template, target, self.bearer.as_deref());
         head.fields.extend(signal.and_then(Priority::to_field));
-        head.fields.extend(key.map(|key| key.to_field()));
+        head.fields.extend(secret.map(|secret| secret.key_at(self.origin()).to_field()));
         let (request, accepted) = self.ask(Some(reserved), &head, request::check_udp_response).await?;
         let tunnel = UdpTunnel::new(request, self.client.datagrams_allowed(), self.queue_bytes);
         Ok(Opened { tunnel, next_hop: accepted.next_hop })

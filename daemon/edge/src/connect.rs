@@ -5,7 +5,6 @@ use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
 use config::{forward::TunnelMode, targets::Protocol};
 use masque::{
-    continuation::TunnelKey,
     h3::Code,
     priority::Priority,
     proxy_status::{ErrorType, ProxyStatus},
@@ -36,7 +35,7 @@ use super::{
     roster::LocalClient,
     uplink::{CONNECTIONS, Uplink},
 };
-use crate::client::{OpenError, endpoint::ANSWER_TIMEOUT, error::ConnectError};
+use crate::client::{OpenError, TunnelSecret, endpoint::ANSWER_TIMEOUT, error::ConnectError};
 
 /// How long a reason is not logged again; counters show how often it occurred.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -264,7 +263,7 @@ impl RelayAccess {
         self.settle(opened, &tries, client, (Protocol::Tcp, target))
     }
 
-    /// Asks the relay for a UDP tunnel to a target, in the form that `mode` says, with a `key` by which it can be continued; otherwise like [`RelayAccess::open`].
+    /// Asks the relay for a UDP tunnel to a target, in the form that `mode` says, with the `secret` by which it can be continued; otherwise like [`RelayAccess::open`].
     ///
     /// # Errors
     /// See [`NoConnection`].
@@ -273,7 +272,7 @@ impl RelayAccess {
         client: &LocalClient,
         target: &Target,
         mode: TunnelMode,
-        key: Option<TunnelKey>,
+        secret: Option<TunnelSecret>,
     ) -> Result<OpenedUdp, NoConnection> {
         let mut tries = Tries::default();
         let opening = async {
@@ -281,7 +280,7 @@ impl RelayAccess {
                 let (link, class) = self.place().await?;
                 let signal = self.signal(&class);
                 let opened = tokio::select! {
-                    opened = link.relay.open_udp_with(target, signal.as_ref(), key) => opened,
+                    opened = link.relay.open_udp_with(target, signal.as_ref(), secret) => opened,
                     () = link.line().silenced() => continue,
                 };
                 let tunnel = match opened {

@@ -46,7 +46,7 @@ use super::{
     sources::Sources,
     uplink::Uplink,
 };
-use crate::client::{Opened, new_tunnel_key};
+use crate::client::{Opened, TunnelSecret};
 
 mod opening;
 mod source;
@@ -366,8 +366,8 @@ impl Shared {
     async fn carry(&self, source: &Source) -> End {
         let wait = self.backoff.lock().wait(Instant::now());
         sleep(wait).await;
-        let (class, key) = (self.membership.get(), new_tunnel_key());
-        let (link, opened) = match self.open(&class, key).await {
+        let (class, secret) = (self.membership.get(), TunnelSecret::new());
+        let (link, opened) = match self.open(&class, secret).await {
             Ok(opened) => opened,
             Err(error) => return error.into(),
         };
@@ -401,7 +401,7 @@ impl Shared {
                     entry.note_end(OPERATOR);
                     return End::Finished;
                 }
-                opened = self.open_elsewhere(&line, &class, key) => opened,
+                opened = self.open_elsewhere(&line, &class, secret) => opened,
             };
             opened.tunnel.set_terms(&class.terms(None));
             let next = enter(&link, &opened);

@@ -6,76 +6,66 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use masque::continuation::TunnelKey;
+use masque::{continuation::TunnelKey, target::Target};
 use parking_lot::Mutex;
-use quic::class::{Class, Membership};
 
-use crate::udp_target::{TargetOrigin, UdpTarget};
+use crate::udp_target::TargetOrigin;
 
-/// The latest tunnel with each key. An entry is removed with its tunnel, so there are no more entries than tunnels.
+/// Sockets of tunnels by the clients' keys. An entry is removed with the last tunnel that has its socket, so there are no more entries than
+/// tunnels.
 #[derive(Default)]
 pub struct Continuable {
-    open: Mutex<HashMap<TunnelKey, Arc<Tunnel>>>,
+    open: Mutex<HashMap<TunnelKey, Weak<KeyedSocket>>>,
 }
 
-/// One tunnel.
-struct Tunnel {
+/// The socket of a tunnel with a key, or of several that continue each other.
+pub struct KeyedSocket {
     user: Option<Arc<str>>,
-    next_hop: SocketAddr,
-    class: Membership,
-    origin: TargetOrigin,
-}
-
-/// A tunnel that a request continues.
-pub struct Continuation {
-    /// The target's address.
+    target: Target,
+    /// The address to which the socket is connected.
     pub next_hop: SocketAddr,
-    /// The target's socket.
-    pub target: UdpTarget,
-    /// The class whose marks the socket has.
-    pub class: Arc<Class>,
+    /// The socket.
+    pub origin: TargetOrigin,
 }
 
-/// Removes a tunnel's entry when it is dropped.
+/// Keeps the entry of a tunnel's socket.
 pub struct ContinuablePlace {
     continuable: Arc<Continuable>,
     key: TunnelKey,
-    tunnel: Weak<Tunnel>,
+    socket: Option<Arc<KeyedSocket>>,
 }
 
 impl Continuable {
-    /// Enters an open tunnel of `user` to `next_hop` in place of an earlier one with the same key.
+    /// Enters the tunnel of `user` to `target`, whose `origin` is connected to `next_hop`. An earlier tunnel with the same key and another
+    /// socket cannot be continued any more.
     #[must_use]
     pub fn enter(
         self: &Arc<Self>,
         key: TunnelKey,
-        (user, next_hop): (Option<Arc<str>>, SocketAddr),
-        class: Membership,
-        origin: TargetOrigin,
+        (user, target): (Option<Arc<str>>, Target),
+        next_hop: SocketAddr,
+        origin: &TargetOrigin,
     ) -> ContinuablePlace {
-        let tunnel = Arc::new(Tunnel { user, next_hop, class, origin });
-        let place = ContinuablePlace { continuable: self.clone(), key, tunnel: Arc::downgrade(&tunnel) };
-        self.open.lock().insert(key, tunnel);
-        place
+        let mut open = self.open.lock();
+        let same = open.get(&key).and_then(Weak::upgrade).filter(|known| known.origin.is(origin));
+        let socket = same.unwrap_or_else(|| Arc::new(KeyedSocket { user, target, next_hop, origin: origin.clone() }));
+        open.insert(key, Arc::downgrade(&socket));
+        ContinuablePlace { continuable: self.clone(), key, socket: Some(socket) }
     }
 
-    /// Returns the tunnel with this key if it belongs to the same user and its target is one of the `permitted` addresses.
+    /// Returns the socket of the tunnel with this key if the same user has asked for the same target.
     #[must_use]
-    pub fn find(&self, key: TunnelKey, user: Option<&str>, permitted: &[SocketAddr]) -> Option<Continuation> {
-        let tunnel = self.open.lock().get(&key).cloned()?;
-        let Tunnel { next_hop, class, origin, .. } = &*tunnel;
-        if tunnel.user.as_deref() != user || !permitted.contains(next_hop) {
-            return None;
-        }
-        Some(Continuation { next_hop: *next_hop, target: origin.target()?, class: class.get() })
+    pub fn find(&self, key: TunnelKey, user: Option<&str>, target: &Target) -> Option<Arc<KeyedSocket>> {
+        let socket = self.open.lock().get(&key)?.upgrade()?;
+        (socket.user.as_deref() == user && socket.target == *target).then_some(socket)
     }
 }
 
 impl Drop for ContinuablePlace {
     fn drop(&mut self) {
         let mut open = self.continuable.open.lock();
-        // A later tunnel may have the key by now.
-        if open.get(&self.key).is_some_and(|tunnel| std::ptr::eq(Arc::as_ptr(tunnel), self.tunnel.as_ptr())) {
+        self.socket = None;
+        if open.get(&self.key).is_some_and(|socket| socket.strong_count() == 0) {
             open.remove(&self.key);
         }
     }
@@ -83,31 +73,31 @@ impl Drop for ContinuablePlace {
 
 #[cfg(test)]
 mod tests {
-    use std::net::UdpSocket;
+    use masque::target::Host;
 
     use super::*;
-    use crate::udp_target::SocketBuffers;
 
-    #[tokio::test]
-    async fn only_the_same_user_continues_a_tunnel_to_the_same_target() {
-        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let next_hop = peer.local_addr().unwrap();
-        let target = UdpTarget::connect(next_hop, None, SocketBuffers::default()).unwrap();
-        let (key, continuable) = (TunnelKey::new([1; 16]), Arc::<Continuable>::default());
-        let enter = || continuable.enter(key, (Some("ann".into()), next_hop), Membership::default(), target.origin());
-        let place = enter();
+    #[test]
+    fn only_the_same_user_continues_a_tunnel_to_the_same_target_as_long_as_one_has_its_socket() {
+        let next_hop: SocketAddr = "192.0.2.1:443".parse().unwrap();
+        let target = |name: &str| Target { host: Host::Name(name.to_owned()), port: 443 };
+        let (key, continuable, origin) =
+            (TunnelKey::new([1; 16]), Arc::<Continuable>::default(), TargetOrigin::default());
+        let enter = |origin| continuable.enter(key, (Some("ann".into()), target("a.example")), next_hop, origin);
+        let found = |key, user, name| continuable.find(key, user, &target(name)).is_some();
+        let earlier = enter(&origin);
+        assert!(found(key, Some("ann"), "a.example"));
+        assert!(!found(TunnelKey::new([2; 16]), Some("ann"), "a.example"), "another key");
+        assert!(!found(key, Some("bob"), "a.example") && !found(key, None, "a.example"), "another user");
+        assert!(!found(key, Some("ann"), "b.example"), "another target");
 
-        let found = |key, user, permitted: &[_]| continuable.find(key, user, permitted).is_some();
-        assert!(found(key, Some("ann"), &[next_hop]));
-        assert!(!found(TunnelKey::new([2; 16]), Some("ann"), &[next_hop]), "another key");
-        assert!(!found(key, Some("bob"), &[next_hop]) && !found(key, None, &[next_hop]), "another user");
-        assert!(!found(key, Some("ann"), &["127.0.0.1:9".parse().unwrap()]), "the target is not permitted any more");
-
-        let later = enter();
-        drop(place);
-        assert!(found(key, Some("ann"), &[next_hop]), "the later tunnel has the key");
+        let later = enter(&origin);
         drop(later);
-        assert!(!found(key, Some("ann"), &[next_hop]));
+        assert!(found(key, Some("ann"), "a.example"), "the earlier tunnel still has the socket");
+        let other = enter(&TargetOrigin::default());
+        drop(earlier);
+        assert!(found(key, Some("ann"), "a.example"), "the key belongs to the newest socket");
+        drop(other);
         assert!(continuable.open.lock().is_empty());
     }
 }

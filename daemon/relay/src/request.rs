@@ -17,7 +17,6 @@ use super::{
     Relay, RelayClient, RelayMetrics, Rules,
     accounts::{Full, UserPlace},
     connect::{self, ConnectedTarget},
-    continuable::Continuation,
     tunnels::TunnelOrigin,
 };
 use crate::{
@@ -125,11 +124,18 @@ pub async fn admit(
     };
     attempt.target = Some((protocol, target.clone()));
     let places = take_places(relay, rules, client, (&holder, most_tunnels(rules, user.as_ref())), now)?;
+    let key = TunnelKey::from_fields(&head.fields).filter(|_| protocol == Protocol::Udp);
+    let user_name = user.as_ref().map(|user| &*user.name);
+    let continued = key.and_then(|key| relay.continuable.find(key, user_name, &target));
     let (name, addresses) = match &target.host {
         Host::Ip(ip) => (None, vec![*ip]),
         Host::Name(name) => {
             rules.targets.check_name(protocol, name, target.port).map_err(refuse_name)?;
-            (Some(&name[..]), relay.resources.resolver.resolve(name, &holder).await.map_err(refuse_unresolved)?)
+            let addresses = match &continued {
+                Some(socket) => vec![socket.next_hop.ip()],
+                None => relay.resources.resolver.resolve(name, &holder).await.map_err(refuse_unresolved)?,
+            };
+            (Some(&name[..]), addresses)
         }
     };
     let mut refusal = Refusal::Unroutable;
@@ -146,23 +152,21 @@ pub async fn admit(
     }
     // Where no credentials are required, every client with a permitted request counts as a user.
     client.standing.admit();
-    let key = TunnelKey::from_fields(&head.fields).filter(|_| protocol == Protocol::Udp);
-    let user_name = user.as_ref().map(|user| &*user.name);
-    let continued = key.and_then(|key| relay.continuable.find(key, user_name, &permitted));
+    let continued = continued.and_then(|socket| Some((socket.next_hop, socket.origin.target()?)));
+    let is_continued = continued.is_some();
     // The connection goes to an address that was checked.
-    let (next_hop, target, before) = match continued {
-        Some(Continuation { next_hop, target, class }) => (next_hop, ConnectedTarget::Udp(target), Some(class)),
-        None => {
-            let (next_hop, target) = connect::first(relay, rules, protocol, permitted).await?;
-            (next_hop, target, None)
-        }
+    let (next_hop, target) = match continued {
+        Some((next_hop, target)) => (next_hop, ConnectedTarget::Udp(target)),
+        None => connect::first(relay, rules, protocol, permitted).await?,
     };
     let expires = user.as_ref().and_then(|user| user.expires);
     let (user, name) = (user.map(|user| user.name), name.map(Into::into));
     let asked = TunnelOrigin { user, name, next_hop, protocol, listener: client.listener };
     let signal = signal.or_else(|| Priority::from_fields(&head.fields));
     let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
-    mark(&target.socket(), before.as_deref(), &terms.class, &relay.resources.metrics);
+    if !is_continued {
+        mark(&target.socket(), None, &terms.class, &relay.resources.metrics);
+    }
     Ok(Admitted { target, key, asked, places, terms, expires })
 }
 
@@ -257,6 +261,14 @@ pub fn mark(socket: &SockRef<'_>, before: Option<&Class>, class: &Class, metrics
         && socket.set_mark(mark).is_err()
     {
         metrics.unmarked_sockets.inc();
+    }
+}
+
+/// Like [`mark`], for a socket that another tunnel may have marked.
+pub fn mark_anew(socket: &SockRef<'_>, class: &Class, metrics: &RelayMetrics) {
+    mark(socket, None, class, metrics);
+    if class.policy().dscp.is_none() {
+        set_dscp(socket, 0);
     }
 }
 

@@ -318,11 +318,10 @@ async fn open(
     let gate = Gate::new(membership.clone(), account, next_hop.ip().to_canonical().is_ipv4(), protocol_asked);
     let traffic = tunnel.traffic.clone();
     let pump: Pin<Box<dyn Future<Output = &'static str> + Send>> = match target {
-        ConnectedTarget::Udp(mut target) => {
-            target.take_over();
+        ConnectedTarget::Udp(target) => {
             key = asked_key.map(|key| {
-                let of = (tunnel.asked.user.clone(), next_hop);
-                Box::new(relay.continuable.enter(key, of, membership.clone(), target.origin()))
+                let of = (tunnel.asked.user.clone(), tunnel.asked.target());
+                Box::new(relay.continuable.enter(key, of, next_hop, target.origin()))
             });
             let queue_bytes = limits.queue_bytes_per_tunnel as usize;
             let client = (request, http);

@@ -44,6 +44,13 @@ pub struct TunnelOrigin {
 }
 
 impl TunnelOrigin {
+    /// Returns the target that the client has named.
+    #[must_use]
+    pub fn target(&self) -> Target {
+        let host = self.name.as_ref().map_or(Host::Ip(self.next_hop.ip()), |name| Host::Name(name.to_string()));
+        Target { host, port: self.next_hop.port() }
+    }
+
     /// Returns the properties that rules match.
     #[must_use]
     pub fn subject(&self) -> Subject<'_> {
@@ -107,16 +114,15 @@ impl RelayTunnel {
     /// Returns its records for the access log when it has ended, for `reason`.
     #[must_use]
     pub fn ended(&self, reason: &'static str) -> (record::RecordedRequest, record::EndedTunnel) {
-        let TunnelOrigin { user, name, next_hop, protocol, listener } = &self.asked;
+        let TunnelOrigin { user, next_hop, protocol, listener, .. } = &self.asked;
         let (up, down) = self.traffic.moved();
-        let host = name.as_ref().map_or(Host::Ip(next_hop.ip()), |name| Host::Name(name.to_string()));
         let request = record::RecordedRequest {
             connection: Some(self.client.id),
             listener: *listener,
             client: self.client.address,
             user: user.clone(),
             protocol: Some(*protocol),
-            target: Some(Target { host, port: next_hop.port() }),
+            target: Some(self.asked.target()),
             way: None,
         };
         let ended = record::EndedTunnel {

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use futures::task::waker_ref;
+use futures::task::{waker, waker_ref};
 use masque::h3::Code;
 use quic::{
     h3::{self, Request},
@@ -22,7 +22,10 @@ use role::{
 };
 use tokio::time::{Instant, Sleep};
 
-use super::{RelayMetrics, request::mark};
+use super::{
+    RelayMetrics,
+    request::{mark, mark_anew},
+};
 use crate::udp_target::{Flush, TargetError, UdpTarget, UplinkCounters};
 
 /// How many batches one tunnel moves in either direction before other tunnels get a turn.
@@ -78,6 +81,8 @@ pub struct UdpPump {
     target_stirred: Arc<Stirred>,
     /// Whether the socket may have more to read.
     target_due: bool,
+    /// Whether no other tunnel may have marked the socket since the last poll.
+    has_received: bool,
     traffic: Arc<Traffic>,
     metrics: Arc<RelayMetrics>,
 }
@@ -96,6 +101,9 @@ impl UdpPump {
         metrics: Arc<RelayMetrics>,
     ) -> Self {
         let uplink = Segments::new(queue_bytes);
+        let target_stirred = Arc::<Stirred>::default();
+        target.receive(|| waker(target_stirred.clone()));
+        let has_received = !target.continues();
         let (last_moved, idle_timer) = (Instant::now(), Box::pin(tokio::time::sleep(idle)));
         let chunk = Segments::new(queue_bytes);
         // Asked first, so that the first turn applies settings that arrive only now.
@@ -114,8 +122,9 @@ impl UdpPump {
             last_moved,
             idle_timer,
             timer_stirred: Arc::default(),
-            target_stirred: Arc::default(),
+            target_stirred,
             target_due: true,
+            has_received,
             traffic,
             metrics,
         }
@@ -154,8 +163,12 @@ impl UdpPump {
         if let Some(client) = self.unsettled.take_if(|client| client.settings().is_some()) {
             self.tunnel.set_datagrams_usable(client.datagrams_allowed());
         }
-        if let Some((before, class)) = self.gate.follow() {
-            mark(&self.target.socket(), Some(&before), class, &self.metrics);
+        let receives = self.target.receives();
+        let receives_again = receives && !std::mem::replace(&mut self.has_received, receives);
+        match self.gate.follow() {
+            _ if receives_again => mark_anew(&self.target.socket(), self.gate.class(), &self.metrics),
+            Some((before, class)) if receives => mark(&self.target.socket(), Some(&before), class, &self.metrics),
+            _ => {}
         }
         match self.try_poll(cx) {
             Ok(poll) => poll,
@@ -246,6 +259,11 @@ impl UdpPump {
         };
         up.moved = counters.sent > 0;
         if up.moved {
+            if !self.target.receives() {
+                // The client uses this tunnel rather than a later one.
+                self.target.receive(|| waker(self.target_stirred.clone()));
+                self.target_due = true;
+            }
             self.traffic.add_up(counters.sent_bytes, counters.sent);
         }
         if counters.dropped_too_big + counters.dropped_by_host > 0 {
@@ -258,7 +276,7 @@ impl UdpPump {
     /// Moves payloads from target to client; returns whether any moved.
     fn poll_down(&mut self, cx: &mut Context<'_>, more: &mut bool) -> Result<bool, UdpEnd> {
         self.target_due |= self.target_stirred.take(cx.waker());
-        if !self.target_due || self.target.is_continued() {
+        if !self.target_due || !self.target.receives() {
             return Ok(false);
         }
         let (mut packets, mut bytes) = (0, 0);

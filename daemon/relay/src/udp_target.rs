@@ -26,6 +26,7 @@
 
 pub mod reachability;
 mod receive;
+mod share;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -34,7 +35,8 @@ mod uplink;
 use std::io;
 
 pub use receive::Received;
-pub use socket::{SocketBuffers, TargetOrigin, UdpTarget, bind_address};
+pub use share::TargetOrigin;
+pub use socket::{SocketBuffers, UdpTarget, bind_address};
 pub use uplink::{Flush, UplinkCounters};
 
 /// Why a UDP tunnel cannot go on (RFC 9298 §3.1: the proxy then ends the request stream).

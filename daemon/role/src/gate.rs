@@ -72,6 +72,12 @@ impl Gate {
         Self { membership, class, account, header_bytes, clock, state, pause: None }
     }
 
+    /// Returns the class whose rate applies.
+    #[must_use]
+    pub fn class(&self) -> &Arc<Class> {
+        &self.class
+    }
+
     /// Switches to the rate of the tunnel's present class. If the class has changed, returns the old and the new one.
     /// Existing reservations keep their times.
     pub fn follow(&mut self) -> Option<(Arc<Class>, &Arc<Class>)> {

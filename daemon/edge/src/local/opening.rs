@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use masque::{continuation::TunnelKey, h3::Code};
+use masque::h3::Code;
 use quic::{class::Class, h3::Reserved};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
@@ -13,7 +13,7 @@ use tracing::{debug, info};
 use super::{End, Shared};
 use crate::{
     backoff::random,
-    client::{Opened, endpoint::ANSWER_TIMEOUT},
+    client::{Opened, TunnelSecret, endpoint::ANSWER_TIMEOUT},
     connect::NoConnection,
     link::{Line, Link},
     uplink::CONNECTIONS,
@@ -56,14 +56,18 @@ impl Shared {
         }
     }
 
-    /// Asks the relay for a tunnel of the class, in a form that the configuration allows. With the same `key`, a later tunnel at the same
+    /// Asks the relay for a tunnel of the class, in a form that the configuration allows. With the same `secret`, a later tunnel at the same
     /// relay continues the earlier one.
-    pub(super) async fn open(&self, class: &Class, key: Option<TunnelKey>) -> Result<(Link, Opened), NoConnection> {
+    pub(super) async fn open(
+        &self,
+        class: &Class,
+        secret: Option<TunnelSecret>,
+    ) -> Result<(Link, Opened), NoConnection> {
         let (signal, mut limits) = (self.signal(class), 0);
         while limits < LIMIT_TRIES {
             let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class)).await else { return Err(self.no_place()) };
             let (link, reserved) = placed?;
-            let opening = link.relay.open_udp_on(reserved, &self.target, signal.as_ref(), key);
+            let opening = link.relay.open_udp_on(reserved, &self.target, signal.as_ref(), secret);
             let answer = tokio::select! {
                 answer = timeout(ANSWER_TIMEOUT, opening) => answer,
                 () = link.line().silenced() => continue,
@@ -108,14 +112,13 @@ impl Shared {
         &self,
         line: &Arc<Line>,
         class: &Class,
-        key: Option<TunnelKey>,
+        secret: Option<TunnelSecret>,
     ) -> (Link, Opened) {
         loop {
             let mut pause = self.first_wait;
-            match self.open(class, key).await {
-                // The old connection may be in use again.
-                Ok((link, opened)) if !Arc::ptr_eq(link.line(), line) => return (link, opened),
-                Ok((_, opened)) => opened.tunnel.reset(Code::RequestCancelled),
+            match self.open(class, secret).await {
+                // Also on the old connection, if that is in use again: the relay sends to the newest tunnel.
+                Ok(opened) => return opened,
                 Err(error) => {
                     pause = pause.max(error.retry_after().unwrap_or_default());
                     let end = End::from(error);

@@ -84,19 +84,17 @@ async fn a_relay_that_cannot_be_reached_is_not_called_crowded() {
 }
 
 #[tokio::test]
-async fn a_tunnel_does_not_move_to_the_connection_that_it_leaves() {
+async fn a_tunnel_that_was_asked_for_on_the_connection_that_it_leaves_is_the_next_one_and_no_other_is_asked_for() {
     let relay = TestRelay::start(Does::Echo, true);
     let (uplink, running) = uplink_to(&relay);
     let line = uplink.link().await.unwrap().line().clone();
     let shared = local(uplink, &Arc::default(), (Duration::from_millis(10), PATIENCE)).shared.clone();
     // The connection came back before the tunnel was asked for.
-    let (leaving, mover) = (line.clone(), shared.clone());
-    let moving = tokio::spawn(async move { mover.open_elsewhere(&leaving, &mover.membership.get(), None).await });
-    eventually(|| relay.requests() == 1 && relay.open() == 0).await;
-    assert!(!moving.is_finished());
-    line.leave();
-    let (link, _) = timeout(PATIENCE, moving).await.expect("it never moves").unwrap();
-    assert!(!Arc::ptr_eq(link.line(), &line));
+    let class = shared.membership.get();
+    let moving = shared.open_elsewhere(&line, &class, None);
+    let (link, _opened) = timeout(PATIENCE, moving).await.expect("it moves");
+    assert!(Arc::ptr_eq(link.line(), &line));
+    assert_eq!((relay.requests(), relay.open()), (1, 1));
     running.abort();
 }
 

@@ -112,12 +112,12 @@ impl Pulse {
             self.asked = Some((now, answers));
             return Beat::Ask;
         }
+        let has_stopped = self.has_stopped(now, news, pause);
         if answered || sent < self.sent + UNANSWERED {
             if answered {
                 self.sent = sent;
             }
             self.unanswered = None;
-            let has_stopped = self.has_stopped(now, news, pause);
             return if self.is_quiet(now, answered, pause, is_due) || has_stopped { Beat::Ask } else { Beat::Same };
         }
         let since = *self.unanswered.get_or_insert(now);

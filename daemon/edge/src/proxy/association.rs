@@ -13,7 +13,7 @@ use std::{
 };
 
 use config::targets::Protocol;
-use masque::{continuation::TunnelKey, h3::Code, target::Target};
+use masque::target::Target;
 use parking_lot::{Mutex, MutexGuard};
 use quic::segments::Segments;
 use tokio::{
@@ -28,7 +28,7 @@ use tracing::debug;
 use super::{
     super::{
         backoff::{Backoff, random},
-        client::new_tunnel_key,
+        client::TunnelSecret,
         connect::{NoConnection, OPERATOR, OpenedUdp, word_of_udp},
         link::Line,
         roster::{EdgeTunnel, LocalClient},
@@ -261,9 +261,9 @@ struct Carrier {
 impl Carrier {
     /// Opens the tunnel and carries it until it ends, or until the flow is closed.
     async fn run(self) -> Arc<Flow> {
-        let key = new_tunnel_key();
+        let secret = TunnelSecret::new();
         let opening = async {
-            let opened = self.open(key).await.ok();
+            let opened = self.open(secret).await.ok();
             if opened.is_none() {
                 // Payloads that arrive for the target meanwhile do not justify another request.
                 sleep(self.shared.backoff.0).await;
@@ -275,7 +275,7 @@ impl Carrier {
             () = self.flow.closed() => None,
         };
         if let Some(opened) = opened {
-            self.carry(opened, key).await;
+            self.carry(opened, secret).await;
         }
         let mut inbox = self.flow.inbox();
         self.shared.access.counters.dropped_waiting.inc_by(inbox.payloads.len() as u64);
@@ -286,21 +286,20 @@ impl Carrier {
         self.flow
     }
 
-    async fn open(&self, key: Option<TunnelKey>) -> Result<OpenedUdp, NoConnection> {
-        let opened = self.shared.access.open_udp(&self.client, &self.flow.target, self.shared.mode, key).await;
+    async fn open(&self, secret: Option<TunnelSecret>) -> Result<OpenedUdp, NoConnection> {
+        let opened = self.shared.access.open_udp(&self.client, &self.flow.target, self.shared.mode, secret).await;
         opened.inspect_err(|error| {
             debug!(client = %self.client.address, target = %self.flow.target, "no tunnel: {error}");
         })
     }
 
     /// Waits until the tunnel's connection is left, then opens a tunnel over another connection.
-    async fn open_elsewhere(&self, line: Arc<Line>, key: Option<TunnelKey>) -> OpenedUdp {
+    async fn open_elsewhere(&self, line: Arc<Line>, secret: Option<TunnelSecret>) -> OpenedUdp {
         let mut backoff = Backoff::new(self.shared.backoff);
         loop {
             line.left().await;
-            match self.open(key).await {
-                // The old connection may be in use again.
-                Ok(opened) if Arc::ptr_eq(opened.link.line(), &line) => opened.tunnel.reset(Code::RequestCancelled),
+            match self.open(secret).await {
+                // Also on the old connection, if that is in use again: the relay sends to the newest tunnel.
                 Ok(opened) => return opened,
                 Err(error) => {
                     let wait = backoff.failed(Instant::now(), random()).unwrap_or_default();
@@ -310,7 +309,7 @@ impl Carrier {
         }
     }
 
-    async fn carry(&self, mut opened: OpenedUdp, key: Option<TunnelKey>) {
+    async fn carry(&self, mut opened: OpenedUdp, secret: Option<TunnelSecret>) {
         let mut downlink = Segments::new(WAITING_BYTES);
         let access = &self.shared.access;
         let enter = |opened: &OpenedUdp| {
@@ -319,7 +318,7 @@ impl Carrier {
             access.counters.enter(&self.client, target, (&opened.link, stream_id), terms)
         };
         let mut entry = enter(&opened);
-        let mut moving = pin!(self.open_elsewhere(opened.link.line().clone(), key));
+        let mut moving = pin!(self.open_elsewhere(opened.link.line().clone(), secret));
         let mut counted = (0, 0);
         loop {
             let moved = poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry));
@@ -332,7 +331,7 @@ impl Carrier {
                     access.uplink.note_move(opened.link.line());
                     entry.note_end("moved");
                     (entry, counted) = (enter(&next), (0, 0));
-                    moving.set(self.open_elsewhere(next.link.line().clone(), key));
+                    moving.set(self.open_elsewhere(next.link.line().clone(), secret));
                     std::mem::replace(&mut opened, next).tunnel.finish();
                     continue;
                 }

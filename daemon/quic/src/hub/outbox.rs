@@ -18,8 +18,8 @@ use crate::{
 
 /// In how many packets a payload may fail to find room beside other frames before it counts as too big for the path.
 ///
-/// s2n-quic writes an ACK frame into up to 11 packets (`ack/ack_transmission_state.rs`): a payload that fits into a packet of its own,
-/// but not beside that frame, leaves in the next one.
+/// s2n-quic writes an ACK frame into up to 11 packets after the last packet that it has received (`ack/ack_transmission_state.rs`): a
+/// payload that fits into a packet of its own, but not beside that frame, leaves in the next one.
 pub(super) const MAX_MISSES: u8 = 12;
 
 /// By how many bytes packets without other frames differ in room: packet numbers take 1 to 4 bytes (RFC 9000 §17.1), and an ACK
@@ -274,7 +274,8 @@ impl Outbox {
                     // Other frames may have taken the room. If there are none, or if this happens repeatedly, the path
                     // is too narrow for this payload, which must not keep the others waiting.
                     queue.misses += 1;
-                    if room + NUMBER_BYTES < self.roomiest && queue.misses < MAX_MISSES {
+                    let may_fit = queue.frame_bytes(len) <= (self.roomiest + NUMBER_BYTES) as u64;
+                    if may_fit && room + NUMBER_BYTES < self.roomiest && queue.misses < MAX_MISSES {
                         filled.missed = true;
                         break;
                     }

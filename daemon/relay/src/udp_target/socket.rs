@@ -5,15 +5,11 @@ use std::ffi::c_int;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-};
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, atomic::AtomicBool};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use pacing::descriptor::{set_option, watch};
-use parking_lot::Mutex;
 use quinn_udp::{TransportErrorPayload, UdpSockRef, UdpSocketState};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover};
 use socket2::{Domain, MsgHdr, Protocol, SockAddr, SockRef, Socket, Type};
@@ -23,6 +19,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::TargetError;
 use super::reachability::Reachability;
+use super::share::{Share, TargetOrigin};
 
 /// The most errors read from one socket at a time; the rest waits, so that a flood of ICMP cannot occupy the thread.
 const MAX_ERRORS_PER_DRAIN: usize = 32;
@@ -130,31 +127,36 @@ impl UdpTarget {
 
     /// Returns what a later tunnel needs to continue this one.
     #[must_use]
-    pub fn origin(&self) -> TargetOrigin {
-        TargetOrigin { socket: Arc::downgrade(self.fd.get_ref()), sharers: self.share.sharers.clone() }
+    pub fn origin(&self) -> &TargetOrigin {
+        self.share.origin()
     }
 
-    /// Whether a later tunnel receives in place of this one.
+    /// Whether it continues an earlier tunnel, which may have marked the socket.
     #[must_use]
-    pub fn is_continued(&self) -> bool {
-        !self.share.receives()
+    pub fn continues(&self) -> bool {
+        self.share.continues()
     }
 
-    /// Receives in place of the tunnels that this one continues, if any. After its end, the latest of them that is still open receives.
-    pub fn take_over(&mut self) {
-        self.share.take();
+    /// Whether it receives from the socket: another tunnel may do so in its place.
+    #[must_use]
+    pub fn receives(&self) -> bool {
+        self.share.receives()
+    }
+
+    /// Makes it the tunnel that receives. When it becomes that again because others ended, `waker` is woken.
+    pub fn receive(&self, waker: impl FnOnce() -> Waker) {
+        self.share.receive(self.fd.get_ref(), waker);
     }
 
     /// Registers a non-blocking, connected socket with the runtime.
     pub(super) fn register(socket: Socket) -> io::Result<Self> {
-        let mut share = Share { sharers: Arc::default(), number: None };
-        share.take();
-        Self::join(socket, share)
+        Self::join(socket, TargetOrigin::default())
     }
 
-    fn join(socket: Socket, share: Share) -> io::Result<Self> {
+    /// Like [`register`](Self::register), for a socket that has an origin already.
+    pub(super) fn join(socket: Socket, origin: TargetOrigin) -> io::Result<Self> {
         let fd = watch(Arc::new(socket), Interest::READABLE | Interest::PRIORITY)?;
-        let (reachability, room) = (Cell::default(), RefCell::default());
+        let (reachability, room, share) = (Cell::default(), RefCell::default(), Share::new(origin));
         Ok(Self { fd, share, segmentation: AtomicBool::new(true), reachability, room })
     }
 
@@ -281,67 +283,6 @@ impl UdpTarget {
         let is_soft = matches!(error, TargetError::Refused | TargetError::Unreachable);
         let believed = !is_soft || self.note(|reachability| reachability.on_unreachable(Instant::now()));
         if believed { Err(error) } else { Ok(()) }
-    }
-}
-
-/// A target's socket, as a later tunnel that continues this one finds it. It keeps nothing open.
-#[derive(Debug)]
-pub struct TargetOrigin {
-    socket: Weak<Socket>,
-    sharers: Arc<Sharers>,
-}
-
-impl TargetOrigin {
-    /// Returns the same socket for a later tunnel, which [takes it over](UdpTarget::take_over) once it is open; `None` if the tunnel has
-    /// ended or no descriptor is left.
-    ///
-    /// # Panics
-    /// Outside a tokio runtime with IO enabled, like every tokio socket.
-    #[must_use]
-    pub fn target(&self) -> Option<UdpTarget> {
-        let socket = self.socket.upgrade()?.try_clone().ok()?;
-        UdpTarget::join(socket, Share { sharers: self.sharers.clone(), number: None }).ok()
-    }
-}
-
-/// The open tunnels that share a socket, by the order in which they took it over. The latest one receives.
-#[derive(Debug, Default)]
-struct Sharers {
-    open: Mutex<Vec<u64>>,
-    receiver: AtomicU64,
-}
-
-/// A tunnel's place among the sharers of its socket.
-#[derive(Debug)]
-struct Share {
-    sharers: Arc<Sharers>,
-    /// `None` until it takes the socket over.
-    number: Option<u64>,
-}
-
-impl Share {
-    fn take(&mut self) {
-        if self.number.is_none() {
-            let mut open = self.sharers.open.lock();
-            let number = open.last().map_or(0, |last| last + 1);
-            open.push(number);
-            self.sharers.receiver.store(number, Relaxed);
-            self.number = Some(number);
-        }
-    }
-
-    fn receives(&self) -> bool {
-        self.number == Some(self.sharers.receiver.load(Relaxed))
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        let mut open = self.sharers.open.lock();
-        open.retain(|number| Some(*number) != self.number);
-        if let Some(last) = open.last() {
-            self.sharers.receiver.store(*last, Relaxed);
-        }
     }
 }
 

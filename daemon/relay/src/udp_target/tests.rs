@@ -67,28 +67,55 @@ async fn empty_payloads_come_in_as_payloads() {
 }
 
 #[tokio::test]
-async fn a_later_tunnel_has_the_same_socket_and_receives_until_it_ends() {
+async fn the_latest_tunnel_of_a_socket_receives_and_after_its_end_the_one_before_it_which_is_woken() {
+    struct Woken(AtomicUsize);
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+    let woken = Arc::new(Woken(AtomicUsize::new(0)));
+    let waker = || woken.clone().into();
     let (peer, earlier) = pair(Ipv4Addr::LOCALHOST.into()).await;
     let address = earlier.raw().local_addr().unwrap().as_socket().unwrap();
-    let mut later = earlier.origin().target().unwrap();
-    assert!(!earlier.is_continued(), "it is not open yet");
-    later.take_over();
-    assert!(earlier.is_continued() && !later.is_continued());
+    earlier.receive(waker);
+    let later = earlier.origin().target().unwrap();
+    assert!(earlier.receives() && !later.receives(), "it is not open yet");
+    later.receive(waker);
     peer.send_to(b"answer", address).await.unwrap();
     assert_eq!(receive(&later).await.unwrap().0, [b"answer".to_vec()]);
 
-    let mut latest = later.origin().target().unwrap();
-    latest.take_over();
-    assert!(earlier.is_continued() && later.is_continued());
+    let latest = later.origin().target().unwrap();
+    latest.receive(waker);
     drop(later);
-    assert!(earlier.is_continued() && !latest.is_continued(), "one between them has ended");
+    assert!(latest.receives(), "one between them has ended");
+    earlier.receive(waker);
+    assert!(earlier.receives() && !latest.receives(), "its client sends again");
+    latest.receive(waker);
+    assert_eq!(woken.0.load(Relaxed), 0);
     drop(latest);
-    assert!(!earlier.is_continued(), "the later tunnels have ended first");
-    let origin = earlier.origin();
-    let later = origin.target().unwrap();
-    drop(earlier);
-    assert_eq!(send(&later, &payloads(&[10])).await.sent, 1, "the socket stays open");
-    assert!(origin.target().is_none(), "the earlier tunnel has ended");
+    assert_eq!((earlier.receives(), woken.0.load(Relaxed)), (true, 1));
+    peer.send_to(b"more", address).await.unwrap();
+    assert_eq!(receive(&earlier).await.unwrap().0, [b"more".to_vec()]);
+}
+
+#[tokio::test]
+async fn few_tunnels_share_a_socket_which_stays_open_for_the_last_of_them() {
+    let (_peer, first) = pair(Ipv4Addr::LOCALHOST.into()).await;
+    let origin = first.origin().clone();
+    let noop = || std::task::Waker::noop().clone();
+    first.receive(noop);
+    let mut others = Vec::new();
+    while let Some(other) = origin.target() {
+        other.receive(noop);
+        others.push(other);
+        assert!(others.len() < 10, "each of them is woken by each packet");
+    }
+    drop(first);
+    others.truncate(1);
+    assert_eq!(send(&others[0], &payloads(&[10])).await.sent, 1);
+    others.clear();
+    assert!(origin.target().is_none(), "all have ended");
 }
 
 #[tokio::test]
