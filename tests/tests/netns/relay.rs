@@ -6,6 +6,7 @@
 
 mod addresses;
 mod classes;
+mod continued;
 mod credentials;
 mod echo;
 mod edge_log;
