@@ -30,9 +30,7 @@ const CACHED_NS: u64 = 300_000_000_000;
 /// The weight of the newest report in an engine's trust.
 const NEWEST: f64 = 0.25;
 
-/// The least trust, so that an estimate never becomes nothing and a later report can confirm it; and the least trust with which an engine is
-/// preferred.
-const LEAST_TRUST: f64 = 1.0 / 16.0;
+/// The least trust with which an engine is preferred.
 const PREFERRED_TRUST: f64 = 0.25;
 
 /// The part of a request that other requests may share and an engine may have in its cache.
@@ -55,7 +53,7 @@ pub(super) struct Affinity {
     /// At most half of the entries, by their hashes; and the entries before them.
     newer: HashMap<u64, Sent>,
     older: HashMap<u64, Sent>,
-    /// By engine, the mean part of the estimates that its reports confirmed: 1 without a report.
+    /// By engine, the mean part of what it was sent before that its reports confirmed: 1 without a report.
     trusts: Vec<f64>,
 }
 
@@ -65,6 +63,15 @@ struct Sent {
     engine: usize,
     bytes: usize,
     at_ns: u64,
+}
+
+/// The bytes of a prompt that an engine may have in its cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachedBytes {
+    /// The bytes that it was sent before.
+    pub sent: usize,
+    /// The bytes that it probably has, as far as its reports are trusted.
+    pub expected: usize,
 }
 
 /// Whether a request went to the engine that its prefix had been sent to.
@@ -136,28 +143,26 @@ impl Affinity {
         self.trusts.get(engine).copied().unwrap_or(1.0)
     }
 
-    /// Notes that `engine` had this part of the estimate in its cache, as it reports.
+    /// Notes that `engine` had this part of what it was sent before in its cache, as it reports.
     pub(super) fn confirm(&mut self, engine: usize, part: f64) {
-        let before = self.trust(engine);
-        // The estimate had been reduced by the trust.
-        let now = (part * before).clamp(0.0, 1.0);
         if engine >= self.trusts.len() {
             self.trusts.resize(engine + 1, 1.0);
         }
-        self.trusts[engine] = (before + NEWEST * (now - before)).max(LEAST_TRUST);
+        let trust = &mut self.trusts[engine];
+        *trust += NEWEST * (part.clamp(0.0, 1.0) - *trust);
     }
 
-    /// Returns how many bytes of the prompt each of `engines` engines probably has in its cache at `now_ns`.
-    pub(super) fn cached_bytes(&self, prefix: &PrefixHashes, engines: usize, now_ns: u64) -> Vec<usize> {
-        let mut cached = vec![0; engines];
+    /// Returns how many bytes of the prompt each of `engines` engines may have in its cache at `now_ns`.
+    pub(super) fn cached_bytes(&self, prefix: &PrefixHashes, engines: usize, now_ns: u64) -> Vec<CachedBytes> {
+        let mut cached = vec![CachedBytes::default(); engines];
         for (at, hash) in prefix.hashes.iter().enumerate() {
             let sent = self.sent(hash).filter(|sent| now_ns.saturating_sub(sent.at_ns) <= CACHED_NS);
             if let Some((sent, cached)) = sent.and_then(|sent| Some((sent, cached.get_mut(sent.engine)?))) {
-                *cached = prefix.shared_bytes(at, &sent).max(*cached);
+                cached.sent = prefix.shared_bytes(at, &sent).max(cached.sent);
             }
         }
         for (engine, cached) in cached.iter_mut().enumerate() {
-            *cached = (*cached as f64 * self.trust(engine)) as usize;
+            cached.expected = (cached.sent as f64 * self.trust(engine)) as usize;
         }
         cached
     }
@@ -237,7 +242,10 @@ mod tests {
         let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
         let of = |session, bytes: usize| prefixes.of(&head(session), None, "x".repeat(bytes).as_bytes());
         affinity.note(&of(None, 1_100), 1, 0);
-        let cached = |affinity: &Affinity, prefix, now_ns| affinity.cached_bytes(&prefix, 3, now_ns);
+        let cached = |affinity: &Affinity, prefix, now_ns| {
+            let cached = affinity.cached_bytes(&prefix, 3, now_ns).into_iter();
+            cached.map(|cached| cached.expected).collect::<Vec<_>>()
+        };
         assert_eq!(cached(&affinity, of(None, 5_000), 0), [0, 1_024, 0], "two whole blocks");
         assert_eq!(cached(&affinity, of(None, 600), 0), [0, 512, 0]);
         assert_eq!(cached(&affinity, of(None, 500), 0), [0; 3]);
@@ -260,18 +268,18 @@ mod tests {
         let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
         let chat = prefixes.of(&head(Some("s")), None, "x".repeat(16_000).as_bytes());
         affinity.note(&chat, 1, 0);
-        let cached = |affinity: &Affinity| affinity.cached_bytes(&chat, 2, 0)[1];
+        let cached = |affinity: &Affinity| affinity.cached_bytes(&chat, 2, 0)[1].expected;
         affinity.confirm(1, 1.2);
         assert_eq!((cached(&affinity), affinity.engine(&chat)), (16_000, Some(1)));
         affinity.confirm(1, 0.0);
         assert_eq!((cached(&affinity), affinity.engine(&chat)), (12_000, Some(1)), "once is no rule");
         (0..20).for_each(|_| affinity.confirm(1, 0.0));
-        assert_eq!((cached(&affinity), affinity.engine(&chat)), (1_000, None));
-        assert_eq!(affinity.cached_bytes(&chat, 2, 0)[0], 0);
-        // It reports all of the prompt: sixteen times the estimate.
-        affinity.confirm(1, 16.0);
+        assert!(cached(&affinity) < 100 && affinity.engine(&chat).is_none());
+        let [other, known] = affinity.cached_bytes(&chat, 2, 0)[..] else { panic!("two engines") };
+        assert_eq!((other, known.sent), (CachedBytes::default(), 16_000));
+        affinity.confirm(1, 1.0);
         assert_eq!(affinity.engine(&chat), Some(1));
-        (0..40).for_each(|_| affinity.confirm(1, 16_000.0 / cached(&affinity) as f64));
+        (0..40).for_each(|_| affinity.confirm(1, 1.0));
         assert!((15_900..=16_000).contains(&cached(&affinity)));
     }
 

@@ -131,7 +131,7 @@ fn a_choice_that_weighs_cached_prompts_is_kept_whichever_engine_knows_the_prompt
     let with = |preferred, weighs_cache| Wish { prefix: prefix.clone(), preferred: Some(preferred), weighs_cache };
     let first = now(engines.take(to_engine(with(1, true)), &[]));
     assert_eq!((first.replica, first.affinity), (1, PrefixAffinity::New));
-    assert_eq!(engines.cached_bytes(&prefix), [0, 512, 0]);
+    assert_eq!(engines.cached_bytes(&prefix).iter().map(|cached| cached.expected).collect::<Vec<_>>(), [0, 512, 0]);
     assert_eq!((engines.foresee(&with(2, true)), engines.foresee(&with(2, false))), (Some(2), Some(1)));
     let second = now(engines.take(to_engine(with(2, true)), &[]));
     assert_eq!((second.replica, second.affinity), (2, PrefixAffinity::Moved));

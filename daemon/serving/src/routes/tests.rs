@@ -335,6 +335,27 @@ fn what_should_be_cached_is_believed_as_far_as_the_engine_confirms_it() {
 }
 
 #[test]
+fn an_engine_is_trusted_as_far_as_it_confirms_however_many_requests_it_has_at_once() {
+    for (said, least, most) in [(500, 500, 501), (0, 0, 1)] {
+        let (routes, engines) = routes(64);
+        let prefix = chat(4_000);
+        let asked = RouteQuery { prefix: &prefix, ..named(&[0]) };
+        let wanted = Wanted { body_bytes: 4_000, ..wanted(None) };
+        let route = || routes.route(asked, &wanted, ClientPath::default()).unwrap();
+        let Ok(Turn::Now(place)) = engines[0].take(to_engine(None, &prefix), &[]) else { panic!("no place") };
+        // Each estimate is older than the first report.
+        for _ in 0..3 {
+            let lessons: Vec<_> = (0..32).map(|_| routes.begin(&route(), place.replica)).collect();
+            for lesson in lessons {
+                let usage = TokenUsage { prompt_tokens: 1_000, completion_tokens: 1 };
+                lesson.learn(Some(usage), Some(said), wanted.body_bytes);
+            }
+        }
+        assert!((least..=most).contains(&route().cached[0]), "{said}: {:?}", route().cached);
+    }
+}
+
+#[test]
 fn a_client_that_takes_tokens_slowly_does_not_make_its_engine_look_slow() {
     let (routes, engines) = routes(8);
     (0..30).for_each(|_| answer(&routes, &engines, 0, (50, 40)));
