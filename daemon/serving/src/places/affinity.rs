@@ -82,7 +82,7 @@ pub enum PrefixAffinity {
     New,
     /// It went to that engine.
     Kept,
-    /// That engine had failed, or had much more to do than another.
+    /// That engine had failed, had much more to do than another, or keeps no prompts.
     Moved,
 }
 
@@ -133,10 +133,15 @@ impl PrefixHashes {
 }
 
 impl Affinity {
-    /// Returns the engine that the longest known beginning of a prefix was sent to, unless its reports say that it keeps no prompts.
+    /// Returns the engine that the longest known beginning of a prefix was sent to, of the engines whose reports do not say that they keep no
+    /// prompts.
     pub(super) fn engine(&self, prefix: &PrefixHashes) -> Option<usize> {
-        let engine = prefix.hashes.iter().rev().find_map(|hash| self.sent(hash)).map(|sent| sent.engine);
-        engine.filter(|engine| self.trust(*engine) >= PREFERRED_TRUST)
+        self.engines(prefix).find(|engine| self.trust(*engine) >= PREFERRED_TRUST)
+    }
+
+    /// Returns the engines that the known beginnings of a prefix were sent to, the longest beginning first.
+    pub(super) fn engines(&self, prefix: &PrefixHashes) -> impl Iterator<Item = usize> {
+        prefix.hashes.iter().rev().filter_map(|hash| self.sent(hash)).map(|sent| sent.engine)
     }
 
     fn trust(&self, engine: usize) -> f64 {
@@ -281,6 +286,19 @@ mod tests {
         assert_eq!(affinity.engine(&chat), Some(1));
         (0..40).for_each(|_| affinity.confirm(1, 1.0));
         assert!((15_900..=16_000).contains(&cached(&affinity)));
+    }
+
+    #[test]
+    fn an_engine_that_keeps_no_prompts_makes_way_for_one_with_a_shorter_beginning() {
+        let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
+        let of = |bytes: usize| prefixes.of(&head(None), None, "x".repeat(bytes).as_bytes());
+        affinity.note(&of(2_000), 1, 0);
+        affinity.note(&of(600), 0, 0);
+        assert_eq!((affinity.engine(&of(5_000)), affinity.engine(&of(600))), (Some(1), Some(0)));
+        (0..20).for_each(|_| affinity.confirm(1, 0.0));
+        assert_eq!(affinity.engine(&of(5_000)), Some(0));
+        (0..20).for_each(|_| affinity.confirm(0, 0.0));
+        assert_eq!((affinity.engine(&of(5_000)), affinity.engines(&of(5_000)).next()), (None, Some(1)));
     }
 
     #[test]
