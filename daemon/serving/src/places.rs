@@ -216,12 +216,11 @@ impl Engines {
         state.affinity.cached_bytes(prefix, state.replicas.len(), now_ns)
     }
 
-    /// Notes that an engine had this part of the tokens of a prompt that it was sent before in its cache, as it reports.
-    pub fn confirm_cached(&self, replica: usize, part: f64) {
+    /// Notes that an engine had `reported` of the `sent` tokens of a prompt that it was sent before in its cache. Without a report, an engine
+    /// that has reported before had none. Returns the count, if it is known.
+    pub fn confirm_cached(&self, replica: usize, sent: u32, reported: Option<u64>) -> Option<u64> {
         let mut state = self.state.lock();
-        if replica < state.replicas.len() {
-            state.affinity.confirm(replica, part);
-        }
+        if replica < state.replicas.len() { state.affinity.confirm(replica, sent, reported) } else { reported }
     }
 
     fn enqueue(self: &Arc<Self>, state: &mut State, mut claim: Claim) -> QueuedRequest {

@@ -53,8 +53,8 @@ pub(super) struct Affinity {
     /// At most half of the entries, by their hashes; and the entries before them.
     newer: HashMap<u64, Sent>,
     older: HashMap<u64, Sent>,
-    /// By engine, the mean part of what it was sent before that its reports confirmed: 1 without a report.
-    trusts: Vec<f64>,
+    /// By engine, the mean part of what it was sent before that its reports confirmed; `None` without a report.
+    trusts: Vec<Option<f64>>,
 }
 
 /// The engine, the length and the time of the last prompt with a prefix.
@@ -145,16 +145,20 @@ impl Affinity {
     }
 
     fn trust(&self, engine: usize) -> f64 {
-        self.trusts.get(engine).copied().unwrap_or(1.0)
+        self.trusts.get(engine).copied().flatten().unwrap_or(1.0)
     }
 
-    /// Notes that `engine` had this part of what it was sent before in its cache, as it reports.
-    pub(super) fn confirm(&mut self, engine: usize, part: f64) {
+    /// Notes that `engine` had `reported` of the `sent` tokens that it was sent before in its cache. Many engines leave the count out if it is
+    /// 0: without a report, an engine that has reported before had none. Returns the count, if it is known.
+    pub(super) fn confirm(&mut self, engine: usize, sent: u32, reported: Option<u64>) -> Option<u64> {
+        let known = self.trusts.get(engine).copied().flatten();
+        let reported = reported.or(known.map(|_| 0))?;
         if engine >= self.trusts.len() {
-            self.trusts.resize(engine + 1, 1.0);
+            self.trusts.resize(engine + 1, None);
         }
-        let trust = &mut self.trusts[engine];
-        *trust += NEWEST * (part.clamp(0.0, 1.0) - *trust);
+        let (before, part) = (known.unwrap_or(1.0), (reported as f64 / f64::from(sent.max(1))).min(1.0));
+        self.trusts[engine] = Some(before + NEWEST * (part - before));
+        Some(reported)
     }
 
     /// Returns how many bytes of the prompt each of `engines` engines may have in its cache at `now_ns`.
@@ -274,18 +278,27 @@ mod tests {
         let chat = prefixes.of(&head(Some("s")), None, "x".repeat(16_000).as_bytes());
         affinity.note(&chat, 1, 0);
         let cached = |affinity: &Affinity| affinity.cached_bytes(&chat, 2, 0)[1].expected;
-        affinity.confirm(1, 1.2);
+        affinity.confirm(1, 5, Some(6));
         assert_eq!((cached(&affinity), affinity.engine(&chat)), (16_000, Some(1)));
-        affinity.confirm(1, 0.0);
+        affinity.confirm(1, 5, Some(0));
         assert_eq!((cached(&affinity), affinity.engine(&chat)), (12_000, Some(1)), "once is no rule");
-        (0..20).for_each(|_| affinity.confirm(1, 0.0));
+        (0..20).for_each(|_| _ = affinity.confirm(1, 5, Some(0)));
         assert!(cached(&affinity) < 100 && affinity.engine(&chat).is_none());
         let [other, known] = affinity.cached_bytes(&chat, 2, 0)[..] else { panic!("two engines") };
         assert_eq!((other, known.sent), (CachedBytes::default(), 16_000));
-        affinity.confirm(1, 1.0);
+        affinity.confirm(1, 5, Some(5));
         assert_eq!(affinity.engine(&chat), Some(1));
-        (0..40).for_each(|_| affinity.confirm(1, 1.0));
+        (0..40).for_each(|_| _ = affinity.confirm(1, 5, Some(5)));
         assert!((15_900..=16_000).contains(&cached(&affinity)));
+    }
+
+    #[test]
+    fn an_engine_that_leaves_out_a_count_had_none_once_it_has_reported_one() {
+        let mut affinity = Affinity::default();
+        assert_eq!((affinity.confirm(1, 5, None), affinity.trust(1)), (None, 1.0));
+        assert_eq!((affinity.confirm(1, 5, Some(5)), affinity.trust(1)), (Some(5), 1.0));
+        assert_eq!((affinity.confirm(1, 5, None), affinity.trust(1)), (Some(0), 0.75));
+        assert_eq!((affinity.confirm(0, 5, None), affinity.trust(0)), (None, 1.0), "it reports nothing");
     }
 
     #[test]
@@ -295,9 +308,9 @@ mod tests {
         affinity.note(&of(2_000), 1, 0);
         affinity.note(&of(600), 0, 0);
         assert_eq!((affinity.engine(&of(5_000)), affinity.engine(&of(600))), (Some(1), Some(0)));
-        (0..20).for_each(|_| affinity.confirm(1, 0.0));
+        (0..20).for_each(|_| _ = affinity.confirm(1, 5, Some(0)));
         assert_eq!(affinity.engine(&of(5_000)), Some(0));
-        (0..20).for_each(|_| affinity.confirm(0, 0.0));
+        (0..20).for_each(|_| _ = affinity.confirm(0, 5, Some(0)));
         assert_eq!((affinity.engine(&of(5_000)), affinity.engines(&of(5_000)).next()), (None, Some(1)));
     }
 

@@ -114,11 +114,9 @@ impl Lesson<'_> {
     /// Learns from a complete answer. The engine's own counts of tokens and of cached tokens of the prompt take precedence over the count
     /// of events and the expectation, which is trusted as far as these counts confirm it. Only the uncached tokens of the prompt cost the engine time.
     pub fn learn(&self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
-        if let Some(reported) = cached_tokens.filter(|_| self.sent_tokens > 0)
-            && let Some(engines) = self.routes.engines.get(self.model)
-        {
-            engines.confirm_cached(self.replica, reported as f64 / f64::from(self.sent_tokens));
-        }
+        let engines = self.routes.engines.get(self.model).filter(|_| usage.is_some() && self.sent_tokens > 0);
+        let cached_tokens = engines
+            .map_or(cached_tokens, |engines| engines.confirm_cached(self.replica, self.sent_tokens, cached_tokens));
         let mut known = self.routes.state.lock();
         if let Some(usage) = usage {
             let average = |before: f64, now: f64| before + NEWEST * (now - before);

@@ -335,6 +335,25 @@ fn what_should_be_cached_is_believed_as_far_as_the_engine_confirms_it() {
 }
 
 #[test]
+fn a_missing_count_costs_an_engine_trust_only_if_it_reports_counts_and_its_tokens() {
+    let cases = [(None, true, 1_000, 1_000), (Some(1_000), false, 1_000, 1_000), (Some(1_000), true, 0, 100)];
+    for (said, bills, least, most) in cases {
+        let (routes, engines) = routes(8);
+        let prefix = chat(4_000);
+        let asked = RouteQuery { prefix: &prefix, ..named(&[0]) };
+        let wanted = Wanted { body_bytes: 4_000, ..wanted(None) };
+        let route = || routes.route(asked, &wanted, ClientPath::default()).unwrap();
+        let Ok(Turn::Now(place)) = engines[0].take(to_engine(None, &prefix), &[]) else { panic!("no place") };
+        let billed = TokenUsage { prompt_tokens: 1_000, completion_tokens: 1 };
+        routes.begin(&route(), place.replica).learn(Some(billed), said, wanted.body_bytes);
+        for _ in 0..20 {
+            routes.begin(&route(), place.replica).learn(bills.then_some(billed), None, wanted.body_bytes);
+        }
+        assert!((least..=most).contains(&route().cached[0]), "{said:?} {bills}: {:?}", route().cached);
+    }
+}
+
+#[test]
 fn an_engine_is_trusted_as_far_as_it_confirms_however_many_requests_it_has_at_once() {
     for (said, least, most) in [(500, 500, 501), (0, 0, 1)] {
         let (routes, engines) = routes(64);
