@@ -317,8 +317,8 @@ impl Exchange {
         }
     }
 
-    /// Ends the answer. On a stream, waits until the client has received all of it. If the client takes no bytes for `patience`, discards
-    /// the rest, because it would fill memory, and returns `false`.
+    /// Ends the answer. Over TCP, the connection sends what is left. On a stream, waits until the client has received all of it. If the
+    /// client takes no bytes for `patience`, discards the rest, because it would fill memory, and returns `false`.
     pub(super) async fn end(self, ended: Ended, patience: Duration) -> bool {
         match (self, ended) {
             (Self::Stream(Request { recv, mut send, .. }), Ended::Whole) => {
