@@ -139,7 +139,6 @@ pub(crate) async fn serve<A, F, B, E>(
             }
         }
         HttpVersion::Two => {
-            let patience = requests.noting_untaken(patience);
             let serving = http2::Builder::new(PatientExecutor(patience.clone()))
                 .timer(TokioTimer::new())
                 .max_concurrent_streams(STREAMS)
@@ -167,7 +166,7 @@ pub(crate) async fn serve<A, F, B, E>(
                             if std::mem::replace(&mut is_idle, true) {
                                 // The last bytes of an answer still wait for a client that does not take them. If an earlier
                                 // answer ended for the same reason, the client has been counted.
-                                if requests.untaken.load(Relaxed) == 0 {
+                                if !requests.is_untaken.load(Relaxed) {
                                     (patience.on_end)();
                                 }
                                 break Ok(());
@@ -213,8 +212,8 @@ pub(crate) async fn discard(body: &mut Incoming, (within, most_bytes): (Duration
 struct Requests {
     open: AtomicUsize,
     begun: AtomicUsize,
-    /// How many of their answers ended because the client took nothing.
-    untaken: AtomicUsize,
+    /// Whether the client took nothing of an answer that has ended.
+    is_untaken: AtomicBool,
 }
 
 /// Counts one request as open until dropped.
@@ -235,20 +234,14 @@ impl Requests {
         [&self.open, &self.begun].iter().for_each(|count| _ = count.fetch_add(1, Relaxed));
         OpenRequest { requests: self.clone(), is_untaken }
     }
-
-    /// Returns a patience that also notes here when an answer ends because of it.
-    fn noting_untaken(self: &Arc<Self>, Patience { time, on_end }: Patience) -> Patience {
-        let requests = self.clone();
-        let on_end = Arc::new(move || {
-            requests.untaken.fetch_add(1, Relaxed);
-            on_end();
-        });
-        Patience { time, on_end }
-    }
 }
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
+        // Either the connection or the gateway has set the flag, and counted the answer.
+        if self.is_untaken.load(Relaxed) {
+            self.requests.is_untaken.store(true, Relaxed);
+        }
         self.requests.open.fetch_sub(1, Relaxed);
     }
 }
@@ -435,5 +428,13 @@ mod tests {
             timeout(HOUR, &mut server.serving).await.expect("the connection ends").unwrap();
             assert_eq!(server.untaken(), untaken, "{answer_bytes} bytes");
         }
+        // The gateway was the first to note, and has counted the answer.
+        let (mut server, mut ours) = Server::new(HttpVersion::Two, 1 << 20);
+        ours.write_all(&[PREFACE, settings, get].concat()).await.unwrap();
+        sleep(STALL / 2).await;
+        server.blamed.lock().iter().for_each(|is_untaken| is_untaken.store(true, Relaxed));
+        assert_eq!(server.blamed(), [true]);
+        timeout(HOUR, &mut server.serving).await.expect("the connection ends").unwrap();
+        assert_eq!(server.untaken(), 0);
     }
 }

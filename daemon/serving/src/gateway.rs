@@ -298,7 +298,7 @@ impl Gateway {
         if is_untaken {
             self.metrics.untaken();
         }
-        // Once its outcome is certain, so that metrics and the log agree.
+        // After the end, so that metrics and the log agree. Over TCP, the client may not have read the last pieces yet.
         self.metrics.ended(&served);
         drop(in_flight);
         served

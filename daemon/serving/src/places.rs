@@ -18,7 +18,7 @@ use tokio::sync::{Notify, oneshot};
 
 use self::{affinity::Affinity, queue::Queue, work::EngineWork};
 pub use self::{
-    affinity::{PrefixAffinity, PrefixHashes, Prefixes},
+    affinity::{CachedBytes, PrefixAffinity, PrefixHashes, Prefixes},
     queue::Claim,
 };
 pub use crate::health::Fault;
@@ -209,19 +209,18 @@ impl Engines {
         picked.map(|(replica, _)| replica)
     }
 
-    /// Returns how many bytes of the prompt each engine probably has in its cache.
+    /// Returns how many bytes of the prompt each engine may have in its cache.
     #[must_use]
-    pub fn cached_bytes(&self, prefix: &PrefixHashes) -> Vec<usize> {
+    pub fn cached_bytes(&self, prefix: &PrefixHashes) -> Vec<CachedBytes> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         state.affinity.cached_bytes(prefix, state.replicas.len(), now_ns)
     }
 
-    /// Notes that an engine had this part of the expected tokens of a prompt in its cache, as it reports.
-    pub fn confirm_cached(&self, replica: usize, part: f64) {
+    /// Notes that an engine had `reported` of the `sent` tokens of a prompt that it was sent before in its cache. Without a report, an engine
+    /// that has reported before had none. Returns the count, if it is known.
+    pub fn confirm_cached(&self, replica: usize, sent: u32, reported: Option<u64>) -> Option<u64> {
         let mut state = self.state.lock();
-        if replica < state.replicas.len() {
-            state.affinity.confirm(replica, part);
-        }
+        if replica < state.replicas.len() { state.affinity.confirm(replica, sent, reported) } else { reported }
     }
 
     fn enqueue(self: &Arc<Self>, state: &mut State, mut claim: Claim) -> QueuedRequest {

@@ -114,8 +114,10 @@ pub struct Route {
     request: RoutedRequest,
     path: ClientPath,
     at_ns: u64,
-    /// How many tokens of its prompt each engine of all models probably has in its cache; empty if no engine has any.
+    /// How many tokens of its prompt each engine of all models probably has in its cache; empty if none was sent any.
     cached: Vec<u32>,
+    /// How many tokens of its prompt each of them was sent before; empty if none was sent any.
+    sent: Vec<u32>,
     /// Whether the choice weighed the prompt in the cache of an engine of the model against the load there.
     weighs_cache: bool,
     /// The index of its class among the known lengths.
@@ -295,7 +297,7 @@ impl Routes {
         let path = ClientPath { bytes_per_token: BYTES_PER_TOKEN, ..path };
         let until_ns =
             (slo.budget_ns != Slo::NONE).then(|| now_ns.saturating_add(slo.budget_ns).saturating_sub(path.return_ns()));
-        let cached = known.cached(&self.engines, asked);
+        let (cached, sent) = known.cached(&self.engines, asked);
         let Known { named, aliases, replicas, flights, admitted, .. } = &mut *known;
         admitted.clear();
         if asked.alias.and_then(|alias| aliases.get(alias)).is_some_and(Chooser::looks_at_admitted) {
@@ -314,6 +316,7 @@ impl Routes {
             path,
             at_ns: now_ns,
             cached: cached.clone(),
+            sent: sent.clone(),
             weighs_cache: weighs_cache(&state, model),
             class,
             until_ns,
@@ -447,24 +450,26 @@ impl Known {
         (prompt, self.lengths.expect(class, wanted.max_tokens, self.answer_tokens))
     }
 
-    /// Returns how many tokens of the prompt each engine of all models probably has in its cache; empty if no engine has any.
-    fn cached(&self, engines: &[Arc<Engines>], asked: RouteQuery<'_>) -> Vec<u32> {
-        let mut cached = Vec::new();
+    /// Returns how many tokens of the prompt each engine of all models probably has in its cache, and how many each was sent before; empty
+    /// if no engine was sent any.
+    fn cached(&self, engines: &[Arc<Engines>], asked: RouteQuery<'_>) -> (Vec<u32>, Vec<u32>) {
+        let (mut cached, mut sent) = (Vec::new(), Vec::new());
         if asked.prefix.is_empty() {
-            return cached;
+            return (cached, sent);
         }
+        let tokens = |bytes: usize| (bytes as f64 / self.bytes_per_token) as u32;
         for model in asked.models {
             let (Some(engines), Some(first)) = (engines.get(*model), self.first.get(*model)) else { continue };
             for (place, bytes) in
-                engines.cached_bytes(asked.prefix).into_iter().enumerate().filter(|(_, bytes)| *bytes > 0)
+                engines.cached_bytes(asked.prefix).into_iter().enumerate().filter(|(_, bytes)| bytes.sent > 0)
             {
-                cached.resize(self.replicas.len(), 0);
-                if let Some(cached) = cached.get_mut(first + place) {
-                    *cached = (bytes as f64 / self.bytes_per_token) as u32;
+                [&mut cached, &mut sent].into_iter().for_each(|of_each| of_each.resize(self.replicas.len(), 0));
+                if let (Some(cached), Some(sent)) = (cached.get_mut(first + place), sent.get_mut(first + place)) {
+                    (*cached, *sent) = (tokens(bytes.expected), tokens(bytes.sent));
                 }
             }
         }
-        cached
+        (cached, sent)
     }
 
     fn flights_at(&mut self, model: usize, replica: usize) -> Option<&mut Arc<Mutex<Flights>>> {

@@ -36,11 +36,10 @@ struct Seen {
 /// # Errors
 /// There are too few decisions, or the costs of an engine are not known yet.
 pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
-    let of_alias: Vec<_> = decisions.iter().filter(|decision| decision.alias == alias).collect();
     let mut classes: BTreeMap<&str, Seen> = BTreeMap::new();
     let mut used = Vec::new();
     let mut without_budget = 0;
-    for decision in &of_alias {
+    for decision in decisions.iter().filter(|decision| decision.alias == alias) {
         let Some(budget_ns) = decision.limits.budget_ns else {
             without_budget += usize::from(!decision.retry);
             continue;
@@ -48,7 +47,7 @@ pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
         let seen = classes.entry(&decision.class).or_default();
         // The record of the first try has the whole budget, and all models.
         if !decision.retry {
-            used.push(*decision);
+            used.push(decision);
             seen.budgets_ms.push(budget_ns as f64 / 1e6);
             seen.prompts.push(f64::from(decision.prompt_tokens.max(1)));
         }
@@ -56,18 +55,20 @@ pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
             seen.answers.push(outcome.tokens as f64);
         }
     }
-    let (count, all) = (used.len(), of_alias.len());
-    let last = used.last().with_context(|| match all {
+    // A class with records of retries only: their first tries came before the records began, or had no budget.
+    classes.retain(|_, seen| !seen.budgets_ms.is_empty());
+    let count = used.len();
+    let last = used.last().with_context(|| match without_budget {
         0 => format!("there is no decision about {alias}: send requests to {alias}, each with a limit"),
         _ => format!(
-            "none of the {all} decisions about {alias} has a budget for the whole answer, which a scenario needs: send requests with \
+            "none of the {without_budget} decisions about {alias} has a budget for the whole answer, which a scenario needs: send requests with \
              x-paced-budget-ms, or give their class a deadline"
         ),
     })?;
     ensure!(
         count >= FEWEST,
         "{count} decisions about {alias} with a budget for the whole answer are fewer than {FEWEST}{}: record for longer",
-        if all > count { format!(" ({} without one are left out)", all - count) } else { String::new() }
+        if without_budget > 0 { format!(" ({without_budget} without one are left out)") } else { String::new() }
     );
     let mean_answer = f64::from(last.expected_tokens.max(1));
     let class = |(name, seen): (&str, Seen)| {
@@ -200,6 +201,23 @@ mod tests {
         let class = &scenario.classes[0];
         assert_eq!((class.budget_ms, class.answer_tokens), (3_000.0, 180.0), "the answer is that of the last try");
         assert_eq!(scenario.requests_per_sec[5], 2.0);
+    }
+
+    #[test]
+    fn retries_alone_are_no_class_and_no_requests_without_a_budget() {
+        let retry = |at| Decision { retry: true, class: "batch".to_owned(), ..decision(at, 0, 3_000) };
+        let with_retries = |count| {
+            let first = (0..count).map(|at| decision(at * 1_000, 0, 3_000));
+            first.chain((0..count).map(|at| retry(count * 1_000 + at))).collect::<Vec<_>>()
+        };
+        let Calibrated { scenario, used, without_budget } = calibrate(&with_retries(60), "auto").unwrap();
+        assert_eq!((scenario.class_names(), used, without_budget), (vec!["interactive".to_owned()], 60, 0));
+        let said = calibrate(&with_retries(5), "auto").unwrap_err().to_string();
+        assert!(said.starts_with("5 decisions") && !said.contains("left out"), "{said}");
+        let mut without = with_retries(5);
+        without.iter_mut().for_each(|decision| decision.limits.budget_ns = None);
+        let said = calibrate(&without, "auto").unwrap_err().to_string();
+        assert!(said.starts_with("none of the 5 decisions"), "{said}");
     }
 
     #[test]

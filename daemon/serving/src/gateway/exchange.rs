@@ -91,6 +91,8 @@ pub struct TcpExchange {
     begun: oneshot::Sender<Infallible>,
     /// Set before the first piece of the body is asked for.
     is_read: Arc<AtomicBool>,
+    /// Whether the body was read to its end.
+    is_at_end: bool,
     departure: Departure,
 }
 
@@ -130,7 +132,8 @@ impl TcpExchange {
         let [is_whole, is_read] = [(); 2].map(|()| Arc::<AtomicBool>::default());
         let (begins, shared) = (Some(begins), (is_whole.clone(), is_read.clone()));
         let answer = ResponseBody { pieces: coming, is_whole: shared.0, is_read: shared.1, begins, _left: leaving };
-        let exchange = Self { body, head: Some(head), pieces, is_whole, left, begun, is_read, departure };
+        let (head, is_at_end) = (Some(head), false);
+        let exchange = Self { body, head, pieces, is_whole, left, begun, is_read, is_at_end, departure };
         (exchange, Awaited { head: awaited, answer })
     }
 }
@@ -235,7 +238,10 @@ impl Exchange {
                     Err(_) => Err(Unread::Gone),
                 },
                 Self::Tcp(tcp) => match tcp.body.frame().await {
-                    None => Ok(None),
+                    None => {
+                        tcp.is_at_end = true;
+                        Ok(None)
+                    }
                     Some(Err(error)) if is_malformed(&error) => Err(Unread::Malformed),
                     Some(Err(_)) => Err(Unread::Gone),
                     Some(Ok(frame)) => match frame.into_data() {
@@ -311,8 +317,8 @@ impl Exchange {
         }
     }
 
-    /// Ends the answer. On a stream, waits until the client has received all of it. If the client takes no bytes for `patience`, discards
-    /// the rest, because it would fill memory, and returns `false`.
+    /// Ends the answer. Over TCP, the connection sends what is left. On a stream, waits until the client has received all of it. If the
+    /// client takes no bytes for `patience`, discards the rest, because it would fill memory, and returns `false`.
     pub(super) async fn end(self, ended: Ended, patience: Duration) -> bool {
         match (self, ended) {
             (Self::Stream(Request { recv, mut send, .. }), Ended::Whole) => {
@@ -332,10 +338,13 @@ impl Exchange {
                 true
             }
             (Self::Tcp(mut tcp), Ended::Whole) => {
-                // If the body were asked for before the head of the answer is written, hyper would send 100 (Continue), and the client a
-                // body without use (RFC 9110 §10.1.1).
-                _ = timeout(LINGER.0, tcp.begun.closed()).await;
-                discard(&mut tcp.body, LINGER).await;
+                // hyper does not know the end of a chunked body that was read.
+                if !tcp.is_at_end && !tcp.body.is_end_stream() {
+                    // If the body were asked for before the head of the answer is written, hyper would send 100 (Continue), and the client
+                    // a body without use (RFC 9110 §10.1.1).
+                    _ = timeout(LINGER.0, tcp.begun.closed()).await;
+                    discard(&mut tcp.body, LINGER).await;
+                }
                 tcp.is_whole.store(true, Ordering::Release);
                 true
             }
@@ -487,6 +496,36 @@ mod tests {
     async fn a_client_whose_chunks_are_broken_is_not_gone() {
         assert_eq!(unread("1\r\nx\r\n0\r\n\r\n").await, None);
         assert_eq!(unread("1\r\nx\r\nzz\r\n").await, Some(Unread::Malformed));
+    }
+
+    /// Whether an answer ends before its client reads any of it. The gateway reads the body of the request first, if it `reads`.
+    async fn ends_at_once(request: &str, reads: bool) -> bool {
+        let (mut ours, theirs) = tokio::io::duplex(1 << 10);
+        let (found, mut ended) = mpsc::unbounded_channel();
+        let answer = service_fn(move |request: Request<Incoming>| {
+            let found = found.clone();
+            async move {
+                let (exchange, _awaited) = TcpExchange::new(request.into_body(), Departure::default());
+                let mut exchange = Exchange::Tcp(exchange);
+                while reads && exchange.piece().await.unwrap().is_some() {}
+                _ = found.send(timeout(Duration::ZERO, exchange.end(Ended::Whole, Duration::ZERO)).await.is_ok());
+                Ok::<_, io::Error>(Response::new(String::new()))
+            }
+        });
+        tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
+        ours.write_all(request.as_bytes()).await.unwrap();
+        ended.recv().await.unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_lingers_only_for_the_rest_of_a_body() {
+        let chunked = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n";
+        let sized = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nx";
+        assert!(ends_at_once("GET / HTTP/1.1\r\nhost: x\r\n\r\n", false).await);
+        for request in [chunked, sized] {
+            assert!(ends_at_once(request, true).await, "{request}");
+            assert!(!ends_at_once(request, false).await, "{request}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -30,9 +30,7 @@ const CACHED_NS: u64 = 300_000_000_000;
 /// The weight of the newest report in an engine's trust.
 const NEWEST: f64 = 0.25;
 
-/// The least trust, so that an estimate never becomes nothing and a later report can confirm it; and the least trust with which an engine is
-/// preferred.
-const LEAST_TRUST: f64 = 1.0 / 16.0;
+/// The least trust with which an engine is preferred.
 const PREFERRED_TRUST: f64 = 0.25;
 
 /// The part of a request that other requests may share and an engine may have in its cache.
@@ -55,8 +53,8 @@ pub(super) struct Affinity {
     /// At most half of the entries, by their hashes; and the entries before them.
     newer: HashMap<u64, Sent>,
     older: HashMap<u64, Sent>,
-    /// By engine, the mean part of the estimates that its reports confirmed: 1 without a report.
-    trusts: Vec<f64>,
+    /// By engine, the mean part of what it was sent before that its reports confirmed; `None` without a report.
+    trusts: Vec<Option<f64>>,
 }
 
 /// The engine, the length and the time of the last prompt with a prefix.
@@ -67,6 +65,15 @@ struct Sent {
     at_ns: u64,
 }
 
+/// The bytes of a prompt that an engine may have in its cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachedBytes {
+    /// The bytes that it was sent before.
+    pub sent: usize,
+    /// The bytes that it probably has, as far as its reports are trusted.
+    pub expected: usize,
+}
+
 /// Whether a request went to the engine that its prefix had been sent to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefixAffinity {
@@ -75,7 +82,7 @@ pub enum PrefixAffinity {
     New,
     /// It went to that engine.
     Kept,
-    /// That engine had failed, or had much more to do than another.
+    /// That engine had failed, had much more to do than another, or keeps no prompts.
     Moved,
 }
 
@@ -126,38 +133,45 @@ impl PrefixHashes {
 }
 
 impl Affinity {
-    /// Returns the engine that the longest known beginning of a prefix was sent to, unless its reports say that it keeps no prompts.
+    /// Returns the engine that the longest known beginning of a prefix was sent to, of the engines whose reports do not say that they keep no
+    /// prompts.
     pub(super) fn engine(&self, prefix: &PrefixHashes) -> Option<usize> {
-        let engine = prefix.hashes.iter().rev().find_map(|hash| self.sent(hash)).map(|sent| sent.engine);
-        engine.filter(|engine| self.trust(*engine) >= PREFERRED_TRUST)
+        self.engines(prefix).find(|engine| self.trust(*engine) >= PREFERRED_TRUST)
+    }
+
+    /// Returns the engines that the known beginnings of a prefix were sent to, the longest beginning first.
+    pub(super) fn engines(&self, prefix: &PrefixHashes) -> impl Iterator<Item = usize> {
+        prefix.hashes.iter().rev().filter_map(|hash| self.sent(hash)).map(|sent| sent.engine)
     }
 
     fn trust(&self, engine: usize) -> f64 {
-        self.trusts.get(engine).copied().unwrap_or(1.0)
+        self.trusts.get(engine).copied().flatten().unwrap_or(1.0)
     }
 
-    /// Notes that `engine` had this part of the estimate in its cache, as it reports.
-    pub(super) fn confirm(&mut self, engine: usize, part: f64) {
-        let before = self.trust(engine);
-        // The estimate had been reduced by the trust.
-        let now = (part * before).clamp(0.0, 1.0);
+    /// Notes that `engine` had `reported` of the `sent` tokens that it was sent before in its cache. Many engines leave the count out if it is
+    /// 0: without a report, an engine that has reported before had none. Returns the count, if it is known.
+    pub(super) fn confirm(&mut self, engine: usize, sent: u32, reported: Option<u64>) -> Option<u64> {
+        let known = self.trusts.get(engine).copied().flatten();
+        let reported = reported.or(known.map(|_| 0))?;
         if engine >= self.trusts.len() {
-            self.trusts.resize(engine + 1, 1.0);
+            self.trusts.resize(engine + 1, None);
         }
-        self.trusts[engine] = (before + NEWEST * (now - before)).max(LEAST_TRUST);
+        let (before, part) = (known.unwrap_or(1.0), (reported as f64 / f64::from(sent.max(1))).min(1.0));
+        self.trusts[engine] = Some(before + NEWEST * (part - before));
+        Some(reported)
     }
 
-    /// Returns how many bytes of the prompt each of `engines` engines probably has in its cache at `now_ns`.
-    pub(super) fn cached_bytes(&self, prefix: &PrefixHashes, engines: usize, now_ns: u64) -> Vec<usize> {
-        let mut cached = vec![0; engines];
+    /// Returns how many bytes of the prompt each of `engines` engines may have in its cache at `now_ns`.
+    pub(super) fn cached_bytes(&self, prefix: &PrefixHashes, engines: usize, now_ns: u64) -> Vec<CachedBytes> {
+        let mut cached = vec![CachedBytes::default(); engines];
         for (at, hash) in prefix.hashes.iter().enumerate() {
             let sent = self.sent(hash).filter(|sent| now_ns.saturating_sub(sent.at_ns) <= CACHED_NS);
             if let Some((sent, cached)) = sent.and_then(|sent| Some((sent, cached.get_mut(sent.engine)?))) {
-                *cached = prefix.shared_bytes(at, &sent).max(*cached);
+                cached.sent = prefix.shared_bytes(at, &sent).max(cached.sent);
             }
         }
         for (engine, cached) in cached.iter_mut().enumerate() {
-            *cached = (*cached as f64 * self.trust(engine)) as usize;
+            cached.expected = (cached.sent as f64 * self.trust(engine)) as usize;
         }
         cached
     }
@@ -237,7 +251,10 @@ mod tests {
         let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
         let of = |session, bytes: usize| prefixes.of(&head(session), None, "x".repeat(bytes).as_bytes());
         affinity.note(&of(None, 1_100), 1, 0);
-        let cached = |affinity: &Affinity, prefix, now_ns| affinity.cached_bytes(&prefix, 3, now_ns);
+        let cached = |affinity: &Affinity, prefix, now_ns| {
+            let cached = affinity.cached_bytes(&prefix, 3, now_ns).into_iter();
+            cached.map(|cached| cached.expected).collect::<Vec<_>>()
+        };
         assert_eq!(cached(&affinity, of(None, 5_000), 0), [0, 1_024, 0], "two whole blocks");
         assert_eq!(cached(&affinity, of(None, 600), 0), [0, 512, 0]);
         assert_eq!(cached(&affinity, of(None, 500), 0), [0; 3]);
@@ -260,19 +277,41 @@ mod tests {
         let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
         let chat = prefixes.of(&head(Some("s")), None, "x".repeat(16_000).as_bytes());
         affinity.note(&chat, 1, 0);
-        let cached = |affinity: &Affinity| affinity.cached_bytes(&chat, 2, 0)[1];
-        affinity.confirm(1, 1.2);
+        let cached = |affinity: &Affinity| affinity.cached_bytes(&chat, 2, 0)[1].expected;
+        affinity.confirm(1, 5, Some(6));
         assert_eq!((cached(&affinity), affinity.engine(&chat)), (16_000, Some(1)));
-        affinity.confirm(1, 0.0);
+        affinity.confirm(1, 5, Some(0));
         assert_eq!((cached(&affinity), affinity.engine(&chat)), (12_000, Some(1)), "once is no rule");
-        (0..20).for_each(|_| affinity.confirm(1, 0.0));
-        assert_eq!((cached(&affinity), affinity.engine(&chat)), (1_000, None));
-        assert_eq!(affinity.cached_bytes(&chat, 2, 0)[0], 0);
-        // It reports all of the prompt: sixteen times the estimate.
-        affinity.confirm(1, 16.0);
+        (0..20).for_each(|_| _ = affinity.confirm(1, 5, Some(0)));
+        assert!(cached(&affinity) < 100 && affinity.engine(&chat).is_none());
+        let [other, known] = affinity.cached_bytes(&chat, 2, 0)[..] else { panic!("two engines") };
+        assert_eq!((other, known.sent), (CachedBytes::default(), 16_000));
+        affinity.confirm(1, 5, Some(5));
         assert_eq!(affinity.engine(&chat), Some(1));
-        (0..40).for_each(|_| affinity.confirm(1, 16_000.0 / cached(&affinity) as f64));
+        (0..40).for_each(|_| _ = affinity.confirm(1, 5, Some(5)));
         assert!((15_900..=16_000).contains(&cached(&affinity)));
+    }
+
+    #[test]
+    fn an_engine_that_leaves_out_a_count_had_none_once_it_has_reported_one() {
+        let mut affinity = Affinity::default();
+        assert_eq!((affinity.confirm(1, 5, None), affinity.trust(1)), (None, 1.0));
+        assert_eq!((affinity.confirm(1, 5, Some(5)), affinity.trust(1)), (Some(5), 1.0));
+        assert_eq!((affinity.confirm(1, 5, None), affinity.trust(1)), (Some(0), 0.75));
+        assert_eq!((affinity.confirm(0, 5, None), affinity.trust(0)), (None, 1.0), "it reports nothing");
+    }
+
+    #[test]
+    fn an_engine_that_keeps_no_prompts_makes_way_for_one_with_a_shorter_beginning() {
+        let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
+        let of = |bytes: usize| prefixes.of(&head(None), None, "x".repeat(bytes).as_bytes());
+        affinity.note(&of(2_000), 1, 0);
+        affinity.note(&of(600), 0, 0);
+        assert_eq!((affinity.engine(&of(5_000)), affinity.engine(&of(600))), (Some(1), Some(0)));
+        (0..20).for_each(|_| _ = affinity.confirm(1, 5, Some(0)));
+        assert_eq!(affinity.engine(&of(5_000)), Some(0));
+        (0..20).for_each(|_| _ = affinity.confirm(0, 5, Some(0)));
+        assert_eq!((affinity.engine(&of(5_000)), affinity.engines(&of(5_000)).next()), (None, Some(1)));
     }
 
     #[test]

@@ -58,7 +58,8 @@ impl State {
         let is_good = |known: &usize| has_room(known) && self.load(&self.replicas[*known], now_ns) <= most;
         let best = preferred.filter(has_room);
         let chosen = best.filter(|_| *weighs_cache).or_else(|| known.filter(is_good)).or(best).unwrap_or(least);
-        let affinity = match known {
+        // A request at an engine that keeps no prompts stays there only by chance, but its prefix is not new.
+        let affinity = match known.or_else(|| self.affinity.engines(prefix).next()) {
             None => PrefixAffinity::New,
             Some(known) if known == chosen => PrefixAffinity::Kept,
             Some(_) => PrefixAffinity::Moved,

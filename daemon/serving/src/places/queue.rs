@@ -194,7 +194,7 @@ impl<T> Queue<T> {
         if self.all.clock.discipline() == discipline {
             return;
         }
-        let mut as_they_waited = Vec::new();
+        let (mut as_they_waited, mut of_classes) = (Vec::new(), Vec::new());
         while let Some(name) = self.all.next() {
             self.all.streams.remove(name);
             match Entry::of(name) {
@@ -202,12 +202,13 @@ impl<T> Queue<T> {
                 Entry::Class(at) => {
                     let slots = self.slots.iter().enumerate().filter_map(|(place, slot)| Some((place, slot.as_ref()?)));
                     let of_class = slots.filter(|(_, slot)| slot.shared == Some(at));
-                    let mut of_class: Vec<_> = of_class.map(|(place, slot)| (slot.arrival, place)).collect();
-                    of_class.sort_unstable();
-                    as_they_waited.extend(of_class.into_iter().map(|(_, place)| place));
+                    of_classes.extend(of_class.map(|(place, slot)| (slot.arrival, place)));
                 }
             }
         }
+        // Where classes share, all other requests come before them; the requests of classes have no order beyond their arrival.
+        of_classes.sort_unstable();
+        as_they_waited.extend(of_classes.into_iter().map(|(_, place)| place));
         (self.all, self.shared) = (Ordered::new(discipline), Vec::new());
         as_they_waited.into_iter().for_each(|slot| self.enter(slot));
         let flows = self.classes.values_mut().flat_map(|shares| &mut shares.flows);

@@ -85,6 +85,17 @@ fn the_next_turn_of_a_chat_goes_where_the_one_before_was_unless_that_engine_is_m
 }
 
 #[test]
+fn a_prompt_whose_engine_keeps_none_is_not_new() {
+    let engines = engines(2, 16);
+    let wish = Wish { prefix: Prefixes::default().of(&head(), None, &[b'x'; 600]), ..Wish::default() };
+    let first = now(engines.take(to_engine(wish.clone()), &[]));
+    assert_eq!((first.replica, first.affinity), (0, PrefixAffinity::New));
+    (0..20).for_each(|_| _ = engines.confirm_cached(0, 1, Some(0)));
+    let second = now(engines.take(to_engine(wish), &[]));
+    assert_eq!((second.replica, second.affinity), (1, PrefixAffinity::Moved), "the least busy one");
+}
+
+#[test]
 fn the_engine_that_was_chosen_serves_while_it_has_room_and_none_knows_the_prompt() {
     let engines = engines(3, 2);
     let to = |preferred| Wish { preferred: Some(preferred), ..Wish::default() };
@@ -131,7 +142,7 @@ fn a_choice_that_weighs_cached_prompts_is_kept_whichever_engine_knows_the_prompt
     let with = |preferred, weighs_cache| Wish { prefix: prefix.clone(), preferred: Some(preferred), weighs_cache };
     let first = now(engines.take(to_engine(with(1, true)), &[]));
     assert_eq!((first.replica, first.affinity), (1, PrefixAffinity::New));
-    assert_eq!(engines.cached_bytes(&prefix), [0, 512, 0]);
+    assert_eq!(engines.cached_bytes(&prefix).iter().map(|cached| cached.expected).collect::<Vec<_>>(), [0, 512, 0]);
     assert_eq!((engines.foresee(&with(2, true)), engines.foresee(&with(2, false))), (Some(2), Some(1)));
     let second = now(engines.take(to_engine(with(2, true)), &[]));
     assert_eq!((second.replica, second.affinity), (2, PrefixAffinity::Moved));

@@ -98,6 +98,21 @@ fn a_request_that_gives_up_costs_its_tenant_and_the_newcomers_nothing() {
 #[test]
 fn another_discipline_takes_over_what_waits_for_the_shares_of_classes() {
     let of = |class: &str| Claim { class: class.into(), tokens: 10, ..Claim::default() };
+    for after in [EDF, Discipline::Fcfs, Discipline::Abs] {
+        let mut queue = Queue::new(Discipline::Wfq);
+        (0..6).for_each(|at| _ = queue.add(of(["a", "b"][at % 2]), at));
+        queue.reorder(after);
+        let served: Vec<_> = std::iter::from_fn(|| serve(&mut queue)).collect();
+        assert_eq!(served, [0, 1, 2, 3, 4, 5], "{after:?}");
+    }
+    let high = Service { level: Level::High, ..Service::default() };
+    let mut queue = Queue::new(Discipline::Ml { low: Low::Wfq });
+    for at in 0..6 {
+        queue.add(if at % 3 == 2 { Claim { service: high, ..of("c") } } else { of(["a", "b"][at % 2]) }, at);
+    }
+    queue.reorder(Discipline::Fcfs);
+    let served: Vec<_> = std::iter::from_fn(|| serve(&mut queue)).collect();
+    assert_eq!(served, [2, 5, 0, 1, 3, 4], "the high level waited before the classes");
     let mut queue = Queue::new(Discipline::Wfq);
     for at in 0..6 {
         queue.add(of(["a", "b"][at % 2]), at);
