@@ -29,7 +29,16 @@ impl Listening {
     fn overlaps(&self, other: &Self) -> bool {
         let (ip, other_ip) = (self.address.ip(), other.address.ip());
         let is_same_socket = self.protocol == other.protocol && self.address.port() == other.address.port();
-        is_same_socket && (ip == other_ip || self.covers(other_ip) || other.covers(ip))
+        let is_same_ip = ip == other_ip && (self.scope() == other.scope() || self.scope() == 0 || other.scope() == 0);
+        is_same_socket && (is_same_ip || self.covers(other_ip) || other.covers(ip))
+    }
+
+    /// The index of the device of a link-local address; 0 for other addresses, whose scope the kernel ignores.
+    fn scope(&self) -> u32 {
+        match self.address {
+            SocketAddr::V6(address) if address.ip().is_unicast_link_local() => address.scope_id(),
+            _ => 0,
+        }
     }
 
     /// Whether this is the address of all interfaces, for packets to `ip` as well.
@@ -148,6 +157,10 @@ mod tests {
             (relay("\"127.0.0.1:443\"") + &udp("[::]:443"), 1),
             (relay("\"0.0.0.0:443\"") + &tcp("0.0.0.0:443"), 0),
             (udp("0.0.0.0:53") + &udp("127.0.0.1:53"), 1),
+            (udp("[fe80::1%2]:53") + &udp("[fe80::1%3]:53"), 0),
+            (udp("[fe80::1%2]:53") + &udp("[fe80::1]:53"), 1),
+            (udp("[fe80::1%2]:53") + &udp("[::]:53"), 1),
+            (udp("[::1%2]:53") + &udp("[::1%3]:53"), 1),
             (udp("[::1]:53") + &udp("127.0.0.1:53") + &udp("0.0.0.0:53"), 1),
             (tcp("0.0.0.0:9433") + "[metrics]\nlisten = \"127.0.0.1:9433\"\n", 1),
         ] {
