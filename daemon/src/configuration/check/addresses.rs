@@ -27,10 +27,15 @@ impl Listening {
 
     /// Whether one process cannot listen on both.
     fn overlaps(&self, other: &Self) -> bool {
-        let (ip, other_ip) = (self.address.ip(), other.address.ip());
+        let (ip, other_ip) = (self.ip(), other.ip());
         let is_same_socket = self.protocol == other.protocol && self.address.port() == other.address.port();
         let is_same_ip = ip == other_ip && (self.scope() == other.scope() || self.scope() == 0 || other.scope() == 0);
         is_same_socket && (is_same_ip || self.covers(other_ip) || other.covers(ip))
+    }
+
+    /// The IP address; of an IPv4-mapped IPv6 address (RFC 4291 §2.5.5.2), the IPv4 address that it stands for.
+    fn ip(&self) -> IpAddr {
+        self.address.ip().to_canonical()
     }
 
     /// The index of the device of a link-local address; 0 for other addresses, whose scope the kernel ignores.
@@ -43,8 +48,8 @@ impl Listening {
 
     /// Whether this is the address of all interfaces, for packets to `ip` as well.
     fn covers(&self, ip: IpAddr) -> bool {
-        let is_of_its_version = self.address.is_ipv4() == ip.is_ipv4();
-        self.address.ip().is_unspecified() && (is_of_its_version || self.address.is_ipv6() && !self.only_v6)
+        let own = self.ip();
+        own.is_unspecified() && (own.is_ipv4() == ip.is_ipv4() || own.is_ipv6() && !self.only_v6)
     }
 }
 
@@ -119,8 +124,9 @@ pub(super) fn missing(config: &Config) -> Vec<(Named, String)> {
 fn is_missing(mut address: SocketAddr) -> bool {
     address.set_port(0);
     let is_missing = |kind| matches!(kind, ErrorKind::AddrNotAvailable | ErrorKind::Unsupported);
-    UdpSocket::bind(address)
-        .is_err_and(|error| is_missing(error.kind()) || error.raw_os_error() == Some(libc::EAFNOSUPPORT))
+    // ENODEV: no device has the number after the address's `%`.
+    let is_missing_code = |code| matches!(code, Some(libc::EAFNOSUPPORT | libc::ENODEV));
+    UdpSocket::bind(address).is_err_and(|error| is_missing(error.kind()) || is_missing_code(error.raw_os_error()))
 }
 
 #[cfg(test)]
@@ -161,6 +167,9 @@ mod tests {
             (udp("[fe80::1%2]:53") + &udp("[fe80::1]:53"), 1),
             (udp("[fe80::1%2]:53") + &udp("[::]:53"), 1),
             (udp("[::1%2]:53") + &udp("[::1%3]:53"), 1),
+            (udp("[::ffff:127.0.0.1]:53") + &udp("127.0.0.1:53"), 1),
+            (udp("[::ffff:0.0.0.0]:53") + &udp("127.0.0.1:53"), 1),
+            (udp("[::ffff:0.0.0.0]:53") + &udp("[::1]:53"), 0),
             (udp("[::1]:53") + &udp("127.0.0.1:53") + &udp("0.0.0.0:53"), 1),
             (tcp("0.0.0.0:9433") + "[metrics]\nlisten = \"127.0.0.1:9433\"\n", 1),
         ] {
@@ -172,12 +181,13 @@ mod tests {
     fn what_this_machine_lacks_is_warned_of_and_what_it_has_is_not() {
         let paths = "[[path]]\nname = \"here\"\ninterface = \"lo\"\naddress = \"127.0.0.1\"\n\
                      [[path]]\nname = \"gone\"\ninterface = \"none0\"\naddress = \"198.51.100.7\"\n";
-        let relay = relay("\"127.0.0.1:443\", \"198.51.100.1:443\"")
+        let relay = relay("\"127.0.0.1:443\", \"198.51.100.1:443\", \"[fe80::1%2147483647]:443\"")
             .replace("auth", "source_addresses = [\"198.51.100.9\"]\nauth");
         let warnings = missing(&config(&format!("{relay}{}{paths}", forward("198.51.100.2:53", "tcp"))));
         let named: Vec<_> = warnings.iter().map(|((key, value), _)| (*key, value.to_str().unwrap())).collect();
         let wanted = [
             ("listen", "198.51.100.1:443"),
+            ("listen", "[fe80::1%2147483647]:443"),
             ("listen", "198.51.100.2:53"),
             ("source_addresses", "198.51.100.9"),
             ("address", "198.51.100.7"),
