@@ -1,6 +1,7 @@
 //! The addresses and devices of a configuration, compared with each other and with this machine.
 
 use std::{
+    fs,
     io::ErrorKind,
     net::{IpAddr, SocketAddr, UdpSocket},
 };
@@ -53,9 +54,14 @@ impl Listening {
     }
 }
 
-/// Returns the addresses on which paced will listen, in the order of the configuration's sections.
-fn listening(config: &Config) -> Vec<Listening> {
-    let by_tcp = |key, address| Listening { key, address, protocol: Protocol::Tcp, only_v6: false };
+/// Whether IPv6 sockets of this machine take no IPv4 unless they ask for it (`net.ipv6.bindv6only`).
+fn is_v6_only() -> bool {
+    fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|value| value.trim() == "1")
+}
+
+/// Returns the addresses on which paced will listen, in the order of the configuration's sections. `only_v6`: see [`is_v6_only`].
+fn listening(config: &Config, only_v6: bool) -> Vec<Listening> {
+    let by_tcp = |key, address| Listening { key, address, protocol: Protocol::Tcp, only_v6 };
     let relay = config.relay.iter().flat_map(|relay| &relay.listeners).map(|listener| listener.address);
     let relay = relay.map(|address| Listening { key: "listen", address, protocol: Protocol::Udp, only_v6: true });
     let fronts = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
@@ -75,7 +81,11 @@ fn listening(config: &Config) -> Vec<Listening> {
 
 /// Returns each pair of addresses that overlap, with their keys.
 pub(super) fn overlapping(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
-    let all = listening(config);
+    overlapping_if(config, is_v6_only())
+}
+
+fn overlapping_if(config: &Config, only_v6: bool) -> Vec<(Vec<Named>, anyhow::Error)> {
+    let all = listening(config, only_v6);
     let mut found = Vec::new();
     for (index, one) in all.iter().enumerate() {
         for other in all[index + 1..].iter().filter(|other| one.overlaps(other)) {
@@ -95,7 +105,7 @@ pub(super) fn overlapping(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
 /// Returns a warning for each address and device that this machine does not have now.
 pub(super) fn missing(config: &Config) -> Vec<(Named, String)> {
     let mut warnings = Vec::new();
-    for listening in listening(config).into_iter().filter(|listening| is_missing(listening.address)) {
+    for listening in listening(config, is_v6_only()).into_iter().filter(|listening| is_missing(listening.address)) {
         let why = format!(
             "this machine has no address {} now, and paced cannot listen on {} without it",
             listening.address.ip(),
@@ -173,8 +183,10 @@ mod tests {
             (udp("[::1]:53") + &udp("127.0.0.1:53") + &udp("0.0.0.0:53"), 1),
             (tcp("0.0.0.0:9433") + "[metrics]\nlisten = \"127.0.0.1:9433\"\n", 1),
         ] {
-            assert_eq!(overlapping(&config(&text)).len(), pairs, "{text}");
+            assert_eq!(overlapping_if(&config(&text), false).len(), pairs, "{text}");
         }
+        let both = udp("[::]:53") + &udp("0.0.0.0:53");
+        assert_eq!([false, true].map(|only_v6| overlapping_if(&config(&both), only_v6).len()), [1, 0], "{both}");
     }
 
     #[test]
