@@ -13,8 +13,8 @@ use super::Named;
 
 /// An address on which paced will listen.
 struct Listening {
-    /// The key that names it.
-    key: &'static str,
+    /// The keys that may name it, with their sections.
+    keys: &'static [&'static str],
     address: SocketAddr,
     protocol: Protocol,
     /// Whether its socket takes no IPv4.
@@ -22,8 +22,8 @@ struct Listening {
 }
 
 impl Listening {
-    fn named(&self) -> Named {
-        (self.key, self.address.to_string().into())
+    fn named(&self) -> Vec<Named> {
+        self.keys.iter().map(|key| (*key, self.address.to_string().into())).collect()
     }
 
     /// Whether one process cannot listen on both.
@@ -61,21 +61,22 @@ fn is_v6_only() -> bool {
 
 /// Returns the addresses on which paced will listen, in the order of the configuration's sections. `only_v6`: see [`is_v6_only`].
 fn listening(config: &Config, only_v6: bool) -> Vec<Listening> {
-    let by_tcp = |key, address| Listening { key, address, protocol: Protocol::Tcp, only_v6 };
+    let by_tcp = |keys, address| Listening { keys, address, protocol: Protocol::Tcp, only_v6 };
     let relay = config.relay.iter().flat_map(|relay| &relay.listeners).map(|listener| listener.address);
-    let relay = relay.map(|address| Listening { key: "listen", address, protocol: Protocol::Udp, only_v6: true });
+    let of_relay: &[_] = &["relay.listen", "relay.listener.address"];
+    let relay = relay.map(|address| Listening { keys: of_relay, address, protocol: Protocol::Udp, only_v6: true });
     let fronts = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
     let forwards = config
         .forwards
         .iter()
-        .map(|forward| Listening { protocol: forward.protocol, ..by_tcp("listen", forward.listen) });
+        .map(|forward| Listening { protocol: forward.protocol, ..by_tcp(&["forward.listen"], forward.listen) });
     relay
-        .chain(fronts.map(|front| by_tcp("address", front.address)))
+        .chain(fronts.map(|front| by_tcp(&["gateway.listener.address"], front.address)))
         .chain(forwards)
-        .chain(config.proxies.iter().map(|proxy| by_tcp("listen", proxy.listen)))
-        .chain(config.serves.iter().map(|serve| by_tcp("listen", serve.listen)))
-        .chain(config.control.tcp.iter().map(|tcp| by_tcp("listen", tcp.address)))
-        .chain(config.metrics.listen.map(|address| by_tcp("listen", address)))
+        .chain(config.proxies.iter().map(|proxy| by_tcp(&["proxy.listen"], proxy.listen)))
+        .chain(config.serves.iter().map(|serve| by_tcp(&["serve.listen"], serve.listen)))
+        .chain(config.control.tcp.iter().map(|tcp| by_tcp(&["control.tcp.listen"], tcp.address)))
+        .chain(config.metrics.listen.map(|address| by_tcp(&["metrics.listen"], address)))
         .collect()
 }
 
@@ -96,14 +97,14 @@ fn overlapping_if(config: &Config, only_v6: bool) -> Vec<(Vec<Named>, anyhow::Er
                 one.address,
                 other.address
             );
-            found.push((vec![one.named(), other.named()], why));
+            found.push(([one.named(), other.named()].concat(), why));
         }
     }
     found
 }
 
 /// Returns a warning for each address and device that this machine does not have now.
-pub(super) fn missing(config: &Config) -> Vec<(Named, String)> {
+pub(super) fn missing(config: &Config) -> Vec<(Vec<Named>, String)> {
     let mut warnings = Vec::new();
     for listening in listening(config, is_v6_only()).into_iter().filter(|listening| is_missing(listening.address)) {
         let why = format!(
@@ -119,12 +120,12 @@ pub(super) fn missing(config: &Config) -> Vec<(Named, String)> {
     let of_paths = of_paths.map(|address| ("address", address, "the path has no connection"));
     for (key, address, what) in sources.chain(of_paths).filter(|(_, address, _)| is_missing((**address, 0).into())) {
         let why = format!("this machine has no address {address} now: {what} until it comes");
-        warnings.push(((key, address.to_string().into()), why));
+        warnings.push((vec![(key, address.to_string().into())], why));
     }
     for interface in config.paths.iter().filter_map(|path| path.interface.as_ref()) {
         if matches!(NetworkDevice::find(interface.as_str()), Ok(None)) {
             let why = format!("there is no device {interface} now: the path has no connection until it comes");
-            warnings.push((("interface", interface.as_str().into()), why));
+            warnings.push((vec![("interface", interface.as_str().into())], why));
         }
     }
     warnings
@@ -196,11 +197,11 @@ mod tests {
         let relay = relay("\"127.0.0.1:443\", \"198.51.100.1:443\", \"[fe80::1%2147483647]:443\"")
             .replace("auth", "source_addresses = [\"198.51.100.9\"]\nauth");
         let warnings = missing(&config(&format!("{relay}{}{paths}", forward("198.51.100.2:53", "tcp"))));
-        let named: Vec<_> = warnings.iter().map(|((key, value), _)| (*key, value.to_str().unwrap())).collect();
+        let named: Vec<_> = warnings.iter().map(|(named, _)| (named[0].0, named[0].1.to_str().unwrap())).collect();
         let wanted = [
-            ("listen", "198.51.100.1:443"),
-            ("listen", "[fe80::1%2147483647]:443"),
-            ("listen", "198.51.100.2:53"),
+            ("relay.listen", "198.51.100.1:443"),
+            ("relay.listen", "[fe80::1%2147483647]:443"),
+            ("forward.listen", "198.51.100.2:53"),
             ("source_addresses", "198.51.100.9"),
             ("address", "198.51.100.7"),
             ("interface", "none0"),
