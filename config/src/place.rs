@@ -26,23 +26,31 @@ impl fmt::Display for KeyPlace {
 }
 
 /// Finds a key of this name, in any section, with this text as its value or as an element of its list: in the last part
-/// that has it, because later parts take precedence, and there at the first place.
+/// that has it, because later parts take precedence, and there at the first place. A key with its sections, such as
+/// `forward.listen`, is found only if it is the only one, because several may not mean the same.
 #[must_use]
 pub fn place(parts: &[FilePart], key: &str, value: &str) -> Option<KeyPlace> {
-    parts.iter().rev().find_map(|part| {
-        let (table, _) = DeTable::parse_recoverable(&part.text);
-        let mut found = Vec::new();
-        look(table.get_ref(), "", key, value, &mut found);
-        let (offset, key) = found.into_iter().min()?;
-        let line = part.text.get(..offset)?.matches('\n').count() + 1;
-        Some(KeyPlace { file: part.name.clone(), line, key })
-    })
+    let mut places = parts.iter().rev().flat_map(|part| places_in(part, key, value));
+    let first = places.next();
+    let is_ambiguous = key.contains('.') && places.next().is_some();
+    first.filter(|_| !is_ambiguous)
+}
+
+/// Returns the places in one part, in their order.
+fn places_in(part: &FilePart, key: &str, value: &str) -> Vec<KeyPlace> {
+    let (table, _) = DeTable::parse_recoverable(&part.text);
+    let mut found = Vec::new();
+    look(table.get_ref(), "", key, value, &mut found);
+    found.sort();
+    let line = |offset| part.text.get(..offset).map(|before| before.matches('\n').count() + 1);
+    let place = |(offset, key)| Some(KeyPlace { file: part.name.clone(), line: line(offset)?, key });
+    found.into_iter().filter_map(place).collect()
 }
 
 fn look(table: &DeTable<'_>, path: &str, wanted: &str, text: &str, found: &mut Vec<(usize, String)>) {
     for (key, value) in table {
         let path = if path.is_empty() { key.get_ref().to_string() } else { format!("{path}.{}", key.get_ref()) };
-        if key.get_ref() == wanted && says(value.get_ref(), text) {
+        if (key.get_ref() == wanted || path == wanted) && says(value.get_ref(), text) {
             found.push((value.span().start, path.clone()));
         }
         let below: Vec<_> = match value.get_ref() {
@@ -77,9 +85,16 @@ mod tests {
             ("devices", "eth0", Some("b: line 3: kernel.devices")),
             ("client_ca", "/c", None),
             ("certificate", "/d", None),
+            ("relay.certificate", "/c", Some("a: line 2: relay.certificate")),
+            ("relay.listener.private_key", "/k", Some("a: line 5: relay.listener.private_key")),
         ] {
             assert_eq!(place(&parts, key, value).map(|place| place.to_string()).as_deref(), expected, "{key}");
         }
+        let twice = [part("", "[[forward]]\nlisten = \"a\"\n[[forward]]\nlisten = \"a\"\n")];
+        assert_eq!(
+            ["listen", "forward.listen"].map(|key| place(&twice, key, "a").map(|place| place.line)),
+            [Some(2), None]
+        );
         assert_eq!(place(&[part("", "a = \"1\"")], "a", "1").unwrap().to_string(), "line 1: a");
     }
 }

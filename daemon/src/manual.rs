@@ -119,7 +119,7 @@ Certificates and keys, readable to the group paced.
 .I /var/lib/paced
 What has to survive a restart, by
 .I state_dir
-of the configuration: the secret of connection IDs and tokens for addresses, a saved policy, in quotas.json what users have used of their quotas, in tokens.json how many tokens clients of a gateway have used this month, in engines.json what a gateway has learned of its engines, and in decisions.jsonl and decisions.1.jsonl what the policies of its aliases decided, if that is recorded.
+of the configuration: the secret of connection IDs and tokens for addresses, a saved policy, in quotas.json what users have used of their quotas, in tokens.json how many tokens clients of a gateway have used this month, in engines.json what a gateway has learned of its engines, and in decisions.jsonl and decisions.1.jsonl what the policies of its aliases decided, if that is recorded. The running daemon holds a lock on .lock.
 .TP
 .I /run/paced/control.sock
 Where

@@ -64,7 +64,7 @@ pub const DEVELOPMENT_ECHO: &str = "127.0.0.1:4434";
 /// Runs with a configuration file until SIGTERM.
 ///
 /// # Errors
-/// The configuration is not valid, a file or address that it names is missing or taken, or another paced uses its state folder.
+/// The configuration is not valid, a file or address that it names is missing or taken, or another process uses its state folder.
 pub fn production(file: &Path) -> Result<()> {
     let config = configuration::read(file)?;
     start(config, Some(file))
@@ -74,7 +74,7 @@ pub fn production(file: &Path) -> Result<()> {
 /// own certificate in `state_dir`.
 ///
 /// # Errors
-/// The folder cannot be written, another paced uses it, or an address is taken.
+/// The folder cannot be written, another process uses it, or an address is taken.
 pub fn development(state_dir: &Path) -> Result<()> {
     start(Config::development(state_dir.to_owned()), None)
 }
@@ -102,14 +102,14 @@ fn refuse_foreign_state(config: &Config, user: u32, owner: u32) -> Result<()> {
 /// Claims the state folder. Without a folder, or where it cannot be locked, paced runs without the claim; the log says so.
 ///
 /// # Errors
-/// Another paced uses the folder: each would overwrite what the other saves.
+/// Another process, most likely another paced, uses the folder: each would overwrite what the other saves.
 fn claim(state_dir: &Path) -> Result<Option<FolderClaim>> {
     let folder = state_dir.display();
     match FolderClaim::new(state_dir) {
         Ok(claim) => Ok(Some(claim)),
         Err(TryLockError::WouldBlock) => anyhow::bail!(
-            "another paced uses the state folder {folder}, and each would overwrite what the other saves there: stop it, or give this one \
-             its own `state_dir` (in development mode, `--state-dir`)"
+            "another process, most likely another paced, uses the state folder {folder}, and each would overwrite what the other saves \
+             there: stop it, or give this one its own `state_dir` (in development mode, `--state-dir`)"
         ),
         Err(TryLockError::Error(error)) => {
             tracing::warn!(%folder, %error, "the state folder cannot be locked: no other paced may use it");
@@ -394,7 +394,12 @@ mod tests {
         let error = claim(&folder).unwrap_err().to_string();
         assert!(error.contains(folder.to_str().unwrap()) && error.contains("its own `state_dir`"), "{error}");
         drop(first);
-        assert!(claim(&folder).unwrap().is_some());
+        // A program that another test starts holds a copy of the lock until it is executed.
+        let mut tries = (0..500).map(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            claim(&folder)
+        });
+        assert!(tries.find_map(Result::ok).unwrap().is_some());
         fs::remove_dir_all(&folder).unwrap();
         assert!(claim(&folder).unwrap().is_none(), "a folder that cannot be locked ends nothing");
     }

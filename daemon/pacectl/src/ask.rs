@@ -258,11 +258,11 @@ mod tests {
 
     #[test]
     fn an_event_about_a_failure_is_none_of_success_in_whatever_form() {
-        let failure = |event: Value| failure(&event);
-        assert_eq!(failure(json!({ "error": { "message": "no room" } })).as_deref(), Some("no room"));
-        assert_eq!(failure(json!({ "error": "no room" })).as_deref(), Some("no room"));
-        assert_eq!(failure(json!({ "error": { "code": 500 } })).as_deref(), Some("{\"code\":500}"));
-        assert_eq!(failure(json!({ "choices": [], "error": null })), None);
+        let told = |event: Value| failure(&event);
+        assert_eq!(told(json!({ "error": { "message": "no room" } })).as_deref(), Some("no room"));
+        assert_eq!(told(json!({ "error": "no room" })).as_deref(), Some("no room"));
+        assert_eq!(told(json!({ "error": { "code": 500 } })).as_deref(), Some("{\"code\":500}"));
+        assert_eq!(told(json!({ "choices": [], "error": null })), None);
     }
 
     #[test]

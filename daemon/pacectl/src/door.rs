@@ -206,7 +206,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if error.chain().any(is_refusal) {
         return 3;
     }
-    if error.is::<NoServer>() || matches!(connect_error(error.as_ref()), Some(ConnectError::NoAnswer(_))) {
+    if error.is::<NoServer>() || matches!(error.chain().find_map(connect_error), Some(ConnectError::NoAnswer(_))) {
         return 5;
     }
     match error.downcast_ref::<Status>().map(Status::code) {
@@ -373,6 +373,8 @@ mod tests {
         let silent = || ConnectError::NoAnswer("192.0.2.1:443".parse().unwrap());
         assert_eq!(exit_code(&silent().into()), 5, "as of probe");
         assert_eq!(exit_code(&anyhow::Error::new(Arc::new(silent()))), 5, "as of forward");
+        let explained = anyhow::Error::new(silent()).context("start a relay");
+        assert_eq!(exit_code(&explained), 5, "as of a relay of development mode");
         let no_server = NoServer { url: "http://127.0.0.1:8100".into(), error: "refused".into() };
         assert_eq!(exit_code(&no_server.into()), 5, "as of ask");
     }

@@ -1,6 +1,6 @@
 //! `pacectl forward`: a local port that leads to a target behind a relay.
 
-use std::net::SocketAddr;
+use std::{future::pending, net::SocketAddr, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use api::say;
@@ -11,8 +11,9 @@ use config::{
     uplink::{BACKOFF, UplinkSettings},
 };
 use edge::{
-    EdgeMetrics,
+    EdgeMetrics, LocalAddressCounters,
     client::{
+        access::Access,
         endpoint::{ANSWER_TIMEOUT, Endpoint},
         introduction::CredentialsRefused,
     },
@@ -57,6 +58,8 @@ pub(crate) struct Arguments {
 pub(crate) struct NotAdmitted(pub(crate) CredentialsRefused);
 
 pub(crate) async fn run(arguments: &Arguments, json: bool) -> Result<()> {
+    // First, so that a signal ends the command as documented also while it connects.
+    let stop = stop()?;
     let access = arguments.relay.access()?;
     let metrics = EdgeMetrics::default();
     let counters = metrics.of(arguments.listen, if arguments.tcp { "tcp" } else { "udp" });
@@ -66,14 +69,23 @@ pub(crate) async fn run(arguments: &Arguments, json: bool) -> Result<()> {
     let moves = moved.subscribe();
     tokio::spawn(moves::follow(moved));
     let runner = tokio::spawn(async move { runner.run(moves).await });
-    // The first failure is reported at once; later losses are repaired silently.
-    let link = uplink.link().await.map_err(anyhow::Error::new)?;
-    // A relay that does not answer this question may still open tunnels.
-    if let Ok(Ok(Some(refused))) = timeout(ANSWER_TIMEOUT, link.relay.introduce()).await {
-        return Err(NotAdmitted(refused).into());
-    }
+    let outcome = tokio::select! {
+        outcome = serve(arguments, access, &uplink, counters, json) => outcome,
+        () = stop => Ok(()),
+    };
+    runner.abort();
+    uplink.close().await;
+    outcome
+}
 
-    let stop = stop()?;
+/// Binds the local address, connects, and forwards until the address fails or the relay refuses the credentials.
+async fn serve(
+    arguments: &Arguments,
+    access: Access,
+    uplink: &Arc<Uplink>,
+    counters: Arc<LocalAddressCounters>,
+    json: bool,
+) -> Result<()> {
     let Arguments { listen, target, .. } = arguments;
     let protocol = if arguments.tcp { Protocol::Tcp } else { Protocol::Udp };
     let (bind_failed, member) = (|error| BindError::new(protocol, *listen, error), Membership::default());
@@ -99,23 +111,37 @@ pub(crate) async fn run(arguments: &Arguments, json: bool) -> Result<()> {
     if arguments.tcp {
         let listener = door::bind(*listen).map_err(bind_failed)?;
         let connections = Connections::new(listener, &forward, member, uplink.clone(), counters)?;
-        ready(connections.address()?, arguments, &uplink, json);
+        let refusal = connect(uplink).await?;
+        ready(connections.address()?, arguments, uplink, json);
         tokio::select! {
-            () = connections.run() => {}
-            () = stop => {}
+            () = connections.run() => Ok(()),
+            refused = refusal => Err(refused.into()),
         }
     } else {
         let socket = local::bind(*listen).map_err(bind_failed)?;
         let local = Local::new(socket, &forward, member, uplink.clone(), counters)?;
-        ready(local.address()?, arguments, &uplink, json);
+        let refusal = connect(uplink).await?;
+        ready(local.address()?, arguments, uplink, json);
         tokio::select! {
-            outcome = local.run() => outcome.context("the local socket failed")?,
-            () = stop => {}
+            outcome = local.run() => outcome.context("the local socket failed"),
+            refused = refusal => Err(refused.into()),
         }
     }
-    runner.abort();
-    uplink.close().await;
-    Ok(())
+}
+
+/// Connects. Returns a future that asks the relay whether it admits this client, and completes only if it does not.
+async fn connect(uplink: &Uplink) -> Result<impl Future<Output = NotAdmitted>> {
+    // The first failure is reported at once; later losses are repaired silently. The link's place is free again at once.
+    let relay = uplink.link().await.map_err(anyhow::Error::new)?.relay.clone();
+    Ok(async move {
+        let answer = timeout(ANSWER_TIMEOUT, relay.introduce()).await;
+        drop(relay);
+        match answer {
+            Ok(Ok(Some(refused))) => NotAdmitted(refused),
+            // A relay that does not answer this question may still open tunnels.
+            _ => pending().await,
+        }
+    })
 }
 
 fn ready(listen: SocketAddr, arguments: &Arguments, uplink: &Uplink, json: bool) {
@@ -141,4 +167,49 @@ fn stop() -> Result<impl Future<Output = ()>> {
             _ = interrupt.recv() => {}
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        net::UdpSocket,
+        process::{Command, id},
+    };
+
+    use clap::Parser as _;
+    use futures::poll;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    /// Returns a relay that never answers, and the arguments to forward `listen` through it.
+    fn silent(listen: SocketAddr) -> (UdpSocket, Arguments) {
+        let relay = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (place, listen, pin) = (relay.local_addr().unwrap().to_string(), listen.to_string(), "00".repeat(32));
+        let words = ["forward", &listen, "192.0.2.1:53", "--relay", &place, "--pin", &pin];
+        let arguments = Line::parse_from(words).arguments;
+        (relay, arguments)
+    }
+
+    #[tokio::test]
+    async fn an_interruption_while_connecting_is_no_failure() {
+        let (_relay, arguments) = silent("127.0.0.1:0".parse().unwrap());
+        let mut running = Box::pin(run(&arguments, false));
+        assert!(poll!(running.as_mut()).is_pending());
+        assert!(Command::new("kill").args(["-INT", &id().to_string()]).status().unwrap().success());
+        running.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_local_address_that_is_taken_is_told_before_the_relay_answers() {
+        let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (_relay, arguments) = silent(taken.local_addr().unwrap());
+        let error = run(&arguments, false).await.unwrap_err();
+        assert!(error.is::<BindError>(), "{error:#}");
+    }
 }

@@ -330,7 +330,8 @@ impl Screen {
             return;
         }
         let shown: Vec<_> = self.tunnels.iter().take(usize::from(lower.height)).map(tunnel).collect();
-        let widest = |column: usize| shown.iter().map(|row| row[column].chars().count() as u16).max().unwrap_or(0);
+        let width = |cell: &String| u16::try_from(cell.chars().count()).unwrap_or(u16::MAX);
+        let widest = |column: usize| shown.iter().map(|row| width(&row[column])).max().unwrap_or(0);
         let widths = tunnel_widths(lower.width, [widest(1), widest(2), widest(3)]);
         let cell = |(column, (cell, width)): (usize, (String, &u16))| match column {
             1 | 3 => shortened(&cell, *width),
@@ -375,9 +376,10 @@ fn tunnel_widths(screen: u16, wanted: [u16; 3]) -> Vec<u16> {
     let [from, class, target] = [wanted[0].max(6), wanted[1].clamp(5, 12), wanted[2].max(6)];
     // Without "moved", with a space between each two columns.
     let rest = screen.saturating_sub(ID + 2 * RATE + 5);
-    let has_moved = from + class + target + 1 + MOVED <= rest;
+    let places = from.saturating_add(target);
+    let has_moved = places.saturating_add(class + 1 + MOVED) <= rest;
     let rest = if has_moved { rest - 1 - MOVED } else { rest };
-    let class = class.min(rest.saturating_sub(from + target).max(8)).min(rest);
+    let class = class.min(rest.saturating_sub(places).max(8)).min(rest);
     let room = rest - class;
     // What one of them leaves of its half is for the other.
     let target = target.min(room - from.min(room / 2));

@@ -30,7 +30,7 @@ use crate::{certificates, policy};
 
 mod addresses;
 
-/// A key, and the file or name that is its value.
+/// A key, with or without its sections (see [`config::place`]), and the file or name that is its value.
 type Named = (&'static str, PathBuf);
 
 /// Reads a configuration and everything that it names on this machine; returns it with warnings about settings that may
@@ -53,8 +53,10 @@ pub fn check(file: &Path) -> Result<(Config, Vec<String>)> {
         }
         bail!(lines.join("\n"));
     }
-    let warnings = warnings(&config).into_iter();
-    Ok((config, warnings.map(|(named, why)| placed(&parts, &[named], &why)).collect()))
+    let warnings = warnings(&config).into_iter().map(|(named, why)| (vec![named], why));
+    let warnings = warnings.chain(addresses::missing(&config));
+    let warnings = warnings.map(|(keys, why)| placed(&parts, &keys, &why)).collect();
+    Ok((config, warnings))
 }
 
 /// Puts the positions of keys before a message. Takes the keys whose value is in the message, or else all keys.
@@ -141,7 +143,6 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
         (named, why)
     }));
     warnings.extend(mistaken(config, SystemTime::now()));
-    warnings.extend(addresses::missing(config));
     for (_, _, uplink) in config.all_uplinks() {
         let Some(file) = &uplink.token_file else { continue };
         if let Some(Err(error)) =
@@ -350,6 +351,39 @@ private_key = "$/relay.key"
                        target = \"a.example:53\"\nca = \"$/none.pem\"";
         let both = folder.check(&format!("{}{forward}", RELAY.replace("relay.key", "other.key"))).unwrap_err();
         assert!(both.contains("relay.private_key") && both.contains("line 10: forward.ca"), "{both}");
+    }
+
+    #[test]
+    fn addresses_that_overlap_are_told_with_the_lines_that_certainly_name_them() {
+        let folder = Folder::new("overlapping");
+        let forward = |listen: &str, protocol: &str| {
+            format!(
+                "[[forward]]\nlisten = \"{listen}\"\nprotocol = \"{protocol}\"\ntarget = \"a.example:53\"\n\
+                 relay = \"https://r.example/{{target_host}}/{{target_port}}/\"\n"
+            )
+        };
+        let listener = format!("{RELAY}[[relay.listener]]\naddress = \"0.0.0.0:443\"\n");
+        for (text, told) in [
+            (
+                listener + &forward("127.0.0.1:443", "udp"),
+                "line 7: relay.listener.address and line 9: forward.listen: ",
+            ),
+            (
+                forward("127.0.0.1:53", "udp") + &forward("0.0.0.0:53", "udp"),
+                "line 2: forward.listen and line 7: forward.listen: ",
+            ),
+            (
+                // The first line is for UDP, and does not overlap.
+                forward("127.0.0.1:53", "udp") + &forward("127.0.0.1:53", "tcp") + &forward("0.0.0.0:53", "tcp"),
+                "\nline 12: forward.listen: ",
+            ),
+        ] {
+            let refusal = folder.check(&text).unwrap_err();
+            assert!(
+                refusal.replace(&format!("{}: ", folder.0.join("paced.toml").display()), "").contains(told),
+                "{refusal}"
+            );
+        }
     }
 
     #[test]

@@ -21,24 +21,30 @@ fn folder(state_home: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
     state.map_or_else(|| PathBuf::from("/var/lib/paced-development"), |state| state.join("paced"))
 }
 
+/// The file in a folder of state whose lock is the claim to the folder. Every user who may read the folder could lock the folder
+/// itself.
+const LOCK: &str = ".lock";
+
 /// The claim of this process to a folder of state, until it is dropped or the process ends. Programs that this process starts
 /// do not inherit it.
 #[derive(Debug)]
 pub struct FolderClaim {
     /// Holds the lock (flock(2)).
-    _folder: File,
+    _file: File,
 }
 
 impl FolderClaim {
-    /// Claims `folder` without waiting.
+    /// Claims `folder` without waiting. Its lock file, which only the user of the first claim may open, stays in it.
     ///
     /// # Errors
-    /// [`TryLockError::WouldBlock`] if another process has claimed the folder. Otherwise this user may not read the folder, or its
-    /// file system has no locks.
+    /// [`TryLockError::WouldBlock`] if another process has claimed the folder. Otherwise this user may not write the lock file, or
+    /// the file system has no locks.
     pub fn new(folder: &Path) -> Result<Self, TryLockError> {
-        let folder = File::open(folder).map_err(TryLockError::Error)?;
-        folder.try_lock()?;
-        Ok(Self { _folder: folder })
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(folder.join(LOCK));
+        let file = file.map_err(TryLockError::Error)?;
+        file.try_lock()?;
+        Ok(Self { _file: file })
     }
 }
 
@@ -114,9 +120,14 @@ mod tests {
 
     #[test]
     fn a_folder_has_one_claim_at_a_time_whatever_is_written_in_it() {
+        use std::os::unix::fs::PermissionsExt as _;
         let folder = env::temp_dir().join(format!("paced-state-claimed-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
+        // Every user may do this.
+        let other = File::open(&folder).unwrap();
+        other.try_lock().unwrap();
         let claim = FolderClaim::new(&folder).unwrap();
+        assert_eq!(fs::metadata(folder.join(LOCK)).unwrap().permissions().mode() & 0o777, 0o600);
         // Opens the folder, and closes it again.
         replace(&folder.join("saved.toml"), b"one").unwrap();
         assert!(matches!(FolderClaim::new(&folder), Err(TryLockError::WouldBlock)));

@@ -224,7 +224,7 @@ fn ports_of_addresses_stay_on_a_screen_of_80_columns() {
 #[test]
 fn widths_of_tunnels_never_exceed_the_screen() {
     for screen in 0..200 {
-        for wanted in [[1, 1], [21, 21], [60, 1], [1, 60], [60, 60]] {
+        for wanted in [[1, 1], [21, 21], [60, 1], [1, 60], [60, 60], [u16::MAX, u16::MAX]] {
             let widths = tunnel_widths(screen, [wanted[0], 14, wanted[1]]);
             let all = widths.iter().sum::<u16>() + widths.len() as u16 - 1;
             assert!(all <= screen.max(33), "{screen} {wanted:?}: {widths:?}");

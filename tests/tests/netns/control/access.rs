@@ -91,7 +91,7 @@ fn a_socket_that_a_killed_daemon_left_is_taken_over_and_that_of_a_living_one_is_
     };
     let mut other = second(site.path("paced.toml"));
     assert_eq!(other.wait(SOON).unwrap().code(), Some(1));
-    assert!(other.output().contains("another paced uses the state folder"), "{}", other.output());
+    assert!(other.output().contains("most likely another paced, uses the state folder"), "{}", other.output());
     let other = second(site.write_second().unwrap());
     other.wait_for_line("is served by another process; give each its own `socket`", SOON).unwrap();
     drop(other);
