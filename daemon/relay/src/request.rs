@@ -126,7 +126,7 @@ pub async fn admit(
     let places = take_places(relay, rules, client, (&holder, most_tunnels(rules, user.as_ref())), now)?;
     let key = TunnelKey::from_fields(&head.fields).filter(|_| protocol == Protocol::Udp);
     let user_name = user.as_ref().map(|user| &*user.name);
-    let continued = key.and_then(|key| relay.continuable.find(key, user_name, &target));
+    let continued = key.and_then(|key| relay.continuable.find(key, user_name, target));
     let (name, addresses) = match &target.host {
         Host::Ip(ip) => (None, vec![*ip]),
         Host::Name(name) => {
