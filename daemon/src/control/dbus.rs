@@ -74,7 +74,8 @@ pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
 /// Serves on a bus until it is gone.
 async fn serve(door: Door, bus: &Bus) -> Result<()> {
     let control = door.control.clone();
-    // Before a caller can read the first values.
+    // Before a caller can see the name or read the first values, because it counts on all changes from then on.
+    let mut events = control.events(Vec::new());
     let mut policies = control.policies.watch();
     let mut last = policies.borrow_and_update().clone();
     let builder = match bus {
@@ -87,7 +88,6 @@ async fn serve(door: Door, bus: &Bus) -> Result<()> {
     connection.request_name_with_flags(NAME, RequestNameFlags::DO_NOT_QUEUE).await.with_context(failed)?;
     tracing::info!(%bus, name = NAME, "on D-Bus");
     let door = connection.object_server().interface::<_, Door>(PATH).await.context("the door was just made")?;
-    let mut events = control.events(Vec::new());
     loop {
         let (kind, message) = tokio::select! {
             event = events.next() => match event {
