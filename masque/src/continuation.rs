@@ -1,6 +1,6 @@
 //! The key by which a client continues a UDP tunnel on another connection: the field `paced-tunnel` of requests, which is paced's own.
 //!
-//! A client gives each tunnel a random key. If a relay gets a request with the key and the target of a tunnel that it still has, it serves
+//! A client gives each tunnel a secret key, another one at each relay. If a relay gets a request with the key and the target of a tunnel that it still has, it serves
 //! the tunnel on that request, from the same socket: the target sees no other source address. Other relays ignore the field.
 
 use crate::h3::Field;

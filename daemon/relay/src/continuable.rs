@@ -1,10 +1,6 @@
 //! The open UDP tunnels that their clients may continue on another connection.
 
-use std::{
-    collections::HashMap,
-    net::SocketAddr,
-    sync::{Arc, Weak},
-};
+use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 
 use masque::{continuation::TunnelKey, target::Target};
 use parking_lot::Mutex;
@@ -15,24 +11,25 @@ use crate::udp_target::TargetOrigin;
 /// tunnels.
 #[derive(Default)]
 pub struct Continuable {
-    open: Mutex<HashMap<TunnelKey, Weak<KeyedSocket>>>,
+    open: Mutex<HashMap<TunnelKey, KeyedSocket>>,
 }
 
 /// The socket of a tunnel with a key, or of several that continue each other.
-pub struct KeyedSocket {
+struct KeyedSocket {
     user: Option<Arc<str>>,
     target: Target,
     /// The address to which the socket is connected.
-    pub next_hop: SocketAddr,
-    /// The socket.
-    pub origin: TargetOrigin,
+    next_hop: SocketAddr,
+    origin: TargetOrigin,
+    /// How many open tunnels have it.
+    tunnels: usize,
 }
 
 /// Keeps the entry of a tunnel's socket.
 pub struct ContinuablePlace {
     continuable: Arc<Continuable>,
     key: TunnelKey,
-    socket: Option<Arc<KeyedSocket>>,
+    origin: TargetOrigin,
 }
 
 impl Continuable {
@@ -47,26 +44,33 @@ impl Continuable {
         origin: &TargetOrigin,
     ) -> ContinuablePlace {
         let mut open = self.open.lock();
-        let same = open.get(&key).and_then(Weak::upgrade).filter(|known| known.origin.is(origin));
-        let socket = same.unwrap_or_else(|| Arc::new(KeyedSocket { user, target, next_hop, origin: origin.clone() }));
-        open.insert(key, Arc::downgrade(&socket));
-        ContinuablePlace { continuable: self.clone(), key, socket: Some(socket) }
+        match open.get_mut(&key) {
+            Some(known) if known.origin.is(origin) => known.tunnels += 1,
+            _ => {
+                open.insert(key, KeyedSocket { user, target, next_hop, origin: origin.clone(), tunnels: 1 });
+            }
+        }
+        ContinuablePlace { continuable: self.clone(), key, origin: origin.clone() }
     }
 
-    /// Returns the socket of the tunnel with this key if the same user has asked for the same target.
+    /// Returns the socket with this key and the address to which it is connected, if the same user has asked for the same target.
     #[must_use]
-    pub fn find(&self, key: TunnelKey, user: Option<&str>, target: &Target) -> Option<Arc<KeyedSocket>> {
-        let socket = self.open.lock().get(&key)?.upgrade()?;
-        (socket.user.as_deref() == user && socket.target == *target).then_some(socket)
+    pub fn find(&self, key: TunnelKey, user: Option<&str>, target: &Target) -> Option<(SocketAddr, TargetOrigin)> {
+        let open = self.open.lock();
+        let known = open.get(&key).filter(|known| known.user.as_deref() == user && known.target == *target)?;
+        Some((known.next_hop, known.origin.clone()))
     }
 }
 
 impl Drop for ContinuablePlace {
     fn drop(&mut self) {
         let mut open = self.continuable.open.lock();
-        self.socket = None;
-        if open.get(&self.key).is_some_and(|socket| socket.strong_count() == 0) {
-            open.remove(&self.key);
+        // A tunnel with another socket may have the key by now.
+        if let Some(known) = open.get_mut(&self.key).filter(|known| known.origin.is(&self.origin)) {
+            known.tunnels -= 1;
+            if known.tunnels == 0 {
+                open.remove(&self.key);
+            }
         }
     }
 }

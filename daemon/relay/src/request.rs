@@ -132,7 +132,7 @@ pub async fn admit(
         Host::Name(name) => {
             rules.targets.check_name(protocol, name, target.port).map_err(refuse_name)?;
             let addresses = match &continued {
-                Some(socket) => vec![socket.next_hop.ip()],
+                Some((next_hop, _)) => vec![next_hop.ip()],
                 None => relay.resources.resolver.resolve(name, &holder).await.map_err(refuse_unresolved)?,
             };
             (Some(&name[..]), addresses)
@@ -152,7 +152,7 @@ pub async fn admit(
     }
     // Where no credentials are required, every client with a permitted request counts as a user.
     client.standing.admit();
-    let continued = continued.and_then(|socket| Some((socket.next_hop, socket.origin.target()?)));
+    let continued = continued.and_then(|(next_hop, origin)| Some((next_hop, origin.target()?)));
     let is_continued = continued.is_some();
     // The connection goes to an address that was checked.
     let (next_hop, target) = match continued {
@@ -164,6 +164,7 @@ pub async fn admit(
     let asked = TunnelOrigin { user, name, next_hop, protocol, listener: client.listener };
     let signal = signal.or_else(|| Priority::from_fields(&head.fields));
     let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
+    // The pump of a continued tunnel marks the socket when it receives.
     if !is_continued {
         mark(&target.socket(), None, &terms.class, &relay.resources.metrics);
     }

@@ -81,8 +81,6 @@ pub struct UdpPump {
     target_stirred: Arc<Stirred>,
     /// Whether the socket may have more to read.
     target_due: bool,
-    /// Whether no other tunnel may have marked the socket since the last poll.
-    has_received: bool,
     traffic: Arc<Traffic>,
     metrics: Arc<RelayMetrics>,
 }
@@ -103,7 +101,6 @@ impl UdpPump {
         let uplink = Segments::new(queue_bytes);
         let target_stirred = Arc::<Stirred>::default();
         target.receive(|| waker(target_stirred.clone()));
-        let has_received = !target.continues();
         let (last_moved, idle_timer) = (Instant::now(), Box::pin(tokio::time::sleep(idle)));
         let chunk = Segments::new(queue_bytes);
         // Asked first, so that the first turn applies settings that arrive only now.
@@ -124,7 +121,6 @@ impl UdpPump {
             timer_stirred: Arc::default(),
             target_stirred,
             target_due: true,
-            has_received,
             traffic,
             metrics,
         }
@@ -163,11 +159,11 @@ impl UdpPump {
         if let Some(client) = self.unsettled.take_if(|client| client.settings().is_some()) {
             self.tunnel.set_datagrams_usable(client.datagrams_allowed());
         }
-        let receives = self.target.receives();
-        let receives_again = receives && !std::mem::replace(&mut self.has_received, receives);
         match self.gate.follow() {
-            _ if receives_again => mark_anew(&self.target.socket(), self.gate.class(), &self.metrics),
-            Some((before, class)) if receives => mark(&self.target.socket(), Some(&before), class, &self.metrics),
+            _ if self.target.must_mark() => mark_anew(&self.target.socket(), self.gate.class(), &self.metrics),
+            Some((before, class)) if self.target.receives() => {
+                mark(&self.target.socket(), Some(&before), class, &self.metrics);
+            }
             _ => {}
         }
         match self.try_poll(cx) {

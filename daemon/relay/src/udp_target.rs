@@ -1,9 +1,11 @@
-//! The target side of a UDP tunnel: one connected, non-blocking socket per tunnel, with batches in both directions.
+//! The target side of a UDP tunnel: a connected, non-blocking socket, which only tunnels that continue each other share, with batches in
+//! both directions.
 //!
 //! | type | description |
 //! |---|---|
 //! | [`UdpTarget`] | the socket: `connect`, `flush`, `poll_writable`, `poll_recv` |
 //! | [`Segments`](quic::segments::Segments) | payloads for the target: push each, flush once per turn |
+//! | [`TargetOrigin`] | the socket as a later tunnel finds it |
 //! | [`UplinkCounters`], [`Received`] | the results of flushing and receiving, as plain integers that the caller publishes |
 //! | [`TargetError`] | why a tunnel has to end; every other error is survived and counted |
 //!

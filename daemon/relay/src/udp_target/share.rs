@@ -14,7 +14,7 @@ use socket2::Socket;
 
 use super::{UdpTarget, reachability::Reachability};
 
-/// How many tunnels may share a socket: each is woken by each packet.
+/// How many tunnels may share a socket. Each has a descriptor of its own, so each packet wakes the threads of all of them.
 const MOST: usize = 4;
 
 /// A target's socket, as a later tunnel finds it. It keeps nothing open.
@@ -23,12 +23,14 @@ pub struct TargetOrigin(Arc<Sharers>);
 
 #[derive(Debug, Default)]
 struct Sharers {
-    /// By their last use.
+    /// The open tunnels, the least recently used first.
     open: Mutex<Vec<Sharer>>,
-    /// The number of the last of them.
+    /// The number of the tunnel that receives.
     receiver: AtomicU64,
-    /// The last number that was given away.
-    last: AtomicU64,
+    /// The number of the next tunnel.
+    next: AtomicU64,
+    /// The number of the tunnel whose class's marks the socket has: at first the one for which `request::admit` has marked it.
+    marked: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -54,7 +56,7 @@ impl TargetOrigin {
             open.iter().find_map(|sharer| sharer.socket.upgrade())?
         };
         let target = UdpTarget::join(socket.try_clone().ok()?, self.clone()).ok()?;
-        // A target worth moving to has answered before.
+        // Clients move tunnels that work, so ICMP errors are judged as for a target that has answered.
         target.note(Reachability::on_received);
         Some(target)
     }
@@ -74,9 +76,9 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// A place that takes part from the first call of [`receive`](Self::receive) on.
+    /// Takes a number. The tunnel joins the open ones with its first call of [`receive`](Self::receive).
     pub(super) fn new(origin: TargetOrigin) -> Self {
-        let number = origin.0.last.fetch_add(1, Relaxed) + 1;
+        let number = origin.0.next.fetch_add(1, Relaxed);
         Self { origin, number }
     }
 
@@ -84,21 +86,28 @@ impl Share {
         &self.origin
     }
 
-    /// Whether an earlier tunnel had the socket.
-    pub(super) fn continues(&self) -> bool {
-        self.number > 1
+    /// Whether it receives, but the socket has the marks of another tunnel's class. The caller must then mark it.
+    pub(super) fn must_mark(&self) -> bool {
+        let marked = &self.origin.0.marked;
+        let must = self.receives() && marked.load(Relaxed) != self.number;
+        if must {
+            marked.store(self.number, Relaxed);
+        }
+        must
     }
 
     pub(super) fn receives(&self) -> bool {
         self.origin.0.receiver.load(Relaxed) == self.number
     }
 
-    /// Makes it the receiver of `socket`, with a `waker` for the time when it becomes the receiver again.
+    /// Makes this tunnel the receiver. If it becomes the receiver again because a later one ended, `waker` is woken.
     pub(super) fn receive(&self, socket: &Arc<Socket>, waker: impl FnOnce() -> Waker) {
         let Sharers { open, receiver, .. } = &*self.origin.0;
         let mut open = open.lock();
         let known = open.iter().position(|sharer| sharer.number == self.number).map(|place| open.remove(place));
         let new = || Sharer { number: self.number, socket: Arc::downgrade(socket), waker: waker() };
+        // Nearly all sockets have one tunnel.
+        open.reserve_exact(1);
         open.push(known.unwrap_or_else(new));
         receiver.store(self.number, Relaxed);
     }

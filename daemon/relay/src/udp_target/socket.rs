@@ -131,10 +131,10 @@ impl UdpTarget {
         self.share.origin()
     }
 
-    /// Whether it continues an earlier tunnel, which may have marked the socket.
+    /// Whether it receives, but the socket has the marks of another tunnel's class. The caller must then mark it.
     #[must_use]
-    pub fn continues(&self) -> bool {
-        self.share.continues()
+    pub fn must_mark(&self) -> bool {
+        self.share.must_mark()
     }
 
     /// Whether it receives from the socket: another tunnel may do so in its place.
@@ -143,7 +143,7 @@ impl UdpTarget {
         self.share.receives()
     }
 
-    /// Makes it the tunnel that receives. When it becomes that again because others ended, `waker` is woken.
+    /// Makes this tunnel the receiver. If it becomes the receiver again because a later one ended, `waker` is woken.
     pub fn receive(&self, waker: impl FnOnce() -> Waker) {
         self.share.receive(self.fd.get_ref(), waker);
     }

@@ -81,7 +81,9 @@ async fn the_latest_tunnel_of_a_socket_receives_and_after_its_end_the_one_before
     earlier.receive(waker);
     let later = earlier.origin().target().unwrap();
     assert!(earlier.receives() && !later.receives(), "it is not open yet");
+    assert!(!earlier.must_mark() && !later.must_mark(), "the socket was marked when it was made");
     later.receive(waker);
+    assert!(later.must_mark() && !later.must_mark());
     peer.send_to(b"answer", address).await.unwrap();
     assert_eq!(receive(&later).await.unwrap().0, [b"answer".to_vec()]);
 
@@ -95,6 +97,7 @@ async fn the_latest_tunnel_of_a_socket_receives_and_after_its_end_the_one_before
     assert_eq!(woken.0.load(Relaxed), 0);
     drop(latest);
     assert_eq!((earlier.receives(), woken.0.load(Relaxed)), (true, 1));
+    assert!(earlier.must_mark(), "the socket has the marks of a tunnel that has ended");
     peer.send_to(b"more", address).await.unwrap();
     assert_eq!(receive(&earlier).await.unwrap().0, [b"more".to_vec()]);
 }
@@ -109,7 +112,7 @@ async fn few_tunnels_share_a_socket_which_stays_open_for_the_last_of_them() {
     while let Some(other) = origin.target() {
         other.receive(noop);
         others.push(other);
-        assert!(others.len() < 10, "each of them is woken by each packet");
+        assert!(others.len() < 10, "each packet wakes the threads of all of them");
     }
     drop(first);
     others.truncate(1);
