@@ -91,7 +91,7 @@ impl OpenError {
     }
 }
 
-/// What the keys of one tunnel at several relays are made of: no relay learns the key at another.
+/// The secret from which a tunnel's key at each relay is derived. A relay cannot compute the key at another relay.
 #[derive(Clone, Copy)]
 pub struct TunnelSecret([u8; 16]);
 

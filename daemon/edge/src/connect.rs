@@ -263,7 +263,7 @@ impl RelayAccess {
         self.settle(opened, &tries, client, (Protocol::Tcp, target))
     }
 
-    /// Asks the relay for a UDP tunnel to a target, in the form that `mode` says, with the `secret` by which it can be continued; otherwise like [`RelayAccess::open`].
+    /// Like [`RelayAccess::open`], for a UDP tunnel in the form that `mode` says. A later tunnel with the same `secret` may continue it.
     ///
     /// # Errors
     /// See [`NoConnection`].

@@ -115,8 +115,6 @@ pub struct Edge {
     connections: JoinSet<()>,
     /// Answers of local addresses that have ended.
     last_answers: LastAnswers,
-    /// The uplinks that may carry the last answers of local addresses that have ended.
-    answering: Vec<SharingKey>,
 }
 
 /// The socket of a local address.
@@ -165,6 +163,8 @@ struct Shared {
     key: SharingKey,
     uplink: Arc<Uplink>,
     task: AbortHandle,
+    /// Whether it may carry the last answers of a local address that has ended.
+    may_answer: bool,
 }
 
 /// Local addresses that can be served: their files could be used and their sockets bound.
@@ -226,8 +226,7 @@ impl Edge {
     ) -> Self {
         let (locals, connections, last_answers) = (JoinSet::new(), JoinSet::new(), LastAnswers::default());
         let (served, uplinks) = (Vec::new(), Vec::new());
-        let answering = Vec::new();
-        Self { transport, metrics, schedules, moves, served, uplinks, locals, connections, last_answers, answering }
+        Self { transport, metrics, schedules, moves, served, uplinks, locals, connections, last_answers }
     }
 
     /// Prepares to serve exactly the local addresses of a configuration, without changing what is served now.
@@ -387,12 +386,12 @@ impl Edge {
                 );
             }
         }
-        if !self.last_answers.go_on() {
-            self.answering.clear();
-        }
+        let uses = |served: &Served, key: &SharingKey| served.keys.contains(key) || served.before.contains(key);
         let serves_models = |served: &&Served| matches!(served.wanted, Wanted::Serve(_));
-        let ending = before.iter().flatten().filter(serves_models);
-        self.answering.extend(ending.flat_map(|served| served.keys.iter().chain(&served.before)).cloned());
+        let ending: Vec<_> = before.iter().flatten().filter(serves_models).collect();
+        for shared in &mut self.uplinks {
+            shared.may_answer |= ending.iter().any(|served| uses(served, &shared.key));
+        }
         for served in before.into_iter().flatten() {
             served.task.abort();
             if others.iter().all(|other| !other.wanted.is_at(&served.wanted)) {
@@ -412,7 +411,7 @@ impl Edge {
                 let (runner, moves) = (uplink.clone(), self.moves.clone());
                 self.metrics.roster.note_uplink(uplink);
                 let task = self.connections.spawn(async move { runner.run(moves).await });
-                self.uplinks.push(Shared { key: key.clone(), uplink: uplink.clone(), task });
+                self.uplinks.push(Shared { key: key.clone(), uplink: uplink.clone(), task, may_answer: false });
             }
             let [keys, before] = [keys, before].map(|keys| keys.into_iter().map(|(key, _)| key).collect::<Vec<_>>());
             let (listen, protocol, relay) = (wanted.listen(), wanted.name(), wanted.through());
@@ -426,10 +425,9 @@ impl Edge {
         }
         while self.connections.try_join_next().is_some() {}
         let served = &self.served;
-        let uses = |served: &Served, key: &SharingKey| served.keys.contains(key) || served.before.contains(key);
         let is_unused = |shared: &mut Shared| !served.iter().any(|served| uses(served, &shared.key));
         let unused = self.uplinks.extract_if(.., is_unused);
-        let (answering, silent): (Vec<_>, Vec<_>) = unused.partition(|shared| self.answering.contains(&shared.key));
+        let (answering, silent): (Vec<_>, Vec<_>) = unused.partition(|shared| shared.may_answer);
         self.close_uplinks(silent, None);
         self.close_uplinks(answering, Some(self.last_answers.clone()));
         self.link_gateways();
@@ -454,7 +452,7 @@ impl Edge {
             if let Some(last_answers) = last_answers {
                 last_answers.ended().await;
             }
-            for Shared { key, uplink, task } in uplinks {
+            for Shared { key, uplink, task, .. } in uplinks {
                 task.abort();
                 by_hops.entry(key.hops.len()).or_default().push(uplink);
             }

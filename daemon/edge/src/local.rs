@@ -401,7 +401,7 @@ impl Shared {
                     entry.note_end(OPERATOR);
                     return End::Finished;
                 }
-                opened = self.open_elsewhere(&line, &class, secret) => opened,
+                opened = self.reopen(&line, &class, secret) => opened,
             };
             opened.tunnel.set_terms(&class.terms(None));
             let next = enter(&link, &opened);

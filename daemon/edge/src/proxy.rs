@@ -53,7 +53,7 @@ pub struct Shared {
     users: Option<ProxyUsers>,
     mode: TunnelMode,
     udp_idle: Duration,
-    /// How long a UDP target that the relay refused is not tried again.
+    /// The first and the longest wait between attempts to move a UDP tunnel. A target that was refused is not tried again for the first.
     backoff: (Duration, Duration),
     /// A permit for each UDP tunnel that may be open at once.
     tunnels: Arc<Semaphore>,

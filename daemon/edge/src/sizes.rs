@@ -1,4 +1,4 @@
-//! How much a tunnel or request of a class will carry, estimated from earlier ones, and its share of a path until then.
+//! How much a tunnel or request of a class will carry, estimated from earlier ones, its share of a path, and its place in the path's order.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -77,7 +77,7 @@ pub struct ConnectionCounters {
     pub slow: Counter,
     /// Connections of silent paths that were closed, together with streams that could not move.
     pub given_up: Counter,
-    /// UDP tunnels that continued over another connection.
+    /// UDP tunnels that were opened again because their connection was left.
     pub moved_tunnels: Counter,
     /// Requests for models that were also sent, as a copy, over another path.
     pub copies: Counter,
@@ -105,7 +105,11 @@ impl ConnectionCounters {
                 "Connections over silent paths that were ended for what could not move",
                 &self.given_up,
             ),
-            ("edge_tunnels_moved", "UDP tunnels that went on over another connection", &self.moved_tunnels),
+            (
+                "edge_tunnels_moved",
+                "UDP tunnels that were opened again because their connection was left",
+                &self.moved_tunnels,
+            ),
             ("edge_request_copies", "Requests for models that were sent over two paths", &self.copies),
             ("edge_request_copies_first", "Requests for models whose copy was answered first", &self.copies_first),
         ] {

@@ -106,14 +106,9 @@ impl Shared {
         NoConnection::Crowded
     }
 
-    /// Opens a tunnel as soon as there is another connection for it; it replaces a tunnel whose connection is being left. After a
-    /// refusal, all tunnels of the address wait.
-    pub(super) async fn open_elsewhere(
-        &self,
-        line: &Arc<Line>,
-        class: &Class,
-        secret: Option<TunnelSecret>,
-    ) -> (Link, Opened) {
+    /// Opens the tunnel that replaces one whose connection is being left, as soon as a connection has a place for it. After a refusal, all
+    /// tunnels of the address wait.
+    pub(super) async fn reopen(&self, line: &Arc<Line>, class: &Class, secret: Option<TunnelSecret>) -> (Link, Opened) {
         loop {
             let mut pause = self.first_wait;
             match self.open(class, secret).await {

@@ -293,8 +293,8 @@ impl Carrier {
         })
     }
 
-    /// Waits until the tunnel's connection is left, then opens a tunnel over another connection.
-    async fn open_elsewhere(&self, line: Arc<Line>, secret: Option<TunnelSecret>) -> OpenedUdp {
+    /// Waits until the tunnel's connection is left, then opens the tunnel that replaces it.
+    async fn reopen(&self, line: Arc<Line>, secret: Option<TunnelSecret>) -> OpenedUdp {
         let mut backoff = Backoff::new(self.shared.backoff);
         loop {
             line.left().await;
@@ -318,7 +318,7 @@ impl Carrier {
             access.counters.enter(&self.client, target, (&opened.link, stream_id), terms)
         };
         let mut entry = enter(&opened);
-        let mut moving = pin!(self.open_elsewhere(opened.link.line().clone(), secret));
+        let mut moving = pin!(self.reopen(opened.link.line().clone(), secret));
         let mut counted = (0, 0);
         loop {
             let moved = poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry));
@@ -331,7 +331,7 @@ impl Carrier {
                     access.uplink.note_move(opened.link.line());
                     entry.note_end("moved");
                     (entry, counted) = (enter(&next), (0, 0));
-                    moving.set(self.open_elsewhere(next.link.line().clone(), secret));
+                    moving.set(self.reopen(next.link.line().clone(), secret));
                     std::mem::replace(&mut opened, next).tunnel.finish();
                     continue;
                 }
@@ -454,6 +454,9 @@ mod tests {
         assert_eq!((association.flows.len(), association.tasks.len()), (TARGETS, TARGETS + 1));
         assert_eq!(shared.access.counters.sources_evicted.get(), 1_000 - TARGETS as u64);
         assert_eq!(shared.tunnels.available_permits(), TARGETS);
+        // Each of them had one payload, which waited for its tunnel.
+        let dropped = || shared.access.counters.dropped_waiting.get();
+        eventually(|| dropped() == 1_000 - TARGETS as u64).await;
     }
 
     #[tokio::test]
