@@ -253,8 +253,7 @@ impl HttpConnection {
         .await
     }
 
-    /// Returns why the transport accepts no more streams. Its acceptors report the same end if the peer closed the
-    /// connection properly and if it went silent.
+    /// Returns why the transport accepts no more streams. Its acceptors do not say whether the peer closed the connection or fell silent.
     fn why_over(&mut self) -> Error {
         match self.client.handle.ping() {
             Err(silence @ s2n_quic::connection::Error::IdleTimerExpired { .. }) => Error::Connection(silence),

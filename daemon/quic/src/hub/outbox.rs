@@ -22,8 +22,8 @@ use crate::{
 /// payload that fits into a packet of its own, but not beside that frame, leaves in the next one.
 pub(super) const MAX_MISSES: u8 = 12;
 
-/// By how many bytes packets without other frames differ in room: packet numbers take 1 to 4 bytes (RFC 9000 §17.1), and an ACK
-/// frame at least 5.
+/// By how many bytes packets without other frames differ in room: packet numbers take 1 to 4 bytes (RFC 9000 §17.1). A larger difference
+/// is due to another frame: even an ACK takes 5.
 const NUMBER_BYTES: usize = 3;
 
 /// The usual size of a DATAGRAM frame's type and length (RFC 9221 §4).
@@ -51,7 +51,7 @@ pub(super) struct FlowQueue {
     stream_id: u64,
     terms: Terms,
     header: datagram::Header,
-    /// How often the oldest payload failed to fit into a packet.
+    /// How many packets in a row had no room for the oldest payload, even if another payload has become the oldest meanwhile.
     misses: u8,
     /// When the class allows the oldest payload to leave.
     departure: Departure,
@@ -233,10 +233,7 @@ impl Outbox {
                 turns.end_turn(TurnKind::Flow, slot, 0, false);
                 continue;
             };
-            if waiting > queue.payloads.len() {
-                filled.stale += (waiting - queue.payloads.len()) as u64;
-                queue.misses = 0;
-            }
+            filled.stale += (waiting - queue.payloads.len()) as u64;
             self.bytes -= waiting_bytes - queue.payloads.bytes();
             if let Err(at_ns) = departure {
                 self.capped.push(at_ns, slot);
@@ -303,9 +300,8 @@ impl Outbox {
 
 impl FlowQueue {
     /// Counts payloads that were dropped because a bound was reached.
-    fn note_dropped(&mut self, payloads: usize) {
+    fn note_dropped(&self, payloads: usize) {
         if payloads > 0 {
-            self.misses = 0;
             self.terms.class.counters.dropped_queue.inc_by(payloads as u64);
             self.losses.send_queue.fetch_add(payloads as u64, Relaxed);
         }

@@ -193,6 +193,22 @@ fn a_payload_outlasts_an_acknowledgement_that_is_written_into_eleven_packets() {
     assert_eq!(counters.dropped_too_big.get(), 0);
 }
 
+#[test]
+fn a_flow_whose_payloads_are_replaced_while_they_do_not_fit_does_not_hold_up_the_others_for_ever() {
+    let (hub, counters) = hub(100, 1000);
+    let (tight, small) = (open(&hub, 0), open(&hub, 4));
+    send(&small, &[b"first"]);
+    assert_eq!(transmit(&hub, FakePacket::new(100)).len(), 1);
+    send(&tight, &[&[1; 95]]);
+    for _ in 0..MAX_MISSES {
+        send(&tight, &[&[2; 95]]);
+        assert!(transmit(&hub, FakePacket::new(90)).is_empty());
+    }
+    assert_eq!(counters.dropped_too_big.get(), 1);
+    send(&small, &[b"next"]);
+    assert_eq!(transmit(&hub, FakePacket::new(90)).len(), 1);
+}
+
 /// Opens two flows with three payloads each that take more room than a packet of 200 bytes has, and one flow whose payload is
 /// small. The connection knows of packets with room for 472 bytes.
 fn flows_that_were_used_to_more_room(hub: &Arc<Hub>) -> [Flow; 3] {

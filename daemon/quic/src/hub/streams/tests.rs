@@ -105,7 +105,7 @@ fn streams_that_are_reset_or_forgotten_cost_their_class_nothing() {
         if forgets {
             state.forget(name);
         } else {
-            _ = state.cancel(name, 7_u32.into());
+            state.cancel(name, 7_u32.into());
         }
     }
     let name = connection.open(4, &terms, 100);
