@@ -216,8 +216,8 @@ impl Engines {
         state.affinity.cached_bytes(prefix, state.replicas.len(), now_ns)
     }
 
-    /// Notes that an engine had `reported` of the `sent` tokens of a prompt that it was sent before in its cache. Without a report, an engine
-    /// that has reported before had none. Returns the count, if it is known.
+    /// Learns from an engine's report on a prompt: of the `sent` tokens that the engine got before, `reported` were in its cache. If an engine
+    /// that has reported before reports nothing, the count is 0. Returns the count, if it is known.
     pub fn confirm_cached(&self, replica: usize, sent: u32, reported: Option<u64>) -> Option<u64> {
         let mut state = self.state.lock();
         if replica < state.replicas.len() { state.affinity.confirm(replica, sent, reported) } else { reported }

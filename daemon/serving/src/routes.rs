@@ -316,7 +316,7 @@ impl Routes {
             path,
             at_ns: now_ns,
             cached: cached.clone(),
-            sent: sent.clone(),
+            sent,
             weighs_cache: weighs_cache(&state, model),
             class,
             until_ns,

@@ -91,8 +91,6 @@ pub struct TcpExchange {
     begun: oneshot::Sender<Infallible>,
     /// Set before the first piece of the body is asked for.
     is_read: Arc<AtomicBool>,
-    /// Whether the body was read to its end.
-    is_at_end: bool,
     departure: Departure,
 }
 
@@ -132,8 +130,7 @@ impl TcpExchange {
         let [is_whole, is_read] = [(); 2].map(|()| Arc::<AtomicBool>::default());
         let (begins, shared) = (Some(begins), (is_whole.clone(), is_read.clone()));
         let answer = ResponseBody { pieces: coming, is_whole: shared.0, is_read: shared.1, begins, _left: leaving };
-        let (head, is_at_end) = (Some(head), false);
-        let exchange = Self { body, head, pieces, is_whole, left, begun, is_read, is_at_end, departure };
+        let exchange = Self { body, head: Some(head), pieces, is_whole, left, begun, is_read, departure };
         (exchange, Awaited { head: awaited, answer })
     }
 }
@@ -238,10 +235,7 @@ impl Exchange {
                     Err(_) => Err(Unread::Gone),
                 },
                 Self::Tcp(tcp) => match tcp.body.frame().await {
-                    None => {
-                        tcp.is_at_end = true;
-                        Ok(None)
-                    }
+                    None => Ok(None),
                     Some(Err(error)) if is_malformed(&error) => Err(Unread::Malformed),
                     Some(Err(_)) => Err(Unread::Gone),
                     Some(Ok(frame)) => match frame.into_data() {
@@ -338,13 +332,12 @@ impl Exchange {
                 true
             }
             (Self::Tcp(mut tcp), Ended::Whole) => {
-                // hyper does not know the end of a chunked body that was read.
-                if !tcp.is_at_end && !tcp.body.is_end_stream() {
-                    // If the body were asked for before the head of the answer is written, hyper would send 100 (Continue), and the client
-                    // a body without use (RFC 9110 §10.1.1).
+                // If the body were asked for before the head of the answer is written, hyper would send 100 (Continue), and the client
+                // a body without use (RFC 9110 §10.1.1).
+                if !tcp.is_read.load(Ordering::Acquire) && !tcp.body.is_end_stream() {
                     _ = timeout(LINGER.0, tcp.begun.closed()).await;
-                    discard(&mut tcp.body, LINGER).await;
                 }
+                discard(&mut tcp.body, LINGER).await;
                 tcp.is_whole.store(true, Ordering::Release);
                 true
             }

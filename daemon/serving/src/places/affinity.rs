@@ -53,7 +53,7 @@ pub(super) struct Affinity {
     /// At most half of the entries, by their hashes; and the entries before them.
     newer: HashMap<u64, Sent>,
     older: HashMap<u64, Sent>,
-    /// By engine, the mean part of what it was sent before that its reports confirmed; `None` without a report.
+    /// By engine, the mean part of earlier prompts that it reported as cached; `None` without a report.
     trusts: Vec<Option<f64>>,
 }
 
@@ -133,23 +133,22 @@ impl PrefixHashes {
 }
 
 impl Affinity {
-    /// Returns the engine that the longest known beginning of a prefix was sent to, of the engines whose reports do not say that they keep no
-    /// prompts.
-    pub(super) fn engine(&self, prefix: &PrefixHashes) -> Option<usize> {
-        self.engines(prefix).find(|engine| self.trust(*engine) >= PREFERRED_TRUST)
-    }
-
     /// Returns the engines that the known beginnings of a prefix were sent to, the longest beginning first.
     pub(super) fn engines(&self, prefix: &PrefixHashes) -> impl Iterator<Item = usize> {
         prefix.hashes.iter().rev().filter_map(|hash| self.sent(hash)).map(|sent| sent.engine)
+    }
+
+    /// Whether an engine keeps prompts in its cache, as far as its reports say.
+    pub(super) fn keeps_prompts(&self, engine: usize) -> bool {
+        self.trust(engine) >= PREFERRED_TRUST
     }
 
     fn trust(&self, engine: usize) -> f64 {
         self.trusts.get(engine).copied().flatten().unwrap_or(1.0)
     }
 
-    /// Notes that `engine` had `reported` of the `sent` tokens that it was sent before in its cache. Many engines leave the count out if it is
-    /// 0: without a report, an engine that has reported before had none. Returns the count, if it is known.
+    /// Learns from an engine's report on a prompt: of the `sent` tokens that the engine got before, `reported` were in its cache. Many engines
+    /// leave out a count of 0, so if an engine that has reported before reports nothing, the count is 0. Returns the count, if it is known.
     pub(super) fn confirm(&mut self, engine: usize, sent: u32, reported: Option<u64>) -> Option<u64> {
         let known = self.trusts.get(engine).copied().flatten();
         let reported = reported.or(known.map(|_| 0))?;
@@ -204,6 +203,11 @@ mod tests {
 
     use super::*;
 
+    /// Returns the engine that got the longest known beginning of a prefix, of the engines that keep prompts.
+    fn kept(affinity: &Affinity, prefix: &PrefixHashes) -> Option<usize> {
+        affinity.engines(prefix).find(|engine| affinity.keeps_prompts(*engine))
+    }
+
     fn head(session: Option<&'static str>) -> RequestHead {
         let fields = session.into_iter().map(|session| Field::new(SESSION, session)).collect();
         RequestHead { method: "POST".into(), scheme: None, authority: None, path: None, protocol: None, fields }
@@ -216,13 +220,13 @@ mod tests {
             let text = (0..turns).map(|turn| format!("{turn:>600}{who}")).collect::<String>();
             prefixes.of(&head(None), None, text.as_bytes())
         };
-        assert_eq!(affinity.engine(&prefix(3, "ann")), None);
+        assert_eq!(kept(&affinity, &prefix(3, "ann")), None);
         affinity.note(&prefix(3, "ann"), 1, 0);
-        assert_eq!(affinity.engine(&prefix(4, "ann")), Some(1));
+        assert_eq!(kept(&affinity, &prefix(4, "ann")), Some(1));
         affinity.note(&prefix(3, "bob"), 0, 0);
-        assert_eq!(affinity.engine(&prefix(4, "ann")), Some(1), "what both have in common is shorter");
-        assert_eq!(affinity.engine(&prefix(1, "eve")), Some(0));
-        assert_eq!(affinity.engine(&prefixes.of(&head(None), None, b"short")), None);
+        assert_eq!(kept(&affinity, &prefix(4, "ann")), Some(1), "what both have in common is shorter");
+        assert_eq!(kept(&affinity, &prefix(1, "eve")), Some(0));
+        assert_eq!(kept(&affinity, &prefixes.of(&head(None), None, b"short")), None);
     }
 
     #[test]
@@ -279,15 +283,15 @@ mod tests {
         affinity.note(&chat, 1, 0);
         let cached = |affinity: &Affinity| affinity.cached_bytes(&chat, 2, 0)[1].expected;
         affinity.confirm(1, 5, Some(6));
-        assert_eq!((cached(&affinity), affinity.engine(&chat)), (16_000, Some(1)));
+        assert_eq!((cached(&affinity), kept(&affinity, &chat)), (16_000, Some(1)));
         affinity.confirm(1, 5, Some(0));
-        assert_eq!((cached(&affinity), affinity.engine(&chat)), (12_000, Some(1)), "once is no rule");
+        assert_eq!((cached(&affinity), kept(&affinity, &chat)), (12_000, Some(1)), "once is no rule");
         (0..20).for_each(|_| _ = affinity.confirm(1, 5, Some(0)));
-        assert!(cached(&affinity) < 100 && affinity.engine(&chat).is_none());
+        assert!(cached(&affinity) < 100 && kept(&affinity, &chat).is_none());
         let [other, known] = affinity.cached_bytes(&chat, 2, 0)[..] else { panic!("two engines") };
         assert_eq!((other, known.sent), (CachedBytes::default(), 16_000));
         affinity.confirm(1, 5, Some(5));
-        assert_eq!(affinity.engine(&chat), Some(1));
+        assert_eq!(kept(&affinity, &chat), Some(1));
         (0..40).for_each(|_| _ = affinity.confirm(1, 5, Some(5)));
         assert!((15_900..=16_000).contains(&cached(&affinity)));
     }
@@ -307,11 +311,11 @@ mod tests {
         let of = |bytes: usize| prefixes.of(&head(None), None, "x".repeat(bytes).as_bytes());
         affinity.note(&of(2_000), 1, 0);
         affinity.note(&of(600), 0, 0);
-        assert_eq!((affinity.engine(&of(5_000)), affinity.engine(&of(600))), (Some(1), Some(0)));
+        assert_eq!((kept(&affinity, &of(5_000)), kept(&affinity, &of(600))), (Some(1), Some(0)));
         (0..20).for_each(|_| _ = affinity.confirm(1, 5, Some(0)));
-        assert_eq!(affinity.engine(&of(5_000)), Some(0));
+        assert_eq!(kept(&affinity, &of(5_000)), Some(0));
         (0..20).for_each(|_| _ = affinity.confirm(0, 5, Some(0)));
-        assert_eq!((affinity.engine(&of(5_000)), affinity.engines(&of(5_000)).next()), (None, Some(1)));
+        assert_eq!((kept(&affinity, &of(5_000)), affinity.engines(&of(5_000)).next()), (None, Some(1)));
     }
 
     #[test]
@@ -322,7 +326,7 @@ mod tests {
             affinity.note(&of(hash), 3, 0);
             assert!(affinity.newer.len() + affinity.older.len() <= MOST_ENTRIES);
         }
-        assert_eq!(affinity.engine(&of(199_999 - MOST_ENTRIES as u64 / 2)), Some(3));
-        assert_eq!(affinity.engine(&of(0)), None);
+        assert_eq!(kept(&affinity, &of(199_999 - MOST_ENTRIES as u64 / 2)), Some(3));
+        assert_eq!(kept(&affinity, &of(0)), None);
     }
 }

@@ -49,7 +49,9 @@ impl State {
         now_ns: u64,
     ) -> Option<(usize, PrefixAffinity)> {
         let least = self.least_busy(most_in_flight, tried, now_ns)?;
-        let known = self.affinity.engine(prefix);
+        let mut sent_to = self.affinity.engines(prefix).peekable();
+        let longest = sent_to.peek().copied();
+        let known = sent_to.find(|engine| self.affinity.keeps_prompts(*engine));
         let most = self.load(&self.replicas[least], now_ns).saturating_add(affinity::slack(most_in_flight));
         let has_room = |at: &usize| {
             let has_room = |replica: &Replica| replica.is_usable(now_ns) && replica.work.in_flight() < most_in_flight;
@@ -58,8 +60,8 @@ impl State {
         let is_good = |known: &usize| has_room(known) && self.load(&self.replicas[*known], now_ns) <= most;
         let best = preferred.filter(has_room);
         let chosen = best.filter(|_| *weighs_cache).or_else(|| known.filter(is_good)).or(best).unwrap_or(least);
-        // A request at an engine that keeps no prompts stays there only by chance, but its prefix is not new.
-        let affinity = match known.or_else(|| self.affinity.engines(prefix).next()) {
+        // An engine that keeps no prompts is not preferred, but a prefix that it got is not new.
+        let affinity = match known.or(longest) {
             None => PrefixAffinity::New,
             Some(known) if known == chosen => PrefixAffinity::Kept,
             Some(_) => PrefixAffinity::Moved,

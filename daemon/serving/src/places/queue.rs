@@ -40,13 +40,13 @@ impl From<Service> for Claim {
 /// Waiting requests, each with a value.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
-    /// What the schedule orders, by [`Entry`]: each request, or its class where the discipline gives shares.
+    /// What the schedule orders, by [`Entry`]: each request, or its class if the discipline gives shares.
     all: Ordered,
     slots: Vec<Option<Slot<T>>>,
     /// How many requests wait, and how many have come.
     waiting: usize,
     arrivals: u64,
-    /// The classes that have shares, and how many of their requests wait for these. A class without any keeps its charges.
+    /// The classes that the schedule orders, each with its number of waiting requests. A class keeps its charges when none waits.
     shared: Vec<(Arc<str>, usize)>,
     classes: BTreeMap<Arc<str>, Shares>,
     /// How many requests of each user wait.
@@ -64,7 +64,7 @@ struct Slot<T> {
     flow: usize,
     name: u32,
     service: Service,
-    /// The index of its class among those that have shares, if it waits for the share of its class.
+    /// Its class's index in [`Queue::shared`], if the schedule orders the class and not the request.
     shared: Option<usize>,
     arrival: u64,
     tokens: u64,
@@ -76,7 +76,7 @@ struct Slot<T> {
 enum Entry {
     /// The request in this slot.
     Request(usize),
-    /// The class with this index among those that have shares.
+    /// The class with this index in [`Queue::shared`].
     Class(usize),
 }
 
@@ -194,19 +194,17 @@ impl<T> Queue<T> {
         if self.all.clock.discipline() == discipline {
             return;
         }
-        let (mut as_they_waited, mut of_classes) = (Vec::new(), Vec::new());
+        let mut as_they_waited = Vec::new();
         while let Some(name) = self.all.next() {
             self.all.streams.remove(name);
-            match Entry::of(name) {
-                Entry::Request(slot) => as_they_waited.push(slot),
-                Entry::Class(at) => {
-                    let slots = self.slots.iter().enumerate().filter_map(|(place, slot)| Some((place, slot.as_ref()?)));
-                    let of_class = slots.filter(|(_, slot)| slot.shared == Some(at));
-                    of_classes.extend(of_class.map(|(place, slot)| (slot.arrival, place)));
-                }
+            if let Entry::Request(slot) = Entry::of(name) {
+                as_they_waited.push(slot);
             }
         }
         // Where classes share, all other requests come before them; the requests of classes have no order beyond their arrival.
+        let slots = self.slots.iter().enumerate().filter_map(|(place, slot)| Some((place, slot.as_ref()?)));
+        let of_classes = slots.filter(|(_, slot)| slot.shared.is_some());
+        let mut of_classes: Vec<_> = of_classes.map(|(place, slot)| (slot.arrival, place)).collect();
         of_classes.sort_unstable();
         as_they_waited.extend(of_classes.into_iter().map(|(_, place)| place));
         (self.all, self.shared) = (Ordered::new(discipline), Vec::new());

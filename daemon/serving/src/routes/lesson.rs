@@ -112,7 +112,8 @@ impl Lesson<'_> {
     }
 
     /// Learns from a complete answer. The engine's own counts of tokens and of cached tokens of the prompt take precedence over the count
-    /// of events and the expectation, which is trusted as far as these counts confirm it. Only the uncached tokens of the prompt cost the engine time.
+    /// of events and the expectation, which is trusted as far as these counts confirm it. If an engine that reports cached tokens leaves the
+    /// count out, the count is 0. Only the uncached tokens of the prompt cost the engine time.
     pub fn learn(&self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
         let engines = self.routes.engines.get(self.model).filter(|_| usage.is_some() && self.sent_tokens > 0);
         let cached_tokens = engines
