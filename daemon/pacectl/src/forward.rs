@@ -1,6 +1,6 @@
 //! `pacectl forward`: a local port that leads to a target behind a relay.
 
-use std::{future::pending, net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use api::say;
@@ -13,6 +13,7 @@ use config::{
 use edge::{
     EdgeMetrics, LocalAddressCounters,
     client::{
+        RelayConnection,
         access::Access,
         endpoint::{ANSWER_TIMEOUT, Endpoint},
         introduction::CredentialsRefused,
@@ -29,7 +30,7 @@ use serde_json::json;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use super::options::{self, RelayOptions};
@@ -51,6 +52,9 @@ pub(crate) struct Arguments {
     #[arg(long)]
     tcp: bool,
 }
+
+/// How long the relay may take to accept the credentials before the command says that it forwards.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The relay does not admit this client.
 #[derive(Debug, thiserror::Error)]
@@ -111,37 +115,52 @@ async fn serve(
     if arguments.tcp {
         let listener = door::bind(*listen).map_err(bind_failed)?;
         let connections = Connections::new(listener, &forward, member, uplink.clone(), counters)?;
-        let refusal = connect(uplink).await?;
-        ready(connections.address()?, arguments, uplink, json);
-        tokio::select! {
-            () = connections.run() => Ok(()),
-            refused = refusal => Err(refused.into()),
-        }
+        let (relay, address) = (connect(uplink).await?, connections.address()?);
+        let running = async {
+            connections.run().await;
+            Ok(())
+        };
+        admitted(running, relay, || ready(address, arguments, uplink, json)).await
     } else {
         let socket = local::bind(*listen).map_err(bind_failed)?;
         let local = Local::new(socket, &forward, member, uplink.clone(), counters)?;
-        let refusal = connect(uplink).await?;
-        ready(local.address()?, arguments, uplink, json);
-        tokio::select! {
-            outcome = local.run() => outcome.context("the local socket failed"),
-            refused = refusal => Err(refused.into()),
-        }
+        let (relay, address) = (connect(uplink).await?, local.address()?);
+        let running = async { local.run().await.context("the local socket failed") };
+        admitted(running, relay, || ready(address, arguments, uplink, json)).await
     }
 }
 
-/// Connects. Returns a future that asks the relay whether it admits this client, and completes only if it does not.
-async fn connect(uplink: &Uplink) -> Result<impl Future<Output = NotAdmitted>> {
-    // The first failure is reported at once; later losses are repaired silently. The link's place is free again at once.
-    let relay = uplink.link().await.map_err(anyhow::Error::new)?.relay.clone();
-    Ok(async move {
-        let answer = timeout(ANSWER_TIMEOUT, relay.introduce()).await;
-        drop(relay);
-        match answer {
-            Ok(Ok(Some(refused))) => NotAdmitted(refused),
-            // A relay that does not answer this question may still open tunnels.
-            _ => pending().await,
+/// Connects to the relay. The first failure is an error; later losses are repaired silently.
+async fn connect(uplink: &Uplink) -> Result<RelayConnection> {
+    // The link's place is free again at once.
+    Ok(uplink.link().await.map_err(anyhow::Error::new)?.relay.clone())
+}
+
+/// Forwards until `running` ends or the relay refuses this client's credentials. Calls `announce` when the relay has accepted them, or has
+/// not answered for a second: it may still open tunnels.
+async fn admitted(
+    running: impl Future<Output = Result<()>>,
+    relay: RelayConnection,
+    announce: impl FnOnce(),
+) -> Result<()> {
+    let (mut running, mut patience) = (pin!(running), pin!(sleep(PATIENCE)));
+    let mut asked = pin!(timeout(ANSWER_TIMEOUT, async move { relay.introduce().await }));
+    let (mut announce, mut is_answered) = (Some(announce), false);
+    loop {
+        tokio::select! {
+            outcome = &mut running => return outcome,
+            answer = &mut asked, if !is_answered => {
+                if let Ok(Ok(Some(refused))) = answer {
+                    return Err(NotAdmitted(refused).into());
+                }
+                is_answered = true;
+            }
+            () = &mut patience, if announce.is_some() => {}
         }
-    })
+        if let Some(announce) = announce.take() {
+            announce();
+        }
+    }
 }
 
 fn ready(listen: SocketAddr, arguments: &Arguments, uplink: &Uplink, json: bool) {
@@ -196,20 +215,18 @@ mod tests {
         (relay, arguments)
     }
 
+    /// In one test, because a signal reaches all that wait for one in this process.
     #[tokio::test]
-    async fn an_interruption_while_connecting_is_no_failure() {
+    async fn a_taken_address_is_told_before_the_relay_answers_and_an_interruption_while_connecting_is_no_failure() {
+        let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (_relay, arguments) = silent(taken.local_addr().unwrap());
+        let error = run(&arguments, false).await.unwrap_err();
+        assert!(error.is::<BindError>(), "{error:#}");
+
         let (_relay, arguments) = silent("127.0.0.1:0".parse().unwrap());
         let mut running = Box::pin(run(&arguments, false));
         assert!(poll!(running.as_mut()).is_pending());
         assert!(Command::new("kill").args(["-INT", &id().to_string()]).status().unwrap().success());
         running.await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn a_local_address_that_is_taken_is_told_before_the_relay_answers() {
-        let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let (_relay, arguments) = silent(taken.local_addr().unwrap());
-        let error = run(&arguments, false).await.unwrap_err();
-        assert!(error.is::<BindError>(), "{error:#}");
     }
 }
