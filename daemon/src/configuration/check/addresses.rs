@@ -106,7 +106,8 @@ fn overlapping_if(config: &Config, only_v6: bool) -> Vec<(Vec<Named>, anyhow::Er
 /// Returns a warning for each address and device that this machine does not have now.
 pub(super) fn missing(config: &Config) -> Vec<(Vec<Named>, String)> {
     let mut warnings = Vec::new();
-    for listening in listening(config, is_v6_only()).into_iter().filter(|listening| is_missing(listening.address)) {
+    // Whether sockets take IPv4 as well makes no difference here.
+    for listening in listening(config, false).into_iter().filter(|listening| is_missing(listening.address)) {
         let why = format!(
             "this machine has no address {} now, and paced cannot listen on {} without it",
             listening.address.ip(),
