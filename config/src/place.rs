@@ -27,7 +27,7 @@ impl fmt::Display for KeyPlace {
 
 /// Finds a key of this name, in any section, with this text as its value or as an element of its list: in the last part
 /// that has it, because later parts take precedence, and there at the first place. A key with its sections, such as
-/// `forward.listen`, is found only if it is the only one, because several may not mean the same.
+/// `forward.listen`, is found only at a single place: of several, it is not known which one is meant.
 #[must_use]
 pub fn place(parts: &[FilePart], key: &str, value: &str) -> Option<KeyPlace> {
     let mut places = parts.iter().rev().flat_map(|part| places_in(part, key, value));

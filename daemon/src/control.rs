@@ -197,17 +197,14 @@ impl Control {
                 continue;
             }
             let policies = self.policies.clone();
-            let outcome = spawn_blocking(move || policies.expire(number)).await;
-            let refusal = match outcome {
+            match spawn_blocking(move || policies.expire(number)).await {
                 Ok(Ok(_)) => continue,
-                Ok(Err(refusal)) => refusal,
-                Err(_) => {
-                    sleep(STEP).await;
-                    continue;
+                Ok(Err(refusal)) if told.as_ref() != Some(&(number, refusal.clone())) => {
+                    tracing::error!("revision {number} was not confirmed, but cannot be rolled back yet: {refusal}");
+                    told = Some((number, refusal));
                 }
-            };
-            if told.replace((number, refusal.clone())).is_none_or(|told| told != (number, refusal.clone())) {
-                tracing::error!("revision {number} was not confirmed, but cannot be rolled back yet: {refusal}");
+                // The same refusal, or a panic, which was logged already.
+                _ => {}
             }
             // The refusal of the former policy may be temporary.
             sleep(STEP).await;

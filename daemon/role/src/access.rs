@@ -191,11 +191,9 @@ impl AccessLog {
     fn tell(&self, what: What) {
         let record = Arc::new(AccessRecord { time: SystemTime::now(), what });
         if self.is_on.load(Relaxed) {
-            let (mut queue, bytes) = (self.queue(), record.bytes());
-            if queue.has_room(bytes) {
-                queue.bytes += bytes;
-                queue.records.push_back(record.clone());
-                self.changed.notify_all();
+            let mut queue = self.queue();
+            if queue.has_room(record.bytes()) {
+                self.enqueue(&mut queue, &record);
             } else {
                 queue.lost += 1;
                 self.counters.lost.inc();
@@ -208,17 +206,29 @@ impl AccessLog {
     /// Records a summary of the records omitted since the last one, if there were any. Without room for it, the next summary includes
     /// them.
     pub fn summarise(&self) {
-        let lost = {
-            let mut queue = self.queue();
-            if self.is_on.load(Relaxed) && !queue.has_room(SUMMARY_BYTES) {
-                return;
-            }
-            std::mem::take(&mut queue.lost)
-        };
-        let refusals = self.budget().take_left_out();
-        if lost > 0 || !refusals.is_empty() {
-            self.tell(What::Omitted(Omitted { refusals, lost }));
+        let (mut queue, is_on) = (self.queue(), self.is_on.load(Relaxed));
+        if is_on && !queue.has_room(SUMMARY_BYTES) {
+            return;
         }
+        let (lost, refusals) = (std::mem::take(&mut queue.lost), self.budget().take_left_out());
+        if lost == 0 && refusals.is_empty() {
+            return;
+        }
+        let what = What::Omitted(Omitted { refusals, lost });
+        let record = Arc::new(AccessRecord { time: SystemTime::now(), what });
+        if is_on {
+            self.enqueue(&mut queue, &record);
+        }
+        drop(queue);
+        // There may be no listener.
+        _ = self.events.send(record);
+    }
+
+    /// Queues a record, for which there is room.
+    fn enqueue(&self, queue: &mut Queue, record: &Arc<AccessRecord>) {
+        queue.bytes += record.bytes();
+        queue.records.push_back(record.clone());
+        self.changed.notify_all();
     }
 
     /// Records a summary of omitted records every ten seconds; never returns.

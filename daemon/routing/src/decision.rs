@@ -137,11 +137,11 @@ pub struct Chosen {
 /// The result of an answered request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct AnswerOutcome {
-    /// How long it took.
+    /// How long it took since the decision, without earlier models of the alias.
     pub took_ns: u64,
     /// The tokens of the answer, as the engine billed them or as they passed.
     pub tokens: u64,
-    /// Whether it met all its limits.
+    /// Whether it met all its limits, which count from the complete request.
     pub met: bool,
 }
 
