@@ -215,15 +215,15 @@ impl Emulated {
     }
 }
 
-/// Returns the counters of the qdisc of a device of the bottleneck, as `tc` reports them. Drops include random losses. Bytes count the
+/// Returns the counters of the qdisc of a device, as `tc` reports them. Drops include random losses. Bytes count the
 /// Ethernet frames that passed.
 ///
 /// # Errors
 /// When `tc` does not report them.
-pub(super) fn qdisc_counters(bottleneck: &Namespace, device: &str) -> Result<serde_json::Value> {
-    let qdiscs = bottleneck.command("tc")?.args(["-s", "-j", "qdisc", "show", "dev", device]).output()?;
+pub(super) fn qdisc_counters(namespace: &Namespace, device: &str) -> Result<serde_json::Value> {
+    let qdiscs = namespace.command("tc")?.args(["-s", "-j", "qdisc", "show", "dev", device]).output()?;
     let mut qdiscs: serde_json::Value = serde_json::from_slice(&qdiscs.stdout).context("no counters from tc")?;
-    Ok(qdiscs[0].take())
+    qdiscs.get_mut(0).map(serde_json::Value::take).context("a device without a qdisc")
 }
 
 /// The port on which the receivers of probes listen.

@@ -4,7 +4,6 @@
 //! endpoint does not read either, and packets that find the socket's buffer full are lost.
 
 use std::{
-    fs,
     net::{Ipv4Addr, UdpSocket},
     thread,
     time::Duration,
@@ -16,7 +15,7 @@ use plan::Reader;
 use s2n_quic::provider::io::tokio::{Builder, Provider};
 use socket2::SockRef;
 
-use super::direct::MTU;
+use super::{direct::MTU, stack_counters};
 
 /// How many packets it takes from its socket before it processes them.
 const READ_PACKETS: usize = 4;
@@ -43,25 +42,5 @@ pub fn read(reader: Reader, bytes: usize) {
 /// # Errors
 /// When the kernel does not report it.
 pub fn overflowed_packets(namespace: &Namespace) -> Result<u64> {
-    let counters = namespace.run(|| fs::read_to_string("/proc/thread-self/net/snmp"))??;
-    overflows(&counters).context("no counter of full UDP buffers")
-}
-
-/// Finds the counter in UDP's two lines: the names of its counters, and their values.
-fn overflows(counters: &str) -> Option<u64> {
-    let mut lines = counters.lines().filter_map(|line| line.strip_prefix("Udp: ")).map(str::split_whitespace);
-    let (names, values) = (lines.next()?, lines.next()?);
-    names.zip(values).find(|(name, _)| *name == "RcvbufErrors")?.1.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn full_buffers_are_found_among_the_kernels_counters_by_name() {
-        let counters = "Icmp: InMsgs\nIcmp: 7\nUdp: InDatagrams RcvbufErrors InErrors\nUdp: 9 4 5\nUdpLite: RcvbufErrors\nUdpLite: 1";
-        assert_eq!(overflows(counters), Some(4));
-        assert_eq!(overflows("Udp: InDatagrams\nUdp: 9"), None);
-    }
+    stack_counters::read(namespace)?.get("Udp:RcvbufErrors").copied().context("no counter of full UDP buffers")
 }

@@ -192,8 +192,9 @@ impl Counters {
         let [dropped, bytes] = ["drops", "bytes"].map(|key| qdisc[key].as_u64().context("no counter of the qdisc"));
         let [client, relay] = [&site.chain.client, &site.chain.relay].map(stack_counters::read);
         let (client, relay) = (client?, relay?);
-        let of =
-            |counters: &StackCounters, name: &str| counters.get(name).copied().context("the kernel does not count it");
+        let of = |counters: &StackCounters, name: &str| {
+            counters.get(name).copied().with_context(|| format!("the kernel does not count {name}"))
+        };
         Ok(Self {
             dropped: dropped?,
             bytes: bytes?,
