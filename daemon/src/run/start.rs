@@ -110,9 +110,9 @@ impl Daemon {
         }
         let entrances = daemon.edge.prepare(&config)?;
         daemon.edge.serve(entrances, &daemon.entrance_classes);
-        let (open, reloads) = daemon.open(policies, door).await?;
-        // The guard must be in place before the relay is announced as ready.
+        // The guard must be in place before any door shows that the relay is there.
         daemon.refresh_guard();
+        let (open, reloads) = daemon.open(policies, door).await?;
         announce::announce(&daemon, &open.control.facts())?;
         daemon.announce_readiness(&Arc::downgrade(&open.control));
         let (changed, files) = mpsc::channel(1);

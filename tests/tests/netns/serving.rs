@@ -122,6 +122,12 @@ impl Desk {
         curl.spawn().unwrap()
     }
 
+    /// Waits until the first large engine works on a request whose body contains `part`.
+    fn wait_for_engine(&self, part: &str) {
+        let is_last = || self.large[0].last().filter(|asked| asked.body.contains(part));
+        wait_for("the engine to be asked", SOON, is_last).unwrap();
+    }
+
     /// Stops the relay and starts another one with the same configuration.
     fn restart(&mut self) {
         let terms = Terms { relay: &self.relay, sections: &self.sections, ..Terms::default() };
@@ -289,7 +295,7 @@ fn an_edge_without_the_gateways_token_says_so_and_reaches_no_engine() {
 #[test]
 fn engines_that_fail_cost_no_request_another_can_answer_and_tell_clients_nothing() {
     lab::ring!(Netns);
-    let mut desk = Desk::new(2, "", "answer_timeout_seconds = 1\nstall_timeout_seconds = 1");
+    let mut desk = Desk::new(2, "", "answer_timeout_seconds = 3\nstall_timeout_seconds = 3");
     let (status, _, body) = desk.chat("large", "fail", true);
     assert_eq!((status, error(&body)), (502, "engine_failed".to_owned()));
     assert!(!body.contains("secret"), "{body}");
@@ -429,6 +435,7 @@ fn rules_give_requests_their_classes_and_a_class_has_late_ones_refused() {
     wait_for("the gateway to learn the engine's speed", SOON, learned).unwrap();
     // Although it is predicted to be late, an idle engine answers the request.
     assert_eq!(urgent("large").0, 200);
+    desk.settled();
     let mut other = desk.begin_chat(&chat("large", "stall 1", true));
     desk.site.wait_for_counts("another request", |counts| counts.of("gateway_in_flight") == 1).unwrap();
     let (status, head, body) = urgent("large");

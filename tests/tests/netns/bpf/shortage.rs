@@ -21,6 +21,7 @@ fn a_relay_without_descriptors_for_the_next_monitor_follows_a_later_one() {
     kill(monitor);
     site.relay.wait_for_line("no descriptor left", SOON).unwrap();
     limit_descriptors(site.relay.id(), before).unwrap();
+    site.relay.wait_for_line("the monitor has ended", SOON).unwrap();
     site.wait_for_counts("another monitor", |counts| counts.of("kernel_monitor") == 1).unwrap();
     assert_eq!(all_in_force(&site), [true; 3]);
     assert_eq!(site.counts().unwrap().of("kernel_monitor_keeper"), 1);
@@ -38,6 +39,7 @@ fn a_keeper_without_descriptors_for_the_next_monitor_tries_again() {
     kill(child(keeper));
     site.relay.wait_for_line("paced monitor: not started", SOON).unwrap();
     limit_descriptors(keeper, before).unwrap();
+    site.relay.wait_for_line("the monitor has ended", SOON).unwrap();
     site.wait_for_counts("another monitor", |counts| counts.of("kernel_monitor") == 1).unwrap();
     assert_eq!(all_in_force(&site), [true; 3]);
     assert_eq!(child(site.relay.id()), keeper);

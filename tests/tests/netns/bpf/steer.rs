@@ -106,7 +106,7 @@ fn everything_else_goes_by_its_addresses() {
     lab::ring!(Netns);
     steered(|workers| {
         let mut chosen = [0; WORKERS as usize];
-        for _ in 0..40 {
+        for _ in 0..100 {
             let from = UdpSocket::bind("127.0.0.1:0").unwrap();
             let first = arrives_at(workers, &from, b"a payload that is no packet of ours");
             chosen[usize::from(first)] += 1;

@@ -66,7 +66,8 @@ fn each_tunnel_and_each_refusal_is_a_line_with_who_what_and_why() {
         assert_eq!(ended[key], value, "{key} of {ended}");
     }
     assert!(ended["client"].as_str().unwrap().starts_with("10.") && ended["duration_ms"].is_u64(), "{ended}");
-    let refusals = site.relay.records("refusal");
+    let both = || Some(site.relay.records("refusal")).filter(|refusals| refusals.len() >= 2);
+    let refusals = wait_for("two refusals", SOON, both).unwrap();
     let shown: Vec<_> =
         refusals.iter().map(|of| ["user", "status", "error", "reason", "target"].map(|key| of[key].clone())).collect();
     assert_eq!(
@@ -98,10 +99,14 @@ fn a_flood_of_refusals_is_a_few_lines_and_a_count() {
         }
     })
     .unwrap();
-    let counts = site.counts().unwrap();
-    let [written, omitted] =
-        ["written", "omitted"].map(|of| counts.of(&format!("access_records_total{{result=\"{of}\"}}")));
-    assert!(written + omitted == 200 && omitted > 100, "{written} written, {omitted} omitted");
+    let of =
+        |counts: &lab::site::Counts, result: &str| counts.of(&format!("access_records_total{{result=\"{result}\"}}"));
+    let all = |counts: &lab::site::Counts| {
+        let summaries = site.relay.output().matches(" omitted lost=").count() as i64;
+        of(counts, "written") + of(counts, "omitted") == 200 + summaries
+    };
+    let counts = site.wait_for_counts("200 refusals", all).unwrap();
+    assert!(of(&counts, "omitted") > 100, "{counts:#?}");
     let said = site.relay.wait_for_line(" omitted lost=0 refused_credentials_missing=", SOON).unwrap();
     let shown = site.relay.output();
     assert!(!shown.contains(" client=") && !shown.contains(" target="), "no addresses: {shown}");

@@ -149,7 +149,7 @@ fn an_edges_connection_is_logged_from_its_side() {
     let (connection, tunnel) = (of_edge("connections").to_string(), of_edge("tunnels"));
     let text = std::thread::scope(|scope| {
         let listener =
-            scope.spawn(|| site.pacectl(&["qlog", &connection, "--seconds", "2", "--output", "-"], "").unwrap());
+            scope.spawn(|| site.pacectl(&["qlog", &connection, "--seconds", "10", "--output", "-"], "").unwrap());
         site.relay.wait_for_line("recording a connection", SOON).unwrap();
         (0..PAYLOADS).for_each(|_| exchange(&[7; BYTES as usize]));
         listener.join().unwrap().1

@@ -106,8 +106,11 @@ fn top_shows_classes_and_tunnels_on_a_small_terminal_and_leaves_it_as_it_was() {
         let ended = wait_for("the end of top", SOON, || terminal.program.try_wait().unwrap()).unwrap();
         assert!(ended.success(), "{ended}");
         terminal.wait_for("the previous screen", |lines| lines.iter().all(String::is_empty));
-        let parser = terminal.screen.lock().unwrap();
-        assert!(!parser.screen().alternate_screen() && !parser.screen().hide_cursor());
+        let is_restored = || {
+            let parser = terminal.screen.lock().unwrap();
+            (!parser.screen().alternate_screen() && !parser.screen().hide_cursor()).then_some(())
+        };
+        wait_for("the previous screen and its cursor", SOON, is_restored).unwrap();
     })
     .unwrap();
 }

@@ -5,8 +5,8 @@ use std::fs;
 use lab::process::wait_for;
 use lab::site::{Family, SOON};
 
-use super::forward::{application, assert_carries};
-use super::paths::{ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, states};
+use super::forward::assert_carries;
+use super::paths::{ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, spread, states};
 
 /// The addresses of the client's two uplinks, which are on the devices "relay" and "router".
 const PATHS: &str =
@@ -32,14 +32,7 @@ fn addresses_choose_uplinks_where_routing_rules_lead_them_there_and_the_edge_say
     let (site, client) = (&uplinks.site, &uplinks.site.chain.client);
     let _echo = site.chain.target.echo(7).unwrap();
     let relay = format!("\"{}\"", site.template(Family::V4));
-    let start = || {
-        let edge = edge(site, &relay, &format!("{PATHS}{ROUND_ROBIN}"));
-        wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
-        let sockets: Vec<_> = (0..6).map(|_| application(site, "127.0.0.1:5000")).collect();
-        sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
-        assert_eq!(paths(site).into_iter().map(|(_, tunnels)| tunnels).collect::<Vec<_>>(), [3, 3], "each in its turn");
-        (edge, sockets)
-    };
+    let start = || spread(site, || edge(site, &relay, &format!("{PATHS}{ROUND_ROBIN}")));
 
     let before = left_by_second(&uplinks);
     let (edge, sockets) = start();

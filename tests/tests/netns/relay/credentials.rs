@@ -121,14 +121,10 @@ fn a_token_that_expires_ends_its_tunnels_and_admits_nobody_until_it_is_renewed()
     let began = SystemTime::now();
     site.configure(Terms { relay: "", sections: &renewed, ..Terms::default() }).unwrap();
     site.signal(libc::SIGHUP).unwrap();
+    site.wait_for_counts("the reload", |counts| counts.of("reloads_total{result=\"applied\"}") == 1).unwrap();
     site.client(async || {
         let alice = Client::connect(site.access_with_token(&token).unwrap()).await.unwrap();
-        let open = async || loop {
-            if let Ok(tunnel) = alice.open(target).await {
-                return tunnel;
-            }
-        };
-        let mut tunnel = tokio::time::timeout(lab::site::SOON, open()).await.expect("the reload admits the token");
+        let mut tunnel = alice.open(target).await.expect("the reload admits the token");
         assert_eq!(tunnel.echo(None, b"known").await, b"known");
         let ended = tokio::time::timeout(2 * lab::site::SOON, tunnel.recv()).await.expect("the tunnel ends");
         assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");

@@ -200,7 +200,7 @@ fn a_payload_too_large_for_the_path_to_the_client_is_dropped_and_counted() {
 #[test]
 fn a_client_that_vanishes_leaves_nothing_behind() {
     lab::ring!(Netns);
-    let site = Site::new(Terms { limits: "connection_idle_seconds = 1", ..Terms::default() }).unwrap();
+    let site = Site::new(Terms { limits: "connection_idle_seconds = 5", ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -218,7 +218,7 @@ fn a_client_that_vanishes_leaves_nothing_behind() {
         let gone = |counts: &lab::site::Counts| counts.of("connections") == 0 && counts.udp_tunnels() == 0;
         let counts = site.counted("the connection and its tunnels to end", gone).await.unwrap();
         assert_eq!(counts.closed("client"), 10);
-        let ended = tokio::time::timeout(Duration::from_secs(5), client.ended).await;
+        let ended = tokio::time::timeout(SOON, client.ended).await;
         assert!(ended.is_ok(), "the client notices as well");
     })
     .unwrap();

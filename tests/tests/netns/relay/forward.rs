@@ -123,7 +123,7 @@ fn a_tcp_application_passes() {
 #[test]
 fn the_edge_role_carries_many_senders_over_one_connection_and_finds_its_relay_again() {
     lab::ring!(Netns);
-    let site = Site::new(Terms { limits: "connection_idle_seconds = 1", ..Terms::default() }).unwrap();
+    let site = Site::new(Terms { limits: "connection_idle_seconds = 5", ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let relay = site.template(Family::V4);
     let edge = format!(

@@ -181,8 +181,10 @@ fn a_user_may_have_another_number_of_requests_a_second_which_a_reload_changes() 
             // Until a request is let through, this is a stranger's connection, which has another limit.
             let _tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
             abandon_streams(&client, Duration::from_secs(1)).await;
+            client.close().await;
         })
         .unwrap();
+        site.wait_for_counts("the end of the connection", |counts| counts.of("connections") == 0).unwrap();
     };
     flood(0);
     assert_eq!(held(), 0, "alice's requests do not wait");
@@ -286,7 +288,7 @@ fn so_many_names_are_looked_up_at_once_and_for_so_long() {
 #[test]
 fn a_silent_tunnel_is_ended_after_its_idle_time() {
     lab::ring!(Netns);
-    let site = Site::new(Terms { limits: "tunnel_idle_seconds = 1", ..Terms::default() }).unwrap();
+    let site = Site::new(Terms { limits: "tunnel_idle_seconds = 5", ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -321,9 +323,11 @@ fn so_many_bytes_of_datagrams_wait_for_a_tunnel() {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
         let provoked = async {
+            let mut answers = 0;
             while site.counts().unwrap().dropped("down", "queue_full") == 0 {
                 tunnel.send(Form::Datagram, b"more").await.unwrap();
-                tokio::task::yield_now().await;
+                answers += 40;
+                site.counted("the answers to arrive", |counts| counts.packets("down") == answers).await.unwrap();
             }
         };
         timeout(SOON, provoked).await.expect("the relay drops payloads beyond its limit");
@@ -376,10 +380,11 @@ fn so_many_bytes_of_capsules_wait_for_a_tunnel() {
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
-        for _ in 0..20 {
+        for count in 1..=20 {
             tunnel.send(Form::Capsule, b"more").await.unwrap();
+            // One after another, so that all answers fit the buffer of the relay's socket.
+            site.counted("the answers to arrive", |counts| counts.packets("down") == count * 40).await.unwrap();
         }
-        site.counted("all answers to arrive", |counts| counts.packets("down") == 20 * 40).await.unwrap();
         let counts = site.counts().unwrap();
         assert!(counts.dropped("down", "stream_queue_full") > 0, "counted while the tunnel is open");
     })

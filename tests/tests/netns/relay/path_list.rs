@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use lab::engine::{Engine, Speed};
@@ -42,7 +43,13 @@ fn paths_are_shown_each_second_with_what_is_on_them_until_the_reader_has_gone() 
         .collect();
     wait_for("the engine to think", SOON, || (engine.counts()[0] == 2).then_some(())).unwrap();
 
-    let (shown, events) = (pacectl(site, &["paths", "--watch"]), pacectl(site, &["events", "--kind", "path"]));
+    let (shown, events) =
+        (pacectl(site, &["paths", "--watch"]), pacectl(site, &["events", "--kind", "path", "--kind", "reload"]));
+    let hears = || {
+        _ = said(site, &["reload"]);
+        events.output().contains("the configuration was read again").then_some(())
+    };
+    wait_for("a listener to be registered", SOON, hears).unwrap();
     let counts = |line: &str| {
         let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
         // Before the IDs of connections: tunnels, requests, and tunnels that moved.
@@ -114,10 +121,19 @@ fn lists_logs_and_traces_name_the_path_of_what_they_show() {
     }
 
     let _alone = record_alone();
-    let recorded = pacectl(site, &["--json", "trace", "--seconds", "2"]);
-    edge.wait_for_line("recording departures", SOON).unwrap();
-    _ = longest_gap(&sockets, Duration::from_millis(1_500), || ());
-    let line = recorded.wait_for_line("{\"rows\":", SOON).unwrap();
+    let is_over = AtomicBool::new(false);
+    let line = std::thread::scope(|scope| {
+        // Packets leave from before the recording until after it.
+        scope.spawn(|| {
+            while !is_over.load(Relaxed) {
+                _ = longest_gap(&sockets, Duration::from_millis(100), || ());
+            }
+        });
+        let recorded = pacectl(site, &["--json", "trace", "--seconds", "2"]);
+        let line = recorded.wait_for_line("{\"rows\":", SOON);
+        is_over.store(true, Relaxed);
+        line.unwrap()
+    });
     let trace: Value = serde_json::from_str(&line).unwrap();
     for (path, device) in [("first", "relay"), ("second", "router")] {
         let mut of_path = trace["rows"].as_array().unwrap().iter().filter(|row| row["path"] == path).peekable();

@@ -97,7 +97,9 @@ fn a_users_rate_holds_over_all_its_connections_in_both_directions_and_others_are
             clients.push(client);
         }
         let (began, mut came_back) = (std::time::Instant::now(), 0);
-        while began.elapsed() < std::time::Duration::from_secs(4) {
+        // 150 KB come back in 3 s.
+        while came_back < 150_000 {
+            assert!(began.elapsed() < SOON, "{came_back} bytes came back");
             for tunnel in &mut tunnels {
                 tunnel.udp.batch(Some(Form::Datagram)).push(&[1; 1000]);
                 let wait = timeout(std::time::Duration::from_millis(2), tunnel.recv());
@@ -106,13 +108,13 @@ fn a_users_rate_holds_over_all_its_connections_in_both_directions_and_others_are
                 }
             }
         }
-        // 400 kbit/s for 4 s are 200 KB for both together, plus the last batch of each; 800 kbit/s are 400 KB toward the
-        // target.
-        assert!((100_000..=260_000).contains(&came_back), "{came_back} bytes came back");
+        // Both together get 400 kbit/s back, plus the last batch of each, and 800 kbit/s toward the target.
+        let most = 60_000 + began.elapsed().as_millis() as usize * 50;
+        assert!(came_back <= most, "{came_back} bytes of at most {most} came back");
         // The metrics may be read long after the last payload.
         let up = site.counts().unwrap().of("bytes_total{protocol=\"udp\",direction=\"up\"}");
         let most = 50_000 + began.elapsed().as_millis() as i64 * 100;
-        assert!((200_000..=most).contains(&up), "{up} bytes of at most {most} went to the target");
+        assert!((came_back as i64..=most).contains(&up), "{up} bytes of at most {most} went to the target");
     })
     .unwrap();
 }

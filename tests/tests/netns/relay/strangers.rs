@@ -40,7 +40,7 @@ fn a_connection_on_which_nobody_is_let_in_is_closed_in_time_and_others_live_on()
     lab::ring!(Netns);
     let ((token, digest), (wrong, _)) = (generate_token().unwrap(), generate_token().unwrap());
     let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
-    let limits = "stranger_seconds = 1";
+    let limits = "stranger_seconds = 5";
     let site = Site::new(Terms { relay: "", limits, sections: &sections, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -68,7 +68,7 @@ fn an_edge_that_carries_nothing_yet_is_no_stranger() {
     let (token, digest) = generate_token().unwrap();
     let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
     for (relay, sections) in [("auth = \"none\"", ""), ("", &sections)] {
-        let limits = "stranger_seconds = 1";
+        let limits = "stranger_seconds = 5";
         let site = Site::new(Terms { relay, limits, sections, ..Terms::default() }).unwrap();
         site.write("edge.token", &token).unwrap();
         let edge = Edge::start(&site, &format!("{FORWARD}token_file = \"$FOLDER/edge.token\"\n"));

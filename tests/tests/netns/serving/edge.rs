@@ -189,7 +189,7 @@ fn a_client_that_stops_reading_loses_its_answer_and_costs_no_other_client_anythi
     let folder = desk.site.path("").display().to_string();
     let strict = format!(
         "[[serve]]\nlisten = \"127.0.0.1:8101\"\nrelay = \"{}\"\nca = \"{folder}/authority.pem\"\n\
-         token_file = \"{folder}/edge.token\"\nstall_timeout_seconds = 1",
+         token_file = \"{folder}/edge.token\"\nstall_timeout_seconds = 5",
         desk.site.template(Family::V4)
     );
     with_sections(&mut desk, &strict);

@@ -140,17 +140,17 @@ fn clients_that_greet_the_gateway_and_say_nothing_keep_nobody_out() {
 fn a_gateway_that_ends_answers_what_has_begun_and_lets_nobody_in() {
     lab::ring!(Netns);
     let (mut desk, key) = with_front("");
-    // Few tokens with long pauses: on a busy machine, the cost of a token exceeds a short pause.
-    desk.large[0].slow_down(50);
     let slow = json!({ "model": "large", "prompt": "x", "max_tokens": 60, "stream": true }).to_string();
     for version in ["--http1.1", "--http2"] {
         let asked = desk.large[0].counts()[0];
+        desk.large[0].slow_down(1_000);
         let mut began = curl(&desk, &[version, "-H", &key, "--json", &slow]).spawn().unwrap();
         wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] > asked).then_some(())).unwrap();
         desk.site.signal(libc::SIGTERM).unwrap();
         let connect = || desk.site.chain.client.run(|| TcpStream::connect("10.0.1.2:8443")).unwrap();
         wait_for("the socket to close", SOON, || connect().err()).unwrap();
         assert!(began.try_wait().unwrap().is_none(), "{version}: the answer goes on");
+        desk.large[0].slow_down(1);
         let output = began.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success() && said.ends_with("data: [DONE]\n\n"), "{version}: {:?}", output.status);
@@ -166,7 +166,7 @@ fn a_gateway_that_ends_answers_what_has_begun_and_lets_nobody_in() {
 fn a_reload_that_changes_or_removes_a_listener_lets_its_answers_end() {
     lab::ring!(Netns);
     let (desk, key) = with_front("");
-    desk.large[0].slow_down(50);
+    desk.large[0].slow_down(1_000);
     let slow = json!({ "model": "large", "prompt": "x", "max_tokens": 30, "stream": true }).to_string();
     let begin = || {
         let asked = desk.large[0].counts()[0];
@@ -188,6 +188,7 @@ fn a_reload_that_changes_or_removes_a_listener_lets_its_answers_end() {
     reload("address = \"10.0.1.2:8443\"", "address = \"10.0.1.2:8444\"", 2);
     let connect = || desk.site.chain.client.run(|| TcpStream::connect("10.0.1.2:8443")).unwrap();
     wait_for("the socket to close", SOON, || connect().err()).unwrap();
+    desk.large[0].slow_down(1);
     for answer in [first, second] {
         let output = answer.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
