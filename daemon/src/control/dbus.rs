@@ -22,12 +22,12 @@ use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 use self::{
     denial::Denial,
     rows::{
-        ClassRow, ConnectionRow, EngineRow, PathRow, RequestRow, RevisionRow, TunnelRow, class_row, connection_row,
-        engine_row, micros, path_row, request_row, revision_row, tunnel_row,
+        ClassRow, ConnectionRow, EngineRow, PathRow, RequestRow, RevisionRow, TunnelRow, UplinkRow, class_row,
+        connection_row, engine_row, micros, path_row, request_row, revision_row, tunnel_row, uplink_row,
     },
     watchers::{EndsAll, MAX_WATCHERS, Watchers},
 };
-use super::{Caller, Control, Error, Filter, Happening, PAGE, PartView, UplinkView, Writers};
+use super::{Caller, Control, Error, Filter, Happening, PAGE, PartView, Writers};
 use crate::policy::{InForce, Submission};
 
 mod denial;
@@ -261,19 +261,17 @@ impl Door {
         Ok(tunnels.into_iter().map(tunnel_row).collect())
     }
 
-    /// Lists the relays that the edge uses: host and port, open connections, connections made, attempts that failed, and how
-    /// the last attempt failed, if it did, or the relay refused the credentials (empty for readers).
+    /// Lists the relays that the edge uses: host and port, open connections, connections made, attempts that failed, how the
+    /// last attempt failed, if it did, or the relay refused the credentials (empty for readers), and the names of the path and of the hop
+    /// to it (empty without one).
     #[zbus(out_args("uplinks"))]
     async fn list_uplinks(
         &self,
         #[zbus(header)] header: Header<'_>,
         #[zbus(connection)] connection: &Connection,
-    ) -> Result<Vec<(String, u64, u64, u64, String)>, Denial> {
+    ) -> Result<Vec<UplinkRow>, Denial> {
         let caller = self.caller(&header, connection).await?;
-        let row = |UplinkView { relay, via: _, path: _, connections, connects, failures, failure }| {
-            (relay, connections.len() as u64, connects, failures, failure)
-        };
-        Ok(self.control.uplinks(&caller).into_iter().map(row).collect())
+        Ok(self.control.uplinks(&caller).into_iter().map(uplink_row).collect())
     }
 
     /// Lists the paths of the edge: name, hop that it leads through, state ("up", "slow", "silent" or "down"), smoothed round trip in

@@ -6,7 +6,7 @@ use edge::uplink::PathReport;
 use quic::class::PolicyRole;
 use serving::view::{EngineView, RequestView};
 
-use super::super::{ClassStats, ConnectionView, TunnelView};
+use super::super::{ClassStats, ConnectionView, TunnelView, UplinkView};
 use crate::policy::Revision;
 
 /// A tunnel: its ID, connection, user, class and protocol, its target (empty for readers), and bytes to the target and
@@ -15,6 +15,9 @@ pub(super) type TunnelRow = (u64, u64, String, String, String, String, u64, u64)
 
 /// A connection, as `list_connections` describes it.
 pub(super) type ConnectionRow = (u64, String, String, String, u32, u64, u64, u64, u64, u64);
+
+/// A relay, as `list_uplinks` describes it.
+pub(super) type UplinkRow = (String, u64, u64, u64, String, String, String);
 
 /// A path, as `list_paths` describes it.
 pub(super) type PathRow = (String, String, String, u64, u64, u64, u64, u64, u64, u64);
@@ -39,6 +42,11 @@ pub(super) fn micros(time: SystemTime) -> u64 {
 
 pub(super) fn revision_row(found: &Revision) -> RevisionRow {
     (found.number, found.author.clone(), found.origin.to_string(), micros(found.since), found.diff.clone())
+}
+
+pub(super) fn uplink_row(found: UplinkView) -> UplinkRow {
+    let UplinkView { relay, via, path, connections, connects, failures, failure } = found;
+    (relay, connections.len() as u64, connects, failures, failure, path, via)
 }
 
 pub(super) fn class_row(found: &ClassStats) -> ClassRow {

@@ -29,10 +29,11 @@ const RELAY: &str = "auth = \"none\"\ndrain_seconds = 10";
 struct Load {
     name: &'static str,
     client: Child,
+    begun: Instant,
     _server: Process,
 }
 
-/// What a client received in an interval of 0.1 s; the times are seconds from the run's begin.
+/// What a client received in an interval of 0.1 s; the times are in seconds.
 struct Interval {
     begin: f64,
     end: f64,
@@ -51,11 +52,14 @@ impl Load {
         client.args(["-c", "127.0.0.1", "-p", &port, "-R", "-J", "-i", "0.1", "-b", "500k", "-l", "1000"]);
         client.args(["-t", &seconds.to_string()]).args(options);
         client.stdout(Stdio::piped()).stderr(Stdio::piped());
-        Self { name, client: client.spawn().unwrap(), _server: server }
+        let client = client.spawn().unwrap();
+        server.wait_for_line("Accepted connection", SOON).unwrap();
+        Self { name, client, begun: Instant::now(), _server: server }
     }
 
-    /// Waits for the end of the run, which must have no error, and returns its intervals.
-    fn end(self, edge: &Process) -> (&'static str, Vec<Interval>) {
+    /// Waits for the end of the run, which must have no error, and returns its intervals, with times since `begun`.
+    fn end(self, begun: Instant, edge: &Process) -> (&'static str, Vec<Interval>) {
+        let before = begun.duration_since(self.begun).as_secs_f64();
         let output = self.client.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let answer: Value = serde_json::from_str(&said).unwrap();
@@ -63,7 +67,7 @@ impl Load {
         assert!(output.status.success() && answer["error"].is_null(), "{}", failed());
         let interval = |it: &Value| {
             let (sum, count) = (&it["sum"], |key: &str| it["sum"][key].as_u64().unwrap_or(0));
-            let [begin, end] = ["start", "end"].map(|key| sum[key].as_f64().unwrap());
+            let [begin, end] = ["start", "end"].map(|key| sum[key].as_f64().unwrap() - before);
             Interval { begin, end, bytes: count("bytes"), packets: count("packets"), lost: count("lost_packets") }
         };
         (self.name, answer["intervals"].as_array().unwrap().iter().map(interval).collect())
@@ -146,7 +150,7 @@ fn iperf3_goes_on_through_tunnels_and_a_connection_inside_one_while_links_rates_
         happened.push((what, begun.elapsed().as_secs_f64()));
         change();
     }
-    for (name, intervals) in loads.map(|load| load.end(&edge)) {
+    for (name, intervals) in loads.map(|load| load.end(begun, &edge)) {
         let periods = happened.iter().zip(happened.iter().skip(1).map(|(_, at)| *at).chain([f64::INFINITY]));
         for ((what, from), until) in periods {
             let here = || intervals.iter().filter(|it| (*from..until).contains(&it.begin));
