@@ -5,7 +5,7 @@ use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 use masque::{continuation::TunnelKey, target::Target};
 use parking_lot::Mutex;
 
-use crate::udp_target::TargetOrigin;
+use crate::{tunnels::Pin, udp_target::TargetOrigin};
 
 /// Sockets of tunnels by the clients' keys. An entry is removed with the last tunnel that has its socket, so there are no more entries than
 /// tunnels.
@@ -18,11 +18,20 @@ pub struct Continuable {
 struct KeyedSocket {
     user: Option<Arc<str>>,
     target: Target,
-    /// The address to which the socket is connected.
-    next_hop: SocketAddr,
-    origin: TargetOrigin,
+    tunnel: KeyedTunnel,
     /// How many open tunnels have it.
     tunnels: usize,
+}
+
+/// An open tunnel with a key, as a request that continues it finds it.
+#[derive(Clone)]
+pub struct KeyedTunnel {
+    /// The address to which the socket is connected.
+    pub next_hop: SocketAddr,
+    /// The socket.
+    pub origin: TargetOrigin,
+    /// The class that an operator assigned to it.
+    pub pin: Pin,
 }
 
 /// Keeps the entry of a tunnel's socket.
@@ -33,32 +42,31 @@ pub struct ContinuablePlace {
 }
 
 impl Continuable {
-    /// Enters the tunnel of `user` to `target`, whose `origin` is connected to `next_hop`. An earlier tunnel with the same key and another
-    /// socket cannot be continued any more.
+    /// Enters the tunnel of `user` to `target`. An earlier tunnel with the same key and another socket cannot be continued any more.
     #[must_use]
     pub fn enter(
         self: &Arc<Self>,
         key: TunnelKey,
         (user, target): (Option<Arc<str>>, Target),
-        next_hop: SocketAddr,
-        origin: &TargetOrigin,
+        tunnel: KeyedTunnel,
     ) -> ContinuablePlace {
+        let origin = tunnel.origin.clone();
         let mut open = self.open.lock();
         match open.get_mut(&key) {
-            Some(known) if known.origin.is(origin) => known.tunnels += 1,
+            Some(known) if known.tunnel.origin.is(&origin) => known.tunnels += 1,
             _ => {
-                open.insert(key, KeyedSocket { user, target, next_hop, origin: origin.clone(), tunnels: 1 });
+                open.insert(key, KeyedSocket { user, target, tunnel, tunnels: 1 });
             }
         }
-        ContinuablePlace { continuable: self.clone(), key, origin: origin.clone() }
+        ContinuablePlace { continuable: self.clone(), key, origin }
     }
 
-    /// Returns the socket with this key and the address to which it is connected, if the same user has asked for the same target.
+    /// Returns the tunnel with this key, if the same user has asked for the same target.
     #[must_use]
-    pub fn find(&self, key: TunnelKey, user: Option<&str>, target: &Target) -> Option<(SocketAddr, TargetOrigin)> {
+    pub fn find(&self, key: TunnelKey, user: Option<&str>, target: &Target) -> Option<KeyedTunnel> {
         let open = self.open.lock();
         let known = open.get(&key).filter(|known| known.user.as_deref() == user && known.target == *target)?;
-        Some((known.next_hop, known.origin.clone()))
+        Some(known.tunnel.clone())
     }
 }
 
@@ -66,7 +74,7 @@ impl Drop for ContinuablePlace {
     fn drop(&mut self) {
         let mut open = self.continuable.open.lock();
         // A tunnel with another socket may have the key by now.
-        if let Some(known) = open.get_mut(&self.key).filter(|known| known.origin.is(&self.origin)) {
+        if let Some(known) = open.get_mut(&self.key).filter(|known| known.tunnel.origin.is(&self.origin)) {
             known.tunnels -= 1;
             if known.tunnels == 0 {
                 open.remove(&self.key);
@@ -87,7 +95,10 @@ mod tests {
         let target = |name: &str| Target { host: Host::Name(name.to_owned()), port: 443 };
         let (key, continuable, origin) =
             (TunnelKey::new([1; 16]), Arc::<Continuable>::default(), TargetOrigin::default());
-        let enter = |origin| continuable.enter(key, (Some("ann".into()), target("a.example")), next_hop, origin);
+        let enter = |origin: &TargetOrigin| {
+            let tunnel = KeyedTunnel { next_hop, origin: origin.clone(), pin: Pin::default() };
+            continuable.enter(key, (Some("ann".into()), target("a.example")), tunnel)
+        };
         let found = |key, user, name| continuable.find(key, user, &target(name)).is_some();
         let earlier = enter(&origin);
         assert!(found(key, Some("ann"), "a.example"));
@@ -103,5 +114,30 @@ mod tests {
         assert!(found(key, Some("ann"), "a.example"), "the key belongs to the newest socket");
         drop(other);
         assert!(continuable.open.lock().is_empty());
+    }
+
+    #[test]
+    fn a_pin_stays_with_its_socket_from_tunnel_to_tunnel() {
+        let (key, continuable) = (TunnelKey::new([1; 16]), Arc::<Continuable>::default());
+        let target = || Target { host: Host::Name("a.example".to_owned()), port: 443 };
+        let new = || KeyedTunnel {
+            next_hop: "192.0.2.1:443".parse().unwrap(),
+            origin: TargetOrigin::default(),
+            pin: Pin::default(),
+        };
+        let find = || continuable.find(key, None, &target()).unwrap();
+        let pinned = || find().pin.lock().clone();
+        let enter = |tunnel: &KeyedTunnel| continuable.enter(key, (None, target()), tunnel.clone());
+        let tunnel = new();
+        let first = enter(&tunnel);
+        *tunnel.pin.lock() = Some("voice".to_owned());
+        assert_eq!(pinned().as_deref(), Some("voice"));
+        let second = enter(&find());
+        drop(first);
+        *tunnel.pin.lock() = Some("bulk".to_owned());
+        assert_eq!(pinned().as_deref(), Some("bulk"), "the second tunnel has the same pin");
+        let _other = enter(&new());
+        assert_eq!(pinned(), None, "another socket has another pin");
+        drop(second);
     }
 }

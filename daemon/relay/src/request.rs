@@ -17,6 +17,7 @@ use super::{
     Relay, RelayClient, RelayMetrics, Rules,
     accounts::{Full, UserPlace},
     connect::{self, ConnectedTarget},
+    continuable::KeyedTunnel,
     tunnels::TunnelOrigin,
 };
 use crate::{
@@ -30,6 +31,8 @@ pub struct Admitted {
     pub target: ConnectedTarget,
     /// The key by which the client may continue the tunnel elsewhere.
     pub key: Option<TunnelKey>,
+    /// The earlier tunnel that it continues, if any.
+    pub continued: Option<KeyedTunnel>,
     /// The properties of the request, and the address to which the target is connected.
     pub asked: TunnelOrigin,
     /// The places that the tunnel takes on its connection and on its user's account.
@@ -132,7 +135,7 @@ pub async fn admit(
         Host::Name(name) => {
             rules.targets.check_name(protocol, name, target.port).map_err(refuse_name)?;
             let addresses = match &continued {
-                Some((next_hop, _)) => vec![next_hop.ip()],
+                Some(earlier) => vec![earlier.next_hop.ip()],
                 None => relay.resources.resolver.resolve(name, &holder).await.map_err(refuse_unresolved)?,
             };
             (Some(&name[..]), addresses)
@@ -152,12 +155,14 @@ pub async fn admit(
     }
     // Where no credentials are required, every client with a permitted request counts as a user.
     client.standing.admit();
-    let continued = continued.and_then(|(next_hop, origin)| Some((next_hop, origin.target()?)));
-    let is_continued = continued.is_some();
+    let joined = continued.and_then(|earlier| Some((earlier.origin.target()?, earlier)));
     // The connection goes to an address that was checked.
-    let (next_hop, target) = match continued {
-        Some((next_hop, target)) => (next_hop, ConnectedTarget::Udp(target)),
-        None => connect::first(relay, rules, protocol, permitted).await?,
+    let (next_hop, target, continued) = match joined {
+        Some((target, earlier)) => (earlier.next_hop, ConnectedTarget::Udp(target), Some(earlier)),
+        None => {
+            let (next_hop, target) = connect::first(relay, rules, protocol, permitted).await?;
+            (next_hop, target, None)
+        }
     };
     let expires = user.as_ref().and_then(|user| user.expires);
     let (user, name) = (user.map(|user| user.name), name.map(Into::into));
@@ -165,10 +170,10 @@ pub async fn admit(
     let signal = signal.or_else(|| Priority::from_fields(&head.fields));
     let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
     // The pump of a continued tunnel marks the socket when it receives.
-    if !is_continued {
+    if continued.is_none() {
         mark(&target.socket(), None, &terms.class, &relay.resources.metrics);
     }
-    Ok(Admitted { target, key, asked, places, terms, expires })
+    Ok(Admitted { target, key, continued, asked, places, terms, expires })
 }
 
 fn authenticate(
