@@ -129,14 +129,14 @@ pub async fn admit(
     let places = take_places(relay, rules, client, (&holder, most_tunnels(rules, user.as_ref())), now)?;
     let key = TunnelKey::from_fields(&head.fields).filter(|_| protocol == Protocol::Udp);
     let user_name = user.as_ref().map(|user| &*user.name);
-    let continued = key.and_then(|key| relay.continuable.find(key, user_name, target));
+    let found = key.map(|key| relay.continuable.find(key, user_name, target));
     let (name, addresses) = match &target.host {
         Host::Ip(ip) => (None, vec![*ip]),
         Host::Name(name) => {
             rules.targets.check_name(protocol, name, target.port).map_err(refuse_name)?;
-            let addresses = match &continued {
-                Some(earlier) => vec![earlier.next_hop.ip()],
-                None => relay.resources.resolver.resolve(name, &holder).await.map_err(refuse_unresolved)?,
+            let addresses = match &found {
+                Some(Ok(earlier)) => vec![earlier.next_hop.ip()],
+                _ => relay.resources.resolver.resolve(name, &holder).await.map_err(refuse_unresolved)?,
             };
             (Some(&name[..]), addresses)
         }
@@ -155,11 +155,12 @@ pub async fn admit(
     }
     // Where no credentials are required, every client with a permitted request counts as a user.
     client.standing.admit();
-    let joined = continued.and_then(|earlier| Some((earlier.origin.target()?, earlier)));
+    let joined = found.map(|found| found.and_then(KeyedTunnel::join));
+    joined.iter().for_each(|joined| relay.resources.metrics.continuations.note(joined));
     // The connection goes to an address that was checked.
     let (next_hop, target, continued) = match joined {
-        Some((target, earlier)) => (earlier.next_hop, ConnectedTarget::Udp(target), Some(earlier)),
-        None => {
+        Some(Ok((earlier, target))) => (earlier.next_hop, ConnectedTarget::Udp(target), Some(earlier)),
+        _ => {
             let (next_hop, target) = connect::first(relay, rules, protocol, permitted).await?;
             (next_hop, target, None)
         }

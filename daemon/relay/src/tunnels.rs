@@ -83,6 +83,8 @@ pub struct RelayTunnel {
     pub stream_id: u64,
     view: FlowView,
     class: Membership,
+    /// The ID of the tunnel that it continues, if any.
+    continues: Option<u64>,
     pinned: Pin,
     http: h3::Client,
     closed: Notify,
@@ -99,6 +101,7 @@ impl RelayTunnel {
         (class, totals): (Membership, [Option<Arc<UserTraffic>>; 2]),
         continued: Option<KeyedTunnel>,
     ) -> Self {
+        let (continues, pin) = continued.map(|earlier| (earlier.id, earlier.pin)).unzip();
         Self {
             id,
             client,
@@ -107,7 +110,8 @@ impl RelayTunnel {
             class,
             traffic: Arc::new(Traffic::of(totals)),
             view,
-            pinned: continued.map(|earlier| earlier.pin).unwrap_or_default(),
+            continues,
+            pinned: pin.unwrap_or_default(),
             http,
             stream_id,
             closed: Notify::new(),
@@ -130,6 +134,7 @@ impl RelayTunnel {
         };
         let ended = record::EndedTunnel {
             tunnel: self.id,
+            continues: self.continues,
             next_hop: Some(*next_hop),
             class: self.class().policy().name.clone(),
             form: (*protocol == Protocol::Udp).then(|| self.view.form()),
@@ -166,7 +171,7 @@ impl RelayTunnel {
 
     /// Returns it as a request finds it that continues it; `origin` is its socket.
     pub(super) fn keyed(&self, origin: &TargetOrigin) -> KeyedTunnel {
-        KeyedTunnel { next_hop: self.asked.next_hop, origin: origin.clone(), pin: self.pinned.clone() }
+        KeyedTunnel { id: self.id, next_hop: self.asked.next_hop, origin: origin.clone(), pin: self.pinned.clone() }
     }
 
     /// Whether an operator has assigned a class to it.

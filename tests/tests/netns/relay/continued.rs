@@ -4,8 +4,10 @@ use std::net::SocketAddr;
 
 use edge::client::TunnelSecret;
 use lab::client::{Client, Tunnel, target_of};
+use lab::process::wait_for;
 use lab::site::{Family, SOON, Site, Terms};
 use masque::h3::Code;
+use serde_json::Value;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
@@ -70,6 +72,9 @@ fn a_continued_tunnel_keeps_its_address_and_the_tunnel_in_use_receives_whatever_
         assert_eq!(continued, address);
         assert!(receives(&mut last, &target, address).await, "the newest one receives");
         drop(unheard);
+        let counts = site.counts().unwrap();
+        let of = |result: &str| counts.of(&format!("continuations_total{{result=\"{result}\"}}"));
+        assert_eq!((of("continued"), of("unknown_key"), of("other_target")), (3, 2, 0));
     })
     .unwrap();
 }
@@ -77,7 +82,8 @@ fn a_continued_tunnel_keeps_its_address_and_the_tunnel_in_use_receives_whatever_
 #[test]
 fn a_continued_tunnel_keeps_the_class_that_an_operator_gave_it() {
     lab::ring!(Netns);
-    let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
+    let sections = format!("{VOICE}[log]\naccess = \"json\"\n");
+    let site = Site::new(Terms { sections: &sections, ..Terms::default() }).unwrap();
     // The rule of the class is about another port.
     let target = site.chain.target.run(|| std::net::UdpSocket::bind(site.target(Family::V4, 9))).unwrap().unwrap();
     target.set_nonblocking(true).unwrap();
@@ -107,6 +113,13 @@ fn a_continued_tunnel_keeps_the_class_that_an_operator_gave_it() {
         site.counted("the earlier tunnel's end", |counts| counts.udp_tunnels() == 2).await.unwrap();
         let (_third, continued) = open(&one, &target, secret).await;
         assert_eq!((continued, classes()), (address, ["voice", "default", "voice"].map(str::to_owned).to_vec()));
+        second.udp.finish();
+        site.counted("the second tunnel's end", |counts| counts.udp_tunnels() == 2).await.unwrap();
+        let ended = wait_for("the lines about two tunnels", SOON, || {
+            Some(site.relay.records("tunnel")).filter(|records| records.len() == 2)
+        });
+        let ended: Vec<_> = ended.unwrap().iter().map(|of| (of["tunnel"].clone(), of["continues"].clone())).collect();
+        assert_eq!(ended, [(1.into(), Value::Null), (2.into(), 1.into())]);
     })
     .unwrap();
 }
