@@ -314,9 +314,9 @@ async fn open(
     // policies and pins find the tunnel.
     tunnel.follow(&relay.classes());
     let account = places.user.account.clone();
-    let (next_hop, protocol_asked) = (tunnel.asked.next_hop, tunnel.asked.protocol);
+    let is_ipv4 = tunnel.asked.next_hop.ip().to_canonical().is_ipv4();
+    let gate = Gate::new(membership, account, is_ipv4, tunnel.asked.protocol);
     let mut key = None;
-    let gate = Gate::new(membership.clone(), account, next_hop.ip().to_canonical().is_ipv4(), protocol_asked);
     let traffic = tunnel.traffic.clone();
     let pump: Pin<Box<dyn Future<Output = &'static str> + Send>> = match target {
         ConnectedTarget::Udp(target) => {
