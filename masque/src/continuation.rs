@@ -1,7 +1,8 @@
 //! The key by which a client continues a UDP tunnel on another connection: the field `paced-tunnel` of requests, which is paced's own.
 //!
-//! A client gives each tunnel a secret key, another one at each relay. If a relay gets a request with the key and the target of a tunnel that it still has, it serves
-//! the tunnel on that request, from the same socket: the target sees no other source address. Other relays ignore the field.
+//! A client gives each tunnel a secret key, another one at each relay. If a relay gets a request with the key and the target of an open
+//! tunnel, it serves the tunnel on that request from the same socket, so the target sees the same source address. Other relays ignore
+//! the field.
 
 use crate::h3::Field;
 
@@ -10,7 +11,7 @@ pub const FIELD_NAME: &str = "paced-tunnel";
 
 const KEY_BYTES: usize = 16;
 
-/// A tunnel's key: who knows it may receive the tunnel's payloads, so it is a secret.
+/// A tunnel's key. It is a secret: a client of the same user that knows it can receive the tunnel's payloads.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TunnelKey([u8; KEY_BYTES]);
 

@@ -221,6 +221,7 @@ impl EdgeTunnel {
         let form = if self.in_capsules.load(Relaxed) { Form::Capsule } else { Form::Datagram };
         let ended = EndedTunnel {
             tunnel: self.id,
+            continues: None,
             next_hop: None,
             class: membership.get().policy().name.clone(),
             form: self.losses.is_some().then_some(form),

@@ -92,8 +92,8 @@ pub struct DatagramCounters {
     pub dropped_capsules: Counter,
     /// Dropped on arrival: the reader of their flow fell behind.
     pub dropped_receive_queue: Counter,
-    /// Dropped on arrival: the stream does not exist or has ended (RFC 9297 §2.1), its request takes no datagrams, or too many came before
-    /// the request was admitted.
+    /// Dropped on arrival, or later if they came before their request: the stream does not exist or has ended (RFC 9297 §2.1), its request
+    /// takes no datagrams or was not admitted, or too many came before the request was admitted.
     pub dropped_unknown_stream: Counter,
     /// Streams that the dispatchers hold, including finished ones whose last byte has not left.
     pub streams: Gauge,
@@ -183,7 +183,8 @@ impl Hub {
         let losses = Arc::<Losses>::default();
         let State { turns, outbox, inbox, .. } = &mut *self.lock();
         let slot = outbox.open(turns, stream_id, self.limits.flow_bytes, self.terms.clone(), losses.clone());
-        let arrivals = inbox.open(stream_id, slot, self.limits.flow_bytes, losses.clone());
+        let (arrivals, dropped) = inbox.open(stream_id, slot, self.limits.flow_bytes, losses.clone());
+        self.counters.dropped_unknown_stream.inc_by(dropped as u64);
         Flow { hub: self.clone(), stream_id, slot, arrivals, losses }
     }
 

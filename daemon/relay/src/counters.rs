@@ -14,7 +14,7 @@ use prometheus_client::{
 use quic::{datagrams::DatagramCounters, events::HandshakeCounters};
 use role::{labelled, seldom::Seldom, traffic::UserTraffic};
 
-use super::{accounts::QuotaGauges, usage::Usages};
+use super::{accounts::QuotaGauges, continuable::ContinuationCounters, usage::Usages};
 use crate::{resolve::DnsCounters, udp_target::UplinkCounters};
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
@@ -42,6 +42,8 @@ pub struct RelayMetrics {
     pub quotas: QuotaGauges,
     /// The usage of each user.
     pub users: Usages,
+    /// Requests that may continue a tunnel.
+    pub continuations: ContinuationCounters,
     /// The traffic of all TCP tunnels.
     pub tcp: Arc<UserTraffic>,
     /// Target sockets that could not be given the mark of their class.
@@ -96,6 +98,7 @@ impl RelayMetrics {
             "Messages that carried the UDP payloads sent to targets",
             self.messages_up.clone(),
         );
+        self.continuations.register(registry);
         self.quotas.register(registry);
         self.users.register(registry);
         let handshakes = &self.handshakes;

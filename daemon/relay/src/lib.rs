@@ -283,6 +283,14 @@ impl Relay {
         self.tunnels.all().iter().for_each(|tunnel| tunnel.follow(&classes));
     }
 
+    /// Assigns a class to a tunnel, and to the tunnels that continue it or that it continues, overriding the rules as long as a class of
+    /// this name exists; `None` applies the rules again.
+    pub fn pin(&self, tunnel: &RelayTunnel, class: Option<String>) {
+        tunnel.set_pin(class);
+        let classes = self.classes();
+        self.tunnels.page(0, usize::MAX, |other| other.has_pin_of(tunnel)).iter().for_each(|of| of.follow(&classes));
+    }
+
     /// Returns the gateway that answers requests that are not for a tunnel.
     #[must_use]
     pub fn gateway(&self) -> Option<Arc<Gateway>> {

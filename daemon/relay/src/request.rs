@@ -17,6 +17,7 @@ use super::{
     Relay, RelayClient, RelayMetrics, Rules,
     accounts::{Full, UserPlace},
     connect::{self, ConnectedTarget},
+    continuable::KeyedTunnel,
     tunnels::TunnelOrigin,
 };
 use crate::{
@@ -30,6 +31,8 @@ pub struct Admitted {
     pub target: ConnectedTarget,
     /// The key by which the client may continue the tunnel elsewhere.
     pub key: Option<TunnelKey>,
+    /// The earlier tunnel that it continues, if any.
+    pub continued: Option<KeyedTunnel>,
     /// The properties of the request, and the address to which the target is connected.
     pub asked: TunnelOrigin,
     /// The places that the tunnel takes on its connection and on its user's account.
@@ -126,14 +129,14 @@ pub async fn admit(
     let places = take_places(relay, rules, client, (&holder, most_tunnels(rules, user.as_ref())), now)?;
     let key = TunnelKey::from_fields(&head.fields).filter(|_| protocol == Protocol::Udp);
     let user_name = user.as_ref().map(|user| &*user.name);
-    let continued = key.and_then(|key| relay.continuable.find(key, user_name, target));
+    let found = key.map(|key| relay.continuable.find(key, user_name, target));
     let (name, addresses) = match &target.host {
         Host::Ip(ip) => (None, vec![*ip]),
         Host::Name(name) => {
             rules.targets.check_name(protocol, name, target.port).map_err(refuse_name)?;
-            let addresses = match &continued {
-                Some((next_hop, _)) => vec![next_hop.ip()],
-                None => relay.resources.resolver.resolve(name, &holder).await.map_err(refuse_unresolved)?,
+            let addresses = match &found {
+                Some(Ok(earlier)) => vec![earlier.next_hop.ip()],
+                _ => relay.resources.resolver.resolve(name, &holder).await.map_err(refuse_unresolved)?,
             };
             (Some(&name[..]), addresses)
         }
@@ -152,12 +155,15 @@ pub async fn admit(
     }
     // Where no credentials are required, every client with a permitted request counts as a user.
     client.standing.admit();
-    let continued = continued.and_then(|(next_hop, origin)| Some((next_hop, origin.target()?)));
-    let is_continued = continued.is_some();
+    let joined = found.map(|found| found.and_then(KeyedTunnel::join));
+    joined.iter().for_each(|joined| relay.resources.metrics.continuations.note(joined));
     // The connection goes to an address that was checked.
-    let (next_hop, target) = match continued {
-        Some((next_hop, target)) => (next_hop, ConnectedTarget::Udp(target)),
-        None => connect::first(relay, rules, protocol, permitted).await?,
+    let (next_hop, target, continued) = match joined {
+        Some(Ok((earlier, target))) => (earlier.next_hop, ConnectedTarget::Udp(target), Some(earlier)),
+        _ => {
+            let (next_hop, target) = connect::first(relay, rules, protocol, permitted).await?;
+            (next_hop, target, None)
+        }
     };
     let expires = user.as_ref().and_then(|user| user.expires);
     let (user, name) = (user.map(|user| user.name), name.map(Into::into));
@@ -165,10 +171,10 @@ pub async fn admit(
     let signal = signal.or_else(|| Priority::from_fields(&head.fields));
     let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
     // The pump of a continued tunnel marks the socket when it receives.
-    if !is_continued {
+    if continued.is_none() {
         mark(&target.socket(), None, &terms.class, &relay.resources.metrics);
     }
-    Ok(Admitted { target, key, asked, places, terms, expires })
+    Ok(Admitted { target, key, continued, asked, places, terms, expires })
 }
 
 fn authenticate(

@@ -288,7 +288,7 @@ async fn open(
         }
     };
     drop(waiting);
-    let Admitted { target, key: asked_key, asked, places, mut terms, expires } = admitted;
+    let Admitted { target, key: asked_key, continued, asked, places, mut terms, expires } = admitted;
     let limits = rules.limits.clone();
     let protocol = match target {
         ConnectedTarget::Udp(_) => TunnelProtocol::Udp,
@@ -309,19 +309,20 @@ async fn open(
     let total = (protocol == TunnelProtocol::Tcp).then(|| metrics.tcp.clone());
     let (end, member) = ((client, http.clone()), (membership.clone(), [usage.clone(), total]));
     let stream = (request.stream_id, request.flow.view());
-    let tunnel = relay.tunnels.insert(|id| RelayTunnel::new(id, end, asked, stream, member));
-    // Another policy may have taken effect since the tunnel was admitted; from here on, new policies find the tunnel.
+    let tunnel = relay.tunnels.insert(|id| RelayTunnel::new(id, end, asked, stream, member, continued));
+    // The tunnel that it continues may have a pin, and another policy may have taken effect since it was admitted. From here on, new
+    // policies and pins find the tunnel.
     tunnel.follow(&relay.classes());
     let account = places.user.account.clone();
-    let (next_hop, protocol_asked) = (tunnel.asked.next_hop, tunnel.asked.protocol);
+    let is_ipv4 = tunnel.asked.next_hop.ip().to_canonical().is_ipv4();
+    let gate = Gate::new(membership, account, is_ipv4, tunnel.asked.protocol);
     let mut key = None;
-    let gate = Gate::new(membership.clone(), account, next_hop.ip().to_canonical().is_ipv4(), protocol_asked);
     let traffic = tunnel.traffic.clone();
     let pump: Pin<Box<dyn Future<Output = &'static str> + Send>> = match target {
         ConnectedTarget::Udp(target) => {
             key = asked_key.map(|key| {
                 let of = (tunnel.asked.user.clone(), tunnel.asked.target());
-                Box::new(relay.continuable.enter(key, of, next_hop, target.origin()))
+                Box::new(relay.continuable.enter(key, of, tunnel.keyed(target.origin())))
             });
             let queue_bytes = limits.queue_bytes_per_tunnel as usize;
             let client = (request, http);

@@ -14,7 +14,7 @@ use masque::{
     target::{Host, Target},
     tunnel::IgnoredCounts,
 };
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use quic::{
     class::{Class, Classes, Membership},
     datagrams::FlowView,
@@ -26,7 +26,10 @@ use role::{
 };
 use tokio::sync::Notify;
 
-use super::RelayClient;
+use super::{RelayClient, continuable::KeyedTunnel, udp_target::TargetOrigin};
+
+/// The name of the class that an operator assigned to a tunnel, overriding the rules. Tunnels that continue each other share it.
+pub type Pin = Arc<Mutex<Option<String>>>;
 
 /// The properties of a tunnel's request, which rules match.
 #[derive(Clone, Debug)]
@@ -80,14 +83,15 @@ pub struct RelayTunnel {
     pub stream_id: u64,
     view: FlowView,
     class: Membership,
-    /// The class that the operator assigned to it, overriding the rules.
-    pinned: Mutex<Option<String>>,
+    /// The ID of the tunnel that it continues, if any.
+    continues: Option<u64>,
+    pinned: Pin,
     http: h3::Client,
     closed: Notify,
 }
 
 impl RelayTunnel {
-    /// Creates the entry of a tunnel with the membership `class`.
+    /// Creates the entry of a tunnel with the membership `class`; `continued` is the earlier tunnel that it continues, if any.
     #[must_use]
     pub(super) fn new(
         id: u64,
@@ -95,7 +99,9 @@ impl RelayTunnel {
         asked: TunnelOrigin,
         (stream_id, view): (u64, FlowView),
         (class, totals): (Membership, [Option<Arc<UserTraffic>>; 2]),
+        continued: Option<KeyedTunnel>,
     ) -> Self {
+        let (continues, pin) = continued.map(|earlier| (earlier.id, earlier.pin)).unzip();
         Self {
             id,
             client,
@@ -104,7 +110,8 @@ impl RelayTunnel {
             class,
             traffic: Arc::new(Traffic::of(totals)),
             view,
-            pinned: Mutex::default(),
+            continues,
+            pinned: pin.unwrap_or_default(),
             http,
             stream_id,
             closed: Notify::new(),
@@ -127,6 +134,7 @@ impl RelayTunnel {
         };
         let ended = record::EndedTunnel {
             tunnel: self.id,
+            continues: self.continues,
             next_hop: Some(*next_hop),
             class: self.class().policy().name.clone(),
             form: (*protocol == Protocol::Udp).then(|| self.view.form()),
@@ -161,33 +169,33 @@ impl RelayTunnel {
         .map(|(reason, count)| (reason, count.load(Relaxed)))
     }
 
-    fn pinned(&self) -> MutexGuard<'_, Option<String>> {
-        self.pinned.lock()
+    /// Returns it as a request finds it that continues it; `origin` is its socket.
+    pub(super) fn keyed(&self, origin: &TargetOrigin) -> KeyedTunnel {
+        KeyedTunnel { id: self.id, next_hop: self.asked.next_hop, origin: origin.clone(), pin: self.pinned.clone() }
     }
 
-    /// Returns the class that the operator assigned to it, if any.
+    /// Whether an operator has assigned a class to it.
     #[must_use]
-    pub fn pin(&self) -> Option<String> {
-        self.pinned().clone()
+    pub fn is_pinned(&self) -> bool {
+        self.pinned.lock().is_some()
     }
 
-    /// Assigns a class to it, overriding the rules, as long as a class of this name exists; `None` applies the rules
-    /// again.
-    pub fn set_pin(&self, class: Option<String>, classes: &Classes) {
-        let mut pinned = self.pinned();
-        *pinned = class;
-        self.reclass(pinned, classes);
+    /// Whether one of both tunnels continues the other one, so that they have the same pin.
+    pub(super) fn has_pin_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.pinned, &other.pinned)
     }
 
-    /// Assigns it its class according to `classes`, from its next turn on.
+    /// Changes the pin. The caller then makes all tunnels that have it [follow](Self::follow) it.
+    pub(super) fn set_pin(&self, class: Option<String>) {
+        *self.pinned.lock() = class;
+    }
+
+    /// Assigns it its class according to its pin and to `classes`, from its next turn on.
     pub fn follow(&self, classes: &Classes) {
-        self.reclass(self.pinned(), classes);
-    }
-
-    /// Holds the pin's lock, so that of two concurrent changes the later one stays.
-    fn reclass(&self, pinned: MutexGuard<'_, Option<String>>, classes: &Classes) {
-        let pinned = pinned.as_deref().and_then(|name| classes.get(name));
-        let class = pinned.unwrap_or_else(|| classes.classify(&self.asked.subject()));
+        // Locked until the class is set, so that of two concurrent changes the later one stays.
+        let pinned = self.pinned.lock();
+        let class = pinned.as_deref().and_then(|name| classes.get(name));
+        let class = class.unwrap_or_else(|| classes.classify(&self.asked.subject()));
         if !Arc::ptr_eq(&self.class.get(), class) {
             self.class.set(class.clone());
             self.http.reclass(self.stream_id, class);

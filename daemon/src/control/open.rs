@@ -205,13 +205,12 @@ impl Control {
         }
         let tunnel = self.tunnel(id)?;
         let Some(relay) = &self.relay else { return Err(Error::Ending) };
-        let classes = relay.classes();
         if let Some(class) = &class
-            && classes.get(class).is_none()
+            && relay.classes().get(class).is_none()
         {
             return Err(Error::Unknown { what: "class", name: class.clone() });
         }
-        tunnel.set_pin(class, &classes);
+        relay.pin(&tunnel, class);
         let class = tunnel.class().policy().name.clone();
         tracing::info!(tunnel = id, class, author, "class of a tunnel set by operator");
         self.tell("tunnel", format!("tunnel {id} was given the class {class} by {author}"));

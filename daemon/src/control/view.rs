@@ -93,7 +93,7 @@ impl TunnelView {
             connection: found.client.id,
             user: asked.user.as_deref().unwrap_or_default().to_owned(),
             class: found.class().policy().name.clone(),
-            is_pinned: found.pin().is_some(),
+            is_pinned: found.is_pinned(),
             protocol: asked.protocol.to_string(),
             target: caller.shown(target),
             next_hop: caller.shown(|| asked.next_hop.to_string()),

@@ -21,10 +21,10 @@ use lab::site::{Family, Site};
 use serde_json::Value;
 
 /// A class for all traffic to port 7.
-const VOICE: &str = "[class.voice]\nlevel = \"high\"\ndscp = 46\n[[rule]]\nclass = \"voice\"\nports = 7\n";
+pub const VOICE: &str = "[class.voice]\nlevel = \"high\"\ndscp = 46\n[[rule]]\nclass = \"voice\"\nports = 7\n";
 
 /// The JSON that a successful `pacectl` command prints.
-fn json(site: &Site, arguments: &[&str]) -> Value {
+pub fn json(site: &Site, arguments: &[&str]) -> Value {
     let (code, said) = site.pacectl(&[&["--json"], arguments].concat(), "").unwrap();
     assert_eq!(code, Some(0), "{arguments:?}: {said}");
     serde_json::from_str(&said).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {said}"))
@@ -45,6 +45,6 @@ fn in_force(site: &Site) -> (String, u64, String) {
 }
 
 /// A client, connected over IPv4.
-async fn connect(site: &Site) -> Client {
+pub async fn connect(site: &Site) -> Client {
     Client::connect(site.access(Family::V4).unwrap()).await.unwrap()
 }

@@ -187,24 +187,28 @@ impl Uplink {
         if self.paths.iter().all(|path| places(path).is_none()) {
             return Err(NotMoved::Unknown { relay: relay.to_owned(), known: self.names() });
         }
-        let failed = |state: &State| -> (u64, Option<Arc<ConnectError>>) {
+        // By path that leads there.
+        let attempts = |state: &State| -> Vec<Attempts> {
             let of = |(path, attempts): (&Path, &Vec<Attempts>)| places(path).and_then(|at| attempts.get(at)).cloned();
-            let attempts: Vec<Attempts> = self.paths.iter().zip(&state.attempts).filter_map(of).collect();
-            (attempts.iter().map(|it| it.failures).sum(), attempts.into_iter().find_map(|it| it.failure))
+            self.paths.iter().zip(&state.attempts).filter_map(of).collect()
+        };
+        let before = attempts(&self.state.borrow());
+        let failures = |state: &State| -> Vec<Option<Arc<ConnectError>>> {
+            let since = attempts(state).into_iter().zip(&before);
+            since.map(|(now, before)| now.failure.filter(|_| now.failures > before.failures)).collect()
         };
         let mut changes = self.state.subscribe();
-        let failures = failed(&self.state.borrow()).0;
         let prepared = PreparedMove::choose(self.clone(), relay);
-        let there = async {
+        let is_there = async {
             loop {
                 {
                     let state = changes.borrow_and_update();
                     if state.usable().any(|line| self.relay_of(line) == relay) {
-                        return Ok(());
+                        return true;
                     }
-                    let (now, failure) = failed(&state);
-                    if let Some(failure) = failure.filter(|_| now > failures) {
-                        return Err(NotMoved::Unreachable(failure));
+                    // One path may fail at once while another connects.
+                    if failures(&state).iter().all(Option::is_some) {
+                        return false;
                     }
                 }
                 if changes.changed().await.is_err() {
@@ -212,25 +216,33 @@ impl Uplink {
                 }
             }
         };
-        let there = timeout(MOVE_PATIENCE, there).await.unwrap_or_else(|_| Err(NotMoved::NoAnswer(relay.to_owned())));
-        there.map(|()| prepared)
+        if let Ok(true) = timeout(MOVE_PATIENCE, is_there).await {
+            return Ok(prepared);
+        }
+        let failure = failures(&self.state.borrow()).into_iter().flatten().next();
+        Err(failure.map_or_else(|| NotMoved::NoAnswer(relay.to_owned()), NotMoved::Unreachable))
     }
 }
 
 /// A relay that was chosen and connected to, so that tunnels can move there.
 pub struct PreparedMove {
     uplink: Arc<Uplink>,
+    /// Tells it from other moves to the same relay.
+    number: u64,
     relay: String,
 }
 
 impl PreparedMove {
     fn choose(uplink: Arc<Uplink>, relay: &str) -> Self {
+        let mut number = 0;
         uplink.state.send_modify(|state| {
-            state.pending.push(relay.to_owned());
+            state.moves += 1;
+            number = state.moves;
+            state.pending.push((number, relay.to_owned()));
             state.is_urgent = true;
         });
         uplink.wanted.notify_one();
-        Self { uplink, relay: relay.to_owned() }
+        Self { uplink, number, relay: relay.to_owned() }
     }
 
     /// Moves UDP tunnels to the relay; returns the IDs of the connections that they leave. TCP connections and requests for models stay
@@ -240,7 +252,7 @@ impl PreparedMove {
         let mut is_wanted = false;
         self.uplink.state.send_modify(|state| {
             // An operator may have restored the order of preference meanwhile.
-            is_wanted = state.pending.contains(&self.relay);
+            is_wanted = state.pending.iter().any(|(number, _)| *number == self.number);
             if is_wanted {
                 state.chosen = Some(self.relay.clone());
             }
@@ -248,8 +260,8 @@ impl PreparedMove {
         if !is_wanted {
             return Vec::new();
         }
-        let lines = self.uplink.state.borrow().lines.clone();
-        let is_elsewhere = |line: &&Arc<Line>| !line.is_closed() && self.uplink.relay_of(line) != self.relay;
+        let lines = self.uplink.open_lines();
+        let is_elsewhere = |line: &&Arc<Line>| self.uplink.relay_of(line) != self.relay;
         let others = lines.iter().filter(is_elsewhere);
         others.inspect(|line| line.leave()).map(|line| line.id).collect()
     }
@@ -257,11 +269,7 @@ impl PreparedMove {
 
 impl Drop for PreparedMove {
     fn drop(&mut self) {
-        self.uplink.state.send_modify(|state| {
-            if let Some(at) = state.pending.iter().position(|relay| *relay == self.relay) {
-                state.pending.remove(at);
-            }
-        });
+        self.uplink.state.send_modify(|state| state.pending.retain(|(number, _)| *number != self.number));
     }
 }
 
@@ -305,6 +313,58 @@ mod tests {
         uplink.prefer();
         assert!(late.carry_out().is_empty() && !line.is_left(), "an operator wants its tunnels to stay");
         assert_eq!(chosen(), None);
+    }
+
+    #[tokio::test]
+    async fn a_move_that_an_operator_took_back_does_not_end_a_later_one_to_the_same_relay() {
+        let relay = TestRelay::start(Does::Echo, true);
+        let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+        let connected = uplink.attempt((0, 0)).await.1.unwrap();
+        let line = Line::new(&connected, (7, 0, 0), Arc::default(), Arc::default());
+        uplink.state.send_modify(|state| state.lines.push(line.clone()));
+        let choose = || PreparedMove::choose(uplink.clone(), "b.example:443");
+        let taken_back = [choose(), choose()];
+        uplink.prefer();
+        let later = choose();
+        let [dropped, carried_out] = taken_back;
+        drop(dropped);
+        assert!(carried_out.carry_out().is_empty() && !line.is_left());
+        assert_eq!(uplink.state.borrow().chosen().map(String::as_str), Some("b.example:443"));
+        assert_eq!(later.carry_out(), [7]);
+    }
+
+    #[tokio::test]
+    async fn a_path_that_fails_at_once_does_not_end_a_move_to_a_relay_that_another_path_leads_to() {
+        let relay = TestRelay::start(Does::Echo, true);
+        let paths = ["a", "b"].map(|name| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) });
+        let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), Arc::default());
+        let fail = |path: usize, port: u16| {
+            let failure = ConnectError::NoAnswer(([192, 0, 2, 1], port).into());
+            uplink.state.send_modify(|state| {
+                let attempts = &mut state.attempts[path][0];
+                (attempts.failures, attempts.failure) = (attempts.failures + 1, Some(Arc::new(failure)));
+            });
+        };
+        let name = relay.endpoint().origin().to_string();
+        let begin = || Box::pin(uplink.clone().prepare_move(&name));
+        fail(0, 1);
+
+        let mut moving = begin();
+        assert!(futures::poll!(&mut moving).is_pending());
+        fail(1, 2);
+        assert!(futures::poll!(&mut moving).is_pending(), "the other path has only failed before");
+        fail(0, 3);
+        let failed = moving.await.err().unwrap();
+        assert!(matches!(&failed, NotMoved::Unreachable(error) if error.to_string().contains(":3:")), "{failed}");
+
+        let mut moving = begin();
+        assert!(futures::poll!(&mut moving).is_pending());
+        fail(0, 1);
+        assert!(futures::poll!(&mut moving).is_pending());
+        let connected = uplink.attempt((1, 0)).await.1.unwrap();
+        let line = Line::new(&connected, (7, 1, 0), Arc::default(), Arc::default());
+        uplink.state.send_modify(|state| state.lines.push(line));
+        assert!(moving.await.is_ok());
     }
 
     #[tokio::test]

@@ -18,8 +18,11 @@ pub(super) struct State {
     pub(super) attempts: Vec<Vec<Attempts>>,
     /// The host and port of the relay that an operator has chosen.
     pub(super) chosen: Option<String>,
-    /// The hosts and ports of relays that operators are moving tunnels to. The last one is used until its move is carried out or dropped.
-    pub(super) pending: Vec<String>,
+    /// The numbers of operators' moves, and the hosts and ports of the relays that they lead to. The last one is used until its move is
+    /// carried out or dropped.
+    pub(super) pending: Vec<(u64, String)>,
+    /// How many moves operators have begun.
+    pub(super) moves: u64,
     /// Whether the relay that is chosen may be tried at once, whatever its back-off.
     pub(super) is_urgent: bool,
     /// How many attempts have failed, and the error of the last attempt, if it failed.
@@ -37,7 +40,7 @@ pub(super) struct State {
 impl State {
     /// Returns the host and port of the relay to use, whatever the order of preference.
     pub(super) fn chosen(&self) -> Option<&String> {
-        self.pending.last().or(self.chosen.as_ref())
+        self.pending.last().map(|(_, relay)| relay).or(self.chosen.as_ref())
     }
 
     pub(super) fn usable(&self) -> impl Iterator<Item = &Arc<Line>> {

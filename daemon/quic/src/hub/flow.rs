@@ -154,7 +154,7 @@ impl Drop for DatagramBatch<'_> {
 impl Drop for Flow {
     fn drop(&mut self) {
         let State { turns, outbox, inbox, .. } = &mut *self.hub.lock();
-        inbox.close(self.stream_id);
+        self.hub.counters.dropped_unknown_stream.inc_by(inbox.close(self.stream_id) as u64);
         outbox.close(turns, self.slot);
     }
 }

@@ -81,23 +81,23 @@ impl Arrivals {
 }
 
 impl Inbox {
-    /// Opens the entrance of a stream's flow, whose number in the outbox is `slot`.
+    /// Opens the entrance of a stream's flow, whose number in the outbox is `slot`. Returns the place of its arrivals, and how many early
+    /// datagrams of streams that were passed over this dropped: nothing will ever read them.
     pub(super) fn open(
         &mut self,
         stream_id: u64,
         slot: u32,
         limit_bytes: usize,
         losses: Arc<Losses>,
-    ) -> Arc<Mutex<Arrivals>> {
+    ) -> (Arc<Mutex<Arrivals>>, usize) {
         let (payloads, state) = (Segments::new(limit_bytes), Tunnel::new(false));
         let arrivals = Arrivals { payloads, state, violation: None, reader: None, losses };
         let arrivals = Arc::new(Mutex::new(arrivals));
-        // Early datagrams of streams that were passed over will never be read.
         let passed_over = self.accepted..stream_id;
-        drop(self.take_early(|id| passed_over.contains(&id)));
+        let dropped = self.take_early(|id| passed_over.contains(&id)).count();
         self.accepted = self.accepted.max(stream_id + 4);
         self.flows.insert(stream_id, Entrance { slot, stage: Stage::Early, arrivals: arrivals.clone() });
-        arrivals
+        (arrivals, dropped)
     }
 
     /// Admits datagrams, beginning with early arrivals. Returns how many payloads this dropped.
@@ -116,11 +116,11 @@ impl Inbox {
         self.take_early(|id| id == stream_id).count()
     }
 
-    /// Closes the entrance of a stream's flow.
-    pub(super) fn close(&mut self, stream_id: u64) {
-        let entrance = self.flows.remove(&stream_id);
-        if entrance.is_some_and(|entrance| entrance.stage == Stage::Early) {
-            drop(self.take_early(|id| id == stream_id));
+    /// Closes the entrance of a stream's flow. Returns how many early datagrams this dropped.
+    pub(super) fn close(&mut self, stream_id: u64) -> usize {
+        match self.flows.remove(&stream_id) {
+            Some(Entrance { stage: Stage::Early, .. }) => self.take_early(|id| id == stream_id).count(),
+            _ => 0,
         }
     }
 

@@ -376,6 +376,22 @@ fn what_waits_for_requests_to_be_admitted_is_bounded_however_many_there_are() {
 }
 
 #[test]
+fn datagrams_for_requests_that_never_come_or_are_not_admitted_are_counted_as_dropped() {
+    let (hub, counters) = hub(1000, 1000);
+    let dropped = || counters.dropped_unknown_stream.get();
+    (0..3).for_each(|_| receive(&hub, 0, b"its stream is passed over"));
+    (0..2).for_each(|_| receive(&hub, 4, b"its request is not admitted"));
+    let flow = hub.open(4);
+    assert_eq!((dropped(), hub.early_datagrams()), (3, 2));
+    receive(&hub, 4, b"it is still not admitted");
+    drop(flow);
+    assert_eq!((dropped(), hub.early_datagrams()), (6, 0));
+    receive(&hub, 8, b"its request is admitted");
+    drop(open(&hub, 8));
+    assert_eq!(dropped(), 6, "its tunnel had it");
+}
+
+#[test]
 fn what_came_early_is_in_front_of_what_comes_after_the_request_was_admitted() {
     let (hub, _) = hub(1000, 1000);
     receive(&hub, 0, b"before the request");

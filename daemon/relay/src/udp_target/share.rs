@@ -29,7 +29,7 @@ struct Sharers {
     receiver: AtomicU64,
     /// The number of the next tunnel.
     next: AtomicU64,
-    /// The number of the tunnel whose class's marks the socket has: at first the one for which `request::admit` has marked it.
+    /// The number of the tunnel whose class gave the socket its marks. `request::admit` marks it for the first tunnel.
     marked: AtomicU64,
 }
 

@@ -68,6 +68,8 @@ pub struct RecordedRequest {
 pub struct EndedTunnel {
     /// The ID of the tunnel.
     pub tunnel: u64,
+    /// At a relay, the ID of the earlier tunnel that its client continued with it, if it did.
+    pub continues: Option<u64>,
     /// The address to which the relay was connected; unknown to an edge.
     pub next_hop: Option<SocketAddr>,
     /// Its class at the end.
@@ -237,6 +239,9 @@ fn add_way<'a>(way: Option<&'a Way>, fields: &mut Fields<'a>) {
 impl EndedTunnel {
     fn add_to<'a>(&'a self, fields: &mut Fields<'a>, addresses: bool) {
         let mut add = |key: &'static str, value: Value<'a>| fields.push((key.into(), value));
+        if let Some(tunnel) = self.continues {
+            add("continues", tunnel.into());
+        }
         if let (true, Some(next_hop)) = (addresses, self.next_hop) {
             add("next_hop", next_hop.to_string().into());
         }
@@ -328,6 +333,7 @@ pub(super) mod tests {
         };
         let ended = EndedTunnel {
             tunnel: 17,
+            continues: None,
             next_hop: Some(([203, 0, 113, 5], 53).into()),
             class: "default".into(),
             form: Some(Form::Datagram),
@@ -371,6 +377,16 @@ pub(super) mod tests {
              class=default form=datagram up_bytes=40 down_bytes=300 up_packets=1 down_packets=2 \
              dropped_down_queue_full=4 duration_ms=1234 reason=idle"
         );
+    }
+
+    #[test]
+    fn a_line_says_which_tunnel_a_tunnel_continued() {
+        let AccessRecord { time, what: What::Tunnel(request, ended) } = tunnel("alice", "dns.example") else {
+            unreachable!()
+        };
+        let record = AccessRecord { time, what: What::Tunnel(request, EndedTunnel { continues: Some(12), ..ended }) };
+        let line = record.line(false);
+        assert!(line.contains(" tunnel tunnel=17 ") && line.contains(" protocol=udp continues=12 class="), "{line}");
     }
 
     #[test]

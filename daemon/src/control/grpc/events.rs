@@ -24,6 +24,7 @@ fn record(found: &AccessRecord, addresses: bool) -> v1::AccessRecord {
     match &found.what {
         What::Tunnel(asked, ended) => v1::AccessRecord {
             tunnel: ended.tunnel,
+            continues: ended.continues.unwrap_or_default(),
             next_hop: ended.next_hop.filter(|_| addresses).map(|next_hop| next_hop.to_string()).unwrap_or_default(),
             class: ended.class.clone(),
             form: ended.form().to_owned(),

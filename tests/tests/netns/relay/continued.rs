@@ -4,10 +4,14 @@ use std::net::SocketAddr;
 
 use edge::client::TunnelSecret;
 use lab::client::{Client, Tunnel, target_of};
-use lab::site::{Family, SOON, Site};
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 use masque::h3::Code;
+use serde_json::Value;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
+
+use crate::control::{VOICE, connect, json};
 
 /// Opens a tunnel and sends through it; returns it with the address from which the target got that.
 async fn open(client: &Client, target: &UdpSocket, secret: Option<TunnelSecret>) -> (Tunnel, SocketAddr) {
@@ -42,8 +46,7 @@ fn a_continued_tunnel_keeps_its_address_and_the_tunnel_in_use_receives_whatever_
     target.set_nonblocking(true).unwrap();
     site.client(async || {
         let target = UdpSocket::from_std(target.try_clone().unwrap()).unwrap();
-        let access = || site.access(Family::V4).unwrap();
-        let [one, two] = [Client::connect(access()).await.unwrap(), Client::connect(access()).await.unwrap()];
+        let [one, two] = [connect(&site).await, connect(&site).await];
         let secret = TunnelSecret::new();
         let (mut first, address) = open(&one, &target, secret).await;
         let (_other, another) = open(&two, &target, TunnelSecret::new()).await;
@@ -69,6 +72,54 @@ fn a_continued_tunnel_keeps_its_address_and_the_tunnel_in_use_receives_whatever_
         assert_eq!(continued, address);
         assert!(receives(&mut last, &target, address).await, "the newest one receives");
         drop(unheard);
+        let counts = site.counts().unwrap();
+        let of = |result: &str| counts.of(&format!("continuations_total{{result=\"{result}\"}}"));
+        assert_eq!((of("continued"), of("unknown_key"), of("other_target")), (3, 2, 0));
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_continued_tunnel_keeps_the_class_that_an_operator_gave_it() {
+    lab::ring!(Netns);
+    let sections = format!("{VOICE}[log]\naccess = \"json\"\n");
+    let site = Site::new(Terms { sections: &sections, ..Terms::default() }).unwrap();
+    // The rule of the class is about another port.
+    let target = site.chain.target.run(|| std::net::UdpSocket::bind(site.target(Family::V4, 9))).unwrap().unwrap();
+    target.set_nonblocking(true).unwrap();
+    let classes = || {
+        let tunnels = json(&site, &["tunnels"]);
+        let tunnels = tunnels.as_array().unwrap().iter();
+        tunnels.map(|tunnel| tunnel["class"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    site.client(async || {
+        let target = UdpSocket::from_std(target.try_clone().unwrap()).unwrap();
+        let [one, two] = [connect(&site).await, connect(&site).await];
+        let secret = TunnelSecret::new();
+        let (first, address) = open(&one, &target, secret).await;
+        assert_eq!(classes(), ["default"]);
+        json(&site, &["class", "1", "voice"]);
+        let (mut second, continued) = open(&two, &target, secret).await;
+        let _other = open(&two, &target, TunnelSecret::new()).await;
+        assert_eq!((continued, classes()), (address, ["voice", "voice", "default"].map(str::to_owned).to_vec()));
+        assert!(receives(&mut second, &target, address).await);
+        let sent = site.counts().unwrap().of("class_payloads_total{class=\"voice\",role=\"relay\"}");
+        assert_eq!(sent, 5, "they left in that class");
+        json(&site, &["class", "1"]);
+        assert_eq!(classes(), ["default"; 3], "the operator's change applies to both");
+        json(&site, &["class", "2", "voice"]);
+        assert_eq!(classes(), ["voice", "voice", "default"]);
+        first.udp.finish();
+        site.counted("the earlier tunnel's end", |counts| counts.udp_tunnels() == 2).await.unwrap();
+        let (_third, continued) = open(&one, &target, secret).await;
+        assert_eq!((continued, classes()), (address, ["voice", "default", "voice"].map(str::to_owned).to_vec()));
+        second.udp.finish();
+        site.counted("the second tunnel's end", |counts| counts.udp_tunnels() == 2).await.unwrap();
+        let ended = wait_for("the lines about two tunnels", SOON, || {
+            Some(site.relay.records("tunnel")).filter(|records| records.len() == 2)
+        });
+        let ended: Vec<_> = ended.unwrap().iter().map(|of| (of["tunnel"].clone(), of["continues"].clone())).collect();
+        assert_eq!(ended, [(1.into(), Value::Null), (2.into(), 1.into())]);
     })
     .unwrap();
 }
