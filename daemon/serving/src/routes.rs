@@ -118,6 +118,8 @@ pub struct Route {
     cached: Vec<u32>,
     /// How many bytes of its prompt each of them was sent before, in blocks that are the same; empty if none was sent any.
     compared_bytes: Vec<usize>,
+    /// The hash of its user.
+    user: u64,
     /// Whether the choice weighed the prompt in the cache of an engine of the model against the load there.
     weighs_cache: bool,
     /// The index of its class among the known lengths.
@@ -317,6 +319,7 @@ impl Routes {
             at_ns: now_ns,
             cached: cached.clone(),
             compared_bytes,
+            user: asked.prefix.user,
             weighs_cache: weighs_cache(&state, model),
             class,
             until_ns,

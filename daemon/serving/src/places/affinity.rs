@@ -5,11 +5,15 @@
 //! instructions, takes less time at the engine that answered the one before. A gateway cannot see into that cache; it remembers
 //! the engine, the length and the first blocks of each prompt. Predictions treat the part that is probably cached as already read. Before the
 //! gateway knows the cost of prompts, the engine is only a preference: if it has much more to do than another, requests do not wait for it
-//! ([`slack`]). A session is a client's word; an engine's reports are compared only with blocks that were found to be the same.
+//! ([`slack`]).
+//!
+//! An engine's reports are compared only with blocks that were found to be the same, because a session is only a client's word. Clients have
+//! other means to make an engine read such blocks again, such as a field with a salt for its cache. So a report counts only for the requests
+//! of the same user.
 
 use std::{
-    collections::HashMap,
-    hash::{BuildHasher as _, Hasher as _, RandomState},
+    collections::{HashMap, HashSet},
+    hash::{BuildHasher as _, Hash, Hasher as _, RandomState},
     sync::Arc,
 };
 
@@ -35,12 +39,17 @@ const CACHED_NS: u64 = 300_000_000_000;
 /// The weight of the newest report in an engine's trust.
 const NEWEST: f64 = 0.25;
 
+/// The maximum of remembered trusts, of a few tens of bytes each.
+const MOST_TRUSTS: usize = 1 << 16;
+
 /// The least trust with which an engine is preferred.
 const PREFERRED_TRUST: f64 = 0.25;
 
 /// The part of a request that other requests may share and an engine may have in its cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixHashes {
+    /// The hash of its user, or of no user.
+    pub user: u64,
     /// The hash of its session, if it names one.
     session: Option<u64>,
     /// The hashes of its prompt up to the end of each block, the shortest part first.
@@ -57,11 +66,13 @@ pub struct Prefixes(RandomState);
 #[derive(Debug)]
 pub(super) struct Affinity {
     /// The last prompt with each beginning, by its hash.
-    beginnings: Remembered<Sent>,
+    beginnings: Remembered<u64, Sent>,
     /// The last prompt of each session, with the hashes of its blocks.
-    sessions: Remembered<(Sent, Arc<[u64]>)>,
-    /// By engine, the mean part of earlier prompts that it reported as cached; `None` without a report.
-    trusts: Vec<Option<f64>>,
+    sessions: Remembered<u64, (Sent, Arc<[u64]>)>,
+    /// By engine and user, the mean part of the user's earlier prompts that the engine reported as cached.
+    trusts: Remembered<(usize, u64), f64>,
+    /// The engines that have reported a count.
+    reporters: HashSet<usize>,
 }
 
 /// The engine, the length and the time of the last prompt with a prefix.
@@ -72,29 +83,29 @@ struct Sent {
     at_ns: u64,
 }
 
-/// At most this many values by their hashes. Older ones make room for newer ones.
+/// At most this many values by their keys. Older ones make room for newer ones.
 #[derive(Debug)]
-struct Remembered<V> {
+struct Remembered<K, V> {
     most: usize,
     /// At most half of the values, and the values before them.
-    newer: HashMap<u64, V>,
-    older: HashMap<u64, V>,
+    newer: HashMap<K, V>,
+    older: HashMap<K, V>,
 }
 
-impl<V> Remembered<V> {
+impl<K: Eq + Hash, V> Remembered<K, V> {
     fn new(most: usize) -> Self {
         Self { most, newer: HashMap::new(), older: HashMap::new() }
     }
 
-    fn get(&self, hash: u64) -> Option<&V> {
-        self.newer.get(&hash).or_else(|| self.older.get(&hash))
+    fn get(&self, key: &K) -> Option<&V> {
+        self.newer.get(key).or_else(|| self.older.get(key))
     }
 
-    fn insert(&mut self, hash: u64, value: V) {
-        if self.newer.len() >= self.most / 2 && !self.newer.contains_key(&hash) {
+    fn insert(&mut self, key: K, value: V) {
+        if self.newer.len() >= self.most / 2 && !self.newer.contains_key(&key) {
             self.older = std::mem::take(&mut self.newer);
         }
-        self.newer.insert(hash, value);
+        self.newer.insert(key, value);
     }
 }
 
@@ -144,6 +155,7 @@ impl Prefixes {
             hasher.finish()
         };
         PrefixHashes {
+            user: self.0.hash_one(user),
             session: session.map(|session| self.0.hash_one((SESSION, user, session))),
             blocks: blocks.map(hash).collect(),
             bytes: prompt.len(),
@@ -174,7 +186,7 @@ impl PrefixHashes {
 impl Default for Affinity {
     fn default() -> Self {
         let (beginnings, sessions) = (Remembered::new(MOST_BEGINNINGS), Remembered::new(MOST_SESSIONS));
-        Self { beginnings, sessions, trusts: Vec::new() }
+        Self { beginnings, sessions, trusts: Remembered::new(MOST_TRUSTS), reporters: HashSet::new() }
     }
 }
 
@@ -182,33 +194,30 @@ impl Affinity {
     /// Returns the engine that the session of a prefix was sent to, or else the engines that its known beginnings were sent to, the longest
     /// beginning first.
     pub(super) fn engines(&self, prefix: &PrefixHashes) -> impl Iterator<Item = usize> {
-        let beginnings = prefix.beginnings().iter().rev().filter_map(|hash| self.beginnings.get(*hash));
+        let beginnings = prefix.beginnings().iter().rev().filter_map(|hash| self.beginnings.get(hash));
         self.of_session(prefix).map(|(sent, _)| sent).into_iter().chain(beginnings).map(|sent| sent.engine)
     }
 
-    /// Whether an engine keeps prompts in its cache, as far as its reports say.
-    pub(super) fn keeps_prompts(&self, engine: usize) -> bool {
-        self.trust(engine) >= PREFERRED_TRUST
+    /// Whether an engine keeps a user's prompts in its cache, as far as its reports say.
+    pub(super) fn keeps_prompts(&self, engine: usize, user: u64) -> bool {
+        self.trust(engine, user) >= PREFERRED_TRUST
     }
 
-    fn trust(&self, engine: usize) -> f64 {
-        self.trusts.get(engine).copied().flatten().unwrap_or(1.0)
+    fn trust(&self, engine: usize, user: u64) -> f64 {
+        self.trusts.get(&(engine, user)).copied().unwrap_or(1.0)
     }
 
-    /// Learns from an engine's report on a prompt: it was sent `compared` tokens before, in blocks that are the same, and `reported` tokens of
-    /// the prompt were in its cache. Many engines leave out a count of 0, so if an engine that has reported before reports nothing, the count
+    /// Learns from an engine's report on a user's prompt: it was sent `compared` tokens before, in blocks that are the same, and `reported`
+    /// tokens of the prompt were in its cache. Many engines leave out a count of 0, so if an engine that has reported before reports nothing, the count
     /// is 0. Returns the count, if it is known. A prompt without such blocks teaches nothing.
-    pub(super) fn confirm(&mut self, engine: usize, compared: u32, reported: Option<u64>) -> Option<u64> {
+    pub(super) fn confirm(&mut self, engine: usize, user: u64, compared: u32, reported: Option<u64>) -> Option<u64> {
         if compared == 0 {
             return reported;
         }
-        let known = self.trusts.get(engine).copied().flatten();
-        let reported = reported.or(known.map(|_| 0))?;
-        if engine >= self.trusts.len() {
-            self.trusts.resize(engine + 1, None);
-        }
-        let (before, part) = (known.unwrap_or(1.0), (reported as f64 / f64::from(compared)).min(1.0));
-        self.trusts[engine] = Some(before + NEWEST * (part - before));
+        let reported = reported.or_else(|| self.reporters.contains(&engine).then_some(0))?;
+        self.reporters.insert(engine);
+        let (before, part) = (self.trust(engine, user), (reported as f64 / f64::from(compared)).min(1.0));
+        self.trusts.insert((engine, user), before + NEWEST * (part - before));
         Some(reported)
     }
 
@@ -221,7 +230,7 @@ impl Affinity {
             }
         }
         for (engine, cached) in cached.iter_mut().enumerate() {
-            cached.expected = (cached.expected as f64 * self.trust(engine)) as usize;
+            cached.expected = (cached.expected as f64 * self.trust(engine, prefix.user)) as usize;
         }
         cached
     }
@@ -234,14 +243,14 @@ impl Affinity {
             (*sent, prefix.shared(sent, same, same == blocks.len()))
         });
         let beginnings = (1..).zip(prefix.beginnings()).filter_map(|(blocks, hash)| {
-            let sent = self.beginnings.get(*hash)?;
+            let sent = self.beginnings.get(hash)?;
             Some((*sent, prefix.shared(sent, blocks, blocks == BLOCKS)))
         });
         of_session.into_iter().chain(beginnings)
     }
 
     fn of_session(&self, prefix: &PrefixHashes) -> Option<&(Sent, Arc<[u64]>)> {
-        self.sessions.get(prefix.session?)
+        self.sessions.get(&prefix.session?)
     }
 
     /// Notes that `engine` gets a prompt with this prefix at `now_ns`.
@@ -268,7 +277,7 @@ mod tests {
 
     /// Returns the engine that got the longest known beginning of a prefix, of the engines that keep prompts.
     fn kept(affinity: &Affinity, prefix: &PrefixHashes) -> Option<usize> {
-        affinity.engines(prefix).find(|engine| affinity.keeps_prompts(*engine))
+        affinity.engines(prefix).find(|engine| affinity.keeps_prompts(*engine, prefix.user))
     }
 
     fn head(session: Option<&'static str>) -> RequestHead {
@@ -376,29 +385,44 @@ mod tests {
         let chat = prefixes.of(&head(Some("s")), None, "x".repeat(16_000).as_bytes());
         affinity.note(&chat, 1, 0);
         let cached = |affinity: &Affinity| affinity.cached_bytes(&chat, 2, 0)[1].expected;
-        affinity.confirm(1, 5, Some(6));
+        affinity.confirm(1, chat.user, 5, Some(6));
         assert_eq!((cached(&affinity), kept(&affinity, &chat)), (16_000, Some(1)));
-        affinity.confirm(1, 5, Some(0));
+        affinity.confirm(1, chat.user, 5, Some(0));
         assert_eq!((cached(&affinity), kept(&affinity, &chat)), (12_000, Some(1)), "once is no rule");
-        (0..20).for_each(|_| _ = affinity.confirm(1, 5, Some(0)));
+        (0..20).for_each(|_| _ = affinity.confirm(1, chat.user, 5, Some(0)));
         assert!(cached(&affinity) < 100 && kept(&affinity, &chat).is_none());
         let [other, known] = affinity.cached_bytes(&chat, 2, 0)[..] else { panic!("two engines") };
         assert_eq!((other, known.compared), (CachedBytes::default(), 15_872), "31 whole blocks");
-        (0..40).for_each(|_| _ = affinity.confirm(1, 0, Some(5)));
+        (0..40).for_each(|_| _ = affinity.confirm(1, chat.user, 0, Some(5)));
         assert_eq!(kept(&affinity, &chat), None, "prompts without a known block show nothing");
-        affinity.confirm(1, 5, Some(5));
+        affinity.confirm(1, chat.user, 5, Some(5));
         assert_eq!(kept(&affinity, &chat), Some(1));
-        (0..40).for_each(|_| _ = affinity.confirm(1, 5, Some(5)));
+        (0..40).for_each(|_| _ = affinity.confirm(1, chat.user, 5, Some(5)));
         assert!((15_900..=16_000).contains(&cached(&affinity)));
+    }
+
+    #[test]
+    fn a_report_counts_for_its_user() {
+        let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
+        let of = |user| prefixes.of(&head(None), user, "x".repeat(2_048).as_bytes());
+        let (ann, eve, nobody) = (of(Some("ann")), of(Some("eve")), of(None));
+        affinity.note(&ann, 1, 0);
+        (0..20).for_each(|_| _ = affinity.confirm(1, eve.user, 5, Some(0)));
+        assert_eq!([&ann, &eve, &nobody].map(|prefix| kept(&affinity, prefix)), [Some(1), None, Some(1)]);
+        let expected = |prefix| affinity.cached_bytes(prefix, 2, 0)[1].expected;
+        assert_eq!((expected(&ann), expected(&nobody)), (2_048, 2_048));
+        assert!(expected(&eve) < 50);
+        assert_eq!(affinity.confirm(1, ann.user, 5, None), Some(0), "the engine is known to report counts");
+        assert_eq!((affinity.trust(1, ann.user), affinity.trust(0, eve.user)), (0.75, 1.0));
     }
 
     #[test]
     fn an_engine_that_leaves_out_a_count_had_none_once_it_has_reported_one() {
         let mut affinity = Affinity::default();
-        assert_eq!((affinity.confirm(1, 5, None), affinity.trust(1)), (None, 1.0));
-        assert_eq!((affinity.confirm(1, 5, Some(5)), affinity.trust(1)), (Some(5), 1.0));
-        assert_eq!((affinity.confirm(1, 5, None), affinity.trust(1)), (Some(0), 0.75));
-        assert_eq!((affinity.confirm(0, 5, None), affinity.trust(0)), (None, 1.0), "it reports nothing");
+        assert_eq!((affinity.confirm(1, 7, 5, None), affinity.trust(1, 7)), (None, 1.0));
+        assert_eq!((affinity.confirm(1, 7, 5, Some(5)), affinity.trust(1, 7)), (Some(5), 1.0));
+        assert_eq!((affinity.confirm(1, 7, 5, None), affinity.trust(1, 7)), (Some(0), 0.75));
+        assert_eq!((affinity.confirm(0, 7, 5, None), affinity.trust(0, 7)), (None, 1.0), "it reports nothing");
     }
 
     #[test]
@@ -408,15 +432,15 @@ mod tests {
         affinity.note(&of(2_000), 1, 0);
         affinity.note(&of(600), 0, 0);
         assert_eq!((kept(&affinity, &of(5_000)), kept(&affinity, &of(600))), (Some(1), Some(0)));
-        (0..20).for_each(|_| _ = affinity.confirm(1, 5, Some(0)));
+        (0..20).for_each(|_| _ = affinity.confirm(1, of(0).user, 5, Some(0)));
         assert_eq!(kept(&affinity, &of(5_000)), Some(0));
-        (0..20).for_each(|_| _ = affinity.confirm(0, 5, Some(0)));
+        (0..20).for_each(|_| _ = affinity.confirm(0, of(0).user, 5, Some(0)));
         assert_eq!((kept(&affinity, &of(5_000)), affinity.engines(&of(5_000)).next()), (None, Some(1)));
     }
 
     #[test]
     fn memory_is_bounded_and_the_newest_are_known() {
-        fn entries<V>(of: &Remembered<V>) -> usize {
+        fn entries<K, V>(of: &Remembered<K, V>) -> usize {
             of.newer.len() + of.older.len()
         }
         let of_blocks = |hash| PrefixHashes { blocks: [hash].into(), ..PrefixHashes::default() };
@@ -434,5 +458,10 @@ mod tests {
             assert_eq!(kept(&affinity, &of(199_999 - most as u64 / 2)), Some(3));
             assert_eq!(kept(&affinity, &of(0)), None);
         }
+        for user in 0..200_000 {
+            affinity.confirm(3, user, 5, Some(0));
+            assert!(entries(&affinity.trusts) <= MOST_TRUSTS);
+        }
+        assert_eq!([affinity.trust(3, 199_999), affinity.trust(3, 0)], [0.75, 1.0]);
     }
 }

@@ -25,6 +25,8 @@ pub struct Lesson<'a> {
     cached_tokens: u32,
     /// The bytes of the prompt that it was sent before, in blocks that are the same.
     compared_bytes: usize,
+    /// The hash of the request's user.
+    user: u64,
     /// The maximum of tokens in the answer, and the index of its class.
     max_tokens: Option<u32>,
     class: usize,
@@ -71,6 +73,7 @@ impl Routes {
             prompt_tokens: route.request.prompt_tokens,
             cached_tokens,
             compared_bytes: route.compared_bytes.get(at).copied().unwrap_or_default(),
+            user: route.user,
             max_tokens: Some(route.request.max_tokens).filter(|tokens| *tokens > 0),
             class: route.class,
             flights,
@@ -117,7 +120,8 @@ impl Lesson<'_> {
         let cached_tokens = self.routes.engines.get(self.model).zip(usage).map_or(cached_tokens, |(engines, usage)| {
             // By this request's own bytes per token: the mean of all requests may be far off.
             let part = self.compared_bytes as f64 / body_bytes.max(1) as f64;
-            engines.confirm_cached(self.replica, (usage.prompt_tokens as f64 * part) as u32, cached_tokens)
+            let compared = (usage.prompt_tokens as f64 * part) as u32;
+            engines.confirm_cached(self.replica, self.user, compared, cached_tokens)
         });
         let mut known = self.routes.state.lock();
         if let Some(usage) = usage {

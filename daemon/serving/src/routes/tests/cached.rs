@@ -181,8 +181,8 @@ fn an_engine_is_trusted_as_far_as_it_confirms_however_many_requests_it_has_at_on
 }
 
 #[test]
-fn a_client_whose_prompts_are_never_the_same_costs_an_engine_no_trust() {
-    // The engine reports the truth: it has what is the same.
+fn prompts_that_are_never_the_same_cost_an_engine_no_trust() {
+    // The engine reports the truth: it has what is the same. All prompts are of one user, because users have no influence on each other.
     let of_session = |turn: u32| format!("{turn:08}").repeat(6_000);
     let of_beginning = |turn: u32| "x".repeat(16 << 10) + &format!("{turn:08}").repeat(4_000);
     for (prompt, same) in [(&of_session as &dyn Fn(u32) -> String, 0), (&of_beginning, 4_096)] {
@@ -193,12 +193,26 @@ fn a_client_whose_prompts_are_never_the_same_costs_an_engine_no_trust() {
             answered(at, &chat(16_000), 4_000, 4_000);
             assert_eq!(known_chat(at), (4_000, true));
             for turn in 0..40 {
-                let prefix = in_session("mallory", session, prompt(turn).as_bytes());
+                let prefix = in_session("ann", session, prompt(turn).as_bytes());
                 answered(at, &prefix, 12_000, if turn == 0 { 0 } else { same });
             }
             assert_eq!(known_chat(at), (4_000, true), "{same} {session}");
         }
     }
+}
+
+#[test]
+fn a_client_whose_prompts_an_engine_does_not_keep_costs_it_only_that_clients_trust() {
+    let (routes, engines) = routes_of_two(Routing::Rule);
+    let at = (&routes, &engines[..]);
+    answered(at, &chat(16_000), 4_000, 0);
+    answered(at, &chat(16_000), 4_000, 4_000);
+    // The same prompt, but with another salt for the engine's cache each time.
+    let salted = in_session("mallory", "m", &[b'x'; 16_000]);
+    (0..40).for_each(|_| answered(at, &salted, 4_000, 0));
+    assert_eq!(known_chat(at), (4_000, true));
+    let wish = Wish { prefix: salted, preferred: Some(1), ..Wish::default() };
+    assert_eq!(engines[0].foresee(&wish), Some(1), "the engine has no preference for the salted prompts");
 }
 
 #[test]
