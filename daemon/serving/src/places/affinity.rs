@@ -208,8 +208,8 @@ impl Affinity {
     }
 
     /// Learns from an engine's report on a user's prompt: it was sent `compared` tokens before, in blocks that are the same, and `reported`
-    /// tokens of the prompt were in its cache. Many engines leave out a count of 0, so if an engine that has reported before reports nothing, the count
-    /// is 0. Returns the count, if it is known. A prompt without such blocks teaches nothing.
+    /// tokens of the prompt were in its cache. Many engines leave out a count of 0, so if an engine that has reported before reports
+    /// nothing, the count is 0. Returns the count, if it is known. A prompt without such blocks teaches nothing.
     pub(super) fn confirm(&mut self, engine: usize, user: u64, compared: u32, reported: Option<u64>) -> Option<u64> {
         if compared == 0 {
             return reported;
