@@ -241,34 +241,21 @@ impl Hall {
 
 #[cfg(test)]
 mod tests {
-    use config::{
-        gateway::{GatewaySettings, Key},
-        policy::Policy,
-    };
+    use config::{gateway::GatewaySettings, policy::Policy};
     use quic::class::{ClassMarks, ClassMetrics, PolicyRole};
-    use sha2::{Digest as _, Sha256};
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpListener,
     };
 
     use super::*;
-    use crate::{learned::Learned, routes::tests::model};
+    use crate::{learned::Learned, routes::tests::model, tenants::tests::key};
 
     /// A listener of a gateway that knows the key "sk-1" and takes bodies of up to 1000 bytes.
     fn hall() -> Arc<Hall> {
         let classes =
             Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
-        let key = Key {
-            name: "ann".into(),
-            sha256: Sha256::digest("sk-1").into(),
-            weight: 1,
-            max_in_flight: None,
-            tokens_per_minute: None,
-            monthly_tokens: None,
-            expires: None,
-        };
-        let (models, keys) = (vec![model("large", 100, None)], vec![key]);
+        let (models, keys) = (vec![model("large", 100, None)], vec![key()]);
         let settings = GatewaySettings { models, keys, max_body_bytes: 1_000, ..GatewaySettings::default() };
         let shared = (Default::default(), &Arc::default());
         let gateway = Gateway::new(&settings, &classes, shared, (&Learned::default(), None)).unwrap();

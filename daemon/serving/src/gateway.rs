@@ -16,6 +16,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use bytes::Bytes;
 use config::{engine::EngineUrl as Url, policy::Late};
 use masque::h3::{Field, RequestHead, ResponseHead};
 use parking_lot::Mutex;
@@ -247,10 +248,9 @@ impl Gateway {
         let label = operation.as_ref().map_or("unknown", |operation| operation.label());
         let mut served = Served::begin(entry.id(), label, caller.user().cloned(), (asker.listener, asker.client));
         let ended = match admitted {
-            Ok((Operation::Health, _)) => respond(&mut exchange, 200, "text/plain", b"ok\n", Vec::new()).await,
+            Ok((Operation::Health, _)) => respond(&mut exchange, 200, "text/plain", "ok\n".into(), Vec::new()).await,
             Ok((Operation::Models, _)) => {
-                let list = self.list();
-                respond(&mut exchange, 200, "application/json", list.as_bytes(), Vec::new()).await
+                respond(&mut exchange, 200, "application/json", self.list().into(), Vec::new()).await
             }
             Ok((operation, _)) => self.answer(&mut exchange, operation, head, (&caller, &entry), &mut served).await,
             Err(refusal) => Err(refusal.into()),
@@ -471,7 +471,7 @@ async fn respond(
     exchange: &mut Exchange,
     status: u16,
     kind: &'static str,
-    body: &[u8],
+    body: Bytes,
     mut fields: Vec<Field>,
 ) -> Result<(), Failure> {
     fields.push(Field::new("content-type", kind));
@@ -502,7 +502,7 @@ async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError, load: Option<u32
             let fields = fields.chain([Field::new("content-type", kind)]).collect();
             exchange.respond(&ResponseHead { status, fields }).await.map_err(Failure::from)
         }
-        false => respond(exchange, status, kind, &refusal.body(), fields.collect()).await,
+        false => respond(exchange, status, kind, refusal.body(), fields.collect()).await,
     };
     match sent {
         Ok(()) => Ended::Whole,

@@ -216,11 +216,16 @@ impl Engines {
         state.affinity.cached_bytes(prefix, state.replicas.len(), now_ns)
     }
 
-    /// Learns from an engine's report on a prompt: of the `sent` tokens that the engine got before, `reported` were in its cache. If an engine
-    /// that has reported before reports nothing, the count is 0. Returns the count, if it is known.
-    pub fn confirm_cached(&self, replica: usize, sent: u32, reported: Option<u64>) -> Option<u64> {
+    /// Learns from an engine's report on a prompt of the user with this hash: it was sent `compared` tokens before, in blocks that are the same,
+    /// and `reported` tokens of the prompt were in its cache. If an engine that has reported before reports nothing, the count is 0. Returns
+    /// the count, if it is known.
+    pub fn confirm_cached(&self, replica: usize, user: u64, compared: u32, reported: Option<u64>) -> Option<u64> {
         let mut state = self.state.lock();
-        if replica < state.replicas.len() { state.affinity.confirm(replica, sent, reported) } else { reported }
+        if replica < state.replicas.len() {
+            state.affinity.confirm(replica, user, compared, reported)
+        } else {
+            reported
+        }
     }
 
     fn enqueue(self: &Arc<Self>, state: &mut State, mut claim: Claim) -> QueuedRequest {

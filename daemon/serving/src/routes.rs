@@ -13,7 +13,7 @@ use sched::route::{
     share_groups,
 };
 
-use crate::places::{Engines, PrefixHashes};
+use crate::places::{CachedBytes, Engines, PrefixHashes};
 
 mod chooser;
 mod flights;
@@ -116,8 +116,10 @@ pub struct Route {
     at_ns: u64,
     /// How many tokens of its prompt each engine of all models probably has in its cache; empty if none was sent any.
     cached: Vec<u32>,
-    /// How many tokens of its prompt each of them was sent before; empty if none was sent any.
-    sent: Vec<u32>,
+    /// How many bytes of its prompt each of them was sent before, in blocks that are the same; empty if none was sent any.
+    compared_bytes: Vec<usize>,
+    /// The hash of its user.
+    user: u64,
     /// Whether the choice weighed the prompt in the cache of an engine of the model against the load there.
     weighs_cache: bool,
     /// The index of its class among the known lengths.
@@ -297,7 +299,7 @@ impl Routes {
         let path = ClientPath { bytes_per_token: BYTES_PER_TOKEN, ..path };
         let until_ns =
             (slo.budget_ns != Slo::NONE).then(|| now_ns.saturating_add(slo.budget_ns).saturating_sub(path.return_ns()));
-        let (cached, sent) = known.cached(&self.engines, asked);
+        let (cached, compared_bytes) = known.cached(&self.engines, asked);
         let Known { named, aliases, replicas, flights, admitted, .. } = &mut *known;
         admitted.clear();
         if asked.alias.and_then(|alias| aliases.get(alias)).is_some_and(Chooser::looks_at_admitted) {
@@ -316,7 +318,8 @@ impl Routes {
             path,
             at_ns: now_ns,
             cached: cached.clone(),
-            sent,
+            compared_bytes,
+            user: asked.prefix.user,
             weighs_cache: weighs_cache(&state, model),
             class,
             until_ns,
@@ -450,26 +453,27 @@ impl Known {
         (prompt, self.lengths.expect(class, wanted.max_tokens, self.answer_tokens))
     }
 
-    /// Returns how many tokens of the prompt each engine of all models probably has in its cache, and how many each was sent before; empty
-    /// if no engine was sent any.
-    fn cached(&self, engines: &[Arc<Engines>], asked: RouteQuery<'_>) -> (Vec<u32>, Vec<u32>) {
-        let (mut cached, mut sent) = (Vec::new(), Vec::new());
+    /// Returns how many tokens of the prompt each engine of all models probably has in its cache, and how many bytes each was sent before in
+    /// blocks that are the same; empty if no engine was sent any.
+    fn cached(&self, engines: &[Arc<Engines>], asked: RouteQuery<'_>) -> (Vec<u32>, Vec<usize>) {
+        let (mut cached, mut compared) = (Vec::new(), Vec::new());
         if asked.prefix.is_empty() {
-            return (cached, sent);
+            return (cached, compared);
         }
         let tokens = |bytes: usize| (bytes as f64 / self.bytes_per_token) as u32;
         for model in asked.models {
             let (Some(engines), Some(first)) = (engines.get(*model), self.first.get(*model)) else { continue };
-            for (place, bytes) in
-                engines.cached_bytes(asked.prefix).into_iter().enumerate().filter(|(_, bytes)| bytes.sent > 0)
-            {
-                [&mut cached, &mut sent].into_iter().for_each(|of_each| of_each.resize(self.replicas.len(), 0));
-                if let (Some(cached), Some(sent)) = (cached.get_mut(first + place), sent.get_mut(first + place)) {
-                    (*cached, *sent) = (tokens(bytes.expected), tokens(bytes.sent));
+            let of_each = engines.cached_bytes(asked.prefix).into_iter().enumerate();
+            for (place, bytes) in of_each.filter(|(_, bytes)| *bytes != CachedBytes::default()) {
+                cached.resize(self.replicas.len(), 0);
+                compared.resize(self.replicas.len(), 0);
+                let at = first + place;
+                if let (Some(cached), Some(compared)) = (cached.get_mut(at), compared.get_mut(at)) {
+                    (*cached, *compared) = (tokens(bytes.expected), bytes.compared);
                 }
             }
         }
-        (cached, sent)
+        (cached, compared)
     }
 
     fn flights_at(&mut self, model: usize, replica: usize) -> Option<&mut Arc<Mutex<Flights>>> {

@@ -228,7 +228,7 @@ impl Drop for TenantRequest {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::cell::Cell;
 
     use config::moment::Moment;
@@ -246,15 +246,25 @@ mod tests {
         NOW_NS.set(NOW_NS.get() + seconds * 1_000_000_000);
     }
 
+    /// The key "sk-1", without limits.
+    pub(crate) fn key() -> Key {
+        Key {
+            name: "ann".into(),
+            sha256: Sha256::digest("sk-1").into(),
+            weight: 1,
+            max_in_flight: None,
+            tokens_per_minute: None,
+            monthly_tokens: None,
+            expires: None,
+        }
+    }
+
     fn tenants(max_in_flight: Option<u32>, tokens_per_minute: Option<u32>) -> Tenants {
         after(None, max_in_flight, tokens_per_minute)
     }
 
     fn after(before: Option<&Tenants>, max_in_flight: Option<u32>, tokens_per_minute: Option<u32>) -> Tenants {
-        let sha256 = Sha256::digest("sk-1").into();
-        let expires = Moment::parse("2027-01-31");
-        let (weight, monthly_tokens) = (1, None);
-        let key = Key { name: "ann".into(), sha256, weight, max_in_flight, tokens_per_minute, monthly_tokens, expires };
+        let key = Key { max_in_flight, tokens_per_minute, expires: Moment::parse("2027-01-31"), ..key() };
         Tenants::new(&[key], &Arc::default(), now_ns, before)
     }
 

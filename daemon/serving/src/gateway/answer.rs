@@ -272,7 +272,7 @@ impl Pass<'_> {
             (before..events.with_content()).for_each(|_| lesson.token());
             self.payer.pass(events.with_content() - before);
             self.entry.pass(events.with_content() - before);
-            if !self.send(exchange, &whole).await? {
+            if !self.send(exchange, whole).await? {
                 lesson.held_up();
             }
         };
@@ -285,7 +285,7 @@ impl Pass<'_> {
             Some(refusal) => {
                 self.model.engines.failed(place.replica, Fault::Answer, &refusal.to_string());
                 // The leading line end closes an event that broke off.
-                self.send(exchange, &[b"\n", &refusal.event()[..]].concat()).await?;
+                self.send(exchange, [b"\n", &refusal.event()[..]].concat().into()).await?;
                 Err(Failure::Broken(refusal, Ended::Whole))
             }
         }
@@ -320,7 +320,7 @@ impl Pass<'_> {
                 if !std::mem::replace(&mut has_begun, true) {
                     exchange.respond(if length.is_some() { &known } else { &unknown }).await?;
                 }
-                self.send(exchange, &held.split_to(held.len() - END_BYTES)).await?;
+                self.send(exchange, held.split_to(held.len() - END_BYTES).freeze()).await?;
             }
         }
         *report = if has_begun { TokenReport::of_end(&held) } else { TokenReport::of_answer(&held) };
@@ -334,7 +334,7 @@ impl Pass<'_> {
             exchange.respond(&self.with_length(known, held.len())).await?;
         }
         if !held.is_empty() {
-            self.send(exchange, &held).await?;
+            self.send(exchange, held.freeze()).await?;
         }
         Ok(())
     }
@@ -351,11 +351,9 @@ impl Pass<'_> {
 
     /// Sends content to the client, which may take as long to accept some as an engine may take to produce some, because other
     /// requests need its place at the engine. Returns whether there was room at once.
-    async fn send(&self, exchange: &mut Exchange, content: &[u8]) -> Result<bool, Failure> {
+    async fn send(&self, exchange: &mut Exchange, content: Bytes) -> Result<bool, Failure> {
         // A timer would cost more than the sending, for which there is nearly always room.
-        if exchange.try_send(content).await? {
-            return Ok(true);
-        }
+        let Some(content) = exchange.try_send(content).await? else { return Ok(true) };
         let sending = exchange.send(content);
         timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Untaken)??;
         Ok(false)

@@ -258,33 +258,31 @@ impl Exchange {
         }
     }
 
-    /// Sends content if there is room for it now; returns whether there was.
-    pub(super) async fn try_send(&mut self, content: &[u8]) -> Result<bool, Gone> {
+    /// Sends content if there is room for it now, and returns it if there is none. On a stream, its frame is a copy, because a frame's header
+    /// as a piece of its own would take a turn.
+    pub(super) async fn try_send(&mut self, content: Bytes) -> Result<Option<Bytes>, Gone> {
         match self {
             Self::Stream(request) => {
                 if let Poll::Ready(room) = poll_fn(|cx| Poll::Ready(request.send.poll_ready(cx))).await {
                     room?;
-                    request.send.push(h3::data_frame(content));
-                    return Ok(true);
+                    request.send.push(h3::data_frame(&content));
+                    return Ok(None);
                 }
-                Ok(false)
+                Ok(Some(content))
             }
-            Self::Tcp(tcp) => match tcp.pieces.try_reserve() {
-                Ok(room) => {
-                    room.send(Bytes::copy_from_slice(content));
-                    Ok(true)
-                }
-                Err(mpsc::error::TrySendError::Full(())) => Ok(false),
-                Err(mpsc::error::TrySendError::Closed(())) => Err(Gone),
+            Self::Tcp(tcp) => match tcp.pieces.try_send(content) {
+                Ok(()) => Ok(None),
+                Err(mpsc::error::TrySendError::Full(content)) => Ok(Some(content)),
+                Err(mpsc::error::TrySendError::Closed(_)) => Err(Gone),
             },
         }
     }
 
     /// Sends content as soon as there is room for it.
-    pub(super) async fn send(&mut self, content: &[u8]) -> Result<(), Gone> {
+    pub(super) async fn send(&mut self, content: Bytes) -> Result<(), Gone> {
         match self {
-            Self::Stream(request) => Ok(request.send.send(h3::data_frame(content)).await?),
-            Self::Tcp(tcp) => tcp.pieces.send(Bytes::copy_from_slice(content)).await.map_err(|_| Gone),
+            Self::Stream(request) => Ok(request.send.send(h3::data_frame(&content)).await?),
+            Self::Tcp(tcp) => tcp.pieces.send(content).await.map_err(|_| Gone),
         }
     }
 
@@ -444,7 +442,7 @@ mod tests {
                 let fields = Vec::new();
                 exchange.respond(&ResponseHead { status: 200, fields }).await.unwrap();
                 for _ in 0..pieces {
-                    exchange.send(&[b'x'; 1 << 16]).await.unwrap();
+                    exchange.send(Bytes::from_static(&[b'x'; 1 << 16])).await.unwrap();
                 }
                 exchange.end(ended, Duration::ZERO).await
             });

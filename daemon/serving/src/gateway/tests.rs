@@ -16,7 +16,6 @@ use pacing::path::PathStats;
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use quic::class::{ClassMarks, ClassMetrics, PolicyRole};
 use role::access::served::TokenUsage;
-use sha2::{Digest as _, Sha256};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
@@ -25,7 +24,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{departure::Departure, message, routes::tests::model};
+use crate::{departure::Departure, message, routes::tests::model, tenants::tests::key};
 
 mod http3;
 
@@ -134,18 +133,6 @@ fn events(content: &str) -> String {
     match content {
         "" => head.to_owned(),
         _ => format!("{head}{:x}\r\n{content}\r\n", content.len()),
-    }
-}
-
-fn key() -> Key {
-    Key {
-        name: "ann".into(),
-        sha256: Sha256::digest("sk-1").into(),
-        weight: 1,
-        max_in_flight: None,
-        tokens_per_minute: None,
-        monthly_tokens: None,
-        expires: None,
     }
 }
 

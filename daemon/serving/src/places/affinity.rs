@@ -3,25 +3,34 @@
 //!
 //! Engines keep their computations of prompts (prefix caching). So the next turn of a chat, or another prompt with the same
 //! instructions, takes less time at the engine that answered the one before. A gateway cannot see into that cache; it remembers
-//! the engine and the length of each prompt. Predictions treat the part that is probably cached as already read. Before the gateway knows
-//! the cost of prompts, the engine is only a preference: if it has much more to do than another, requests do not wait for it ([`slack`]).
+//! the engine, the length and the first blocks of each prompt. Predictions treat the part that is probably cached as already read. Before the
+//! gateway knows the cost of prompts, the engine is only a preference: if it has much more to do than another, requests do not wait for it
+//! ([`slack`]).
+//!
+//! An engine's reports are compared only with blocks that were found to be the same, because a session is only a client's word. Clients have
+//! other means to make an engine read such blocks again, such as a field with a salt for its cache. So a report counts only for the requests
+//! of the same user.
 
 use std::{
-    collections::HashMap,
-    hash::{BuildHasher as _, Hasher as _, RandomState},
+    collections::{HashMap, HashSet},
+    hash::{BuildHasher as _, Hash, Hasher as _, RandomState},
+    sync::Arc,
 };
 
 use masque::h3::RequestHead;
 
-/// The field in which a client names the session of a request. With it, the prompt does not count.
+/// The field in which a client names the session of a request. With it, the prompt has no influence on the preferred engine.
 const SESSION: &str = "x-paced-session";
 
 /// Prompts are compared in blocks of this many bytes of their JSON, and only this many blocks from the start.
 const BLOCK_BYTES: usize = 512;
 const BLOCKS: usize = 32;
 
-/// The maximum of remembered entries, of a few tens of bytes each.
-const MOST_ENTRIES: usize = 1 << 16;
+/// The maximum of remembered beginnings, of a few tens of bytes each.
+const MOST_BEGINNINGS: usize = 1 << 16;
+
+/// The maximum of remembered sessions, of up to 350 bytes each.
+const MOST_SESSIONS: usize = 1 << 14;
 
 /// How long a prompt counts as cached after the last request with it. Engines evict the least recently used prompts and do not say when.
 /// Hosted engines with the same kind of cache keep idle prompts for five to ten minutes.
@@ -30,31 +39,40 @@ const CACHED_NS: u64 = 300_000_000_000;
 /// The weight of the newest report in an engine's trust.
 const NEWEST: f64 = 0.25;
 
+/// The maximum of remembered trusts, of a few tens of bytes each.
+const MOST_TRUSTS: usize = 1 << 16;
+
 /// The least trust with which an engine is preferred.
 const PREFERRED_TRUST: f64 = 0.25;
 
 /// The part of a request that other requests may share and an engine may have in its cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixHashes {
-    /// The hashes of its session, or of its prompt up to the end of each block, the shortest part first. Empty if it has neither.
-    hashes: Vec<u64>,
+    /// The hash of its user, or of no user.
+    pub user: u64,
+    /// The hash of its session, if it names one.
+    session: Option<u64>,
+    /// The hashes of its prompt up to the end of each block, the shortest part first.
+    blocks: Arc<[u64]>,
     /// The length of the whole prompt as JSON.
     bytes: usize,
-    is_session: bool,
 }
 
 /// Computes prefixes with hashes that clients cannot predict.
 #[derive(Clone, Debug, Default)]
 pub struct Prefixes(RandomState);
 
-/// The engines that prefixes were last sent to. Older entries make room for newer ones.
-#[derive(Debug, Default)]
+/// The engines that prefixes were last sent to.
+#[derive(Debug)]
 pub(super) struct Affinity {
-    /// At most half of the entries, by their hashes; and the entries before them.
-    newer: HashMap<u64, Sent>,
-    older: HashMap<u64, Sent>,
-    /// By engine, the mean part of earlier prompts that it reported as cached; `None` without a report.
-    trusts: Vec<Option<f64>>,
+    /// The last prompt with each beginning, by its hash.
+    beginnings: Remembered<u64, Sent>,
+    /// The last prompt of each session, with the hashes of its blocks.
+    sessions: Remembered<u64, (Sent, Arc<[u64]>)>,
+    /// By engine and user, the mean part of the user's earlier prompts that the engine reported as cached.
+    trusts: Remembered<(usize, u64), f64>,
+    /// The engines that have reported a count.
+    reporters: HashSet<usize>,
 }
 
 /// The engine, the length and the time of the last prompt with a prefix.
@@ -65,11 +83,37 @@ struct Sent {
     at_ns: u64,
 }
 
+/// At most this many values by their keys. Older ones make room for newer ones.
+#[derive(Debug)]
+struct Remembered<K, V> {
+    most: usize,
+    /// At most half of the values, and the values before them.
+    newer: HashMap<K, V>,
+    older: HashMap<K, V>,
+}
+
+impl<K: Eq + Hash, V> Remembered<K, V> {
+    fn new(most: usize) -> Self {
+        Self { most, newer: HashMap::new(), older: HashMap::new() }
+    }
+
+    fn get(&self, key: &K) -> Option<&V> {
+        self.newer.get(key).or_else(|| self.older.get(key))
+    }
+
+    fn insert(&mut self, key: K, value: V) {
+        if self.newer.len() >= self.most / 2 && !self.newer.contains_key(&key) {
+            self.older = std::mem::take(&mut self.newer);
+        }
+        self.newer.insert(key, value);
+    }
+}
+
 /// The bytes of a prompt that an engine may have in its cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CachedBytes {
-    /// The bytes that it was sent before.
-    pub sent: usize,
+    /// The bytes of the blocks that were compared with an earlier prompt and are the same: at most 16 KiB.
+    pub compared: usize,
     /// The bytes that it probably has, as far as its reports are trusted.
     pub expected: usize,
 }
@@ -102,10 +146,7 @@ impl Prefixes {
     /// Returns what a user's request with this head and this prompt, as JSON, has in common with others. Each user names its own sessions.
     #[must_use]
     pub fn of(&self, head: &RequestHead, user: Option<&str>, prompt: &[u8]) -> PrefixHashes {
-        if let Some(session) = head.field(SESSION).filter(|session| !session.is_empty()) {
-            let hashes = vec![self.0.hash_one((SESSION, user, session))];
-            return PrefixHashes { hashes, bytes: prompt.len(), is_session: true };
-        }
+        let session = head.field(SESSION).filter(|session| !session.is_empty());
         let mut hasher = self.0.build_hasher();
         // The rest of a prompt that fills no block is the part that differs in the next turn.
         let blocks = prompt.chunks_exact(BLOCK_BYTES).take(BLOCKS);
@@ -113,81 +154,112 @@ impl Prefixes {
             hasher.write(block);
             hasher.finish()
         };
-        PrefixHashes { hashes: blocks.map(hash).collect(), bytes: prompt.len(), is_session: false }
+        PrefixHashes {
+            user: self.0.hash_one(user),
+            session: session.map(|session| self.0.hash_one((SESSION, user, session))),
+            blocks: blocks.map(hash).collect(),
+            bytes: prompt.len(),
+        }
     }
 }
 
 impl PrefixHashes {
     /// Whether the request has nothing that an engine may know.
     #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.hashes.is_empty()
+    pub fn is_empty(&self) -> bool {
+        self.session.is_none() && self.blocks.is_empty()
     }
 
-    /// Returns how many bytes this prompt shares with the prompt `sent`, if both have the hash at `at`. The same session, or a common
-    /// beginning of all compared blocks, means the same chat, where each prompt continues the previous one.
-    fn shared_bytes(&self, at: usize, sent: &Sent) -> usize {
-        let known = if self.is_session || at + 1 == BLOCKS { sent.bytes } else { (at + 1) * BLOCK_BYTES };
-        known.min(self.bytes)
+    /// Returns the hashes of the beginnings by which an engine is preferred; a session takes their place.
+    fn beginnings(&self) -> &[u64] {
+        if self.session.is_some() { &[] } else { &self.blocks }
+    }
+
+    /// Returns the bytes that this prompt shares with the prompt `sent`. The first `blocks` blocks of both are the same. If the prompts
+    /// are of the `same_chat`, this prompt continues that prompt.
+    fn shared(&self, sent: &Sent, blocks: usize, same_chat: bool) -> CachedBytes {
+        let compared = blocks * BLOCK_BYTES;
+        CachedBytes { compared, expected: if same_chat { sent.bytes.min(self.bytes) } else { compared } }
+    }
+}
+
+impl Default for Affinity {
+    fn default() -> Self {
+        let (beginnings, sessions) = (Remembered::new(MOST_BEGINNINGS), Remembered::new(MOST_SESSIONS));
+        Self { beginnings, sessions, trusts: Remembered::new(MOST_TRUSTS), reporters: HashSet::new() }
     }
 }
 
 impl Affinity {
-    /// Returns the engines that the known beginnings of a prefix were sent to, the longest beginning first.
+    /// Returns the engine that the session of a prefix was sent to, or else the engines that its known beginnings were sent to, the longest
+    /// beginning first.
     pub(super) fn engines(&self, prefix: &PrefixHashes) -> impl Iterator<Item = usize> {
-        prefix.hashes.iter().rev().filter_map(|hash| self.sent(hash)).map(|sent| sent.engine)
+        let beginnings = prefix.beginnings().iter().rev().filter_map(|hash| self.beginnings.get(hash));
+        self.of_session(prefix).map(|(sent, _)| sent).into_iter().chain(beginnings).map(|sent| sent.engine)
     }
 
-    /// Whether an engine keeps prompts in its cache, as far as its reports say.
-    pub(super) fn keeps_prompts(&self, engine: usize) -> bool {
-        self.trust(engine) >= PREFERRED_TRUST
+    /// Whether an engine keeps a user's prompts in its cache, as far as its reports say.
+    pub(super) fn keeps_prompts(&self, engine: usize, user: u64) -> bool {
+        self.trust(engine, user) >= PREFERRED_TRUST
     }
 
-    fn trust(&self, engine: usize) -> f64 {
-        self.trusts.get(engine).copied().flatten().unwrap_or(1.0)
+    fn trust(&self, engine: usize, user: u64) -> f64 {
+        self.trusts.get(&(engine, user)).copied().unwrap_or(1.0)
     }
 
-    /// Learns from an engine's report on a prompt: of the `sent` tokens that the engine got before, `reported` were in its cache. Many engines
-    /// leave out a count of 0, so if an engine that has reported before reports nothing, the count is 0. Returns the count, if it is known.
-    pub(super) fn confirm(&mut self, engine: usize, sent: u32, reported: Option<u64>) -> Option<u64> {
-        let known = self.trusts.get(engine).copied().flatten();
-        let reported = reported.or(known.map(|_| 0))?;
-        if engine >= self.trusts.len() {
-            self.trusts.resize(engine + 1, None);
+    /// Learns from an engine's report on a user's prompt: it was sent `compared` tokens before, in blocks that are the same, and `reported`
+    /// tokens of the prompt were in its cache. Many engines leave out a count of 0, so if an engine that has reported before reports
+    /// nothing, the count is 0. Returns the count, if it is known. A prompt without such blocks teaches nothing.
+    pub(super) fn confirm(&mut self, engine: usize, user: u64, compared: u32, reported: Option<u64>) -> Option<u64> {
+        if compared == 0 {
+            return reported;
         }
-        let (before, part) = (known.unwrap_or(1.0), (reported as f64 / f64::from(sent.max(1))).min(1.0));
-        self.trusts[engine] = Some(before + NEWEST * (part - before));
+        let reported = reported.or_else(|| self.reporters.contains(&engine).then_some(0))?;
+        self.reporters.insert(engine);
+        let (before, part) = (self.trust(engine, user), (reported as f64 / f64::from(compared)).min(1.0));
+        self.trusts.insert((engine, user), before + NEWEST * (part - before));
         Some(reported)
     }
 
     /// Returns how many bytes of the prompt each of `engines` engines may have in its cache at `now_ns`.
     pub(super) fn cached_bytes(&self, prefix: &PrefixHashes, engines: usize, now_ns: u64) -> Vec<CachedBytes> {
         let mut cached = vec![CachedBytes::default(); engines];
-        for (at, hash) in prefix.hashes.iter().enumerate() {
-            let sent = self.sent(hash).filter(|sent| now_ns.saturating_sub(sent.at_ns) <= CACHED_NS);
-            if let Some((sent, cached)) = sent.and_then(|sent| Some((sent, cached.get_mut(sent.engine)?))) {
-                cached.sent = prefix.shared_bytes(at, &sent).max(cached.sent);
+        for (sent, shared) in self.shared(prefix).filter(|(sent, _)| now_ns.saturating_sub(sent.at_ns) <= CACHED_NS) {
+            if let Some(CachedBytes { compared, expected }) = cached.get_mut(sent.engine) {
+                (*compared, *expected) = (shared.compared.max(*compared), shared.expected.max(*expected));
             }
         }
         for (engine, cached) in cached.iter_mut().enumerate() {
-            cached.expected = (cached.sent as f64 * self.trust(engine)) as usize;
+            cached.expected = (cached.expected as f64 * self.trust(engine, prefix.user)) as usize;
         }
         cached
     }
 
-    fn sent(&self, hash: &u64) -> Option<Sent> {
-        self.newer.get(hash).or_else(|| self.older.get(hash)).copied()
+    /// Returns the known prompts that a prompt has something in common with, and what this is. The same session, or a common beginning of
+    /// all compared blocks, means the same chat, unless a session's last prompt had blocks that this prompt lacks.
+    fn shared(&self, prefix: &PrefixHashes) -> impl Iterator<Item = (Sent, CachedBytes)> {
+        let of_session = self.of_session(prefix).map(|(sent, blocks)| {
+            let same = blocks.iter().zip(&*prefix.blocks).take_while(|(before, now)| before == now).count();
+            (*sent, prefix.shared(sent, same, same == blocks.len()))
+        });
+        let beginnings = (1..).zip(prefix.beginnings()).filter_map(|(blocks, hash)| {
+            let sent = self.beginnings.get(hash)?;
+            Some((*sent, prefix.shared(sent, blocks, blocks == BLOCKS)))
+        });
+        of_session.into_iter().chain(beginnings)
+    }
+
+    fn of_session(&self, prefix: &PrefixHashes) -> Option<&(Sent, Arc<[u64]>)> {
+        self.sessions.get(&prefix.session?)
     }
 
     /// Notes that `engine` gets a prompt with this prefix at `now_ns`.
     pub(super) fn note(&mut self, prefix: &PrefixHashes, engine: usize, now_ns: u64) {
         let sent = Sent { engine, bytes: prefix.bytes, at_ns: now_ns };
-        for hash in &prefix.hashes {
-            if self.newer.len() >= MOST_ENTRIES / 2 && !self.newer.contains_key(hash) {
-                self.older = std::mem::take(&mut self.newer);
-            }
-            self.newer.insert(*hash, sent);
+        if let Some(session) = prefix.session {
+            self.sessions.insert(session, (sent, prefix.blocks.clone()));
         }
+        prefix.beginnings().iter().for_each(|hash| self.beginnings.insert(*hash, sent));
     }
 }
 
@@ -205,7 +277,7 @@ mod tests {
 
     /// Returns the engine that got the longest known beginning of a prefix, of the engines that keep prompts.
     fn kept(affinity: &Affinity, prefix: &PrefixHashes) -> Option<usize> {
-        affinity.engines(prefix).find(|engine| affinity.keeps_prompts(*engine))
+        affinity.engines(prefix).find(|engine| affinity.keeps_prompts(*engine, prefix.user))
     }
 
     fn head(session: Option<&'static str>) -> RequestHead {
@@ -234,7 +306,12 @@ mod tests {
         let prefixes = Prefixes::default();
         let of = |session, prompt: &str| prefixes.of(&head(session), None, prompt.as_bytes());
         let (one, other) = ("x".repeat(2_000), "y".repeat(2_000));
-        assert_eq!(of(Some("s"), &one), of(Some("s"), &other));
+        let mut affinity = Affinity::default();
+        affinity.note(&of(Some("s"), &one), 2, 0);
+        affinity.note(&of(None, &other), 1, 0);
+        assert_eq!(affinity.engines(&of(Some("s"), &other)).collect::<Vec<_>>(), [2], "whatever its prompt");
+        assert_eq!(affinity.engines(&of(Some("t"), &other)).next(), None);
+        assert_eq!(affinity.engines(&of(None, &one)).next(), None);
         assert_ne!(of(Some("s"), &one), of(Some("t"), &one));
         let by = |user| prefixes.of(&head(Some("s")), user, one.as_bytes());
         assert!(
@@ -247,7 +324,7 @@ mod tests {
             Prefixes::default().of(&head(None), None, one.as_bytes()),
             "hashes cannot be foreseen"
         );
-        assert_eq!(of(None, &"x".repeat(1 << 20)).hashes.len(), BLOCKS);
+        assert_eq!(of(None, &"x".repeat(1 << 20)).blocks.len(), BLOCKS);
     }
 
     #[test]
@@ -272,8 +349,34 @@ mod tests {
         assert_eq!(cached(&affinity, of(None, 40_000), 0), [40_000, 0, 0]);
         affinity.note(&of(Some("s"), 700), 1, 0);
         assert_eq!(cached(&affinity, of(Some("s"), 900), 0), [0, 700, 0], "the prompt of the session's last request");
+        assert_eq!(cached(&affinity, of(Some("s"), 600), 0), [0, 600, 0]);
+        assert_eq!(cached(&affinity, of(Some("s"), 500), 0), [0; 3], "no block to compare with its first one");
         assert_eq!(cached(&affinity, of(Some("t"), 900), 0), [0; 3]);
         assert_eq!(affinity.cached_bytes(&of(None, 60_000), 0, 0).len(), 0, "an engine that is gone");
+    }
+
+    #[test]
+    fn only_blocks_that_are_the_same_count_as_compared() {
+        let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
+        let of = |session, parts: &[(&str, usize)]| {
+            let prompt: String = parts.iter().map(|(letter, bytes)| letter.repeat(*bytes)).collect();
+            prefixes.of(&head(session), None, prompt.as_bytes())
+        };
+        let cached = |affinity: &Affinity, prefix| {
+            let CachedBytes { compared, expected } = affinity.cached_bytes(&prefix, 1, 0)[0];
+            (compared, expected)
+        };
+        affinity.note(&of(Some("s"), &[("x", 20_000)]), 0, 0);
+        assert_eq!(cached(&affinity, of(Some("s"), &[("x", 20_000), ("y", 99)])), (16_384, 20_000), "the next turn");
+        assert_eq!(cached(&affinity, of(Some("s"), &[("x", 16_384), ("y", 9_000)])), (16_384, 20_000));
+        assert_eq!(cached(&affinity, of(Some("s"), &[("x", 1_100), ("y", 20_000)])), (1_024, 1_024));
+        assert_eq!(cached(&affinity, of(Some("s"), &[("y", 40_000)])), (0, 0));
+        assert_eq!(cached(&affinity, of(Some("s"), &[("x", 5_000)])), (4_608, 4_608));
+        affinity.note(&of(Some("s"), &[("y", 300)]), 0, 0);
+        assert_eq!(cached(&affinity, of(Some("s"), &[("x", 20_000)])), (0, 300), "its last prompt has no block");
+        assert_eq!(cached(&affinity, of(None, &[("x", 20_000)])), (0, 0), "another's session");
+        affinity.note(&of(None, &[("x", 20_000)]), 0, 0);
+        assert_eq!(cached(&affinity, of(None, &[("x", 16_384), ("y", 9_000)])), (16_384, 20_000));
     }
 
     #[test]
@@ -282,27 +385,44 @@ mod tests {
         let chat = prefixes.of(&head(Some("s")), None, "x".repeat(16_000).as_bytes());
         affinity.note(&chat, 1, 0);
         let cached = |affinity: &Affinity| affinity.cached_bytes(&chat, 2, 0)[1].expected;
-        affinity.confirm(1, 5, Some(6));
+        affinity.confirm(1, chat.user, 5, Some(6));
         assert_eq!((cached(&affinity), kept(&affinity, &chat)), (16_000, Some(1)));
-        affinity.confirm(1, 5, Some(0));
+        affinity.confirm(1, chat.user, 5, Some(0));
         assert_eq!((cached(&affinity), kept(&affinity, &chat)), (12_000, Some(1)), "once is no rule");
-        (0..20).for_each(|_| _ = affinity.confirm(1, 5, Some(0)));
+        (0..20).for_each(|_| _ = affinity.confirm(1, chat.user, 5, Some(0)));
         assert!(cached(&affinity) < 100 && kept(&affinity, &chat).is_none());
         let [other, known] = affinity.cached_bytes(&chat, 2, 0)[..] else { panic!("two engines") };
-        assert_eq!((other, known.sent), (CachedBytes::default(), 16_000));
-        affinity.confirm(1, 5, Some(5));
+        assert_eq!((other, known.compared), (CachedBytes::default(), 15_872), "31 whole blocks");
+        (0..40).for_each(|_| _ = affinity.confirm(1, chat.user, 0, Some(5)));
+        assert_eq!(kept(&affinity, &chat), None, "prompts without a known block show nothing");
+        affinity.confirm(1, chat.user, 5, Some(5));
         assert_eq!(kept(&affinity, &chat), Some(1));
-        (0..40).for_each(|_| _ = affinity.confirm(1, 5, Some(5)));
+        (0..40).for_each(|_| _ = affinity.confirm(1, chat.user, 5, Some(5)));
         assert!((15_900..=16_000).contains(&cached(&affinity)));
+    }
+
+    #[test]
+    fn a_report_counts_for_its_user() {
+        let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
+        let of = |user| prefixes.of(&head(None), user, "x".repeat(2_048).as_bytes());
+        let (ann, eve, nobody) = (of(Some("ann")), of(Some("eve")), of(None));
+        affinity.note(&ann, 1, 0);
+        (0..20).for_each(|_| _ = affinity.confirm(1, eve.user, 5, Some(0)));
+        assert_eq!([&ann, &eve, &nobody].map(|prefix| kept(&affinity, prefix)), [Some(1), None, Some(1)]);
+        let expected = |prefix| affinity.cached_bytes(prefix, 2, 0)[1].expected;
+        assert_eq!((expected(&ann), expected(&nobody)), (2_048, 2_048));
+        assert!(expected(&eve) < 50);
+        assert_eq!(affinity.confirm(1, ann.user, 5, None), Some(0), "the engine is known to report counts");
+        assert_eq!((affinity.trust(1, ann.user), affinity.trust(0, eve.user)), (0.75, 1.0));
     }
 
     #[test]
     fn an_engine_that_leaves_out_a_count_had_none_once_it_has_reported_one() {
         let mut affinity = Affinity::default();
-        assert_eq!((affinity.confirm(1, 5, None), affinity.trust(1)), (None, 1.0));
-        assert_eq!((affinity.confirm(1, 5, Some(5)), affinity.trust(1)), (Some(5), 1.0));
-        assert_eq!((affinity.confirm(1, 5, None), affinity.trust(1)), (Some(0), 0.75));
-        assert_eq!((affinity.confirm(0, 5, None), affinity.trust(0)), (None, 1.0), "it reports nothing");
+        assert_eq!((affinity.confirm(1, 7, 5, None), affinity.trust(1, 7)), (None, 1.0));
+        assert_eq!((affinity.confirm(1, 7, 5, Some(5)), affinity.trust(1, 7)), (Some(5), 1.0));
+        assert_eq!((affinity.confirm(1, 7, 5, None), affinity.trust(1, 7)), (Some(0), 0.75));
+        assert_eq!((affinity.confirm(0, 7, 5, None), affinity.trust(0, 7)), (None, 1.0), "it reports nothing");
     }
 
     #[test]
@@ -312,21 +432,36 @@ mod tests {
         affinity.note(&of(2_000), 1, 0);
         affinity.note(&of(600), 0, 0);
         assert_eq!((kept(&affinity, &of(5_000)), kept(&affinity, &of(600))), (Some(1), Some(0)));
-        (0..20).for_each(|_| _ = affinity.confirm(1, 5, Some(0)));
+        (0..20).for_each(|_| _ = affinity.confirm(1, of(0).user, 5, Some(0)));
         assert_eq!(kept(&affinity, &of(5_000)), Some(0));
-        (0..20).for_each(|_| _ = affinity.confirm(0, 5, Some(0)));
+        (0..20).for_each(|_| _ = affinity.confirm(0, of(0).user, 5, Some(0)));
         assert_eq!((kept(&affinity, &of(5_000)), affinity.engines(&of(5_000)).next()), (None, Some(1)));
     }
 
     #[test]
     fn memory_is_bounded_and_the_newest_are_known() {
-        let mut affinity = Affinity::default();
-        let of = |hash| PrefixHashes { hashes: vec![hash], ..PrefixHashes::default() };
-        for hash in 0..200_000 {
-            affinity.note(&of(hash), 3, 0);
-            assert!(affinity.newer.len() + affinity.older.len() <= MOST_ENTRIES);
+        fn entries<K, V>(of: &Remembered<K, V>) -> usize {
+            of.newer.len() + of.older.len()
         }
-        assert_eq!(kept(&affinity, &of(199_999 - MOST_ENTRIES as u64 / 2)), Some(3));
-        assert_eq!(kept(&affinity, &of(0)), None);
+        let of_blocks = |hash| PrefixHashes { blocks: [hash].into(), ..PrefixHashes::default() };
+        let of_session = |hash| PrefixHashes { session: Some(hash), ..PrefixHashes::default() };
+        let kinds: [(&dyn Fn(u64) -> PrefixHashes, _); _] =
+            [(&of_blocks, MOST_BEGINNINGS), (&of_session, MOST_SESSIONS)];
+        let mut affinity = Affinity::default();
+        for (of, most) in kinds {
+            for hash in 0..200_000 {
+                affinity.note(&of(hash), 3, 0);
+                assert!(
+                    entries(&affinity.beginnings) <= MOST_BEGINNINGS && entries(&affinity.sessions) <= MOST_SESSIONS
+                );
+            }
+            assert_eq!(kept(&affinity, &of(199_999 - most as u64 / 2)), Some(3));
+            assert_eq!(kept(&affinity, &of(0)), None);
+        }
+        for user in 0..200_000 {
+            affinity.confirm(3, user, 5, Some(0));
+            assert!(entries(&affinity.trusts) <= MOST_TRUSTS);
+        }
+        assert_eq!([affinity.trust(3, 199_999), affinity.trust(3, 0)], [0.75, 1.0]);
     }
 }

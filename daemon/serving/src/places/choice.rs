@@ -51,7 +51,7 @@ impl State {
         let least = self.least_busy(most_in_flight, tried, now_ns)?;
         let mut sent_to = self.affinity.engines(prefix).peekable();
         let longest = sent_to.peek().copied();
-        let known = sent_to.find(|engine| self.affinity.keeps_prompts(*engine));
+        let known = sent_to.find(|engine| self.affinity.keeps_prompts(*engine, prefix.user));
         let most = self.load(&self.replicas[least], now_ns).saturating_add(affinity::slack(most_in_flight));
         let has_room = |at: &usize| {
             let has_room = |replica: &Replica| replica.is_usable(now_ns) && replica.work.in_flight() < most_in_flight;

@@ -8,6 +8,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use sched::stream::{Discipline, DisciplineClock, Service, Streams};
+use slab::Slab;
 
 use super::Wish;
 
@@ -42,9 +43,8 @@ impl From<Service> for Claim {
 pub(super) struct Queue<T> {
     /// What the schedule orders, by [`Entry`]: each request, or its class if the discipline gives shares.
     all: Ordered,
-    slots: Vec<Option<Slot<T>>>,
-    /// How many requests wait, and how many have come.
-    waiting: usize,
+    slots: Slab<Slot<T>>,
+    /// How many requests have come.
     arrivals: u64,
     /// The classes that the schedule orders, each with its number of waiting requests. A class keeps its charges when none waits.
     shared: Vec<(Arc<str>, usize)>,
@@ -111,7 +111,7 @@ struct Flow {
     tenant: Option<Arc<str>>,
     requests: Ordered,
     /// The slot of each request, by its name in this flow.
-    slots: Vec<Option<usize>>,
+    slots: Slab<usize>,
 }
 
 /// Streams with a clock of their own.
@@ -160,8 +160,7 @@ impl<T> Queue<T> {
     pub(super) const fn new(discipline: Discipline) -> Self {
         Self {
             all: Ordered::new(discipline),
-            slots: Vec::new(),
-            waiting: 0,
+            slots: Slab::new(),
             arrivals: 0,
             shared: Vec::new(),
             classes: BTreeMap::new(),
@@ -171,8 +170,8 @@ impl<T> Queue<T> {
     }
 
     /// Returns how many requests wait.
-    pub(super) const fn len(&self) -> usize {
-        self.waiting
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
     }
 
     /// Returns how many requests of a user wait.
@@ -185,8 +184,8 @@ impl<T> Queue<T> {
         self.answer_tokens
     }
 
-    pub(super) const fn is_empty(&self) -> bool {
-        self.waiting == 0
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
     }
 
     /// Orders waiting requests by another discipline from now on.
@@ -202,8 +201,7 @@ impl<T> Queue<T> {
             }
         }
         // Where classes share, all other requests come before them; the requests of classes have no order beyond their arrival.
-        let slots = self.slots.iter().enumerate().filter_map(|(place, slot)| Some((place, slot.as_ref()?)));
-        let of_classes = slots.filter(|(_, slot)| slot.shared.is_some());
+        let of_classes = self.slots.iter().filter(|(_, slot)| slot.shared.is_some());
         let mut of_classes: Vec<_> = of_classes.map(|(place, slot)| (slot.arrival, place)).collect();
         of_classes.sort_unstable();
         as_they_waited.extend(of_classes.into_iter().map(|(_, place)| place));
@@ -215,7 +213,7 @@ impl<T> Queue<T> {
 
     /// Makes the request in a slot wait for its turn by the schedule.
     fn enter(&mut self, at: usize) {
-        let Some(slot) = self.slots.get_mut(at).and_then(Option::as_mut) else { return };
+        let Some(slot) = self.slots.get_mut(at) else { return };
         if !self.all.clock.discipline().is_by_share(&slot.service) {
             slot.shared = None;
             return self.all.add(Entry::Request(at).name(), slot.service);
@@ -240,7 +238,8 @@ impl<T> Queue<T> {
     /// Adds a request; returns its name in this queue.
     pub(super) fn add(&mut self, claim: Claim, value: T) -> u32 {
         let Claim { service, class, tenant, user, tokens, answer_tokens, wish: _ } = claim;
-        let slot = free(&mut self.slots);
+        let slot = self.slots.vacant_entry();
+        let at = slot.key();
         let discipline = self.all.clock.discipline();
         let shares = self.classes.entry(class.clone()).or_insert_with(|| Shares {
             tenants: Ordered::new(Discipline::Wfq),
@@ -248,35 +247,32 @@ impl<T> Queue<T> {
             waiting: 0,
         });
         let flow = shares.flow(tenant, discipline);
-        let name = shares.add(flow, slot, service);
+        let name = shares.add(flow, at, service);
         if let Some(user) = &user {
             *self.users.entry(user.clone()).or_default() += 1;
         }
         self.answer_tokens += answer_tokens;
-        self.waiting += 1;
         self.arrivals += 1;
         let (arrival, shared) = (self.arrivals, None);
-        self.slots[slot] =
-            Some(Slot { value, user, class, flow, name, service, shared, arrival, tokens, answer_tokens });
-        self.enter(slot);
-        slot as u32
+        slot.insert(Slot { value, user, class, flow, name, service, shared, arrival, tokens, answer_tokens });
+        self.enter(at);
+        at as u32
     }
 
     /// Returns the value of a waiting request.
     pub(super) fn get(&self, name: u32) -> Option<&T> {
-        self.slots.get(name as usize)?.as_ref().map(|slot| &slot.value)
+        self.slots.get(name as usize).map(|slot| &slot.value)
     }
 
     /// Returns the request whose turn it is.
     pub(super) fn next(&self) -> Option<u32> {
         let class = match Entry::of(self.all.next()?) {
-            Entry::Request(slot) => &self.slots.get(slot)?.as_ref()?.class,
+            Entry::Request(slot) => &self.slots.get(slot)?.class,
             Entry::Class(at) => &self.shared.get(at)?.0,
         };
         let shares = self.classes.get(class)?;
         let flow = shares.flows.get(shares.tenants.next()? as usize)?;
-        let slot = flow.slots.get(flow.requests.next()? as usize).copied().flatten();
-        slot.map(|slot| slot as u32)
+        flow.slots.get(flow.requests.next()? as usize).map(|slot| *slot as u32)
     }
 
     /// Removes the request whose turn it is, and charges its tenant, and its class if classes share.
@@ -295,7 +291,7 @@ impl<T> Queue<T> {
     }
 
     fn leave(&mut self, at: usize, is_served: bool) -> Option<T> {
-        let slot = self.slots.get_mut(at)?.take()?;
+        let slot = self.slots.try_remove(at)?;
         let tokens = is_served.then_some(slot.tokens);
         let shared = slot.shared.and_then(|at| Some((Entry::Class(at).name(), self.shared.get_mut(at)?)));
         match (shared, Entry::Request(at).name()) {
@@ -306,8 +302,7 @@ impl<T> Queue<T> {
             (None, name) if is_served => self.all.serve(name),
             (None, name) => _ = self.all.streams.remove(name),
         }
-        self.waiting -= 1;
-        if self.waiting == 0 {
+        if self.slots.is_empty() {
             // Nothing is left to share.
             let flows = std::mem::take(&mut self.shared).len();
             (0..flows).for_each(|at| _ = self.all.streams.remove(Entry::Class(at).name()));
@@ -337,7 +332,7 @@ impl Shares {
         if let Some(known) = self.flows.iter().position(|flow| flow.tenant == tenant) {
             return known;
         }
-        self.flows.push(Flow { tenant, requests: Ordered::new(discipline), slots: Vec::new() });
+        self.flows.push(Flow { tenant, requests: Ordered::new(discipline), slots: Slab::new() });
         let flow = self.flows.len() - 1;
         self.tenants.streams.insert(flow as u32, Service { weight, ..Service::default() });
         flow
@@ -345,12 +340,11 @@ impl Shares {
 
     fn add(&mut self, flow: usize, slot: usize, service: Service) -> u32 {
         let of = &mut self.flows[flow];
-        let name = free(&mut of.slots);
-        of.slots[name] = Some(slot);
-        of.requests.add(name as u32, service);
+        let name = of.slots.insert(slot) as u32;
+        of.requests.add(name, service);
         self.tenants.streams.wake(&mut self.tenants.clock, flow as u32);
         self.waiting += 1;
-        name as u32
+        name
     }
 
     /// Removes a request from its flow, which pays for `tokens` if the request was served.
@@ -358,25 +352,17 @@ impl Shares {
         let Self { tenants, flows, waiting } = self;
         let Some(of) = flows.get_mut(flow) else { return };
         *waiting -= 1;
-        of.slots[name as usize] = None;
+        of.slots.try_remove(name as usize);
         match tokens {
             Some(_) => of.requests.serve(name),
             None => _ = of.requests.streams.remove(name),
         }
-        let has_more = !of.requests.streams.is_empty();
+        let has_more = !of.slots.is_empty();
         tenants.charge(flow as u32, tokens, has_more);
         if !has_more {
-            of.slots = Vec::new();
+            of.slots = Slab::new();
         }
     }
-}
-
-/// Returns the index of an empty slot, which is made if there is none.
-fn free<T>(slots: &mut Vec<Option<T>>) -> usize {
-    slots.iter().position(Option::is_none).unwrap_or_else(|| {
-        slots.push(None);
-        slots.len() - 1
-    })
 }
 
 #[cfg(test)]

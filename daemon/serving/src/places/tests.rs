@@ -90,7 +90,7 @@ fn a_prompt_whose_engine_keeps_none_is_not_new() {
     let wish = Wish { prefix: Prefixes::default().of(&head(), None, &[b'x'; 600]), ..Wish::default() };
     let first = now(engines.take(to_engine(wish.clone()), &[]));
     assert_eq!((first.replica, first.affinity), (0, PrefixAffinity::New));
-    (0..20).for_each(|_| _ = engines.confirm_cached(0, 1, Some(0)));
+    (0..20).for_each(|_| _ = engines.confirm_cached(0, wish.prefix.user, 1, Some(0)));
     let second = now(engines.take(to_engine(wish), &[]));
     assert_eq!((second.replica, second.affinity), (1, PrefixAffinity::Moved), "the least busy one");
 }

@@ -23,8 +23,10 @@ pub struct Lesson<'a> {
     prompt_tokens: u32,
     /// The tokens of the prompt that the engine probably has in its cache.
     cached_tokens: u32,
-    /// The tokens of the prompt that it was sent before.
-    sent_tokens: u32,
+    /// The bytes of the prompt that it was sent before, in blocks that are the same.
+    compared_bytes: usize,
+    /// The hash of the request's user.
+    user: u64,
     /// The maximum of tokens in the answer, and the index of its class.
     max_tokens: Option<u32>,
     class: usize,
@@ -56,8 +58,7 @@ impl Routes {
             let state = State { replicas, admitted: &[], cached: &route.cached, path: route.path };
             chooser.began(at, &route.request, &state);
         }
-        let [cached_tokens, sent_tokens] =
-            [&route.cached, &route.sent].map(|tokens| tokens.get(at).copied().unwrap_or_default());
+        let cached_tokens = route.cached.get(at).copied().unwrap_or_default();
         let flights = known.flights.get(at).cloned().unwrap_or_default();
         let flight = flights.lock().begin(Flight {
             left_tokens: route.request.expected_tokens,
@@ -71,7 +72,8 @@ impl Routes {
             model: route.model,
             prompt_tokens: route.request.prompt_tokens,
             cached_tokens,
-            sent_tokens,
+            compared_bytes: route.compared_bytes.get(at).copied().unwrap_or_default(),
+            user: route.user,
             max_tokens: Some(route.request.max_tokens).filter(|tokens| *tokens > 0),
             class: route.class,
             flights,
@@ -112,12 +114,15 @@ impl Lesson<'_> {
     }
 
     /// Learns from a complete answer. The engine's own counts of tokens and of cached tokens of the prompt take precedence over the count
-    /// of events and the expectation, which is trusted as far as these counts confirm it. If an engine that reports cached tokens leaves the
-    /// count out, the count is 0. Only the uncached tokens of the prompt cost the engine time.
+    /// of events and the expectation, which is trusted as far as these counts confirm the blocks that the engine was sent before. If an engine
+    /// that reports cached tokens leaves the count out, the count is 0. Only the uncached tokens of the prompt cost the engine time.
     pub fn learn(&self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
-        let engines = self.routes.engines.get(self.model).filter(|_| usage.is_some() && self.sent_tokens > 0);
-        let cached_tokens = engines
-            .map_or(cached_tokens, |engines| engines.confirm_cached(self.replica, self.sent_tokens, cached_tokens));
+        let cached_tokens = self.routes.engines.get(self.model).zip(usage).map_or(cached_tokens, |(engines, usage)| {
+            // By this request's own bytes per token: the mean of all requests may be far off.
+            let part = self.compared_bytes as f64 / body_bytes.max(1) as f64;
+            let compared = (usage.prompt_tokens as f64 * part) as u32;
+            engines.confirm_cached(self.replica, self.user, compared, cached_tokens)
+        });
         let mut known = self.routes.state.lock();
         if let Some(usage) = usage {
             let average = |before: f64, now: f64| before + NEWEST * (now - before);

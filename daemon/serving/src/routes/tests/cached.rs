@@ -3,12 +3,37 @@
 use super::*;
 use crate::places::Prefixes;
 
+/// A prompt of a user's session.
+fn in_session(user: &str, session: &'static str, prompt: &[u8]) -> PrefixHashes {
+    static PREFIXES: LazyLock<Prefixes> = LazyLock::new(Prefixes::default);
+    let fields = vec![Field::new("x-paced-session", session)];
+    let head = RequestHead { method: "POST".into(), scheme: None, authority: None, path: None, protocol: None, fields };
+    PREFIXES.of(&head, Some(user), prompt)
+}
+
 /// A prompt of this many bytes, all of the same chat.
 fn chat(bytes: usize) -> PrefixHashes {
-    static PREFIXES: LazyLock<Prefixes> = LazyLock::new(Prefixes::default);
-    let fields = vec![Field::new("x-paced-session", "s")];
-    let head = RequestHead { method: "POST".into(), scheme: None, authority: None, path: None, protocol: None, fields };
-    PREFIXES.of(&head, None, &vec![b'x'; bytes])
+    in_session("ann", "s", &vec![b'x'; bytes])
+}
+
+/// Lets the first engine answer a prompt of `prompt_tokens` tokens of four bytes, with `said` of them in its cache.
+fn answered((routes, engines): (&Routes, &[Arc<Engines>]), prefix: &PrefixHashes, prompt_tokens: u64, said: u64) {
+    let wanted = Wanted { body_bytes: 4 * prompt_tokens as usize, ..wanted(None) };
+    let asked = RouteQuery { prefix, ..named(&[0]) };
+    let route = routes.route(asked, &wanted, ClientPath::default()).unwrap();
+    let Ok(Turn::Now(place)) = engines[0].take(to_engine(Some(0), prefix), &[]) else { panic!("no place") };
+    let billed = TokenUsage { prompt_tokens, completion_tokens: 1 };
+    routes.begin(&route, place.replica).learn(Some(billed), Some(said), wanted.body_bytes);
+}
+
+/// Returns how many tokens of the chat with 16,000 bytes the first engine probably has, and whether it would serve the chat now.
+fn known_chat((routes, engines): (&Routes, &[Arc<Engines>])) -> (u32, bool) {
+    let (prefix, wanted) = (chat(16_000), Wanted { body_bytes: 16_000, ..wanted(None) });
+    let asked = RouteQuery { prefix: &prefix, ..named(&[0]) };
+    let cached = routes.route(asked, &wanted, ClientPath::default()).unwrap().cached[0];
+    // The second engine is the one that would serve a prompt that no engine knows.
+    let wish = Wish { prefix, preferred: Some(1), ..Wish::default() };
+    (cached, engines[0].foresee(&wish) == Some(0))
 }
 
 #[test]
@@ -37,11 +62,11 @@ fn a_cached_prompt_is_weighed_against_the_load_of_its_engine_once_prompts_have_a
     assert_eq!((other.weighs_cache, routes.preferred(&other)), (false, None), "nothing is cached for it");
     assert!(route().weighs_cache);
     assert_eq!(routes.preferred(&route()), Some(1), "5 s for the prompt are more than one request in the batch");
-    let short = Wanted { body_bytes: 400, ..wanted(None) };
-    let short_prefix = chat(400);
+    let short = Wanted { body_bytes: 520, ..wanted(None) };
+    let short_prefix = chat(520);
     let route =
         routes.route(RouteQuery { prefix: &short_prefix, ..named(&[0]) }, &short, ClientPath::default()).unwrap();
-    assert_eq!(routes.preferred(&route), Some(0), "50 ms for the prompt are less than 20 tokens of 4 ms");
+    assert_eq!(routes.preferred(&route), Some(0), "64 ms for the prompt are less than 20 tokens of 4 ms");
     drop(first);
 }
 
@@ -136,21 +161,65 @@ fn a_missing_count_costs_an_engine_trust_only_if_it_reports_counts_and_its_token
 
 #[test]
 fn an_engine_is_trusted_as_far_as_it_confirms_however_many_requests_it_has_at_once() {
-    for (said, least, most) in [(500, 500, 501), (0, 0, 1)] {
+    for (said, least, most) in [(512, 512, 513), (0, 0, 1)] {
         let (routes, engines) = routes(64);
-        let prefix = chat(4_000);
+        let prefix = chat(4_096);
         let asked = RouteQuery { prefix: &prefix, ..named(&[0]) };
-        let wanted = Wanted { body_bytes: 4_000, ..wanted(None) };
+        let wanted = Wanted { body_bytes: 4_096, ..wanted(None) };
         let route = || routes.route(asked, &wanted, ClientPath::default()).unwrap();
         let Ok(Turn::Now(place)) = engines[0].take(to_engine(None, &prefix), &[]) else { panic!("no place") };
         // Each estimate is older than the first report.
         for _ in 0..3 {
             let lessons: Vec<_> = (0..32).map(|_| routes.begin(&route(), place.replica)).collect();
             for lesson in lessons {
-                let usage = TokenUsage { prompt_tokens: 1_000, completion_tokens: 1 };
+                let usage = TokenUsage { prompt_tokens: 1_024, completion_tokens: 1 };
                 lesson.learn(Some(usage), Some(said), wanted.body_bytes);
             }
         }
         assert!((least..=most).contains(&route().cached[0]), "{said}: {:?}", route().cached);
     }
+}
+
+#[test]
+fn prompts_that_are_never_the_same_cost_an_engine_no_trust() {
+    // The engine reports the truth: it has what is the same. All prompts are of one user, because users have no influence on each other.
+    let of_session = |turn: u32| format!("{turn:08}").repeat(6_000);
+    let of_beginning = |turn: u32| "x".repeat(16 << 10) + &format!("{turn:08}").repeat(4_000);
+    for (prompt, same) in [(&of_session as &dyn Fn(u32) -> String, 0), (&of_beginning, 4_096)] {
+        for session in ["m", ""] {
+            let (routes, engines) = routes_of_two(Routing::Rule);
+            let at = (&routes, &engines[..]);
+            answered(at, &chat(16_000), 4_000, 0);
+            answered(at, &chat(16_000), 4_000, 4_000);
+            assert_eq!(known_chat(at), (4_000, true));
+            for turn in 0..40 {
+                let prefix = in_session("ann", session, prompt(turn).as_bytes());
+                answered(at, &prefix, 12_000, if turn == 0 { 0 } else { same });
+            }
+            assert_eq!(known_chat(at), (4_000, true), "{same} {session}");
+        }
+    }
+}
+
+#[test]
+fn a_client_whose_prompts_an_engine_does_not_keep_costs_it_only_that_clients_trust() {
+    let (routes, engines) = routes_of_two(Routing::Rule);
+    let at = (&routes, &engines[..]);
+    answered(at, &chat(16_000), 4_000, 0);
+    answered(at, &chat(16_000), 4_000, 4_000);
+    // The same prompt, but with another salt for the engine's cache each time.
+    let salted = in_session("mallory", "m", &[b'x'; 16_000]);
+    (0..40).for_each(|_| answered(at, &salted, 4_000, 0));
+    assert_eq!(known_chat(at), (4_000, true));
+    let wish = Wish { prefix: salted, preferred: Some(1), ..Wish::default() };
+    assert_eq!(engines[0].foresee(&wish), Some(1), "the engine has no preference for the salted prompts");
+}
+
+#[test]
+fn an_engine_that_keeps_nothing_loses_trust_though_all_its_clients_name_sessions() {
+    let (routes, engines) = routes_of_two(Routing::Rule);
+    let at = (&routes, &engines[..]);
+    (0..30).for_each(|_| answered(at, &chat(16_000), 4_000, 0));
+    let (cached, is_kept) = known_chat(at);
+    assert!(cached < 100 && !is_kept, "{cached}");
 }
