@@ -116,8 +116,9 @@ fn iperf3_goes_on_through_tunnels_and_a_connection_inside_one_while_links_rates_
     assert_eq!(tunnels, [1, 0], "the first tunnel takes the link that fails; the edge said:\n{}", edge.output());
 
     let loads = [
-        Load::start(site, "UDP in a QUIC connection in a UDP tunnel", 5201, 26, &["-u"]),
-        Load::start(site, "TCP in a QUIC connection in a UDP tunnel", 5202, 26, &[]),
+        // Long enough for the longest gap that an upgrade may cost, on a machine that takes seconds to start the other runs.
+        Load::start(site, "UDP in a QUIC connection in a UDP tunnel", 5201, 40, &["-u"]),
+        Load::start(site, "TCP in a QUIC connection in a UDP tunnel", 5202, 40, &[]),
         Load::start(site, "TCP in a TCP tunnel", 5203, 16, &[]),
         // The target's server would not know the new source address of a tunnel at another relay.
         Load::start(site, "UDP in a UDP tunnel", 5204, 9, &["-u"]),
