@@ -7,10 +7,10 @@ use parking_lot::Mutex;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use role::labelled;
 
-use crate::{
-    tunnels::Pin,
-    udp_target::{TargetOrigin, UdpTarget},
-};
+use crate::udp_target::{TargetOrigin, UdpTarget};
+
+/// The name of the class that an operator assigned to a tunnel, overriding the rules. Tunnels that continue each other share it.
+pub type Pin = Arc<Mutex<Option<String>>>;
 
 /// Sockets of tunnels by the clients' keys. An entry is removed with the last tunnel that has its socket, so there are no more entries than
 /// tunnels.

@@ -14,7 +14,6 @@ use masque::{
     target::{Host, Target},
     tunnel::IgnoredCounts,
 };
-use parking_lot::Mutex;
 use quic::{
     class::{Class, Classes, Membership},
     datagrams::FlowView,
@@ -26,10 +25,11 @@ use role::{
 };
 use tokio::sync::Notify;
 
-use super::{RelayClient, continuable::KeyedTunnel, udp_target::TargetOrigin};
-
-/// The name of the class that an operator assigned to a tunnel, overriding the rules. Tunnels that continue each other share it.
-pub type Pin = Arc<Mutex<Option<String>>>;
+use super::{
+    RelayClient,
+    continuable::{KeyedTunnel, Pin},
+    udp_target::TargetOrigin,
+};
 
 /// The properties of a tunnel's request, which rules match.
 #[derive(Clone, Debug)]
