@@ -55,6 +55,12 @@ impl TunnelEnd {
         }
     }
 
+    /// Whether the peer asked for no more payloads because it has finished the tunnel. What it has sent before may still arrive: a request to
+    /// stop does not wait for the stream's other data.
+    fn is_finish(&self) -> bool {
+        matches!(self, Self::Http(error) if error.reset_code() == Some(Code::NoError.value()))
+    }
+
     /// Whether the peer broke a rule of HTTP/3 or of the tunnel.
     #[must_use]
     pub fn is_violation(&self) -> bool {
@@ -209,13 +215,15 @@ impl UdpTunnel {
     /// Registers to be woken when capsules can no longer be sent.
     ///
     /// # Errors
-    /// The peer stopped reading, or the connection ended.
+    /// The peer stopped reading, or the connection ended. A peer that stops reading because it has finished is no error: its last payloads
+    /// and the end of its stream follow.
     pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), TunnelEnd> {
         self.look(cx);
         if !std::mem::take(&mut self.send_stirred) {
             return Ok(());
         }
-        self.send.poll_stopped(&mut Context::from_waker(&waker_ref(&self.stirred))).map_err(TunnelEnd::from)
+        let stopped = self.send.poll_stopped(&mut Context::from_waker(&waker_ref(&self.stirred)));
+        stopped.map_err(TunnelEnd::from).or_else(|end| if end.is_finish() { Ok(()) } else { Err(end) })
     }
 
     /// Ends our side properly, after the waiting capsules.

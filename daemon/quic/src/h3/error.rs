@@ -32,6 +32,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns the code with which the peer ended the stream, or stopped reading it.
+    #[must_use]
+    pub fn reset_code(&self) -> Option<u64> {
+        match self {
+            Self::Stream(stream::Error::StreamReset { error, .. }) => Some((*error).into()),
+            _ => None,
+        }
+    }
+
     /// Returns whether the peer refused the handshake by a TLS alert; see [`refused_by_tls`].
     #[must_use]
     pub fn is_refusal_by_tls(&self) -> bool {

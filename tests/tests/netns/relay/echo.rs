@@ -1,5 +1,6 @@
 //! Payloads to an echo behind the relay and back, singly and by the thousand.
 
+use std::net::UdpSocket;
 use std::time::Duration;
 
 use lab::client::{Client, Tunnel};
@@ -43,6 +44,27 @@ fn payloads_come_back_as_they_were_in_both_modes_over_both_address_families() {
     assert_eq!(counts.of("bytes_total{protocol=\"udp\",direction=\"down\"}"), 8 * 1203);
     let datagrams = |direction| counts.of(&format!("datagrams_total{{direction=\"{direction}\"}}"));
     assert_eq!((datagrams("up"), datagrams("down")), (4 * 5, 4 * 5), "each payload is answered in its own form");
+}
+
+#[test]
+fn a_client_that_finishes_loses_no_payload_that_waits_to_be_sent() {
+    lab::ring!(Netns);
+    const PAYLOADS: i64 = 200;
+    let site = Site::new(Terms::default()).unwrap();
+    let _open = site.chain.target.run(|| UdpSocket::bind("0.0.0.0:9").unwrap()).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 9)).await.unwrap();
+        // More than the first congestion window, so the request to stop overtakes most of them.
+        let mut batch = tunnel.udp.batch(Some(Form::Capsule));
+        (0..PAYLOADS).for_each(|_| batch.push(&[1; 1000]));
+        drop(batch);
+        tunnel.udp.finish();
+        let is_over = |counts: &Counts| counts.closed("finished") + counts.closed("client") == 1;
+        let counts = site.counted("the end of the tunnel", is_over).await.unwrap();
+        assert_eq!((counts.closed("finished"), counts.packets("up")), (1, PAYLOADS));
+    })
+    .unwrap();
 }
 
 #[test]
