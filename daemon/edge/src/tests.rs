@@ -216,8 +216,8 @@ async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<
     }
     if does == Does::Misanswer {
         request.send.respond(&ResponseHead { status: 205, fields: Vec::new() }).await.unwrap();
-        if let Err(h3::Error::Stream(s2n_quic::stream::Error::StreamReset { error, .. })) = request.recv.part().await {
-            seen.reset.store(error.into(), Relaxed);
+        if let Some(code) = request.recv.part().await.err().and_then(|error| error.reset_code()) {
+            seen.reset.store(code, Relaxed);
         }
         return;
     }

@@ -154,7 +154,7 @@ impl Tunnel {
 /// otherwise.
 pub fn reset_code(ended: &TunnelEnd) -> Option<u64> {
     match ended {
-        TunnelEnd::Http(h3::Error::Stream(s2n_quic::stream::Error::StreamReset { error, .. })) => Some((*error).into()),
+        TunnelEnd::Http(error) => error.reset_code(),
         _ => None,
     }
 }

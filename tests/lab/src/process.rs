@@ -1,6 +1,7 @@
 //! A child process whose output is kept, and which does not outlive its handle.
 
 use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -103,6 +104,47 @@ impl CpuTime {
         let [user, system, ref of_children @ ..] = ticks[..] else { bail!("{stat} has too few fields") };
         let time = |ticks: u64| Duration::from_millis(ticks * 10);
         Ok(Self { own: time(user + system), of_children: time(of_children.iter().sum()) })
+    }
+}
+
+/// How long processes and this thread have waited for a CPU since a moment. On a busy machine, this tells a late program from a slow one.
+#[derive(Debug)]
+pub struct CpuWait {
+    pids: Vec<u32>,
+    before: Duration,
+}
+
+impl CpuWait {
+    /// Begins to measure the threads of these processes and the calling thread.
+    ///
+    /// # Errors
+    /// When there is no such process, or the kernel keeps no statistics of its scheduler.
+    pub fn begin(pids: &[u32]) -> Result<Self> {
+        let mut begun = Self { pids: pids.to_vec(), before: Duration::ZERO };
+        begun.before = begun.so_far()?;
+        Ok(begun)
+    }
+
+    /// Returns the sum of all their waits since then. To be called on the same thread.
+    ///
+    /// # Errors
+    /// When a process has ended.
+    pub fn so_far(&self) -> Result<Duration> {
+        let mut files = vec![PathBuf::from("/proc/thread-self/schedstat")];
+        for pid in &self.pids {
+            for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+                files.push(task?.path().join("schedstat"));
+            }
+        }
+        let mut sum = Duration::ZERO;
+        for file in files {
+            // A thread may have ended meanwhile.
+            let Ok(text) = std::fs::read_to_string(file) else { continue };
+            // The time on a CPU, the time in a queue for one, and the number of turns (Documentation/scheduler/sched-stats.rst).
+            let waited = text.split_whitespace().nth(1).context("too few fields in schedstat")?;
+            sum += Duration::from_nanos(waited.parse()?);
+        }
+        Ok(sum.saturating_sub(self.before))
     }
 }
 

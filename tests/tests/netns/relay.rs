@@ -34,4 +34,5 @@ mod silence;
 mod stopped;
 mod strangers;
 mod tcp;
+mod uplinks;
 mod workers;

@@ -82,10 +82,7 @@ fn head() -> RequestHead {
 
 /// Returns the code with which the peer has ended a stream.
 fn code_of<T>(ended: Result<T, Error>) -> Option<u64> {
-    match ended {
-        Err(Error::Stream(stream::Error::StreamReset { error, .. })) => Some(error.into()),
-        _ => None,
-    }
+    ended.err()?.reset_code()
 }
 
 /// Returns the code with which the peer resets the stream of a request.

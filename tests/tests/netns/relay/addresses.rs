@@ -6,7 +6,7 @@ use lab::process::wait_for;
 use lab::site::{Family, SOON};
 
 use super::forward::assert_carries;
-use super::paths::{ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, spread, states};
+use super::uplinks::{ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, spread, states};
 
 /// The addresses of the client's two uplinks, which are on the devices "relay" and "router".
 const PATHS: &str =

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use api::token::generate_token;
 use config::hash::hex;
 use lab::client::{Client, Tunnel};
-use lab::process::{Held, Process};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::process::{CpuWait, Held, Process};
+use lab::site::{Family, Site, Terms};
 use masque::h3::Code;
 use masque::priority::Priority;
 use masque::tunnel::Form;
@@ -79,6 +79,9 @@ fn flood(site: &Site, senders: usize, stop: &Arc<AtomicBool>, came_back: &Arc<At
     });
 }
 
+/// The time for which edge and relay must have waited for a CPU before a round may be worse than it should be.
+const SPOILT: Duration = Duration::from_millis(100);
+
 /// The round trip of a message of `parts` payloads in milliseconds; `None` if it does not arrive.
 fn message_ms(socket: &UdpSocket, number: u8, parts: u8) -> Option<u128> {
     let began = Instant::now();
@@ -113,7 +116,9 @@ fn the_urgent_class_meets_its_deadline_beside_a_flood_and_the_flood_gets_the_res
         flood(&site, 60, &stop, &came_back);
         std::thread::sleep(Duration::from_secs(2));
         urgent.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        // Whether a round is as it should be; `None` if other programs took the CPUs meanwhile.
         let round = |round: u8| {
+            let wait = CpuWait::begin(&[site.relay.id(), edge.id()]).unwrap();
             let (before, began) = (came_back.load(Relaxed), Instant::now());
             let mut took: Vec<_> = (0..20).map(|number| message_ms(&urgent, 20 * round + number, parts)).collect();
             std::thread::sleep(Duration::from_secs(2));
@@ -122,12 +127,13 @@ fn the_urgent_class_meets_its_deadline_beside_a_flood_and_the_flood_gets_the_res
             let met = took.iter().flatten().filter(|ms| **ms < 1000).count();
             println!("{mode}: {met} of 20 in time: {took:?}; {goodput_kbit} kbit/s of the flood came back");
             // In turns with 60 others, eight payloads would take about 0.8 s each way, and one would take 0.1 s.
-            took[10].is_some_and(|ms| ms < median_ms)
+            let is_good = took[10].is_some_and(|ms| ms < median_ms)
                 && met >= if mode == "stream" { 19 } else { 11 }
-                && goodput_kbit > 1_500
+                && goodput_kbit > 1_500;
+            (is_good || wait.so_far().unwrap() < SPOILT).then_some(is_good)
         };
-        // Another program that takes the CPUs can spoil a round, but not each of them.
-        assert!((0..4).any(round), "the edge said:\n{}", edge.output());
+        let is_good = (0..4).find_map(round).expect("one of four rounds is not spoilt");
+        assert!(is_good, "the edge said:\n{}", edge.output());
         stop.store(true, Relaxed);
         let counts = site.counts().unwrap();
         assert!(counts.of("class_payloads_total{class=\"urgent\",role=\"relay\"}") >= 11 * i64::from(parts));
@@ -177,11 +183,11 @@ fn a_rate_cap_holds_in_both_directions() {
             client.open(site.target(Family::V4, 9)).await.unwrap(),
             client.open(site.target(Family::V4, 9)).await.unwrap(),
         ];
-        let began = Instant::now();
+        let (began, wait) = (Instant::now(), CpuWait::begin(&[site.relay.id()]).unwrap());
         let mut came_back = HashMap::new();
-        // 150 KB come back in 3 s.
+        // 150 KB come back in 3 s, or at half the rate in 6 s.
         while came_back.values().sum::<usize>() < 150_000 {
-            assert!(began.elapsed() < SOON, "{came_back:?}");
+            assert!(began.elapsed() < Duration::from_secs(6) + wait.so_far().unwrap(), "{came_back:?}");
             for (at, form) in [(0, Form::Datagram), (1, Form::Capsule)] {
                 tunnels[at].udp.batch(Some(form)).push(&[1; 1000]);
                 let wait = tokio::time::timeout(Duration::from_millis(2), tunnels[at].recv());

@@ -13,7 +13,7 @@ use lab::process::{Held, Process, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
 
 use super::forward::{application, ask, assert_carries, echoes};
-use super::paths::{ROUND_ROBIN, assert_carry_unbroken, assert_short_gap, longest_gap, paths, states};
+use super::uplinks::{ROUND_ROBIN, assert_carry_unbroken, assert_short_gap, longest_gap, paths, states};
 
 const LISTEN: &str = "127.0.0.1:5000";
 const TCP_LISTEN: &str = "127.0.0.1:5001";

@@ -1,11 +1,11 @@
 //! QUIC connections of applications inside tunnels, while paths fail and relays change.
 
 use lab::authority::Authority;
-use lab::process::{Process, wait_for};
+use lab::process::Process;
 use lab::site::{Counts, Family, SOON, Site, Terms};
 
 use super::forward::{application, assert_carries};
-use super::paths::{ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, states};
+use super::uplinks::{ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, wait_until_up};
 
 /// The address at which the inner client listens for its applications.
 pub(super) const INSIDE: &str = "127.0.0.1:5010";
@@ -88,7 +88,7 @@ fn a_quic_connection_inside_a_tunnel_sees_a_gap_and_no_end_when_its_path_falls_s
     let site = &uplinks.site;
     let _echo = site.chain.target.echo(7).unwrap();
     let edge = uplinks.edge(&format!("{}{ROUND_ROBIN}", Inner::forward(site)));
-    wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_until_up(site);
     let inner = Inner::start(site);
     let sockets: Vec<_> = (0..3).map(|_| application(site, INSIDE)).collect();
     sockets.iter().for_each(|socket| assert_carries(site, socket, 600));

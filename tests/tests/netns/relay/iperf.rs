@@ -5,13 +5,13 @@ use std::cell::RefCell;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use lab::process::{Process, wait_for};
+use lab::process::Process;
 use lab::site::{Family, SOON, Site, Terms};
 use serde_json::Value;
 
 use super::forward::{application, assert_carries};
 use super::inner::{INSIDE, Inner};
-use super::paths::{Uplinks, edge, paths, states};
+use super::uplinks::{Uplinks, edge, paths, wait_until_up};
 
 /// The link that fails comes first, so that the first tunnel in turns takes it. All others stay on the second one, because it costs less.
 const PATHS: &str = "[[path]]\nname = \"spare\"\ninterface = \"router\"\ncost_ms = 5000\n[[path]]\nname = \"main\"\ninterface = \"relay\"\n\
@@ -109,7 +109,7 @@ fn iperf3_goes_on_through_tunnels_and_a_connection_inside_one_while_links_rates_
     });
     let inner = Inner::forward(site).replace(&format!("\"{template}\""), &relays);
     let edge = edge(site, &relays, &format!("{inner}{}{PATHS}", forwards.concat()));
-    wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_until_up(site);
     let inner = Inner::with(site, &[5201, 5202]);
     assert_carries(site, &application(site, INSIDE), 600);
     let tunnels: Vec<_> = paths(site).into_iter().map(|(_, tunnels)| tunnels).collect();

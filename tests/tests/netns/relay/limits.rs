@@ -13,7 +13,7 @@ use masque::h3::{self, Code, Part};
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
-use quic::{endpoint::Transport, h3::Error};
+use quic::endpoint::Transport;
 use tokio::time::timeout;
 
 const TOO_MANY: (u16, ErrorType) = (429, ErrorType::HttpRequestDenied);
@@ -147,9 +147,7 @@ fn requests_that_would_wait_too_long_are_rejected_and_counted() {
         let requests = futures::future::join_all((0..20).map(|_| client.open(target)));
         let opened = timeout(SOON, requests).await.unwrap();
         let is_rejected = |opened: &Result<_, OpenError>| match opened {
-            Err(OpenError::Http(Error::Stream(s2n_quic::stream::Error::StreamReset { error, .. }))) => {
-                u64::from(*error) == Code::RequestRejected.value()
-            }
+            Err(OpenError::Http(error)) => error.reset_code() == Some(Code::RequestRejected.value()),
             _ => false,
         };
         let rejected = opened.iter().filter(|opened| is_rejected(opened)).count() as i64;

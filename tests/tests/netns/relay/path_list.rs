@@ -11,7 +11,7 @@ use lab::site::{SOON, Site};
 use serde_json::Value;
 
 use super::forward::{application, assert_carries};
-use super::paths::{ROUND_ROBIN, Uplinks, longest_gap, states};
+use super::uplinks::{ROUND_ROBIN, Uplinks, longest_gap, wait_until_up};
 use crate::control::trace::record_alone;
 
 /// Starts `pacectl` against the edge at the client.
@@ -30,7 +30,7 @@ fn paths_are_shown_each_second_with_what_is_on_them_until_the_reader_has_gone() 
     let thinking = Speed { prefill: Duration::from_secs(60), ..Speed::default() };
     let engine = Engine::start(&site.chain.target, 8001, "large", thinking).unwrap();
     let edge = uplinks.edge(&uplinks.serve(ROUND_ROBIN));
-    wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_until_up(site);
     let sockets: Vec<_> = (0..4).map(|_| application(site, "127.0.0.1:5000")).collect();
     sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
     let mut asked: Vec<_> = (0..2)
@@ -93,7 +93,7 @@ fn lists_logs_and_traces_name_the_path_of_what_they_show() {
     let site = &uplinks.site;
     let _echo = site.chain.target.echo(7).unwrap();
     let edge = uplinks.edge(ROUND_ROBIN);
-    wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_until_up(site);
     let sockets: Vec<_> = (0..2).map(|_| application(site, "127.0.0.1:5000")).collect();
     sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
 

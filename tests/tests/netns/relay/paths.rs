@@ -7,226 +7,18 @@ use std::time::{Duration, Instant};
 
 use lab::authority::Authority;
 use lab::engine::{Engine, Speed};
-use lab::netns::{Chain, Link, Namespace};
-use lab::process::{Process, wait_for};
+use lab::process::{CpuWait, Process, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
-use serde_json::Value;
 
-use super::forward::{application, assert_carries, echoes};
-
-const LISTEN: &str = "127.0.0.1:5000";
-
-/// A site whose client has a second link to the relay, through a router: the devices "relay" and "router".
-pub(super) struct Uplinks {
-    pub(super) site: Site,
-    second: Link,
-    router: Namespace,
-    _behind: Link,
-}
-
-impl Uplinks {
-    pub(super) fn new() -> Self {
-        Self::with(Terms::default())
-    }
-
-    pub(super) fn with(terms: Terms<'_>) -> Self {
-        let chain = Chain::new().unwrap();
-        let router = Namespace::new("router").unwrap();
-        let second = Link::new(&chain.client, &router, 3).unwrap();
-        let behind = Link::new(&router, &chain.relay, 4).unwrap();
-        router.sysctl("net.ipv4.ip_forward", "1").unwrap();
-        chain.relay.ip("route add 10.0.3.0/24 via 10.0.4.1").unwrap();
-        router.ip("route add 10.0.1.0/24 via 10.0.4.2").unwrap();
-        // A less preferred route than the first link's own: only sockets bound to the device use it.
-        chain
-            .client
-            .ip("route add 10.0.1.2/32 via 10.0.3.2 dev router metric 100\nroute add 10.0.1.2/32 dev relay metric 10")
-            .unwrap();
-        for namespace in [&chain.client, &chain.relay, &router] {
-            for device in ["all", "default"] {
-                namespace.sysctl(&format!("net.ipv4.conf.{device}.rp_filter"), "0").unwrap();
-            }
-        }
-        chain.client.sysctl("net.ipv4.conf.router.rp_filter", "0").unwrap();
-        chain.client.sysctl("net.ipv4.conf.relay.rp_filter", "0").unwrap();
-        Self { site: Site::on(chain, terms).unwrap(), second, router, _behind: behind }
-    }
-
-    /// Links to a relay that serves one model. Its engine has port 8001 of the target.
-    pub(super) fn to_models() -> Self {
-        let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]\n";
-        Self::with(Terms { sections: gateway, ..Terms::default() })
-    }
-
-    /// Returns the sections of an edge that serves the relay's models at port 8100. `class` describes the models' class, `spread`.
-    pub(super) fn serve(&self, class: &str) -> String {
-        let (relay, folder) = (self.site.template(Family::V4), self.site.path("").display().to_string());
-        format!(
-            "[[serve]]\nlisten = \"127.0.0.1:8100\"\nrelay = \"{relay}\"\nca = \"{}/authority.pem\"\nclass = \"spread\"\n\
-             backoff_longest_seconds = 1\n{class}",
-            folder.trim_end_matches('/')
-        )
-    }
-
-    /// Starts an edge that spreads UDP for port 7 of the target over both links; `sections` are added.
-    pub(super) fn edge(&self, sections: &str) -> Process {
-        let paths =
-            "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
-        edge(&self.site, &format!("\"{}\"", self.site.template(Family::V4)), &format!("{paths}{sections}"))
-    }
-
-    /// Starts an edge with three tunnels on each link; returns it with the applications that use them.
-    fn spread(&self) -> (Process, Vec<UdpSocket>) {
-        spread(&self.site, || self.edge(ROUND_ROBIN))
-    }
-
-    /// Takes the second link's device down.
-    fn take_down(&self) {
-        self.site.chain.client.ip(&format!("link set {} down", self.second.near.device)).unwrap();
-    }
-
-    /// Silently drops packets toward the client on the first link.
-    pub(super) fn cut_first(&self) {
-        let back = &self.site.chain.access;
-        self.site.chain.relay.ip(&format!("route replace blackhole {}/32", back.near.v4)).unwrap();
-    }
-
-    /// Silently drops packets toward the client on the second link, or stops doing so.
-    pub(super) fn cut(&self, is_cut: bool) {
-        let change = if is_cut { "add" } else { "del" };
-        self.router.ip(&format!("route {change} blackhole 10.0.3.1/32")).unwrap();
-    }
-}
-
-/// Starts an edge with three tunnels on each of its two paths; returns it with the applications that use them.
-pub(super) fn spread(site: &Site, start: impl Fn() -> Process) -> (Process, Vec<UdpSocket>) {
-    for _ in 0..5 {
-        let edge = start();
-        wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
-        let sockets: Vec<_> = (0..6).map(|_| application(site, LISTEN)).collect();
-        sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
-        let tunnels: Vec<_> = paths(site).into_iter().map(|(_, tunnels)| tunnels).collect();
-        let counts = Counts::read(&site.chain.client, METRICS).unwrap();
-        // A relay that waits for a CPU for a tenth of a second looks silent, and loses its tunnels.
-        if counts.of("edge_paths_silent_total") == 0 {
-            assert_eq!(tunnels, [3, 3], "the paths take turns; the edge said:\n{}", edge.output());
-            return (edge, sockets);
-        }
-    }
-    panic!("a path looks silent in each of five attempts, although nothing was cut");
-}
-
-/// The address of the metrics of an edge that [`edge`] started.
-const METRICS: &str = "127.0.0.1:9100";
-
-/// Starts an edge at the client with a forward through these relays, and waits until it listens.
-pub(super) fn edge(site: &Site, relays: &str, sections: &str) -> Process {
-    let folder = site.path("").display().to_string();
-    let folder = folder.trim_end_matches('/');
-    let text = format!(
-        "state_dir = \"{folder}/edge\"\n[control]\nsocket = \"{folder}/edge.sock\"\n[metrics]\nlisten = \"{METRICS}\"\n\
-         [[forward]]\nlisten = \"{LISTEN}\"\nrelay = {relays}\ntarget = \"10.0.2.2:7\"\nca = \"{folder}/authority.pem\"\n\
-         class = \"spread\"\nbackoff_longest_seconds = 1\n{sections}"
-    );
-    let file = site.write("edge.toml", &text).unwrap();
-    let arguments = ["run".into(), "--config".into(), file];
-    let edge = site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
-    edge.wait_for_line("forwarding", SOON).unwrap();
-    wait_for("the edge's control socket to answer", SOON, || (pacectl(site, &["status"]).0 == Some(0)).then_some(()))
-        .unwrap();
-    edge
-}
-
-fn pacectl(site: &Site, arguments: &[&str]) -> (Option<i32>, String) {
-    site.pacectl_at("edge.sock", arguments).unwrap()
-}
-
-/// The rows of `pacectl paths`.
-pub(super) fn rows(site: &Site) -> Vec<Value> {
-    let (code, said) = pacectl(site, &["--json", "paths"]);
-    assert_eq!(code, Some(0), "{said}");
-    let answer: Value = serde_json::from_str(&said).unwrap();
-    answer["paths"].as_array().unwrap().clone()
-}
-
-/// The state of each path that `pacectl paths` lists, and its number of tunnels.
-pub(super) fn paths(site: &Site) -> Vec<(String, u64)> {
-    let row = |path: &Value| (path["state"].as_str().unwrap().to_owned(), path["tunnels"].as_u64().unwrap_or(0));
-    rows(site).iter().map(row).collect()
-}
-
-pub(super) fn states(site: &Site) -> Vec<String> {
-    paths(site).into_iter().map(|(state, _)| state).collect()
-}
-
-/// Sends a payload every 5 ms on each socket for this time, calls `change` after a fifth of it, and returns the longest time
-/// without an echo on any socket.
-pub(super) fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce()) -> Duration {
-    let begun = Instant::now();
-    let mut heard = vec![(begun, Duration::ZERO); sockets.len()];
-    sockets.iter().for_each(|socket| socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap());
-    listen(sockets, &mut heard, time / 5);
-    change();
-    listen(sockets, &mut heard, time - time / 5);
-    heard.iter().map(|(last, longest)| last.elapsed().max(*longest)).max().unwrap()
-}
-
-/// How long a turn of [`listen`] takes where this thread does not wait for a CPU.
-const TURN: Duration = Duration::from_millis(50);
-
-/// Sends a payload every 5 ms on each socket for this time, and notes for each when it last received an echo, and its longest time without
-/// one.
-fn listen(sockets: &[UdpSocket], heard: &mut [(Instant, Duration)], time: Duration) {
-    let (begun, mut received) = (Instant::now(), [0; 64]);
-    while begun.elapsed() < time {
-        let turn = Instant::now();
-        for (socket, (last, longest)) in sockets.iter().zip(heard.iter_mut()) {
-            _ = socket.send(b"are you there");
-            while socket.recv(&mut received).is_ok() {
-                *longest = last.elapsed().max(*longest);
-                *last = Instant::now();
-            }
-        }
-        std::thread::sleep(Duration::from_millis(5));
-        // The time for which this thread waited for a CPU says nothing about the tunnels.
-        let stalled = turn.elapsed().saturating_sub(TURN);
-        heard.iter_mut().for_each(|(last, _)| *last += stalled);
-    }
-}
-
-/// Calls `change` while payloads are sent, as in [`longest_gap`]. Asserts that no socket is without an echo for [`GAP`], and returns
-/// the longest time.
-pub(super) fn assert_short_gap(sockets: &[UdpSocket], edge: &Process, change: impl FnOnce()) -> Duration {
-    let gap = longest_gap(sockets, WATCHED, change);
-    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
-    gap
-}
-
-/// Asserts that each socket's tunnel carries, that the edge with these metrics moved tunnels this number of times, and that no tunnel was
-/// lost: the edge opens a lost tunnel again, but not a moved tunnel. This holds on a busy machine, where limits on time do not.
-pub(super) fn assert_carry_unbroken(site: &Site, metrics: &str, sockets: &[UdpSocket], moves: i64, edge: &Process) {
-    for socket in sockets {
-        // Echoes for `longest_gap` may still arrive.
-        wait_for("an echo", SOON, || echoes(socket, b"still there").then_some(())).unwrap();
-    }
-    let counts = Counts::read(&site.chain.client, metrics).unwrap();
-    let [opened, moved] = ["opened", "moved"].map(|what| counts.sum(&format!("edge_tunnels_{what}_total")));
-    assert_eq!((opened, moved), (sockets.len() as i64, moves), "the edge said:\n{}", edge.output());
-}
-
-/// The longest time without an echo when something falls silent or ends. A path or a relay is silent after three round trips and
-/// 75 ms. A tunnel lost for good would cause a gap of many seconds: an idle connection ends after 15.
-const GAP: Duration = Duration::from_millis(1_500);
-
-/// The time for which [`assert_short_gap`] sends. It calls `change` after a fifth, and sees gaps of several times [`GAP`].
-const WATCHED: Duration = Duration::from_secs(6);
-const _: () = assert!(WATCHED.as_millis() * 4 / 5 > 3 * GAP.as_millis());
+use super::forward::{application, assert_carries};
+use super::uplinks::{
+    LISTEN, METRICS, ROUND_ROBIN, Uplinks, assert_carry_unbroken, assert_short_gap, edge, has_looked_silent,
+    longest_gap, pacectl, paths, states, wait_until_up,
+};
 
 /// The time within which a slow path is good again: its queue empties, its smoothed round trip shortens, and stays short
 /// for fifteen seconds.
 const GOOD_AGAIN: Duration = Duration::from_secs(60);
-
-pub(super) const ROUND_ROBIN: &str = "[class.spread]\nplacement = \"round-robin\"\n";
 
 #[test]
 fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_goes_down() {
@@ -269,7 +61,7 @@ fn a_slow_path_is_avoided_by_estimates_and_taken_in_turns() {
         let slow = "[[path]]\nname = \"second\"\ninterface = \"router\"\n";
         let relay = format!("\"{}\"", site.template(Family::V4));
         let _edge = edge(site, &relay, &format!("{fast}{slow}{sections}"));
-        wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+        wait_until_up(site);
         let sockets: Vec<_> = (0..8).map(|_| application(site, LISTEN)).collect();
         sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
         assert_eq!(paths(site)[0].1, fewest, "{placement}: {:?}", paths(site));
@@ -282,6 +74,7 @@ fn slowed(uplinks: &Uplinks) -> Option<(Process, Vec<UdpSocket>)> {
     let site = &uplinks.site;
     uplinks.second.near.set_qdisc("pfifo").unwrap();
     let (edge, sockets) = uplinks.spread();
+    let wait = CpuWait::begin(&[site.relay.id(), edge.id()]).unwrap();
     // Three tunnels send several times the rate of this link, which now has a queue of seconds. They move one by one once the path counts
     // as slow.
     uplinks.second.near.set_qdisc("tbf rate 16kbit burst 3kb limit 30kb").unwrap();
@@ -289,13 +82,13 @@ fn slowed(uplinks: &Uplinks) -> Option<(Process, Vec<UdpSocket>)> {
     while paths(site) != left && begun.elapsed() < SOON {
         _ = longest_gap(&sockets, Duration::from_millis(500), || ());
     }
-    let counts = Counts::read(&site.chain.client, METRICS).unwrap();
-    if counts.of("edge_paths_silent_total") > 0 {
+    if has_looked_silent(site, &wait) {
         return None;
     }
     assert_eq!(paths(site), left, "the edge said:\n{}", edge.output());
     println!("the tunnels left the uplink after {:?}", begun.elapsed());
     assert_carry_unbroken(site, METRICS, &sockets, 3, &edge);
+    let counts = Counts::read(&site.chain.client, METRICS).unwrap();
     assert_eq!(counts.of("edge_paths_slow_total"), 1, "{counts:?}");
     Some((edge, sockets))
 }
@@ -306,7 +99,7 @@ fn tunnels_leave_an_uplink_that_has_become_slow_and_new_ones_take_it_when_it_is_
     let uplinks = Uplinks::new();
     let site = &uplinks.site;
     let _echo = site.chain.target.echo(7).unwrap();
-    // A relay that waits for a CPU for a tenth of a second looks silent, but it does not do so in each attempt.
+    // Other programs may spoil some attempts, but not all of them.
     let (_edge, _sockets) = (0..4).find_map(|_| slowed(&uplinks)).expect("a slow path is not silent");
 
     uplinks.second.near.set_qdisc("pfifo").unwrap();
@@ -441,7 +234,7 @@ fn tcp_begins_on_another_path_at_once_when_one_falls_silent_and_what_was_open_th
         site.template(Family::V4),
         folder.trim_end_matches('/'),
     ));
-    wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_until_up(site);
     let connect = || site.chain.client.run(|| TcpStream::connect("127.0.0.1:5001").unwrap()).unwrap();
     let mut streams: Vec<_> = (0..4).map(|_| connect()).collect();
     assert!(streams.iter_mut().all(|stream| answers(stream, SOON)), "the edge said:\n{}", edge.output());
@@ -452,6 +245,8 @@ fn tcp_begins_on_another_path_at_once_when_one_falls_silent_and_what_was_open_th
     let mut later: Vec<_> = (0..4).map(|_| connect()).collect();
     assert!(later.iter_mut().all(|stream| answers(stream, SOON)), "the edge said:\n{}", edge.output());
     println!("new connections took {:?}", begun.elapsed());
+    let counts = Counts::read(&site.chain.client, METRICS).unwrap();
+    assert_eq!(counts.of("edge_paths_given_up_total"), 0, "they did not wait until the path was given up: {counts:?}");
     let went_on: Vec<_> = streams.iter_mut().map(|stream| answers(stream, Duration::from_secs(10))).collect();
     assert_eq!(went_on.iter().filter(|went_on| **went_on).count(), 2, "the edge said:\n{}", edge.output());
     let took = begun.elapsed();
@@ -480,7 +275,7 @@ fn requests_for_models_that_have_no_answer_when_a_path_falls_silent_are_answered
     let thinking = Speed { prefill: Duration::from_secs(5), ..Speed::default() };
     let engine = Engine::start(&site.chain.target, 8001, "large", thinking).unwrap();
     let edge = uplinks.edge(&uplinks.serve(ROUND_ROBIN));
-    wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_until_up(site);
     let ask = || {
         let mut curl = site.chain.client.command("curl").unwrap();
         let body = r#"{"model":"large","messages":[{"role":"user","content":"x"}],"stream":true,"max_tokens":5}"#;
@@ -515,7 +310,7 @@ fn a_small_urgent_request_takes_both_paths_and_needs_only_one_of_them() {
     let paths = "[[path]]\nname = \"first\"\ninterface = \"relay\"\ncost_ms = 200\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
     let sections = format!("{paths}{}", uplinks.serve(class));
     let edge = edge(site, &format!("\"{}\"", site.template(Family::V4)), &sections);
-    wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_until_up(site);
     let ask = || {
         let mut curl = site.chain.client.command("curl").unwrap();
         let body = r#"{"model":"large","messages":[{"role":"user","content":"x"}],"stream":true,"max_tokens":20}"#;

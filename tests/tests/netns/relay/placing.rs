@@ -7,7 +7,7 @@ use lab::engine::{Engine, Speed};
 use lab::process::wait_for;
 use lab::site::{Family, SOON, Site};
 
-use super::paths::{Uplinks, edge, rows, states};
+use super::uplinks::{Uplinks, edge, rows, wait_until_up};
 
 /// The first path carries an answer in two thirds of the second path's time, and two answers in four thirds of it. So a request takes the
 /// first path unless it has to wait there for an answer.
@@ -65,7 +65,7 @@ fn a_request_joins_the_faster_path_unless_the_answer_there_goes_first_by_level_o
         for &(first, second, joins) in cases {
             // An edge counts requests that have ended until it looks at its paths again, so each case has its own.
             let edge = edge(site, &format!("\"{}\"", site.template(Family::V4)), &sections);
-            wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+            wait_until_up(site);
             let mut asked = Vec::new();
             for (request, expected) in [(first, [1, 0]), (second, if joins { [2, 0] } else { [1, 1] })] {
                 let before = engine.counts()[0];

@@ -9,7 +9,7 @@ use lab::process::wait_for;
 use lab::site::SOON;
 
 use super::forward::application;
-use super::paths::{ROUND_ROBIN, Uplinks, states};
+use super::uplinks::{ROUND_ROBIN, Uplinks, states, wait_until_up};
 
 /// The time within which the edge has to notice. Its keep-alive takes ten seconds, the probe of a stopped flow about half a second.
 const NOTICED: Duration = Duration::from_secs(6);
@@ -21,7 +21,7 @@ fn a_path_that_is_cut_while_only_the_target_sends_is_noticed_and_its_tunnel_goes
     let site = &uplinks.site;
     let target = site.chain.target.run(|| UdpSocket::bind("10.0.2.2:7")).unwrap().unwrap();
     let edge = uplinks.edge(ROUND_ROBIN);
-    wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    wait_until_up(site);
 
     let sockets = [(); 2].map(|()| application(site, "127.0.0.1:5000"));
     target.set_read_timeout(Some(SOON)).unwrap();
