@@ -291,6 +291,14 @@ mod tests {
         }
     }
 
+    /// Connects over a path; the connection has the ID 7.
+    async fn connect(uplink: &Uplink, path: usize) -> Arc<Line> {
+        let connected = uplink.attempt((path, 0)).await.1.unwrap();
+        let line = Line::new(&connected, (7, path, 0), Arc::default(), Arc::default());
+        uplink.state.send_modify(|state| state.lines.push(line.clone()));
+        line
+    }
+
     #[tokio::test]
     async fn of_moves_side_by_side_only_one_that_succeeds_leaves_its_relay_chosen() {
         let uplink = Uplink::new(Vec::new(), None, (PATIENCE, PATIENCE), Arc::default());
@@ -319,9 +327,7 @@ mod tests {
     async fn a_move_that_an_operator_took_back_does_not_end_a_later_one_to_the_same_relay() {
         let relay = TestRelay::start(Does::Echo, true);
         let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
-        let connected = uplink.attempt((0, 0)).await.1.unwrap();
-        let line = Line::new(&connected, (7, 0, 0), Arc::default(), Arc::default());
-        uplink.state.send_modify(|state| state.lines.push(line.clone()));
+        let line = connect(&uplink, 0).await;
         let choose = || PreparedMove::choose(uplink.clone(), "b.example:443");
         let taken_back = [choose(), choose()];
         uplink.prefer();
@@ -361,9 +367,7 @@ mod tests {
         assert!(futures::poll!(&mut moving).is_pending());
         fail(0, 1);
         assert!(futures::poll!(&mut moving).is_pending());
-        let connected = uplink.attempt((1, 0)).await.1.unwrap();
-        let line = Line::new(&connected, (7, 1, 0), Arc::default(), Arc::default());
-        uplink.state.send_modify(|state| state.lines.push(line));
+        connect(&uplink, 1).await;
         assert!(moving.await.is_ok());
     }
 
@@ -371,9 +375,7 @@ mod tests {
     async fn tunnels_of_connections_that_take_no_others_move_as_well() {
         let relay = TestRelay::start(Does::Echo, true);
         let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
-        let connected = uplink.attempt((0, 0)).await.1.unwrap();
-        let line = Line::new(&connected, (7, 0, 0), Arc::default(), Arc::default());
-        uplink.state.send_modify(|state| state.lines.push(line.clone()));
+        let line = connect(&uplink, 0).await;
         line.retire();
         assert_eq!(PreparedMove::choose(uplink, "b.example:443").carry_out(), [7]);
         assert!(line.is_left());
