@@ -20,6 +20,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use lab::{
     capture::Capture,
+    netem::Netem,
     netns::{Chain, End, Link, Namespace},
 };
 use plan::{Network, Plan, Scheduler};
@@ -39,7 +40,7 @@ use super::{
 /// # Errors
 /// When the kernel lacks netem, or as [`direct`].
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
-    let (network, clock) = (Emulated::verified(&plan.network)?, Clock::system());
+    let (network, clock) = (Emulated::verified(&plan.network, seed)?, Clock::system());
     let ends = Ends::new(plan, scheduler, clock, seed)?;
     let bind = || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT));
     let (server, client) = (network.chain.relay.run(bind)??, network.chain.client.run(bind)??);
@@ -80,10 +81,15 @@ const ETHERNET_BYTES: u64 = 14;
 /// Bytes of IPv4 and UDP headers.
 const UDP_BYTES: u64 = 28;
 
-/// Returns the netem qdisc that makes a device of the bottleneck the end of a link that holds `queue_packets` packets.
-fn netem(link: &Network, queue_packets: usize) -> String {
-    let (rate_bits, delay_us, loss_percent) = (link.rate_mbit * 1e6, link.delay_ms * 1e3, link.loss * 100.0);
-    format!("netem limit {queue_packets} rate {rate_bits:.0}bit delay {delay_us:.0}us loss random {loss_percent}%")
+/// Returns the emulation that makes a device of the bottleneck the beginning of a link that holds `queue_packets` packets.
+fn netem(link: &Network, queue_packets: usize, seed: u64) -> Netem {
+    Netem {
+        limit_packets: u32::try_from(queue_packets).unwrap_or(u32::MAX),
+        bytes_per_sec: (link.rate_mbit * 1e6 / 8.0).round() as u32,
+        delay: Duration::from_secs_f64(link.delay_ms / 1e3),
+        loss: link.loss,
+        seed,
+    }
 }
 
 /// More packets than can be in flight.
@@ -105,45 +111,65 @@ pub struct Emulated {
     pub chain: Chain,
     /// The namespace that only forwards.
     pub bottleneck: Namespace,
+    /// The devices of the bottleneck toward the server and toward the client.
+    ends: [End; 2],
     link: Network,
 }
 
 impl Emulated {
-    /// Makes the namespaces and their links. The link between relay and target has neither delay nor loss.
+    /// Makes the namespaces and their links. The link between relay and target has neither delay nor loss. In networks of the same
+    /// link and seed, the same packets are lost, counted from the first of each direction.
     ///
     /// # Errors
-    /// Without root, or on a kernel without veth or netem.
-    pub fn new(link: &Network) -> Result<Self> {
+    /// Without root, on a kernel without veth or netem, or if packets are to be lost, on a kernel before Linux 6.6.
+    pub fn new(link: &Network, seed: u64) -> Result<Self> {
         let [client, bottleneck, relay, target] = ["client", "bottleneck", "relay", "target"].map(Namespace::new);
         let (client, bottleneck, relay, target) = (client?, bottleneck?, relay?, target?);
         bottleneck.sysctl("net.ipv4.ip_forward", "1")?;
+        for host in [&client, &bottleneck, &relay] {
+            // The kernel would look for its neighbours again after some seconds, and each of these packets takes a number of the seed.
+            host.sysctl("net.ipv4.neigh.default.base_reachable_time_ms", "86400000")?;
+        }
         let (near, far) = (Link::new(&client, &bottleneck, 1)?, Link::new(&bottleneck, &relay, 2)?);
         client.ip(&format!("route add default via {}", near.far.v4))?;
         relay.ip(&format!("route add default via {}", far.near.v4))?;
         for end in [&near.near, &far.far] {
             end.segment()?;
         }
-        let Network { return_delay_ms, queue_packets, .. } = *link;
-        let return_queue = if return_delay_ms > 0.0 { ENDLESS_QUEUE } else { queue_packets };
-        far.near.set_qdisc(&netem(link, queue_packets)).context("this kernel has no netem: use perf/vm-plan.sh")?;
-        near.far.set_qdisc(&netem(&link.back(), return_queue))?;
         let egress = Link::new(&relay, &target, 3)?;
         let access = Link { near: near.near, far: far.far };
         let chain = Chain { client, relay, target, access, egress };
-        Ok(Self { chain, bottleneck, link: *link })
+        let network = Self { chain, bottleneck, ends: [far.near, near.far], link: *link };
+        network.round_trip()?;
+        for host in [&network.chain.client, &network.bottleneck, &network.chain.relay] {
+            host.sysctl("net.ipv6.conf.all.disable_ipv6", "1")?;
+        }
+        network.emulate(seed)?;
+        Ok(network)
+    }
+
+    /// Emulates the link in both directions. Its losses begin anew.
+    fn emulate(&self, seed: u64) -> Result<()> {
+        let (link, back) = (&self.link, self.link.back());
+        let return_queue = if link.return_delay_ms > 0.0 { ENDLESS_QUEUE } else { link.queue_packets };
+        let [toward_server, toward_client] = &self.ends;
+        let emulated = toward_server.emulate(&netem(link, link.queue_packets, 2 * seed));
+        emulated.context("the link cannot be emulated: use perf/vm-plan.sh")?;
+        toward_client.emulate(&netem(&back, return_queue, 2 * seed + 1))
     }
 
     /// As [`Emulated::new`]; the first network with a given link is [verified](Emulated::verify).
     ///
     /// # Errors
     /// As both.
-    pub fn verified(link: &Network) -> Result<Self> {
+    pub fn verified(link: &Network, seed: u64) -> Result<Self> {
         static VERIFIED: Mutex<Vec<Network>> = Mutex::new(Vec::new());
-        let network = Self::new(link)?;
+        let network = Self::new(link, seed)?;
         let mut verified = VERIFIED.lock().unwrap_or_else(PoisonError::into_inner);
         if !verified.contains(link) {
             network.verify().context("the network does not match the plan")?;
             verified.push(*link);
+            network.emulate(seed)?;
         }
         Ok(network)
     }
@@ -385,7 +411,9 @@ mod tests {
 
     #[test]
     fn netem_is_told_all_of_a_link() {
-        assert_eq!(netem(&LINK, 1_000), "netem limit 1000 rate 5000000bit delay 25000us loss random 0.5%");
+        let delay = Duration::from_millis(25);
+        let wanted = Netem { limit_packets: 1_000, bytes_per_sec: 625_000, delay, loss: 0.005, seed: 7 };
+        assert_eq!(netem(&LINK, 1_000, 7), wanted);
     }
 
     #[test]

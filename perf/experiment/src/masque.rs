@@ -46,7 +46,7 @@ const EDGE_METRICS: &str = "127.0.0.1:9434";
 /// When this is not the lab, a daemon does not start or does not know the scheduler, or the target cannot be reached at
 /// all.
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
-    let network = Emulated::verified(&plan.network)?;
+    let network = Emulated::verified(&plan.network, seed)?;
     network.delay_target(plan.tunnel.target_delay_ms)?;
     let sections = format!("[transport]\ncongestion = \"{}\"\n{}", plan.congestion, policy(plan, scheduler)?);
     let relay = Terms { limits: "connection_idle_seconds = 300", sections: &sections, ..Terms::default() };

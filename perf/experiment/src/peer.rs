@@ -119,7 +119,7 @@ fn orders(plan: &Plan, scheduler: Scheduler) -> Result<Vec<Option<Order>>> {
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     suits(plan, scheduler)?;
     let program = relay::peer(PROGRAM, relay::QUIC_GO_BUILD)?;
-    let network = Emulated::verified(&plan.network)?;
+    let network = Emulated::verified(&plan.network, seed)?;
     let chain = &network.chain;
     let requests = requests(plan, seed);
     let folder = Scratch(scratch_folder()?);

@@ -53,7 +53,7 @@ const KEY: &str = "paced_of-a-client-in-a-namespace";
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let version = Version::of(scheduler).with_context(|| format!("{} is not a version of HTTP", scheduler.name()))?;
     let speed = plan.engine.context("the plan has no engine")?;
-    let Emulated { chain, bottleneck, .. } = Emulated::verified(&plan.network)?;
+    let Emulated { chain, bottleneck, .. } = Emulated::verified(&plan.network, seed)?;
     for host in [&chain.client, &chain.relay] {
         host.sysctl("net.ipv4.tcp_congestion_control", &plan.congestion.to_string())?;
     }

@@ -55,7 +55,7 @@ const NAME: &str = "server.example";
 /// # Errors
 /// When this is not the lab, a connection fails, or an echo differs from what was sent.
 pub fn run(plan: &Plan, connections: Connections, seed: u64) -> Result<Run> {
-    let network = Emulated::verified(&plan.network)?;
+    let network = Emulated::verified(&plan.network, seed)?;
     for host in [&network.chain.client, &network.chain.relay] {
         host.sysctl("net.ipv4.tcp_congestion_control", &plan.congestion.to_string())?;
     }

@@ -40,7 +40,7 @@ use super::{
 pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> Result<Run> {
     let ends = Ends::new(plan, scheduler, Clock::system(), seed)?;
     let requests = requests(plan, seed);
-    let network = (clock == plan::Clock::Lab).then(|| Emulated::verified(&plan.network)).transpose()?;
+    let network = (clock == plan::Clock::Lab).then(|| Emulated::verified(&plan.network, seed)).transpose()?;
     let host = network.as_ref().map_or(Ipv4Addr::LOCALHOST, |network| network.chain.access.far.v4);
     let (started, address) = oneshot::channel();
     let (done, ended) = oneshot::channel::<()>();

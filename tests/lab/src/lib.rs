@@ -11,6 +11,7 @@ pub mod frame;
 pub mod llama;
 pub mod models;
 pub mod name_server;
+pub mod netem;
 pub mod netns;
 pub mod process;
 pub mod report;

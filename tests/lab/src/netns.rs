@@ -20,7 +20,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-use crate::process::{Process, send_signal};
+use crate::{
+    netem::Netem,
+    process::{Process, send_signal},
+};
 
 const FOLDER: &str = "/run/netns";
 const PREFIX: &str = "paced-";
@@ -284,6 +287,16 @@ impl End {
             Command::new("tc").args(["-netns", &self.namespace, "-batch", "-"]),
             &format!("qdisc replace dev {} root {discipline}", self.device),
         )
+    }
+
+    /// Makes the device the beginning of an emulated link. If it was one, its losses begin again with the seed.
+    ///
+    /// # Errors
+    /// Without root, when the running kernel lacks `netem`, or before Linux 6.6, if packets are to be lost.
+    pub fn emulate(&self, link: &Netem) -> Result<()> {
+        let namespace = File::open(Path::new(FOLDER).join(&self.namespace))?;
+        let work = || enter(namespace.as_fd()).map_err(anyhow::Error::from).and_then(|()| link.set(&self.device));
+        thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
     /// Makes the device send the packets of a GSO message (UDP or TCP) one by one, as on a real link.

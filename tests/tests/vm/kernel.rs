@@ -1,9 +1,9 @@
 //! The lab's kernel has what the vm ring's other tests rely on.
 
-use std::fs;
+use std::{fs, net::UdpSocket, time::Duration};
 
 use bpf::Availability;
-use lab::netns::Chain;
+use lab::{netem::Netem, netns::Chain};
 
 #[test]
 fn the_kernel_is_the_labs_and_has_its_queueing_disciplines() {
@@ -28,6 +28,49 @@ fn the_probe_finds_fq_and_everything_else_there() {
     }
 }
 
+/// Numbered packets that the client sends to the relay over the chain's access link.
+const PACKETS: u32 = 400;
+
+/// Returns which of the packets arrive.
+fn arrivals(chain: &Chain) -> Vec<u32> {
+    let receiver = chain.relay.run(|| UdpSocket::bind((chain.access.far.v4, 9))).unwrap().unwrap();
+    // The last packet is sent again until it arrives.
+    receiver.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let sender = chain.client.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap().unwrap();
+    let send = |number: u32| sender.send_to(&number.to_be_bytes(), (chain.access.far.v4, 9)).unwrap();
+    (0..PACKETS).for_each(|number| _ = send(number));
+    let (mut arrived, mut packet) = (Vec::new(), [0; 4]);
+    while !arrived.ends_with(&[PACKETS]) {
+        match receiver.recv(&mut packet) {
+            Ok(_) => arrived.push(u32::from_be_bytes(packet)),
+            Err(_) => _ = send(PACKETS),
+        }
+    }
+    arrived
+}
+
+#[test]
+fn links_of_the_same_seed_lose_the_same_packets() {
+    lab::ring!(Vm);
+    let chain = Chain::new().unwrap();
+    // Finds the neighbour: packets of IPv6 and ARP would take numbers of the seed.
+    arrivals(&chain);
+    for (host, end) in [(&chain.client, &chain.access.near), (&chain.relay, &chain.access.far)] {
+        host.sysctl("net.ipv6.conf.all.disable_ipv6", "1").unwrap();
+        host.sysctl(&format!("net.ipv4.neigh.{}.base_reachable_time_ms", end.device), "86400000").unwrap();
+    }
+    let with = |seed| {
+        let link = Netem { limit_packets: 1_000, bytes_per_sec: 0, delay: Duration::ZERO, loss: 0.25, seed };
+        chain.access.near.emulate(&link).unwrap();
+        arrivals(&chain)
+    };
+    let [first, again, other] = [7, 7, 8].map(with);
+    assert_eq!(first, again);
+    assert_ne!(first, other);
+    // 100 are lost on average; the bounds are five standard deviations away.
+    assert!((PACKETS as usize - first.len()).abs_diff(100) < 45, "{} of {PACKETS} arrived", first.len());
+}
+
 #[test]
 fn a_delay_on_a_link_is_a_delay_of_the_answer() {
     lab::ring!(Vm);
@@ -35,8 +78,8 @@ fn a_delay_on_a_link_is_a_delay_of_the_answer() {
     let _echo = chain.relay.echo(7).unwrap();
     chain.access.near.set_qdisc("netem delay 30ms").unwrap();
     let elapsed = chain.client.run(|| {
-        let socket = std::net::UdpSocket::bind("[::]:0").unwrap();
-        socket.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        let socket = UdpSocket::bind("[::]:0").unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let begin = std::time::Instant::now();
         socket.send_to(b"marco", (chain.access.far.v6, 7)).unwrap();
         socket.recv(&mut [0; 8]).unwrap();
