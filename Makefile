@@ -53,7 +53,7 @@ else
 	@echo "skipped: advisories, because ADVISORIES names no copy of the database"
 endif
 
-bench: ## Measures paced and its peer on this machine, in less than six minutes. ARGS=--quick: one short round.
+bench: ## Measures paced and its peer on this machine, in less than ten minutes. ARGS=--quick: one short round.
 	@tests/setup bench
 	cargo build --release -p paced -p pacectl -p perf
 	@perf/peers/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
@@ -74,11 +74,11 @@ ifndef ARGS
 	$(CARGO_TARGET_DIR)/release/paced-perf serving --peers direct,paced,nginx,nginx-twice-tls,litellm tokens --streams 50
 endif
 
-papers: ## Runs all experiments of the papers; continues where it stopped. ARGS="--budget MINUTES", "--no-lab", or names of plans.
+papers: ## Runs all experiments of the papers; continues where it stopped. BUDGET=2h sets a limit. ARGS="--no-lab", or names of plans.
 	@tests/setup build netns vm
 	cargo build --release -p paced -p pacectl -p perf
 	@perf/peers/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
-	$(CARGO_TARGET_DIR)/release/paced-perf papers $(ARGS)
+	$(CARGO_TARGET_DIR)/release/paced-perf papers $(if $(BUDGET),--budget $(BUDGET)) $(ARGS)
 
 programs:
 ifeq ($(PROFILE),release)

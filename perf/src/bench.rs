@@ -5,7 +5,7 @@ mod results;
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use instruments::{
     load::{
         self, Figure, Tunnels,
@@ -40,8 +40,15 @@ enum Step {
     LongLived(LongLived),
 }
 
-/// The rate at which loss is compared with published figures, in payloads per second.
+/// The rate at which loss is compared with published figures, in payloads per second. Echoes are compared at this rate as well, so
+/// that both relays handle the same number.
 const COMPARED_RATE: f64 = 40e3;
+
+/// A rate that keeps a relay busy, in payloads per second.
+const BUSY_RATE: f64 = 120e3;
+
+/// The number of connections, with a tunnel each, that carry echoes.
+const CONNECTIONS: usize = 100;
 
 /// The rate of echoes over all long-lived tunnels, in payloads per second: two in each tick of the generator.
 const LONG_LIVED_RATE: f64 = 8e3;
@@ -66,6 +73,14 @@ fn echo_steps(seconds: f64) -> impl Iterator<Item = Step> {
     })
 }
 
+/// Echoes at a rate, which each number of tunnels carries in turns.
+fn echo_rate_steps(rate: f64, seconds: f64) -> impl Iterator<Item = Step> {
+    SIZES.into_iter().map(move |(tunnels, window)| {
+        let tunnels = over_one_connection(tunnels);
+        Step::LongLived(LongLived { tunnels, active: None, window, rate, seconds })
+    })
+}
+
 fn rate_steps(direction: Direction, rate: f64, seconds: f64) -> impl Iterator<Item = Step> {
     SIZES.into_iter().map(move |(tunnels, _)| Step::AtRate {
         direction,
@@ -76,13 +91,13 @@ fn rate_steps(direction: Direction, rate: f64, seconds: f64) -> impl Iterator<It
 }
 
 impl Bench {
-    /// All steps, in less than six minutes.
+    /// All steps, in less than ten minutes.
     #[must_use]
     pub fn full() -> Self {
         Self { rounds: 3, steps: native_steps(1.5, 0.4, &SIZES), virtual_time: false }
     }
 
-    /// All steps once and briefly, in less than 90 seconds.
+    /// All steps once and briefly, in less than three minutes.
     #[must_use]
     pub fn quick() -> Self {
         Self { rounds: 1, steps: native_steps(0.7, 0.2, &SIZES[1..2]), virtual_time: false }
@@ -116,7 +131,11 @@ fn native_steps(seconds: f64, trial_seconds: f64, searched: &[(usize, u64)]) -> 
     let one = Echo { tunnels: over_one_connection(1), window: 1, seconds, sockets: false };
     let mut steps = vec![Step::Direct { seconds: seconds / 2.0 }, Step::Echo(one)];
     steps.extend(echo_steps(seconds));
+    let tunnels = Tunnels { tunnels: CONNECTIONS, connections: CONNECTIONS };
+    steps.push(Step::Echo(Echo { tunnels, window: 4, seconds, sockets: false }));
+    steps.extend(echo_rate_steps(COMPARED_RATE, seconds));
     steps.extend(rate_steps(Direction::Up, COMPARED_RATE, seconds));
+    steps.extend(rate_steps(Direction::Up, BUSY_RATE, seconds));
     for &(tunnels, _) in searched {
         let tunnels = over_one_connection(tunnels);
         steps.push(Step::Search { direction: Direction::Up, tunnels, seconds: trial_seconds });
@@ -174,9 +193,7 @@ impl Step {
             Self::AtRate { direction, tunnels, rate, seconds } => {
                 OneWay::open(relay, direction, &tunnels).await?.measure(rate, seconds).await
             }
-            Self::Search { direction, tunnels, seconds } => {
-                OneWay::open(relay, direction, &tunnels).await?.search(seconds).await
-            }
+            Self::Search { direction, tunnels, seconds } => OneWay::search(relay, direction, &tunnels, seconds).await,
             Self::Setup(setup) => setup::run(relay, &setup).await,
             // On a fresh relay, because the memory of earlier work would count.
             Self::Idle(tunnels) => load::idle::run(&Started::start(kind)?.relay, &tunnels).await,
@@ -186,10 +203,10 @@ impl Step {
 }
 
 /// Runs all steps against all available relays, prints the table, and writes the results to `out`, or to standard output in
-/// virtual time, where files vanish with the machine. A step that fails is reported and omitted.
+/// virtual time, where files vanish with the machine. A step that fails is reported and omitted, and the other steps still run.
 ///
 /// # Errors
-/// When paced is not built or does not start, or the results cannot be written.
+/// When paced is not built or does not start, the results cannot be written, or a step failed.
 pub async fn run(bench: &Bench, out: &Path) -> Result<()> {
     program(Kind::Paced)?;
     let mut kinds = vec![Kind::Paced];
@@ -197,7 +214,7 @@ pub async fn run(bench: &Bench, out: &Path) -> Result<()> {
         Ok(_) => kinds.push(Kind::QuicGo),
         Err(reason) => println!("comparison with quic-go SKIPPED: {reason:#}"),
     }
-    let mut results = Results::default();
+    let (mut results, mut failed) = (Results::default(), 0);
     for round in 0..bench.rounds {
         let started = kinds.iter().map(|kind| Ok((*kind, Started::start(*kind)?))).collect::<Result<Vec<_>>>()?;
         for step in bench.steps.iter().filter(|step| round == 0 || !step.only_once()) {
@@ -209,7 +226,10 @@ pub async fn run(bench: &Bench, out: &Path) -> Result<()> {
                 let peer = if relays.len() == 1 && kinds.len() > 1 { "none" } else { kind.name() };
                 match step.run(*kind, &relay.relay).await {
                     Ok(figures) => results.add(&config, peer, &figures, bench.virtual_time),
-                    Err(error) => println!("FAILED {config}, {}: {error:#}", kind.name()),
+                    Err(error) => {
+                        println!("FAILED {config}, {}: {error:#}", kind.name());
+                        failed += 1;
+                    }
                 }
             }
         }
@@ -227,5 +247,6 @@ pub async fn run(bench: &Bench, out: &Path) -> Result<()> {
         std::fs::write(out.join("relay-native.json"), lines)?;
         println!("written to {}", out.join("relay-native.json").display());
     }
+    ensure!(failed == 0, "{failed} steps failed");
     Ok(())
 }

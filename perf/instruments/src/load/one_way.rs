@@ -54,7 +54,7 @@ pub enum Direction {
     Down,
 }
 
-/// Tunnels that carry payloads one way. Successive measurements use the same tunnels.
+/// Tunnels that carry payloads one way.
 pub struct OneWay<'a> {
     relay: &'a Relay,
     client: Client,
@@ -164,43 +164,54 @@ impl<'a> OneWay<'a> {
     }
 
     /// Searches for the highest rate at which less than [`LOSS_FREE_PERCENT`] is lost, and returns the figures at that rate, with
-    /// [`GENERATOR_LIMITS`]. A rate fails only if it fails twice, because another program may have used the core meanwhile.
+    /// [`GENERATOR_LIMITS`]. Each trial opens tunnels of its own, because a trial at too high a rate leaves its connection with a
+    /// small window and a long round trip. A rate fails only if it fails twice, because another program may have used the core
+    /// meanwhile.
     ///
     /// # Errors
-    /// As [`OneWay::measure`]; also if even the lowest rate loses payloads.
-    pub async fn search(&mut self, seconds: f64) -> Result<Vec<Figure>> {
+    /// As [`OneWay::open`] and [`OneWay::measure`]; also if even the lowest rate loses payloads.
+    pub async fn search(
+        relay: &'a Relay,
+        direction: Direction,
+        tunnels: &Tunnels,
+        seconds: f64,
+    ) -> Result<Vec<Figure>> {
         let (mut low, mut high) = SEARCHED;
         let mut best = None;
         let mut limit = Limit::Generator;
         while high / low > PRECISION {
             let rate = (low * high).sqrt();
-            match self.try_rate(rate, seconds).await? {
+            let trial = async || Self::open(relay, direction, tunnels).await?.measure(rate, seconds).await;
+            match try_twice(trial, rate).await? {
                 Ok(figures) => (low, best) = (rate, Some(figures)),
                 Err(failed) => (high, limit) = (rate, failed),
             }
         }
-        let Some(mut figures) = best else { bail!("payloads are lost even at {low:.0} per second") };
+        let Some(mut figures) = best else { bail!("payloads are lost even at {high:.0} per second") };
         for figure in figures.iter_mut().filter(|figure| figure.metric == "delivered") {
             figure.metric = HIGHEST_RATE;
         }
         figures.push(Figure::new(GENERATOR_LIMITS, f64::from(u8::from(limit == Limit::Generator)), "1 if so"));
         Ok(figures)
     }
+}
 
-    /// Returns the figures at a rate, or whether generator or relay failed at it in two attempts.
-    async fn try_rate(&mut self, per_second: f64, seconds: f64) -> Result<Result<Vec<Figure>, Limit>> {
-        let mut failed = Limit::Relay;
-        for _ in 0..2 {
-            let figures = self.measure(per_second, seconds).await?;
-            match judge(&figures, per_second) {
-                Ok(()) => return Ok(Ok(figures)),
-                // Such an attempt says nothing about the relay, so a single one suffices.
-                Err(Limit::Generator) => failed = Limit::Generator,
-                Err(Limit::Relay) => {}
-            }
+/// Returns the figures of a trial at a rate, or whether generator or relay failed at it in two attempts.
+async fn try_twice(
+    trial: impl AsyncFn() -> Result<Vec<Figure>>,
+    per_second: f64,
+) -> Result<Result<Vec<Figure>, Limit>> {
+    let mut failed = Limit::Relay;
+    for _ in 0..2 {
+        let figures = trial().await?;
+        match judge(&figures, per_second) {
+            Ok(()) => return Ok(Ok(figures)),
+            // Such an attempt says nothing about the relay, so a single one suffices.
+            Err(Limit::Generator) => failed = Limit::Generator,
+            Err(Limit::Relay) => {}
         }
-        Ok(Err(failed))
     }
+    Ok(Err(failed))
 }
 
 /// The side that limits the rate.
