@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Prints the commit that is checked out here, with `-dirty` if any tracked file except results of measurements differs.
-# With --trees, prints the git trees of the product's folders and of the simulators instead: two commits with equal trees have
-# the same product, and simulate it in the same way.
+# With --trees, prints the git trees of the product's folders and of the experiments instead, and a hash of the versions of the
+# libraries that move bytes: two commits with equal trees have the same product, and measure it in the same way.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 changed=$(git status --porcelain --untracked-files=no -- . ':!perf/results' ':!perf/RESULTS.md')
 if [[ ${1-} == --trees ]]; then
   for folder in bpf config daemon masque sched perf/experiment; do
     echo -n "$folder $(git rev-parse --short=10 "HEAD:$folder") "
-  done | sed "s/ $/${changed:+ dirty}\n/"
+  done
+  libraries=$(git show HEAD:Cargo.lock | grep -A1 -E '^name = "(s2n-.*|rustls|aws-lc-.*|tokio|quinn-udp)"$' | sha256sum)
+  echo "libraries ${libraries:0:10}${changed:+ dirty}"
 else
   echo "$(git rev-parse --short HEAD)${changed:+-dirty}"
 fi

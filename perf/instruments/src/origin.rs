@@ -135,10 +135,13 @@ impl Checkout {
 /// The folders of the product, in the order of `perf/commit.sh`.
 const FOLDERS: [&str; 5] = ["bpf", "config", "daemon", "masque", "sched"];
 
-/// The folder of the simulators, which `perf/commit.sh` prints as well; older rows lack it.
-const SIMULATORS: &str = "perf/experiment";
+/// The folder of the experiments, which `perf/commit.sh` prints as well; older rows lack it.
+const EXPERIMENTS: &str = "perf/experiment";
 
-/// The git trees of the product's folders and of the simulators: if they are equal, so is the product.
+/// The versions of the libraries that move bytes, in the same output; older rows lack them.
+const LIBRARIES: &str = "libraries";
+
+/// The git trees of the product's folders and of the experiments: if they are equal, so is the product.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trees(BTreeMap<String, String>);
 
@@ -179,8 +182,8 @@ impl Trees {
         FOLDERS.iter().all(|folder| self.0.get(*folder).is_some_and(|tree| !tree.is_empty()))
     }
 
-    /// Returns the folders that differ and that a clock depends on. Simulations use only part of the product, and the simulators.
-    /// Older rows that do not name the simulators' tree are judged without it.
+    /// Returns the folders that differ and that a clock depends on. Simulations use only part of the product. Older rows that do not
+    /// name the experiments' tree or the libraries' versions are judged without these.
     #[must_use]
     pub fn changed(&self, other: &Self, clock: &str) -> Vec<String> {
         let folders: &[&str] = match clock {
@@ -188,10 +191,10 @@ impl Trees {
             "virtual-network" => &["daemon", "masque", "sched"],
             _ => &FOLDERS,
         };
-        let simulates = matches!(clock, "simulated" | "virtual-network") && self.0.contains_key(SIMULATORS);
-        let differ = |folder: &&&str| self.0.get(**folder) != other.0.get(**folder);
-        let simulators = simulates.then_some(&SIMULATORS);
-        folders.iter().chain(simulators).filter(differ).map(|folder| (*folder).to_owned()).collect()
+        let newer: &[&str] = if clock == "simulated" { &[EXPERIMENTS] } else { &[EXPERIMENTS, LIBRARIES] };
+        let newer = newer.iter().filter(|name| self.0.contains_key(**name));
+        let differ = |name: &&&str| self.0.get(**name) != other.0.get(**name);
+        folders.iter().chain(newer).filter(differ).map(|name| (*name).to_owned()).collect()
     }
 
     /// Whether the product is the same, in the folders that a clock depends on, without uncommitted changes in `self`.
@@ -235,14 +238,16 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_simulations_depend_on_the_simulators_if_they_name_them() {
-        let of = |simulators: &str| Trees::parse(&format!("bpf 1 config 2 daemon 3 masque 4 sched 5{simulators}"));
-        let (then, now, older) = (of(" perf/experiment 6"), of(" perf/experiment 7"), of(""));
-        for clock in ["simulated", "virtual-network"] {
-            assert!(then.same(&then, clock) && older.same(&now, clock));
-            assert_eq!(then.changed(&now, clock), ["perf/experiment"]);
+    fn rows_depend_on_the_experiments_and_on_libraries_if_they_name_them() {
+        let of = |more: &str| Trees::parse(&format!("bpf 1 config 2 daemon 3 masque 4 sched 5{more}"));
+        let (then, older) = (of(" perf/experiment 6 libraries 7"), of(""));
+        let (other, updated) = (of(" perf/experiment 0 libraries 7"), of(" perf/experiment 6 libraries 0"));
+        for clock in ["simulated", "virtual-network", "lab", "native"] {
+            assert!(then.same(&then, clock) && older.same(&other, clock) && older.same(&updated, clock));
+            assert_eq!(then.changed(&other, clock), ["perf/experiment"]);
         }
-        assert!(then.same(&now, "lab") && then.same(&now, "native"));
+        assert_eq!(then.changed(&updated, "lab"), ["libraries"]);
+        assert!(then.same(&updated, "simulated"), "simulations use no library that moves bytes");
         assert!(then.is_complete() && older.is_complete());
     }
 }
