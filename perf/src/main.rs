@@ -118,9 +118,9 @@ enum Command {
 
 #[derive(clap::Args)]
 struct Papers {
-    /// The time limit in minutes; by default, there is none.
-    #[arg(long, value_name = "MINUTES")]
-    budget: Option<u64>,
+    /// The time limit, as in `2h` or `90m`; by default, there is none. A bare number counts minutes.
+    #[arg(long, value_name = "TIME", value_parser = budget)]
+    budget: Option<Duration>,
     /// Omits runs in the VM lab, which take most of the time.
     #[arg(long)]
     no_lab: bool,
@@ -156,6 +156,16 @@ struct Rate {
     /// Seconds to measure (for each rate).
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
+}
+
+/// Parses hours (`2h`) or minutes (`90m`, `90`).
+fn budget(text: &str) -> Result<Duration, String> {
+    let (number, seconds) = match text.strip_suffix('h') {
+        Some(hours) => (hours, 3_600),
+        None => (text.strip_suffix('m').unwrap_or(text), 60),
+    };
+    let number: u32 = number.parse().map_err(|_| format!("{text} is no time: write 2h, 90m or 90"))?;
+    Ok(Duration::from_secs(u64::from(number) * seconds))
 }
 
 fn main() -> ExitCode {
@@ -195,7 +205,6 @@ fn run(command: Command) -> Result<()> {
         Command::List => list(),
         Command::Run(experiment) => runs::run(&experiment),
         Command::Papers(Papers { budget, no_lab, plans }) => {
-            let budget = budget.map(|minutes| Duration::from_secs(60 * minutes));
             let done = papers::run(&papers::Bounds { budget, plans, lab: !no_lab, folder: RESULTS.into() });
             // The existing results deserve a report, whether or not a run failed.
             report().and(done)
@@ -249,9 +258,10 @@ async fn measure(relay: &Relay, scenario: Scenario) -> Result<()> {
 }
 
 async fn one_way(relay: &Relay, direction: Direction, rate: &Rate) -> Result<Vec<Figure>> {
-    let mut path = OneWay::open(relay, direction, &rate.tunnels).await?;
     match rate.rate {
-        Some(per_second) => path.measure(per_second, rate.seconds).await,
-        None => path.search(rate.seconds).await,
+        Some(per_second) => {
+            OneWay::open(relay, direction, &rate.tunnels).await?.measure(per_second, rate.seconds).await
+        }
+        None => OneWay::search(relay, direction, &rate.tunnels, rate.seconds).await,
     }
 }
