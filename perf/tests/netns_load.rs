@@ -27,7 +27,8 @@ fn the_guard_drops_floods_of_all_kinds_while_a_tunnel_goes_on() {
         let figures = figures("under-attack", variant, Scheduler::Guarded).unwrap();
         let of = |metric| value(&figures, metric).unwrap();
         assert!(of("flood_dropped_pct") > 95.0, "{variant}: {figures:?}");
-        assert!(of("goodput_mbit") > 0.0, "{variant}: {figures:?}");
+        // Without the guard, the tunnel keeps 0.2 Mbit/s of 50 under `initials` (rows of this plan).
+        assert!(of("goodput_mbit") > 1.0, "{variant}: {figures:?}");
     }
 }
 

@@ -163,18 +163,20 @@ pub fn compare(plan: &Plan, schedulers: &[Scheduler], clock: Clock) -> Result<Ve
         Clock::Lab | Clock::Native => 1,
     };
     let next = AtomicUsize::new(0);
-    let worker = || {
+    let worker = || -> Result<_> {
         let mut done = Vec::new();
         while let Some(seed) = seeds.get(next.fetch_add(1, Relaxed)) {
-            done.push((*seed, repetition(*seed)));
+            let runs = repetition(*seed).with_context(|| format!("seed {seed}"));
+            // Without this repetition there are no rows, so the others are not begun.
+            done.push((*seed, runs.inspect_err(|_| next.store(seeds.len(), Relaxed))?));
         }
-        done
+        Ok(done)
     };
     let mut repetitions: Vec<_> = thread::scope(|scope| {
         let workers: Vec<_> = (1..abreast).map(|_| scope.spawn(worker)).collect();
-        let mut done = worker();
+        let mut done = worker()?;
         for worker in workers {
-            done.extend(worker.join().map_err(|_| anyhow!("a repetition panicked"))?);
+            done.extend(worker.join().map_err(|_| anyhow!("a repetition panicked"))??);
         }
         anyhow::Ok(done)
     })?;
@@ -182,7 +184,7 @@ pub fn compare(plan: &Plan, schedulers: &[Scheduler], clock: Clock) -> Result<Ve
     let mut outcomes: Vec<_> =
         schedulers.iter().map(|scheduler| Outcome { scheduler: *scheduler, runs: Vec::new() }).collect();
     for (_, runs) in repetitions {
-        outcomes.iter_mut().zip(runs?).for_each(|(outcome, run)| outcome.runs.push(run));
+        outcomes.iter_mut().zip(runs).for_each(|(outcome, run)| outcome.runs.push(run));
     }
     Ok(outcomes)
 }
