@@ -28,6 +28,8 @@ pub enum Judgement {
     InPart,
     /// The measurement contradicts the claim.
     NotAsPublished,
+    /// The paper claims nothing about it; the reason says what was measured.
+    Measured,
     /// The claim was not measured.
     NotMeasured,
 }
@@ -39,6 +41,7 @@ impl fmt::Display for Judgement {
             Self::Better => "better",
             Self::InPart => "in part",
             Self::NotAsPublished => "**not as published**",
+            Self::Measured => "measured",
             Self::NotMeasured => "not measured",
         })
     }
