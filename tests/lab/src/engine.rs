@@ -10,6 +10,7 @@
 //! | `stall N` | N tokens, then nothing |
 //! | `cut N` | N tokens, then the end of the connection |
 //! | `garbage N` | N tokens, then an event that is no JSON |
+//! | `error N` | N tokens, then an event with an error and `[DONE]`, as vLLM ends a stream that fails |
 //! | `uncounted` | as many tokens as the request allows, and no `usage` |
 //! | `timed` | the same, with llama.cpp's `timings`: two tokens an event, and a prompt of 3 tokens and 4 from the cache |
 //! | anything else | as many tokens as the request allows, 16 if it does not say |
@@ -301,6 +302,7 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
         "stall" => (number, End::Silence),
         "cut" => (number, End::Cut),
         "garbage" => (number, End::Garbage),
+        "error" => (number, End::Error),
         "uncounted" => (most, End::Uncounted),
         "timed" => (most, End::Timed),
         _ => (most, End::Done),
@@ -342,6 +344,7 @@ enum End {
     Silence,
     Cut,
     Garbage,
+    Error,
 }
 
 /// The tokens of one answer; each is sent when its step is over.
@@ -447,6 +450,12 @@ impl Body for Tokens {
                     End::Garbage => {
                         self.is_over = true;
                         self.last = vec![Bytes::from_static(b"data: a secret of the engine\n\n")];
+                        continue;
+                    }
+                    End::Error => {
+                        let error = json!({ "error": { "message": "a secret of the engine", "code": 500 } });
+                        self.is_over = true;
+                        self.last = vec![Bytes::from_static(b"data: [DONE]\n\n"), format!("data: {error}\n\n").into()];
                         continue;
                     }
                     _ => return Poll::Pending,

@@ -323,6 +323,28 @@ fn engines_that_fail_cost_no_request_another_can_answer_and_tell_clients_nothing
 }
 
 #[test]
+fn an_error_within_a_stream_is_a_failure_and_another_engine_is_asked_until_tokens_have_passed() {
+    lab::ring!(Netns);
+    let desk = Desk::new(2, "", "");
+    let (status, _, body) = desk.chat("large", "error 0", true);
+    assert_eq!((status, error(&body)), (502, "engine_failed".to_owned()), "{body}");
+    assert!(!body.contains("secret"), "{body}");
+    assert_eq!(
+        desk.large.iter().map(|engine| engine.counts()[0]).collect::<Vec<_>>(),
+        [1, 1],
+        "both engines are asked"
+    );
+    let (status, _, body) = desk.chat("large", "error 2", true);
+    assert_eq!((status, tokens(&body)), (200, ("0 1 ".into(), true)), "{body}");
+    assert_eq!(body.matches("\"error\"").count(), 1, "{body}");
+    let counts = desk.settled();
+    let ended = |outcome: &str| {
+        counts.of(&format!(r#"gateway_requests_total{{operation="chat",model="large",outcome="{outcome}"}}"#))
+    };
+    assert_eq!((ended("answered"), ended("engine_failed")), (0, 2), "{counts:#?}");
+}
+
+#[test]
 fn an_engine_that_is_killed_before_its_answer_begins_is_replaced_by_another() {
     lab::ring!(Netns);
     let mut desk = Desk::new(2, "", "");

@@ -45,6 +45,9 @@ const END_BYTES: usize = 64 << 10;
 /// The assumed bytes of an answer per token, if its engine reports none.
 const BYTES_PER_TOKEN: u64 = 4;
 
+/// The failure of an engine that reports an error within its events.
+const ERROR_EVENT: OpenAiError = OpenAiError::Engine("it reported an error within its answer");
+
 /// Fields of an engine's answer that are passed to the client.
 const PASSED: [&str; 3] = ["content-type", "retry-after", "x-request-id"];
 
@@ -178,10 +181,13 @@ impl Pass<'_> {
         let kind = answer.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
         let is_events = kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"text/event-stream"));
         by.is_streamed = is_events;
-        match is_events {
+        let status = match is_events {
             true => self.pass_events(exchange, answer, by).await?,
-            false => self.pass_whole(exchange, answer, by).await?,
-        }
+            false => {
+                self.pass_whole(exchange, answer, by).await?;
+                status
+            }
+        };
         by.lesson.learn(by.report.usage(), by.report.cached_tokens(), body.len());
         Ok(status)
     }
@@ -225,28 +231,41 @@ impl Pass<'_> {
         let mut fields: Vec<Field> =
             passed.map(|(name, value)| Field::new(name, Bytes::copy_from_slice(value.as_bytes()))).collect();
         fields.extend(content_length.map(|length| Field::new("content-length", length.to_string())));
-        fields.push(Field::new("x-paced-model", self.model.name.to_string()));
-        fields.push(Field::new("x-paced-reason", self.route.reason));
+        fields.extend(self.own_fields());
+        ResponseHead { status: answer.status().as_u16(), fields }
+    }
+
+    /// Returns the fields with which the gateway says which model answers, why, and what it predicts.
+    fn own_fields(&self) -> Vec<Field> {
+        let mut fields = vec![
+            Field::new("x-paced-model", self.model.name.to_string()),
+            Field::new("x-paced-reason", self.route.reason),
+        ];
         // Edges choose between gateways by it.
         fields.push(Field::new(LOAD, self.model.engines.load_permille().to_string()));
         // There is no prediction for an unknown engine.
         let predicted_ms = self.route.predicted().map(|predicted| predicted.as_millis()).filter(|ms| *ms > 0);
         fields.extend(predicted_ms.map(|ms| Field::new("x-paced-predicted-ms", ms.to_string())));
-        ResponseHead { status: answer.status().as_u16(), fields }
+        fields
     }
 
-    /// Passes events on as they arrive. If they break off, sends an event with the error.
+    /// Passes events on as they arrive, and returns the status of the answer. If they break off, sends an event with the error. An event with
+    /// an error of the engine is a failure of the engine; before its answer has begun, it is the whole answer if it refuses the request.
     async fn pass_events(
         &self,
         exchange: &mut Exchange,
         answer: Response<Incoming>,
-        Answering { place, lesson, first_token, report, .. }: &mut Answering<'_>,
-    ) -> Result<(), Failure> {
+        by: &mut Answering<'_>,
+    ) -> Result<StatusCode, Failure> {
+        let passed = answer.status();
+        let Answering { place, lesson, first_token, report, status, .. } = by;
         let head = self.head(&answer, None);
         let (mut answer, mut events, mut has_begun) = (self.pieces(answer), EventStreamParser::default(), false);
         let broken = loop {
             let bytes = match answer.next(exchange).await? {
                 Ok(Some(bytes)) => bytes,
+                // The client has received the engine's own event.
+                _ if events.error().is_some() => break Some(ERROR_EVENT),
                 // The answer is complete, however its engine ends it.
                 Ok(None) | Err(_) if events.is_done() => break None,
                 Ok(None) => break Some(OpenAiError::Engine("it ended its answer early")),
@@ -257,6 +276,18 @@ impl Pass<'_> {
                 Ok(whole) => whole,
                 Err(malformed) => break Some(OpenAiError::Engine(malformed.as_str())),
             };
+            if let Some(error) = events.error().filter(|_| !has_begun && events.with_content() == 0) {
+                let Some(refusal) = error.refusal.and_then(|code| StatusCode::from_u16(code).ok()) else {
+                    break Some(ERROR_EVENT);
+                };
+                *status = Some(refusal);
+                self.model.engines.succeeded(place.replica);
+                let fields = vec![Field::new("content-type", "application/json")];
+                let head = ResponseHead { status: refusal.as_u16(), fields: [fields, self.own_fields()].concat() };
+                exchange.respond(&self.with_length(head, error.json.len())).await?;
+                self.send(exchange, error.json.clone()).await?;
+                return Ok(refusal);
+            }
             if whole.is_empty() {
                 continue;
             }
@@ -279,13 +310,15 @@ impl Pass<'_> {
         match broken {
             None => {
                 self.model.engines.succeeded(place.replica);
-                Ok(())
+                Ok(passed)
             }
             Some(refusal) if !has_begun => Err(refusal.into()),
             Some(refusal) => {
                 self.model.engines.failed(place.replica, Fault::Answer, &refusal.to_string());
-                // The leading line end closes an event that broke off.
-                self.send(exchange, [b"\n", &refusal.event()[..]].concat().into()).await?;
+                if refusal != ERROR_EVENT {
+                    // The leading line end closes an event that broke off.
+                    self.send(exchange, [b"\n", &refusal.event()[..]].concat().into()).await?;
+                }
                 Err(Failure::Broken(refusal, Ended::Whole))
             }
         }
