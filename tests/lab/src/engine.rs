@@ -11,9 +11,12 @@
 //! | `cut N` | N tokens, then the end of the connection |
 //! | `garbage N` | N tokens, then an event that is no JSON |
 //! | `error N` | N tokens, then an event with an error and `[DONE]`, as vLLM ends a stream that fails |
-//! | `uncounted` | as many tokens as the request allows, and no `usage` |
+//! | `uncounted` | as many tokens as the request allows, and no `usage`, even on request |
 //! | `timed` | the same, with llama.cpp's `timings`: two tokens an event, and a prompt of 3 tokens and 4 from the cache |
 //! | anything else | as many tokens as the request allows, 16 if it does not say |
+//!
+//! As vLLM and SGLang do, it sends `usage` in a stream only if the request asks for it by `stream_options.include_usage`, in an event of
+//! its own.
 
 use std::convert::Infallible;
 use std::io;
@@ -311,7 +314,8 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
     let prompt_tokens = prompt.split_whitespace().count() as u64;
     let is_stream = asked["stream"] == true;
     let kind = if is_stream { "text/event-stream" } else { "application/json" };
-    let answer = Tokens::new(state, (is_chat, is_stream), prompt_tokens, (tokens, end));
+    let has_usage = end == End::Done && (!is_stream || asked["stream_options"]["include_usage"] == true);
+    let answer = Tokens::new(state, [is_chat, is_stream, has_usage], prompt_tokens, (tokens, end));
     let mut response = Response::new(http_body_util::Either::Right(answer));
     response.headers_mut().insert("content-type", hyper::header::HeaderValue::from_static(kind));
     Ok(response)
@@ -352,6 +356,8 @@ struct Tokens {
     state: Arc<State>,
     is_chat: bool,
     is_stream: bool,
+    /// Whether the answer reports its tokens.
+    has_usage: bool,
     prompt_tokens: u64,
     made: u64,
     tokens: u64,
@@ -365,13 +371,25 @@ struct Tokens {
 impl Tokens {
     fn new(
         state: Arc<State>,
-        (is_chat, is_stream): (bool, bool),
+        [is_chat, is_stream, has_usage]: [bool; 3],
         prompt_tokens: u64,
         (tokens, end): (u64, End),
     ) -> Self {
         state.running.fetch_add(1, Relaxed);
         let step = Box::pin(sleep(state.speed.prefill * state.slowness.load(Relaxed)));
-        Self { state, is_chat, is_stream, prompt_tokens, made: 0, tokens, end, step, last: Vec::new(), is_over: false }
+        Self {
+            state,
+            is_chat,
+            is_stream,
+            has_usage,
+            prompt_tokens,
+            made: 0,
+            tokens,
+            end,
+            step,
+            last: Vec::new(),
+            is_over: false,
+        }
     }
 
     fn token(&self) -> String {
@@ -383,17 +401,17 @@ impl Tokens {
             true => json!({ "index": 0, "delta": { "content": self.token() }, "finish_reason": null }),
             false => json!({ "index": 0, "text": self.token(), "finish_reason": null }),
         };
-        format!("data: {}\n\n", self.object(&choice, None)).into()
+        format!("data: {}\n\n", self.object(&[choice], None)).into()
     }
 
-    fn object(&self, choice: &Value, usage: Option<Value>) -> Value {
+    fn object(&self, choices: &[Value], usage: Option<Value>) -> Value {
         let kind = match (self.is_chat, self.is_stream) {
             (true, true) => "chat.completion.chunk",
             (true, false) => "chat.completion",
             _ => "text_completion",
         };
         let mut object =
-            json!({ "id": "1", "object": kind, "created": 0, "model": self.state.name, "choices": [choice] });
+            json!({ "id": "1", "object": kind, "created": 0, "model": self.state.name, "choices": choices });
         if let Some(usage) = usage {
             object["usage"] = usage;
         }
@@ -409,7 +427,7 @@ impl Tokens {
         let usage = json!({
             "prompt_tokens": self.prompt_tokens, "completion_tokens": self.made, "total_tokens": total
         });
-        let usage = (self.end == End::Done).then_some(usage);
+        let usage = self.has_usage.then_some(usage);
         if !self.is_stream {
             let text: String = (0..self.made).map(|number| format!("{number} ")).collect();
             let choice = match self.is_chat {
@@ -418,14 +436,17 @@ impl Tokens {
                 }),
                 false => json!({ "index": 0, "text": text, "finish_reason": "stop" }),
             };
-            return vec![self.object(&choice, usage).to_string().into()];
+            return vec![self.object(&[choice], usage).to_string().into()];
         }
         let choice = match self.is_chat {
             true => json!({ "index": 0, "delta": {}, "finish_reason": "stop" }),
             false => json!({ "index": 0, "text": "", "finish_reason": "stop" }),
         };
         // The last element is sent first.
-        vec![Bytes::from_static(b"data: [DONE]\n\n"), format!("data: {}\n\n", self.object(&choice, usage)).into()]
+        let mut last = vec![Bytes::from_static(b"data: [DONE]\n\n")];
+        last.extend(usage.map(|usage| format!("data: {}\n\n", self.object(&[], Some(usage))).into()));
+        last.push(format!("data: {}\n\n", self.object(&[choice], None)).into());
+        last
     }
 }
 

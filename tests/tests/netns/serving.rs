@@ -202,6 +202,12 @@ fn chat(model: &str, prompt: &str, is_stream: bool) -> String {
         .to_string()
 }
 
+/// A chat with streaming whose answer reports its tokens.
+fn billed_chat(model: &str, prompt: &str) -> String {
+    let usage = r#""stream":true,"stream_options":{"include_usage":true}"#;
+    chat(model, prompt, true).replace(r#""stream":true"#, usage)
+}
+
 /// The tokens in an answer's events, and whether the answer ends with `[DONE]`.
 fn tokens(body: &str) -> (String, bool) {
     let data = body.lines().filter_map(|line| line.strip_prefix("data: "));
@@ -219,7 +225,7 @@ fn error(body: &str) -> String {
 fn tokens_come_as_they_are_made_and_bodies_pass_but_for_the_models_name() {
     lab::ring!(Netns);
     let desk = Desk::new(1, "", "");
-    let (status, head, body) = desk.chat("large", "a b c", true);
+    let (status, head, body) = desk.ask("/v1/chat/completions", &["--json", &billed_chat("large", "a b c")]);
     assert_eq!((status, tokens(&body)), (200, ("0 1 2 3 4 ".into(), true)), "{head}");
     assert!(head.contains("x-paced-model: large") && head.contains("text/event-stream"), "{head}");
     let asked = desk.large[0].last().unwrap();
@@ -227,7 +233,7 @@ fn tokens_come_as_they_are_made_and_bodies_pass_but_for_the_models_name() {
         (&asked.path[..], asked.authorization.as_deref()),
         ("/v1/chat/completions", Some("Bearer sk-of-the-engine"))
     );
-    assert_eq!(asked.body, chat("opt-6.7b", "a b c", true));
+    assert_eq!(asked.body, billed_chat("opt-6.7b", "a b c"));
     let (status, _, body) = desk.chat("large", "a b c", false);
     let whole: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &whole["choices"][0]["message"]["content"]), (200, &json!("0 1 2 3 4 ")));

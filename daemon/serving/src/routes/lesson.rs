@@ -113,8 +113,9 @@ impl Lesson<'_> {
         self.events
     }
 
-    /// Learns from a complete answer. The engine's own counts of tokens and of cached tokens of the prompt take precedence over the count
-    /// of events and the expectation, which is trusted as far as these counts confirm the blocks that the engine was sent before. If an engine
+    /// Learns from a complete answer. Most clients do not ask for `usage` in streams, so the number of events with content also teaches the
+    /// lengths of answers. Only `usage` teaches the bytes of a prompt's token. The engine's own counts of tokens and of cached tokens of the
+    /// prompt take precedence over the count of events and the expectation, which is trusted as far as these counts confirm the blocks that the engine was sent before. If an engine
     /// that reports cached tokens leaves the count out, the count is 0. Only the uncached tokens of the prompt cost the engine time.
     pub fn learn(&self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
         let cached_tokens = self.routes.engines.get(self.model).zip(usage).map_or(cached_tokens, |(engines, usage)| {
@@ -123,19 +124,19 @@ impl Lesson<'_> {
             let compared = (usage.prompt_tokens as f64 * part) as u32;
             engines.confirm_cached(self.replica, self.user, compared, cached_tokens)
         });
+        let tokens = usage.map_or(self.events, |usage| usage.completion_tokens);
+        let average = |before: f64, now: f64| before + NEWEST * (now - before);
         let mut known = self.routes.state.lock();
-        if let Some(usage) = usage {
-            let average = |before: f64, now: f64| before + NEWEST * (now - before);
-            known.is_billed = true;
-            known.lengths.learn(self.class, self.max_tokens, usage.completion_tokens);
-            known.answer_tokens = average(known.answer_tokens, usage.completion_tokens as f64).max(1.0);
-            if usage.prompt_tokens > 0 {
-                let ratio = body_bytes as f64 / usage.prompt_tokens as f64;
-                known.bytes_per_token = average(known.bytes_per_token, ratio).clamp(0.5, 1_000.0);
-            }
+        if usage.is_some() || tokens > 0 {
+            known.has_lengths = true;
+            known.lengths.learn(self.class, self.max_tokens, tokens);
+            known.answer_tokens = average(known.answer_tokens, tokens as f64).max(1.0);
+        }
+        if let Some(usage) = usage.filter(|usage| usage.prompt_tokens > 0) {
+            let ratio = body_bytes as f64 / usage.prompt_tokens as f64;
+            known.bytes_per_token = average(known.bytes_per_token, ratio).clamp(0.5, 1_000.0);
         }
         let prompt_tokens = usage.map_or(self.prompt_tokens, |usage| usage.prompt_tokens as u32);
-        let tokens = usage.map_or(self.events, |usage| usage.completion_tokens);
         let Some(first_ns) = self.first_ns else { return };
         let Some(replica) = known.replica(self.model, self.replica) else { return };
         let others = replica.load.others_utilisation;

@@ -119,6 +119,29 @@ fn answer(routes: &Routes, engines: &[Arc<Engines>], model: usize, (first_ms, st
 }
 
 #[test]
+fn the_lengths_of_streams_are_learned_from_their_events_if_the_engine_sends_no_usage() {
+    let (routes, engines) = routes(8);
+    let unlimited = Wanted { max_tokens: None, ..wanted(None) };
+    let expected = || routes.route(named(&[0]), &unlimited, ClientPath::default()).unwrap().answer_tokens();
+    assert_eq!((expected(), routes.learned().0), (FIRST_TOKENS as u64, None));
+    let stream = |events: u64, usage| {
+        let route = routes.route(named(&[0]), &unlimited, ClientPath::default()).unwrap();
+        let place = take(&engines[0]);
+        let mut lesson = routes.begin(&route, place.replica);
+        (0..events).for_each(|_| lesson.token());
+        lesson.learn(usage, None, 400);
+    };
+    stream(0, None);
+    assert_eq!((expected(), routes.learned().0), (FIRST_TOKENS as u64, None), "an answer without streaming");
+    stream(1_500, None);
+    assert_eq!(expected(), 1_500);
+    let (tokens, bytes) = routes.learned().0.unwrap();
+    assert!(tokens > FIRST_TOKENS && bytes == FIRST_BYTES_PER_TOKEN, "{tokens} {bytes}");
+    stream(9, Some(TokenUsage { prompt_tokens: 100, completion_tokens: 1_500 }));
+    assert_eq!(expected(), 1_500, "the engine's count takes precedence");
+}
+
+#[test]
 fn an_engine_has_made_the_part_of_an_answer_for_which_it_had_time() {
     let (routes, engines) = routes(8);
     let route = || routes.route(named(&[0]), &wanted(Some(10_000)), ClientPath::default()).unwrap();
