@@ -27,9 +27,9 @@ pub struct GatewaySettings {
     pub max_body_bytes: u32,
     /// The most bytes of the bodies of all requests together.
     pub bodies_bytes: u32,
-    /// How long an engine may take to begin its answer; without streaming, it begins once all tokens are made.
+    /// How long an engine may take to send the first token; without streaming, its answer begins once all tokens are made.
     pub answer_timeout: Duration,
-    /// How long an engine that has begun may be silent.
+    /// How long an engine may be silent after the first token.
     pub stall_timeout: Duration,
     /// How often engines with a path for it are checked.
     pub check_interval: Duration,

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | the request cannot be read, or names an unknown model | an error of the API, 400 to 415 |
 //! | the client goes away | nothing; the engine's request ends as well |
-//! | an engine fails before its answer begins | the answer of another engine; if there is none, 502 or 504 |
+//! | an engine fails before its first token passes | the answer of another engine; if there is none, 502 or 504 |
 //! | an engine reports within its events that it refuses the request, before the first token | the engine's error, 400 to 499 |
 //! | an engine fails while it answers | an event with the error, if events are streamed, or else 502 |
 //! | more requests than engines work on, and than may wait | 429 and `retry-after` |

@@ -17,7 +17,7 @@ use hyper::{
 use masque::h3::{Field, ResponseHead};
 use quic::class::Class;
 use role::access::served::{Served, TokenUsage};
-use tokio::time::timeout;
+use tokio::time::{Instant as TokioInstant, timeout, timeout_at};
 
 use super::{
     Failure, Gateway, Model,
@@ -38,6 +38,10 @@ use crate::{
 /// An answer that is not a stream of events is held back up to this size until it is complete, so that the status can report a
 /// failure of its engine.
 const HELD_BYTES: usize = 1 << 20;
+
+/// Events before the first token are held back up to this size and for this time after the first of them: until they pass, another engine
+/// may still answer. Engines send comments and the name of a role before any token.
+pub(super) const HELD_EVENTS: (usize, Duration) = (64 << 10, Duration::from_secs(1));
 
 /// How many bytes at the end of a larger answer are held back until it is complete: they contain the engine's report of tokens.
 const END_BYTES: usize = 64 << 10;
@@ -249,8 +253,9 @@ impl Pass<'_> {
         fields
     }
 
-    /// Passes events on as they arrive, and returns the status of the answer. If they break off, sends an event with the error. An event with
-    /// an error of the engine is a failure of the engine; before its answer has begun, it is the whole answer if it refuses the request.
+    /// Passes events on as they arrive, from the first token on, and returns the status of the answer. If they break off, sends an event with
+    /// the error. An event with an error of the engine is a failure of the engine; before the first token, it is the whole answer if it refuses
+    /// the request.
     async fn pass_events(
         &self,
         exchange: &mut Exchange,
@@ -260,9 +265,23 @@ impl Pass<'_> {
         let passed = answer.status();
         let Answering { place, lesson, first_token, report, status, .. } = by;
         let head = self.head(&answer, None);
-        let (mut answer, mut events, mut has_begun) = (self.pieces(answer), EventStreamParser::default(), false);
+        // An engine that has begun an answer may still read the prompt, or have the request in its own queue.
+        let mut answer = Pieces::new(answer, self.gateway.settings.answer_timeout);
+        let (mut events, mut has_begun) = (EventStreamParser::default(), false);
+        let mut is_at_work = false;
+        let (mut held, mut held_until) = (BytesMut::new(), None);
         let broken = loop {
-            let bytes = match answer.next(exchange).await? {
+            let next = match held_until {
+                Some(until) => timeout_at(until, answer.next(exchange)).await,
+                None => Ok(answer.next(exchange).await),
+            };
+            let Ok(next) = next else {
+                (held_until, has_begun) = (None, true);
+                exchange.respond(&head).await?;
+                self.send(exchange, held.split().freeze()).await?;
+                continue;
+            };
+            let bytes = match next? {
                 Ok(Some(bytes)) => bytes,
                 // The client has received the engine's own event.
                 _ if events.error().is_some() => break Some(ERROR_EVENT),
@@ -282,17 +301,26 @@ impl Pass<'_> {
                 };
                 *status = Some(refusal);
                 self.model.engines.succeeded(place.replica);
-                let fields = vec![Field::new("content-type", "application/json")];
-                let head = ResponseHead { status: refusal.as_u16(), fields: [fields, self.own_fields()].concat() };
-                exchange.respond(&self.with_length(head, error.json.len())).await?;
-                self.send(exchange, error.json.clone()).await?;
+                self.pass_refusal(exchange, refusal, error.json.clone()).await?;
                 return Ok(refusal);
             }
             if whole.is_empty() {
                 continue;
             }
-            if !std::mem::replace(&mut has_begun, true) {
+            let whole = if has_begun {
+                whole
+            } else {
+                held.extend_from_slice(&whole);
+                if events.with_content() == 0 && !events.is_done() && held.len() <= HELD_EVENTS.0 {
+                    held_until.get_or_insert_with(|| TokioInstant::now() + HELD_EVENTS.1);
+                    continue;
+                }
+                (held_until, has_begun) = (None, true);
                 exchange.respond(&head).await?;
+                held.split().freeze()
+            };
+            if !std::mem::replace(&mut is_at_work, events.with_content() > 0 || events.is_done()) && is_at_work {
+                answer.silence.limit(self.gateway.settings.stall_timeout);
             }
             if events.with_content() > 0 && before == 0 {
                 let first = *first_token.insert(self.began.elapsed());
@@ -324,6 +352,15 @@ impl Pass<'_> {
         }
     }
 
+    /// Passes on a refusal that an engine has sent as an event, as the whole answer.
+    async fn pass_refusal(&self, exchange: &mut Exchange, status: StatusCode, json: Bytes) -> Result<(), Failure> {
+        let mut fields = self.own_fields();
+        fields.push(Field::new("content-type", "application/json"));
+        let head = self.with_length(ResponseHead { status: status.as_u16(), fields }, json.len());
+        exchange.respond(&head).await?;
+        self.send(exchange, json).await.map(drop)
+    }
+
     /// Passes on an answer without events: holds it until it is complete, or only its end if it is large.
     async fn pass_whole(
         &self,
@@ -335,7 +372,8 @@ impl Pass<'_> {
         let status = answer.status();
         let head = |length| self.head(&answer, length);
         let (known, unknown) = (head(length), head(None));
-        let (mut answer, mut held, mut has_begun) = (self.pieces(answer), BytesMut::new(), false);
+        let mut answer = Pieces::new(answer, self.gateway.settings.stall_timeout);
+        let (mut held, mut has_begun) = (BytesMut::new(), false);
         loop {
             match answer.next(exchange).await? {
                 Ok(Some(piece)) => {
@@ -378,10 +416,6 @@ impl Pass<'_> {
         head
     }
 
-    fn pieces(&self, answer: Response<Incoming>) -> Pieces {
-        Pieces { body: answer.into_body(), silence: Silence::new(self.gateway.settings.stall_timeout) }
-    }
-
     /// Sends content to the client, which may take as long to accept some as an engine may take to produce some, because other
     /// requests need its place at the engine. Returns whether there was room at once.
     async fn send(&self, exchange: &mut Exchange, content: Bytes) -> Result<bool, Failure> {
@@ -400,6 +434,11 @@ struct Pieces {
 }
 
 impl Pieces {
+    /// Takes over an answer that may be silent for `longest`.
+    fn new(answer: Response<Incoming>, longest: Duration) -> Self {
+        Self { body: answer.into_body(), silence: Silence::new(longest) }
+    }
+
     /// Returns the next piece; `None` at the end of the answer.
     async fn next(&mut self, exchange: &mut Exchange) -> Result<Result<Option<Bytes>, OpenAiError>, Failure> {
         let Self { body, silence } = self;

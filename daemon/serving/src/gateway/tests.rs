@@ -37,6 +37,8 @@ struct Client {
     spending: Arc<Spending>,
     requests: client::conn::http1::SendRequest<ToSend>,
     served: mpsc::UnboundedReceiver<Served>,
+    /// The status of each answer, once it begins.
+    begun: mpsc::UnboundedReceiver<u16>,
     /// What the gateway made of each answer, whatever of it HTTP/1.1 sends.
     contents: mpsc::UnboundedReceiver<Bytes>,
 }
@@ -57,9 +59,11 @@ impl Client {
         let gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let ((ended, served), (made, contents)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        let (begins, begun) = mpsc::unbounded_channel();
         let (classes, serves) = (Arc::new(classes), gateway.clone());
         let answer = service_fn(move |request: Request<hyper::body::Incoming>| {
             let (gateway, classes, ended, made) = (serves.clone(), classes.clone(), ended.clone(), made.clone());
+            let begins = begins.clone();
             async move {
                 let (parts, body) = request.into_parts();
                 let (head, (exchange, awaited)) = (message::head(&parts), TcpExchange::new(body, Departure::default()));
@@ -69,6 +73,7 @@ impl Client {
                     _ = ended.send(gateway.serve(Exchange::Tcp(exchange), &head, &classes, &asker).await);
                 });
                 let (head, answer) = awaited.answer().await?;
+                _ = begins.send(head.status);
                 let content = answer.collect().await?.to_bytes();
                 _ = made.send(content.clone());
                 Ok::<_, std::io::Error>(message::response::<Full<Bytes>>(head, content.into()))
@@ -77,7 +82,7 @@ impl Client {
         tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
         let (requests, connection) = client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
         tokio::spawn(connection);
-        Self { gateway, spending, requests, served, contents }
+        Self { gateway, spending, requests, served, begun, contents }
     }
 
     /// Asks for a chat; returns the status and the body of the answer.

@@ -1,6 +1,8 @@
-//! Engines that report a failure within an answer that they begin with success, as vLLM does.
+//! Engines that fail in an answer that they have begun with success.
 
-use super::*;
+use tokio::{sync::Notify, time::timeout};
+
+use super::{answer::HELD_EVENTS, *};
 
 /// The end of a stream that failed, with this code.
 fn error(code: u16) -> String {
@@ -69,4 +71,70 @@ async fn an_error_after_tokens_passes_once_and_the_engine_has_failed() {
         assert_eq!((served.status, served.reason, served.output_tokens()), (Some(200), "engine_failed", 1));
         assert_eq!(counts(&client), [(0, 1)]);
     }
+}
+
+/// Starts an engine that sends each part of a streamed answer after its pause, and then waits for `end` before it closes the connection.
+async fn slow(parts: Vec<(Duration, String)>, end: Arc<Notify>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}/v1", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = BytesMut::new();
+            while !request.ends_with(b"}") && stream.read_buf(&mut request).await.is_ok_and(|bytes| bytes > 0) {}
+            _ = stream.write_all(events("").as_bytes()).await;
+            for (pause, part) in &parts {
+                sleep(*pause).await;
+                _ = stream.write_all(format!("{:x}\r\n{part}\r\n", part.len()).as_bytes()).await;
+            }
+            end.notified().await;
+        }
+    });
+    address
+}
+
+const LONG: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn an_engine_that_breaks_off_before_its_first_token_is_replaced_by_another_whatever_it_has_sent() {
+    let done = format!("{TOKEN}data: [DONE]\n\n");
+    for before in [ROLE, ": ping\n\n", "data: {\"choices\":[]}\n\n"] {
+        let engines = [engine(events(before)).await, failing(&done).await];
+        let mut client = Client::with(settings(&[&engines[0], &engines[1]])).await;
+        let (status, body) = client.chat(whole(STREAM.into())).await;
+        assert_eq!((status, body), (200, Bytes::from(done.clone())), "{before}");
+        assert_eq!(counts(&client), [(0, 1), (1, 0)]);
+    }
+}
+
+#[tokio::test]
+async fn events_before_the_first_token_are_held_for_a_while_and_up_to_a_size() {
+    let many = ": ping\n\n".repeat(HELD_EVENTS.0 / 8 + 1);
+    for before in [ROLE, &many] {
+        let end = Arc::<Notify>::default();
+        let mut client = Client::of(&slow(vec![(Duration::ZERO, before.to_owned())], end.clone()).await).await;
+        let request = chat(whole(STREAM.into()));
+        let answer = tokio::spawn(client.requests.send_request(request));
+        // The answer begins although there is no token, so the failure that follows is an event.
+        assert_eq!(timeout(LONG, client.begun.recv()).await.unwrap(), Some(200));
+        end.notify_one();
+        let body = answer.await.unwrap().unwrap().into_body().collect().await.unwrap().to_bytes();
+        assert!(body.starts_with(before.as_bytes()) && body.ends_with(b"}\n\n"), "{body:?}");
+        assert_eq!((client.served.recv().await.unwrap().reason, counts(&client)), ("engine_failed", vec![(0, 1)]));
+    }
+    let empty = format!("{ROLE}data: [DONE]\n\n");
+    let mut client = Client::of(&failing(&empty).await).await;
+    assert_eq!(client.chat(whole(STREAM.into())).await, (200, Bytes::from(empty)), "an answer without tokens");
+}
+
+#[tokio::test]
+async fn an_engine_may_be_silent_before_its_first_token_as_long_as_before_its_answer_and_then_for_less() {
+    let (end, pause) = (Arc::<Notify>::default(), Duration::from_millis(300));
+    let parts = vec![(Duration::ZERO, ROLE.to_owned()), (pause, TOKEN.to_owned())];
+    let engine = slow(parts, end).await;
+    let stall_timeout = Duration::from_millis(50);
+    let mut client =
+        Client::with(GatewaySettings { stall_timeout, answer_timeout: 2 * LONG, ..settings(&[&engine]) }).await;
+    let (status, body) = timeout(LONG, client.chat(whole(STREAM.into()))).await.unwrap();
+    assert!(status == 200 && body.starts_with(format!("{ROLE}{TOKEN}").as_bytes()), "{status} {body:?}");
+    assert_eq!(client.served.recv().await.unwrap().reason, "engine_timeout", "after the token");
 }
