@@ -394,6 +394,14 @@ impl Engines {
         self.state.lock().replicas.get(replica).map_or(0, |replica| replica.work.in_flight())
     }
 
+    /// Returns how many requests an engine works on or has in its own queue: ours, and, as far as is known, those of its other clients.
+    #[must_use]
+    pub fn at_engine(&self, replica: usize) -> (u32, Reported) {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        let counts = |of: &Replica| (of.work.in_flight(), of.others(now_ns, state.report_ns));
+        state.replicas.get(replica).map(counts).unwrap_or_default()
+    }
+
     /// Whether an engine would start one more request at once.
     #[must_use]
     pub fn has_room(&self) -> bool {

@@ -10,6 +10,7 @@ use super::{
     Known, Route, Routes,
     flights::{Flight, Flights},
 };
+use crate::reported::Reported;
 
 /// The weight of the newest answer in an average.
 const NEWEST: f64 = 0.05;
@@ -34,7 +35,7 @@ pub struct Lesson<'a> {
     flights: Arc<Mutex<Flights>>,
     flight: usize,
     began_ns: u64,
-    /// Whether the engine was idle when the request began.
+    /// Whether the engine had no other request, ours or of others, when the request began.
     is_alone: bool,
     /// Whether the client took tokens more slowly than the engine made them.
     is_held_up: bool,
@@ -51,7 +52,10 @@ impl Routes {
     pub fn begin(&self, route: &Route, replica: usize) -> Lesson<'_> {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
-        let is_alone = self.engines.get(route.model).is_some_and(|engines| engines.in_flight(replica) <= 1);
+        let is_alone = self.engines.get(route.model).is_some_and(|engines| {
+            let (in_flight, others) = engines.at_engine(replica);
+            in_flight <= 1 && others == Reported::default()
+        });
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
         let Known { aliases, replicas, .. } = &mut *known;
         if let Some(chooser) = route.by.and_then(|by| aliases.get_mut(by.alias)) {
@@ -97,8 +101,11 @@ impl Lesson<'_> {
             self.first_ns.get_or_insert(now_ns);
         }
         (self.last_ns, self.events) = (now_ns, self.events + 1);
-        self.batches +=
-            self.routes.engines.get(self.model).map_or(1, |engines| u64::from(engines.in_flight(self.replica)));
+        // Predictions consider the requests of the engine's other clients, too.
+        self.batches += self.routes.engines.get(self.model).map_or(1, |engines| {
+            let (in_flight, others) = engines.at_engine(self.replica);
+            u64::from(in_flight) + u64::from(others.running)
+        });
         self.flights.lock().token(self.flight);
     }
 

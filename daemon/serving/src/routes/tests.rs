@@ -269,6 +269,26 @@ fn a_client_that_takes_tokens_slowly_does_not_make_its_engine_look_slow() {
 }
 
 #[test]
+fn requests_of_others_at_an_engine_are_in_the_batch_that_its_tokens_show_and_no_prompt_is_alone_beside_them() {
+    let (routes, engines) = routes(8);
+    let learned = || routes.learned().1[0];
+    let answer_beside = |others| {
+        engines[0].report(0, others, 0);
+        // A step takes 10 ms, and 2 ms for each request.
+        answer(&routes, &engines, 0, (50, 12 + 2 * u64::from(others.running)));
+    };
+    for _ in 0..60 {
+        [1, 15].into_iter().for_each(|running| answer_beside(Reported { running, waiting: 0 }));
+    }
+    let step_ms = [1, 2, 16, 32].map(|batch| (learned().step_ns(batch, 0.0) / 1e6).round() as u64);
+    assert_eq!(step_ms, [12, 14, 42, 74], "{:?}", learned());
+    answer_beside(Reported { running: 0, waiting: 1 });
+    assert_eq!(learned().samples().1, 0);
+    answer_beside(Reported::default());
+    assert_eq!(learned().samples().1, 1);
+}
+
+#[test]
 fn without_a_deadline_the_best_model_with_room_answers_or_the_one_with_the_shortest_queue() {
     let (routes, engines) = routes(1);
     let choose = || routes.route(either(&[1, 0]), &wanted(None), ClientPath::default()).map(|route| route.model);
