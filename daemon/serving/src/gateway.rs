@@ -278,7 +278,9 @@ impl Gateway {
                 (served.status, served.reason) = (Some(refusal.status()), refusal.code());
                 patience = ANSWER_TIMEOUT;
                 let model = self.models.iter().find(|model| model.name == served.model);
-                let load = model.map(|model| model.engines.load_permille());
+                // An edge then knows that other requests may be served here.
+                let none = (refusal == OpenAiError::NoEngine).then_some(u32::MAX);
+                let load = model.map(|model| model.engines.load_permille()).or(none);
                 refuse(&mut exchange, &refusal, load, head.method == b"HEAD"[..]).await
             }
             Err(Failure::Broken(refusal, ended)) => {

@@ -46,6 +46,7 @@ impl GatewayAccess for Nowhere {
         &self,
         _: RequestHead,
         _: &Terms,
+        _: u64,
         body_bytes: usize,
         _: &mut Vec<usize>,
     ) -> Result<Asked<Self>, NotAsked> {
