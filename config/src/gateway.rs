@@ -137,7 +137,7 @@ impl Default for GatewaySettings {
             keys: Vec::new(),
             max_body_bytes: 4 << 20,
             bodies_bytes: 256 << 20,
-            answer_timeout: Duration::from_secs(120),
+            answer_timeout: Duration::from_secs(600),
             stall_timeout: Duration::from_secs(30),
             check_interval: Duration::from_secs(2),
             margin_percent: sched::route::MARGIN_PERCENT,

@@ -369,8 +369,17 @@ impl Gateway {
             }
             let sent = fields.with_model(&body.bytes, &model.engine_name);
             let payer = answer::Payer { user: caller.user(), class: &terms.class, tenant: tenant.as_ref() };
-            let mut pass =
-                answer::Pass { gateway: self, model, route, operation, began, payer, entry, prefix: wish.prefix };
+            let mut pass = answer::Pass {
+                gateway: self,
+                model,
+                route,
+                operation,
+                is_streamed: fields.is_streamed,
+                began,
+                payer,
+                entry,
+                prefix: wish.prefix,
+            };
             let ended = self.try_engines(exchange, &mut pass, &sent, &terms, served).await;
             let route = pass.route;
             served.predicted = route.predicted();

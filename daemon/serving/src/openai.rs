@@ -96,6 +96,8 @@ pub struct RoutingFields {
     prompt_at: Range<usize>,
     /// Its `service_tier`, if it names one.
     pub service_tier: Option<String>,
+    /// Whether it asks for a stream of events.
+    pub is_streamed: bool,
     /// The maximum of tokens in the answer, if the client sets one. As engines do, rounds a fraction, and takes a negative number for none.
     pub max_tokens: Option<u32>,
 }
@@ -109,6 +111,8 @@ struct Body<'a> {
     messages: Option<&'a RawValue>,
     #[serde(borrow, default)]
     prompt: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    stream: Option<&'a RawValue>,
     #[serde(default)]
     service_tier: Option<String>,
     #[serde(default)]
@@ -142,6 +146,7 @@ impl RoutingFields {
             model_at: place(raw).ok_or(OpenAiError::NoModel)?,
             prompt_at: prompt.and_then(|prompt| place(prompt.get())).unwrap_or_default(),
             service_tier: read.service_tier,
+            is_streamed: read.stream.is_some_and(|stream| stream.get() == "true"),
             max_tokens: read.max_completion_tokens.or(read.max_tokens).and_then(tokens_limit),
         })
     }
@@ -387,6 +392,16 @@ mod tests {
         assert_eq!(rewritten, br#"{ "unknown" : {"model":"x"}, "model" : "big \"one\"", "stream":true , "n":1e3}"#[..]);
         assert_eq!(fields.with_model(&body, "ab").to_vec(), body, "the same model in other letters stays");
         assert_eq!(RoutingFields::read(&rewritten).unwrap().model, "big \"one\"");
+    }
+
+    #[test]
+    fn only_true_asks_for_a_stream() {
+        for (key, is_streamed) in [("true", true), ("false", false), ("null", false), ("1", false), ("\"true\"", false)]
+        {
+            let read = RoutingFields::read(format!(r#"{{"model":"m","stream": {key} }}"#).as_bytes()).unwrap();
+            assert_eq!(read.is_streamed, is_streamed, "{key}");
+        }
+        assert!(!RoutingFields::read(br#"{"model":"m"}"#).unwrap().is_streamed);
     }
 
     #[test]

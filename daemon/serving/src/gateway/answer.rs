@@ -62,6 +62,8 @@ pub(super) struct Pass<'a> {
     /// Why the model was chosen, and what is predicted of the engine that answers.
     pub(super) route: Route,
     pub(super) operation: Operation,
+    /// Whether the client asks for a stream of events.
+    pub(super) is_streamed: bool,
     /// When the request was complete.
     pub(super) began: Instant,
     pub(super) payer: Payer<'a>,

@@ -3,6 +3,7 @@
 use tokio::{sync::Notify, time::timeout};
 
 use super::{answer::HELD_EVENTS, *};
+use crate::health::Found;
 
 /// The end of a stream that failed, with this code.
 fn error(code: u16) -> String {
@@ -137,4 +138,23 @@ async fn an_engine_may_be_silent_before_its_first_token_as_long_as_before_its_an
     let (status, body) = timeout(LONG, client.chat(whole(STREAM.into()))).await.unwrap();
     assert!(status == 200 && body.starts_with(format!("{ROLE}{TOKEN}").as_bytes()), "{status} {body:?}");
     assert_eq!(client.served.recv().await.unwrap().reason, "engine_timeout", "after the token");
+}
+
+#[tokio::test]
+async fn answers_without_streaming_that_take_too_long_take_no_engine_away_that_answers_its_checks() {
+    for (stream, is_usable) in [("", true), (r#","stream":true"#, false)] {
+        // The system accepts connections for it.
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/v1", silent.local_addr().unwrap());
+        let answer_timeout = Duration::from_millis(20);
+        let mut client = Client::with(GatewaySettings { answer_timeout, ..settings(&[&url, &url]) }).await;
+        let engines = client.gateway.models[0].engines.clone();
+        engines.expect(true, u64::MAX);
+        engines.checked(0, Found::Ready, "");
+        for _ in 0..5 {
+            let (status, _) = client.chat(whole(format!(r#"{{"model":"large"{stream}}}"#))).await;
+            assert_eq!((status, client.served.recv().await.unwrap().reason), (504, "engine_timeout"));
+        }
+        assert_eq!((engines.loads()[0].1, engines.status()[0].failed), (is_usable, 5), "{stream}");
+    }
 }
