@@ -99,6 +99,17 @@ struct Model {
     checks: Option<Checks>,
 }
 
+impl Model {
+    /// Returns the fields with which the gateway says that it chose this model, why, and how long the answer is predicted to take.
+    fn fields(&self, route: &Route) -> Vec<Field> {
+        let chosen = [("x-paced-model", self.name.to_string()), ("x-paced-reason", route.reason.to_owned())];
+        // There is no prediction for an unknown engine.
+        let predicted_ms = route.predicted().map(|predicted| predicted.as_millis()).filter(|ms| *ms > 0);
+        let predicted = predicted_ms.map(|ms| ("x-paced-predicted-ms", ms.to_string()));
+        chosen.into_iter().chain(predicted).map(|(name, value)| Field::new(name, value)).collect()
+    }
+}
+
 /// Why a request ended without a complete answer.
 enum Failure {
     /// The client is gone.
@@ -248,12 +259,17 @@ impl Gateway {
         let entry = self.live.enter(caller.user().cloned());
         let label = operation.as_ref().map_or("unknown", |operation| operation.label());
         let mut served = Served::begin(entry.id(), label, caller.user().cloned(), (asker.listener, asker.client));
+        // What the gateway has decided about a request that it refuses.
+        let mut decided = Vec::new();
         let ended = match admitted {
             Ok((Operation::Health, _)) => respond(&mut exchange, 200, "text/plain", "ok\n".into(), Vec::new()).await,
             Ok((Operation::Models, _)) => {
                 respond(&mut exchange, 200, "application/json", self.list().into(), Vec::new()).await
             }
-            Ok((operation, _)) => self.answer(&mut exchange, operation, head, (&caller, &entry), &mut served).await,
+            Ok((operation, _)) => {
+                let notes = (&mut served, &mut decided);
+                self.answer(&mut exchange, operation, head, (&caller, &entry), notes).await
+            }
             Err(refusal) => Err(refusal.into()),
         };
         let (mut patience, mut is_untaken) = (self.settings.stall_timeout, false);
@@ -281,7 +297,8 @@ impl Gateway {
                 // An edge then knows that other requests may be served here.
                 let none = (refusal == OpenAiError::NoEngine).then_some(u32::MAX);
                 let load = model.map(|model| model.engines.load_permille()).or(none);
-                refuse(&mut exchange, &refusal, load, head.method == b"HEAD"[..]).await
+                decided.extend(load.map(|load| Field::new(LOAD, load.to_string())));
+                refuse(&mut exchange, &refusal, decided, head.method == b"HEAD"[..]).await
             }
             Err(Failure::Broken(refusal, ended)) => {
                 tracing::debug!(%refusal, "answer broke off");
@@ -307,14 +324,15 @@ impl Gateway {
         served
     }
 
-    /// Serves a request with a body, and notes its properties in `served`.
+    /// Serves a request with a body, and notes its properties in `served`. If it fails after a model was chosen, adds the fields about the choice
+    /// to `decided`.
     async fn answer(
         &self,
         exchange: &mut Exchange,
         operation: Operation,
         head: &RequestHead,
         (caller, entry): (&Caller<'_>, &LiveRequest),
-        served: &mut Served,
+        (served, decided): (&mut Served, &mut Vec<Field>),
     ) -> Result<(), Failure> {
         if !head.field("content-type").is_none_or(|kind| is_json(kind)) {
             return Err(OpenAiError::ContentType.into());
@@ -365,6 +383,7 @@ impl Gateway {
             if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {
                 served.predicted = route.predicted();
                 self.note_engine(draft.as_mut(), model, &route);
+                *decided = model.fields(&route);
                 return Err(OpenAiError::Late.into());
             }
             let sent = fields.with_model(&body.bytes, &model.engine_name);
@@ -411,7 +430,10 @@ impl Gateway {
                     self.metrics.finished(&model.name, took - passed, &route);
                     return Ok(());
                 }
-                Err(failure) => return Err(failure),
+                Err(failure) => {
+                    *decided = model.fields(&route);
+                    return Err(failure);
+                }
             }
         }
     }
@@ -495,9 +517,8 @@ async fn respond(
     Ok(())
 }
 
-/// Sends an error of the API as the answer, with the load of the chosen model's engines in thousandths; without content if the request
-/// `is_head` (RFC 9110 §9.3.2).
-async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError, load: Option<u32>, is_head: bool) -> Ended {
+/// Sends an error of the API as the answer, with what was `decided` before; without content if the request `is_head` (RFC 9110 §9.3.2).
+async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError, decided: Vec<Field>, is_head: bool) -> Ended {
     tracing::debug!(%refusal, "request refused");
     let retry = refusal.retry_after_s().map(|seconds| Field::new("retry-after", seconds.to_string()));
     let own = match refusal {
@@ -506,8 +527,7 @@ async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError, load: Option<u32
         OpenAiError::Key => Some(Field::new("www-authenticate", "Bearer")),
         _ => None,
     };
-    let load = load.map(|load| Field::new(LOAD, load.to_string()));
-    let fields = retry.into_iter().chain(own).chain(load);
+    let fields = retry.into_iter().chain(own).chain(decided);
     let (status, kind) = (refusal.status(), "application/json");
     let sent = match is_head {
         true => {

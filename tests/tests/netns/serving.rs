@@ -468,7 +468,9 @@ fn rules_give_requests_their_classes_and_a_class_has_late_ones_refused() {
     desk.site.wait_for_counts("another request", |counts| counts.of("gateway_in_flight") == 1).unwrap();
     let (status, head, body) = urgent("large");
     assert_eq!((status, error(&body)), (503, "deadline_unreachable".to_owned()));
-    assert!(head.contains("retry-after: "), "{head}");
+    for field in ["retry-after: ", "x-paced-model: large", "x-paced-reason: named", "x-paced-predicted-ms: "] {
+        assert!(head.contains(field), "{head}");
+    }
     assert_eq!(desk.chat("opt-125m", "x", false).0, 200, "without the class, there is no deadline");
     other.kill().unwrap();
     other.wait().unwrap();

@@ -241,17 +241,11 @@ impl Pass<'_> {
         ResponseHead { status: answer.status().as_u16(), fields }
     }
 
-    /// Returns the fields with which the gateway says which model answers, why, and what it predicts.
+    /// Returns the gateway's own fields of an answer.
     fn own_fields(&self) -> Vec<Field> {
-        let mut fields = vec![
-            Field::new("x-paced-model", self.model.name.to_string()),
-            Field::new("x-paced-reason", self.route.reason),
-        ];
+        let mut fields = self.model.fields(&self.route);
         // Edges choose between gateways by it.
         fields.push(Field::new(LOAD, self.model.engines.load_permille().to_string()));
-        // There is no prediction for an unknown engine.
-        let predicted_ms = self.route.predicted().map(|predicted| predicted.as_millis()).filter(|ms| *ms > 0);
-        fields.extend(predicted_ms.map(|ms| Field::new("x-paced-predicted-ms", ms.to_string())));
         fields
     }
 

@@ -168,6 +168,21 @@ async fn a_refusal_of_a_request_for_a_model_reports_the_load_of_its_engines() {
 }
 
 #[tokio::test]
+async fn a_refusal_says_which_model_was_chosen_and_how_long_its_answer_was_predicted_to_take() {
+    let mut client = Client::of("http://127.0.0.1:1/v1").await;
+    let curve = sched::route::Curve::new(sched::route::Cost { gpu_ns: 1e7, ..Default::default() });
+    client.gateway.routes.recall(None, |_, _| Some(curve));
+    let decided = ["x-paced-model", "x-paced-reason", "x-paced-predicted-ms"];
+    for (model, values) in [("large", ["large", "named", "190"].map(Some)), ("other", [None; 3])] {
+        let body = format!(r#"{{"model":"{model}","max_tokens":20}}"#);
+        let answer = client.requests.send_request(chat(whole(body))).await.unwrap();
+        let told = decided.map(|name| answer.headers().get(name).map(|value| value.to_str().unwrap()));
+        assert_eq!(told, values, "{}", answer.status());
+        _ = answer.into_body().collect().await;
+    }
+}
+
+#[tokio::test]
 async fn a_refusal_of_head_has_no_content() {
     let mut client = Client::of("http://127.0.0.1:1/v1").await;
     for (method, is_empty) in [("HEAD", true), ("DELETE", false)] {
