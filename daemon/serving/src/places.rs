@@ -354,6 +354,14 @@ impl Engines {
         state.replicas.iter().map(|replica| replica.others(now_ns, state.report_ns)).collect()
     }
 
+    /// Returns for each engine the time of its last report, if that has become too old to count: the load there is not known any more.
+    #[must_use]
+    pub fn lost_reports(&self) -> Vec<Option<u64>> {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        let lost = |(_, at_ns): (Reported, u64)| (now_ns.saturating_sub(at_ns) > state.report_ns).then_some(at_ns);
+        state.replicas.iter().map(|replica| replica.others.and_then(lost)).collect()
+    }
+
     /// Returns how many requests each engine works on, and whether it gets any.
     #[must_use]
     pub fn loads(&self) -> Vec<(u32, bool)> {

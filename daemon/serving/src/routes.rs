@@ -431,9 +431,9 @@ impl Known {
         for (engines, first) in engines.iter().zip(&self.first) {
             // Waiting requests of a model count for its usable engines in equal parts.
             let (waiting, waiting_tokens) = engines.waiting_each();
-            let loads = engines.loads().into_iter().zip(engines.others());
+            let loads = engines.loads().into_iter().zip(engines.others().into_iter().zip(engines.lost_reports()));
             let replicas = self.replicas.iter_mut().zip(&self.flights).skip(*first);
-            for ((replica, flights), ((in_flight, is_usable), others)) in replicas.zip(loads) {
+            for ((replica, flights), ((in_flight, is_usable), (others, lost_ns))) in replicas.zip(loads) {
                 replica.usable = is_usable;
                 replica.load.running = in_flight.saturating_add(others.running);
                 replica.load.waiting = waiting.saturating_add(others.waiting);
@@ -441,7 +441,8 @@ impl Known {
                 let of_others = f64::from(others.running.saturating_add(others.waiting)) * self.answer_tokens;
                 replica.load.outstanding_tokens =
                     flights.lock().left_tokens().saturating_add(waiting_tokens).saturating_add(of_others as u64);
-                replica.load.updated_ns = now_ns;
+                // Our own counts are always new; a policy that learned from loads must not use one without the others'.
+                replica.load.updated_ns = lost_ns.unwrap_or(now_ns);
             }
         }
         share_groups(&mut self.replicas);
