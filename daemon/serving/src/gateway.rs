@@ -17,16 +17,15 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use bytes::Bytes;
 use config::{engine::EngineUrl as Url, policy::Late};
-use masque::h3::{Field, RequestHead, ResponseHead};
+use masque::h3::{Field, RequestHead};
 use parking_lot::Mutex;
 use quic::{class::Classes, clock::Clock};
 use role::access::served::{Served, UNTAKEN};
 use role::holder::Holder;
 use routing::decision::AnswerOutcome;
 use sched::route::Curve;
-use tokio::{runtime::Handle, task::JoinSet, time::timeout};
+use tokio::{runtime::Handle, task::JoinSet};
 
 use crate::{
     LOAD,
@@ -48,6 +47,7 @@ mod body;
 mod caller;
 mod exchange;
 mod overview;
+mod own;
 mod silence;
 #[cfg(test)]
 mod tests;
@@ -58,6 +58,7 @@ use self::{
     body::Bodies,
     caller::Caller,
     exchange::{ANSWER_TIMEOUT, Ended, Gone},
+    own::refuse,
 };
 pub use self::{
     caller::Asker,
@@ -97,17 +98,6 @@ struct Model {
     upstream: Upstream,
     engines: Arc<Engines>,
     checks: Option<Checks>,
-}
-
-impl Model {
-    /// Returns the fields with which the gateway says that it chose this model, why, and how long the answer is predicted to take.
-    fn fields(&self, route: &Route) -> Vec<Field> {
-        let chosen = [("x-paced-model", self.name.to_string()), ("x-paced-reason", route.reason.to_owned())];
-        // There is no prediction for an unknown engine.
-        let predicted_ms = route.predicted().map(|predicted| predicted.as_millis()).filter(|ms| *ms > 0);
-        let predicted = predicted_ms.map(|ms| ("x-paced-predicted-ms", ms.to_string()));
-        chosen.into_iter().chain(predicted).map(|(name, value)| Field::new(name, value)).collect()
-    }
 }
 
 /// Why a request ended without a complete answer.
@@ -262,9 +252,8 @@ impl Gateway {
         // What the gateway has decided about a request that it refuses.
         let mut decided = Vec::new();
         let ended = match admitted {
-            Ok((Operation::Health, _)) => respond(&mut exchange, 200, "text/plain", "ok\n".into(), Vec::new()).await,
-            Ok((Operation::Models, _)) => {
-                respond(&mut exchange, 200, "application/json", self.list().into(), Vec::new()).await
+            Ok((operation @ (Operation::Health | Operation::Models | Operation::Model), _)) => {
+                self.inform(&mut exchange, operation, head).await
             }
             Ok((operation, _)) => {
                 let notes = (&mut served, &mut decided);
@@ -393,6 +382,7 @@ impl Gateway {
                 model,
                 route,
                 operation,
+                head,
                 is_streamed: fields.is_streamed,
                 began,
                 payer,
@@ -498,46 +488,4 @@ pub fn read_key(file: &Path) -> Result<hyper::header::HeaderValue> {
     let mut value = value.with_context(|| format!("{} holds no key", file.display()))?;
     value.set_sensitive(true);
     Ok(value)
-}
-
-/// Sends a complete answer.
-async fn respond(
-    exchange: &mut Exchange,
-    status: u16,
-    kind: &'static str,
-    body: Bytes,
-    mut fields: Vec<Field>,
-) -> Result<(), Failure> {
-    fields.push(Field::new("content-type", kind));
-    fields.push(Field::new("content-length", body.len().to_string()));
-    exchange.respond(&ResponseHead { status, fields }).await?;
-    if !body.is_empty() {
-        timeout(ANSWER_TIMEOUT, exchange.send(body)).await.map_err(|_| Failure::Untaken)??;
-    }
-    Ok(())
-}
-
-/// Sends an error of the API as the answer, with what was `decided` before; without content if the request `is_head` (RFC 9110 §9.3.2).
-async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError, decided: Vec<Field>, is_head: bool) -> Ended {
-    tracing::debug!(%refusal, "request refused");
-    let retry = refusal.retry_after_s().map(|seconds| Field::new("retry-after", seconds.to_string()));
-    let own = match refusal {
-        OpenAiError::Method(operation) => Some(Field::new("allow", operation.method())),
-        // RFC 9110 §15.5.2.
-        OpenAiError::Key => Some(Field::new("www-authenticate", "Bearer")),
-        _ => None,
-    };
-    let fields = retry.into_iter().chain(own).chain(decided);
-    let (status, kind) = (refusal.status(), "application/json");
-    let sent = match is_head {
-        true => {
-            let fields = fields.chain([Field::new("content-type", kind)]).collect();
-            exchange.respond(&ResponseHead { status, fields }).await.map_err(Failure::from)
-        }
-        false => respond(exchange, status, kind, refusal.body(), fields.collect()).await,
-    };
-    match sent {
-        Ok(()) => Ended::Whole,
-        Err(_) => Ended::Cut,
-    }
 }

@@ -113,6 +113,8 @@ pub struct Asked {
     pub body: String,
     /// The key that the request contained.
     pub authorization: Option<String>,
+    /// The fields that say to which request of the client it belongs: `x-request-id` and `traceparent`.
+    pub traced: [Option<String>; 2],
     /// The version of HTTP.
     pub version: hyper::Version,
 }
@@ -281,10 +283,11 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
         _ => {}
     }
     state.asked.fetch_add(1, Relaxed);
-    let authorization = parts.headers.get("authorization").and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let field = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let (authorization, traced) = (field("authorization"), ["x-request-id", "traceparent"].map(field));
     let text = String::from_utf8_lossy(&body).into_owned();
     if let Ok(mut last) = state.last.lock() {
-        *last = Some(Asked { path: path.clone(), body: text, authorization, version: parts.version });
+        *last = Some(Asked { path: path.clone(), body: text, authorization, traced, version: parts.version });
     }
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
     if path == "/v1/embeddings" {

@@ -225,7 +225,10 @@ fn error(body: &str) -> String {
 fn tokens_come_as_they_are_made_and_bodies_pass_but_for_the_models_name() {
     lab::ring!(Netns);
     let desk = Desk::new(1, "", "");
-    let (status, head, body) = desk.ask("/v1/chat/completions", &["--json", &billed_chat("large", "a b c")]);
+    let traced = ["r-1", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"];
+    let fields = [format!("x-request-id: {}", traced[0]), format!("traceparent: {}", traced[1])];
+    let options = ["--json", &billed_chat("large", "a b c"), "-H", &fields[0], "-H", &fields[1]];
+    let (status, head, body) = desk.ask("/v1/chat/completions", &options);
     assert_eq!((status, tokens(&body)), (200, ("0 1 2 3 4 ".into(), true)), "{head}");
     assert!(head.contains("x-paced-model: large") && head.contains("text/event-stream"), "{head}");
     let asked = desk.large[0].last().unwrap();
@@ -234,6 +237,7 @@ fn tokens_come_as_they_are_made_and_bodies_pass_but_for_the_models_name() {
         ("/v1/chat/completions", Some("Bearer sk-of-the-engine"))
     );
     assert_eq!(asked.body, billed_chat("opt-6.7b", "a b c"));
+    assert_eq!(asked.traced, traced.map(|value| Some(value.to_owned())));
     let (status, _, body) = desk.chat("large", "a b c", false);
     let whole: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &whole["choices"][0]["message"]["content"]), (200, &json!("0 1 2 3 4 ")));
@@ -247,7 +251,10 @@ fn tokens_come_as_they_are_made_and_bodies_pass_but_for_the_models_name() {
     let list: Value = serde_json::from_str(&body).unwrap();
     let names: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
     assert_eq!((status, names), (200, vec![&json!("large"), &json!("opt-125m"), &json!("auto")]));
-    assert_eq!(desk.ask("/health", &[]).0, 200);
+    assert_eq!(desk.ask("/v1/models/auto", &[]).0, 200);
+    assert_eq!((desk.ask("/v1/models/none", &[]).0, desk.ask("/health", &[]).0), (404, 200));
+    let (status, _, body) = desk.ask("/health", &["--head"]);
+    assert_eq!((status, body), (200, String::new()));
     let counts = desk.settled();
     assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="output",user="edge",class="default"}"#), 10);
     assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="input",user="edge",class="default"}"#), 6);

@@ -12,9 +12,9 @@ use bytes::{Bytes, BytesMut};
 use hyper::{
     Method, Response, StatusCode,
     body::{Body as _, Incoming},
-    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE},
+    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue},
 };
-use masque::h3::{Field, ResponseHead};
+use masque::h3::{Field, RequestHead, ResponseHead};
 use quic::class::Class;
 use role::access::served::{Served, TokenUsage};
 use tokio::time::{Instant as TokioInstant, timeout, timeout_at};
@@ -55,6 +55,9 @@ const ERROR_EVENT: OpenAiError = OpenAiError::Engine("it reported an error withi
 /// Fields of an engine's answer that are passed to the client.
 const PASSED: [&str; 3] = ["content-type", "retry-after", "x-request-id"];
 
+/// Fields of a request that are passed to the engine, so that its log and its traces can be joined with the client's.
+const TRACED: [&str; 2] = ["x-request-id", "traceparent"];
+
 /// An attempt to get a request answered.
 pub(super) struct Pass<'a> {
     pub(super) gateway: &'a Gateway,
@@ -62,6 +65,7 @@ pub(super) struct Pass<'a> {
     /// Why the model was chosen, and what is predicted of the engine that answers.
     pub(super) route: Route,
     pub(super) operation: Operation,
+    pub(super) head: &'a RequestHead,
     /// Whether the client asks for a stream of events.
     pub(super) is_streamed: bool,
     /// When the request was complete.
@@ -211,6 +215,9 @@ impl Pass<'_> {
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "application/json, text/event-stream");
         let asked = self.model.key.iter().fold(asked, |asked, key| asked.header(AUTHORIZATION, key));
+        let traced =
+            TRACED.iter().filter_map(|name| Some((*name, HeaderValue::from_bytes(self.head.field(name)?).ok()?)));
+        let asked = traced.fold(asked, |asked, (name, value)| asked.header(name, value));
         let asked = asked.body(body.clone()).map_err(|_| OpenAiError::NoEngine)?;
         let answered = timeout(self.gateway.settings.answer_timeout, self.model.upstream.ask(asked));
         let answer = match exchange.unless_gone(answered).await? {

@@ -195,6 +195,24 @@ async fn a_refusal_of_head_has_no_content() {
     }
 }
 
+#[tokio::test]
+async fn a_model_can_be_asked_for_by_name_and_health_by_its_head() {
+    let mut client = Client::of("http://127.0.0.1:1/v1").await;
+    for (method, path, status, content) in [
+        ("GET", "/v1/models/larg%65", 200, r#""id":"large""#),
+        ("GET", "/v1/models/small", 404, "model_not_found"),
+        ("GET", "/health", 200, "ok"),
+        ("HEAD", "/health", 200, ""),
+    ] {
+        let request = Request::builder().method(method).uri(path).body(whole(String::new())).unwrap();
+        let answer = client.requests.send_request(request).await.unwrap();
+        assert_eq!(answer.status().as_u16(), status, "{method} {path}");
+        _ = answer.into_body().collect().await;
+        let sent = String::from_utf8(client.contents.recv().await.unwrap().to_vec()).unwrap();
+        assert!(sent.contains(content) && sent.is_empty() == content.is_empty(), "{method} {path}: {sent}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_body_that_comes_byte_by_byte_holds_its_place_for_half_a_minute() {
     let mut client = Client::of("http://127.0.0.1:1/v1").await;
