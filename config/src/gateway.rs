@@ -27,9 +27,9 @@ pub struct GatewaySettings {
     pub max_body_bytes: u32,
     /// The most bytes of the bodies of all requests together.
     pub bodies_bytes: u32,
-    /// How long an engine may take to begin its answer; without streaming, it begins once all tokens are made.
+    /// How long an engine may take to send the first token; without streaming, its answer begins once all tokens are made.
     pub answer_timeout: Duration,
-    /// How long an engine that has begun may be silent.
+    /// How long an engine may be silent after the first token.
     pub stall_timeout: Duration,
     /// How often engines with a path for it are checked.
     pub check_interval: Duration,
@@ -137,7 +137,7 @@ impl Default for GatewaySettings {
             keys: Vec::new(),
             max_body_bytes: 4 << 20,
             bodies_bytes: 256 << 20,
-            answer_timeout: Duration::from_secs(120),
+            answer_timeout: Duration::from_secs(600),
             stall_timeout: Duration::from_secs(30),
             check_interval: Duration::from_secs(2),
             margin_percent: sched::route::MARGIN_PERCENT,

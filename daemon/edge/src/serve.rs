@@ -120,8 +120,9 @@ pub struct RequestAtGateway {
 
 /// A request that counts at a gateway until it is dropped.
 struct CountedRequest {
-    /// The index of the gateway.
+    /// The index of the gateway, and the hash of the model's name in the request.
     place: usize,
+    model: u64,
     health: Arc<Mutex<Vec<GatewayHealth>>>,
 }
 
@@ -138,6 +139,7 @@ pub struct CopyPath {
     link: Link,
     terms: Terms,
     place: usize,
+    model: u64,
 }
 
 impl Drop for RequestAtGateway {
@@ -224,8 +226,8 @@ fn moved(counters: &LocalAddressCounters) -> Arc<UserTraffic> {
 }
 
 impl ToGateways {
-    /// Chooses an untried gateway, and counts the request there.
-    fn choose(&self, tried: &mut Vec<usize>) -> Option<(&RelayAccess, CountedRequest)> {
+    /// Chooses an untried gateway for a request for `model`, and counts the request there.
+    fn choose(&self, model: u64, tried: &mut Vec<usize>) -> Option<(&RelayAccess, CountedRequest)> {
         let see = |access: &RelayAccess| Seen {
             // If there is no connection, this requests one.
             is_within_reach: access.uplink.is_within_reach(),
@@ -239,21 +241,21 @@ impl ToGateways {
         let mut health = self.health.lock();
         // A single gateway is tried again, over another connection.
         let avoided: &[usize] = if self.accesses.len() == 1 { &[] } else { tried };
-        let chosen = balance::choose(&health, &seen, avoided, Instant::now());
+        let chosen = balance::choose(&health, &seen, (model, avoided), Instant::now());
         // After all were tried, any of them.
-        let place = chosen.or_else(|| balance::choose(&health, &seen, &[], Instant::now()))?;
+        let place = chosen.or_else(|| balance::choose(&health, &seen, (model, &[]), Instant::now()))?;
         health.get_mut(place)?.asked();
         drop(health);
         tried.push(place);
-        Some((self.accesses.get(place)?, CountedRequest { place, health: self.health.clone() }))
+        Some((self.accesses.get(place)?, CountedRequest { place, model, health: self.health.clone() }))
     }
 
     /// Counts another request at a gateway.
-    fn count(&self, place: usize) -> CountedRequest {
+    fn count(&self, place: usize, model: u64) -> CountedRequest {
         if let Some(gateway) = self.health.lock().get_mut(place) {
             gateway.asked();
         }
-        CountedRequest { place, health: self.health.clone() }
+        CountedRequest { place, model, health: self.health.clone() }
     }
 
     /// Sends the head of a request over a connection.
@@ -287,16 +289,17 @@ impl GatewayAccess for ToGateways {
         &self,
         head: RequestHead,
         terms: &Terms,
+        model: u64,
         body_bytes: usize,
         tried: &mut Vec<usize>,
     ) -> Result<Asked<Self>, NotAsked> {
         let (access, counted) =
-            self.choose(tried).ok_or_else(|| NotAsked::NoGateway("no gateway is configured".into()))?;
+            self.choose(model, tried).ok_or_else(|| NotAsked::NoGateway("no gateway is configured".into()))?;
         let chosen = counted.place;
         let asking = async {
             let (link, copy) = access.places_for_request(terms, body_bytes as u64).await?;
             let (request, place) = self.send(link, terms, counted, head).await.map_err(NoConnection::Lost)?;
-            let other_path = copy.map(|link| CopyPath { link, terms: terms.clone(), place: chosen });
+            let other_path = copy.map(|link| CopyPath { link, terms: terms.clone(), place: chosen, model });
             Ok(Asked { request, place, other_path })
         };
         let asked = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or(Err(NoConnection::NoAnswer));
@@ -316,9 +319,10 @@ impl GatewayAccess for ToGateways {
     }
 
     async fn copy(&self, path: CopyPath, head: RequestHead) -> Option<(Request, RequestAtGateway)> {
-        let CopyPath { link, terms, place } = path;
+        let CopyPath { link, terms, place, model } = path;
         let access = self.accesses.get(place)?;
-        let asked = timeout(ANSWER_TIMEOUT, self.send(link, &terms, self.count(place), head)).await.ok()?.ok()?;
+        let asked =
+            timeout(ANSWER_TIMEOUT, self.send(link, &terms, self.count(place, model), head)).await.ok()?.ok()?;
         access.uplink.note_copy();
         Some(asked)
     }
@@ -359,12 +363,11 @@ impl GatewayAccess for ToGateways {
             Some(_) => asked.link.relay.let_in(),
             None => {}
         }
-        let Some(head) = answer.filter(|head| ![407, 503].contains(&head.status)) else {
-            return self.failed(asked.counted.place);
-        };
-        let load = serving::load_permille(head);
-        if let Some(gateway) = self.health.lock().get_mut(asked.counted.place) {
-            gateway.answered(load, Instant::now());
+        let CountedRequest { place, model, .. } = asked.counted;
+        let Some(head) = answer else { return self.failed(place) };
+        let said = (head.status, serving::load_permille(head));
+        if let Some(gateway) = self.health.lock().get_mut(place) {
+            gateway.answered(model, said, Instant::now());
         }
     }
 }
@@ -396,7 +399,7 @@ mod tests {
             let (scheme, authority, path, protocol) = (None, None, None, None);
             let head = RequestHead { method: "GET".into(), scheme, authority, path, protocol, fields: Vec::new() };
             let mut tried = Vec::new();
-            assert!(gateways.ask(head, &terms, 0, &mut tried).now_or_never().is_none());
+            assert!(gateways.ask(head, &terms, 0, 0, &mut tried).now_or_never().is_none());
             assert_eq!(tried, [0], "both are as good, so it is the first");
         }
     }

@@ -13,6 +13,7 @@ use std::{
     cell::LazyCell,
     convert::Infallible,
     future::Future,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     net::SocketAddr,
     pin::pin,
     sync::{
@@ -120,7 +121,7 @@ pub trait GatewayAccess: Send + Sync + 'static {
     type OtherPath: Send;
 
     /// Sends a request's head to a gateway, with the credentials for the gateway, on these terms. If there are several gateways, chooses one
-    /// that was not `tried`, and adds it there. The request's body has `body_bytes`.
+    /// that was not `tried`, and adds it there. The request asks for the model with the hash `model`; its body has `body_bytes`.
     ///
     /// # Errors
     /// See [`NotAsked`].
@@ -128,6 +129,7 @@ pub trait GatewayAccess: Send + Sync + 'static {
         &self,
         head: RequestHead,
         terms: &Terms,
+        model: u64,
         body_bytes: usize,
         tried: &mut Vec<usize>,
     ) -> impl Future<Output = Result<Asked<Self>, NotAsked>> + Send;
@@ -297,12 +299,13 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         if !body.is_empty() {
             head.fields.push(Field::new("content-length", body.len().to_string()));
         }
-        let class = {
-            // Read once, for rules and for the log, and only if one of them needs the fields.
+        let (class, model) = {
+            // Read once, for rules, the log and the choice between gateways, and only if one of them needs the fields.
             let fields = LazyCell::new(|| RoutingFields::read(&body).ok());
             let class = self.classes.of(user.as_deref(), &head, || fields.as_ref());
             recording.asks(&head, || fields.as_ref(), &class.class.policy().name);
-            class
+            let named = if gateways.has_others(&[0]) { fields.as_ref() } else { None };
+            (class, named.map(|fields| hash(&fields.model)).unwrap_or_default())
         };
         let signal = Priority::from_fields(&head.fields);
         if class.is_chosen && head.field(priority::FIELD_NAME).is_none() {
@@ -312,13 +315,14 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         loop {
             tries += 1;
             let (head_now, terms) = (budgeted(&head, start.elapsed()), terms(&class, signal, start.elapsed()));
-            let asked = match gateways.ask(head_now, &terms, body.len(), &mut tried).await {
+            let head_now = if tries == 1 { head_now } else { repeated(head_now) };
+            let asked = match gateways.ask(head_now, &terms, model, body.len(), &mut tried).await {
                 Ok(asked) => asked,
                 Err(NotAsked::Head(why)) => return Err(OpenAiError::Head(why)),
                 Err(_) if gateways.has_others(&tried) => continue,
                 Err(NotAsked::NoGateway(why)) => return Err(OpenAiError::NoGateway(why)),
             };
-            let head_now = || budgeted(&head, start.elapsed());
+            let head_now = || repeated(budgeted(&head, start.elapsed()));
             recording.goes(|| gateways.way(&asked.place));
             let may_leave = tries < MOST_TRIES || gateways.has_others(&tried);
             let (outcome, answer) = race(gateways, asked, head_now, &body, may_leave).await;
@@ -341,6 +345,13 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             }
         }
     }
+}
+
+/// Returns the hash of a model's name, by which gateways' reports about its engines are known.
+fn hash(model: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    model.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Returns the terms on which the edge sends a request of a class, whose client gave this signal `elapsed` ago.
@@ -413,6 +424,13 @@ fn budgeted(head: &RequestHead, elapsed: Duration) -> RequestHead {
             field.value = shortened(signal, elapsed).to_field_value().into();
         }
     }
+    head
+}
+
+/// Returns the head of a repeated request, without its ID: its engine may still work on the first one, and vLLM refuses an ID that is in
+/// use.
+fn repeated(mut head: RequestHead) -> RequestHead {
+    head.fields.retain(|field| field.name != b"x-request-id"[..]);
     head
 }
 

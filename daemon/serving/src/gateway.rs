@@ -5,7 +5,8 @@
 //! |---|---|
 //! | the request cannot be read, or names an unknown model | an error of the API, 400 to 415 |
 //! | the client goes away | nothing; the engine's request ends as well |
-//! | an engine fails before its answer begins | the answer of another engine; if there is none, 502 or 504 |
+//! | an engine fails before its first token passes | the answer of another engine; if there is none, 502 or 504 |
+//! | an engine reports within its events that it refuses the request, before the first token | the engine's error, 400 to 499 |
 //! | an engine fails while it answers | an event with the error, if events are streamed, or else 502 |
 //! | more requests than engines work on, and than may wait | 429 and `retry-after` |
 
@@ -16,16 +17,15 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use bytes::Bytes;
 use config::{engine::EngineUrl as Url, policy::Late};
-use masque::h3::{Field, RequestHead, ResponseHead};
+use masque::h3::{Field, RequestHead};
 use parking_lot::Mutex;
 use quic::{class::Classes, clock::Clock};
 use role::access::served::{Served, UNTAKEN};
 use role::holder::Holder;
 use routing::decision::AnswerOutcome;
 use sched::route::Curve;
-use tokio::{runtime::Handle, task::JoinSet, time::timeout};
+use tokio::{runtime::Handle, task::JoinSet};
 
 use crate::{
     LOAD,
@@ -47,6 +47,7 @@ mod body;
 mod caller;
 mod exchange;
 mod overview;
+mod own;
 mod silence;
 #[cfg(test)]
 mod tests;
@@ -57,6 +58,7 @@ use self::{
     body::Bodies,
     caller::Caller,
     exchange::{ANSWER_TIMEOUT, Ended, Gone},
+    own::refuse,
 };
 pub use self::{
     caller::Asker,
@@ -247,12 +249,16 @@ impl Gateway {
         let entry = self.live.enter(caller.user().cloned());
         let label = operation.as_ref().map_or("unknown", |operation| operation.label());
         let mut served = Served::begin(entry.id(), label, caller.user().cloned(), (asker.listener, asker.client));
+        // What the gateway has decided about a request that it refuses.
+        let mut decided = Vec::new();
         let ended = match admitted {
-            Ok((Operation::Health, _)) => respond(&mut exchange, 200, "text/plain", "ok\n".into(), Vec::new()).await,
-            Ok((Operation::Models, _)) => {
-                respond(&mut exchange, 200, "application/json", self.list().into(), Vec::new()).await
+            Ok((operation @ (Operation::Health | Operation::Models | Operation::Model), _)) => {
+                self.inform(&mut exchange, operation, head).await
             }
-            Ok((operation, _)) => self.answer(&mut exchange, operation, head, (&caller, &entry), &mut served).await,
+            Ok((operation, _)) => {
+                let notes = (&mut served, &mut decided);
+                self.answer(&mut exchange, operation, head, (&caller, &entry), notes).await
+            }
             Err(refusal) => Err(refusal.into()),
         };
         let (mut patience, mut is_untaken) = (self.settings.stall_timeout, false);
@@ -277,8 +283,11 @@ impl Gateway {
                 (served.status, served.reason) = (Some(refusal.status()), refusal.code());
                 patience = ANSWER_TIMEOUT;
                 let model = self.models.iter().find(|model| model.name == served.model);
-                let load = model.map(|model| model.engines.load_permille());
-                refuse(&mut exchange, &refusal, load, head.method == b"HEAD"[..]).await
+                // An edge then knows that other requests may be served here.
+                let none = (refusal == OpenAiError::NoEngine).then_some(u32::MAX);
+                let load = model.map(|model| model.engines.load_permille()).or(none);
+                decided.extend(load.map(|load| Field::new(LOAD, load.to_string())));
+                refuse(&mut exchange, &refusal, decided, head.method == b"HEAD"[..]).await
             }
             Err(Failure::Broken(refusal, ended)) => {
                 tracing::debug!(%refusal, "answer broke off");
@@ -304,14 +313,15 @@ impl Gateway {
         served
     }
 
-    /// Serves a request with a body, and notes its properties in `served`.
+    /// Serves a request with a body, and notes its properties in `served`. If it fails after a model was chosen, adds the fields about the choice
+    /// to `decided`.
     async fn answer(
         &self,
         exchange: &mut Exchange,
         operation: Operation,
         head: &RequestHead,
         (caller, entry): (&Caller<'_>, &LiveRequest),
-        served: &mut Served,
+        (served, decided): (&mut Served, &mut Vec<Field>),
     ) -> Result<(), Failure> {
         if !head.field("content-type").is_none_or(|kind| is_json(kind)) {
             return Err(OpenAiError::ContentType.into());
@@ -362,12 +372,23 @@ impl Gateway {
             if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {
                 served.predicted = route.predicted();
                 self.note_engine(draft.as_mut(), model, &route);
+                *decided = model.fields(&route);
                 return Err(OpenAiError::Late.into());
             }
             let sent = fields.with_model(&body.bytes, &model.engine_name);
             let payer = answer::Payer { user: caller.user(), class: &terms.class, tenant: tenant.as_ref() };
-            let mut pass =
-                answer::Pass { gateway: self, model, route, operation, began, payer, entry, prefix: wish.prefix };
+            let mut pass = answer::Pass {
+                gateway: self,
+                model,
+                route,
+                operation,
+                head,
+                is_streamed: fields.is_streamed,
+                began,
+                payer,
+                entry,
+                prefix: wish.prefix,
+            };
             let ended = self.try_engines(exchange, &mut pass, &sent, &terms, served).await;
             let route = pass.route;
             served.predicted = route.predicted();
@@ -399,7 +420,10 @@ impl Gateway {
                     self.metrics.finished(&model.name, took - passed, &route);
                     return Ok(());
                 }
-                Err(failure) => return Err(failure),
+                Err(failure) => {
+                    *decided = model.fields(&route);
+                    return Err(failure);
+                }
             }
         }
     }
@@ -464,48 +488,4 @@ pub fn read_key(file: &Path) -> Result<hyper::header::HeaderValue> {
     let mut value = value.with_context(|| format!("{} holds no key", file.display()))?;
     value.set_sensitive(true);
     Ok(value)
-}
-
-/// Sends a complete answer.
-async fn respond(
-    exchange: &mut Exchange,
-    status: u16,
-    kind: &'static str,
-    body: Bytes,
-    mut fields: Vec<Field>,
-) -> Result<(), Failure> {
-    fields.push(Field::new("content-type", kind));
-    fields.push(Field::new("content-length", body.len().to_string()));
-    exchange.respond(&ResponseHead { status, fields }).await?;
-    if !body.is_empty() {
-        timeout(ANSWER_TIMEOUT, exchange.send(body)).await.map_err(|_| Failure::Untaken)??;
-    }
-    Ok(())
-}
-
-/// Sends an error of the API as the answer, with the load of the chosen model's engines in thousandths; without content if the request
-/// `is_head` (RFC 9110 §9.3.2).
-async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError, load: Option<u32>, is_head: bool) -> Ended {
-    tracing::debug!(%refusal, "request refused");
-    let retry = refusal.retry_after_s().map(|seconds| Field::new("retry-after", seconds.to_string()));
-    let own = match refusal {
-        OpenAiError::Method(operation) => Some(Field::new("allow", operation.method())),
-        // RFC 9110 §15.5.2.
-        OpenAiError::Key => Some(Field::new("www-authenticate", "Bearer")),
-        _ => None,
-    };
-    let load = load.map(|load| Field::new(LOAD, load.to_string()));
-    let fields = retry.into_iter().chain(own).chain(load);
-    let (status, kind) = (refusal.status(), "application/json");
-    let sent = match is_head {
-        true => {
-            let fields = fields.chain([Field::new("content-type", kind)]).collect();
-            exchange.respond(&ResponseHead { status, fields }).await.map_err(Failure::from)
-        }
-        false => respond(exchange, status, kind, refusal.body(), fields.collect()).await,
-    };
-    match sent {
-        Ok(()) => Ended::Whole,
-        Err(_) => Ended::Cut,
-    }
 }

@@ -5,6 +5,7 @@
 //! | takes no connections, and is checked | when a check finds it ready, or it begins to answer a request that it has |
 //! | takes no connections, and is not checked | after a while, by a client's request |
 //! | failed [`FAULTS`] requests in a row | after a while, unless a check found it not ready |
+//! | did not complete answers without streaming in time, and answers checks | all the time |
 //! | tells a check that it is not ready | when a check finds it ready |
 //! | was silent for [`SILENCES`] checks in a row | when a check finds it ready, or it begins to answer a request that it has |
 
@@ -28,6 +29,8 @@ pub enum Fault {
     OutOfReach,
     /// It received a request and failed to answer it.
     Answer,
+    /// It did not complete an answer without streaming in time. The answer may just be long.
+    Late,
 }
 
 /// What a check found.
@@ -150,9 +153,12 @@ impl Health {
 
     /// Notes that the engine failed a request, and why. An engine that is out of reach gets no requests for a while. An
     /// engine that failed [`FAULTS`] requests in a row gets none either, unless it `is_last`: the request itself may make
-    /// engines fail, and must not take them from other requests.
+    /// engines fail, and must not take them from other requests. An engine that answers its checks may be late.
     pub fn failed(&mut self, fault: Fault, why: &str, is_last: bool, now_ns: u64) {
         self.note(why);
+        if fault == Fault::Late && self.is_checked && !self.is_down && !self.is_unready && self.silences == 0 {
+            return;
+        }
         self.faults = self.faults.saturating_add(1);
         if fault == Fault::OutOfReach && self.is_checked {
             self.is_down = true;
@@ -260,6 +266,25 @@ mod tests {
             (0..4 * FAULTS).for_each(|_| health.failed(fault, "it crashed", false, 0));
             assert_eq!(health.verdict(0), EngineHealth::Ejected { for_ns: S });
         }
+    }
+
+    #[test]
+    fn answers_that_take_too_long_eject_an_engine_only_if_no_check_shows_that_it_works() {
+        let is_usable_after = |is_checked, found: &[Found]| {
+            let mut health = Health::new(is_checked);
+            found.iter().for_each(|found| health.checked(*found, "", false));
+            (0..FAULTS).for_each(|_| health.failed(Fault::Late, "it did not answer in time", false, 0));
+            assert_eq!(health.trouble(), Some("it did not answer in time"));
+            health.is_usable(0)
+        };
+        assert!(is_usable_after(true, &[Found::Silent, Found::Ready]));
+        assert!(!is_usable_after(true, &[Found::Ready, Found::Silent]) && !is_usable_after(false, &[]));
+        let mut health = Health::new(true);
+        health.checked(Found::Ready, "", false);
+        for fault in [Fault::Answer, Fault::Late].into_iter().cycle().take(2 * FAULTS as usize) {
+            health.failed(fault, "", false, 0);
+        }
+        assert!(!health.is_usable(0), "other faults still count");
     }
 
     #[test]

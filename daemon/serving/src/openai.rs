@@ -32,22 +32,31 @@ pub enum Operation {
     Embeddings,
     /// `GET /v1/models`.
     Models,
-    /// `GET /health`.
+    /// `GET /v1/models/{id}`.
+    Model,
+    /// `GET /health`, or HEAD.
     Health,
 }
 
 impl Operation {
-    const ALL: [Self; 5] = [Self::ChatCompletions, Self::Completions, Self::Embeddings, Self::Models, Self::Health];
+    /// The operations that a path names completely.
+    const WHOLE: [Self; 5] = [Self::ChatCompletions, Self::Completions, Self::Embeddings, Self::Models, Self::Health];
 
     /// Returns the operation that a request's method and path name; the query does not count.
     ///
     /// # Errors
     /// The path is unknown, or takes another method.
     pub fn of(method: &[u8], path: &[u8]) -> Result<Self, OpenAiError> {
-        let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
-        let operation = Self::ALL.into_iter().find(|operation| operation.path().as_bytes() == path);
-        let operation = operation.ok_or(OpenAiError::NotFound)?;
-        if operation.method().as_bytes() == method { Ok(operation) } else { Err(OpenAiError::Method(operation)) }
+        let operation = match model_in(path) {
+            Some(_) => Self::Model,
+            None => {
+                let path = without_query(path);
+                let operation = Self::WHOLE.into_iter().find(|operation| operation.path().as_bytes() == path);
+                operation.ok_or(OpenAiError::NotFound)?
+            }
+        };
+        let is_allowed = operation.methods().split(", ").any(|allowed| allowed.as_bytes() == method);
+        if is_allowed { Ok(operation) } else { Err(OpenAiError::Method(operation)) }
     }
 
     /// Returns the path.
@@ -58,15 +67,18 @@ impl Operation {
             Self::Completions => "/v1/completions",
             Self::Embeddings => "/v1/embeddings",
             Self::Models => "/v1/models",
+            Self::Model => "/v1/models/{id}",
             Self::Health => "/health",
         }
     }
 
-    /// Returns the only allowed method.
+    /// Returns the allowed methods, as in `allow` (RFC 9110 §10.2.1).
     #[must_use]
-    pub const fn method(self) -> &'static str {
+    pub const fn methods(self) -> &'static str {
         match self {
-            Self::Models | Self::Health => "GET",
+            // Some monitors ask for the head only.
+            Self::Health => "GET, HEAD",
+            Self::Models | Self::Model => "GET",
             _ => "POST",
         }
     }
@@ -80,9 +92,36 @@ impl Operation {
             Self::Completions => "text_completion",
             Self::Embeddings => "embeddings",
             Self::Models => "models",
+            Self::Model => "model",
             Self::Health => "health",
         }
     }
+}
+
+fn without_query(path: &[u8]) -> &[u8] {
+    path.split(|byte| *byte == b'?').next().unwrap_or_default()
+}
+
+/// Returns the encoded name of the model in the path of [`Operation::Model`]. Names may contain slashes.
+fn model_in(path: &[u8]) -> Option<&[u8]> {
+    without_query(path).strip_prefix(b"/v1/models/").filter(|name| !name.is_empty())
+}
+
+/// Returns the name of the model in the path of [`Operation::Model`], percent-decoded (RFC 3986 §2.1).
+///
+/// # Errors
+/// It is not UTF-8, or not encoded in this way.
+pub fn model_name(path: &[u8]) -> Result<String, OpenAiError> {
+    let mut encoded = model_in(path).unwrap_or_default().iter().copied();
+    let mut name = Vec::new();
+    while let Some(byte) = encoded.next() {
+        let mut digit = || char::from(encoded.next()?).to_digit(16);
+        name.push(match byte {
+            b'%' => digit().zip(digit()).map(|(high, low)| (16 * high + low) as u8).ok_or(OpenAiError::NotFound)?,
+            other => other,
+        });
+    }
+    String::from_utf8(name).map_err(|_| OpenAiError::NotFound)
 }
 
 /// The fields of a request's body that decide where it goes.
@@ -96,6 +135,8 @@ pub struct RoutingFields {
     prompt_at: Range<usize>,
     /// Its `service_tier`, if it names one.
     pub service_tier: Option<String>,
+    /// Whether it asks for a stream of events.
+    pub is_streamed: bool,
     /// The maximum of tokens in the answer, if the client sets one. As engines do, rounds a fraction, and takes a negative number for none.
     pub max_tokens: Option<u32>,
 }
@@ -109,6 +150,8 @@ struct Body<'a> {
     messages: Option<&'a RawValue>,
     #[serde(borrow, default)]
     prompt: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    stream: Option<&'a RawValue>,
     #[serde(default)]
     service_tier: Option<String>,
     #[serde(default)]
@@ -142,6 +185,7 @@ impl RoutingFields {
             model_at: place(raw).ok_or(OpenAiError::NoModel)?,
             prompt_at: prompt.and_then(|prompt| place(prompt.get())).unwrap_or_default(),
             service_tier: read.service_tier,
+            is_streamed: read.stream.is_some_and(|stream| stream.get() == "true"),
             max_tokens: read.max_completion_tokens.or(read.max_tokens).and_then(tokens_limit),
         })
     }
@@ -177,7 +221,7 @@ pub enum OpenAiError {
     #[error("paced serves /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models and /health")]
     NotFound,
     /// The path takes another method.
-    #[error("use {}", .0.method())]
+    #[error("use {}", .0.methods())]
     Method(Operation),
     /// The content is not JSON.
     #[error("the content-type has to be application/json")]
@@ -376,6 +420,23 @@ mod tests {
         assert_eq!(Operation::of(b"GET", b"/v1/completions"), Err(OpenAiError::Method(Operation::Completions)));
         assert_eq!(Operation::of(b"POST", b"/v1/completions/"), Err(OpenAiError::NotFound));
         assert_eq!(Operation::of(b"POST", b""), Err(OpenAiError::NotFound));
+        assert_eq!(Operation::of(b"GET", b"/v1/models/"), Err(OpenAiError::NotFound));
+        assert_eq!(Operation::of(b"GET", b"/v1/models/a/b?c"), Ok(Operation::Model));
+        assert_eq!(Operation::of(b"DELETE", b"/v1/models/a"), Err(OpenAiError::Method(Operation::Model)));
+        assert_eq!(
+            [&b"GET"[..], b"HEAD"].map(|method| Operation::of(method, b"/health")),
+            [const { Ok(Operation::Health) }; 2]
+        );
+    }
+
+    #[test]
+    fn a_model_in_a_path_may_be_encoded_and_may_contain_slashes() {
+        for path in ["/v1/models/meta/L%20%C3%A4?x=%", "/v1/models/meta%2fL%20ä"] {
+            assert_eq!(model_name(path.as_bytes()), Ok("meta/L ä".to_owned()), "{path}");
+        }
+        for path in ["/v1/models/%", "/v1/models/%4", "/v1/models/%+4", "/v1/models/%ff", "/v1/models/%zz"] {
+            assert_eq!(model_name(path.as_bytes()), Err(OpenAiError::NotFound), "{path}");
+        }
     }
 
     #[test]
@@ -387,6 +448,16 @@ mod tests {
         assert_eq!(rewritten, br#"{ "unknown" : {"model":"x"}, "model" : "big \"one\"", "stream":true , "n":1e3}"#[..]);
         assert_eq!(fields.with_model(&body, "ab").to_vec(), body, "the same model in other letters stays");
         assert_eq!(RoutingFields::read(&rewritten).unwrap().model, "big \"one\"");
+    }
+
+    #[test]
+    fn only_true_asks_for_a_stream() {
+        for (key, is_streamed) in [("true", true), ("false", false), ("null", false), ("1", false), ("\"true\"", false)]
+        {
+            let read = RoutingFields::read(format!(r#"{{"model":"m","stream": {key} }}"#).as_bytes()).unwrap();
+            assert_eq!(read.is_streamed, is_streamed, "{key}");
+        }
+        assert!(!RoutingFields::read(br#"{"model":"m"}"#).unwrap().is_streamed);
     }
 
     #[test]

@@ -354,6 +354,14 @@ impl Engines {
         state.replicas.iter().map(|replica| replica.others(now_ns, state.report_ns)).collect()
     }
 
+    /// Returns for each engine the time of its last report, if that has become too old to count: the load there is not known any more.
+    #[must_use]
+    pub fn lost_reports(&self) -> Vec<Option<u64>> {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        let lost = |(_, at_ns): (Reported, u64)| (now_ns.saturating_sub(at_ns) > state.report_ns).then_some(at_ns);
+        state.replicas.iter().map(|replica| replica.others.and_then(lost)).collect()
+    }
+
     /// Returns how many requests each engine works on, and whether it gets any.
     #[must_use]
     pub fn loads(&self) -> Vec<(u32, bool)> {
@@ -392,6 +400,14 @@ impl Engines {
     #[must_use]
     pub fn in_flight(&self, replica: usize) -> u32 {
         self.state.lock().replicas.get(replica).map_or(0, |replica| replica.work.in_flight())
+    }
+
+    /// Returns how many requests an engine works on or has in its own queue: ours, and, as far as is known, those of its other clients.
+    #[must_use]
+    pub fn at_engine(&self, replica: usize) -> (u32, Reported) {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        let counts = |of: &Replica| (of.work.in_flight(), of.others(now_ns, state.report_ns));
+        state.replicas.get(replica).map(counts).unwrap_or_default()
     }
 
     /// Whether an engine would start one more request at once.

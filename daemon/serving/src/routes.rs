@@ -78,8 +78,8 @@ struct Known {
     lengths: Lengths,
     answer_tokens: f64,
     bytes_per_token: f64,
-    /// Whether anything was billed.
-    is_billed: bool,
+    /// Whether the length of any answer is known.
+    has_lengths: bool,
 }
 
 /// The question which model answers a request.
@@ -227,7 +227,7 @@ impl Routes {
             lengths: Lengths::default(),
             answer_tokens: FIRST_TOKENS,
             bytes_per_token: FIRST_BYTES_PER_TOKEN,
-            is_billed: false,
+            has_lengths: false,
         };
         let worths = settings.models.iter().map(chooser::worth).collect();
         Self { state: Mutex::new(known), engines, worths, recorder: Recorder::of(settings), now_ns }
@@ -250,7 +250,7 @@ impl Routes {
             averages.filter(|(tokens, bytes)| *tokens >= 1.0 && *bytes >= 0.5)
         {
             let (answer_tokens, bytes_per_token) = (answer_tokens.min(1e6), bytes_per_token.min(1e3));
-            (known.answer_tokens, known.bytes_per_token, known.is_billed) = (answer_tokens, bytes_per_token, true);
+            (known.answer_tokens, known.bytes_per_token, known.has_lengths) = (answer_tokens, bytes_per_token, true);
         }
         let Known { replicas, first, .. } = &mut *known;
         for (at, replica) in replicas.iter_mut().enumerate() {
@@ -259,11 +259,11 @@ impl Routes {
         }
     }
 
-    /// Returns the averages, if anything was billed, and the curves of all engines, model by model.
+    /// Returns the averages, if the length of any answer is known, and the curves of all engines, model by model.
     #[must_use]
     pub fn learned(&self) -> (Option<(f64, f64)>, Vec<Curve>) {
         let known = self.state.lock();
-        let averages = known.is_billed.then_some((known.answer_tokens, known.bytes_per_token));
+        let averages = known.has_lengths.then_some((known.answer_tokens, known.bytes_per_token));
         (averages, known.replicas.iter().map(|replica| replica.curve).collect())
     }
 
@@ -431,9 +431,9 @@ impl Known {
         for (engines, first) in engines.iter().zip(&self.first) {
             // Waiting requests of a model count for its usable engines in equal parts.
             let (waiting, waiting_tokens) = engines.waiting_each();
-            let loads = engines.loads().into_iter().zip(engines.others());
+            let loads = engines.loads().into_iter().zip(engines.others().into_iter().zip(engines.lost_reports()));
             let replicas = self.replicas.iter_mut().zip(&self.flights).skip(*first);
-            for ((replica, flights), ((in_flight, is_usable), others)) in replicas.zip(loads) {
+            for ((replica, flights), ((in_flight, is_usable), (others, lost_ns))) in replicas.zip(loads) {
                 replica.usable = is_usable;
                 replica.load.running = in_flight.saturating_add(others.running);
                 replica.load.waiting = waiting.saturating_add(others.waiting);
@@ -441,7 +441,8 @@ impl Known {
                 let of_others = f64::from(others.running.saturating_add(others.waiting)) * self.answer_tokens;
                 replica.load.outstanding_tokens =
                     flights.lock().left_tokens().saturating_add(waiting_tokens).saturating_add(of_others as u64);
-                replica.load.updated_ns = now_ns;
+                // Our own counts are always new; a policy that learned from loads must not use one without the others'.
+                replica.load.updated_ns = lost_ns.unwrap_or(now_ns);
             }
         }
         share_groups(&mut self.replicas);

@@ -165,17 +165,35 @@ pub struct EventStreamParser {
     report: TokenReport,
     is_done: bool,
     with_content: u64,
+    error: Option<EngineError>,
+}
+
+/// An error that an engine reports within its events: vLLM ends every stream that fails with such an event and `[DONE]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineError {
+    /// The status from 400 to 499 that its `code` names, if the engine refuses the request rather than fails.
+    pub refusal: Option<u16>,
+    /// The data of the event, in the form of the API.
+    pub json: Bytes,
 }
 
 /// The keys that are read of an event.
 #[derive(Deserialize)]
 struct Event<'a> {
     #[serde(borrow, default)]
+    error: Option<&'a serde_json::value::RawValue>,
+    #[serde(borrow, default)]
     usage: Option<Usage<'a>>,
     #[serde(borrow, default)]
     timings: Option<&'a serde_json::value::RawValue>,
     #[serde(borrow, default)]
     choices: Vec<Choice<'a>>,
+}
+
+/// `error` of an event. Codes that are no numbers say no status.
+#[derive(Deserialize)]
+struct ErrorCode {
+    code: u16,
 }
 
 #[derive(Deserialize)]
@@ -244,6 +262,11 @@ impl EventStreamParser {
             Ok(event) => {
                 self.report.note(event.usage, event.timings);
                 self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
+                if let Some(error) = event.error.filter(|_| self.error.is_none()) {
+                    let code = serde_json::from_str::<ErrorCode>(error.get()).ok().map(|error| error.code);
+                    let refusal = code.filter(|code| (400..500).contains(code));
+                    self.error = Some(EngineError { refusal, json: Bytes::copy_from_slice(data) });
+                }
                 Ok(())
             }
             // Keys with types outside of the API concern only engine and client.
@@ -262,6 +285,12 @@ impl EventStreamParser {
     #[must_use]
     pub const fn with_content(&self) -> u64 {
         self.with_content
+    }
+
+    /// Returns the first error that the engine has reported, if any.
+    #[must_use]
+    pub const fn error(&self) -> Option<&EngineError> {
+        self.error.as_ref()
     }
 
     /// Whether the engine has marked the end of the stream.
@@ -355,6 +384,30 @@ mod tests {
             assert_eq!(events.push(event.clone()), Ok(event));
             assert_eq!((events.report().usage(), events.with_content()), (None, 0));
         }
+    }
+
+    #[test]
+    fn an_error_among_events_is_noted_and_whether_the_engine_refuses_the_request() {
+        let refusal = |data: &str| {
+            let mut events = EventStreamParser::default();
+            let event = Bytes::from(format!("data: {data}\n\ndata: {{\"error\":{{\"code\":404}}}}\n\n"));
+            assert_eq!(events.push(event.clone()), Ok(event));
+            let error = events.error().unwrap();
+            assert_eq!(error.json, data, "the first one");
+            error.refusal
+        };
+        // vLLM.
+        let failed = r#"{"error":{"message":"m","type":"InternalServerError","param":null,"code":500}}"#;
+        assert_eq!(refusal(failed), None);
+        assert_eq!(refusal(r#"{"error":{"message":"too long","code":400}}"#), Some(400));
+        for code in ["499", "400.5", "\"400\"", "-1", "399", "500", "70000", "null"] {
+            let refused = refusal(&format!(r#"{{"error":{{"code":{code}}}}}"#));
+            assert_eq!(refused, (code == "499").then_some(499), "{code}");
+        }
+        assert_eq!([r#"{"error":"x"}"#, r#"{"error":{}}"#].map(refusal), [None; 2]);
+        let mut events = EventStreamParser::default();
+        events.push(Bytes::from_static(b"data: {\"error\":null,\"choices\":[{\"text\":\"error\"}]}\n\n")).unwrap();
+        assert_eq!((events.error(), events.with_content()), (None, 1));
     }
 
     #[test]

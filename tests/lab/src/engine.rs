@@ -10,9 +10,13 @@
 //! | `stall N` | N tokens, then nothing |
 //! | `cut N` | N tokens, then the end of the connection |
 //! | `garbage N` | N tokens, then an event that is no JSON |
-//! | `uncounted` | as many tokens as the request allows, and no `usage` |
+//! | `error N` | N tokens, then an event with an error and `[DONE]`, as vLLM ends a stream that fails |
+//! | `uncounted` | as many tokens as the request allows, and no `usage`, even on request |
 //! | `timed` | the same, with llama.cpp's `timings`: two tokens an event, and a prompt of 3 tokens and 4 from the cache |
 //! | anything else | as many tokens as the request allows, 16 if it does not say |
+//!
+//! As vLLM and SGLang do, it sends `usage` in a stream only if the request asks for it by `stream_options.include_usage`, in an event of
+//! its own.
 
 use std::convert::Infallible;
 use std::io;
@@ -109,6 +113,8 @@ pub struct Asked {
     pub body: String,
     /// The key that the request contained.
     pub authorization: Option<String>,
+    /// The fields that say to which request of the client it belongs: `x-request-id` and `traceparent`.
+    pub traced: [Option<String>; 2],
     /// The version of HTTP.
     pub version: hyper::Version,
 }
@@ -277,10 +283,11 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
         _ => {}
     }
     state.asked.fetch_add(1, Relaxed);
-    let authorization = parts.headers.get("authorization").and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let field = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let (authorization, traced) = (field("authorization"), ["x-request-id", "traceparent"].map(field));
     let text = String::from_utf8_lossy(&body).into_owned();
     if let Ok(mut last) = state.last.lock() {
-        *last = Some(Asked { path: path.clone(), body: text, authorization, version: parts.version });
+        *last = Some(Asked { path: path.clone(), body: text, authorization, traced, version: parts.version });
     }
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
     if path == "/v1/embeddings" {
@@ -301,6 +308,7 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
         "stall" => (number, End::Silence),
         "cut" => (number, End::Cut),
         "garbage" => (number, End::Garbage),
+        "error" => (number, End::Error),
         "uncounted" => (most, End::Uncounted),
         "timed" => (most, End::Timed),
         _ => (most, End::Done),
@@ -309,7 +317,8 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
     let prompt_tokens = prompt.split_whitespace().count() as u64;
     let is_stream = asked["stream"] == true;
     let kind = if is_stream { "text/event-stream" } else { "application/json" };
-    let answer = Tokens::new(state, (is_chat, is_stream), prompt_tokens, (tokens, end));
+    let has_usage = end == End::Done && (!is_stream || asked["stream_options"]["include_usage"] == true);
+    let answer = Tokens::new(state, [is_chat, is_stream, has_usage], prompt_tokens, (tokens, end));
     let mut response = Response::new(http_body_util::Either::Right(answer));
     response.headers_mut().insert("content-type", hyper::header::HeaderValue::from_static(kind));
     Ok(response)
@@ -342,6 +351,7 @@ enum End {
     Silence,
     Cut,
     Garbage,
+    Error,
 }
 
 /// The tokens of one answer; each is sent when its step is over.
@@ -349,6 +359,8 @@ struct Tokens {
     state: Arc<State>,
     is_chat: bool,
     is_stream: bool,
+    /// Whether the answer reports its tokens.
+    has_usage: bool,
     prompt_tokens: u64,
     made: u64,
     tokens: u64,
@@ -362,13 +374,25 @@ struct Tokens {
 impl Tokens {
     fn new(
         state: Arc<State>,
-        (is_chat, is_stream): (bool, bool),
+        [is_chat, is_stream, has_usage]: [bool; 3],
         prompt_tokens: u64,
         (tokens, end): (u64, End),
     ) -> Self {
         state.running.fetch_add(1, Relaxed);
         let step = Box::pin(sleep(state.speed.prefill * state.slowness.load(Relaxed)));
-        Self { state, is_chat, is_stream, prompt_tokens, made: 0, tokens, end, step, last: Vec::new(), is_over: false }
+        Self {
+            state,
+            is_chat,
+            is_stream,
+            has_usage,
+            prompt_tokens,
+            made: 0,
+            tokens,
+            end,
+            step,
+            last: Vec::new(),
+            is_over: false,
+        }
     }
 
     fn token(&self) -> String {
@@ -380,17 +404,17 @@ impl Tokens {
             true => json!({ "index": 0, "delta": { "content": self.token() }, "finish_reason": null }),
             false => json!({ "index": 0, "text": self.token(), "finish_reason": null }),
         };
-        format!("data: {}\n\n", self.object(&choice, None)).into()
+        format!("data: {}\n\n", self.object(&[choice], None)).into()
     }
 
-    fn object(&self, choice: &Value, usage: Option<Value>) -> Value {
+    fn object(&self, choices: &[Value], usage: Option<Value>) -> Value {
         let kind = match (self.is_chat, self.is_stream) {
             (true, true) => "chat.completion.chunk",
             (true, false) => "chat.completion",
             _ => "text_completion",
         };
         let mut object =
-            json!({ "id": "1", "object": kind, "created": 0, "model": self.state.name, "choices": [choice] });
+            json!({ "id": "1", "object": kind, "created": 0, "model": self.state.name, "choices": choices });
         if let Some(usage) = usage {
             object["usage"] = usage;
         }
@@ -406,7 +430,7 @@ impl Tokens {
         let usage = json!({
             "prompt_tokens": self.prompt_tokens, "completion_tokens": self.made, "total_tokens": total
         });
-        let usage = (self.end == End::Done).then_some(usage);
+        let usage = self.has_usage.then_some(usage);
         if !self.is_stream {
             let text: String = (0..self.made).map(|number| format!("{number} ")).collect();
             let choice = match self.is_chat {
@@ -415,14 +439,17 @@ impl Tokens {
                 }),
                 false => json!({ "index": 0, "text": text, "finish_reason": "stop" }),
             };
-            return vec![self.object(&choice, usage).to_string().into()];
+            return vec![self.object(&[choice], usage).to_string().into()];
         }
         let choice = match self.is_chat {
             true => json!({ "index": 0, "delta": {}, "finish_reason": "stop" }),
             false => json!({ "index": 0, "text": "", "finish_reason": "stop" }),
         };
         // The last element is sent first.
-        vec![Bytes::from_static(b"data: [DONE]\n\n"), format!("data: {}\n\n", self.object(&choice, usage)).into()]
+        let mut last = vec![Bytes::from_static(b"data: [DONE]\n\n")];
+        last.extend(usage.map(|usage| format!("data: {}\n\n", self.object(&[], Some(usage))).into()));
+        last.push(format!("data: {}\n\n", self.object(&[choice], None)).into());
+        last
     }
 }
 
@@ -447,6 +474,12 @@ impl Body for Tokens {
                     End::Garbage => {
                         self.is_over = true;
                         self.last = vec![Bytes::from_static(b"data: a secret of the engine\n\n")];
+                        continue;
+                    }
+                    End::Error => {
+                        let error = json!({ "error": { "message": "a secret of the engine", "code": 500 } });
+                        self.is_over = true;
+                        self.last = vec![Bytes::from_static(b"data: [DONE]\n\n"), format!("data: {error}\n\n").into()];
                         continue;
                     }
                     _ => return Poll::Pending,

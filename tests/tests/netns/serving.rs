@@ -202,6 +202,12 @@ fn chat(model: &str, prompt: &str, is_stream: bool) -> String {
         .to_string()
 }
 
+/// A chat with streaming whose answer reports its tokens.
+fn billed_chat(model: &str, prompt: &str) -> String {
+    let usage = r#""stream":true,"stream_options":{"include_usage":true}"#;
+    chat(model, prompt, true).replace(r#""stream":true"#, usage)
+}
+
 /// The tokens in an answer's events, and whether the answer ends with `[DONE]`.
 fn tokens(body: &str) -> (String, bool) {
     let data = body.lines().filter_map(|line| line.strip_prefix("data: "));
@@ -219,7 +225,10 @@ fn error(body: &str) -> String {
 fn tokens_come_as_they_are_made_and_bodies_pass_but_for_the_models_name() {
     lab::ring!(Netns);
     let desk = Desk::new(1, "", "");
-    let (status, head, body) = desk.chat("large", "a b c", true);
+    let traced = ["r-1", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"];
+    let fields = [format!("x-request-id: {}", traced[0]), format!("traceparent: {}", traced[1])];
+    let options = ["--json", &billed_chat("large", "a b c"), "-H", &fields[0], "-H", &fields[1]];
+    let (status, head, body) = desk.ask("/v1/chat/completions", &options);
     assert_eq!((status, tokens(&body)), (200, ("0 1 2 3 4 ".into(), true)), "{head}");
     assert!(head.contains("x-paced-model: large") && head.contains("text/event-stream"), "{head}");
     let asked = desk.large[0].last().unwrap();
@@ -227,7 +236,8 @@ fn tokens_come_as_they_are_made_and_bodies_pass_but_for_the_models_name() {
         (&asked.path[..], asked.authorization.as_deref()),
         ("/v1/chat/completions", Some("Bearer sk-of-the-engine"))
     );
-    assert_eq!(asked.body, chat("opt-6.7b", "a b c", true));
+    assert_eq!(asked.body, billed_chat("opt-6.7b", "a b c"));
+    assert_eq!(asked.traced, traced.map(|value| Some(value.to_owned())));
     let (status, _, body) = desk.chat("large", "a b c", false);
     let whole: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &whole["choices"][0]["message"]["content"]), (200, &json!("0 1 2 3 4 ")));
@@ -241,7 +251,10 @@ fn tokens_come_as_they_are_made_and_bodies_pass_but_for_the_models_name() {
     let list: Value = serde_json::from_str(&body).unwrap();
     let names: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
     assert_eq!((status, names), (200, vec![&json!("large"), &json!("opt-125m"), &json!("auto")]));
-    assert_eq!(desk.ask("/health", &[]).0, 200);
+    assert_eq!(desk.ask("/v1/models/auto", &[]).0, 200);
+    assert_eq!((desk.ask("/v1/models/none", &[]).0, desk.ask("/health", &[]).0), (404, 200));
+    let (status, _, body) = desk.ask("/health", &["--head"]);
+    assert_eq!((status, body), (200, String::new()));
     let counts = desk.settled();
     assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="output",user="edge",class="default"}"#), 10);
     assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="input",user="edge",class="default"}"#), 6);
@@ -320,6 +333,28 @@ fn engines_that_fail_cost_no_request_another_can_answer_and_tell_clients_nothing
     assert!(status == 200 && head.contains("x-paced-model: opt-125m"), "{head}");
     let counts = desk.settled();
     assert!(counts.of(r#"gateway_retries_total{model="large"}"#) >= 1, "{counts:#?}");
+}
+
+#[test]
+fn an_error_within_a_stream_is_a_failure_and_another_engine_is_asked_until_tokens_have_passed() {
+    lab::ring!(Netns);
+    let desk = Desk::new(2, "", "");
+    let (status, _, body) = desk.chat("large", "error 0", true);
+    assert_eq!((status, error(&body)), (502, "engine_failed".to_owned()), "{body}");
+    assert!(!body.contains("secret"), "{body}");
+    assert_eq!(
+        desk.large.iter().map(|engine| engine.counts()[0]).collect::<Vec<_>>(),
+        [1, 1],
+        "both engines are asked"
+    );
+    let (status, _, body) = desk.chat("large", "error 2", true);
+    assert_eq!((status, tokens(&body)), (200, ("0 1 ".into(), true)), "{body}");
+    assert_eq!(body.matches("\"error\"").count(), 1, "{body}");
+    let counts = desk.settled();
+    let ended = |outcome: &str| {
+        counts.of(&format!(r#"gateway_requests_total{{operation="chat",model="large",outcome="{outcome}"}}"#))
+    };
+    assert_eq!((ended("answered"), ended("engine_failed")), (0, 2), "{counts:#?}");
 }
 
 #[test]
@@ -440,7 +475,9 @@ fn rules_give_requests_their_classes_and_a_class_has_late_ones_refused() {
     desk.site.wait_for_counts("another request", |counts| counts.of("gateway_in_flight") == 1).unwrap();
     let (status, head, body) = urgent("large");
     assert_eq!((status, error(&body)), (503, "deadline_unreachable".to_owned()));
-    assert!(head.contains("retry-after: "), "{head}");
+    for field in ["retry-after: ", "x-paced-model: large", "x-paced-reason: named", "x-paced-predicted-ms: "] {
+        assert!(head.contains(field), "{head}");
+    }
     assert_eq!(desk.chat("opt-125m", "x", false).0, 200, "without the class, there is no deadline");
     other.kill().unwrap();
     other.wait().unwrap();

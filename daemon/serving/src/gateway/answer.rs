@@ -12,12 +12,12 @@ use bytes::{Bytes, BytesMut};
 use hyper::{
     Method, Response, StatusCode,
     body::{Body as _, Incoming},
-    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE},
+    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue},
 };
-use masque::h3::{Field, ResponseHead};
+use masque::h3::{Field, RequestHead, ResponseHead};
 use quic::class::Class;
 use role::access::served::{Served, TokenUsage};
-use tokio::time::timeout;
+use tokio::time::{Instant as TokioInstant, timeout, timeout_at};
 
 use super::{
     Failure, Gateway, Model,
@@ -39,14 +39,24 @@ use crate::{
 /// failure of its engine.
 const HELD_BYTES: usize = 1 << 20;
 
+/// Events before the first token are held back up to this size and for this time after the first of them: until they pass, another engine
+/// may still answer. Engines send comments and the name of a role before any token.
+pub(super) const HELD_EVENTS: (usize, Duration) = (64 << 10, Duration::from_secs(1));
+
 /// How many bytes at the end of a larger answer are held back until it is complete: they contain the engine's report of tokens.
 const END_BYTES: usize = 64 << 10;
 
 /// The assumed bytes of an answer per token, if its engine reports none.
 const BYTES_PER_TOKEN: u64 = 4;
 
+/// The failure of an engine that reports an error within its events.
+const ERROR_EVENT: OpenAiError = OpenAiError::Engine("it reported an error within its answer");
+
 /// Fields of an engine's answer that are passed to the client.
 const PASSED: [&str; 3] = ["content-type", "retry-after", "x-request-id"];
+
+/// Fields of a request that are passed to the engine, so that its log and its traces can be joined with the client's.
+const TRACED: [&str; 2] = ["x-request-id", "traceparent"];
 
 /// An attempt to get a request answered.
 pub(super) struct Pass<'a> {
@@ -55,6 +65,9 @@ pub(super) struct Pass<'a> {
     /// Why the model was chosen, and what is predicted of the engine that answers.
     pub(super) route: Route,
     pub(super) operation: Operation,
+    pub(super) head: &'a RequestHead,
+    /// Whether the client asks for a stream of events.
+    pub(super) is_streamed: bool,
     /// When the request was complete.
     pub(super) began: Instant,
     pub(super) payer: Payer<'a>,
@@ -178,10 +191,13 @@ impl Pass<'_> {
         let kind = answer.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
         let is_events = kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"text/event-stream"));
         by.is_streamed = is_events;
-        match is_events {
+        let status = match is_events {
             true => self.pass_events(exchange, answer, by).await?,
-            false => self.pass_whole(exchange, answer, by).await?,
-        }
+            false => {
+                self.pass_whole(exchange, answer, by).await?;
+                status
+            }
+        };
         by.lesson.learn(by.report.usage(), by.report.cached_tokens(), body.len());
         Ok(status)
     }
@@ -199,6 +215,9 @@ impl Pass<'_> {
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "application/json, text/event-stream");
         let asked = self.model.key.iter().fold(asked, |asked, key| asked.header(AUTHORIZATION, key));
+        let traced =
+            TRACED.iter().filter_map(|name| Some((*name, HeaderValue::from_bytes(self.head.field(name)?).ok()?)));
+        let asked = traced.fold(asked, |asked, (name, value)| asked.header(name, value));
         let asked = asked.body(body.clone()).map_err(|_| OpenAiError::NoEngine)?;
         let answered = timeout(self.gateway.settings.answer_timeout, self.model.upstream.ask(asked));
         let answer = match exchange.unless_gone(answered).await? {
@@ -225,28 +244,50 @@ impl Pass<'_> {
         let mut fields: Vec<Field> =
             passed.map(|(name, value)| Field::new(name, Bytes::copy_from_slice(value.as_bytes()))).collect();
         fields.extend(content_length.map(|length| Field::new("content-length", length.to_string())));
-        fields.push(Field::new("x-paced-model", self.model.name.to_string()));
-        fields.push(Field::new("x-paced-reason", self.route.reason));
-        // Edges choose between gateways by it.
-        fields.push(Field::new(LOAD, self.model.engines.load_permille().to_string()));
-        // There is no prediction for an unknown engine.
-        let predicted_ms = self.route.predicted().map(|predicted| predicted.as_millis()).filter(|ms| *ms > 0);
-        fields.extend(predicted_ms.map(|ms| Field::new("x-paced-predicted-ms", ms.to_string())));
+        fields.extend(self.own_fields());
         ResponseHead { status: answer.status().as_u16(), fields }
     }
 
-    /// Passes events on as they arrive. If they break off, sends an event with the error.
+    /// Returns the gateway's own fields of an answer.
+    fn own_fields(&self) -> Vec<Field> {
+        let mut fields = self.model.fields(&self.route);
+        // Edges choose between gateways by it.
+        fields.push(Field::new(LOAD, self.model.engines.load_permille().to_string()));
+        fields
+    }
+
+    /// Passes events on as they arrive, from the first token on, and returns the status of the answer. If they break off, sends an event with
+    /// the error. An event with an error of the engine is a failure of the engine; before the first token, it is the whole answer if it refuses
+    /// the request.
     async fn pass_events(
         &self,
         exchange: &mut Exchange,
         answer: Response<Incoming>,
-        Answering { place, lesson, first_token, report, .. }: &mut Answering<'_>,
-    ) -> Result<(), Failure> {
+        by: &mut Answering<'_>,
+    ) -> Result<StatusCode, Failure> {
+        let passed = answer.status();
+        let Answering { place, lesson, first_token, report, status, .. } = by;
         let head = self.head(&answer, None);
-        let (mut answer, mut events, mut has_begun) = (self.pieces(answer), EventStreamParser::default(), false);
+        // An engine that has begun an answer may still read the prompt, or have the request in its own queue.
+        let mut answer = Pieces::new(answer, self.gateway.settings.answer_timeout);
+        let (mut events, mut has_begun) = (EventStreamParser::default(), false);
+        let mut is_at_work = false;
+        let (mut held, mut held_until) = (BytesMut::new(), None);
         let broken = loop {
-            let bytes = match answer.next(exchange).await? {
+            let next = match held_until {
+                Some(until) => timeout_at(until, answer.next(exchange)).await,
+                None => Ok(answer.next(exchange).await),
+            };
+            let Ok(next) = next else {
+                (held_until, has_begun) = (None, true);
+                exchange.respond(&head).await?;
+                self.send(exchange, held.split().freeze()).await?;
+                continue;
+            };
+            let bytes = match next? {
                 Ok(Some(bytes)) => bytes,
+                // The client has received the engine's own event.
+                _ if events.error().is_some() => break Some(ERROR_EVENT),
                 // The answer is complete, however its engine ends it.
                 Ok(None) | Err(_) if events.is_done() => break None,
                 Ok(None) => break Some(OpenAiError::Engine("it ended its answer early")),
@@ -257,11 +298,32 @@ impl Pass<'_> {
                 Ok(whole) => whole,
                 Err(malformed) => break Some(OpenAiError::Engine(malformed.as_str())),
             };
+            if let Some(error) = events.error().filter(|_| !has_begun && events.with_content() == 0) {
+                let Some(refusal) = error.refusal.and_then(|code| StatusCode::from_u16(code).ok()) else {
+                    break Some(ERROR_EVENT);
+                };
+                *status = Some(refusal);
+                self.model.engines.succeeded(place.replica);
+                self.pass_refusal(exchange, refusal, error.json.clone()).await?;
+                return Ok(refusal);
+            }
             if whole.is_empty() {
                 continue;
             }
-            if !std::mem::replace(&mut has_begun, true) {
+            let whole = if has_begun {
+                whole
+            } else {
+                held.extend_from_slice(&whole);
+                if events.with_content() == 0 && !events.is_done() && held.len() <= HELD_EVENTS.0 {
+                    held_until.get_or_insert_with(|| TokioInstant::now() + HELD_EVENTS.1);
+                    continue;
+                }
+                (held_until, has_begun) = (None, true);
                 exchange.respond(&head).await?;
+                held.split().freeze()
+            };
+            if !std::mem::replace(&mut is_at_work, events.with_content() > 0 || events.is_done()) && is_at_work {
+                answer.silence.limit(self.gateway.settings.stall_timeout);
             }
             if events.with_content() > 0 && before == 0 {
                 let first = *first_token.insert(self.began.elapsed());
@@ -279,16 +341,27 @@ impl Pass<'_> {
         match broken {
             None => {
                 self.model.engines.succeeded(place.replica);
-                Ok(())
+                Ok(passed)
             }
             Some(refusal) if !has_begun => Err(refusal.into()),
             Some(refusal) => {
                 self.model.engines.failed(place.replica, Fault::Answer, &refusal.to_string());
-                // The leading line end closes an event that broke off.
-                self.send(exchange, [b"\n", &refusal.event()[..]].concat().into()).await?;
+                if refusal != ERROR_EVENT {
+                    // The leading line end closes an event that broke off.
+                    self.send(exchange, [b"\n", &refusal.event()[..]].concat().into()).await?;
+                }
                 Err(Failure::Broken(refusal, Ended::Whole))
             }
         }
+    }
+
+    /// Passes on a refusal that an engine has sent as an event, as the whole answer.
+    async fn pass_refusal(&self, exchange: &mut Exchange, status: StatusCode, json: Bytes) -> Result<(), Failure> {
+        let mut fields = self.own_fields();
+        fields.push(Field::new("content-type", "application/json"));
+        let head = self.with_length(ResponseHead { status: status.as_u16(), fields }, json.len());
+        exchange.respond(&head).await?;
+        self.send(exchange, json).await.map(drop)
     }
 
     /// Passes on an answer without events: holds it until it is complete, or only its end if it is large.
@@ -302,7 +375,8 @@ impl Pass<'_> {
         let status = answer.status();
         let head = |length| self.head(&answer, length);
         let (known, unknown) = (head(length), head(None));
-        let (mut answer, mut held, mut has_begun) = (self.pieces(answer), BytesMut::new(), false);
+        let mut answer = Pieces::new(answer, self.gateway.settings.stall_timeout);
+        let (mut held, mut has_begun) = (BytesMut::new(), false);
         loop {
             match answer.next(exchange).await? {
                 Ok(Some(piece)) => {
@@ -345,10 +419,6 @@ impl Pass<'_> {
         head
     }
 
-    fn pieces(&self, answer: Response<Incoming>) -> Pieces {
-        Pieces { body: answer.into_body(), silence: Silence::new(self.gateway.settings.stall_timeout) }
-    }
-
     /// Sends content to the client, which may take as long to accept some as an engine may take to produce some, because other
     /// requests need its place at the engine. Returns whether there was room at once.
     async fn send(&self, exchange: &mut Exchange, content: Bytes) -> Result<bool, Failure> {
@@ -367,6 +437,11 @@ struct Pieces {
 }
 
 impl Pieces {
+    /// Takes over an answer that may be silent for `longest`.
+    fn new(answer: Response<Incoming>, longest: Duration) -> Self {
+        Self { body: answer.into_body(), silence: Silence::new(longest) }
+    }
+
     /// Returns the next piece; `None` at the end of the answer.
     async fn next(&mut self, exchange: &mut Exchange) -> Result<Result<Option<Bytes>, OpenAiError>, Failure> {
         let Self { body, silence } = self;

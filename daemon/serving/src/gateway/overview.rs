@@ -2,11 +2,12 @@
 
 use config::engine::EngineUrl as Url;
 use sched::route::Curve;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Gateway, Model};
 use crate::{
     learned::{Learned, LearnedEngine},
+    openai::{OpenAiError, model_name},
     places::EngineStatus,
     routes::Tally,
     view::{AliasView, EngineView},
@@ -73,9 +74,22 @@ impl Gateway {
 
     /// Returns the answer to `GET /v1/models`.
     pub(super) fn list(&self) -> String {
-        let entry = |id: &str| json!({ "id": id, "object": "model", "created": 0, "owned_by": "paced" });
         let models = self.models.iter().map(|model| entry(&model.name));
         let aliases = self.settings.aliases.iter().map(|alias| entry(&alias.name));
         json!({ "object": "list", "data": models.chain(aliases).collect::<Vec<_>>() }).to_string()
     }
+
+    /// Returns the answer to `GET` of this path, which names a model or an alias.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub(super) fn one(&self, path: &[u8]) -> Result<String, OpenAiError> {
+        let name = model_name(path)?;
+        self.named(&name).map(|_| entry(&name).to_string())
+    }
+}
+
+/// What clients may know of a model or an alias.
+fn entry(id: &str) -> Value {
+    json!({ "id": id, "object": "model", "created": 0, "owned_by": "paced" })
 }

@@ -22,6 +22,12 @@ impl Silence {
         Self { longest, since, timer: Box::pin(sleep_until(since + longest)) }
     }
 
+    /// Begins another silence. From now on, each may last for `longest`.
+    pub(super) fn limit(&mut self, longest: Duration) {
+        (self.longest, self.since) = (longest, Instant::now());
+        self.timer.as_mut().reset(self.since + longest);
+    }
+
     /// Begins another silence.
     pub(super) fn begin(&mut self) {
         self.since = Instant::now();
@@ -62,5 +68,8 @@ mod tests {
         }
         poll_fn(|cx| silence.poll_over(cx)).await;
         assert_eq!(began.elapsed().as_secs(), 3 * 20 + 30);
+        silence.limit(Duration::from_secs(5));
+        poll_fn(|cx| silence.poll_over(cx)).await;
+        assert_eq!(began.elapsed().as_secs(), 3 * 20 + 30 + 5, "a shorter limit");
     }
 }

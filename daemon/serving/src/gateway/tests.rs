@@ -26,6 +26,7 @@ use tokio::{
 use super::*;
 use crate::{departure::Departure, message, routes::tests::model, tenants::tests::key};
 
+mod failing;
 mod http3;
 
 type ToSend = UnsyncBoxBody<Bytes, Infallible>;
@@ -36,6 +37,8 @@ struct Client {
     spending: Arc<Spending>,
     requests: client::conn::http1::SendRequest<ToSend>,
     served: mpsc::UnboundedReceiver<Served>,
+    /// The status of each answer, once it begins.
+    begun: mpsc::UnboundedReceiver<u16>,
     /// What the gateway made of each answer, whatever of it HTTP/1.1 sends.
     contents: mpsc::UnboundedReceiver<Bytes>,
 }
@@ -56,9 +59,11 @@ impl Client {
         let gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let ((ended, served), (made, contents)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        let (begins, begun) = mpsc::unbounded_channel();
         let (classes, serves) = (Arc::new(classes), gateway.clone());
         let answer = service_fn(move |request: Request<hyper::body::Incoming>| {
             let (gateway, classes, ended, made) = (serves.clone(), classes.clone(), ended.clone(), made.clone());
+            let begins = begins.clone();
             async move {
                 let (parts, body) = request.into_parts();
                 let (head, (exchange, awaited)) = (message::head(&parts), TcpExchange::new(body, Departure::default()));
@@ -68,6 +73,7 @@ impl Client {
                     _ = ended.send(gateway.serve(Exchange::Tcp(exchange), &head, &classes, &asker).await);
                 });
                 let (head, answer) = awaited.answer().await?;
+                _ = begins.send(head.status);
                 let content = answer.collect().await?.to_bytes();
                 _ = made.send(content.clone());
                 Ok::<_, std::io::Error>(message::response::<Full<Bytes>>(head, content.into()))
@@ -76,7 +82,7 @@ impl Client {
         tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
         let (requests, connection) = client::conn::http1::handshake(TokioIo::new(ours)).await.unwrap();
         tokio::spawn(connection);
-        Self { gateway, spending, requests, served, contents }
+        Self { gateway, spending, requests, served, begun, contents }
     }
 
     /// Asks for a chat; returns the status and the body of the answer.
@@ -151,10 +157,27 @@ async fn nothing_that_outlives_a_request_has_the_size_of_the_name_in_its_body() 
 #[tokio::test]
 async fn a_refusal_of_a_request_for_a_model_reports_the_load_of_its_engines() {
     let mut client = Client::of("http://127.0.0.1:1/v1").await;
-    for (body, load) in [(r#"{"model":"large"}"#, Some(u32::MAX)), (r#"{"model":"other"}"#, None)] {
+    // The second request finds no engine to choose.
+    let [large, other] = [r#"{"model":"large"}"#, r#"{"model":"other"}"#];
+    for (body, load) in [(large, Some(u32::MAX)), (large, Some(u32::MAX)), (other, None)] {
         let answer = client.requests.send_request(chat(whole(body.into()))).await.unwrap();
         let told = answer.headers().get(LOAD).map(|load| load.to_str().unwrap().parse().unwrap());
         assert_eq!(told, load, "{}", answer.status());
+        _ = answer.into_body().collect().await;
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_says_which_model_was_chosen_and_how_long_its_answer_was_predicted_to_take() {
+    let mut client = Client::of("http://127.0.0.1:1/v1").await;
+    let curve = sched::route::Curve::new(sched::route::Cost { gpu_ns: 1e7, ..Default::default() });
+    client.gateway.routes.recall(None, |_, _| Some(curve));
+    let decided = ["x-paced-model", "x-paced-reason", "x-paced-predicted-ms"];
+    for (model, values) in [("large", ["large", "named", "190"].map(Some)), ("other", [None; 3])] {
+        let body = format!(r#"{{"model":"{model}","max_tokens":20}}"#);
+        let answer = client.requests.send_request(chat(whole(body))).await.unwrap();
+        let told = decided.map(|name| answer.headers().get(name).map(|value| value.to_str().unwrap()));
+        assert_eq!(told, values, "{}", answer.status());
         _ = answer.into_body().collect().await;
     }
 }
@@ -169,6 +192,24 @@ async fn a_refusal_of_head_has_no_content() {
         assert_eq!((answer.headers()["content-type"].as_bytes()), b"application/json");
         _ = answer.into_body().collect().await;
         assert_eq!(client.contents.recv().await.unwrap().is_empty(), is_empty, "{method}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_can_be_asked_for_by_name_and_health_by_its_head() {
+    let mut client = Client::of("http://127.0.0.1:1/v1").await;
+    for (method, path, status, content) in [
+        ("GET", "/v1/models/larg%65", 200, r#""id":"large""#),
+        ("GET", "/v1/models/small", 404, "model_not_found"),
+        ("GET", "/health", 200, "ok"),
+        ("HEAD", "/health", 200, ""),
+    ] {
+        let request = Request::builder().method(method).uri(path).body(whole(String::new())).unwrap();
+        let answer = client.requests.send_request(request).await.unwrap();
+        assert_eq!(answer.status().as_u16(), status, "{method} {path}");
+        _ = answer.into_body().collect().await;
+        let sent = String::from_utf8(client.contents.recv().await.unwrap().to_vec()).unwrap();
+        assert!(sent.contains(content) && sent.is_empty() == content.is_empty(), "{method} {path}: {sent}");
     }
 }
 

@@ -73,10 +73,11 @@ impl Gateway {
             };
             let (fault, why) = match &failure {
                 OpenAiError::OutOfReach { why } => (Fault::OutOfReach, format!("it accepts no connections: {why}")),
+                OpenAiError::EngineTimeout if !pass.is_streamed => (Fault::Late, failure.to_string()),
                 other => (Fault::Answer, other.to_string()),
             };
             // An engine out of reach has not seen the request.
-            faults += usize::from(fault == Fault::Answer);
+            faults += usize::from(fault != Fault::OutOfReach);
             model.engines.failed(place.replica, fault, &why);
             tracing::info!(model = &*model.name, engine = served.engine, "engine failed: {why}");
             tried.push(place.replica);

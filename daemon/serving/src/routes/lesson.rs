@@ -10,6 +10,7 @@ use super::{
     Known, Route, Routes,
     flights::{Flight, Flights},
 };
+use crate::reported::Reported;
 
 /// The weight of the newest answer in an average.
 const NEWEST: f64 = 0.05;
@@ -34,7 +35,7 @@ pub struct Lesson<'a> {
     flights: Arc<Mutex<Flights>>,
     flight: usize,
     began_ns: u64,
-    /// Whether the engine was idle when the request began.
+    /// Whether the engine had no other request, ours or of others, when the request began.
     is_alone: bool,
     /// Whether the client took tokens more slowly than the engine made them.
     is_held_up: bool,
@@ -51,7 +52,10 @@ impl Routes {
     pub fn begin(&self, route: &Route, replica: usize) -> Lesson<'_> {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
-        let is_alone = self.engines.get(route.model).is_some_and(|engines| engines.in_flight(replica) <= 1);
+        let is_alone = self.engines.get(route.model).is_some_and(|engines| {
+            let (in_flight, others) = engines.at_engine(replica);
+            in_flight <= 1 && others == Reported::default()
+        });
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
         let Known { aliases, replicas, .. } = &mut *known;
         if let Some(chooser) = route.by.and_then(|by| aliases.get_mut(by.alias)) {
@@ -97,8 +101,11 @@ impl Lesson<'_> {
             self.first_ns.get_or_insert(now_ns);
         }
         (self.last_ns, self.events) = (now_ns, self.events + 1);
-        self.batches +=
-            self.routes.engines.get(self.model).map_or(1, |engines| u64::from(engines.in_flight(self.replica)));
+        // Predictions consider the requests of the engine's other clients, too.
+        self.batches += self.routes.engines.get(self.model).map_or(1, |engines| {
+            let (in_flight, others) = engines.at_engine(self.replica);
+            u64::from(in_flight) + u64::from(others.running)
+        });
         self.flights.lock().token(self.flight);
     }
 
@@ -113,8 +120,9 @@ impl Lesson<'_> {
         self.events
     }
 
-    /// Learns from a complete answer. The engine's own counts of tokens and of cached tokens of the prompt take precedence over the count
-    /// of events and the expectation, which is trusted as far as these counts confirm the blocks that the engine was sent before. If an engine
+    /// Learns from a complete answer. Most clients do not ask for `usage` in streams, so the number of events with content also teaches the
+    /// lengths of answers. Only `usage` teaches the bytes of a prompt's token. The engine's own counts of tokens and of cached tokens of the
+    /// prompt take precedence over the count of events and the expectation, which is trusted as far as these counts confirm the blocks that the engine was sent before. If an engine
     /// that reports cached tokens leaves the count out, the count is 0. Only the uncached tokens of the prompt cost the engine time.
     pub fn learn(&self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
         let cached_tokens = self.routes.engines.get(self.model).zip(usage).map_or(cached_tokens, |(engines, usage)| {
@@ -123,19 +131,19 @@ impl Lesson<'_> {
             let compared = (usage.prompt_tokens as f64 * part) as u32;
             engines.confirm_cached(self.replica, self.user, compared, cached_tokens)
         });
+        let tokens = usage.map_or(self.events, |usage| usage.completion_tokens);
+        let average = |before: f64, now: f64| before + NEWEST * (now - before);
         let mut known = self.routes.state.lock();
-        if let Some(usage) = usage {
-            let average = |before: f64, now: f64| before + NEWEST * (now - before);
-            known.is_billed = true;
-            known.lengths.learn(self.class, self.max_tokens, usage.completion_tokens);
-            known.answer_tokens = average(known.answer_tokens, usage.completion_tokens as f64).max(1.0);
-            if usage.prompt_tokens > 0 {
-                let ratio = body_bytes as f64 / usage.prompt_tokens as f64;
-                known.bytes_per_token = average(known.bytes_per_token, ratio).clamp(0.5, 1_000.0);
-            }
+        if usage.is_some() || tokens > 0 {
+            known.has_lengths = true;
+            known.lengths.learn(self.class, self.max_tokens, tokens);
+            known.answer_tokens = average(known.answer_tokens, tokens as f64).max(1.0);
+        }
+        if let Some(usage) = usage.filter(|usage| usage.prompt_tokens > 0) {
+            let ratio = body_bytes as f64 / usage.prompt_tokens as f64;
+            known.bytes_per_token = average(known.bytes_per_token, ratio).clamp(0.5, 1_000.0);
         }
         let prompt_tokens = usage.map_or(self.prompt_tokens, |usage| usage.prompt_tokens as u32);
-        let tokens = usage.map_or(self.events, |usage| usage.completion_tokens);
         let Some(first_ns) = self.first_ns else { return };
         let Some(replica) = known.replica(self.model, self.replica) else { return };
         let others = replica.load.others_utilisation;

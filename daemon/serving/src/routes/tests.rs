@@ -119,6 +119,29 @@ fn answer(routes: &Routes, engines: &[Arc<Engines>], model: usize, (first_ms, st
 }
 
 #[test]
+fn the_lengths_of_streams_are_learned_from_their_events_if_the_engine_sends_no_usage() {
+    let (routes, engines) = routes(8);
+    let unlimited = Wanted { max_tokens: None, ..wanted(None) };
+    let expected = || routes.route(named(&[0]), &unlimited, ClientPath::default()).unwrap().answer_tokens();
+    assert_eq!((expected(), routes.learned().0), (FIRST_TOKENS as u64, None));
+    let stream = |events: u64, usage| {
+        let route = routes.route(named(&[0]), &unlimited, ClientPath::default()).unwrap();
+        let place = take(&engines[0]);
+        let mut lesson = routes.begin(&route, place.replica);
+        (0..events).for_each(|_| lesson.token());
+        lesson.learn(usage, None, 400);
+    };
+    stream(0, None);
+    assert_eq!((expected(), routes.learned().0), (FIRST_TOKENS as u64, None), "an answer without streaming");
+    stream(1_500, None);
+    assert_eq!(expected(), 1_500);
+    let (tokens, bytes) = routes.learned().0.unwrap();
+    assert!(tokens > FIRST_TOKENS && bytes == FIRST_BYTES_PER_TOKEN, "{tokens} {bytes}");
+    stream(9, Some(TokenUsage { prompt_tokens: 100, completion_tokens: 1_500 }));
+    assert_eq!(expected(), 1_500, "the engine's count takes precedence");
+}
+
+#[test]
 fn an_engine_has_made_the_part_of_an_answer_for_which_it_had_time() {
     let (routes, engines) = routes(8);
     let route = || routes.route(named(&[0]), &wanted(Some(10_000)), ClientPath::default()).unwrap();
@@ -243,6 +266,26 @@ fn a_client_that_takes_tokens_slowly_does_not_make_its_engine_look_slow() {
         assert_eq!(routes.cost(0, 0).unwrap().gpu_ns, known.unwrap().gpu_ns, "{before}");
     }
     assert_ne!(routes.learned().0, averages, "the length of the answer is still learned");
+}
+
+#[test]
+fn requests_of_others_at_an_engine_are_in_the_batch_that_its_tokens_show_and_no_prompt_is_alone_beside_them() {
+    let (routes, engines) = routes(8);
+    let learned = || routes.learned().1[0];
+    let answer_beside = |others| {
+        engines[0].report(0, others, 0);
+        // A step takes 10 ms, and 2 ms for each request.
+        answer(&routes, &engines, 0, (50, 12 + 2 * u64::from(others.running)));
+    };
+    for _ in 0..60 {
+        [1, 15].into_iter().for_each(|running| answer_beside(Reported { running, waiting: 0 }));
+    }
+    let step_ms = [1, 2, 16, 32].map(|batch| (learned().step_ns(batch, 0.0) / 1e6).round() as u64);
+    assert_eq!(step_ms, [12, 14, 42, 74], "{:?}", learned());
+    answer_beside(Reported { running: 0, waiting: 1 });
+    assert_eq!(learned().samples().1, 0);
+    answer_beside(Reported::default());
+    assert_eq!(learned().samples().1, 1);
 }
 
 #[test]

@@ -91,7 +91,8 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has(
     let _engine = Engine::start(&site.chain.relay, 8001, "large", Speed::default()).unwrap();
     for _ in 0..2 {
         let mut curl = site.chain.relay.command("curl").unwrap();
-        let body = r#"{"model":"large","prompt":"x","max_tokens":5,"stream":true}"#;
+        let body =
+            r#"{"model":"large","prompt":"x","max_tokens":5,"stream":true,"stream_options":{"include_usage":true}}"#;
         curl.args([
             "-sS",
             "-f",

@@ -113,7 +113,7 @@ fn five_seconds_without_a_path_cost_neither_open_answers_nor_new_requests() {
 #[test]
 fn an_engine_that_hangs_costs_five_requests_at_most_where_another_runs_the_same_model() {
     lab::ring!(Netns);
-    let desk = Desk::new(2, "", "stall_timeout_seconds = 3");
+    let desk = Desk::new(2, "", "answer_timeout_seconds = 3");
     // It still accepts requests and begins answers, but sends no tokens.
     desk.large[0].slow_down(1_000_000);
     for _ in 0..5 {

@@ -58,7 +58,8 @@ fn tokens_count_by_what_the_engine_says_or_else_by_what_passed_also_where_the_cl
             counts.of(&format!(r#"gateway_tokens_total{{model="large",kind="{kind}",user="edge",class="default"}}"#))
         })
     };
-    assert_eq!((desk.chat("large", "x", true).0, used()), (200, [1, 5]), "as billed");
+    let billed = desk.ask("/v1/chat/completions", &["--json", &billed_chat("large", "x")]).0;
+    assert_eq!((billed, used()), (200, [1, 5]), "as billed");
     let [input, output] = used();
     assert_eq!((desk.chat("large", "timed", true).0, used()), (200, [input + 7, output + 10]), "as llama.cpp reports");
     let [input, output] = used();
@@ -109,7 +110,7 @@ fn the_tokens_of_a_month_that_were_saved_outlive_a_kill() {
         format!("[[gateway.key]]\nname = \"ann\"\nsha256 = \"{}\"\nmonthly_tokens = 6\nmax_in_flight = 9", hex(&hash));
     let mut desk = Desk::with_large(1, 1, "", "", &policy);
     let shown = format!("authorization: Bearer {key}");
-    let ask = |desk: &Desk| desk.ask("/v1/chat/completions", &["-H", &shown, "--json", &chat("large", "x", true)]);
+    let ask = |desk: &Desk| desk.ask("/v1/chat/completions", &["-H", &shown, "--json", &billed_chat("large", "x")]);
     // A request uses six tokens.
     assert_eq!(ask(&desk).0, 200);
     let kept = desk.site.path("tokens.json");

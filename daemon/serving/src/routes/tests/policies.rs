@@ -67,6 +67,27 @@ fn thresholds_of_a_file_decide_by_class_whatever_the_order_of_their_models() {
 }
 
 #[test]
+fn a_file_does_not_decide_while_an_engine_has_ceased_to_report_its_load() {
+    let folder = Folder::new("stale");
+    let file = folder.write("a.toml", &thresholds(["large", "small"], [0.9; 2]).to_bytes("").unwrap());
+    let (routes, engines) = routes_of(&settings(file, None), 8);
+    teach(&routes);
+    engines[1].expect(false, 6_000 * NS_PER_MS);
+    let decide = || {
+        let route = routes.route(either(&[0, 1]), &wanted(Some(1_000)), ClientPath::default()).unwrap();
+        (route.reason, routes.tallies()[0].fell_back)
+    };
+    assert_eq!(decide(), ("threshold", 0), "it has never reported");
+    engines[1].report(0, Reported::default(), 0);
+    pass(6_000);
+    assert_eq!(decide(), ("threshold", 0));
+    pass(1);
+    assert_eq!(decide(), ("fallback", 1));
+    engines[1].report(0, Reported::default(), 0);
+    assert_eq!(decide(), ("threshold", 1));
+}
+
+#[test]
 fn no_file_makes_a_request_late_while_another_model_is_in_time() {
     let folder = Folder::new("guard");
     let file = folder.write("a.toml", &thresholds(["large", "small"], [1e6; 2]).to_bytes("").unwrap());

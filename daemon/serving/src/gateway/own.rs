@@ -1,0 +1,94 @@
+//! The gateway's own answers, and its own fields of answers.
+
+use bytes::Bytes;
+use masque::h3::{Field, RequestHead, ResponseHead};
+use tokio::time::timeout;
+
+use super::{
+    Failure, Gateway, Model,
+    exchange::{ANSWER_TIMEOUT, Ended, Exchange},
+};
+use crate::{
+    openai::{OpenAiError, Operation},
+    routes::Route,
+};
+
+impl Gateway {
+    /// Answers a request about the gateway itself or about its models.
+    pub(super) async fn inform(
+        &self,
+        exchange: &mut Exchange,
+        operation: Operation,
+        head: &RequestHead,
+    ) -> Result<(), Failure> {
+        let (kind, body) = match operation {
+            Operation::Models => ("application/json", self.list()),
+            Operation::Model => ("application/json", self.one(head.path.as_deref().unwrap_or_default())?),
+            _ => ("text/plain", "ok\n".to_owned()),
+        };
+        if head.method == b"HEAD"[..] {
+            // RFC 9110 §9.3.2.
+            let fields = vec![Field::new("content-type", kind)];
+            return Ok(exchange.respond(&ResponseHead { status: 200, fields }).await?);
+        }
+        respond(exchange, 200, kind, body.into(), Vec::new()).await
+    }
+}
+
+impl Model {
+    /// Returns the fields with which the gateway says that it chose this model, why, and how long the answer is predicted to take.
+    pub(super) fn fields(&self, route: &Route) -> Vec<Field> {
+        let chosen = [("x-paced-model", self.name.to_string()), ("x-paced-reason", route.reason.to_owned())];
+        // There is no prediction for an unknown engine.
+        let predicted_ms = route.predicted().map(|predicted| predicted.as_millis()).filter(|ms| *ms > 0);
+        let predicted = predicted_ms.map(|ms| ("x-paced-predicted-ms", ms.to_string()));
+        chosen.into_iter().chain(predicted).map(|(name, value)| Field::new(name, value)).collect()
+    }
+}
+
+/// Sends a complete answer.
+async fn respond(
+    exchange: &mut Exchange,
+    status: u16,
+    kind: &'static str,
+    body: Bytes,
+    mut fields: Vec<Field>,
+) -> Result<(), Failure> {
+    fields.push(Field::new("content-type", kind));
+    fields.push(Field::new("content-length", body.len().to_string()));
+    exchange.respond(&ResponseHead { status, fields }).await?;
+    if !body.is_empty() {
+        timeout(ANSWER_TIMEOUT, exchange.send(body)).await.map_err(|_| Failure::Untaken)??;
+    }
+    Ok(())
+}
+
+/// Sends an error of the API as the answer, with what was `decided` before; without content if the request `is_head` (RFC 9110 §9.3.2).
+pub(super) async fn refuse(
+    exchange: &mut Exchange,
+    refusal: &OpenAiError,
+    decided: Vec<Field>,
+    is_head: bool,
+) -> Ended {
+    tracing::debug!(%refusal, "request refused");
+    let retry = refusal.retry_after_s().map(|seconds| Field::new("retry-after", seconds.to_string()));
+    let own = match refusal {
+        OpenAiError::Method(operation) => Some(Field::new("allow", operation.methods())),
+        // RFC 9110 §15.5.2.
+        OpenAiError::Key => Some(Field::new("www-authenticate", "Bearer")),
+        _ => None,
+    };
+    let fields = retry.into_iter().chain(own).chain(decided);
+    let (status, kind) = (refusal.status(), "application/json");
+    let sent = match is_head {
+        true => {
+            let fields = fields.chain([Field::new("content-type", kind)]).collect();
+            exchange.respond(&ResponseHead { status, fields }).await.map_err(Failure::from)
+        }
+        false => respond(exchange, status, kind, refusal.body(), fields.collect()).await,
+    };
+    match sent {
+        Ok(()) => Ended::Whole,
+        Err(_) => Ended::Cut,
+    }
+}
