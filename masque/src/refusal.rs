@@ -72,6 +72,9 @@ pub enum Refusal {
     /// The client has as many tunnels as it is allowed.
     #[error("too many tunnels")]
     TunnelLimitReached,
+    /// The user has as many connections as it is allowed.
+    #[error("too many connections")]
+    ConnectionLimitReached,
     /// The client has used up its monthly quota.
     #[error("this month's quota is used up")]
     QuotaUsedUp {
@@ -132,6 +135,7 @@ impl Refusal {
             Self::NameProhibited => (403, E::HttpRequestDenied, "name_prohibited"),
             Self::PortProhibited => (403, E::HttpRequestDenied, "port_prohibited"),
             Self::TunnelLimitReached => (429, E::HttpRequestDenied, "tunnel_limit_reached"),
+            Self::ConnectionLimitReached => (429, E::HttpRequestDenied, "connection_limit_reached"),
             Self::QuotaUsedUp { .. } => (429, E::HttpRequestDenied, "quota_used_up"),
             Self::Overloaded { .. } => (503, E::ConnectionLimitReached, "overloaded"),
             Self::DnsError { .. } => (502, E::DnsError, "dns_error"),
@@ -292,7 +296,11 @@ mod tests {
         ] {
             assert_eq!(refusal.status(), status, "{refusal:?}");
         }
-        for (refusal, status) in [(Refusal::AddressProhibited, 403), (Refusal::TunnelLimitReached, 429)] {
+        for (refusal, status) in [
+            (Refusal::AddressProhibited, 403),
+            (Refusal::TunnelLimitReached, 429),
+            (Refusal::ConnectionLimitReached, 429),
+        ] {
             assert_eq!(refusal.status(), status);
         }
     }

@@ -14,6 +14,7 @@ use masque::{
     priority::Priority,
     request::{Refusal, TunnelProtocol, accepted, is_ping},
 };
+use parking_lot::Mutex;
 use quic::{
     class::{Class, Membership, Since},
     clock::Clock,
@@ -107,6 +108,7 @@ impl Relay {
             standing,
             certificate,
             tunnels,
+            place: Mutex::default(),
             cut: OnceLock::new(),
         });
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
@@ -124,6 +126,7 @@ impl Relay {
             }
         };
         self.resources.metrics.connections.dec();
+        drop(client.place.lock().take());
         self.connections.remove(client.id);
         tracing::debug!(reason = %ended, "connection ended");
     }
@@ -283,7 +286,12 @@ async fn open(
         Err(rejected) => {
             drop(waiting);
             client.standing.note_refusal();
+            let is_last = matches!(rejected, Rejected::Last);
             turn_away(&http, request, rejected).await;
+            // Meanwhile another connection of the user may have left its place to this one.
+            if is_last && !client.standing.is_known() {
+                http.close(Code::ExcessiveLoad);
+            }
             return None;
         }
     };
@@ -388,6 +396,7 @@ async fn turn_away(http: &h3::Client, request: Request, rejected: Rejected) {
     drop(flow);
     let (code, answered) = match rejected {
         Rejected::Answered(code) => (code, true),
+        Rejected::Last => (Code::NoError, true),
         Rejected::Unanswered(code) => (code, false),
     };
     recv.stop(code);
@@ -409,6 +418,8 @@ async fn turn_away(http: &h3::Client, request: Request, rejected: Rejected) {
 enum Rejected {
     /// With a response.
     Answered(Code),
+    /// With a response, after which the connection has to end: its user has too many.
+    Last,
     /// Without a response: the client was gone, or there was nothing to say.
     Unanswered(Code),
 }
@@ -479,7 +490,10 @@ async fn admit(
                 Refusal::Malformed(_) | Refusal::Target(_) => Code::MessageError,
                 _ => Code::NoError,
             };
-            Err(answer(request, &refusal.response(&rules.name), code).await)
+            match answer(request, &refusal.response(&rules.name), code).await {
+                Rejected::Answered(_) if refusal == Refusal::ConnectionLimitReached => Err(Rejected::Last),
+                rejected => Err(rejected),
+            }
         }
     }
 }
@@ -495,7 +509,7 @@ async fn decide(
     let user = request::identify(relay, rules, client, &head, attempt)?;
     if is_ping(&head) {
         // Where no credentials are required, every client with a permitted request counts as a user.
-        client.standing.admit();
+        request::admit_client(relay, rules, client, attempt.user.as_ref())?;
         return Ok(Decision::Ping);
     }
     if let Some(gateway) = relay.gateway().filter(|_| Gateway::takes(&head)) {
