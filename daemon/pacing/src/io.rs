@@ -42,7 +42,8 @@ use self::{
     recorder::Recorder,
 };
 use super::{
-    descriptor::{set_option, watch},
+    buffers::{Larger, size_buffers},
+    descriptor::watch,
     monotonic::LoopClock,
     qlog::Traces,
 };
@@ -107,7 +108,7 @@ pub struct SocketSettings {
     pub gso: bool,
     /// The mark of packets (SO_MARK), for `tc` and routing rules; needs CAP_NET_RAW or CAP_NET_ADMIN.
     pub mark: Option<u32>,
-    /// Kernel buffers, in bytes each; without CAP_NET_ADMIN, the kernel grants at most `net.core.[rw]mem_max`.
+    /// Kernel buffers, in bytes each; see [`size_buffers`].
     pub socket_buffer_bytes: usize,
     /// The devices that packets leave by.
     pub devices: Devices,
@@ -158,7 +159,8 @@ impl s2n_quic::provider::io::Provider for Provider {
         let address: SocketAddress = socket.local_addr()?.into();
         socket.set_nonblocking(true)?;
         let socket = Socket::from(socket);
-        set_buffers(&socket, settings.socket_buffer_bytes)?;
+        let bytes = Some(settings.socket_buffer_bytes);
+        size_buffers(&socket, bytes, bytes, Larger::Keep)?;
         // Without the "don't fragment" bit, probes larger than the path's MTU would be fragmented and arrive all the same.
         let probes = syscall::configure_mtu_disc(&socket);
         let sizes = mtu::Config::builder().with_max_mtu(settings.max_mtu);
@@ -202,20 +204,6 @@ impl s2n_quic::provider::io::Provider for Provider {
     }
 }
 
-/// Sets both buffers of a socket to `bytes`, or to the size that the kernel grants: with CAP_NET_ADMIN the full size (SO_SNDBUFFORCE and
-/// SO_RCVBUFFORCE, socket(7)), otherwise at most `net.core.[rw]mem_max`.
-fn set_buffers(socket: &Socket, bytes: usize) -> io::Result<()> {
-    let forced =
-        |name| set_option(socket, libc::SOL_SOCKET, name, libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX));
-    if forced(libc::SO_SNDBUFFORCE).is_err() {
-        socket.set_send_buffer_size(bytes)?;
-    }
-    if forced(libc::SO_RCVBUFFORCE).is_err() {
-        socket.set_recv_buffer_size(bytes)?;
-    }
-    Ok(())
-}
-
 /// The kernel's side of the queue.
 struct KernelSocket {
     socket: UdpSocket,
@@ -243,7 +231,7 @@ impl Outlet for KernelSocket {
 
 /// Reports a test as skipped, past the harness, which would keep the line from the runner (`tests/run`).
 #[cfg(test)]
-fn skipped(test: &str, why: &str) {
+pub(crate) fn skipped(test: &str, why: &str) {
     use std::io::Write as _;
     let line = format!("\nskipped: {test}: {why}\n");
     std::io::stderr().write_all(line.as_bytes()).expect("standard error takes bytes");
