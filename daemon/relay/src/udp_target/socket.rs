@@ -95,7 +95,9 @@ impl UdpTarget {
                 set_option(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
             }
             SocketAddr::V6(_) => {
-                set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::PROBE).map_err(io::Error::from)?;
+                // Like PROBE, but ICMP does not lower the path MTU of the route either, which TCP sockets obey. In IPv4, this choice
+                // would send packets without the DF bit.
+                set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::INTERFACE).map_err(io::Error::from)?;
                 set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
             }
         }
