@@ -13,6 +13,7 @@ pub mod models;
 pub mod name_server;
 pub mod netns;
 pub mod process;
+pub mod promql;
 pub mod report;
 pub mod simulation;
 pub mod site;
