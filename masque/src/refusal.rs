@@ -113,6 +113,9 @@ pub enum Refusal {
     Internal,
 }
 
+/// Seconds after which a user with too many connections may try again, when one of them may have ended.
+const CONNECTION_RETRY_S: u32 = 10;
+
 impl Refusal {
     /// Status code, proxy error type and label of each reason, in a single table.
     ///
@@ -198,6 +201,8 @@ impl Refusal {
             Self::MethodNotAllowed => Some(Field::new("allow", "CONNECT")),
             // RFC 6585 §4.
             Self::QuotaUsedUp { retry_after_s } => Some(Field::new("retry-after", retry_after_s.to_string())),
+            // Tells it from the limit of tunnels, which another connection may help.
+            Self::ConnectionLimitReached => Some(Field::new("retry-after", CONNECTION_RETRY_S.to_string())),
             Self::Overloaded { retry_after_s } => Some(Field::new("retry-after", retry_after_s.to_string())),
             _ => None,
         }
@@ -244,6 +249,12 @@ mod tests {
                 429,
                 r#"paced;error=http_request_denied;details="this month's quota is used up""#,
                 Some(("retry-after", "86400")),
+            ),
+            (
+                Refusal::ConnectionLimitReached,
+                429,
+                r#"paced;error=http_request_denied;details="too many connections""#,
+                Some(("retry-after", "10")),
             ),
             (
                 Refusal::MethodNotAllowed,

@@ -91,6 +91,13 @@ impl Accounts {
         Ok(UserPlace { account, _place: place })
     }
 
+    /// Takes a place for a connection on an account that may have `connections` of them; `None` if there is no place.
+    #[must_use]
+    pub fn connect(&self, holder: &Holder, connections: usize) -> Option<GaugePlace> {
+        // Under the lock, or the account could be forgotten before it has the place.
+        self.state().account(holder).connections.take(connections)
+    }
+
     /// Returns the account without taking a place on it.
     #[must_use]
     pub fn of(&self, holder: &Holder) -> Arc<UserAccount> {

@@ -95,8 +95,8 @@ pub fn admit_client(
 ) -> Result<(), Refusal> {
     let mut place = client.place.lock();
     if place.is_none() {
-        let account = relay.accounts.of(&Holder::of(user, client.address));
-        *place = account.connections.take(rules.limits.connections_per_user as usize);
+        let holder = Holder::of(user, client.address);
+        *place = relay.accounts.connect(&holder, rules.limits.connections_per_user as usize);
         if place.is_none() {
             relay.resources.metrics.limit_hit("connections_per_user");
             return Err(Refusal::ConnectionLimitReached);

@@ -112,7 +112,7 @@ impl Relay {
             cut: OnceLock::new(),
         });
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
-        self.resources.metrics.connections.inc();
+        let listed = Listed::new(&self, &client);
         let handle = connection.handle();
         let mut serving = pin!(self.clone().serve_requests(connection, client.clone(), limits, strays));
         let ended = match timeout(client.standing.terms().time, &mut serving).await {
@@ -125,9 +125,7 @@ impl Relay {
                 serving.await
             }
         };
-        self.resources.metrics.connections.dec();
-        drop(client.place.lock().take());
-        self.connections.remove(client.id);
+        drop(listed);
         tracing::debug!(reason = %ended, "connection ended");
     }
 
@@ -157,6 +155,8 @@ impl Relay {
         // The tunnels and answers learn from their streams that the connection has ended: the driver, which would tell them, is
         // no longer polled, and dropping it tells them.
         drop(connection);
+        // The user's place is free for the next connection, while requests may still wait for their turn.
+        drop(client.place.lock().take());
         while requests.join_next().await.is_some() {}
         ended
     }
@@ -199,6 +199,27 @@ impl Relay {
                 _ = phase.changed() => {}
             }
         }
+    }
+}
+
+/// A connection in the relay's list, which it leaves when this is dropped, also if serving it panics.
+struct Listed<'a> {
+    relay: &'a Relay,
+    client: &'a RelayClient,
+}
+
+impl<'a> Listed<'a> {
+    fn new(relay: &'a Relay, client: &'a RelayClient) -> Self {
+        relay.resources.metrics.connections.inc();
+        Self { relay, client }
+    }
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        drop(self.client.place.lock().take());
+        self.relay.connections.remove(self.client.id);
+        self.relay.resources.metrics.connections.dec();
     }
 }
 

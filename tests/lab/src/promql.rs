@@ -1,4 +1,5 @@
-//! A strict reader of PromQL queries and of the YAML of alert rules, as far as `perf/` uses both. It refuses everything else.
+//! A reader of PromQL queries and of the YAML of alert rules, as far as `perf/` uses both. It finds misspelt names, labels, functions and
+//! lines, brackets that do not match, and operands without an operator between them; it does not check types.
 
 use anyhow::{Context as _, Result, bail, ensure};
 
@@ -80,6 +81,7 @@ impl Query {
                     if FUNCTIONS.contains(&name) {
                         let follows = tokens.peek();
                         ensure!(follows.is_some_and(|next| *next == "(" || *next == "by"), "{name} without arguments");
+                        ensure!(is_due, "{name} after another operand");
                         continue;
                     }
                     ensure!(is_due, "{name} after another operand");
@@ -104,6 +106,7 @@ impl Query {
                     is_due = false;
                 }
                 "(" => {
+                    ensure!(is_due, "a bracket after an operand");
                     open += 1;
                     // `time()` has no argument.
                     is_due = tokens.peek() != Some(&")");
@@ -251,6 +254,8 @@ mod tests {
             "a; b",
             "sum(a,)",
             "and a",
+            "sum(a) sum(b)",
+            "5 (a)",
             "a{b=\"c\"",
         ] {
             assert!(Query::parse(query).is_err(), "{query}");

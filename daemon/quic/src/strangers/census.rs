@@ -79,7 +79,7 @@ pub(super) struct Census {
     /// How many of them belong to no user and came from a prefix without one.
     unknown: u32,
     prefixes: HashMap<AddressPrefix, Neighbours>,
-    /// Prefixes whose last user has left, in front the prefix that was left first.
+    /// Prefixes whose last user has left. The prefix that was left first is in front.
     remembered: VecDeque<AddressPrefix>,
 }
 

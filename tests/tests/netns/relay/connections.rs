@@ -28,7 +28,7 @@ async fn excluded(client: Client) {
 }
 
 #[test]
-fn a_user_has_so_many_connections_which_a_reload_changes_and_other_users_have_theirs() {
+fn a_connection_beyond_the_limit_of_its_user_is_refused_and_ends() {
     lab::ring!(Netns);
     let users = ["alice", "bob"].map(|name| (name, generate_token().unwrap()));
     let entry = |(name, (_, digest)): &(&str, (String, [u8; 32]))| {
@@ -98,7 +98,7 @@ async fn status(client: &Client, head: &RequestHead) -> u16 {
 }
 
 #[test]
-fn clients_of_one_network_have_so_many_connections_whatever_they_ask_for() {
+fn without_credentials_the_limit_holds_for_a_network_whatever_its_clients_ask_for() {
     lab::ring!(Netns);
     let sections = "[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]";
     let limits = "connections_per_user = 2";

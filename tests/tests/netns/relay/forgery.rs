@@ -106,7 +106,7 @@ fn learnt_mtu(site: &Site, target: SocketAddr) -> Option<u32> {
 }
 
 #[test]
-fn a_forged_path_mtu_shortens_segments_of_tcp_over_ipv4_to_the_configured_bound_and_none_over_ipv6() {
+fn a_forged_path_mtu_lowers_the_route_over_ipv4_to_the_configured_bound_and_over_ipv6_not_at_all() {
     lab::ring!(Netns);
     const BYTES: usize = 300_000;
     for (family, mtu, learnt) in [(Family::V4, 576, Some(1280)), (Family::V6, 1280, None)] {
