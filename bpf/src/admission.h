@@ -9,7 +9,7 @@
  *   KNOWN      come from where a handshake completed          the prefix limit, per address
  *   STRANGERS  all                                            the prefix limit, per prefix
  *
- * A packet whose lane is used up tries the next lane that it may use.
+ * A packet whose lane is used up tries the next lane that it may use, unless it is beyond the limit of its own ID: then it is dropped.
  */
 #ifndef PACED_ADMISSION_H
 #define PACED_ADMISSION_H

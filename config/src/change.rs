@@ -169,6 +169,7 @@ fn relay(old: Option<&RelaySettings>, new: Option<&RelaySettings>) -> Vec<Change
     let limits: Vec<_> = pair.iter().map(|(old, new)| (&old.limits, &new.limits)).collect();
     rows.extend(rows!(&limits, RelayLimits within [strangers] {
         connections: Restart ["relay.limits.connections"],
+        connections_per_user: Reload ["relay.limits.connections_per_user"],
         handshakes_in_flight: Restart ["relay.limits.handshakes_in_flight"],
         tunnels_per_connection: Restart ["relay.limits.tunnels_per_connection"],
         tunnels_per_user: Reload ["relay.limits.tunnels_per_user"],

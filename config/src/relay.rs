@@ -158,6 +158,9 @@ pub struct RelayLimits {
     pub connections: u32,
     /// The limits of connections on which no user has been admitted yet.
     pub strangers: StrangerLimits,
+    /// QUIC connections at once of one user; if clients need not authenticate, of one network. A connection counts from
+    /// its first admitted request on.
+    pub connections_per_user: u32,
     /// Handshakes at once before further clients must first prove their address (RFC 9000 §8.1.2).
     pub handshakes_in_flight: u32,
     /// Tunnels at once over one connection.
@@ -237,6 +240,7 @@ impl Default for RelayLimits {
         Self {
             connections: 10_000,
             strangers: StrangerLimits::default(),
+            connections_per_user: 256,
             handshakes_in_flight: 1_000,
             tunnels_per_connection: 1_024,
             tunnels_per_user: 4_096,

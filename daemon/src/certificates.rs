@@ -34,9 +34,9 @@ pub struct Certificate {
 /// How near a certificate is to its expiry. Each step is reported once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Nearness {
-    /// 21 days or less.
+    /// Less than 21 days.
     Weeks,
-    /// 7 days or less.
+    /// Less than 7 days.
     Days,
     /// It has expired.
     Expired,

@@ -72,6 +72,9 @@ pub enum Refusal {
     /// The client has as many tunnels as it is allowed.
     #[error("too many tunnels")]
     TunnelLimitReached,
+    /// The user has as many connections as it is allowed.
+    #[error("too many connections")]
+    ConnectionLimitReached,
     /// The client has used up its monthly quota.
     #[error("this month's quota is used up")]
     QuotaUsedUp {
@@ -110,6 +113,9 @@ pub enum Refusal {
     Internal,
 }
 
+/// Seconds after which a user with too many connections may try again, when one of them may have ended.
+const CONNECTION_RETRY_S: u32 = 10;
+
 impl Refusal {
     /// Status code, proxy error type and label of each reason, in a single table.
     ///
@@ -132,6 +138,7 @@ impl Refusal {
             Self::NameProhibited => (403, E::HttpRequestDenied, "name_prohibited"),
             Self::PortProhibited => (403, E::HttpRequestDenied, "port_prohibited"),
             Self::TunnelLimitReached => (429, E::HttpRequestDenied, "tunnel_limit_reached"),
+            Self::ConnectionLimitReached => (429, E::HttpRequestDenied, "connection_limit_reached"),
             Self::QuotaUsedUp { .. } => (429, E::HttpRequestDenied, "quota_used_up"),
             Self::Overloaded { .. } => (503, E::ConnectionLimitReached, "overloaded"),
             Self::DnsError { .. } => (502, E::DnsError, "dns_error"),
@@ -194,6 +201,8 @@ impl Refusal {
             Self::MethodNotAllowed => Some(Field::new("allow", "CONNECT")),
             // RFC 6585 §4.
             Self::QuotaUsedUp { retry_after_s } => Some(Field::new("retry-after", retry_after_s.to_string())),
+            // Tells it from the limit of tunnels, which another connection may help.
+            Self::ConnectionLimitReached => Some(Field::new("retry-after", CONNECTION_RETRY_S.to_string())),
             Self::Overloaded { retry_after_s } => Some(Field::new("retry-after", retry_after_s.to_string())),
             _ => None,
         }
@@ -240,6 +249,12 @@ mod tests {
                 429,
                 r#"paced;error=http_request_denied;details="this month's quota is used up""#,
                 Some(("retry-after", "86400")),
+            ),
+            (
+                Refusal::ConnectionLimitReached,
+                429,
+                r#"paced;error=http_request_denied;details="too many connections""#,
+                Some(("retry-after", "10")),
             ),
             (
                 Refusal::MethodNotAllowed,
@@ -292,7 +307,11 @@ mod tests {
         ] {
             assert_eq!(refusal.status(), status, "{refusal:?}");
         }
-        for (refusal, status) in [(Refusal::AddressProhibited, 403), (Refusal::TunnelLimitReached, 429)] {
+        for (refusal, status) in [
+            (Refusal::AddressProhibited, 403),
+            (Refusal::TunnelLimitReached, 429),
+            (Refusal::ConnectionLimitReached, 429),
+        ] {
             assert_eq!(refusal.status(), status);
         }
     }

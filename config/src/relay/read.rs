@@ -247,6 +247,7 @@ pub(crate) fn limits(section: &mut Section<'_>, of: &RelayLimits) -> RelayLimits
     let limits = RelayLimits {
         connections: section.number("connections", 1..=1 << 24, of.connections),
         strangers: strangers(section, &of.strangers),
+        connections_per_user: section.number("connections_per_user", 1..=1 << 24, of.connections_per_user),
         handshakes_in_flight: section.number("handshakes_in_flight", 0..=1 << 20, of.handshakes_in_flight),
         tunnels_per_connection: section.number("tunnels_per_connection", TUNNELS, of.tunnels_per_connection),
         tunnels_per_user: section.number("tunnels_per_user", TUNNELS, of.tunnels_per_user),

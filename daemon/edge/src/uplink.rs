@@ -234,14 +234,19 @@ impl Uplink {
         state.is_expected && !is_silent
     }
 
-    /// Returns how the credentials are refused, if each relay to which there was a connection refuses them.
+    /// Returns how the credentials are refused, if each relay to which there was a connection refuses them. That a relay has no place for
+    /// another connection matters only while none works.
     #[must_use]
     pub fn refused_everywhere(&self) -> Option<CredentialsRefused> {
         let state = self.state.borrow();
         let mut refused = None;
         for (path, relays) in state.attempts.iter().enumerate() {
             for place in (0..relays.len()).filter(|place| relays[*place].connects > 0) {
-                refused = Some(self.refused((path, place))?);
+                let refusal = self.refused((path, place))?;
+                if refusal.is_of_one_connection() && state.usable().any(|line| line.relay.is_let_in()) {
+                    return None;
+                }
+                refused = Some(refusal);
             }
         }
         refused

@@ -11,8 +11,10 @@
 use std::{
     io,
     net::{SocketAddr, UdpSocket},
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
@@ -22,7 +24,10 @@ use s2n_quic_core::{
 };
 use s2n_quic_platform::{message::default::Handle, syscall};
 use socket2::Socket;
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    time::{Sleep, sleep},
+};
 
 pub mod departures;
 pub mod device;
@@ -42,7 +47,8 @@ use self::{
     recorder::Recorder,
 };
 use super::{
-    descriptor::{set_option, watch},
+    buffers::{Larger, size_buffers},
+    descriptor::watch,
     monotonic::LoopClock,
     qlog::Traces,
 };
@@ -107,7 +113,7 @@ pub struct SocketSettings {
     pub gso: bool,
     /// The mark of packets (SO_MARK), for `tc` and routing rules; needs CAP_NET_RAW or CAP_NET_ADMIN.
     pub mark: Option<u32>,
-    /// Kernel buffers, in bytes each; without CAP_NET_ADMIN, the kernel grants at most `net.core.[rw]mem_max`.
+    /// Kernel buffers, in bytes each; see [`size_buffers`].
     pub socket_buffer_bytes: usize,
     /// The devices that packets leave by.
     pub devices: Devices,
@@ -158,7 +164,8 @@ impl s2n_quic::provider::io::Provider for Provider {
         let address: SocketAddress = socket.local_addr()?.into();
         socket.set_nonblocking(true)?;
         let socket = Socket::from(socket);
-        set_buffers(&socket, settings.socket_buffer_bytes)?;
+        let bytes = Some(settings.socket_buffer_bytes);
+        size_buffers(&socket, bytes, bytes, Larger::Keep)?;
         // Without the "don't fragment" bit, probes larger than the path's MTU would be fragmented and arrive all the same.
         let probes = syscall::configure_mtu_disc(&socket);
         let sizes = mtu::Config::builder().with_max_mtu(settings.max_mtu);
@@ -202,25 +209,43 @@ impl s2n_quic::provider::io::Provider for Provider {
     }
 }
 
-/// Sets both buffers of a socket to `bytes`, or to the size that the kernel grants: with CAP_NET_ADMIN the full size (SO_SNDBUFFORCE and
-/// SO_RCVBUFFORCE, socket(7)), otherwise at most `net.core.[rw]mem_max`.
-fn set_buffers(socket: &Socket, bytes: usize) -> io::Result<()> {
-    let forced =
-        |name| set_option(socket, libc::SOL_SOCKET, name, libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX));
-    if forced(libc::SO_SNDBUFFORCE).is_err() {
-        socket.set_send_buffer_size(bytes)?;
-    }
-    if forced(libc::SO_RCVBUFFORCE).is_err() {
-        socket.set_recv_buffer_size(bytes)?;
-    }
-    Ok(())
-}
-
 /// The kernel's side of the queue.
 struct KernelSocket {
     socket: UdpSocket,
     /// Watched only while it is full: the kernel reports room for every packet that leaves, and each report would wake the task.
-    full: Option<AsyncFd<UdpSocket>>,
+    full: Option<RoomWait>,
+}
+
+/// How a full socket is waited for.
+enum RoomWait {
+    /// A second descriptor of the socket reports room.
+    Watch(AsyncFd<UdpSocket>),
+    /// No descriptor was left: a pause, after which sending is tried again.
+    Pause(Pin<Box<Sleep>>),
+}
+
+/// The pause before the next send through a full socket that cannot be watched.
+const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(10);
+
+impl KernelSocket {
+    /// Waits for room; `second` watches a second descriptor of the socket.
+    fn poll_room(
+        &mut self,
+        cx: &mut Context<'_>,
+        second: impl FnOnce(&UdpSocket) -> io::Result<AsyncFd<UdpSocket>>,
+    ) -> Poll<()> {
+        let wait = self.full.get_or_insert_with(|| match second(&self.socket) {
+            Ok(fd) => RoomWait::Watch(fd),
+            Err(_) => RoomWait::Pause(Box::pin(sleep(NO_DESCRIPTOR_PAUSE))),
+        });
+        match wait {
+            // An error here means that the runtime is shutting down.
+            RoomWait::Watch(fd) => _ = ready!(fd.poll_write_ready(cx)),
+            RoomWait::Pause(pause) => ready!(pause.as_mut().poll(cx)),
+        }
+        self.full = None;
+        Poll::Ready(())
+    }
 }
 
 impl Outlet for KernelSocket {
@@ -229,22 +254,36 @@ impl Outlet for KernelSocket {
     }
 
     fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.full.is_none() {
-            self.full = self.socket.try_clone().and_then(|socket| watch(socket, Interest::WRITABLE)).ok();
-        }
-        // If the socket cannot be watched, sending is retried at once. An error here means that the runtime is shutting down.
-        if let Some(full) = &self.full {
-            _ = ready!(full.poll_write_ready(cx));
-        }
-        self.full = None;
-        Poll::Ready(())
+        self.poll_room(cx, |socket| watch(socket.try_clone()?, Interest::WRITABLE))
     }
 }
 
 /// Reports a test as skipped, past the harness, which would keep the line from the runner (`tests/run`).
 #[cfg(test)]
-fn skipped(test: &str, why: &str) {
+pub(crate) fn skipped(test: &str, why: &str) {
     use std::io::Write as _;
     let line = format!("\nskipped: {test}: {why}\n");
     std::io::stderr().write_all(line.as_bytes()).expect("standard error takes bytes");
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn without_a_free_descriptor_a_full_socket_is_tried_again_after_a_pause_and_not_at_once() {
+        let socket = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let mut outlet = KernelSocket { socket, full: None };
+        let none_left = |_: &UdpSocket| Err(io::ErrorKind::Other.into());
+        let since = Instant::now();
+        for _ in 0..3 {
+            std::future::poll_fn(|cx| outlet.poll_room(cx, none_left)).await;
+        }
+        assert!(since.elapsed() >= 3 * NO_DESCRIPTOR_PAUSE, "{:?}", since.elapsed());
+        let room = std::future::poll_fn(|cx| outlet.poll_writable(cx));
+        timeout(Duration::from_secs(60), room).await.expect("this socket has room");
+    }
 }

@@ -5,6 +5,7 @@
 //! that may leave together become one message (GSO), and `fq` releases it (`SO_TXTIME`); where the device does not keep
 //! departures, messages wait in this process.
 
+pub mod buffers;
 pub mod class_key;
 pub mod descriptor;
 mod hold;

@@ -11,7 +11,10 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow};
 use masque::h3::Role;
-use pacing::io::{IoCounters, Provider, SocketSettings, device::Devices};
+use pacing::{
+    buffers::{Larger, size_buffers},
+    io::{IoCounters, Provider, SocketSettings, device::Devices},
+};
 use s2n_quic::{
     Client, Server,
     provider::{
@@ -241,16 +244,14 @@ impl Transport {
     /// Returns the socket provider of an endpoint on a bound socket.
     ///
     /// # Errors
-    /// The MTU bounds contradict each other.
+    /// The MTU bounds contradict each other, or the kernel refuses an option of the socket.
     pub fn sockets_on(&self, socket: UdpSocket) -> Result<Sockets> {
         let Self { initial_mtu, max_mtu, gso, .. } = *self;
         let Io::Paced(pacing) = &self.io else {
-            let builder = io::Default::builder()
-                .with_rx_socket(socket)?
-                .with_max_mtu(max_mtu)?
-                .with_initial_mtu(initial_mtu)?
-                .with_recv_buffer_size(SOCKET_BUFFER_BYTES)?
-                .with_send_buffer_size(SOCKET_BUFFER_BYTES)?;
+            let bytes = Some(SOCKET_BUFFER_BYTES);
+            size_buffers(&socket, bytes, bytes, Larger::Keep)?;
+            let builder =
+                io::Default::builder().with_rx_socket(socket)?.with_max_mtu(max_mtu)?.with_initial_mtu(initial_mtu)?;
             let builder = if gso { builder } else { builder.with_gso_disabled()? };
             return Ok(Sockets::Stock(Box::new(builder.build()?)));
         };
@@ -291,8 +292,7 @@ impl io::Provider for Sockets {
     }
 }
 
-/// Kernel buffers of an endpoint's socket: 40 ms at 400 Mbit/s. Without CAP_NET_ADMIN, the kernel grants at most
-/// `net.core.[rw]mem_max`.
+/// Kernel buffers of an endpoint's socket: 40 ms at 400 Mbit/s; see [`size_buffers`].
 const SOCKET_BUFFER_BYTES: usize = 2 << 20;
 
 /// Starts a server endpoint on sockets; `issuer` gives its peers connection IDs and tokens. All of s2n-quic is instantiated

@@ -1,4 +1,4 @@
-//! The accounts of users: open tunnels, rates, and the bytes used this month.
+//! The accounts of users: connections, open tunnels, rates, and the bytes used this month.
 //!
 //! Clients that need not authenticate share the account of their network ([`Holder`]), which has no quota.
 
@@ -91,6 +91,13 @@ impl Accounts {
         Ok(UserPlace { account, _place: place })
     }
 
+    /// Takes a place for a connection on an account that may have `connections` of them; `None` if there is no place.
+    #[must_use]
+    pub fn connect(&self, holder: &Holder, connections: usize) -> Option<GaugePlace> {
+        // Under the lock, or the account could be forgotten before it has the place.
+        self.state().account(holder).connections.take(connections)
+    }
+
     /// Returns the account without taking a place on it.
     #[must_use]
     pub fn of(&self, holder: &Holder) -> Arc<UserAccount> {
@@ -161,7 +168,9 @@ impl State {
         if self.accounts.len() >= self.sweep_at.max(KEPT) {
             let now_ns = (Clock::system().now_ns)();
             self.accounts.retain(|_, account| {
-                account.tunnels.count() > 0 || account.used_bytes.load(Relaxed) > 0 || !account.is_rested(now_ns)
+                account.connections.count() + account.tunnels.count() > 0
+                    || account.used_bytes.load(Relaxed) > 0
+                    || !account.is_rested(now_ns)
             });
             // So that searching costs each new account only a few steps, however many are in use.
             self.sweep_at = self.accounts.len() * 2;
@@ -323,6 +332,17 @@ mod tests {
         (0..3 * KEPT).for_each(|number| _ = accounts.of(&Holder::User(format!("u{number}").into())));
         assert!(accounts.state().accounts.len() <= KEPT + 1, "the others are forgotten");
         assert_eq!(accounts.of(&alice()).take_turn(now_ns, 1, wait_ns), None);
+    }
+
+    #[test]
+    fn an_account_with_a_connection_keeps_its_count() {
+        let accounts = Accounts::default();
+        let connection = accounts.of(&alice()).connections.take(1).unwrap();
+        (0..3 * KEPT).for_each(|number| _ = accounts.of(&Holder::User(format!("u{number}").into())));
+        assert!(accounts.state().accounts.len() <= KEPT + 1, "the others are forgotten");
+        assert!(accounts.of(&alice()).connections.take(1).is_none());
+        drop(connection);
+        assert!(accounts.of(&alice()).connections.take(1).is_some());
     }
 
     #[test]

@@ -46,7 +46,12 @@ use quic::{
     schedule::{Schedule, Schedules},
     strangers::{ClientStanding, ConnectionPlaces},
 };
-use role::{access::AccessLog, limits::Gauge, seldom::Seldom, table::Table};
+use role::{
+    access::AccessLog,
+    limits::{Gauge, GaugePlace},
+    seldom::Seldom,
+    table::Table,
+};
 use serving::{gateway::Gateway, in_force::GatewayInForce};
 use tokio::sync::watch;
 
@@ -179,6 +184,8 @@ pub struct RelayClient {
     /// Its verified certificate, if it presented one.
     certificate: Option<Vec<u8>>,
     tunnels: Gauge,
+    /// Its place among the connections of its user, from the first admitted request until the connection ends.
+    place: Mutex<Option<GaugePlace>>,
     /// Why the relay closed the connection, if it did.
     cut: OnceLock<&'static str>,
 }

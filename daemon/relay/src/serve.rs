@@ -14,6 +14,7 @@ use masque::{
     priority::Priority,
     request::{Refusal, TunnelProtocol, accepted, is_ping},
 };
+use parking_lot::Mutex;
 use quic::{
     class::{Class, Membership, Since},
     clock::Clock,
@@ -107,10 +108,11 @@ impl Relay {
             standing,
             certificate,
             tunnels,
+            place: Mutex::default(),
             cut: OnceLock::new(),
         });
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
-        self.resources.metrics.connections.inc();
+        let listed = Listed::new(&self, &client);
         let handle = connection.handle();
         let mut serving = pin!(self.clone().serve_requests(connection, client.clone(), limits, strays));
         let ended = match timeout(client.standing.terms().time, &mut serving).await {
@@ -123,8 +125,7 @@ impl Relay {
                 serving.await
             }
         };
-        self.resources.metrics.connections.dec();
-        self.connections.remove(client.id);
+        drop(listed);
         tracing::debug!(reason = %ended, "connection ended");
     }
 
@@ -154,6 +155,8 @@ impl Relay {
         // The tunnels and answers learn from their streams that the connection has ended: the driver, which would tell them, is
         // no longer polled, and dropping it tells them.
         drop(connection);
+        // The user's place is free for the next connection, while requests may still wait for their turn.
+        drop(client.place.lock().take());
         while requests.join_next().await.is_some() {}
         ended
     }
@@ -196,6 +199,27 @@ impl Relay {
                 _ = phase.changed() => {}
             }
         }
+    }
+}
+
+/// A connection in the relay's list, which it leaves when this is dropped, also if serving it panics.
+struct Listed<'a> {
+    relay: &'a Relay,
+    client: &'a RelayClient,
+}
+
+impl<'a> Listed<'a> {
+    fn new(relay: &'a Relay, client: &'a RelayClient) -> Self {
+        relay.resources.metrics.connections.inc();
+        Self { relay, client }
+    }
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        drop(self.client.place.lock().take());
+        self.relay.connections.remove(self.client.id);
+        self.relay.resources.metrics.connections.dec();
     }
 }
 
@@ -283,7 +307,12 @@ async fn open(
         Err(rejected) => {
             drop(waiting);
             client.standing.note_refusal();
+            let is_last = matches!(rejected, Rejected::Last);
             turn_away(&http, request, rejected).await;
+            // Meanwhile another connection of the user may have left its place to this one.
+            if is_last && !client.standing.is_known() {
+                http.close(Code::ExcessiveLoad);
+            }
             return None;
         }
     };
@@ -388,6 +417,7 @@ async fn turn_away(http: &h3::Client, request: Request, rejected: Rejected) {
     drop(flow);
     let (code, answered) = match rejected {
         Rejected::Answered(code) => (code, true),
+        Rejected::Last => (Code::NoError, true),
         Rejected::Unanswered(code) => (code, false),
     };
     recv.stop(code);
@@ -409,6 +439,8 @@ async fn turn_away(http: &h3::Client, request: Request, rejected: Rejected) {
 enum Rejected {
     /// With a response.
     Answered(Code),
+    /// With a response, after which the connection has to end: its user has too many.
+    Last,
     /// Without a response: the client was gone, or there was nothing to say.
     Unanswered(Code),
 }
@@ -479,7 +511,10 @@ async fn admit(
                 Refusal::Malformed(_) | Refusal::Target(_) => Code::MessageError,
                 _ => Code::NoError,
             };
-            Err(answer(request, &refusal.response(&rules.name), code).await)
+            match answer(request, &refusal.response(&rules.name), code).await {
+                Rejected::Answered(_) if refusal == Refusal::ConnectionLimitReached => Err(Rejected::Last),
+                rejected => Err(rejected),
+            }
         }
     }
 }
@@ -495,7 +530,7 @@ async fn decide(
     let user = request::identify(relay, rules, client, &head, attempt)?;
     if is_ping(&head) {
         // Where no credentials are required, every client with a permitted request counts as a user.
-        client.standing.admit();
+        request::admit_client(relay, rules, client, attempt.user.as_ref())?;
         return Ok(Decision::Ping);
     }
     if let Some(gateway) = relay.gateway().filter(|_| Gateway::takes(&head)) {

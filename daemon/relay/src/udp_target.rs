@@ -20,8 +20,9 @@
 //!   [`reachability`] decides which of them are believed.
 //! - §5: the DF bit is set and nothing is fragmented. `IP_PMTUDISC_PROBE` rather than `IP_PMTUDISC_DO`: both set DF, but
 //!   DO obeys ICMP's reports about the path, and one forged ICMP packet would block the payloads of every tunnel to the
-//!   same target. Payloads above the device's MTU are refused and counted here; for the rest of the path, the endpoints
-//!   inside the tunnel probe for themselves (RFC 8899, RFC 9000 §14.3).
+//!   same target. Over IPv6 `IPV6_PMTUDISC_INTERFACE`: such a packet does not lower the path MTU of the route either.
+//!   Payloads above the device's MTU are refused and counted here; for the rest of the path, the endpoints inside the
+//!   tunnel probe for themselves (RFC 8899, RFC 9000 §14.3).
 //! - §6.2: Not-ECT out (the default of a socket), and incoming ECN bits are not even requested.
 //!
 //! An idle tunnel owns a descriptor and its registration, but no buffer: receive buffers belong to the thread.

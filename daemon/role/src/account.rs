@@ -20,6 +20,8 @@ const UNLIMITED: u64 = u64::MAX;
 /// One user's account, shared by all its tunnels.
 #[derive(Debug)]
 pub struct UserAccount {
+    /// The connections on which a request of the user was admitted.
+    pub connections: Gauge,
     /// The open tunnels.
     pub tunnels: Gauge,
     up: ArcSwapOption<Cap>,
@@ -40,6 +42,7 @@ impl Default for UserAccount {
     /// Creates an account without limits.
     fn default() -> Self {
         Self {
+            connections: Gauge::default(),
             tunnels: Gauge::default(),
             up: ArcSwapOption::empty(),
             down: ArcSwapOption::empty(),

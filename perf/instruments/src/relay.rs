@@ -213,6 +213,7 @@ unlisted = "deny"
 strangers_percent = 100
 strangers_per_prefix = 100000
 stranger_seconds = 600
+connections_per_user = 100000
 tunnels_per_connection = 20000
 tunnels_per_user = 100000
 {unlimited}

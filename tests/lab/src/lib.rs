@@ -14,6 +14,7 @@ pub mod name_server;
 pub mod netem;
 pub mod netns;
 pub mod process;
+pub mod promql;
 pub mod report;
 pub mod simulation;
 pub mod site;

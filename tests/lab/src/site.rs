@@ -455,6 +455,20 @@ impl Counts {
         self.0.keys().any(|sample| sample.split('{').next() == Some(name))
     }
 
+    /// Returns the labels of each sample of this name. Values have neither commas nor quotes.
+    pub fn labels(&self, name: &str) -> Vec<Vec<(String, String)>> {
+        let of = |sample: &String| {
+            let labels = match sample.split_once('{') {
+                Some((of, labels)) if of == name => labels.trim_end_matches('}'),
+                None if sample == name => "",
+                _ => return None,
+            };
+            let labels = labels.split(',').filter_map(|label| label.split_once('='));
+            Some(labels.map(|(name, value)| (name.to_owned(), value.trim_matches('"').to_owned())).collect())
+        };
+        self.0.keys().filter_map(of).collect()
+    }
+
     /// Returns how many requests were refused for a reason.
     pub fn refused(&self, reason: &str) -> i64 {
         self.of(&format!("refused_requests_total{{reason=\"{reason}\"}}"))

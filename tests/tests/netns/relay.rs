@@ -6,6 +6,7 @@
 
 mod addresses;
 mod classes;
+mod connections;
 mod continued;
 mod credentials;
 mod echo;

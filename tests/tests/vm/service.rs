@@ -160,7 +160,7 @@ fn capabilities(pid: i32) -> u64 {
 const BIND_AND_RAW: u64 = 1 << 10 | 1 << 13;
 
 #[test]
-fn a_relay_starts_from_the_package_with_a_key_that_only_root_can_read_and_no_right_but_one() {
+fn a_relay_starts_from_the_package_with_a_key_that_its_group_can_read_and_no_right_but_one() {
     lab::ring!(Vm);
     let service = Service::install();
     assert_eq!(run("systemctl is-enabled paced.service paced.socket || true"), "disabled\ndisabled\n");

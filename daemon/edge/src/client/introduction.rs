@@ -32,7 +32,7 @@ impl CredentialsStanding {
     }
 }
 
-/// A relay's refusal of the client's credentials.
+/// A relay's refusal of the client's credentials, or of another connection with them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CredentialsRefused {
     /// The status code.
@@ -42,13 +42,14 @@ pub struct CredentialsRefused {
 }
 
 impl CredentialsRefused {
-    /// Returns the refusal that a response to a request for nothing means: 401 or 407 (RFC 9110 §15.5.2, §15.5.8), or 403 with the
-    /// proxy error type `http_request_denied`, as a certificate gets it. Other responses say nothing about credentials.
+    /// Returns the refusal that a response to a request for nothing means: 401 or 407 (RFC 9110 §15.5.2, §15.5.8), 403 with the proxy
+    /// error type `http_request_denied`, as a certificate gets it, or 429 with that type: the user has too many connections. Other
+    /// responses say nothing about credentials.
     #[must_use]
     pub fn of(head: &ResponseHead) -> Option<Self> {
         let reports = ProxyStatus::from_fields(&head.fields);
         let is_denied = || reports.iter().any(|report| report.error == Some(ErrorType::HttpRequestDenied));
-        let is_refused = matches!(head.status, 401 | 407) || head.status == 403 && is_denied();
+        let is_refused = matches!(head.status, 401 | 407) || matches!(head.status, 403 | 429) && is_denied();
         is_refused.then(|| Self::new(head.status, &reports))
     }
 
@@ -63,6 +64,12 @@ impl CredentialsRefused {
         }
     }
 
+    /// Whether the relay knows the client, which has too many connections (429). Its other connections still work.
+    #[must_use]
+    pub fn is_of_one_connection(&self) -> bool {
+        self.status == 429
+    }
+
     fn new(status: u16, reports: &[ProxyStatus]) -> Self {
         let details = reports.iter().find_map(|report| report.details.as_deref()).unwrap_or_default().to_owned();
         Self { status, details }
@@ -71,7 +78,8 @@ impl CredentialsRefused {
 
 impl fmt::Display for CredentialsRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the relay refuses the credentials ({})", self.status)?;
+        let what = if self.is_of_one_connection() { "another connection" } else { "the credentials" };
+        write!(f, "the relay refuses {what} ({})", self.status)?;
         if self.details.is_empty() { Ok(()) } else { write!(f, ": {}", self.details) }
     }
 }
@@ -120,6 +128,8 @@ mod tests {
         assert!(said.starts_with("the relay refuses the credentials (407): the token"), "{said}");
         let said = of(Refusal::CertificateMissing).expect("the certificate is refused");
         assert!(said.starts_with("the relay refuses the credentials (403): "), "{said}");
+        let said = of(Refusal::ConnectionLimitReached).expect("the connection is refused");
+        assert_eq!(said, "the relay refuses another connection (429): too many connections");
         assert_eq!(of(Refusal::MethodNotAllowed), None);
         for (status, expected) in [(401, Some("the relay refuses the credentials (401)")), (403, None), (204, None)] {
             assert_eq!(seen(&ResponseHead { status, fields: Vec::new() }).as_deref(), expected, "{status}");

@@ -79,7 +79,7 @@ pub(super) struct Census {
     /// How many of them belong to no user and came from a prefix without one.
     unknown: u32,
     prefixes: HashMap<AddressPrefix, Neighbours>,
-    /// Prefixes whose last user has left, the earliest in front.
+    /// Prefixes whose last user has left. The prefix that was left first is in front.
     remembered: VecDeque<AddressPrefix>,
 }
 
@@ -139,8 +139,13 @@ impl Census {
     pub(super) fn leave_known(&mut self, prefix: AddressPrefix) {
         let neighbours = self.neighbours(prefix);
         neighbours.known -= 1;
-        if neighbours.known == 0 && !neighbours.remembered {
-            neighbours.remembered = true;
+        if neighbours.known == 0 {
+            // The search passes 4,096 prefixes at most, and a whole connection came before it.
+            if std::mem::replace(&mut neighbours.remembered, true)
+                && let Some(place) = self.remembered.iter().position(|of| *of == prefix)
+            {
+                self.remembered.remove(place);
+            }
             self.remembered.push_back(prefix);
         }
         self.leave(prefix, Origin::Known);
@@ -260,6 +265,20 @@ mod tests {
         }
         assert_eq!((census.prefixes.len(), census.remembered.len(), census.open), (REMEMBERED, REMEMBERED, 0));
         assert_eq!((census.enter(prefix(9)), census.enter(prefix(10))), (Origin::Unknown, Origin::Known));
+    }
+
+    #[test]
+    fn a_prefix_that_its_user_leaves_again_is_remembered_anew() {
+        let mut census = Census::default();
+        let mut visit = |number: u16| {
+            census.enter_known(prefix(number));
+            census.leave_known(prefix(number));
+        };
+        (0..REMEMBERED as u16).for_each(&mut visit);
+        visit(0);
+        (0..REMEMBERED as u16 - 1).for_each(|number| visit(10_000 + number));
+        assert_eq!((census.prefixes.len(), census.remembered.len()), (REMEMBERED, REMEMBERED));
+        assert_eq!((census.enter(prefix(0)), census.enter(prefix(1))), (Origin::Known, Origin::Unknown));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::sync::{Arc, atomic::AtomicBool};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
+use pacing::buffers::{Larger, size_buffers};
 use pacing::descriptor::{set_option, watch};
 use quinn_udp::{TransportErrorPayload, UdpSockRef, UdpSocketState};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover};
@@ -32,7 +33,7 @@ const SO_SELECT_ERR_QUEUE: c_int = 45;
 
 /// Sizes of the kernel's buffers of one target socket, in bytes; `None` keeps the system's default.
 ///
-/// The kernel doubles the value for its own bookkeeping and caps it at `net.core.{w,r}mem_max`.
+/// The kernel doubles the value for its own bookkeeping; [`size_buffers`] says how much it grants.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SocketBuffers {
     /// `SO_SNDBUF`.
@@ -75,7 +76,7 @@ pub struct UdpTarget {
 }
 
 impl UdpTarget {
-    /// Opens a socket to `target`, in seven system calls, one more per buffer size, and two more with a `source` address.
+    /// Opens a socket to `target`, in seven system calls, up to four more per buffer size, and two more with a `source` address.
     /// IPv4-mapped addresses are used as IPv4.
     ///
     /// # Errors
@@ -94,7 +95,9 @@ impl UdpTarget {
                 set_option(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
             }
             SocketAddr::V6(_) => {
-                set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::PROBE).map_err(io::Error::from)?;
+                // Like PROBE, but ICMP does not lower the path MTU of the route either, which TCP sockets obey. In IPv4, this choice
+                // would send packets without the DF bit.
+                set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::INTERFACE).map_err(io::Error::from)?;
                 set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
             }
         }
@@ -102,12 +105,7 @@ impl UdpTarget {
         // the reader, so that a tunnel that only receives learns that its target is gone.
         set_option(&socket, libc::SOL_SOCKET, SO_SELECT_ERR_QUEUE, 1)?;
         set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
-        if let Some(bytes) = buffers.send_bytes {
-            socket.set_send_buffer_size(bytes)?;
-        }
-        if let Some(bytes) = buffers.receive_bytes {
-            socket.set_recv_buffer_size(bytes)?;
-        }
+        size_buffers(&socket, buffers.receive_bytes, buffers.send_bytes, Larger::Reduce)?;
         if let Some(source) = source {
             bind_address(&socket, source)?;
         }

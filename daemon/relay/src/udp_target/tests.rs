@@ -348,7 +348,7 @@ async fn packets_carry_df_and_no_ecn_and_mapped_addresses_are_ipv4() {
         loopbacks("packets_carry_df_and_no_ecn_and_mapped_addresses_are_ipv4").into_iter().filter(IpAddr::is_ipv6)
     {
         let target = UdpTarget::connect((host, 9).into(), None, SocketBuffers::default()).unwrap();
-        assert_eq!(ipv6_mtu_discover(target.raw()).unwrap(), Ipv6PathMtuDiscovery::PROBE);
+        assert_eq!(ipv6_mtu_discover(target.raw()).unwrap(), Ipv6PathMtuDiscovery::INTERFACE);
         assert_eq!(target.raw().tclass_v6().unwrap(), 0);
     }
 }

@@ -1,22 +1,25 @@
 //! The dashboard in `perf/grafana.json` and the alert rules in `perf/alerts.yml`, compared with a relay's metrics.
 
+use std::collections::BTreeSet;
+
 use api::token::generate_token;
 use config::hash::hex;
 use lab::client::Client;
 use lab::engine::{Engine, Speed};
-use lab::site::{Family, Site, Terms};
+use lab::promql::{self, Query, Selector};
+use lab::site::{Counts, Family, Site, Terms};
 use serde_json::Value;
 
 use super::VOICE;
 
-/// All strings of a JSON value in places where Grafana expects a query.
+/// All queries of panels in a JSON value.
 fn queries(value: &Value) -> Vec<&str> {
     match value {
         Value::Array(values) => values.iter().flat_map(queries).collect(),
         Value::Object(fields) => fields
             .iter()
             .flat_map(|(key, value)| match value {
-                Value::String(query) if key == "expr" || key == "query" => vec![query.as_str()],
+                Value::String(query) if key == "expr" => vec![query.as_str()],
                 other => queries(other),
             })
             .collect(),
@@ -24,44 +27,63 @@ fn queries(value: &Value) -> Vec<&str> {
     }
 }
 
-/// The names of metrics in a PromQL query.
-fn metrics(query: &str) -> impl Iterator<Item = &str> {
-    let words = query.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
-    words.filter_map(|word| word.strip_prefix("paced_").or_else(|| word.starts_with("process_").then_some(word)))
-}
+/// The labels that Prometheus adds to each sample.
+const ADDED: [&str; 2] = ["instance", "job"];
 
-/// The queries of alert rules: the text after `expr:`, on the same line or indented on the following ones.
-fn rules(text: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut lines = text.lines().peekable();
-    while let Some(line) = lines.next() {
-        let Some(query) = line.trim().strip_prefix("expr: ") else { continue };
-        let mut query = query.trim_start_matches('>').to_owned();
-        while let Some(more) = lines.next_if(|line| line.starts_with("          ")) {
-            query.push_str(more);
+/// Returns what is wrong with a query, and with the labels that an alert's texts mention, for a daemon with these metrics.
+fn mistakes(query: &str, mentioned: &[String], counts: &Counts) -> Vec<String> {
+    let read = match Query::parse(query) {
+        Ok(read) => read,
+        Err(error) => return vec![format!("{query}: {error:#}")],
+    };
+    let mut mistakes = Vec::new();
+    let mut known = BTreeSet::from(ADDED.map(str::to_owned));
+    for Selector { metric, conditions } in &read.selectors {
+        if metric == "up" {
+            continue;
         }
-        found.push(query);
+        let samples = counts.labels(metric.strip_prefix("paced_").unwrap_or(metric));
+        if samples.is_empty() || !(metric.starts_with("paced_") || metric.starts_with("process_")) {
+            mistakes.push(format!("{query}: no metric {metric}"));
+        }
+        let labels: BTreeSet<_> =
+            samples.iter().flat_map(|sample| sample.iter().map(|(name, _)| name.clone())).collect();
+        for [label, operator, value] in conditions {
+            let has_value = |sample: &Vec<(String, String)>| sample.contains(&(label.clone(), value.clone()));
+            if !labels.contains(label) && !ADDED.contains(&&label[..]) {
+                mistakes.push(format!("{query}: {metric} has no label {label}"));
+            } else if operator == "=" && !ADDED.contains(&&label[..]) && !samples.iter().any(has_value) {
+                mistakes.push(format!("{query}: {metric} has no {label}={value:?}"));
+            }
+        }
+        known.extend(labels);
     }
-    found
+    // An aggregation leaves only the labels that it names.
+    let is_grouped = !read.labels.is_empty();
+    for label in &read.labels {
+        if !known.contains(label) {
+            mistakes.push(format!("{query}: no label {label}"));
+        }
+    }
+    for label in mentioned {
+        if !known.contains(label) || (is_grouped && query.contains(" by (") && !read.labels.contains(label)) {
+            mistakes.push(format!("{query}: {label} is mentioned"));
+        }
+    }
+    mistakes
 }
 
 #[test]
-fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has() {
+fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_labels_and_values_that_a_relay_has() {
     lab::ring!(Netns);
     let dashboard = include_str!("../../../../perf/grafana.json");
     let dashboard: Value = serde_json::from_str(dashboard).unwrap();
     let queries = queries(&dashboard);
-    let mut wanted: Vec<_> = queries.iter().flat_map(|query| metrics(query)).collect();
-    assert!(
-        queries.len() > 20 && wanted.len() >= queries.len() - 1,
-        "a metric in each query except that for data sources: {queries:#?}"
-    );
-    let rules = rules(include_str!("../../../../perf/alerts.yml"));
-    assert!(rules.len() > 10, "{rules:#?}");
-    for rule in &rules {
-        assert!(metrics(rule).count() > 0 || rule.starts_with("up{"), "{rule}");
-        wanted.extend(metrics(rule));
-    }
+    assert!(queries.len() > 20, "{queries:#?}");
+    let variable = &dashboard["templating"]["list"][1]["query"];
+    assert_eq!(variable, "label_values(paced_connections, instance)");
+    let alerts = promql::alerts(include_str!("../../../../perf/alerts.yml")).unwrap();
+    assert!(alerts.len() > 10, "{alerts:#?}");
 
     let (token, digest) = generate_token().unwrap();
     let token_lines = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"\n", hex(&digest));
@@ -85,11 +107,14 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has(
         let tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
         assert!(client.open(site.target(Family::V4, 7)).await.is_err(), "the second tunnel exceeds the limit");
         drop(tunnel);
+        let stranger = Client::connect(site.access_with_token("wrong").unwrap()).await.unwrap();
+        assert!(stranger.open(site.target(Family::V4, 7)).await.is_err(), "the token is not valid");
         site.counted("the tunnel to be closed", |counts| counts.has("tunnels_closed_total")).await.unwrap();
     })
     .unwrap();
     let _engine = Engine::start(&site.chain.relay, 8001, "large", Speed::default()).unwrap();
-    for _ in 0..2 {
+    // The last one is late.
+    for budget_ms in [9_000, 9_000, 1] {
         let mut curl = site.chain.relay.command("curl").unwrap();
         let body =
             r#"{"model":"large","prompt":"x","max_tokens":5,"stream":true,"stream_options":{"include_usage":true}}"#;
@@ -99,7 +124,7 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has(
             "-H",
             &format!("authorization: Bearer {key}"),
             "-H",
-            "x-paced-budget-ms: 9000",
+            &format!("x-paced-budget-ms: {budget_ms}"),
             "--json",
             body,
         ]);
@@ -107,6 +132,8 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has(
         assert!(output.status.success(), "{output:?}");
     }
     let counts = site.wait_for_counts("the monitor to run", |counts| counts.of("kernel_monitor") == 1).unwrap();
-    let missing: Vec<_> = wanted.iter().filter(|name| !counts.has(name)).collect();
-    assert!(missing.is_empty(), "{missing:?} are not in {counts:#?}");
+    let of_panels = queries.iter().flat_map(|query| mistakes(query, &[], &counts));
+    let of_alerts = alerts.iter().flat_map(|alert| mistakes(&alert.query, &alert.mentioned, &counts));
+    let mistakes: Vec<_> = of_panels.chain(of_alerts).collect();
+    assert!(mistakes.is_empty(), "{mistakes:#?} with {counts:#?}");
 }

@@ -1,11 +1,12 @@
 //! The door for other machines, and independent clients of both gRPC doors.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use lab::authority::Authority;
 use lab::process::{self, wait_for};
-use lab::site::{FOLDER, SOON, Site, Terms};
+use lab::site::{FOLDER, Family, SOON, Site, Terms};
 use serde_json::Value;
 
 use super::{VOICE, in_force, set};
@@ -15,8 +16,13 @@ const SERVICE: &str = "paced.v1.ControlService";
 
 /// A relay with a control plane over TCP, and certificates for a writer, a reader and a stranger.
 fn site() -> Site {
+    site_at(Family::V4)
+}
+
+fn site_at(family: Family) -> Site {
+    let any = if family == Family::V4 { "0.0.0.0" } else { "[::]" };
     let tcp = format!(
-        "[control.tcp]\nlisten = \"0.0.0.0:{PORT}\"\ncertificate = \"{FOLDER}/relay.pem\"\n\
+        "[control.tcp]\nlisten = \"{any}:{PORT}\"\ncertificate = \"{FOLDER}/relay.pem\"\n\
          private_key = \"{FOLDER}/relay.key\"\nclient_ca = \"{FOLDER}/authority.pem\"\nwriters = [\"ops.example.org\"]"
     );
     let site = Site::new(Terms { sections: &tcp, ..Terms::default() }).unwrap();
@@ -40,15 +46,24 @@ fn place(site: &Site) -> String {
 
 /// Runs `pacectl` on the client's machine with the certificate of `name`.
 fn pacectl(site: &Site, name: &str, authority: &str, arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = command(site, name, authority);
+    pacectl_to(&place(site), site, name, authority, arguments)
+}
+
+/// The same, for this address and port of the relay.
+fn pacectl_to(place: &str, site: &Site, name: &str, authority: &str, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = command_to(place, site, name, authority);
     command.args(arguments);
     said(command)
 }
 
 /// A command for `pacectl`, without its arguments.
 fn command(site: &Site, name: &str, authority: &str) -> Command {
+    command_to(&place(site), site, name, authority)
+}
+
+fn command_to(place: &str, site: &Site, name: &str, authority: &str) -> Command {
     let mut command = site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
-    command.args(["--remote", &place(site), "--remote-ca"]).arg(site.path(authority));
+    command.args(["--remote", place, "--remote-ca"]).arg(site.path(authority));
     command.arg("--remote-cert").arg(site.path(&format!("{name}.pem")));
     command.arg("--remote-key").arg(site.path(&format!("{name}.key")));
     command
@@ -133,20 +148,27 @@ fn a_certificate_that_is_revoked_admits_nobody_from_the_next_reload_on() {
 #[test]
 fn callers_that_do_not_finish_their_handshake_keep_nobody_else_out() {
     lab::ring!(Netns);
-    let site = site();
-    let silent = || std::net::TcpStream::connect((site.chain.access.far.v4, PORT)).unwrap();
-    let _silent: Vec<_> = site.chain.client.run(|| (0..400).map(|_| silent()).collect()).unwrap();
-    assert_eq!(site.pacectl(&["status"], "").unwrap().0, Some(0));
-    // Callers are served, even from the address of the silent ones.
-    for _ in 0..3 {
-        let (code, words) = pacectl(&site, "reader", "authority.pem", &["status"]);
-        assert_eq!(code, Some(0), "{words}");
+    for family in [Family::V4, Family::V6] {
+        let site = site_at(family);
+        let far = &site.chain.access.far;
+        let relay = match family {
+            Family::V4 => SocketAddr::from((far.v4, PORT)),
+            Family::V6 => SocketAddr::from((far.v6, PORT)),
+        };
+        let silent = || std::net::TcpStream::connect(relay).unwrap();
+        let _silent: Vec<_> = site.chain.client.run(|| (0..400).map(|_| silent()).collect()).unwrap();
+        assert_eq!(site.pacectl(&["status"], "").unwrap().0, Some(0));
+        // Callers are served, even from the address of the silent ones.
+        for _ in 0..3 {
+            let (code, words) = pacectl_to(&relay.to_string(), &site, "reader", "authority.pem", &["status"]);
+            assert_eq!(code, Some(0), "{family:?}: {words}");
+        }
+        let ended = |result: &str| format!("control_handshakes_total{{result=\"{result}\"}}");
+        let counts = site.wait_for_counts("all silent connections to end", |counts| {
+            counts.of(&ended("crowded")) + counts.of(&ended("timeout")) == 400
+        });
+        assert_eq!(counts.unwrap().of(&ended("completed")), 3, "{family:?}");
     }
-    let ended = |result: &str| format!("control_handshakes_total{{result=\"{result}\"}}");
-    let counts = site.wait_for_counts("all silent connections to end", |counts| {
-        counts.of(&ended("crowded")) + counts.of(&ended("timeout")) == 400
-    });
-    assert_eq!(counts.unwrap().of(&ended("completed")), 3);
 }
 
 /// A call by a Python client that learns the methods by reflection.

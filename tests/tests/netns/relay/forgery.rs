@@ -1,5 +1,6 @@
 //! An off-path attacker can do nothing with ICMP, whether it guesses the ports of tunnels or knows them.
 
+use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -13,6 +14,8 @@ use masque::tunnel::Form;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 use tokio::time::{sleep, timeout};
+
+use super::tcp;
 
 /// A target that answers on request, and can send false ICMP errors about the relay's packets.
 struct Target {
@@ -90,6 +93,49 @@ fn a_forged_path_mtu_takes_no_payload_from_any_tunnel() {
         .unwrap();
     }
     assert_eq!(site.counts().unwrap().dropped("up", "too_big"), 0);
+}
+
+/// Returns the path MTU toward a target that the relay's host has learnt, if any.
+fn learnt_mtu(site: &Site, target: SocketAddr) -> Option<u32> {
+    let mut command = site.chain.relay.command("ip").unwrap();
+    let route = command.args(["route", "get", &target.ip().to_string()]).output().unwrap();
+    let route = String::from_utf8(route.stdout).unwrap();
+    let (_, mtu) = route.split_once(" mtu ")?;
+    // "lock" says that the kernel would rather have learnt a smaller one.
+    Some(mtu.split_whitespace().find(|word| *word != "lock").unwrap().parse().unwrap())
+}
+
+#[test]
+fn a_forged_path_mtu_lowers_the_route_over_ipv4_to_the_configured_bound_and_over_ipv6_not_at_all() {
+    lab::ring!(Netns);
+    const BYTES: usize = 300_000;
+    for (family, mtu, learnt) in [(Family::V4, 576, Some(1280)), (Family::V6, 1280, None)] {
+        let site = Site::new(Terms::default()).unwrap();
+        site.chain.relay.sysctl("net.ipv4.route.min_pmtu", "1280").unwrap();
+        let server = tcp::accept(&site, family, |mut stream| {
+            let mut received = vec![0; BYTES];
+            stream.read_exact(&mut received).unwrap();
+            stream.write_all(&received).unwrap();
+        });
+        let address = site.target(family, 7);
+        site.client(async || {
+            let target = Target::new(&site, family);
+            let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+            let mut stream = client.relay.open_tcp(&tcp::target(&site, family), None).await.unwrap();
+            let mut tunnel = client.open(address).await.unwrap();
+            let relay = target.assert_carries(&mut tunnel, Form::Datagram, b"first").await;
+            forge(&target.icmp, relay, address, Undeliverable::TooBig(mtu));
+            target.assert_carries(&mut tunnel, Form::Datagram, &[1; 1100]).await;
+            assert_eq!(learnt_mtu(&site, address), learnt, "{family:?}");
+            for piece in [7; BYTES].chunks(50_000) {
+                tcp::send(&mut stream, piece).await.unwrap();
+            }
+            assert_eq!(tcp::receive(&mut stream, BYTES).await.unwrap(), [7; BYTES]);
+        })
+        .unwrap();
+        server.join().unwrap();
+        assert_eq!(site.counts().unwrap().dropped("up", "too_big"), 0);
+    }
 }
 
 #[test]

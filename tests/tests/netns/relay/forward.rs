@@ -3,12 +3,13 @@
 use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use api::token::generate_token;
 use config::hash::hex;
-use lab::process::{Process, wait_for};
+use lab::netns::End;
+use lab::process::{Held, Process, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
 
 const LISTEN: &str = "127.0.0.1:5000";
@@ -180,22 +181,46 @@ pub fn ask(site: &Site, to: &str, questions: usize, at_once: usize) -> usize {
         .sum()
 }
 
+/// Asks ten thousand questions, and asserts that afterwards the daemons hold no more than after the first two thousand, at which all places
+/// for senders have been taken.
+pub fn assert_leaves_nothing(daemons: &[(&str, &Process)], ask: impl Fn(usize)) {
+    ask(2_000);
+    let before: Vec<_> = daemons.iter().map(|(_, daemon)| Held::by(daemon.id()).unwrap()).collect();
+    ask(8_000);
+    for ((name, daemon), before) in daemons.iter().zip(before) {
+        // Tunnels that give way to others may not have ended yet.
+        let has_closed = || Held::by(daemon.id()).ok().filter(|held| held.descriptors <= before.descriptors + 4);
+        wait_for("the last questions' tunnels to end", SOON, has_closed).unwrap();
+        let after = Held::by(daemon.id()).unwrap();
+        println!("{name}: {before:?} after 2,000 questions, {after:?} after 10,000");
+        assert!(after.kib < before.kib + 8 * 1_024, "{name}: {before:?} became {after:?}");
+    }
+}
+
 #[test]
 fn a_resolver_behind_an_edge_is_asked_from_new_ports_for_ever() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
-    let edge = edge(&site, "");
-    let answered = ask(&site, LISTEN, 3_000, 20);
-    // Either end's counters may show where the other questions went.
-    let counted = || [Counts::read(&site.chain.client, "127.0.0.1:9100"), site.counts()];
-    assert_eq!(answered, 3_000, "edge and relay counted {:#?}, and the edge said:\n{}", counted(), edge.output());
+    let edge = edge(&site, Family::V4, "");
+    assert_leaves_nothing(&[("edge", &edge), ("relay", &site.relay)], |questions| {
+        let answered = ask(&site, LISTEN, questions, 20);
+        // Either end's counters may show where the other questions went.
+        let counted = || [Counts::read(&site.chain.client, "127.0.0.1:9100"), site.counts()];
+        assert_eq!(
+            answered,
+            questions,
+            "edge and relay counted {:#?}, and the edge said:\n{}",
+            counted(),
+            edge.output()
+        );
+    });
     let counts = site.counts().unwrap();
     assert_eq!((counts.of("connections"), counts.udp_tunnels() <= 1_024), (1, true));
 }
 
-/// Starts an edge at the client with one forward to port 7 of the target, and these lines in its `[transport]`.
-fn edge(site: &Site, transport: &str) -> Process {
+/// Starts an edge at the client with one forward to port 7 of the target over a relay in `family`, and these lines in its `[transport]`.
+fn edge(site: &Site, family: Family, transport: &str) -> Process {
     let edge = r#"
         state_dir = "$FOLDER/edge"
         [transport]
@@ -209,7 +234,7 @@ fn edge(site: &Site, transport: &str) -> Process {
         ca = "$FOLDER/authority.pem"
         "#;
     let folder = site.path("").display().to_string();
-    let edge = edge.replace("$FOLDER", folder.trim_end_matches('/')).replace("$RELAY", &site.template(Family::V4));
+    let edge = edge.replace("$FOLDER", folder.trim_end_matches('/')).replace("$RELAY", &site.template(family));
     let file = site.write("edge.toml", &edge.replace("$TRANSPORT", transport)).unwrap();
     let edge =
         site.chain.client.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap();
@@ -239,22 +264,33 @@ fn lost_over(socket: &UdpSocket, change: impl FnOnce()) -> usize {
     usize::from(PROBES) - take(500)
 }
 
-#[test]
-fn an_edge_goes_on_from_another_address_with_its_tunnel_and_loses_less_than_a_second() {
-    lab::ring!(Netns);
+/// The commands that give the client its address number `next` in `family` in place of address number `before`, with `flags` of
+/// `ip address add`.
+fn moved(site: &Site, family: Family, [before, next]: [u32; 2], flags: &str) -> String {
+    let End { device, v4, v6, .. } = &site.chain.access.near;
+    let number = |number: u32| match family {
+        Family::V4 => format!("{}/24", Ipv4Addr::from_bits((v4.to_bits() & !0xff) | number)),
+        Family::V6 => format!("{}/64", Ipv6Addr::from_bits((v6.to_bits() & !0xff) | u128::from(number))),
+    };
+    format!("address del {} dev {device}\naddress add {} dev {device} {flags}", number(before), number(next))
+}
+
+/// Without duplicate address detection (RFC 4862 §5.4), before whose end the kernel does not use an address.
+const AT_ONCE: &str = "nodad";
+
+fn assert_goes_on_from_other_addresses(family: Family, flags: &str) {
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
-    let edge = edge(&site, "");
+    let edge = edge(&site, family, "");
     let socket = application(&site, LISTEN);
     assert_carries(&site, &socket, 1200);
-    let device = &site.chain.access.near.device;
-    let mut address = "10.0.1.1".to_owned();
+    let mut number = 1;
     for change in 1..=8 {
-        let next = format!("10.0.1.{}", 10 + change);
-        let lines = format!("address del {address}/24 dev {device}\naddress add {next}/24 dev {device}");
+        let next = 16 + change;
+        let lines = moved(&site, family, [number, next], flags);
         let lost = lost_over(&socket, || site.chain.client.ip(&lines).unwrap());
         assert!(lost < 100, "{lost} of 200 probes were lost at change {change}; the edge said:\n{}", edge.output());
-        address = next;
+        number = next;
         if change <= 2 {
             let counts = site.counts().unwrap();
             assert_eq!((counts.of("connections"), counts.udp_tunnels()), (1, 1), "change {change}");
@@ -263,18 +299,47 @@ fn an_edge_goes_on_from_another_address_with_its_tunnel_and_loses_less_than_a_se
 }
 
 #[test]
-fn an_edge_whose_connection_cannot_move_makes_another_and_loses_less_than_a_second() {
+fn an_edge_goes_on_from_another_address_with_its_tunnel_and_loses_less_than_a_second() {
+    lab::ring!(Netns);
+    assert_goes_on_from_other_addresses(Family::V4, "");
+}
+
+#[test]
+fn an_edge_goes_on_from_another_address_of_ipv6_with_its_tunnel_and_loses_less_than_a_second() {
+    lab::ring!(Netns);
+    assert_goes_on_from_other_addresses(Family::V6, AT_ONCE);
+}
+
+#[test]
+fn an_edge_goes_on_once_its_new_address_has_been_found_to_be_its_alone() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
-    // s2n-quic's own sockets keep the address with which they started.
-    let edge = edge(&site, "io = \"stock\"");
+    let edge = edge(&site, Family::V6, "");
     let socket = application(&site, LISTEN);
     assert_carries(&site, &socket, 1200);
-    let device = &site.chain.access.near.device;
-    let lines = format!("address del 10.0.1.1/24 dev {device}\naddress add 10.0.1.9/24 dev {device}");
-    let lost = lost_over(&socket, || site.chain.client.ip(&lines).unwrap());
-    assert!(lost < 100, "{lost} of 200 probes were lost; the edge said:\n{}", edge.output());
+    for change in [[1, 17], [17, 18]] {
+        site.chain.client.ip(&moved(&site, Family::V6, change, "")).unwrap();
+        socket.set_read_timeout(Some(BRIEF)).unwrap();
+        wait_for("an echo from the new address", SOON, || echoes(&socket, b"moved").then_some(()))
+            .unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
+    }
+}
+
+#[test]
+fn an_edge_whose_connection_cannot_move_makes_another_and_loses_less_than_a_second() {
+    lab::ring!(Netns);
+    for (family, flags) in [(Family::V4, ""), (Family::V6, AT_ONCE)] {
+        let site = Site::new(Terms::default()).unwrap();
+        let _echo = site.chain.target.echo(7).unwrap();
+        // s2n-quic's own sockets keep the address with which they started.
+        let edge = edge(&site, family, "io = \"stock\"");
+        let socket = application(&site, LISTEN);
+        assert_carries(&site, &socket, 1200);
+        let lines = moved(&site, family, [1, 9], flags);
+        let lost = lost_over(&socket, || site.chain.client.ip(&lines).unwrap());
+        assert!(lost < 100, "{lost} of 200 probes were lost in {family:?}; the edge said:\n{}", edge.output());
+    }
 }
 
 #[test]

@@ -41,18 +41,35 @@ fn asynchronous(socket: UdpSocket) -> Socket {
     Socket::from_std(socket).unwrap()
 }
 
+/// The client's network, in which the translator has the relay's addresses.
+struct TranslatedNetwork<'a> {
+    site: &'a Site,
+    inside: Namespace,
+    /// The relay's address.
+    relay: IpAddr,
+}
+
+impl<'a> TranslatedNetwork<'a> {
+    fn new(site: &'a Site, family: Family) -> Self {
+        let End { v4, v6, .. } = site.chain.access.far;
+        let relay = if family == Family::V4 { IpAddr::from(v4) } else { v6.into() };
+        let inside = Namespace::new("inside").unwrap();
+        inside.ip(&format!("address add {v4} dev lo\naddress add {v6} dev lo nodad")).unwrap();
+        Self { site, inside, relay }
+    }
+
+    /// Returns a socket of the translator toward the relay, with a new port.
+    fn outer(&self) -> Socket {
+        let socket = self.site.chain.client.run(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap()).unwrap();
+        socket.connect((self.relay, 443)).unwrap();
+        asynchronous(socket)
+    }
+}
+
 /// Opens tunnels on connections whose port, as the relay sees it, changes repeatedly, and asserts that they continue.
 fn assert_goes_on(site: &Site, family: Family) {
-    let End { v4, v6, .. } = site.chain.access.far;
-    let relay = if family == Family::V4 { IpAddr::from(v4) } else { v6.into() };
-    // The client's network, in which the translator has the relay's addresses.
-    let inside = Namespace::new("inside").unwrap();
-    inside.ip(&format!("address add {v4} dev lo\naddress add {v6} dev lo nodad")).unwrap();
-    let outer = || {
-        let socket = site.chain.client.run(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap()).unwrap();
-        socket.connect((relay, 443)).unwrap();
-        asynchronous(socket)
-    };
+    let network = TranslatedNetwork::new(site, family);
+    let (relay, outer) = (network.relay, || network.outer());
     let scenario = async {
         let (rebind, outers) = mpsc::unbounded_channel();
         tokio::spawn(translate(asynchronous(UdpSocket::bind((relay, 443)).unwrap()), outers));
@@ -72,7 +89,7 @@ fn assert_goes_on(site: &Site, family: Family) {
         }
     };
     let run = || runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(scenario);
-    inside.run(run).unwrap();
+    network.inside.run(run).unwrap();
 }
 
 #[test]
@@ -92,6 +109,13 @@ fn a_tunnel_goes_on_when_the_port_that_its_client_is_seen_at_changes_with_one_wo
 #[test]
 fn a_client_that_changes_its_port_once_too_often_learns_at_once_that_its_connection_is_gone() {
     lab::ring!(Netns);
+    for family in [Family::V4, Family::V6] {
+        assert_learns_that_it_is_gone(family);
+    }
+}
+
+/// Changes the port of a client with a tunnel and a download once too often, and asserts that the client learns it.
+fn assert_learns_that_it_is_gone(family: Family) {
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let listener = site.chain.target.run(|| TcpListener::bind(("::", 80)).unwrap()).unwrap();
@@ -99,22 +123,16 @@ fn a_client_that_changes_its_port_once_too_often_learns_at_once_that_its_connect
         let (mut stream, _) = listener.accept().unwrap();
         while stream.write_all(&[7; 10_000]).is_ok() {}
     });
-    let relay = site.chain.access.far.v4;
-    let inside = Namespace::new("inside").unwrap();
-    inside.ip(&format!("address add {relay} dev lo")).unwrap();
-    let outer = || {
-        let socket = site.chain.client.run(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap()).unwrap();
-        socket.connect((relay, 443)).unwrap();
-        asynchronous(socket)
-    };
+    let network = TranslatedNetwork::new(&site, family);
+    let (relay, outer) = (network.relay, || network.outer());
     let scenario = async {
         let (rebind, outers) = mpsc::unbounded_channel();
         tokio::spawn(translate(asynchronous(UdpSocket::bind((relay, 443)).unwrap()), outers));
         rebind.send(outer()).unwrap();
-        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
-        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        let client = Client::connect(site.access(family).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(family, 7)).await.unwrap();
         // A download. The client has ended its own half and reads nothing.
-        let address = site.target(Family::V4, 80);
+        let address = site.target(family, 80);
         let to = Target { host: Host::Ip(address.ip()), port: address.port() };
         let mut download = client.relay.open_tcp(&to, None).await.unwrap();
         download.send.finish();
@@ -138,6 +156,9 @@ fn a_client_that_changes_its_port_once_too_often_learns_at_once_that_its_connect
             .unwrap();
         server.join().unwrap();
     };
-    inside.run(|| runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(scenario)).unwrap();
-    assert_eq!(site.counts().unwrap().of("limit_hits_total{limit=\"addresses_per_connection\"}"), 1);
+    network
+        .inside
+        .run(|| runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(scenario))
+        .unwrap();
+    assert_eq!(site.counts().unwrap().of("limit_hits_total{limit=\"addresses_per_connection\"}"), 1, "{family:?}");
 }

@@ -17,13 +17,17 @@ fn port(family: Family) -> u16 {
     if family == Family::V4 { 80 } else { 443 }
 }
 
-fn target(site: &Site, family: Family) -> Target {
+pub(super) fn target(site: &Site, family: Family) -> Target {
     let address = site.target(family, port(family));
     Target { host: Host::Ip(address.ip()), port: address.port() }
 }
 
 /// Accepts one connection to [`target`], on a thread.
-fn accept(site: &Site, family: Family, serve: impl FnOnce(TcpStream) + Send + 'static) -> std::thread::JoinHandle<()> {
+pub(super) fn accept(
+    site: &Site,
+    family: Family,
+    serve: impl FnOnce(TcpStream) + Send + 'static,
+) -> std::thread::JoinHandle<()> {
     let listener = site.chain.target.run(|| TcpListener::bind(("::", port(family))).unwrap()).unwrap();
     std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
@@ -32,7 +36,7 @@ fn accept(site: &Site, family: Family, serve: impl FnOnce(TcpStream) + Send + 's
     })
 }
 
-async fn send(request: &mut Request, bytes: &[u8]) -> Result<(), Error> {
+pub(super) async fn send(request: &mut Request, bytes: &[u8]) -> Result<(), Error> {
     let (header, len) = h3::data_frame_header(bytes.len() as u64);
     for piece in [&header[..len], bytes] {
         request.send.send(Bytes::copy_from_slice(piece)).await?;
@@ -41,7 +45,7 @@ async fn send(request: &mut Request, bytes: &[u8]) -> Result<(), Error> {
 }
 
 /// Reads at least `enough` bytes, or to the end.
-async fn receive(request: &mut Request, enough: usize) -> Result<Vec<u8>, Error> {
+pub(super) async fn receive(request: &mut Request, enough: usize) -> Result<Vec<u8>, Error> {
     let mut received = BytesMut::new();
     while received.len() < enough {
         match timeout(SOON, request.recv.part()).await.expect("bytes arrive soon")? {
