@@ -284,14 +284,14 @@ fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
 
 fn peer<T>(request: &Request<T>) -> Result<&Peer, Status> {
     let peer = request.extensions().get::<Peer>();
-    peer.ok_or_else(|| Status::unauthenticated("it is not known who calls"))
+    peer.ok_or_else(|| Status::unauthenticated("the caller is unknown"))
 }
 
 fn after(page_token: &str) -> Result<u64, Status> {
     if page_token.is_empty() {
         return Ok(0);
     }
-    page_token.parse().map_err(|_| Status::invalid_argument("the page token is not of this list; leave it out"))
+    page_token.parse().map_err(|_| Status::invalid_argument("the page token does not belong to this list; omit it"))
 }
 
 fn token(next: Option<u64>) -> String {
