@@ -14,9 +14,12 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
-use config::Config;
+use config::{Config, policy::Policy};
 use edge::{Edge, EntranceClasses};
-use quic::connection_id::Secret;
+use quic::{
+    class::{Classes, PolicyRole},
+    connection_id::Secret,
+};
 use relay::Phase;
 use role::ready::LifeStage;
 use sd_notify::NotifyState;
@@ -32,7 +35,7 @@ use tokio::{
 use self::{
     gateway_role::GatewayRole,
     relay_role::RelayRole,
-    start::{Launch, classes, without_missing_families},
+    start::{Launch, without_missing_families},
 };
 use crate::{
     activation::Activation,
@@ -97,6 +100,13 @@ fn refuse_foreign_state(config: &Config, user: u32, owner: u32) -> Result<()> {
         config.state_dir.display()
     );
     Ok(())
+}
+
+/// Returns the classes of a policy, for one role.
+fn classes(policy: &Policy, role: PolicyRole, parts: &Parts) -> Arc<Classes> {
+    let marks = parts.kernel.marks();
+    let of_class = |class: &str| marks.as_ref().map(|marks| marks.of_class(class, role)).unwrap_or_default();
+    Arc::new(Classes::new(policy.clone(), role, &parts.classes, of_class))
 }
 
 /// Claims the state folder. Without a folder, or where it cannot be locked, paced runs without the claim; the log says so.
