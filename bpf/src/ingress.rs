@@ -70,7 +70,7 @@ impl Ingress {
         self.detach(device);
         let found = found.ok_or_else(|| refused("XDP", NO_DEVICE.into()))?;
         if !found.has_ethernet {
-            return Err(refused("XDP", "packets of this device have no Ethernet header, which the guard reads".into()));
+            return Err(refused("XDP", "packets of this device have no Ethernet header, which the guard needs".into()));
         }
         let program = self.loaded.program_mut().map_err(|cause| refused("XDP", cause))?;
         let fd = program.fd().map_err(|error| refused("XDP", error.into()))?.as_fd();

@@ -48,7 +48,7 @@ where
     /// # Errors
     /// The object has no such program.
     pub(crate) fn program_mut(&mut self) -> Result<&mut P, Cause> {
-        Ok(self.ebpf.program_mut(self.name).ok_or("the object does not have it")?.try_into()?)
+        Ok(self.ebpf.program_mut(self.name).ok_or("the object file has no program of this name")?.try_into()?)
     }
 
     /// Returns the program, for trials.

@@ -76,7 +76,7 @@ pub fn probe() -> Capabilities {
     let right = |bit: u32, serves, without| match effective {
         Some(set) if set >> bit & 1 == 1 => yes(serves),
         Some(_) => no(without),
-        None => unknown("/proc cannot be read"),
+        None => unknown("cannot read /proc"),
     };
     let option = |option, serves: &'static str, without: &'static str| match try_option(option) {
         Ok(()) => yes(serves),
@@ -87,9 +87,9 @@ pub fn probe() -> Capabilities {
         cap_net_admin: right(
             CAP_NET_ADMIN,
             "may attach programs and set qdiscs",
-            "neither programs nor qdiscs are set",
+            "cannot attach programs or set qdiscs",
         ),
-        cap_net_raw: right(CAP_NET_RAW, "may mark packets", "not needed but for SO_MARK"),
+        cap_net_raw: right(CAP_NET_RAW, "may mark packets", "needed only for SO_MARK"),
         bpf: loads(ProgramType::SchedCls, "tc programs load"),
         btf: match btf {
             Some(_) => yes("/sys/kernel/btf/vmlinux"),
@@ -97,7 +97,7 @@ pub fn probe() -> Capabilities {
         },
         xdp: match loads(ProgramType::Xdp, "") {
             Finding { state: Availability::Yes, .. } => unknown(
-                "programs load; attaching was not tried: generic mode takes any device, native mode needs its driver",
+                "programs load; attaching was not tried: generic mode works on any device, native mode needs support by its driver",
             ),
             other => other,
         },
@@ -193,15 +193,21 @@ impl FqEvidence<'_> {
         let described = self.btf.map(|btf| btf.split(|byte| *byte == 0).any(|name| name == b"fq_sched_data"));
         let is_loaded = self.loaded.is_some_and(|modules| modules.lines().any(|line| line.starts_with("sch_fq ")));
         if self.default_qdisc.trim() == "fq" || is_loaded || lists_fq(self.builtin) || described == Some(true) {
-            return yes("`tc qdisc replace dev DEVICE root fq` where packets leave, if it is not there yet");
+            return yes(
+                "set it with `tc qdisc replace dev DEVICE root fq` where packets leave, unless it is set already",
+            );
         }
         match (self.loadable, self.loaded, described) {
             (Some(modules), ..) if lists_fq(modules) => {
-                yes("a module, loaded by `tc qdisc replace dev DEVICE root fq`")
+                yes("a module, which `tc qdisc replace dev DEVICE root fq` loads")
             }
-            (Some(_), ..) => no("neither built in nor among the modules: the kernel keeps no departure times"),
-            (None, None, Some(false)) => no("not built into this kernel without modules: it keeps no departure times"),
-            _ => unknown("not built in as far as can be seen, and /lib/modules is not here: `tc qdisc add` would tell"),
+            (Some(_), ..) => no("neither built in nor among the modules, so the kernel keeps no departure times"),
+            (None, None, Some(false)) => {
+                no("not built in, and this kernel has no modules, so it keeps no departure times")
+            }
+            _ => unknown(
+                "not known to be built in, and /lib/modules is missing: try `tc qdisc replace dev DEVICE root fq`",
+            ),
         }
     }
 }

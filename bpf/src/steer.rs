@@ -36,7 +36,11 @@ impl Steer {
         let refused = |cause: Cause| Error::Load { program: PROGRAM, circumstances: Circumstances::now(), cause };
         let mut steer = Self { loaded: Loaded::new(PROGRAM, OBJECT, &[], SkReuseport::load)? };
         steer.set_keys(keys)?;
-        let map = steer.loaded.ebpf.map_mut(WORKERS).ok_or_else(|| broken(WORKERS, "the object does not have it"))?;
+        let map = steer
+            .loaded
+            .ebpf
+            .map_mut(WORKERS)
+            .ok_or_else(|| broken(WORKERS, "the object file has no map of this name"))?;
         let mut sockets = ReusePortSockArray::try_from(map).map_err(|error| broken(WORKERS, error))?;
         if let Some(worker) = workers.first() {
             detach(worker);
@@ -61,7 +65,8 @@ impl Steer {
     /// # Errors
     /// The kernel refuses an update.
     pub fn set_keys(&mut self, keys: &[(u8, IdKeys)]) -> Result<(), Error> {
-        let map = self.loaded.ebpf.map_mut(IDS).ok_or_else(|| broken(IDS, "the object does not have it"))?;
+        let map =
+            self.loaded.ebpf.map_mut(IDS).ok_or_else(|| broken(IDS, "the object file has no map of this name"))?;
         let mut ids = Array::try_from(map).map_err(|error| broken(IDS, error))?;
         set_keys(&mut ids, keys).map_err(|error| broken(IDS, error))
     }

@@ -22,8 +22,10 @@ impl Tables {
             }
             _ => None,
         };
-        let fds =
-            self.names.iter().map(|name| fd(name).ok_or_else(|| self.broken(name, "the object does not have it")));
+        let fds = self
+            .names
+            .iter()
+            .map(|name| fd(name).ok_or_else(|| self.broken(name, "the object file has no map of this name")));
         fds.collect()
     }
 
@@ -58,7 +60,7 @@ impl<I: Iterator<Item = OwnedFd>> Given<'_, I> {
     pub(crate) fn table<T: TryFrom<Map, Error = MapError>>(&mut self) -> Result<T, Error> {
         let name = self.tables.names.get(self.at).copied().unwrap_or_default();
         self.at += 1;
-        let fd = self.fds.next().ok_or_else(|| self.tables.broken(name, "its descriptor is missing"))?;
+        let fd = self.fds.next().ok_or_else(|| self.tables.broken(name, "the descriptor of the map is missing"))?;
         let map = MapData::from_fd(fd).and_then(Map::from_map_data).and_then(T::try_from);
         map.map_err(|error| self.tables.broken(name, error))
     }

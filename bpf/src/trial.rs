@@ -46,7 +46,7 @@ impl Egress {
     /// The kernel refuses: the packet is shorter than 14 bytes, or CAP_NET_ADMIN is missing.
     pub fn try_on(&self, packet: &[u8], about: SocketBuffer, repeat: u32) -> Result<TrialOutcome, Error> {
         let failed = |cause| Error::Trial { program: egress::PROGRAM, cause };
-        let program = self.program().ok_or_else(|| failed("it is not there".into()))?;
+        let program = self.program().ok_or_else(|| failed("the program is not loaded".into()))?;
         let (before, mut after) = (about.encode(), [0; SocketBuffer::BYTES]);
         let mut out = vec![0; packet.len()];
         let run = program.test_run(TestRunOptions {
@@ -77,7 +77,7 @@ impl Ingress {
     pub fn try_on(&self, packet: &[u8], repeat: u32) -> Result<(bool, Duration), Error> {
         const XDP_PASS: u32 = 2;
         let failed = |cause| Error::Trial { program: ingress::PROGRAM, cause };
-        let program = self.program().ok_or_else(|| failed("it is not there".into()))?;
+        let program = self.program().ok_or_else(|| failed("the program is not loaded".into()))?;
         let run = program.test_run(TestRunOptions { data_in: Some(packet), repeat, ..TestRunOptions::new() });
         let run = run.map_err(|error| failed(error.into()))?;
         Ok((run.return_value == XDP_PASS, run.duration))

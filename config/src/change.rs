@@ -38,8 +38,8 @@ pub struct TakesRestart(pub Vec<&'static str>);
 
 impl fmt::Display for TakesRestart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (keys, take) = (self.0.join(", "), if self.0.len() == 1 { "takes" } else { "take" });
-        write!(f, "a change of {keys} {take} a restart; restart paced, or put back what was there")
+        let (take, values) = if self.0.len() == 1 { ("takes", "value") } else { ("take", "values") };
+        write!(f, "a change of {} {take} a restart; restart paced, or restore the old {values}", self.0.join(", "))
     }
 }
 

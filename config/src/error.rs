@@ -35,7 +35,7 @@ pub struct Error {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// The text is not TOML. In the parser's words.
-    #[error("this is not TOML: {0}; see https://toml.io for what may stand here")]
+    #[error("this is not TOML: {0}; see https://toml.io for its syntax")]
     Syntax(String),
     /// No such key.
     #[error("unknown key; {}", Remedy { suggestion: *suggestion, known })]
@@ -56,7 +56,7 @@ pub enum Problem {
         known: Vec<String>,
     },
     /// A section that takes keys from itself, or is reached through itself: the names around the circle.
-    #[error("this goes round in a circle, {}; remove it from one of them", .0.join(", then "))]
+    #[error("this forms a circle: {}; remove it from one of them", .0.join(", then "))]
     Circle(Vec<String>),
     /// A missing key that the section requires.
     #[error("missing; add {key} = {expected}")]
@@ -83,7 +83,7 @@ pub enum Problem {
         expected: &'static str,
     },
     /// A URI template that names no target.
-    #[error("{found} is no template for targets; {error}")]
+    #[error("{found} is not a URI template for targets; {error}")]
     Template {
         /// The value as written, shortened.
         found: String,
@@ -95,7 +95,7 @@ pub enum Problem {
     HostBits(#[from] NotAPattern),
     /// A text in place of a number, such as a number with a unit.
     #[error(
-        "{found} is no number; write a whole number from {min} to {max}, without quotes, and without the unit, which the key names"
+        "{found} is not a number; write a whole number from {min} to {max}, without quotes and without a unit (the unit is in the key's name)"
     )]
     NotANumber {
         /// The value as written, shortened.

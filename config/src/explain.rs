@@ -98,7 +98,7 @@ fn relay(relay: &RelaySettings, now: SystemTime) -> Vec<String> {
         lines.push("  admits every client certificate that client_ca signed".into());
     }
     if by_certificate && relay.listeners.iter().all(|listener| listener.client_crl.is_none()) {
-        lines.push("  knows of no certificate that was revoked: there is no client_crl".into());
+        lines.push("  checks no revocation list: there is no client_crl".into());
     }
     lines.extend(targets(&relay.targets));
     lines.extend(limits(&relay.limits));
@@ -108,7 +108,7 @@ fn relay(relay: &RelaySettings, now: SystemTime) -> Vec<String> {
     if relay.workers > 1 {
         lines.push(format!("  moves packets with {} threads", relay.workers));
     }
-    lines.push(format!("  drains for up to {:?} when it is told to stop", relay.drain));
+    lines.push(format!("  drains for up to {:?} before it ends", relay.drain));
     lines
 }
 
@@ -133,15 +133,14 @@ fn targets(rules: &TargetRules) -> Vec<String> {
     };
     let unlisted = match rules.unlisted {
         Unlisted::Allow => "public addresses",
-        Unlisted::Deny => "none but those allowed",
+        Unlisted::Deny => "only those allowed",
     };
     [
         Some(format!("  targets by default: {unlisted}; UDP {}; TCP {}", rules.udp_ports, rules.tcp_ports)),
         list("allowed", &rules.allow),
         list("denied", &rules.deny),
-        (!rules.own.is_empty()).then(|| format!("  this host, besides its addresses: {}", joined(&rules.own))),
-        (!rules.nat64_prefixes.is_empty())
-            .then(|| format!("  translates to IPv4 under: {}", joined(&rules.nat64_prefixes))),
+        (!rules.own.is_empty()).then(|| format!("  also addresses of this host: {}", joined(&rules.own))),
+        (!rules.nat64_prefixes.is_empty()).then(|| format!("  NAT64 prefixes: {}", joined(&rules.nat64_prefixes))),
     ]
     .into_iter()
     .flatten()
@@ -227,7 +226,7 @@ fn path(path: &PathSettings) -> String {
         address.map(|address| format!("from {address}")),
         relay.as_ref().map(|relay| format!("to {}", relay.origin())),
         via.as_ref().map(|hop| format!("via {hop}")),
-        (!cost.is_zero()).then(|| format!("only for transfers that end {cost:?} earlier")),
+        (!cost.is_zero()).then(|| format!("only if it ends a transfer at least {cost:?} earlier")),
         rate.map(|rate| format!("with {}", crate::text::rate(rate))),
     ];
     format!("path {name}: {}", parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
@@ -392,7 +391,7 @@ fn schedule(schedule: &ScheduleSettings) -> String {
     let order = match schedule.discipline {
         Discipline::Rr => "each in turn",
         Discipline::Fcfs => "first come, first served",
-        Discipline::Edf { expiry: Expiry::Soft } => "by deadline, late ones all the same",
+        Discipline::Edf { expiry: Expiry::Soft } => "by deadline, late ones too",
         Discipline::Edf { expiry: Expiry::Hard } => "by deadline, late ones reset",
         Discipline::Abs => "by priority",
         Discipline::Ml { low: Low::Rr } => "the high level by deadline, then the low one each in turn",
@@ -400,7 +399,7 @@ fn schedule(schedule: &ScheduleSettings) -> String {
         Discipline::Ml { low: Low::Edf } => "the high level by deadline, then the low one by deadline",
         Discipline::Ml { low: Low::Wfq } => "the high level by deadline, then the low one by weight",
         Discipline::Wfq => "by weight",
-        Discipline::Lottery => "by weight, drawn by lot",
+        Discipline::Lottery => "lottery, by weight",
     };
     let mark = schedule.low_mark_packets.map_or("adapted to the path".into(), |mark| format!("at least {mark}"));
     format!("{order}; packets committed ahead: {mark}")

@@ -167,18 +167,18 @@ pub(crate) fn read(
     let keys = section.sections("key", |section| key(section, None));
     section.refuse_shared("key", &keys, |key| key.sha256, "two entries have the same sha256");
     if keys.is_empty() && listeners.iter().any(|listener| !listener.address.ip().is_loopback()) {
-        let cause = "everybody who reaches the listener could use the models: no client has to show a key";
+        let cause = "there is no [[gateway.key]], so anyone who can reach the listener could use the models";
         section.refuse(
             "listener",
             Problem::Contradiction { cause, remedy: "add a [[gateway.key]], or listen on loopback" },
         );
     }
     if models.len() > MOST_MODELS {
-        let (cause, remedy) = ("there are more than 64 models", "leave some out");
+        let (cause, remedy) = ("there are more than 64 models", "remove some");
         section.refuse("model", Problem::Contradiction { cause, remedy });
     }
     if !section.has_any("model") {
-        let (cause, remedy) = ("a gateway without models", "add a [[gateway.model]], or leave the section out");
+        let (cause, remedy) = ("the gateway has no models", "add a [[gateway.model]], or remove the section");
         section.refuse("model", Problem::Contradiction { cause, remedy });
     }
     Some(own(section, GatewaySettings { models, aliases, listeners, keys, ..GatewaySettings::default() }))
@@ -197,7 +197,7 @@ pub(crate) fn own(section: &mut Section<'_>, of: GatewaySettings) -> GatewaySett
         ..of
     };
     if gateway.max_body_bytes > gateway.bodies_bytes {
-        let cause = "the largest body exceeds what all may have together";
+        let cause = "max_body_bytes is larger than bodies_bytes";
         section.refuse("max_body_bytes", Problem::Contradiction { cause, remedy: "lower it, or raise bodies_bytes" });
     }
     gateway
@@ -223,8 +223,7 @@ pub(crate) fn model(section: &mut Section<'_>, of: Option<&ModelSettings>) -> Op
     let key_file = section.optional("key_file", of.and_then(|of| of.key_file.clone()));
     let ca_file = section.optional("ca_file", of.and_then(|of| of.ca_file.clone()));
     if ca_file.is_some() && engines.iter().flatten().all(|engine| !engine.is_tls) {
-        let (cause, remedy) =
-            ("no engine of the model is asked by TLS", "write https:// in engines, or leave ca_file out");
+        let (cause, remedy) = ("no engine of the model uses https", "write https:// in engines, or remove ca_file");
         section.refuse("ca_file", Problem::Contradiction { cause, remedy });
     }
     let health_path = section.optional("health_path", of.and_then(|of| of.health_path.clone()));
@@ -257,7 +256,7 @@ pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[Mod
     let known: BTreeSet<&str> = models.iter().map(|model| model.name.as_str()).collect();
     let named = members.as_deref().unwrap_or_default();
     if named.iter().any(|member: &String| !known.contains(member.as_str())) {
-        let cause = "an alias stands for a model that no [[gateway.model]] has";
+        let cause = "the alias names a model that no [[gateway.model]] defines";
         section.refuse("models", Problem::Contradiction { cause, remedy: "correct the name, or add the model" });
     }
     section.refuse_shared("models", named, String::clone, "a model is named twice");
@@ -285,7 +284,7 @@ pub(crate) fn listener(
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(Duration::from_secs(60), |of| of.idle));
     if !is_tls && address.is_some_and(|address| !address.ip().is_loopback()) {
         let cause = "keys and prompts would cross the network without encryption";
-        section.refuse("tls", Problem::Contradiction { cause, remedy: "leave it out, or listen on loopback" });
+        section.refuse("tls", Problem::Contradiction { cause, remedy: "remove it, or listen on loopback" });
     }
     if certificate.is_some() != private_key.is_some() {
         let key = if certificate.is_some() { "private_key" } else { "certificate" };
@@ -295,11 +294,12 @@ pub(crate) fn listener(
         .zip(private_key)
         .map(|(certificate, private_key)| ListenerIdentity::Files { certificate, private_key });
     if own.is_some() && !is_tls {
-        let (cause, remedy) = ("a certificate that nobody is shown", "leave it out, or leave out tls = false");
+        let (cause, remedy) = ("tls = false, so the certificate is never used", "remove it, or remove tls = false");
         section.refuse("certificate", Problem::Contradiction { cause, remedy });
     }
     if is_tls && own.is_none() && !has_relay {
-        let cause = "it uses TLS without a certificate: it has none of its own, and there is no relay that has one";
+        let cause =
+            "the listener uses TLS, but has no certificate, and there is no relay whose certificate it could use";
         let remedy = "add certificate and private_key or, on loopback, tls = false";
         section.refuse("certificate", Problem::Contradiction { cause, remedy });
     }

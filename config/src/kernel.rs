@@ -110,7 +110,7 @@ pub(crate) fn walk(section: &mut Section<'_>, of: &Kernel) -> Kernel {
             .and_then(NonZeroU32::new),
     };
     if kernel.mark_tag == 0 || kernel.mark_tag & 0xffff != 0 {
-        let cause = "a tag has upper bits only: the lower 16 are direction and class";
+        let cause = "a tag uses only the upper 16 bits, because the lower 16 are direction and class";
         section.refuse("mark_tag", Problem::Contradiction { cause, remedy: "write a number such as 0x70ac0000" });
     }
     section.refuse_shared("devices", &kernel.devices, KernelDevice::clone, "a device is named twice");
@@ -161,11 +161,11 @@ mod tests {
             ("devices = [\"sixteen-letters-\"]", ["line 2", "sixteen", "such as \"eth0\""]),
             ("devices = [\"a\", \"a\"]", ["line 2", "twice", ""]),
             ("egress = \"yes\"", ["line 2", "\"yes\"", "true or false"]),
-            ("mark_tag = 0x70ac0001", ["line 2", "upper bits", "0x70ac0000"]),
+            ("mark_tag = 0x70ac0001", ["line 2", "upper 16 bits", "0x70ac0000"]),
             ("initials_per_second = 0", ["line 2", "0", "1000000"]),
             ("fragments_per_second = 0", ["line 2", "0", "1000000"]),
             ("arrivals_per_second = 999", ["line 2", "999", "from 1000 to 100000000"]),
-            ("mark_tag = 0", ["line 2", "upper bits", "0x70ac0000"]),
+            ("mark_tag = 0", ["line 2", "upper 16 bits", "0x70ac0000"]),
         ] {
             let text = format!("[kernel]\n{line}");
             let refusals = Config::from_toml(&text).expect_err(&text).to_string();

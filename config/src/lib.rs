@@ -182,19 +182,19 @@ words! {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
     /// Strangers can use the relay.
-    #[error("{0} serves everybody who can reach it; set auth to \"token\" or \"certificate\", or listen on loopback")]
+    #[error("{0} serves anyone who can reach it; set auth to \"token\" or \"certificate\", or listen on loopback")]
     OpenRelay(SocketAddr),
     /// Strangers can read the metrics.
-    #[error("everybody who can reach {0} can read the metrics; listen on loopback")]
+    #[error("anyone who can reach {0} can read the metrics; listen on loopback")]
     PublicMetrics(SocketAddr),
     /// A configured authority, although no listener asks for certificates.
     #[error("there is a client_ca, but no listener asks for certificates; set auth or remove client_ca")]
     UnusedClientCa,
     /// Strangers can send through a forward.
-    #[error("everybody who can reach {0} can use its forward; listen on loopback")]
+    #[error("anyone who can reach {0} can use this forward; listen on loopback")]
     PublicForward(SocketAddr),
     /// Strangers can use the relay through a proxy.
-    #[error("everybody who can reach {0} can use its proxy; set users_file, or listen on loopback")]
+    #[error("anyone who can reach {0} can use this proxy; set users_file, or listen on loopback")]
     OpenProxy(SocketAddr),
     /// Passwords cross a network without encryption.
     #[error(
@@ -202,10 +202,10 @@ pub enum Warning {
     )]
     PlainProxy(SocketAddr),
     /// Strangers can use the gateway, and prompts cross a network without encryption.
-    #[error("everybody who can reach {0} can use its gateway, without encryption; listen on loopback")]
+    #[error("anyone who can reach {0} can use the gateway, without encryption; listen on loopback")]
     PublicServe(SocketAddr),
     /// A rule after one that matches everything. Both are counted from 1.
-    #[error("rule {rule} is never reached, for rule {behind} has no conditions; move that one to the end")]
+    #[error("rule {rule} is never reached, because rule {behind} has no conditions; move rule {behind} to the end")]
     UnreachedRule {
         /// The rule without effect.
         rule: usize,
@@ -214,7 +214,7 @@ pub enum Warning {
     },
     /// A rule about a user that no entry names. Counted from 1, through all files.
     #[error(
-        "[[rule]] number {rule} is about the user {user:?}, whom no [[relay.token]], [[relay.client_certificate]] or [[gateway.key]] names"
+        "[[rule]] number {rule} names the user {user:?}, but no [[relay.token]], [[relay.client_certificate]] or [[gateway.key]] has that name"
     )]
     UnknownUser {
         /// The rule.
@@ -232,7 +232,7 @@ pub enum Warning {
     UnusedPaths,
     /// A hop that no connection uses.
     #[error(
-        "nothing is reached through [hop.{0}]; write via = \"{0}\" where the relay behind it is named, or remove it"
+        "no relay is reached through [hop.{0}]; write via = \"{0}\" beside the relay that is behind this hop, or remove the hop"
     )]
     UnusedHop(String),
     /// No role is configured.
@@ -295,7 +295,7 @@ impl Config {
         root.refuse_shared("path", &paths, |path| path.name.clone(), "two paths have the same name");
         if paths.len() > path::MAX_PATHS {
             let cause = "there are more than 8 paths";
-            root.refuse("path", Problem::Contradiction { cause, remedy: "leave some out" });
+            root.refuse("path", Problem::Contradiction { cause, remedy: "remove some" });
         }
         let fronts = gateway.iter().flat_map(|gateway| &gateway.listeners).map(|listener| listener.address);
         let fronts: Vec<_> = fronts.collect();
@@ -498,7 +498,7 @@ fn transport(section: &mut Section<'_>, of: &TransportSettings) -> TransportSett
     let initial_mtu = section.number("initial_mtu", MTU, of.initial_mtu);
     let max_mtu = section.number("max_mtu", MTU, of.max_mtu);
     if initial_mtu > max_mtu {
-        let cause = "packets cannot start larger than they may become";
+        let cause = "initial_mtu is larger than max_mtu";
         section.refuse("initial_mtu", Problem::Contradiction { cause, remedy: "lower it, or raise max_mtu" });
     }
     let congestion = section.value("congestion", of.congestion);

@@ -66,7 +66,7 @@ TOML text. Files of conf.d are merged into the main file in the order of their n
 in double brackets are appended, and any other value replaces the earlier one. Values shown here are defaults, or examples
 where a key has none.
 .PP
-A reload puts every change in force but those of keys that are marked here, which it refuses by name; nothing is changed then.
+A reload applies every change. If a key that is marked here has changed, the reload fails, names the key and changes nothing.
 "#;
 
 const TAIL: &str = ".SH SEE ALSO\n.BR paced (8),\n.BR pacectl (1)\n";

@@ -43,8 +43,8 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&PathSettings>, names: 
     let via = names.hop_in(section, of.and_then(|of| of.via.clone()));
     let is_plain = interface.is_none() && address.is_none() && relay.is_none() && !section.has("via");
     if is_plain && name.is_some() {
-        let cause = "nothing tells this path from others";
-        let remedy = "give its interface, its local address, a relay of its own, or a hop to go through";
+        let cause = "the path has no interface, address, relay or hop";
+        let remedy = "add one of interface, address, relay and via";
         section.refuse("name", Problem::Contradiction { cause, remedy });
     }
     let cost = section.millis("cost_ms", 0..=60_000, of.map_or(Duration::ZERO, |of| of.cost));

@@ -88,7 +88,7 @@ fn protocols(section: &mut Section<'_>, of: Option<&Proxy>) -> Vec<ProxyKind> {
     let both = || vec![ProxyKind::Socks5, ProxyKind::Http];
     let protocols = section.list("protocols", of.map_or_else(both, |of| of.protocols.clone()));
     if protocols.is_empty() {
-        let cause = "a proxy that understands nothing serves nobody";
+        let cause = "the list of protocols is empty";
         section.refuse("protocols", Problem::Contradiction { cause, remedy: "name \"socks5\", \"http\" or both" });
     }
     section.refuse_shared("protocols", &protocols, |protocol| protocol.as_str(), "a protocol is named twice");

@@ -183,7 +183,7 @@ pub struct RelayLimits {
     pub dns_lookups_in_flight: u32,
     /// How long a lookup may take.
     pub dns_timeout: Duration,
-    /// How long a TCP target may take to answer, at whichever of its addresses.
+    /// How long a TCP target may take to answer at one of its addresses.
     pub connect_timeout: Duration,
     /// The size of one header section (RFC 9114 §4.2.2).
     pub field_section_bytes: u32,

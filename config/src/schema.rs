@@ -21,8 +21,7 @@ impl Config {
     /// whether numbers and addresses within a text are in range, or an integer is written as `1.0`.
     #[must_use]
     pub fn schema() -> String {
-        let about =
-            "A configuration of paced. `paced check FILE` also finds what contradicts itself, which no schema can.";
+        let about = "A configuration of paced. `paced check FILE` also finds contradictions, which no schema can.";
         text(describe(Self::read), "paced.toml", about)
     }
 }
@@ -31,8 +30,7 @@ impl Policy {
     /// Returns the JSON Schema of a policy, as [`Config::schema`] does of a configuration.
     #[must_use]
     pub fn schema() -> String {
-        let about =
-            "A policy of paced. `pacectl policy check` also finds what contradicts itself, which no schema can.";
+        let about = "A policy of paced. `pacectl policy check` also finds contradictions, which no schema can.";
         text(describe(policy::read), "policy of paced", about)
     }
 }

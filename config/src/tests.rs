@@ -312,7 +312,7 @@ fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
          port 443, 8000-8099, udp, listener 192.0.2.1:8443\n",
         "rule 3: long-output for targets *.batch.example\n",
         "metrics: http://127.0.0.1:9433/metrics",
-        "warning: everybody who can reach 192.0.2.7:53 can use its forward",
+        "warning: anyone who can reach 192.0.2.7:53 can use this forward",
     ] {
         assert!(explained.contains(part), "{part:?} is not in\n{explained}");
     }
@@ -407,7 +407,7 @@ fn the_explanation_names_paths_placements_and_writers() {
     let shown = explain(&valid(&(forward.to_owned() + paths)), std::time::SystemTime::UNIX_EPOCH);
     for line in [
         "path wan: over eth0\n",
-        "path lte: from 192.0.2.1, to other.example:443, only for transfers that end 50ms earlier, with 20 Mbit/s\n",
+        "path lte: from 192.0.2.1, to other.example:443, only if it ends a transfer at least 50ms earlier, with 20 Mbit/s\n",
         ", placement lowest-rtt\n",
         "; policy is written by root, the daemon's user, ops, users that polkit allows (D-Bus)\n",
     ] {

@@ -98,7 +98,7 @@ pub(crate) fn walk(
     let relays = section.require_one_or_list("relay", of.map(|of| of.relays.clone()));
     if relays.as_ref().is_some_and(|relays| relays.len() > MAX_RELAYS) {
         let cause = "there are more than 8 relays";
-        section.refuse("relay", Problem::Contradiction { cause, remedy: "leave some out" });
+        section.refuse("relay", Problem::Contradiction { cause, remedy: "remove some" });
     }
     let token_file = section.optional("token_file", of.and_then(|of| of.token_file.clone()));
     let client = of.and_then(|of| of.client.as_ref());
@@ -134,8 +134,11 @@ pub(crate) fn walk(
     let first = section.millis("backoff_first_ms", 10..=60_000, first);
     let longest = section.seconds("backoff_longest_seconds", 1..=3_600, longest);
     if first > longest {
-        let cause = "the first wait is longer than the longest";
-        section.refuse("backoff_first_ms", Problem::Contradiction { cause, remedy: "raise backoff_longest_seconds" });
+        let cause = "backoff_first_ms is longer than backoff_longest_seconds";
+        section.refuse(
+            "backoff_first_ms",
+            Problem::Contradiction { cause, remedy: "lower it, or raise backoff_longest_seconds" },
+        );
     }
     Some(UplinkSettings { relays: relays?, token_file, client, trust, via, schedule, backoff: (first, longest) })
 }

@@ -39,7 +39,7 @@ impl Activation {
             let is_for_ipv4 = || socket.only_v6().is_ok_and(|only| !only);
             match (socket.domain()?, socket.r#type()?) {
                 (Domain::IPV6, Type::DGRAM) if is_for_ipv4() => {
-                    bail!("a UDP socket of paced.socket is for IPv6 and IPv4 at once; set BindIPv6Only=ipv6-only there")
+                    bail!("a UDP socket of paced.socket serves both IPv6 and IPv4; set BindIPv6Only=ipv6-only there")
                 }
                 (Domain::IPV4 | Domain::IPV6, Type::DGRAM) => found.listeners.push(fd.into()),
                 (Domain::UNIX, Type::STREAM) if found.control.is_none() => {

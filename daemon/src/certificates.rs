@@ -171,14 +171,14 @@ fn why_unfit(certificate: &CertificateDer<'_>, hosts: &[String], now: SystemTime
         parsed.verify_for_usage(&[], &[], &[], at, KeyUsage::server_auth(), None, None)
     {
         let begins = SystemTime::UNIX_EPOCH + Duration::from_secs(not_before.as_secs());
-        return Some(format!("it becomes valid on {}; is the clock right?", date(begins)));
+        return Some(format!("it is not valid before {}; is the clock right?", date(begins)));
     }
     let is_for = |host: &String| {
         let name = ServerName::try_from(host.as_str());
         name.is_ok_and(|name| parsed.verify_is_valid_for_subject_name(&name).is_ok())
     };
     let is_for_none = !hosts.is_empty() && !hosts.iter().any(is_for);
-    is_for_none.then(|| format!("it is for no host of relay.templates ({})", hosts.join(", ")))
+    is_for_none.then(|| format!("it names no host of relay.templates ({})", hosts.join(", ")))
 }
 
 /// The warnings already given about certificates.
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(why(&["192.0.2.1"], day(50)), None);
         assert_eq!(why(&["other.example", "relay.example"], day(50)), None, "another listener may be for the others");
         let early = why(&["relay.example"], day(0)).unwrap();
-        assert!(early.contains("becomes valid on 1970-01-02"), "{early}");
+        assert!(early.contains("not valid before 1970-01-02"), "{early}");
         let wrong = why(&["other.example", "2001:db8::1"], day(50)).unwrap();
         assert!(wrong.contains("no host of relay.templates (other.example, 2001:db8::1)"), "{wrong}");
     }

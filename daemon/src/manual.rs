@@ -83,7 +83,7 @@ which runs
 Without
 .B \-\-config
 it runs in development mode, for this machine only: a relay on localhost, port 4433, with a certificate of its own, open to
-everybody here, and a UDP echo on 127.0.0.1, port 4434.
+everyone on this machine, and a UDP echo on 127.0.0.1, port 4434.
 .PP
 While it runs,
 .BR pacectl (1)
@@ -93,15 +93,15 @@ shows what it does and changes its policy.
 const TAIL: &str = r".SH SIGNALS
 .TP
 .B SIGHUP
-Reads the configuration and the files that it names again. What cannot be used, or takes a restart, is logged by its name, and nothing is
-changed;
+Reads the configuration and the files that it names again. If a key cannot be used or takes a restart, paced logs its name and changes
+nothing.
 .B pacectl reload
-does the same and says the outcome. paced also reads files that the configuration names when they change. If it cannot use them, it reads them again each minute.
+does the same and prints the result. paced also reads files that the configuration names when they change. If it cannot use them, it reads them again each minute.
 .TP
 .BR SIGTERM ,\  SIGINT
 Accepts no new connections and requests, lets open ones go on for
 .I drain_seconds
-at most, closes them and ends. A second one ends at once.
+at most, closes them and ends. A second signal ends paced at once.
 .SH FILES
 .TP
 .I /etc/paced/paced.toml
@@ -109,43 +109,46 @@ The configuration of the packaged service, see
 .BR paced.toml (5).
 .TP
 .I /etc/paced/conf.d/*.toml
-Drop\-ins, which are laid over it in the order of their names. They lie beside the file that
-.B \-\-config
-names.
+Drop\-ins, which paced merges into the configuration in the order of their names. With another
+.BR \-\-config ,
+paced takes them from conf.d beside that file.
 .TP
 .I /etc/paced/tls
 Certificates and keys, readable to the group paced.
 .TP
 .I /var/lib/paced
-What has to survive a restart, by
-.I state_dir
-of the configuration: the secret of connection IDs and tokens for addresses, a saved policy, in quotas.json what users have used of their quotas, in tokens.json how many tokens clients of a gateway have used this month, in engines.json what a gateway has learned of its engines, and in decisions.jsonl and decisions.1.jsonl what the policies of its aliases decided, if that is recorded. The running daemon holds a lock on .lock.
+The state folder
+.RI ( state_dir
+in the configuration), which survives restarts. It contains the secret of connection IDs and address tokens, and a saved policy.
+quotas.json contains how much users have used of their quotas, and tokens.json how many tokens the clients of a gateway have used this
+month. engines.json contains what a gateway has learned of its engines. If decisions are recorded, decisions.jsonl and
+decisions.1.jsonl contain what the policies of aliases decided. The running daemon holds a lock on .lock.
 .TP
 .I /run/paced/control.sock
-Where
+The control socket, to which
 .BR pacectl (1)
-connects to.
+connects.
 .TP
 .IR $XDG_STATE_HOME/paced ,\  ~/.local/state/paced
-The certificate and the secret of development mode; without a home, in
+The certificate and the secret of development mode. A user without a home has them in
 .IR /var/lib/paced\-development .
 .SH ENVIRONMENT
 .TP
 .B RUST_LOG
-What is logged, in place of
+Replaces
 .I level
-in [log]: a level, or directives such as
+of [log]: a level, or directives such as
 .BR edge=debug .
 .SH EXIT STATUS
 .TP
 .B 0
-It ended as it was told to; of
-.BR check ,
+paced ended after a signal. For
+.BR check :
 the configuration can be used, with or without warnings.
 .TP
 .B 1
-It could not start or go on; of
-.BR check ,
+paced could not start or could not continue. For
+.BR check :
 the configuration cannot be used. Standard error says why.
 .TP
 .B 2

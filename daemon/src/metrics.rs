@@ -57,7 +57,7 @@ impl Metrics {
         parts.gateway.register(registry);
         parts.decisions.register(registry);
         parts.edge.register(registry);
-        let help = "Packets filled up to prove that the path still carries full ones";
+        let help = "Packets filled up to their full size, to prove that the path still carries this size";
         let [relay, edge] = [&parts.relay.datagrams.filled_up, &parts.edge.datagrams.filled_up];
         labelled::register(
             registry,
@@ -71,21 +71,21 @@ impl Metrics {
         parts.kernel.register(registry);
         parts.doors.register(registry);
         let records = parts.access.counters().map(|(result, counter)| ([("result", result)], counter));
-        let help = "Records for the access log, by what became of them";
+        let help = "Records for the access log, by result";
         labelled::register(registry, "access_records", help, &records);
         Arc::new(metrics)
     }
 
     fn register_own(&mut self) {
         let registry = &mut self.registry;
-        registry.register("build", "Which paced this is", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
-        let help = "Times that the configuration, or files that it names, were read again, by what became of it";
+        registry.register("build", "The version of this paced", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        let help = "Reloads of the configuration, or of files that it names, by result";
         registry.register("reloads", help, self.reloads.clone());
         // Created at zero: `increase` in a query does not count a series that first appears as 1.
         for result in ["applied", "refused"] {
             drop(self.reloads.get_or_create(&[("result", result)]));
         }
-        let help = "When certificates cease to be valid, in seconds since 1970";
+        let help = "When certificates expire, in seconds since 1970";
         registry.register("certificate_expires_timestamp_seconds", help, self.certificates.clone());
     }
 

@@ -211,7 +211,7 @@ impl Monitor {
         // The command holds a copy of the other end, which would hide the keeper's end.
         drop(command);
         let monitor = Self { keeper, child, current: Current::default() };
-        let started = message::receive(&monitor.keeper).context("the monitor does not start")?;
+        let started = message::receive(&monitor.keeper).context("the monitor does not answer")?;
         let notices = take_over(started.context("the monitor has ended")?, &monitor.current)?;
         notices.0.set_read_timeout(Some(PATIENCE))?;
         Ok((monitor, notices))

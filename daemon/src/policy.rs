@@ -125,6 +125,13 @@ pub struct Enforce {
 }
 
 impl Enforce {
+    /// Puts the first policy in force. If the kernel refuses it, which is logged, no class has terms there, but the roles use it all the
+    /// same: there is no former policy to return to.
+    fn begin(&mut self, policy: &Policy) {
+        (self.kernel)(policy).unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error}"));
+        (self.roles)(policy);
+    }
+
     /// Puts a policy in force everywhere, or returns why it is in force nowhere.
     fn put(&mut self, policy: &Policy) -> Result<(), String> {
         (self.kernel)(policy)?;
@@ -190,14 +197,12 @@ fn read_saved(state_dir: &std::path::Path) -> io::Result<Option<String>> {
 }
 
 impl Policies {
-    /// Puts the policy of a configuration in force by `enforce`, as the first revision. Its text is `saved` if there is
-    /// a saved policy. If the kernel refuses it, which is logged, no class has terms there, but the roles use it all
-    /// the same: there is no former policy to return to. All later policies must contain what the configuration names.
+    /// Puts the policy of a configuration in force by [`Enforce::begin`], as the first revision. Its text is `saved` if there is
+    /// a saved policy. All later policies must contain what the configuration names.
     #[must_use]
     pub fn new(config: &config::Config, saved: Option<String>, mut enforce: Enforce) -> Arc<Self> {
         let (policy, now) = (config.policy.clone(), SystemTime::now());
-        (enforce.kernel)(&policy).unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error}"));
-        (enforce.roles)(&policy);
+        enforce.begin(&policy);
         let history = match &saved {
             Some(text) => History::new(policy, text.clone(), Origin::Saved, now),
             None => History::new(policy, config.policy.to_toml(), Origin::Files, now),

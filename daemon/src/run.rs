@@ -14,9 +14,12 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
-use config::Config;
+use config::{Config, policy::Policy};
 use edge::{Edge, EntranceClasses};
-use quic::connection_id::Secret;
+use quic::{
+    class::{Classes, PolicyRole},
+    connection_id::Secret,
+};
 use relay::Phase;
 use role::ready::LifeStage;
 use sd_notify::NotifyState;
@@ -32,7 +35,7 @@ use tokio::{
 use self::{
     gateway_role::GatewayRole,
     relay_role::RelayRole,
-    start::{Launch, classes, without_missing_families},
+    start::{Launch, without_missing_families},
 };
 use crate::{
     activation::Activation,
@@ -92,11 +95,18 @@ fn refuse_foreign_state(config: &Config, user: u32, owner: u32) -> Result<()> {
     let gives_up_rights = user == 0 && !config.kernel.devices.is_empty();
     anyhow::ensure!(
         !gives_up_rights || owner == user,
-        "{} belongs to the user with the number {owner}, whose files paced could not use: with [kernel], it gives up root's right to that. \
+        "{} belongs to user ID {owner}, and with [kernel], paced drops root's right to use files of other users. \
          Start the service (`systemctl start paced`), or name another state_dir",
         config.state_dir.display()
     );
     Ok(())
+}
+
+/// Returns the classes of a policy, for one role.
+fn classes(policy: &Policy, role: PolicyRole, parts: &Parts) -> Arc<Classes> {
+    let marks = parts.kernel.marks();
+    let of_class = |class: &str| marks.as_ref().map(|marks| marks.of_class(class, role)).unwrap_or_default();
+    Arc::new(Classes::new(policy.clone(), role, &parts.classes, of_class))
 }
 
 /// Claims the state folder. Without a folder, or where it cannot be locked, paced runs without the claim; the log says so.
@@ -112,7 +122,7 @@ fn claim(state_dir: &Path) -> Result<Option<FolderClaim>> {
              there: stop it, or give this one its own `state_dir` (in development mode, `--state-dir`)"
         ),
         Err(TryLockError::Error(error)) => {
-            tracing::warn!(%folder, %error, "the state folder cannot be locked: no other paced may use it");
+            tracing::warn!(%folder, %error, "failed to lock the state folder: make sure that no other paced uses it");
             Ok(None)
         }
     }
@@ -130,7 +140,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         Ok(()) => claim(&config.state_dir)?,
         Err(error) => {
             let folder = config.state_dir.display();
-            tracing::warn!(%folder, %error, "there is no state folder: no policy can be saved, and a restart forgets what was learned");
+            tracing::warn!(%folder, %error, "failed to create the state folder: no policy can be saved, and a restart loses what paced has learned");
             None
         }
     };
@@ -415,7 +425,7 @@ mod tests {
         };
         let (with, without) = (kernel("kernel.devices = [\"lo\"]"), kernel(""));
         let error = refuse_foreign_state(&with, 0, 900).unwrap_err().to_string();
-        assert!(error.contains("/var/lib/paced belongs to the user with the number 900"), "{error}");
+        assert!(error.contains("/var/lib/paced belongs to user ID 900"), "{error}");
         for (config, user, owner) in [(&with, 0, 0), (&with, 900, 900), (&without, 0, 900)] {
             refuse_foreign_state(config, user, owner).unwrap();
         }

@@ -57,8 +57,7 @@ pub fn bind(
     opened: Vec<UdpSocket>,
 ) -> Result<(WorkerSockets, Steering)> {
     if !opened.is_empty() {
-        let why =
-            "no program can steer packets to the sockets of paced.socket; write each once, and workers = 1 in [relay]";
+        let why = "paced cannot spread packets over several sockets of paced.socket; write each address once there, and workers = 1 in [relay]";
         return spread(adopt(listeners, workers, opened)?, secret).context(why);
     }
     // First without sharing, even if it will be shared: a shared bind would succeed although another program uses the
@@ -94,7 +93,7 @@ fn adopt(listeners: &[ListenerSettings], workers: u8, mut opened: Vec<UdpSocket>
         ensure!(
             group.len() == usize::from(workers),
             "paced.socket opens {} sockets at {address}, and [relay] has workers = {workers}: write \
-             ListenDatagram={address} as many times, with ReusePort=yes where there are several",
+             ListenDatagram={address} {workers} times, with ReusePort=yes if that is more than once",
             group.len()
         );
         groups.push(group);

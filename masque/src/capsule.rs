@@ -72,7 +72,7 @@ pub struct Reader {
 enum State {
     /// The first `len` bytes of a head.
     Head { bytes: [u8; MAX_HEAD_BYTES], len: u8 },
-    /// A datagram of which this many bytes are missing.
+    /// A datagram that lacks this many bytes.
     Datagram { value: BytesMut, missing_bytes: u16 },
     /// A value with this many bytes left to discard.
     Skip(u64),

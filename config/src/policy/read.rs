@@ -28,14 +28,14 @@ pub(crate) fn read(root: &mut Section<'_>) -> Policy {
     });
     if schedules.len() > MAX_SCHEDULES {
         let cause = "there are more than 64 schedules with names";
-        root.refuse("schedule", Problem::Contradiction { cause, remedy: "join some of them" });
+        root.refuse("schedule", Problem::Contradiction { cause, remedy: "merge some of them" });
         schedules.truncate(MAX_SCHEDULES);
     }
     let schedules: BTreeMap<_, _> = schedules.into_iter().collect();
     let mut sections = root.named_sections("class", Some(DEFAULT));
     if sections.len() > MAX_CLASSES {
-        let cause = "there are more than 255 classes, of which one is \"default\"";
-        root.refuse("class", Problem::Contradiction { cause, remedy: "join some of them" });
+        let cause = "there are more than 255 classes, including \"default\"";
+        root.refuse("class", Problem::Contradiction { cause, remedy: "merge some of them" });
         sections.truncate(MAX_CLASSES);
     }
     let names = sections.names();
@@ -217,7 +217,7 @@ fn drop_rule(section: &mut Section<'_>, of: DropRule) -> DropRule {
     let target = section.millis("target_ms", WAIT_MS, target);
     let interval = section.millis("interval_ms", WAIT_MS, interval);
     if word == DropWord::CoDel && target >= interval {
-        let cause = "a wait that is acceptable for ever cannot be longer than one that is acceptable for a while";
+        let cause = "target_ms is not below interval_ms";
         section.refuse_pair(["target_ms", "interval_ms"], cause, "lower target_ms, or raise interval_ms");
     }
     match word {
@@ -310,12 +310,12 @@ pub(super) fn rule(
     let asked_classes = section.one_or_list("asked_class", of.and_then(|of| of.asked_classes.clone()));
     let (about_targets, about_requests) = (["to", "ports", "protocol"], ["model", "service_tier", "asked_class"]);
     for key in about_targets.into_iter().chain(about_requests) {
-        let cause = "a schedule is for all of a connection, and this is about single tunnels or requests";
-        section.refuse_unless(!section.has("schedule"), key, cause, "give the schedule in a rule without it");
+        let cause = "a schedule applies to whole connections, and this key to single tunnels or requests";
+        section.refuse_unless(!section.has("schedule"), key, cause, "give the schedule in a rule without this key");
     }
     let is_about_targets = about_targets.into_iter().any(|key| section.has(key));
     for key in about_requests {
-        let cause = "this is about requests for models, which have no target";
+        let cause = "this key is about requests for models, which have no target";
         section.refuse_unless(!is_about_targets, key, cause, "write a rule for tunnels and another for requests");
     }
     Some(PolicyRule { class, schedule, users, to, ports, protocol, listeners, models, service_tiers, asked_classes })

@@ -29,7 +29,7 @@ pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<RelaySett
     let disagree = |certificates: &[ClientCertificate]| quotas(&tokens, certificates).is_none();
     let wrong = if disagree(&[]) { Some("token") } else { disagree(&certificates).then_some("client_certificate") };
     if let Some(key) = wrong {
-        let cause = "two entries of one user have different quotas or rates, which the user has as a whole";
+        let cause = "the entries of one user have different quotas or rates, but these are for the user as a whole";
         relay.refuse(key, Problem::Contradiction { cause, remedy: "write the same in both" });
     }
     // Not whether `tokens` is empty: a refused entry has been reported already.
@@ -147,18 +147,18 @@ impl Terms {
     fn listener(self, section: &mut Section<'_>, address: SocketAddr, has_tokens: bool) -> Option<ListenerSettings> {
         let auth = self.auth.unwrap_or_default();
         if auth.accepts_tokens() && !has_tokens {
-            let cause = "clients are to show a token, but there is no [[relay.token]]";
+            let cause = "the listener asks for a token, but there is no [[relay.token]]";
             let remedy = "make one with `pacectl token new`, or set auth to \"certificate\" or \"none\"";
             section.refuse("auth", Problem::Contradiction { cause, remedy });
         }
         if auth.accepts_certificates() && self.client_ca.is_none() {
-            let cause = "clients are to show a certificate, but nothing says who signs them";
+            let cause = "the listener asks for a certificate, but names no authority that signs certificates";
             let remedy = "add client_ca, the PEM file of that authority";
             section.refuse("auth", Problem::Contradiction { cause, remedy });
         }
         if self.client_crl.is_some() && self.client_ca.is_none() {
-            let cause = "a list of revoked certificates, of which none admits";
-            let remedy = "add client_ca, the PEM file of the authority whose list it is";
+            let cause = "the list revokes certificates, but without client_ca the listener accepts none";
+            let remedy = "add client_ca, the PEM file of the authority that issued the list";
             section.refuse("client_crl", Problem::Contradiction { cause, remedy });
         }
         for (key, value) in [("certificate", &self.certificate), ("private_key", &self.private_key)] {
@@ -188,8 +188,8 @@ fn listeners(relay: &mut Section<'_>, has_tokens: bool, policy: &Policy) -> Vec<
         listeners.extend(listener);
     } else if !relay.has_any("listener") && !relay.has_any("listen") {
         // If a list has only unfit elements, these are the mistakes.
-        let cause = "a relay that listens nowhere";
-        relay.refuse("listen", Problem::Contradiction { cause, remedy: "name an address, or leave the section out" });
+        let cause = "the relay has no listener";
+        relay.refuse("listen", Problem::Contradiction { cause, remedy: "name an address, or remove the section" });
     }
     relay.refuse_shared("listen", &listeners, |listener| listener.address, "two listeners have the same address");
     listeners.sort_by_key(|listener| listener.address);
@@ -214,7 +214,7 @@ pub(crate) fn targets(section: &mut Section<'_>, of: &TargetRules) -> TargetRule
         tcp_ports: Ports(section.list("tcp_ports", of.tcp_ports.0.clone())),
     };
     if rules.allow.iter().any(|rule| rules.only_embeds(&rule.to)) {
-        let cause = "an IPv6 network that embeds IPv4 addresses opens nothing, for targets in it are judged by those";
+        let cause = "an IPv6 network that embeds IPv4 addresses allows nothing, because a target in it is judged by its IPv4 address";
         section.refuse("allow", Problem::Contradiction { cause, remedy: "write the IPv4 network instead" });
     }
     rules
@@ -267,7 +267,7 @@ pub(crate) fn limits(section: &mut Section<'_>, of: &RelayLimits) -> RelayLimits
         udp_buffer_bytes: section.number("udp_buffer_bytes", 1 << 12..=1 << 30, of.udp_buffer_bytes),
     };
     if limits.queue_bytes_per_tunnel > limits.queue_bytes_per_connection {
-        let cause = "a tunnel may not queue more than its whole connection";
+        let cause = "queue_bytes_per_tunnel is larger than queue_bytes_per_connection";
         let remedy = "lower it, or raise queue_bytes_per_connection";
         section.refuse("queue_bytes_per_tunnel", Problem::Contradiction { cause, remedy });
     }

@@ -229,7 +229,7 @@ impl Section<'_> {
         fitting
     }
 
-    /// Writes the value that `held` returns, if this is a writer and the key is to be written.
+    /// Writes the value that `held` returns, if this is a writer and the key should be written.
     fn say(&self, key: &'static str, held: impl FnOnce() -> Option<String>) {
         let Some(lines) = &self.report.lines else { return };
         let mut lines = lines.borrow_mut();

@@ -22,14 +22,19 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         ("[relay]\nauth = \"none\"", "line 1, column 1: relay.certificate: ", "missing", "add certificate ="),
         ("[relay]\nauth = \"none\"", "line 1, column 1: relay.templates: ", "missing", "add templates = [...]"),
         (&relay("templates = []"), "line 6, column 1: ", "not TOML", "see"),
-        (&RELAY.replace("relay.example", ""), "line 4, column 14: relay.templates: ", "no template", ";"),
+        (&RELAY.replace("relay.example", ""), "line 4, column 14: relay.templates: ", "is not a URI template", ";"),
         (
             &RELAY.replace("\"none\"", "\"token\""),
             "line 5, column 8: relay.auth: ",
             "no [[relay.token]]",
             "pacectl token new",
         ),
-        (&RELAY.replace("none", "certificate"), "line 5, column 8: relay.auth: ", "nothing says who", "add client_ca"),
+        (
+            &RELAY.replace("none", "certificate"),
+            "line 5, column 8: relay.auth: ",
+            "names no authority",
+            "add client_ca",
+        ),
         (
             &RELAY.replace("none", "nobody"),
             "line 5, column 8: relay.auth: ",
@@ -52,13 +57,13 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         (
             "[hop.first]\nvia = \"first\"",
             "line 2, column 7: hop.first.via: ",
-            "in a circle, first, then first",
+            "forms a circle: first, then first",
             "remove it",
         ),
         (
             "[hop.a]\nvia = \"b\"\n[hop.b]\nvia = \"c\"\n[hop.c]\nvia = \"a\"",
             "line 2, column 7: hop.a.via: ",
-            "in a circle, a, then b, then c, then a",
+            "forms a circle: a, then b, then c, then a",
             "remove it",
         ),
         ("[hop.first]", "line 1, column 1: hop.first.relay: ", "missing", "add relay ="),
@@ -67,10 +72,10 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         (
             &format!("{MODEL}[[gateway.listener]]\naddress = \"127.0.0.1:8100\""),
             "line 4, column 1: gateway.listener.certificate: ",
-            "TLS without a certificate",
+            "TLS, but has no certificate",
             "on loopback, tls = false",
         ),
-        (&gateway(""), "line 6, column 1: gateway.model: ", "without models", "add a [[gateway.model]]"),
+        (&gateway(""), "line 6, column 1: gateway.model: ", "has no models", "add a [[gateway.model]]"),
         (
             &gateway("[[gateway.model]]\nname = \"a\"\nengines = [\"gpu:8000\"]"),
             "line 9, column 12: gateway.model.engines: ",
@@ -86,13 +91,13 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         (
             &gateway(&format!("{MODEL}[[gateway.alias]]\nname = \"auto\"\nmodels = [\"b\"]")),
             "line 12, column 10: gateway.alias.models: ",
-            "no [[gateway.model]] has",
+            "no [[gateway.model]] defines",
             "add the model",
         ),
         (
             &gateway(&format!("max_body_bytes = 4096\nbodies_bytes = 2048\n{MODEL}")),
             "line 7, column 18: gateway.max_body_bytes: ",
-            "exceeds what all",
+            "larger than bodies_bytes",
             "raise bodies_bytes",
         ),
         (
@@ -110,7 +115,7 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
             "two entries have the same sha256",
             "change one",
         ),
-        (&relay("listen = []"), "line 6, column 10: relay.listen: ", "nowhere", "name an address"),
+        (&relay("listen = []"), "line 6, column 10: relay.listen: ", "no listener", "name an address"),
         (&relay("listen = [\"[::1]\"]"), "line 6, column 11: relay.listen: ", "does not fit", "\"[2001:db8::1]:443\""),
         (
             &relay("listen = [\"[::1]:1\", \"[::1]:1\"]"),
@@ -140,7 +145,7 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         (
             &relay("[relay.limits]\nqueue_bytes_per_tunnel = 5000000"),
             "line 7, column 26: relay.limits.queue_bytes",
-            "whole connection",
+            "larger than queue_bytes_per_connection",
             "raise",
         ),
         (
@@ -164,13 +169,13 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         (
             &relay("[relay.limits]\ndns_timeout_ms = \"3s\""),
             "line 7, column 18: relay.limits.dns_timeout_ms: ",
-            "\"3s\" is no number",
-            "write a whole number from 1 to 60000, without quotes, and without the unit, which the key names",
+            "\"3s\" is not a number",
+            "write a whole number from 1 to 60000, without quotes and without a unit (the unit is in the key's name)",
         ),
         (
             &relay("[relay.targets]\nallow = [\"64:ff9b::/96\"]"),
             "line 7, column 9: relay.targets.allow: ",
-            "opens nothing",
+            "allows nothing",
             "IPv4 network",
         ),
         (
@@ -187,7 +192,12 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         ),
         ("[transport]\ninitial_mtu = 1501", "line 2, column 15: transport.initial_mtu: ", "larger", "raise max_mtu"),
         (&forward("client_key = \"/k\""), "line 1, column 1: forward.client_certificate: ", "go together", "give both"),
-        (&forward("backoff_first_ms = 40000"), "line 5, column 20: forward.backoff_first_ms: ", "longer", "raise"),
+        (
+            &forward("backoff_first_ms = 40000"),
+            "line 5, column 20: forward.backoff_first_ms: ",
+            "longer than backoff_longest_seconds",
+            "raise",
+        ),
         (
             &forward("class = \"bulk\"\n[class.bulky]"),
             "line 5, column 9: forward.class: ",
@@ -238,7 +248,7 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
             "other machines",
             "allow_remote = true",
         ),
-        (&proxy("protocols = []"), "line 4, column 13: proxy.protocols: ", "nothing", "\"http\" or both"),
+        (&proxy("protocols = []"), "line 4, column 13: proxy.protocols: ", "is empty", "\"http\" or both"),
         (&proxy("protocols = [\"http\", \"http\"]"), "line 4, column 13: proxy.protocols: ", "twice", "change one"),
         (&proxy("protocols = [\"socks4\"]"), "line 4, column 14: proxy.protocols: ", "does not fit", "\"socks5\""),
         (&proxy(PROXY), "line 1, column 1: proxy: ", "another proxy", "change one"),
@@ -297,5 +307,5 @@ fn a_list_of_which_no_element_fits_is_not_told_to_be_empty() {
     let problems: Vec<_> = errors.iter().map(|error| &error.problem).collect();
     assert!(matches!(problems[..], [Problem::Unfit { .. }]), "{errors}");
     let errors = Config::from_toml(&format!("{RELAY}listen = []\n")).unwrap_err();
-    assert!(errors.to_string().contains("listens nowhere"), "{errors}");
+    assert!(errors.to_string().contains("has no listener"), "{errors}");
 }

@@ -38,7 +38,7 @@ pub struct GatewayHealth {
 /// How a gateway can be reached now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Whether there is a connection, or one is to be expected.
+    /// Whether there is a connection, or one will probably be made.
     pub is_within_reach: bool,
     /// The round trip; `None` without a connection.
     pub smoothed_rtt: Option<Duration>,

@@ -4,9 +4,12 @@ use std::{
     collections::BTreeMap,
     fmt,
     net::{Ipv6Addr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
+use config::targets::Protocol;
+use masque::target::Target;
+use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _},
@@ -18,11 +21,20 @@ use prometheus_client::{
     },
     registry::Registry,
 };
-use quic::datagrams::DatagramCounters;
-use role::{access::AccessLog, labelled, ready::Readiness};
+use quic::{
+    class::Membership,
+    datagrams::{DatagramCounters, Losses},
+};
+use role::{
+    access::{AccessLog, record::RefusedRequest},
+    labelled,
+    ready::Readiness,
+    traffic::Traffic,
+};
 
 use super::{
-    roster::Roster,
+    link::Link,
+    roster::{self, LocalClient, Roster, RosterEntry, TunnelOwner},
     uplink::{Attempts, Condition, ConnectionCounters, PathReport},
 };
 
@@ -31,8 +43,9 @@ type Labels<const N: usize> = [(&'static str, String); N];
 /// The metrics of the edge role. "Up" is to the relay, "down" to local applications.
 #[derive(Debug, Default)]
 pub struct EdgeMetrics {
-    /// The open tunnels, local addresses and relays.
+    /// The open tunnels and relays.
     pub roster: Arc<Roster>,
+    entrances: Mutex<Vec<Weak<LocalAddressCounters>>>,
     open: Family<Labels<2>, Gauge>,
     tunnels_opened: Family<Labels<2>, Counter>,
     tunnels_refused: Family<Labels<2>, Counter>,
@@ -101,7 +114,7 @@ pub struct LocalAddressCounters {
     pub dropped_waiting: Counter,
     /// Payloads dropped because the local socket did not take them.
     pub dropped_down: Counter,
-    pub(super) roster: Arc<Roster>,
+    roster: Arc<Roster>,
     pub(super) access: Arc<AccessLog>,
     address: LocalAddress,
     labels: Labels<2>,
@@ -194,8 +207,14 @@ impl EdgeMetrics {
             address: LocalAddress(listen),
             labels,
         });
-        self.roster.note_entrance(&counters);
+        roster::note(&self.entrances, &counters);
         counters
+    }
+
+    /// Returns the served local addresses.
+    #[must_use]
+    pub fn entrances(&self) -> Vec<Arc<LocalAddressCounters>> {
+        roster::living(&self.entrances)
     }
 }
 
@@ -216,6 +235,44 @@ impl LocalAddressCounters {
     #[must_use]
     pub fn protocol(&self) -> &str {
         &self.labels[1].1
+    }
+
+    /// Enters a tunnel for `client` to `target` that goes over `link`, on the stream with this ID, in the class of `membership`.
+    /// `losses` are those of a UDP tunnel.
+    #[must_use]
+    pub fn enter(
+        &self,
+        client: &LocalClient,
+        (protocol, target): (Protocol, &Target),
+        (link, stream_id): (&Link, u64),
+        (membership, losses): (&Membership, Option<Arc<Losses>>),
+    ) -> RosterEntry {
+        let (listen, client, class) = (self.address(), client.clone(), membership.clone());
+        let owner = TunnelOwner::Application { listen, client, membership: class };
+        let entry = self.roster.enter(owner, (protocol, target), (link, stream_id), losses);
+        let entry = entry.of_application(&self.open, &self.access);
+        link.carries_traffic(entry.traffic.clone(), &membership.get(), None);
+        entry
+    }
+
+    /// Records that a client was refused, and what it asked for, if that is known.
+    pub(crate) fn record_refusal(
+        &self,
+        client: &LocalClient,
+        asked: Option<(Protocol, &Target)>,
+        refused: RefusedRequest,
+    ) {
+        if self.access.is_wanted() {
+            self.access.refused(roster::request_of(self.address(), client, asked), refused);
+        }
+    }
+
+    /// Adds what a tunnel has moved since `counted`, which is brought up to date.
+    pub fn count(&self, traffic: &Traffic, counted: &mut (u64, u64)) {
+        let now = traffic.bytes();
+        self.bytes_up.inc_by(now.0 - counted.0);
+        self.bytes_down.inc_by(now.1 - counted.1);
+        *counted = now;
     }
 
     /// Counts a connection that leads nowhere, by reason.

@@ -23,7 +23,7 @@ use quic::{
 use role::{
     access::{
         AccessLog,
-        record::{EndedTunnel, RecordedRequest, RefusedRequest},
+        record::{EndedTunnel, RecordedRequest},
         way::Way,
     },
     table::Table,
@@ -32,17 +32,15 @@ use role::{
 use tokio::sync::Notify;
 
 use super::{
-    LocalAddressCounters,
     link::{Line, Link},
     uplink::Uplink,
 };
 
-/// The tunnels, local addresses and relays of the edge role.
+/// The tunnels and relays of the edge role.
 #[derive(Default)]
 pub struct Roster {
     /// Open tunnels. The relay's IDs come from the same count.
     pub tunnels: Table<EdgeTunnel>,
-    entrances: Mutex<Vec<Weak<LocalAddressCounters>>>,
     uplinks: Mutex<Vec<Weak<Uplink>>>,
 }
 
@@ -53,31 +51,21 @@ impl std::fmt::Debug for Roster {
 }
 
 /// Adds an object that is owned elsewhere to a list, and forgets dropped objects.
-fn note<T>(list: &Mutex<Vec<Weak<T>>>, new: &Arc<T>) {
+pub(super) fn note<T>(list: &Mutex<Vec<Weak<T>>>, new: &Arc<T>) {
     let mut list = list.lock();
     list.retain(|known| known.strong_count() > 0);
     list.push(Arc::downgrade(new));
 }
 
-fn living<T>(list: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
+/// Returns the objects of a list that still exist.
+pub(super) fn living<T>(list: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
     list.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
 impl Roster {
-    /// Notes a local address, which is listed while it is served.
-    pub(super) fn note_entrance(&self, counters: &Arc<LocalAddressCounters>) {
-        note(&self.entrances, counters);
-    }
-
     /// Notes the connections to a relay, which are listed while they are used.
     pub fn note_uplink(&self, uplink: &Arc<Uplink>) {
         note(&self.uplinks, uplink);
-    }
-
-    /// Returns the served local addresses.
-    #[must_use]
-    pub fn entrances(&self) -> Vec<Arc<LocalAddressCounters>> {
-        living(&self.entrances)
     }
 
     /// Returns the relays in use.
@@ -260,7 +248,11 @@ impl EdgeTunnel {
 }
 
 /// Returns what the access log says of the request of an application.
-fn request_of(listener: SocketAddr, client: &LocalClient, asked: Option<(Protocol, &Target)>) -> RecordedRequest {
+pub(super) fn request_of(
+    listener: SocketAddr,
+    client: &LocalClient,
+    asked: Option<(Protocol, &Target)>,
+) -> RecordedRequest {
     RecordedRequest {
         connection: None,
         listener,
@@ -281,6 +273,13 @@ pub struct RosterEntry {
 }
 
 impl RosterEntry {
+    /// Makes it the entry of an application's tunnel: counts it in `open` while it lasts, and records its end in `access`.
+    pub(super) fn of_application(mut self, open: &Gauge, access: &Arc<AccessLog>) -> Self {
+        open.inc();
+        self.application = Some((open.clone(), access.clone()));
+        self
+    }
+
     /// Returns the tunnel, which may outlive its place in the list.
     #[must_use]
     pub fn tunnel(&self) -> Arc<EdgeTunnel> {
@@ -306,46 +305,5 @@ impl Drop for RosterEntry {
         {
             access.ended(request, ended);
         }
-    }
-}
-
-impl LocalAddressCounters {
-    /// Enters a tunnel for `client` to `target` that goes over `link`, on the stream with this ID, in the class of `membership`.
-    /// `losses` are those of a UDP tunnel.
-    #[must_use]
-    pub fn enter(
-        &self,
-        client: &LocalClient,
-        (protocol, target): (Protocol, &Target),
-        (link, stream_id): (&Link, u64),
-        (membership, losses): (&Membership, Option<Arc<Losses>>),
-    ) -> RosterEntry {
-        let (listen, client, class) = (self.address(), client.clone(), membership.clone());
-        let owner = TunnelOwner::Application { listen, client, membership: class };
-        let mut entry = self.roster.enter(owner, (protocol, target), (link, stream_id), losses);
-        self.open.inc();
-        entry.application = Some((self.open.clone(), self.access.clone()));
-        link.carries_traffic(entry.traffic.clone(), &membership.get(), None);
-        entry
-    }
-
-    /// Records that a client was refused, and what it asked for, if that is known.
-    pub(crate) fn record_refusal(
-        &self,
-        client: &LocalClient,
-        asked: Option<(Protocol, &Target)>,
-        refused: RefusedRequest,
-    ) {
-        if self.access.is_wanted() {
-            self.access.refused(request_of(self.address(), client, asked), refused);
-        }
-    }
-
-    /// Adds what a tunnel has moved since `counted`, which is brought up to date.
-    pub fn count(&self, traffic: &Traffic, counted: &mut (u64, u64)) {
-        let now = traffic.bytes();
-        self.bytes_up.inc_by(now.0 - counted.0);
-        self.bytes_down.inc_by(now.1 - counted.1);
-        *counted = now;
     }
 }

@@ -126,7 +126,7 @@ impl Door {
 
     fn prefer(&mut self, options: [bool; 2]) -> Result<(), &'static str> {
         match options {
-            [true, true] => return Err("--socket and --remote name two daemons: leave one out"),
+            [true, true] => return Err("--socket and --remote name two daemons: give one of them"),
             [false, true] => self.socket = None,
             [false, false] => _ = self.socket.take_if(|path| path.is_empty()),
             [true, false] => {}

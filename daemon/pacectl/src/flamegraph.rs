@@ -92,7 +92,7 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
             stacks.add(event, 1);
         })?;
         if clock.is_some_and(|clock| clock.starts_with("cpu-clock") || clock.starts_with("task-clock")) {
-            left_out.push("hardware counters: there are none, so that a timer takes the samples (cpu-clock)".into());
+            left_out.push("hardware counters: this machine has none, so a timer takes the samples (cpu-clock)".into());
         }
         if !kernel_has_names() {
             left_out.push("names of the kernel's functions: kernel.kptr_restrict hides them".into());

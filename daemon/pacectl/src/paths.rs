@@ -124,7 +124,8 @@ fn table(paths: &[v1::Path], before: &Losses) -> impl Iterator<Item = String> {
         "connections",
     ];
     let rows: Vec<_> = paths.iter().map(row).collect();
-    let none = rows.is_empty().then(|| "there are no paths: packets leave as the routes have it".to_owned());
+    let none =
+        rows.is_empty().then(|| "no paths are configured: the routing table decides how packets leave".to_owned());
     let shown = if none.is_none() { Some(lines(heads, rows)) } else { None };
     none.into_iter().chain(shown.into_iter().flatten())
 }
@@ -172,6 +173,9 @@ mod tests {
 
     #[test]
     fn without_paths_the_routes_decide() {
-        assert_eq!(words(table(&[], &Losses::default())), ["there are no paths: packets leave as the routes have it"]);
+        assert_eq!(
+            words(table(&[], &Losses::default())),
+            ["no paths are configured: the routing table decides how packets leave"]
+        );
     }
 }

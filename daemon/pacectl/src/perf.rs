@@ -120,9 +120,10 @@ impl Recording {
         _ = self.perf.kill();
         let said = self.said();
         if ["ermission", "paranoid", "EACCES"].iter().any(|word| said.contains(word)) {
-            return "perf may not look at this as this user: be root, or see kernel.perf_event_paranoid".into();
+            return "perf may not observe this as this user: run pacectl as root, or see kernel.perf_event_paranoid"
+                .into();
         }
-        let line = said.lines().find(|line| !line.is_empty() && *line != "Error:").unwrap_or("it does not say why");
+        let line = said.lines().find(|line| !line.is_empty() && *line != "Error:").unwrap_or("it gave no reason");
         format!("perf failed: {line}")
     }
 
@@ -160,7 +161,7 @@ fn last_words(said: &str) -> String {
     const LINES: usize = 5;
     let lines: Vec<_> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     match &lines[lines.len().saturating_sub(LINES)..] {
-        [] => "it does not say why".to_owned(),
+        [] => "it gave no reason".to_owned(),
         lines => lines.join("; "),
     }
 }
@@ -207,7 +208,7 @@ mod tests {
 
     #[test]
     fn what_perf_says_of_a_failure_is_passed_on() {
-        assert_eq!(last_words("\n  \n"), "it does not say why");
+        assert_eq!(last_words("\n  \n"), "it gave no reason");
         assert_eq!(last_words("Error:\n  no such file\n\n"), "Error:; no such file");
         assert_eq!(last_words("1\n2\n3\n4\n5\n6\n"), "2; 3; 4; 5; 6");
     }
@@ -224,7 +225,7 @@ mod tests {
             Some(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
             None => {
                 let said = Recorded(file).read(false, |_| {}).unwrap_err().to_string();
-                assert!(said.contains("perf script failed") && !said.ends_with("it does not say why"), "{said}");
+                assert!(said.contains("perf script failed") && !said.ends_with("it gave no reason"), "{said}");
             }
         }
     }

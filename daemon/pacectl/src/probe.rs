@@ -38,8 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// A UDP echo server as HOST:PORT [default: the echo of `paced run` in development mode; for other relays none, which
-    /// checks only that they answer and admit this client, by a request for 0.0.0.0:443 that each of them refuses and records]
+    /// A UDP echo server as HOST:PORT [default: in development mode, the echo of `paced run`. For other relays there is none:
+    /// then pacectl checks that the relay answers and admits this client. It requests 0.0.0.0:443, which each relay refuses and records]
     #[arg(value_parser = options::target)]
     target: Option<Target>,
     #[command(flatten)]

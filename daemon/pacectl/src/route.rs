@@ -116,7 +116,7 @@ impl Records {
         });
         let (mut decisions, unreadable) = decision::read(&texts.collect::<Result<Vec<_>>>()?.concat());
         if unreadable > 0 {
-            eprintln!("pacectl: {unreadable} lines are no decisions, and left out");
+            eprintln!("pacectl: skipped {unreadable} lines that are not decisions");
         }
         let aliases: Vec<&str> = decisions.iter().map(|decision| decision.alias.as_str()).collect();
         if let Some(missing) = missing(&aliases, &self.alias) {
@@ -132,7 +132,7 @@ fn missing(aliases: &[&str], alias: &str) -> Option<String> {
     let known: BTreeSet<&str> = aliases.iter().copied().collect();
     if known.is_empty() {
         return Some(format!(
-            "there are no decisions yet: requests to {alias} with a limit leave them, such as x-paced-budget-ms or a class with a deadline"
+            "there are no decisions yet: to record some, send requests to {alias} with a limit, such as x-paced-budget-ms or a class with a deadline"
         ));
     }
     let names = known.iter().copied().collect::<Vec<_>>().join(", ");
@@ -279,7 +279,7 @@ fn replay(Replay { records, policy }: &Replay, as_json: bool) -> Result<()> {
     let Replayed { asked, other_models, same, pairs, in_time, worth, met } = &replayed;
     ensure!(
         *asked > 0,
-        "the policy is for other models than all {other_models} decisions: it is for {}",
+        "the policy is for the models {}, and all {other_models} decisions are about other models",
         models.join(", ")
     );
     if as_json {
@@ -298,7 +298,7 @@ fn replay(Replay { records, policy }: &Replay, as_json: bool) -> Result<()> {
     }
     say!("{asked} decisions asked again, {same} decided the same");
     if *other_models > 0 {
-        say!("{other_models} are about other models, and were not asked");
+        say!("{other_models} decisions are about other models and were skipped");
     }
     say!("{} of {} answers were in time for their budget", met.0, met.1);
     say!("");
@@ -372,6 +372,10 @@ mod tests {
         assert_eq!(missing(&["auto", "fast"], "auto"), None);
         let said = missing(&["fast", "auto", "fast"], "slow").unwrap();
         assert_eq!(said, "none of the 3 decisions is about slow; they are about auto, fast");
-        assert!(missing(&[], "auto").unwrap().starts_with("there are no decisions yet: requests to auto with a limit"));
+        assert!(
+            missing(&[], "auto")
+                .unwrap()
+                .starts_with("there are no decisions yet: to record some, send requests to auto with a limit")
+        );
     }
 }

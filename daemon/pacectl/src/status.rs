@@ -72,7 +72,9 @@ pub(crate) async fn status(client: &mut ControlClient, as_json: bool) -> Result<
 fn people(status: v1::GetStatusResponse) {
     say!("paced {}, up for {}", status.version, age(status.started.as_ref()));
     if status.draining {
-        say!("ends          draining: no new work is accepted, and the daemon ends once what is open has ended");
+        say!(
+            "ends          draining: no new work is accepted, and the daemon ends after open tunnels and requests have ended"
+        );
     }
     policy_in_force(&status).for_each(|line| say!("{line}"));
     for listener in &status.listeners {
@@ -197,7 +199,7 @@ fn class_lines(before: &[v1::ClassStats], after: Vec<v1::ClassStats>, span: Dura
     lines(CLASSES.map(|column| column.name), rows)
         .chain([String::new()])
         .chain(meaning)
-        .chain(["Rates are of the last second; all else is since the start.".to_owned()])
+        .chain(["Rates are for the last second; all other figures are since the start.".to_owned()])
 }
 
 pub(crate) async fn tunnels(client: &mut ControlClient, arguments: Tunnels, as_json: bool) -> Result<()> {

@@ -33,7 +33,7 @@ fn moment(text: &str) -> Result<Moment, &'static str> {
         Moment::parse(text).ok_or("write a date such as 2027-01-31, or a time such as 2027-01-31T12:00:00Z")?;
     match moment.days_left(SystemTime::now()) {
         Some(_) => Ok(moment),
-        None => Err("this is over, so that no client could use the token; write a date in the future"),
+        None => Err("this date is in the past, so no client could use the token; write a date in the future"),
     }
 }
 
@@ -49,11 +49,11 @@ pub(crate) fn run(command: &Command, as_json: bool) -> Result<()> {
     }
     let (what, whose, section) = match gateway {
         false => (
-            "token, which is shown only now; keep it where the client finds it (--token-file, token_file)",
+            "token (shown only now; store it where the client reads it: --token-file, token_file)",
             "relay",
             "relay.token",
         ),
-        true => ("key, which is shown only now; the client uses it as its API key", "gateway", "gateway.key"),
+        true => ("key (shown only now; the client uses it as its API key)", "gateway", "gateway.key"),
     };
     say!("The {what}:\n");
     say!("{token}\n");

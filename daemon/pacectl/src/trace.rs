@@ -186,7 +186,7 @@ fn people(to: &mut dyn Write, trace: &Trace) -> Result<()> {
         writeln!(to, "{line}")?;
     }
     let left = trace.rows.iter().filter(|row| row.left_ns.is_some()).count();
-    writeln!(to, "\n{} packets, of which {left} were seen to leave", trace.rows.len())?;
+    writeln!(to, "\n{} packets; {left} were seen to leave", trace.rows.len())?;
     let late: Vec<_> = trace.rows.iter().filter_map(Row::late_ns).collect();
     if let [Some(median), Some(most)] = [50, 99].map(|percent| percentile(&late, percent)) {
         writeln!(
@@ -270,7 +270,7 @@ mod tests {
         for part in [
             "in the kernel: programs paced_egress; maps paced_terms",
             "dropped: QDISC_DROP",
-            "2 packets, of which 1 were seen to leave",
+            "2 packets; 1 were seen to leave",
             "3 events",
             "left out: bpftool",
         ] {

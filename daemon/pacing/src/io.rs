@@ -84,8 +84,12 @@ impl IoCounters {
         for (name, help, counter) in [
             ("transport_messages", "Messages of QUIC packets that the kernel took", &self.messages),
             ("transport_packets", "QUIC packets handed to the kernel, or held until they depart", &self.packets),
-            ("transport_packets_ahead", "QUIC packets handed over before their departure", &self.ahead),
-            ("transport_packets_late", "QUIC packets handed over more than a quantum after it", &self.late),
+            ("transport_packets_ahead", "QUIC packets handed to the kernel before their departure time", &self.ahead),
+            (
+                "transport_packets_late",
+                "QUIC packets handed to the kernel more than a quantum after their departure time",
+                &self.late,
+            ),
             ("transport_packets_refused", "QUIC packets that the kernel refused", &self.refused),
             ("transport_messages_held", "Messages held until they depart, where the device has no fq", &self.held),
             (

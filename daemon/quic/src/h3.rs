@@ -9,6 +9,7 @@
 mod client;
 mod error;
 mod message;
+mod peer;
 mod signal;
 
 use std::{
@@ -35,12 +36,12 @@ use s2n_quic::{
 use tokio::sync::Notify;
 
 pub use self::error::{connection_reason, refused_by_tls};
-use self::{client::Peer, error::application_code, signal::Signals};
 pub use self::{
     client::{Client, Reserved},
     error::{Error, close},
     message::{RecvStream, SendStream},
 };
+use self::{error::application_code, peer::Peer, signal::Signals};
 use super::{
     class::Terms,
     datagrams::{Flow, Sender},

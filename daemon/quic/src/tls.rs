@@ -274,7 +274,7 @@ impl tls::Provider for ServerTls {
     }
 
     fn start_client(self) -> Result<Self::Client> {
-        bail!("a server's TLS configuration cannot start a client")
+        bail!("a client was started with the TLS configuration of a server")
     }
 }
 

@@ -68,8 +68,7 @@ pub struct ContinuationCounters {
 impl ContinuationCounters {
     /// Registers the counters.
     pub fn register(&self, registry: &mut Registry) {
-        let help =
-            "Permitted requests for UDP tunnels with a key, by whether they go on with the socket of an earlier tunnel";
+        let help = "Permitted requests for UDP tunnels with a key, by whether they continue with the socket of an earlier tunnel";
         labelled::register(
             registry,
             "continuations",

@@ -79,7 +79,7 @@ impl RelayMetrics {
         registry.register("tunnels_closed", "Tunnels closed, by what ended them", self.closed.clone());
         registry.register("refused_requests", "Requests refused, by reason", self.refused.clone());
         registry.register("limit_hits", "Times a configured limit was reached", self.limits.clone());
-        registry.register("ignored", "Well-formed things of no meaning to a relay", self.ignored.clone());
+        registry.register("ignored", "Valid arrivals that a relay ignores, by kind", self.ignored.clone());
         registry.register(
             "misdirected_packets",
             "Packets that reached another worker than their connection ID names",
@@ -87,7 +87,7 @@ impl RelayMetrics {
         );
         registry.register(
             "unanswered_packets",
-            "Packets under connection IDs that are not answered with a stateless reset: never issued, or too many asked",
+            "Packets that got no stateless reset, because their connection ID was never issued or provoked too many",
             self.unanswered_packets.clone(),
         );
         let help = "Target sockets that could not be given the mark of their class";
@@ -105,7 +105,7 @@ impl RelayMetrics {
         labelled::register(
             registry,
             "handshakes",
-            "QUIC handshakes, by what became of them",
+            "QUIC handshakes, by result",
             &[
                 ([("result", "started")], &handshakes.started),
                 ([("result", "completed")], &handshakes.completed),
@@ -138,7 +138,7 @@ impl RelayMetrics {
         );
         let dns = &self.dns;
         registry.register("dns_names", "Names to resolve", dns.names.clone());
-        let help = "Names to resolve that took no lookup of their own, or failed, by what became of them";
+        let help = "Names to resolve that needed no lookup of their own, or failed, by result";
         labelled::register(
             registry,
             "dns_results",
@@ -153,7 +153,7 @@ impl RelayMetrics {
             ],
         );
         let datagrams = &self.datagrams;
-        registry.register("streams", "Streams with bytes that may still have to leave", datagrams.streams.clone());
+        registry.register("streams", "Streams that may have bytes left to send", datagrams.streams.clone());
         labelled::register(
             registry,
             "datagrams",

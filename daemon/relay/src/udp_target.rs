@@ -27,6 +27,7 @@
 //!
 //! An idle tunnel owns a descriptor and its registration, but no buffer: receive buffers belong to the thread.
 
+mod buffers;
 pub mod reachability;
 mod receive;
 mod share;

@@ -44,9 +44,9 @@ pub struct AcceptCounters {
 impl AcceptCounters {
     /// Registers the counters.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Times a door let nobody in for lack of descriptors or memory, and tried again";
+        let help = "Failed accepts for lack of descriptors or memory; each is tried again";
         registry.register("accept_failures", help, self.failures.clone());
-        let help = "TLS handshakes with callers of the control plane, and callers beyond their maximum of connections, or silent ones";
+        let help = "TLS handshakes with callers of the control plane, and callers that were turned away as too many or silent, by result";
         registry.register("control_handshakes", help, self.handshakes.clone());
     }
 

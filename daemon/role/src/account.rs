@@ -171,7 +171,7 @@ mod tests {
     fn an_account_is_rested_as_soon_as_it_has_its_burst_again() {
         let (account, now_ns) = (UserAccount::default(), 10 * SECOND_NS);
         assert!(account.is_rested(0), "it has had no request");
-        // Two seconds' worth, of which one is the burst.
+        // Two seconds' worth, including one for the burst.
         assert_eq!(served_of_a_thousand(&account, now_ns, 10), 21);
         assert!(!account.is_rested(now_ns + 2 * SECOND_NS));
         assert!(account.is_rested(now_ns + 2 * SECOND_NS + SECOND_NS / 10));

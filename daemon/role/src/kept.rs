@@ -26,7 +26,7 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
     #[must_use]
     pub fn open(file: PathBuf, what: &'static str) -> (Self, Option<T>) {
         let value: Option<T> = read(&file).unwrap_or_else(|error| {
-            tracing::error!(file = %file.display(), %error, "cannot read {what}: starting without it");
+            tracing::error!(file = %file.display(), %error, "failed to read {what}: starting without it");
             None
         });
         let kept = Self { file, what, saved: Mutex::new(value.clone()), not_saved: Seldom::default() };
@@ -43,7 +43,7 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
         match text.and_then(|text| state::replace(&self.file, &text)) {
             Ok(()) => *saved = Some(value),
             Err(error) => self.not_saved.note(|unsaid| {
-                tracing::error!(file = %self.file.display(), %error, unsaid, "{} was not saved", self.what);
+                tracing::error!(file = %self.file.display(), %error, unsaid, "failed to save {}", self.what);
             }),
         }
     }

@@ -126,7 +126,7 @@ impl Reader {
         }
     }
 
-    /// Returns when a watched reader is to be judged.
+    /// Returns when to judge a watched reader.
     fn due(&self) -> Option<Instant> {
         match self {
             Self::Watched { since } => Some(*since + READER_PATIENCE),

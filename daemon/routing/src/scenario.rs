@@ -175,7 +175,8 @@ impl Scenario {
             let count = qualities.len();
             ensure!(
                 count == self.classes.len(),
-                "model {name} has {count} qualities, and there are not as many classes"
+                "model {name} has {count} qualities, but there are {} classes",
+                self.classes.len()
             );
             ensure!(
                 qualities.iter().all(|one| (0.0..=100.0).contains(one)),
@@ -189,7 +190,7 @@ impl Scenario {
                 self.models.iter().any(|known| known.name == *model),
                 "an engine runs {model}, which is not a model of the scenario"
             );
-            ensure!(*max_in_flight > 0, "an engine of {model} works on nothing: raise max_in_flight");
+            ensure!(*max_in_flight > 0, "max_in_flight of an engine of {model} is 0: raise it");
             let costs = [*host_ms, *gpu_ms, *gpu_per_sequence_ms, *prefill_ms];
             let costs = costs.into_iter().chain([engine.prefill_per_token_ms, engine.sharing]);
             ensure!(costs.clone().all(is_amount), "a cost of an engine of {model} is below 0");

@@ -8,7 +8,7 @@ pub struct Learned {
     /// The average number of tokens in an answer, and of bytes of a body per token of a prompt; `None` before any was
     /// billed.
     pub averages: Option<(f64, f64)>,
-    /// The engines of which something is known.
+    /// The engines that have measurements.
     pub engines: Vec<LearnedEngine>,
 }
 

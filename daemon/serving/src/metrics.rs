@@ -160,36 +160,37 @@ impl GatewayMetrics {
         registry.register("gateway_in_flight", "Requests for models that are served or wait", self.in_flight.clone());
         let help = "How long requests waited for a place at an engine, in seconds";
         registry.register("gateway_wait_seconds", help, self.waited.clone());
-        let help = "From a request's last byte to the first token that passed, in seconds";
+        let help = "From a request's last byte to its answer's first token, in seconds";
         registry.register("gateway_first_token_seconds", help, self.first_token.clone());
         registry.register(
             "gateway_tokens",
-            "Tokens of prompts and answers, by the best count there is",
+            "Tokens of prompts and answers, by the best available count",
             self.tokens.clone(),
         );
-        let help = "Requests that another engine of the model got, as one had failed before its first token";
+        let help = "Requests retried at another engine of the model, because one had failed before the first token";
         registry.register("gateway_retries", help, self.retries.clone());
-        let help = "Requests with a deadline, by whether it was met; failures and refusals for want of engines or time miss it";
+        let help = "Requests with a deadline, by whether it was met; failures, and refusals for lack of engines or time, count as missed";
         registry.register("gateway_deadlines", help, self.deadlines.clone());
-        let help = "How long answers took, as a multiple of what was predicted";
+        let help = "How long answers took, as a multiple of the predicted time";
         registry.register("gateway_predicted_ratio", help, self.predicted.clone());
-        let help = "Requests with a session or a prompt of some length, by whether they went where an earlier one like them was";
+        let help = "Requests with a session or a long enough prompt, by whether they went to an engine that had served a similar one";
         registry.register("gateway_affinity", help, self.placed.clone());
         let help = "Choices of a model by the policies of aliases, by reason";
         registry.register("gateway_decisions", help, self.decisions.clone());
-        let help = "Choices that a shadow was asked about, by whether it would have chosen the same model";
+        let help = "Choices of a model that a shadow policy made as well, by whether it chose the same model";
         registry.register("gateway_shadow_decisions", help, self.shadowed.clone());
-        registry.register("gateway_checks", "Checks of engines, by what they found", self.checks.clone());
+        registry.register("gateway_checks", "Checks of engines, by result", self.checks.clone());
         registry.register_collector(Box::new(self.engines.clone()));
         registry.register_collector(Box::new(self.quotas.clone()));
-        let help = "TLS handshakes with clients at the gateway's own listeners, by what became of them";
+        let help = "TLS handshakes with clients at the gateway's own listeners, by result";
         registry.register("gateway_handshakes", help, self.handshakes.clone());
         let help =
             "Clients at the gateway's own listeners that had no request admitted yet and made room for another client";
         registry.register("gateway_evicted_clients", help, self.evicted.clone());
-        let help = "Answers that were discarded as their clients took none of them for the time of a stall";
+        let help =
+            "Answers that were discarded, because their clients took none of their bytes within stall_timeout_seconds";
         registry.register("gateway_untaken_answers", help, self.untaken.clone());
-        let help = "Times that a client had to wait as the gateway's own listener had all its connections";
+        let help = "Times that a client had to wait, because the gateway's own listener had max_connections";
         registry.register("gateway_connections_full", help, self.full.clone());
     }
 

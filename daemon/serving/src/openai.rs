@@ -169,7 +169,7 @@ impl RoutingFields {
         let text = std::str::from_utf8(body).map_err(|_| OpenAiError::Json("the body is not UTF-8".into()))?;
         // A list would be read as the values of the keys, in their order.
         if !text.trim_start().starts_with('{') {
-            return Err(OpenAiError::Json("it is no object".into()));
+            return Err(OpenAiError::Json("it is not an object".into()));
         }
         let read: Body<'_> = serde_json::from_str(text).map_err(|error| OpenAiError::unreadable(&error))?;
         let raw = read.model.ok_or(OpenAiError::NoModel)?.get();

@@ -139,7 +139,7 @@ impl Checks {
         }
         let body =
             Limited::new(answer.into_body(), METRICS_BYTES).collect().await.map_err(|error| error.to_string())?;
-        reported::read(&body.to_bytes()).ok_or_else(|| "no metric of an engine that is known is among them".to_owned())
+        reported::read(&body.to_bytes()).ok_or_else(|| "the report has no metric of a known engine".to_owned())
     }
 
     async fn get(&self, url: &EngineUrl, path: &UrlPath) -> Result<hyper::Response<hyper::body::Incoming>, Unanswered> {

@@ -150,12 +150,15 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
         if let Some(Err(error)) =
             Access::of(uplink).into_iter().next().and_then(|access| access.token).map(|token| token.read())
         {
-            warnings.push((("token_file", file.clone()), format!("{error}; until then, the relay is not asked")));
+            warnings.push((
+                ("token_file", file.clone()),
+                format!("{error}; until paced can read the token, it does not connect to the relay"),
+            ));
         }
     }
     for device in &config.kernel.devices {
         if matches!(bpf::NetworkDevice::find(device.as_str()), Ok(None)) {
-            let why = format!("there is no device {device}; what is wanted of it is done when it comes");
+            let why = format!("there is no device {device} now: paced uses it once it appears");
             warnings.push((("devices", device.as_str().into()), why));
         }
     }
@@ -163,8 +166,8 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
         let folder = socket.parent().unwrap_or(socket);
         if !folder.is_dir() {
             let why = format!(
-                "the folder {} is missing, so that there will be no control socket, unless it is made before paced starts, as \
-                 RuntimeDirectory= of paced.service does with /run/paced",
+                "the folder {} is missing. If it is still missing when paced starts, there will be no control socket. (RuntimeDirectory= of \
+                 paced.service makes /run/paced.)",
                 folder.display()
             );
             warnings.push((("socket", socket.clone()), why));
@@ -173,7 +176,7 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
     let has_local_addresses = !(config.forwards.is_empty() && config.proxies.is_empty() && config.serves.is_empty());
     let has_role = config.relay.is_some() || config.gateway.is_some() || has_local_addresses;
     if config.log.access != AccessForm::Off && !has_role {
-        let why = "nothing will be in the access log, because there is no relay, gateway or local address".to_owned();
+        let why = "the access log will be empty, because there is no relay, gateway or local address".to_owned();
         warnings.push((("access", config.log.access.as_str().into()), why));
     }
     let now = SystemTime::now();
@@ -217,9 +220,7 @@ fn unreadable(config: &Config, is_root: bool) -> Vec<(Named, String)> {
     let Some(service) = FileUser::of_service(&config.state_dir).filter(|_| is_root) else { return Vec::new() };
     let why = |file: &Path| {
         let (file, uid) = (file.display(), service.uid);
-        format!(
-            "the service, which runs as the user with the number {uid}, cannot read {file}: see the modes in `namei -l {file}`"
-        )
+        format!("the service runs as user ID {uid} and cannot read {file}: see the modes in `namei -l {file}`")
     };
     let files = private_files(config).into_iter().filter(|(_, file)| !service.can_read(file));
     files.map(|named| (named.clone(), why(&named.1))).collect()
@@ -244,7 +245,7 @@ fn mistaken(config: &Config, now: SystemTime) -> Vec<(Named, String)> {
         let port = template.origin().port;
         if !relay.listeners.iter().any(|listener| listener.address.port() == port) {
             let why = format!(
-                "no listener has the port {port}, which clients of {template} use: it has to be redirected to one"
+                "no listener has the port {port}, which clients of {template} use: redirect that port to a listener"
             );
             warnings.push((("templates", template.to_string().into()), why));
         }

@@ -154,7 +154,7 @@ impl Door {
 }
 
 fn sender<'h>(header: &'h Header<'_>) -> Result<&'h UniqueName<'h>, Denial> {
-    header.sender().ok_or_else(|| Denial::AccessDenied("it is not known who calls".into()))
+    header.sender().ok_or_else(|| Denial::AccessDenied("the caller is unknown".into()))
 }
 
 /// Asks polkit whether a caller may write; polkit may ask for a password if the call permits interaction.
@@ -472,7 +472,7 @@ impl Door {
 fn submission(text: String, options: HashMap<String, OwnedVariant>) -> Result<Submission, Denial> {
     let mut submission = Submission { text, ..Submission::default() };
     for (key, value) in options {
-        let unfit = |_| Denial::Invalid(format!("the option {key} is of another type"));
+        let unfit = |_| Denial::Invalid(format!("the option {key} has the wrong type"));
         match key.as_str() {
             "expected_revision" => submission.expected = Some(u64::try_from(value).map_err(unfit)?),
             "dry_run" => submission.dry_run = bool::try_from(value).map_err(unfit)?,

@@ -133,7 +133,7 @@ impl Doors {
         let unix = settings.socket.as_ref().and_then(|path| {
             if let Some(at) = given.as_ref().and_then(|given| elsewhere(given, path)) {
                 tracing::warn!(
-                    "paced.socket listens on {}, but [control] names {}, where callers will not find paced: change \
+                    "paced.socket listens on {}, but `socket` in [control] is {}, so paced does not listen where callers look: change \
                      ListenStream= of paced.socket, or `socket`",
                     at.display(),
                     path.display()

@@ -4,6 +4,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use config::{policy, targets::Protocol};
 use edge::{
+    LocalAddressCounters,
     roster::{self, EdgeTunnel, Roster},
     uplink::{NotMoved, PathReport, PreparedMove},
 };
@@ -172,6 +173,12 @@ impl Control {
     #[must_use]
     pub fn edge(&self) -> &Roster {
         &self.parts.edge.roster
+    }
+
+    /// Returns the local addresses that the edge role serves.
+    #[must_use]
+    pub fn entrances(&self) -> Vec<Arc<LocalAddressCounters>> {
+        self.parts.edge.entrances()
     }
 
     fn tunnel(&self, id: u64) -> Result<Arc<RelayTunnel>, Error> {

@@ -21,7 +21,7 @@ const RATES: &str = "rates";
 /// The state of the privileged processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Privileged {
-    /// Nothing is to be enforced.
+    /// The configuration asks for no enforcement.
     #[default]
     Unwanted,
     /// The monitor runs.
@@ -175,11 +175,11 @@ impl Enforced {
     }
 
     pub(super) fn register(&self, registry: &mut Registry) {
-        let help = "Whether the process lives that has the kernel enforce anything";
+        let help = "Whether the monitor runs, which loads programs into the kernel";
         registry.register("kernel_monitor", help, self.monitor.clone());
-        let help = "Whether the process lives that starts the monitor again";
+        let help = "Whether the keeper runs, which restarts the monitor";
         registry.register("kernel_monitor_keeper", help, self.keeper.clone());
-        let help = "Monitors that were started after one had ended";
+        let help = "Restarts of the monitor";
         registry.register("kernel_monitor_restarts", help, self.restarts.clone());
     }
 

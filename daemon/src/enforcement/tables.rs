@@ -285,7 +285,7 @@ impl Tables {
 
     /// Registers the daemon's counters of its updates, and the kernel's counters, which are read at each scrape.
     pub fn register(self: &Arc<Self>, registry: &mut Registry) {
-        let help = "Updates of the kernel's tables that it refused";
+        let help = "Updates of the kernel's tables that the kernel refused";
         registry.register("kernel_refused_updates", help, self.refused_updates.clone());
         self.in_force.register(registry);
         registry.register_collector(Box::new(self.clone()));
@@ -304,12 +304,14 @@ type ByClass = (&'static str, &'static str, fn(&KernelCounters) -> u64);
 const BY_CLASS: [ByClass; 4] = [
     ("kernel_packets", "Packets that left with the mark of their class", |of| of.packets),
     ("kernel_bytes", "Bytes of packets that left with the mark of their class, with all headers", |of| of.bytes),
-    ("kernel_delayed_packets", "Packets, or messages of several, that the rate of their class delayed", |of| {
+    ("kernel_delayed_packets", "Packets, or messages of several packets, that the rate of their class delayed", |of| {
         of.delayed_packets
     }),
-    ("kernel_dropped_packets", "Packets that the rate of their class would have delayed beyond a second", |of| {
-        of.dropped_packets
-    }),
+    (
+        "kernel_dropped_packets",
+        "Packets dropped, because the rate of their class would have delayed them by more than a second",
+        |of| of.dropped_packets,
+    ),
 ];
 
 /// The same for arrivals at listeners.
@@ -318,15 +320,13 @@ type Arrived = (&'static str, &'static str, fn(&Arrivals) -> u64);
 const ARRIVED: [Arrived; 3] = [
     (
         "kernel_arrived_packets",
-        "Packets to listeners of a class, or of its connections, that the guard would pass",
+        "Packets that arrived for a class, that of their connection or else of the listener; shed ones too, but no others that were dropped",
         |of| of.packets,
     ),
-    ("kernel_arrived_bytes", "Bytes of UDP payload in packets that arrived of a class", |of| of.bytes),
-    (
-        "kernel_shed_packets",
-        "Packets that were dropped because more arrived than may, and their class was too low",
-        |of| of.shed_packets,
-    ),
+    ("kernel_arrived_bytes", "Bytes of UDP payload in these packets (kernel_arrived_packets)", |of| of.bytes),
+    ("kernel_shed_packets", "Packets dropped beyond arrivals_per_second, because their class was too low", |of| {
+        of.shed_packets
+    }),
 ];
 
 impl Collector for Tables {
@@ -358,7 +358,7 @@ impl Collector for Tables {
             }
         }
         if let Some(Ok(counts)) = loaded.guard.as_ref().map(Guard::counts) {
-            let help = "Packets to listeners, by what the guard in front of them made of them";
+            let help = "Packets to listeners, by the verdict of the guard and its reason";
             let mut family = encoder.encode_descriptor("kernel_guarded_packets", help, None, MetricType::Counter)?;
             for (reason, count) in counts {
                 let verdict = if reason.passes() { "passed" } else { "dropped" };

@@ -35,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// # Errors
 /// It received a request, which no process may send.
 pub(super) fn serve(peer: &Socket, plan: &Plan, ledger: &Ledger) -> Result<()> {
-    rights::use_held(Rights::MONITOR).context("failed to take up rights")?;
+    rights::use_held(Rights::MONITOR).context("failed to raise capabilities")?;
     confinement::confine(Process::Monitor).unwrap_or_else(|error| say(format_args!("no seccomp filter: {error:#}")));
     let mut held = Held::inherit(plan, ledger);
     held.load();
@@ -59,7 +59,7 @@ pub(super) fn serve(peer: &Socket, plan: &Plan, ledger: &Ledger) -> Result<()> {
 /// # Errors
 /// The process cannot take up its rights. This is unexpected.
 pub(super) fn undo(plan: &Plan, ledger: &Ledger) -> Result<()> {
-    rights::use_held(Rights::MONITOR).context("failed to take up rights")?;
+    rights::use_held(Rights::MONITOR).context("failed to raise capabilities")?;
     drop(Held::inherit(plan, ledger));
     Ok(())
 }
@@ -85,7 +85,7 @@ impl<'a> Held<'a> {
     /// Takes over what an earlier monitor did and could not undo.
     fn inherit(plan: &'a Plan, ledger: &'a Ledger) -> Self {
         let entries = ledger.read().unwrap_or_else(|error| {
-            say(format_args!("what another did before is not known: {error}"));
+            say(format_args!("failed to read what an earlier monitor did: {error}"));
             Entries::default()
         });
         Self {
@@ -109,7 +109,7 @@ impl<'a> Held<'a> {
         }
         let refused = |error: bpf::Error| abridged(&error.to_string());
         self.egress = self.plan.egress.map(|tag| {
-            let tag = Tag::new(tag).ok_or("a mark's tag has upper bits only")?;
+            let tag = Tag::new(tag).ok_or("a mark's tag uses only the upper 16 bits")?;
             Egress::load(tag).map_err(refused)
         });
         self.ingress = self.plan.ingress.then(|| Ingress::load().map_err(refused));
@@ -235,7 +235,7 @@ impl<'a> Held<'a> {
     /// Writes down what a successor would have to undo.
     fn note(&self) {
         if let Err(error) = self.ledger.write(&self.entries) {
-            say(format_args!("what was done is not written down: {error}"));
+            say(format_args!("failed to write to the ledger, so a later monitor may not undo this: {error}"));
         }
     }
 

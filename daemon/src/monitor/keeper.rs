@@ -56,9 +56,9 @@ impl Pause {
 /// The keeper cannot give up its rights, or there is no memory for the ledger. Or `peer` is readable, although no process
 /// may write to it.
 pub(super) fn keep(peer: Socket, plan: &Plan) -> Result<()> {
-    rights::hold(Rights::MONITOR).context("failed to give up rights")?;
+    rights::hold(Rights::MONITOR).context("failed to drop capabilities")?;
     confinement::confine(Process::Keeper).unwrap_or_else(|error| say(format_args!("no seccomp filter: {error:#}")));
-    let ledger = Ledger::new().context("failed to make the ledger")?;
+    let ledger = Ledger::new().context("failed to create the ledger")?;
     let mut pause = Pause(Pause::FIRST);
     loop {
         let started = Instant::now();
@@ -87,8 +87,8 @@ pub(super) fn keep(peer: Socket, plan: &Plan) -> Result<()> {
             return closed.map(drop);
         }
         match ended {
-            Ok(ended) => say(format_args!("ended ({}), another is started", ended.map(words).unwrap_or_default())),
-            Err(error) => say(format_args!("not started ({error}), it is tried again")),
+            Ok(ended) => say(format_args!("ended ({}); starting another one", ended.map(words).unwrap_or_default())),
+            Err(error) => say(format_args!("failed to start ({error}); trying again")),
         }
     }
 }

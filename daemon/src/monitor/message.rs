@@ -29,7 +29,7 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>])
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "more descriptors than a message carries"));
+        return Err(io::Error::new(ErrorKind::InvalidInput, "the message has more descriptors than it can carry"));
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
@@ -57,13 +57,13 @@ pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, 
     }
     let unreadable = |why: &str| Err(io::Error::new(ErrorKind::InvalidData, why));
     if received.flags.contains(ReturnFlags::TRUNC) || fds.len() > MOST_FDS {
-        return unreadable("the message is longer than any of ours");
+        return unreadable("the message is longer than any that paced sends");
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
         // The kernel fills the space, unless it finds no number for a descriptor (`scm_detach_fds`, net/core/scm.c).
         return unreadable(match fds.len() {
-            MOST_FDS => "the message has more descriptors than any of ours",
-            _ => "this process has no descriptor left for those of the message",
+            MOST_FDS => "the message has more descriptors than any that paced sends",
+            _ => "this process has no free descriptors for those of the message",
         });
     }
     let bytes = bytes.get(..received.bytes).unwrap_or(&bytes);

@@ -41,7 +41,7 @@ pub(super) struct Lessons {
 impl Lessons {
     /// Reads the earlier knowledge, if there is any.
     pub(super) fn open(state_dir: &Path, in_force: Arc<GatewayInForce>) -> Arc<Self> {
-        let (kept, before) = StateFile::open(state_dir.join(FILE), "what was learned of engines");
+        let (kept, before) = StateFile::open(state_dir.join(FILE), "the measurements of engines");
         Arc::new(Self { in_force, kept, before: before.unwrap_or_default() })
     }
 

@@ -13,11 +13,7 @@ use arc_swap::ArcSwap;
 use config::{Config, policy::Policy, targets::Protocol};
 use edge::{Edge, EntranceClasses, NamedSchedules};
 use pacing::io::{device::Devices, qdisc};
-use quic::{
-    class::{Classes, PolicyRole},
-    connection_id::Secret,
-    endpoint::Transport,
-};
+use quic::{class::PolicyRole, connection_id::Secret, endpoint::Transport};
 use role::{
     bind_error::BindError,
     ready::{LifeStage, PartReady},
@@ -30,7 +26,7 @@ use tokio::{
 };
 
 use super::{
-    DEVELOPMENT_ECHO, Daemon, Open, Wishes, announce, gateway_role::GatewayRole, notify, relay_role::RelayRole,
+    DEVELOPMENT_ECHO, Daemon, Open, Wishes, announce, classes, gateway_role::GatewayRole, notify, relay_role::RelayRole,
 };
 use crate::{
     certificates::{self, CertificateWarnings},
@@ -213,13 +209,6 @@ impl Daemon {
             tokio::spawn(watchdog.clone().feed());
         }
     }
-}
-
-/// Returns the classes of a policy, for one role.
-pub(super) fn classes(policy: &Policy, role: PolicyRole, parts: &Parts) -> Arc<Classes> {
-    let marks = parts.kernel.marks();
-    let of_class = |class: &str| marks.as_ref().map(|marks| marks.of_class(class, role)).unwrap_or_default();
-    Arc::new(Classes::new(policy.clone(), role, &parts.classes, of_class))
 }
 
 /// Whether the tc program is to use marks, now or once a monitor has loaded it.

@@ -1,4 +1,8 @@
-//! Records which modules use which: in every crate, sibling modules use each other in one direction only.
+//! Records which modules use which: in every crate, sibling modules use each other in one direction only. A parent and its children may
+//! use each other.
+//!
+//! A name that a module imports or re-exports counts as a name of the module that defines it. Paths inside macros count, too. Globs
+//! would hide names, so only unit tests may use them.
 //!
 //! `cargo test --workspace --test pure arrows:: -- --nocapture` prints all arrows, as `A -> B`.
 
@@ -8,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use syn::buffer::{Cursor, TokenBuffer};
 use syn::visit::{self, Visit};
 
 /// The source folders of all crates that the workspace lists as members.
@@ -33,34 +38,56 @@ struct Uses {
     modules: BTreeSet<Module>,
     /// A module, and a path in the crate that it names.
     named: Vec<(Module, Module)>,
+    /// Names that modules import or re-export, each as a path in the crate, with the path that it stands for.
+    imported: BTreeMap<Module, Module>,
+    /// Modules with a glob import.
+    globs: Vec<Module>,
 }
 
 impl Uses {
     fn of(root: &Path) -> Self {
-        let mut uses = Self::default();
-        let mut asts = Vec::new();
-        for file in files(root) {
+        let texts = files(root).into_iter().map(|file| {
             let relative = file.strip_prefix(root).unwrap().with_extension("");
             let mut module: Module = relative.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
             if matches!(module.last().map(String::as_str), Some("lib" | "main" | "mod")) {
                 module.pop();
             }
+            (module, fs::read_to_string(&file).unwrap())
+        });
+        Self::of_texts(texts)
+    }
+
+    /// Reads modules, each with the text of its file.
+    fn of_texts(texts: impl IntoIterator<Item = (Module, String)>) -> Self {
+        let mut uses = Self::default();
+        for (module, text) in texts {
             uses.modules.insert(module.clone());
-            asts.push((module, syn::parse_file(&fs::read_to_string(&file).unwrap()).unwrap()));
-        }
-        for (module, ast) in asts {
-            Reader { module, uses: &mut uses }.visit_file(&ast);
+            Reader { module, uses: &mut uses }.visit_file(&syn::parse_file(&text).unwrap());
         }
         uses
+    }
+
+    /// Returns the module that defines what `path` names, as far as the crate's imports tell.
+    fn defining(&self, path: &[String]) -> Option<Module> {
+        /// More than any name is passed on; ends circles of imports.
+        const STEPS: usize = 16;
+        let mut path = path.to_vec();
+        for _ in 0..STEPS {
+            let len = (1..=path.len()).rev().find(|len| self.modules.contains(&path[..*len])).unwrap_or_default();
+            match path.get(..=len).and_then(|name| self.imported.get(name)) {
+                Some(of) if *of != path[..=len] => path = [of, &path[len + 1..]].concat(),
+                _ => return Some(path[..len].to_vec()).filter(|module| !module.is_empty()),
+            }
+        }
+        None
     }
 
     /// The arrows between modules with the same parent.
     fn arrows(&self) -> BTreeSet<(Module, Module)> {
         let mut arrows = BTreeSet::new();
         for (from, path) in &self.named {
-            let known = (1..=path.len()).rev().map(|len| &path[..len]).find(|module| self.modules.contains(*module));
-            let Some(to) = known else { continue };
-            let shared = from.iter().zip(to).take_while(|(here, there)| here == there).count();
+            let Some(to) = self.defining(path) else { continue };
+            let shared = from.iter().zip(&to).take_while(|(here, there)| here == there).count();
             if shared < from.len() && shared < to.len() {
                 arrows.insert((from[..=shared].to_vec(), to[..=shared].to_vec()));
             }
@@ -92,6 +119,20 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn note(&mut self, path: &[String]) {
+        let named = self.resolved(path);
+        self.uses.named.push((self.module.clone(), named));
+    }
+
+    /// Notes a path that this module imports under a name.
+    fn note_import(&mut self, path: &[String], name: &syn::Ident) {
+        let name = [&self.module[..], &[name.to_string()]].concat();
+        let of = self.resolved(path);
+        self.uses.imported.insert(name, of);
+        self.note(path);
+    }
+
+    /// Returns a path as one from the crate's root.
+    fn resolved(&self, path: &[String]) -> Module {
         let mut base = self.module.clone();
         let mut rest = path;
         match path.first().map(String::as_str) {
@@ -107,19 +148,58 @@ impl Reader<'_> {
             _ => {}
         }
         base.extend_from_slice(rest);
-        self.uses.named.push((self.module.clone(), base));
+        base
+    }
+
+    /// Notes the paths in the tokens of a macro, which may have any grammar.
+    fn note_tokens(&mut self, mut at: Cursor<'_>) {
+        while !at.eof() {
+            if let Some((inside, _, _, after)) = at.any_group() {
+                self.note_tokens(inside);
+                at = after;
+                continue;
+            }
+            let mut names = Vec::new();
+            while let Some((name, after)) = at.ident() {
+                names.push(name.to_string());
+                at = after;
+                let Some(next) = after_colons(at) else { break };
+                at = next;
+            }
+            if matches!(names.first().map(String::as_str), Some("crate" | "self" | "super")) && names.len() > 1 {
+                self.note(&names);
+            }
+            if names.is_empty() {
+                at = at.token_tree().unwrap().1;
+            }
+        }
     }
 
     fn note_tree(&mut self, tree: &syn::UseTree, before: &[String]) {
         let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
         match tree {
             syn::UseTree::Path(path) => self.note_tree(&path.tree, &with(&path.ident)),
-            syn::UseTree::Name(name) => self.note(&with(&name.ident)),
-            syn::UseTree::Rename(name) => self.note(&with(&name.ident)),
-            syn::UseTree::Glob(_) => self.note(before),
+            syn::UseTree::Name(name) if name.ident == "self" => match before.last() {
+                Some(last) => self.note_import(before, &syn::parse_str(last).unwrap()),
+                None => self.note(before),
+            },
+            syn::UseTree::Name(name) => self.note_import(&with(&name.ident), &name.ident),
+            syn::UseTree::Rename(name) if name.ident == "self" => self.note_import(before, &name.rename),
+            syn::UseTree::Rename(name) => self.note_import(&with(&name.ident), &name.rename),
+            syn::UseTree::Glob(_) => {
+                self.uses.globs.push(self.module.clone());
+                self.note(before);
+            }
             syn::UseTree::Group(group) => group.items.iter().for_each(|tree| self.note_tree(tree, before)),
         }
     }
+}
+
+/// Returns the place behind `::`, if that comes next.
+fn after_colons(at: Cursor<'_>) -> Option<Cursor<'_>> {
+    let (first, at) = at.punct()?;
+    let (second, at) = at.punct()?;
+    (first.as_char() == ':' && second.as_char() == ':').then_some(at)
 }
 
 /// Whether an item is compiled for unit tests only.
@@ -150,6 +230,11 @@ impl<'ast> Visit<'ast> for Reader<'_> {
             self.note(&names);
         }
         visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, of: &'ast syn::Macro) {
+        self.note_tokens(TokenBuffer::new2(of.tokens.clone()).begin());
+        visit::visit_macro(self, of);
     }
 }
 
@@ -182,7 +267,9 @@ fn modules_beside_each_other_use_each_other_in_one_direction() {
     let mut arrows = BTreeSet::new();
     for of in crates(root) {
         let name = |module: Module| format!("{of}/{}", module.join("/"));
-        arrows.extend(Uses::of(&root.join(&of)).arrows().into_iter().map(|(from, to)| (name(from), name(to))));
+        let uses = Uses::of(&root.join(&of));
+        assert_eq!(uses.globs, Vec::<Module>::new(), "{of}: name what these modules import");
+        arrows.extend(uses.arrows().into_iter().map(|(from, to)| (name(from), name(to))));
     }
     arrows.iter().for_each(|(from, to)| println!("{from} -> {to}"));
     assert!(arrows.len() > 200, "only {} arrows: are all sources found?", arrows.len());
@@ -193,6 +280,56 @@ fn modules_beside_each_other_use_each_other_in_one_direction() {
         None,
         "modules use each other in a circle; move what they share to a module below both"
     );
+}
+
+/// The arrows between the modules of a small crate, as `a -> b`. Each line is a module and its text.
+#[cfg(test)]
+fn arrows_of(modules: &[(&str, &str)]) -> Vec<String> {
+    let path = |module: &str| module.split("::").filter(|name| !name.is_empty()).map(str::to_owned).collect();
+    let uses = Uses::of_texts(modules.iter().map(|(module, text)| (path(module), (*text).to_owned())));
+    uses.arrows().iter().map(|(from, to)| format!("{} -> {}", from.join("::"), to.join("::"))).collect()
+}
+
+#[test]
+fn a_name_that_a_parent_passes_on_is_one_of_the_module_that_defines_it() {
+    for passed_on in ["pub use b::Thing;", "use b::Thing;", "pub(crate) use b::Thing;", "pub use self::b::{Thing};"] {
+        assert_eq!(arrows_of(&[("", passed_on), ("a", "use super::Thing;"), ("b", "")]), ["a -> b"], "{passed_on}");
+        assert_eq!(arrows_of(&[("", passed_on), ("a", "fn f(_: crate::Thing) {}"), ("b", "")]), ["a -> b"]);
+    }
+    let renamed = [("", "pub use b::Thing as Other;"), ("a", "use super::Other;"), ("b", "")];
+    assert_eq!(arrows_of(&renamed), ["a -> b"]);
+    let far =
+        [("", "pub use b::Thing;"), ("a", "use super::Thing;"), ("b", "pub use c::Thing;"), ("b::c", ""), ("b::d", "")];
+    assert_eq!(arrows_of(&far), ["a -> b"]);
+    let through_a_module = [("", "use b::c;"), ("a", "use super::c::Thing;"), ("b", ""), ("b::c", "")];
+    assert_eq!(arrows_of(&through_a_module), ["a -> b"]);
+    let with_itself = [("", "use b::c::{self, Thing};"), ("a", "use super::c::Other;"), ("b", ""), ("b::c", "")];
+    assert_eq!(arrows_of(&with_itself), ["a -> b"]);
+    let own = [("", "pub struct Thing;"), ("a", "use super::Thing;"), ("b", "use std::fmt;")];
+    assert_eq!(arrows_of(&own), [""; 0]);
+    let around = [("", "use a::Thing;"), ("a", "pub use super::Thing;"), ("b", "use super::Thing;")];
+    assert_eq!(arrows_of(&around), [""; 0]);
+}
+
+#[test]
+fn paths_in_macros_count() {
+    for text in [
+        "fn f() { tokio::select! { _ = super::b::wait() => {} } }",
+        "fn f() { let _ = format!(\"{}\", vec![crate::b::LEN]); }",
+        "macro_rules! m { () => { $crate::b::wait() } }",
+    ] {
+        assert_eq!(arrows_of(&[("", ""), ("a", text), ("b", "")]), ["a -> b"], "{text}");
+    }
+    assert_eq!(
+        arrows_of(&[("", ""), ("a", "fn f() { println!(\"super::b {}\", self.b, x::b); }"), ("b", "")]),
+        [""; 0]
+    );
+}
+
+#[test]
+fn globs_are_seen_outside_unit_tests_only() {
+    let text = "use std::fmt; use super::*; #[cfg(test)] mod tests { use super::*; }";
+    assert_eq!(Uses::of_texts([(vec!["a".to_owned()], text.to_owned())]).globs, [["a"]]);
 }
 
 #[test]

@@ -292,9 +292,9 @@ fn sockets_that_are_not_those_of_the_configuration_are_refused_at_start_with_wha
     lab::ring!(Vm);
     let service = Service::install();
     for (relay, sockets, remedy) in [
-        ("workers = 2", 1, "write ListenDatagram=127.0.0.1:443 as many times"),
-        ("workers = 1", 2, "write ListenDatagram=127.0.0.1:443 as many times"),
-        ("workers = 2", 2, "no program can steer packets"),
+        ("workers = 2", 1, "write ListenDatagram=127.0.0.1:443 2 times"),
+        ("workers = 1", 2, "write ListenDatagram=127.0.0.1:443 1 times"),
+        ("workers = 2", 2, "paced cannot spread packets"),
     ] {
         service.configure(relay, "");
         run("systemctl stop paced.socket");

@@ -72,6 +72,6 @@ fn a_rule_is_about_tunnels_or_about_requests() {
         };
         refused(&format!("[[rule]]\nclass = \"default\"\nto = \"10.0.0.0/8\"\n{condition}"), "which have no target");
         let schedule = "[schedule.x]\n[[rule]]\nschedule = \"x\"\n";
-        refused(&format!("{schedule}{condition}"), "a schedule is for all of a connection");
+        refused(&format!("{schedule}{condition}"), "a schedule applies to whole connections");
     }
 }

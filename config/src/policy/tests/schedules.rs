@@ -49,8 +49,8 @@ fn every_refusal_of_a_schedule_says_where_what_and_what_instead() {
         (
             "[schedule.a]\n[[rule]]\nschedule = \"a\"\nprotocol = \"udp\"",
             "line 4, column 12: rule.protocol: ",
-            "this is about single tunnels",
-            "in a rule without it",
+            "this key to single tunnels",
+            "in a rule without this key",
         ),
     ];
     for (text, position, cause, remedy) in rows {

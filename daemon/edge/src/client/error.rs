@@ -63,7 +63,7 @@ pub enum ConnectError {
         cause: s2n_quic::connection::Error,
     },
     /// The relay cannot be reached through another.
-    #[error("no way to {relay} through [hop.{hop}]: {cause}")]
+    #[error("failed to reach {relay} through [hop.{hop}]: {cause}")]
     Hop {
         /// The name of the hop.
         hop: String,

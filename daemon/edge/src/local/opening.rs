@@ -37,7 +37,7 @@ impl Shared {
                 self.crowded.notify_one();
                 if !std::mem::replace(&mut waited, true) {
                     self.counters.place_waits.inc();
-                    self.say("all places for tunnels are taken: the sender that was silent for longest leaves");
+                    self.say("all places for tunnels are taken: evicting the sender that was silent for longest");
                 }
             }
             let Ok(link) = timeout(PATIENCE, self.uplink.link_for(class)).await else { continue };

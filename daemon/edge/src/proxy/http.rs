@@ -92,9 +92,11 @@ impl ProxyResponse {
             NoConnection::Crowded => own(503, ErrorType::ConnectionLimitReached, "the relay allows no more tunnels"),
             NoConnection::Refused(TunnelRefused::Malformed)
             | NoConnection::NoDatagrams(_)
-            | NoConnection::NoExtendedConnect => {
-                own(502, ErrorType::HttpProtocolError, "the relay's answer opens no connection")
-            }
+            | NoConnection::NoExtendedConnect => own(
+                502,
+                ErrorType::HttpProtocolError,
+                "the relay does not support such tunnels, or its answer is malformed",
+            ),
             // The relay does not know this proxy; the client is not at fault.
             NoConnection::Refused(TunnelRefused::Status { status: 401 | 407, .. }) => {
                 own(502, ErrorType::ProxyConfigurationError, "the relay does not accept the credentials of paced")
@@ -170,7 +172,7 @@ pub fn request(bytes: &[u8]) -> Result<Option<(HttpProxyRequest, usize)>, ProxyR
         Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
             return Err(ProxyResponse::new(431, "the head of the request is too long"));
         }
-        Err(error) => return Err(ProxyResponse::new(400, format!("this is no HTTP/1.1 request: {error}"))),
+        Err(error) => return Err(ProxyResponse::new(400, format!("not an HTTP/1.1 request: {error}"))),
     };
     let (method, uri) = (parsed.method.unwrap_or_default(), parsed.path.unwrap_or_default());
     let fields = &*parsed.headers;
@@ -202,10 +204,11 @@ fn forward(
     let rest = match &scheme {
         Some((scheme, rest)) if scheme == "http" => *rest,
         Some(_) => {
-            return Err(malformed(400, "only http:// URIs are served this way; use CONNECT for the others"));
+            return Err(malformed(400, "this proxy fetches only http:// URIs; use CONNECT for others"));
         }
         None => {
-            let text = "this is a proxy: name it as such to a browser, or to curl with --proxy, and ask for whole URIs";
+            let text =
+                "this is a proxy: set it as the proxy of a browser, or of curl with --proxy, and request absolute URIs";
             return Err(malformed(400, text));
         }
     };
@@ -251,7 +254,7 @@ fn tokens(value: &[u8]) -> Vec<String> {
 /// Returns the length of a request's content (RFC 9112 §6.3).
 fn content_bytes(fields: &[httparse::Header<'_>]) -> Result<u64, (&'static str, ProxyResponse)> {
     if values(fields, "transfer-encoding").next().is_some() {
-        return Err(malformed(411, "say how long the content is (Content-Length), or use CONNECT"));
+        return Err(malformed(411, "a request with content needs a Content-Length; otherwise use CONNECT"));
     }
     let mut lengths = values(fields, "content-length").map(|value| {
         let digits = value.iter().all(u8::is_ascii_digit).then_some(value);
@@ -260,7 +263,7 @@ fn content_bytes(fields: &[httparse::Header<'_>]) -> Result<u64, (&'static str, 
     match (lengths.next(), lengths.next()) {
         (None, _) => Ok(0),
         (Some(Some(length)), None) => Ok(length),
-        _ => Err(malformed(400, "the Content-Length is no single number")),
+        _ => Err(malformed(400, "the Content-Length is not a single number")),
     }
 }
 

@@ -115,7 +115,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketA
         },
         Ok(Err(denied)) => Err((client.stream, denied)),
         Err(_) if client.read.first().is_some_and(u8::is_ascii_alphabetic) => {
-            let answer = ProxyResponse::new(408, "the request did not come in time");
+            let answer = ProxyResponse::new(408, "the request did not arrive in time");
             Err((client.stream, Denied::Told("handshake_timeout", answer.to_bytes())))
         }
         Err(_) => Err((client.stream, Denied::Gone("handshake_timeout"))),

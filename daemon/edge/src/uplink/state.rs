@@ -30,7 +30,7 @@ pub(super) struct State {
     pub(super) failure: Option<Arc<ConnectError>>,
     /// Whether no further connection will soon bring more places.
     pub(super) is_alone: bool,
-    /// Whether another connection is to be expected: the last attempt succeeded, and that connection did not end in silence.
+    /// Whether another connection will probably be made: the last attempt succeeded, and that connection did not end in silence.
     pub(super) is_expected: bool,
     /// How long a connection to a preferred relay must last before it takes tunnels from a working connection: an unstable relay is no
     /// gain.

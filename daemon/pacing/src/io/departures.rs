@@ -84,7 +84,7 @@ impl DepartureMetrics {
 
     /// Registers the histograms.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "How long after their departures QUIC packets were handed to the kernel, of those that have one";
+        let help = "How long after their departure times QUIC packets were handed to the kernel; packets without one are not counted";
         registry.register("transport_lateness_seconds", help, self.lateness.clone());
         registry.register("transport_train_packets", "QUIC packets in one message", self.trains.clone());
     }

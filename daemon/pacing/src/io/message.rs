@@ -18,7 +18,7 @@ use socket2::SockAddr;
 /// How many messages one system call takes.
 pub const BATCH: usize = 32;
 
-/// A message to be sent: one packet, or several of the same size, of which the last may be smaller.
+/// A message to be sent: one packet, or several of the same size; the last one may be smaller.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
     /// The packets, back to back.

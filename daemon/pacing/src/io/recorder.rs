@@ -96,7 +96,7 @@ impl Recorder {
         Some(Recording { recorder: self.clone(), log })
     }
 
-    /// Whether messages are to be recorded.
+    /// Whether messages should be recorded.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.is_on.load(Relaxed)

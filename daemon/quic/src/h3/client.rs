@@ -1,20 +1,14 @@
 //! The handle that the tasks of one connection share, and how requests are opened in the client role.
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use futures::task::AtomicWaker;
 use masque::{
     h3::{self, Code, RequestHead, RequestStream, Role, Settings},
     priority::Priority,
 };
-use parking_lot::{Mutex, MutexGuard};
 use s2n_quic::{connection::Handle, stream};
-use tokio::sync::Notify;
 
-use super::{Error, MessageLimits, RecvStream, Request, SendStream, close, signal::Signals};
+use super::{Error, MessageLimits, RecvStream, Request, SendStream, close, peer::Peer};
 use crate::{
     class::{Class, Terms},
     datagrams::Hub,
@@ -41,26 +35,6 @@ pub struct Client {
 
 /// A stream that the peer's credit allows (RFC 9000 §4.6), for a later request.
 pub struct Reserved(stream::BidirectionalStream);
-
-/// What an end of an HTTP/3 connection, in either role, knows about its peer and still has to send to it.
-pub(super) struct Peer {
-    pub(super) settings: OnceLock<Settings>,
-    pub(super) changed: Notify,
-    /// Request streams from this ID on are not processed by the peer.
-    pub(super) goaway: AtomicU64,
-    /// Why the connection ended, once it has.
-    pub(super) ended: OnceLock<Error>,
-    /// Priorities that have not been sent to it yet.
-    pub(super) signals: Mutex<Signals>,
-    /// Wakes the task that drives the connection, which sends these priorities.
-    pub(super) signalled: AtomicWaker,
-}
-
-impl Peer {
-    pub(super) fn signals(&self) -> MutexGuard<'_, Signals> {
-        self.signals.lock()
-    }
-}
 
 impl Client {
     /// Returns the QUIC connection.

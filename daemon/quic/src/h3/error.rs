@@ -102,7 +102,7 @@ pub fn connection_reason(error: &s2n_quic::connection::Error) -> String {
         Reason::Transport { code, initiator: Location::Remote, .. } => match alert(code.as_u64()) {
             Some(alert) => refused_by(alert),
             None if code.as_u64() == CONNECTION_REFUSED => {
-                "the peer accepts no new connections now: it is shutting down, or has as many as it may".to_owned()
+                "the peer accepts no new connections now: it is shutting down, or is at its connection limit".to_owned()
             }
             None => error.to_string(),
         },
@@ -132,9 +132,9 @@ fn alert(code: u64) -> Option<u8> {
 fn refused_by(alert: u8) -> String {
     let name = AlertDescription::from(alert);
     match name {
-        AlertDescription::CertificateRequired => "the peer asks for a certificate, and none was shown".to_owned(),
+        AlertDescription::CertificateRequired => "the peer requires a certificate, and none was shown".to_owned(),
         AlertDescription::UnknownCA => {
-            "the peer does not know the authority that signed the certificate that was shown".to_owned()
+            "the peer does not know the authority of the certificate that was shown".to_owned()
         }
         // s2n-quic sends this for most TLS errors, including a certificate of an unknown authority.
         AlertDescription::HandshakeFailure => {

@@ -11,8 +11,8 @@ use masque::h3::{self, Code, Part, RequestStream, ResponseHead};
 use s2n_quic::stream;
 
 use super::{
-    Peer,
     error::{Error, application_code, close},
+    peer::Peer,
 };
 use crate::{
     backlog::Losses,

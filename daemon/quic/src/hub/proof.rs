@@ -49,13 +49,13 @@ pub(super) struct Proof {
     lost: u64,
     /// Bytes that filling up may add.
     credit: i64,
-    /// The burst of the last packet, and how many of the next packets in it are to be filled up.
+    /// The burst of the last packet, and how many of the next packets in it to fill up.
     burst: u32,
     row: i64,
 }
 
 impl Default for Proof {
-    /// Nothing is known about the path, so losses are to be expected.
+    /// Nothing is known about the path, so losses are likely.
     fn default() -> Self {
         Self { since: 0, since_loss: 0, gap: 64, lost: 0, credit: 0, burst: 0, row: 0 }
     }
@@ -84,7 +84,7 @@ impl Proof {
         if gap < 32 { 1 } else { (gap / 40).max(3) | 1 }
     }
 
-    /// Whether a packet of `packet_bytes`, which lacks `left_bytes`, is to be filled up.
+    /// Whether to fill up a packet of `packet_bytes`, which lacks `left_bytes`.
     fn is_due(&mut self, packet_bytes: u64, left_bytes: u64, now: Moment) -> bool {
         if packet_bytes <= BASE_PACKET_BYTES {
             return false;

@@ -1,22 +1,14 @@
 //! Receiving from targets: `recvmmsg` with GRO into the buffers of the thread.
 
-use std::cell::Cell;
 use std::io::{self, IoSliceMut};
-use std::net::{Ipv4Addr, UdpSocket};
 use std::task::{Context, Poll, ready};
 
-use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
+use quinn_udp::{RecvMeta, UdpSockRef};
 
+use super::TargetError;
+use super::buffers::{Buffers, MESSAGE_STRIDE_BYTES, MESSAGES, with_buffers};
 use super::reachability::Reachability;
-use super::{TargetError, UdpTarget};
-
-/// Messages per receive call. Each is one payload, or up to 64 joined by GRO. This bounds how much a tunnel receives in
-/// one turn.
-const MESSAGES: usize = 16;
-
-/// Bytes between the buffers of two messages: the largest message plus a few cache lines, because packets whose starts
-/// are a power of two apart evict each other from the cache.
-const MESSAGE_STRIDE_BYTES: usize = (1 << 16) + (1 << 8);
+use super::socket::UdpTarget;
 
 /// The result of one [`UdpTarget::poll_recv`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -71,20 +63,7 @@ impl UdpTarget {
     }
 }
 
-/// The state for receiving, without the socket: a megabyte per thread. Only touched pages are resident.
-struct Buffers {
-    state: UdpSocketState,
-    bytes: Vec<u8>,
-}
-
 impl Buffers {
-    fn new() -> io::Result<Self> {
-        // The state describes the kernel rather than a socket: any socket serves to create it.
-        let any = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let state = UdpSocketState::new(UdpSockRef::from(&any))?;
-        Ok(Self { state, bytes: vec![0; MESSAGES * MESSAGE_STRIDE_BYTES] })
-    }
-
     fn receive(&mut self, target: &UdpTarget, deliver: &mut impl FnMut(&[u8])) -> io::Result<Received> {
         let mut slots = self.bytes.chunks_exact_mut(MESSAGE_STRIDE_BYTES);
         let mut slices: [IoSliceMut<'_>; MESSAGES] =
@@ -106,27 +85,4 @@ impl Buffers {
         }
         Ok(received)
     }
-}
-
-thread_local! {
-    /// The buffers while they are not in use.
-    static BUFFERS: Cell<Option<Box<Buffers>>> = const { Cell::new(None) };
-}
-
-/// Lends the buffers of the thread to `work`; a nested call gets its own.
-fn with_buffers<T, E: From<io::Error>>(work: impl FnOnce(&mut Buffers) -> Result<T, E>) -> Result<T, E> {
-    let mut buffers = match BUFFERS.take() {
-        Some(buffers) => buffers,
-        None => Box::new(Buffers::new()?),
-    };
-    let outcome = work(&mut buffers);
-    BUFFERS.set(Some(buffers));
-    outcome
-}
-
-/// Lends quinn-udp's knowledge of the kernel, which all sockets of the thread share.
-pub(super) fn with_socket_state<T>(
-    work: impl FnOnce(&UdpSocketState) -> Result<T, TargetError>,
-) -> Result<T, TargetError> {
-    with_buffers(|buffers| work(&buffers.state))
 }

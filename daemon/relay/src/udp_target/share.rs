@@ -12,8 +12,6 @@ use std::task::Waker;
 use parking_lot::Mutex;
 use socket2::Socket;
 
-use super::{UdpTarget, reachability::Reachability};
-
 /// How many tunnels may share a socket. Each has a descriptor of its own, so each packet wakes the threads of all of them.
 const MOST: usize = 4;
 
@@ -42,23 +40,13 @@ struct Sharer {
 }
 
 impl TargetOrigin {
-    /// Returns the same socket for a later tunnel; `None` if no tunnel has it any more, if too many have it, or if no descriptor is left.
-    ///
-    /// # Panics
-    /// Outside a tokio runtime with IO enabled, like every tokio socket.
-    #[must_use]
-    pub fn target(&self) -> Option<UdpTarget> {
-        let socket = {
-            let open = self.0.open.lock();
-            if open.len() >= MOST {
-                return None;
-            }
-            open.iter().find_map(|sharer| sharer.socket.upgrade())?
-        };
-        let target = UdpTarget::join(socket.try_clone().ok()?, self.clone()).ok()?;
-        // Clients move tunnels that work, so ICMP errors are judged as for a target that has answered.
-        target.note(Reachability::on_received);
-        Some(target)
+    /// Returns the socket; `None` if no tunnel has it any more, or if too many have it.
+    pub(super) fn socket(&self) -> Option<Arc<Socket>> {
+        let open = self.0.open.lock();
+        if open.len() >= MOST {
+            return None;
+        }
+        open.iter().find_map(|sharer| sharer.socket.upgrade())
     }
 
     /// Whether both are the same socket.

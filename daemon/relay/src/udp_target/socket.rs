@@ -19,6 +19,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::TargetError;
+use super::buffers::with_socket_state;
 use super::reachability::Reachability;
 use super::share::{Share, TargetOrigin};
 
@@ -152,7 +153,7 @@ impl UdpTarget {
     }
 
     /// Like [`register`](Self::register), for a socket that has an origin already.
-    pub(super) fn join(socket: Socket, origin: TargetOrigin) -> io::Result<Self> {
+    fn join(socket: Socket, origin: TargetOrigin) -> io::Result<Self> {
         let fd = watch(Arc::new(socket), Interest::READABLE | Interest::PRIORITY)?;
         let (reachability, room, share) = (Cell::default(), RefCell::default(), Share::new(origin));
         Ok(Self { fd, share, segmentation: AtomicBool::new(true), reachability, room })
@@ -256,7 +257,7 @@ impl UdpTarget {
     /// Reads the socket's error queue, up to [`MAX_ERRORS_PER_DRAIN`] entries, and returns how they explain an error.
     pub(super) fn drain_errors(&self) -> Result<Explanation, TargetError> {
         let socket = self.raw();
-        super::receive::with_socket_state(|state: &UdpSocketState| {
+        with_socket_state(|state: &UdpSocketState| {
             let mut explanation = Explanation::Missing;
             for _ in 0..MAX_ERRORS_PER_DRAIN {
                 let Some(error) = state.recv_transport_error(UdpSockRef::from(socket))? else { break };
@@ -281,6 +282,20 @@ impl UdpTarget {
         let is_soft = matches!(error, TargetError::Refused | TargetError::Unreachable);
         let believed = !is_soft || self.note(|reachability| reachability.on_unreachable(Instant::now()));
         if believed { Err(error) } else { Ok(()) }
+    }
+}
+
+impl TargetOrigin {
+    /// Returns the same socket for a later tunnel; `None` if no tunnel has it any more, if too many have it, or if no descriptor is left.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with IO enabled, like every tokio socket.
+    #[must_use]
+    pub fn target(&self) -> Option<UdpTarget> {
+        let target = UdpTarget::join(self.socket()?.try_clone().ok()?, self.clone()).ok()?;
+        // Clients move tunnels that work, so ICMP errors are judged as for a target that has answered.
+        target.note(Reachability::on_received);
+        Some(target)
     }
 }
 

@@ -59,7 +59,7 @@ impl RefusalBudget {
         self.per_second = per_second;
     }
 
-    /// Whether a refusal of a user, or of a stranger, for `reason` is to be recorded; otherwise it is counted as omitted.
+    /// Whether to record a refusal of a user, or of a stranger, for `reason`; otherwise it is counted as omitted.
     /// `now_ns` is at least one second.
     pub fn admit(&mut self, user: Option<&Arc<str>>, reason: &'static str, now_ns: u64) -> bool {
         if self.users.len() >= USERS {

@@ -52,7 +52,7 @@ impl Sink {
             let failed = |error: io::Error| {
                 io::Error::new(
                     error.kind(),
-                    format!("{JOURNAL}: {error}; is systemd-journald running? `access` in [log] says where records go"),
+                    format!("{JOURNAL}: {error}; is systemd-journald running? To log elsewhere, set `access` in [log]"),
                 )
             };
             socket.connect(JOURNAL).map_err(failed)?;

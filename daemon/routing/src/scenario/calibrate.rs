@@ -55,7 +55,7 @@ pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
             seen.answers.push(outcome.tokens as f64);
         }
     }
-    // A class of which only retries are recorded: its first tries came before the records began.
+    // For this class, only retries are recorded: its first tries came before the records began.
     classes.retain(|_, seen| !seen.budgets_ms.is_empty());
     let count = used.len();
     let last = used.last().with_context(|| match without_budget {

@@ -77,11 +77,11 @@ impl GenAi {
     pub(super) fn register(&self, registry: &mut Registry) {
         let help = "How long requests for models took";
         registry.register("gen_ai_server_request_duration_seconds", help, self.duration.clone());
-        let help = "From a request's beginning to its first token, where tokens are streamed";
+        let help = "From a request's beginning to the first token of a streamed answer";
         registry.register("gen_ai_server_time_to_first_token_seconds", help, self.first_token.clone());
-        let help = "The mean time between the tokens of an answer behind the first, where tokens are streamed";
+        let help = "The mean time between the tokens of a streamed answer, from its first token on";
         registry.register("gen_ai_server_time_per_output_token_seconds", help, self.per_token.clone());
-        let help = "Tokens of a request, by the best count there is";
+        let help = "Tokens of a request, by the best available count";
         registry.register("gen_ai_client_token_usage", help, self.tokens.clone());
     }
 

@@ -16,7 +16,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Returns a recorder if decisions are to be recorded.
+    /// Returns a recorder if decisions should be recorded.
     pub(super) fn of(settings: &GatewaySettings) -> Option<Self> {
         let candidate = |model| Candidate { reward: worth(model), name: model.name.clone() };
         (settings.decisions_bytes > 0).then(|| Self {

@@ -92,8 +92,8 @@ fn overlapping_if(config: &Config, only_v6: bool) -> Vec<(Vec<Named>, anyhow::Er
         for other in all[index + 1..].iter().filter(|other| one.overlaps(other)) {
             let protocol = one.protocol.as_str().to_uppercase();
             let why = anyhow::anyhow!(
-                "{} and {} overlap, and paced cannot listen on both for {protocol}: give one of them another port, or in place of the \
-                 address of all interfaces the addresses that you mean",
+                "{} and {} overlap, and paced cannot listen on both for {protocol}: give one of them another port, or replace the \
+                 address of all interfaces by the addresses that you mean",
                 one.address,
                 other.address
             );
@@ -120,12 +120,12 @@ pub(super) fn missing(config: &Config) -> Vec<(Vec<Named>, String)> {
     let of_paths = config.paths.iter().filter_map(|path| path.address.as_ref());
     let of_paths = of_paths.map(|address| ("address", address, "the path has no connection"));
     for (key, address, what) in sources.chain(of_paths).filter(|(_, address, _)| is_missing((**address, 0).into())) {
-        let why = format!("this machine has no address {address} now: {what} until it comes");
+        let why = format!("this machine has no address {address} now: {what} until it appears");
         warnings.push((vec![(key, address.to_string().into())], why));
     }
     for interface in config.paths.iter().filter_map(|path| path.interface.as_ref()) {
         if matches!(NetworkDevice::find(interface.as_str()), Ok(None)) {
-            let why = format!("there is no device {interface} now: the path has no connection until it comes");
+            let why = format!("there is no device {interface} now: the path has no connection until it appears");
             warnings.push((vec![("interface", interface.as_str().into())], why));
         }
     }

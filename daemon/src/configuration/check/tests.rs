@@ -192,7 +192,7 @@ access = "journal"
     }
     assert_eq!(warnings.len(), 3, "{warnings:?}");
     let alone = folder.check("control.enabled = false\n[log]\naccess = \"journal\"\n").unwrap();
-    assert!(alone.len() == 1 && alone[0].contains("nothing will be in the access log"), "{alone:?}");
+    assert!(alone.len() == 1 && alone[0].contains("the access log will be empty"), "{alone:?}");
 }
 
 #[test]

@@ -124,7 +124,7 @@ impl v1::control_service_server::ControlService for ControlService {
             enforcement: self.0.enforcement().into_iter().map(part).collect(),
             features: features.collect(),
             uplinks: self.0.uplinks(&caller(&request)?).into_iter().map(uplink).collect(),
-            entrances: self.0.edge().entrances().iter().map(|counters| entrance(counters)).collect(),
+            entrances: self.0.entrances().iter().map(|counters| entrance(counters)).collect(),
             aliases: self.0.aliases(&caller(&request)?).into_iter().map(alias).collect(),
             writable: caller(&request)?.may_write,
             pid: std::process::id(),
@@ -284,14 +284,14 @@ fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
 
 fn peer<T>(request: &Request<T>) -> Result<&Peer, Status> {
     let peer = request.extensions().get::<Peer>();
-    peer.ok_or_else(|| Status::unauthenticated("it is not known who calls"))
+    peer.ok_or_else(|| Status::unauthenticated("the caller is unknown"))
 }
 
 fn after(page_token: &str) -> Result<u64, Status> {
     if page_token.is_empty() {
         return Ok(0);
     }
-    page_token.parse().map_err(|_| Status::invalid_argument("the page token is not of this list; leave it out"))
+    page_token.parse().map_err(|_| Status::invalid_argument("the page token does not belong to this list; omit it"))
 }
 
 fn token(next: Option<u64>) -> String {

@@ -19,7 +19,7 @@ fn a_relay_without_descriptors_for_the_next_monitor_follows_a_later_one() {
     let monitor = monitor_of(&site.relay);
     let before = limit_descriptors(site.relay.id(), NONE).unwrap();
     kill(monitor);
-    site.relay.wait_for_line("no descriptor left", SOON).unwrap();
+    site.relay.wait_for_line("no free descriptors", SOON).unwrap();
     limit_descriptors(site.relay.id(), before).unwrap();
     site.relay.wait_for_line("the monitor has ended", SOON).unwrap();
     site.wait_for_counts("another monitor", |counts| counts.of("kernel_monitor") == 1).unwrap();

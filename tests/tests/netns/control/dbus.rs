@@ -196,7 +196,7 @@ fn refusals_have_names_for_programs_and_the_words_of_the_other_door() {
         ("SetPolicy", &["sa{sv}", wrong, "0"][..], &words[..]),
         ("SetPolicy", &["sa{sv}", "", "1", "expected_revision", "t", "7"], "revision 1 is in force"),
         ("SetPolicy", &["sa{sv}", "", "1", "expect", "t", "7"], "known: expected_revision"),
-        ("SetPolicy", &["sa{sv}", "", "1", "save", "s", "yes"], "of another type"),
+        ("SetPolicy", &["sa{sv}", "", "1", "save", "s", "yes"], "has the wrong type"),
         ("RollbackPolicy", &["tb", "9", "false"], "there is no revision 9"),
         ("CloseTunnel", &["t", "3"], "there is no tunnel 3"),
     ] {
