@@ -3,7 +3,8 @@
 //!
 //! Relays are in order of preference. While there is no connection, the edge tries one relay after another: it tries
 //! the next once the one before has not answered for [`STAGGER`], or has failed. While there is a connection, the edge
-//! tries the preferred relays in the background, as often as the back-off allows.
+//! tries the preferred relays in the background, as often as the back-off allows. A relay that an operator has chosen
+//! counts as the most preferred one.
 
 use std::time::Duration;
 
@@ -101,10 +102,12 @@ impl Failover {
     }
 
     /// Returns the next step while no relay works: connect to the first relay that may be tried, once the attempts
-    /// before it have had their time.
+    /// before it have had their time. The chosen relay comes before all others.
     fn first(&self, now: Instant, availability: &[RelayAvailability]) -> Next {
         let mut earliest: Option<Instant> = None;
-        for (place, relay) in self.relays.iter().enumerate().filter(|(place, _)| !is_on_trial(availability, *place)) {
+        let others = (0..self.relays.len()).filter(|place| Some(*place) != self.chosen);
+        let places = self.chosen.into_iter().chain(others).filter(|place| !is_on_trial(availability, *place));
+        for (place, relay) in places.filter_map(|place| Some((place, self.relays.get(place)?))) {
             match relay.since {
                 Some(since) if now < since + STAGGER => return Next::Wait(since + STAGGER),
                 Some(_) => {}
@@ -283,6 +286,16 @@ mod tests {
         relays.hurry(2);
         assert_eq!(relays.next(now, false, &[UP, NONE, NONE]), Next::Connect(2));
         assert_eq!(relays.failed(2, now, u64::MAX), 2 * SECOND, "it is still the second failure");
+    }
+
+    #[test]
+    fn while_no_relay_works_the_chosen_one_is_tried_first_and_the_others_after_it() {
+        let (mut relays, now) = (of(2), Instant::now());
+        relays.choose(Some(1));
+        assert_eq!(relays.next(now, true, &[NONE; 2]), Next::Connect(1));
+        relays.begun(1, now);
+        assert_eq!(relays.next(now, true, &[NONE; 2]), Next::Wait(now + STAGGER));
+        assert_eq!(relays.next(now + STAGGER, true, &[NONE; 2]), Next::Connect(0));
     }
 
     #[test]

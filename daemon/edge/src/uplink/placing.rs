@@ -9,7 +9,7 @@ use quic::class::{Class, Terms};
 use sched::path::{PathChoice, Placement};
 use tokio::time::Instant;
 
-use super::Uplink;
+use super::{Uplink, state::State};
 use crate::{
     client::error::ConnectError,
     link::{Line, Link},
@@ -55,7 +55,7 @@ impl Uplink {
     fn other_link(&self, ask: &PathDemand, first: &Link) -> Option<Link> {
         let state = self.state.borrow();
         let lines = state.in_order(Instant::now(), &self.paths);
-        let other = self.choose(ask, &lines, |choice, candidates| {
+        let other = self.choose(ask, &state, &lines, |choice, candidates| {
             let PathChoice::Copies(copies) = choice else { return None };
             let mut places = copies.iter().filter_map(|at| candidates.get(*at).copied());
             places.find(|place| *place != first.line().path_place)
@@ -64,15 +64,20 @@ impl Uplink {
     }
 
     /// Chooses among the paths with room, and returns the index of the path that `pick` takes. The choice consists of indices into the
-    /// candidates, which `pick` gets as well.
+    /// candidates, which `pick` gets as well. If an operator has chosen a relay that has room, only paths to it are candidates.
     fn choose(
         &self,
         ask: &PathDemand,
+        state: &State,
         lines: &[&Arc<Line>],
         pick: impl FnOnce(&PathChoice, &[usize]) -> Option<usize>,
     ) -> Option<usize> {
+        let mut with_room: Vec<_> = lines.iter().filter(|line| line.has_room()).collect();
+        if with_room.iter().any(|line| state.is_chosen(line, &self.paths)) {
+            with_room.retain(|line| state.is_chosen(line, &self.paths));
+        }
         let mut candidates: Vec<usize> = Vec::new();
-        for line in lines.iter().filter(|line| line.has_room()) {
+        for line in with_room {
             if !candidates.contains(&line.path_place) {
                 candidates.push(line.path_place);
             }
@@ -100,10 +105,11 @@ impl Uplink {
     }
 
     /// Sorts connections in the order in which to try them: connections of the chosen path first.
-    fn placed<'a>(&self, ask: Option<&PathDemand>, lines: Vec<&'a Arc<Line>>) -> Vec<&'a Arc<Line>> {
+    fn placed<'a>(&self, ask: Option<&PathDemand>, state: &'a State) -> Vec<&'a Arc<Line>> {
+        let lines = state.in_order(Instant::now(), &self.paths);
         let Some(ask) = ask else { return lines };
         let best = |choice: &PathChoice, candidates: &[usize]| candidates.get(choice.path()).copied();
-        let Some(chosen) = self.choose(ask, &lines, best) else { return lines };
+        let Some(chosen) = self.choose(ask, state, &lines, best) else { return lines };
         let (mut first, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.path_place == chosen);
         first.extend(others);
         first
@@ -117,8 +123,7 @@ impl Uplink {
             freed.as_mut().enable();
             {
                 let state = changes.borrow_and_update();
-                let lines = state.in_order(Instant::now(), &self.paths);
-                if let Some(link) = self.placed(ask.as_ref(), lines).into_iter().find_map(Line::link) {
+                if let Some(link) = self.placed(ask.as_ref(), &state).into_iter().find_map(Line::link) {
                     return Ok(link);
                 }
                 let failed = state.failures > failures && state.usable().next().is_none();
@@ -149,5 +154,59 @@ impl Uplink {
     pub fn is_full(&self) -> bool {
         let state = self.state.borrow();
         state.is_alone && state.usable().next().is_some() && !state.has_room()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use config::policy::Policy;
+    use quic::class::{Classes, PolicyRole};
+
+    use super::*;
+    use crate::{
+        path::Path,
+        tests::{Does, PATIENCE, TestRelay},
+    };
+
+    /// The only class of a policy, with this placement.
+    fn class(placement: Placement) -> Arc<Class> {
+        let policy = Policy::from_toml(&format!("[class.spread]\nplacement = \"{}\"\n", placement.name())).unwrap();
+        Classes::new(policy, PolicyRole::Edge, &Default::default(), |_| Default::default())
+            .get("spread")
+            .unwrap()
+            .clone()
+    }
+
+    #[tokio::test]
+    async fn all_placements_keep_to_the_relay_that_an_operator_has_chosen_while_it_has_room() {
+        let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+        let path = |(name, relay, cost): (&str, &TestRelay, u64)| Path {
+            name: name.to_owned(),
+            cost: Duration::from_secs(cost),
+            ..Path::plain(vec![relay.endpoint()])
+        };
+        let paths = [("a", &relays[0], 0), ("b", &relays[1], 9)].map(path);
+        let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), Arc::default());
+        let connect = async |path: usize| {
+            let connected = uplink.attempt((path, 0)).await.1.unwrap();
+            let line = Line::new(&connected, (7, path, 0), Arc::default(), Arc::default());
+            uplink.state.send_modify(|state| state.lines.push(line.clone()));
+            line
+        };
+        let lines = [connect(0).await, connect(1).await];
+        let name = relays[1].endpoint().origin().to_string();
+        let path_of = async |class: &Class| uplink.link_for(class).await.unwrap().line().path_place;
+        assert_eq!(path_of(&class(Placement::Paced)).await, 0, "it costs less");
+        uplink.state.send_modify(|state| state.chosen = Some(name.clone()));
+        for placement in Placement::ALL {
+            let class = class(placement);
+            assert_eq!([path_of(&class).await, path_of(&class).await], [1, 1], "{}", placement.name());
+        }
+        let (first, copy) = uplink.links_for_request(&class(Placement::Redundant).terms(None), 1).await.unwrap();
+        assert_eq!((first.line().path_place, copy.is_none()), (1, true), "no copy goes to another relay");
+        lines[1].doubt(true);
+        assert_eq!(path_of(&class(Placement::Paced)).await, 0, "it does not answer");
     }
 }
