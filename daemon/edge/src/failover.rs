@@ -5,6 +5,9 @@
 //! the next once the one before has not answered for [`STAGGER`], or has failed. While there is a connection, the edge
 //! tries the preferred relays in the background, as often as the back-off allows. A relay that an operator has chosen
 //! counts as the most preferred one.
+//!
+//! The back-off spares relays that are overloaded. While another path works, a relay that does not answer is more likely to be out of reach
+//! than overloaded, and waits no longer than [`SHORT`](super::backoff::SHORT).
 
 use std::time::Duration;
 
@@ -45,6 +48,8 @@ pub struct Failover {
     connections: usize,
     /// The relay that an operator has chosen, whatever the order of preference.
     chosen: Option<usize>,
+    /// Whether another path works.
+    has_other_path: bool,
 }
 
 #[derive(Debug)]
@@ -52,14 +57,17 @@ struct Attempts {
     backoff: Backoff,
     /// When the attempt in progress began.
     since: Option<Instant>,
+    /// Whether the last attempt failed for lack of an answer.
+    is_unanswered: bool,
 }
 
 impl Failover {
     /// Starts with `relays` relays, all untried.
     #[must_use]
     pub fn new(relays: usize, connections: usize, backoff: (Duration, Duration)) -> Self {
-        let relays = (0..relays).map(|_| Attempts { backoff: Backoff::new(backoff), since: None }).collect();
-        Self { relays, connections, chosen: None }
+        let relays =
+            (0..relays).map(|_| Attempts { backoff: Backoff::new(backoff), since: None, is_unanswered: false });
+        Self { relays: relays.collect(), connections, chosen: None, has_other_path: false }
     }
 
     /// Uses this relay, as long as it works, rather than relays preferred to it; `None` restores the order of
@@ -68,7 +76,27 @@ impl Failover {
         self.chosen = relay;
     }
 
-    /// Allows an attempt to connect to a relay at once: an operator asks for it.
+    /// Notes whether another path works.
+    pub fn beside(&mut self, has_other_path: bool) {
+        self.has_other_path = has_other_path;
+    }
+
+    /// Notes whether the last attempt to connect to a relay failed for lack of an answer.
+    pub fn note_unanswered(&mut self, relay: usize, is_unanswered: bool) {
+        if let Some(relay) = self.relays.get_mut(relay) {
+            relay.is_unanswered = is_unanswered;
+        }
+    }
+
+    /// Returns how long to wait at `now` before a relay is tried again while none works.
+    #[must_use]
+    pub fn wait(&self, relay: usize, now: Instant) -> Duration {
+        let Some(relay) = self.relays.get(relay) else { return Duration::ZERO };
+        let is_short = self.has_other_path && relay.is_unanswered;
+        if is_short { relay.backoff.short_wait(now) } else { relay.backoff.wait(now) }
+    }
+
+    /// Allows an attempt to connect to a relay at once: an operator asks for it, or the relay may have come within reach.
     pub fn hurry(&mut self, relay: usize) {
         if let Some(relay) = self.relays.get_mut(relay) {
             relay.backoff.hurry();
@@ -111,7 +139,7 @@ impl Failover {
             match relay.since {
                 Some(since) if now < since + STAGGER => return Next::Wait(since + STAGGER),
                 Some(_) => {}
-                None => match relay.backoff.wait(now) {
+                None => match self.wait(place, now) {
                     Duration::ZERO => return Next::Connect(place),
                     wait => earliest = Some(earliest.map_or(now + wait, |earliest| earliest.min(now + wait))),
                 },
@@ -185,6 +213,7 @@ fn is_on_trial(availability: &[RelayAvailability], relay: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backoff::SHORT;
 
     const SECOND: Duration = Duration::from_secs(1);
     const NONE: RelayAvailability = RelayAvailability { usable: 0, has_room: false, is_on_trial: false };
@@ -296,6 +325,21 @@ mod tests {
         relays.begun(1, now);
         assert_eq!(relays.next(now, true, &[NONE; 2]), Next::Wait(now + STAGGER));
         assert_eq!(relays.next(now + STAGGER, true, &[NONE; 2]), Next::Connect(0));
+    }
+
+    #[test]
+    fn a_path_without_an_answer_is_tried_again_soon_while_another_works() {
+        let (mut relays, mut now) = (Failover::new(1, 1, (SECOND, 30 * SECOND)), Instant::now());
+        relays.note_unanswered(0, true);
+        for _ in 0..6 {
+            now += relays.failed(0, now, u64::MAX);
+        }
+        relays.failed(0, now, u64::MAX);
+        assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + 30 * SECOND), "there is no other path");
+        relays.beside(true);
+        assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + SHORT));
+        relays.note_unanswered(0, false);
+        assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + 30 * SECOND), "the relay has refused");
     }
 
     #[test]

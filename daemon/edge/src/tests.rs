@@ -177,7 +177,7 @@ impl TestRelay {
         self.seen.open.load(Relaxed)
     }
 
-    fn access(&self) -> Access {
+    pub(crate) fn access(&self) -> Access {
         Access {
             template: Template::default_at(&self.address.to_string()).unwrap(),
             trust: TrustSource::Pinned(self.fingerprint),

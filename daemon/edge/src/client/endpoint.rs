@@ -29,7 +29,10 @@ use quic::{
 };
 use s2n_quic::client::Connect;
 use sched::stream::Discipline;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, timeout},
+};
 
 use super::{RelayConnection, access::Access, error::ConnectError, introduction::CredentialsStanding};
 use crate::{exit::Exit, form::Experience};
@@ -112,6 +115,10 @@ pub struct Endpoint {
     credentials: CredentialsStanding,
     /// For IPv4 and IPv6; each is made at its first use.
     sockets: Mutex<[Option<s2n_quic::Client>; 2]>,
+    /// The relay's addresses at the last attempt to connect.
+    addresses: Mutex<Vec<SocketAddr>>,
+    /// Notified when attempts to connect have to begin anew.
+    anew: Notify,
 }
 
 /// A connection to a relay.
@@ -168,6 +175,10 @@ impl Endpoint {
         let template = Arc::new(access.template.clone());
         let (exit, experience, sockets) = (Arc::default(), Experience::default(), Mutex::default());
         let credentials = CredentialsStanding::default();
+        let addresses = match template.origin() {
+            Target { host: Host::Ip(address), port } => vec![SocketAddr::new(*address, *port)],
+            Target { host: Host::Name(_), .. } => Vec::new(),
+        };
         Ok(Self {
             access,
             template,
@@ -181,6 +192,8 @@ impl Endpoint {
             credentials,
             via: None,
             sockets,
+            addresses: Mutex::new(addresses),
+            anew: Notify::new(),
         })
     }
 
@@ -220,6 +233,25 @@ impl Endpoint {
         *self.sockets.lock() = [None, None];
     }
 
+    /// Makes attempts to connect that are in progress begin anew, with new sockets: the path to the relay has changed.
+    pub fn begin_anew(&self) {
+        if self.exit.is_chosen() {
+            self.renew();
+        }
+        self.anew.notify_waiters();
+    }
+
+    /// Returns the address that packets to the relay leave from now; `None` if there is no route, if no address of the relay is known, or if
+    /// the relay is reached through another one.
+    #[must_use]
+    pub fn source(&self) -> Option<IpAddr> {
+        if self.via.is_some() {
+            return None;
+        }
+        let addresses = self.addresses.lock().clone();
+        addresses.into_iter().find_map(|address| self.exit.source_toward(address))
+    }
+
     /// Whether its connections send packets when nothing else is sent, so that only a silent relay lets them time out.
     #[must_use]
     pub fn keeps_alive(&self) -> bool {
@@ -243,6 +275,16 @@ impl Endpoint {
     /// # Errors
     /// See [`ConnectError`]. If several addresses fail, this is the first error that is not a mere lack of an answer.
     pub async fn connect(&self) -> Result<Connected, ConnectError> {
+        loop {
+            let anew = self.anew.notified();
+            tokio::select! {
+                connected = self.connect_once() => return connected,
+                () = anew => {}
+            }
+        }
+    }
+
+    async fn connect_once(&self) -> Result<Connected, ConnectError> {
         let bearer = match &self.access.token {
             Some(token) => Some(token.read_aside().await?),
             None => None,
@@ -257,6 +299,7 @@ impl Endpoint {
             return self.speak(connection, (address, handshake), bearer, Some(inside)).await;
         }
         let addresses = resolve(origin).await.map_err(|cause| ConnectError::Resolve { name: name.clone(), cause })?;
+        self.addresses.lock().clone_from(&addresses);
         let addresses = in_turns(addresses, |address| self.exit.source_toward(address).is_some());
         let mut attempts: FuturesUnordered<_> = (0..)
             .zip(addresses.into_iter().take(MAX_ADDRESSES))

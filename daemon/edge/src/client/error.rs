@@ -77,6 +77,14 @@ pub enum ConnectError {
     Http(#[from] h3::Error),
 }
 
+impl ConnectError {
+    /// Whether nothing of the relay was heard, so that the path to it may be at fault.
+    #[must_use]
+    pub fn is_unanswered(&self) -> bool {
+        matches!(self, Self::Resolve { .. } | Self::Socket { .. } | Self::NoAnswer(_) | Self::Hop { .. })
+    }
+}
+
 /// What is wrong with a token's source.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {

@@ -2,6 +2,7 @@
 //! tunnels away from connections that end.
 
 use std::{
+    net::IpAddr,
     pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
@@ -76,6 +77,8 @@ pub(super) struct Work<'a> {
     start: Instant,
     /// Which connections answer, if there is another path, relay or gateway.
     pulses: Vec<(Arc<Line>, Pulse)>,
+    /// By path and relay: the address that packets to the relay left from at the last change of this host's addresses.
+    sources: Vec<Vec<Option<IpAddr>>>,
     /// Whether a tunnel waits for a place.
     pub(super) wanted: bool,
     /// Connections whose address has changed, how many packets each had received before, and when it must have received more.
@@ -96,6 +99,7 @@ impl<'a> Work<'a> {
             slowness: vec![Default::default(); uplink.paths.len()],
             start: Instant::now(),
             pulses: Vec::new(),
+            sources: uplink.paths.iter().map(|path| path.relays.iter().map(Endpoint::source).collect()).collect(),
             wanted: true,
             proofs: Vec::new(),
         }
@@ -152,6 +156,7 @@ impl Work<'_> {
         let wanted = self.wanted || several && state.usable().next().is_some();
         let mut earliest: Option<Instant> = None;
         for (path, (failover, suspects)) in self.failovers.iter_mut().zip(&self.suspects).enumerate() {
+            failover.beside(state.usable().any(|line| line.path_place != path));
             match failover.next(now, wanted, &state.availability(now, path, suspects)) {
                 Next::Connect(place) => {
                     failover.begun(place, now);
@@ -222,7 +227,9 @@ impl Work<'_> {
             }
             Err(error) => {
                 let now = Instant::now();
-                let wait = failover.failed(place, now, random());
+                failover.failed(place, now, random());
+                failover.note_unanswered(place, error.is_unanswered());
+                let wait = failover.wait(place, now);
                 let told = {
                     let state = self.uplink.state.borrow();
                     let attempts = state.attempts.get(path).and_then(|relays| relays.get(place));
@@ -312,6 +319,7 @@ impl Work<'_> {
         }
         if let Some(failover) = self.failovers.get_mut(line.path_place) {
             failover.lost(line.place, lasted, Instant::now(), random());
+            failover.note_unanswered(line.place, is_silent);
         }
     }
 

@@ -10,6 +10,9 @@ use serde_json::Value;
 
 use super::forward::{application, assert_carries, echoes};
 
+/// The client's route to the relay by the second link.
+const SECOND_ROUTE: &str = "route add 10.0.1.2/32 via 10.0.3.2 dev router metric 100";
+
 /// The address of the forward of an edge that [`edge`] started.
 pub(super) const LISTEN: &str = "127.0.0.1:5000";
 
@@ -35,10 +38,7 @@ impl Uplinks {
         chain.relay.ip("route add 10.0.3.0/24 via 10.0.4.1").unwrap();
         router.ip("route add 10.0.1.0/24 via 10.0.4.2").unwrap();
         // A less preferred route than the first link's own: only sockets bound to the device use it.
-        chain
-            .client
-            .ip("route add 10.0.1.2/32 via 10.0.3.2 dev router metric 100\nroute add 10.0.1.2/32 dev relay metric 10")
-            .unwrap();
+        chain.client.ip(&format!("{SECOND_ROUTE}\nroute add 10.0.1.2/32 dev relay metric 10")).unwrap();
         for namespace in [&chain.client, &chain.relay, &router] {
             for device in ["all", "default"] {
                 namespace.sysctl(&format!("net.ipv4.conf.{device}.rp_filter"), "0").unwrap();
@@ -67,9 +67,13 @@ impl Uplinks {
 
     /// Starts an edge that spreads UDP for port 7 of the target over both links; `sections` are added.
     pub(super) fn edge(&self, sections: &str) -> Process {
-        let paths =
-            "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
-        edge(&self.site, &format!("\"{}\"", self.site.template(Family::V4)), &format!("{paths}{sections}"))
+        self.edge_with(SOON_AGAIN, sections)
+    }
+
+    /// Like [`edge`](Self::edge), with these lines about waits in the forward.
+    pub(super) fn edge_with(&self, waits: &str, sections: &str) -> Process {
+        let relay = format!("\"{}\"", self.site.template(Family::V4));
+        edge_with(&self.site, &relay, waits, &format!("{BOTH_DEVICES}{sections}"))
     }
 
     /// Starts an edge with three tunnels on each link; returns it with the applications that use them.
@@ -80,6 +84,18 @@ impl Uplinks {
     /// Takes the second link's device down.
     pub(super) fn take_down(&self) {
         self.site.chain.client.ip(&format!("link set {} down", self.second.near.device)).unwrap();
+    }
+
+    /// Takes the second link's device up again.
+    pub(super) fn take_up(&self) {
+        let up = format!("link set {} up\n{SECOND_ROUTE}", self.second.near.device);
+        self.site.chain.client.ip(&up).unwrap();
+    }
+
+    /// Pulls the second link's cable, or plugs it in again.
+    pub(super) fn plug(&self, is_in: bool) {
+        let change = if is_in { "up" } else { "down" };
+        self.router.ip(&format!("link set {} {change}", self.second.far.device)).unwrap();
     }
 
     /// Silently drops packets toward the client on the first link.
@@ -131,14 +147,29 @@ pub(super) fn spread(site: &Site, start: impl Fn() -> Process) -> (Process, Vec<
 /// The address of the metrics of an edge that [`edge`] started.
 pub(super) const METRICS: &str = "127.0.0.1:9100";
 
+/// The paths of an edge that chooses the links by their devices.
+const BOTH_DEVICES: &str =
+    "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
+
+/// The lines about waits of an edge that tries a lost relay again within a second.
+const SOON_AGAIN: &str = "backoff_longest_seconds = 1\n";
+
+/// The lines about waits of an edge that waits for at least fifteen seconds before it tries a relay again.
+pub(super) const LATE_AGAIN: &str = "backoff_first_ms = 30000\nbackoff_longest_seconds = 30\n";
+
 /// Starts an edge at the client with a forward through these relays, and waits until it listens.
 pub(super) fn edge(site: &Site, relays: &str, sections: &str) -> Process {
+    edge_with(site, relays, SOON_AGAIN, sections)
+}
+
+/// Like [`edge`], with these lines about waits in the forward.
+pub(super) fn edge_with(site: &Site, relays: &str, waits: &str, sections: &str) -> Process {
     let folder = site.path("").display().to_string();
     let folder = folder.trim_end_matches('/');
     let text = format!(
         "state_dir = \"{folder}/edge\"\n[control]\nsocket = \"{folder}/edge.sock\"\n[metrics]\nlisten = \"{METRICS}\"\n\
          [[forward]]\nlisten = \"{LISTEN}\"\nrelay = {relays}\ntarget = \"10.0.2.2:7\"\nca = \"{folder}/authority.pem\"\n\
-         class = \"spread\"\nbackoff_longest_seconds = 1\n{sections}"
+         class = \"spread\"\n{waits}{sections}"
     );
     let file = site.write("edge.toml", &text).unwrap();
     let arguments = ["run".into(), "--config".into(), file];

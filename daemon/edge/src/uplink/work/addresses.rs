@@ -1,5 +1,6 @@
 //! Changes of this host's addresses. Connections continue from the new address. If a relay does not answer there, another connection
-//! replaces the moved one, unless there is another path, relay or gateway: then `Work::look` judges the connection like any other.
+//! replaces the moved one, unless there is another path, relay or gateway: then `Work::look` judges the connection like any other. A relay
+//! that may have come within reach is tried at once, whatever its back-off.
 
 use std::sync::Arc;
 
@@ -24,6 +25,7 @@ impl Work<'_> {
             }
         }
         silent.into_iter().for_each(|at| self.suspect(at, Instant::now()));
+        self.reach();
         for line in lines {
             let heard = line.heard();
             let relay = line.address;
@@ -50,6 +52,25 @@ impl Work<'_> {
             self.proofs.push((line, heard, Instant::now() + patience));
         }
         self.uplink.state.send_modify(|_| {});
+    }
+
+    /// Tries relays without a usable connection again, if packets to them now leave from an address and did not before, or left from another.
+    fn reach(&mut self) {
+        let state = self.uplink.state.borrow();
+        for (path_place, path) in self.uplink.paths.iter().enumerate() {
+            let (Some(failover), Some(known)) = (self.failovers.get_mut(path_place), self.sources.get_mut(path_place))
+            else {
+                continue;
+            };
+            for (place, (relay, known)) in path.relays.iter().zip(known).enumerate() {
+                let source = relay.source();
+                let is_news = std::mem::replace(known, source) != source && source.is_some();
+                if is_news && !state.usable().any(|line| (line.path_place, line.place) == (path_place, place)) {
+                    relay.begin_anew();
+                    failover.hurry(place);
+                }
+            }
+        }
     }
 
     /// Checks whether moved connections hear their relays, if tunnels have no other way. Until then, other connections take the new tunnels.
