@@ -187,7 +187,7 @@ mod tests {
         let endpoints = relays.iter().map(TestRelay::endpoint).collect();
         let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), Arc::default());
         let running = uplink.clone();
-        let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+        let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
         let tunnels = HopTunnels::new("first", uplink.clone(), Arc::default(), Counter::default());
         let opening = tokio::spawn(async move {
             let target = Target::from_authority("192.0.2.1:443").unwrap();

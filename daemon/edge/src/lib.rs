@@ -90,6 +90,7 @@ pub use counters::{EdgeMetrics, LocalAddressCounters};
 use exit::Exit;
 use hop::HopTunnels;
 use local::Local;
+use moves::DeadDevices;
 use path::Path;
 use proxy::Entrance;
 pub use schedules::NamedSchedules;
@@ -106,8 +107,8 @@ pub struct Edge {
     transport: Transport,
     metrics: Arc<EdgeMetrics>,
     schedules: NamedSchedules,
-    /// Reports changes of this host's addresses.
-    moves: watch::Receiver<()>,
+    /// Reports changes of this host's addresses and devices.
+    moves: watch::Receiver<DeadDevices>,
     served: Vec<Served>,
     uplinks: Vec<Shared>,
     locals: JoinSet<io::Result<()>>,
@@ -216,13 +217,13 @@ enum Member {
 
 impl Edge {
     /// Returns a role without local addresses, whose connections have these settings. `schedules` order the traffic of one
-    /// connection, and `moves` reports changes of this host's addresses.
+    /// connection, and `moves` reports changes of this host's addresses and devices.
     #[must_use]
     pub fn new(
         transport: Transport,
         metrics: Arc<EdgeMetrics>,
         schedules: NamedSchedules,
-        moves: watch::Receiver<()>,
+        moves: watch::Receiver<DeadDevices>,
     ) -> Self {
         let (locals, connections, last_answers) = (JoinSet::new(), JoinSet::new(), LastAnswers::default());
         let (served, uplinks) = (Vec::new(), Vec::new());

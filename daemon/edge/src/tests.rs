@@ -344,7 +344,7 @@ impl Edge {
         let endpoint =
             |access| Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
         let uplink = Uplink::new(accesses.into_iter().map(endpoint).collect(), None, backoff, Arc::default());
-        let moved = watch::Sender::new(());
+        let moved = watch::Sender::default();
         let moves = moved.subscribe();
         let socket = local::bind(forward.listen).unwrap();
         let local = Local::new(socket, &forward, Membership::default(), uplink.clone(), counters.clone()).unwrap();

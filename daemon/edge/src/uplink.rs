@@ -32,6 +32,7 @@ use self::{
 };
 use super::{
     link::Line,
+    moves::DeadDevices,
     path::{LOOK, Path, PathView, changes::PathChanges},
     sizes::Sizes,
 };
@@ -353,8 +354,8 @@ impl Uplink {
     }
 
     /// Connects whenever a connection is wanted and none has room, the first time at once; never returns. `moves` reports
-    /// changes of this host's addresses.
-    pub async fn run(&self, mut moves: watch::Receiver<()>) {
+    /// changes of this host's addresses and devices.
+    pub async fn run(&self, mut moves: watch::Receiver<DeadDevices>) {
         let mut work = Work::new(self);
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -389,7 +390,10 @@ impl Uplink {
                 }
                 _ = look.tick(), if self.has_alternatives() => work.look(),
                 () = self.wanted.notified() => work.wanted = true,
-                Ok(()) = moves.changed() => work.moved(),
+                Ok(()) = moves.changed() => {
+                    let devices = moves.borrow_and_update().clone();
+                    work.moved(&devices);
+                }
                 () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => work.prove(),
                 _ = tidy.tick() => {
                     self.close_spare(Instant::now());

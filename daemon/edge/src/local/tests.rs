@@ -36,7 +36,7 @@ fn local(uplink: Arc<Uplink>, counters: &Arc<LocalAddressCounters>, backoff: (Du
 fn uplink_to(relay: &TestRelay) -> (Arc<Uplink>, JoinHandle<()>) {
     let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
     let running = uplink.clone();
-    (uplink, tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await }))
+    (uplink, tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await }))
 }
 
 /// A local address without a relay: tunnels wait for ever.

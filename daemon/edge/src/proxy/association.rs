@@ -466,7 +466,7 @@ mod tests {
         let from = application.local_addr().unwrap();
         let access = access_to(relay.endpoint());
         let uplink = access.uplink.clone();
-        let running = tokio::spawn(async move { uplink.run(watch::Sender::new(()).subscribe()).await });
+        let running = tokio::spawn(async move { uplink.run(watch::Sender::default().subscribe()).await });
         let mut association = association(access, from).await;
         let target = Target::from_authority("192.0.2.1:9").unwrap();
         take(&mut association, &target, from);
@@ -489,7 +489,7 @@ mod tests {
         let access = access_to(relay.endpoint());
         let uplink = access.uplink.clone();
         let running = uplink.clone();
-        let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+        let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
         let mut association = association(access, from).await;
         let target = Target::from_authority("192.0.2.1:9").unwrap();
         let mut answer = [0; 64];

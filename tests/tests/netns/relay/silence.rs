@@ -58,3 +58,26 @@ fn a_path_that_is_cut_while_only_the_target_sends_is_noticed_and_its_tunnel_goes
     });
     assert_eq!(sockets.each_ref().map(first), tunnels, "the relay sends from the same addresses");
 }
+
+/// The time within which the edge has to notice that a device carries nothing. Its keep-alive would show that only after ten seconds.
+const AT_ONCE: Duration = Duration::from_secs(4);
+
+#[test]
+fn a_path_without_traffic_is_silent_at_once_when_its_device_goes_down_or_its_cable_is_pulled() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    // The kernel reports the IPv6 routes that a device takes with it, but no IPv4 routes.
+    site.chain.client.sysctl("net.ipv6.conf.all.disable_ipv6", "1").unwrap();
+    let edge = uplinks.edge(ROUND_ROBIN);
+    let take = |is_up: bool| if is_up { uplinks.take_up() } else { uplinks.take_down() };
+    let plug = |is_up: bool| uplinks.plug(is_up);
+    for (what, change) in [("its device is down", &take as &dyn Fn(bool)), ("its cable is pulled", &plug)] {
+        wait_until_up(site);
+        change(false);
+        let noticed = wait_for(what, AT_ONCE, || (states(site) == ["up", "silent"]).then_some(()));
+        noticed.unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
+        change(true);
+    }
+    wait_until_up(site);
+}

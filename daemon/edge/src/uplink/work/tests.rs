@@ -10,6 +10,7 @@ use crate::{
     backoff::SHORT,
     client::access::Access,
     exit::Exit,
+    moves::DeadDevices,
     tests::{Does, PATIENCE, TestRelay},
 };
 
@@ -277,12 +278,12 @@ async fn a_relay_that_comes_within_reach_is_tried_at_once_and_one_that_stays_sil
     };
     work.attempted((1, 0), Err(ConnectError::NoAnswer((Ipv4Addr::LOCALHOST, 9).into())));
     assert!(until(&mut work) <= SHORT, "another path works");
-    work.moved();
+    work.moved(&DeadDevices::default());
     assert!(until(&mut work) <= SHORT, "nothing has changed for it");
     work.sources[1][0] = None;
-    work.moved();
+    work.moved(&DeadDevices::default());
     assert!(matches!(work.next(), Step::Connect((1, 0))), "there is a route again");
-    work.moved();
+    work.moved(&DeadDevices::default());
     assert!(!matches!(work.next(), Step::Connect(_)), "that attempt is in progress");
 
     work.attempted((1, 0), Err(ConnectError::Http(h3::Error::Closed)));
@@ -313,6 +314,35 @@ async fn an_attempt_in_progress_begins_anew_when_the_route_to_its_relay_changes(
         };
         seen.push(timeout(PATIENCE, heard).await.expect("each attempt has a socket of its own"));
         work.sources[0][0] = None;
-        work.moved();
+        work.moved(&DeadDevices::default());
     }
+}
+
+#[tokio::test]
+async fn a_path_whose_device_carries_nothing_is_silent_at_once_and_tried_when_the_device_is_back() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let config = config::Config::from_toml("[[path]]\nname = \"a\"\ninterface = \"lo\"\n").unwrap();
+    let exit = || Arc::new(Exit::new(config.paths[0].interface.clone(), None));
+    let path =
+        |name: &str, exit| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint().leaving_by(exit)]) };
+    let paths = vec![path("a", exit()), path("b", Arc::default())];
+    let uplink = Uplink::over(paths, None, (PATIENCE, PATIENCE), Arc::default());
+    let mut work = Work::new(&uplink);
+    for at in [(0, 0), (1, 0)] {
+        let (at, connected) = uplink.attempt(at).await;
+        work.attempted(at, connected);
+    }
+    work.look();
+    let lines = uplink.lines();
+    work.moved(&DeadDevices::from_iter(["other0".to_owned()]));
+    assert_eq!(uplink.lines().len(), 2);
+    work.moved(&DeadDevices::from_iter(["lo".to_owned()]));
+    assert!(lines[0].is_doubted() && !lines[1].is_doubted(), "only that path leaves by the device");
+
+    lines[0].close();
+    work.lost(&lines[0], None);
+    work.attempted((0, 0), Err(ConnectError::NoAnswer((Ipv4Addr::LOCALHOST, 9).into())));
+    assert!(matches!(work.next(), Step::Wait(_)));
+    work.moved(&DeadDevices::default());
+    assert!(matches!(work.next(), Step::Connect((0, 0))));
 }
