@@ -34,7 +34,9 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{RelayConnection, access::Access, error::ConnectError, introduction::CredentialsStanding};
+use super::{
+    RelayConnection, access::Access, error::ConnectError, introduction::CredentialsStanding, names::RelayAddresses,
+};
 use crate::{exit::Exit, form::Experience};
 
 /// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first packets
@@ -115,8 +117,7 @@ pub struct Endpoint {
     credentials: CredentialsStanding,
     /// For IPv4 and IPv6; each is made at its first use.
     sockets: Mutex<[Option<s2n_quic::Client>; 2]>,
-    /// The relay's addresses at the last attempt to connect.
-    addresses: Mutex<Vec<SocketAddr>>,
+    addresses: RelayAddresses,
     /// Notified when attempts to connect have to begin anew.
     anew: Notify,
 }
@@ -174,11 +175,7 @@ impl Endpoint {
         let tls = tls::client_reporting(trust, identity.transpose()?, refusals.clone())?;
         let template = Arc::new(access.template.clone());
         let (exit, experience, sockets) = (Arc::default(), Experience::default(), Mutex::default());
-        let credentials = CredentialsStanding::default();
-        let addresses = match template.origin() {
-            Target { host: Host::Ip(address), port } => vec![SocketAddr::new(*address, *port)],
-            Target { host: Host::Name(_), .. } => Vec::new(),
-        };
+        let (credentials, addresses) = (CredentialsStanding::default(), RelayAddresses::of(template.origin()));
         Ok(Self {
             access,
             template,
@@ -192,7 +189,7 @@ impl Endpoint {
             credentials,
             via: None,
             sockets,
-            addresses: Mutex::new(addresses),
+            addresses,
             anew: Notify::new(),
         })
     }
@@ -248,8 +245,7 @@ impl Endpoint {
         if self.via.is_some() {
             return None;
         }
-        let addresses = self.addresses.lock().clone();
-        addresses.into_iter().find_map(|address| self.exit.source_toward(address))
+        self.addresses.last().into_iter().find_map(|address| self.exit.source_toward(address))
     }
 
     /// Whether its connections send packets when nothing else is sent, so that only a silent relay lets them time out.
@@ -298,8 +294,8 @@ impl Endpoint {
             let (address, handshake, connection, inside) = self.connect_in_tunnel(&**via, &name).await?;
             return self.speak(connection, (address, handshake), bearer, Some(inside)).await;
         }
-        let addresses = resolve(origin).await.map_err(|cause| ConnectError::Resolve { name: name.clone(), cause })?;
-        self.addresses.lock().clone_from(&addresses);
+        let addresses = self.addresses.resolve(origin).await;
+        let addresses = addresses.map_err(|cause| ConnectError::Resolve { name: name.clone(), cause })?;
         let addresses = in_turns(addresses, |address| self.exit.source_toward(address).is_some());
         let mut attempts: FuturesUnordered<_> = (0..)
             .zip(addresses.into_iter().take(MAX_ADDRESSES))
@@ -457,13 +453,6 @@ fn in_turns(addresses: Vec<SocketAddr>, has_way: impl Fn(SocketAddr) -> bool) ->
             let turns = first.len().max(second.len());
             (0..turns).flat_map(|turn| [first.get(turn), second.get(turn)]).flatten().copied().collect()
         }
-    }
-}
-
-async fn resolve(origin: &Target) -> io::Result<Vec<SocketAddr>> {
-    match &origin.host {
-        Host::Ip(address) => Ok(vec![SocketAddr::new(*address, origin.port)]),
-        Host::Name(name) => Ok(tokio::net::lookup_host((name.as_str(), origin.port)).await?.collect()),
     }
 }
 
