@@ -22,6 +22,7 @@
 //! | [`path`], [`exit`] | the paths to relays: the state of each, and how packets leave by it |
 //! | [`moves`] | what happens to connections when this host's addresses change |
 //! | [`link`], [`places`] | one connection to a relay, and the places for tunnels on it |
+//! | [`parting`] | tunnels that others have replaced, which still receive for a while |
 //! | [`roster`] | open tunnels and connections, as the control plane and metrics see them |
 //! | [`sizes`] | how much a tunnel or request of a class will carry |
 //! | [`sources`] | the table of senders |
@@ -71,6 +72,7 @@ pub mod link;
 pub mod local;
 pub mod moves;
 pub mod notice;
+pub mod parting;
 pub mod path;
 pub mod places;
 pub mod proxy;

@@ -408,9 +408,8 @@ impl Shared {
             self.uplink.note_move(&line);
             debug!(sender = %source.address, target = %self.target, from = line.id, to = link.connection(), "tunnel moved");
             line = link.line().clone();
-            source.change(self, opened.tunnel, link, (class, next.tunnel()));
-            entry.note_end("moved");
-            entry = next;
+            let listed = next.tunnel();
+            source.change(self, opened.tunnel, link, (class, listed), std::mem::replace(&mut entry, next));
         };
         entry.note_end(end.word());
         if since.elapsed() < self.first_wait && line.is_usable() {

@@ -343,6 +343,12 @@ impl Uplink {
         }
     }
 
+    /// Returns how many tunnels have moved.
+    #[cfg(test)]
+    pub(crate) fn moved_tunnels(&self) -> u64 {
+        self.counters.moved_tunnels.get()
+    }
+
     /// Counts a copy of a request.
     pub fn note_copy(&self) {
         self.counters.copies.inc();

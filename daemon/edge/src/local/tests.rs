@@ -149,3 +149,30 @@ async fn bytes_that_the_socket_refuses_are_not_counted_as_handed_over() {
     shared.send(&mut downlink, &Source::new((Ipv4Addr::LOCALHOST, 9).into(), None), &traffic);
     assert_eq!((counters.packets_down.get(), counters.bytes_down.get(), traffic.bytes()), (1, 7, (0, 7)));
 }
+
+#[tokio::test]
+async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_sender() {
+    let relay = TestRelay::start(Does::EchoLate, true);
+    let (uplink, running) = uplink_to(&relay);
+    let counters = Arc::<LocalAddressCounters>::default();
+    let local = local(uplink.clone(), &counters, (PATIENCE, PATIENCE));
+    let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    application.connect(local.address().unwrap()).await.unwrap();
+    let serving = tokio::spawn(local.run());
+    application.send(b"before the move").await.unwrap();
+    eventually(|| relay.payloads() == 1).await;
+    uplink.lines()[0].leave();
+    eventually(|| uplink.moved_tunnels() == 1).await;
+    application.send(b"after the move").await.unwrap();
+    let mut heard = Vec::new();
+    for _ in 0..2 {
+        let mut buffer = [0; 64];
+        let len = timeout(PATIENCE, application.recv(&mut buffer)).await.expect("only one came back").unwrap();
+        heard.push(buffer[..len].to_vec());
+    }
+    heard.sort();
+    assert_eq!(heard, [&b"after the move"[..], b"before the move"]);
+    eventually(|| relay.open() == 1).await;
+    serving.abort();
+    running.abort();
+}

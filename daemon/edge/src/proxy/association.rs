@@ -16,6 +16,7 @@ use config::targets::Protocol;
 use masque::target::Target;
 use parking_lot::{Mutex, MutexGuard};
 use quic::segments::Segments;
+use role::traffic::Traffic;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UdpSocket},
@@ -31,6 +32,7 @@ use super::{
         client::TunnelSecret,
         connect::{NoConnection, OPERATOR, OpenedUdp, word_of_udp},
         link::Line,
+        parting::FormerTunnel,
         roster::{EdgeTunnel, LocalClient},
     },
     Shared,
@@ -320,8 +322,14 @@ impl Carrier {
         let mut entry = enter(&opened);
         let mut moving = pin!(self.reopen(opened.link.line().clone(), secret));
         let mut counted = (0, 0);
+        let mut former = None;
         loop {
-            let moved = poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry));
+            let moved = poll_fn(|cx| {
+                FormerTunnel::poll(&mut former, cx, &mut downlink, |payloads, traffic| {
+                    access.counters.bytes_down.inc_by(self.deliver(payloads, traffic));
+                });
+                self.poll(cx, &mut opened, &mut downlink, &entry)
+            });
             let moved = tokio::select! {
                 moved = timeout(self.shared.udp_idle, moved) => moved.unwrap_or(Err("idle")),
                 () = entry.closed() => Err(OPERATOR),
@@ -329,10 +337,11 @@ impl Carrier {
                 next = &mut moving => {
                     access.counters.count(&entry.traffic, &mut counted);
                     access.uplink.note_move(opened.link.line());
-                    entry.note_end("moved");
-                    (entry, counted) = (enter(&next), (0, 0));
+                    let before = std::mem::replace(&mut entry, enter(&next));
+                    counted = (0, 0);
                     moving.set(self.reopen(next.link.line().clone(), secret));
-                    std::mem::replace(&mut opened, next).tunnel.finish();
+                    let OpenedUdp { tunnel, link, .. } = std::mem::replace(&mut opened, next);
+                    former = FormerTunnel::keep(tunnel, link, before);
                     continue;
                 }
             };
@@ -342,6 +351,28 @@ impl Carrier {
                 return opened.tunnel.finish();
             }
         }
+    }
+
+    /// Sends payloads to the client, counts them, and returns how many bytes they have.
+    fn deliver(&self, downlink: &mut Segments, traffic: &Traffic) -> u64 {
+        let counters = &self.shared.access.counters;
+        let (mut bytes, mut count) = (0, 0);
+        for payload in downlink.iter() {
+            let datagram = [&self.header[..], payload].concat();
+            // As in a router: if the socket does not accept a payload at once, it is dropped.
+            let sent = self.socket.try_send_to(&datagram, self.client.address);
+            if sent.is_ok() {
+                bytes += payload.len() as u64;
+                count += 1;
+            } else {
+                counters.dropped_down.inc();
+                traffic.add_unsent(0, 1);
+            }
+        }
+        counters.packets_down.inc_by(count);
+        traffic.add_down(bytes, count);
+        downlink.clear();
+        bytes
     }
 
     /// Moves payloads in both directions. Ready if any moved.
@@ -375,22 +406,7 @@ impl Carrier {
         match opened.tunnel.poll_recv(cx, downlink) {
             Poll::Ready(Ok(true)) => {
                 has_moved = true;
-                let (mut bytes, mut count) = (0, 0);
-                for payload in downlink.iter() {
-                    let datagram = [&self.header[..], payload].concat();
-                    // As in a router: if the socket does not accept a payload at once, it is dropped.
-                    let sent = self.socket.try_send_to(&datagram, self.client.address);
-                    if sent.is_ok() {
-                        bytes += payload.len() as u64;
-                        count += 1;
-                    } else {
-                        counters.dropped_down.inc();
-                        entry.traffic.add_unsent(0, 1);
-                    }
-                }
-                counters.packets_down.inc_by(count);
-                entry.traffic.add_down(bytes, count);
-                downlink.clear();
+                _ = self.deliver(downlink, &entry.traffic);
             }
             Poll::Ready(Ok(false)) => return Poll::Ready(Err("finished")),
             Poll::Ready(Err(error)) => return Poll::Ready(Err(word_of_udp(&error))),
@@ -478,6 +494,29 @@ mod tests {
         let next = &association.flows[&target].flow;
         assert!(!Arc::ptr_eq(next, &ended));
         assert_eq!((next.inbox().payloads.len(), ended.inbox().payloads.len()), (1, 0));
+        running.abort();
+    }
+
+    #[tokio::test]
+    async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_client() {
+        let relay = TestRelay::start(Does::EchoLate, true);
+        let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let from = application.local_addr().unwrap();
+        let access = access_to(relay.endpoint());
+        let uplink = access.uplink.clone();
+        let running = uplink.clone();
+        let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
+        let mut association = association(access, from).await;
+        let target = Target::from_authority("192.0.2.1:9").unwrap();
+        take(&mut association, &target, from);
+        eventually(|| relay.payloads() == 1).await;
+        uplink.lines()[0].leave();
+        eventually(|| uplink.moved_tunnels() == 1).await;
+        take(&mut association, &target, from);
+        for what in ["the old", "the new"] {
+            timeout(PATIENCE, application.recv_from(&mut [0; 64])).await.expect(what).unwrap();
+        }
+        eventually(|| relay.open() == 1).await;
         running.abort();
     }
 
