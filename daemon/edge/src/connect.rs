@@ -264,6 +264,7 @@ impl RelayAccess {
     }
 
     /// Like [`RelayAccess::open`], for a UDP tunnel in the form that `mode` says. A later tunnel with the same `secret` may continue it.
+    /// `taken` is its place on a connection, if it has one already.
     ///
     /// # Errors
     /// See [`NoConnection`].
@@ -273,11 +274,15 @@ impl RelayAccess {
         target: &Target,
         mode: TunnelMode,
         secret: Option<TunnelSecret>,
+        mut taken: Option<Link>,
     ) -> Result<OpenedUdp, NoConnection> {
         let mut tries = Tries::default();
         let opening = async {
             loop {
-                let (link, class) = self.place().await?;
+                let (link, class) = match taken.take() {
+                    Some(link) => (link, self.membership.get()),
+                    None => self.place().await?,
+                };
                 let signal = self.signal(&class);
                 let opened = tokio::select! {
                     opened = link.relay.open_udp_with(target, signal.as_ref(), secret) => opened,

@@ -367,7 +367,7 @@ impl Shared {
         let wait = self.backoff.lock().wait(Instant::now());
         sleep(wait).await;
         let (class, secret) = (self.membership.get(), TunnelSecret::new());
-        let (link, opened) = match self.open(&class, secret).await {
+        let (link, opened) = match self.open(&class, secret, None).await {
             Ok(opened) => opened,
             Err(error) => return error.into(),
         };
@@ -385,14 +385,16 @@ impl Shared {
         source.open(self, opened.tunnel, link, (class, entry.tunnel()));
         let mut downlink = Segments::new(DOWNLINK_BYTES);
         let end = loop {
-            tokio::select! {
+            let taken = tokio::select! {
                 end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => break end,
                 () = entry.closed() => {
                     entry.note_end(OPERATOR);
                     return End::Finished;
                 }
-                () = line.left() => {}
-            }
+                () = line.left() => None,
+                better = self.uplink.better_link(&line, &self.membership) => Some(better),
+            };
+            let better = taken.as_ref().map(|link| link.line().clone());
             // The next tunnel is opened before this one ends.
             let class = self.membership.get();
             let (link, opened) = tokio::select! {
@@ -401,11 +403,12 @@ impl Shared {
                     entry.note_end(OPERATOR);
                     return End::Finished;
                 }
-                opened = self.reopen(&line, &class, secret) => opened,
+                opened = self.reopen(&line, &class, secret, taken) => opened,
             };
             opened.tunnel.set_terms(&class.terms(None));
             let next = enter(&link, &opened);
-            self.uplink.note_move(&line);
+            let is_return = better.is_some_and(|better| Arc::ptr_eq(&better, link.line()));
+            self.uplink.note_move(&line, link.line(), is_return);
             debug!(sender = %source.address, target = %self.target, from = line.id, to = link.connection(), "tunnel moved");
             line = link.line().clone();
             let listed = next.tunnel();

@@ -80,6 +80,8 @@ pub struct ConnectionCounters {
     pub given_up: Counter,
     /// UDP tunnels that were opened again because their connection was left.
     pub moved_tunnels: Counter,
+    /// UDP tunnels that went back to a better path; they count as moved, too.
+    pub returned_tunnels: Counter,
     /// Requests for models that were also sent, as a copy, over another path.
     pub copies: Counter,
     /// Of these, the requests whose copy was answered first.
@@ -110,6 +112,11 @@ impl ConnectionCounters {
                 "edge_tunnels_moved",
                 "UDP tunnels that were opened again because their connection was left",
                 &self.moved_tunnels,
+            ),
+            (
+                "edge_tunnels_returned",
+                "UDP tunnels that went back to a better path after it had been steady for a while",
+                &self.returned_tunnels,
             ),
             ("edge_request_copies", "Requests for models that were sent over two paths", &self.copies),
             ("edge_request_copies_first", "Requests for models whose copy was answered first", &self.copies_first),
@@ -335,11 +342,15 @@ impl Uplink {
         peers.iter().any(|peer| peer.state.borrow().usable().next().is_some())
     }
 
-    /// Counts a tunnel that moved away from the connection `from`.
-    pub fn note_move(&self, from: &Line) {
+    /// Counts a tunnel that moved away from one connection to another; `is_return` says that it was asked whether it does better there.
+    pub fn note_move(&self, from: &Line, to: &Line, is_return: bool) {
         self.counters.moved_tunnels.inc();
         if let Some(path) = self.paths.get(from.path_place) {
             path.moved.fetch_add(1, Relaxed);
+        }
+        if let Some(path) = self.paths.get(to.path_place).filter(|_| is_return) {
+            self.counters.returned_tunnels.inc();
+            path.returned.fetch_add(1, Relaxed);
         }
     }
 

@@ -91,7 +91,7 @@ async fn a_tunnel_whose_connection_came_back_is_opened_again_on_it_and_only_once
     let shared = local(uplink, &Arc::default(), (Duration::from_millis(10), PATIENCE)).shared.clone();
     // The connection came back before the tunnel was asked for.
     let class = shared.membership.get();
-    let moving = shared.reopen(&line, &class, None);
+    let moving = shared.reopen(&line, &class, None, None);
     let (link, _opened) = timeout(PATIENCE, moving).await.expect("it moves");
     assert!(Arc::ptr_eq(link.line(), &line));
     assert_eq!((relay.requests(), relay.open()), (1, 1));
@@ -124,7 +124,7 @@ async fn tunnels_that_cannot_move_ask_again_together_and_no_faster_than_the_back
     let counters = Arc::<LocalAddressCounters>::default();
     let shared = local(uplink, &counters, (Duration::from_millis(10), PATIENCE)).shared.clone();
     let (begun, class) = (Instant::now(), shared.membership.get());
-    let moving = join_all((0..3).map(|_| shared.reopen(&line, &class, None)));
+    let moving = join_all((0..3).map(|_| shared.reopen(&line, &class, None, None)));
     tokio::select! {
         _ = moving => panic!("the relay refuses"),
         () = eventually(|| relay.requests() > 12) => {}

@@ -31,7 +31,7 @@ use super::{
         backoff::{Backoff, random},
         client::TunnelSecret,
         connect::{NoConnection, OPERATOR, OpenedUdp, word_of_udp},
-        link::Line,
+        link::{Line, Link},
         parting::FormerTunnel,
         roster::{EdgeTunnel, LocalClient},
     },
@@ -265,7 +265,7 @@ impl Carrier {
     async fn run(self) -> Arc<Flow> {
         let secret = TunnelSecret::new();
         let opening = async {
-            let opened = self.open(secret).await.ok();
+            let opened = self.open(secret, None).await.ok();
             if opened.is_none() {
                 // Payloads that arrive for the target meanwhile do not justify another request.
                 sleep(self.shared.backoff.0).await;
@@ -288,21 +288,29 @@ impl Carrier {
         self.flow
     }
 
-    async fn open(&self, secret: Option<TunnelSecret>) -> Result<OpenedUdp, NoConnection> {
-        let opened = self.shared.access.open_udp(&self.client, &self.flow.target, self.shared.mode, secret).await;
+    /// Opens a tunnel; `taken` is its place on a connection, if it has one already.
+    async fn open(&self, secret: Option<TunnelSecret>, taken: Option<Link>) -> Result<OpenedUdp, NoConnection> {
+        let (access, target) = (&self.shared.access, &self.flow.target);
+        let opened = access.open_udp(&self.client, target, self.shared.mode, secret, taken).await;
         opened.inspect_err(|error| {
             debug!(client = %self.client.address, target = %self.flow.target, "no tunnel: {error}");
         })
     }
 
-    /// Waits until the tunnel's connection is left, then opens the tunnel that replaces it.
-    async fn reopen(&self, line: Arc<Line>, secret: Option<TunnelSecret>) -> OpenedUdp {
+    /// Waits until the tunnel's connection is left, or until there is a better path, then opens the tunnel that replaces it. Also returns
+    /// whether it found a better path.
+    async fn reopen(&self, line: Arc<Line>, secret: Option<TunnelSecret>) -> (OpenedUdp, bool) {
         let mut backoff = Backoff::new(self.shared.backoff);
+        let access = &self.shared.access;
         loop {
-            line.left().await;
-            match self.open(secret).await {
+            let taken = tokio::select! {
+                () = line.left() => None,
+                better = access.uplink.better_link(&line, &access.membership) => Some(better),
+            };
+            let is_return = taken.is_some();
+            match self.open(secret, taken).await {
                 // Also on the old connection, if that is in use again: the relay sends to the newest tunnel.
-                Ok(opened) => return opened,
+                Ok(opened) => return (opened, is_return),
                 Err(error) => {
                     let wait = backoff.failed(Instant::now(), random()).unwrap_or_default();
                     sleep(wait.max(error.retry_after().unwrap_or_default())).await;
@@ -334,9 +342,9 @@ impl Carrier {
                 moved = timeout(self.shared.udp_idle, moved) => moved.unwrap_or(Err("idle")),
                 () = entry.closed() => Err(OPERATOR),
                 // The next tunnel is opened before this one ends.
-                next = &mut moving => {
+                (next, is_return) = &mut moving => {
                     access.counters.count(&entry.traffic, &mut counted);
-                    access.uplink.note_move(opened.link.line());
+                    access.uplink.note_move(opened.link.line(), next.link.line(), is_return);
                     let before = std::mem::replace(&mut entry, enter(&next));
                     counted = (0, 0);
                     moving.set(self.reopen(next.link.line().clone(), secret));

@@ -5,15 +5,15 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use quic::class::{Class, Terms};
-use sched::path::{PathChoice, Placement};
+use quic::class::{Class, Membership, Terms};
+use sched::path::{PathChoice, Placement, back};
 use tokio::time::Instant;
 
 use super::{Uplink, state::State};
 use crate::{
     client::error::ConnectError,
     link::{Line, Link},
-    path::PathDemand,
+    path::{PathDemand, PathView},
 };
 
 impl Uplink {
@@ -49,6 +49,50 @@ impl Uplink {
         let link = self.link_of(ask).await?;
         let copy = ask.filter(|ask| ask.placement == Placement::Redundant).and_then(|ask| self.other_link(&ask, &link));
         Ok((link.for_request(), copy.map(Link::for_request)))
+    }
+
+    /// Waits until a tunnel on a connection is to look for a better path and finds one, and returns a place there. `membership` holds its
+    /// class.
+    pub async fn better_link(&self, line: &Line, membership: &Membership) -> Link {
+        loop {
+            line.recalled().await;
+            if let Some(link) = self.find_better(line, &membership.get()) {
+                return link;
+            }
+        }
+    }
+
+    /// Takes a place for a tunnel of a class on a better path to the same relay than that of its connection, if there is one. At another
+    /// relay, the target would see another source address.
+    fn find_better(&self, line: &Line, class: &Class) -> Option<Link> {
+        if !line.is_usable() {
+            return None;
+        }
+        let ask = PathDemand::of(class, &self.sizes);
+        let (state, relay) = (self.state.borrow(), self.relay_of(line));
+        let lines = state.in_order(Instant::now(), &self.paths);
+        let is_candidate = |other: &&Arc<Line>| {
+            other.path_place != line.path_place && other.has_room() && self.relay_of(other) == relay
+        };
+        let others: Vec<_> = lines.into_iter().filter(is_candidate).collect();
+        let mut views = self.views.lock();
+        let mut places = vec![line.path_place];
+        for other in &others {
+            if !places.contains(&other.path_place) {
+                places.push(other.path_place);
+            }
+        }
+        // A path that was not examined yet would seem to carry nothing.
+        places.retain(|place| views.get(*place).is_some_and(PathView::is_known));
+        let paths = places.iter().filter_map(|place| views.get(*place)).map(|view| view.path.clone()).collect();
+        let (request, paths) = ask.as_served(paths, self.discipline());
+        let present = places.iter().position(|place| *place == line.path_place)?;
+        let better = back::better(ask.placement, &request, &paths, present)?;
+        let place = places.get(better)?;
+        if let Some(view) = views.get_mut(*place) {
+            view.path.placed.push(ask.request.part(ask.request.bytes));
+        }
+        others.into_iter().filter(|other| other.path_place == *place).find_map(Line::link)
     }
 
     /// Takes a place for a copy of a request that already has a place, over the best of the other paths.
@@ -177,6 +221,36 @@ mod tests {
             .get("spread")
             .unwrap()
             .clone()
+    }
+
+    #[tokio::test]
+    async fn a_tunnel_that_is_asked_goes_back_to_a_better_path_to_its_relay_and_stays_otherwise() {
+        let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+        let path = |(name, relay, cost): (&str, &TestRelay, u64)| Path {
+            name: name.to_owned(),
+            cost: Duration::from_secs(cost),
+            ..Path::plain(vec![relay.endpoint()])
+        };
+        let paths = [("a", &relays[0], 0), ("b", &relays[0], 9), ("c", &relays[1], 99)].map(path);
+        let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), Arc::default());
+        let mut lines = Vec::new();
+        for path in 0..3 {
+            let connected = uplink.attempt((path, 0)).await.1.unwrap();
+            let line = Line::new(&connected, (7, path, 0), Arc::default(), Arc::default());
+            uplink.state.send_modify(|state| state.lines.push(line.clone()));
+            uplink.views.lock()[path].refresh(Instant::now(), &uplink.paths[path], &[&line]);
+            lines.push(line);
+        }
+        let membership = Membership::default();
+        let mut asking = pin!(uplink.better_link(&lines[1], &membership));
+        assert!(futures::poll!(&mut asking).is_pending(), "it was not asked");
+        lines[1].recall();
+        assert_eq!(asking.await.line().path_place, 0);
+        let found = |line: &Arc<Line>| uplink.find_better(line, &membership.get()).map(|link| link.line().path_place);
+        assert_eq!(found(&lines[0]), None, "it has the best path");
+        assert_eq!(found(&lines[2]), None, "the others lead to another relay");
+        lines[0].doubt(true);
+        assert_eq!(found(&lines[1]), None, "the better path is silent");
     }
 
     #[tokio::test]

@@ -39,6 +39,9 @@ use crate::{
 };
 
 mod addresses;
+mod returning;
+
+use returning::Returning;
 
 /// How long connections that cannot move wait for a silent path while another path works. After that they end, so that applications
 /// can connect again.
@@ -73,6 +76,8 @@ pub(super) struct Work<'a> {
     suspects: Vec<Vec<bool>>,
     /// By path: whether it is slow, and when its round trip was last probed.
     slowness: Vec<(Slowness, Option<Instant>)>,
+    /// Which tunnels are to look for a better path.
+    returning: Returning,
     /// The origin of the times of `slowness`.
     start: Instant,
     /// Which connections answer, if there is another path, relay or gateway.
@@ -97,6 +102,7 @@ impl<'a> Work<'a> {
             introductions: JoinSet::new(),
             suspects: uplink.paths.iter().map(|path| vec![false; path.relays.len()]).collect(),
             slowness: vec![Default::default(); uplink.paths.len()],
+            returning: Returning::default(),
             start: Instant::now(),
             pulses: Vec::new(),
             sources: uplink.paths.iter().map(|path| path.relays.iter().map(Endpoint::source).collect()).collect(),
@@ -403,6 +409,7 @@ impl Work<'_> {
             view.refresh(now, path, &of_path);
         }
         drop(views);
+        self.look_for_better(now, &lines);
         if changed {
             self.uplink.state.send_modify(|_| {});
         }

@@ -98,10 +98,10 @@ impl Uplinks {
         self.router.ip(&format!("link set {} {change}", self.second.far.device)).unwrap();
     }
 
-    /// Silently drops packets toward the client on the first link.
-    pub(super) fn cut_first(&self) {
-        let back = &self.site.chain.access;
-        self.site.chain.relay.ip(&format!("route replace blackhole {}/32", back.near.v4)).unwrap();
+    /// Silently drops packets toward the client on the first link, or stops doing so.
+    pub(super) fn cut_first(&self, is_cut: bool) {
+        let (back, change) = (&self.site.chain.access, if is_cut { "replace" } else { "del" });
+        self.site.chain.relay.ip(&format!("route {change} blackhole {}/32", back.near.v4)).unwrap();
     }
 
     /// Silently drops packets toward the client on the second link, or stops doing so.
