@@ -3,15 +3,12 @@
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use lab::netns::{Chain, Link, Namespace};
+use lab::netns::{Chain, End, Link, Namespace};
 use lab::process::{CpuWait, Process, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
 use serde_json::Value;
 
 use super::forward::{application, assert_carries, echoes};
-
-/// The client's route to the relay by the second link.
-const SECOND_ROUTE: &str = "route add 10.0.1.2/32 via 10.0.3.2 dev router metric 100";
 
 /// The address of the forward of an edge that [`edge`] started.
 pub(super) const LISTEN: &str = "127.0.0.1:5000";
@@ -22,23 +19,29 @@ pub(super) struct Uplinks {
     pub(super) second: Link,
     router: Namespace,
     _behind: Link,
+    /// The family in which the edge reaches the relay.
+    family: Family,
 }
 
 impl Uplinks {
     pub(super) fn new() -> Self {
-        Self::with(Terms::default())
+        Self::of(Family::V4)
     }
 
-    pub(super) fn with(terms: Terms<'_>) -> Self {
+    /// Links over which the edge reaches the relay in this family.
+    pub(super) fn of(family: Family) -> Self {
+        Self::with(Terms::default(), family)
+    }
+
+    pub(super) fn with(terms: Terms<'_>, family: Family) -> Self {
         let chain = Chain::new().unwrap();
         let router = Namespace::new("router").unwrap();
         let second = Link::new(&chain.client, &router, 3).unwrap();
         let behind = Link::new(&router, &chain.relay, 4).unwrap();
         router.sysctl("net.ipv4.ip_forward", "1").unwrap();
-        chain.relay.ip("route add 10.0.3.0/24 via 10.0.4.1").unwrap();
-        router.ip("route add 10.0.1.0/24 via 10.0.4.2").unwrap();
-        // A less preferred route than the first link's own: only sockets bound to the device use it.
-        chain.client.ip(&format!("{SECOND_ROUTE}\nroute add 10.0.1.2/32 dev relay metric 10")).unwrap();
+        router.sysctl("net.ipv6.conf.all.forwarding", "1").unwrap();
+        chain.relay.ip("route add 10.0.3.0/24 via 10.0.4.1\nroute add fd00:3::/64 via fd00:4::1").unwrap();
+        router.ip("route add 10.0.1.0/24 via 10.0.4.2\nroute add fd00:1::/64 via fd00:4::2").unwrap();
         for namespace in [&chain.client, &chain.relay, &router] {
             for device in ["all", "default"] {
                 namespace.sysctl(&format!("net.ipv4.conf.{device}.rp_filter"), "0").unwrap();
@@ -46,13 +49,32 @@ impl Uplinks {
         }
         chain.client.sysctl("net.ipv4.conf.router.rp_filter", "0").unwrap();
         chain.client.sysctl("net.ipv4.conf.relay.rp_filter", "0").unwrap();
-        Self { site: Site::on(chain, terms).unwrap(), second, router, _behind: behind }
+        let uplinks = Self { site: Site::on(chain, terms).unwrap(), second, router, _behind: behind, family };
+        // A less preferred route than the first link's own: only sockets bound to the device use it.
+        let first = format!("route add {} dev relay metric 10", uplinks.whole(&uplinks.site.chain.access.far));
+        uplinks.site.chain.client.ip(&format!("{}\n{first}", uplinks.second_route())).unwrap();
+        uplinks
+    }
+
+    /// The address of an end, as a prefix of this address alone.
+    fn whole(&self, end: &End) -> String {
+        match self.family {
+            Family::V4 => format!("{}/32", end.v4),
+            Family::V6 => format!("{}/128", end.v6),
+        }
+    }
+
+    /// The client's route to the relay by the second link.
+    fn second_route(&self) -> String {
+        let via = &self.second.far;
+        let via = if self.family == Family::V4 { via.v4.to_string() } else { via.v6.to_string() };
+        format!("route add {} via {via} dev router metric 100", self.whole(&self.site.chain.access.far))
     }
 
     /// Links to a relay that serves one model. Its engine has port 8001 of the target.
     pub(super) fn to_models() -> Self {
         let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]\n";
-        Self::with(Terms { sections: gateway, ..Terms::default() })
+        Self::with(Terms { sections: gateway, ..Terms::default() }, Family::V4)
     }
 
     /// Returns the sections of an edge that serves the relay's models at port 8100. `class` describes the models' class, `spread`.
@@ -72,7 +94,7 @@ impl Uplinks {
 
     /// Like [`edge`](Self::edge), with these lines about waits in the forward.
     pub(super) fn edge_with(&self, waits: &str, sections: &str) -> Process {
-        let relay = format!("\"{}\"", self.site.template(Family::V4));
+        let relay = format!("\"{}\"", self.site.template(self.family));
         edge_with(&self.site, &relay, waits, &format!("{BOTH_DEVICES}{sections}"))
     }
 
@@ -88,7 +110,7 @@ impl Uplinks {
 
     /// Takes the second link's device up again.
     pub(super) fn take_up(&self) {
-        let up = format!("link set {} up\n{SECOND_ROUTE}", self.second.near.device);
+        let up = format!("link set {} up\n{}", self.second.near.device, self.second_route());
         self.site.chain.client.ip(&up).unwrap();
     }
 
@@ -101,13 +123,13 @@ impl Uplinks {
     /// Silently drops packets toward the client on the first link, or stops doing so.
     pub(super) fn cut_first(&self, is_cut: bool) {
         let (back, change) = (&self.site.chain.access, if is_cut { "replace" } else { "del" });
-        self.site.chain.relay.ip(&format!("route {change} blackhole {}/32", back.near.v4)).unwrap();
+        self.site.chain.relay.ip(&format!("route {change} blackhole {}", self.whole(&back.near))).unwrap();
     }
 
     /// Silently drops packets toward the client on the second link, or stops doing so.
     pub(super) fn cut(&self, is_cut: bool) {
         let change = if is_cut { "add" } else { "del" };
-        self.router.ip(&format!("route {change} blackhole 10.0.3.1/32")).unwrap();
+        self.router.ip(&format!("route {change} blackhole {}", self.whole(&self.second.near))).unwrap();
     }
 }
 
