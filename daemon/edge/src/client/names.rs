@@ -3,13 +3,19 @@
 use std::{
     io,
     net::SocketAddr,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use masque::target::{Host, Target};
 use parking_lot::Mutex;
-use tokio::{task::JoinHandle, time::timeout};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, timeout},
+};
 use tracing::warn;
 
 /// How long the first look-up of a name may take.
@@ -18,15 +24,21 @@ const FIRST: Duration = Duration::from_secs(10);
 /// How long a look-up may take before the last addresses are used.
 const FURTHER: Duration = Duration::from_secs(1);
 
+/// How old an answer that came after its time may be when the next attempt uses it.
+const FRESH: Duration = Duration::from_secs(30);
+
 type Answer = io::Result<Vec<SocketAddr>>;
+
+/// A look-up, which completes with its answer and the time of the answer.
+type LookUp = JoinHandle<(Answer, Instant)>;
 
 /// The addresses of one relay.
 #[derive(Default)]
 pub struct RelayAddresses {
     /// The addresses of the last look-up that found some.
-    known: Mutex<Vec<SocketAddr>>,
+    known: Arc<Mutex<Vec<SocketAddr>>>,
     /// A look-up that has not ended in time. The system cannot cancel it, so there is no other one beside it.
-    pending: tokio::sync::Mutex<Option<JoinHandle<Answer>>>,
+    pending: tokio::sync::Mutex<Option<LookUp>>,
     /// Whether the log already says that the last addresses are used.
     told: AtomicBool,
 }
@@ -37,13 +49,13 @@ impl RelayAddresses {
     pub fn of(origin: &Target) -> Self {
         let relay = Self::default();
         if let Host::Ip(address) = origin.host {
-            relay.learn(vec![SocketAddr::new(address, origin.port)]);
+            relay.known.lock().push(SocketAddr::new(address, origin.port));
         }
         relay
     }
 
     /// Returns the addresses of a relay. If the name does not resolve, or not within a second, these are the addresses of the last
-    /// look-up.
+    /// look-up that found some. An answer that comes later is used by the next attempt.
     ///
     /// # Errors
     /// The name does not resolve, and never has.
@@ -63,9 +75,18 @@ impl RelayAddresses {
         self.known.lock().clone()
     }
 
-    fn learn(&self, addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
-        self.known.lock().clone_from(&addresses);
-        addresses
+    /// Begins a look-up, which notes the addresses that it finds, whenever it ends.
+    fn begin(&self, look_up: impl Future<Output = Answer> + Send + 'static) -> LookUp {
+        let known = self.known.clone();
+        tokio::spawn(async move {
+            let answer = look_up.await;
+            if let Ok(addresses) = answer.as_ref()
+                && !addresses.is_empty()
+            {
+                known.lock().clone_from(addresses);
+            }
+            (answer, Instant::now())
+        })
     }
 
     /// Looks a name up by `look_up`, unless an earlier look-up has not ended yet.
@@ -73,22 +94,32 @@ impl RelayAddresses {
     where
         F: Future<Output = Answer> + Send + 'static,
     {
-        let last = self.last();
         let mut pending = self.pending.lock().await;
-        // An answer that came after its time may be an old one by now.
-        pending.take_if(|task| task.is_finished());
-        let task = pending.get_or_insert_with(|| tokio::spawn(look_up()));
+        let last = self.last();
+        let late = match pending.take_if(|task| task.is_finished()) {
+            Some(task) => task.await.ok(),
+            None => None,
+        };
+        // An older answer may no longer be right.
+        if let Some((Ok(addresses), at)) = late
+            && at.elapsed() < FRESH
+            && !addresses.is_empty()
+        {
+            self.told.store(false, Relaxed);
+            return Ok(addresses);
+        }
+        let task = pending.get_or_insert_with(|| self.begin(look_up()));
         let answer = match timeout(if last.is_empty() { FIRST } else { FURTHER }, task).await {
             Ok(ended) => {
                 *pending = None;
-                ended.unwrap_or_else(|error| Err(io::Error::other(error)))
+                ended.map_or_else(|error| Err(io::Error::other(error)), |(answer, _)| answer)
             }
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the resolver does not answer")),
         };
         match answer {
             Ok(addresses) if !addresses.is_empty() => {
                 self.told.store(false, Relaxed);
-                Ok(self.learn(addresses))
+                Ok(addresses)
             }
             failed if last.is_empty() => failed,
             failed => {
@@ -136,18 +167,33 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn there_is_one_look_up_at_a_time_and_a_late_answer_is_not_used() {
+    async fn there_is_one_look_up_at_a_time_and_a_late_answer_is_used_while_it_is_fresh() {
         let relay = RelayAddresses::default();
-        relay.learn(addresses(1));
+        relay.known.lock().extend(addresses(1));
         let slow = || async {
             tokio::time::sleep(FURTHER * 3 / 2).await;
             Ok(addresses(2))
         };
+        let in_progress = || async { unreachable!("one is in progress, or has ended") };
         assert_eq!(relay.ask("a.example", slow).await.unwrap(), addresses(1));
-        let answer = relay.ask("a.example", || async { unreachable!("one is in progress") }).await;
-        assert_eq!(answer.unwrap(), addresses(2));
+        assert_eq!(relay.ask("a.example", in_progress).await.unwrap(), addresses(2));
         assert_eq!(relay.ask("a.example", slow).await.unwrap(), addresses(2));
-        tokio::time::sleep(FURTHER).await;
+        tokio::time::sleep(FRESH * 2).await;
         assert_eq!(relay.ask("a.example", || async { Ok(addresses(3)) }).await.unwrap(), addresses(3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_resolver_that_is_always_late_is_believed_at_the_next_attempt() {
+        let relay = RelayAddresses::default();
+        relay.known.lock().extend(addresses(1));
+        let slow = |last| async move {
+            tokio::time::sleep(FURTHER * 3 / 2).await;
+            Ok(addresses(last))
+        };
+        assert_eq!(relay.ask("a.example", || slow(2)).await.unwrap(), addresses(1));
+        for _ in 0..4 {
+            tokio::time::sleep(FURTHER * 3).await;
+            assert_eq!(relay.ask("a.example", || slow(2)).await.unwrap(), addresses(2));
+        }
     }
 }
