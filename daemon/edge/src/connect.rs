@@ -33,9 +33,9 @@ use super::{
     LocalAddressCounters,
     link::{Link, NoDatagrams},
     roster::LocalClient,
-    uplink::{CONNECTIONS, Uplink},
+    uplink::{CONNECTIONS, OpenTunnel, Uplink},
 };
-use crate::client::{OpenError, TunnelSecret, endpoint::ANSWER_TIMEOUT, error::ConnectError};
+use crate::client::{OpenError, Opened, TunnelSecret, endpoint::ANSWER_TIMEOUT, error::ConnectError};
 
 /// How long a reason is not logged again; counters show how often it occurred.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -264,7 +264,6 @@ impl RelayAccess {
     }
 
     /// Like [`RelayAccess::open`], for a UDP tunnel in the form that `mode` says. A later tunnel with the same `secret` may continue it.
-    /// `taken` is its place on a connection, if it has one already.
     ///
     /// # Errors
     /// See [`NoConnection`].
@@ -274,15 +273,11 @@ impl RelayAccess {
         target: &Target,
         mode: TunnelMode,
         secret: Option<TunnelSecret>,
-        mut taken: Option<Link>,
     ) -> Result<OpenedUdp, NoConnection> {
         let mut tries = Tries::default();
         let opening = async {
             loop {
-                let (link, class) = match taken.take() {
-                    Some(link) => (link, self.membership.get()),
-                    None => self.place().await?,
-                };
+                let (link, class) = self.place().await?;
                 let signal = self.signal(&class);
                 let opened = tokio::select! {
                     opened = link.relay.open_udp_with(target, signal.as_ref(), secret) => opened,
@@ -305,6 +300,15 @@ impl RelayAccess {
         };
         let opened = timeout(ANSWER_TIMEOUT, opening).await;
         self.settle(opened, &tries, client, (Protocol::Udp, target))
+    }
+
+    /// Waits until a tunnel is open on a better path, see [`Uplink::better_tunnel`], and counts it.
+    pub async fn better_udp(&self, tunnel: &OpenTunnel<'_>) -> OpenedUdp {
+        let (link, Opened { tunnel, .. }) = self.uplink.better_tunnel(tunnel, |class| self.signal(class)).await;
+        self.counters.tunnels_opened.inc();
+        let class = self.membership.get();
+        tunnel.set_terms(&class.terms(None));
+        OpenedUdp { tunnel, link, class }
     }
 
     /// Counts, records and logs the result of `tries` to open a tunnel to the `asked` target.

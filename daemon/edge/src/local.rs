@@ -44,7 +44,7 @@ use super::{
     places,
     roster::{LocalClient, UNSERVED},
     sources::Sources,
-    uplink::Uplink,
+    uplink::{OpenTunnel, Uplink},
 };
 use crate::client::{Opened, TunnelSecret};
 
@@ -367,7 +367,7 @@ impl Shared {
         let wait = self.backoff.lock().wait(Instant::now());
         sleep(wait).await;
         let (class, secret) = (self.membership.get(), TunnelSecret::new());
-        let (link, opened) = match self.open(&class, secret, None).await {
+        let (link, opened) = match self.open(&class, secret).await {
             Ok(opened) => opened,
             Err(error) => return error.into(),
         };
@@ -385,29 +385,33 @@ impl Shared {
         source.open(self, opened.tunnel, link, (class, entry.tunnel()));
         let mut downlink = Segments::new(DOWNLINK_BYTES);
         let end = loop {
-            let taken = tokio::select! {
+            let tunnel =
+                OpenTunnel { line: &line, membership: &self.membership, target: (&self.target, self.mode), secret };
+            let better = tokio::select! {
                 end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => break end,
                 () = entry.closed() => {
                     entry.note_end(OPERATOR);
                     return End::Finished;
                 }
                 () = line.left() => None,
-                better = self.uplink.better_link(&line, &self.membership) => Some(better),
+                better = self.uplink.better_tunnel(&tunnel, |class| self.signal(class)) => Some(better),
             };
-            let better = taken.as_ref().map(|link| link.line().clone());
+            let is_return = better.is_some();
             // The next tunnel is opened before this one ends.
             let class = self.membership.get();
-            let (link, opened) = tokio::select! {
-                end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => break end,
-                () = entry.closed() => {
-                    entry.note_end(OPERATOR);
-                    return End::Finished;
-                }
-                opened = self.reopen(&line, &class, secret, taken) => opened,
+            let (link, opened) = match better {
+                Some(better) => better,
+                None => tokio::select! {
+                    end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => break end,
+                    () = entry.closed() => {
+                        entry.note_end(OPERATOR);
+                        return End::Finished;
+                    }
+                    opened = self.reopen(&line, &class, secret) => opened,
+                },
             };
             opened.tunnel.set_terms(&class.terms(None));
             let next = enter(&link, &opened);
-            let is_return = better.is_some_and(|better| Arc::ptr_eq(&better, link.line()));
             self.uplink.note_move(&line, link.line(), is_return);
             debug!(sender = %source.address, target = %self.target, from = line.id, to = link.connection(), "tunnel moved");
             line = link.line().clone();

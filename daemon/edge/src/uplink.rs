@@ -48,6 +48,7 @@ mod state;
 mod work;
 
 pub use paths::{Condition, NotMoved, PathReport, PreparedMove};
+pub use placing::OpenTunnel;
 
 /// The maximum of connections to one relay. All their tunnels together stay below a relay's default limit for one user
 /// (`tunnels_per_user`, 4,096).

@@ -28,12 +28,11 @@ const PATIENCE: Duration = Duration::from_millis(250);
 const LIMIT_TRIES: usize = CONNECTIONS + 1;
 
 impl Shared {
-    /// Finds a place on a connection, and a stream there; `taken` is a place that was found already. If there is none, another sender must
-    /// leave.
-    async fn place(&self, class: &Class, mut taken: Option<Link>) -> Result<(Link, Reserved), NoConnection> {
+    /// Finds a place on a connection, and a stream there. If there is none, another sender must leave.
+    async fn place(&self, class: &Class) -> Result<(Link, Reserved), NoConnection> {
         let mut waited = false;
         loop {
-            if taken.is_none() && self.uplink.is_full() {
+            if self.uplink.is_full() {
                 self.crowding.fetch_add(1, Relaxed);
                 self.crowded.notify_one();
                 if !std::mem::replace(&mut waited, true) {
@@ -41,13 +40,8 @@ impl Shared {
                     self.say("all places for tunnels are taken: the sender that was silent for longest leaves");
                 }
             }
-            let link = match taken.take() {
-                Some(link) => link,
-                None => match timeout(PATIENCE, self.uplink.link_for(class)).await {
-                    Ok(link) => link.map_err(NoConnection::NoLink)?,
-                    Err(_) => continue,
-                },
-            };
+            let Ok(link) = timeout(PATIENCE, self.uplink.link_for(class)).await else { continue };
+            let link = link.map_err(NoConnection::NoLink)?;
             // The credit of a sender that has just left may be on its way.
             let round_trip = link.line().path.get().smoothed_rtt.unwrap_or(link.line().handshake);
             let reserved = timeout(PATIENCE.max(2 * round_trip), link.relay.reserve()).await;
@@ -63,16 +57,15 @@ impl Shared {
     }
 
     /// Asks the relay for a tunnel of the class, in a form that the configuration allows. With the same `secret`, a later tunnel at the same
-    /// relay continues the earlier one. `taken` is its place on a connection, if it has one already.
+    /// relay continues the earlier one.
     pub(super) async fn open(
         &self,
         class: &Class,
         secret: Option<TunnelSecret>,
-        mut taken: Option<Link>,
     ) -> Result<(Link, Opened), NoConnection> {
         let (signal, mut limits) = (self.signal(class), 0);
         while limits < LIMIT_TRIES {
-            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class, taken.take())).await else {
+            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class)).await else {
                 return Err(self.no_place());
             };
             let (link, reserved) = placed?;
@@ -116,17 +109,11 @@ impl Shared {
     }
 
     /// Opens the tunnel that replaces one whose connection is being left, as soon as a connection has a place for it. After a refusal, all
-    /// tunnels of the address wait. `taken` is its place, if it has one already.
-    pub(super) async fn reopen(
-        &self,
-        line: &Arc<Line>,
-        class: &Class,
-        secret: Option<TunnelSecret>,
-        mut taken: Option<Link>,
-    ) -> (Link, Opened) {
+    /// tunnels of the address wait.
+    pub(super) async fn reopen(&self, line: &Arc<Line>, class: &Class, secret: Option<TunnelSecret>) -> (Link, Opened) {
         loop {
             let mut pause = self.first_wait;
-            match self.open(class, secret, taken.take()).await {
+            match self.open(class, secret).await {
                 // Also on the old connection, if that is in use again: the relay sends to the newest tunnel.
                 Ok(opened) => return opened,
                 Err(error) => {

@@ -3,10 +3,14 @@
 use std::net::Ipv4Addr;
 
 use futures::future::join_all;
+use prometheus_client::metrics::counter::Counter;
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
 use super::{source::Stage, *};
-use crate::tests::{Does, PATIENCE, TestRelay, eventually};
+use crate::{
+    path::Path,
+    tests::{Does, PATIENCE, TestRelay, eventually},
+};
 
 /// A local address whose tunnels go through `uplink`, with these waits after refusals.
 fn local(uplink: Arc<Uplink>, counters: &Arc<LocalAddressCounters>, backoff: (Duration, Duration)) -> Local {
@@ -91,7 +95,7 @@ async fn a_tunnel_whose_connection_came_back_is_opened_again_on_it_and_only_once
     let shared = local(uplink, &Arc::default(), (Duration::from_millis(10), PATIENCE)).shared.clone();
     // The connection came back before the tunnel was asked for.
     let class = shared.membership.get();
-    let moving = shared.reopen(&line, &class, None, None);
+    let moving = shared.reopen(&line, &class, None);
     let (link, _opened) = timeout(PATIENCE, moving).await.expect("it moves");
     assert!(Arc::ptr_eq(link.line(), &line));
     assert_eq!((relay.requests(), relay.open()), (1, 1));
@@ -124,7 +128,7 @@ async fn tunnels_that_cannot_move_ask_again_together_and_no_faster_than_the_back
     let counters = Arc::<LocalAddressCounters>::default();
     let shared = local(uplink, &counters, (Duration::from_millis(10), PATIENCE)).shared.clone();
     let (begun, class) = (Instant::now(), shared.membership.get());
-    let moving = join_all((0..3).map(|_| shared.reopen(&line, &class, None, None)));
+    let moving = join_all((0..3).map(|_| shared.reopen(&line, &class, None)));
     tokio::select! {
         _ = moving => panic!("the relay refuses"),
         () = eventually(|| relay.requests() > 12) => {}
@@ -175,4 +179,51 @@ async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_sender() {
     eventually(|| relay.open() == 1).await;
     serving.abort();
     running.abort();
+}
+
+#[tokio::test]
+async fn a_tunnel_for_which_the_relay_has_no_room_on_a_better_path_stays_and_takes_nothing_from_others() {
+    let relay = TestRelay::start(Does::EchoIn(2), true);
+    let path = |(name, cost): (&str, u64)| Path {
+        name: name.to_owned(),
+        cost: Duration::from_secs(cost),
+        ..Path::plain(vec![relay.endpoint()])
+    };
+    let paths = [("first", 0), ("second", 9)].map(path).into();
+    let uplink = Uplink::over(paths, None, (PATIENCE, PATIENCE), Arc::default());
+    let (first, second) = (uplink.connect(0).await, uplink.connect(1).await);
+    let other = first.relay.open_udp(&Target::from_authority("192.0.2.1:10").unwrap()).await.unwrap();
+
+    let counters = Arc::<LocalAddressCounters>::default();
+    let mut local = local(uplink.clone(), &counters, (PATIENCE, PATIENCE));
+    let mut meta = RecvMeta::default();
+    meta.addr = (Ipv4Addr::LOCALHOST, 9).into();
+    first.leave();
+    let source = local.source(&meta, Instant::now());
+    eventually(|| second.tunnels() == 1 && source.has_place()).await;
+    first.come_back();
+
+    // The relay has no room for a third tunnel.
+    for requests in 3..=4 {
+        eventually(|| {
+            if relay.requests() < requests {
+                second.recall();
+            }
+            relay.requests() >= requests && first.tunnels() == 0
+        })
+        .await;
+    }
+    let consequences = [&counters.limit_refusals, &counters.tunnels_refused, &counters.sources_evicted];
+    assert_eq!(consequences.map(Counter::get), [0; 3]);
+    assert!(first.has_room() && !second.is_left() && source.has_place());
+    assert_eq!((local.shared.crowding.load(Relaxed), uplink.moved_tunnels()), (0, 0));
+    assert_eq!(uplink.lines().len(), 2, "there is no further connection");
+
+    other.tunnel.finish();
+    eventually(|| {
+        second.recall();
+        uplink.moved_tunnels() == 1
+    })
+    .await;
+    assert_eq!(first.tunnels(), 1);
 }

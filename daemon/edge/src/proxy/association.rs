@@ -31,9 +31,10 @@ use super::{
         backoff::{Backoff, random},
         client::TunnelSecret,
         connect::{NoConnection, OPERATOR, OpenedUdp, word_of_udp},
-        link::{Line, Link},
+        link::Line,
         parting::FormerTunnel,
         roster::{EdgeTunnel, LocalClient},
+        uplink::OpenTunnel,
     },
     Shared,
     socks::{self, IgnoredDatagram, Reply},
@@ -265,7 +266,7 @@ impl Carrier {
     async fn run(self) -> Arc<Flow> {
         let secret = TunnelSecret::new();
         let opening = async {
-            let opened = self.open(secret, None).await.ok();
+            let opened = self.open(secret).await.ok();
             if opened.is_none() {
                 // Payloads that arrive for the target meanwhile do not justify another request.
                 sleep(self.shared.backoff.0).await;
@@ -288,10 +289,10 @@ impl Carrier {
         self.flow
     }
 
-    /// Opens a tunnel; `taken` is its place on a connection, if it has one already.
-    async fn open(&self, secret: Option<TunnelSecret>, taken: Option<Link>) -> Result<OpenedUdp, NoConnection> {
+    /// Opens a tunnel.
+    async fn open(&self, secret: Option<TunnelSecret>) -> Result<OpenedUdp, NoConnection> {
         let (access, target) = (&self.shared.access, &self.flow.target);
-        let opened = access.open_udp(&self.client, target, self.shared.mode, secret, taken).await;
+        let opened = access.open_udp(&self.client, target, self.shared.mode, secret).await;
         opened.inspect_err(|error| {
             debug!(client = %self.client.address, target = %self.flow.target, "no tunnel: {error}");
         })
@@ -303,14 +304,19 @@ impl Carrier {
         let mut backoff = Backoff::new(self.shared.backoff);
         let access = &self.shared.access;
         loop {
-            let taken = tokio::select! {
-                () = line.left() => None,
-                better = access.uplink.better_link(&line, &access.membership) => Some(better),
+            let tunnel = OpenTunnel {
+                line: &line,
+                membership: &access.membership,
+                target: (&self.flow.target, self.shared.mode),
+                secret,
             };
-            let is_return = taken.is_some();
-            match self.open(secret, taken).await {
+            tokio::select! {
+                () = line.left() => {}
+                better = access.better_udp(&tunnel) => return (better, true),
+            }
+            match self.open(secret).await {
                 // Also on the old connection, if that is in use again: the relay sends to the newest tunnel.
-                Ok(opened) => return (opened, is_return),
+                Ok(opened) => return (opened, false),
                 Err(error) => {
                     let wait = backoff.failed(Instant::now(), random()).unwrap_or_default();
                     sleep(wait.max(error.retry_after().unwrap_or_default())).await;

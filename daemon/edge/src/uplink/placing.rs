@@ -3,18 +3,36 @@
 use std::{
     pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
+use config::forward::TunnelMode;
+use masque::{h3::Code, priority::Priority, target::Target};
 use quic::class::{Class, Membership, Terms};
 use sched::path::{PathChoice, Placement, back};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{Uplink, state::State};
 use crate::{
-    client::error::ConnectError,
+    client::{Opened, TunnelSecret, error::ConnectError},
     link::{Line, Link},
     path::{PathDemand, PathView},
 };
+
+/// How long a relay may take to answer the request for a tunnel on a better path. The tunnel works meanwhile, and is asked again later.
+const RETURN: Duration = Duration::from_secs(2);
+
+/// A UDP tunnel that is open, and may be opened again on a better path.
+pub struct OpenTunnel<'a> {
+    /// Its connection.
+    pub line: &'a Line,
+    /// Its class.
+    pub membership: &'a Membership,
+    /// Its target, and the form that the configuration allows.
+    pub target: (&'a Target, TunnelMode),
+    /// Names it to the relay.
+    pub secret: Option<TunnelSecret>,
+}
 
 impl Uplink {
     /// Returns a place for a tunnel, on a connection that takes requests. If there is none, waits for a connection, back-off included,
@@ -51,13 +69,28 @@ impl Uplink {
         Ok((link.for_request(), copy.map(Link::for_request)))
     }
 
-    /// Waits until a tunnel on a connection is to look for a better path and finds one, and returns a place there. `membership` holds its
-    /// class.
-    pub async fn better_link(&self, line: &Line, membership: &Membership) -> Link {
+    /// Waits until a tunnel is to look for a better path, finds one, and is open there. `signal` gives the priority signal of a class. Each
+    /// time, the tunnel asks the relay once. If that fails, nothing else happens: the tunnel works where it is, so it waits for no place,
+    /// and no other tunnel makes room for it.
+    pub async fn better_tunnel(
+        &self,
+        tunnel: &OpenTunnel<'_>,
+        signal: impl Fn(&Class) -> Option<Priority>,
+    ) -> (Link, Opened) {
+        let (target, mode) = tunnel.target;
         loop {
-            line.recalled().await;
-            if let Some(link) = self.find_better(line, &membership.get()) {
-                return link;
+            tunnel.line.recalled().await;
+            let class = tunnel.membership.get();
+            let Some(link) = self.find_better(tunnel.line, &class) else { continue };
+            let signal = signal(&class);
+            let opened = tokio::select! {
+                opened = timeout(RETURN, link.relay.open_udp_with(target, signal.as_ref(), tunnel.secret)) => opened,
+                () = link.line().left() => continue,
+            };
+            match (opened, link.allows(mode)) {
+                (Ok(Ok(opened)), Ok(())) => return (link, opened),
+                (Ok(Ok(opened)), Err(_)) => opened.tunnel.reset(Code::RequestCancelled),
+                (Ok(Err(_)) | Err(_), _) => {}
             }
         }
     }
@@ -202,6 +235,22 @@ impl Uplink {
 }
 
 #[cfg(test)]
+impl Uplink {
+    /// Makes a connection over a path, which is driven but not watched, and the last one to be expected.
+    pub(crate) async fn connect(&self, path: usize) -> Arc<Line> {
+        let connected = self.attempt((path, 0)).await.1.unwrap();
+        let line = Line::new(&connected, (7, path, 0), Arc::default(), Arc::default());
+        tokio::spawn(crate::client::drive(connected.connection));
+        self.state.send_modify(|state| {
+            state.lines.push(line.clone());
+            state.is_alone = true;
+        });
+        self.views.lock()[path].refresh(Instant::now(), &self.paths[path], &[&line]);
+        line
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::time::Duration;
 
@@ -224,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_tunnel_that_is_asked_goes_back_to_a_better_path_to_its_relay_and_stays_otherwise() {
+    async fn a_tunnel_finds_a_better_path_only_to_its_relay() {
         let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
         let path = |(name, relay, cost): (&str, &TestRelay, u64)| Path {
             name: name.to_owned(),
@@ -235,18 +284,11 @@ mod tests {
         let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), Arc::default());
         let mut lines = Vec::new();
         for path in 0..3 {
-            let connected = uplink.attempt((path, 0)).await.1.unwrap();
-            let line = Line::new(&connected, (7, path, 0), Arc::default(), Arc::default());
-            uplink.state.send_modify(|state| state.lines.push(line.clone()));
-            uplink.views.lock()[path].refresh(Instant::now(), &uplink.paths[path], &[&line]);
-            lines.push(line);
+            lines.push(uplink.connect(path).await);
         }
         let membership = Membership::default();
-        let mut asking = pin!(uplink.better_link(&lines[1], &membership));
-        assert!(futures::poll!(&mut asking).is_pending(), "it was not asked");
-        lines[1].recall();
-        assert_eq!(asking.await.line().path_place, 0);
         let found = |line: &Arc<Line>| uplink.find_better(line, &membership.get()).map(|link| link.line().path_place);
+        assert_eq!(found(&lines[1]), Some(0));
         assert_eq!(found(&lines[0]), None, "it has the best path");
         assert_eq!(found(&lines[2]), None, "the others lead to another relay");
         lines[0].doubt(true);
@@ -263,13 +305,7 @@ mod tests {
         };
         let paths = [("a", &relays[0], 0), ("b", &relays[1], 9)].map(path);
         let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), Arc::default());
-        let connect = async |path: usize| {
-            let connected = uplink.attempt((path, 0)).await.1.unwrap();
-            let line = Line::new(&connected, (7, path, 0), Arc::default(), Arc::default());
-            uplink.state.send_modify(|state| state.lines.push(line.clone()));
-            line
-        };
-        let lines = [connect(0).await, connect(1).await];
+        let lines = [uplink.connect(0).await, uplink.connect(1).await];
         let name = relays[1].endpoint().origin().to_string();
         let path_of = async |class: &Class| uplink.link_for(class).await.unwrap().line().path_place;
         assert_eq!(path_of(&class(Placement::Paced)).await, 0, "it costs less");
