@@ -222,7 +222,7 @@ impl Tries {
     fn again(&mut self, access: &RelayAccess, link: &Link, error: OpenError) -> Result<(), NoConnection> {
         if error.is_limit() {
             access.counters.limit_refusals.inc();
-            link.limit();
+            access.uplink.limit(link);
             self.limits += 1;
             // One try for each connection, and one more after other tunnels have ended.
             return if self.limits <= CONNECTIONS { Ok(()) } else { Err(NoConnection::Crowded) };

@@ -58,7 +58,7 @@ impl HopTunnels {
             match opened {
                 Ok(opened) => return Ok((link, opened)),
                 Err(error) if error.is_limit() => {
-                    link.limit();
+                    self.uplink.limit(&link);
                     limits += 1;
                     // One try for each connection, and one more after other tunnels have ended.
                     if limits > CONNECTIONS {

@@ -31,7 +31,7 @@ use self::{
     work::{Step, Work},
 };
 use super::{
-    link::Line,
+    link::{Line, Link},
     moves::DeadDevices,
     path::{LOOK, Path, PathView, changes::PathChanges},
     sizes::Sizes,
@@ -353,6 +353,14 @@ impl Uplink {
             self.counters.returned_tunnels.inc();
             path.returned.fetch_add(1, Relaxed);
         }
+    }
+
+    /// Notes that a relay has no room for the tunnel with this place beside the others. Tunnels to it that were replaced and only receive end
+    /// at once.
+    pub fn limit(&self, link: &Link) {
+        link.limit();
+        let relay = &link.line().way().relay;
+        self.state.borrow().lines.iter().filter(|line| line.way().relay == *relay).for_each(|line| line.part());
     }
 
     /// Returns how many tunnels have moved.

@@ -50,7 +50,7 @@ impl Shared {
                 Err(_) => {
                     self.counters.credit_waits.inc();
                     self.say("the relay gives no credit for a further request on this connection");
-                    link.limit();
+                    self.uplink.limit(&link);
                 }
             }
         }
@@ -85,7 +85,7 @@ impl Shared {
                 Ok(Err(error)) if error.is_limit() => {
                     self.counters.limit_refusals.inc();
                     self.say("the relay allows no more tunnels");
-                    link.limit();
+                    self.uplink.limit(&link);
                     limits += 1;
                 }
                 Ok(Err(error)) => return Err(error.into()),

@@ -168,10 +168,10 @@ impl Source {
         let mut stage = self.stage.lock();
         match &mut *stage {
             Stage::Open(open) => {
-                let task = open.task.clone();
+                let (task, line) = (open.task.clone(), link.line().clone());
                 let next = Box::new(Open { tunnel, link, task, class, answered: open.answered, listed, former: None });
                 let before = *std::mem::replace(open, next);
-                open.former = FormerTunnel::keep(before.tunnel, before.link, entry);
+                open.former = FormerTunnel::keep(before.tunnel, before.link, entry, &line);
             }
             Stage::Waiting(_) => {
                 drop(stage);

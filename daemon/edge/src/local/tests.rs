@@ -165,7 +165,8 @@ async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_sender() {
     let serving = tokio::spawn(local.run());
     application.send(b"before the move").await.unwrap();
     eventually(|| relay.payloads() == 1).await;
-    uplink.lines()[0].leave();
+    let line = uplink.lines().remove(0);
+    line.leave();
     eventually(|| uplink.moved_tunnels() == 1).await;
     application.send(b"after the move").await.unwrap();
     let mut heard = Vec::new();
@@ -176,7 +177,11 @@ async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_sender() {
     }
     heard.sort();
     assert_eq!(heard, [&b"after the move"[..], b"before the move"]);
-    eventually(|| relay.open() == 1).await;
+    eventually(|| {
+        line.part();
+        relay.open() == 1
+    })
+    .await;
     serving.abort();
     running.abort();
 }
@@ -226,4 +231,33 @@ async fn a_tunnel_for_which_the_relay_has_no_room_on_a_better_path_stays_and_tak
     })
     .await;
     assert_eq!(first.tunnels(), 1);
+}
+
+#[tokio::test]
+async fn a_tunnel_that_only_receives_makes_room_when_the_relay_allows_no_more() {
+    let relay = TestRelay::start(Does::EchoIn(2), true);
+    let paths = ["first", "second"].map(|name| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) });
+    let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), Arc::default());
+    let counters = Arc::<LocalAddressCounters>::default();
+    let mut local = local(uplink.clone(), &counters, (PATIENCE, PATIENCE));
+    let first = uplink.connect(0).await;
+    let mut sender = |port| {
+        let mut meta = RecvMeta::default();
+        meta.addr = (Ipv4Addr::LOCALHOST, port).into();
+        local.source(&meta, Instant::now())
+    };
+    let moves = sender(9);
+    eventually(|| moves.has_place()).await;
+    _ = uplink.connect(1).await;
+    first.leave();
+    eventually(|| uplink.moved_tunnels() == 1).await;
+    assert_eq!(relay.open(), 2);
+    first.come_back();
+
+    let begun = Instant::now();
+    let other = sender(10);
+    eventually(|| other.has_place()).await;
+    assert!(begun.elapsed() < crate::parting::IN_TESTS);
+    assert!(moves.has_place() && counters.limit_refusals.get() > 0);
+    assert_eq!((relay.open(), counters.sources_evicted.get()), (2, 0));
 }

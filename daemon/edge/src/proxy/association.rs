@@ -355,7 +355,7 @@ impl Carrier {
                     counted = (0, 0);
                     moving.set(self.reopen(next.link.line().clone(), secret));
                     let OpenedUdp { tunnel, link, .. } = std::mem::replace(&mut opened, next);
-                    former = FormerTunnel::keep(tunnel, link, before);
+                    former = FormerTunnel::keep(tunnel, link, before, opened.link.line());
                     continue;
                 }
             };
@@ -524,13 +524,18 @@ mod tests {
         let target = Target::from_authority("192.0.2.1:9").unwrap();
         take(&mut association, &target, from);
         eventually(|| relay.payloads() == 1).await;
-        uplink.lines()[0].leave();
+        let line = uplink.lines().remove(0);
+        line.leave();
         eventually(|| uplink.moved_tunnels() == 1).await;
         take(&mut association, &target, from);
         for what in ["the old", "the new"] {
             timeout(PATIENCE, application.recv_from(&mut [0; 64])).await.expect(what).unwrap();
         }
-        eventually(|| relay.open() == 1).await;
+        eventually(|| {
+            line.part();
+            relay.open() == 1
+        })
+        .await;
         running.abort();
     }
 
@@ -548,8 +553,13 @@ mod tests {
         let mut answer = [0; 64];
         take(&mut association, &target, from);
         timeout(PATIENCE, application.recv_from(&mut answer)).await.unwrap().unwrap();
-        uplink.lines()[0].leave();
-        eventually(|| relay.requests() == 2 && relay.open() == 1).await;
+        let line = uplink.lines().remove(0);
+        line.leave();
+        eventually(|| {
+            line.part();
+            relay.requests() == 2 && relay.open() == 1
+        })
+        .await;
         take(&mut association, &target, from);
         timeout(PATIENCE, application.recv_from(&mut answer)).await.unwrap().unwrap();
         assert_eq!(relay.requests(), 2, "the second tunnel carries it");

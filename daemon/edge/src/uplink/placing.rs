@@ -239,7 +239,7 @@ impl Uplink {
     /// Makes a connection over a path, which is driven but not watched, and the last one to be expected.
     pub(crate) async fn connect(&self, path: usize) -> Arc<Line> {
         let connected = self.attempt((path, 0)).await.1.unwrap();
-        let line = Line::new(&connected, (7, path, 0), Arc::default(), Arc::default());
+        let line = Line::new(&connected, (7, path, 0), self.freed.clone(), self.sizes.clone());
         tokio::spawn(crate::client::drive(connected.connection));
         self.state.send_modify(|state| {
             state.lines.push(line.clone());
