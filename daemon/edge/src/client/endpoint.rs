@@ -359,7 +359,7 @@ impl Endpoint {
                         "no answer in the tunnel: check that the relay runs there, and that the hop's relay may \
                                  send UDP to it"
                             .to_owned();
-                    ConnectError::Hop { hop, relay, cause }
+                    ConnectError::Hop { hop, relay, cause, is_unanswered: true }
                 }
                 error => error,
             }

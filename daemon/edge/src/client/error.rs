@@ -71,6 +71,8 @@ pub enum ConnectError {
         relay: String,
         /// What is wrong.
         cause: String,
+        /// Whether nothing was heard of the hop's relay, or of the relay behind it.
+        is_unanswered: bool,
     },
     /// The connection ended before HTTP/3 could be spoken.
     #[error(transparent)]
@@ -81,7 +83,11 @@ impl ConnectError {
     /// Whether nothing of the relay was heard, so that the path to it may be at fault.
     #[must_use]
     pub fn is_unanswered(&self) -> bool {
-        matches!(self, Self::Resolve { .. } | Self::Socket { .. } | Self::NoAnswer(_) | Self::Hop { .. })
+        match self {
+            Self::Resolve { .. } | Self::Socket { .. } | Self::NoAnswer(_) => true,
+            Self::Hop { is_unanswered, .. } => *is_unanswered,
+            Self::Token { .. } | Self::Untrusted { .. } | Self::Failed { .. } | Self::Http(_) => false,
+        }
     }
 }
 
