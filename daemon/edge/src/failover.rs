@@ -174,10 +174,10 @@ impl Failover {
         }
     }
 
-    /// Notes that the attempt succeeded.
+    /// Notes that the attempt succeeded: the relay answers.
     pub fn connected(&mut self, relay: usize) {
         if let Some(relay) = self.relays.get_mut(relay) {
-            relay.since = None;
+            (relay.since, relay.is_unanswered) = (None, false);
         }
     }
 
@@ -188,9 +188,10 @@ impl Failover {
         relay.backoff.failed(now, random).unwrap_or_default()
     }
 
-    /// Notes the loss of a connection that had lasted for `lasted`.
-    pub fn lost(&mut self, relay: usize, lasted: Duration, now: Instant, random: u64) {
+    /// Notes the loss of a connection that had lasted for `lasted`, and whether the relay did not answer any more.
+    pub fn lost(&mut self, relay: usize, (lasted, is_unanswered): (Duration, bool), now: Instant, random: u64) {
         let Some(relay) = self.relays.get_mut(relay) else { return };
+        relay.is_unanswered = is_unanswered;
         if lasted > relay.backoff.longest() {
             relay.backoff.succeeded();
         } else {
@@ -340,14 +341,21 @@ mod tests {
         assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + SHORT));
         relays.note_unanswered(0, false);
         assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + 30 * SECOND), "the relay has refused");
+        relays.note_unanswered(0, true);
+        relays.connected(0);
+        assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + 30 * SECOND), "the relay has answered");
+        relays.lost(0, (SECOND, true), now, u64::MAX);
+        assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + SHORT));
+        relays.lost(0, (SECOND, false), now, u64::MAX);
+        assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + 30 * SECOND), "the relay said that it goes");
     }
 
     #[test]
     fn only_a_connection_that_lasted_counts_as_a_success() {
         let (mut relays, now) = (of(1), Instant::now());
-        relays.lost(0, 7 * SECOND, now, u64::MAX);
+        relays.lost(0, (7 * SECOND, false), now, u64::MAX);
         assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + SECOND));
-        relays.lost(0, 9 * SECOND, now + SECOND, u64::MAX);
+        relays.lost(0, (9 * SECOND, false), now + SECOND, u64::MAX);
         assert_eq!(relays.next(now + SECOND, true, &[NONE]), Next::Connect(0));
     }
 }

@@ -324,8 +324,7 @@ impl Work<'_> {
             lasted = Duration::MAX;
         }
         if let Some(failover) = self.failovers.get_mut(line.path_place) {
-            failover.lost(line.place, lasted, Instant::now(), random());
-            failover.note_unanswered(line.place, is_silent);
+            failover.lost(line.place, (lasted, is_silent), Instant::now(), random());
         }
     }
 
@@ -339,7 +338,8 @@ impl Work<'_> {
         self.uplink.announce(line, "or its hop is shutting down: moving tunnels to another connection");
         line.retire();
         if let Some(failover) = self.failovers.get_mut(line.path_place) {
-            failover.lost(line.place, line.since.elapsed(), Instant::now(), random());
+            // The relay has said so, or the tunnel through the hop has ended.
+            failover.lost(line.place, (line.since.elapsed(), false), Instant::now(), random());
         }
         if line.tunnels() == 0 {
             line.close();
@@ -424,6 +424,7 @@ impl Work<'_> {
         let has_others = self.uplink.paths.get(path).is_some_and(|path| path.relays.len() > 1);
         if let Some(failover) = self.failovers.get_mut(path).filter(|_| has_others) {
             failover.failed(place, now, random());
+            failover.note_unanswered(place, true);
         }
     }
 
