@@ -181,11 +181,12 @@ fn the_paths_of_an_edge_are_listed_over_the_bus_with_what_is_on_them() {
         .client(async || {
             let caller = caller(&bus).await;
             let list = async || caller.call::<_, _, Vec<PathRow>>("ListPaths", &()).await.unwrap();
-            let mut rows = list().await;
-            while rows.iter().any(|row| row.2 != "up") {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                rows = list().await;
-            }
+            let up = async {
+                while list().await.iter().any(|row| row.2 != "up") {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            };
+            tokio::time::timeout(SOON, up).await.expect("a path is not up");
             let sockets =
                 [(); 2].map(|()| bus.site.chain.relay.run(|| UdpSocket::bind("127.0.0.1:0")).unwrap().unwrap());
             for socket in &sockets {

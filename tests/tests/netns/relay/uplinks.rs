@@ -134,7 +134,7 @@ impl Uplinks {
 }
 
 /// The shortest wait for a CPU that can make a relay look silent: after this time and three round trips, a path is silent.
-const SILENT_AFTER: Duration = Duration::from_millis(75);
+pub(super) const SILENT_AFTER: Duration = Duration::from_millis(75);
 
 /// Whether a path has looked silent to the edge with these metrics, although nothing was cut. That may only happen if a relay or the edge
 /// waited for a CPU for as long.
