@@ -234,6 +234,16 @@ fn a_forward_may_have_several_relays_in_the_order_of_preference() {
 }
 
 #[test]
+fn an_edge_has_at_most_8_paths() {
+    let paths = |count: usize| {
+        let path = |number| format!("[[path]]\nname = \"p{number}\"\ninterface = \"eth{number}\"\n");
+        format!("{FORWARD}{}", (0..count).map(path).collect::<String>())
+    };
+    assert_eq!(valid(&paths(8)).paths.len(), 8);
+    assert!(refusals(&paths(9)).contains("more than 8 paths"));
+}
+
+#[test]
 fn senders_that_got_their_answers_leave_sooner_toward_well_known_ports() {
     let answered = |text: &str| valid(text).forwards[0].idle_answered.as_secs();
     assert_eq!(answered(FORWARD), 10);

@@ -2,13 +2,15 @@
 //!
 //! A path is a connection of its own (a bundle of connections, not multipath QUIC), and a stream stays on the path that it
 //! was placed on. [`place`] is a pure function of the request, of the known state of each path, and of a running count. Its
-//! estimates are in [`estimate`]; [`slow`] decides when tunnels leave a slow path; [`split`] divides a request that can be
+//! estimates are in [`estimate`]; [`slow`] decides when tunnels leave a slow path, and [`back`] whether they go back to a
+//! better one; [`split`] divides a request that can be
 //! fetched in ranges.
 //!
 //! `fstream` is the rule of "FStream: Flexible Stream Scheduling and Prioritizing in Multipath-QUIC" (equations 1 and 2).
 //! `lowest-rtt` and `sa-ecf` apply the rules of the packet schedulers of these names to whole streams, since a bundle of
 //! connections can do no more; packet schedulers of multipath QUIC may do better or worse.
 
+pub mod back;
 pub mod estimate;
 pub mod precedence;
 pub mod slow;

@@ -47,3 +47,10 @@ fn the_hop_of_a_path_stands_in_place_of_that_of_a_local_address() {
     let both = format!("{text}[[path]]\nname = \"b\"\ninterface = \"eth0\"\n");
     assert_eq!(valid(&both).warnings(), [], "a path without a hop of its own leads through that of the address");
 }
+
+#[test]
+fn an_edge_has_at_most_16_hops() {
+    let hops = |count: usize| (0..count).map(|number| hop(&format!("h{number}"), "")).collect::<String>();
+    assert_eq!(valid(&format!("{FORWARD}{}", hops(16))).hops.len(), 16);
+    assert!(refusals(&format!("{FORWARD}{}", hops(17))).contains("more than 16 hops"));
+}

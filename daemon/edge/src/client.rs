@@ -6,6 +6,7 @@ pub mod access;
 pub mod endpoint;
 pub mod error;
 pub mod introduction;
+pub mod names;
 
 use std::{net::SocketAddr, sync::Arc};
 

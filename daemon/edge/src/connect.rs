@@ -33,9 +33,9 @@ use super::{
     LocalAddressCounters,
     link::{Link, NoDatagrams},
     roster::LocalClient,
-    uplink::{CONNECTIONS, Uplink},
+    uplink::{CONNECTIONS, OpenTunnel, Uplink},
 };
-use crate::client::{OpenError, TunnelSecret, endpoint::ANSWER_TIMEOUT, error::ConnectError};
+use crate::client::{OpenError, Opened, TunnelSecret, endpoint::ANSWER_TIMEOUT, error::ConnectError};
 
 /// How long a reason is not logged again; counters show how often it occurred.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -222,7 +222,7 @@ impl Tries {
     fn again(&mut self, access: &RelayAccess, link: &Link, error: OpenError) -> Result<(), NoConnection> {
         if error.is_limit() {
             access.counters.limit_refusals.inc();
-            link.limit();
+            access.uplink.limit(link);
             self.limits += 1;
             // One try for each connection, and one more after other tunnels have ended.
             return if self.limits <= CONNECTIONS { Ok(()) } else { Err(NoConnection::Crowded) };
@@ -300,6 +300,15 @@ impl RelayAccess {
         };
         let opened = timeout(ANSWER_TIMEOUT, opening).await;
         self.settle(opened, &tries, client, (Protocol::Udp, target))
+    }
+
+    /// Waits until a tunnel is open on a better path, see [`Uplink::better_tunnel`], and counts it.
+    pub async fn better_udp(&self, tunnel: &OpenTunnel<'_>) -> OpenedUdp {
+        let (link, Opened { tunnel, .. }) = self.uplink.better_tunnel(tunnel, |class| self.signal(class)).await;
+        self.counters.tunnels_opened.inc();
+        let class = self.membership.get();
+        tunnel.set_terms(&class.terms(None));
+        OpenedUdp { tunnel, link, class }
     }
 
     /// Counts, records and logs the result of `tries` to open a tunnel to the `asked` target.

@@ -355,7 +355,7 @@ impl Collector for PathGauges {
         for state in self.0.uplinks().iter().flat_map(|uplink| uplink.path_states()) {
             paths.entry(state.name.clone()).and_modify(|known| known.join(&state)).or_insert(state);
         }
-        let gauges: [PathGauge; 7] = [
+        let gauges: [PathGauge; 6] = [
             ("edge_path_up", "Whether a path takes tunnels", |of| f64::from(u8::from(of.condition == Condition::Up))),
             ("edge_path_rtt_seconds", "Smoothed round trip of a path; 0 without a connection", |of| {
                 of.smoothed_rtt.as_secs_f64()
@@ -366,13 +366,17 @@ impl Collector for PathGauges {
                 if of.sent_packets == 0 { 0.0 } else { of.lost_packets as f64 / of.sent_packets as f64 }
             }),
             ("edge_path_tunnels", "Tunnels and requests on a path", |of| of.tunnels as f64),
-            ("edge_path_moved_tunnels", "UDP tunnels that went on over another path", |of| of.moved as f64),
         ];
         for (name, help, value) in gauges {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for (path, state) in &paths {
                 ConstGauge::new(value(state)).encode(family.encode_family(&[("path", path.as_str())])?)?;
             }
+        }
+        let help = "UDP tunnels that went on over another path, since a reload last changed the paths";
+        let mut family = encoder.encode_descriptor("edge_path_moved_tunnels", help, None, MetricType::Counter)?;
+        for (path, state) in &paths {
+            ConstCounter::new(state.moved).encode(family.encode_family(&[("path", path.as_str())])?)?;
         }
         Ok(())
     }

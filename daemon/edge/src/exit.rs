@@ -129,6 +129,12 @@ impl Exit {
         }
     }
 
+    /// Returns the name of the device that it chooses, if it chooses one.
+    #[must_use]
+    pub fn device(&self) -> Option<&str> {
+        self.interface.as_ref().map(KernelDevice::as_str)
+    }
+
     /// Returns the address that packets to `peer` leave from now; `None` if there is no route. In a tunnel, it is always the
     /// same.
     #[must_use]

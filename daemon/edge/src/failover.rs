@@ -3,7 +3,11 @@
 //!
 //! Relays are in order of preference. While there is no connection, the edge tries one relay after another: it tries
 //! the next once the one before has not answered for [`STAGGER`], or has failed. While there is a connection, the edge
-//! tries the preferred relays in the background, as often as the back-off allows.
+//! tries the preferred relays in the background, as often as the back-off allows. A relay that an operator has chosen
+//! counts as the most preferred one.
+//!
+//! The back-off spares relays that are overloaded. While another path works, a relay that does not answer is more likely to be out of reach
+//! than overloaded, and waits no longer than [`SHORT`](super::backoff::SHORT).
 
 use std::time::Duration;
 
@@ -44,6 +48,8 @@ pub struct Failover {
     connections: usize,
     /// The relay that an operator has chosen, whatever the order of preference.
     chosen: Option<usize>,
+    /// Whether another path works.
+    has_other_path: bool,
 }
 
 #[derive(Debug)]
@@ -51,14 +57,17 @@ struct Attempts {
     backoff: Backoff,
     /// When the attempt in progress began.
     since: Option<Instant>,
+    /// Whether the last attempt failed for lack of an answer.
+    is_unanswered: bool,
 }
 
 impl Failover {
     /// Starts with `relays` relays, all untried.
     #[must_use]
     pub fn new(relays: usize, connections: usize, backoff: (Duration, Duration)) -> Self {
-        let relays = (0..relays).map(|_| Attempts { backoff: Backoff::new(backoff), since: None }).collect();
-        Self { relays, connections, chosen: None }
+        let relays =
+            (0..relays).map(|_| Attempts { backoff: Backoff::new(backoff), since: None, is_unanswered: false });
+        Self { relays: relays.collect(), connections, chosen: None, has_other_path: false }
     }
 
     /// Uses this relay, as long as it works, rather than relays preferred to it; `None` restores the order of
@@ -67,7 +76,27 @@ impl Failover {
         self.chosen = relay;
     }
 
-    /// Allows an attempt to connect to a relay at once: an operator asks for it.
+    /// Notes whether another path works.
+    pub fn beside(&mut self, has_other_path: bool) {
+        self.has_other_path = has_other_path;
+    }
+
+    /// Notes whether the last attempt to connect to a relay failed for lack of an answer.
+    pub fn note_unanswered(&mut self, relay: usize, is_unanswered: bool) {
+        if let Some(relay) = self.relays.get_mut(relay) {
+            relay.is_unanswered = is_unanswered;
+        }
+    }
+
+    /// Returns how long to wait at `now` before a relay is tried again while none works.
+    #[must_use]
+    pub fn wait(&self, relay: usize, now: Instant) -> Duration {
+        let Some(relay) = self.relays.get(relay) else { return Duration::ZERO };
+        let is_short = self.has_other_path && relay.is_unanswered;
+        if is_short { relay.backoff.short_wait(now) } else { relay.backoff.wait(now) }
+    }
+
+    /// Allows an attempt to connect to a relay at once: an operator asks for it, or the relay may have come within reach.
     pub fn hurry(&mut self, relay: usize) {
         if let Some(relay) = self.relays.get_mut(relay) {
             relay.backoff.hurry();
@@ -101,14 +130,16 @@ impl Failover {
     }
 
     /// Returns the next step while no relay works: connect to the first relay that may be tried, once the attempts
-    /// before it have had their time.
+    /// before it have had their time. The chosen relay comes before all others.
     fn first(&self, now: Instant, availability: &[RelayAvailability]) -> Next {
         let mut earliest: Option<Instant> = None;
-        for (place, relay) in self.relays.iter().enumerate().filter(|(place, _)| !is_on_trial(availability, *place)) {
+        let others = (0..self.relays.len()).filter(|place| Some(*place) != self.chosen);
+        let places = self.chosen.into_iter().chain(others).filter(|place| !is_on_trial(availability, *place));
+        for (place, relay) in places.filter_map(|place| Some((place, self.relays.get(place)?))) {
             match relay.since {
                 Some(since) if now < since + STAGGER => return Next::Wait(since + STAGGER),
                 Some(_) => {}
-                None => match relay.backoff.wait(now) {
+                None => match self.wait(place, now) {
                     Duration::ZERO => return Next::Connect(place),
                     wait => earliest = Some(earliest.map_or(now + wait, |earliest| earliest.min(now + wait))),
                 },
@@ -143,10 +174,10 @@ impl Failover {
         }
     }
 
-    /// Notes that the attempt succeeded.
+    /// Notes that the attempt succeeded: the relay answers.
     pub fn connected(&mut self, relay: usize) {
         if let Some(relay) = self.relays.get_mut(relay) {
-            relay.since = None;
+            (relay.since, relay.is_unanswered) = (None, false);
         }
     }
 
@@ -157,9 +188,10 @@ impl Failover {
         relay.backoff.failed(now, random).unwrap_or_default()
     }
 
-    /// Notes the loss of a connection that had lasted for `lasted`.
-    pub fn lost(&mut self, relay: usize, lasted: Duration, now: Instant, random: u64) {
+    /// Notes the loss of a connection that had lasted for `lasted`, and whether the relay did not answer any more.
+    pub fn lost(&mut self, relay: usize, (lasted, is_unanswered): (Duration, bool), now: Instant, random: u64) {
         let Some(relay) = self.relays.get_mut(relay) else { return };
+        relay.is_unanswered = is_unanswered;
         if lasted > relay.backoff.longest() {
             relay.backoff.succeeded();
         } else {
@@ -182,6 +214,7 @@ fn is_on_trial(availability: &[RelayAvailability], relay: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backoff::SHORT;
 
     const SECOND: Duration = Duration::from_secs(1);
     const NONE: RelayAvailability = RelayAvailability { usable: 0, has_room: false, is_on_trial: false };
@@ -286,11 +319,43 @@ mod tests {
     }
 
     #[test]
+    fn while_no_relay_works_the_chosen_one_is_tried_first_and_the_others_after_it() {
+        let (mut relays, now) = (of(2), Instant::now());
+        relays.choose(Some(1));
+        assert_eq!(relays.next(now, true, &[NONE; 2]), Next::Connect(1));
+        relays.begun(1, now);
+        assert_eq!(relays.next(now, true, &[NONE; 2]), Next::Wait(now + STAGGER));
+        assert_eq!(relays.next(now + STAGGER, true, &[NONE; 2]), Next::Connect(0));
+    }
+
+    #[test]
+    fn a_path_without_an_answer_is_tried_again_soon_while_another_works() {
+        let (mut relays, mut now) = (Failover::new(1, 1, (SECOND, 30 * SECOND)), Instant::now());
+        relays.note_unanswered(0, true);
+        for _ in 0..6 {
+            now += relays.failed(0, now, u64::MAX);
+        }
+        relays.failed(0, now, u64::MAX);
+        assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + 30 * SECOND), "there is no other path");
+        relays.beside(true);
+        assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + SHORT));
+        relays.note_unanswered(0, false);
+        assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + 30 * SECOND), "the relay has refused");
+        relays.note_unanswered(0, true);
+        relays.connected(0);
+        assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + 30 * SECOND), "the relay has answered");
+        relays.lost(0, (SECOND, true), now, u64::MAX);
+        assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + SHORT));
+        relays.lost(0, (SECOND, false), now, u64::MAX);
+        assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + 30 * SECOND), "the relay said that it goes");
+    }
+
+    #[test]
     fn only_a_connection_that_lasted_counts_as_a_success() {
         let (mut relays, now) = (of(1), Instant::now());
-        relays.lost(0, 7 * SECOND, now, u64::MAX);
+        relays.lost(0, (7 * SECOND, false), now, u64::MAX);
         assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + SECOND));
-        relays.lost(0, 9 * SECOND, now + SECOND, u64::MAX);
+        relays.lost(0, (9 * SECOND, false), now + SECOND, u64::MAX);
         assert_eq!(relays.next(now + SECOND, true, &[NONE]), Next::Connect(0));
     }
 }

@@ -28,6 +28,25 @@ use super::{
     uplink::{CONNECTIONS, Uplink},
 };
 
+/// Why a hop provides no tunnel.
+struct NoPassage {
+    cause: String,
+    /// Whether nothing was heard of its relay, which may then be out of reach.
+    is_unanswered: bool,
+}
+
+impl NoPassage {
+    /// The relay does not answer.
+    fn unanswered(cause: impl ToString) -> Self {
+        Self { cause: cause.to_string(), is_unanswered: true }
+    }
+
+    /// The relay answers, and opens no tunnel.
+    fn refused(cause: impl ToString) -> Self {
+        Self { cause: cause.to_string(), is_unanswered: false }
+    }
+}
+
 /// The packets that every path of QUIC carries (RFC 9000 §14), in bytes.
 const SMALLEST_PACKET_BYTES: usize = 1_200;
 
@@ -47,10 +66,13 @@ impl HopTunnels {
         Self { name: name.to_owned(), uplink, roster, withheld }
     }
 
-    async fn tunnel(&self, relay: &Target) -> Result<(Link, Opened), String> {
+    async fn tunnel(&self, relay: &Target) -> Result<(Link, Opened), NoPassage> {
         let (mut is_lost, mut limits) = (false, 0);
         loop {
-            let link = self.uplink.link().await.map_err(|error| error.to_string())?;
+            let link = self.uplink.link().await.map_err(|error| {
+                let (cause, is_unanswered) = (error.to_string(), error.is_unanswered());
+                NoPassage { cause, is_unanswered }
+            })?;
             let opened = tokio::select! {
                 opened = link.relay.open_udp(relay) => opened,
                 () = link.line().silenced() => continue,
@@ -58,19 +80,20 @@ impl HopTunnels {
             match opened {
                 Ok(opened) => return Ok((link, opened)),
                 Err(error) if error.is_limit() => {
-                    link.limit();
+                    self.uplink.limit(&link);
                     limits += 1;
                     // One try for each connection, and one more after other tunnels have ended.
                     if limits > CONNECTIONS {
-                        return Err("its relay allows no more tunnels".to_owned());
+                        return Err(NoPassage::refused("its relay allows no more tunnels"));
                     }
                 }
                 // The connection was just lost.
                 Err(OpenError::Http(_)) if !is_lost => is_lost = true,
                 Err(error @ OpenError::Refused(TunnelRefused::Status { status: 403, .. })) => {
-                    return Err(format!("{error}; its relay has to allow UDP to {relay}"));
+                    return Err(NoPassage::refused(format!("{error}; its relay has to allow UDP to {relay}")));
                 }
-                Err(error) => return Err(error.to_string()),
+                Err(error @ OpenError::Http(_)) => return Err(NoPassage::unanswered(error)),
+                Err(error) => return Err(NoPassage::refused(error)),
             }
         }
     }
@@ -84,10 +107,10 @@ impl Via for HopTunnels {
     fn open<'a>(&'a self, relay: &'a Target) -> BoxFuture<'a, Result<Passage, ConnectError>> {
         async move {
             let opened = timeout(ANSWER_TIMEOUT, self.tunnel(relay)).await;
-            let opened = opened.unwrap_or_else(|_| Err("its relay does not answer".to_owned()));
-            let (link, Opened { tunnel, next_hop }) = opened.map_err(|cause| {
+            let opened = opened.unwrap_or_else(|_| Err(NoPassage::unanswered("its relay does not answer")));
+            let (link, Opened { tunnel, next_hop }) = opened.map_err(|NoPassage { cause, is_unanswered }| {
                 let (hop, relay) = (self.name.clone(), relay.to_string());
-                ConnectError::Hop { hop, relay, cause }
+                ConnectError::Hop { hop, relay, cause, is_unanswered }
             })?;
             let (used, ended) = oneshot::channel();
             let line = link.line().clone();
@@ -187,7 +210,7 @@ mod tests {
         let endpoints = relays.iter().map(TestRelay::endpoint).collect();
         let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), Arc::default());
         let running = uplink.clone();
-        let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+        let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
         let tunnels = HopTunnels::new("first", uplink.clone(), Arc::default(), Counter::default());
         let opening = tokio::spawn(async move {
             let target = Target::from_authority("192.0.2.1:443").unwrap();
@@ -201,6 +224,19 @@ mod tests {
         eventually(|| requests() == 2).await;
         assert!(!line.is_closed(), "it was not the end of the connection that made the hop ask again");
         opening.abort();
+        running.abort();
+    }
+
+    #[tokio::test]
+    async fn a_refusal_of_a_hop_s_relay_is_an_answer() {
+        let relay = TestRelay::start(Does::Refuse, true);
+        let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+        let running = uplink.clone();
+        let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
+        let tunnels = HopTunnels::new("first", uplink, Arc::default(), Counter::default());
+        let opened = tunnels.open(&Target::from_authority("192.0.2.1:443").unwrap()).await;
+        let error = opened.map(drop).unwrap_err();
+        assert!(error.to_string().contains("[hop.first]") && !error.is_unanswered(), "{error}");
         running.abort();
     }
 }

@@ -22,6 +22,7 @@
 //! | [`path`], [`exit`] | the paths to relays: the state of each, and how packets leave by it |
 //! | [`moves`] | what happens to connections when this host's addresses change |
 //! | [`link`], [`places`] | one connection to a relay, and the places for tunnels on it |
+//! | [`parting`] | tunnels that others have replaced, which still receive for a while |
 //! | [`roster`] | open tunnels and connections, as the control plane and metrics see them |
 //! | [`sizes`] | how much a tunnel or request of a class will carry |
 //! | [`sources`] | the table of senders |
@@ -71,6 +72,7 @@ pub mod link;
 pub mod local;
 pub mod moves;
 pub mod notice;
+pub mod parting;
 pub mod path;
 pub mod places;
 pub mod proxy;
@@ -90,6 +92,7 @@ pub use counters::{EdgeMetrics, LocalAddressCounters};
 use exit::Exit;
 use hop::HopTunnels;
 use local::Local;
+use moves::DeadDevices;
 use path::Path;
 use proxy::Entrance;
 pub use schedules::NamedSchedules;
@@ -106,8 +109,8 @@ pub struct Edge {
     transport: Transport,
     metrics: Arc<EdgeMetrics>,
     schedules: NamedSchedules,
-    /// Reports changes of this host's addresses.
-    moves: watch::Receiver<()>,
+    /// Reports changes of this host's addresses and devices.
+    moves: watch::Receiver<DeadDevices>,
     served: Vec<Served>,
     uplinks: Vec<Shared>,
     locals: JoinSet<io::Result<()>>,
@@ -216,13 +219,13 @@ enum Member {
 
 impl Edge {
     /// Returns a role without local addresses, whose connections have these settings. `schedules` order the traffic of one
-    /// connection, and `moves` reports changes of this host's addresses.
+    /// connection, and `moves` reports changes of this host's addresses and devices.
     #[must_use]
     pub fn new(
         transport: Transport,
         metrics: Arc<EdgeMetrics>,
         schedules: NamedSchedules,
-        moves: watch::Receiver<()>,
+        moves: watch::Receiver<DeadDevices>,
     ) -> Self {
         let (locals, connections, last_answers) = (JoinSet::new(), JoinSet::new(), LastAnswers::default());
         let (served, uplinks) = (Vec::new(), Vec::new());

@@ -92,6 +92,10 @@ pub struct Line {
     way: Way,
     paths: Mutex<Paths>,
     outlook: watch::Sender<Outlook>,
+    /// Notified when one of its tunnels is to look for a better path.
+    recall: Notify,
+    /// Notified when tunnels that only receive are to end.
+    parting: Notify,
     /// What its tunnels carry, by the number of their place.
     carried: Mutex<HashMap<u64, Carried>>,
     next_place: AtomicU64,
@@ -142,6 +146,8 @@ impl Line {
             way: Way { relay: connected.relay.origin().to_string().into(), path: connected.exit.path().clone() },
             paths: Mutex::new(Paths::new(connected.exit.source_toward(connected.address))),
             outlook: watch::Sender::default(),
+            recall: Notify::new(),
+            parting: Notify::new(),
             carried: Mutex::default(),
             next_place: AtomicU64::new(0),
             sizes,
@@ -282,6 +288,26 @@ impl Line {
     pub async fn left(&self) {
         // The sender is a part of `self`.
         _ = self.outlook.subscribe().wait_for(|outlook| outlook.leaving == Leaving::All).await;
+    }
+
+    /// Asks one of its UDP tunnels to look for a better path; the tunnels take turns.
+    pub fn recall(&self) {
+        self.recall.notify_one();
+    }
+
+    /// Completes when this tunnel is to look for a better path.
+    pub async fn recalled(&self) {
+        self.recall.notified().await;
+    }
+
+    /// Ends its tunnels that were replaced and only receive.
+    pub fn part(&self) {
+        self.parting.notify_waiters();
+    }
+
+    /// Completes when its tunnels that were replaced are to end.
+    pub async fn parted(&self) {
+        self.parting.notified().await;
     }
 
     /// Completes when its tunnels or its requests for models leave because the relay does not answer. A task that waits for an

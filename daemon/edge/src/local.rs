@@ -44,7 +44,7 @@ use super::{
     places,
     roster::{LocalClient, UNSERVED},
     sources::Sources,
-    uplink::Uplink,
+    uplink::{OpenTunnel, Uplink},
 };
 use crate::client::{Opened, TunnelSecret};
 
@@ -385,32 +385,38 @@ impl Shared {
         source.open(self, opened.tunnel, link, (class, entry.tunnel()));
         let mut downlink = Segments::new(DOWNLINK_BYTES);
         let end = loop {
-            tokio::select! {
+            let tunnel =
+                OpenTunnel { line: &line, membership: &self.membership, target: (&self.target, self.mode), secret };
+            let better = tokio::select! {
                 end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => break end,
                 () = entry.closed() => {
                     entry.note_end(OPERATOR);
                     return End::Finished;
                 }
-                () = line.left() => {}
-            }
+                () = line.left() => None,
+                better = self.uplink.better_tunnel(&tunnel, |class| self.signal(class)) => Some(better),
+            };
+            let is_return = better.is_some();
             // The next tunnel is opened before this one ends.
             let class = self.membership.get();
-            let (link, opened) = tokio::select! {
-                end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => break end,
-                () = entry.closed() => {
-                    entry.note_end(OPERATOR);
-                    return End::Finished;
-                }
-                opened = self.reopen(&line, &class, secret) => opened,
+            let (link, opened) = match better {
+                Some(better) => better,
+                None => tokio::select! {
+                    end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => break end,
+                    () = entry.closed() => {
+                        entry.note_end(OPERATOR);
+                        return End::Finished;
+                    }
+                    opened = self.reopen(&line, &class, secret) => opened,
+                },
             };
             opened.tunnel.set_terms(&class.terms(None));
             let next = enter(&link, &opened);
-            self.uplink.note_move(&line);
+            self.uplink.note_move(&line, link.line(), is_return);
             debug!(sender = %source.address, target = %self.target, from = line.id, to = link.connection(), "tunnel moved");
             line = link.line().clone();
-            source.change(self, opened.tunnel, link, (class, next.tunnel()));
-            entry.note_end("moved");
-            entry = next;
+            let listed = next.tunnel();
+            source.change(self, opened.tunnel, link, (class, listed), std::mem::replace(&mut entry, next));
         };
         entry.note_end(end.word());
         if since.elapsed() < self.first_wait && line.is_usable() {

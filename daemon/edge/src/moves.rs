@@ -3,10 +3,19 @@
 //! The sockets of connections have no address of their own: packets leave from the address that the routes choose, and
 //! the relay follows as soon as it sees a packet (connection migration, RFC 9000 §9). So that it sees one at once, the
 //! edge asks the kernel after every change, and makes each connection whose source has changed send a packet.
+//!
+//! A device that is down or has no carrier need not change a route: the kernel reports no lost IPv4 routes when a device goes down, and a
+//! pulled cable leaves all routes in place. So the edge follows the states of devices as well.
 
-use std::{io, net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, io, net::IpAddr, sync::Arc, time::Duration};
 
-use netlink::{Group, Socket};
+use netlink::{
+    Error, Group, Socket,
+    message::{
+        RouteNetlinkMessage,
+        link::{LinkAttribute, LinkFlags, LinkMessage},
+    },
+};
 use tokio::{sync::watch, time::sleep};
 use tracing::warn;
 
@@ -65,8 +74,39 @@ impl Paths {
     }
 }
 
-/// Notifies `changed` of every change of an address or route in this network namespace, while there is a listener.
-pub async fn follow(changed: watch::Sender<()>) {
+/// The names of the devices that carry nothing: they are down, or have no carrier.
+#[derive(Clone, Debug, Default)]
+pub struct DeadDevices(Arc<BTreeSet<String>>);
+
+impl DeadDevices {
+    /// Whether this device is one of them.
+    #[must_use]
+    pub fn contains(&self, device: &str) -> bool {
+        self.0.contains(device)
+    }
+
+    /// Adds a device that the kernel lists, if it is one of them.
+    fn note(devices: &mut BTreeSet<String>, link: LinkMessage) {
+        // RFC 2863's "up" or "unknown" (net/core/dev.c, `dev_get_flags`).
+        if link.header.flags.contains(LinkFlags::Running) {
+            return;
+        }
+        let name = link.attributes.into_iter().find_map(|attribute| match attribute {
+            LinkAttribute::IfName(name) => Some(name),
+            _ => None,
+        });
+        devices.extend(name);
+    }
+}
+
+impl FromIterator<String> for DeadDevices {
+    fn from_iter<T: IntoIterator<Item = String>>(names: T) -> Self {
+        Self(Arc::new(names.into_iter().collect()))
+    }
+}
+
+/// Notifies `changed` of every change of an address, route or device in this network namespace, while there is a listener.
+pub async fn follow(changed: watch::Sender<DeadDevices>) {
     let mut told = false;
     while !changed.is_closed() {
         let error = tokio::select! {
@@ -76,14 +116,14 @@ pub async fn follow(changed: watch::Sender<()>) {
         if !std::mem::replace(&mut told, true) {
             warn!("paced may miss changes of this host's addresses: {error}");
         }
-        // Changes may have been missed.
-        changed.send_replace(());
+        // Changes may have been missed, also of devices.
+        changed.send_replace(DeadDevices::default());
         sleep(PAUSE).await;
     }
 }
 
-async fn listen(changed: &watch::Sender<()>) -> io::Error {
-    let groups = [Group::Ipv4Ifaddr, Group::Ipv6Ifaddr, Group::Ipv4Route, Group::Ipv6Route];
+async fn listen(changed: &watch::Sender<DeadDevices>) -> io::Error {
+    let groups = [Group::Link, Group::Ipv4Ifaddr, Group::Ipv6Ifaddr, Group::Ipv4Route, Group::Ipv6Route];
     let mut socket = match Socket::open(&groups) {
         Ok(socket) => socket,
         Err(error) => return error,
@@ -92,8 +132,24 @@ async fn listen(changed: &watch::Sender<()>) -> io::Error {
         if let Err(error) = socket.settled().await {
             return error;
         }
-        changed.send_replace(());
+        match dead_devices(&socket).await {
+            Ok(devices) => _ = changed.send_replace(devices),
+            // A further change follows, because devices changed while the kernel listed them.
+            Err(Error::Gaps) => changed.send_modify(|_| {}),
+            Err(Error::Socket(error) | Error::Refused(error)) => return error,
+        }
     }
+}
+
+async fn dead_devices(socket: &Socket) -> Result<DeadDevices, Error> {
+    let mut devices = BTreeSet::new();
+    let listed = |message| {
+        if let RouteNetlinkMessage::NewLink(link) = message {
+            DeadDevices::note(&mut devices, link);
+        }
+    };
+    socket.list(RouteNetlinkMessage::GetLink(LinkMessage::default()), listed).await?;
+    Ok(DeadDevices(Arc::new(devices)))
 }
 
 #[cfg(test)]
@@ -120,6 +176,24 @@ mod tests {
             assert_eq!(paths.moved(Some(address(1))), MoveVerdict::Follows);
             assert_eq!(paths.moved(Some(address(0))), MoveVerdict::Follows);
         }
+    }
+
+    #[tokio::test]
+    async fn a_device_carries_nothing_unless_it_is_running() {
+        let mut devices = BTreeSet::new();
+        for (name, flags) in [
+            ("down0", LinkFlags::Broadcast),
+            ("pulled0", LinkFlags::Up | LinkFlags::Broadcast),
+            ("good0", LinkFlags::Up | LinkFlags::Running | LinkFlags::LowerUp),
+        ] {
+            let mut link = LinkMessage::default();
+            link.header.flags = flags;
+            link.attributes.push(LinkAttribute::IfName(name.to_owned()));
+            DeadDevices::note(&mut devices, link);
+        }
+        assert!(devices.into_iter().eq(["down0", "pulled0"]));
+        let socket = Socket::open(&[]).unwrap();
+        assert!(!dead_devices(&socket).await.unwrap().contains("none0"));
     }
 
     #[test]

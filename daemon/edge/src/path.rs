@@ -42,13 +42,22 @@ pub struct Path {
     pub rate: Option<u64>,
     /// How many UDP tunnels moved from it to another path.
     pub moved: AtomicU64,
+    /// How many UDP tunnels went back to it because they do better there.
+    pub returned: AtomicU64,
 }
 
 impl Path {
     /// Returns a path without a name, whose packets leave as the routes say.
     #[must_use]
     pub fn plain(relays: Vec<Endpoint>) -> Self {
-        Self { name: String::new(), relays, cost: Duration::ZERO, rate: None, moved: AtomicU64::new(0) }
+        Self {
+            name: String::new(),
+            relays,
+            cost: Duration::ZERO,
+            rate: None,
+            moved: AtomicU64::new(0),
+            returned: AtomicU64::new(0),
+        }
     }
 }
 

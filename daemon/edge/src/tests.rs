@@ -35,7 +35,7 @@ use quic::{
 use role::tunnel::UdpTunnel;
 use tokio::{
     net::UdpSocket,
-    sync::watch,
+    sync::{Notify, watch},
     task::JoinHandle,
     time::{Instant, timeout},
 };
@@ -74,6 +74,8 @@ pub(crate) enum Does {
     Misanswer,
     /// Echoes once, then closes the connection.
     EchoOnce,
+    /// Echoes the payloads of the first tunnel once another one has a payload, and those of all others at once.
+    EchoLate,
     /// Echoes, in up to this many tunnels of all connections at once.
     EchoIn(usize),
 }
@@ -93,6 +95,8 @@ struct Seen {
     reset: AtomicU64,
     /// How often this side has closed all connections.
     closings: watch::Sender<u32>,
+    /// Notified of a payload in any tunnel but the first.
+    later: Notify,
     /// Open tunnels now, and their maximum so far.
     open: AtomicUsize,
     most: AtomicUsize,
@@ -172,12 +176,17 @@ impl TestRelay {
         self.seen.requests.load(Relaxed)
     }
 
+    /// Returns the number of payloads that have arrived.
+    pub(crate) fn payloads(&self) -> usize {
+        self.seen.datagrams.load(Relaxed) + self.seen.capsules.load(Relaxed)
+    }
+
     /// Returns the number of open tunnels.
     pub(crate) fn open(&self) -> usize {
         self.seen.open.load(Relaxed)
     }
 
-    fn access(&self) -> Access {
+    pub(crate) fn access(&self) -> Access {
         Access {
             template: Template::default_at(&self.address.to_string()).unwrap(),
             trust: TrustSource::Pinned(self.fingerprint),
@@ -210,7 +219,7 @@ async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<
         request.send.respond(&ResponseHead { status, fields: Vec::new() }).await.unwrap();
         return request.send.finish();
     }
-    seen.requests.fetch_add(1, Relaxed);
+    let is_first = seen.requests.fetch_add(1, Relaxed) == 0;
     if does == Does::SayNothing {
         return std::future::pending().await;
     }
@@ -237,11 +246,11 @@ async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<
         return request.send.finish();
     };
     seen.most.fetch_max(before + 1, Relaxed);
-    echo(request, client, does, &seen).await;
+    echo(request, client, (does, is_first), &seen).await;
     seen.open.fetch_sub(1, Relaxed);
 }
 
-async fn echo(mut request: Request, client: h3::Client, does: Does, seen: &Seen) {
+async fn echo(mut request: Request, client: h3::Client, (does, is_first): (Does, bool), seen: &Seen) {
     let proxy = ProxyName::default();
     let next_hop = (Ipv4Addr::LOCALHOST, 9).into();
     request.send.respond(&accepted(TunnelProtocol::Udp, next_hop, &proxy)).await.unwrap();
@@ -260,6 +269,11 @@ async fn echo(mut request: Request, client: h3::Client, does: Does, seen: &Seen)
         }
         let counter = if tunnel.form() == Form::Datagram { &seen.datagrams } else { &seen.capsules };
         counter.fetch_add(payloads.len(), Relaxed);
+        match (does, is_first) {
+            (Does::EchoLate, true) => seen.later.notified().await,
+            (Does::EchoLate, false) => seen.later.notify_one(),
+            _ => {}
+        }
         {
             let mut batch = tunnel.batch(None);
             payloads.iter().for_each(|payload| batch.push(payload));
@@ -344,7 +358,7 @@ impl Edge {
         let endpoint =
             |access| Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
         let uplink = Uplink::new(accesses.into_iter().map(endpoint).collect(), None, backoff, Arc::default());
-        let moved = watch::Sender::new(());
+        let moved = watch::Sender::default();
         let moves = moved.subscribe();
         let socket = local::bind(forward.listen).unwrap();
         let local = Local::new(socket, &forward, Membership::default(), uplink.clone(), counters.clone()).unwrap();

@@ -31,7 +31,8 @@ use self::{
     work::{Step, Work},
 };
 use super::{
-    link::Line,
+    link::{Line, Link},
+    moves::DeadDevices,
     path::{LOOK, Path, PathView, changes::PathChanges},
     sizes::Sizes,
 };
@@ -47,6 +48,7 @@ mod state;
 mod work;
 
 pub use paths::{Condition, NotMoved, PathReport, PreparedMove};
+pub use placing::OpenTunnel;
 
 /// The maximum of connections to one relay. All their tunnels together stay below a relay's default limit for one user
 /// (`tunnels_per_user`, 4,096).
@@ -79,6 +81,8 @@ pub struct ConnectionCounters {
     pub given_up: Counter,
     /// UDP tunnels that were opened again because their connection was left.
     pub moved_tunnels: Counter,
+    /// UDP tunnels that went back to a better path; they count as moved, too.
+    pub returned_tunnels: Counter,
     /// Requests for models that were also sent, as a copy, over another path.
     pub copies: Counter,
     /// Of these, the requests whose copy was answered first.
@@ -109,6 +113,11 @@ impl ConnectionCounters {
                 "edge_tunnels_moved",
                 "UDP tunnels that were opened again because their connection was left",
                 &self.moved_tunnels,
+            ),
+            (
+                "edge_tunnels_returned",
+                "UDP tunnels that went back to a better path after it had been steady for a while",
+                &self.returned_tunnels,
             ),
             ("edge_request_copies", "Requests for models that were sent over two paths", &self.copies),
             ("edge_request_copies_first", "Requests for models whose copy was answered first", &self.copies_first),
@@ -339,12 +348,30 @@ impl Uplink {
         peers.iter().any(|peer| peer.state.borrow().usable().next().is_some())
     }
 
-    /// Counts a tunnel that moved away from the connection `from`.
-    pub fn note_move(&self, from: &Line) {
+    /// Counts a tunnel that moved away from one connection to another; `is_return` says that it was asked whether it does better there.
+    pub fn note_move(&self, from: &Line, to: &Line, is_return: bool) {
         self.counters.moved_tunnels.inc();
         if let Some(path) = self.paths.get(from.path_place) {
             path.moved.fetch_add(1, Relaxed);
         }
+        if let Some(path) = self.paths.get(to.path_place).filter(|_| is_return) {
+            self.counters.returned_tunnels.inc();
+            path.returned.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Notes that a relay has no room for the tunnel with this place beside the others. Tunnels to it that were replaced and only receive end
+    /// at once.
+    pub fn limit(&self, link: &Link) {
+        link.limit();
+        let relay = &link.line().way().relay;
+        self.state.borrow().lines.iter().filter(|line| line.way().relay == *relay).for_each(|line| line.part());
+    }
+
+    /// Returns how many tunnels have moved.
+    #[cfg(test)]
+    pub(crate) fn moved_tunnels(&self) -> u64 {
+        self.counters.moved_tunnels.get()
     }
 
     /// Counts a copy of a request.
@@ -358,8 +385,8 @@ impl Uplink {
     }
 
     /// Connects whenever a connection is wanted and none has room, the first time at once; never returns. `moves` reports
-    /// changes of this host's addresses.
-    pub async fn run(&self, mut moves: watch::Receiver<()>) {
+    /// changes of this host's addresses and devices.
+    pub async fn run(&self, mut moves: watch::Receiver<DeadDevices>) {
         let mut work = Work::new(self);
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -394,7 +421,10 @@ impl Uplink {
                 }
                 _ = look.tick(), if self.has_alternatives() => work.look(),
                 () = self.wanted.notified() => work.wanted = true,
-                Ok(()) = moves.changed() => work.moved(),
+                Ok(()) = moves.changed() => {
+                    let devices = moves.borrow_and_update().clone();
+                    work.moved(&devices);
+                }
                 () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => work.prove(),
                 _ = tidy.tick() => {
                     self.close_spare(Instant::now());

@@ -69,7 +69,7 @@ pub(crate) async fn run(arguments: &Arguments, json: bool) -> Result<()> {
     let counters = metrics.of(arguments.listen, if arguments.tcp { "tcp" } else { "udp" });
     let endpoint = Endpoint::new(access.clone(), options::transport(), metrics.datagrams, Schedules::default())?;
     let uplink = Uplink::new(vec![endpoint], None, BACKOFF, metrics.connections);
-    let (runner, moved) = (uplink.clone(), watch::Sender::new(()));
+    let (runner, moved) = (uplink.clone(), watch::Sender::default());
     let moves = moved.subscribe();
     tokio::spawn(moves::follow(moved));
     let runner = tokio::spawn(async move { runner.run(moves).await });

@@ -228,7 +228,7 @@ fn follow_devices(config: &Config, parts: &Parts, runtime: &Handle) -> Devices {
 
 /// Returns the edge role without local addresses, and the classes of the addresses that it will have.
 fn prepare_edge(transport: Transport, parts: &Arc<Parts>, runtime: &Handle) -> (Edge, EntranceClasses) {
-    let moved = watch::Sender::new(());
+    let moved = watch::Sender::default();
     let moves = moved.subscribe();
     runtime.spawn(edge::moves::follow(moved));
     let (schedules, counted) = (NamedSchedules::default(), parts.clone());

@@ -31,6 +31,7 @@ mod proxy;
 mod quotas;
 mod refusals;
 mod reload;
+mod returning;
 mod silence;
 mod stopped;
 mod strangers;

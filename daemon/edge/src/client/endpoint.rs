@@ -29,9 +29,14 @@ use quic::{
 };
 use s2n_quic::client::Connect;
 use sched::stream::Discipline;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, timeout},
+};
 
-use super::{RelayConnection, access::Access, error::ConnectError, introduction::CredentialsStanding};
+use super::{
+    RelayConnection, access::Access, error::ConnectError, introduction::CredentialsStanding, names::RelayAddresses,
+};
 use crate::{exit::Exit, form::Experience};
 
 /// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first packets
@@ -112,6 +117,9 @@ pub struct Endpoint {
     credentials: CredentialsStanding,
     /// For IPv4 and IPv6; each is made at its first use.
     sockets: Mutex<[Option<s2n_quic::Client>; 2]>,
+    addresses: RelayAddresses,
+    /// Notified when attempts to connect have to begin anew.
+    anew: Notify,
 }
 
 /// A connection to a relay.
@@ -167,7 +175,7 @@ impl Endpoint {
         let tls = tls::client_reporting(trust, identity.transpose()?, refusals.clone())?;
         let template = Arc::new(access.template.clone());
         let (exit, experience, sockets) = (Arc::default(), Experience::default(), Mutex::default());
-        let credentials = CredentialsStanding::default();
+        let (credentials, addresses) = (CredentialsStanding::default(), RelayAddresses::of(template.origin()));
         Ok(Self {
             access,
             template,
@@ -181,6 +189,8 @@ impl Endpoint {
             credentials,
             via: None,
             sockets,
+            addresses,
+            anew: Notify::new(),
         })
     }
 
@@ -220,6 +230,24 @@ impl Endpoint {
         *self.sockets.lock() = [None, None];
     }
 
+    /// Makes attempts to connect that are in progress begin anew, with new sockets: the path to the relay has changed.
+    pub fn begin_anew(&self) {
+        if self.exit.is_chosen() {
+            self.renew();
+        }
+        self.anew.notify_waiters();
+    }
+
+    /// Returns the address that packets to the relay leave from now; `None` if there is no route, if no address of the relay is known, or if
+    /// the relay is reached through another one.
+    #[must_use]
+    pub fn source(&self) -> Option<IpAddr> {
+        if self.via.is_some() {
+            return None;
+        }
+        self.addresses.last().into_iter().find_map(|address| self.exit.source_toward(address))
+    }
+
     /// Whether its connections send packets when nothing else is sent, so that only a silent relay lets them time out.
     #[must_use]
     pub fn keeps_alive(&self) -> bool {
@@ -243,6 +271,16 @@ impl Endpoint {
     /// # Errors
     /// See [`ConnectError`]. If several addresses fail, this is the first error that is not a mere lack of an answer.
     pub async fn connect(&self) -> Result<Connected, ConnectError> {
+        loop {
+            let anew = self.anew.notified();
+            tokio::select! {
+                connected = self.connect_once() => return connected,
+                () = anew => {}
+            }
+        }
+    }
+
+    async fn connect_once(&self) -> Result<Connected, ConnectError> {
         let bearer = match &self.access.token {
             Some(token) => Some(token.read_aside().await?),
             None => None,
@@ -256,7 +294,8 @@ impl Endpoint {
             let (address, handshake, connection, inside) = self.connect_in_tunnel(&**via, &name).await?;
             return self.speak(connection, (address, handshake), bearer, Some(inside)).await;
         }
-        let addresses = resolve(origin).await.map_err(|cause| ConnectError::Resolve { name: name.clone(), cause })?;
+        let addresses = self.addresses.resolve(origin).await;
+        let addresses = addresses.map_err(|cause| ConnectError::Resolve { name: name.clone(), cause })?;
         let addresses = in_turns(addresses, |address| self.exit.source_toward(address).is_some());
         let mut attempts: FuturesUnordered<_> = (0..)
             .zip(addresses.into_iter().take(MAX_ADDRESSES))
@@ -320,7 +359,7 @@ impl Endpoint {
                         "no answer in the tunnel: check that the relay runs there, and that the hop's relay may \
                                  send UDP to it"
                             .to_owned();
-                    ConnectError::Hop { hop, relay, cause }
+                    ConnectError::Hop { hop, relay, cause, is_unanswered: true }
                 }
                 error => error,
             }
@@ -414,13 +453,6 @@ fn in_turns(addresses: Vec<SocketAddr>, has_way: impl Fn(SocketAddr) -> bool) ->
             let turns = first.len().max(second.len());
             (0..turns).flat_map(|turn| [first.get(turn), second.get(turn)]).flatten().copied().collect()
         }
-    }
-}
-
-async fn resolve(origin: &Target) -> io::Result<Vec<SocketAddr>> {
-    match &origin.host {
-        Host::Ip(address) => Ok(vec![SocketAddr::new(*address, origin.port)]),
-        Host::Name(name) => Ok(tokio::net::lookup_host((name.as_str(), origin.port)).await?.collect()),
     }
 }
 

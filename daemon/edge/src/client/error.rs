@@ -71,10 +71,24 @@ pub enum ConnectError {
         relay: String,
         /// What is wrong.
         cause: String,
+        /// Whether nothing was heard of the hop's relay, or of the relay behind it.
+        is_unanswered: bool,
     },
     /// The connection ended before HTTP/3 could be spoken.
     #[error(transparent)]
     Http(#[from] h3::Error),
+}
+
+impl ConnectError {
+    /// Whether nothing of the relay was heard, so that the path to it may be at fault.
+    #[must_use]
+    pub fn is_unanswered(&self) -> bool {
+        match self {
+            Self::Resolve { .. } | Self::Socket { .. } | Self::NoAnswer(_) => true,
+            Self::Hop { is_unanswered, .. } => *is_unanswered,
+            Self::Token { .. } | Self::Untrusted { .. } | Self::Failed { .. } | Self::Http(_) => false,
+        }
+    }
 }
 
 /// What is wrong with a token's source.

@@ -50,7 +50,7 @@ impl Shared {
                 Err(_) => {
                     self.counters.credit_waits.inc();
                     self.say("the relay gives no credit for a further request on this connection");
-                    link.limit();
+                    self.uplink.limit(&link);
                 }
             }
         }
@@ -65,7 +65,9 @@ impl Shared {
     ) -> Result<(Link, Opened), NoConnection> {
         let (signal, mut limits) = (self.signal(class), 0);
         while limits < LIMIT_TRIES {
-            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class)).await else { return Err(self.no_place()) };
+            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class)).await else {
+                return Err(self.no_place());
+            };
             let (link, reserved) = placed?;
             let opening = link.relay.open_udp_on(reserved, &self.target, signal.as_ref(), secret);
             let answer = tokio::select! {
@@ -83,7 +85,7 @@ impl Shared {
                 Ok(Err(error)) if error.is_limit() => {
                     self.counters.limit_refusals.inc();
                     self.say("the relay allows no more tunnels");
-                    link.limit();
+                    self.uplink.limit(&link);
                     limits += 1;
                 }
                 Ok(Err(error)) => return Err(error.into()),

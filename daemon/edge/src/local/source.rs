@@ -15,7 +15,11 @@ use quic::{class::Class, segments::Segments};
 use role::tunnel::UdpTunnel;
 
 use super::{End, ROUNDS, Shared};
-use crate::{link::Link, roster::EdgeTunnel};
+use crate::{
+    link::Link,
+    parting::FormerTunnel,
+    roster::{EdgeTunnel, RosterEntry},
+};
 
 /// The maximum of a sender's payloads that count as questions, each with one answer: a resolver asks for the IPv4 and
 /// the IPv6 addresses of a name from one port, and may ask again.
@@ -58,6 +62,8 @@ pub(super) struct Open {
     answered: bool,
     /// Its place in the roster, which counts its traffic.
     pub(super) listed: Arc<EdgeTunnel>,
+    /// The tunnel that it has replaced, while that still receives.
+    former: Option<FormerTunnel>,
 }
 
 impl Source {
@@ -138,26 +144,34 @@ impl Source {
         listed.traffic.add_up(queue.bytes() as u64, queue.len() as u64);
         shared.counters.bytes_up.inc_by(queue.bytes() as u64);
         drop(batch);
-        *stage =
-            Stage::Open(Box::new(Open { tunnel, link, task: Waker::noop().clone(), class, answered: false, listed }));
+        *stage = Stage::Open(Box::new(Open {
+            tunnel,
+            link,
+            task: Waker::noop().clone(),
+            class,
+            answered: false,
+            listed,
+            former: None,
+        }));
     }
 
-    /// Replaces the open tunnel, which ends gracefully. Payloads that the old tunnel has queued still leave through it; payloads
-    /// that come back through it afterwards are lost.
+    /// Replaces the open tunnel, which has the place `entry` in the roster and ends soon. Payloads that the old tunnel has queued still
+    /// leave through it, and payloads still come back through it for [a while](FormerTunnel).
     pub(super) fn change(
         &self,
         shared: &Shared,
         tunnel: UdpTunnel,
         link: Link,
         (class, listed): (Arc<Class>, Arc<EdgeTunnel>),
+        entry: RosterEntry,
     ) {
         let mut stage = self.stage.lock();
         match &mut *stage {
             Stage::Open(open) => {
-                let task = open.task.clone();
-                let next = Box::new(Open { tunnel, link, task, class, answered: open.answered, listed });
+                let (task, line) = (open.task.clone(), link.line().clone());
+                let next = Box::new(Open { tunnel, link, task, class, answered: open.answered, listed, former: None });
                 let before = *std::mem::replace(open, next);
-                before.tunnel.finish();
+                open.former = FormerTunnel::keep(before.tunnel, before.link, entry, &line);
             }
             Stage::Waiting(_) => {
                 drop(stage);
@@ -171,8 +185,9 @@ impl Source {
     pub(super) fn poll(&self, cx: &mut Context<'_>, shared: &Shared, downlink: &mut Segments) -> Poll<End> {
         let mut stage = self.stage.lock();
         let Stage::Open(open) = &mut *stage else { return Poll::Ready(End::Finished) };
-        let Open { tunnel, task, answered, listed, .. } = &mut **open;
+        let Open { tunnel, task, answered, listed, former, .. } = &mut **open;
         task.clone_from(cx.waker());
+        FormerTunnel::poll(former, cx, downlink, |payloads, traffic| shared.send(payloads, self, traffic));
         for _ in 0..ROUNDS {
             match tunnel.poll_recv(cx, downlink) {
                 Poll::Ready(Ok(true)) => {

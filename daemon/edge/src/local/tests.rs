@@ -3,10 +3,14 @@
 use std::net::Ipv4Addr;
 
 use futures::future::join_all;
+use prometheus_client::metrics::counter::Counter;
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
 use super::{source::Stage, *};
-use crate::tests::{Does, PATIENCE, TestRelay, eventually};
+use crate::{
+    path::Path,
+    tests::{Does, PATIENCE, TestRelay, eventually},
+};
 
 /// A local address whose tunnels go through `uplink`, with these waits after refusals.
 fn local(uplink: Arc<Uplink>, counters: &Arc<LocalAddressCounters>, backoff: (Duration, Duration)) -> Local {
@@ -36,7 +40,7 @@ fn local(uplink: Arc<Uplink>, counters: &Arc<LocalAddressCounters>, backoff: (Du
 fn uplink_to(relay: &TestRelay) -> (Arc<Uplink>, JoinHandle<()>) {
     let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
     let running = uplink.clone();
-    (uplink, tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await }))
+    (uplink, tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await }))
 }
 
 /// A local address without a relay: tunnels wait for ever.
@@ -148,4 +152,112 @@ async fn bytes_that_the_socket_refuses_are_not_counted_as_handed_over() {
     downlink.push(b"payload");
     shared.send(&mut downlink, &Source::new((Ipv4Addr::LOCALHOST, 9).into(), None), &traffic);
     assert_eq!((counters.packets_down.get(), counters.bytes_down.get(), traffic.bytes()), (1, 7, (0, 7)));
+}
+
+#[tokio::test]
+async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_sender() {
+    let relay = TestRelay::start(Does::EchoLate, true);
+    let (uplink, running) = uplink_to(&relay);
+    let counters = Arc::<LocalAddressCounters>::default();
+    let local = local(uplink.clone(), &counters, (PATIENCE, PATIENCE));
+    let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    application.connect(local.address().unwrap()).await.unwrap();
+    let serving = tokio::spawn(local.run());
+    application.send(b"before the move").await.unwrap();
+    eventually(|| relay.payloads() == 1).await;
+    let line = uplink.lines().remove(0);
+    line.leave();
+    eventually(|| uplink.moved_tunnels() == 1).await;
+    application.send(b"after the move").await.unwrap();
+    let mut heard = Vec::new();
+    for _ in 0..2 {
+        let mut buffer = [0; 64];
+        let len = timeout(PATIENCE, application.recv(&mut buffer)).await.expect("only one came back").unwrap();
+        heard.push(buffer[..len].to_vec());
+    }
+    heard.sort();
+    assert_eq!(heard, [&b"after the move"[..], b"before the move"]);
+    eventually(|| {
+        line.part();
+        relay.open() == 1
+    })
+    .await;
+    serving.abort();
+    running.abort();
+}
+
+#[tokio::test]
+async fn a_tunnel_for_which_the_relay_has_no_room_on_a_better_path_stays_and_takes_nothing_from_others() {
+    let relay = TestRelay::start(Does::EchoIn(2), true);
+    let path = |(name, cost): (&str, u64)| Path {
+        name: name.to_owned(),
+        cost: Duration::from_secs(cost),
+        ..Path::plain(vec![relay.endpoint()])
+    };
+    let paths = [("first", 0), ("second", 9)].map(path).into();
+    let uplink = Uplink::over(paths, None, (PATIENCE, PATIENCE), Arc::default());
+    let (first, second) = (uplink.connect(0).await, uplink.connect(1).await);
+    let other = first.relay.open_udp(&Target::from_authority("192.0.2.1:10").unwrap()).await.unwrap();
+
+    let counters = Arc::<LocalAddressCounters>::default();
+    let mut local = local(uplink.clone(), &counters, (PATIENCE, PATIENCE));
+    let mut meta = RecvMeta::default();
+    meta.addr = (Ipv4Addr::LOCALHOST, 9).into();
+    first.leave();
+    let source = local.source(&meta, Instant::now());
+    eventually(|| second.tunnels() == 1 && source.has_place()).await;
+    first.come_back();
+
+    // The relay has no room for a third tunnel.
+    for requests in 3..=4 {
+        eventually(|| {
+            if relay.requests() < requests {
+                second.recall();
+            }
+            relay.requests() >= requests && first.tunnels() == 0
+        })
+        .await;
+    }
+    let consequences = [&counters.limit_refusals, &counters.tunnels_refused, &counters.sources_evicted];
+    assert_eq!(consequences.map(Counter::get), [0; 3]);
+    assert!(first.has_room() && !second.is_left() && source.has_place());
+    assert_eq!((local.shared.crowding.load(Relaxed), uplink.moved_tunnels()), (0, 0));
+    assert_eq!(uplink.lines().len(), 2, "there is no further connection");
+
+    other.tunnel.finish();
+    eventually(|| {
+        second.recall();
+        uplink.moved_tunnels() == 1
+    })
+    .await;
+    assert_eq!(first.tunnels(), 1);
+}
+
+#[tokio::test]
+async fn a_tunnel_that_only_receives_makes_room_when_the_relay_allows_no_more() {
+    let relay = TestRelay::start(Does::EchoIn(2), true);
+    let paths = ["first", "second"].map(|name| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) });
+    let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), Arc::default());
+    let counters = Arc::<LocalAddressCounters>::default();
+    let mut local = local(uplink.clone(), &counters, (PATIENCE, PATIENCE));
+    let first = uplink.connect(0).await;
+    let mut sender = |port| {
+        let mut meta = RecvMeta::default();
+        meta.addr = (Ipv4Addr::LOCALHOST, port).into();
+        local.source(&meta, Instant::now())
+    };
+    let moves = sender(9);
+    eventually(|| moves.has_place()).await;
+    _ = uplink.connect(1).await;
+    first.leave();
+    eventually(|| uplink.moved_tunnels() == 1).await;
+    assert_eq!(relay.open(), 2);
+    first.come_back();
+
+    let begun = Instant::now();
+    let other = sender(10);
+    eventually(|| other.has_place()).await;
+    assert!(begun.elapsed() < crate::parting::IN_TESTS);
+    assert!(moves.has_place() && counters.limit_refusals.get() > 0);
+    assert_eq!((relay.open(), counters.sources_evicted.get()), (2, 0));
 }

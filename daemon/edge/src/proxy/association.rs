@@ -16,6 +16,7 @@ use config::targets::Protocol;
 use masque::target::Target;
 use parking_lot::{Mutex, MutexGuard};
 use quic::segments::Segments;
+use role::traffic::Traffic;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UdpSocket},
@@ -31,7 +32,9 @@ use super::{
         client::TunnelSecret,
         connect::{NoConnection, OPERATOR, OpenedUdp, word_of_udp},
         link::Line,
+        parting::FormerTunnel,
         roster::{EdgeTunnel, LocalClient},
+        uplink::OpenTunnel,
     },
     Shared,
     socks::{self, IgnoredDatagram, Reply},
@@ -286,21 +289,34 @@ impl Carrier {
         self.flow
     }
 
+    /// Opens a tunnel.
     async fn open(&self, secret: Option<TunnelSecret>) -> Result<OpenedUdp, NoConnection> {
-        let opened = self.shared.access.open_udp(&self.client, &self.flow.target, self.shared.mode, secret).await;
+        let (access, target) = (&self.shared.access, &self.flow.target);
+        let opened = access.open_udp(&self.client, target, self.shared.mode, secret).await;
         opened.inspect_err(|error| {
             debug!(client = %self.client.address, target = %self.flow.target, "no tunnel: {error}");
         })
     }
 
-    /// Waits until the tunnel's connection is left, then opens the tunnel that replaces it.
-    async fn reopen(&self, line: Arc<Line>, secret: Option<TunnelSecret>) -> OpenedUdp {
+    /// Waits until the tunnel's connection is left, or until there is a better path, then opens the tunnel that replaces it. Also returns
+    /// whether it found a better path.
+    async fn reopen(&self, line: Arc<Line>, secret: Option<TunnelSecret>) -> (OpenedUdp, bool) {
         let mut backoff = Backoff::new(self.shared.backoff);
+        let access = &self.shared.access;
         loop {
-            line.left().await;
+            let tunnel = OpenTunnel {
+                line: &line,
+                membership: &access.membership,
+                target: (&self.flow.target, self.shared.mode),
+                secret,
+            };
+            tokio::select! {
+                () = line.left() => {}
+                better = access.better_udp(&tunnel) => return (better, true),
+            }
             match self.open(secret).await {
                 // Also on the old connection, if that is in use again: the relay sends to the newest tunnel.
-                Ok(opened) => return opened,
+                Ok(opened) => return (opened, false),
                 Err(error) => {
                     let wait = backoff.failed(Instant::now(), random()).unwrap_or_default();
                     sleep(wait.max(error.retry_after().unwrap_or_default())).await;
@@ -320,19 +336,26 @@ impl Carrier {
         let mut entry = enter(&opened);
         let mut moving = pin!(self.reopen(opened.link.line().clone(), secret));
         let mut counted = (0, 0);
+        let mut former = None;
         loop {
-            let moved = poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry));
+            let moved = poll_fn(|cx| {
+                FormerTunnel::poll(&mut former, cx, &mut downlink, |payloads, traffic| {
+                    access.counters.bytes_down.inc_by(self.deliver(payloads, traffic));
+                });
+                self.poll(cx, &mut opened, &mut downlink, &entry)
+            });
             let moved = tokio::select! {
                 moved = timeout(self.shared.udp_idle, moved) => moved.unwrap_or(Err("idle")),
                 () = entry.closed() => Err(OPERATOR),
                 // The next tunnel is opened before this one ends.
-                next = &mut moving => {
+                (next, is_return) = &mut moving => {
                     access.counters.count(&entry.traffic, &mut counted);
-                    access.uplink.note_move(opened.link.line());
-                    entry.note_end("moved");
-                    (entry, counted) = (enter(&next), (0, 0));
+                    access.uplink.note_move(opened.link.line(), next.link.line(), is_return);
+                    let before = std::mem::replace(&mut entry, enter(&next));
+                    counted = (0, 0);
                     moving.set(self.reopen(next.link.line().clone(), secret));
-                    std::mem::replace(&mut opened, next).tunnel.finish();
+                    let OpenedUdp { tunnel, link, .. } = std::mem::replace(&mut opened, next);
+                    former = FormerTunnel::keep(tunnel, link, before, opened.link.line());
                     continue;
                 }
             };
@@ -342,6 +365,28 @@ impl Carrier {
                 return opened.tunnel.finish();
             }
         }
+    }
+
+    /// Sends payloads to the client, counts them, and returns how many bytes they have.
+    fn deliver(&self, downlink: &mut Segments, traffic: &Traffic) -> u64 {
+        let counters = &self.shared.access.counters;
+        let (mut bytes, mut count) = (0, 0);
+        for payload in downlink.iter() {
+            let datagram = [&self.header[..], payload].concat();
+            // As in a router: if the socket does not accept a payload at once, it is dropped.
+            let sent = self.socket.try_send_to(&datagram, self.client.address);
+            if sent.is_ok() {
+                bytes += payload.len() as u64;
+                count += 1;
+            } else {
+                counters.dropped_down.inc();
+                traffic.add_unsent(0, 1);
+            }
+        }
+        counters.packets_down.inc_by(count);
+        traffic.add_down(bytes, count);
+        downlink.clear();
+        bytes
     }
 
     /// Moves payloads in both directions. Ready if any moved.
@@ -375,22 +420,7 @@ impl Carrier {
         match opened.tunnel.poll_recv(cx, downlink) {
             Poll::Ready(Ok(true)) => {
                 has_moved = true;
-                let (mut bytes, mut count) = (0, 0);
-                for payload in downlink.iter() {
-                    let datagram = [&self.header[..], payload].concat();
-                    // As in a router: if the socket does not accept a payload at once, it is dropped.
-                    let sent = self.socket.try_send_to(&datagram, self.client.address);
-                    if sent.is_ok() {
-                        bytes += payload.len() as u64;
-                        count += 1;
-                    } else {
-                        counters.dropped_down.inc();
-                        entry.traffic.add_unsent(0, 1);
-                    }
-                }
-                counters.packets_down.inc_by(count);
-                entry.traffic.add_down(bytes, count);
-                downlink.clear();
+                _ = self.deliver(downlink, &entry.traffic);
             }
             Poll::Ready(Ok(false)) => return Poll::Ready(Err("finished")),
             Poll::Ready(Err(error)) => return Poll::Ready(Err(word_of_udp(&error))),
@@ -466,7 +496,7 @@ mod tests {
         let from = application.local_addr().unwrap();
         let access = access_to(relay.endpoint());
         let uplink = access.uplink.clone();
-        let running = tokio::spawn(async move { uplink.run(watch::Sender::new(()).subscribe()).await });
+        let running = tokio::spawn(async move { uplink.run(watch::Sender::default().subscribe()).await });
         let mut association = association(access, from).await;
         let target = Target::from_authority("192.0.2.1:9").unwrap();
         take(&mut association, &target, from);
@@ -482,6 +512,34 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_client() {
+        let relay = TestRelay::start(Does::EchoLate, true);
+        let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let from = application.local_addr().unwrap();
+        let access = access_to(relay.endpoint());
+        let uplink = access.uplink.clone();
+        let running = uplink.clone();
+        let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
+        let mut association = association(access, from).await;
+        let target = Target::from_authority("192.0.2.1:9").unwrap();
+        take(&mut association, &target, from);
+        eventually(|| relay.payloads() == 1).await;
+        let line = uplink.lines().remove(0);
+        line.leave();
+        eventually(|| uplink.moved_tunnels() == 1).await;
+        take(&mut association, &target, from);
+        for what in ["the old", "the new"] {
+            timeout(PATIENCE, application.recv_from(&mut [0; 64])).await.expect(what).unwrap();
+        }
+        eventually(|| {
+            line.part();
+            relay.open() == 1
+        })
+        .await;
+        running.abort();
+    }
+
+    #[tokio::test]
     async fn a_tunnel_whose_connection_is_left_moves_without_a_payload_of_the_client() {
         let relay = TestRelay::start(Does::Echo, true);
         let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -489,14 +547,19 @@ mod tests {
         let access = access_to(relay.endpoint());
         let uplink = access.uplink.clone();
         let running = uplink.clone();
-        let running = tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+        let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
         let mut association = association(access, from).await;
         let target = Target::from_authority("192.0.2.1:9").unwrap();
         let mut answer = [0; 64];
         take(&mut association, &target, from);
         timeout(PATIENCE, application.recv_from(&mut answer)).await.unwrap().unwrap();
-        uplink.lines()[0].leave();
-        eventually(|| relay.requests() == 2 && relay.open() == 1).await;
+        let line = uplink.lines().remove(0);
+        line.leave();
+        eventually(|| {
+            line.part();
+            relay.requests() == 2 && relay.open() == 1
+        })
+        .await;
         take(&mut association, &target, from);
         timeout(PATIENCE, application.recv_from(&mut answer)).await.unwrap().unwrap();
         assert_eq!(relay.requests(), 2, "the second tunnel carries it");

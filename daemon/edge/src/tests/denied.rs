@@ -27,7 +27,7 @@ async fn a_quota_that_is_used_up_is_told_at_once_and_no_other_connection_is_trie
     let relay = TestRelay::start(Does::SayUsedUp, true);
     let access = access_to(relay.endpoint());
     let uplink = access.uplink.clone();
-    let running = tokio::spawn(async move { uplink.run(watch::Sender::new(()).subscribe()).await });
+    let running = tokio::spawn(async move { uplink.run(watch::Sender::default().subscribe()).await });
     let client = LocalClient::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));
     let target = Target::from_authority("192.0.2.1:9").unwrap();
     let is_used_up = |refused: Option<NoConnection>| {

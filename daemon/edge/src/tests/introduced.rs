@@ -29,7 +29,7 @@ fn idle_uplink(relay: &TestRelay) -> (Arc<Uplink>, Arc<Readiness>) {
     let waits = (Duration::from_millis(10), Duration::from_secs(60));
     let uplink = Uplink::new(vec![endpoint], None, waits, counters);
     let running = uplink.clone();
-    tokio::spawn(async move { running.run(watch::Sender::new(()).subscribe()).await });
+    tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
     (uplink, ready)
 }
 

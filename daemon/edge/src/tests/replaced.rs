@@ -78,7 +78,7 @@ fn role() -> (Edge, EntranceClasses) {
     };
     let schedules = NamedSchedules::default();
     let classes = EntranceClasses::new(Policy::default(), schedules.clone(), make);
-    (Edge::new(Transport::default(), Arc::default(), schedules, watch::Sender::new(()).subscribe()), classes)
+    (Edge::new(Transport::default(), Arc::default(), schedules, watch::Sender::default().subscribe()), classes)
 }
 
 async fn echoes(edge: &Edge, forward: &Forward, application: &UdpSocket) {

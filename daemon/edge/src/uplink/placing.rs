@@ -3,18 +3,36 @@
 use std::{
     pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
-use quic::class::{Class, Terms};
-use sched::path::{PathChoice, Placement};
-use tokio::time::Instant;
+use config::forward::TunnelMode;
+use masque::{h3::Code, priority::Priority, target::Target};
+use quic::class::{Class, Membership, Terms};
+use sched::path::{PathChoice, Placement, back};
+use tokio::time::{Instant, timeout};
 
-use super::Uplink;
+use super::{Uplink, state::State};
 use crate::{
-    client::error::ConnectError,
+    client::{Opened, TunnelSecret, error::ConnectError},
     link::{Line, Link},
-    path::PathDemand,
+    path::{PathDemand, PathView},
 };
+
+/// How long a relay may take to answer the request for a tunnel on a better path. The tunnel works meanwhile, and is asked again later.
+const RETURN: Duration = Duration::from_secs(2);
+
+/// A UDP tunnel that is open, and may be opened again on a better path.
+pub struct OpenTunnel<'a> {
+    /// Its connection.
+    pub line: &'a Line,
+    /// Its class.
+    pub membership: &'a Membership,
+    /// Its target, and the form that the configuration allows.
+    pub target: (&'a Target, TunnelMode),
+    /// Names it to the relay.
+    pub secret: Option<TunnelSecret>,
+}
 
 impl Uplink {
     /// Returns a place for a tunnel, on a connection that takes requests. If there is none, waits for a connection, back-off included,
@@ -51,11 +69,70 @@ impl Uplink {
         Ok((link.for_request(), copy.map(Link::for_request)))
     }
 
+    /// Waits until a tunnel is to look for a better path, finds one, and is open there. `signal` gives the priority signal of a class. Each
+    /// time, the tunnel asks the relay once. If that fails, nothing else happens: the tunnel works where it is, so it waits for no place,
+    /// and no other tunnel makes room for it.
+    pub async fn better_tunnel(
+        &self,
+        tunnel: &OpenTunnel<'_>,
+        signal: impl Fn(&Class) -> Option<Priority>,
+    ) -> (Link, Opened) {
+        let (target, mode) = tunnel.target;
+        loop {
+            tunnel.line.recalled().await;
+            let class = tunnel.membership.get();
+            let Some(link) = self.find_better(tunnel.line, &class) else { continue };
+            let signal = signal(&class);
+            let opened = tokio::select! {
+                opened = timeout(RETURN, link.relay.open_udp_with(target, signal.as_ref(), tunnel.secret)) => opened,
+                () = link.line().left() => continue,
+            };
+            match (opened, link.allows(mode)) {
+                (Ok(Ok(opened)), Ok(())) => return (link, opened),
+                (Ok(Ok(opened)), Err(_)) => opened.tunnel.reset(Code::RequestCancelled),
+                (Ok(Err(_)) | Err(_), _) => {}
+            }
+        }
+    }
+
+    /// Takes a place for a tunnel of a class on a better path to the same relay than that of its connection, if there is one. At another
+    /// relay, the target would see another source address.
+    fn find_better(&self, line: &Line, class: &Class) -> Option<Link> {
+        if !line.is_usable() {
+            return None;
+        }
+        let ask = PathDemand::of(class, &self.sizes);
+        let (state, relay) = (self.state.borrow(), self.relay_of(line));
+        let lines = state.in_order(Instant::now(), &self.paths);
+        let is_candidate = |other: &&Arc<Line>| {
+            other.path_place != line.path_place && other.has_room() && self.relay_of(other) == relay
+        };
+        let others: Vec<_> = lines.into_iter().filter(is_candidate).collect();
+        let mut views = self.views.lock();
+        let mut places = vec![line.path_place];
+        for other in &others {
+            if !places.contains(&other.path_place) {
+                places.push(other.path_place);
+            }
+        }
+        // A path that was not examined yet would seem to carry nothing.
+        places.retain(|place| views.get(*place).is_some_and(PathView::is_known));
+        let paths = places.iter().filter_map(|place| views.get(*place)).map(|view| view.path.clone()).collect();
+        let (request, paths) = ask.as_served(paths, self.discipline());
+        let present = places.iter().position(|place| *place == line.path_place)?;
+        let better = back::better(ask.placement, &request, &paths, present)?;
+        let place = places.get(better)?;
+        if let Some(view) = views.get_mut(*place) {
+            view.path.placed.push(ask.request.part(ask.request.bytes));
+        }
+        others.into_iter().filter(|other| other.path_place == *place).find_map(Line::link)
+    }
+
     /// Takes a place for a copy of a request that already has a place, over the best of the other paths.
     fn other_link(&self, ask: &PathDemand, first: &Link) -> Option<Link> {
         let state = self.state.borrow();
         let lines = state.in_order(Instant::now(), &self.paths);
-        let other = self.choose(ask, &lines, |choice, candidates| {
+        let other = self.choose(ask, &state, &lines, |choice, candidates| {
             let PathChoice::Copies(copies) = choice else { return None };
             let mut places = copies.iter().filter_map(|at| candidates.get(*at).copied());
             places.find(|place| *place != first.line().path_place)
@@ -64,15 +141,20 @@ impl Uplink {
     }
 
     /// Chooses among the paths with room, and returns the index of the path that `pick` takes. The choice consists of indices into the
-    /// candidates, which `pick` gets as well.
+    /// candidates, which `pick` gets as well. If an operator has chosen a relay that has room, only paths to it are candidates.
     fn choose(
         &self,
         ask: &PathDemand,
+        state: &State,
         lines: &[&Arc<Line>],
         pick: impl FnOnce(&PathChoice, &[usize]) -> Option<usize>,
     ) -> Option<usize> {
+        let mut with_room: Vec<_> = lines.iter().filter(|line| line.has_room()).collect();
+        if with_room.iter().any(|line| state.is_chosen(line, &self.paths)) {
+            with_room.retain(|line| state.is_chosen(line, &self.paths));
+        }
         let mut candidates: Vec<usize> = Vec::new();
-        for line in lines.iter().filter(|line| line.has_room()) {
+        for line in with_room {
             if !candidates.contains(&line.path_place) {
                 candidates.push(line.path_place);
             }
@@ -100,10 +182,11 @@ impl Uplink {
     }
 
     /// Sorts connections in the order in which to try them: connections of the chosen path first.
-    fn placed<'a>(&self, ask: Option<&PathDemand>, lines: Vec<&'a Arc<Line>>) -> Vec<&'a Arc<Line>> {
+    fn placed<'a>(&self, ask: Option<&PathDemand>, state: &'a State) -> Vec<&'a Arc<Line>> {
+        let lines = state.in_order(Instant::now(), &self.paths);
         let Some(ask) = ask else { return lines };
         let best = |choice: &PathChoice, candidates: &[usize]| candidates.get(choice.path()).copied();
-        let Some(chosen) = self.choose(ask, &lines, best) else { return lines };
+        let Some(chosen) = self.choose(ask, state, &lines, best) else { return lines };
         let (mut first, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.path_place == chosen);
         first.extend(others);
         first
@@ -117,8 +200,7 @@ impl Uplink {
             freed.as_mut().enable();
             {
                 let state = changes.borrow_and_update();
-                let lines = state.in_order(Instant::now(), &self.paths);
-                if let Some(link) = self.placed(ask.as_ref(), lines).into_iter().find_map(Line::link) {
+                if let Some(link) = self.placed(ask.as_ref(), &state).into_iter().find_map(Line::link) {
                     return Ok(link);
                 }
                 let failed = state.failures > failures && state.usable().next().is_none();
@@ -149,5 +231,92 @@ impl Uplink {
     pub fn is_full(&self) -> bool {
         let state = self.state.borrow();
         state.is_alone && state.usable().next().is_some() && !state.has_room()
+    }
+}
+
+#[cfg(test)]
+impl Uplink {
+    /// Makes a connection over a path, which is driven but not watched, and the last one to be expected.
+    pub(crate) async fn connect(&self, path: usize) -> Arc<Line> {
+        let connected = self.attempt((path, 0)).await.1.unwrap();
+        let line = Line::new(&connected, (7, path, 0), self.freed.clone(), self.sizes.clone());
+        tokio::spawn(crate::client::drive(connected.connection));
+        self.state.send_modify(|state| {
+            state.lines.push(line.clone());
+            state.is_alone = true;
+        });
+        self.views.lock()[path].refresh(Instant::now(), &self.paths[path], &[&line]);
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use config::policy::Policy;
+    use quic::class::{Classes, PolicyRole};
+
+    use super::*;
+    use crate::{
+        path::Path,
+        tests::{Does, PATIENCE, TestRelay},
+    };
+
+    /// The only class of a policy, with this placement.
+    fn class(placement: Placement) -> Arc<Class> {
+        let policy = Policy::from_toml(&format!("[class.spread]\nplacement = \"{}\"\n", placement.name())).unwrap();
+        Classes::new(policy, PolicyRole::Edge, &Default::default(), |_| Default::default())
+            .get("spread")
+            .unwrap()
+            .clone()
+    }
+
+    #[tokio::test]
+    async fn a_tunnel_finds_a_better_path_only_to_its_relay() {
+        let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+        let path = |(name, relay, cost): (&str, &TestRelay, u64)| Path {
+            name: name.to_owned(),
+            cost: Duration::from_secs(cost),
+            ..Path::plain(vec![relay.endpoint()])
+        };
+        let paths = [("a", &relays[0], 0), ("b", &relays[0], 9), ("c", &relays[1], 99)].map(path);
+        let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), Arc::default());
+        let mut lines = Vec::new();
+        for path in 0..3 {
+            lines.push(uplink.connect(path).await);
+        }
+        let membership = Membership::default();
+        let found = |line: &Arc<Line>| uplink.find_better(line, &membership.get()).map(|link| link.line().path_place);
+        assert_eq!(found(&lines[1]), Some(0));
+        assert_eq!(found(&lines[0]), None, "it has the best path");
+        assert_eq!(found(&lines[2]), None, "the others lead to another relay");
+        lines[0].doubt(true);
+        assert_eq!(found(&lines[1]), None, "the better path is silent");
+    }
+
+    #[tokio::test]
+    async fn all_placements_keep_to_the_relay_that_an_operator_has_chosen_while_it_has_room() {
+        let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+        let path = |(name, relay, cost): (&str, &TestRelay, u64)| Path {
+            name: name.to_owned(),
+            cost: Duration::from_secs(cost),
+            ..Path::plain(vec![relay.endpoint()])
+        };
+        let paths = [("a", &relays[0], 0), ("b", &relays[1], 9)].map(path);
+        let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), Arc::default());
+        let lines = [uplink.connect(0).await, uplink.connect(1).await];
+        let name = relays[1].endpoint().origin().to_string();
+        let path_of = async |class: &Class| uplink.link_for(class).await.unwrap().line().path_place;
+        assert_eq!(path_of(&class(Placement::Paced)).await, 0, "it costs less");
+        uplink.state.send_modify(|state| state.chosen = Some(name.clone()));
+        for placement in Placement::ALL {
+            let class = class(placement);
+            assert_eq!([path_of(&class).await, path_of(&class).await], [1, 1], "{}", placement.name());
+        }
+        let (first, copy) = uplink.links_for_request(&class(Placement::Redundant).terms(None), 1).await.unwrap();
+        assert_eq!((first.line().path_place, copy.is_none()), (1, true), "no copy goes to another relay");
+        lines[1].doubt(true);
+        assert_eq!(path_of(&class(Placement::Paced)).await, 0, "it does not answer");
     }
 }

@@ -43,6 +43,12 @@ impl State {
         self.pending.last().map(|(_, relay)| relay).or(self.chosen.as_ref())
     }
 
+    /// Whether a connection leads to the relay that is [chosen](Self::chosen).
+    pub(super) fn is_chosen(&self, line: &Line, paths: &[Path]) -> bool {
+        let relay = paths.get(line.path_place).and_then(|path| path.relays.get(line.place));
+        self.chosen().is_some_and(|chosen| relay.is_some_and(|relay| relay.origin().to_string() == *chosen))
+    }
+
     pub(super) fn usable(&self) -> impl Iterator<Item = &Arc<Line>> {
         self.lines.iter().filter(|line| line.is_usable())
     }
@@ -60,13 +66,9 @@ impl State {
     /// Returns the connections in the order for new tunnels: the first relay's connections come first. A new connection to a better relay
     /// than the other connections have comes last.
     pub(super) fn in_order(&self, now: Instant, paths: &[Path]) -> Vec<&Arc<Line>> {
-        let is_chosen = |line: &Line| {
-            let relay = paths.get(line.path_place).and_then(|path| path.relays.get(line.place));
-            self.chosen().is_some_and(|chosen| relay.is_some_and(|relay| relay.origin().to_string() == *chosen))
-        };
         let mut lines: Vec<_> = self.usable().collect();
         lines.sort_by_key(|line| {
-            let is_chosen = is_chosen(line);
+            let is_chosen = self.is_chosen(line, paths);
             (!is_chosen, !is_chosen && self.settles(line, now), line.place)
         });
         lines

@@ -2,6 +2,7 @@
 //! tunnels away from connections that end.
 
 use std::{
+    net::IpAddr,
     pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
@@ -38,6 +39,9 @@ use crate::{
 };
 
 mod addresses;
+mod returning;
+
+use returning::Returning;
 
 /// How long connections that cannot move wait for a silent path while another path works. After that they end, so that applications
 /// can connect again.
@@ -72,10 +76,14 @@ pub(super) struct Work<'a> {
     suspects: Vec<Vec<bool>>,
     /// By path: whether it is slow, and when its round trip was last probed.
     slowness: Vec<(Slowness, Option<Instant>)>,
+    /// Which tunnels are to look for a better path.
+    returning: Returning,
     /// The origin of the times of `slowness`.
     start: Instant,
     /// Which connections answer, if there is another path, relay or gateway.
     pulses: Vec<(Arc<Line>, Pulse)>,
+    /// By path and relay: the address that packets to the relay left from at the last change of this host's addresses.
+    sources: Vec<Vec<Option<IpAddr>>>,
     /// Whether a tunnel waits for a place.
     pub(super) wanted: bool,
     /// Connections whose address has changed, how many packets each had received before, and when it must have received more.
@@ -94,8 +102,10 @@ impl<'a> Work<'a> {
             introductions: JoinSet::new(),
             suspects: uplink.paths.iter().map(|path| vec![false; path.relays.len()]).collect(),
             slowness: vec![Default::default(); uplink.paths.len()],
+            returning: Returning::default(),
             start: Instant::now(),
             pulses: Vec::new(),
+            sources: uplink.paths.iter().map(|path| path.relays.iter().map(Endpoint::source).collect()).collect(),
             wanted: true,
             proofs: Vec::new(),
         }
@@ -152,6 +162,7 @@ impl Work<'_> {
         let wanted = self.wanted || several && state.usable().next().is_some();
         let mut earliest: Option<Instant> = None;
         for (path, (failover, suspects)) in self.failovers.iter_mut().zip(&self.suspects).enumerate() {
+            failover.beside(state.usable().any(|line| line.path_place != path));
             match failover.next(now, wanted, &state.availability(now, path, suspects)) {
                 Next::Connect(place) => {
                     failover.begun(place, now);
@@ -222,7 +233,9 @@ impl Work<'_> {
             }
             Err(error) => {
                 let now = Instant::now();
-                let wait = failover.failed(place, now, random());
+                failover.failed(place, now, random());
+                failover.note_unanswered(place, error.is_unanswered());
+                let wait = failover.wait(place, now);
                 let told = {
                     let state = self.uplink.state.borrow();
                     let attempts = state.attempts.get(path).and_then(|relays| relays.get(place));
@@ -311,7 +324,7 @@ impl Work<'_> {
             lasted = Duration::MAX;
         }
         if let Some(failover) = self.failovers.get_mut(line.path_place) {
-            failover.lost(line.place, lasted, Instant::now(), random());
+            failover.lost(line.place, (lasted, is_silent), Instant::now(), random());
         }
     }
 
@@ -325,7 +338,8 @@ impl Work<'_> {
         self.uplink.announce(line, "or its hop is shutting down: moving tunnels to another connection");
         line.retire();
         if let Some(failover) = self.failovers.get_mut(line.path_place) {
-            failover.lost(line.place, line.since.elapsed(), Instant::now(), random());
+            // The relay has said so, or the tunnel through the hop has ended.
+            failover.lost(line.place, (line.since.elapsed(), false), Instant::now(), random());
         }
         if line.tunnels() == 0 {
             line.close();
@@ -395,6 +409,7 @@ impl Work<'_> {
             view.refresh(now, path, &of_path);
         }
         drop(views);
+        self.look_for_better(now, &lines);
         if changed {
             self.uplink.state.send_modify(|_| {});
         }
@@ -409,6 +424,7 @@ impl Work<'_> {
         let has_others = self.uplink.paths.get(path).is_some_and(|path| path.relays.len() > 1);
         if let Some(failover) = self.failovers.get_mut(path).filter(|_| has_others) {
             failover.failed(place, now, random());
+            failover.note_unanswered(place, true);
         }
     }
 

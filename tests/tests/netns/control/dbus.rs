@@ -152,6 +152,61 @@ fn an_edge_is_moved_over_the_bus_and_its_classes_are_listed() {
     assert!(listed.starts_with("a(ssttttttttt") && listed.contains(" \"voice\" \"edge\" 1 "), "{listed}");
 }
 
+/// A row of `ListPaths`.
+type PathRow = (String, String, String, u64, u64, u64, u64, u64, u64, u64);
+
+#[test]
+fn the_paths_of_an_edge_are_listed_over_the_bus_with_what_is_on_them() {
+    lab::ring!(Netns);
+    // The edge's relay is the same daemon, which has both addresses.
+    let sections = r#"
+        [class.spread]
+        placement = "round-robin"
+        [[path]]
+        name = "first"
+        address = "10.0.1.2"
+        [[path]]
+        name = "second"
+        address = "10.0.2.1"
+        [[forward]]
+        listen = "127.0.0.1:5353"
+        relay = "https://10.0.1.2/.well-known/masque/udp/{target_host}/{target_port}/"
+        target = "10.0.2.2:7"
+        ca = "$FOLDER/authority.pem"
+        class = "spread"
+    "#;
+    let bus = Bus::with("paths", sections);
+    let _echo = bus.site.chain.target.echo(7).unwrap();
+    bus.site
+        .client(async || {
+            let caller = caller(&bus).await;
+            let list = async || caller.call::<_, _, Vec<PathRow>>("ListPaths", &()).await.unwrap();
+            let up = async {
+                while list().await.iter().any(|row| row.2 != "up") {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            };
+            tokio::time::timeout(SOON, up).await.expect("a path is not up");
+            let sockets =
+                [(); 2].map(|()| bus.site.chain.relay.run(|| UdpSocket::bind("127.0.0.1:0")).unwrap().unwrap());
+            for socket in &sockets {
+                socket.set_read_timeout(Some(SOON)).unwrap();
+                socket.send_to(b"hello", "127.0.0.1:5353").unwrap();
+                socket.recv(&mut [0; 9]).unwrap();
+            }
+            let rows = list().await;
+            for ((name, via, state, rtt_us, rate, _, sent, lost, tunnels, moved), expected) in
+                rows.iter().zip(["first", "second"])
+            {
+                assert_eq!((&name[..], &via[..], &state[..]), (expected, "", "up"), "{rows:?}");
+                assert!(*rtt_us > 0 && *rate > 0 && *sent > 0 && lost <= sent, "{rows:?}");
+                assert_eq!((*tunnels, *moved), (1, 0), "{rows:?}");
+            }
+            assert_eq!(rows.len(), 2);
+        })
+        .unwrap();
+}
+
 /// The lines of the interface in its description, without indentation and blank lines.
 fn interface(description: &str) -> Vec<&str> {
     let (_, rest) = description.split_once("<interface name=\"org.paced.Control1\">").unwrap();

@@ -95,7 +95,7 @@ fn a_quic_connection_inside_a_tunnel_sees_a_gap_and_no_end_when_its_path_falls_s
     assert_eq!(inner.connections(site), 1);
     // The edge's first tunnel takes either path by round robin; its path falls silent.
     let second = paths(site)[1].1 == 1;
-    let cut = || if second { uplinks.cut(true) } else { uplinks.cut_first() };
+    let cut = || if second { uplinks.cut(true) } else { uplinks.cut_first(true) };
     let gap = assert_short_gap(&sockets, &edge, cut);
     println!("a silent path cost a connection inside a tunnel {gap:?}");
     assert_eq!(inner.connections(site), 1, "the edge said:\n{}", edge.output());

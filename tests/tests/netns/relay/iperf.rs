@@ -93,7 +93,7 @@ fn longest_gap(intervals: &[Interval], (from, until): (f64, f64)) -> f64 {
 #[test]
 fn iperf3_goes_on_through_tunnels_and_a_connection_inside_one_while_links_rates_addresses_and_relays_change() {
     lab::ring!(Netns);
-    let uplinks = Uplinks::with(Terms { relay: RELAY, ..Terms::default() });
+    let uplinks = Uplinks::with(Terms { relay: RELAY, ..Terms::default() }, Family::V4);
     let (site, client) = (&uplinks.site, &uplinks.site.chain.client);
     let _echo = site.chain.target.echo(7).unwrap();
     let old = RefCell::new(site.start_beside(RELAY, "").unwrap());

@@ -23,28 +23,30 @@ const GOOD_AGAIN: Duration = Duration::from_secs(60);
 #[test]
 fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_goes_down() {
     lab::ring!(Netns);
-    let uplinks = Uplinks::new();
-    let site = &uplinks.site;
-    let _echo = site.chain.target.echo(7).unwrap();
-    let (edge, sockets) = uplinks.spread();
-    let (_, said) = pacectl(site, &["connections"]);
-    assert!(said.contains(" over first") && said.contains(" over second"), "{said}");
+    for family in [Family::V4, Family::V6] {
+        let uplinks = Uplinks::of(family);
+        let site = &uplinks.site;
+        let _echo = site.chain.target.echo(7).unwrap();
+        let (edge, sockets) = uplinks.spread();
+        let (_, said) = pacectl(site, &["connections"]);
+        assert!(said.contains(" over first") && said.contains(" over second"), "{said}");
 
-    let gap = assert_short_gap(&sockets, &edge, || uplinks.cut(true));
-    println!("a silent uplink cost {gap:?}");
-    let found = paths(site);
-    assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}\n{}", edge.output());
+        let gap = assert_short_gap(&sockets, &edge, || uplinks.cut(true));
+        println!("a silent uplink cost {gap:?} over {family:?}");
+        let found = paths(site);
+        assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}\n{}", edge.output());
 
-    uplinks.cut(false);
-    wait_for("the path to be trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
-    let others: Vec<_> = (0..4).map(|_| application(site, LISTEN)).collect();
-    others.iter().for_each(|socket| assert_carries(site, socket, 600));
-    assert_eq!(paths(site)[1].1, 2, "the path gets its share of new tunnels");
+        uplinks.cut(false);
+        wait_for("the path to be trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+        let others: Vec<_> = (0..4).map(|_| application(site, LISTEN)).collect();
+        others.iter().for_each(|socket| assert_carries(site, socket, 600));
+        assert_eq!(paths(site)[1].1, 2, "the path gets its share of new tunnels");
 
-    let all: Vec<_> = sockets.into_iter().chain(others).collect();
-    let gap = assert_short_gap(&all, &edge, || uplinks.take_down());
-    println!("an uplink without a device cost {gap:?}");
-    assert_eq!(paths(site)[0], ("up".into(), 10));
+        let all: Vec<_> = sockets.into_iter().chain(others).collect();
+        let gap = assert_short_gap(&all, &edge, || uplinks.take_down());
+        println!("an uplink without a device cost {gap:?} over {family:?}");
+        assert_eq!(paths(site)[0], ("up".into(), 10));
+    }
 }
 
 #[test]

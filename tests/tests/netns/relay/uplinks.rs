@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use lab::netns::{Chain, Link, Namespace};
+use lab::netns::{Chain, End, Link, Namespace};
 use lab::process::{CpuWait, Process, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
 use serde_json::Value;
@@ -19,26 +19,29 @@ pub(super) struct Uplinks {
     pub(super) second: Link,
     router: Namespace,
     _behind: Link,
+    /// The family in which the edge reaches the relay.
+    family: Family,
 }
 
 impl Uplinks {
     pub(super) fn new() -> Self {
-        Self::with(Terms::default())
+        Self::of(Family::V4)
     }
 
-    pub(super) fn with(terms: Terms<'_>) -> Self {
+    /// Links over which the edge reaches the relay in this family.
+    pub(super) fn of(family: Family) -> Self {
+        Self::with(Terms::default(), family)
+    }
+
+    pub(super) fn with(terms: Terms<'_>, family: Family) -> Self {
         let chain = Chain::new().unwrap();
         let router = Namespace::new("router").unwrap();
         let second = Link::new(&chain.client, &router, 3).unwrap();
         let behind = Link::new(&router, &chain.relay, 4).unwrap();
         router.sysctl("net.ipv4.ip_forward", "1").unwrap();
-        chain.relay.ip("route add 10.0.3.0/24 via 10.0.4.1").unwrap();
-        router.ip("route add 10.0.1.0/24 via 10.0.4.2").unwrap();
-        // A less preferred route than the first link's own: only sockets bound to the device use it.
-        chain
-            .client
-            .ip("route add 10.0.1.2/32 via 10.0.3.2 dev router metric 100\nroute add 10.0.1.2/32 dev relay metric 10")
-            .unwrap();
+        router.sysctl("net.ipv6.conf.all.forwarding", "1").unwrap();
+        chain.relay.ip("route add 10.0.3.0/24 via 10.0.4.1\nroute add fd00:3::/64 via fd00:4::1").unwrap();
+        router.ip("route add 10.0.1.0/24 via 10.0.4.2\nroute add fd00:1::/64 via fd00:4::2").unwrap();
         for namespace in [&chain.client, &chain.relay, &router] {
             for device in ["all", "default"] {
                 namespace.sysctl(&format!("net.ipv4.conf.{device}.rp_filter"), "0").unwrap();
@@ -46,13 +49,32 @@ impl Uplinks {
         }
         chain.client.sysctl("net.ipv4.conf.router.rp_filter", "0").unwrap();
         chain.client.sysctl("net.ipv4.conf.relay.rp_filter", "0").unwrap();
-        Self { site: Site::on(chain, terms).unwrap(), second, router, _behind: behind }
+        let uplinks = Self { site: Site::on(chain, terms).unwrap(), second, router, _behind: behind, family };
+        // A less preferred route than the first link's own: only sockets bound to the device use it.
+        let first = format!("route add {} dev relay metric 10", uplinks.whole(&uplinks.site.chain.access.far));
+        uplinks.site.chain.client.ip(&format!("{}\n{first}", uplinks.second_route())).unwrap();
+        uplinks
+    }
+
+    /// The address of an end, as a prefix of this address alone.
+    fn whole(&self, end: &End) -> String {
+        match self.family {
+            Family::V4 => format!("{}/32", end.v4),
+            Family::V6 => format!("{}/128", end.v6),
+        }
+    }
+
+    /// The client's route to the relay by the second link.
+    fn second_route(&self) -> String {
+        let via = &self.second.far;
+        let via = if self.family == Family::V4 { via.v4.to_string() } else { via.v6.to_string() };
+        format!("route add {} via {via} dev router metric 100", self.whole(&self.site.chain.access.far))
     }
 
     /// Links to a relay that serves one model. Its engine has port 8001 of the target.
     pub(super) fn to_models() -> Self {
         let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]\n";
-        Self::with(Terms { sections: gateway, ..Terms::default() })
+        Self::with(Terms { sections: gateway, ..Terms::default() }, Family::V4)
     }
 
     /// Returns the sections of an edge that serves the relay's models at port 8100. `class` describes the models' class, `spread`.
@@ -67,9 +89,13 @@ impl Uplinks {
 
     /// Starts an edge that spreads UDP for port 7 of the target over both links; `sections` are added.
     pub(super) fn edge(&self, sections: &str) -> Process {
-        let paths =
-            "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
-        edge(&self.site, &format!("\"{}\"", self.site.template(Family::V4)), &format!("{paths}{sections}"))
+        self.edge_with(SOON_AGAIN, sections)
+    }
+
+    /// Like [`edge`](Self::edge), with these lines about waits in the forward.
+    pub(super) fn edge_with(&self, waits: &str, sections: &str) -> Process {
+        let relay = format!("\"{}\"", self.site.template(self.family));
+        edge_with(&self.site, &relay, waits, &format!("{BOTH_DEVICES}{sections}"))
     }
 
     /// Starts an edge with three tunnels on each link; returns it with the applications that use them.
@@ -82,21 +108,33 @@ impl Uplinks {
         self.site.chain.client.ip(&format!("link set {} down", self.second.near.device)).unwrap();
     }
 
-    /// Silently drops packets toward the client on the first link.
-    pub(super) fn cut_first(&self) {
-        let back = &self.site.chain.access;
-        self.site.chain.relay.ip(&format!("route replace blackhole {}/32", back.near.v4)).unwrap();
+    /// Takes the second link's device up again.
+    pub(super) fn take_up(&self) {
+        let up = format!("link set {} up\n{}", self.second.near.device, self.second_route());
+        self.site.chain.client.ip(&up).unwrap();
+    }
+
+    /// Pulls the second link's cable, or plugs it in again.
+    pub(super) fn plug(&self, is_in: bool) {
+        let change = if is_in { "up" } else { "down" };
+        self.router.ip(&format!("link set {} {change}", self.second.far.device)).unwrap();
+    }
+
+    /// Silently drops packets toward the client on the first link, or stops doing so.
+    pub(super) fn cut_first(&self, is_cut: bool) {
+        let (back, change) = (&self.site.chain.access, if is_cut { "replace" } else { "del" });
+        self.site.chain.relay.ip(&format!("route {change} blackhole {}", self.whole(&back.near))).unwrap();
     }
 
     /// Silently drops packets toward the client on the second link, or stops doing so.
     pub(super) fn cut(&self, is_cut: bool) {
         let change = if is_cut { "add" } else { "del" };
-        self.router.ip(&format!("route {change} blackhole 10.0.3.1/32")).unwrap();
+        self.router.ip(&format!("route {change} blackhole {}", self.whole(&self.second.near))).unwrap();
     }
 }
 
 /// The shortest wait for a CPU that can make a relay look silent: after this time and three round trips, a path is silent.
-const SILENT_AFTER: Duration = Duration::from_millis(75);
+pub(super) const SILENT_AFTER: Duration = Duration::from_millis(75);
 
 /// Whether a path has looked silent to the edge with these metrics, although nothing was cut. That may only happen if a relay or the edge
 /// waited for a CPU for as long.
@@ -131,14 +169,29 @@ pub(super) fn spread(site: &Site, start: impl Fn() -> Process) -> (Process, Vec<
 /// The address of the metrics of an edge that [`edge`] started.
 pub(super) const METRICS: &str = "127.0.0.1:9100";
 
+/// The paths of an edge that chooses the links by their devices.
+const BOTH_DEVICES: &str =
+    "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
+
+/// The lines about waits of an edge that tries a lost relay again within a second.
+const SOON_AGAIN: &str = "backoff_longest_seconds = 1\n";
+
+/// The lines about waits of an edge that waits for at least fifteen seconds before it tries a relay again.
+pub(super) const LATE_AGAIN: &str = "backoff_first_ms = 30000\nbackoff_longest_seconds = 30\n";
+
 /// Starts an edge at the client with a forward through these relays, and waits until it listens.
 pub(super) fn edge(site: &Site, relays: &str, sections: &str) -> Process {
+    edge_with(site, relays, SOON_AGAIN, sections)
+}
+
+/// Like [`edge`], with these lines about waits in the forward.
+pub(super) fn edge_with(site: &Site, relays: &str, waits: &str, sections: &str) -> Process {
     let folder = site.path("").display().to_string();
     let folder = folder.trim_end_matches('/');
     let text = format!(
         "state_dir = \"{folder}/edge\"\n[control]\nsocket = \"{folder}/edge.sock\"\n[metrics]\nlisten = \"{METRICS}\"\n\
          [[forward]]\nlisten = \"{LISTEN}\"\nrelay = {relays}\ntarget = \"10.0.2.2:7\"\nca = \"{folder}/authority.pem\"\n\
-         class = \"spread\"\nbackoff_longest_seconds = 1\n{sections}"
+         class = \"spread\"\n{waits}{sections}"
     );
     let file = site.write("edge.toml", &text).unwrap();
     let arguments = ["run".into(), "--config".into(), file];

@@ -1,5 +1,6 @@
-//! Changes of this host's addresses. Connections continue from the new address. If a relay does not answer there, another connection
-//! replaces the moved one, unless there is another path, relay or gateway: then `Work::look` judges the connection like any other.
+//! Changes of this host's addresses and devices. Connections continue from the new address. If a relay does not answer there, another connection
+//! replaces the moved one, unless there is another path, relay or gateway: then `Work::look` judges the connection like any other. A relay
+//! that may have come within reach is tried at once, whatever its back-off.
 
 use std::sync::Arc;
 
@@ -7,16 +8,24 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::{super::PROOF, Work, is_suspect};
-use crate::moves::MoveVerdict;
+use crate::{
+    exit::Exit,
+    moves::{DeadDevices, MoveVerdict},
+};
+
+/// Whether packets leave by a device that carries nothing.
+fn is_dead(exit: &Exit, dead: &DeadDevices) -> bool {
+    exit.device().is_some_and(|device| dead.contains(device))
+}
 
 impl Work<'_> {
-    /// Handles a change of this host's addresses: connections continue from the new addresses.
-    pub(in crate::uplink) fn moved(&mut self) {
+    /// Handles a change of this host's addresses, routes or devices: connections continue from the new addresses.
+    pub(in crate::uplink) fn moved(&mut self, dead: &DeadDevices) {
         let (lines, mut silent) = (self.uplink.state.borrow().lines.clone(), Vec::new());
         // If other paths can carry the tunnels, the tunnels do not wait for a route to come back.
         let several = self.uplink.has_several_paths();
         for (line, pulse) in self.pulses.iter_mut().filter(|_| several) {
-            if !pulse.is_silent() && !line.has_route() {
+            if !pulse.is_silent() && (!line.has_route() || is_dead(line.exit(), dead)) {
                 pulse.silence(Instant::now());
                 let at = (line.path_place, line.place);
                 self.uplink.fall_silent(line, silent.contains(&at) || is_suspect(&self.suspects, at));
@@ -24,6 +33,7 @@ impl Work<'_> {
             }
         }
         silent.into_iter().for_each(|at| self.suspect(at, Instant::now()));
+        self.reach(dead);
         for line in lines {
             let heard = line.heard();
             let relay = line.address;
@@ -50,6 +60,25 @@ impl Work<'_> {
             self.proofs.push((line, heard, Instant::now() + patience));
         }
         self.uplink.state.send_modify(|_| {});
+    }
+
+    /// Tries relays without a usable connection again, if packets to them now leave from an address and did not before, or left from another.
+    fn reach(&mut self, dead: &DeadDevices) {
+        let state = self.uplink.state.borrow();
+        for (path_place, path) in self.uplink.paths.iter().enumerate() {
+            let (Some(failover), Some(known)) = (self.failovers.get_mut(path_place), self.sources.get_mut(path_place))
+            else {
+                continue;
+            };
+            for (place, (relay, known)) in path.relays.iter().zip(known).enumerate() {
+                let source = relay.source().filter(|_| !is_dead(relay.exit(), dead));
+                let is_news = std::mem::replace(known, source) != source && source.is_some();
+                if is_news && !state.usable().any(|line| (line.path_place, line.place) == (path_place, place)) {
+                    relay.begin_anew();
+                    failover.hurry(place);
+                }
+            }
+        }
     }
 
     /// Checks whether moved connections hear their relays, if tunnels have no other way. Until then, other connections take the new tunnels.

@@ -1,9 +1,18 @@
 //! What the task of an uplink does when connections fall silent, end or fill up, or when their relays shut down.
 
-use quic::endpoint::Transport;
+use std::net::{Ipv4Addr, UdpSocket};
+
+use masque::template::Template;
+use quic::{datagrams::Schedules, endpoint::Transport};
 
 use super::{super::SPARE, *};
-use crate::tests::{Does, PATIENCE, TestRelay};
+use crate::{
+    backoff::SHORT,
+    client::access::Access,
+    exit::Exit,
+    moves::DeadDevices,
+    tests::{Does, PATIENCE, TestRelay},
+};
 
 /// An uplink to a relay.
 fn uplink_to(relay: &TestRelay) -> Arc<Uplink> {
@@ -253,4 +262,89 @@ async fn a_connection_that_takes_no_tunnels_is_listed_while_it_is_open() {
     assert_eq!(listed(), [line.id], "it may have tunnels, and be recorded");
     line.close();
     assert!(listed().is_empty());
+}
+
+#[tokio::test]
+async fn a_relay_that_comes_within_reach_is_tried_at_once_and_one_that_stays_silent_before_long() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
+    let uplink = Uplink::over(vec![path("a"), path("b")], None, (PATIENCE, PATIENCE), Arc::default());
+    let mut work = Work::new(&uplink);
+    connect(&mut work).await;
+    // Nothing waits from here on, and the machine may be busy.
+    tokio::time::pause();
+    let until = |work: &mut Work<'_>| match work.next() {
+        Step::Wait(until) => until.saturating_duration_since(Instant::now()),
+        Step::Connect(at) => panic!("{at:?} is tried at once"),
+        Step::Nothing => panic!("it is not tried again"),
+    };
+    work.attempted((1, 0), Err(ConnectError::NoAnswer((Ipv4Addr::LOCALHOST, 9).into())));
+    assert!(until(&mut work) <= SHORT, "another path works");
+    work.moved(&DeadDevices::default());
+    assert!(until(&mut work) <= SHORT, "nothing has changed for it");
+    work.sources[1][0] = None;
+    work.moved(&DeadDevices::default());
+    assert!(matches!(work.next(), Step::Connect((1, 0))), "there is a route again");
+    work.moved(&DeadDevices::default());
+    assert!(!matches!(work.next(), Step::Connect(_)), "that attempt is in progress");
+
+    work.attempted((1, 0), Err(ConnectError::Http(h3::Error::Closed)));
+    assert!(until(&mut work) > SHORT, "it answers");
+}
+
+#[tokio::test]
+async fn an_attempt_in_progress_begins_anew_when_the_route_to_its_relay_changes() {
+    let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    silent.set_nonblocking(true).unwrap();
+    let template = Template::default_at(&silent.local_addr().unwrap().to_string()).unwrap();
+    let access = Access { template, ..TestRelay::start(Does::Echo, true).access() };
+    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
+    let exit = Exit::new(None, Some(Ipv4Addr::LOCALHOST.into()));
+    let uplink = Uplink::new(vec![endpoint.leaving_by(exit.into())], None, (PATIENCE, PATIENCE), Arc::default());
+    let mut work = Work::new(&uplink);
+    let mut attempt = Box::pin(uplink.attempt((0, 0)));
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let heard = async {
+            loop {
+                assert!(futures::poll!(&mut attempt).is_pending());
+                match silent.recv_from(&mut [0; 2_048]) {
+                    Ok((_, from)) if !seen.contains(&from) => return from,
+                    _ => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            }
+        };
+        seen.push(timeout(PATIENCE, heard).await.expect("each attempt has a socket of its own"));
+        work.sources[0][0] = None;
+        work.moved(&DeadDevices::default());
+    }
+}
+
+#[tokio::test]
+async fn a_path_whose_device_carries_nothing_is_silent_at_once_and_tried_when_the_device_is_back() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let config = config::Config::from_toml("[[path]]\nname = \"a\"\ninterface = \"lo\"\n").unwrap();
+    let exit = || Arc::new(Exit::new(config.paths[0].interface.clone(), None));
+    let path =
+        |name: &str, exit| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint().leaving_by(exit)]) };
+    let paths = vec![path("a", exit()), path("b", Arc::default())];
+    let uplink = Uplink::over(paths, None, (PATIENCE, PATIENCE), Arc::default());
+    let mut work = Work::new(&uplink);
+    for at in [(0, 0), (1, 0)] {
+        let (at, connected) = uplink.attempt(at).await;
+        work.attempted(at, connected);
+    }
+    work.look();
+    let lines = uplink.lines();
+    work.moved(&DeadDevices::from_iter(["other0".to_owned()]));
+    assert_eq!(uplink.lines().len(), 2);
+    work.moved(&DeadDevices::from_iter(["lo".to_owned()]));
+    assert!(lines[0].is_doubted() && !lines[1].is_doubted(), "only that path leaves by the device");
+
+    lines[0].close();
+    work.lost(&lines[0], None);
+    work.attempted((0, 0), Err(ConnectError::NoAnswer((Ipv4Addr::LOCALHOST, 9).into())));
+    assert!(matches!(work.next(), Step::Wait(_)));
+    work.moved(&DeadDevices::default());
+    assert!(matches!(work.next(), Step::Connect((0, 0))));
 }

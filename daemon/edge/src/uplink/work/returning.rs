@@ -1,0 +1,193 @@
+//! Tunnels that go back to a better path: once a path has taken tunnels for a while, the tunnels of other paths are asked, a few per second,
+//! whether they would gain by a move.
+
+use std::{
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use tracing::info;
+
+use super::Work;
+use crate::link::Line;
+
+/// How long a path must have taken tunnels without a break: an unstable path is no gain.
+const STEADY: Duration = Duration::from_secs(15);
+
+/// The longest such time, after many breaks.
+const STEADIEST: Duration = Duration::from_secs(600);
+
+/// How long after tunnels came back a break no longer counts against the path.
+const TRUSTED: Duration = Duration::from_secs(600);
+
+/// The time between two tunnels that are asked. It exceeds the time between two looks, so that each sees what the one before has changed.
+const ASK: Duration = Duration::from_millis(200);
+
+/// How long a tunnel may take to move after it was asked, before moves are counted for listeners.
+const MOVE: Duration = Duration::from_secs(2);
+
+/// Which tunnels are to be asked.
+#[derive(Default)]
+pub(super) struct Returning {
+    paths: Vec<Steadiness>,
+    /// Connections, and how many of their tunnels are still to be asked.
+    asked: Vec<(Weak<Line>, usize)>,
+    /// When a tunnel was last asked, until moves are told.
+    last: Option<Instant>,
+    /// By path: how many tunnels have come back, as far as listeners were told.
+    told: Vec<u64>,
+}
+
+/// Whether a path has been steady for long enough. A path that tunnels have to leave again soon after they came back must be steady for
+/// twice as long the next time, so that the tunnels of an unstable path do not move to and fro.
+struct Steadiness {
+    /// Since when it takes tunnels.
+    since: Option<Instant>,
+    /// How long it must take them without a break.
+    required: Duration,
+    /// When the tunnels of other paths were asked, if it has taken tunnels ever since.
+    asked: Option<Instant>,
+}
+
+impl Default for Steadiness {
+    fn default() -> Self {
+        Self { since: None, required: STEADY, asked: None }
+    }
+}
+
+impl Steadiness {
+    /// Notes at `now` whether the path takes tunnels. Returns whether the tunnels of other paths are to be asked, which is so once until
+    /// the path fails again.
+    fn look(&mut self, now: Instant, takes_tunnels: bool) -> bool {
+        let was_asked = self.asked.map(|asked| now.saturating_duration_since(asked));
+        if was_asked.is_some_and(|since| since >= TRUSTED) {
+            self.required = STEADY;
+        }
+        if !takes_tunnels {
+            (self.since, self.asked) = (None, None);
+            if was_asked.is_some_and(|since| since < TRUSTED) {
+                self.required = (2 * self.required).min(STEADIEST);
+            }
+            return false;
+        }
+        let since = *self.since.get_or_insert(now);
+        let is_due = self.asked.is_none() && now.saturating_duration_since(since) >= self.required;
+        if is_due {
+            self.asked = Some(now);
+        }
+        is_due
+    }
+}
+
+impl Returning {
+    /// Notes at `now` which paths take tunnels, and returns the paths that have now done so for long enough. Each path is returned once
+    /// until it fails again.
+    fn steady(&mut self, now: Instant, take_tunnels: &[bool]) -> Vec<usize> {
+        self.paths.resize_with(take_tunnels.len(), Steadiness::default);
+        let paths = self.paths.iter_mut().zip(take_tunnels).enumerate();
+        paths.filter_map(|(place, (path, takes_tunnels))| path.look(now, *takes_tunnels).then_some(place)).collect()
+    }
+}
+
+impl Work<'_> {
+    /// Asks tunnels whether they would do better on another path, once a path has become steady.
+    pub(super) fn look_for_better(&mut self, now: Instant, lines: &[Arc<Line>]) {
+        if !self.uplink.has_several_paths() {
+            return;
+        }
+        let takes_tunnels = |place| lines.iter().any(|line| line.path_place == place && line.is_usable());
+        let take_tunnels: Vec<_> = (0..self.uplink.paths.len()).map(takes_tunnels).collect();
+        let returning = &mut self.returning;
+        for place in returning.steady(now, &take_tunnels) {
+            for line in lines.iter().filter(|line| line.path_place != place && line.is_usable()) {
+                let line = Arc::downgrade(line);
+                returning.asked.retain(|(known, _)| !known.ptr_eq(&line));
+                let tunnels = line.upgrade().map_or(0, |line| line.tunnels());
+                returning.asked.push((line, tunnels));
+            }
+        }
+        let since_last = returning.last.map(|last| now.saturating_duration_since(last));
+        if since_last.is_none_or(|since| since >= ASK)
+            && let Some((line, left)) = returning.asked.last_mut()
+        {
+            *left = left.saturating_sub(1);
+            let is_over = *left == 0;
+            if let Some(line) = line.upgrade() {
+                line.recall();
+            }
+            if is_over {
+                returning.asked.pop();
+            }
+            returning.last = Some(now);
+            return;
+        }
+        if since_last.is_some_and(|since| since >= MOVE) {
+            returning.last = None;
+            self.tell_returned();
+        }
+    }
+
+    /// Tells listeners how many tunnels have come back to each path.
+    fn tell_returned(&mut self) {
+        self.returning.told.resize(self.uplink.paths.len(), 0);
+        for (path, told) in self.uplink.paths.iter().zip(&mut self.returning.told) {
+            let returned = path.returned.load(Relaxed);
+            let tunnels = returned - std::mem::replace(told, returned);
+            if tunnels > 0 {
+                let path = &path.name;
+                info!(path, tunnels, "tunnels went back to a better path");
+                self.uplink.counters.changes.tell(format!("{tunnels} tunnels went back to the path {path}"));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns how often tunnels are asked in an hour whose breaks last a second and begin this many seconds apart.
+    fn rounds(returning: &mut Returning, begun: Instant, apart_s: u64) -> usize {
+        let seconds = 0..3_600;
+        seconds
+            .filter(|at| returning.steady(begun + Duration::from_secs(*at), &[(at + 1) % apart_s != 0]) == [0])
+            .count()
+    }
+
+    #[test]
+    fn a_path_that_fails_again_and_again_gets_its_tunnels_back_less_and_less_often() {
+        let begun = Instant::now();
+        for (apart_s, expected) in [(20, 1), (60, 2), (300, 5), (650, 6)] {
+            assert_eq!(rounds(&mut Returning::default(), begun, apart_s), expected, "{apart_s}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_was_good_for_long_after_many_breaks_is_trusted_again() {
+        let (mut returning, begun) = (Returning::default(), Instant::now());
+        rounds(&mut returning, begun, 60);
+        assert!(returning.paths[0].required > STEADY);
+        let calm = begun + Duration::from_secs(3_600);
+        assert!(returning.steady(calm, &[true]).is_empty());
+        assert_eq!(returning.steady(calm + STEADIEST, &[true]), [0]);
+        assert!(returning.steady(calm + STEADIEST + TRUSTED, &[false]).is_empty());
+        let again = calm + STEADIEST + TRUSTED + STEADY;
+        assert!(returning.steady(again, &[true]).is_empty());
+        assert_eq!(returning.steady(again + STEADY, &[true]), [0]);
+    }
+
+    #[test]
+    fn a_path_is_steady_once_after_each_failure() {
+        let (mut returning, begun) = (Returning::default(), Instant::now());
+        assert!(returning.steady(begun, &[true, false]).is_empty());
+        assert!(returning.steady(begun + STEADY / 2, &[true, true]).is_empty());
+        assert_eq!(returning.steady(begun + STEADY, &[true, true]), [0]);
+        assert_eq!(returning.steady(begun + 2 * STEADY, &[true, true]), [1]);
+        assert!(returning.steady(begun + 3 * STEADY, &[true, true]).is_empty());
+        assert!(returning.steady(begun + 4 * STEADY, &[false, true]).is_empty());
+        assert!(returning.steady(begun + 5 * STEADY, &[true, true]).is_empty());
+        assert!(returning.steady(begun + 6 * STEADY, &[true, true]).is_empty(), "it failed soon");
+        assert_eq!(returning.steady(begun + 7 * STEADY, &[true, true]), [0]);
+    }
+}

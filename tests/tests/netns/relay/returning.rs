@@ -1,0 +1,85 @@
+//! Uplinks that come back after an edge has failed to connect over them.
+
+use std::time::Duration;
+
+use lab::process::{CpuWait, wait_for};
+use lab::site::{Counts, Family, SOON, Site, Terms};
+
+use super::forward::{application, assert_carries};
+use super::uplinks::{
+    LATE_AGAIN, METRICS, ROUND_ROBIN, SILENT_AFTER, Uplinks, assert_carry_unbroken, assert_short_gap, edge, edge_with,
+    pacectl, paths, states, wait_until_up,
+};
+
+/// The time within which the edge has to be back. The back-off of these edges is at least fifteen seconds.
+const BACK: Duration = Duration::from_secs(10);
+
+#[test]
+fn a_path_that_is_back_is_used_before_its_back_off_is_over_while_another_works() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    uplinks.cut(true);
+    let edge = uplinks.edge_with(LATE_AGAIN, ROUND_ROBIN);
+    edge.wait_for_line("no answer", SOON).unwrap();
+    assert_eq!(states(site), ["up", "down"]);
+    uplinks.cut(false);
+    let is_back = wait_for("the path to be used", BACK, || (states(site) == ["up", "up"]).then_some(()));
+    is_back.unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
+}
+
+#[test]
+fn an_edge_whose_only_uplink_is_back_connects_at_once() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let (client, device) = (&site.chain.client, &site.chain.access.near.device);
+    client.ip(&format!("link set {device} down")).unwrap();
+    let edge = edge_with(&site, &format!("\"{}\"", site.template(Family::V4)), LATE_AGAIN, "[class.spread]\n");
+    edge.wait_for_line("no answer", SOON).unwrap();
+    client.ip(&format!("link set {device} up")).unwrap();
+    let is_back = || pacectl(&site, &["connections"]).1.contains("10.0.1.2:443").then_some(());
+    let is_back = wait_for("a connection", BACK, is_back);
+    is_back.unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
+}
+
+/// The time within which tunnels are back on the better path: it has to be steady for fifteen seconds before.
+const RETURNED: Duration = Duration::from_secs(50);
+
+#[test]
+fn tunnels_go_back_to_the_better_path_some_time_after_it_is_back() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    let _echo = site.chain.target.echo(7).unwrap();
+    let devices =
+        "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
+    let relay = format!("\"{}\"", site.template(Family::V4));
+    let edge = edge(site, &relay, &format!("{devices}cost_ms = 200\n[class.spread]\n"));
+    let wait = CpuWait::begin(&[site.relay.id(), edge.id()]).unwrap();
+    // A path may look silent, and its tunnels move, if a process waits for a CPU.
+    let assert_is = |is: bool, what: &dyn std::fmt::Debug| {
+        let waited = wait.so_far().unwrap();
+        let output = edge.output();
+        assert!(is || waited >= SILENT_AFTER, "{what:?}; {waited:?} of waiting for a CPU; the edge said:\n{output}");
+    };
+    wait_until_up(site);
+    let sockets: Vec<_> = (0..4).map(|_| application(site, "127.0.0.1:5000")).collect();
+    sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
+    let tunnels = || paths(site).into_iter().map(|(_, tunnels)| tunnels).collect::<Vec<_>>();
+    let placed = tunnels();
+    assert_is(placed == [4, 0], &("the second path costs more", placed));
+
+    _ = assert_short_gap(&sockets, &edge, || uplinks.cut_first(true));
+    let moved = tunnels();
+    assert_is(moved[1] == 4, &moved);
+    uplinks.cut_first(false);
+    let are_back = || (tunnels() == [4, 0]).then_some(());
+    let are_back = wait_for("the tunnels to be back", RETURNED, are_back);
+    are_back.unwrap_or_else(|error| panic!("{error}: {:?}; the edge said:\n{}", paths(site), edge.output()));
+    assert_carry_unbroken(site, METRICS, &sockets, 8, &edge);
+    let counts = Counts::read(&site.chain.client, METRICS).unwrap();
+    assert_is(counts.of("edge_tunnels_returned_total") == 4, &counts);
+    edge.wait_for_line("went back to a better path", SOON).unwrap();
+    let counts = site.counts().unwrap();
+    assert_is(counts.of("continuations_total{result=\"continued\"}") == 8, &("the target noticed nothing", counts));
+}
