@@ -171,7 +171,8 @@ pub struct EventStreamParser {
 /// An error that an engine reports within its events: vLLM ends every stream that fails with such an event and `[DONE]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineError {
-    /// The status from 400 to 499 that its `code` names, if the engine refuses the request rather than fails.
+    /// The status from 400 to 499 that its `code` names, if the engine seems to refuse the request rather than fail. vLLM and SGLang
+    /// name 400 for many failures of their own, so this is no proof. 401 and 407 are about the gateway's credentials.
     pub refusal: Option<u16>,
     /// The data of the event, in the form of the API.
     pub json: Bytes,
@@ -264,7 +265,7 @@ impl EventStreamParser {
                 self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
                 if let Some(error) = event.error.filter(|_| self.error.is_none()) {
                     let code = serde_json::from_str::<ErrorCode>(error.get()).ok().map(|error| error.code);
-                    let refusal = code.filter(|code| (400..500).contains(code));
+                    let refusal = code.filter(|code| (400..500).contains(code) && ![401, 407].contains(code));
                     self.error = Some(EngineError { refusal, json: Bytes::copy_from_slice(data) });
                 }
                 Ok(())
@@ -400,7 +401,7 @@ mod tests {
         let failed = r#"{"error":{"message":"m","type":"InternalServerError","param":null,"code":500}}"#;
         assert_eq!(refusal(failed), None);
         assert_eq!(refusal(r#"{"error":{"message":"too long","code":400}}"#), Some(400));
-        for code in ["499", "400.5", "\"400\"", "-1", "399", "500", "70000", "null"] {
+        for code in ["499", "400.5", "\"400\"", "-1", "399", "401", "407", "500", "70000", "null"] {
             let refused = refusal(&format!(r#"{{"error":{{"code":{code}}}}}"#));
             assert_eq!(refused, (code == "499").then_some(499), "{code}");
         }

@@ -54,9 +54,15 @@ impl Client {
 
     /// Returns a client of a gateway with this policy.
     async fn under(settings: GatewaySettings, policy: Policy) -> Self {
+        Self::holding(settings, policy, HELD_EVENTS.1).await
+    }
+
+    /// Returns a client of a gateway that holds events before the first token back for this time.
+    async fn holding(settings: GatewaySettings, policy: Policy, held_for: Duration) -> Self {
         let classes = Classes::new(policy, PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
         let (shared, spending) = (Default::default(), Arc::<Spending>::default());
-        let gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
+        let mut gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
+        Arc::get_mut(&mut gateway).unwrap().held_events.1 = held_for;
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let ((ended, served), (made, contents)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
         let (begins, begun) = mpsc::unbounded_channel();
