@@ -210,9 +210,17 @@ struct Delta<'a> {
     #[serde(borrow, default)]
     content: Option<&'a serde_json::value::RawValue>,
     #[serde(borrow, default)]
+    refusal: Option<&'a serde_json::value::RawValue>,
+    /// The model's reasoning, under its older name and its newer one.
+    #[serde(borrow, default)]
     reasoning_content: Option<&'a serde_json::value::RawValue>,
     #[serde(borrow, default)]
+    reasoning: Option<&'a serde_json::value::RawValue>,
+    #[serde(borrow, default)]
     tool_calls: Option<&'a serde_json::value::RawValue>,
+    /// What preceded `tool_calls`.
+    #[serde(borrow, default)]
+    function_call: Option<&'a serde_json::value::RawValue>,
 }
 
 impl EventStreamParser {
@@ -303,7 +311,10 @@ impl EventStreamParser {
 
 impl Choice<'_> {
     fn has_content(&self) -> bool {
-        let delta = self.delta.iter().flat_map(|delta| [delta.content, delta.reasoning_content, delta.tool_calls]);
+        let delta = self.delta.iter().flat_map(|delta| {
+            let Delta { content, refusal, reasoning_content, reasoning, tool_calls, function_call } = *delta;
+            [content, refusal, reasoning_content, reasoning, tool_calls, function_call]
+        });
         delta.chain([self.text]).flatten().any(|value| !matches!(value.get(), "null" | "\"\"" | "[]"))
     }
 }
@@ -362,6 +373,10 @@ mod tests {
         let first = CHAT.find("a\\u").unwrap();
         events.push(Bytes::copy_from_slice(&CHAT.as_bytes()[..first])).unwrap();
         assert!(events.with_content() == 0);
+        let nothing = r#"{"choices":[{"delta":{"refusal":null,"reasoning":"","function_call":null,"tool_calls":[]}}]}"#;
+        let mut events = EventStreamParser::default();
+        events.push(format!("data: {nothing}\n\n").into()).unwrap();
+        assert!(events.with_content() == 0);
     }
 
     #[test]
@@ -370,6 +385,9 @@ mod tests {
             r#"{"choices":[{"text":"x"}]}"#,
             r#"{"choices":[{"delta":{"tool_calls":[{}]}}]}"#,
             r#"{"choices":[{"delta":{"reasoning_content":"x"}}]}"#,
+            r#"{"choices":[{"delta":{"content":null,"reasoning":"x"}}]}"#,
+            r#"{"choices":[{"delta":{"content":"","refusal":"x"}}]}"#,
+            r#"{"choices":[{"delta":{"function_call":{"arguments":"x"}}}]}"#,
         ] {
             let mut events = EventStreamParser::default();
             events.push(format!("data: {data}\n").into()).unwrap();
