@@ -48,6 +48,7 @@ mod caller;
 mod exchange;
 mod overview;
 mod own;
+mod pieces;
 mod silence;
 #[cfg(test)]
 mod tests;

@@ -1,10 +1,7 @@
 //! One engine's answer on its way to the client.
 
 use std::{
-    future::poll_fn,
-    pin::Pin,
     sync::Arc,
-    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -22,6 +19,7 @@ use tokio::time::{Instant as TokioInstant, timeout, timeout_at};
 use super::{
     Failure, Gateway, Model,
     exchange::{Ended, Exchange},
+    pieces::Pieces,
     silence::Silence,
     tries::{EngineRefusal, FailedTry},
 };
@@ -340,14 +338,24 @@ impl Pass<'_> {
             let whole = if has_begun {
                 whole
             } else {
-                held.extend_from_slice(&whole);
-                if events.with_content() == 0 && !events.is_done() && held.len() <= most_bytes {
-                    held_until.get_or_insert_with(|| TokioInstant::now() + held_for);
-                    continue;
+                let has_room = held.len() + whole.len() <= most_bytes;
+                if has_room {
+                    held.extend_from_slice(&whole);
+                    if events.with_content() == 0 && !events.is_done() {
+                        held_until.get_or_insert_with(|| TokioInstant::now() + held_for);
+                        continue;
+                    }
                 }
                 (held_until, has_begun) = (None, true);
                 exchange.respond(&head).await?;
-                held.split().freeze()
+                if has_room {
+                    held.split().freeze()
+                } else {
+                    if !held.is_empty() {
+                        self.send(exchange, held.split().freeze()).await?;
+                    }
+                    whole
+                }
             };
             if events.with_content() > 0 && before == 0 {
                 let first = *first_token.insert(self.began.elapsed());
@@ -461,39 +469,5 @@ impl Pass<'_> {
         let sending = exchange.send(content);
         timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Untaken)??;
         Ok(false)
-    }
-}
-
-/// An engine's answer, piece by piece.
-struct Pieces {
-    body: Incoming,
-    silence: Silence,
-}
-
-impl Pieces {
-    /// Takes over an answer that may be silent within this bound.
-    fn new(answer: Response<Incoming>, silence: Silence) -> Self {
-        Self { body: answer.into_body(), silence }
-    }
-
-    /// Returns the next piece; `None` at the end of the answer.
-    async fn next(&mut self, exchange: &mut Exchange) -> Result<Result<Option<Bytes>, OpenAiError>, Failure> {
-        let Self { body, silence } = self;
-        silence.begin();
-        let next = poll_fn(|cx| {
-            loop {
-                return Poll::Ready(match Pin::new(&mut *body).poll_frame(cx) {
-                    Poll::Pending if silence.poll_over(cx).is_ready() => Err(OpenAiError::EngineTimeout),
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(None) => Ok(None),
-                    Poll::Ready(Some(Err(_))) => Err(OpenAiError::Engine("it broke off its answer")),
-                    Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                        Ok(bytes) => Ok(Some(bytes)),
-                        Err(_) => continue,
-                    },
-                });
-            }
-        });
-        Ok(exchange.unless_gone(next).await?)
     }
 }

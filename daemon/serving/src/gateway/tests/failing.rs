@@ -136,13 +136,20 @@ async fn an_engine_that_breaks_off_before_its_first_token_is_replaced_by_another
     }
 }
 
+const HOUR: Duration = Duration::from_secs(3_600);
+
 #[tokio::test]
 async fn events_before_the_first_token_are_held_for_a_while_and_up_to_a_size() {
     let many = ": ping\n\n".repeat(HELD_EVENTS.0 / 8 + 1);
+    let large = format!("{ROLE}: {}\n\n", "x".repeat(HELD_EVENTS.0));
     // Only the size can end the hold of an hour.
-    for (before, held_for) in [(ROLE, Duration::from_millis(1)), (&many, Duration::from_secs(3_600))] {
+    for (before, held_for) in [(ROLE, Duration::from_millis(1)), (&many, HOUR), (&large, HOUR)] {
         let end = Arc::<Notify>::default();
-        let engine = slow(vec![(Some(Duration::ZERO), before.to_owned())], end.clone()).await;
+        // An event that has no room is not held, and follows the events that are.
+        let (first, rest) = before.split_at(ROLE.len().min(before.len()));
+        let parts = [first, rest].into_iter().filter(|part| !part.is_empty());
+        let parts = parts.map(|part| (Some(Duration::from_millis(20)), part.to_owned())).collect();
+        let engine = slow(parts, end.clone()).await;
         let mut client = Client::holding(settings(&[&engine]), Policy::default(), held_for).await;
         let request = chat(whole(STREAM.into()));
         let answer = tokio::spawn(client.requests.send_request(request));
