@@ -54,8 +54,8 @@ const ERROR_EVENT: OpenAiError = OpenAiError::Engine("it reported an error withi
 /// Fields of an engine's answer that are passed to the client.
 const PASSED: [&str; 3] = ["content-type", "retry-after", "x-request-id"];
 
-/// Fields of a request that are passed to the engine, so that its log and its traces can be joined with the client's.
-const TRACED: [&str; 2] = ["x-request-id", "traceparent"];
+/// The maximum length of a client's ID of a request, in bytes. Longer ones are not passed on.
+const ID_BYTES: usize = 128;
 
 /// An attempt to get a request answered.
 pub(super) struct Pass<'a> {
@@ -237,9 +237,8 @@ impl Pass<'_> {
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "application/json, text/event-stream");
         let asked = self.model.key.iter().fold(asked, |asked, key| asked.header(AUTHORIZATION, key));
-        let traced =
-            TRACED.iter().filter_map(|name| Some((*name, HeaderValue::from_bytes(self.head.field(name)?).ok()?)));
-        let asked = traced.fold(asked, |asked, (name, value)| asked.header(name, value));
+        let traced = self.traced();
+        let asked = traced.into_iter().fold(asked, |asked, (name, value)| asked.header(name, value));
         let asked = asked.body(body.clone()).map_err(|_| OpenAiError::NoEngine)?;
         let answered = timeout_at(*until, self.model.upstream.ask(asked));
         let answer = match exchange.unless_gone(answered).await? {
@@ -259,6 +258,16 @@ impl Pass<'_> {
             self.model.engines.succeeded(place.replica);
         }
         Ok(answer)
+    }
+
+    /// Returns the fields that join the engine's log and its traces with the client's. Engines confuse or abort requests with the same ID,
+    /// and clients choose theirs freely, so the gateway's own ID of the request makes it unique.
+    fn traced(&self) -> Vec<(&'static str, HeaderValue)> {
+        let id = self.head.field("x-request-id").and_then(|id| std::str::from_utf8(id).ok());
+        let id = id.filter(|id| (1..=ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()));
+        let id = id.and_then(|id| HeaderValue::try_from(format!("{id}-{}", self.entry.id())).ok());
+        let trace = self.head.field("traceparent").and_then(|trace| HeaderValue::from_bytes(trace).ok());
+        [("x-request-id", id), ("traceparent", trace)].into_iter().filter_map(|(name, of)| Some((name, of?))).collect()
     }
 
     fn head(&self, answer: &Response<Incoming>, content_length: Option<u64>) -> ResponseHead {

@@ -10,7 +10,7 @@ use config::{
 };
 use futures::stream;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
-use hyper::{Request, Response, body::Frame, client, server, service::service_fn};
+use hyper::{Request, Response, body::Frame, client, header::HeaderValue, server, service::service_fn};
 use hyper_util::rt::TokioIo;
 use pacing::path::PathStats;
 use prometheus_client::{encoding::text::encode, registry::Registry};
@@ -158,6 +158,39 @@ async fn nothing_that_outlives_a_request_has_the_size_of_the_name_in_its_body() 
     let (status, body) = client.chat(whole(format!(r#"{{"model":"{}"}}"#, "\u{7f}".repeat(1 << 20)))).await;
     assert!(status == 404 && body.len() < 4_096, "{status}, {} bytes", body.len());
     assert_eq!(client.served.recv().await.unwrap().asked, "\u{7f}".repeat(256));
+}
+
+#[tokio::test]
+async fn engines_get_the_ids_of_clients_and_none_twice() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut client = Client::of(&format!("http://{}/v1", listener.local_addr().unwrap())).await;
+    let (heads, mut asked) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = BytesMut::new();
+            while !request.ends_with(b"}") && stream.read_buf(&mut request).await.is_ok_and(|bytes| bytes > 0) {}
+            _ = heads.send(String::from_utf8(request.to_vec()).unwrap());
+            _ = stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}").await;
+        }
+    });
+    let (long, longest) = ("x".repeat(129), "x".repeat(128));
+    let mut own = std::collections::HashSet::new();
+    for (id, is_passed) in
+        [("r-1", true), ("r-1", true), (&longest, true), (&long, false), ("", false), ("a b", false), ("\u{e4}", false)]
+    {
+        let mut request = chat(whole(r#"{"model":"large"}"#.into()));
+        request.headers_mut().insert("x-request-id", HeaderValue::from_bytes(id.as_bytes()).unwrap());
+        request.headers_mut().insert("traceparent", HeaderValue::from_static("00-1-2-01"));
+        let answer = client.requests.send_request(request).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        _ = answer.into_body().collect().await;
+        let head = asked.recv().await.unwrap();
+        let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
+        assert_eq!(field("traceparent: "), Some("00-1-2-01"));
+        let passed = field("x-request-id: ").map(|passed| passed.rsplit_once('-').unwrap());
+        assert_eq!(passed.map(|(client, _)| client), is_passed.then_some(id), "{head}");
+        assert!(passed.is_none_or(|(_, number)| own.insert(number.parse::<u64>().unwrap())), "{head}");
+    }
 }
 
 #[tokio::test]
