@@ -253,6 +253,10 @@ impl Pass<'_> {
         if answer.status().is_server_error() {
             return Err(OpenAiError::Engine("it answered with an error of its own").into());
         }
+        // They are about the gateway's own credentials, and edges take 407 for a refusal of theirs.
+        if matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED) {
+            return Err(OpenAiError::Engine("it refused the gateway's key").into());
+        }
         // An engine that has begun an answer may still hang; an engine that refuses a request works.
         if !answer.status().is_success() {
             self.model.engines.succeeded(place.replica);

@@ -194,6 +194,16 @@ async fn engines_get_the_ids_of_clients_and_none_twice() {
 }
 
 #[tokio::test]
+async fn an_engine_that_refuses_the_gateways_key_has_failed() {
+    for status in [401, 407, 403] {
+        let refusal = format!("HTTP/1.1 {status} No\r\ncontent-length: 2\r\n\r\n{{}}");
+        let mut client = Client::of(&engine(refusal).await).await;
+        let expected = if status == 403 { 403 } else { 502 };
+        assert_eq!(client.chat(whole(r#"{"model":"large"}"#.into())).await.0, expected, "{status}");
+    }
+}
+
+#[tokio::test]
 async fn a_refusal_of_a_request_for_a_model_reports_the_load_of_its_engines() {
     let mut client = Client::of("http://127.0.0.1:1/v1").await;
     // The second request finds no engine to choose.

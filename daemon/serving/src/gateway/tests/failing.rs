@@ -68,6 +68,18 @@ async fn an_error_instead_of_tokens_that_refuses_the_request_is_the_answer_of_th
 }
 
 #[tokio::test]
+async fn a_refusal_within_a_stream_keeps_the_fields_of_its_engine_that_clients_use() {
+    let head = "HTTP/1.1 200 OK\r\nx-request-id: r-9\r\nretry-after: 7\r\nserver: secret";
+    let refusing = format!("{}0\r\n\r\n", events(&error(429))).replacen("HTTP/1.1 200 OK", head, 1);
+    let mut client = Client::of(&engine(refusing).await).await;
+    let answer = client.requests.send_request(chat(whole(STREAM.into()))).await.unwrap();
+    let field = |name: &str| answer.headers().get(name).map(|value| value.to_str().unwrap());
+    assert_eq!((answer.status().as_u16(), field("content-type")), (429, Some("application/json")));
+    assert_eq!(["x-request-id", "retry-after", "server"].map(field), [Some("r-9"), Some("7"), None]);
+    assert_eq!(answer.headers().get_all("content-type").iter().count(), 1);
+}
+
+#[tokio::test]
 async fn an_error_that_refuses_the_request_is_no_answer_if_another_engine_contradicts_and_ejects_no_engine() {
     let [refusing, broken] = [failing(&error(400)).await, failing(&error(500)).await];
     // vLLM and SGLang report their own failures as 400, too.
@@ -124,6 +136,8 @@ async fn slow(parts: Vec<(Option<Duration>, String)>, word: Arc<Notify>) -> Stri
 
 const LONG: Duration = Duration::from_secs(30);
 
+const HOUR: Duration = Duration::from_secs(3_600);
+
 #[tokio::test]
 async fn an_engine_that_breaks_off_before_its_first_token_is_replaced_by_another_whatever_it_has_sent() {
     let done = format!("{TOKEN}data: [DONE]\n\n");
@@ -135,8 +149,6 @@ async fn an_engine_that_breaks_off_before_its_first_token_is_replaced_by_another
         assert_eq!(counts(&client), [(0, 1), (1, 0)]);
     }
 }
-
-const HOUR: Duration = Duration::from_secs(3_600);
 
 #[tokio::test]
 async fn events_before_the_first_token_are_held_for_a_while_and_up_to_a_size() {
