@@ -351,6 +351,10 @@ fn an_error_within_a_stream_is_a_failure_and_another_engine_is_asked_until_token
         [1, 1],
         "both engines are asked"
     );
+    let (status, _, body) = desk.chat("large", "error 0 400", true);
+    let refusal: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &refusal["error"]["code"]), (400, &json!(400)), "both engines refuse the request");
+    assert_eq!(desk.large.iter().map(|engine| engine.counts()[0]).collect::<Vec<_>>(), [2, 2]);
     let (status, _, body) = desk.chat("large", "error 2", true);
     assert_eq!((status, tokens(&body)), (200, ("0 1 ".into(), true)), "{body}");
     assert_eq!(body.matches("\"error\"").count(), 1, "{body}");
@@ -358,7 +362,7 @@ fn an_error_within_a_stream_is_a_failure_and_another_engine_is_asked_until_token
     let ended = |outcome: &str| {
         counts.of(&format!(r#"gateway_requests_total{{operation="chat",model="large",outcome="{outcome}"}}"#))
     };
-    assert_eq!((ended("answered"), ended("engine_failed")), (0, 2), "{counts:#?}");
+    assert_eq!((ended("answered"), ended("engine_failed")), (1, 2), "{counts:#?}");
 }
 
 #[test]
