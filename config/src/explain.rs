@@ -288,8 +288,8 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
     } = gateway;
     let records = (*decisions_bytes > 0).then(|| format!("; decisions are recorded in {decisions_bytes} bytes"));
     let mut lines = vec![format!(
-        "gateway: bodies of up to {max_body_bytes} bytes, {bodies_bytes} of all together; engines begin within \
-         {answer_timeout:?} and are silent for {stall_timeout:?} at most; margin {margin_percent} %{}",
+        "gateway: bodies of up to {max_body_bytes} bytes, {bodies_bytes} of all together; engines send the first token \
+         within {answer_timeout:?} and are silent for {stall_timeout:?} at most after it; margin {margin_percent} %{}",
         records.unwrap_or_default()
     )];
     lines.extend(models.iter().map(|model| {

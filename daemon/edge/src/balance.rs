@@ -79,15 +79,16 @@ impl GatewayHealth {
     }
 
     /// Returns the reasons against it for a request for `model`, the gravest first: that it failed, that it is out of reach, that the
-    /// engines of the model are all busy, that it has no connection yet, and the time that it costs.
-    fn cost(&self, seen: Seen, model: u64, now: Instant) -> (bool, bool, bool, bool, Duration) {
+    /// model has no engine there, that the engines of the model are all busy, that it has no connection yet, and the time that it costs.
+    fn cost(&self, seen: Seen, model: u64, now: Instant) -> (bool, bool, bool, bool, bool, Duration) {
         let is_avoided = self.avoided_until.is_some_and(|until| now < until);
         let told = self.told.iter().find(|(told, ..)| *told == model);
         let told = told.filter(|(.., at)| now.saturating_duration_since(*at) < TOLD);
         let load = told.map_or(0, |(_, load, _)| *load);
         let time =
             seen.smoothed_rtt.unwrap_or_default() + FULL * load.min(FULL_PERMILLE) / FULL_PERMILLE + OWN * self.own;
-        (is_avoided, !seen.is_within_reach, load >= FULL_PERMILLE, seen.smoothed_rtt.is_none(), time)
+        let (has_no_engine, is_full) = (load == u32::MAX, load >= FULL_PERMILLE);
+        (is_avoided, !seen.is_within_reach, has_no_engine, is_full, seen.smoothed_rtt.is_none(), time)
     }
 }
 
@@ -197,6 +198,9 @@ mod tests {
         assert_eq!(chosen(&gateways, MODEL), Some(0), "its engines had room, but not in time");
         gateways[0].answered(MODEL, (503, Some(u32::MAX)), now);
         assert_eq!([MODEL, 8].map(|model| chosen(&gateways, model)), [Some(1), Some(0)], "one model has no engine");
+        gateways[1].answered(MODEL, (200, Some(1_000)), now);
+        assert_eq!(chosen(&gateways, MODEL), Some(1), "busy engines are better than none");
+        gateways[1].answered(MODEL, (200, Some(0)), now);
         for status in [503, 407] {
             gateways[0].answered(8, (200, Some(0)), now);
             assert_eq!(chosen(&gateways, 8), Some(0));

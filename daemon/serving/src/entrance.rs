@@ -315,14 +315,13 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         loop {
             tries += 1;
             let (head_now, terms) = (budgeted(&head, start.elapsed()), terms(&class, signal, start.elapsed()));
-            let head_now = if tries == 1 { head_now } else { repeated(head_now) };
             let asked = match gateways.ask(head_now, &terms, model, body.len(), &mut tried).await {
                 Ok(asked) => asked,
                 Err(NotAsked::Head(why)) => return Err(OpenAiError::Head(why)),
                 Err(_) if gateways.has_others(&tried) => continue,
                 Err(NotAsked::NoGateway(why)) => return Err(OpenAiError::NoGateway(why)),
             };
-            let head_now = || repeated(budgeted(&head, start.elapsed()));
+            let head_now = || budgeted(&head, start.elapsed());
             recording.goes(|| gateways.way(&asked.place));
             let may_leave = tries < MOST_TRIES || gateways.has_others(&tried);
             let (outcome, answer) = race(gateways, asked, head_now, &body, may_leave).await;
@@ -424,13 +423,6 @@ fn budgeted(head: &RequestHead, elapsed: Duration) -> RequestHead {
             field.value = shortened(signal, elapsed).to_field_value().into();
         }
     }
-    head
-}
-
-/// Returns the head of a repeated request, without its ID: its engine may still work on the first one, and vLLM refuses an ID that is in
-/// use.
-fn repeated(mut head: RequestHead) -> RequestHead {
-    head.fields.retain(|field| field.name != b"x-request-id"[..]);
     head
 }
 

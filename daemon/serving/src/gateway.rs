@@ -6,7 +6,7 @@
 //! | the request cannot be read, or names an unknown model | an error of the API, 400 to 415 |
 //! | the client goes away | nothing; the engine's request ends as well |
 //! | an engine fails before its first token passes | the answer of another engine; if there is none, 502 or 504 |
-//! | an engine reports within its events that it refuses the request, before the first token | the engine's error, 400 to 499 |
+//! | the engines report within their events that they refuse the request, before the first token | the last engine's error, 400 to 499 |
 //! | an engine fails while it answers | an event with the error, if events are streamed, or else 502 |
 //! | more requests than engines work on, and than may wait | 429 and `retry-after` |
 
@@ -48,13 +48,14 @@ mod caller;
 mod exchange;
 mod overview;
 mod own;
+mod pieces;
 mod silence;
 #[cfg(test)]
 mod tests;
 mod tries;
 
 use self::{
-    answer::Done,
+    answer::{Done, HELD_EVENTS},
     body::Bodies,
     caller::Caller,
     exchange::{ANSWER_TIMEOUT, Ended, Gone},
@@ -79,6 +80,8 @@ pub struct Gateway {
     live: Arc<Live>,
     decisions: Decisions,
     clock: Clock,
+    /// How many bytes of events before the first token are held back, and for how long after the first of them.
+    held_events: (usize, Duration),
     /// The checks of its engines, and their return after an ejection.
     checking: Mutex<JoinSet<()>>,
 }
@@ -180,6 +183,7 @@ impl Gateway {
             live,
             decisions,
             clock,
+            held_events: HELD_EVENTS,
             checking: Mutex::default(),
         }))
     }

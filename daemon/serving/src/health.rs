@@ -1,13 +1,14 @@
 //! Whether an engine gets requests, decided by the results of its requests and of checks.
 //!
-//! | an engine | gets requests again |
+//! | an engine that | gets requests |
 //! |---|---|
-//! | takes no connections, and is checked | when a check finds it ready, or it begins to answer a request that it has |
-//! | takes no connections, and is not checked | after a while, by a client's request |
-//! | failed [`FAULTS`] requests in a row | after a while, unless a check found it not ready |
-//! | did not complete answers without streaming in time, and answers checks | all the time |
-//! | tells a check that it is not ready | when a check finds it ready |
-//! | was silent for [`SILENCES`] checks in a row | when a check finds it ready, or it begins to answer a request that it has |
+//! | takes no connections, and is checked | again when a check finds it ready, or it begins to answer a request that it has |
+//! | takes no connections, and is not checked | again after a while, by a client's request |
+//! | failed [`FAULTS`] requests in a row | again after a while, unless a check found it not ready |
+//! | did not begin answers without streaming in time, and answers its checks | all the time: the answers may just be long |
+//! | refuses requests in its events | all the time: the requests may be at fault |
+//! | tells a check that it is not ready | again when a check finds it ready |
+//! | was silent for [`SILENCES`] checks in a row | again when a check finds it ready, or it begins to answer a request that it has |
 
 /// How many requests in a row an engine must fail before it gets none for a while.
 pub const FAULTS: u32 = 5;
@@ -29,8 +30,10 @@ pub enum Fault {
     OutOfReach,
     /// It received a request and failed to answer it.
     Answer,
-    /// It did not complete an answer without streaming in time. The answer may just be long.
+    /// It did not begin an answer without streaming in time. The answer may just be long.
     Late,
+    /// It reported within its answer that it refuses the request. The request may be at fault.
+    Refusal,
 }
 
 /// What a check found.
@@ -153,10 +156,12 @@ impl Health {
 
     /// Notes that the engine failed a request, and why. An engine that is out of reach gets no requests for a while. An
     /// engine that failed [`FAULTS`] requests in a row gets none either, unless it `is_last`: the request itself may make
-    /// engines fail, and must not take them from other requests. An engine that answers its checks may be late.
+    /// engines fail, and must not take them from other requests. An engine that answers its checks may be late, and any engine may
+    /// refuse requests.
     pub fn failed(&mut self, fault: Fault, why: &str, is_last: bool, now_ns: u64) {
         self.note(why);
-        if fault == Fault::Late && self.is_checked && !self.is_down && !self.is_unready && self.silences == 0 {
+        let answers_checks = self.is_checked && !self.is_down && !self.is_unready && self.silences == 0;
+        if fault == Fault::Refusal || (fault == Fault::Late && answers_checks) {
             return;
         }
         self.faults = self.faults.saturating_add(1);
@@ -284,6 +289,15 @@ mod tests {
         for fault in [Fault::Answer, Fault::Late].into_iter().cycle().take(2 * FAULTS as usize) {
             health.failed(fault, "", false, 0);
         }
+        assert!(!health.is_usable(0), "other faults still count");
+    }
+
+    #[test]
+    fn refusals_eject_no_engine() {
+        let mut health = Health::new(false);
+        (0..FAULTS).for_each(|_| health.failed(Fault::Refusal, "it refused", false, 0));
+        assert_eq!((health.is_usable(0), health.trouble()), (true, Some("it refused")));
+        (0..FAULTS).for_each(|_| health.failed(Fault::Answer, "it crashed", false, 0));
         assert!(!health.is_usable(0), "other faults still count");
     }
 

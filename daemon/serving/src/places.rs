@@ -354,12 +354,12 @@ impl Engines {
         state.replicas.iter().map(|replica| replica.others(now_ns, state.report_ns)).collect()
     }
 
-    /// Returns for each engine the time of its last report, if that has become too old to count: the load there is not known any more.
+    /// Returns for each engine whether its last report has become too old to count: the load there is not known any more.
     #[must_use]
-    pub fn lost_reports(&self) -> Vec<Option<u64>> {
+    pub fn lost_reports(&self) -> Vec<bool> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        let lost = |(_, at_ns): (Reported, u64)| (now_ns.saturating_sub(at_ns) > state.report_ns).then_some(at_ns);
-        state.replicas.iter().map(|replica| replica.others.and_then(lost)).collect()
+        let is_lost = |(_, at_ns): (Reported, u64)| now_ns.saturating_sub(at_ns) > state.report_ns;
+        state.replicas.iter().map(|replica| replica.others.is_some_and(is_lost)).collect()
     }
 
     /// Returns how many requests each engine works on, and whether it gets any.

@@ -433,7 +433,7 @@ impl Known {
             let (waiting, waiting_tokens) = engines.waiting_each();
             let loads = engines.loads().into_iter().zip(engines.others().into_iter().zip(engines.lost_reports()));
             let replicas = self.replicas.iter_mut().zip(&self.flights).skip(*first);
-            for ((replica, flights), ((in_flight, is_usable), (others, lost_ns))) in replicas.zip(loads) {
+            for ((replica, flights), ((in_flight, is_usable), (others, is_lost))) in replicas.zip(loads) {
                 replica.usable = is_usable;
                 replica.load.running = in_flight.saturating_add(others.running);
                 replica.load.waiting = waiting.saturating_add(others.waiting);
@@ -441,8 +441,9 @@ impl Known {
                 let of_others = f64::from(others.running.saturating_add(others.waiting)) * self.answer_tokens;
                 replica.load.outstanding_tokens =
                     flights.lock().left_tokens().saturating_add(waiting_tokens).saturating_add(of_others as u64);
-                // Our own counts are always new; a policy that learned from loads must not use one without the others'.
-                replica.load.updated_ns = lost_ns.unwrap_or(now_ns);
+                // Our own counts are always new; a policy that learned from loads must not use one without the others', however new the lost
+                // report is.
+                replica.load.updated_ns = if is_lost { 0 } else { now_ns };
             }
         }
         share_groups(&mut self.replicas);

@@ -171,7 +171,8 @@ pub struct EventStreamParser {
 /// An error that an engine reports within its events: vLLM ends every stream that fails with such an event and `[DONE]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineError {
-    /// The status from 400 to 499 that its `code` names, if the engine refuses the request rather than fails.
+    /// The status from 400 to 499 that its `code` names, if the engine seems to refuse the request rather than fail. vLLM and SGLang
+    /// name 400 for many failures of their own, so this is no proof. 401 and 407 are about the gateway's credentials.
     pub refusal: Option<u16>,
     /// The data of the event, in the form of the API.
     pub json: Bytes,
@@ -209,9 +210,17 @@ struct Delta<'a> {
     #[serde(borrow, default)]
     content: Option<&'a serde_json::value::RawValue>,
     #[serde(borrow, default)]
+    refusal: Option<&'a serde_json::value::RawValue>,
+    /// The model's reasoning, under its older name and its newer one.
+    #[serde(borrow, default)]
     reasoning_content: Option<&'a serde_json::value::RawValue>,
     #[serde(borrow, default)]
+    reasoning: Option<&'a serde_json::value::RawValue>,
+    #[serde(borrow, default)]
     tool_calls: Option<&'a serde_json::value::RawValue>,
+    /// What preceded `tool_calls`.
+    #[serde(borrow, default)]
+    function_call: Option<&'a serde_json::value::RawValue>,
 }
 
 impl EventStreamParser {
@@ -264,7 +273,7 @@ impl EventStreamParser {
                 self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
                 if let Some(error) = event.error.filter(|_| self.error.is_none()) {
                     let code = serde_json::from_str::<ErrorCode>(error.get()).ok().map(|error| error.code);
-                    let refusal = code.filter(|code| (400..500).contains(code));
+                    let refusal = code.filter(|code| (400..500).contains(code) && ![401, 407].contains(code));
                     self.error = Some(EngineError { refusal, json: Bytes::copy_from_slice(data) });
                 }
                 Ok(())
@@ -302,7 +311,10 @@ impl EventStreamParser {
 
 impl Choice<'_> {
     fn has_content(&self) -> bool {
-        let delta = self.delta.iter().flat_map(|delta| [delta.content, delta.reasoning_content, delta.tool_calls]);
+        let delta = self.delta.iter().flat_map(|delta| {
+            let Delta { content, refusal, reasoning_content, reasoning, tool_calls, function_call } = *delta;
+            [content, refusal, reasoning_content, reasoning, tool_calls, function_call]
+        });
         delta.chain([self.text]).flatten().any(|value| !matches!(value.get(), "null" | "\"\"" | "[]"))
     }
 }
@@ -361,6 +373,10 @@ mod tests {
         let first = CHAT.find("a\\u").unwrap();
         events.push(Bytes::copy_from_slice(&CHAT.as_bytes()[..first])).unwrap();
         assert!(events.with_content() == 0);
+        let nothing = r#"{"choices":[{"delta":{"refusal":null,"reasoning":"","function_call":null,"tool_calls":[]}}]}"#;
+        let mut events = EventStreamParser::default();
+        events.push(format!("data: {nothing}\n\n").into()).unwrap();
+        assert!(events.with_content() == 0);
     }
 
     #[test]
@@ -369,6 +385,9 @@ mod tests {
             r#"{"choices":[{"text":"x"}]}"#,
             r#"{"choices":[{"delta":{"tool_calls":[{}]}}]}"#,
             r#"{"choices":[{"delta":{"reasoning_content":"x"}}]}"#,
+            r#"{"choices":[{"delta":{"content":null,"reasoning":"x"}}]}"#,
+            r#"{"choices":[{"delta":{"content":"","refusal":"x"}}]}"#,
+            r#"{"choices":[{"delta":{"function_call":{"arguments":"x"}}}]}"#,
         ] {
             let mut events = EventStreamParser::default();
             events.push(format!("data: {data}\n").into()).unwrap();
@@ -400,7 +419,7 @@ mod tests {
         let failed = r#"{"error":{"message":"m","type":"InternalServerError","param":null,"code":500}}"#;
         assert_eq!(refusal(failed), None);
         assert_eq!(refusal(r#"{"error":{"message":"too long","code":400}}"#), Some(400));
-        for code in ["499", "400.5", "\"400\"", "-1", "399", "500", "70000", "null"] {
+        for code in ["499", "400.5", "\"400\"", "-1", "399", "401", "407", "500", "70000", "null"] {
             let refused = refusal(&format!(r#"{{"error":{{"code":{code}}}}}"#));
             assert_eq!(refused, (code == "499").then_some(499), "{code}");
         }

@@ -106,8 +106,10 @@ impl Router {
             self.counters.refused += 1;
             return None;
         }
+        // The engines of other models have no part in the decision.
         let stale = (state.replicas.iter())
-            .any(|replica| replica.usable && now_ns.saturating_sub(replica.load.updated_ns) > STALE_NS);
+            .filter(|replica| survey::is_open(&self.models, request, replica))
+            .any(|replica| now_ns.saturating_sub(replica.load.updated_ns) > STALE_NS);
         let mut choice = match self.policy.decide(&survey, stale) {
             Ok(choice) => choice,
             Err(cause) => {

@@ -10,7 +10,7 @@
 //! | `stall N` | N tokens, then nothing |
 //! | `cut N` | N tokens, then the end of the connection |
 //! | `garbage N` | N tokens, then an event that is no JSON |
-//! | `error N` | N tokens, then an event with an error and `[DONE]`, as vLLM ends a stream that fails |
+//! | `error N`, `error N CODE` | N tokens, then an event with an error of this code (500) and `[DONE]`, as vLLM ends a stream that fails |
 //! | `uncounted` | as many tokens as the request allows, and no `usage`, even on request |
 //! | `timed` | the same, with llama.cpp's `timings`: two tokens an event, and a prompt of 3 tokens and 4 from the cache |
 //! | anything else | as many tokens as the request allows, 16 if it does not say |
@@ -296,7 +296,8 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
     let prompt = asked["prompt"].as_str().or_else(|| asked["messages"].as_array()?.last()?["content"].as_str());
     let prompt = prompt.unwrap_or_default();
     let (word, number) = prompt.split_once(' ').unwrap_or((prompt, ""));
-    let number = number.parse().unwrap_or(0);
+    let (number, code) = number.split_once(' ').unwrap_or((number, "500"));
+    let (number, code) = (number.parse().unwrap_or(0), code.parse().unwrap_or(500));
     let most = ["max_completion_tokens", "max_tokens"].iter().find_map(|key| asked[key].as_u64()).unwrap_or(16);
     let (tokens, end) = match word {
         "fail" => return Ok(whole(StatusCode::INTERNAL_SERVER_ERROR, "a secret of the engine")),
@@ -308,7 +309,7 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
         "stall" => (number, End::Silence),
         "cut" => (number, End::Cut),
         "garbage" => (number, End::Garbage),
-        "error" => (number, End::Error),
+        "error" => (number, End::Error(code)),
         "uncounted" => (most, End::Uncounted),
         "timed" => (most, End::Timed),
         _ => (most, End::Done),
@@ -351,7 +352,7 @@ enum End {
     Silence,
     Cut,
     Garbage,
-    Error,
+    Error(u16),
 }
 
 /// The tokens of one answer; each is sent when its step is over.
@@ -476,8 +477,8 @@ impl Body for Tokens {
                         self.last = vec![Bytes::from_static(b"data: a secret of the engine\n\n")];
                         continue;
                     }
-                    End::Error => {
-                        let error = json!({ "error": { "message": "a secret of the engine", "code": 500 } });
+                    End::Error(code) => {
+                        let error = json!({ "error": { "message": "a secret of the engine", "code": code } });
                         self.is_over = true;
                         self.last = vec![Bytes::from_static(b"data: [DONE]\n\n"), format!("data: {error}\n\n").into()];
                         continue;

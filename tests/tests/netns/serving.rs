@@ -237,7 +237,11 @@ fn tokens_come_as_they_are_made_and_bodies_pass_but_for_the_models_name() {
         ("/v1/chat/completions", Some("Bearer sk-of-the-engine"))
     );
     assert_eq!(asked.body, billed_chat("opt-6.7b", "a b c"));
-    assert_eq!(asked.traced, traced.map(|value| Some(value.to_owned())));
+    let [id, trace] = asked.traced.map(Option::unwrap);
+    assert!(
+        id.strip_prefix("r-1-").is_some_and(|own| own.parse::<u64>().is_ok()) && trace == traced[1],
+        "{id} {trace}"
+    );
     let (status, _, body) = desk.chat("large", "a b c", false);
     let whole: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &whole["choices"][0]["message"]["content"]), (200, &json!("0 1 2 3 4 ")));
@@ -347,6 +351,10 @@ fn an_error_within_a_stream_is_a_failure_and_another_engine_is_asked_until_token
         [1, 1],
         "both engines are asked"
     );
+    let (status, _, body) = desk.chat("large", "error 0 400", true);
+    let refusal: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &refusal["error"]["code"]), (400, &json!(400)), "both engines refuse the request");
+    assert_eq!(desk.large.iter().map(|engine| engine.counts()[0]).collect::<Vec<_>>(), [2, 2]);
     let (status, _, body) = desk.chat("large", "error 2", true);
     assert_eq!((status, tokens(&body)), (200, ("0 1 ".into(), true)), "{body}");
     assert_eq!(body.matches("\"error\"").count(), 1, "{body}");
@@ -354,7 +362,7 @@ fn an_error_within_a_stream_is_a_failure_and_another_engine_is_asked_until_token
     let ended = |outcome: &str| {
         counts.of(&format!(r#"gateway_requests_total{{operation="chat",model="large",outcome="{outcome}"}}"#))
     };
-    assert_eq!((ended("answered"), ended("engine_failed")), (0, 2), "{counts:#?}");
+    assert_eq!((ended("answered"), ended("engine_failed")), (1, 2), "{counts:#?}");
 }
 
 #[test]

@@ -35,15 +35,6 @@ fn time_that_passed_at_the_edge_is_taken_off_each_budget_whichever_field_it_is_i
     assert_eq!(terms.signal.and_then(|signal| signal.deadline_ms), Some(170));
 }
 
-#[test]
-fn a_repeated_request_has_no_id_but_belongs_to_the_same_trace() {
-    let field = |name: &'static str| Field::new(name, "x");
-    let fields = ["x-request-id", "traceparent", "accept"].map(field).to_vec();
-    let (scheme, authority, path, protocol) = (None, None, None, None);
-    let head = RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields };
-    assert_eq!(repeated(head).fields, ["traceparent", "accept"].map(field));
-}
-
 /// The way to gateways of an edge that has none. It says so at once, or, with a sender, tells that it was asked and never answers.
 struct Nowhere(Option<mpsc::UnboundedSender<()>>);
 

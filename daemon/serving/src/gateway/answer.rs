@@ -1,10 +1,7 @@
 //! One engine's answer on its way to the client.
 
 use std::{
-    future::poll_fn,
-    pin::Pin,
     sync::Arc,
-    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -22,7 +19,9 @@ use tokio::time::{Instant as TokioInstant, timeout, timeout_at};
 use super::{
     Failure, Gateway, Model,
     exchange::{Ended, Exchange},
+    pieces::Pieces,
     silence::Silence,
+    tries::{EngineRefusal, FailedTry},
 };
 use crate::{
     LOAD,
@@ -55,8 +54,8 @@ const ERROR_EVENT: OpenAiError = OpenAiError::Engine("it reported an error withi
 /// Fields of an engine's answer that are passed to the client.
 const PASSED: [&str; 3] = ["content-type", "retry-after", "x-request-id"];
 
-/// Fields of a request that are passed to the engine, so that its log and its traces can be joined with the client's.
-const TRACED: [&str; 2] = ["x-request-id", "traceparent"];
+/// The maximum length of a client's ID of a request, in bytes. Longer ones are not passed on.
+const ID_BYTES: usize = 128;
 
 /// An attempt to get a request answered.
 pub(super) struct Pass<'a> {
@@ -105,10 +104,14 @@ impl Payer<'_> {
 struct Answering<'a> {
     place: &'a EnginePlace,
     lesson: Lesson<'a>,
+    /// When its first token must have come.
+    until: TokioInstant,
     /// When its first token passed, if tokens are streamed.
     first_token: Option<Duration>,
     /// The status of its answer, once that has begun.
     status: Option<StatusCode>,
+    /// Its answer, if it refuses the request in an event before the first token.
+    refusal: Option<EngineRefusal>,
     /// Whether its answer is a stream of events.
     is_streamed: bool,
     /// Its report of tokens.
@@ -118,25 +121,27 @@ struct Answering<'a> {
 }
 
 impl Pass<'_> {
-    /// Sends the request to the engine and passes the answer on. The used tokens count even if the answer does not complete. If
-    /// this fails with a refusal, the client has received nothing.
+    /// Sends the request to the engine and passes the answer on. The used tokens count even if the answer does not complete. After a
+    /// failed try, the client has received nothing.
     pub(super) async fn run(
         &self,
         exchange: &mut Exchange,
         body: &RenamedBody,
         place: &EnginePlace,
         served: &mut Served,
-    ) -> Result<Done, Failure> {
+    ) -> Result<Result<Done, FailedTry>, Failure> {
+        let asked = TokioInstant::now();
         let mut by = Answering {
             place,
             lesson: self.gateway.routes.begin(&self.route, place.replica),
+            until: asked + self.gateway.settings.answer_timeout,
             first_token: None,
             status: None,
+            refusal: None,
             is_streamed: false,
             report: TokenReport::default(),
             bytes: 0,
         };
-        let asked = Instant::now();
         self.entry.at_work();
         let ended = self.pass(exchange, body, &mut by).await;
         let usage = self.usage(&by, &ended, asked.elapsed());
@@ -149,11 +154,28 @@ impl Pass<'_> {
             // A prompt that was noted before its engine failed costs nothing.
             tenant.bill(usage.unwrap_or_default());
         }
-        ended.map(|status| Done {
-            status: status.as_u16(),
-            tokens: served.usage.map_or(0, |usage| usage.completion_tokens),
-            first_token: by.first_token,
-        })
+        match ended {
+            Ok(status) => Ok(Ok(Done {
+                status: status.as_u16(),
+                tokens: served.usage.map_or(0, |usage| usage.completion_tokens),
+                first_token: by.first_token,
+            })),
+            Err(Failure::Refused(
+                failure @ (OpenAiError::Engine(_) | OpenAiError::OutOfReach { .. } | OpenAiError::EngineTimeout),
+            )) => Ok(Err(FailedTry { fault: self.fault(&by, &failure), failure, refusal: by.refusal })),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Returns the engine's fault in a failed try. Only an answer that begins once all its tokens are made may just be long.
+    fn fault(&self, by: &Answering<'_>, failure: &OpenAiError) -> Fault {
+        let may_be_long = !self.is_streamed && self.operation != Operation::Embeddings && by.status.is_none();
+        match failure {
+            OpenAiError::OutOfReach { .. } => Fault::OutOfReach,
+            OpenAiError::EngineTimeout if may_be_long => Fault::Late,
+            _ if by.refusal.is_some() => Fault::Refusal,
+            _ => Fault::Answer,
+        }
     }
 
     /// Returns the tokens that the engine has used within `elapsed`; `None` if it refused the request or failed, because another engine may
@@ -182,7 +204,7 @@ impl Pass<'_> {
         body: &RenamedBody,
         by: &mut Answering<'_>,
     ) -> Result<StatusCode, Failure> {
-        let answer = self.ask(exchange, body, by.place).await?;
+        let answer = self.ask(exchange, body, by).await?;
         let status = answer.status();
         by.status = Some(status);
         if status.is_success() {
@@ -206,7 +228,7 @@ impl Pass<'_> {
         &self,
         exchange: &mut Exchange,
         body: &RenamedBody,
-        place: &EnginePlace,
+        Answering { place, until, .. }: &Answering<'_>,
     ) -> Result<Response<Incoming>, Failure> {
         let url = self.model.urls.get(place.replica).ok_or(OpenAiError::NoEngine)?;
         let asked = hyper::Request::builder()
@@ -215,11 +237,10 @@ impl Pass<'_> {
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "application/json, text/event-stream");
         let asked = self.model.key.iter().fold(asked, |asked, key| asked.header(AUTHORIZATION, key));
-        let traced =
-            TRACED.iter().filter_map(|name| Some((*name, HeaderValue::from_bytes(self.head.field(name)?).ok()?)));
-        let asked = traced.fold(asked, |asked, (name, value)| asked.header(name, value));
+        let traced = self.traced();
+        let asked = traced.into_iter().fold(asked, |asked, (name, value)| asked.header(name, value));
         let asked = asked.body(body.clone()).map_err(|_| OpenAiError::NoEngine)?;
-        let answered = timeout(self.gateway.settings.answer_timeout, self.model.upstream.ask(asked));
+        let answered = timeout_at(*until, self.model.upstream.ask(asked));
         let answer = match exchange.unless_gone(answered).await? {
             Err(_) => return Err(OpenAiError::EngineTimeout.into()),
             Ok(Err(Unanswered::OutOfReach(why))) => return Err(OpenAiError::OutOfReach { why }.into()),
@@ -232,11 +253,25 @@ impl Pass<'_> {
         if answer.status().is_server_error() {
             return Err(OpenAiError::Engine("it answered with an error of its own").into());
         }
+        // They are about the gateway's own credentials, and edges take 407 for a refusal of theirs.
+        if matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED) {
+            return Err(OpenAiError::Engine("it refused the gateway's key").into());
+        }
         // An engine that has begun an answer may still hang; an engine that refuses a request works.
         if !answer.status().is_success() {
             self.model.engines.succeeded(place.replica);
         }
         Ok(answer)
+    }
+
+    /// Returns the fields that join the engine's log and its traces with the client's. Engines confuse or abort requests with the same ID,
+    /// and clients choose theirs freely, so the gateway's own ID of the request makes it unique.
+    fn traced(&self) -> Vec<(&'static str, HeaderValue)> {
+        let id = self.head.field("x-request-id").and_then(|id| std::str::from_utf8(id).ok());
+        let id = id.filter(|id| (1..=ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()));
+        let id = id.and_then(|id| HeaderValue::try_from(format!("{id}-{}", self.entry.id())).ok());
+        let trace = self.head.field("traceparent").and_then(|trace| HeaderValue::from_bytes(trace).ok());
+        [("x-request-id", id), ("traceparent", trace)].into_iter().filter_map(|(name, of)| Some((name, of?))).collect()
     }
 
     fn head(&self, answer: &Response<Incoming>, content_length: Option<u64>) -> ResponseHead {
@@ -257,8 +292,7 @@ impl Pass<'_> {
     }
 
     /// Passes events on as they arrive, from the first token on, and returns the status of the answer. If they break off, sends an event with
-    /// the error. An event with an error of the engine is a failure of the engine; before the first token, it is the whole answer if it refuses
-    /// the request.
+    /// the error. An event with an error of the engine is a failure of the engine; before the first token, another engine may still answer.
     async fn pass_events(
         &self,
         exchange: &mut Exchange,
@@ -266,12 +300,13 @@ impl Pass<'_> {
         by: &mut Answering<'_>,
     ) -> Result<StatusCode, Failure> {
         let passed = answer.status();
-        let Answering { place, lesson, first_token, report, status, .. } = by;
+        let Answering { place, lesson, until, first_token, report, refusal, .. } = by;
         let head = self.head(&answer, None);
         // An engine that has begun an answer may still read the prompt, or have the request in its own queue.
-        let mut answer = Pieces::new(answer, self.gateway.settings.answer_timeout);
+        let mut answer = Pieces::new(answer, Silence::until(*until));
         let (mut events, mut has_begun) = (EventStreamParser::default(), false);
         let mut is_at_work = false;
+        let (most_bytes, held_for) = self.gateway.held_events;
         let (mut held, mut held_until) = (BytesMut::new(), None);
         let broken = loop {
             let next = match held_until {
@@ -299,13 +334,16 @@ impl Pass<'_> {
                 Err(malformed) => break Some(OpenAiError::Engine(malformed.as_str())),
             };
             if let Some(error) = events.error().filter(|_| !has_begun && events.with_content() == 0) {
-                let Some(refusal) = error.refusal.and_then(|code| StatusCode::from_u16(code).ok()) else {
-                    break Some(ERROR_EVENT);
-                };
-                *status = Some(refusal);
-                self.model.engines.succeeded(place.replica);
-                self.pass_refusal(exchange, refusal, error.json.clone()).await?;
-                return Ok(refusal);
+                *refusal = error.refusal.map(|status| self.refusal(&head, status, error.json.clone()));
+                break Some(ERROR_EVENT);
+            }
+            // After an error, no token is to be expected.
+            let has_tokens = events.with_content() > 0 || events.is_done() || events.error().is_some();
+            match std::mem::replace(&mut is_at_work, has_tokens) {
+                false if has_tokens => answer.silence.limit(self.gateway.settings.stall_timeout),
+                // Comments and names of roles prolong nothing, however densely they come.
+                false if TokioInstant::now() >= *until => break Some(OpenAiError::EngineTimeout),
+                _ => {}
             }
             if whole.is_empty() {
                 continue;
@@ -313,18 +351,25 @@ impl Pass<'_> {
             let whole = if has_begun {
                 whole
             } else {
-                held.extend_from_slice(&whole);
-                if events.with_content() == 0 && !events.is_done() && held.len() <= HELD_EVENTS.0 {
-                    held_until.get_or_insert_with(|| TokioInstant::now() + HELD_EVENTS.1);
-                    continue;
+                let has_room = held.len() + whole.len() <= most_bytes;
+                if has_room {
+                    held.extend_from_slice(&whole);
+                    if events.with_content() == 0 && !events.is_done() {
+                        held_until.get_or_insert_with(|| TokioInstant::now() + held_for);
+                        continue;
+                    }
                 }
                 (held_until, has_begun) = (None, true);
                 exchange.respond(&head).await?;
-                held.split().freeze()
+                if has_room {
+                    held.split().freeze()
+                } else {
+                    if !held.is_empty() {
+                        self.send(exchange, held.split().freeze()).await?;
+                    }
+                    whole
+                }
             };
-            if !std::mem::replace(&mut is_at_work, events.with_content() > 0 || events.is_done()) && is_at_work {
-                answer.silence.limit(self.gateway.settings.stall_timeout);
-            }
             if events.with_content() > 0 && before == 0 {
                 let first = *first_token.insert(self.began.elapsed());
                 self.gateway.metrics.first_token(&self.model.name, first.as_secs_f64());
@@ -345,7 +390,10 @@ impl Pass<'_> {
             }
             Some(refusal) if !has_begun => Err(refusal.into()),
             Some(refusal) => {
-                self.model.engines.failed(place.replica, Fault::Answer, &refusal.to_string());
+                // Clients could take engines from others with requests that engines refuse.
+                if events.error().is_none_or(|error| error.refusal.is_none()) {
+                    self.model.engines.failed(place.replica, Fault::Answer, &refusal.to_string());
+                }
                 if refusal != ERROR_EVENT {
                     // The leading line end closes an event that broke off.
                     self.send(exchange, [b"\n", &refusal.event()[..]].concat().into()).await?;
@@ -355,13 +403,20 @@ impl Pass<'_> {
         }
     }
 
-    /// Passes on a refusal that an engine has sent as an event, as the whole answer.
-    async fn pass_refusal(&self, exchange: &mut Exchange, status: StatusCode, json: Bytes) -> Result<(), Failure> {
-        let mut fields = self.own_fields();
+    /// Returns the answer that passes on an engine's event with a refusal. `head` is the head of the engine's stream.
+    fn refusal(&self, head: &ResponseHead, status: u16, json: Bytes) -> EngineRefusal {
+        let mut fields = head.fields.clone();
+        fields.retain(|field| field.name != "content-type");
         fields.push(Field::new("content-type", "application/json"));
-        let head = self.with_length(ResponseHead { status: status.as_u16(), fields }, json.len());
+        EngineRefusal { head: self.with_length(ResponseHead { status, fields }, json.len()), json }
+    }
+
+    /// Passes on a refusal of an engine as the whole answer.
+    pub(super) async fn pass_refusal(&self, exchange: &mut Exchange, refusal: EngineRefusal) -> Result<Done, Failure> {
+        let EngineRefusal { head, json } = refusal;
         exchange.respond(&head).await?;
-        self.send(exchange, json).await.map(drop)
+        self.send(exchange, json).await?;
+        Ok(Done { status: head.status, tokens: 0, first_token: None })
     }
 
     /// Passes on an answer without events: holds it until it is complete, or only its end if it is large.
@@ -375,7 +430,7 @@ impl Pass<'_> {
         let status = answer.status();
         let head = |length| self.head(&answer, length);
         let (known, unknown) = (head(length), head(None));
-        let mut answer = Pieces::new(answer, self.gateway.settings.stall_timeout);
+        let mut answer = Pieces::new(answer, Silence::new(self.gateway.settings.stall_timeout));
         let (mut held, mut has_begun) = (BytesMut::new(), false);
         loop {
             match answer.next(exchange).await? {
@@ -427,39 +482,5 @@ impl Pass<'_> {
         let sending = exchange.send(content);
         timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Untaken)??;
         Ok(false)
-    }
-}
-
-/// An engine's answer, piece by piece.
-struct Pieces {
-    body: Incoming,
-    silence: Silence,
-}
-
-impl Pieces {
-    /// Takes over an answer that may be silent for `longest`.
-    fn new(answer: Response<Incoming>, longest: Duration) -> Self {
-        Self { body: answer.into_body(), silence: Silence::new(longest) }
-    }
-
-    /// Returns the next piece; `None` at the end of the answer.
-    async fn next(&mut self, exchange: &mut Exchange) -> Result<Result<Option<Bytes>, OpenAiError>, Failure> {
-        let Self { body, silence } = self;
-        silence.begin();
-        let next = poll_fn(|cx| {
-            loop {
-                return Poll::Ready(match Pin::new(&mut *body).poll_frame(cx) {
-                    Poll::Pending if silence.poll_over(cx).is_ready() => Err(OpenAiError::EngineTimeout),
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(None) => Ok(None),
-                    Poll::Ready(Some(Err(_))) => Err(OpenAiError::Engine("it broke off its answer")),
-                    Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                        Ok(bytes) => Ok(Some(bytes)),
-                        Err(_) => continue,
-                    },
-                });
-            }
-        });
-        Ok(exchange.unless_gone(next).await?)
     }
 }

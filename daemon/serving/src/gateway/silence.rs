@@ -10,7 +10,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 /// A bound on silence. Its timer is reset when it fires, not when a silence ends, because tokens come far more often.
 pub(super) struct Silence {
-    longest: Duration,
+    /// `None` as long as the timer stays, however often another silence begins.
+    longest: Option<Duration>,
     since: Instant,
     timer: Pin<Box<Sleep>>,
 }
@@ -19,12 +20,17 @@ impl Silence {
     /// Begins a silence that may last for `longest`.
     pub(super) fn new(longest: Duration) -> Self {
         let since = Instant::now();
-        Self { longest, since, timer: Box::pin(sleep_until(since + longest)) }
+        Self { longest: Some(longest), since, timer: Box::pin(sleep_until(since + longest)) }
+    }
+
+    /// Begins a silence that ends at `until`, however often another one begins, unless [`Silence::limit`] sets another bound.
+    pub(super) fn until(until: Instant) -> Self {
+        Self { longest: None, since: Instant::now(), timer: Box::pin(sleep_until(until)) }
     }
 
     /// Begins another silence. From now on, each may last for `longest`.
     pub(super) fn limit(&mut self, longest: Duration) {
-        (self.longest, self.since) = (longest, Instant::now());
+        (self.longest, self.since) = (Some(longest), Instant::now());
         self.timer.as_mut().reset(self.since + longest);
     }
 
@@ -37,7 +43,8 @@ impl Silence {
     pub(super) fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             ready!(self.timer.as_mut().poll(cx));
-            let until = self.since + self.longest;
+            let Some(longest) = self.longest else { return Poll::Ready(()) };
+            let until = self.since + longest;
             if self.timer.deadline() >= until {
                 return Poll::Ready(());
             }
@@ -71,5 +78,18 @@ mod tests {
         silence.limit(Duration::from_secs(5));
         poll_fn(|cx| silence.poll_over(cx)).await;
         assert_eq!(began.elapsed().as_secs(), 3 * 20 + 30 + 5, "a shorter limit");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silence_that_ends_at_a_time_is_not_prolonged_by_another() {
+        let began = Instant::now();
+        let mut silence = Silence::until(began + Duration::from_secs(30));
+        sleep(Duration::from_secs(20)).await;
+        silence.begin();
+        poll_fn(|cx| silence.poll_over(cx)).await;
+        assert_eq!(began.elapsed().as_secs(), 30);
+        silence.limit(Duration::from_secs(5));
+        poll_fn(|cx| silence.poll_over(cx)).await;
+        assert_eq!(began.elapsed().as_secs(), 30 + 5);
     }
 }

@@ -10,7 +10,7 @@ use config::{
 };
 use futures::stream;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
-use hyper::{Request, Response, body::Frame, client, server, service::service_fn};
+use hyper::{Request, Response, body::Frame, client, header::HeaderValue, server, service::service_fn};
 use hyper_util::rt::TokioIo;
 use pacing::path::PathStats;
 use prometheus_client::{encoding::text::encode, registry::Registry};
@@ -54,9 +54,15 @@ impl Client {
 
     /// Returns a client of a gateway with this policy.
     async fn under(settings: GatewaySettings, policy: Policy) -> Self {
+        Self::holding(settings, policy, HELD_EVENTS.1).await
+    }
+
+    /// Returns a client of a gateway that holds events before the first token back for this time.
+    async fn holding(settings: GatewaySettings, policy: Policy, held_for: Duration) -> Self {
         let classes = Classes::new(policy, PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
         let (shared, spending) = (Default::default(), Arc::<Spending>::default());
-        let gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
+        let mut gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
+        Arc::get_mut(&mut gateway).unwrap().held_events.1 = held_for;
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let ((ended, served), (made, contents)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
         let (begins, begun) = mpsc::unbounded_channel();
@@ -152,6 +158,49 @@ async fn nothing_that_outlives_a_request_has_the_size_of_the_name_in_its_body() 
     let (status, body) = client.chat(whole(format!(r#"{{"model":"{}"}}"#, "\u{7f}".repeat(1 << 20)))).await;
     assert!(status == 404 && body.len() < 4_096, "{status}, {} bytes", body.len());
     assert_eq!(client.served.recv().await.unwrap().asked, "\u{7f}".repeat(256));
+}
+
+#[tokio::test]
+async fn engines_get_the_ids_of_clients_and_none_twice() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut client = Client::of(&format!("http://{}/v1", listener.local_addr().unwrap())).await;
+    let (heads, mut asked) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = BytesMut::new();
+            while !request.ends_with(b"}") && stream.read_buf(&mut request).await.is_ok_and(|bytes| bytes > 0) {}
+            _ = heads.send(String::from_utf8(request.to_vec()).unwrap());
+            _ = stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}").await;
+        }
+    });
+    let (long, longest) = ("x".repeat(129), "x".repeat(128));
+    let mut own = std::collections::HashSet::new();
+    for (id, is_passed) in
+        [("r-1", true), ("r-1", true), (&longest, true), (&long, false), ("", false), ("a b", false), ("\u{e4}", false)]
+    {
+        let mut request = chat(whole(r#"{"model":"large"}"#.into()));
+        request.headers_mut().insert("x-request-id", HeaderValue::from_bytes(id.as_bytes()).unwrap());
+        request.headers_mut().insert("traceparent", HeaderValue::from_static("00-1-2-01"));
+        let answer = client.requests.send_request(request).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        _ = answer.into_body().collect().await;
+        let head = asked.recv().await.unwrap();
+        let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
+        assert_eq!(field("traceparent: "), Some("00-1-2-01"));
+        let passed = field("x-request-id: ").map(|passed| passed.rsplit_once('-').unwrap());
+        assert_eq!(passed.map(|(client, _)| client), is_passed.then_some(id), "{head}");
+        assert!(passed.is_none_or(|(_, number)| own.insert(number.parse::<u64>().unwrap())), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_refuses_the_gateways_key_has_failed() {
+    for status in [401, 407, 403] {
+        let refusal = format!("HTTP/1.1 {status} No\r\ncontent-length: 2\r\n\r\n{{}}");
+        let mut client = Client::of(&engine(refusal).await).await;
+        let expected = if status == 403 { 403 } else { 502 };
+        assert_eq!(client.chat(whole(r#"{"model":"large"}"#.into())).await.0, expected, "{status}");
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! The engines of a model that try to answer a request, one after the other.
 
+use bytes::Bytes;
+use masque::h3::ResponseHead;
 use quic::class::Terms;
 
 use super::{
@@ -18,8 +20,23 @@ use role::access::served::Served;
 /// How many engines one request may make fail.
 const MOST_TRIES: usize = 2;
 
+/// A failed try. The client has received nothing, so another engine may answer.
+pub(super) struct FailedTry {
+    pub(super) failure: OpenAiError,
+    pub(super) fault: Fault,
+    /// The answer for the client, if the engine has refused the request in an event.
+    pub(super) refusal: Option<EngineRefusal>,
+}
+
+/// A refusal that an engine has sent as an event, as an answer of its own.
+pub(super) struct EngineRefusal {
+    pub(super) head: ResponseHead,
+    pub(super) json: Bytes,
+}
+
 impl Gateway {
-    /// Sends the request to one engine of a model after another, until one of them answers.
+    /// Sends the request to one engine of a model after another, until one of them answers. A refusal that an engine sends as an event is
+    /// the answer only if no other engine contradicts it: vLLM and SGLang report many failures of their own as refusals.
     pub(super) async fn try_engines(
         &self,
         exchange: &mut Exchange,
@@ -45,12 +62,13 @@ impl Gateway {
             },
         };
         let (mut tried, mut faults, mut failed) = (Vec::new(), 0, None);
+        let (mut refusals, mut refusal) = (0, None);
         loop {
-            let place = match (self.place(exchange, model, claim.clone(), &tried).await, failed.take()) {
-                (Ok(place), _) => place,
+            let place = match self.place(exchange, model, claim.clone(), &tried).await {
+                Ok(place) => place,
                 // There is no other engine to try.
-                (Err(Failure::Refused(_)), Some(failure)) => return Err(Failure::Refused(failure)),
-                (Err(failure), _) => return Err(failure),
+                Err(Failure::Refused(_)) if failed.is_some() => break,
+                Err(failure) => return Err(failure),
             };
             if tried.is_empty() {
                 // A single engine needs no preference.
@@ -61,34 +79,41 @@ impl Gateway {
             }
             self.routes.moved(&mut pass.route, place.replica, true);
             served.engine = model.urls.get(place.replica).map(ToString::to_string).unwrap_or_default();
-            let failure = match pass.run(exchange, body, &place, served).await {
+            let FailedTry { failure, fault, refusal: refused } = match pass.run(exchange, body, &place, served).await? {
                 Ok(done) => {
                     served.status = Some(done.status);
                     return Ok(done);
                 }
-                Err(Failure::Refused(
-                    failure @ (OpenAiError::Engine(_) | OpenAiError::OutOfReach { .. } | OpenAiError::EngineTimeout),
-                )) => failure,
-                Err(ended) => return Err(ended),
+                Err(failed) => failed,
             };
-            let (fault, why) = match &failure {
-                OpenAiError::OutOfReach { why } => (Fault::OutOfReach, format!("it accepts no connections: {why}")),
-                OpenAiError::EngineTimeout if !pass.is_streamed => (Fault::Late, failure.to_string()),
-                other => (Fault::Answer, other.to_string()),
+            let why = match &failure {
+                OpenAiError::OutOfReach { why } => format!("it accepts no connections: {why}"),
+                other => other.to_string(),
             };
             // An engine out of reach has not seen the request.
             faults += usize::from(fault != Fault::OutOfReach);
+            refusals += usize::from(refused.is_some());
+            refusal = refused.or(refusal);
             model.engines.failed(place.replica, fault, &why);
             tracing::info!(model = &*model.name, engine = served.engine, "engine failed: {why}");
             tried.push(place.replica);
             // A request that took too long once would do so again, and a request that made two engines fail would make
             // a third fail.
             let is_suspect = failure == OpenAiError::EngineTimeout || faults >= MOST_TRIES;
+            failed = Some(failure);
             if is_suspect || tried.len() == model.urls.len() {
-                return Err(failure.into());
+                break;
             }
             self.metrics.retried(&model.name);
-            failed = Some(failure);
+        }
+        match refusal.filter(|_| refusals == faults) {
+            // Each engine that has seen the request refuses it.
+            Some(refusal) => {
+                let done = pass.pass_refusal(exchange, refusal).await?;
+                served.status = Some(done.status);
+                Ok(done)
+            }
+            None => Err(failed.unwrap_or(OpenAiError::NoEngine).into()),
         }
     }
 

@@ -121,9 +121,10 @@ impl Lesson<'_> {
     }
 
     /// Learns from a complete answer. Most clients do not ask for `usage` in streams, so the number of events with content also teaches the
-    /// lengths of answers. Only `usage` teaches the bytes of a prompt's token. The engine's own counts of tokens and of cached tokens of the
-    /// prompt take precedence over the count of events and the expectation, which is trusted as far as these counts confirm the blocks that the engine was sent before. If an engine
-    /// that reports cached tokens leaves the count out, the count is 0. Only the uncached tokens of the prompt cost the engine time.
+    /// lengths of answers. Only `usage` teaches the bytes of a prompt's token. The engine's own counts of tokens and of cached tokens of
+    /// the prompt take precedence over the count of events and the expectation, which is trusted as far as these counts confirm the
+    /// blocks that the engine was sent before. If an engine that reports cached tokens leaves the count out, the count is 0. Only the
+    /// uncached tokens of the prompt cost the engine time.
     pub fn learn(&self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
         let cached_tokens = self.routes.engines.get(self.model).zip(usage).map_or(cached_tokens, |(engines, usage)| {
             // By this request's own bytes per token: the mean of all requests may be far off.

@@ -298,6 +298,26 @@ fn old_loads_are_for_the_rule_only() {
 }
 
 #[test]
+fn an_old_load_counts_only_at_an_engine_that_may_answer() {
+    let reason = |old: Replica, allowed| {
+        let replicas = [replica(0, 0), replica(1, 0)].map(|idle| as_of(idle, 2 * SEC)).into_iter().chain([old]);
+        let replicas: Vec<_> = replicas.collect();
+        let state = State { replicas: &replicas, admitted: &[], cached: &[], path: ClientPath::default() };
+        let request = RoutedRequest { allowed, ..request() };
+        let mut router = Router::new(models(), RoutingPolicy::Dqn(dqn(1, Features::Batches(2))));
+        router.route(&request, &state, 2 * SEC).map(|choice| choice.reason)
+    };
+    let (old, all) = (replica(2, 0), request().allowed);
+    assert_eq!(reason(old, all), Some(Reason::Fallback(FallbackCause::Stale)));
+    let two = ModelSet::NONE.with(0).with(1);
+    let unusable = Replica { usable: false, ..old };
+    let of_another = Replica { model: usize::MAX, ..old };
+    for (old, allowed) in [(old, two), (unusable, all), (of_another, all)] {
+        assert_eq!(reason(old, allowed), Some(Reason::Value), "{old:?}");
+    }
+}
+
+#[test]
 fn metadata_and_tensors_come_back_as_the_same_policy() {
     for features in [Features::Predictions, Features::Batches(4)] {
         let dqn = dqn(4, features);

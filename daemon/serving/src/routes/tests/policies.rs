@@ -70,21 +70,42 @@ fn thresholds_of_a_file_decide_by_class_whatever_the_order_of_their_models() {
 fn a_file_does_not_decide_while_an_engine_has_ceased_to_report_its_load() {
     let folder = Folder::new("stale");
     let file = folder.write("a.toml", &thresholds(["large", "small"], [0.9; 2]).to_bytes("").unwrap());
-    let (routes, engines) = routes_of(&settings(file, None), 8);
+    for report_ms in [300, 6_000] {
+        let (routes, engines) = routes_of(&settings(file.clone(), None), 8);
+        teach(&routes);
+        pass(2_000);
+        engines[1].expect(false, report_ms * NS_PER_MS);
+        let decide = || {
+            let route = routes.route(either(&[0, 1]), &wanted(Some(1_000)), ClientPath::default()).unwrap();
+            (route.reason, routes.tallies()[0].fell_back)
+        };
+        assert_eq!(decide(), ("threshold", 0), "it has never reported");
+        engines[1].report(0, Reported::default(), 0);
+        pass(report_ms);
+        assert_eq!(decide(), ("threshold", 0));
+        pass(1);
+        assert_eq!(decide(), ("fallback", 1), "{report_ms} ms");
+        engines[1].report(0, Reported::default(), 0);
+        assert_eq!(decide(), ("threshold", 1));
+    }
+}
+
+#[test]
+fn an_engine_of_a_model_that_is_not_the_aliass_may_cease_to_report() {
+    let folder = Folder::new("other");
+    let file = folder.write("a.toml", &thresholds(["large", "small"], [0.9; 2]).to_bytes("").unwrap());
+    let mut settings = settings(file, None);
+    settings.models.push(model("other", 80, None));
+    let engines: Vec<_> = (0..3).map(|_| Engines::new(1, 8, 8, Discipline::Fcfs, now_ns)).collect();
+    let routes = Routes::new(&settings, &AliasPolicies::read(&settings).unwrap(), engines.clone(), now_ns);
     teach(&routes);
-    engines[1].expect(false, 6_000 * NS_PER_MS);
-    let decide = || {
-        let route = routes.route(either(&[0, 1]), &wanted(Some(1_000)), ClientPath::default()).unwrap();
-        (route.reason, routes.tallies()[0].fell_back)
-    };
-    assert_eq!(decide(), ("threshold", 0), "it has never reported");
-    engines[1].report(0, Reported::default(), 0);
-    pass(6_000);
-    assert_eq!(decide(), ("threshold", 0));
-    pass(1);
-    assert_eq!(decide(), ("fallback", 1));
-    engines[1].report(0, Reported::default(), 0);
-    assert_eq!(decide(), ("threshold", 1));
+    pass(2_000);
+    engines[2].expect(false, 300 * NS_PER_MS);
+    engines[2].report(0, Reported::default(), 0);
+    pass(2_000);
+    assert_eq!(engines[2].lost_reports(), [true]);
+    let route = routes.route(either(&[0, 1]), &wanted(Some(1_000)), ClientPath::default()).unwrap();
+    assert_eq!((route.reason, routes.tallies()[0].fell_back), ("threshold", 0));
 }
 
 #[test]

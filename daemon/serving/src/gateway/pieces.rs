@@ -1,0 +1,50 @@
+//! The pieces of an engine's answer, as they arrive.
+
+use std::{future::poll_fn, pin::Pin, task::Poll};
+
+use bytes::Bytes;
+use hyper::{
+    Response,
+    body::{Body as _, Incoming},
+};
+
+use super::{Failure, exchange::Exchange, silence::Silence};
+use crate::openai::OpenAiError;
+
+/// An engine's answer, piece by piece.
+pub(super) struct Pieces {
+    body: Incoming,
+    /// How long the engine may be silent.
+    pub(super) silence: Silence,
+}
+
+impl Pieces {
+    /// Takes over an answer that may be silent within this bound.
+    pub(super) fn new(answer: Response<Incoming>, silence: Silence) -> Self {
+        Self { body: answer.into_body(), silence }
+    }
+
+    /// Returns the next piece; `None` at the end of the answer.
+    pub(super) async fn next(
+        &mut self,
+        exchange: &mut Exchange,
+    ) -> Result<Result<Option<Bytes>, OpenAiError>, Failure> {
+        let Self { body, silence } = self;
+        silence.begin();
+        let next = poll_fn(|cx| {
+            loop {
+                return Poll::Ready(match Pin::new(&mut *body).poll_frame(cx) {
+                    Poll::Pending if silence.poll_over(cx).is_ready() => Err(OpenAiError::EngineTimeout),
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(None) => Ok(None),
+                    Poll::Ready(Some(Err(_))) => Err(OpenAiError::Engine("it broke off its answer")),
+                    Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                        Ok(bytes) => Ok(Some(bytes)),
+                        Err(_) => continue,
+                    },
+                });
+            }
+        });
+        Ok(exchange.unless_gone(next).await?)
+    }
+}
