@@ -68,12 +68,14 @@ fn metrics(metrics: &MetricsSettings) -> String {
 
 fn log(log: &LogSettings) -> String {
     let addresses = if log.access_addresses { "with" } else { "without" };
+    let refusals = log.access_refusals_per_second;
+    let terms = format!("{addresses} addresses, {refusals} refusals a second of strangers and of each user");
     let access = match log.access {
         AccessForm::Off => "no access log".into(),
         AccessForm::Text | AccessForm::Json => {
-            format!("access log as {} on standard output, {addresses} addresses", log.access)
+            format!("access log as {} on standard output, {terms}", log.access)
         }
-        AccessForm::Journal => format!("access log in the journal, {addresses} addresses"),
+        AccessForm::Journal => format!("access log in the journal, {terms}"),
     };
     format!("log: {}; {access}", log.level)
 }
@@ -195,9 +197,9 @@ fn forward(forward: &Forward) -> String {
         Protocol::Tcp => ("TCP", format!("up to {} connections at once", forward.max_connections)),
     };
     let (class, uplink) = (of_class(forward.class.as_deref()), uplink(&forward.uplink));
-    let idle = forward.idle;
+    let (idle, answered) = (forward.idle, forward.idle_answered);
     format!(
-        "forward {listen} ({protocol}) to {target} through {relay}, {how}{class}, {uplink}, silent for {idle:?} at most"
+        "forward {listen} ({protocol}) to {target} through {relay}, {how}{class}, {uplink}, silent for {idle:?} at most, {answered:?} once answered"
     )
 }
 
@@ -206,7 +208,8 @@ fn proxy(proxy: &Proxy) -> String {
     let who =
         proxy.users_file.as_ref().map_or("open to all clients".into(), |file| format!("users in {}", file.display()));
     format!(
-        "proxy {} ({}) through {}, {who}, up to {} connections at once, {} a client, {} UDP tunnels in mode {}{}, {}",
+        "proxy {} ({}) through {}, {who}, up to {} connections at once, {} a client, {} UDP tunnels in mode {}{}, {}, \
+         silent for {:?} at most, {:?} with UDP",
         proxy.listen,
         protocols.join(", "),
         proxy.uplink.through(),
@@ -216,6 +219,8 @@ fn proxy(proxy: &Proxy) -> String {
         proxy.mode,
         of_class(proxy.class.as_deref()),
         uplink(&proxy.uplink),
+        proxy.idle,
+        proxy.udp_idle,
     )
 }
 
@@ -252,7 +257,9 @@ fn uplink(uplink: &UplinkSettings) -> String {
         (None, Some(_)) => "a certificate",
         (Some(_), Some(_)) => "a token and a certificate",
     };
-    format!("trusts {trust}, shows {shows}{}", by_schedule(uplink.schedule.as_deref()))
+    let (first, longest) = uplink.backoff;
+    let schedule = by_schedule(uplink.schedule.as_deref());
+    format!("trusts {trust}, shows {shows}{schedule}, tries again after {first:?} to {longest:?}")
 }
 
 fn kernel(kernel: &Kernel) -> String {
@@ -268,8 +275,14 @@ fn kernel(kernel: &Kernel) -> String {
     }
     let arrivals = kernel.arrivals_per_second.filter(|_| kernel.ingress);
     let shed = arrivals.map(|most| format!("; of more than {most} arrivals a second, lower classes are shed"));
-    let (devices, parts) = (devices.join(", "), parts.join(", "));
-    format!("kernel: on {devices}: {parts}; marks {:#x}{}", kernel.mark_tag, shed.unwrap_or_default())
+    let guarded = kernel.ingress.then(|| {
+        format!(
+            "; a second, {} first packets in each lane, {} from one /24 or /56, and {} fragments",
+            kernel.initials_per_second, kernel.initials_per_second_from_prefix, kernel.fragments_per_second
+        )
+    });
+    let limits: String = [guarded, shed].into_iter().flatten().collect();
+    format!("kernel: on {}: {}; marks {:#x}{limits}", devices.join(", "), parts.join(", "), kernel.mark_tag)
 }
 
 fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
@@ -346,13 +359,17 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
 }
 
 fn serve(serve: &Serve, now: SystemTime) -> Vec<String> {
-    let terms = of_class(serve.class.as_deref()) + &by_schedule(serve.uplink.schedule.as_deref());
     let mut lines = vec![format!(
-        "serve {}: HTTP for models, through {}{terms}; bodies of up to {} bytes, {} connections",
+        "serve {}: HTTP for models, through {}{}; bodies of up to {} bytes, {} connections, {}, silent for {:?} at most, \
+         answers untaken for {:?}",
         serve.listen,
         serve.through(),
+        of_class(serve.class.as_deref()),
         serve.max_body_bytes,
-        serve.max_connections
+        serve.max_connections,
+        uplink(&serve.uplink),
+        serve.idle,
+        serve.stall_timeout,
     )];
     lines.extend(serve.keys.iter().map(|key| format!("  key of {}, for rules{}", key.name, expiry(key.expires, now))));
     lines

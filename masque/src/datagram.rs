@@ -7,7 +7,7 @@
 //!
 //! All of this runs once per packet: it neither allocates nor copies payloads.
 
-use crate::h3::Code;
+use crate::h3::{Code, ProtocolError};
 use crate::varint;
 use bytes::BufMut;
 use std::ops::Deref;
@@ -23,23 +23,34 @@ pub const MAX_UDP_PAYLOAD_BYTES: usize = 65_527;
 /// (RFC 9297 §2.1).
 pub const MAX_QUARTER_STREAM_ID: u64 = (1 << 60) - 1;
 
+/// The error with which a request ends if a datagram arrives for it and it has no use for datagrams (RFC 9297 §2).
+pub const WITHOUT_USE: ProtocolError =
+    ProtocolError::Stream(Code::DatagramError, "a datagram for a request that has no use for datagrams");
+
 /// Why a QUIC DATAGRAM frame is not an HTTP Datagram. In either case the connection ends with `H3_DATAGRAM_ERROR` (RFC
-/// 9297 §2.1).
+/// 9297 §2.1): the [`ProtocolError`] made from it.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum DatagramError {
     /// The frame ends before its quarter stream ID does.
-    #[error("a datagram is too short for its quarter stream ID")]
+    #[error("{}", self.reason())]
     Truncated,
     /// The quarter stream ID is above [`MAX_QUARTER_STREAM_ID`]: no such stream can exist.
-    #[error("a datagram names a stream that cannot exist")]
+    #[error("{}", self.reason())]
     NoSuchStream,
 }
 
 impl DatagramError {
-    /// Returns the code with which the connection ends.
-    #[must_use]
-    pub const fn code(self) -> Code {
-        Code::DatagramError
+    const fn reason(self) -> &'static str {
+        match self {
+            Self::Truncated => "a datagram is too short for its quarter stream ID",
+            Self::NoSuchStream => "a datagram names a stream that cannot exist",
+        }
+    }
+}
+
+impl From<DatagramError> for ProtocolError {
+    fn from(error: DatagramError) -> Self {
+        Self::Connection(Code::DatagramError, error.reason())
     }
 }
 

@@ -263,9 +263,8 @@ impl HttpConnection {
     }
 
     fn poll_all(&mut self, cx: &mut Context<'_>) -> Poll<Result<Request, Error>> {
-        if self.client.hub.poll_violation(cx).is_ready() {
-            let error = h3::ProtocolError::Connection(Code::DatagramError, "a datagram of a stream that cannot exist");
-            return Poll::Ready(Err(error.into()));
+        if let Poll::Ready(error) = self.client.hub.poll_violation(cx) {
+            return Poll::Ready(Err(h3::ProtocolError::from(error).into()));
         }
         if let Poll::Ready(limit) = self.client.standing.poll_exceeded(cx) {
             return Poll::Ready(Err(excess(&self.client.standing, limit).into()));
@@ -291,6 +290,7 @@ impl HttpConnection {
             if self.goaway.is_some_and(|limit| stream_id >= limit) {
                 recv.stop(Code::RequestRejected);
                 send.reset(Code::RequestRejected);
+                self.client.forget(stream_id);
                 continue;
             }
             self.next_request = self.next_request.max(stream_id + 4);

@@ -19,18 +19,18 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
 };
 
 use futures::task::AtomicWaker;
-use masque::datagram::{self, UDP_CONTEXT};
+use masque::datagram::{self, DatagramError, UDP_CONTEXT};
 use pacing::qlog::Tap;
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
-use s2n_quic::provider::datagram as provider;
+use s2n_quic::{application, provider::datagram as provider};
 use sched::stream::Discipline;
 
 pub use self::{
@@ -60,9 +60,6 @@ mod proof;
 pub(super) mod slot;
 pub(super) mod streams;
 mod view;
-
-/// H3_DATAGRAM_ERROR (RFC 9297 §5.2).
-const DATAGRAM_ERROR: u32 = 0x33;
 
 /// Bounds of one connection's datagram queues, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +104,8 @@ pub struct Hub {
     counters: Arc<DatagramCounters>,
     /// Whether a flow waits for a turn; read by the transport for every packet.
     pending: AtomicBool,
-    violation: AtomicBool,
+    /// Why the first datagram that broke a rule of the connection did.
+    violation: OnceLock<DatagramError>,
     /// The task to wake on a violation.
     listener: AtomicWaker,
     clock: Clock,
@@ -147,7 +145,7 @@ impl Hub {
             limits,
             counters,
             pending: AtomicBool::new(false),
-            violation: AtomicBool::new(false),
+            violation: OnceLock::new(),
             listener: AtomicWaker::new(),
             clock: schedule.clock,
             terms: schedule.terms.clone(),
@@ -201,19 +199,22 @@ impl Hub {
         self.announce(state.turns.waits());
     }
 
-    /// Becomes ready when the peer sent a datagram that cannot belong to any stream: H3_DATAGRAM_ERROR (RFC 9297
-    /// §2.1).
-    pub fn poll_violation(&self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Becomes ready when the peer sent a datagram that cannot belong to any stream.
+    pub fn poll_violation(&self, cx: &mut Context<'_>) -> Poll<DatagramError> {
         self.listener.register(cx.waker());
-        if self.violation.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }
+        self.violation.get().map_or(Poll::Pending, |error| Poll::Ready(*error))
     }
 
     /// Takes the content of a DATAGRAM frame.
     pub(super) fn on_datagram(&self, bytes: &[u8]) {
-        let Ok((quarter_stream_id, http_datagram)) = datagram::split(bytes) else {
-            self.violation.store(true, Relaxed);
-            self.listener.wake();
-            return;
+        let (quarter_stream_id, http_datagram) = match datagram::split(bytes) {
+            Ok(split) => split,
+            Err(error) => {
+                // The first error counts.
+                _ = self.violation.set(error);
+                self.listener.wake();
+                return;
+            }
         };
         let is_payload = datagram::context(http_datagram).is_some_and(|(context_id, _)| context_id == UDP_CONTEXT);
         self.counters.received.inc_by(is_payload.into());
@@ -356,8 +357,10 @@ impl Hub {
 impl State {
     /// Ends a request for which a datagram arrived, but which has no use for datagrams.
     fn end_request(&mut self, stream_id: u64) {
+        // Codes are far below 2^62.
+        let code = application::Error::new(datagram::WITHOUT_USE.code().value()).unwrap_or(application::Error::UNKNOWN);
         if let Some(name) = self.streams.name(stream_id)
-            && self.cancel(name, DATAGRAM_ERROR.into())
+            && self.cancel(name, code)
             && let Some(ledger) = &self.ledger
         {
             ledger.driver().wake();

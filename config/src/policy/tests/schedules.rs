@@ -124,15 +124,15 @@ listener = "192.0.2.1:443"
 fn a_check_says_which_schedules_there_are_and_what_goes_by_them() {
     let config = Config::from_toml(&switched_on()).unwrap();
     let said = explain(&config, std::time::SystemTime::UNIX_EPOCH);
-    for (begins, ends) in [
+    for (begins, part) in [
         ("  schedule shares: by weight", "packets committed ahead: adapted to the path"),
         ("  schedule by-deadline: by deadline, late ones reset", ""),
         ("  listens on 192.0.2.1:8443 ", "class realtime-short, schedule by-deadline"),
-        ("forward 127.0.0.1:5353 ", "schedule shares, silent for 120s at most"),
-        ("proxy 127.0.0.1:1080 ", "schedule shares"),
+        ("forward 127.0.0.1:5353 ", "schedule shares, tries again after"),
+        ("proxy 127.0.0.1:1080 ", "schedule shares, tries again after"),
         ("  rule 5: schedule shares for user branch-office", ""),
     ] {
-        let is_said = said.lines().any(|line| line.starts_with(begins) && line.ends_with(ends));
-        assert!(is_said, "{begins} … {ends} is not in\n{said}");
+        let is_said = said.lines().any(|line| line.starts_with(begins) && line.contains(part));
+        assert!(is_said, "{begins} … {part} is not in\n{said}");
     }
 }

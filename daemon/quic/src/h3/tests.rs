@@ -16,7 +16,7 @@ use crate::{
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A client and a server, which admits it as a user. Nothing happens unless both connections are driven.
+/// A client and a server. Nothing happens unless both connections are driven.
 struct Ends {
     client: HttpConnection,
     server: HttpConnection,
@@ -24,7 +24,14 @@ struct Ends {
 }
 
 impl Ends {
+    /// Connects a client that the server admits as a user.
     async fn connect(name: &str) -> Self {
+        let ends = Self::connect_stranger(name).await;
+        ends.server.client().standing().admit();
+        ends
+    }
+
+    async fn connect_stranger(name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("quic-h3-{}-{name}", std::process::id()));
         let identity = tls::development_identity(&folder).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
@@ -48,7 +55,6 @@ impl Ends {
         let limits = MessageLimits::default();
         let client = HttpConnection::start(connected.unwrap(), Role::Client, limits).await.unwrap();
         let server = HttpConnection::start(accepted.unwrap(), Role::Server, limits).await.unwrap();
-        server.client().standing().admit();
         Self { client, server, _endpoints: (endpoint, listener) }
     }
 
@@ -111,6 +117,21 @@ async fn a_server_that_departs_rejects_what_it_has_not_read_and_says_so_before_i
     timeout(PATIENCE, server.depart()).await.unwrap().unwrap();
     assert!(timeout(PATIENCE, farewell).await.unwrap().unwrap(), "this is no sudden end");
     assert_eq!(reset_of(&mut request).await, Some(Code::RequestRejected.value()));
+}
+
+#[tokio::test]
+async fn a_stranger_whose_request_is_rejected_at_the_end_gets_its_budget_back() {
+    let Ends { client, mut server, _endpoints } = Ends::connect_stranger("rejected").await;
+    let (http, standing) = (client.client(), server.client().standing().clone());
+    tokio::spawn(drive(client));
+    let mut request = http.request(&head()).await.unwrap();
+    timeout(PATIENCE, poll_fn(|cx| request.send.poll_acknowledged(cx))).await.unwrap().unwrap();
+    let with_request = standing.held_bytes();
+    server.go_away();
+    tokio::spawn(drive(server));
+    assert_eq!(reset_of(&mut request).await, Some(Code::RequestRejected.value()));
+    // At least the block of the transport that holds the request.
+    eventually(|| standing.held_bytes() + 4096 <= with_request).await;
 }
 
 #[tokio::test]

@@ -410,7 +410,8 @@ fn a_datagram_that_belongs_to_no_possible_stream_is_a_violation_of_the_connectio
     hub.on_datagram(b"\0");
     assert!(hub.poll_violation(&mut cx).is_pending());
     hub.on_datagram(b"");
-    assert!(hub.poll_violation(&mut cx).is_ready());
+    hub.on_datagram(&[0xff; 8]);
+    assert_eq!(hub.poll_violation(&mut cx), Poll::Ready(DatagramError::Truncated));
 }
 
 #[test]
