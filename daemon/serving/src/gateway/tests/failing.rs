@@ -193,9 +193,10 @@ async fn an_engine_may_be_silent_before_its_first_token_as_long_as_before_its_an
 #[tokio::test]
 async fn comments_and_roles_prolong_no_wait_for_the_first_token() {
     let ping = (Some(Duration::from_millis(20)), ": ping\n\n".to_owned());
-    let engine = slow(vec![ping; 200], Arc::default()).await;
+    // For longer than the test waits.
+    let engine = slow(vec![ping; 10_000], Arc::default()).await;
     let settings = GatewaySettings { answer_timeout: Duration::from_millis(300), ..settings(&[&engine]) };
-    let mut client = Client::holding(settings, Policy::default(), LONG).await;
+    let mut client = Client::holding(settings, Policy::default(), HOUR).await;
     let (status, _) = timeout(LONG, client.chat(whole(STREAM.into()))).await.unwrap();
     assert_eq!((status, client.served.recv().await.unwrap().reason), (504, "engine_timeout"));
 }
@@ -211,7 +212,8 @@ async fn an_engine_that_is_silent_after_an_error_is_not_waited_for_as_before_its
     let answer = tokio::spawn(client.requests.send_request(chat(whole(STREAM.into()))));
     assert_eq!(timeout(LONG, client.begun.recv()).await.unwrap(), Some(200));
     word.notify_one();
-    let body = timeout(LONG, answer.await.unwrap().unwrap().into_body().collect()).await.unwrap().unwrap().to_bytes();
+    let answer = timeout(LONG, answer).await.unwrap().unwrap().unwrap();
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(body, format!("{ROLE}{error}"));
     assert_eq!((client.served.recv().await.unwrap().reason, counts(&client)), ("engine_failed", vec![(0, 1)]));
 }
