@@ -207,6 +207,12 @@ impl Line {
         _ = self.relay.http().handle().clone().ping();
     }
 
+    /// Returns the smoothed round trip, or the time of the handshake as long as that is all that is known.
+    #[must_use]
+    pub fn round_trip(&self) -> Duration {
+        self.path.get().smoothed_rtt.unwrap_or(self.handshake)
+    }
+
     /// Whether there is a route to the relay.
     #[must_use]
     pub fn has_route(&self) -> bool {

@@ -55,13 +55,14 @@ impl FormerTunnel {
     #[must_use]
     pub fn keep(tunnel: UdpTunnel, link: Link, entry: RosterEntry, next: &Line) -> Option<Self> {
         entry.note_end("moved");
+        // The next one carries the rest.
+        link.forget_traffic();
         let line = link.line();
         if line.is_doubted() || line.is_closed() {
             tunnel.finish();
             return None;
         }
-        let round_trip = line.path.get().smoothed_rtt.unwrap_or(line.handshake);
-        let time = time(round_trip, line.way().relay == next.way().relay);
+        let time = time(line.round_trip(), line.way().relay == next.way().relay);
         #[cfg(test)]
         let time = time.max(IN_TESTS);
         let line = line.clone();

@@ -166,8 +166,10 @@ async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_sender() {
     application.send(b"before the move").await.unwrap();
     eventually(|| relay.payloads() == 1).await;
     let line = uplink.lines().remove(0);
+    assert_eq!(line.placed(Duration::ZERO).len(), 1);
     line.leave();
     eventually(|| uplink.moved_tunnels() == 1).await;
+    assert!(line.placed(Duration::ZERO).is_empty(), "the old tunnel is no load");
     application.send(b"after the move").await.unwrap();
     let mut heard = Vec::new();
     for _ in 0..2 {
