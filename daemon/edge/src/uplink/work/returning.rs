@@ -109,8 +109,10 @@ impl Work<'_> {
             for line in lines.iter().filter(|line| line.path_place != place && line.is_usable()) {
                 let line = Arc::downgrade(line);
                 returning.asked.retain(|(known, _)| !known.ptr_eq(&line));
-                let tunnels = line.upgrade().map_or(0, |line| line.tunnels());
-                returning.asked.push((line, tunnels));
+                let tunnels = line.upgrade().map_or(0, |line| line.recallable());
+                if tunnels > 0 {
+                    returning.asked.push((line, tunnels));
+                }
             }
         }
         let since_last = returning.last.map(|last| now.saturating_duration_since(last));
