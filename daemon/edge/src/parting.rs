@@ -29,7 +29,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 /// How long it receives at least in tests, because the machine may be busy.
 #[cfg(test)]
-pub(crate) const IN_TESTS: Duration = Duration::from_secs(10);
+pub(crate) const IN_TESTS: Duration = Duration::from_secs(15);
 
 /// How many batches are moved before other tasks get their turn.
 const ROUNDS: usize = 8;

@@ -259,7 +259,7 @@ async fn a_tunnel_that_only_receives_makes_room_when_the_relay_allows_no_more() 
     let begun = Instant::now();
     let other = sender(10);
     eventually(|| other.has_place()).await;
-    assert!(begun.elapsed() < crate::parting::IN_TESTS);
+    assert!(begun.elapsed() < crate::parting::IN_TESTS * 2 / 3);
     assert!(moves.has_place() && counters.limit_refusals.get() > 0);
     assert_eq!((relay.open(), counters.sources_evicted.get()), (2, 0));
 }
