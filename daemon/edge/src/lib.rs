@@ -92,7 +92,7 @@ pub use counters::{EdgeMetrics, LocalAddressCounters};
 use exit::Exit;
 use hop::HopTunnels;
 use local::Local;
-use moves::DeadDevices;
+use moves::HostNetwork;
 use path::Path;
 use proxy::Entrance;
 pub use schedules::NamedSchedules;
@@ -110,7 +110,7 @@ pub struct Edge {
     metrics: Arc<EdgeMetrics>,
     schedules: NamedSchedules,
     /// Reports changes of this host's addresses and devices.
-    moves: watch::Receiver<DeadDevices>,
+    moves: watch::Receiver<HostNetwork>,
     served: Vec<Served>,
     uplinks: Vec<Shared>,
     locals: JoinSet<io::Result<()>>,
@@ -225,7 +225,7 @@ impl Edge {
         transport: Transport,
         metrics: Arc<EdgeMetrics>,
         schedules: NamedSchedules,
-        moves: watch::Receiver<DeadDevices>,
+        moves: watch::Receiver<HostNetwork>,
     ) -> Self {
         let (locals, connections, last_answers) = (JoinSet::new(), JoinSet::new(), LastAnswers::default());
         let (served, uplinks) = (Vec::new(), Vec::new());

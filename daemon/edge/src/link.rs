@@ -27,6 +27,7 @@ use tokio::{
 };
 use tracing::info;
 
+use self::recall::Recall;
 use super::{
     exit::Exit,
     form::{self, USABLE_PAYLOAD_BYTES, Witness},
@@ -35,6 +36,8 @@ use super::{
     sizes::{self, Sizes},
 };
 use crate::client::{RelayConnection, endpoint::Connected};
+
+mod recall;
 
 /// The relay does not allow datagrams, and the configuration allows only them.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -93,7 +96,7 @@ pub struct Line {
     paths: Mutex<Paths>,
     outlook: watch::Sender<Outlook>,
     /// Notified when one of its tunnels is to look for a better path.
-    recall: Notify,
+    recall: Recall,
     /// Notified when tunnels that only receive are to end.
     parting: Notify,
     /// What its tunnels carry, by the number of their place.
@@ -146,7 +149,7 @@ impl Line {
             way: Way { relay: connected.relay.origin().to_string().into(), path: connected.exit.path().clone() },
             paths: Mutex::new(Paths::new(connected.exit.source_toward(connected.address))),
             outlook: watch::Sender::default(),
-            recall: Notify::new(),
+            recall: Recall::default(),
             parting: Notify::new(),
             carried: Mutex::default(),
             next_place: AtomicU64::new(0),
@@ -205,6 +208,12 @@ impl Line {
     pub fn ping(&self) {
         // An error means that the connection has ended, which its task finds out.
         _ = self.relay.http().handle().clone().ping();
+    }
+
+    /// Returns the smoothed round trip, or the time of the handshake as long as that is all that is known.
+    #[must_use]
+    pub fn round_trip(&self) -> Duration {
+        self.path.get().smoothed_rtt.unwrap_or(self.handshake)
     }
 
     /// Whether there is a route to the relay.
@@ -290,14 +299,20 @@ impl Line {
         _ = self.outlook.subscribe().wait_for(|outlook| outlook.leaving == Leaving::All).await;
     }
 
-    /// Asks one of its UDP tunnels to look for a better path; the tunnels take turns.
+    /// Asks one of its UDP tunnels to look for a better path; the tunnels take turns. If none can be asked, nothing happens.
     pub fn recall(&self) {
-        self.recall.notify_one();
+        self.recall.ask();
+    }
+
+    /// Returns how many of its UDP tunnels can be asked.
+    #[must_use]
+    pub fn recallable(&self) -> usize {
+        self.recall.waiting()
     }
 
     /// Completes when this tunnel is to look for a better path.
     pub async fn recalled(&self) {
-        self.recall.notified().await;
+        self.recall.asked().await;
     }
 
     /// Ends its tunnels that were replaced and only receive.

@@ -7,16 +7,19 @@
 //! A device that is down or has no carrier need not change a route: the kernel reports no lost IPv4 routes when a device goes down, and a
 //! pulled cable leaves all routes in place. So the edge follows the states of devices as well.
 
-use std::{collections::BTreeSet, io, net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, net::IpAddr, pin::pin, sync::Arc, time::Duration};
 
 use netlink::{
-    Error, Group, Socket,
+    Change, Error, Group, Socket,
     message::{
         RouteNetlinkMessage,
         link::{LinkAttribute, LinkFlags, LinkMessage},
     },
 };
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until},
+};
 use tracing::warn;
 
 /// How many addresses of one client a relay built on s2n-quic knows before it ignores further ones (`MAX_ALLOWED_PATHS`
@@ -29,6 +32,12 @@ const WORN: usize = 4;
 
 /// The time to wait before listening to netlink again.
 const PAUSE: Duration = Duration::from_secs(10);
+
+/// How long further changes are awaited after one, because they come in bursts.
+const SETTLE: Duration = Duration::from_millis(20);
+
+/// The time between two lists of devices: on a host with many containers, devices change all the time.
+const LISTS: Duration = Duration::from_millis(200);
 
 /// The addresses that one connection has sent from.
 #[derive(Debug)]
@@ -74,87 +83,185 @@ impl Paths {
     }
 }
 
-/// The names of the devices that carry nothing: they are down, or have no carrier.
+/// What the edge knows of this host's network.
 #[derive(Clone, Debug, Default)]
-pub struct DeadDevices(Arc<BTreeSet<String>>);
+pub struct HostNetwork {
+    /// The names of the devices that carry nothing: they are down, or have no carrier.
+    dead: Arc<BTreeSet<String>>,
+    /// How often an address or a route was added, or a device began to carry something, since the edge follows them.
+    additions: u64,
+}
 
-impl DeadDevices {
-    /// Whether this device is one of them.
+impl HostNetwork {
+    /// Whether this device carries nothing.
     #[must_use]
-    pub fn contains(&self, device: &str) -> bool {
-        self.0.contains(device)
+    pub fn is_dead(&self, device: &str) -> bool {
+        self.dead.contains(device)
     }
 
-    /// Adds a device that the kernel lists, if it is one of them.
-    fn note(devices: &mut BTreeSet<String>, link: LinkMessage) {
-        // RFC 2863's "up" or "unknown" (net/core/dev.c, `dev_get_flags`).
-        if link.header.flags.contains(LinkFlags::Running) {
-            return;
+    /// Returns a number that changes whenever something was added by which packets may leave.
+    #[must_use]
+    pub fn additions(&self) -> u64 {
+        self.additions
+    }
+
+    /// Notes changes, and the devices that carry nothing if they were listed again. Returns whether connections have to look at them: a
+    /// device whose MTU has changed, for example, does not concern them.
+    fn note(&mut self, changes: Changes, dead: Option<BTreeSet<String>>) -> bool {
+        let (is_revived, is_same) = match &dead {
+            Some(dead) => (!self.dead.is_subset(dead), *self.dead == *dead),
+            None => (false, true),
+        };
+        self.additions += u64::from(changes.add || is_revived);
+        if let Some(dead) = dead {
+            self.dead = Arc::new(dead);
         }
-        let name = link.attributes.into_iter().find_map(|attribute| match attribute {
-            LinkAttribute::IfName(name) => Some(name),
-            _ => None,
-        });
-        devices.extend(name);
+        changes.concern_all || !is_same
     }
 }
 
-impl FromIterator<String> for DeadDevices {
+impl FromIterator<String> for HostNetwork {
     fn from_iter<T: IntoIterator<Item = String>>(names: T) -> Self {
-        Self(Arc::new(names.into_iter().collect()))
+        Self { dead: Arc::new(names.into_iter().collect()), additions: 0 }
     }
 }
 
-/// Notifies `changed` of every change of an address, route or device in this network namespace, while there is a listener.
-pub async fn follow(changed: watch::Sender<DeadDevices>) {
+/// What has changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Changes {
+    /// The state of a device may have changed.
+    of_devices: bool,
+    /// An address or a route may have been added.
+    add: bool,
+    /// Connections have to look at the changes, whatever devices carry.
+    concern_all: bool,
+}
+
+impl Changes {
+    /// What may have changed while messages were lost.
+    const ANY: Self = Self { of_devices: true, add: true, concern_all: true };
+
+    fn note(&mut self, change: &Change) {
+        let Change::Message(message) = change else { return *self = Self::ANY };
+        match **message {
+            RouteNetlinkMessage::NewLink(_) => self.of_devices = true,
+            // Its routes are gone as well.
+            RouteNetlinkMessage::DelLink(_) => (self.of_devices, self.concern_all) = (true, true),
+            RouteNetlinkMessage::NewAddress(_) | RouteNetlinkMessage::NewRoute(_) => {
+                (self.add, self.concern_all) = (true, true);
+            }
+            _ => self.concern_all = true,
+        }
+    }
+
+    /// Waits for a change, and for those that come with it.
+    async fn next(socket: &mut Socket) -> Self {
+        let mut changes = Self::default();
+        let mut change = socket.next().await;
+        let mut settled = pin!(sleep(SETTLE));
+        loop {
+            changes.note(&change);
+            // Without this, a socket that has failed would keep the loop busy.
+            if change == Change::Lost {
+                settled.await;
+                return changes;
+            }
+            tokio::select! {
+                biased;
+                () = &mut settled => return changes,
+                next = socket.next() => change = next,
+            }
+        }
+    }
+}
+
+/// Notifies `changed` of every change of an address, route or device in this network namespace, while there is a listener, and first of the
+/// devices that carry nothing.
+pub async fn follow(changed: watch::Sender<HostNetwork>) {
+    // Nothing is added at the start.
+    let mut missed = Changes { add: false, ..Changes::ANY };
     let mut told = false;
     while !changed.is_closed() {
         let error = tokio::select! {
-            error = listen(&changed) => error,
+            error = listen(&changed, missed) => error,
             () = changed.closed() => return,
         };
         if !std::mem::replace(&mut told, true) {
             warn!("paced may miss changes of this host's addresses: {error}");
         }
         // Changes may have been missed, also of devices.
-        changed.send_replace(DeadDevices::default());
+        missed = Changes::ANY;
+        changed.send_modify(|host| _ = host.note(missed, Some(BTreeSet::new())));
         sleep(PAUSE).await;
     }
 }
 
-async fn listen(changed: &watch::Sender<DeadDevices>) -> io::Error {
+/// Tells `changed` of the changes that were `missed`, and of those that follow.
+async fn listen(changed: &watch::Sender<HostNetwork>, missed: Changes) -> io::Error {
     let groups = [Group::Link, Group::Ipv4Ifaddr, Group::Ipv6Ifaddr, Group::Ipv4Route, Group::Ipv6Route];
     let mut socket = match Socket::open(&groups) {
         Ok(socket) => socket,
         Err(error) => return error,
     };
+    let (mut changes, mut listed) = (missed, None);
     loop {
-        if let Err(error) = socket.settled().await {
-            return error;
+        let mut dead = None;
+        if changes.of_devices {
+            if let Some(at) = listed {
+                sleep_until(at + LISTS).await;
+            }
+            listed = Some(Instant::now());
+            match dead_devices(&socket).await {
+                Ok(devices) => dead = Some(devices),
+                // A further change follows, because devices changed while the kernel listed them.
+                Err(Error::Gaps) => {}
+                Err(Error::Socket(error) | Error::Refused(error)) => return error,
+            }
         }
-        match dead_devices(&socket).await {
-            Ok(devices) => _ = changed.send_replace(devices),
-            // A further change follows, because devices changed while the kernel listed them.
-            Err(Error::Gaps) => changed.send_modify(|_| {}),
-            Err(Error::Socket(error) | Error::Refused(error)) => return error,
-        }
+        changed.send_if_modified(|host| host.note(changes, dead));
+        changes = Changes::next(&mut socket).await;
     }
 }
 
-async fn dead_devices(socket: &Socket) -> Result<DeadDevices, Error> {
+/// Returns the names of the devices that carry nothing.
+async fn dead_devices(socket: &Socket) -> Result<BTreeSet<String>, Error> {
     let mut devices = BTreeSet::new();
     let listed = |message| {
         if let RouteNetlinkMessage::NewLink(link) = message {
-            DeadDevices::note(&mut devices, link);
+            devices.extend(dead_device(link));
         }
     };
     socket.list(RouteNetlinkMessage::GetLink(LinkMessage::default()), listed).await?;
-    Ok(DeadDevices(Arc::new(devices)))
+    Ok(devices)
+}
+
+/// Returns the name of a device that the kernel lists, if it carries nothing.
+fn dead_device(link: LinkMessage) -> Option<String> {
+    // RFC 2863's "up" or "unknown" (net/core/dev.c, `dev_get_flags`).
+    if link.header.flags.contains(LinkFlags::Running) {
+        return None;
+    }
+    link.attributes.into_iter().find_map(|attribute| match attribute {
+        LinkAttribute::IfName(name) => Some(name),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+impl HostNetwork {
+    /// Returns it with an address or a route more.
+    pub(crate) fn with_addition(self) -> Self {
+        Self { additions: self.additions + 1, ..self }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use netlink::message::address::AddressMessage;
+    use tokio::time::timeout;
+
     use super::*;
+    use crate::tests::PATIENCE;
 
     fn address(last: u8) -> IpAddr {
         [192, 0, 2, last].into()
@@ -180,7 +287,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_device_carries_nothing_unless_it_is_running() {
-        let mut devices = BTreeSet::new();
+        let mut dead = Vec::new();
         for (name, flags) in [
             ("down0", LinkFlags::Broadcast),
             ("pulled0", LinkFlags::Up | LinkFlags::Broadcast),
@@ -189,11 +296,47 @@ mod tests {
             let mut link = LinkMessage::default();
             link.header.flags = flags;
             link.attributes.push(LinkAttribute::IfName(name.to_owned()));
-            DeadDevices::note(&mut devices, link);
+            dead.extend(dead_device(link));
         }
-        assert!(devices.into_iter().eq(["down0", "pulled0"]));
+        assert_eq!(dead, ["down0", "pulled0"]);
         let socket = Socket::open(&[]).unwrap();
         assert!(!dead_devices(&socket).await.unwrap().contains("none0"));
+    }
+
+    #[tokio::test]
+    async fn the_devices_are_listed_before_anything_changes() {
+        let (changed, mut host) = watch::channel(HostNetwork::default());
+        let following = tokio::spawn(follow(changed));
+        timeout(PATIENCE, host.changed()).await.expect("nothing was told").unwrap();
+        assert!(!host.borrow().is_dead("none0"));
+        following.abort();
+    }
+
+    #[test]
+    fn connections_look_only_at_changes_that_may_concern_them() {
+        let names = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>());
+        let changes = |message| {
+            let mut changes = Changes::default();
+            changes.note(&Change::Message(Box::new(message)));
+            changes
+        };
+        let of_device = changes(RouteNetlinkMessage::NewLink(LinkMessage::default()));
+        let mut host = HostNetwork::default();
+        assert!(!host.note(of_device, names(&[])), "it still carries");
+        assert!(host.note(of_device, names(&["eth0"])) && host.is_dead("eth0"));
+        assert!(!host.note(of_device, names(&["eth0"])));
+        assert!(!host.note(of_device, None), "the list has gaps");
+        assert_eq!(host.additions(), 0);
+        assert!(host.note(of_device, names(&[])) && !host.is_dead("eth0"));
+        assert_eq!(host.additions(), 1, "the device carries again");
+        assert!(host.note(changes(RouteNetlinkMessage::DelLink(LinkMessage::default())), names(&[])));
+        assert!(host.note(changes(RouteNetlinkMessage::DelAddress(AddressMessage::default())), None));
+        assert_eq!(host.additions(), 1);
+        assert!(host.note(changes(RouteNetlinkMessage::NewAddress(AddressMessage::default())), None));
+        assert_eq!(host.additions(), 2);
+        let mut lost = Changes::default();
+        lost.note(&Change::Lost);
+        assert_eq!(lost, Changes::ANY);
     }
 
     #[test]

@@ -32,7 +32,7 @@ use self::{
 };
 use super::{
     link::{Line, Link},
-    moves::DeadDevices,
+    moves::HostNetwork,
     path::{LOOK, Path, PathView, changes::PathChanges},
     sizes::Sizes,
 };
@@ -386,8 +386,9 @@ impl Uplink {
 
     /// Connects whenever a connection is wanted and none has room, the first time at once; never returns. `moves` reports
     /// changes of this host's addresses and devices.
-    pub async fn run(&self, mut moves: watch::Receiver<DeadDevices>) {
+    pub async fn run(&self, mut moves: watch::Receiver<HostNetwork>) {
         let mut work = Work::new(self);
+        work.begin(&moves.borrow_and_update());
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut attempts = FuturesUnordered::new();
@@ -422,8 +423,8 @@ impl Uplink {
                 _ = look.tick(), if self.has_alternatives() => work.look(),
                 () = self.wanted.notified() => work.wanted = true,
                 Ok(()) = moves.changed() => {
-                    let devices = moves.borrow_and_update().clone();
-                    work.moved(&devices);
+                    let host = moves.borrow_and_update().clone();
+                    work.moved(&host);
                 }
                 () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => work.prove(),
                 _ = tidy.tick() => {

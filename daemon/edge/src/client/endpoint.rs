@@ -230,11 +230,12 @@ impl Endpoint {
         *self.sockets.lock() = [None, None];
     }
 
-    /// Makes attempts to connect that are in progress begin anew, with new sockets: the path to the relay has changed.
+    /// Makes attempts to connect that are in progress begin anew, with new sockets and another look-up: the path to the relay has changed.
     pub fn begin_anew(&self) {
         if self.exit.is_chosen() {
             self.renew();
         }
+        self.addresses.renounce();
         self.anew.notify_waiters();
     }
 
@@ -246,6 +247,12 @@ impl Endpoint {
             return None;
         }
         self.addresses.last().into_iter().find_map(|address| self.exit.source_toward(address))
+    }
+
+    /// Whether the relay has a name that was never resolved. Then [`source`](Self::source) does not tell when it comes within reach.
+    #[must_use]
+    pub fn is_unresolved(&self) -> bool {
+        self.via.is_none() && self.addresses.last().is_empty()
     }
 
     /// Whether its connections send packets when nothing else is sent, so that only a silent relay lets them time out.

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{SocketAddr, ToSocketAddrs as _},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -13,7 +13,7 @@ use std::{
 use masque::target::{Host, Target};
 use parking_lot::Mutex;
 use tokio::{
-    task::JoinHandle,
+    task::{JoinHandle, spawn_blocking},
     time::{Instant, timeout},
 };
 use tracing::warn;
@@ -27,6 +27,9 @@ const FURTHER: Duration = Duration::from_secs(1);
 /// How old an answer that came after its time may be when the next attempt uses it.
 const FRESH: Duration = Duration::from_secs(30);
 
+/// How many look-ups of one relay's name the system may have in progress.
+const RUNNING: usize = 4;
+
 type Answer = io::Result<Vec<SocketAddr>>;
 
 /// A look-up, which completes with its answer and the time of the answer.
@@ -37,8 +40,12 @@ type LookUp = JoinHandle<(Answer, Instant)>;
 pub struct RelayAddresses {
     /// The addresses of the last look-up that found some.
     known: Arc<Mutex<Vec<SocketAddr>>>,
-    /// A look-up that has not ended in time. The system cannot cancel it, so there is no other one beside it.
+    /// A look-up that has not ended in time. The system cannot cancel it, so there is no other one beside it unless the network changes.
     pending: tokio::sync::Mutex<Option<LookUp>>,
+    /// Whether a pending look-up is to be dropped.
+    is_outdated: AtomicBool,
+    /// Held by each look-up until the system has ended it.
+    running: Arc<()>,
     /// Whether the log already says that the last addresses are used.
     told: AtomicBool,
 }
@@ -63,8 +70,14 @@ impl RelayAddresses {
         match &origin.host {
             Host::Ip(_) => Ok(self.last()),
             Host::Name(name) => {
-                let asked = (name.clone(), origin.port);
-                self.ask(name, || async { Ok(tokio::net::lookup_host(asked).await?.collect()) }).await
+                let (asked, running) = ((name.clone(), origin.port), self.running.clone());
+                let look_up = move || {
+                    let _running = running;
+                    asked.to_socket_addrs().map(Iterator::collect)
+                };
+                let joined =
+                    async { spawn_blocking(look_up).await.unwrap_or_else(|error| Err(io::Error::other(error))) };
+                self.ask(name, || joined).await
             }
         }
     }
@@ -73,6 +86,13 @@ impl RelayAddresses {
     #[must_use]
     pub fn last(&self) -> Vec<SocketAddr> {
         self.known.lock().clone()
+    }
+
+    /// Makes the next attempt look the name up anew if a look-up has not ended yet: the resolver may be within reach only now. The pending
+    /// look-up stays if the system has too many in progress.
+    pub fn renounce(&self) {
+        // This value holds one more.
+        self.is_outdated.store(Arc::strong_count(&self.running) <= RUNNING, Relaxed);
     }
 
     /// Begins a look-up, which notes the addresses that it finds, whenever it ends.
@@ -95,6 +115,9 @@ impl RelayAddresses {
         F: Future<Output = Answer> + Send + 'static,
     {
         let mut pending = self.pending.lock().await;
+        if self.is_outdated.swap(false, Relaxed) {
+            pending.take_if(|task| !task.is_finished()).into_iter().for_each(|task| task.abort());
+        }
         let last = self.last();
         let late = match pending.take_if(|task| task.is_finished()) {
             Some(task) => task.await.ok(),
@@ -180,6 +203,23 @@ mod tests {
         assert_eq!(relay.ask("a.example", slow).await.unwrap(), addresses(2));
         tokio::time::sleep(FRESH * 2).await;
         assert_eq!(relay.ask("a.example", || async { Ok(addresses(3)) }).await.unwrap(), addresses(3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_up_from_before_a_change_of_the_network_is_not_waited_for() {
+        let relay = RelayAddresses::default();
+        assert!(relay.ask("a.example", pending).await.is_err());
+        relay.renounce();
+        let begun = Instant::now();
+        assert_eq!(relay.ask("a.example", || async { Ok(addresses(1)) }).await.unwrap(), addresses(1));
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+
+        let running = [(); RUNNING].map(|()| relay.running.clone());
+        assert_eq!(relay.ask("a.example", pending).await.unwrap(), addresses(1));
+        relay.renounce();
+        let in_progress = || async { unreachable!("the system has too many look-ups in progress") };
+        assert_eq!(relay.ask("a.example", in_progress).await.unwrap(), addresses(1));
+        drop(running);
     }
 
     #[tokio::test(start_paused = true)]

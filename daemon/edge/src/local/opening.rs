@@ -43,8 +43,7 @@ impl Shared {
             let Ok(link) = timeout(PATIENCE, self.uplink.link_for(class)).await else { continue };
             let link = link.map_err(NoConnection::NoLink)?;
             // The credit of a sender that has just left may be on its way.
-            let round_trip = link.line().path.get().smoothed_rtt.unwrap_or(link.line().handshake);
-            let reserved = timeout(PATIENCE.max(2 * round_trip), link.relay.reserve()).await;
+            let reserved = timeout(PATIENCE.max(2 * link.line().round_trip()), link.relay.reserve()).await;
             match reserved {
                 Ok(reserved) => return Ok((link, reserved.map_err(NoConnection::Lost)?)),
                 Err(_) => {

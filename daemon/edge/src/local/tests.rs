@@ -166,8 +166,10 @@ async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_sender() {
     application.send(b"before the move").await.unwrap();
     eventually(|| relay.payloads() == 1).await;
     let line = uplink.lines().remove(0);
+    assert_eq!(line.placed(Duration::ZERO).len(), 1);
     line.leave();
     eventually(|| uplink.moved_tunnels() == 1).await;
+    assert!(line.placed(Duration::ZERO).is_empty(), "the old tunnel is no load");
     application.send(b"after the move").await.unwrap();
     let mut heard = Vec::new();
     for _ in 0..2 {
@@ -257,7 +259,7 @@ async fn a_tunnel_that_only_receives_makes_room_when_the_relay_allows_no_more() 
     let begun = Instant::now();
     let other = sender(10);
     eventually(|| other.has_place()).await;
-    assert!(begun.elapsed() < crate::parting::IN_TESTS);
+    assert!(begun.elapsed() < crate::parting::IN_TESTS * 2 / 3);
     assert!(moves.has_place() && counters.limit_refusals.get() > 0);
     assert_eq!((relay.open(), counters.sources_evicted.get()), (2, 0));
 }

@@ -84,6 +84,10 @@ pub(super) struct Work<'a> {
     pulses: Vec<(Arc<Line>, Pulse)>,
     /// By path and relay: the address that packets to the relay left from at the last change of this host's addresses.
     sources: Vec<Vec<Option<IpAddr>>>,
+    /// The [additions](crate::moves::HostNetwork::additions) to this host's network that were handled.
+    additions: u64,
+    /// When attempts to connect to relays whose names were never resolved last began anew.
+    begun_anew: Option<Instant>,
     /// Whether a tunnel waits for a place.
     pub(super) wanted: bool,
     /// Connections whose address has changed, how many packets each had received before, and when it must have received more.
@@ -106,6 +110,8 @@ impl<'a> Work<'a> {
             start: Instant::now(),
             pulses: Vec::new(),
             sources: uplink.paths.iter().map(|path| path.relays.iter().map(Endpoint::source).collect()).collect(),
+            additions: 0,
+            begun_anew: None,
             wanted: true,
             proofs: Vec::new(),
         }

@@ -2,7 +2,7 @@
 //! replaces the moved one, unless there is another path, relay or gateway: then `Work::look` judges the connection like any other. A relay
 //! that may have come within reach is tried at once, whatever its back-off.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 use tracing::info;
@@ -10,22 +10,35 @@ use tracing::info;
 use super::{super::PROOF, Work, is_suspect};
 use crate::{
     exit::Exit,
-    moves::{DeadDevices, MoveVerdict},
+    moves::{HostNetwork, MoveVerdict},
 };
 
 /// Whether packets leave by a device that carries nothing.
-fn is_dead(exit: &Exit, dead: &DeadDevices) -> bool {
-    exit.device().is_some_and(|device| dead.contains(device))
+fn is_dead(exit: &Exit, host: &HostNetwork) -> bool {
+    exit.device().is_some_and(|device| host.is_dead(device))
 }
 
+/// The shortest time between two changes after which attempts to connect to relays that were never resolved begin anew: a look-up takes a
+/// while, and changes may come all the time.
+const ANEW: Duration = Duration::from_secs(1);
+
 impl Work<'_> {
+    /// Begins with what is known of this host's network.
+    pub(in crate::uplink) fn begin(&mut self, host: &HostNetwork) {
+        self.additions = host.additions();
+        let relays = self.uplink.paths.iter().flat_map(|path| &path.relays);
+        for (relay, source) in relays.zip(self.sources.iter_mut().flatten()) {
+            *source = source.filter(|_| !is_dead(relay.exit(), host));
+        }
+    }
+
     /// Handles a change of this host's addresses, routes or devices: connections continue from the new addresses.
-    pub(in crate::uplink) fn moved(&mut self, dead: &DeadDevices) {
+    pub(in crate::uplink) fn moved(&mut self, host: &HostNetwork) {
         let (lines, mut silent) = (self.uplink.state.borrow().lines.clone(), Vec::new());
         // If other paths can carry the tunnels, the tunnels do not wait for a route to come back.
         let several = self.uplink.has_several_paths();
         for (line, pulse) in self.pulses.iter_mut().filter(|_| several) {
-            if !pulse.is_silent() && (!line.has_route() || is_dead(line.exit(), dead)) {
+            if !pulse.is_silent() && (!line.has_route() || is_dead(line.exit(), host)) {
                 pulse.silence(Instant::now());
                 let at = (line.path_place, line.place);
                 self.uplink.fall_silent(line, silent.contains(&at) || is_suspect(&self.suspects, at));
@@ -33,7 +46,7 @@ impl Work<'_> {
             }
         }
         silent.into_iter().for_each(|at| self.suspect(at, Instant::now()));
-        self.reach(dead);
+        self.reach(host);
         for line in lines {
             let heard = line.heard();
             let relay = line.address;
@@ -63,20 +76,31 @@ impl Work<'_> {
     }
 
     /// Tries relays without a usable connection again, if packets to them now leave from an address and did not before, or left from another.
-    fn reach(&mut self, dead: &DeadDevices) {
-        let state = self.uplink.state.borrow();
+    /// A relay whose address is not known is tried again after every addition to the network.
+    fn reach(&mut self, host: &HostNetwork) {
+        let (state, now) = (self.uplink.state.borrow(), Instant::now());
+        let is_added = std::mem::replace(&mut self.additions, host.additions()) != host.additions();
+        let may_begin = self.begun_anew.is_none_or(|begun| now.saturating_duration_since(begun) >= ANEW);
         for (path_place, path) in self.uplink.paths.iter().enumerate() {
             let (Some(failover), Some(known)) = (self.failovers.get_mut(path_place), self.sources.get_mut(path_place))
             else {
                 continue;
             };
             for (place, (relay, known)) in path.relays.iter().zip(known).enumerate() {
-                let source = relay.source().filter(|_| !is_dead(relay.exit(), dead));
+                let source = relay.source().filter(|_| !is_dead(relay.exit(), host));
                 let is_news = std::mem::replace(known, source) != source && source.is_some();
-                if is_news && !state.usable().any(|line| (line.path_place, line.place) == (path_place, place)) {
-                    relay.begin_anew();
-                    failover.hurry(place);
+                let is_possible = is_added && relay.is_unresolved();
+                let is_connected = state.usable().any(|line| (line.path_place, line.place) == (path_place, place));
+                if is_connected || !is_news && !is_possible {
+                    continue;
                 }
+                if !is_news && may_begin {
+                    self.begun_anew = Some(now);
+                }
+                if is_news || may_begin {
+                    relay.begin_anew();
+                }
+                failover.hurry(place);
             }
         }
     }

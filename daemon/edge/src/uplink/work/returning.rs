@@ -21,11 +21,17 @@ const STEADIEST: Duration = Duration::from_secs(600);
 /// How long after tunnels came back a break no longer counts against the path.
 const TRUSTED: Duration = Duration::from_secs(600);
 
-/// The time between two tunnels that are asked. It exceeds the time between two looks, so that each sees what the one before has changed.
+/// The shortest time between two tunnels that are asked. It exceeds the time between two looks.
 const ASK: Duration = Duration::from_millis(200);
 
 /// How long a tunnel may take to move after it was asked, before moves are counted for listeners.
 const MOVE: Duration = Duration::from_secs(2);
+
+/// Returns the time between two tunnels that are asked, by the longest round trip of the connections: a tunnel has to see that the one before
+/// has moved, for which that asks the relay.
+fn pause(round_trip: Duration) -> Duration {
+    ASK.max(2 * round_trip)
+}
 
 /// Which tunnels are to be asked.
 #[derive(Default)]
@@ -103,12 +109,16 @@ impl Work<'_> {
             for line in lines.iter().filter(|line| line.path_place != place && line.is_usable()) {
                 let line = Arc::downgrade(line);
                 returning.asked.retain(|(known, _)| !known.ptr_eq(&line));
-                let tunnels = line.upgrade().map_or(0, |line| line.tunnels());
-                returning.asked.push((line, tunnels));
+                let tunnels = line.upgrade().map_or(0, |line| line.recallable());
+                if tunnels > 0 {
+                    returning.asked.push((line, tunnels));
+                }
             }
         }
         let since_last = returning.last.map(|last| now.saturating_duration_since(last));
-        if since_last.is_none_or(|since| since >= ASK)
+        let round_trips = lines.iter().filter(|line| line.is_usable()).map(|line| line.round_trip());
+        let pause = pause(round_trips.max().unwrap_or_default());
+        if since_last.is_none_or(|since| since >= pause)
             && let Some((line, left)) = returning.asked.last_mut()
         {
             *left = left.saturating_sub(1);
@@ -122,7 +132,7 @@ impl Work<'_> {
             returning.last = Some(now);
             return;
         }
-        if since_last.is_some_and(|since| since >= MOVE) {
+        if since_last.is_some_and(|since| since >= MOVE.max(pause)) {
             returning.last = None;
             self.tell_returned();
         }
@@ -175,6 +185,11 @@ mod tests {
         let again = calm + STEADIEST + TRUSTED + STEADY;
         assert!(returning.steady(again, &[true]).is_empty());
         assert_eq!(returning.steady(again + STEADY, &[true]), [0]);
+    }
+
+    #[test]
+    fn a_tunnel_is_asked_once_the_one_before_may_have_moved() {
+        assert_eq!([20, 100, 600].map(|ms| pause(Duration::from_millis(ms)).as_millis()), [200, 200, 1_200]);
     }
 
     #[test]

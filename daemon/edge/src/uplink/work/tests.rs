@@ -10,7 +10,7 @@ use crate::{
     backoff::SHORT,
     client::access::Access,
     exit::Exit,
-    moves::DeadDevices,
+    moves::HostNetwork,
     tests::{Does, PATIENCE, TestRelay},
 };
 
@@ -280,12 +280,12 @@ async fn a_relay_that_comes_within_reach_is_tried_at_once_and_one_that_stays_sil
     };
     work.attempted((1, 0), Err(ConnectError::NoAnswer((Ipv4Addr::LOCALHOST, 9).into())));
     assert!(until(&mut work) <= SHORT, "another path works");
-    work.moved(&DeadDevices::default());
+    work.moved(&HostNetwork::default());
     assert!(until(&mut work) <= SHORT, "nothing has changed for it");
     work.sources[1][0] = None;
-    work.moved(&DeadDevices::default());
+    work.moved(&HostNetwork::default());
     assert!(matches!(work.next(), Step::Connect((1, 0))), "there is a route again");
-    work.moved(&DeadDevices::default());
+    work.moved(&HostNetwork::default());
     assert!(!matches!(work.next(), Step::Connect(_)), "that attempt is in progress");
 
     work.attempted((1, 0), Err(ConnectError::Http(h3::Error::Closed)));
@@ -316,7 +316,7 @@ async fn an_attempt_in_progress_begins_anew_when_the_route_to_its_relay_changes(
         };
         seen.push(timeout(PATIENCE, heard).await.expect("each attempt has a socket of its own"));
         work.sources[0][0] = None;
-        work.moved(&DeadDevices::default());
+        work.moved(&HostNetwork::default());
     }
 }
 
@@ -336,15 +336,55 @@ async fn a_path_whose_device_carries_nothing_is_silent_at_once_and_tried_when_th
     }
     work.look();
     let lines = uplink.lines();
-    work.moved(&DeadDevices::from_iter(["other0".to_owned()]));
+    work.moved(&HostNetwork::from_iter(["other0".to_owned()]));
     assert_eq!(uplink.lines().len(), 2);
-    work.moved(&DeadDevices::from_iter(["lo".to_owned()]));
+    work.moved(&HostNetwork::from_iter(["lo".to_owned()]));
     assert!(lines[0].is_doubted() && !lines[1].is_doubted(), "only that path leaves by the device");
 
     lines[0].close();
     work.lost(&lines[0], None);
     work.attempted((0, 0), Err(ConnectError::NoAnswer((Ipv4Addr::LOCALHOST, 9).into())));
     assert!(matches!(work.next(), Step::Wait(_)));
-    work.moved(&DeadDevices::default());
+    work.moved(&HostNetwork::default());
     assert!(matches!(work.next(), Step::Connect((0, 0))));
+}
+
+#[tokio::test]
+async fn a_device_that_carried_nothing_at_the_start_makes_the_edge_connect_once_it_carries() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let config = config::Config::from_toml("[[path]]\nname = \"a\"\ninterface = \"lo\"\n").unwrap();
+    let exit = Arc::new(Exit::new(config.paths[0].interface.clone(), None));
+    let uplink = Uplink::new(vec![relay.endpoint().leaving_by(exit)], None, (PATIENCE, PATIENCE), Arc::default());
+    let mut work = Work::new(&uplink);
+    tokio::time::pause();
+    work.begin(&HostNetwork::from_iter(["lo".to_owned()]));
+    assert!(matches!(work.next(), Step::Connect((0, 0))));
+    work.attempted((0, 0), Err(ConnectError::NoAnswer((Ipv4Addr::LOCALHOST, 9).into())));
+    assert!(!matches!(work.next(), Step::Connect(_)), "it has a back-off");
+    work.moved(&HostNetwork::default());
+    assert!(matches!(work.next(), Step::Connect((0, 0))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_whose_name_was_never_resolved_is_tried_whenever_the_network_gets_more() {
+    let template = Template::default_at("relay.invalid:443").unwrap();
+    let access = Access { template, ..TestRelay::start(Does::Echo, true).access() };
+    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
+    let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), Arc::default());
+    let mut work = Work::new(&uplink);
+    let fail = |work: &mut Work<'_>| {
+        assert!(matches!(work.next(), Step::Connect((0, 0))));
+        let cause = std::io::ErrorKind::NotFound.into();
+        work.attempted((0, 0), Err(ConnectError::Resolve { name: "relay.invalid".to_owned(), cause }));
+        assert!(!matches!(work.next(), Step::Connect(_)), "it has a back-off");
+    };
+    fail(&mut work);
+    let mut host = HostNetwork::default();
+    for _ in 0..3 {
+        work.moved(&host);
+        assert!(!matches!(work.next(), Step::Connect(_)), "nothing was added");
+        host = host.with_addition();
+        work.moved(&host);
+        fail(&mut work);
+    }
 }
