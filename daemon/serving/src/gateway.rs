@@ -46,6 +46,7 @@ mod answer;
 mod body;
 mod caller;
 mod exchange;
+mod failed_try;
 mod overview;
 mod own;
 mod pieces;

@@ -2,6 +2,7 @@
 
 use std::{fs, net::UdpSocket, time::Duration};
 
+use anyhow::Result;
 use bpf::Availability;
 use lab::{netem::Netem, netns::Chain};
 
@@ -32,21 +33,24 @@ fn the_probe_finds_fq_and_everything_else_there() {
 const PACKETS: u32 = 400;
 
 /// Returns which of the packets arrive.
-fn arrivals(chain: &Chain) -> Vec<u32> {
-    let receiver = chain.relay.run(|| UdpSocket::bind((chain.access.far.v4, 9))).unwrap().unwrap();
+fn arrivals(chain: &Chain) -> Result<Vec<u32>> {
+    let receiver = chain.relay.run(|| UdpSocket::bind((chain.access.far.v4, 0)))??;
+    let to = receiver.local_addr()?;
     // The last packet is sent again until it arrives.
-    receiver.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-    let sender = chain.client.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap().unwrap();
-    let send = |number: u32| sender.send_to(&number.to_be_bytes(), (chain.access.far.v4, 9)).unwrap();
-    (0..PACKETS).for_each(|number| _ = send(number));
+    receiver.set_read_timeout(Some(Duration::from_millis(50)))?;
+    let sender = chain.client.run(|| UdpSocket::bind("0.0.0.0:0"))??;
+    let send = |number: u32| sender.send_to(&number.to_be_bytes(), to);
+    for number in 0..PACKETS {
+        send(number)?;
+    }
     let (mut arrived, mut packet) = (Vec::new(), [0; 4]);
     while !arrived.ends_with(&[PACKETS]) {
         match receiver.recv(&mut packet) {
             Ok(_) => arrived.push(u32::from_be_bytes(packet)),
-            Err(_) => _ = send(PACKETS),
+            Err(_) => _ = send(PACKETS)?,
         }
     }
-    arrived
+    Ok(arrived)
 }
 
 #[test]
@@ -54,7 +58,7 @@ fn links_of_the_same_seed_lose_the_same_packets() {
     lab::ring!(Vm);
     let chain = Chain::new().unwrap();
     // Finds the neighbour: packets of IPv6 and ARP would take numbers of the seed.
-    arrivals(&chain);
+    arrivals(&chain).unwrap();
     for (host, end) in [(&chain.client, &chain.access.near), (&chain.relay, &chain.access.far)] {
         host.sysctl("net.ipv6.conf.all.disable_ipv6", "1").unwrap();
         host.sysctl(&format!("net.ipv4.neigh.{}.base_reachable_time_ms", end.device), "86400000").unwrap();
@@ -62,7 +66,7 @@ fn links_of_the_same_seed_lose_the_same_packets() {
     let with = |seed| {
         let link = Netem { limit_packets: 1_000, bytes_per_sec: 0, delay: Duration::ZERO, loss: 0.25, seed };
         chain.access.near.emulate(&link).unwrap();
-        arrivals(&chain)
+        arrivals(&chain).unwrap()
     };
     let [first, again, other] = [7, 7, 8].map(with);
     assert_eq!(first, again);

@@ -19,9 +19,9 @@ use tokio::time::{Instant as TokioInstant, timeout, timeout_at};
 use super::{
     Failure, Gateway, Model,
     exchange::{Ended, Exchange},
+    failed_try::{EngineRefusal, FailedTry},
     pieces::Pieces,
     silence::Silence,
-    tries::{EngineRefusal, FailedTry},
 };
 use crate::{
     LOAD,

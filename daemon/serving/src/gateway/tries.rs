@@ -1,13 +1,12 @@
 //! The engines of a model that try to answer a request, one after the other.
 
-use bytes::Bytes;
-use masque::h3::ResponseHead;
 use quic::class::Terms;
 
 use super::{
     Failure, Gateway, Model,
     answer::{Done, Pass},
     exchange::Exchange,
+    failed_try::FailedTry,
 };
 use crate::{
     decisions::Draft,
@@ -19,20 +18,6 @@ use role::access::served::Served;
 
 /// How many engines one request may make fail.
 const MOST_TRIES: usize = 2;
-
-/// A failed try. The client has received nothing, so another engine may answer.
-pub(super) struct FailedTry {
-    pub(super) failure: OpenAiError,
-    pub(super) fault: Fault,
-    /// The answer for the client, if the engine has refused the request in an event.
-    pub(super) refusal: Option<EngineRefusal>,
-}
-
-/// A refusal that an engine has sent as an event, as an answer of its own.
-pub(super) struct EngineRefusal {
-    pub(super) head: ResponseHead,
-    pub(super) json: Bytes,
-}
 
 impl Gateway {
     /// Sends the request to one engine of a model after another, until one of them answers. A refusal that an engine sends as an event is

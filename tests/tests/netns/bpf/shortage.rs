@@ -37,7 +37,7 @@ fn a_keeper_without_descriptors_for_the_next_monitor_tries_again() {
     let keeper = child(site.relay.id());
     let before = limit_descriptors(keeper, NONE).unwrap();
     kill(child(keeper));
-    site.relay.wait_for_line("paced monitor: not started", SOON).unwrap();
+    site.relay.wait_for_line("paced monitor: failed to start", SOON).unwrap();
     limit_descriptors(keeper, before).unwrap();
     site.relay.wait_for_line("the monitor has ended", SOON).unwrap();
     site.wait_for_counts("another monitor", |counts| counts.of("kernel_monitor") == 1).unwrap();

@@ -351,7 +351,7 @@ fn a_second_relay_that_nobody_vouches_for_and_a_first_that_refuses_are_told_apar
     edge.signal(libc::SIGHUP).unwrap();
     wait_for("a refusal", SOON, || {
         _ = echoes(&application(&hops.site, LISTEN), b"anybody?");
-        edge.output().contains("no way to 127.0.0.1:444 through [hop.first]").then_some(())
+        edge.output().contains("failed to reach 127.0.0.1:444 through [hop.first]").then_some(())
     })
     .unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
 }

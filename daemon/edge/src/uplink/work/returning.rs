@@ -9,7 +9,7 @@ use std::{
 use tokio::time::Instant;
 use tracing::info;
 
-use super::Work;
+use super::{ASK_SLOW, Work};
 use crate::link::Line;
 
 /// How long a path must have taken tunnels without a break: an unstable path is no gain.
@@ -20,6 +20,10 @@ const STEADIEST: Duration = Duration::from_secs(600);
 
 /// How long after tunnels came back a break no longer counts against the path.
 const TRUSTED: Duration = Duration::from_secs(600);
+
+/// How long before tunnels are asked the path's round trip is measured: after an outage, the smoothed one may be hundreds of milliseconds
+/// too long, and stays so while nothing uses the path.
+const MEASURED: Duration = Duration::from_secs(10);
 
 /// The shortest time between two tunnels that are asked. It exceeds the time between two looks.
 const ASK: Duration = Duration::from_millis(200);
@@ -39,6 +43,8 @@ pub(super) struct Returning {
     paths: Vec<Steadiness>,
     /// Connections, and how many of their tunnels are still to be asked.
     asked: Vec<(Weak<Line>, usize)>,
+    /// When a path's round trip was last measured.
+    pinged: Option<Instant>,
     /// When a tunnel was last asked, until moves are told.
     last: Option<Instant>,
     /// By path: how many tunnels have come back, as far as listeners were told.
@@ -84,6 +90,12 @@ impl Steadiness {
         }
         is_due
     }
+
+    /// Whether the tunnels of other paths are to be asked soon, so that the path's round trip matters.
+    fn is_measured(&self, now: Instant) -> bool {
+        let since = self.since.filter(|_| self.asked.is_none());
+        since.is_some_and(|since| now.saturating_duration_since(since) + MEASURED >= self.required)
+    }
 }
 
 impl Returning {
@@ -114,6 +126,13 @@ impl Work<'_> {
                     returning.asked.push((line, tunnels));
                 }
             }
+        }
+        if returning.pinged.is_none_or(|pinged| now.saturating_duration_since(pinged) >= ASK_SLOW) {
+            returning.pinged = Some(now);
+            let has_others = |place| lines.iter().any(|line| line.path_place != place && line.recallable() > 0);
+            let is_measured = |place: usize| returning.paths.get(place).is_some_and(|path| path.is_measured(now));
+            let measured = |line: &&Arc<Line>| line.is_usable() && is_measured(line.path_place);
+            lines.iter().filter(measured).filter(|line| has_others(line.path_place)).for_each(|line| line.ping());
         }
         let since_last = returning.last.map(|last| now.saturating_duration_since(last));
         let round_trips = lines.iter().filter(|line| line.is_usable()).map(|line| line.round_trip());
@@ -171,6 +190,19 @@ mod tests {
         for (apart_s, expected) in [(20, 1), (60, 2), (300, 5), (650, 6)] {
             assert_eq!(rounds(&mut Returning::default(), begun, apart_s), expected, "{apart_s}");
         }
+    }
+
+    #[test]
+    fn a_path_is_measured_for_some_seconds_before_tunnels_are_asked() {
+        let (mut path, begun) = (Steadiness::default(), Instant::now());
+        let mut at = |seconds| {
+            let now = begun + Duration::from_secs(seconds);
+            (path.look(now, true), path.is_measured(now))
+        };
+        assert_eq!(
+            [0, 4, 5, 14, 15, 16].map(&mut at),
+            [(false, false), (false, false), (false, true), (false, true), (true, false), (false, false)]
+        );
     }
 
     #[test]
