@@ -29,8 +29,8 @@ fn the_probe_finds_fq_and_everything_else_there() {
     }
 }
 
-/// Numbered packets that the client sends to the relay over the chain's access link.
-const PACKETS: u32 = 400;
+/// Numbered packets that the client sends to the relay over the chain's access link: few enough for the receiver's buffer.
+const PACKETS: u32 = 200;
 
 /// Returns which of the packets arrive.
 fn arrivals(chain: &Chain) -> Result<Vec<u32>> {
@@ -71,8 +71,8 @@ fn links_of_the_same_seed_lose_the_same_packets() {
     let [first, again, other] = [7, 7, 8].map(with);
     assert_eq!(first, again);
     assert_ne!(first, other);
-    // 100 are lost on average; the bounds are five standard deviations away.
-    assert!((PACKETS as usize - first.len()).abs_diff(100) < 45, "{} of {PACKETS} arrived", first.len());
+    // 50 are lost on average; the bounds are five standard deviations away.
+    assert!((PACKETS as usize - first.len()).abs_diff(50) < 31, "{} of {PACKETS} arrived", first.len());
 }
 
 #[test]

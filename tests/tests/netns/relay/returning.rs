@@ -42,8 +42,9 @@ fn an_edge_whose_only_uplink_is_back_connects_at_once() {
     is_back.unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
 }
 
-/// The time within which tunnels are back on the better path: it has to be steady for fifteen seconds before.
-const RETURNED: Duration = Duration::from_secs(50);
+/// The time within which tunnels are back on the better path: it has to be steady for fifteen seconds before, and for twice as long again after
+/// each silence, which a busy machine may cause.
+const RETURNED: Duration = Duration::from_secs(150);
 
 #[test]
 fn tunnels_go_back_to_the_better_path_some_time_after_it_is_back() {

@@ -12,7 +12,8 @@ use tracing::info;
 use super::{ASK_SLOW, Work};
 use crate::link::Line;
 
-/// How long a path must have taken tunnels without a break: an unstable path is no gain.
+/// How long a path must have taken tunnels without a break: an unstable path is no gain. Also the time until tunnels are asked again, since
+/// one may not have moved by an estimate of a moment; that time doubles with each round.
 const STEADY: Duration = Duration::from_secs(15);
 
 /// The longest such time, after many breaks.
@@ -58,49 +59,52 @@ struct Steadiness {
     since: Option<Instant>,
     /// How long it must take them without a break.
     required: Duration,
-    /// When the tunnels of other paths were asked, if it has taken tunnels ever since.
+    /// When the tunnels of other paths were first asked, if it has taken tunnels ever since.
     asked: Option<Instant>,
+    /// When they are asked again, and after what time once more.
+    again: Option<(Instant, Duration)>,
 }
 
 impl Default for Steadiness {
     fn default() -> Self {
-        Self { since: None, required: STEADY, asked: None }
+        Self { since: None, required: STEADY, asked: None, again: None }
     }
 }
 
 impl Steadiness {
-    /// Notes at `now` whether the path takes tunnels. Returns whether the tunnels of other paths are to be asked, which is so once until
-    /// the path fails again.
+    /// Notes at `now` whether the path takes tunnels. Returns whether the tunnels of other paths are to be asked, which happens less and less
+    /// often until the path fails again.
     fn look(&mut self, now: Instant, takes_tunnels: bool) -> bool {
         let was_asked = self.asked.map(|asked| now.saturating_duration_since(asked));
         if was_asked.is_some_and(|since| since >= TRUSTED) {
             self.required = STEADY;
         }
         if !takes_tunnels {
-            (self.since, self.asked) = (None, None);
+            (self.since, self.asked, self.again) = (None, None, None);
             if was_asked.is_some_and(|since| since < TRUSTED) {
                 self.required = (2 * self.required).min(STEADIEST);
             }
             return false;
         }
         let since = *self.since.get_or_insert(now);
-        let is_due = self.asked.is_none() && now.saturating_duration_since(since) >= self.required;
-        if is_due {
-            self.asked = Some(now);
+        let (due, pause) = self.again.unwrap_or((since + self.required, STEADY));
+        if now < due {
+            return false;
         }
-        is_due
+        self.asked.get_or_insert(now);
+        self.again = Some((now + pause, (2 * pause).min(STEADIEST)));
+        true
     }
 
     /// Whether the tunnels of other paths are to be asked soon, so that the path's round trip matters.
     fn is_measured(&self, now: Instant) -> bool {
-        let since = self.since.filter(|_| self.asked.is_none());
-        since.is_some_and(|since| now.saturating_duration_since(since) + MEASURED >= self.required)
+        let first = self.since.map(|since| since + self.required);
+        self.again.map(|(again, _)| again).or(first).is_some_and(|due| now + MEASURED >= due)
     }
 }
 
 impl Returning {
-    /// Notes at `now` which paths take tunnels, and returns the paths that have now done so for long enough. Each path is returned once
-    /// until it fails again.
+    /// Notes at `now` which paths take tunnels, and returns the paths to which tunnels may now go back.
     fn steady(&mut self, now: Instant, take_tunnels: &[bool]) -> Vec<usize> {
         self.paths.resize_with(take_tunnels.len(), Steadiness::default);
         let paths = self.paths.iter_mut().zip(take_tunnels).enumerate();
@@ -176,12 +180,24 @@ impl Work<'_> {
 mod tests {
     use super::*;
 
-    /// Returns how often tunnels are asked in an hour whose breaks last a second and begin this many seconds apart.
+    /// Returns after how many breaks tunnels are asked, in an hour whose breaks last a second and begin this many seconds apart.
     fn rounds(returning: &mut Returning, begun: Instant, apart_s: u64) -> usize {
-        let seconds = 0..3_600;
-        seconds
-            .filter(|at| returning.steady(begun + Duration::from_secs(*at), &[(at + 1) % apart_s != 0]) == [0])
-            .count()
+        let mut asked = false;
+        let mut is_first = |at: u64| {
+            let is_good = (at + 1) % apart_s != 0;
+            let is_asked = returning.steady(begun + Duration::from_secs(at), &[is_good]) == [0];
+            let was_asked = asked;
+            asked = is_good && (was_asked || is_asked);
+            is_asked && !was_asked
+        };
+        (0..3_600).filter(|at| is_first(*at)).count()
+    }
+
+    #[test]
+    fn tunnels_that_did_not_go_back_are_asked_again_and_less_and_less_often() {
+        let (mut path, begun) = (Steadiness::default(), Instant::now());
+        let asked: Vec<_> = (0..300).filter(|at| path.look(begun + Duration::from_secs(*at), true)).collect();
+        assert_eq!(asked, [15, 30, 60, 120, 240]);
     }
 
     #[test]
@@ -225,15 +241,19 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_steady_once_after_each_failure() {
+    fn each_path_has_its_own_rounds_after_each_failure() {
         let (mut returning, begun) = (Returning::default(), Instant::now());
         assert!(returning.steady(begun, &[true, false]).is_empty());
         assert!(returning.steady(begun + STEADY / 2, &[true, true]).is_empty());
         assert_eq!(returning.steady(begun + STEADY, &[true, true]), [0]);
-        assert_eq!(returning.steady(begun + 2 * STEADY, &[true, true]), [1]);
-        assert!(returning.steady(begun + 3 * STEADY, &[true, true]).is_empty());
+        assert_eq!(
+            returning.steady(begun + 2 * STEADY, &[true, true]),
+            [0, 1],
+            "the first again, the second after a while"
+        );
+        assert_eq!(returning.steady(begun + 3 * STEADY, &[true, true]), [1]);
         assert!(returning.steady(begun + 4 * STEADY, &[false, true]).is_empty());
-        assert!(returning.steady(begun + 5 * STEADY, &[true, true]).is_empty());
+        assert_eq!(returning.steady(begun + 5 * STEADY, &[true, true]), [1]);
         assert!(returning.steady(begun + 6 * STEADY, &[true, true]).is_empty(), "it failed soon");
         assert_eq!(returning.steady(begun + 7 * STEADY, &[true, true]), [0]);
     }
