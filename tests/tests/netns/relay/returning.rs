@@ -7,8 +7,8 @@ use lab::site::{Counts, Family, SOON, Site, Terms};
 
 use super::forward::{application, assert_carries};
 use super::uplinks::{
-    LATE_AGAIN, METRICS, ROUND_ROBIN, SILENT_AFTER, Uplinks, assert_carry_unbroken, assert_short_gap, edge, edge_with,
-    pacectl, paths, states, wait_until_up,
+    LATE_AGAIN, METRICS, ROUND_ROBIN, SILENT_AFTER, Uplinks, assert_short_gap, edge, edge_with, pacectl, paths, states,
+    wait_until_up,
 };
 
 /// The time within which the edge has to be back. The back-off of these edges is at least fifteen seconds.
@@ -77,9 +77,10 @@ fn tunnels_go_back_to_the_better_path_some_time_after_it_is_back() {
     let are_back = || (tunnels() == [4, 0]).then_some(());
     let are_back = wait_for("the tunnels to be back", RETURNED, are_back);
     are_back.unwrap_or_else(|error| panic!("{error}: {:?}; the edge said:\n{}", paths(site), edge.output()));
-    assert_carry_unbroken(site, METRICS, &sockets, 8, &edge);
+    sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
     let counts = Counts::read(&site.chain.client, METRICS).unwrap();
-    assert_is(counts.of("edge_tunnels_returned_total") == 4, &counts);
+    let [opened, moved] = ["opened", "moved"].map(|what| counts.sum(&format!("edge_tunnels_{what}_total")));
+    assert_is((opened, moved, counts.of("edge_tunnels_returned_total")) == (4, 8, 4), &counts);
     edge.wait_for_line("went back to a better path", SOON).unwrap();
     let counts = site.counts().unwrap();
     assert_is(counts.of("continuations_total{result=\"continued\"}") == 8, &("the target noticed nothing", counts));
