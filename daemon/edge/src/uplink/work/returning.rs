@@ -184,7 +184,7 @@ mod tests {
     fn rounds(returning: &mut Returning, begun: Instant, apart_s: u64) -> usize {
         let mut asked = false;
         let mut is_first = |at: u64| {
-            let is_good = (at + 1) % apart_s != 0;
+            let is_good = !(at + 1).is_multiple_of(apart_s);
             let is_asked = returning.steady(begun + Duration::from_secs(at), &[is_good]) == [0];
             let was_asked = asked;
             asked = is_good && (was_asked || is_asked);
