@@ -197,9 +197,12 @@ fn forward(forward: &Forward) -> String {
         Protocol::Tcp => ("TCP", format!("up to {} connections at once", forward.max_connections)),
     };
     let (class, uplink) = (of_class(forward.class.as_deref()), uplink(&forward.uplink));
-    let (idle, answered) = (forward.idle, forward.idle_answered);
+    let idle = forward.idle;
+    // The sides of a TCP connection end it themselves.
+    let answered = (forward.protocol == Protocol::Udp).then(|| format!(", {:?} once answered", forward.idle_answered));
     format!(
-        "forward {listen} ({protocol}) to {target} through {relay}, {how}{class}, {uplink}, silent for {idle:?} at most, {answered:?} once answered"
+        "forward {listen} ({protocol}) to {target} through {relay}, {how}{class}, {uplink}, silent for {idle:?} at most{}",
+        answered.unwrap_or_default()
     )
 }
 

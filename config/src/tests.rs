@@ -250,6 +250,10 @@ fn senders_that_got_their_answers_leave_sooner_toward_well_known_ports() {
     assert_eq!(answered(&FORWARD.replace(":53\"", ":5683\"")), 120);
     assert_eq!(answered(&format!("{FORWARD}idle_seconds = 4")), 4);
     assert_eq!(answered(&format!("{FORWARD}idle_answered_seconds = 3")), 3);
+    let shown = |text: &str| explain(&valid(text), std::time::SystemTime::UNIX_EPOCH);
+    assert!(shown(FORWARD).contains("silent for 120s at most, 10s once answered\n"), "{}", shown(FORWARD));
+    let tcp = shown(&format!("{FORWARD}protocol = \"tcp\""));
+    assert!(tcp.contains("silent for 7440s at most\n"), "{tcp}");
 }
 
 #[test]
