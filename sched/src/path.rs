@@ -3,8 +3,7 @@
 //! A path is a connection of its own (a bundle of connections, not multipath QUIC), and a stream stays on the path that it
 //! was placed on. [`place`] is a pure function of the request, of the known state of each path, and of a running count. Its
 //! estimates are in [`estimate`]; [`slow`] decides when tunnels leave a slow path, and [`back`] whether they go back to a
-//! better one; [`split`] divides a request that can be
-//! fetched in ranges.
+//! better one; [`split`] divides a request that can be fetched in ranges.
 //!
 //! `fstream` is the rule of "FStream: Flexible Stream Scheduling and Prioritizing in Multipath-QUIC" (equations 1 and 2).
 //! `lowest-rtt` and `sa-ecf` apply the rules of the packet schedulers of these names to whole streams, since a bundle of
@@ -257,6 +256,9 @@ fn sa_ecf(request: &StreamProfile, paths: &[CandidatePath]) -> Option<usize> {
     }
     let free = paths.iter().enumerate().filter(|(_, path)| path.has_window());
     let Some((free, _)) = free.min_by(|(_, a), (_, b)| rtt_ns(a).total_cmp(&rtt_ns(b))) else { return Some(fastest) };
-    let end = |place: usize| estimate::fair_ns(&paths[place], request.bytes) + paths[place].cost_ns as f64;
-    Some(if end(free) < end(fastest) { free } else { fastest })
+    Some(if fair_ns(&paths[free], request) < fair_ns(&paths[fastest], request) { free } else { fastest })
+}
+
+fn fair_ns(path: &CandidatePath, request: &StreamProfile) -> f64 {
+    estimate::fair_ns(path, request.bytes) + path.cost_ns as f64
 }

@@ -3,7 +3,7 @@
 //!
 //! A move costs a request and a round trip, and estimates vary. So a move has to gain more than a placement, which costs nothing.
 
-use super::{CandidatePath, Placement, StreamProfile, estimate, rtt_ns};
+use super::{CandidatePath, Placement, StreamProfile, estimate, fair_ns, place, rtt_ns};
 
 /// How much earlier the stream has to end, in nanoseconds.
 const LEAST_GAIN_NS: f64 = 20e6;
@@ -11,31 +11,37 @@ const LEAST_GAIN_NS: f64 = 20e6;
 /// How much earlier it has to end, as a share of the time that it takes on its present path.
 const LEAST_SHARE: f64 = 0.25;
 
-/// Returns the path that a stream should move to from its `present` one, if that gains enough. The streams of the present path may include
-/// this one. Round-robin compares no paths, so under it nothing moves.
+/// Returns the path that a stream should move to from its `present` one: the path that [`place`] would choose for it now, if that gains
+/// enough. The streams of the present path may include this one.
+///
+/// Under `lowest-rtt`, the gain is in round trips, so a full window keeps streams away and makes none leave. Under `sa-ecf`, a path with a
+/// longer round trip, which is chosen because the window of the fastest one is full, gains by its earlier end. Round-robin compares no
+/// paths, so under it nothing moves.
 #[must_use]
 pub fn better(placement: Placement, request: &StreamProfile, paths: &[CandidatePath], present: usize) -> Option<usize> {
+    // A stream that has begun is neither copied nor divided.
+    let request = &StreamProfile { is_idempotent: false, is_divisible: false, ..*request };
+    let mut paths = paths.to_vec();
+    leave(paths.get_mut(present)?, request);
+    let best = place(placement, request, &paths, 0)?.path();
+    let (from, to) = (paths.get(present)?, paths.get(best)?);
     let time: &dyn Fn(&CandidatePath) -> f64 = match placement {
         Placement::Paced | Placement::Redundant => &|path| estimate::request_ns(path, request, request.bytes),
         Placement::FStream => &|path| estimate::fstream_ns(path, request.bytes, request.weight) + path.cost_ns as f64,
+        Placement::SaEcf if rtt_ns(to) > rtt_ns(from) => &|path| fair_ns(path, request),
         Placement::LowestRtt | Placement::SaEcf => &rtt_ns,
         Placement::RoundRobin => return None,
     };
-    let without_own = without(paths.get(present)?, request);
-    let now = time(&without_own);
-    let others = paths.iter().enumerate().filter(|(place, _)| *place != present);
-    let (best, then) = others.map(|(place, path)| (place, time(path))).min_by(|(_, a), (_, b)| a.total_cmp(b))?;
-    (then + LEAST_GAIN_NS.max(LEAST_SHARE * now) < now).then_some(best)
+    let now = time(from);
+    (best != present && time(to) + LEAST_GAIN_NS.max(LEAST_SHARE * now) < now).then_some(best)
 }
 
-/// Returns the path without the stream itself, if a stream of the same kind is on it.
-fn without(path: &CandidatePath, request: &StreamProfile) -> CandidatePath {
-    let mut path = path.clone();
+/// Removes the stream itself from its path, if a stream of the same kind is there.
+fn leave(path: &mut CandidatePath, request: &StreamProfile) {
     let is_alike = |it: &super::Placed| (it.weight, it.precedence) == (request.weight, request.precedence);
     if let Some(own) = path.placed.iter().position(is_alike) {
         path.placed.swap_remove(own);
     }
-    path
 }
 
 #[cfg(test)]
@@ -76,6 +82,28 @@ mod tests {
             assert_eq!(moves(&[path(20, 0, 1)]), None, "{placement:?}: there is no such path");
         }
         assert_eq!(better(Placement::RoundRobin, &REQUEST, &[path(20, 0, 0), path(20, 200, 1)], 1), None);
+    }
+
+    #[test]
+    fn a_full_window_keeps_streams_away_and_only_an_earlier_end_makes_them_leave_it() {
+        use Placement::{LowestRtt, Paced, SaEcf};
+        let moves = |placement, paths: &[CandidatePath]| better(placement, &REQUEST, paths, 1);
+        // Two windows of streams are before the better path, whose round trip is shorter.
+        let [full, far] = [path(20, 0, 20), path(400, 0, 1)];
+        assert!(!full.has_window() && far.has_window());
+        assert_eq!(
+            [LowestRtt, SaEcf, Paced].map(|placement| moves(placement, &[full.clone(), far.clone()])),
+            [None; 3]
+        );
+        let short = path(20, 0, 1);
+        assert!(!short.has_window());
+        let paths = [short, far];
+        assert_eq!(moves(LowestRtt, &paths), None);
+        assert_eq!(moves(SaEcf, &paths), Some(0), "it ends there earlier, though it has to wait");
+        let both = [path(20, 0, 20), path(400, 0, 50)];
+        assert_eq!(moves(LowestRtt, &both), Some(0), "no path has room");
+        let leaving = [path(60, 0, 0), path(20, 0, 20)];
+        assert_eq!([LowestRtt, SaEcf, Paced].map(|placement| moves(placement, &leaving)), [None, Some(0), Some(0)]);
     }
 
     #[test]
