@@ -304,9 +304,8 @@ impl RelayAccess {
 
     /// Waits until a tunnel is open on a better path, see [`Uplink::better_tunnel`], and counts it.
     pub async fn better_udp(&self, tunnel: &OpenTunnel<'_>) -> OpenedUdp {
-        let (link, Opened { tunnel, .. }) = self.uplink.better_tunnel(tunnel, |class| self.signal(class)).await;
+        let (link, Opened { tunnel, .. }, class) = self.uplink.better_tunnel(tunnel, |class| self.signal(class)).await;
         self.counters.tunnels_opened.inc();
-        let class = self.membership.get();
         tunnel.set_terms(&class.terms(None));
         OpenedUdp { tunnel, link, class }
     }

@@ -373,11 +373,6 @@ impl Collector for PathGauges {
                 ConstGauge::new(value(state)).encode(family.encode_family(&[("path", path.as_str())])?)?;
             }
         }
-        let help = "UDP tunnels that went on over another path, since a reload last changed the paths";
-        let mut family = encoder.encode_descriptor("edge_path_moved_tunnels", help, None, MetricType::Counter)?;
-        for (path, state) in &paths {
-            ConstCounter::new(state.moved).encode(family.encode_family(&[("path", path.as_str())])?)?;
-        }
         Ok(())
     }
 }

@@ -92,7 +92,7 @@ impl HopTunnels {
                 Err(error @ OpenError::Refused(TunnelRefused::Status { status: 403, .. })) => {
                     return Err(NoPassage::refused(format!("{error}; its relay has to allow UDP to {relay}")));
                 }
-                Err(error @ OpenError::Http(_)) => return Err(NoPassage::unanswered(error)),
+                Err(OpenError::Http(error)) if error.is_timeout() => return Err(NoPassage::unanswered(error)),
                 Err(error) => return Err(NoPassage::refused(error)),
             }
         }
@@ -204,6 +204,10 @@ mod tests {
     use super::*;
     use crate::tests::{Does, PATIENCE, TestRelay, eventually};
 
+    fn target() -> Target {
+        Target::from_authority("192.0.2.1:443").unwrap()
+    }
+
     #[tokio::test]
     async fn a_tunnel_over_a_connection_that_falls_silent_is_asked_for_over_another() {
         let relays = [TestRelay::start(Does::SayNothing, true), TestRelay::start(Does::Echo, true)];
@@ -212,10 +216,7 @@ mod tests {
         let running = uplink.clone();
         let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
         let tunnels = HopTunnels::new("first", uplink.clone(), Arc::default(), Counter::default());
-        let opening = tokio::spawn(async move {
-            let target = Target::from_authority("192.0.2.1:443").unwrap();
-            tunnels.tunnel(&target).await.map(drop)
-        });
+        let opening = tokio::spawn(async move { tunnels.tunnel(&target()).await.map(drop) });
         let requests = || relays.iter().map(TestRelay::requests).sum::<usize>();
         eventually(|| requests() == 1).await;
         let line = uplink.lines().remove(0);
@@ -229,14 +230,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_refusal_of_a_hop_s_relay_is_an_answer() {
-        let relay = TestRelay::start(Does::Refuse, true);
-        let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
-        let running = uplink.clone();
-        let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
-        let tunnels = HopTunnels::new("first", uplink, Arc::default(), Counter::default());
-        let opened = tunnels.open(&Target::from_authority("192.0.2.1:443").unwrap()).await;
-        let error = opened.map(drop).unwrap_err();
-        assert!(error.to_string().contains("[hop.first]") && !error.is_unanswered(), "{error}");
-        running.abort();
+        for (does, requests) in [(Does::Refuse, 1), (Does::Reset, 2)] {
+            let relay = TestRelay::start(does, true);
+            let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+            let running = uplink.clone();
+            let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
+            let tunnels = HopTunnels::new("first", uplink, Arc::default(), Counter::default());
+            let error = tunnels.open(&target()).await.map(drop).unwrap_err();
+            assert!(error.to_string().contains("[hop.first]") && !error.is_unanswered(), "{error}");
+            assert_eq!(relay.requests(), requests);
+            running.abort();
+        }
     }
 }

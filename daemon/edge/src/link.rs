@@ -204,6 +204,12 @@ impl Line {
         &self.way
     }
 
+    /// Whether it leads to the relay with this host and port.
+    #[must_use]
+    pub fn leads_to(&self, relay: &str) -> bool {
+        *self.way.relay == *relay
+    }
+
     /// Sends a ping, which the relay acknowledges.
     pub fn ping(&self) {
         // An error means that the connection has ended, which its task finds out.

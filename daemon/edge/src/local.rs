@@ -4,6 +4,7 @@
 //! and carries the other direction.
 
 use std::{
+    future::poll_fn,
     io::{self, IoSliceMut},
     net::SocketAddr,
     sync::{
@@ -17,11 +18,13 @@ use config::{
     forward::{Forward, TunnelMode},
     targets::Protocol,
 };
+use futures::FutureExt as _;
 use masque::{priority::Priority, target::Target};
 use parking_lot::Mutex;
 use quic::{
     class::{Class, Membership},
     segments::Segments,
+    stirred::either,
 };
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use role::{traffic::Traffic, tunnel::TunnelEnd};
@@ -34,17 +37,18 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use self::source::Source;
+use self::{opening::Replacement, source::Source};
 use super::{
     LocalAddressCounters,
     backoff::Backoff,
     connect::{NoConnection, OPERATOR, word_of_udp},
     link::Link,
     notice::Notice,
+    parting::ROUNDS,
     places,
     roster::{LocalClient, UNSERVED},
     sources::Sources,
-    uplink::{OpenTunnel, Uplink},
+    uplink::Uplink,
 };
 use crate::client::{Opened, TunnelSecret};
 
@@ -64,9 +68,6 @@ const MESSAGES: usize = 16;
 
 /// The longest message: as many payloads as GRO joins.
 const MESSAGE_BYTES: usize = 1 << 16;
-
-/// How many batches are moved before other tasks get their turn.
-const ROUNDS: usize = 8;
 
 /// A local address and everything that its tunnels share.
 pub struct Local {
@@ -385,30 +386,24 @@ impl Shared {
         source.open(self, opened.tunnel, link, (class, entry.tunnel()));
         let mut downlink = Segments::new(DOWNLINK_BYTES);
         let end = loop {
-            let tunnel =
-                OpenTunnel { line: &line, membership: &self.membership, target: (&self.target, self.mode), secret };
-            let better = tokio::select! {
-                end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => break end,
-                () = entry.closed() => {
+            let next = {
+                let carrying = poll_fn(|cx| source.poll(cx, self, &mut downlink)).map(Err);
+                // The next tunnel is opened before this one ends. Payloads wake none of this.
+                let replacing = async {
+                    tokio::select! {
+                        () = entry.closed() => Ok(None),
+                        next = self.replace(&line, secret) => Ok(Some(next)),
+                    }
+                };
+                either(carrying, replacing).await
+            };
+            let Replacement { link, opened, class, is_return } = match next {
+                Ok(Some(next)) => next,
+                Ok(None) => {
                     entry.note_end(OPERATOR);
                     return End::Finished;
                 }
-                () = line.left() => None,
-                better = self.uplink.better_tunnel(&tunnel, |class| self.signal(class)) => Some(better),
-            };
-            let is_return = better.is_some();
-            // The next tunnel is opened before this one ends.
-            let class = self.membership.get();
-            let (link, opened) = match better {
-                Some(better) => better,
-                None => tokio::select! {
-                    end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => break end,
-                    () = entry.closed() => {
-                        entry.note_end(OPERATOR);
-                        return End::Finished;
-                    }
-                    opened = self.reopen(&line, &class, secret) => opened,
-                },
+                Err(end) => break end,
             };
             opened.tunnel.set_terms(&class.terms(None));
             let next = enter(&link, &opened);

@@ -31,8 +31,8 @@ const LONGEST: Duration = Duration::from_secs(1);
 #[cfg(test)]
 pub(crate) const IN_TESTS: Duration = Duration::from_secs(15);
 
-/// How many batches are moved before other tasks get their turn.
-const ROUNDS: usize = 8;
+/// How many batches a task moves before other tasks get their turn.
+pub(crate) const ROUNDS: usize = 8;
 
 /// A tunnel that only receives, and ends soon. Dropping it ends it gracefully.
 pub struct FormerTunnel {
@@ -62,7 +62,7 @@ impl FormerTunnel {
             tunnel.finish();
             return None;
         }
-        let time = time(line.round_trip(), line.way().relay == next.way().relay);
+        let time = time(line.round_trip(), line.leads_to(&next.way().relay));
         #[cfg(test)]
         let time = time.max(IN_TESTS);
         let line = line.clone();

@@ -42,7 +42,7 @@ pub struct Path {
     pub rate: Option<u64>,
     /// How many UDP tunnels moved from it to another path.
     pub moved: AtomicU64,
-    /// How many UDP tunnels went back to it because they do better there.
+    /// How many UDP tunnels have come back to it, because they do better there, since listeners were last told.
     pub returned: AtomicU64,
 }
 

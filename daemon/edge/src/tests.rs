@@ -64,6 +64,8 @@ pub(crate) enum Does {
     /// Does not answer requests for tunnels.
     SayNothing,
     Refuse,
+    /// Resets requests for tunnels without an answer.
+    Reset,
     /// Says that the client's quota is used up.
     SayUsedUp,
     /// Refuses the credentials of clients that introduce themselves.
@@ -222,6 +224,9 @@ async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<
     let is_first = seen.requests.fetch_add(1, Relaxed) == 0;
     if does == Does::SayNothing {
         return std::future::pending().await;
+    }
+    if does == Does::Reset {
+        return request.reset(Code::InternalError);
     }
     if does == Does::Misanswer {
         request.send.respond(&ResponseHead { status: 205, fields: Vec::new() }).await.unwrap();

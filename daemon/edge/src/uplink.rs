@@ -17,7 +17,10 @@ use std::{
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use parking_lot::Mutex;
-use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
 use role::ready::{self, Readiness};
 use sched::stream::Discipline;
 use tokio::{
@@ -81,6 +84,8 @@ pub struct ConnectionCounters {
     pub given_up: Counter,
     /// UDP tunnels that were opened again because their connection was left.
     pub moved_tunnels: Counter,
+    /// UDP tunnels that moved to another path, by the name of the path that they left.
+    pub path_moved_tunnels: Family<[(&'static str, String); 1], Counter>,
     /// UDP tunnels that went back to a better path; they count as moved, too.
     pub returned_tunnels: Counter,
     /// Requests for models that were also sent, as a copy, over another path.
@@ -124,6 +129,12 @@ impl ConnectionCounters {
         ] {
             registry.register(name, help, counter.clone());
         }
+        let help = "UDP tunnels that moved to another path, by the path that they left";
+        registry.register("edge_path_moved_tunnels", help, self.path_moved_tunnels.clone());
+    }
+
+    fn path_moved_tunnels(&self, path: &str) -> Counter {
+        self.path_moved_tunnels.get_or_create(&[("path", path.to_owned())]).clone()
     }
 }
 
@@ -196,6 +207,9 @@ impl Uplink {
         backoff: (Duration, Duration),
         counters: Arc<ConnectionCounters>,
     ) -> Arc<Self> {
+        // So that a path has its counter before a tunnel moves.
+        let names = paths.iter().map(|path| &path.name).filter(|name| !name.is_empty());
+        names.for_each(|name| _ = counters.path_moved_tunnels(name));
         let attempts = paths.iter().map(|path| vec![Attempts::default(); path.relays.len()]).collect();
         let state = watch::Sender::new(State { settling: backoff.1, attempts, ..State::default() });
         let views = Mutex::new(paths.iter().map(|_| PathView::default()).collect());
@@ -298,12 +312,6 @@ impl Uplink {
         standpoints
     }
 
-    /// Returns the host and port of the relay at the end of a connection.
-    #[must_use]
-    pub fn relay_of(&self, line: &Line) -> String {
-        self.endpoint_of(line).map(|relay| relay.origin().to_string()).unwrap_or_default()
-    }
-
     /// Returns the name of the hop that a connection leads through; empty without one.
     #[must_use]
     pub fn via_of(&self, line: &Line) -> String {
@@ -351,8 +359,9 @@ impl Uplink {
     /// Counts a tunnel that moved away from one connection to another; `is_return` says that it was asked whether it does better there.
     pub fn note_move(&self, from: &Line, to: &Line, is_return: bool) {
         self.counters.moved_tunnels.inc();
-        if let Some(path) = self.paths.get(from.path_place) {
+        if let Some(path) = self.paths.get(from.path_place).filter(|_| from.path_place != to.path_place) {
             path.moved.fetch_add(1, Relaxed);
+            self.counters.path_moved_tunnels(&path.name).inc();
         }
         if let Some(path) = self.paths.get(to.path_place).filter(|_| is_return) {
             self.counters.returned_tunnels.inc();
@@ -365,7 +374,7 @@ impl Uplink {
     pub fn limit(&self, link: &Link) {
         link.limit();
         let relay = &link.line().way().relay;
-        self.state.borrow().lines.iter().filter(|line| line.way().relay == *relay).for_each(|line| line.part());
+        self.state.borrow().lines.iter().filter(|line| line.leads_to(relay)).for_each(|line| line.part());
     }
 
     /// Returns how many tunnels have moved.
@@ -456,7 +465,7 @@ impl Uplink {
 
     /// Logs what happens to a connection's path, or to its relay if there are no paths, and returns the message.
     fn say(&self, line: &Line, what: &str) -> String {
-        let (path, relay) = (self.path_name(line), self.relay_of(line));
+        let (path, relay) = (self.path_name(line), &line.way().relay);
         let requests = line.requests();
         let tunnels = line.tunnels().saturating_sub(requests);
         let path = Some(path).filter(|path| !path.is_empty());
@@ -464,7 +473,7 @@ impl Uplink {
             Some(path) => format!("the path {path} to {relay} {what}"),
             None => format!("the relay {relay} {what}"),
         };
-        info!(path, relay, tunnels, requests, "{said}");
+        info!(path, %relay, tunnels, requests, "{said}");
         said
     }
 
@@ -490,7 +499,7 @@ impl Uplink {
     /// Closes connections without tunnels if their relay is shutting down, or if others of the same path suffice.
     fn close_spare(&self, now: Instant) {
         self.state.send_if_modified(|state| {
-            let order = state.in_order(now, &self.paths);
+            let order = state.in_order(now);
             let is_kept = |line: &Arc<Line>| {
                 let is_young = now.saturating_duration_since(line.since) <= SPARE;
                 let first = order.iter().find(|first| first.path_place == line.path_place);

@@ -198,7 +198,7 @@ impl ConnectionView {
             tunnels: u32::try_from(line.tunnels()).unwrap_or(u32::MAX),
             path: line.path.get(),
             schedule: uplink.schedule.clone().unwrap_or_default(),
-            relay: uplink.relay_of(line),
+            relay: line.way().relay.to_string(),
             relay_address: Some(line.address)
                 .filter(|to| to.ip() != SOMEWHERE)
                 .map_or_else(String::new, |to| to.to_string()),

@@ -16,7 +16,7 @@ use crate::{
     client::{Opened, TunnelSecret, endpoint::ANSWER_TIMEOUT},
     connect::NoConnection,
     link::{Line, Link},
-    uplink::CONNECTIONS,
+    uplink::{CONNECTIONS, OpenTunnel},
 };
 
 /// The shortest wait for the relay's stream credit (which takes a round trip if tunnels are being closed), and how often a sender
@@ -26,6 +26,16 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// How often a relay may refuse a further tunnel before a sender gives up: once for each connection, and once more after
 /// other tunnels have ended.
 const LIMIT_TRIES: usize = CONNECTIONS + 1;
+
+/// A tunnel that replaces another one.
+pub(super) struct Replacement {
+    pub(super) link: Link,
+    pub(super) opened: Opened,
+    /// The class in which it was asked for.
+    pub(super) class: Arc<Class>,
+    /// Whether it is on a better path, rather than in place of a tunnel that had to move.
+    pub(super) is_return: bool,
+}
 
 impl Shared {
     /// Finds a place on a connection, and a stream there. If there is none, another sender must leave.
@@ -105,6 +115,21 @@ impl Shared {
     fn crowded(&self) -> NoConnection {
         self.counters.tunnels_crowded_out.inc();
         NoConnection::Crowded
+    }
+
+    /// Waits until the tunnel on a connection has to move, or finds a better path, and opens the tunnel that replaces it.
+    pub(super) async fn replace(&self, line: &Arc<Line>, secret: Option<TunnelSecret>) -> Replacement {
+        let tunnel = OpenTunnel { line, membership: &self.membership, target: (&self.target, self.mode), secret };
+        tokio::select! {
+            () = line.left() => {
+                let class = self.membership.get();
+                let (link, opened) = self.reopen(line, &class, secret).await;
+                Replacement { link, opened, class, is_return: false }
+            }
+            (link, opened, class) = self.uplink.better_tunnel(&tunnel, |class| self.signal(class)) => {
+                Replacement { link, opened, class, is_return: true }
+            }
+        }
     }
 
     /// Opens the tunnel that replaces one whose connection is being left, as soon as a connection has a place for it. After a refusal, all

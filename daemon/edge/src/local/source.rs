@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 use quic::{class::Class, segments::Segments};
 use role::tunnel::UdpTunnel;
 
-use super::{End, ROUNDS, Shared};
+use super::{End, Shared};
 use crate::{
     link::Link,
-    parting::FormerTunnel,
+    parting::{FormerTunnel, ROUNDS},
     roster::{EdgeTunnel, RosterEntry},
 };
 

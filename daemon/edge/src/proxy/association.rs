@@ -440,13 +440,14 @@ mod tests {
 
     use tokio::{
         sync::{Semaphore, watch},
-        task::yield_now,
+        task::{JoinHandle, yield_now},
     };
 
     use super::*;
     use crate::{
         connect::RelayAccess,
         tests::{Does, PATIENCE, TestRelay, access_to, eventually, unreached},
+        uplink::Uplink,
     };
 
     /// What clients of a proxy share, and an association of the client at `from`.
@@ -489,80 +490,91 @@ mod tests {
         eventually(|| dropped() == 1_000 - TARGETS as u64).await;
     }
 
+    /// A client with an association, whose tunnels go through a relay.
+    struct Client {
+        relay: TestRelay,
+        uplink: Arc<Uplink>,
+        association: Association,
+        application: UdpSocket,
+        target: Target,
+        running: JoinHandle<()>,
+    }
+
+    impl Drop for Client {
+        fn drop(&mut self) {
+            self.running.abort();
+        }
+    }
+
+    impl Client {
+        async fn of(does: Does) -> Self {
+            let relay = TestRelay::start(does, true);
+            let access = access_to(relay.endpoint());
+            let (uplink, runner) = (access.uplink.clone(), access.uplink.clone());
+            let running = tokio::spawn(async move { runner.run(watch::Sender::default().subscribe()).await });
+            let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+            let association = association(access, application.local_addr().unwrap()).await;
+            let target = Target::from_authority("192.0.2.1:9").unwrap();
+            Self { relay, uplink, association, application, target, running }
+        }
+
+        /// Sends a payload to the target.
+        fn send(&mut self) {
+            take(&mut self.association, &self.target, self.application.local_addr().unwrap());
+        }
+
+        async fn receives(&self, what: &str) {
+            timeout(PATIENCE, self.application.recv_from(&mut [0; 64])).await.expect(what).unwrap();
+        }
+    }
+
     #[tokio::test]
     async fn a_payload_for_a_tunnel_that_has_just_ended_waits_for_the_next() {
-        let relay = TestRelay::start(Does::EchoOnce, true);
-        let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let from = application.local_addr().unwrap();
-        let access = access_to(relay.endpoint());
-        let uplink = access.uplink.clone();
-        let running = tokio::spawn(async move { uplink.run(watch::Sender::default().subscribe()).await });
-        let mut association = association(access, from).await;
-        let target = Target::from_authority("192.0.2.1:9").unwrap();
-        take(&mut association, &target, from);
-        timeout(PATIENCE, application.recv_from(&mut [0; 64])).await.unwrap().unwrap();
-        let ended = association.flows[&target].flow.clone();
+        let mut client = Client::of(Does::EchoOnce).await;
+        client.send();
+        client.receives("an echo").await;
+        let ended = client.association.flows[&client.target].flow.clone();
         // The relay ends the tunnel, so that its task ends. Nothing joins it yet.
         eventually(|| ended.inbox().place.is_none()).await;
-        take(&mut association, &target, from);
-        let next = &association.flows[&target].flow;
+        client.send();
+        let next = &client.association.flows[&client.target].flow;
         assert!(!Arc::ptr_eq(next, &ended));
         assert_eq!((next.inbox().payloads.len(), ended.inbox().payloads.len()), (1, 0));
-        running.abort();
     }
 
     #[tokio::test]
     async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_client() {
-        let relay = TestRelay::start(Does::EchoLate, true);
-        let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let from = application.local_addr().unwrap();
-        let access = access_to(relay.endpoint());
-        let uplink = access.uplink.clone();
-        let running = uplink.clone();
-        let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
-        let mut association = association(access, from).await;
-        let target = Target::from_authority("192.0.2.1:9").unwrap();
-        take(&mut association, &target, from);
-        eventually(|| relay.payloads() == 1).await;
-        let line = uplink.lines().remove(0);
+        let mut client = Client::of(Does::EchoLate).await;
+        client.send();
+        eventually(|| client.relay.payloads() == 1).await;
+        let line = client.uplink.lines().remove(0);
         line.leave();
-        eventually(|| uplink.moved_tunnels() == 1).await;
-        take(&mut association, &target, from);
+        eventually(|| client.uplink.moved_tunnels() == 1).await;
+        client.send();
         for what in ["the old", "the new"] {
-            timeout(PATIENCE, application.recv_from(&mut [0; 64])).await.expect(what).unwrap();
+            client.receives(what).await;
         }
         eventually(|| {
             line.part();
-            relay.open() == 1
+            client.relay.open() == 1
         })
         .await;
-        running.abort();
     }
 
     #[tokio::test]
     async fn a_tunnel_whose_connection_is_left_moves_without_a_payload_of_the_client() {
-        let relay = TestRelay::start(Does::Echo, true);
-        let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let from = application.local_addr().unwrap();
-        let access = access_to(relay.endpoint());
-        let uplink = access.uplink.clone();
-        let running = uplink.clone();
-        let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
-        let mut association = association(access, from).await;
-        let target = Target::from_authority("192.0.2.1:9").unwrap();
-        let mut answer = [0; 64];
-        take(&mut association, &target, from);
-        timeout(PATIENCE, application.recv_from(&mut answer)).await.unwrap().unwrap();
-        let line = uplink.lines().remove(0);
+        let mut client = Client::of(Does::Echo).await;
+        client.send();
+        client.receives("the first").await;
+        let line = client.uplink.lines().remove(0);
         line.leave();
         eventually(|| {
             line.part();
-            relay.requests() == 2 && relay.open() == 1
+            client.relay.requests() == 2 && client.relay.open() == 1
         })
         .await;
-        take(&mut association, &target, from);
-        timeout(PATIENCE, application.recv_from(&mut answer)).await.unwrap().unwrap();
-        assert_eq!(relay.requests(), 2, "the second tunnel carries it");
-        running.abort();
+        client.send();
+        client.receives("the second").await;
+        assert_eq!(client.relay.requests(), 2, "the second tunnel carries it");
     }
 }

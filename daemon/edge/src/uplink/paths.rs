@@ -10,7 +10,6 @@ use tokio::time::timeout;
 use super::{Attempts, Uplink, state::State};
 use crate::{
     client::{endpoint::Endpoint, error::ConnectError},
-    link::Line,
     path::{Path, PathView},
 };
 
@@ -65,7 +64,7 @@ pub struct PathReport {
     pub sent_packets: u64,
     /// Of these, the lost packets.
     pub lost_packets: u64,
-    /// UDP tunnels that moved to another path.
+    /// UDP tunnels that moved to another path, since a reload last changed the paths.
     pub moved: u64,
 }
 
@@ -154,7 +153,7 @@ impl Uplink {
                 name: path.name.clone(),
                 via: path.relays.first().and_then(Endpoint::via).unwrap_or_default().to_owned(),
                 condition,
-                relays: unique(lines.iter().map(|line| self.relay_of(line))),
+                relays: unique(lines.iter().map(|line| line.way().relay.to_string())),
                 connections: lines.iter().map(|line| line.id).collect(),
                 tunnels: lines.iter().map(|line| line.tunnels()).sum(),
                 requests: lines.iter().map(|line| line.requests()).sum(),
@@ -203,7 +202,7 @@ impl Uplink {
             loop {
                 {
                     let state = changes.borrow_and_update();
-                    if state.usable().any(|line| self.relay_of(line) == relay) {
+                    if state.usable().any(|line| line.leads_to(relay)) {
                         return true;
                     }
                     // One path may fail at once while another connects.
@@ -261,8 +260,7 @@ impl PreparedMove {
             return Vec::new();
         }
         let lines = self.uplink.open_lines();
-        let is_elsewhere = |line: &&Arc<Line>| self.uplink.relay_of(line) != self.relay;
-        let others = lines.iter().filter(is_elsewhere);
+        let others = lines.iter().filter(|line| !line.leads_to(&self.relay));
         others.inspect(|line| line.leave()).map(|line| line.id).collect()
     }
 }
@@ -275,7 +273,9 @@ impl Drop for PreparedMove {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use prometheus_client::registry::Registry;
+
+    use super::{super::ConnectionCounters, *};
     use crate::tests::{Does, PATIENCE, TestRelay};
 
     #[tokio::test]
@@ -291,17 +291,39 @@ mod tests {
         }
     }
 
-    /// Connects over a path; the connection has the ID 7.
-    async fn connect(uplink: &Uplink, path: usize) -> Arc<Line> {
-        let connected = uplink.attempt((path, 0)).await.1.unwrap();
-        let line = Line::new(&connected, (7, path, 0), Arc::default(), Arc::default());
-        uplink.state.send_modify(|state| state.lines.push(line.clone()));
-        line
+    fn paths_to(relay: &TestRelay) -> Vec<Path> {
+        ["a", "b"].map(|name| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) }).into()
+    }
+
+    #[tokio::test]
+    async fn moved_tunnels_are_counted_by_the_path_that_they_left_also_over_a_reload() {
+        let (relay, counters) = (TestRelay::start(Does::Echo, true), Arc::<ConnectionCounters>::default());
+        let mut registry = Registry::default();
+        counters.register(&mut registry);
+        let told = |path: &str, count: u64| {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let sample = format!("edge_path_moved_tunnels_total{{path=\"{path}\"}} {count}\n");
+            assert!(text.contains(&sample), "{sample}{text}");
+        };
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), counters.clone());
+        let lines = [uplink.connect(0).await, uplink.connect(0).await, uplink.connect(1).await];
+        told("a", 0);
+        uplink.note_move(&lines[0], &lines[1], false);
+        uplink.note_move(&lines[0], &lines[2], false);
+        let moved = |uplink: &Uplink| uplink.path_states().iter().map(|path| path.moved).collect::<Vec<_>>();
+        assert_eq!(moved(&uplink), [1, 0], "the first stayed on its path");
+        drop(uplink);
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), counters);
+        assert_eq!(moved(&uplink), [0, 0]);
+        told("a", 1);
+        told("b", 0);
     }
 
     #[tokio::test]
     async fn of_moves_side_by_side_only_one_that_succeeds_leaves_its_relay_chosen() {
-        let uplink = Uplink::new(Vec::new(), None, (PATIENCE, PATIENCE), Arc::default());
+        let relay = TestRelay::start(Does::Echo, true);
+        let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
         let chosen = || uplink.state.borrow().chosen().cloned();
         let choose = |relay| PreparedMove::choose(uplink.clone(), relay);
         let (first, second) = (choose("a.example:443"), choose("b.example:443"));
@@ -313,10 +335,7 @@ mod tests {
         assert!(first.carry_out().is_empty());
         drop(second);
         assert_eq!(chosen().as_deref(), Some("a.example:443"));
-        let relay = TestRelay::start(Does::Echo, true);
-        let connected = relay.endpoint().connect().await.unwrap();
-        let line = Line::new(&connected, (7, 0, 0), Arc::default(), Arc::default());
-        uplink.state.send_modify(|state| state.lines.push(line.clone()));
+        let line = uplink.connect(0).await;
         let late = choose("b.example:443");
         uplink.prefer();
         assert!(late.carry_out().is_empty() && !line.is_left(), "an operator wants its tunnels to stay");
@@ -327,7 +346,7 @@ mod tests {
     async fn a_move_that_an_operator_took_back_does_not_end_a_later_one_to_the_same_relay() {
         let relay = TestRelay::start(Does::Echo, true);
         let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
-        let line = connect(&uplink, 0).await;
+        let line = uplink.connect(0).await;
         let choose = || PreparedMove::choose(uplink.clone(), "b.example:443");
         let taken_back = [choose(), choose()];
         uplink.prefer();
@@ -342,8 +361,7 @@ mod tests {
     #[tokio::test]
     async fn a_path_that_fails_at_once_does_not_end_a_move_to_a_relay_that_another_path_leads_to() {
         let relay = TestRelay::start(Does::Echo, true);
-        let paths = ["a", "b"].map(|name| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) });
-        let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), Arc::default());
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), Arc::default());
         let fail = |path: usize, port: u16| {
             let failure = ConnectError::NoAnswer(([192, 0, 2, 1], port).into());
             uplink.state.send_modify(|state| {
@@ -367,7 +385,7 @@ mod tests {
         assert!(futures::poll!(&mut moving).is_pending());
         fail(0, 1);
         assert!(futures::poll!(&mut moving).is_pending());
-        connect(&uplink, 1).await;
+        uplink.connect(1).await;
         assert!(moving.await.is_ok());
     }
 
@@ -375,7 +393,7 @@ mod tests {
     async fn tunnels_of_connections_that_take_no_others_move_as_well() {
         let relay = TestRelay::start(Does::Echo, true);
         let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
-        let line = connect(&uplink, 0).await;
+        let line = uplink.connect(0).await;
         line.retire();
         assert_eq!(PreparedMove::choose(uplink, "b.example:443").carry_out(), [7]);
         assert!(line.is_left());

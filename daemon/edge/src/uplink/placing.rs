@@ -69,14 +69,14 @@ impl Uplink {
         Ok((link.for_request(), copy.map(Link::for_request)))
     }
 
-    /// Waits until a tunnel is to look for a better path, finds one, and is open there. `signal` gives the priority signal of a class. Each
-    /// time, the tunnel asks the relay once. If that fails, nothing else happens: the tunnel works where it is, so it waits for no place,
-    /// and no other tunnel makes room for it.
+    /// Waits until a tunnel is to look for a better path, finds one, and is open there; also returns the class in which it was asked for.
+    /// `signal` gives the priority signal of a class. Each time, the tunnel asks the relay once. If that fails, nothing else happens: the
+    /// tunnel works where it is, so it waits for no place, and no other tunnel makes room for it.
     pub async fn better_tunnel(
         &self,
         tunnel: &OpenTunnel<'_>,
         signal: impl Fn(&Class) -> Option<Priority>,
-    ) -> (Link, Opened) {
+    ) -> (Link, Opened, Arc<Class>) {
         let (target, mode) = tunnel.target;
         loop {
             tunnel.line.recalled().await;
@@ -88,7 +88,7 @@ impl Uplink {
                 () = link.line().left() => continue,
             };
             match (opened, link.allows(mode)) {
-                (Ok(Ok(opened)), Ok(())) => return (link, opened),
+                (Ok(Ok(opened)), Ok(())) => return (link, opened, class),
                 (Ok(Ok(opened)), Err(_)) => opened.tunnel.reset(Code::RequestCancelled),
                 (Ok(Err(_)) | Err(_), _) => {}
             }
@@ -102,11 +102,10 @@ impl Uplink {
             return None;
         }
         let ask = PathDemand::of(class, &self.sizes);
-        let (state, relay) = (self.state.borrow(), self.relay_of(line));
-        let lines = state.in_order(Instant::now(), &self.paths);
-        let is_candidate = |other: &&Arc<Line>| {
-            other.path_place != line.path_place && other.has_room() && self.relay_of(other) == relay
-        };
+        let (state, relay) = (self.state.borrow(), &line.way().relay);
+        let lines = state.in_order(Instant::now());
+        let is_candidate =
+            |other: &&Arc<Line>| other.path_place != line.path_place && other.has_room() && other.leads_to(relay);
         let others: Vec<_> = lines.into_iter().filter(is_candidate).collect();
         let mut views = self.views.lock();
         let mut places = vec![line.path_place];
@@ -131,7 +130,7 @@ impl Uplink {
     /// Takes a place for a copy of a request that already has a place, over the best of the other paths.
     fn other_link(&self, ask: &PathDemand, first: &Link) -> Option<Link> {
         let state = self.state.borrow();
-        let lines = state.in_order(Instant::now(), &self.paths);
+        let lines = state.in_order(Instant::now());
         let other = self.choose(ask, &state, &lines, |choice, candidates| {
             let PathChoice::Copies(copies) = choice else { return None };
             let mut places = copies.iter().filter_map(|at| candidates.get(*at).copied());
@@ -150,8 +149,8 @@ impl Uplink {
         pick: impl FnOnce(&PathChoice, &[usize]) -> Option<usize>,
     ) -> Option<usize> {
         let mut with_room: Vec<_> = lines.iter().filter(|line| line.has_room()).collect();
-        if with_room.iter().any(|line| state.is_chosen(line, &self.paths)) {
-            with_room.retain(|line| state.is_chosen(line, &self.paths));
+        if with_room.iter().any(|line| state.is_chosen(line)) {
+            with_room.retain(|line| state.is_chosen(line));
         }
         let mut candidates: Vec<usize> = Vec::new();
         for line in with_room {
@@ -183,7 +182,7 @@ impl Uplink {
 
     /// Sorts connections in the order in which to try them: connections of the chosen path first.
     fn placed<'a>(&self, ask: Option<&PathDemand>, state: &'a State) -> Vec<&'a Arc<Line>> {
-        let lines = state.in_order(Instant::now(), &self.paths);
+        let lines = state.in_order(Instant::now());
         let Some(ask) = ask else { return lines };
         let best = |choice: &PathChoice, candidates: &[usize]| candidates.get(choice.path()).copied();
         let Some(chosen) = self.choose(ask, state, &lines, best) else { return lines };
@@ -255,6 +254,7 @@ mod tests {
     use std::time::Duration;
 
     use config::policy::Policy;
+    use futures::future::join_all;
     use quic::class::{Classes, PolicyRole};
 
     use super::*;
@@ -272,20 +272,23 @@ mod tests {
             .clone()
     }
 
+    /// Two relays, and an uplink with a connection over each of these paths, which are given by the place of their relay and their cost in
+    /// seconds.
+    async fn connected<const N: usize>(paths: [(usize, u64); N]) -> ([TestRelay; 2], Arc<Uplink>, [Arc<Line>; N]) {
+        let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+        let path = |(relay, cost): (usize, u64)| Path {
+            name: format!("{relay}-{cost}"),
+            cost: Duration::from_secs(cost),
+            ..Path::plain(vec![relays[relay].endpoint()])
+        };
+        let uplink = Uplink::over(paths.map(path).into(), None, (PATIENCE, PATIENCE), Arc::default());
+        let lines = join_all((0..N).map(|path| uplink.connect(path))).await;
+        (relays, uplink, lines.try_into().ok().unwrap())
+    }
+
     #[tokio::test]
     async fn a_tunnel_finds_a_better_path_only_to_its_relay() {
-        let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
-        let path = |(name, relay, cost): (&str, &TestRelay, u64)| Path {
-            name: name.to_owned(),
-            cost: Duration::from_secs(cost),
-            ..Path::plain(vec![relay.endpoint()])
-        };
-        let paths = [("a", &relays[0], 0), ("b", &relays[0], 9), ("c", &relays[1], 99)].map(path);
-        let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), Arc::default());
-        let mut lines = Vec::new();
-        for path in 0..3 {
-            lines.push(uplink.connect(path).await);
-        }
+        let (_relays, uplink, lines) = connected([(0, 0), (0, 9), (1, 99)]).await;
         let membership = Membership::default();
         let found = |line: &Arc<Line>| uplink.find_better(line, &membership.get()).map(|link| link.line().path_place);
         assert_eq!(found(&lines[1]), Some(0));
@@ -297,15 +300,7 @@ mod tests {
 
     #[tokio::test]
     async fn all_placements_keep_to_the_relay_that_an_operator_has_chosen_while_it_has_room() {
-        let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
-        let path = |(name, relay, cost): (&str, &TestRelay, u64)| Path {
-            name: name.to_owned(),
-            cost: Duration::from_secs(cost),
-            ..Path::plain(vec![relay.endpoint()])
-        };
-        let paths = [("a", &relays[0], 0), ("b", &relays[1], 9)].map(path);
-        let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), Arc::default());
-        let lines = [uplink.connect(0).await, uplink.connect(1).await];
+        let (relays, uplink, lines) = connected([(0, 0), (1, 9)]).await;
         let name = relays[1].endpoint().origin().to_string();
         let path_of = async |class: &Class| uplink.link_for(class).await.unwrap().line().path_place;
         assert_eq!(path_of(&class(Placement::Paced)).await, 0, "it costs less");

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::Attempts;
-use crate::{client::error::ConnectError, failover::RelayAvailability, link::Line, path::Path};
+use crate::{client::error::ConnectError, failover::RelayAvailability, link::Line};
 
 /// How long a new connection to a relay that was silent may take to show that the relay answers.
 const TRIAL: Duration = Duration::from_secs(5);
@@ -44,9 +44,8 @@ impl State {
     }
 
     /// Whether a connection leads to the relay that is [chosen](Self::chosen).
-    pub(super) fn is_chosen(&self, line: &Line, paths: &[Path]) -> bool {
-        let relay = paths.get(line.path_place).and_then(|path| path.relays.get(line.place));
-        self.chosen().is_some_and(|chosen| relay.is_some_and(|relay| relay.origin().to_string() == *chosen))
+    pub(super) fn is_chosen(&self, line: &Line) -> bool {
+        self.chosen().is_some_and(|chosen| line.leads_to(chosen))
     }
 
     pub(super) fn usable(&self) -> impl Iterator<Item = &Arc<Line>> {
@@ -65,10 +64,10 @@ impl State {
 
     /// Returns the connections in the order for new tunnels: the first relay's connections come first. A new connection to a better relay
     /// than the other connections have comes last.
-    pub(super) fn in_order(&self, now: Instant, paths: &[Path]) -> Vec<&Arc<Line>> {
+    pub(super) fn in_order(&self, now: Instant) -> Vec<&Arc<Line>> {
         let mut lines: Vec<_> = self.usable().collect();
         lines.sort_by_key(|line| {
-            let is_chosen = self.is_chosen(line, paths);
+            let is_chosen = self.is_chosen(line);
             (!is_chosen, !is_chosen && self.settles(line, now), line.place)
         });
         lines

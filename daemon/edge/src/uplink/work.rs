@@ -288,13 +288,12 @@ impl Work<'_> {
 
     /// Logs a relay's refusal of the credentials.
     pub(super) fn introduced(&self, line: &Line, refused: &CredentialsRefused) {
-        let (relay, path) = (self.uplink.relay_of(line), self.uplink.path_name(line));
-        warn!(relay, path = (!path.is_empty()).then_some(path), "{refused}");
+        let (relay, path) = (&line.way().relay, self.uplink.path_name(line));
+        warn!(%relay, path = (!path.is_empty()).then_some(path), "{refused}");
     }
 
     pub(super) fn lost(&mut self, line: &Arc<Line>, error: Option<&h3::Error>) {
-        let is_idle =
-            matches!(error, Some(h3::Error::Connection(s2n_quic::connection::Error::IdleTimerExpired { .. })));
+        let is_idle = error.is_some_and(h3::Error::is_timeout);
         // Without keep-alives, both sides forget a connection that nothing uses.
         let is_unused = is_idle && !self.uplink.endpoint_of(line).is_some_and(Endpoint::keeps_alive);
         let is_silent = is_idle && !is_unused;
@@ -313,12 +312,12 @@ impl Work<'_> {
         self.wanted |= is_silent;
         let (peaceful, mut lasted) = (is_unused || matches!(error, Some(h3::Error::Closed)), line.since.elapsed());
         let path = Some(self.uplink.path_name(line)).filter(|name| !name.is_empty());
-        let (relay, via) = (self.uplink.relay_of(line), self.uplink.via_of(line));
+        let (relay, via) = (&line.way().relay, self.uplink.via_of(line));
         match error {
-            Some(_) if is_unused => info!(relay, path, "the connection was unused and has timed out"),
-            Some(_) if peaceful => info!(relay, path, "the relay closed the connection"),
-            Some(error) => warn!(relay, path, "connection lost: {error}"),
-            None => warn!(relay, path, "connection lost: the tunnel through [hop.{via}] has ended"),
+            Some(_) if is_unused => info!(%relay, path, "the connection was unused and has timed out"),
+            Some(_) if peaceful => info!(%relay, path, "the relay closed the connection"),
+            Some(error) => warn!(%relay, path, "connection lost: {error}"),
+            None => warn!(%relay, path, "connection lost: the tunnel through [hop.{via}] has ended"),
         }
         // Counted when it announced its end.
         if line.is_retired() {

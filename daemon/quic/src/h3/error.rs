@@ -41,6 +41,17 @@ impl Error {
         }
     }
 
+    /// Whether the connection timed out, because nothing was heard of the peer.
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        match self {
+            Self::Connection(error) | Self::Stream(stream::Error::ConnectionError { error, .. }) => {
+                matches!(error, s2n_quic::connection::Error::IdleTimerExpired { .. })
+            }
+            _ => false,
+        }
+    }
+
     /// Returns whether the peer refused the handshake by a TLS alert; see [`refused_by_tls`].
     #[must_use]
     pub fn is_refusal_by_tls(&self) -> bool {

@@ -48,8 +48,6 @@ pub(super) struct Returning {
     pinged: Option<Instant>,
     /// When a tunnel was last asked, until moves are told.
     last: Option<Instant>,
-    /// By path: how many tunnels have come back, as far as listeners were told.
-    told: Vec<u64>,
 }
 
 /// Whether a path has been steady for long enough. A path that tunnels have to leave again soon after they came back must be steady for
@@ -112,6 +110,12 @@ impl Returning {
     }
 }
 
+/// Whether tunnels of the connection `from` can go back to the path of `to`. At another relay, their targets would see another source address.
+fn may_return(from: &Line, to: &Line) -> bool {
+    let are_usable = from.is_usable() && to.is_usable();
+    are_usable && from.path_place != to.path_place && to.leads_to(&from.way().relay) && from.recallable() > 0
+}
+
 impl Work<'_> {
     /// Asks tunnels whether they would do better on another path, once a path has become steady.
     pub(super) fn look_for_better(&mut self, now: Instant, lines: &[Arc<Line>]) {
@@ -122,21 +126,25 @@ impl Work<'_> {
         let take_tunnels: Vec<_> = (0..self.uplink.paths.len()).map(takes_tunnels).collect();
         let returning = &mut self.returning;
         for place in returning.steady(now, &take_tunnels) {
-            for line in lines.iter().filter(|line| line.path_place != place && line.is_usable()) {
-                let line = Arc::downgrade(line);
-                returning.asked.retain(|(known, _)| !known.ptr_eq(&line));
-                let tunnels = line.upgrade().map_or(0, |line| line.recallable());
-                if tunnels > 0 {
-                    returning.asked.push((line, tunnels));
-                }
+            let better = || lines.iter().filter(|line| line.path_place == place);
+            for line in lines.iter().filter(|line| better().any(|to| may_return(line, to))) {
+                let known = Arc::downgrade(line);
+                returning.asked.retain(|(asked, _)| !asked.ptr_eq(&known));
+                returning.asked.push((known, line.recallable()));
             }
         }
+        // Tunnels that have ended or moved meanwhile take no turn.
+        returning.asked.retain_mut(|(line, left)| {
+            let line = line.upgrade().filter(|line| line.is_usable());
+            *left = line.map_or(0, |line| line.recallable()).min(*left);
+            *left > 0
+        });
         if returning.pinged.is_none_or(|pinged| now.saturating_duration_since(pinged) >= ASK_SLOW) {
             returning.pinged = Some(now);
-            let has_others = |place| lines.iter().any(|line| line.path_place != place && line.recallable() > 0);
-            let is_measured = |place: usize| returning.paths.get(place).is_some_and(|path| path.is_measured(now));
-            let measured = |line: &&Arc<Line>| line.is_usable() && is_measured(line.path_place);
-            lines.iter().filter(measured).filter(|line| has_others(line.path_place)).for_each(|line| line.ping());
+            let is_measured =
+                |to: &&Arc<Line>| returning.paths.get(to.path_place).is_some_and(|path| path.is_measured(now));
+            let measured = lines.iter().filter(is_measured);
+            measured.filter(|to| lines.iter().any(|from| may_return(from, to))).for_each(|to| to.ping());
         }
         let since_last = returning.last.map(|last| now.saturating_duration_since(last));
         let round_trips = lines.iter().filter(|line| line.is_usable()).map(|line| line.round_trip());
@@ -144,13 +152,9 @@ impl Work<'_> {
         if since_last.is_none_or(|since| since >= pause)
             && let Some((line, left)) = returning.asked.last_mut()
         {
-            *left = left.saturating_sub(1);
-            let is_over = *left == 0;
+            *left -= 1;
             if let Some(line) = line.upgrade() {
                 line.recall();
-            }
-            if is_over {
-                returning.asked.pop();
             }
             returning.last = Some(now);
             return;
@@ -162,11 +166,9 @@ impl Work<'_> {
     }
 
     /// Tells listeners how many tunnels have come back to each path.
-    fn tell_returned(&mut self) {
-        self.returning.told.resize(self.uplink.paths.len(), 0);
-        for (path, told) in self.uplink.paths.iter().zip(&mut self.returning.told) {
-            let returned = path.returned.load(Relaxed);
-            let tunnels = returned - std::mem::replace(told, returned);
+    fn tell_returned(&self) {
+        for path in &self.uplink.paths {
+            let tunnels = path.returned.swap(0, Relaxed);
             if tunnels > 0 {
                 let path = &path.name;
                 info!(path, tunnels, "tunnels went back to a better path");
@@ -178,7 +180,45 @@ impl Work<'_> {
 
 #[cfg(test)]
 mod tests {
+    use futures::{future::join_all, poll};
+
     use super::*;
+    use crate::{
+        path::Path,
+        tests::{Does, PATIENCE, TestRelay},
+        uplink::Uplink,
+    };
+
+    #[tokio::test]
+    async fn only_tunnels_that_can_go_back_to_a_path_to_their_relay_are_asked_and_measured_for() {
+        let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+        let path = |relay: usize| Path { name: relay.to_string(), ..Path::plain(vec![relays[relay].endpoint()]) };
+        let uplink = Uplink::over([0, 0, 1].map(path).into(), None, (PATIENCE, PATIENCE), Arc::default());
+        let lines = join_all((0..3).map(|path| uplink.connect(path))).await;
+        let mut work = Work::new(&uplink);
+        let (mut second, mut third) = (Box::pin(lines[1].recalled()), Box::pin(lines[2].recalled()));
+        let mut waiting: Vec<_> = (0..9).map(|_| Box::pin(lines[1].recalled())).collect();
+        assert!(poll!(&mut second).is_pending() && poll!(&mut third).is_pending());
+        for tunnel in &mut waiting {
+            assert!(poll!(tunnel).is_pending());
+        }
+        assert!(may_return(&lines[1], &lines[0]) && !may_return(&lines[0], &lines[1]), "the first has no tunnel");
+        assert!(!may_return(&lines[2], &lines[0]), "it leads to another relay");
+
+        let begun = Instant::now();
+        work.look_for_better(begun, &lines);
+        assert!(work.returning.asked.is_empty() && poll!(&mut second).is_pending());
+        work.look_for_better(begun + STEADY, &lines);
+        assert!(poll!(&mut second).is_ready() && poll!(&mut third).is_pending());
+        let left = |work: &Work<'_>| work.returning.asked.iter().map(|(_, left)| *left).collect::<Vec<_>>();
+        assert_eq!(left(&work), [9]);
+        waiting.truncate(4);
+        work.look_for_better(begun + STEADY, &lines);
+        assert_eq!(left(&work), [4], "five have ended");
+        lines[1].leave();
+        work.look_for_better(begun + STEADY, &lines);
+        assert!(left(&work).is_empty(), "all leave the path");
+    }
 
     /// Returns after how many breaks tunnels are asked, in an hour whose breaks last a second and begin this many seconds apart.
     fn rounds(returning: &mut Returning, begun: Instant, apart_s: u64) -> usize {
