@@ -15,7 +15,7 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric as _},
     metrics::{
         MetricType,
-        counter::{ConstCounter, Counter},
+        counter::Counter,
         family::Family,
         gauge::{ConstGauge, Gauge},
     },
@@ -35,7 +35,7 @@ use role::{
 use super::{
     link::Link,
     roster::{self, LocalClient, Roster, RosterEntry, TunnelOwner},
-    uplink::{Attempts, Condition, ConnectionCounters, PathReport},
+    uplink::{Condition, ConnectionCounters, PathReport},
 };
 
 type Labels<const N: usize> = [(&'static str, String); N];
@@ -219,19 +219,19 @@ impl EdgeMetrics {
 }
 
 impl LocalAddressCounters {
-    /// The local address, as in metrics.
+    /// Returns the local address, as in metrics.
     #[must_use]
     pub fn listen(&self) -> &str {
         &self.labels[0].1
     }
 
-    /// The local address.
+    /// Returns the local address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address.0
     }
 
-    /// What it serves: "udp", "tcp", "proxy" or "serve".
+    /// Returns what it serves: "udp", "tcp", "proxy" or "serve".
     #[must_use]
     pub fn protocol(&self) -> &str {
         &self.labels[1].1
@@ -308,34 +308,22 @@ impl LocalAddressCounters {
     }
 }
 
-/// The relays that the edge uses, as metrics that are computed when they are scraped.
+/// The open connections to each relay that the edge uses, as a metric that is computed when it is scraped.
 #[derive(Debug)]
 struct Uplinks(Arc<Roster>);
 
 impl Collector for Uplinks {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // Several uplinks may lead to the same relay, with different credentials.
-        let mut relays = BTreeMap::<String, [u64; 3]>::new();
+        let mut relays = BTreeMap::<String, usize>::new();
         for standpoint in self.0.uplinks().iter().flat_map(|uplink| uplink.standpoints()) {
-            let Attempts { connects, failures, .. } = standpoint.attempts;
-            let sums = relays.entry(standpoint.relay).or_default();
-            sums.iter_mut().zip([standpoint.lines.len() as u64, connects, failures]).for_each(|(sum, now)| *sum += now);
+            *relays.entry(standpoint.relay).or_default() += standpoint.lines.len();
         }
         let help = "Open connections to relays; without any, the relay cannot be used";
         let mut family = encoder.encode_descriptor("edge_uplink_connections", help, None, MetricType::Gauge)?;
-        for (relay, [open, ..]) in &relays {
+        for (relay, open) in &relays {
             let of = [("relay", relay.as_str())];
             ConstGauge::new(i64::try_from(*open).unwrap_or(i64::MAX)).encode(family.encode_family(&of)?)?;
-        }
-        for (place, name, help) in [
-            (1, "edge_uplink_connects", "Connections to relays that were made"),
-            (2, "edge_uplink_failures", "Attempts to connect to relays that failed"),
-        ] {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for (relay, sums) in &relays {
-                let of = [("relay", relay.as_str())];
-                ConstCounter::new(sums[place]).encode(family.encode_family(&of)?)?;
-            }
         }
         Ok(())
     }

@@ -28,18 +28,18 @@ pub struct Exit {
     is_tunnel: bool,
     /// Whether the log already says that the device cannot be chosen.
     told: AtomicBool,
-    /// Whether it was said that packets leave by a device that does not have the address.
+    /// Whether the log already says that packets leave by a device that does not have the address.
     told_detour: AtomicBool,
 }
 
 impl Exit {
-    /// Packets leave through this device, from this address, or both.
+    /// Returns an exit whose packets leave through this device, from this address, or both.
     #[must_use]
     pub fn new(interface: Option<KernelDevice>, address: Option<IpAddr>) -> Self {
         Self { interface, address, ..Self::default() }
     }
 
-    /// Packets leave in a tunnel of another connection.
+    /// Returns an exit whose packets leave in a tunnel of another connection.
     #[must_use]
     pub fn in_tunnel() -> Self {
         Self { is_tunnel: true, ..Self::default() }
@@ -129,7 +129,7 @@ impl Exit {
         }
     }
 
-    /// Returns the name of the device that it chooses, if it chooses one.
+    /// Returns the name of the device that the configuration chooses, if it chooses one.
     #[must_use]
     pub fn device(&self) -> Option<&str> {
         self.interface.as_ref().map(KernelDevice::as_str)

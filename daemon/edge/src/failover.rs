@@ -32,7 +32,7 @@ pub struct RelayAvailability {
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// To connect to the relay in this place.
+    /// Connect to the relay with this index.
     Connect(usize),
     /// Nothing before this time, unless something happens.
     Wait(Instant),

@@ -44,7 +44,7 @@ mod recall;
 #[error("the relay does not allow QUIC datagrams: use mode \"auto\" or \"stream\"")]
 pub struct NoDatagrams;
 
-/// What of a connection's traffic is to move to another connection.
+/// Which traffic of a connection is to move to another connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Leaving {
     /// Nothing.
@@ -56,10 +56,10 @@ enum Leaving {
     All,
 }
 
-/// What tasks with traffic on a connection wait for.
+/// The state of a connection that tasks with traffic on it wait for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Outlook {
-    /// What is to move to another connection.
+    /// Which traffic is to move to another connection.
     leaving: Leaving,
     /// Whether there is reason to believe that the relay no longer hears us.
     is_doubted: bool,
@@ -364,7 +364,7 @@ impl Line {
         self.outlook.send_if_modified(|outlook| std::mem::replace(&mut outlook.is_doubted, is_doubted) != is_doubted);
     }
 
-    /// Whether there is reason to believe that.
+    /// Whether there is reason to believe that the relay no longer hears us.
     #[must_use]
     pub fn is_doubted(&self) -> bool {
         self.outlook.borrow().is_doubted
@@ -382,7 +382,7 @@ impl Line {
         self.places().taken()
     }
 
-    /// How many of [`tunnels`](Self::tunnels) are requests for models.
+    /// Returns how many of [`tunnels`](Self::tunnels) are requests for models.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.requests.load(Relaxed)
@@ -473,8 +473,8 @@ impl Link {
         self
     }
 
-    /// Notes whose traffic it carries, and the `priority` that this asked for: placements count the rest of it, and its final size tells
-    /// how much the next of its class will carry.
+    /// Notes the traffic that it carries, its class, and the `priority` that the request asked for. Placements count the bytes that the
+    /// traffic still has to move; its final size tells how much the next traffic of the class will move.
     pub fn carries_traffic(&self, traffic: Arc<Traffic>, class: &Class, signal: Option<&Priority>) {
         let share = (sizes::share(class, signal), sizes::precedence(class, signal));
         let class = class.policy().name.clone();

@@ -411,7 +411,7 @@ impl Shared {
             debug!(sender = %source.address, target = %self.target, from = line.id, to = link.connection(), "tunnel moved");
             line = link.line().clone();
             let listed = next.tunnel();
-            source.change(self, opened.tunnel, link, (class, listed), std::mem::replace(&mut entry, next));
+            source.change(opened.tunnel, link, (class, listed), std::mem::replace(&mut entry, next));
         };
         entry.note_end(end.word());
         if since.elapsed() < self.first_wait && line.is_usable() {

@@ -88,7 +88,7 @@ impl Paths {
 pub struct HostNetwork {
     /// The names of the devices that carry nothing: they are down, or have no carrier.
     dead: Arc<BTreeSet<String>>,
-    /// How often an address or a route was added, or a device began to carry something, since the edge follows them.
+    /// How often an address or a route was added, or a device began to carry something, since the edge began to follow them.
     additions: u64,
 }
 
@@ -99,14 +99,14 @@ impl HostNetwork {
         self.dead.contains(device)
     }
 
-    /// Returns a number that changes whenever something was added by which packets may leave.
+    /// Returns a number that changes whenever packets may have got another way to leave: an address, a route or a device.
     #[must_use]
     pub fn additions(&self) -> u64 {
         self.additions
     }
 
-    /// Notes changes, and the devices that carry nothing if they were listed again. Returns whether connections have to look at them: a
-    /// device whose MTU has changed, for example, does not concern them.
+    /// Notes changes, and the devices that carry nothing if they were listed again. Returns whether the changes concern connections: a
+    /// device with another MTU, for example, does not.
     fn note(&mut self, changes: Changes, dead: Option<BTreeSet<String>>) -> bool {
         let (is_revived, is_same) = match &dead {
             Some(dead) => (!self.dead.is_subset(dead), *self.dead == *dead),
@@ -133,7 +133,7 @@ struct Changes {
     of_devices: bool,
     /// An address or a route may have been added.
     add: bool,
-    /// Connections have to look at the changes, whatever devices carry.
+    /// The changes concern connections, whatever devices carry.
     concern_all: bool,
 }
 
@@ -154,7 +154,7 @@ impl Changes {
         }
     }
 
-    /// Waits for a change, and for those that come with it.
+    /// Waits for a change, and for the changes that come with it.
     async fn next(socket: &mut Socket) -> Self {
         let mut changes = Self::default();
         let mut change = socket.next().await;
@@ -175,8 +175,8 @@ impl Changes {
     }
 }
 
-/// Notifies `changed` of every change of an address, route or device in this network namespace, while there is a listener, and first of the
-/// devices that carry nothing.
+/// Tells `changed` which devices carry nothing, and then of every change of an address, route or device in this network namespace, until
+/// there is no listener.
 pub async fn follow(changed: watch::Sender<HostNetwork>) {
     // Nothing is added at the start.
     let mut missed = Changes { add: false, ..Changes::ANY };
@@ -196,7 +196,7 @@ pub async fn follow(changed: watch::Sender<HostNetwork>) {
     }
 }
 
-/// Tells `changed` of the changes that were `missed`, and of those that follow.
+/// Tells `changed` of the changes that were `missed`, and then of each change, until the socket fails; returns its error.
 async fn listen(changed: &watch::Sender<HostNetwork>, missed: Changes) -> io::Error {
     let groups = [Group::Link, Group::Ipv4Ifaddr, Group::Ipv6Ifaddr, Group::Ipv4Route, Group::Ipv6Route];
     let mut socket = match Socket::open(&groups) {
@@ -249,7 +249,7 @@ fn dead_device(link: LinkMessage) -> Option<String> {
 
 #[cfg(test)]
 impl HostNetwork {
-    /// Returns it with an address or a route more.
+    /// Returns this network after one more address or route was added.
     pub(crate) fn with_addition(self) -> Self {
         Self { additions: self.additions + 1, ..self }
     }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use quic::class::Class;
 use sched::path::{Placed, precedence::Precedence};
 
-/// The expectation until the first one of a class has ended, in bytes: about a page.
+/// How many bytes a tunnel or request is expected to carry until the first one of its class has ended: about a page.
 pub const FIRST_BYTES: u64 = 64 * 1024;
 
 /// How many classes have an average: the maximum of one policy. If earlier policies add more, all averages are forgotten.
@@ -38,12 +38,12 @@ impl Sizes {
     }
 }
 
-/// How many times as large the share of a path is that placements expect for an urgency as for the next lower one. Senders that go by
-/// urgency leave next to nothing to lower ones. With a larger step, weights above one would not keep eight urgencies apart.
+/// The ratio between the shares of a path that placements expect for an urgency and for the next lower one. Senders that go by
+/// urgency leave next to nothing to lower urgencies. With a larger ratio, eight urgencies would not fit beside weights above one.
 const URGENCY_STEP: u32 = 16;
 
-/// Returns the share that placements expect for something of a class on its path, relative to others': the weight of the class, times
-/// a step for each urgency above the least (RFC 9218 §4.1). The urgency comes from the `priority`, within the bounds of the class, or else
+/// Returns the share of its path that placements expect traffic of a class to get, relative to other traffic: the weight of the class,
+/// times a step for each urgency above the least (RFC 9218 §4.1). The urgency comes from the `priority`, within the bounds of the class, or else
 /// from the class itself.
 #[must_use]
 pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {

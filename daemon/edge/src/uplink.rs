@@ -15,12 +15,8 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt as _, stream::FuturesUnordered};
+use futures::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use parking_lot::Mutex;
-use prometheus_client::{
-    metrics::{counter::Counter, family::Family},
-    registry::Registry,
-};
 use role::ready::{self, Readiness};
 use sched::stream::Discipline;
 use tokio::{
@@ -36,7 +32,7 @@ use self::{
 use super::{
     link::{Line, Link},
     moves::HostNetwork,
-    path::{LOOK, Path, PathView, changes::PathChanges},
+    path::{LOOK, Path, PathView},
     sizes::Sizes,
 };
 use crate::client::{
@@ -45,11 +41,13 @@ use crate::client::{
     introduction::CredentialsRefused,
 };
 
+mod counters;
 mod paths;
 mod placing;
 mod state;
 mod work;
 
+pub use counters::ConnectionCounters;
 pub use paths::{Condition, NotMoved, PathReport, PreparedMove};
 pub use placing::OpenTunnel;
 
@@ -66,77 +64,6 @@ const SPARE: Duration = Duration::from_secs(30);
 /// How soon after a change of this host's address the relay has to be heard; otherwise, a new connection is made. Twice the
 /// handshake's time if that is longer.
 const PROOF: Duration = Duration::from_millis(400);
-
-/// Counters of what happened to connections when this host's addresses changed, and of moves between paths.
-#[derive(Debug, Default)]
-pub struct ConnectionCounters {
-    /// Connections that continued from another address of this host.
-    pub moved: Counter,
-    /// Connections that were given up because the relay does not hear them from the new address.
-    pub left: Counter,
-    /// Connections that fell silent while there is another path or relay.
-    pub silent: Counter,
-    /// Of these, the connections that answered again.
-    pub returned: Counter,
-    /// Paths that became slow.
-    pub slow: Counter,
-    /// Connections of silent paths that were closed, together with streams that could not move.
-    pub given_up: Counter,
-    /// UDP tunnels that were opened again because their connection was left.
-    pub moved_tunnels: Counter,
-    /// UDP tunnels that moved to another path, by the name of the path that they left.
-    pub path_moved_tunnels: Family<[(&'static str, String); 1], Counter>,
-    /// UDP tunnels that went back to a better path; they count as moved, too.
-    pub returned_tunnels: Counter,
-    /// Requests for models that were also sent, as a copy, over another path.
-    pub copies: Counter,
-    /// Of these, the requests whose copy was answered first.
-    pub copies_first: Counter,
-    /// What happened to paths and relays, for listeners.
-    pub changes: PathChanges,
-    /// Whether the daemon is ready; each living uplink is a part of this.
-    pub ready: Arc<Readiness>,
-    /// The last connection ID, including IDs of the relay role's clients.
-    pub ids: Arc<AtomicU64>,
-}
-
-impl ConnectionCounters {
-    /// Registers the counters.
-    pub fn register(&self, registry: &mut Registry) {
-        for (name, help, counter) in [
-            ("edge_connections_moved", "Connections that went on from another address", &self.moved),
-            ("edge_connections_left", "Connections given up after a change of address", &self.left),
-            ("edge_paths_silent", "Paths and relays that fell silent, so that their tunnels moved", &self.silent),
-            ("edge_paths_returned", "Paths and relays that fell silent and are trusted again", &self.returned),
-            ("edge_paths_slow", "Paths that became slow, so that their tunnels moved", &self.slow),
-            (
-                "edge_paths_given_up",
-                "Connections over silent paths that were ended for what could not move",
-                &self.given_up,
-            ),
-            (
-                "edge_tunnels_moved",
-                "UDP tunnels that were opened again because their connection was left",
-                &self.moved_tunnels,
-            ),
-            (
-                "edge_tunnels_returned",
-                "UDP tunnels that went back to a better path after it had been steady for a while",
-                &self.returned_tunnels,
-            ),
-            ("edge_request_copies", "Requests for models that were sent over two paths", &self.copies),
-            ("edge_request_copies_first", "Requests for models whose copy was answered first", &self.copies_first),
-        ] {
-            registry.register(name, help, counter.clone());
-        }
-        let help = "UDP tunnels that moved to another path, by the path that they left";
-        registry.register("edge_path_moved_tunnels", help, self.path_moved_tunnels.clone());
-    }
-
-    fn path_moved_tunnels(&self, path: &str) -> Counter {
-        self.path_moved_tunnels.get_or_create(&[("path", path.to_owned())]).clone()
-    }
-}
 
 /// The connections to a relay. Callers request a place with [`Uplink::link`]; [`Uplink::run`] keeps the connections up.
 pub struct Uplink {
@@ -207,9 +134,6 @@ impl Uplink {
         backoff: (Duration, Duration),
         counters: Arc<ConnectionCounters>,
     ) -> Arc<Self> {
-        // So that a path has its counter before a tunnel moves.
-        let names = paths.iter().map(|path| &path.name).filter(|name| !name.is_empty());
-        names.for_each(|name| _ = counters.path_moved_tunnels(name));
         let attempts = paths.iter().map(|path| vec![Attempts::default(); path.relays.len()]).collect();
         let state = watch::Sender::new(State { settling: backoff.1, attempts, ..State::default() });
         let views = Mutex::new(paths.iter().map(|_| PathView::default()).collect());
@@ -361,7 +285,7 @@ impl Uplink {
         self.counters.moved_tunnels.inc();
         if let Some(path) = self.paths.get(from.path_place).filter(|_| from.path_place != to.path_place) {
             path.moved.fetch_add(1, Relaxed);
-            self.counters.path_moved_tunnels(&path.name).inc();
+            self.counters.of_path(&path.name).inc();
         }
         if let Some(path) = self.paths.get(to.path_place).filter(|_| is_return) {
             self.counters.returned_tunnels.inc();
@@ -396,6 +320,7 @@ impl Uplink {
     /// Connects whenever a connection is wanted and none has room, the first time at once; never returns. `moves` reports
     /// changes of this host's addresses and devices.
     pub async fn run(&self, mut moves: watch::Receiver<HostNetwork>) {
+        self.counters.begin(&self.paths);
         let mut work = Work::new(self);
         work.begin(&moves.borrow_and_update());
         let mut look = interval(LOOK);
@@ -518,10 +443,7 @@ impl Uplink {
     /// Closes all connections gracefully. The caller must drop [`Uplink::run`] first.
     pub async fn close(&self) {
         let lines = self.state.borrow().lines.clone();
-        for line in lines {
-            if let Some(relay) = self.endpoint_of(&line) {
-                relay.close(&line.relay).await;
-            }
-        }
+        // All at once, because each waits for its last packets.
+        join_all(lines.iter().filter_map(|line| Some(self.endpoint_of(line)?.close(&line.relay)))).await;
     }
 }

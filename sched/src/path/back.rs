@@ -1,5 +1,5 @@
-//! Whether a stream that was placed earlier is worth a move to another path: a path that is back, or a connection that is made after
-//! others, carries nothing until then.
+//! Whether a stream that was placed earlier should move to another path: a path that comes back, or is connected to after others, carries
+//! nothing at first.
 //!
 //! A move costs a request and a round trip, and estimates vary. So a move has to gain more than a placement, which costs nothing.
 

@@ -45,7 +45,7 @@ pub(super) fn request_ns(path: &CandidatePath, request: &StreamProfile, bytes: u
     finish_ns(path, request.part(bytes)) + path.cost_ns as f64
 }
 
-/// The same with equal shares for all streams: the result of schedulers without weights.
+/// Like [`finish_ns`], but with equal shares for all streams, which is the result of schedulers without weights.
 #[must_use]
 pub fn fair_ns(path: &CandidatePath, bytes: u64) -> f64 {
     let others = path.placed.iter().map(|placed| placed.bytes.min(bytes) as f64);

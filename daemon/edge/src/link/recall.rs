@@ -21,7 +21,7 @@ impl Drop for Waiting<'_> {
 }
 
 impl Recall {
-    /// Asks the tunnel that has waited for longest. If none waits, those that come later are not asked.
+    /// Asks the tunnel that has waited for longest. If none waits, the call has no effect on tunnels that wait later.
     pub(super) fn ask(&self) {
         if self.waiting() > 0 {
             self.asked.notify_one();

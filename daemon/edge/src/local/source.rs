@@ -159,26 +159,17 @@ impl Source {
     /// leave through it, and payloads still come back through it for [a while](FormerTunnel).
     pub(super) fn change(
         &self,
-        shared: &Shared,
         tunnel: UdpTunnel,
         link: Link,
         (class, listed): (Arc<Class>, Arc<EdgeTunnel>),
         entry: RosterEntry,
     ) {
         let mut stage = self.stage.lock();
-        match &mut *stage {
-            Stage::Open(open) => {
-                let (task, line) = (open.task.clone(), link.line().clone());
-                let next = Box::new(Open { tunnel, link, task, class, answered: open.answered, listed, former: None });
-                let before = *std::mem::replace(open, next);
-                open.former = FormerTunnel::keep(before.tunnel, before.link, entry, &line);
-            }
-            Stage::Waiting(_) => {
-                drop(stage);
-                self.open(shared, tunnel, link, (class, listed));
-            }
-            Stage::Closed => tunnel.finish(),
-        }
+        let Stage::Open(open) = &mut *stage else { return tunnel.finish() };
+        let (task, line) = (open.task.clone(), link.line().clone());
+        let next = Box::new(Open { tunnel, link, task, class, answered: open.answered, listed, former: None });
+        let before = *std::mem::replace(open, next);
+        open.former = FormerTunnel::keep(before.tunnel, before.link, entry, &line);
     }
 
     /// Moves payloads between the relay and the sender; ready when the tunnel has ended.

@@ -187,6 +187,7 @@ impl Work<'_> {
         let name = self.uplink.paths.get(path).map(|path| path.name.as_str()).filter(|name| !name.is_empty());
         let is_watched = self.uplink.has_alternatives();
         let Some(failover) = self.failovers.get_mut(path) else { return };
+        self.uplink.counters.note_attempt(origin, connected.is_ok());
         match connected {
             Ok(connected) => {
                 info!(relay = %origin, path = name, address = %connected.address, "connected");

@@ -1,5 +1,5 @@
-//! Tunnels that go back to a better path: once a path has taken tunnels for a while, the tunnels of other paths are asked, a few per second,
-//! whether they would gain by a move.
+//! Tunnels that go back to a better path: once a path has taken tunnels for a while, the tunnels of other paths to the same relay are asked,
+//! a few per second, whether they would gain by a move.
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering::Relaxed},
@@ -12,17 +12,17 @@ use tracing::info;
 use super::{ASK_SLOW, Work};
 use crate::link::Line;
 
-/// How long a path must have taken tunnels without a break: an unstable path is no gain. Also the time until tunnels are asked again, since
-/// one may not have moved by an estimate of a moment; that time doubles with each round.
+/// How long a path must have taken tunnels without a break: an unstable path is no gain. Also the time until the second round, because the
+/// estimates of the first may have kept tunnels from moving by chance. The time between two rounds doubles each time.
 const STEADY: Duration = Duration::from_secs(15);
 
-/// The longest such time, after many breaks.
+/// The longest of these times, after many breaks or rounds.
 const STEADIEST: Duration = Duration::from_secs(600);
 
 /// How long after tunnels came back a break no longer counts against the path.
 const TRUSTED: Duration = Duration::from_secs(600);
 
-/// How long before tunnels are asked the path's round trip is measured: after an outage, the smoothed one may be hundreds of milliseconds
+/// How long the path's round trip is measured before tunnels are asked: after an outage, the smoothed one may be hundreds of milliseconds
 /// too long, and stays so while nothing uses the path.
 const MEASURED: Duration = Duration::from_secs(10);
 
@@ -32,8 +32,8 @@ const ASK: Duration = Duration::from_millis(200);
 /// How long a tunnel may take to move after it was asked, before moves are counted for listeners.
 const MOVE: Duration = Duration::from_secs(2);
 
-/// Returns the time between two tunnels that are asked, by the longest round trip of the connections: a tunnel has to see that the one before
-/// has moved, for which that asks the relay.
+/// Returns the time between two tunnels that are asked, by the longest round trip of the connections. The second tunnel has to see whether
+/// the first has moved, and a move takes a request to the relay.
 fn pause(round_trip: Duration) -> Duration {
     ASK.max(2 * round_trip)
 }
@@ -59,7 +59,7 @@ struct Steadiness {
     required: Duration,
     /// When the tunnels of other paths were first asked, if it has taken tunnels ever since.
     asked: Option<Instant>,
-    /// When they are asked again, and after what time once more.
+    /// When they are asked again, and the time from then until the next round.
     again: Option<(Instant, Duration)>,
 }
 
