@@ -179,10 +179,10 @@ enum Place {
     Other(Box<Other>),
 }
 
-/// What serves a local address, until it is dropped.
+/// The task that serves a local address, until it is dropped.
 type Serving = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
 
-/// A local address that is not served yet, or differently.
+/// A local address that is not served yet, or is served differently.
 struct Other {
     wanted: Wanted,
     contents: [u8; 32],
@@ -196,7 +196,7 @@ struct Other {
 }
 
 impl Other {
-    /// Returns the files for whose sake it takes the place of `served`, if both want the same.
+    /// Returns the files whose change alone makes it replace `served`; empty if the configuration of the address has changed as well.
     fn changed_files(&self, served: &Served) -> Vec<String> {
         if served.wanted != self.wanted {
             return Vec::new();
@@ -208,12 +208,12 @@ impl Other {
     }
 }
 
-/// What of a local address is of a class.
+/// The class or classes of a local address.
 #[derive(Clone)]
 enum Member {
-    /// All its traffic.
+    /// One class for all its traffic.
     Traffic(Membership),
-    /// Each of its requests for models.
+    /// A class for each of its requests for models.
     Requests(RequestClasses),
 }
 

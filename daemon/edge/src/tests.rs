@@ -399,7 +399,7 @@ pub(crate) async fn eventually(mut holds: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn payloads_wait_for_the_connection_and_come_back_in_order_to_whoever_sent_them() {
+async fn payloads_wait_for_the_connection_and_come_back_in_order_to_their_senders() {
     let relay = TestRelay::start(Does::Echo, true);
     let edge = Edge::start(&relay, TunnelMode::Auto, PATIENCE).await;
     let (one, two) = (edge.application().await, edge.application().await);

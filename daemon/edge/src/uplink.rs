@@ -17,7 +17,7 @@ use std::{
 
 use futures::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use parking_lot::Mutex;
-use role::ready::{self, Readiness};
+use role::ready;
 use sched::stream::Discipline;
 use tokio::{
     sync::{Notify, watch},

@@ -14,7 +14,7 @@ use crate::path::{Path, changes::PathChanges};
 /// A counter for each value of one label.
 type Labelled = Family<[(&'static str, String); 1], Counter>;
 
-/// Counters of what happened to connections when this host's addresses changed, and of moves between paths.
+/// Counters of connections, of what happened to them when this host's addresses changed, and of moves between paths.
 #[derive(Debug, Default)]
 pub struct ConnectionCounters {
     /// Connections that continued from another address of this host.
@@ -29,7 +29,7 @@ pub struct ConnectionCounters {
     pub slow: Counter,
     /// Connections of silent paths that were closed, together with streams that could not move.
     pub given_up: Counter,
-    /// UDP tunnels that were opened again because their connection was left.
+    /// UDP tunnels that were opened again because their connection was left, or because another path is better.
     pub moved_tunnels: Counter,
     /// UDP tunnels that moved to another path, by the name of the path that they left.
     pub path_moved_tunnels: Labelled,
@@ -67,7 +67,7 @@ impl ConnectionCounters {
             ),
             (
                 "edge_tunnels_moved",
-                "UDP tunnels that were opened again because their connection was left",
+                "UDP tunnels that were opened again because their connection was left or another path is better",
                 &self.moved_tunnels,
             ),
             (

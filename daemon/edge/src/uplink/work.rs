@@ -309,7 +309,7 @@ impl Work<'_> {
         if line.is_closed() {
             return;
         }
-        // Whether the relay is back is worth knowing before somebody asks.
+        // A new connection shows that the relay is back before a tunnel needs it.
         self.wanted |= is_silent;
         let (peaceful, mut lasted) = (is_unused || matches!(error, Some(h3::Error::Closed)), line.since.elapsed());
         let path = Some(self.uplink.path_name(line)).filter(|name| !name.is_empty());
