@@ -32,7 +32,7 @@ use tokio::{
     io::Interest,
     net::UdpSocket,
     sync::Notify,
-    task::{AbortHandle, JoinSet},
+    task::{AbortHandle, JoinError, JoinSet},
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tracing::{debug, warn};
@@ -216,12 +216,7 @@ impl Local {
                     // Other tasks get their turn even if the socket never runs dry.
                     tokio::task::yield_now().await;
                 }
-                Some(ended) = self.tasks.join_next() => {
-                    // Aborted tasks have already left the table.
-                    if let Ok((address, source)) = ended {
-                        self.sources.remove(address, |handle| Arc::ptr_eq(&handle.source, &source));
-                    }
-                }
+                Some(ended) = self.tasks.join_next() => self.forget(ended),
                 now = sweep.tick() => {
                     let Self { shared, idle, sources, .. } = &mut self;
                     let allowed = |handle: &Handle| match handle.source.is_answered() {
@@ -232,6 +227,14 @@ impl Local {
                 }
                 () = self.shared.crowded.notified() => self.make_room(),
             }
+        }
+    }
+
+    /// Forgets a sender whose task has ended.
+    fn forget(&mut self, ended: Result<(SocketAddr, Arc<Source>), JoinError>) {
+        // Aborted tasks have already left the table.
+        if let Ok((address, source)) = ended {
+            self.sources.remove(address, |handle| Arc::ptr_eq(&handle.source, &source));
         }
     }
 
@@ -274,6 +277,10 @@ impl Local {
     fn source(&mut self, meta: &RecvMeta, now: Instant) -> Arc<Source> {
         if let Some(handle) = self.sources.heard(meta.addr, now) {
             return handle.source.clone();
+        }
+        // New senders may come faster than the loop in `run` joins ended tasks, which keep their memory until then.
+        while let Some(ended) = self.tasks.try_join_next() {
+            self.forget(ended);
         }
         let source = Arc::new(Source::new(meta.addr, meta.dst_ip));
         let handle =

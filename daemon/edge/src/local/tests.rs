@@ -70,6 +70,20 @@ async fn a_payload_that_comes_as_its_tunnel_ends_waits_for_the_next() {
 }
 
 #[tokio::test]
+async fn senders_that_made_room_for_others_leave_no_task_behind() {
+    let counters = Arc::<LocalAddressCounters>::default();
+    let mut local = lonely(&counters);
+    let mut meta = RecvMeta::default();
+    for port in 1..=2_000 {
+        meta.addr = (Ipv4Addr::LOCALHOST, port).into();
+        local.source(&meta, Instant::now());
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(counters.sources_evicted.get(), 2_000 - MAX_SOURCES as u64);
+    assert_eq!((local.sources.len(), local.tasks.len()), (MAX_SOURCES, MAX_SOURCES + 1));
+}
+
+#[tokio::test]
 async fn a_relay_that_cannot_be_reached_is_not_called_crowded() {
     let counters = Arc::<LocalAddressCounters>::default();
     let local = lonely(&counters);
