@@ -253,6 +253,7 @@ impl RelayAccess {
                     Ok(request) => {
                         let terms = Terms { since: Since::Burst, ..class.terms(None) };
                         request.set_terms(&terms);
+                        self.counters.tunnels_opened.inc();
                         return Ok(OpenedTcp { request, link, class });
                     }
                     Err(error) => tries.again(self, &link, error)?,
@@ -263,7 +264,8 @@ impl RelayAccess {
         self.settle(opened, &tries, client, (Protocol::Tcp, target))
     }
 
-    /// Like [`RelayAccess::open`], for a UDP tunnel in the form that `mode` says. A later tunnel with the same `secret` may continue it.
+    /// Like [`RelayAccess::open`], for a UDP tunnel in the form that `mode` says. A later tunnel with the same `secret` may continue it. The
+    /// caller counts the tunnel as opened, unless it replaces another one.
     ///
     /// # Errors
     /// See [`NoConnection`].
@@ -302,15 +304,14 @@ impl RelayAccess {
         self.settle(opened, &tries, client, (Protocol::Udp, target))
     }
 
-    /// Waits until a tunnel is open on a better path, see [`Uplink::better_tunnel`], and counts it.
+    /// Waits until a tunnel is open on a better path, see [`Uplink::better_tunnel`].
     pub async fn better_udp(&self, tunnel: &OpenTunnel<'_>) -> OpenedUdp {
         let (link, Opened { tunnel, .. }, class) = self.uplink.better_tunnel(tunnel, |class| self.signal(class)).await;
-        self.counters.tunnels_opened.inc();
         tunnel.set_terms(&class.terms(None));
         OpenedUdp { tunnel, link, class }
     }
 
-    /// Counts, records and logs the result of `tries` to open a tunnel to the `asked` target.
+    /// Counts, records and logs a failure of `tries` to open a tunnel to the `asked` target.
     fn settle<T>(
         &self,
         opened: Result<Result<T, NoConnection>, Elapsed>,
@@ -322,13 +323,10 @@ impl RelayAccess {
             let is_crowded = tries.limits > 0 || self.uplink.is_full();
             Err(if is_crowded { NoConnection::Crowded } else { NoConnection::NoAnswer })
         });
-        match &opened {
-            Ok(_) => _ = self.counters.tunnels_opened.inc(),
-            Err(error) => {
-                self.counters.refuse(error.reason());
-                self.counters.record_refusal(client, Some(asked), error.as_refusal());
-                self.tell(error);
-            }
+        if let Err(error) = &opened {
+            self.counters.refuse(error.reason());
+            self.counters.record_refusal(client, Some(asked), error.as_refusal());
+            self.tell(error);
         }
         opened
     }

@@ -88,7 +88,7 @@ impl Default for LocalAddress {
 pub struct LocalAddressCounters {
     /// Open tunnels.
     pub open: Gauge,
-    /// Tunnels that relays opened.
+    /// Tunnels that relays opened, without tunnels that replaced others.
     pub tunnels_opened: Counter,
     /// Tunnels that relays refused, or ended at once.
     pub tunnels_refused: Counter,

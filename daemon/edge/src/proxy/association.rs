@@ -278,6 +278,7 @@ impl Carrier {
             () = self.flow.closed() => None,
         };
         if let Some(opened) = opened {
+            self.shared.access.counters.tunnels_opened.inc();
             self.carry(opened, secret).await;
         }
         let mut inbox = self.flow.inbox();
@@ -576,5 +577,7 @@ mod tests {
         client.send();
         client.receives("the second").await;
         assert_eq!(client.relay.requests(), 2, "the second tunnel carries it");
+        let counters = &client.association.shared.access.counters;
+        assert_eq!((counters.tunnels_opened.get(), client.uplink.moved_tunnels()), (1, 1));
     }
 }
