@@ -24,7 +24,7 @@ impl<T> Sources<T> {
         Self { entries: HashMap::new(), limit: limit.max(1) }
     }
 
-    /// Returns what is kept for a sender, and notes that it was heard at `now`.
+    /// Returns the value of a sender, and notes that it was heard at `now`.
     pub fn heard(&mut self, address: SocketAddr, now: Instant) -> Option<&T> {
         let entry = self.entries.get_mut(&address)?;
         entry.heard = now;
