@@ -288,18 +288,14 @@ impl HttpConnection {
             let flow = self.client.hub.open(stream_id);
             let (recv, send) = self.client.split(stream, Role::Server);
             if self.goaway.is_some_and(|limit| stream_id >= limit) {
-                recv.stop(Code::RequestRejected);
-                send.reset(Code::RequestRejected);
-                self.client.forget(stream_id);
+                self.client.reject(stream_id, recv, send);
                 continue;
             }
             self.next_request = self.next_request.max(stream_id + 4);
             let signal = self.early_signals.take(stream_id);
             let Some(waiting) = self.client.standing.begin_request() else {
                 self.client.standing.count("stranger_requests");
-                recv.stop(Code::RequestRejected);
-                send.reset(Code::RequestRejected);
-                self.client.forget(stream_id);
+                self.client.reject(stream_id, recv, send);
                 continue;
             };
             return Poll::Ready(Ok(Request { stream_id, recv, send, flow, signal, waiting: Some(waiting) }));

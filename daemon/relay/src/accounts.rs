@@ -337,12 +337,12 @@ mod tests {
     #[test]
     fn an_account_with_a_connection_keeps_its_count() {
         let accounts = Accounts::default();
-        let connection = accounts.of(&alice()).connections.take(1).unwrap();
+        let connection = accounts.connect(&alice(), 1).unwrap();
         (0..3 * KEPT).for_each(|number| _ = accounts.of(&Holder::User(format!("u{number}").into())));
         assert!(accounts.state().accounts.len() <= KEPT + 1, "the others are forgotten");
-        assert!(accounts.of(&alice()).connections.take(1).is_none());
+        assert!(accounts.connect(&alice(), 1).is_none());
         drop(connection);
-        assert!(accounts.of(&alice()).connections.take(1).is_some());
+        assert!(accounts.connect(&alice(), 1).is_some());
     }
 
     #[test]

@@ -530,7 +530,7 @@ async fn decide(
     let user = request::identify(relay, rules, client, &head, attempt)?;
     if is_ping(&head) {
         // Where no credentials are required, every client with a permitted request counts as a user.
-        request::admit_client(relay, rules, client, attempt.user.as_ref())?;
+        request::admit_client(relay, rules, client, &Holder::of(attempt.user.as_ref(), client.address))?;
         return Ok(Decision::Ping);
     }
     if let Some(gateway) = relay.gateway().filter(|_| Gateway::takes(&head)) {
