@@ -50,7 +50,7 @@ use super::{
     events::ConnectionState,
     stirred::Stirred,
     stopped::StoppedReaders,
-    strangers::{ClientStanding, Limit, WaitingRequest},
+    strangers::{ClientStanding, FRAMES_PER_SECOND, Limit, WaitingRequest},
 };
 
 /// The name under which forgotten priorities of streams are counted.
@@ -379,10 +379,14 @@ impl HttpConnection {
     }
 }
 
-/// Counts that a stranger exceeded a limit; returns the error that ends the connection.
+/// Counts that a connection exceeded a limit; returns the error that ends it.
 fn excess(standing: &ClientStanding, limit: Limit) -> h3::ProtocolError {
     standing.count(limit);
-    h3::ProtocolError::Connection(Code::ExcessiveLoad, "too much for a client that is not known yet")
+    let reason = match limit {
+        FRAMES_PER_SECOND => "too many frames within a second",
+        _ => "too much for a client that is not known yet",
+    };
+    h3::ProtocolError::Connection(Code::ExcessiveLoad, reason)
 }
 
 #[cfg(test)]

@@ -14,6 +14,9 @@
 //! | requests of a stranger that wait for an answer | H3_REQUEST_REJECTED, which the client may repeat |
 //! | time | the connection ends with H3_NO_ERROR |
 //!
+//! A user's connection has one bound here: its frames within a second ([`FrameRate`]). Beyond it, the connection ends with
+//! H3_EXCESSIVE_LOAD.
+//!
 //! A prefix is known while one of its users is connected, and then for as long as it is among the last [`REMEMBERED`]
 //! prefixes whose users have left. This counts prefixes, not time: the module reads no clock.
 
@@ -35,9 +38,11 @@ use prometheus_client::metrics::counter::Counter;
 pub use self::budget::Budget;
 pub use self::census::{AddressPrefix, AdmissionVerdict, REMEMBERED};
 use self::census::{Census, Origin};
+pub use self::frames::FrameRate;
 
 mod budget;
 mod census;
+mod frames;
 
 /// A limit of `[relay.limits]` that was reached, by the name under which it is counted.
 pub type Limit = &'static str;
@@ -95,7 +100,9 @@ impl ConnectionPlaces {
         let prefix = AddressPrefix::of(address);
         let (census, limits) = &mut *self.lock();
         let place = Place { places: self.clone(), prefix, stage: Some(Stage::Handshake(census.enter(prefix))) };
-        ClientStanding(Arc::new(Shared { place: Some(Mutex::new(place)), ..Shared::on(limits.strangers) }))
+        let frames_per_second = limits.frames_per_second;
+        let shared = Shared { place: Some(Mutex::new(place)), frames_per_second, ..Shared::on(limits.strangers) };
+        ClientStanding(Arc::new(shared))
     }
 }
 
@@ -152,6 +159,8 @@ struct Shared {
     /// `None` for connections that we made.
     place: Option<Mutex<Place>>,
     terms: Terms,
+    /// How many frames a user may send within a second, beyond those that its packets usually have.
+    frames_per_second: u32,
     known: AtomicBool,
     /// The limit that was exceeded first, as its index in [`ENDING`] plus one; 0 is none.
     exceeded: AtomicU32,
@@ -163,14 +172,18 @@ struct Shared {
     driver: AtomicWaker,
 }
 
+/// The name under which users' connections with too many frames are counted.
+pub(super) const FRAMES_PER_SECOND: Limit = "frames_per_second";
+
 /// The limits beyond which a connection ends.
-const ENDING: [Limit; 3] = ["stranger_packets", "stranger_bytes", "stranger_refusals"];
+const ENDING: [Limit; 4] = ["stranger_packets", "stranger_bytes", "stranger_refusals", FRAMES_PER_SECOND];
 
 impl Shared {
     fn on(terms: Terms) -> Self {
         Self {
             place: None,
             terms,
+            frames_per_second: u32::MAX,
             known: AtomicBool::new(false),
             exceeded: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
@@ -206,6 +219,7 @@ impl ClientStanding {
     /// Notes that the client is a user: from now on, other limits apply.
     pub fn admit(&self) {
         if !self.0.known.swap(true, Relaxed) {
+            self.0.exceeded.store(0, Relaxed);
             self.move_on(|_| Some(Stage::Known));
         }
     }
@@ -240,6 +254,13 @@ impl ClientStanding {
         }
     }
 
+    /// Notes that a user's connection sent too many frames.
+    fn exceed_frames(&self) {
+        if self.is_known() {
+            self.0.exceed(FRAMES_PER_SECOND);
+        }
+    }
+
     /// Notes how many bytes a stranger makes us hold.
     pub(super) fn note_held(&self, bytes: u64) {
         self.0.held_bytes.store(bytes, Relaxed);
@@ -269,14 +290,14 @@ impl ClientStanding {
 
     /// Ready with the limit that the connection exceeded, which has to end it.
     pub fn poll_exceeded(&self, cx: &mut Context<'_>) -> Poll<Limit> {
-        if self.is_known() {
-            return Poll::Pending;
-        }
         self.0.driver.register(cx.waker());
-        match ENDING.get((self.0.exceeded.load(Relaxed) as usize).wrapping_sub(1)) {
-            Some(limit) => Poll::Ready(limit),
-            None => Poll::Pending,
-        }
+        self.exceeded().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// Returns the limit that the connection exceeded, if it has to end.
+    #[must_use]
+    pub fn exceeded(&self) -> Option<Limit> {
+        ENDING.get((self.0.exceeded.load(Relaxed) as usize).wrapping_sub(1)).copied()
     }
 
     /// Counts that the connection reached a limit.

@@ -193,7 +193,12 @@ impl Relay {
                         let opening = open(self.clone(), client.clone(), http.clone(), request);
                         requests.spawn(serve_request(Box::pin(opening)));
                     }
-                    Err(error) => return error,
+                    Err(error) => {
+                        if let Some(limit) = client.standing.exceeded() {
+                            _ = client.cut.set(limit);
+                        }
+                        return error;
+                    }
                 },
                 Some(_) = requests.join_next() => {}
                 _ = phase.changed() => {}
