@@ -171,8 +171,8 @@ pub struct RelayLimits {
     /// clients need not authenticate, this limits one network. Further requests wait. A user's [`Quota`] may name
     /// another number.
     pub requests_per_second: u32,
-    /// How many QUIC frames a user's connection may send within a second, beyond 16 for each of its packets. Packets and frames of
-    /// strangers have [`StrangerLimits::packets`].
+    /// How many QUIC frames one user may send within a second over all connections, not counting the first 16 of each packet. If
+    /// clients need not authenticate, this limits one network.
     pub frames_per_second: u32,
     /// Bytes of one tunnel that may wait toward the client.
     pub queue_bytes_per_tunnel: u32,

@@ -30,7 +30,7 @@ use tokio::sync::Notify;
 
 use super::{
     ledger::account::Account,
-    strangers::{Budget, ClientStanding, ConnectionPlaces, FrameRate, Limit},
+    strangers::{Budget, ClientStanding, ConnectionPlaces, Limit, PacketFrames},
     tls::{RefusedCertificate, client_certificates},
 };
 
@@ -111,8 +111,8 @@ pub struct ConnectionState {
     pub standing: ClientStanding,
     /// What the peer used while it was a stranger.
     pub budget: Budget,
-    /// The peer's frames in the present second.
-    frames: FrameRate,
+    /// The frames in the last packet.
+    frames: PacketFrames,
     /// STREAMS_BLOCKED frames with a limit below this one have been counted.
     blocked_below: u64,
     completed: bool,
@@ -205,7 +205,7 @@ impl Subscriber for EndpointSubscriber {
             strays,
             standing,
             budget,
-            frames: FrameRate::default(),
+            frames: PacketFrames::default(),
             blocked_below: 0,
             completed: false,
             address: None,

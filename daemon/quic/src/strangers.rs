@@ -14,8 +14,7 @@
 //! | requests of a stranger that wait for an answer | H3_REQUEST_REJECTED, which the client may repeat |
 //! | time | the connection ends with H3_NO_ERROR |
 //!
-//! A user's connection has one bound here: its frames within a second ([`FrameRate`]). Beyond it, the connection ends with
-//! H3_EXCESSIVE_LOAD.
+//! Users have one bound here: frames within a second ([`UserFrames`]). A connection that exceeds it ends with H3_EXCESSIVE_LOAD.
 //!
 //! A prefix is known while one of its users is connected, and then for as long as it is among the last [`REMEMBERED`]
 //! prefixes whose users have left. This counts prefixes, not time: the module reads no clock.
@@ -24,7 +23,7 @@ use std::{
     fmt,
     net::IpAddr,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll},
@@ -38,7 +37,7 @@ use prometheus_client::metrics::counter::Counter;
 pub use self::budget::Budget;
 pub use self::census::{AddressPrefix, AdmissionVerdict, REMEMBERED};
 use self::census::{Census, Origin};
-pub use self::frames::FrameRate;
+pub use self::frames::{PacketFrames, UserFrames};
 
 mod budget;
 mod census;
@@ -100,9 +99,7 @@ impl ConnectionPlaces {
         let prefix = AddressPrefix::of(address);
         let (census, limits) = &mut *self.lock();
         let place = Place { places: self.clone(), prefix, stage: Some(Stage::Handshake(census.enter(prefix))) };
-        let frames_per_second = limits.frames_per_second;
-        let shared = Shared { place: Some(Mutex::new(place)), frames_per_second, ..Shared::on(limits.strangers) };
-        ClientStanding(Arc::new(shared))
+        ClientStanding(Arc::new(Shared { place: Some(Mutex::new(place)), ..Shared::on(limits.strangers) }))
     }
 }
 
@@ -159,9 +156,9 @@ struct Shared {
     /// `None` for connections that we made.
     place: Option<Mutex<Place>>,
     terms: Terms,
-    /// How many frames a user may send within a second, beyond those that its packets usually have.
-    frames_per_second: u32,
     known: AtomicBool,
+    /// The frames of the client's user, and how many of them a second may have.
+    frames: OnceLock<(Arc<UserFrames>, u32)>,
     /// The limit that was exceeded first, as its index in [`ENDING`] plus one; 0 is none.
     exceeded: AtomicU32,
     /// Requests that wait for an answer.
@@ -172,7 +169,7 @@ struct Shared {
     driver: AtomicWaker,
 }
 
-/// The name under which users' connections with too many frames are counted.
+/// The name under which connections that exceed their user's frames are counted.
 pub(super) const FRAMES_PER_SECOND: Limit = "frames_per_second";
 
 /// The limits beyond which a connection ends.
@@ -183,8 +180,8 @@ impl Shared {
         Self {
             place: None,
             terms,
-            frames_per_second: u32::MAX,
             known: AtomicBool::new(false),
+            frames: OnceLock::new(),
             exceeded: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             refusals: AtomicU32::new(0),
@@ -224,6 +221,14 @@ impl ClientStanding {
         }
     }
 
+    /// As [`ClientStanding::admit`], with a bound on the user's frames within a second, over all connections that are given the same
+    /// `frames`.
+    pub fn admit_as(&self, frames: Arc<UserFrames>, frames_per_second: u32) {
+        // The first user of a connection stays.
+        _ = self.0.frames.set((frames, frames_per_second));
+        self.admit();
+    }
+
     /// Whether the client is known to be a user.
     #[must_use]
     pub fn is_known(&self) -> bool {
@@ -254,9 +259,11 @@ impl ClientStanding {
         }
     }
 
-    /// Notes that a user's connection sent too many frames.
-    fn exceed_frames(&self) {
-        if self.is_known() {
+    /// Charges a frame to the user, if the client is known to be one; the connection ends if there were too many in this second.
+    fn charge_frame(&self, second: u64) {
+        if let Some((frames, per_second)) = self.0.frames.get()
+            && frames.charge(second) > u64::from(*per_second)
+        {
             self.0.exceed(FRAMES_PER_SECOND);
         }
     }

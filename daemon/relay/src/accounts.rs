@@ -91,11 +91,13 @@ impl Accounts {
         Ok(UserPlace { account, _place: place })
     }
 
-    /// Takes a place for a connection on an account that may have `connections` of them; `None` if there is no place.
+    /// Takes a place for a connection on an account that may have `connections` of them, and returns both; `None` if there is no place.
     #[must_use]
-    pub fn connect(&self, holder: &Holder, connections: usize) -> Option<GaugePlace> {
-        // Under the lock, or the account could be forgotten before it has the place.
-        self.state().account(holder).connections.take(connections)
+    pub fn connect(&self, holder: &Holder, connections: usize) -> Option<(GaugePlace, Arc<UserAccount>)> {
+        // Locked until the account has the place, or it could be forgotten before.
+        let mut state = self.state();
+        let account = state.account(holder);
+        Some((account.connections.take(connections)?, account))
     }
 
     /// Returns the account without taking a place on it.
