@@ -174,6 +174,7 @@ fn relay(old: Option<&RelaySettings>, new: Option<&RelaySettings>) -> Vec<Change
         tunnels_per_connection: Restart ["relay.limits.tunnels_per_connection"],
         tunnels_per_user: Reload ["relay.limits.tunnels_per_user"],
         requests_per_second: Reload ["relay.limits.requests_per_second"],
+        frames_per_second: Reload ["relay.limits.frames_per_second"],
         queue_bytes_per_tunnel: Restart ["relay.limits.queue_bytes_per_tunnel"],
         queue_bytes_per_connection: Restart ["relay.limits.queue_bytes_per_connection"],
         tunnel_idle: Reload ["relay.limits.tunnel_idle_seconds"],

@@ -154,13 +154,14 @@ fn limits(limits: &RelayLimits) -> [String; 6] {
     [
         format!(
             "  limits: {} connections, {} handshakes at once before Retry, {} tunnels a connection; of a user {} \
-             connections, {} tunnels, {} requests a second",
+             connections, {} tunnels, {} requests a second, {} QUIC frames a second beyond 16 in a packet",
             limits.connections,
             limits.handshakes_in_flight,
             limits.tunnels_per_connection,
             limits.connections_per_user,
             limits.tunnels_per_user,
-            limits.requests_per_second
+            limits.requests_per_second,
+            limits.frames_per_second
         ),
         format!(
             "  strangers: {} of the connections, {} from one /24 or /56",

@@ -171,6 +171,9 @@ pub struct RelayLimits {
     /// clients need not authenticate, this limits one network. Further requests wait. A user's [`Quota`] may name
     /// another number.
     pub requests_per_second: u32,
+    /// How many QUIC frames one user may send within a second over all connections, not counting the first 16 of each packet. If
+    /// clients need not authenticate, this limits one network.
+    pub frames_per_second: u32,
     /// Bytes of one tunnel that may wait toward the client.
     pub queue_bytes_per_tunnel: u32,
     /// Bytes of all tunnels of one connection that may wait toward the client.
@@ -245,6 +248,7 @@ impl Default for RelayLimits {
             tunnels_per_connection: 1_024,
             tunnels_per_user: 4_096,
             requests_per_second: 2_000,
+            frames_per_second: 1_000_000,
             queue_bytes_per_tunnel: 256 << 10,
             queue_bytes_per_connection: 4 << 20,
             tunnel_idle: Duration::from_secs(120),

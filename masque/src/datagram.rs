@@ -23,9 +23,8 @@ pub const MAX_UDP_PAYLOAD_BYTES: usize = 65_527;
 /// (RFC 9297 §2.1).
 pub const MAX_QUARTER_STREAM_ID: u64 = (1 << 60) - 1;
 
-/// The error with which a request ends if a datagram arrives for it and it has no use for datagrams (RFC 9297 §2).
-pub const WITHOUT_USE: ProtocolError =
-    ProtocolError::Stream(Code::DatagramError, "a datagram for a request that has no use for datagrams");
+/// The code with which a request ends if a datagram arrives for it and its method has no known use for datagrams (RFC 9297 §2).
+pub const WITHOUT_USE: Code = Code::DatagramError;
 
 /// Why a QUIC DATAGRAM frame is not an HTTP Datagram. In either case the connection ends with `H3_DATAGRAM_ERROR` (RFC
 /// 9297 §2.1): the [`ProtocolError`] made from it.

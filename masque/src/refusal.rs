@@ -114,7 +114,7 @@ pub enum Refusal {
 }
 
 /// Seconds after which a user with too many connections may try again, when one of them may have ended.
-const CONNECTION_RETRY_S: u32 = 10;
+const CONNECTION_RETRY_S: u64 = 10;
 
 impl Refusal {
     /// Status code, proxy error type and label of each reason, in a single table.
@@ -200,13 +200,18 @@ impl Refusal {
             }
             Self::MethodNotAllowed => Some(Field::new("allow", "CONNECT")),
             // RFC 6585 §4.
-            Self::QuotaUsedUp { retry_after_s } => Some(Field::new("retry-after", retry_after_s.to_string())),
-            // Tells it from the limit of tunnels, which another connection may help.
-            Self::ConnectionLimitReached => Some(Field::new("retry-after", CONNECTION_RETRY_S.to_string())),
-            Self::Overloaded { retry_after_s } => Some(Field::new("retry-after", retry_after_s.to_string())),
+            Self::QuotaUsedUp { retry_after_s } => Some(retry_after(*retry_after_s)),
+            // The field tells this 429 from that of the limit of tunnels, where another connection may help.
+            Self::ConnectionLimitReached => Some(retry_after(CONNECTION_RETRY_S)),
+            Self::Overloaded { retry_after_s } => Some(retry_after(u64::from(*retry_after_s))),
             _ => None,
         }
     }
+}
+
+/// Returns the field that says after how many seconds a retry may succeed (RFC 9110 §10.2.3).
+fn retry_after(seconds: u64) -> Field {
+    Field::new("retry-after", seconds.to_string())
 }
 
 #[cfg(test)]

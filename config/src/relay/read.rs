@@ -252,6 +252,7 @@ pub(crate) fn limits(section: &mut Section<'_>, of: &RelayLimits) -> RelayLimits
         tunnels_per_connection: section.number("tunnels_per_connection", TUNNELS, of.tunnels_per_connection),
         tunnels_per_user: section.number("tunnels_per_user", TUNNELS, of.tunnels_per_user),
         requests_per_second: section.number("requests_per_second", quota::REQUESTS, of.requests_per_second),
+        frames_per_second: section.number("frames_per_second", 10_000..=1 << 30, of.frames_per_second),
         queue_bytes_per_tunnel: section.number("queue_bytes_per_tunnel", QUEUE_BYTES, of.queue_bytes_per_tunnel),
         queue_bytes_per_connection: section.number(
             "queue_bytes_per_connection",

@@ -7,15 +7,14 @@
 use std::{
     io,
     os::fd::AsFd,
-    sync::{
-        OnceLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
 };
 
+use rustix::net::sockopt::{set_socket_recv_buffer_size_force, set_socket_send_buffer_size_force};
 use socket2::{Domain, SockRef, Socket, Type};
 
-use super::descriptor::set_option;
+/// The largest size that can be set: the kernel doubles it and stores the result in an `int` (`__sock_set_rcvbuf` in net/core/sock.c).
+const MOST_BYTES: usize = libc::c_int::MAX as usize / 2;
 
 /// What happens to a buffer that is larger than asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,11 +30,11 @@ pub enum Larger {
 struct Buffer {
     name: &'static str,
     sysctl: &'static str,
-    force: libc::c_int,
+    force: fn(&Socket, usize) -> rustix::io::Result<()>,
     size: fn(&Socket) -> io::Result<usize>,
     set: fn(&Socket, usize) -> io::Result<()>,
-    /// The size of a buffer for which as much as possible was asked without CAP_NET_ADMIN.
-    most: OnceLock<usize>,
+    /// The size of a buffer for which as much as possible was asked without CAP_NET_ADMIN; 0 until it is known.
+    most: AtomicUsize,
     /// Whether the kernel has refused to exceed the limit: a process does not get the capability back.
     is_limited: AtomicBool,
     /// Whether the log says that the kernel granted less than was asked for.
@@ -45,10 +44,10 @@ struct Buffer {
 static RECEIVE: Buffer = Buffer {
     name: "receive",
     sysctl: "net.core.rmem_max",
-    force: libc::SO_RCVBUFFORCE,
+    force: |socket, bytes| set_socket_recv_buffer_size_force(socket, bytes),
     size: Socket::recv_buffer_size,
     set: Socket::set_recv_buffer_size,
-    most: OnceLock::new(),
+    most: AtomicUsize::new(0),
     is_limited: AtomicBool::new(false),
     is_told: AtomicBool::new(false),
 };
@@ -56,10 +55,10 @@ static RECEIVE: Buffer = Buffer {
 static SEND: Buffer = Buffer {
     name: "send",
     sysctl: "net.core.wmem_max",
-    force: libc::SO_SNDBUFFORCE,
+    force: |socket, bytes| set_socket_send_buffer_size_force(socket, bytes),
     size: Socket::send_buffer_size,
     set: Socket::set_send_buffer_size,
-    most: OnceLock::new(),
+    most: AtomicUsize::new(0),
     is_limited: AtomicBool::new(false),
     is_told: AtomicBool::new(false),
 };
@@ -91,37 +90,46 @@ pub fn size_buffers(
 impl Buffer {
     /// Returns the size that the buffer has in the end.
     fn ask(&self, socket: &Socket, bytes: usize, larger: Larger, may_force: bool) -> io::Result<usize> {
-        let (before, wanted) = ((self.size)(socket)?, bytes.saturating_mul(2));
+        let bytes = bytes.min(MOST_BYTES);
+        let (before, wanted) = ((self.size)(socket)?, 2 * bytes);
         if before == wanted || (before > wanted && larger == Larger::Keep) {
             return Ok(before);
         }
         if may_force && self.force(socket, bytes) {
             return Ok(wanted);
         }
-        if before > wanted || self.most().is_some_and(|most| most > before) {
-            (self.set)(socket, bytes)?;
+        // The kernel sets its limit in place of a larger size, and the limit may be less than the buffer had.
+        if self.most().is_none_or(|most| most.min(wanted) < before.min(wanted)) {
+            return Ok(before);
         }
-        (self.size)(socket)
+        (self.set)(socket, bytes)?;
+        let granted = (self.size)(socket)?;
+        if granted < wanted {
+            // An administrator may have changed the limit.
+            self.most.store(granted, Relaxed);
+        }
+        Ok(granted)
     }
 
     /// Sets the size without a limit, if the process may do so.
     fn force(&self, socket: &Socket, bytes: usize) -> bool {
-        let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-        let forced = set_option(socket, libc::SOL_SOCKET, self.force, bytes);
+        let forced = (self.force)(socket, bytes);
         self.is_limited.fetch_or(forced.is_err(), Relaxed);
         forced.is_ok()
     }
 
     /// Returns the size of the largest buffer that the kernel grants without the capability; `None` if no descriptor is left to learn it.
     fn most(&self) -> Option<usize> {
-        if let Some(most) = self.most.get() {
-            return Some(*most);
+        let known = self.most.load(Relaxed);
+        if known > 0 {
+            return Some(known);
         }
         // A kind of socket that every service may open.
         let socket = Socket::new(Domain::UNIX, Type::DGRAM.cloexec(), None).ok()?;
-        (self.set)(&socket, libc::c_int::MAX as usize / 2).ok()?;
+        (self.set)(&socket, MOST_BYTES).ok()?;
         let most = (self.size)(&socket).ok()?;
-        Some(*self.most.get_or_init(|| most))
+        self.most.store(most, Relaxed);
+        Some(most)
     }
 }
 
@@ -162,6 +170,10 @@ mod tests {
             assert!(before > most);
             assert_eq!(buffer.ask(&socket, 2 * before, Larger::Keep, false).unwrap(), before);
             assert_eq!((buffer.size)(&socket).unwrap(), before);
+            // Reducing it is no reason to go below what was asked for.
+            let asked = (most / 2 + before / 2) / 2;
+            assert_eq!(buffer.ask(&socket, asked, Larger::Reduce, false).unwrap(), before);
+            assert_eq!(buffer.ask(&socket, most / 2, Larger::Reduce, false).unwrap(), most, "the limit allows this");
         }
     }
 

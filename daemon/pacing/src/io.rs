@@ -11,10 +11,8 @@
 use std::{
     io,
     net::{SocketAddr, UdpSocket},
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
@@ -24,10 +22,6 @@ use s2n_quic_core::{
 };
 use s2n_quic_platform::{message::default::Handle, syscall};
 use socket2::Socket;
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    time::{Sleep, sleep},
-};
 
 pub mod departures;
 pub mod device;
@@ -48,9 +42,9 @@ use self::{
 };
 use super::{
     buffers::{Larger, size_buffers},
-    descriptor::watch,
     monotonic::LoopClock,
     qlog::Traces,
+    room::RoomWait,
 };
 
 /// Counters of packets on their way to the kernel.
@@ -205,7 +199,7 @@ impl s2n_quic::provider::io::Provider for Provider {
         let bound = socket.device().ok().flatten().and_then(|name| String::from_utf8(name).ok());
         let devices = settings.devices.of_socket(bound.as_deref(), SocketAddr::from(address).ip());
         let rx = receive::Rx::start(socket.try_clone()?, address)?;
-        let outlet = KernelSocket { socket: socket.into(), full: None };
+        let outlet = KernelSocket { socket: socket.into(), room: RoomWait::default() };
         let tx = Tx::new(outlet, forming, devices, LoopClock::new()?.timer(), settings.counters).of_path(path);
         let (cooldown, stats) = (Cooldown::default(), receive::NoStatistics);
         runtime.spawn(EventLoop { endpoint, clock, rx, tx, cooldown, stats }.start(address));
@@ -216,40 +210,8 @@ impl s2n_quic::provider::io::Provider for Provider {
 /// The kernel's side of the queue.
 struct KernelSocket {
     socket: UdpSocket,
-    /// Watched only while it is full: the kernel reports room for every packet that leaves, and each report would wake the task.
-    full: Option<RoomWait>,
-}
-
-/// How a full socket is waited for.
-enum RoomWait {
-    /// A second descriptor of the socket reports room.
-    Watch(AsyncFd<UdpSocket>),
-    /// No descriptor was left: a pause, after which sending is tried again.
-    Pause(Pin<Box<Sleep>>),
-}
-
-/// The pause before the next send through a full socket that cannot be watched.
-const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(10);
-
-impl KernelSocket {
-    /// Waits for room; `second` watches a second descriptor of the socket.
-    fn poll_room(
-        &mut self,
-        cx: &mut Context<'_>,
-        second: impl FnOnce(&UdpSocket) -> io::Result<AsyncFd<UdpSocket>>,
-    ) -> Poll<()> {
-        let wait = self.full.get_or_insert_with(|| match second(&self.socket) {
-            Ok(fd) => RoomWait::Watch(fd),
-            Err(_) => RoomWait::Pause(Box::pin(sleep(NO_DESCRIPTOR_PAUSE))),
-        });
-        match wait {
-            // An error here means that the runtime is shutting down.
-            RoomWait::Watch(fd) => _ = ready!(fd.poll_write_ready(cx)),
-            RoomWait::Pause(pause) => ready!(pause.as_mut().poll(cx)),
-        }
-        self.full = None;
-        Poll::Ready(())
-    }
+    /// How it is waited for while its buffer is full.
+    room: RoomWait<UdpSocket>,
 }
 
 impl Outlet for KernelSocket {
@@ -258,7 +220,10 @@ impl Outlet for KernelSocket {
     }
 
     fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.poll_room(cx, |socket| watch(socket.try_clone()?, Interest::WRITABLE))
+        // An error means that the runtime is shutting down.
+        _ = ready!(self.room.poll(cx, || self.socket.try_clone()));
+        self.room.end();
+        Poll::Ready(())
     }
 }
 
@@ -268,26 +233,4 @@ pub(crate) fn skipped(test: &str, why: &str) {
     use std::io::Write as _;
     let line = format!("\nskipped: {test}: {why}\n");
     std::io::stderr().write_all(line.as_bytes()).expect("standard error takes bytes");
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::time::{Instant, timeout};
-
-    use super::*;
-
-    #[tokio::test]
-    async fn without_a_free_descriptor_a_full_socket_is_tried_again_after_a_pause_and_not_at_once() {
-        let socket = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
-        socket.set_nonblocking(true).unwrap();
-        let mut outlet = KernelSocket { socket, full: None };
-        let none_left = |_: &UdpSocket| Err(io::ErrorKind::Other.into());
-        let since = Instant::now();
-        for _ in 0..3 {
-            std::future::poll_fn(|cx| outlet.poll_room(cx, none_left)).await;
-        }
-        assert!(since.elapsed() >= 3 * NO_DESCRIPTOR_PAUSE, "{:?}", since.elapsed());
-        let room = std::future::poll_fn(|cx| outlet.poll_writable(cx));
-        timeout(Duration::from_secs(60), room).await.expect("this socket has room");
-    }
 }

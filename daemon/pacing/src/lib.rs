@@ -15,3 +15,4 @@ pub mod monotonic;
 pub mod pacer;
 pub mod path;
 pub mod qlog;
+pub mod room;

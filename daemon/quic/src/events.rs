@@ -30,7 +30,7 @@ use tokio::sync::Notify;
 
 use super::{
     ledger::account::Account,
-    strangers::{Budget, ClientStanding, ConnectionPlaces, Limit},
+    strangers::{Budget, ClientStanding, ConnectionPlaces, Limit, PacketFrames},
     tls::{RefusedCertificate, client_certificates},
 };
 
@@ -111,6 +111,8 @@ pub struct ConnectionState {
     pub standing: ClientStanding,
     /// What the peer used while it was a stranger.
     pub budget: Budget,
+    /// The frames in the last packet.
+    frames: PacketFrames,
     /// STREAMS_BLOCKED frames with a limit below this one have been counted.
     blocked_below: u64,
     completed: bool,
@@ -203,6 +205,7 @@ impl Subscriber for EndpointSubscriber {
             strays,
             standing,
             budget,
+            frames: PacketFrames::default(),
             blocked_below: 0,
             completed: false,
             address: None,
@@ -262,6 +265,7 @@ impl Subscriber for EndpointSubscriber {
         }
         state.strays.forget();
         state.budget.on_packet(&state.standing);
+        state.frames.on_packet(meta.timestamp.duration_since_start());
         if let Some(log) = state.tap.log() {
             log.packet_received(event);
         }
@@ -283,6 +287,7 @@ impl Subscriber for EndpointSubscriber {
     fn on_frame_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &FrameReceived) {
         state.account.on_frame_received(&event.frame);
         state.budget.on_frame(&event.frame, &state.standing);
+        state.frames.on_frame(&state.standing);
         if let Frame::StreamsBlocked { stream_limit, .. } = event.frame
             && stream_limit >= state.blocked_below
         {

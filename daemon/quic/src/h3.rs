@@ -50,7 +50,7 @@ use super::{
     events::ConnectionState,
     stirred::Stirred,
     stopped::StoppedReaders,
-    strangers::{ClientStanding, Limit, WaitingRequest},
+    strangers::{ClientStanding, FRAMES_PER_SECOND, Limit, WaitingRequest},
 };
 
 /// The name under which forgotten priorities of streams are counted.
@@ -288,18 +288,14 @@ impl HttpConnection {
             let flow = self.client.hub.open(stream_id);
             let (recv, send) = self.client.split(stream, Role::Server);
             if self.goaway.is_some_and(|limit| stream_id >= limit) {
-                recv.stop(Code::RequestRejected);
-                send.reset(Code::RequestRejected);
-                self.client.forget(stream_id);
+                self.client.reject(stream_id, recv, send);
                 continue;
             }
             self.next_request = self.next_request.max(stream_id + 4);
             let signal = self.early_signals.take(stream_id);
             let Some(waiting) = self.client.standing.begin_request() else {
                 self.client.standing.count("stranger_requests");
-                recv.stop(Code::RequestRejected);
-                send.reset(Code::RequestRejected);
-                self.client.forget(stream_id);
+                self.client.reject(stream_id, recv, send);
                 continue;
             };
             return Poll::Ready(Ok(Request { stream_id, recv, send, flow, signal, waiting: Some(waiting) }));
@@ -383,10 +379,14 @@ impl HttpConnection {
     }
 }
 
-/// Counts that a stranger exceeded a limit; returns the error that ends the connection.
+/// Counts that a connection exceeded a limit; returns the error that ends it.
 fn excess(standing: &ClientStanding, limit: Limit) -> h3::ProtocolError {
     standing.count(limit);
-    h3::ProtocolError::Connection(Code::ExcessiveLoad, "too much for a client that is not known yet")
+    let reason = match limit {
+        FRAMES_PER_SECOND => "too many frames within a second",
+        _ => "too much for a client that is not known yet",
+    };
+    h3::ProtocolError::Connection(Code::ExcessiveLoad, reason)
 }
 
 #[cfg(test)]

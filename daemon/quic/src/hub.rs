@@ -358,7 +358,7 @@ impl State {
     /// Ends a request for which a datagram arrived, but which has no use for datagrams.
     fn end_request(&mut self, stream_id: u64) {
         // Codes are far below 2^62.
-        let code = application::Error::new(datagram::WITHOUT_USE.code().value()).unwrap_or(application::Error::UNKNOWN);
+        let code = application::Error::new(datagram::WITHOUT_USE.value()).unwrap_or(application::Error::UNKNOWN);
         if let Some(name) = self.streams.name(stream_id)
             && self.cancel(name, code)
             && let Some(ledger) = &self.ledger

@@ -14,6 +14,8 @@
 //! | requests of a stranger that wait for an answer | H3_REQUEST_REJECTED, which the client may repeat |
 //! | time | the connection ends with H3_NO_ERROR |
 //!
+//! Users have one bound here: frames within a second ([`UserFrames`]). A connection that exceeds it ends with H3_EXCESSIVE_LOAD.
+//!
 //! A prefix is known while one of its users is connected, and then for as long as it is among the last [`REMEMBERED`]
 //! prefixes whose users have left. This counts prefixes, not time: the module reads no clock.
 
@@ -21,7 +23,7 @@ use std::{
     fmt,
     net::IpAddr,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll},
@@ -35,9 +37,11 @@ use prometheus_client::metrics::counter::Counter;
 pub use self::budget::Budget;
 pub use self::census::{AddressPrefix, AdmissionVerdict, REMEMBERED};
 use self::census::{Census, Origin};
+pub use self::frames::{PacketFrames, UserFrames};
 
 mod budget;
 mod census;
+mod frames;
 
 /// A limit of `[relay.limits]` that was reached, by the name under which it is counted.
 pub type Limit = &'static str;
@@ -153,6 +157,8 @@ struct Shared {
     place: Option<Mutex<Place>>,
     terms: Terms,
     known: AtomicBool,
+    /// The frames of the client's user, and how many of them a second may have.
+    frames: OnceLock<(Arc<UserFrames>, u32)>,
     /// The limit that was exceeded first, as its index in [`ENDING`] plus one; 0 is none.
     exceeded: AtomicU32,
     /// Requests that wait for an answer.
@@ -163,8 +169,11 @@ struct Shared {
     driver: AtomicWaker,
 }
 
+/// The name under which connections that exceed their user's frames are counted.
+pub(super) const FRAMES_PER_SECOND: Limit = "frames_per_second";
+
 /// The limits beyond which a connection ends.
-const ENDING: [Limit; 3] = ["stranger_packets", "stranger_bytes", "stranger_refusals"];
+const ENDING: [Limit; 4] = ["stranger_packets", "stranger_bytes", "stranger_refusals", FRAMES_PER_SECOND];
 
 impl Shared {
     fn on(terms: Terms) -> Self {
@@ -172,6 +181,7 @@ impl Shared {
             place: None,
             terms,
             known: AtomicBool::new(false),
+            frames: OnceLock::new(),
             exceeded: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             refusals: AtomicU32::new(0),
@@ -206,8 +216,17 @@ impl ClientStanding {
     /// Notes that the client is a user: from now on, other limits apply.
     pub fn admit(&self) {
         if !self.0.known.swap(true, Relaxed) {
+            self.0.exceeded.store(0, Relaxed);
             self.move_on(|_| Some(Stage::Known));
         }
+    }
+
+    /// As [`ClientStanding::admit`], with a bound on the user's frames within a second, over all connections that are given the same
+    /// `frames`.
+    pub fn admit_as(&self, frames: Arc<UserFrames>, frames_per_second: u32) {
+        // The first user of a connection stays.
+        _ = self.0.frames.set((frames, frames_per_second));
+        self.admit();
     }
 
     /// Whether the client is known to be a user.
@@ -240,6 +259,15 @@ impl ClientStanding {
         }
     }
 
+    /// Charges a frame to the user, if the client is known to be one; the connection ends if there were too many in this second.
+    fn charge_frame(&self, second: u64) {
+        if let Some((frames, per_second)) = self.0.frames.get()
+            && frames.charge(second) > u64::from(*per_second)
+        {
+            self.0.exceed(FRAMES_PER_SECOND);
+        }
+    }
+
     /// Notes how many bytes a stranger makes us hold.
     pub(super) fn note_held(&self, bytes: u64) {
         self.0.held_bytes.store(bytes, Relaxed);
@@ -269,14 +297,14 @@ impl ClientStanding {
 
     /// Ready with the limit that the connection exceeded, which has to end it.
     pub fn poll_exceeded(&self, cx: &mut Context<'_>) -> Poll<Limit> {
-        if self.is_known() {
-            return Poll::Pending;
-        }
         self.0.driver.register(cx.waker());
-        match ENDING.get((self.0.exceeded.load(Relaxed) as usize).wrapping_sub(1)) {
-            Some(limit) => Poll::Ready(limit),
-            None => Poll::Pending,
-        }
+        self.exceeded().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// Returns the limit that the connection exceeded, if it has to end.
+    #[must_use]
+    pub fn exceeded(&self) -> Option<Limit> {
+        ENDING.get((self.0.exceeded.load(Relaxed) as usize).wrapping_sub(1)).copied()
     }
 
     /// Counts that the connection reached a limit.

@@ -163,9 +163,7 @@ impl Identity {
     pub fn prepare_http2(self) -> Result<Arc<ServerConfig>> {
         server_config(self, &[H2], |verifier| verifier).map(Arc::new)
     }
-}
 
-impl Identity {
     /// As [`Identity::prepare`], for HTTP/2 and HTTP/1.1 over TCP.
     ///
     /// # Errors

@@ -91,11 +91,13 @@ impl Accounts {
         Ok(UserPlace { account, _place: place })
     }
 
-    /// Takes a place for a connection on an account that may have `connections` of them; `None` if there is no place.
+    /// Takes a place for a connection on an account that may have `connections` of them, and returns both; `None` if there is no place.
     #[must_use]
-    pub fn connect(&self, holder: &Holder, connections: usize) -> Option<GaugePlace> {
-        // Under the lock, or the account could be forgotten before it has the place.
-        self.state().account(holder).connections.take(connections)
+    pub fn connect(&self, holder: &Holder, connections: usize) -> Option<(GaugePlace, Arc<UserAccount>)> {
+        // Locked until the account has the place, or it could be forgotten before.
+        let mut state = self.state();
+        let account = state.account(holder);
+        Some((account.connections.take(connections)?, account))
     }
 
     /// Returns the account without taking a place on it.
@@ -337,12 +339,12 @@ mod tests {
     #[test]
     fn an_account_with_a_connection_keeps_its_count() {
         let accounts = Accounts::default();
-        let connection = accounts.of(&alice()).connections.take(1).unwrap();
+        let connection = accounts.connect(&alice(), 1).unwrap();
         (0..3 * KEPT).for_each(|number| _ = accounts.of(&Holder::User(format!("u{number}").into())));
         assert!(accounts.state().accounts.len() <= KEPT + 1, "the others are forgotten");
-        assert!(accounts.of(&alice()).connections.take(1).is_none());
+        assert!(accounts.connect(&alice(), 1).is_none());
         drop(connection);
-        assert!(accounts.of(&alice()).connections.take(1).is_some());
+        assert!(accounts.connect(&alice(), 1).is_some());
     }
 
     #[test]

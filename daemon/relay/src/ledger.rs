@@ -55,10 +55,10 @@ impl QuotaLedger {
     /// Saves the usage as of `now` and updates the gauges. A failed save is logged and retried the next time.
     pub fn save(&self, now: SystemTime) {
         self.accounts.show(&self.gauges, now);
-        let used = self.accounts.used(now);
-        if !(self.kept.is_empty() && used.bytes.is_empty()) {
-            self.kept.save(used);
-        }
+        self.kept.save(|saved| {
+            let used = self.accounts.used(now);
+            (saved.is_some() || !used.bytes.is_empty()).then_some(used)
+        });
     }
 }
 

@@ -74,7 +74,7 @@ pub fn identify(
     let user = authenticate(rules, client, head, SystemTime::now())?;
     attempt.user = user.as_ref().map(|user| user.name.clone());
     if let Some(user) = &user {
-        admit_client(relay, rules, client, Some(&user.name))?;
+        admit_client(relay, rules, client, &Holder::User(user.name.clone()))?;
         if client.user.set(user.name.clone()).is_ok() {
             relay.schedule(client);
         }
@@ -82,26 +82,20 @@ pub fn identify(
     Ok(user)
 }
 
-/// Takes a place for the connection among those of the user, or of the client's network, unless it has one; from then on, the
-/// client is no stranger.
+/// Takes a place for the connection among those of `holder`, unless it has one; from then on, the client is no stranger.
 ///
 /// # Errors
-/// The refusal for the response, after which the connection has to end: the user has no more places.
-pub fn admit_client(
-    relay: &Relay,
-    rules: &Rules,
-    client: &RelayClient,
-    user: Option<&Arc<str>>,
-) -> Result<(), Refusal> {
+/// The refusal for the response, after which the connection has to end: the holder has no more places.
+pub fn admit_client(relay: &Relay, rules: &Rules, client: &RelayClient, holder: &Holder) -> Result<(), Refusal> {
     let mut place = client.place.lock();
     if place.is_none() {
-        let holder = Holder::of(user, client.address);
-        *place = relay.accounts.connect(&holder, rules.limits.connections_per_user as usize);
-        if place.is_none() {
+        let limits = &rules.limits;
+        let Some((taken, account)) = relay.accounts.connect(holder, limits.connections_per_user as usize) else {
             relay.resources.metrics.limit_hit("connections_per_user");
             return Err(Refusal::ConnectionLimitReached);
-        }
-        client.standing.admit();
+        };
+        *place = Some(taken);
+        client.standing.admit_as(account.frames.clone(), limits.frames_per_second);
     }
     Ok(())
 }
@@ -119,7 +113,7 @@ pub fn admit_model(
     let holder = Holder::of(user.map(|user| &user.name), client.address);
     let places = take_places(relay, rules, client, (&holder, most_tunnels(rules, user)), SystemTime::now())?;
     // Where no credentials are required, every client with a permitted request counts as a user.
-    admit_client(relay, rules, client, user.map(|user| &user.name))?;
+    admit_client(relay, rules, client, &holder)?;
     Ok(places)
 }
 
@@ -178,7 +172,7 @@ pub async fn admit(
         return Err(refusal);
     }
     // Where no credentials are required, every client with a permitted request counts as a user.
-    admit_client(relay, rules, client, user.as_ref().map(|user| &user.name))?;
+    admit_client(relay, rules, client, &holder)?;
     let joined = found.map(|found| found.and_then(KeyedTunnel::join));
     joined.iter().for_each(|joined| relay.resources.metrics.continuations.note(joined));
     // The connection goes to an address that was checked.

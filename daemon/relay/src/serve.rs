@@ -193,7 +193,12 @@ impl Relay {
                         let opening = open(self.clone(), client.clone(), http.clone(), request);
                         requests.spawn(serve_request(Box::pin(opening)));
                     }
-                    Err(error) => return error,
+                    Err(error) => {
+                        if let Some(limit) = client.standing.exceeded() {
+                            _ = client.cut.set(limit);
+                        }
+                        return error;
+                    }
                 },
                 Some(_) = requests.join_next() => {}
                 _ = phase.changed() => {}
@@ -530,7 +535,7 @@ async fn decide(
     let user = request::identify(relay, rules, client, &head, attempt)?;
     if is_ping(&head) {
         // Where no credentials are required, every client with a permitted request counts as a user.
-        request::admit_client(relay, rules, client, attempt.user.as_ref())?;
+        request::admit_client(relay, rules, client, &Holder::of(attempt.user.as_ref(), client.address))?;
         return Ok(Decision::Ping);
     }
     if let Some(gateway) = relay.gateway().filter(|_| Gateway::takes(&head)) {

@@ -8,7 +8,7 @@ use std::sync::{
 use arc_swap::ArcSwapOption;
 use config::quota::Quota;
 use parking_lot::Mutex;
-use quic::class::Cap;
+use quic::{class::Cap, strangers::UserFrames};
 use sched::pace::Pace;
 use tokio::sync::Notify;
 
@@ -24,6 +24,8 @@ pub struct UserAccount {
     pub connections: Gauge,
     /// The open tunnels.
     pub tunnels: Gauge,
+    /// The frames of its connections.
+    pub frames: Arc<UserFrames>,
     up: ArcSwapOption<Cap>,
     down: ArcSwapOption<Cap>,
     quota: Mutex<Quota>,
@@ -44,6 +46,7 @@ impl Default for UserAccount {
         Self {
             connections: Gauge::default(),
             tunnels: Gauge::default(),
+            frames: Arc::default(),
             up: ArcSwapOption::empty(),
             down: ArcSwapOption::empty(),
             quota: Mutex::default(),

@@ -33,12 +33,12 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
         (kept, value)
     }
 
-    /// Saves a value unless the file already contains it. A failed save is logged, and retried at the next call.
-    pub fn save(&self, value: T) {
+    /// Saves the value that `present` returns, unless it is the saved one, which `present` gets; `None` saves nothing. A failed save is
+    /// logged, and retried at the next call.
+    pub fn save(&self, present: impl FnOnce(Option<&T>) -> Option<T>) {
+        // Locked before the value is read: of two threads that save, the later one would otherwise write the older value.
         let mut saved = self.saved.lock();
-        if saved.as_ref() == Some(&value) {
-            return;
-        }
+        let Some(value) = present(saved.as_ref()).filter(|value| saved.as_ref() != Some(value)) else { return };
         let text = serde_json::to_vec(&value).map_err(io::Error::from);
         match text.and_then(|text| state::replace(&self.file, &text)) {
             Ok(()) => *saved = Some(value),
@@ -47,12 +47,6 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
             }),
         }
     }
-
-    /// Whether the file has no value yet.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.saved.lock().is_none()
-    }
 }
 
 fn read<T: DeserializeOwned>(file: &Path) -> io::Result<Option<T>> {
@@ -60,5 +54,35 @@ fn read<T: DeserializeOwned>(file: &Path) -> io::Result<Option<T>> {
         Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn a_save_that_begins_later_saves_the_later_value() {
+        let file = std::env::temp_dir().join(format!("paced-kept-{}.json", std::process::id()));
+        let (kept, before) = StateFile::<u32>::open(file.clone(), "a number");
+        assert_eq!(before, None);
+        thread::scope(|scope| {
+            let (kept, (done, is_done)) = (&kept, mpsc::channel());
+            kept.save(|_| {
+                scope.spawn(move || {
+                    kept.save(|saved| saved.map(|saved| saved + 1));
+                    _ = done.send(());
+                });
+                // It waits for this one, so it cannot be done before.
+                assert!(is_done.recv_timeout(Duration::from_millis(50)).is_err());
+                Some(1)
+            });
+        });
+        assert_eq!(StateFile::<u32>::open(file.clone(), "a number").1, Some(2));
+        kept.save(|_| None);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "2");
+        fs::remove_file(file).unwrap();
     }
 }

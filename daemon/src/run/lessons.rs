@@ -57,10 +57,7 @@ impl Lessons {
 
     /// Saves the knowledge, if there is any about an engine.
     pub(super) fn save(&self) {
-        let learned = self.learned();
-        if learned != Learned::default() {
-            self.kept.save(learned);
-        }
+        self.kept.save(|_| Some(self.learned()).filter(|learned| *learned != Learned::default()));
     }
 }
 
@@ -94,9 +91,9 @@ impl TokenLedger {
 
     /// Saves the use, unless there has never been any.
     pub(super) fn save(&self, now: SystemTime) {
-        let spent = self.spending.spent(now);
-        if !(self.kept.is_empty() && spent.tokens.is_empty()) {
-            self.kept.save(spent);
-        }
+        self.kept.save(|saved| {
+            let spent = self.spending.spent(now);
+            (saved.is_some() || !spent.tokens.is_empty()).then_some(spent)
+        });
     }
 }

@@ -62,6 +62,13 @@ impl Client {
         _ = self.handle.clone().query_event_context_mut(forget);
     }
 
+    /// Rejects a request that was not processed at all, so that the peer may send it again (RFC 9114 §4.1.1).
+    pub(super) fn reject(&self, stream_id: u64, recv: RecvStream, send: SendStream) {
+        recv.stop(Code::RequestRejected);
+        send.reset(Code::RequestRejected);
+        self.forget(stream_id);
+    }
+
     /// Closes the connection with an error code; `NoError` where nothing is wrong (RFC 9114 §5.3).
     pub fn close(&self, code: Code) {
         close(&self.handle, code);

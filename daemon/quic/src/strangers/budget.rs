@@ -23,7 +23,7 @@ const CRYPTO_BYTES: u64 = 4 * 1024;
 
 /// How many frames count as another packet. The transport spends more on each frame than on the packet around it. Few useful
 /// packets have more than a handful; a hostile one has hundreds.
-const FRAMES_PER_PACKET: u32 = 16;
+pub(super) const FRAMES_PER_PACKET: u32 = 16;
 
 /// The books of one connection, kept until its client is known.
 ///

@@ -4,19 +4,18 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
 use std::sync::{Arc, atomic::AtomicBool};
-use std::task::{Context, Poll, Waker, ready};
-use std::time::Duration;
+use std::task::{Context, Poll, Waker};
 
 use pacing::buffers::{Larger, size_buffers};
 use pacing::descriptor::{set_option, watch};
+use pacing::room::RoomWait;
 use quinn_udp::{TransportErrorPayload, UdpSockRef, UdpSocketState};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover};
 use socket2::{Domain, MsgHdr, Protocol, SockAddr, SockRef, Socket, Type};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::Instant;
 
 use super::TargetError;
 use super::buffers::with_socket_state;
@@ -25,9 +24,6 @@ use super::share::{Share, TargetOrigin};
 
 /// The most errors read from one socket at a time; the rest waits, so that a flood of ICMP cannot occupy the thread.
 const MAX_ERRORS_PER_DRAIN: usize = 32;
-
-/// The pause before the next send to a socket whose buffer is full, if no descriptor is left to learn when it has room.
-const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(10);
 
 /// Socket option of Linux since 3.10 that the libc crate does not define (include/uapi/asm-generic/socket.h).
 const SO_SELECT_ERR_QUEUE: c_int = 45;
@@ -54,15 +50,6 @@ pub(super) enum Explanation {
     Host,
 }
 
-/// How a tunnel waits until its socket, whose buffer is full, accepts packets again.
-#[derive(Debug)]
-pub(super) enum RoomWait {
-    /// A second descriptor of the socket reports room.
-    Watch(Box<AsyncFd<Socket>>),
-    /// No descriptor was left: a pause, after which the send is tried again.
-    Pause(Pin<Box<Sleep>>),
-}
-
 /// One tunnel's UDP socket, connected to the checked target. See the [module](super) for its guarantees.
 #[derive(Debug)]
 pub struct UdpTarget {
@@ -71,9 +58,8 @@ pub struct UdpTarget {
     /// Whether runs of payloads are sent as GSO messages; off once the device has refused them.
     pub(super) segmentation: AtomicBool,
     reachability: Cell<Reachability>,
-    /// Set from a send that found the buffer full until the queue is empty. The kernel reports room whenever a packet has left, so
-    /// with this interest in `fd`, each payload would wake the thread once more.
-    pub(super) room: RefCell<Option<RoomWait>>,
+    /// Open from a wait for room until the queue is empty.
+    pub(super) room: RefCell<RoomWait<Socket>>,
 }
 
 impl UdpTarget {
@@ -190,38 +176,7 @@ impl UdpTarget {
     /// # Errors
     /// [`TargetError::Socket`] if the runtime shuts down.
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<Result<(), TargetError>> {
-        self.poll_room(cx, || watch(self.raw().try_clone()?, Interest::WRITABLE))
-    }
-
-    /// Like [`poll_writable`](Self::poll_writable), with a second descriptor from `second`.
-    pub(super) fn poll_room(
-        &self,
-        cx: &mut Context<'_>,
-        second: impl FnOnce() -> io::Result<AsyncFd<Socket>>,
-    ) -> Poll<Result<(), TargetError>> {
-        let mut room = self.room.borrow_mut();
-        let wait = room.get_or_insert_with(|| match second() {
-            Ok(fd) => RoomWait::Watch(Box::new(fd)),
-            Err(_) => RoomWait::Pause(Box::pin(sleep(NO_DESCRIPTOR_PAUSE))),
-        });
-        let is_over = match wait {
-            RoomWait::Pause(pause) => {
-                ready!(pause.as_mut().poll(cx));
-                true
-            }
-            RoomWait::Watch(fd) => match ready!(fd.poll_write_ready(cx)) {
-                Ok(mut guard) => {
-                    guard.clear_ready();
-                    // The runtime reports an error of the socket as its end, for as long as it watches the descriptor.
-                    guard.ready().is_write_closed()
-                }
-                Err(error) => return Poll::Ready(Err(error.into())),
-            },
-        };
-        if is_over {
-            *room = None;
-        }
-        Poll::Ready(Ok(()))
+        self.room.borrow_mut().poll(cx, || self.raw().try_clone()).map_err(TargetError::from)
     }
 
     /// Applies `change` to the target's reachability, and returns its result.

@@ -1,16 +1,14 @@
-use std::cell::Cell;
 use std::future::poll_fn;
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::task::{Context, Poll, Wake};
+use std::task::{Poll, Wake};
 use std::time::Duration;
 
-use pacing::descriptor::{set_option, watch};
+use pacing::descriptor::set_option;
 use quic::segments::Segments;
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, ip_mtu_discover, ipv6_mtu_discover};
-use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
@@ -279,48 +277,19 @@ fn filled() -> (UdpTarget, Segments, socket2::Socket) {
     (target, queue, far)
 }
 
-/// Counts how often its task is woken.
-#[derive(Default)]
-struct Wakes(AtomicUsize);
-
-impl Wake for Wakes {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Relaxed);
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_full_socket_without_a_second_descriptor_is_tried_again_after_a_pause_and_not_at_once() {
-    let (target, ..) = filled();
-    let wakes = Arc::<Wakes>::default();
-    let waker = wakes.clone().into();
-    let none_left = || Err(io::Error::from_raw_os_error(libc::EMFILE));
-    let poll = || target.poll_room(&mut Context::from_waker(&waker), none_left);
-    assert!(poll().is_pending());
-    tokio::time::sleep(Duration::from_millis(9)).await;
-    assert!(poll().is_pending() && wakes.0.load(Relaxed) == 0, "the thread would spin");
-    tokio::time::sleep(Duration::from_millis(2)).await;
-    assert!(wakes.0.load(Relaxed) == 1 && poll().is_ready());
-    assert!(poll().is_pending(), "each further try has its own pause");
-}
-
 #[tokio::test]
 async fn the_second_descriptor_is_kept_until_the_queue_is_empty() {
     let (target, mut queue, far) = filled();
-    let opened = Cell::new(0);
-    let second = || {
-        opened.set(opened.get() + 1);
-        watch(target.raw().try_clone()?, Interest::WRITABLE)
-    };
     let mut counters = UplinkCounters::default();
     let mut blocked = 0;
     while target.flush(&mut queue, &mut counters).unwrap() == Flush::Blocked {
         blocked += 1;
+        assert_eq!(target.room.borrow().is_open(), blocked > 1);
         while far.recv(&mut []).is_ok() {}
-        timeout(SOON, poll_fn(|cx| target.poll_room(cx, second))).await.unwrap().unwrap();
+        timeout(SOON, poll_fn(|cx| target.poll_writable(cx))).await.unwrap().unwrap();
     }
-    assert!(blocked > 1 && opened.get() == 1, "{blocked} {}", opened.get());
-    assert!(target.room.borrow().is_none(), "an empty queue needs no descriptor");
+    assert!(blocked > 1, "{blocked}");
+    assert!(!target.room.borrow().is_open(), "an empty queue needs no descriptor");
 }
 
 #[tokio::test]

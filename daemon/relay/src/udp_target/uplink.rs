@@ -66,7 +66,7 @@ impl UdpTarget {
                 queue.pop();
             }
         }
-        *self.room.borrow_mut() = None;
+        self.room.borrow_mut().end();
         Ok(Flush::Done)
     }
 }
