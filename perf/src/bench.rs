@@ -221,14 +221,15 @@ pub async fn run(bench: &Bench, out: &Path) -> Result<()> {
         for step in bench.steps.iter().filter(|step| round == 0 || !step.only_once()) {
             let config = step.name();
             eprintln!("round {} of {}: {config}", round + 1, bench.rounds);
-            // Without a relay, the step runs only once.
-            let relays = if matches!(step, Step::Direct { .. }) { &started[..1] } else { &started[..] };
+            // A step without a relay is the same for all kinds.
+            let is_direct = matches!(step, Step::Direct { .. });
+            let relays = if is_direct { &started[..1] } else { &started[..] };
             for (kind, relay) in relays {
-                let peer = if relays.len() == 1 && kinds.len() > 1 { "none" } else { kind.name() };
+                let peer = if is_direct { "none" } else { kind.name() };
                 match step.run(*kind, &relay.relay).await {
                     Ok(figures) => results.add(&config, peer, &figures, bench.virtual_time),
                     Err(error) => {
-                        println!("FAILED {config}, {}: {error:#}", kind.name());
+                        println!("FAILED {config}, {peer}: {error:#}");
                         failed += 1;
                     }
                 }
