@@ -34,8 +34,8 @@ pub const MAX_CLASSES: usize = 255;
 /// The most named schedules of a policy.
 pub const MAX_SCHEDULES: usize = 64;
 
-/// The priority of a class that sets none: that of a stream without a signal in RFC 9218, so that a client that signals
-/// that default and one that signals nothing are equal.
+/// The priority of a class that sets none: RFC 9218's default. So a client that signals the default is equal to a client that
+/// signals nothing.
 pub const DEFAULT_PRIORITY: u8 = of_urgency(DEFAULT_URGENCY);
 
 /// The longest text of a policy, in bytes: some thousand classes and rules.
