@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Prints the commit that is checked out here, with `-dirty` if any tracked file except results of measurements differs.
-# With --trees, prints the git trees of the product's folders and of the experiments instead, and a hash of the versions of the
-# libraries that move bytes: two commits with equal trees have the same product, and measure it in the same way.
+# Prints the commit that is checked out here, with `-dirty` if a tracked file differs from it. Files in perf/results and
+# perf/RESULTS.md do not count.
+# With --trees, prints the git trees of the product's folders and of perf/experiment in that commit instead, then a hash of the
+# versions of the libraries that move bytes, and ` dirty` in the same case. Commits for which it prints the same have the same
+# product and the same experiments. Plans and load generators may differ.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 changed=$(git status --porcelain --untracked-files=no -- . ':!perf/results' ':!perf/RESULTS.md')

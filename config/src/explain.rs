@@ -193,17 +193,15 @@ fn hop(Hop { name, uplink: of }: &Hop) -> String {
 
 fn forward(forward: &Forward) -> String {
     let (listen, target, relay) = (forward.listen, &forward.target, forward.uplink.through());
-    let (protocol, how) = match forward.protocol {
-        Protocol::Udp => ("UDP", format!("mode {}", forward.mode)),
-        Protocol::Tcp => ("TCP", format!("up to {} connections at once", forward.max_connections)),
+    let (protocol, how, answered) = match forward.protocol {
+        Protocol::Udp => {
+            ("UDP", format!("mode {}", forward.mode), format!(", {:?} once answered", forward.idle_answered))
+        }
+        Protocol::Tcp => ("TCP", format!("up to {} connections at once", forward.max_connections), String::new()),
     };
-    let (class, uplink) = (of_class(forward.class.as_deref()), uplink(&forward.uplink));
-    let idle = forward.idle;
-    // The sides of a TCP connection end it themselves.
-    let answered = (forward.protocol == Protocol::Udp).then(|| format!(", {:?} once answered", forward.idle_answered));
+    let (class, uplink, idle) = (of_class(forward.class.as_deref()), uplink(&forward.uplink), forward.idle);
     format!(
-        "forward {listen} ({protocol}) to {target} through {relay}, {how}{class}, {uplink}, silent for {idle:?} at most{}",
-        answered.unwrap_or_default()
+        "forward {listen} ({protocol}) to {target} through {relay}, {how}{class}, {uplink}, silent for {idle:?} at most{answered}"
     )
 }
 

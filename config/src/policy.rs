@@ -34,8 +34,8 @@ pub const MAX_CLASSES: usize = 255;
 /// The most named schedules of a policy.
 pub const MAX_SCHEDULES: usize = 64;
 
-/// The priority of a class that sets none: that of a stream without a signal in RFC 9218, so that a client that signals
-/// that default and one that signals nothing are equal.
+/// The priority of a class that sets none: RFC 9218's default. So a client that signals the default is equal to a client that
+/// signals nothing.
 pub const DEFAULT_PRIORITY: u8 = of_urgency(DEFAULT_URGENCY);
 
 /// The longest text of a policy, in bytes: some thousand classes and rules.
@@ -135,11 +135,10 @@ pub enum DropRule {
     },
 }
 
-/// Gives a class, a schedule, or both to traffic that matches all its conditions; without conditions it matches
-/// everything.
+/// Gives a class, a schedule, or both to traffic that meets all conditions of the rule; without conditions, to all traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyRule {
-    /// The class for tunnels.
+    /// The class of the traffic.
     pub class: Option<ClassId>,
     /// The name of the schedule for connections of clients. A rule that gives a schedule has no conditions other than
     /// users and listeners.
@@ -154,8 +153,8 @@ pub struct PolicyRule {
     pub protocol: Option<Protocol>,
     /// The relay's listeners, by address.
     pub listeners: Option<Vec<SocketAddr>>,
-    /// The request must name one of these models. Like the next two, this condition makes the rule apply to requests for
-    /// models.
+    /// The request must name one of these models. With this condition or one of the next two, the rule applies only to requests
+    /// for models.
     pub models: Option<Vec<String>>,
     /// A request must have one of these values of `service_tier`.
     pub service_tiers: Option<Vec<String>>,
@@ -203,15 +202,15 @@ impl Policy {
         read_document(&[FilePart::from(text)], |root| Some(read(root)))
     }
 
-    /// Returns the class of `subject`: that of the first rule that matches, otherwise [`DEFAULT`]'s. Takes time
+    /// Returns the class of `subject`: that of the first matching rule that gives a class, otherwise [`DEFAULT`]. Takes time
     /// proportional to the number of rules.
     #[must_use]
     pub fn classify(&self, subject: &Subject<'_>) -> ClassId {
         self.rules.iter().find_map(|rule| rule.class.filter(|_| rule.matches(subject))).unwrap_or_default()
     }
 
-    /// Returns the class that the first rule which matches gives a request for a model; `None` if no rule matches. Takes time
-    /// proportional to the number of rules.
+    /// Returns the class of a request for a model: that of the first matching rule that gives a class; `None` if there is no such
+    /// rule. Takes time proportional to the number of rules.
     #[must_use]
     pub fn request_class(&self, subject: &RequestSubject<'_>) -> Option<ClassId> {
         self.rules.iter().find_map(|rule| rule.class.filter(|_| rule.matches_request(subject)))
@@ -224,8 +223,8 @@ impl Policy {
     }
 
     /// Returns the name of the schedule for a client's connection: from the first matching rule that names one, otherwise from its
-    /// listener. `None` means [`Policy::schedule`]. It is also the result if the policy has no schedule of
-    /// that name. `user` is the connection's user, once known. Takes time proportional to the number of rules.
+    /// listener. Returns `None`, which means [`Policy::schedule`], if neither names one, or if the policy has no schedule of that
+    /// name. `user` is the connection's user, once known. Takes time proportional to the number of rules.
     #[must_use]
     pub fn schedule_of<'a>(
         &'a self,

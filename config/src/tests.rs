@@ -330,6 +330,10 @@ fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
     ] {
         assert!(explained.contains(part), "{part:?} is not in\n{explained}");
     }
+    // Only payloads of UDP have answers.
+    for forward in explained.lines().filter(|line| line.starts_with("forward ")) {
+        assert_eq!(forward.contains(" once answered"), forward.contains(" (UDP) "), "{forward}");
+    }
 }
 
 proptest! {

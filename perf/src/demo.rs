@@ -57,7 +57,7 @@ const WARM: usize = 4;
 /// How long a request may take that is not counted.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What is compared.
+/// The engines, the loads and the link of a comparison, and where its results go.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Demo {
     /// The engines that answer.

@@ -18,7 +18,7 @@ pub(crate) enum Command {
     },
     /// Lists the policy's revisions, including the current one
     List,
-    /// Sets the policy; one that is refused changes nothing
+    /// Sets the policy; a policy that is refused changes nothing
     Set(Set),
     /// Shows what a policy would change
     Diff {

@@ -229,7 +229,7 @@ impl Reached {
     }
 }
 
-/// Sends probes at a steady pace and returns the round trips of those answered.
+/// Sends probes at a steady pace, and returns the round trips of the answered probes.
 async fn echo(tunnel: &mut UdpTunnel, link: &Link, arguments: &Arguments) -> Result<Vec<Duration>, TunnelEnd> {
     let run = backoff::random().to_be_bytes();
     let mut payload = vec![0; usize::from(arguments.size)];

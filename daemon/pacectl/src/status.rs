@@ -19,13 +19,13 @@ use super::{
 
 #[derive(Args)]
 pub(crate) struct Tunnels {
-    /// Only those of this class
+    /// Only tunnels of this class
     #[arg(long, value_name = "NAME")]
     class: Option<String>,
-    /// Only those of this user
+    /// Only tunnels of this user
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// Only those over this connection
+    /// Only tunnels over this connection
     #[arg(long, value_name = "ID")]
     connection: Option<u64>,
 }

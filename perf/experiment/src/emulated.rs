@@ -126,20 +126,16 @@ impl Emulated {
         let [client, bottleneck, relay, target] = ["client", "bottleneck", "relay", "target"].map(Namespace::new);
         let (client, bottleneck, relay, target) = (client?, bottleneck?, relay?, target?);
         bottleneck.sysctl("net.ipv4.ip_forward", "1")?;
-        for host in [&client, &bottleneck, &relay] {
-            // The kernel would look for its neighbours again after some seconds, and each of these packets takes a number of the seed.
-            host.sysctl("net.ipv4.neigh.default.base_reachable_time_ms", "86400000")?;
-        }
         let (near, far) = (Link::new(&client, &bottleneck, 1)?, Link::new(&bottleneck, &relay, 2)?);
         client.ip(&format!("route add default via {}", near.far.v4))?;
         relay.ip(&format!("route add default via {}", far.near.v4))?;
-        for end in [&near.near, &far.far] {
-            end.segment()?;
-        }
+        [&near.near, &near.far, &far.near, &far.far].into_iter().try_for_each(End::keep_neighbours)?;
+        [&near.near, &far.far].into_iter().try_for_each(End::segment)?;
         let egress = Link::new(&relay, &target, 3)?;
         let access = Link { near: near.near, far: far.far };
         let chain = Chain { client, relay, target, access, egress };
         let network = Self { chain, bottleneck, ends: [far.near, near.far], link: *link };
+        // Hosts find their neighbours before the first loss, and send no packets of IPv6 afterwards: those take numbers of the seed, too.
         network.round_trip()?;
         for host in [&network.chain.client, &network.bottleneck, &network.chain.relay] {
             host.sysctl("net.ipv6.conf.all.disable_ipv6", "1")?;

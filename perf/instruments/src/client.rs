@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use edge::client::{self, OpenError, drive};
 use futures::future::try_join_all;
 use masque::{
@@ -90,8 +90,9 @@ impl Client {
     /// Opens `tunnels` tunnels over `connections` connections, in turns.
     ///
     /// # Errors
-    /// When the relay refuses.
+    /// When either number is 0, or the relay refuses.
     pub async fn open(&self, tunnels: usize, connections: usize) -> Result<(Vec<UdpTunnel>, Vec<Rc<Connection>>)> {
+        ensure!(tunnels > 0 && connections > 0, "at least one tunnel over one connection is needed");
         let open = in_flights(connections, |_| self.connect()).await?;
         let open: Vec<_> = open.into_iter().map(Rc::new).collect();
         let opened = in_flights(tunnels, |index| open[index % connections].open()).await?;

@@ -25,7 +25,7 @@ pub const RELAY_CORE: usize = 0;
 /// The core of the generator.
 pub const GENERATOR_CORE: usize = 1;
 
-/// How long a relay may take to start or to end.
+/// How long paced may take to start.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Which relay.
@@ -116,7 +116,7 @@ impl Started {
         .with_context(|| format!("failed to start {}", kind.name()))
     }
 
-    /// Starts an older build of paced in the same way, with only keys that every version knows.
+    /// Starts a given build of paced in the same way, with only the keys that every version knows.
     ///
     /// # Errors
     /// As [`Started::start`].

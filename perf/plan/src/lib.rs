@@ -274,8 +274,8 @@ pub struct Tunnel {
     pub target_delay_ms: f64,
     /// In [`Topology::Tunnelled`]: the largest packets of inner connections, in bytes of UDP payload.
     pub inner_packet_bytes: u16,
-    /// The first packets of inner connections, which then search for larger ones that arrive (RFC 8899), in bytes of UDP payload. By
-    /// default, `inner_packet_bytes`.
+    /// The size of the first packets of inner connections, in bytes of UDP payload. The connections then search for larger packets that
+    /// arrive (RFC 8899). By default, `inner_packet_bytes`.
     pub inner_initial_bytes: Option<u16>,
     /// The largest packets of the connection between edge and relay, in bytes of UDP payload.
     pub packet_bytes: u16,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scheduler {
-    /// Unmodified s2n-quic: gets all bytes at once, and serves streams in turns of one packet.
+    /// The order of s2n-quic itself: it gets all bytes at once, and serves streams in turns of one packet.
     Plain,
     /// Round robin.
     Rr,

@@ -51,7 +51,7 @@ pub struct Reader {
 pub struct Engine {
     /// How long it takes to make the first token of an answer, in milliseconds.
     pub first_ms: u64,
-    /// How long it takes to make each further one.
+    /// How long it takes to make each further token.
     pub token_ms: u64,
 }
 

@@ -106,7 +106,7 @@ impl Results {
     }
 
     /// Renders medians side by side, in Markdown. A step that searches for the highest rate shows only this rate, because the relays'
-    /// costs there are those of different rates. A dagger marks ratios of a step in which a relay lost more than
+    /// costs there belong to different rates. A dagger marks ratios of a step in which a relay lost more than
     /// [`MARKED_LOSS_PERCENT`].
     pub fn table(&self, kinds: &[Kind]) -> String {
         let mut table = String::from("| step | figure |");

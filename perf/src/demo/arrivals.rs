@@ -12,7 +12,7 @@ const URGENT_PERCENT: f64 = 60.0;
 pub enum Class {
     /// Short questions and answers, for which a user waits.
     Urgent,
-    /// Longer ones that have more time.
+    /// Longer requests that have more time.
     Batch,
 }
 

@@ -29,7 +29,7 @@ pub struct Leave {
     #[arg(long, default_value_t = 10_000)]
     pub clients: u64,
     /// The number of clients at once.
-    #[arg(long, default_value_t = 50)]
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
     pub at_once: u64,
 }
 
@@ -53,10 +53,10 @@ pub async fn run(leave: &Leave, trial: Trial<'_>) -> Result<Vec<Sample>> {
     depart(leave, &clients, leave.clients / 5, trial.seed).await;
     settle(&engine).await?;
     let (before, began) = (resident_mib(&running)?, Instant::now());
-    depart(leave, &clients, leave.clients / 2, trial.seed + 1).await;
+    let mut left = depart(leave, &clients, leave.clients / 2, trial.seed + 1).await;
     settle(&engine).await?;
     let middle = resident_mib(&running)?;
-    depart(leave, &clients, leave.clients / 2, trial.seed + 2).await;
+    left += depart(leave, &clients, leave.clients / 2, trial.seed + 2).await;
     settle(&engine).await?;
     let (elapsed, after) = (began.elapsed(), resident_mib(&running)?);
     let (cancelled, seen) = (engine.cancelled(), clients.measured()?);
@@ -67,7 +67,7 @@ pub async fn run(leave: &Leave, trial: Trial<'_>) -> Result<Vec<Sample>> {
         clients.ask(1, 1).await.context("a later client")?;
     }
     Ok(vec![
-        Sample { metric: "clients that left", value: leave.clients as f64 / elapsed.as_secs_f64(), unit: "1/s" },
+        Sample { metric: "clients that left", value: left as f64 / elapsed.as_secs_f64(), unit: "1/s" },
         Sample { metric: "errors", value: seen.errors as f64, unit: "" },
         Sample { metric: "given up at the engine", value: cancelled as f64, unit: "" },
         Sample { metric: "left at the engine", value: engine.running() as f64, unit: "" },
@@ -77,9 +77,10 @@ pub async fn run(leave: &Leave, trial: Trial<'_>) -> Result<Vec<Sample>> {
     ])
 }
 
-/// Makes `count` clients leave after up to five tokens each, some before the first.
-async fn depart(leave: &Leave, clients: &Clients, count: u64, seed: u64) {
-    let each = count / leave.at_once.max(1);
+/// Makes about `count` clients leave after up to five tokens each, some before the first: all that are there at once make equally many
+/// requests. Returns how many left.
+async fn depart(leave: &Leave, clients: &Clients, count: u64, seed: u64) -> u64 {
+    let each = count / leave.at_once;
     join_all((0..leave.at_once).map(async |number| {
         let mut random = Random::new(seed, number);
         for _ in 0..each {
@@ -88,6 +89,7 @@ async fn depart(leave: &Leave, clients: &Clients, count: u64, seed: u64) {
         }
     }))
     .await;
+    each * leave.at_once
 }
 
 /// Waits until the engine works for no client that left.

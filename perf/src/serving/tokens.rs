@@ -24,16 +24,16 @@ const LEAST_PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Tokens {
     /// The average number of streams at once.
-    #[arg(long, default_value_t = 1_000)]
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub streams: u64,
     /// Tokens per second of each stream.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     pub rate: u64,
     /// Tokens of each answer.
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     pub tokens: u64,
     /// Streams that get their tokens at the same time, like the requests in one step of an engine.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub at_once: u64,
     /// Seconds to measure.
     #[arg(long, default_value_t = 5)]
@@ -42,7 +42,7 @@ pub struct Tokens {
 
 impl Tokens {
     fn period_ns(&self) -> u64 {
-        1_000_000_000 / self.rate.max(1)
+        1_000_000_000 / self.rate
     }
 
     /// Returns how long a stream may lack tokens. If the measurement takes three seconds or more, this is shorter, so that a stream that
@@ -64,7 +64,7 @@ impl Tokens {
 /// # Errors
 /// When the peer does not start, or too few streams run.
 pub async fn run(tokens: &Tokens, trial: Trial<'_>) -> Result<Vec<Sample>> {
-    let rhythm = Rhythm { period_ns: tokens.period_ns(), groups: (tokens.streams / tokens.at_once.max(1)).max(1) };
+    let rhythm = Rhythm { period_ns: tokens.period_ns(), groups: (tokens.streams / tokens.at_once).max(1) };
     let engine = Engine::start(rhythm).await?;
     let running = trial.start(&engine)?;
     let clients = Clients::new(running.address, tokens.patience())?;

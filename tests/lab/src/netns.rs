@@ -85,8 +85,7 @@ impl Namespace {
     /// # Errors
     /// When the kernel does not know the key or refuses the value.
     pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
-        let path = Path::new("/proc/sys").join(key.replace('.', "/"));
-        self.run(|| fs::write(&path, value).with_context(|| format!("{key} = {value}")))?
+        sysctl(self.handle.as_fd(), key, value)
     }
 
     /// Gives programs that are started afterwards an `/etc/resolv.conf` of their own that lists these servers.
@@ -113,8 +112,7 @@ impl Namespace {
     /// # Errors
     /// Without root.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
-        let ended = thread::scope(|scope| scope.spawn(|| self.enter().map(|()| work())).join());
-        Ok(ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
+        run_in(self.handle.as_fd(), work)
     }
 
     /// Starts a closure on a thread inside the namespace.
@@ -294,9 +292,22 @@ impl End {
     /// # Errors
     /// Without root, when the running kernel lacks `netem`, or before Linux 6.6, if packets are to be lost.
     pub fn emulate(&self, link: &Netem) -> Result<()> {
-        let namespace = File::open(Path::new(FOLDER).join(&self.namespace))?;
-        let work = || enter(namespace.as_fd()).map_err(anyhow::Error::from).and_then(|()| link.set(&self.device));
-        thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        run_in(self.open_namespace()?.as_fd(), || link.set(&self.device))?
+    }
+
+    /// Makes the kernel keep the IPv4 neighbours of this device for a day without checking them. Otherwise, it sends ARP packets after
+    /// some seconds, and each of them takes a number of the seed of an [emulated](Self::emulate) link. To be called before any
+    /// packet: neighbours that are already known keep their timers.
+    ///
+    /// # Errors
+    /// Without root.
+    pub fn keep_neighbours(&self) -> Result<()> {
+        let namespace = self.open_namespace()?;
+        // The first key is for neighbours that answered this host. The second is for neighbours that this host only heard of: it
+        // checks them that many seconds after it first sends them a packet.
+        [("base_reachable_time_ms", "86400000"), ("delay_first_probe_time", "86400")].into_iter().try_for_each(
+            |(key, value)| sysctl(namespace.as_fd(), &format!("net.ipv4.neigh.{}.{key}", self.device), value),
+        )
     }
 
     /// Makes the device send the packets of a GSO message (UDP or TCP) one by one, as on a real link.
@@ -318,6 +329,10 @@ impl End {
 
     fn ip(&self, lines: &str) -> Result<()> {
         execute(Command::new("ip").args(["-netns", &self.namespace, "-batch", "-"]), lines)
+    }
+
+    fn open_namespace(&self) -> io::Result<File> {
+        File::open(Path::new(FOLDER).join(&self.namespace))
     }
 }
 
@@ -395,6 +410,17 @@ fn execute(command: &mut Command, input: &str) -> Result<()> {
     let status = child.wait()?;
     ensure!(status.success(), "{command:?} of {input:?}: {status}: {}", complaint.trim());
     Ok(())
+}
+
+/// Runs a closure on a thread of its own inside a namespace; a panic is passed on.
+fn run_in<T: Send>(namespace: BorrowedFd<'_>, work: impl FnOnce() -> T + Send) -> Result<T> {
+    let ended = thread::scope(|scope| scope.spawn(|| enter(namespace).map(|()| work())).join());
+    Ok(ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
+}
+
+fn sysctl(namespace: BorrowedFd<'_>, key: &str, value: &str) -> Result<()> {
+    let path = Path::new("/proc/sys").join(key.replace('.', "/"));
+    run_in(namespace, || fs::write(&path, value).with_context(|| format!("{key} = {value}")))?
 }
 
 fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {

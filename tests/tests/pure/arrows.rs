@@ -124,7 +124,7 @@ impl Reader<'_> {
     }
 
     /// Notes a path that this module imports under a name.
-    fn note_import(&mut self, path: &[String], name: &syn::Ident) {
+    fn note_import(&mut self, path: &[String], name: impl ToString) {
         let name = [&self.module[..], &[name.to_string()]].concat();
         let of = self.resolved(path);
         self.uses.imported.insert(name, of);
@@ -180,7 +180,7 @@ impl Reader<'_> {
         match tree {
             syn::UseTree::Path(path) => self.note_tree(&path.tree, &with(&path.ident)),
             syn::UseTree::Name(name) if name.ident == "self" => match before.last() {
-                Some(last) => self.note_import(before, &syn::parse_str(last).unwrap()),
+                Some(last) => self.note_import(before, last),
                 None => self.note(before),
             },
             syn::UseTree::Name(name) => self.note_import(&with(&name.ident), &name.ident),

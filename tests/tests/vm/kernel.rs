@@ -4,7 +4,10 @@ use std::{fs, net::UdpSocket, time::Duration};
 
 use anyhow::Result;
 use bpf::Availability;
-use lab::{netem::Netem, netns::Chain};
+use lab::{
+    netem::Netem,
+    netns::{Chain, End},
+};
 
 #[test]
 fn the_kernel_is_the_labs_and_has_its_queueing_disciplines() {
@@ -57,11 +60,11 @@ fn arrivals(chain: &Chain) -> Result<Vec<u32>> {
 fn links_of_the_same_seed_lose_the_same_packets() {
     lab::ring!(Vm);
     let chain = Chain::new().unwrap();
+    [&chain.access.near, &chain.access.far].into_iter().try_for_each(End::keep_neighbours).unwrap();
     // Finds the neighbour: packets of IPv6 and ARP would take numbers of the seed.
     arrivals(&chain).unwrap();
-    for (host, end) in [(&chain.client, &chain.access.near), (&chain.relay, &chain.access.far)] {
+    for host in [&chain.client, &chain.relay] {
         host.sysctl("net.ipv6.conf.all.disable_ipv6", "1").unwrap();
-        host.sysctl(&format!("net.ipv4.neigh.{}.base_reachable_time_ms", end.device), "86400000").unwrap();
     }
     let with = |seed| {
         let link = Netem { limit_packets: 1_000, bytes_per_sec: 0, delay: Duration::ZERO, loss: 0.25, seed };

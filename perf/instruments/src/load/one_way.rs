@@ -2,6 +2,7 @@
 
 use std::{
     cell::Cell,
+    fmt,
     future::poll_fn,
     rc::Rc,
     time::{Duration, Instant},
@@ -169,7 +170,8 @@ impl<'a> OneWay<'a> {
     /// meanwhile.
     ///
     /// # Errors
-    /// As [`OneWay::open`] and [`OneWay::measure`]; also if even the lowest rate loses payloads.
+    /// As [`OneWay::open`] and [`OneWay::measure`]; also if even the lowest rate that is tried loses payloads, or is too high for the
+    /// generator.
     pub async fn search(
         relay: &'a Relay,
         direction: Direction,
@@ -187,7 +189,7 @@ impl<'a> OneWay<'a> {
                 Err(failed) => (high, limit) = (rate, failed),
             }
         }
-        let Some(mut figures) = best else { bail!("payloads are lost even at {high:.0} per second") };
+        let Some(mut figures) = best else { bail!("{limit} even at {high:.0} payloads per second") };
         for figure in figures.iter_mut().filter(|figure| figure.metric == "delivered") {
             figure.metric = HIGHEST_RATE;
         }
@@ -214,11 +216,20 @@ async fn try_twice(
     Ok(Err(failed))
 }
 
-/// The side that limits the rate.
+/// The side that limits the rate; as text, what it does at its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limit {
     Generator,
     Relay,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Generator => "the generator reaches its limit",
+            Self::Relay => "the relay loses payloads",
+        })
+    }
 }
 
 /// Judges the figures at a rate. The generator failed if it fell behind its schedule, or if payloads were lost while it had no
