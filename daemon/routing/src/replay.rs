@@ -192,6 +192,18 @@ mod tests {
     }
 
     #[test]
+    fn a_load_that_was_stale_leaves_the_decision_to_the_rule_in_a_replay_as_well() {
+        let names = ["large".to_owned(), "small".to_owned()];
+        let models = names.iter().map(|name| Model { id: policy::id(name), rewards: vec![1.0] });
+        let mut router = Router::new(models.collect(), RoutingPolicy::LeastLoaded);
+        let mut decision = decision(5_000, 3, 9_000);
+        let mut reason = |decision: &Decision| ask(&mut router, decision, &names, &[]).unwrap().reason.name();
+        let fresh = reason(&decision);
+        decision.engines[1].is_stale = true;
+        assert_eq!([fresh == "fallback", reason(&decision) == "fallback"], [false, true]);
+    }
+
+    #[test]
     fn another_policy_decides_otherwise_but_never_late_while_one_is_in_time() {
         let decisions = recorded();
         let fixed = replay(&decisions, asked(&RoutingPolicy::Fixed(1)));

@@ -13,7 +13,7 @@ use std::{
     cell::LazyCell,
     convert::Infallible,
     future::Future,
-    hash::{DefaultHasher, Hash as _, Hasher as _},
+    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
     net::SocketAddr,
     pin::pin,
     sync::{
@@ -305,7 +305,9 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             let class = self.classes.of(user.as_deref(), &head, || fields.as_ref());
             recording.asks(&head, || fields.as_ref(), &class.class.policy().name);
             let named = if gateways.has_others(&[0]) { fields.as_ref() } else { None };
-            (class, named.map(|fields| hash(&fields.model)).unwrap_or_default())
+            // Gateways' reports about the engines of a model are known by this hash of its name.
+            let hash = |fields: &RoutingFields| BuildHasherDefault::<DefaultHasher>::default().hash_one(&fields.model);
+            (class, named.map(hash).unwrap_or_default())
         };
         let signal = Priority::from_fields(&head.fields);
         if class.is_chosen && head.field(priority::FIELD_NAME).is_none() {
@@ -344,13 +346,6 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             }
         }
     }
-}
-
-/// Returns the hash of a model's name, by which gateways' reports about its engines are known.
-fn hash(model: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    model.hash(&mut hasher);
-    hasher.finish()
 }
 
 /// Returns the terms on which the edge sends a request of a class, whose client gave this signal `elapsed` ago.

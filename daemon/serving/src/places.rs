@@ -23,7 +23,7 @@ pub use self::{
 };
 pub use crate::health::Fault;
 use crate::{
-    FULL_PERMILLE,
+    FULL_PERMILLE, NO_ENGINE_PERMILLE,
     health::{EngineHealth, Found, Health},
     reported::Reported,
 };
@@ -335,7 +335,7 @@ impl Engines {
     }
 
     /// Returns the load of the engines that get requests, waiting requests included, in thousandths of the requests that they work on at
-    /// once; `u32::MAX` if no engine gets requests.
+    /// once; [`NO_ENGINE_PERMILLE`] if no engine gets requests.
     #[must_use]
     pub fn load_permille(&self) -> u32 {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
@@ -344,22 +344,15 @@ impl Engines {
             usable.fold((0, 0), |(engines, sum), replica| (engines + 1, sum + replica.work.in_flight()));
         let most = u64::from(self.most_in_flight) * engines;
         let load = (u64::from(in_flight) + state.queue.len() as u64) * u64::from(FULL_PERMILLE);
-        load.checked_div(most).map_or(u32::MAX, |load| u32::try_from(load).unwrap_or(u32::MAX))
+        load.checked_div(most).map_or(NO_ENGINE_PERMILLE, |load| load.min(u64::from(NO_ENGINE_PERMILLE - 1)) as u32)
     }
 
-    /// Returns the requests of others at each engine, as far as is known.
+    /// Returns the requests of others at each engine: none before its first report, and `None` if its last report has become too old, so
+    /// that the load there is not known any more.
     #[must_use]
-    pub fn others(&self) -> Vec<Reported> {
+    pub fn others(&self) -> Vec<Option<Reported>> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         state.replicas.iter().map(|replica| replica.others(now_ns, state.report_ns)).collect()
-    }
-
-    /// Returns for each engine whether its last report has become too old to count: the load there is not known any more.
-    #[must_use]
-    pub fn lost_reports(&self) -> Vec<bool> {
-        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        let is_lost = |(_, at_ns): (Reported, u64)| now_ns.saturating_sub(at_ns) > state.report_ns;
-        state.replicas.iter().map(|replica| replica.others.is_some_and(is_lost)).collect()
     }
 
     /// Returns how many requests each engine works on, and whether it gets any.
@@ -375,7 +368,7 @@ impl Engines {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         let status = |replica: &Replica| EngineStatus {
             in_flight: replica.work.in_flight(),
-            others: replica.others(now_ns, state.report_ns),
+            others: replica.others(now_ns, state.report_ns).unwrap_or_default(),
             health: replica.health.verdict(now_ns),
             trouble: replica.health.trouble().map(str::to_owned),
             answered: replica.answered,
@@ -402,11 +395,12 @@ impl Engines {
         self.state.lock().replicas.get(replica).map_or(0, |replica| replica.work.in_flight())
     }
 
-    /// Returns how many requests an engine works on or has in its own queue: ours, and, as far as is known, those of its other clients.
+    /// Returns how many requests an engine works on or has in its own queue at `now_ns`: ours, and, as far as is known, those of its other
+    /// clients.
     #[must_use]
-    pub fn at_engine(&self, replica: usize) -> (u32, Reported) {
-        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        let counts = |of: &Replica| (of.work.in_flight(), of.others(now_ns, state.report_ns));
+    pub fn at_engine(&self, replica: usize, now_ns: u64) -> (u32, Reported) {
+        let state = self.state.lock();
+        let counts = |of: &Replica| (of.work.in_flight(), of.others(now_ns, state.report_ns).unwrap_or_default());
         state.replicas.get(replica).map(counts).unwrap_or_default()
     }
 
@@ -476,10 +470,10 @@ impl Replica {
         self.health.is_usable(now_ns)
     }
 
-    /// Returns the requests of others, unless the report is too old.
-    fn others(&self, now_ns: u64, report_ns: u64) -> Reported {
-        let recent = self.others.filter(|(_, at_ns)| now_ns.saturating_sub(*at_ns) <= report_ns);
-        recent.map(|(others, _)| others).unwrap_or_default()
+    /// Returns the requests of others: none before the first report, and `None` if the last report is too old.
+    fn others(&self, now_ns: u64, report_ns: u64) -> Option<Reported> {
+        let Some((others, at_ns)) = self.others else { return Some(Reported::default()) };
+        (now_ns.saturating_sub(at_ns) <= report_ns).then_some(others)
     }
 }
 

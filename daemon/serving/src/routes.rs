@@ -431,9 +431,10 @@ impl Known {
         for (engines, first) in engines.iter().zip(&self.first) {
             // Waiting requests of a model count for its usable engines in equal parts.
             let (waiting, waiting_tokens) = engines.waiting_each();
-            let loads = engines.loads().into_iter().zip(engines.others().into_iter().zip(engines.lost_reports()));
+            let loads = engines.loads().into_iter().zip(engines.others());
             let replicas = self.replicas.iter_mut().zip(&self.flights).skip(*first);
-            for ((replica, flights), ((in_flight, is_usable), (others, is_lost))) in replicas.zip(loads) {
+            for ((replica, flights), ((in_flight, is_usable), reported)) in replicas.zip(loads) {
+                let others = reported.unwrap_or_default();
                 replica.usable = is_usable;
                 replica.load.running = in_flight.saturating_add(others.running);
                 replica.load.waiting = waiting.saturating_add(others.waiting);
@@ -441,9 +442,9 @@ impl Known {
                 let of_others = f64::from(others.running.saturating_add(others.waiting)) * self.answer_tokens;
                 replica.load.outstanding_tokens =
                     flights.lock().left_tokens().saturating_add(waiting_tokens).saturating_add(of_others as u64);
-                // Our own counts are always new; a policy that learned from loads must not use one without the others', however new the lost
-                // report is.
-                replica.load.updated_ns = if is_lost { 0 } else { now_ns };
+                // Our own counts are always new. A policy that learned from loads must not use a load without the others' requests, however
+                // recently their report was lost.
+                replica.load.updated_ns = if reported.is_some() { now_ns } else { 0 };
             }
         }
         share_groups(&mut self.replicas);

@@ -4,6 +4,8 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use role::access::served::TokenUsage;
 use serde::{Deserialize, de::IgnoredAny};
 
+use crate::openai::is_about_credentials;
+
 /// The maximum size of an event, in bytes.
 const MAX_EVENT_BYTES: usize = 1 << 20;
 
@@ -172,7 +174,7 @@ pub struct EventStreamParser {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineError {
     /// The status from 400 to 499 that its `code` names, if the engine seems to refuse the request rather than fail. vLLM and SGLang
-    /// name 400 for many failures of their own, so this is no proof. 401 and 407 are about the gateway's credentials.
+    /// name 400 for many failures of their own, so this is no proof. A status about the gateway's credentials is no refusal.
     pub refusal: Option<u16>,
     /// The data of the event, in the form of the API.
     pub json: Bytes,
@@ -273,7 +275,7 @@ impl EventStreamParser {
                 self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
                 if let Some(error) = event.error.filter(|_| self.error.is_none()) {
                     let code = serde_json::from_str::<ErrorCode>(error.get()).ok().map(|error| error.code);
-                    let refusal = code.filter(|code| (400..500).contains(code) && ![401, 407].contains(code));
+                    let refusal = code.filter(|code| (400..500).contains(code) && !is_about_credentials(*code));
                     self.error = Some(EngineError { refusal, json: Bytes::copy_from_slice(data) });
                 }
                 Ok(())

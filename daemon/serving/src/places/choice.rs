@@ -80,7 +80,7 @@ impl State {
 
     /// Returns how many requests an engine has, including requests of its other clients.
     fn load(&self, replica: &Replica, now_ns: u64) -> u32 {
-        let Reported { running, waiting } = replica.others(now_ns, self.report_ns);
+        let Reported { running, waiting } = replica.others(now_ns, self.report_ns).unwrap_or_default();
         replica.work.in_flight().saturating_add(running).saturating_add(waiting)
     }
 }

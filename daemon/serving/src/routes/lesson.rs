@@ -53,7 +53,7 @@ impl Routes {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
         let is_alone = self.engines.get(route.model).is_some_and(|engines| {
-            let (in_flight, others) = engines.at_engine(replica);
+            let (in_flight, others) = engines.at_engine(replica, now_ns);
             in_flight <= 1 && others == Reported::default()
         });
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
@@ -103,7 +103,7 @@ impl Lesson<'_> {
         (self.last_ns, self.events) = (now_ns, self.events + 1);
         // Predictions consider the requests of the engine's other clients, too.
         self.batches += self.routes.engines.get(self.model).map_or(1, |engines| {
-            let (in_flight, others) = engines.at_engine(self.replica);
+            let (in_flight, others) = engines.at_engine(self.replica, now_ns);
             u64::from(in_flight) + u64::from(others.running)
         });
         self.flights.lock().token(self.flight);
