@@ -1,4 +1,4 @@
-//! What another policy would have decided about recorded requests.
+//! The decisions of another policy about recorded requests.
 //!
 //! Each decision is repeated in the recorded state. That shows how often a policy would have decided differently, and whether
 //! its choices were predicted in time. Only a simulation can show their results, and the load that they would have left
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cached_counts_in_a_replay() {
+    fn cached_tokens_count_in_a_replay() {
         let names = ["large".to_owned(), "small".to_owned()];
         let rule = RoutingPolicy::Rule { margin: 1.1 };
         let mut decision = Decision { prompt_tokens: 100_000, ..decision(0, 0, 9_000) };

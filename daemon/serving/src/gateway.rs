@@ -255,7 +255,7 @@ impl Gateway {
         let entry = self.live.enter(caller.user().cloned());
         let label = operation.as_ref().map_or("unknown", |operation| operation.label());
         let mut served = Served::begin(entry.id(), label, caller.user().cloned(), (asker.listener, asker.client));
-        // What the gateway has decided about a request that it refuses.
+        // The fields about the chosen model, if the request is refused.
         let mut decided = Vec::new();
         let ended = match admitted {
             Ok((operation @ (Operation::Health | Operation::Models | Operation::Model), _)) => {

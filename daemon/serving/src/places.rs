@@ -11,7 +11,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use quic::clock::Clock;
 use sched::stream::Discipline;
 use tokio::sync::{Notify, oneshot};
@@ -170,8 +170,7 @@ impl Engines {
 
     /// Takes a place at an engine that is not in `tried`. A preference that weighs cached prompts comes first, then the engine that may
     /// know the beginning of the prompt, then any other preference, then the least busy engine. Without a free place, waits for one in the
-    /// order of `claim`. A request that an engine has
-    /// already tried does not wait.
+    /// order of `claim`. A request that an engine has already tried does not wait.
     ///
     /// # Errors
     /// Too many requests wait, in total or for one user, or no engine is left: each has failed, now or with this request.
@@ -195,9 +194,7 @@ impl Engines {
             return Err(NoPlace::Crowded);
         }
         let waiting = self.enqueue(&mut state, claim);
-        let unwanted = self.give_places(&mut state, now_ns);
-        drop(state);
-        drop(unwanted);
+        self.give_places(state, now_ns);
         Ok(Turn::Later(waiting))
     }
 
@@ -216,9 +213,9 @@ impl Engines {
         state.affinity.cached_bytes(prefix, state.replicas.len(), now_ns)
     }
 
-    /// Learns from an engine's report on a prompt of the user with this hash: it was sent `compared` tokens before, in blocks that are the same,
-    /// and `reported` tokens of the prompt were in its cache. If an engine that has reported before reports nothing, the count is 0. Returns
-    /// the count, if it is known.
+    /// Learns from an engine's report on a prompt of the user with this hash. Earlier prompts at the engine had `compared` tokens of this
+    /// prompt, in identical blocks, and the engine had `reported` tokens in its cache. If an engine that has reported before reports nothing,
+    /// the count is 0. Returns the count, if it is known.
     pub fn confirm_cached(&self, replica: usize, user: u64, compared: u32, reported: Option<u64>) -> Option<u64> {
         let mut state = self.state.lock();
         if replica < state.replicas.len() {
@@ -235,9 +232,8 @@ impl Engines {
         QueuedRequest { engines: self.clone(), name, place }
     }
 
-    /// Gives free places to waiting requests, in the order of their turns. Returns places whose requests are gone, which the caller drops
-    /// after releasing the lock.
-    fn give_places(self: &Arc<Self>, state: &mut State, now_ns: u64) -> Vec<EnginePlace> {
+    /// Gives free places to waiting requests, in the order of their turns, and releases the lock.
+    fn give_places(self: &Arc<Self>, mut state: MutexGuard<'_, State>, now_ns: u64) {
         let mut unwanted = Vec::new();
         // The place first: without one, the request still waits.
         while let Some(name) = state.queue.next()
@@ -248,22 +244,28 @@ impl Engines {
             state.affinity.note(&wish.prefix, replica, now_ns);
             unwanted.extend(told.send(EnginePlace { engines: self.clone(), replica, affinity }).err());
         }
-        unwanted
+        // A place whose request is gone takes the lock to be given back.
+        drop(state);
+        drop(unwanted);
     }
 
-    /// Notes that an engine has begun to answer a request.
-    pub fn began(&self, replica: usize) {
-        if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
+    /// Notes that an engine has begun to answer a request. If it got no requests, it gets waiting ones now.
+    pub fn began(self: &Arc<Self>, replica: usize) {
+        let mut state = self.state.lock();
+        if let Some(replica) = state.replicas.get_mut(replica) {
             replica.health.began();
         }
+        self.give_places(state, (self.now_ns)());
     }
 
-    /// Notes that an engine answered a request completely.
-    pub fn succeeded(&self, replica: usize) {
-        if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
+    /// Notes that an engine answered a request completely. If it got no requests, it gets waiting ones now.
+    pub fn succeeded(self: &Arc<Self>, replica: usize) {
+        let mut state = self.state.lock();
+        if let Some(replica) = state.replicas.get_mut(replica) {
             replica.health.succeeded();
             replica.answered += 1;
         }
+        self.give_places(state, (self.now_ns)());
     }
 
     /// Notes that an engine failed a request, and why. If no engine is left, waiting requests end with [`NoPlace::NoEngine`].
@@ -289,7 +291,7 @@ impl Engines {
                 None => failed.await,
                 Some(until_ns) => tokio::select! {
                     () = failed => {}
-                    () = (clock.sleep_until)(until_ns) => self.look_again((clock.now_ns)()),
+                    () = (clock.sleep_until)(until_ns) => self.give_places(self.state.lock(), (clock.now_ns)()),
                 },
             }
         }
@@ -301,13 +303,6 @@ impl Engines {
         state.replicas.iter().filter_map(|replica| replica.health.ejected_until_ns(now_ns)).min()
     }
 
-    fn look_again(self: &Arc<Self>, now_ns: u64) {
-        let mut state = self.state.lock();
-        let unwanted = self.give_places(&mut state, now_ns);
-        drop(state);
-        drop(unwanted);
-    }
-
     /// Notes the result of a check of an engine, and its reason. An engine that is ready again gets waiting requests.
     pub fn checked(self: &Arc<Self>, replica: usize, found: Found, why: &str) {
         let now_ns = (self.now_ns)();
@@ -317,9 +312,7 @@ impl Engines {
             replica.health.checked(found, why, is_last);
         }
         state.give_up_without_engines(now_ns);
-        let unwanted = self.give_places(&mut state, now_ns);
-        drop(state);
-        drop(unwanted);
+        self.give_places(state, now_ns);
     }
 
     /// Notes an engine's report of all its requests; `in_flight` of them were ours when the report was requested. The excess over our
@@ -437,16 +430,14 @@ impl Engines {
     /// Takes back a place, and gives it to the request whose turn it is.
     fn give_back(self: &Arc<Self>, replica: usize) {
         let now_ns = (self.now_ns)();
-        let mut state = self.state.lock();
+        let state = self.state.lock();
         let work = state.replicas.get(replica).map(|replica| replica.work.clone());
         if let Some(work) = &work {
             work.end();
         }
-        let unwanted = self.give_places(&mut state, now_ns);
-        drop(state);
-        drop(unwanted);
+        self.give_places(state, now_ns);
         let others = work.map(|work| work.others(self)).unwrap_or_default();
-        others.iter().for_each(|other| other.look_again(now_ns));
+        others.iter().for_each(|other| other.give_places(other.state.lock(), now_ns));
     }
 }
 

@@ -116,7 +116,7 @@ pub struct Route {
     at_ns: u64,
     /// How many tokens of its prompt each engine of all models probably has in its cache; empty if none was sent any.
     cached: Vec<u32>,
-    /// How many bytes of its prompt each of them was sent before, in blocks that are the same; empty if none was sent any.
+    /// How many bytes of its prompt earlier prompts at each of them had, in identical blocks; empty if there are none anywhere.
     compared_bytes: Vec<usize>,
     /// The hash of its user.
     user: u64,
@@ -456,8 +456,8 @@ impl Known {
         (prompt, self.lengths.expect(class, wanted.max_tokens, self.answer_tokens))
     }
 
-    /// Returns how many tokens of the prompt each engine of all models probably has in its cache, and how many bytes each was sent before in
-    /// blocks that are the same; empty if no engine was sent any.
+    /// Returns how many tokens of the prompt each engine of all models probably has in its cache, and how many bytes of it earlier prompts
+    /// there had in identical blocks; empty if no engine was sent any.
     fn cached(&self, engines: &[Arc<Engines>], asked: RouteQuery<'_>) -> (Vec<u32>, Vec<usize>) {
         let (mut cached, mut compared) = (Vec::new(), Vec::new());
         if asked.prefix.is_empty() {

@@ -140,7 +140,7 @@ impl TokenReport {
     }
 }
 
-/// Why no further events pass.
+/// Why an engine's stream ends early: the fault of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MalformedEvent {
     /// The data of an event is neither a JSON object nor `[DONE]`.
@@ -226,7 +226,7 @@ struct Delta<'a> {
 }
 
 impl EventStreamParser {
-    /// Takes bytes as they arrive and returns what may pass: all lines that are now complete, unchanged.
+    /// Takes bytes as they arrive. Returns all lines that are now complete, unchanged: they may pass.
     ///
     /// # Errors
     /// The bytes are not an event of the API. No part of the malformed line passes.
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_event_does_not_pass() {
+    fn a_line_that_is_no_event_does_not_pass() {
         for data in ["data: {\n", "data: secret\n", "data: 3\n", "data: [{}]\n", "data: {} {}\n"] {
             assert_eq!(EventStreamParser::default().push(data.into()), Err(MalformedEvent::NoJson), "{data}");
         }

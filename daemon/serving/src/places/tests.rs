@@ -312,6 +312,23 @@ async fn what_waits_gets_the_place_of_an_engine_whose_ejection_ends_though_nothi
 }
 
 #[test]
+fn an_engine_that_answers_although_it_was_down_gets_waiting_requests_at_once() {
+    for note in [Engines::began, Engines::succeeded] {
+        let engines = Engines::new(2, 2, 3, Discipline::Fcfs, || 0);
+        // Only an engine with checks can be down.
+        engines.expect(true, u64::MAX);
+        let mut places: Vec<_> = (0..4).map(|_| now(engines.take(due(1), &[]))).collect();
+        engines.failed(1, Fault::OutOfReach, "");
+        let at = places.iter().position(|place| place.replica == 1).unwrap();
+        drop(places.remove(at));
+        let mut waiting = later(engines.take(due(1), &[]));
+        assert!(poll(&mut waiting).is_pending());
+        note(&engines, 1);
+        assert!(matches!(poll(&mut waiting), Poll::Ready(Ok(place)) if place.replica == 1));
+    }
+}
+
+#[test]
 fn another_discipline_orders_what_waits_already() {
     let engines = engines(1, 1);
     let first = now(engines.take(due(1), &[]));
