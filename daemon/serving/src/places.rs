@@ -184,8 +184,9 @@ impl Engines {
         }
         // A request that failed elsewhere has already waited for its turn.
         if (state.queue.is_empty() || !tried.is_empty())
-            && let Some((replica, affinity)) = state.give(&claim.wish, self.most_in_flight, tried, now_ns)
+            && let Some((replica, affinity)) = state.begin(&claim.wish, self.most_in_flight, tried, now_ns)
         {
+            state.affinity.note(&claim.wish.prefix, replica, now_ns);
             return Ok(Turn::Now(EnginePlace { engines: self.clone(), replica, affinity }));
         }
         // A user may have as many waiting as others still could, so that it does not keep all others out (dynamic thresholds).
@@ -368,12 +369,6 @@ impl Engines {
             failed: replica.failed,
         };
         state.replicas.iter().map(status).collect()
-    }
-
-    /// Returns the number of engines.
-    #[must_use]
-    pub fn replicas(&self) -> usize {
-        self.state.lock().replicas.len()
     }
 
     /// Returns the maximum of requests that each engine works on at once.

@@ -118,8 +118,8 @@ struct Answering<'a> {
 }
 
 impl Pass<'_> {
-    /// Sends the request to the engine and passes the answer on. The used tokens count even if the answer does not complete. After a
-    /// failed try, the client has received nothing.
+    /// Sends the request to the engine and passes the answer on. The used tokens count even if the answer does not complete. The inner error
+    /// is a failed try, after which another engine may answer; the outer one ends the request.
     pub(super) async fn run(
         &self,
         exchange: &mut Exchange,
