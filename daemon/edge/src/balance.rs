@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use serving::FULL_PERMILLE;
+use serving::{FULL_PERMILLE, NO_ENGINE_PERMILLE};
 use tokio::time::Instant;
 
 /// How long a gateway's report of its load counts. After that, it is assumed to be idle, so that it gets requests again.
@@ -87,7 +87,7 @@ impl GatewayHealth {
         let load = told.map_or(0, |(_, load, _)| *load);
         let time =
             seen.smoothed_rtt.unwrap_or_default() + FULL * load.min(FULL_PERMILLE) / FULL_PERMILLE + OWN * self.own;
-        let (has_no_engine, is_full) = (load == u32::MAX, load >= FULL_PERMILLE);
+        let (has_no_engine, is_full) = (load == NO_ENGINE_PERMILLE, load >= FULL_PERMILLE);
         (is_avoided, !seen.is_within_reach, has_no_engine, is_full, seen.smoothed_rtt.is_none(), time)
     }
 }
@@ -196,7 +196,7 @@ mod tests {
         let chosen = |gateways: &[GatewayHealth], model| choose(gateways, &seen, (model, &[]), now);
         gateways[0].answered(MODEL, (503, Some(400)), now);
         assert_eq!(chosen(&gateways, MODEL), Some(0), "its engines had room, but not in time");
-        gateways[0].answered(MODEL, (503, Some(u32::MAX)), now);
+        gateways[0].answered(MODEL, (503, Some(NO_ENGINE_PERMILLE)), now);
         assert_eq!([MODEL, 8].map(|model| chosen(&gateways, model)), [Some(1), Some(0)], "one model has no engine");
         gateways[1].answered(MODEL, (200, Some(1_000)), now);
         assert_eq!(chosen(&gateways, MODEL), Some(1), "busy engines are better than none");

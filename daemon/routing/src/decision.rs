@@ -117,6 +117,9 @@ pub struct EngineSnapshot {
     /// The expected number of the prompt's tokens in its cache. Records of earlier versions lack it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub cached_tokens: u32,
+    /// Whether its load was too old for policies that learned from loads ([`EngineLoad::is_stale`]). Records of earlier versions lack it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_stale: bool,
 }
 
 /// A decision.
@@ -201,9 +204,9 @@ impl ReturnPath {
 }
 
 impl EngineSnapshot {
-    /// Returns the snapshot of the model's engine `place`, with `cached_tokens` of the prompt in its cache.
+    /// Returns the snapshot of the model's engine `place` at `now_ns`, with `cached_tokens` of the prompt in its cache.
     #[must_use]
-    pub fn of(model: &str, place: usize, replica: &Replica, cached_tokens: u32) -> Self {
+    pub fn of(model: &str, place: usize, replica: &Replica, cached_tokens: u32, now_ns: u64) -> Self {
         let Cost { host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing } =
             replica.curve.cost();
         Self {
@@ -218,6 +221,7 @@ impl EngineSnapshot {
             others: replica.load.others_utilisation,
             cost: [host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing],
             cached_tokens,
+            is_stale: replica.load.is_stale(now_ns),
         }
     }
 
@@ -228,9 +232,9 @@ impl EngineSnapshot {
         Cost { host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing }
     }
 
-    /// Returns the engine for a router that knows its model by the index `model`.
+    /// Returns the engine for a router that knows its model by the index `model` and decides at `now_ns`.
     #[must_use]
-    pub fn replica(&self, model: usize, updated_ns: u64) -> Replica {
+    pub fn replica(&self, model: usize, now_ns: u64) -> Replica {
         Replica {
             model,
             group: self.gpu,
@@ -241,7 +245,7 @@ impl EngineSnapshot {
                 waiting: self.waiting,
                 outstanding_tokens: self.outstanding_tokens,
                 others_utilisation: self.others,
-                updated_ns,
+                updated_ns: if self.is_stale { 0 } else { now_ns },
             },
             curve: Curve::new(self.cost()),
         }
@@ -318,6 +322,7 @@ pub(crate) mod tests {
             others: 0.0,
             cost: [0.0, step_ms * 1e6, step_ms * 1e5, 5e6, 1e5, 1.0],
             cached_tokens: 0,
+            is_stale: false,
         };
         let open = |name: &str, reward| Candidate { name: name.to_owned(), reward };
         Decision {
@@ -358,7 +363,7 @@ pub(crate) mod tests {
     #[test]
     fn an_engine_is_what_it_was_for_a_router() {
         let replica = decision(1, 3, 1).engines[0].replica(0, 77);
-        assert_eq!(EngineSnapshot::of("large", 0, &replica, 0), decision(1, 3, 1).engines[0]);
+        assert_eq!(EngineSnapshot::of("large", 0, &replica, 0, 77), decision(1, 3, 1).engines[0]);
         assert_eq!((replica.load.running, replica.load.updated_ns), (3, 77));
     }
 
@@ -369,7 +374,19 @@ pub(crate) mod tests {
         assert_eq!(read(&new.line()), (vec![new.clone()], 0));
         new.engines[1].cached_tokens = 90;
         assert_eq!(read(&new.line()), (vec![new.clone()], 0));
-        assert_eq!(EngineSnapshot::of("small", 0, &new.engines[1].replica(0, 0), 90), new.engines[1]);
+        assert_eq!(EngineSnapshot::of("small", 0, &new.engines[1].replica(0, 0), 90, 0), new.engines[1]);
+    }
+
+    #[test]
+    fn a_record_says_whether_a_load_was_stale_and_one_of_an_earlier_version_reads_as_fresh() {
+        let mut new = decision(5_000, 3, 1);
+        assert!(!new.line().contains("stale"), "{}", new.line());
+        new.engines[1].is_stale = true;
+        assert_eq!(read(&new.line()), (vec![new.clone()], 0));
+        for engine in &new.engines {
+            let replica = engine.replica(0, new.at_ns);
+            assert_eq!(EngineSnapshot::of(&engine.model, 0, &replica, 0, new.at_ns), *engine);
+        }
     }
 
     #[test]

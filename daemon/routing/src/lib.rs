@@ -6,7 +6,7 @@
 //! | [`decision`] | a gateway's decisions and their results, one line of JSON each |
 //! | [`scenario`] | engines, classes and rates, recorded or assumed, on which policies learn and are compared |
 //! | [`learn`] | policies that are tuned or trained on a scenario, and their scores on separate seeds |
-//! | [`replay`] | what another policy would have decided about recorded requests |
+//! | [`replay`] | the decisions of another policy about recorded requests |
 //!
 //! This crate opens no file and reads no clock: callers pass and receive bytes.
 

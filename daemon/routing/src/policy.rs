@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_thresholds_is_said() {
+    fn a_fault_of_thresholds_is_named() {
         let text = String::from_utf8(thresholds().to_bytes("").unwrap()).unwrap();
         for (from, to, said) in [
             ("limits = [0.9, 0.75]", "limits = [0.9]", "large has 1 limits, and there are 2 classes"),

@@ -1,4 +1,4 @@
-//! What another policy would have decided about recorded requests.
+//! The decisions of another policy about recorded requests.
 //!
 //! Each decision is repeated in the recorded state. That shows how often a policy would have decided differently, and whether
 //! its choices were predicted in time. Only a simulation can show their results, and the load that they would have left
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cached_counts_in_a_replay() {
+    fn cached_tokens_count_in_a_replay() {
         let names = ["large".to_owned(), "small".to_owned()];
         let rule = RoutingPolicy::Rule { margin: 1.1 };
         let mut decision = Decision { prompt_tokens: 100_000, ..decision(0, 0, 9_000) };
@@ -189,6 +189,18 @@ mod tests {
         assert!(!in_time(&decision), "reading the prompt takes 10 s");
         decision.engines[0].cached_tokens = 99_000;
         assert!(in_time(&decision));
+    }
+
+    #[test]
+    fn a_load_that_was_stale_leaves_the_decision_to_the_rule_in_a_replay_as_well() {
+        let names = ["large".to_owned(), "small".to_owned()];
+        let models = names.iter().map(|name| Model { id: policy::id(name), rewards: vec![1.0] });
+        let mut router = Router::new(models.collect(), RoutingPolicy::LeastLoaded);
+        let mut decision = decision(5_000, 3, 9_000);
+        let mut reason = |decision: &Decision| ask(&mut router, decision, &names, &[]).unwrap().reason.name();
+        let fresh = reason(&decision);
+        decision.engines[1].is_stale = true;
+        assert_eq!([fresh == "fallback", reason(&decision) == "fallback"], [false, true]);
     }
 
     #[test]

@@ -385,7 +385,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn a_fault_of_a_scenario_is_named() {
         for (from, to, said) in [
             ("[0.5, 2, 6]", "[]", "no rate"),
             ("[0.5, 2, 6]", "[1e9]", "more than"),

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_while_nothing_is_written_is_lost_and_counted() {
+    fn records_without_room_are_lost_and_counted_until_others_are_taken() {
         let decisions = Decisions::default();
         let record = |bytes| Record { line: "x".repeat(bytes), most_bytes: 1 };
         for _ in 0..5 {

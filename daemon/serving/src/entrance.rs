@@ -13,7 +13,7 @@ use std::{
     cell::LazyCell,
     convert::Infallible,
     future::Future,
-    hash::{DefaultHasher, Hash as _, Hasher as _},
+    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
     net::SocketAddr,
     pin::pin,
     sync::{
@@ -50,7 +50,7 @@ use tokio::{
 };
 
 use self::{
-    answer::{Answer, Outcome, is_short_of_engines},
+    answer::{Answer, Outcome},
     recording::Recording,
 };
 use crate::{
@@ -305,7 +305,9 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             let class = self.classes.of(user.as_deref(), &head, || fields.as_ref());
             recording.asks(&head, || fields.as_ref(), &class.class.policy().name);
             let named = if gateways.has_others(&[0]) { fields.as_ref() } else { None };
-            (class, named.map(|fields| hash(&fields.model)).unwrap_or_default())
+            // Gateways' reports about the engines of a model are known by this hash of its name.
+            let hash = |fields: &RoutingFields| BuildHasherDefault::<DefaultHasher>::default().hash_one(&fields.model);
+            (class, named.map(hash).unwrap_or_default())
         };
         let signal = Priority::from_fields(&head.fields);
         if class.is_chosen && head.field(priority::FIELD_NAME).is_none() {
@@ -326,12 +328,14 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             let may_leave = tries < MOST_TRIES || gateways.has_others(&tried);
             let (outcome, answer) = race(gateways, asked, head_now, &body, may_leave).await;
             recording.goes(|| gateways.way(answer.place()));
+            let is_good = outcome.is_good();
             match outcome {
+                // Another gateway may have a better answer.
+                Outcome::Answered(_) if !is_good && gateways.has_others(&tried) => {}
                 // A proxy's status for bad credentials; these are the edge's, not the client's.
                 Outcome::Answered(head) if head.status == 407 => {
                     return Err(OpenAiError::NoGateway("it does not take this edge's credentials".into()));
                 }
-                Outcome::Answered(head) if is_short_of_engines(&head) && gateways.has_others(&tried) => {}
                 Outcome::Answered(answered) => {
                     recording.answers(&head, &answered);
                     return Ok(message::response(answered, answer));
@@ -344,13 +348,6 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             }
         }
     }
-}
-
-/// Returns the hash of a model's name, by which gateways' reports about its engines are known.
-fn hash(model: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    model.hash(&mut hasher);
-    hasher.finish()
 }
 
 /// Returns the terms on which the edge sends a request of a class, whose client gave this signal `elapsed` ago.

@@ -45,7 +45,7 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How many clients without an admitted request there may be at once from one address (IPv4) or /64 (IPv6).
 const MOST_FROM_ONE: usize = 64;
 
-/// Returns what answers requests now: the gateway, and the classes of the policy. `None` while there is no gateway.
+/// Returns the gateway that answers requests now, and the classes of the policy. `None` while there is no gateway.
 pub type Source = Arc<dyn Fn() -> Option<(Arc<Gateway>, Arc<Classes>)> + Send + Sync>;
 
 /// Called with each request that has ended.
@@ -92,7 +92,7 @@ pub struct Front {
     pub is_cut: Arc<AtomicBool>,
 }
 
-/// What all clients of a listener share.
+/// The state that all clients of a listener share.
 struct Hall {
     shown: ShownCertificate,
     listener: SocketAddr,

@@ -28,7 +28,7 @@ use sched::route::Curve;
 use tokio::{runtime::Handle, task::JoinSet};
 
 use crate::{
-    LOAD,
+    LOAD, NO_ENGINE_PERMILLE,
     decisions::Decisions,
     learned::{Learned, LearnedEngine},
     live::{Live, LiveRequest},
@@ -47,6 +47,7 @@ mod body;
 mod caller;
 mod exchange;
 mod failed_try;
+mod held_events;
 mod overview;
 mod own;
 mod pieces;
@@ -56,10 +57,11 @@ mod tests;
 mod tries;
 
 use self::{
-    answer::{Done, HELD_EVENTS},
+    answer::Done,
     body::Bodies,
     caller::Caller,
     exchange::{ANSWER_TIMEOUT, Ended, Gone},
+    held_events::HoldLimits,
     own::refuse,
 };
 pub use self::{
@@ -81,8 +83,7 @@ pub struct Gateway {
     live: Arc<Live>,
     decisions: Decisions,
     clock: Clock,
-    /// How many bytes of events before the first token are held back, and for how long after the first of them.
-    held_events: (usize, Duration),
+    hold_limits: HoldLimits,
     /// The checks of its engines, and their return after an ejection.
     checking: Mutex<JoinSet<()>>,
 }
@@ -184,7 +185,7 @@ impl Gateway {
             live,
             decisions,
             clock,
-            held_events: HELD_EVENTS,
+            hold_limits: HoldLimits::default(),
             checking: Mutex::default(),
         }))
     }
@@ -254,7 +255,7 @@ impl Gateway {
         let entry = self.live.enter(caller.user().cloned());
         let label = operation.as_ref().map_or("unknown", |operation| operation.label());
         let mut served = Served::begin(entry.id(), label, caller.user().cloned(), (asker.listener, asker.client));
-        // What the gateway has decided about a request that it refuses.
+        // The fields about the chosen model, if the request is refused.
         let mut decided = Vec::new();
         let ended = match admitted {
             Ok((operation @ (Operation::Health | Operation::Models | Operation::Model), _)) => {
@@ -289,7 +290,7 @@ impl Gateway {
                 patience = ANSWER_TIMEOUT;
                 let model = self.models.iter().find(|model| model.name == served.model);
                 // An edge then knows that other requests may be served here.
-                let none = (refusal == OpenAiError::NoEngine).then_some(u32::MAX);
+                let none = (refusal == OpenAiError::NoEngine).then_some(NO_ENGINE_PERMILLE);
                 let load = model.map(|model| model.engines.load_permille()).or(none);
                 decided.extend(load.map(|load| Field::new(LOAD, load.to_string())));
                 refuse(&mut exchange, &refusal, decided, head.method == b"HEAD"[..]).await
@@ -387,8 +388,8 @@ impl Gateway {
                 model,
                 route,
                 operation,
-                head,
-                is_streamed: fields.is_streamed,
+                request_head: head,
+                wants_events: fields.is_streamed,
                 began,
                 payer,
                 entry,
@@ -398,6 +399,10 @@ impl Gateway {
             let route = pass.route;
             served.predicted = route.predicted();
             self.note_engine(draft.as_mut(), model, &route);
+            if ended.is_err() {
+                // Also for the next model: if there is none, the client gets these fields.
+                *decided = model.fields(&route);
+            }
             match ended {
                 // The alias's other models may still answer.
                 Err(Failure::Refused(OpenAiError::OutOfReach { .. } | OpenAiError::NoEngine)) if models.len() > 1 => {
@@ -425,10 +430,7 @@ impl Gateway {
                     self.metrics.finished(&model.name, took - passed, &route);
                     return Ok(());
                 }
-                Err(failure) => {
-                    *decided = model.fields(&route);
-                    return Err(failure);
-                }
+                Err(failure) => return Err(failure),
             }
         }
     }

@@ -36,7 +36,7 @@ pub enum Fault {
     Refusal,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The engine is ready.
@@ -63,7 +63,7 @@ pub enum EngineHealth {
     Down,
 }
 
-/// What is known of an engine.
+/// The state of an engine, as its requests and checks have shown it.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     /// Whether it is checked at all.
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_a_trouble_is_short_and_whole_letters() {
+    fn the_text_of_a_trouble_is_cut_to_a_length_in_whole_letters() {
         let mut health = Health::new(true);
         health.checked(Found::NotReady, &"ä".repeat(1_000), false);
         assert_eq!(health.trouble().unwrap().len(), TROUBLE_BYTES);

@@ -12,7 +12,7 @@ pub struct Learned {
     pub engines: Vec<LearnedEngine>,
 }
 
-/// What was learned of an engine.
+/// The knowledge about an engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LearnedEngine {
     /// The model's name.

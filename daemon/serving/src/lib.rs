@@ -64,6 +64,9 @@ pub const LOAD: &str = "x-paced-load";
 /// The load at which requests begin to wait, in thousandths.
 pub const FULL_PERMILLE: u32 = 1_000;
 
+/// The load of a model without an engine that gets requests.
+pub const NO_ENGINE_PERMILLE: u32 = u32::MAX;
+
 /// Returns the load that the head of an answer reports.
 #[must_use]
 pub fn load_permille(head: &masque::h3::ResponseHead) -> Option<u32> {

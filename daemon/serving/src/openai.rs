@@ -214,6 +214,13 @@ fn tokens_limit(number: f64) -> Option<u32> {
     (number >= 0.0).then(|| number.round() as u32)
 }
 
+/// Whether an engine's status is about the gateway's own credentials (RFC 9110 §15.5.2, §15.5.8), so that it means nothing to a client. An edge
+/// would take 407 for a refusal of its own credentials. 403 is not among them: an engine may forbid the content of a request, and clients
+/// must not be able to make engines count as failed (RFC 9110 §15.5.4).
+pub(crate) const fn is_about_credentials(status: u16) -> bool {
+    matches!(status, 401 | 407)
+}
+
 /// Why no engine answers a request; the client gets each as an error in the form of the API.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenAiError {

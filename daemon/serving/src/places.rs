@@ -11,7 +11,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use quic::clock::Clock;
 use sched::stream::Discipline;
 use tokio::sync::{Notify, oneshot};
@@ -23,7 +23,7 @@ pub use self::{
 };
 pub use crate::health::Fault;
 use crate::{
-    FULL_PERMILLE,
+    FULL_PERMILLE, NO_ENGINE_PERMILLE,
     health::{EngineHealth, Found, Health},
     reported::Reported,
 };
@@ -170,8 +170,7 @@ impl Engines {
 
     /// Takes a place at an engine that is not in `tried`. A preference that weighs cached prompts comes first, then the engine that may
     /// know the beginning of the prompt, then any other preference, then the least busy engine. Without a free place, waits for one in the
-    /// order of `claim`. A request that an engine has
-    /// already tried does not wait.
+    /// order of `claim`. A request that an engine has already tried does not wait.
     ///
     /// # Errors
     /// Too many requests wait, in total or for one user, or no engine is left: each has failed, now or with this request.
@@ -185,8 +184,9 @@ impl Engines {
         }
         // A request that failed elsewhere has already waited for its turn.
         if (state.queue.is_empty() || !tried.is_empty())
-            && let Some((replica, affinity)) = state.give(&claim.wish, self.most_in_flight, tried, now_ns)
+            && let Some((replica, affinity)) = state.begin(&claim.wish, self.most_in_flight, tried, now_ns)
         {
+            state.affinity.note(&claim.wish.prefix, replica, now_ns);
             return Ok(Turn::Now(EnginePlace { engines: self.clone(), replica, affinity }));
         }
         // A user may have as many waiting as others still could, so that it does not keep all others out (dynamic thresholds).
@@ -195,9 +195,7 @@ impl Engines {
             return Err(NoPlace::Crowded);
         }
         let waiting = self.enqueue(&mut state, claim);
-        let unwanted = self.give_places(&mut state, now_ns);
-        drop(state);
-        drop(unwanted);
+        self.give_places(state, now_ns);
         Ok(Turn::Later(waiting))
     }
 
@@ -216,9 +214,9 @@ impl Engines {
         state.affinity.cached_bytes(prefix, state.replicas.len(), now_ns)
     }
 
-    /// Learns from an engine's report on a prompt of the user with this hash: it was sent `compared` tokens before, in blocks that are the same,
-    /// and `reported` tokens of the prompt were in its cache. If an engine that has reported before reports nothing, the count is 0. Returns
-    /// the count, if it is known.
+    /// Learns from an engine's report on a prompt of the user with this hash. Earlier prompts at the engine had `compared` tokens of this
+    /// prompt, in identical blocks, and the engine had `reported` tokens in its cache. If an engine that has reported before reports nothing,
+    /// the count is 0. Returns the count, if it is known.
     pub fn confirm_cached(&self, replica: usize, user: u64, compared: u32, reported: Option<u64>) -> Option<u64> {
         let mut state = self.state.lock();
         if replica < state.replicas.len() {
@@ -235,9 +233,8 @@ impl Engines {
         QueuedRequest { engines: self.clone(), name, place }
     }
 
-    /// Gives free places to waiting requests, in the order of their turns. Returns places whose requests are gone, which the caller drops
-    /// after releasing the lock.
-    fn give_places(self: &Arc<Self>, state: &mut State, now_ns: u64) -> Vec<EnginePlace> {
+    /// Gives free places to waiting requests, in the order of their turns, and releases the lock.
+    fn give_places(self: &Arc<Self>, mut state: MutexGuard<'_, State>, now_ns: u64) {
         let mut unwanted = Vec::new();
         // The place first: without one, the request still waits.
         while let Some(name) = state.queue.next()
@@ -248,22 +245,28 @@ impl Engines {
             state.affinity.note(&wish.prefix, replica, now_ns);
             unwanted.extend(told.send(EnginePlace { engines: self.clone(), replica, affinity }).err());
         }
-        unwanted
+        // A place whose request is gone takes the lock to be given back.
+        drop(state);
+        drop(unwanted);
     }
 
-    /// Notes that an engine has begun to answer a request.
-    pub fn began(&self, replica: usize) {
-        if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
+    /// Notes that an engine has begun to answer a request. If it got no requests, it gets waiting ones now.
+    pub fn began(self: &Arc<Self>, replica: usize) {
+        let mut state = self.state.lock();
+        if let Some(replica) = state.replicas.get_mut(replica) {
             replica.health.began();
         }
+        self.give_places(state, (self.now_ns)());
     }
 
-    /// Notes that an engine answered a request completely.
-    pub fn succeeded(&self, replica: usize) {
-        if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
+    /// Notes that an engine answered a request completely. If it got no requests, it gets waiting ones now.
+    pub fn succeeded(self: &Arc<Self>, replica: usize) {
+        let mut state = self.state.lock();
+        if let Some(replica) = state.replicas.get_mut(replica) {
             replica.health.succeeded();
             replica.answered += 1;
         }
+        self.give_places(state, (self.now_ns)());
     }
 
     /// Notes that an engine failed a request, and why. If no engine is left, waiting requests end with [`NoPlace::NoEngine`].
@@ -289,7 +292,7 @@ impl Engines {
                 None => failed.await,
                 Some(until_ns) => tokio::select! {
                     () = failed => {}
-                    () = (clock.sleep_until)(until_ns) => self.look_again((clock.now_ns)()),
+                    () = (clock.sleep_until)(until_ns) => self.give_places(self.state.lock(), (clock.now_ns)()),
                 },
             }
         }
@@ -301,13 +304,6 @@ impl Engines {
         state.replicas.iter().filter_map(|replica| replica.health.ejected_until_ns(now_ns)).min()
     }
 
-    fn look_again(self: &Arc<Self>, now_ns: u64) {
-        let mut state = self.state.lock();
-        let unwanted = self.give_places(&mut state, now_ns);
-        drop(state);
-        drop(unwanted);
-    }
-
     /// Notes the result of a check of an engine, and its reason. An engine that is ready again gets waiting requests.
     pub fn checked(self: &Arc<Self>, replica: usize, found: Found, why: &str) {
         let now_ns = (self.now_ns)();
@@ -317,9 +313,7 @@ impl Engines {
             replica.health.checked(found, why, is_last);
         }
         state.give_up_without_engines(now_ns);
-        let unwanted = self.give_places(&mut state, now_ns);
-        drop(state);
-        drop(unwanted);
+        self.give_places(state, now_ns);
     }
 
     /// Notes an engine's report of all its requests; `in_flight` of them were ours when the report was requested. The excess over our
@@ -335,7 +329,7 @@ impl Engines {
     }
 
     /// Returns the load of the engines that get requests, waiting requests included, in thousandths of the requests that they work on at
-    /// once; `u32::MAX` if no engine gets requests.
+    /// once; [`NO_ENGINE_PERMILLE`] if no engine gets requests.
     #[must_use]
     pub fn load_permille(&self) -> u32 {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
@@ -344,22 +338,15 @@ impl Engines {
             usable.fold((0, 0), |(engines, sum), replica| (engines + 1, sum + replica.work.in_flight()));
         let most = u64::from(self.most_in_flight) * engines;
         let load = (u64::from(in_flight) + state.queue.len() as u64) * u64::from(FULL_PERMILLE);
-        load.checked_div(most).map_or(u32::MAX, |load| u32::try_from(load).unwrap_or(u32::MAX))
+        load.checked_div(most).map_or(NO_ENGINE_PERMILLE, |load| load.min(u64::from(NO_ENGINE_PERMILLE - 1)) as u32)
     }
 
-    /// Returns the requests of others at each engine, as far as is known.
+    /// Returns the requests of others at each engine: none before its first report, and `None` if its last report has become too old, so
+    /// that the load there is not known any more.
     #[must_use]
-    pub fn others(&self) -> Vec<Reported> {
+    pub fn others(&self) -> Vec<Option<Reported>> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         state.replicas.iter().map(|replica| replica.others(now_ns, state.report_ns)).collect()
-    }
-
-    /// Returns for each engine whether its last report has become too old to count: the load there is not known any more.
-    #[must_use]
-    pub fn lost_reports(&self) -> Vec<bool> {
-        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        let is_lost = |(_, at_ns): (Reported, u64)| now_ns.saturating_sub(at_ns) > state.report_ns;
-        state.replicas.iter().map(|replica| replica.others.is_some_and(is_lost)).collect()
     }
 
     /// Returns how many requests each engine works on, and whether it gets any.
@@ -375,19 +362,13 @@ impl Engines {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         let status = |replica: &Replica| EngineStatus {
             in_flight: replica.work.in_flight(),
-            others: replica.others(now_ns, state.report_ns),
+            others: replica.others(now_ns, state.report_ns).unwrap_or_default(),
             health: replica.health.verdict(now_ns),
             trouble: replica.health.trouble().map(str::to_owned),
             answered: replica.answered,
             failed: replica.failed,
         };
         state.replicas.iter().map(status).collect()
-    }
-
-    /// Returns the number of engines.
-    #[must_use]
-    pub fn replicas(&self) -> usize {
-        self.state.lock().replicas.len()
     }
 
     /// Returns the maximum of requests that each engine works on at once.
@@ -402,11 +383,12 @@ impl Engines {
         self.state.lock().replicas.get(replica).map_or(0, |replica| replica.work.in_flight())
     }
 
-    /// Returns how many requests an engine works on or has in its own queue: ours, and, as far as is known, those of its other clients.
+    /// Returns how many requests an engine works on or has in its own queue at `now_ns`: ours, and, as far as is known, those of its other
+    /// clients.
     #[must_use]
-    pub fn at_engine(&self, replica: usize) -> (u32, Reported) {
-        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        let counts = |of: &Replica| (of.work.in_flight(), of.others(now_ns, state.report_ns));
+    pub fn at_engine(&self, replica: usize, now_ns: u64) -> (u32, Reported) {
+        let state = self.state.lock();
+        let counts = |of: &Replica| (of.work.in_flight(), of.others(now_ns, state.report_ns).unwrap_or_default());
         state.replicas.get(replica).map(counts).unwrap_or_default()
     }
 
@@ -443,16 +425,14 @@ impl Engines {
     /// Takes back a place, and gives it to the request whose turn it is.
     fn give_back(self: &Arc<Self>, replica: usize) {
         let now_ns = (self.now_ns)();
-        let mut state = self.state.lock();
+        let state = self.state.lock();
         let work = state.replicas.get(replica).map(|replica| replica.work.clone());
         if let Some(work) = &work {
             work.end();
         }
-        let unwanted = self.give_places(&mut state, now_ns);
-        drop(state);
-        drop(unwanted);
+        self.give_places(state, now_ns);
         let others = work.map(|work| work.others(self)).unwrap_or_default();
-        others.iter().for_each(|other| other.look_again(now_ns));
+        others.iter().for_each(|other| other.give_places(other.state.lock(), now_ns));
     }
 }
 
@@ -476,10 +456,10 @@ impl Replica {
         self.health.is_usable(now_ns)
     }
 
-    /// Returns the requests of others, unless the report is too old.
-    fn others(&self, now_ns: u64, report_ns: u64) -> Reported {
-        let recent = self.others.filter(|(_, at_ns)| now_ns.saturating_sub(*at_ns) <= report_ns);
-        recent.map(|(others, _)| others).unwrap_or_default()
+    /// Returns the requests of others: none before the first report, and `None` if the last report is too old.
+    fn others(&self, now_ns: u64, report_ns: u64) -> Option<Reported> {
+        let Some((others, at_ns)) = self.others else { return Some(Reported::default()) };
+        (now_ns.saturating_sub(at_ns) <= report_ns).then_some(others)
     }
 }
 

@@ -116,7 +116,7 @@ pub struct Route {
     at_ns: u64,
     /// How many tokens of its prompt each engine of all models probably has in its cache; empty if none was sent any.
     cached: Vec<u32>,
-    /// How many bytes of its prompt each of them was sent before, in blocks that are the same; empty if none was sent any.
+    /// How many bytes of its prompt earlier prompts at each of them had, in identical blocks; empty if there are none anywhere.
     compared_bytes: Vec<usize>,
     /// The hash of its user.
     user: u64,
@@ -431,9 +431,10 @@ impl Known {
         for (engines, first) in engines.iter().zip(&self.first) {
             // Waiting requests of a model count for its usable engines in equal parts.
             let (waiting, waiting_tokens) = engines.waiting_each();
-            let loads = engines.loads().into_iter().zip(engines.others().into_iter().zip(engines.lost_reports()));
+            let loads = engines.loads().into_iter().zip(engines.others());
             let replicas = self.replicas.iter_mut().zip(&self.flights).skip(*first);
-            for ((replica, flights), ((in_flight, is_usable), (others, is_lost))) in replicas.zip(loads) {
+            for ((replica, flights), ((in_flight, is_usable), reported)) in replicas.zip(loads) {
+                let others = reported.unwrap_or_default();
                 replica.usable = is_usable;
                 replica.load.running = in_flight.saturating_add(others.running);
                 replica.load.waiting = waiting.saturating_add(others.waiting);
@@ -441,9 +442,9 @@ impl Known {
                 let of_others = f64::from(others.running.saturating_add(others.waiting)) * self.answer_tokens;
                 replica.load.outstanding_tokens =
                     flights.lock().left_tokens().saturating_add(waiting_tokens).saturating_add(of_others as u64);
-                // Our own counts are always new; a policy that learned from loads must not use one without the others', however new the lost
-                // report is.
-                replica.load.updated_ns = if is_lost { 0 } else { now_ns };
+                // Our own counts are always new. A policy that learned from loads must not use a load without the others' requests, however
+                // recently their report was lost.
+                replica.load.updated_ns = if reported.is_some() { now_ns } else { 0 };
             }
         }
         share_groups(&mut self.replicas);
@@ -455,8 +456,8 @@ impl Known {
         (prompt, self.lengths.expect(class, wanted.max_tokens, self.answer_tokens))
     }
 
-    /// Returns how many tokens of the prompt each engine of all models probably has in its cache, and how many bytes each was sent before in
-    /// blocks that are the same; empty if no engine was sent any.
+    /// Returns how many tokens of the prompt each engine of all models probably has in its cache, and how many bytes of it earlier prompts
+    /// there had in identical blocks; empty if no engine was sent any.
     fn cached(&self, engines: &[Arc<Engines>], asked: RouteQuery<'_>) -> (Vec<u32>, Vec<usize>) {
         let (mut cached, mut compared) = (Vec::new(), Vec::new());
         if asked.prefix.is_empty() {

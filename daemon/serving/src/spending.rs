@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_survives_a_restart_within_the_month_and_a_clock_that_is_not_set_yet() {
+    fn the_used_tokens_survive_a_restart_within_the_month_and_a_clock_that_is_not_set_yet() {
         let before = Spending::default();
         before.spend(&"ann".into(), 700, now());
         let spent = before.spent(now());

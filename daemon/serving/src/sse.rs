@@ -4,6 +4,8 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use role::access::served::TokenUsage;
 use serde::{Deserialize, de::IgnoredAny};
 
+use crate::openai::is_about_credentials;
+
 /// The maximum size of an event, in bytes.
 const MAX_EVENT_BYTES: usize = 1 << 20;
 
@@ -138,7 +140,7 @@ impl TokenReport {
     }
 }
 
-/// Why no further events pass.
+/// Why an engine's stream ends early: the fault of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MalformedEvent {
     /// The data of an event is neither a JSON object nor `[DONE]`.
@@ -172,7 +174,7 @@ pub struct EventStreamParser {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineError {
     /// The status from 400 to 499 that its `code` names, if the engine seems to refuse the request rather than fail. vLLM and SGLang
-    /// name 400 for many failures of their own, so this is no proof. 401 and 407 are about the gateway's credentials.
+    /// name 400 for many failures of their own, so this is no proof. A status about the gateway's credentials is no refusal.
     pub refusal: Option<u16>,
     /// The data of the event, in the form of the API.
     pub json: Bytes,
@@ -224,7 +226,7 @@ struct Delta<'a> {
 }
 
 impl EventStreamParser {
-    /// Takes bytes as they arrive and returns what may pass: all lines that are now complete, unchanged.
+    /// Takes bytes as they arrive. Returns all lines that are now complete, unchanged: they may pass.
     ///
     /// # Errors
     /// The bytes are not an event of the API. No part of the malformed line passes.
@@ -273,7 +275,7 @@ impl EventStreamParser {
                 self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
                 if let Some(error) = event.error.filter(|_| self.error.is_none()) {
                     let code = serde_json::from_str::<ErrorCode>(error.get()).ok().map(|error| error.code);
-                    let refusal = code.filter(|code| (400..500).contains(code) && ![401, 407].contains(code));
+                    let refusal = code.filter(|code| (400..500).contains(code) && !is_about_credentials(*code));
                     self.error = Some(EngineError { refusal, json: Bytes::copy_from_slice(data) });
                 }
                 Ok(())
@@ -498,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_event_does_not_pass() {
+    fn a_line_that_is_no_event_does_not_pass() {
         for data in ["data: {\n", "data: secret\n", "data: 3\n", "data: [{}]\n", "data: {} {}\n"] {
             assert_eq!(EventStreamParser::default().push(data.into()), Err(MalformedEvent::NoJson), "{data}");
         }

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_takes_connections_and_says_nothing_is_out_of_reach_after_the_timeout() {
+    async fn an_engine_that_takes_connections_and_says_nothing_is_out_of_reach_after_the_timeout() {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://localhost:{}", silent.local_addr().unwrap().port());
         let (_, file) = engine("localhost", &[]).await;

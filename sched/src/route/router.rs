@@ -45,12 +45,9 @@ pub const MARGIN_PERCENT: u16 = 110;
 /// [`MARGIN_PERCENT`] as a factor.
 pub const MARGIN: f64 = MARGIN_PERCENT as f64 / 100.0;
 
-/// The age from which on a load is stale.
-const STALE_NS: u64 = 1_000_000_000;
-
 impl Router {
     /// Creates a router, guarded unless its policy is [`RoutingPolicy::Considerate`]. Its fallback rule has a margin of
-    /// 1.1, and loads older than a second are stale.
+    /// 1.1.
     #[must_use]
     pub fn new(models: Vec<Model>, policy: RoutingPolicy) -> Self {
         let policy = PolicyInUse::new(policy, &models);
@@ -109,7 +106,7 @@ impl Router {
         // The engines of other models have no part in the decision.
         let stale = (state.replicas.iter())
             .filter(|replica| survey::is_open(&self.models, request, replica))
-            .any(|replica| now_ns.saturating_sub(replica.load.updated_ns) > STALE_NS);
+            .any(|replica| replica.load.is_stale(now_ns));
         let mut choice = match self.policy.decide(&survey, stale) {
             Ok(choice) => choice,
             Err(cause) => {

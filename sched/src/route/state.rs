@@ -56,11 +56,20 @@ pub struct EngineLoad {
     pub outstanding_tokens: u64,
     /// How much other engines use of the same GPU, from 0 to 1 each. [`share_groups`] fills it in.
     pub others_utilisation: f64,
-    /// When these numbers were correct. [`Router`](super::Router) defines when they are too old.
+    /// When these numbers were correct.
     pub updated_ns: u64,
 }
 
+/// The age from which on a load is stale.
+const STALE_NS: u64 = 1_000_000_000;
+
 impl EngineLoad {
+    /// Whether these numbers are older than a second, so that policies that learned from loads must not use them.
+    #[must_use]
+    pub const fn is_stale(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.updated_ns) > STALE_NS
+    }
+
     /// Returns how many requests the engine has.
     #[must_use]
     pub const fn in_flight(&self) -> u32 {

@@ -41,13 +41,14 @@ pub(super) enum Outcome {
 
 /// Whether a gateway has no engine for a request, or none in time, or too many waiting requests: another gateway may have room. A
 /// refusal because of a key's limits reports no load.
-pub(super) fn is_short_of_engines(head: &ResponseHead) -> bool {
+fn is_short_of_engines(head: &ResponseHead) -> bool {
     let is_full = || load_permille(head).is_some_and(|load| load >= FULL_PERMILLE);
     head.status == 503 || (head.status == 429 && is_full())
 }
 
 impl Outcome {
-    /// Whether the client may get this answer: not if another gateway or path may have a better one.
+    /// Whether the client may get this answer: not if another gateway or path may have a better one, which also holds for 407, a refusal of
+    /// this edge's credentials.
     pub(super) fn is_good(&self) -> bool {
         matches!(self, Self::Answered(head) if head.status != 407 && !is_short_of_engines(head))
     }

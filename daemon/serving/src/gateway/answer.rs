@@ -20,13 +20,14 @@ use super::{
     Failure, Gateway, Model,
     exchange::{Ended, Exchange},
     failed_try::{EngineRefusal, FailedTry},
+    held_events::HeldEvents,
     pieces::Pieces,
     silence::Silence,
 };
 use crate::{
     LOAD,
     live::LiveRequest,
-    openai::{OpenAiError, Operation, RenamedBody},
+    openai::{OpenAiError, Operation, RenamedBody, is_about_credentials},
     places::{EnginePlace, Fault, PrefixHashes},
     routes::{Lesson, Route},
     sse::{EventStreamParser, TokenReport},
@@ -37,10 +38,6 @@ use crate::{
 /// An answer that is not a stream of events is held back up to this size until it is complete, so that the status can report a
 /// failure of its engine.
 const HELD_BYTES: usize = 1 << 20;
-
-/// Events before the first token are held back up to this size and for this time after the first of them: until they pass, another engine
-/// may still answer. Engines send comments and the name of a role before any token.
-pub(super) const HELD_EVENTS: (usize, Duration) = (64 << 10, Duration::from_secs(1));
 
 /// How many bytes at the end of a larger answer are held back until it is complete: they contain the engine's report of tokens.
 const END_BYTES: usize = 64 << 10;
@@ -64,9 +61,9 @@ pub(super) struct Pass<'a> {
     /// Why the model was chosen, and what is predicted of the engine that answers.
     pub(super) route: Route,
     pub(super) operation: Operation,
-    pub(super) head: &'a RequestHead,
+    pub(super) request_head: &'a RequestHead,
     /// Whether the client asks for a stream of events.
-    pub(super) is_streamed: bool,
+    pub(super) wants_events: bool,
     /// When the request was complete.
     pub(super) began: Instant,
     pub(super) payer: Payer<'a>,
@@ -113,7 +110,7 @@ struct Answering<'a> {
     /// Its answer, if it refuses the request in an event before the first token.
     refusal: Option<EngineRefusal>,
     /// Whether its answer is a stream of events.
-    is_streamed: bool,
+    is_events: bool,
     /// Its report of tokens.
     report: TokenReport,
     /// The length of a complete answer without streaming, in bytes.
@@ -121,8 +118,8 @@ struct Answering<'a> {
 }
 
 impl Pass<'_> {
-    /// Sends the request to the engine and passes the answer on. The used tokens count even if the answer does not complete. After a
-    /// failed try, the client has received nothing.
+    /// Sends the request to the engine and passes the answer on. The used tokens count even if the answer does not complete. The inner error
+    /// is a failed try, after which another engine may answer; the outer one ends the request.
     pub(super) async fn run(
         &self,
         exchange: &mut Exchange,
@@ -138,7 +135,7 @@ impl Pass<'_> {
             first_token: None,
             status: None,
             refusal: None,
-            is_streamed: false,
+            is_events: false,
             report: TokenReport::default(),
             bytes: 0,
         };
@@ -169,7 +166,7 @@ impl Pass<'_> {
 
     /// Returns the engine's fault in a failed try. Only an answer that begins once all its tokens are made may just be long.
     fn fault(&self, by: &Answering<'_>, failure: &OpenAiError) -> Fault {
-        let may_be_long = !self.is_streamed && self.operation != Operation::Embeddings && by.status.is_none();
+        let may_be_long = !self.wants_events && self.operation != Operation::Embeddings && by.status.is_none();
         match failure {
             OpenAiError::OutOfReach { .. } => Fault::OutOfReach,
             OpenAiError::EngineTimeout if may_be_long => Fault::Late,
@@ -189,7 +186,7 @@ impl Pass<'_> {
             _ => {}
         }
         let passed = match ended {
-            _ if by.is_streamed => by.lesson.tokens(),
+            _ if by.is_events => by.lesson.tokens(),
             _ if self.operation == Operation::Embeddings => 0,
             Ok(_) => by.bytes.div_ceil(BYTES_PER_TOKEN),
             Err(_) => self.route.made_within(elapsed),
@@ -211,15 +208,12 @@ impl Pass<'_> {
             self.payer.pass(u64::from(self.route.prompt_tokens()));
         }
         let kind = answer.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
-        let is_events = kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"text/event-stream"));
-        by.is_streamed = is_events;
-        let status = match is_events {
-            true => self.pass_events(exchange, answer, by).await?,
-            false => {
-                self.pass_whole(exchange, answer, by).await?;
-                status
-            }
-        };
+        by.is_events = kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"text/event-stream"));
+        if by.is_events {
+            self.pass_events(exchange, answer, by).await?;
+        } else {
+            self.pass_whole(exchange, answer, by).await?;
+        }
         by.lesson.learn(by.report.usage(), by.report.cached_tokens(), body.len());
         Ok(status)
     }
@@ -237,8 +231,7 @@ impl Pass<'_> {
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "application/json, text/event-stream");
         let asked = self.model.key.iter().fold(asked, |asked, key| asked.header(AUTHORIZATION, key));
-        let traced = self.traced();
-        let asked = traced.into_iter().fold(asked, |asked, (name, value)| asked.header(name, value));
+        let asked = self.traced().into_iter().fold(asked, |asked, (name, value)| asked.header(name, value));
         let asked = asked.body(body.clone()).map_err(|_| OpenAiError::NoEngine)?;
         let answered = timeout_at(*until, self.model.upstream.ask(asked));
         let answer = match exchange.unless_gone(answered).await? {
@@ -253,8 +246,7 @@ impl Pass<'_> {
         if answer.status().is_server_error() {
             return Err(OpenAiError::Engine("it answered with an error of its own").into());
         }
-        // They are about the gateway's own credentials, and edges take 407 for a refusal of theirs.
-        if matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED) {
+        if is_about_credentials(answer.status().as_u16()) {
             return Err(OpenAiError::Engine("it refused the gateway's key").into());
         }
         // An engine that has begun an answer may still hang; an engine that refuses a request works.
@@ -267,56 +259,47 @@ impl Pass<'_> {
     /// Returns the fields that join the engine's log and its traces with the client's. Engines confuse or abort requests with the same ID,
     /// and clients choose theirs freely, so the gateway's own ID of the request makes it unique.
     fn traced(&self) -> Vec<(&'static str, HeaderValue)> {
-        let id = self.head.field("x-request-id").and_then(|id| std::str::from_utf8(id).ok());
+        let id = self.request_head.field("x-request-id").and_then(|id| std::str::from_utf8(id).ok());
         let id = id.filter(|id| (1..=ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()));
         let id = id.and_then(|id| HeaderValue::try_from(format!("{id}-{}", self.entry.id())).ok());
-        let trace = self.head.field("traceparent").and_then(|trace| HeaderValue::from_bytes(trace).ok());
+        let trace = self.request_head.field("traceparent").and_then(|trace| HeaderValue::from_bytes(trace).ok());
         [("x-request-id", id), ("traceparent", trace)].into_iter().filter_map(|(name, of)| Some((name, of?))).collect()
     }
 
-    fn head(&self, answer: &Response<Incoming>, content_length: Option<u64>) -> ResponseHead {
+    /// Returns the head with which the client gets an engine's answer.
+    fn response_head(&self, answer: &Response<Incoming>, content_length: Option<u64>) -> ResponseHead {
         let passed = PASSED.iter().filter_map(|name| Some((*name, answer.headers().get(*name)?)));
         let mut fields: Vec<Field> =
             passed.map(|(name, value)| Field::new(name, Bytes::copy_from_slice(value.as_bytes()))).collect();
         fields.extend(content_length.map(|length| Field::new("content-length", length.to_string())));
-        fields.extend(self.own_fields());
+        fields.extend(self.model.fields(&self.route));
+        // Edges choose between gateways by it.
+        fields.push(Field::new(LOAD, self.model.engines.load_permille().to_string()));
         ResponseHead { status: answer.status().as_u16(), fields }
     }
 
-    /// Returns the gateway's own fields of an answer.
-    fn own_fields(&self) -> Vec<Field> {
-        let mut fields = self.model.fields(&self.route);
-        // Edges choose between gateways by it.
-        fields.push(Field::new(LOAD, self.model.engines.load_permille().to_string()));
-        fields
-    }
-
-    /// Passes events on as they arrive, from the first token on, and returns the status of the answer. If they break off, sends an event with
-    /// the error. An event with an error of the engine is a failure of the engine; before the first token, another engine may still answer.
+    /// Passes events on as they arrive, from the first token on. If they break off, sends an event with the error. An event with an error of
+    /// the engine is a failure of the engine. As long as all events are held back, another engine may still answer.
     async fn pass_events(
         &self,
         exchange: &mut Exchange,
         answer: Response<Incoming>,
         by: &mut Answering<'_>,
-    ) -> Result<StatusCode, Failure> {
-        let passed = answer.status();
+    ) -> Result<(), Failure> {
         let Answering { place, lesson, until, first_token, report, refusal, .. } = by;
-        let head = self.head(&answer, None);
+        let head = self.response_head(&answer, None);
         // An engine that has begun an answer may still read the prompt, or have the request in its own queue.
         let mut answer = Pieces::new(answer, Silence::until(*until));
-        let (mut events, mut has_begun) = (EventStreamParser::default(), false);
-        let mut is_at_work = false;
-        let (most_bytes, held_for) = self.gateway.held_events;
-        let (mut held, mut held_until) = (BytesMut::new(), None);
+        let (mut events, mut is_first_due) = (EventStreamParser::default(), true);
+        // `None` once the client's answer has begun.
+        let mut held = Some(HeldEvents::new(head, self.gateway.hold_limits));
         let broken = loop {
-            let next = match held_until {
+            let next = match held.as_ref().and_then(HeldEvents::until) {
                 Some(until) => timeout_at(until, answer.next(exchange)).await,
                 None => Ok(answer.next(exchange).await),
             };
             let Ok(next) = next else {
-                (held_until, has_begun) = (None, true);
-                exchange.respond(&head).await?;
-                self.send(exchange, held.split().freeze()).await?;
+                self.release(exchange, &mut held, Bytes::new()).await?;
                 continue;
             };
             let bytes = match next? {
@@ -333,43 +316,22 @@ impl Pass<'_> {
                 Ok(whole) => whole,
                 Err(malformed) => break Some(OpenAiError::Engine(malformed.as_str())),
             };
-            if let Some(error) = events.error().filter(|_| !has_begun && events.with_content() == 0) {
-                *refusal = error.refusal.map(|status| self.refusal(&head, status, error.json.clone()));
+            if let (Some(error), Some(held), 0) = (events.error(), &held, events.with_content()) {
+                *refusal = error.refusal.map(|status| self.refusal(&held.head, status, error.json.clone()));
                 break Some(ERROR_EVENT);
             }
-            // After an error, no token is to be expected.
-            let has_tokens = events.with_content() > 0 || events.is_done() || events.error().is_some();
-            match std::mem::replace(&mut is_at_work, has_tokens) {
-                false if has_tokens => answer.silence.limit(self.gateway.settings.stall_timeout),
+            // After the end or an error, no first token is due any more.
+            let was_first_due = is_first_due;
+            is_first_due = events.with_content() == 0 && !events.is_done() && events.error().is_none();
+            if was_first_due && !is_first_due {
+                answer.silence.limit(self.gateway.settings.stall_timeout);
+            } else if is_first_due && TokioInstant::now() >= *until {
                 // Comments and names of roles prolong nothing, however densely they come.
-                false if TokioInstant::now() >= *until => break Some(OpenAiError::EngineTimeout),
-                _ => {}
+                break Some(OpenAiError::EngineTimeout);
             }
-            if whole.is_empty() {
+            if whole.is_empty() || held.as_mut().is_some_and(|held| is_first_due && held.hold(&whole)) {
                 continue;
             }
-            let whole = if has_begun {
-                whole
-            } else {
-                let has_room = held.len() + whole.len() <= most_bytes;
-                if has_room {
-                    held.extend_from_slice(&whole);
-                    if events.with_content() == 0 && !events.is_done() {
-                        held_until.get_or_insert_with(|| TokioInstant::now() + held_for);
-                        continue;
-                    }
-                }
-                (held_until, has_begun) = (None, true);
-                exchange.respond(&head).await?;
-                if has_room {
-                    held.split().freeze()
-                } else {
-                    if !held.is_empty() {
-                        self.send(exchange, held.split().freeze()).await?;
-                    }
-                    whole
-                }
-            };
             if events.with_content() > 0 && before == 0 {
                 let first = *first_token.insert(self.began.elapsed());
                 self.gateway.metrics.first_token(&self.model.name, first.as_secs_f64());
@@ -379,16 +341,16 @@ impl Pass<'_> {
             (before..events.with_content()).for_each(|_| lesson.token());
             self.payer.pass(events.with_content() - before);
             self.entry.pass(events.with_content() - before);
-            if !self.send(exchange, whole).await? {
+            if !self.release(exchange, &mut held, whole).await? {
                 lesson.held_up();
             }
         };
         match broken {
             None => {
                 self.model.engines.succeeded(place.replica);
-                Ok(passed)
+                Ok(())
             }
-            Some(refusal) if !has_begun => Err(refusal.into()),
+            Some(refusal) if held.is_some() => Err(refusal.into()),
             Some(refusal) => {
                 // Clients could take engines from others with requests that engines refuse.
                 if events.error().is_none_or(|error| error.refusal.is_none()) {
@@ -403,12 +365,29 @@ impl Pass<'_> {
         }
     }
 
+    /// Sends events behind those that are held back. Begins the client's answer, if they are. Returns whether there was room at once.
+    async fn release(
+        &self,
+        exchange: &mut Exchange,
+        held: &mut Option<HeldEvents>,
+        events: Bytes,
+    ) -> Result<bool, Failure> {
+        let events = match held.take() {
+            None => events,
+            Some(held) => {
+                exchange.respond(&held.head).await?;
+                held.followed_by(events)
+            }
+        };
+        self.send(exchange, events).await
+    }
+
     /// Returns the answer that passes on an engine's event with a refusal. `head` is the head of the engine's stream.
     fn refusal(&self, head: &ResponseHead, status: u16, json: Bytes) -> EngineRefusal {
         let mut fields = head.fields.clone();
         fields.retain(|field| field.name != "content-type");
         fields.push(Field::new("content-type", "application/json"));
-        EngineRefusal { head: self.with_length(ResponseHead { status, fields }, json.len()), json }
+        EngineRefusal { head: with_length(ResponseHead { status, fields }, json.len()), json }
     }
 
     /// Passes on a refusal of an engine as the whole answer.
@@ -428,8 +407,7 @@ impl Pass<'_> {
     ) -> Result<(), Failure> {
         let length = answer.body().size_hint().exact();
         let status = answer.status();
-        let head = |length| self.head(&answer, length);
-        let (known, unknown) = (head(length), head(None));
+        let head = self.response_head(&answer, length);
         let mut answer = Pieces::new(answer, Silence::new(self.gateway.settings.stall_timeout));
         let (mut held, mut has_begun) = (BytesMut::new(), false);
         loop {
@@ -447,7 +425,7 @@ impl Pass<'_> {
             }
             if held.len() > HELD_BYTES {
                 if !std::mem::replace(&mut has_begun, true) {
-                    exchange.respond(if length.is_some() { &known } else { &unknown }).await?;
+                    exchange.respond(&head).await?;
                 }
                 self.send(exchange, held.split_to(held.len() - END_BYTES).freeze()).await?;
             }
@@ -460,18 +438,12 @@ impl Pass<'_> {
             if status.is_success() {
                 self.gateway.metrics.first_token(&self.model.name, self.began.elapsed().as_secs_f64());
             }
-            exchange.respond(&self.with_length(known, held.len())).await?;
+            exchange.respond(&with_length(head, held.len())).await?;
         }
         if !held.is_empty() {
             self.send(exchange, held.freeze()).await?;
         }
         Ok(())
-    }
-
-    fn with_length(&self, mut head: ResponseHead, length: usize) -> ResponseHead {
-        head.fields.retain(|field| field.name != "content-length");
-        head.fields.push(Field::new("content-length", length.to_string()));
-        head
     }
 
     /// Sends content to the client, which may take as long to accept some as an engine may take to produce some, because other
@@ -483,4 +455,11 @@ impl Pass<'_> {
         timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Untaken)??;
         Ok(false)
     }
+}
+
+/// Returns a head with the length of the whole content.
+fn with_length(mut head: ResponseHead, length: usize) -> ResponseHead {
+    head.fields.retain(|field| field.name != "content-length");
+    head.fields.push(Field::new("content-length", length.to_string()));
+    head
 }

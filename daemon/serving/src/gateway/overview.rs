@@ -58,7 +58,7 @@ impl Gateway {
         engines.zip(curves).map(view).collect()
     }
 
-    /// Returns what was learned of engines.
+    /// Returns the knowledge about engines, for the time after a restart.
     #[must_use]
     pub fn learned(&self) -> Learned {
         let (averages, curves) = self.routes.learned();
@@ -89,7 +89,7 @@ impl Gateway {
     }
 }
 
-/// What clients may know of a model or an alias.
+/// Returns the entry of a model or an alias in the answers to clients.
 fn entry(id: &str) -> Value {
     json!({ "id": id, "object": "model", "created": 0, "owned_by": "paced" })
 }

@@ -26,12 +26,7 @@ impl Gateway {
             Operation::Model => ("application/json", self.one(head.path.as_deref().unwrap_or_default())?),
             _ => ("text/plain", "ok\n".to_owned()),
         };
-        if head.method == b"HEAD"[..] {
-            // RFC 9110 §9.3.2.
-            let fields = vec![Field::new("content-type", kind)];
-            return Ok(exchange.respond(&ResponseHead { status: 200, fields }).await?);
-        }
-        respond(exchange, 200, kind, body.into(), Vec::new()).await
+        respond(exchange, 200, (kind, body.into()), Vec::new(), head.method == b"HEAD"[..]).await
     }
 }
 
@@ -46,24 +41,26 @@ impl Model {
     }
 }
 
-/// Sends a complete answer.
+/// Sends a complete answer with content of this kind; without content and its length if the request `is_head` (RFC 9110 §9.3.2).
 async fn respond(
     exchange: &mut Exchange,
     status: u16,
-    kind: &'static str,
-    body: Bytes,
+    (kind, body): (&'static str, Bytes),
     mut fields: Vec<Field>,
+    is_head: bool,
 ) -> Result<(), Failure> {
     fields.push(Field::new("content-type", kind));
-    fields.push(Field::new("content-length", body.len().to_string()));
+    if !is_head {
+        fields.push(Field::new("content-length", body.len().to_string()));
+    }
     exchange.respond(&ResponseHead { status, fields }).await?;
-    if !body.is_empty() {
+    if !is_head {
         timeout(ANSWER_TIMEOUT, exchange.send(body)).await.map_err(|_| Failure::Untaken)??;
     }
     Ok(())
 }
 
-/// Sends an error of the API as the answer, with what was `decided` before; without content if the request `is_head` (RFC 9110 §9.3.2).
+/// Sends an error of the API as the answer, with the fields about what was `decided` before; without content if the request `is_head`.
 pub(super) async fn refuse(
     exchange: &mut Exchange,
     refusal: &OpenAiError,
@@ -78,16 +75,9 @@ pub(super) async fn refuse(
         OpenAiError::Key => Some(Field::new("www-authenticate", "Bearer")),
         _ => None,
     };
-    let fields = retry.into_iter().chain(own).chain(decided);
-    let (status, kind) = (refusal.status(), "application/json");
-    let sent = match is_head {
-        true => {
-            let fields = fields.chain([Field::new("content-type", kind)]).collect();
-            exchange.respond(&ResponseHead { status, fields }).await.map_err(Failure::from)
-        }
-        false => respond(exchange, status, kind, refusal.body(), fields.collect()).await,
-    };
-    match sent {
+    let fields = retry.into_iter().chain(own).chain(decided).collect();
+    let content = ("application/json", refusal.body());
+    match respond(exchange, refusal.status(), content, fields, is_head).await {
         Ok(()) => Ended::Whole,
         Err(_) => Ended::Cut,
     }

@@ -24,7 +24,7 @@ impl Pieces {
         Self { body: answer.into_body(), silence }
     }
 
-    /// Returns the next piece; `None` at the end of the answer.
+    /// Returns the next piece; `None` at the end of the answer. The inner error is the engine's, the outer one the client's.
     pub(super) async fn next(
         &mut self,
         exchange: &mut Exchange,

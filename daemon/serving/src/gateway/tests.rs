@@ -54,7 +54,7 @@ impl Client {
 
     /// Returns a client of a gateway with this policy.
     async fn under(settings: GatewaySettings, policy: Policy) -> Self {
-        Self::holding(settings, policy, HELD_EVENTS.1).await
+        Self::holding(settings, policy, HoldLimits::default().time).await
     }
 
     /// Returns a client of a gateway that holds events before the first token back for this time.
@@ -62,7 +62,7 @@ impl Client {
         let classes = Classes::new(policy, PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
         let (shared, spending) = (Default::default(), Arc::<Spending>::default());
         let mut gateway = Gateway::new(&settings, &classes, (shared, &spending), (&Learned::default(), None)).unwrap();
-        Arc::get_mut(&mut gateway).unwrap().held_events.1 = held_for;
+        Arc::get_mut(&mut gateway).unwrap().hold_limits.time = held_for;
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let ((ended, served), (made, contents)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
         let (begins, begun) = mpsc::unbounded_channel();
@@ -208,7 +208,7 @@ async fn a_refusal_of_a_request_for_a_model_reports_the_load_of_its_engines() {
     let mut client = Client::of("http://127.0.0.1:1/v1").await;
     // The second request finds no engine to choose.
     let [large, other] = [r#"{"model":"large"}"#, r#"{"model":"other"}"#];
-    for (body, load) in [(large, Some(u32::MAX)), (large, Some(u32::MAX)), (other, None)] {
+    for (body, load) in [(large, Some(NO_ENGINE_PERMILLE)), (large, Some(NO_ENGINE_PERMILLE)), (other, None)] {
         let answer = client.requests.send_request(chat(whole(body.into()))).await.unwrap();
         let told = answer.headers().get(LOAD).map(|load| load.to_str().unwrap().parse().unwrap());
         assert_eq!(told, load, "{}", answer.status());
@@ -229,6 +229,21 @@ async fn a_refusal_says_which_model_was_chosen_and_how_long_its_answer_was_predi
         assert_eq!(told, values, "{}", answer.status());
         _ = answer.into_body().collect().await;
     }
+}
+
+#[tokio::test]
+async fn a_refusal_after_the_last_model_of_an_alias_failed_says_which_model_that_was() {
+    let names = ["large", "small"].map(str::to_owned).to_vec();
+    let engines: Vec<_> = vec!["http://127.0.0.1:1/v1".parse().unwrap()];
+    let of = |name: &String| ModelSettings { engines: engines.clone(), affinity: false, ..model(name, 100, None) };
+    let models = names.iter().map(of).collect();
+    let aliases = vec![Alias { name: "auto".into(), models: names, policy: Routing::Rule, shadow: None }];
+    let mut client = Client::with(GatewaySettings { models, aliases, ..GatewaySettings::default() }).await;
+    // So that no model is left once the large one has failed.
+    client.gateway.models[1].engines.failed(0, crate::health::Fault::OutOfReach, "");
+    let answer = client.requests.send_request(chat(whole(r#"{"model":"auto"}"#.into()))).await.unwrap();
+    let told = ["x-paced-model", "x-paced-reason"].map(|name| answer.headers()[name].to_str().unwrap());
+    assert_eq!((answer.status().as_u16(), told), (503, ["large", "best-with-room"]));
 }
 
 #[tokio::test]

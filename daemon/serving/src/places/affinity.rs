@@ -143,7 +143,8 @@ impl PrefixAffinity {
 }
 
 impl Prefixes {
-    /// Returns what a user's request with this head and this prompt, as JSON, has in common with others. Each user names its own sessions.
+    /// Returns the part of a user's request with this head and this prompt, as JSON, that other requests may share. Each user names its own
+    /// sessions.
     #[must_use]
     pub fn of(&self, head: &RequestHead, user: Option<&str>, prompt: &[u8]) -> PrefixHashes {
         let session = head.field(SESSION).filter(|session| !session.is_empty());
@@ -207,9 +208,9 @@ impl Affinity {
         self.trusts.get(&(engine, user)).copied().unwrap_or(1.0)
     }
 
-    /// Learns from an engine's report on a user's prompt: it was sent `compared` tokens before, in blocks that are the same, and `reported`
-    /// tokens of the prompt were in its cache. Many engines leave out a count of 0, so if an engine that has reported before reports
-    /// nothing, the count is 0. Returns the count, if it is known. A prompt without such blocks teaches nothing.
+    /// Learns from an engine's report on a user's prompt. Earlier prompts at the engine had `compared` tokens of this prompt, in identical
+    /// blocks, and the engine had `reported` tokens in its cache. Many engines leave out a count of 0, so if an engine that has reported
+    /// before reports nothing, the count is 0. Returns the count, if it is known. A prompt without such blocks teaches nothing.
     pub(super) fn confirm(&mut self, engine: usize, user: u64, compared: u32, reported: Option<u64>) -> Option<u64> {
         if compared == 0 {
             return reported;
@@ -235,8 +236,8 @@ impl Affinity {
         cached
     }
 
-    /// Returns the known prompts that a prompt has something in common with, and what this is. The same session, or a common beginning of
-    /// all compared blocks, means the same chat, unless a session's last prompt had blocks that this prompt lacks.
+    /// Returns the known prompts that share a part with a prompt, and the bytes of each part. The same session, or a common beginning of all
+    /// compared blocks, means the same chat, unless a session's last prompt had blocks that this prompt lacks.
     fn shared(&self, prefix: &PrefixHashes) -> impl Iterator<Item = (Sent, CachedBytes)> {
         let of_session = self.of_session(prefix).map(|(sent, blocks)| {
             let same = blocks.iter().zip(&*prefix.blocks).take_while(|(before, now)| before == now).count();

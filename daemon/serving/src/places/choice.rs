@@ -8,19 +8,6 @@ use super::{
 use crate::reported::Reported;
 
 impl State {
-    /// Gives a request a place at the engine that [`State::pick`] finds.
-    pub(super) fn give(
-        &mut self,
-        wish: &Wish,
-        most_in_flight: u32,
-        tried: &[usize],
-        now_ns: u64,
-    ) -> Option<(usize, PrefixAffinity)> {
-        let (replica, affinity) = self.begin(wish, most_in_flight, tried, now_ns)?;
-        self.affinity.note(&wish.prefix, replica, now_ns);
-        Some((replica, affinity))
-    }
-
     /// Occupies a place at the engine that [`State::pick`] finds. The caller notes the request's prefix.
     pub(super) fn begin(
         &self,
@@ -80,7 +67,7 @@ impl State {
 
     /// Returns how many requests an engine has, including requests of its other clients.
     fn load(&self, replica: &Replica, now_ns: u64) -> u32 {
-        let Reported { running, waiting } = replica.others(now_ns, self.report_ns);
+        let Reported { running, waiting } = replica.others(now_ns, self.report_ns).unwrap_or_default();
         replica.work.in_flight().saturating_add(running).saturating_add(waiting)
     }
 }

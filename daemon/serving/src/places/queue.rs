@@ -41,7 +41,7 @@ impl From<Service> for Claim {
 /// Waiting requests, each with a value.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
-    /// What the schedule orders, by [`Entry`]: each request, or its class if the discipline gives shares.
+    /// The entries of the schedule, by their names ([`Entry`]).
     all: Ordered,
     slots: Slab<Slot<T>>,
     /// How many requests have come.
@@ -71,7 +71,7 @@ struct Slot<T> {
     answer_tokens: u64,
 }
 
-/// What the schedule orders.
+/// An entry of the schedule: a request, or its class if the discipline gives shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
     /// The request in this slot.

@@ -249,12 +249,12 @@ fn load_of_others_moves_requests_to_other_engines_until_it_is_old_and_takes_no_p
     assert_eq!(first.replica, 0);
     // Of three, one is ours.
     engines.report(0, Reported { running: 2, waiting: 1 }, 1);
-    assert_eq!(engines.others(), [Reported { running: 1, waiting: 1 }, Reported::default()]);
+    assert_eq!(engines.others(), [Reported { running: 1, waiting: 1 }, Reported::default()].map(Some));
     // Requests that have begun since then were ours as well.
     let places: Vec<_> = (0..3).map(|_| now(engines.take(Service::default(), &[]))).collect();
     assert_eq!(places.iter().map(|place| place.replica).collect::<Vec<_>>(), [1, 1, 0]);
     engines.report(0, Reported { running: 2, waiting: 0 }, 1);
-    assert_eq!(engines.others(), [Reported::default(); 2]);
+    assert_eq!(engines.others(), [Some(Reported::default()); 2]);
     drop(places);
     engines.report(0, Reported { running: u32::MAX, waiting: u32::MAX }, 0);
     let place = now(engines.take(Service::default(), &[1]));
@@ -262,6 +262,7 @@ fn load_of_others_moves_requests_to_other_engines_until_it_is_old_and_takes_no_p
     drop((first, place));
     assert_eq!(now(engines.take(Service::default(), &[])).replica, 1);
     NOW_NS.set(101);
+    assert_eq!(engines.others(), [None, Some(Reported::default())], "only an engine that has reported can cease to");
     assert_eq!(now(engines.take(Service::default(), &[])).replica, 0, "what it said is old");
 }
 
@@ -308,6 +309,23 @@ async fn what_waits_gets_the_place_of_an_engine_whose_ejection_ends_though_nothi
     assert_eq!((place.replica, began.elapsed().as_secs()), (1, 1), "the first one still has its request");
     returning.abort();
     drop(first);
+}
+
+#[test]
+fn an_engine_that_answers_although_it_was_down_gets_waiting_requests_at_once() {
+    for note in [Engines::began, Engines::succeeded] {
+        let engines = Engines::new(2, 2, 3, Discipline::Fcfs, || 0);
+        // Only an engine with checks can be down.
+        engines.expect(true, u64::MAX);
+        let mut places: Vec<_> = (0..4).map(|_| now(engines.take(due(1), &[]))).collect();
+        engines.failed(1, Fault::OutOfReach, "");
+        let at = places.iter().position(|place| place.replica == 1).unwrap();
+        drop(places.remove(at));
+        let mut waiting = later(engines.take(due(1), &[]));
+        assert!(poll(&mut waiting).is_pending());
+        note(&engines, 1);
+        assert!(matches!(poll(&mut waiting), Poll::Ready(Ok(place)) if place.replica == 1));
+    }
 }
 
 #[test]

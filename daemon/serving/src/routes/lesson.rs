@@ -24,7 +24,7 @@ pub struct Lesson<'a> {
     prompt_tokens: u32,
     /// The tokens of the prompt that the engine probably has in its cache.
     cached_tokens: u32,
-    /// The bytes of the prompt that it was sent before, in blocks that are the same.
+    /// The bytes of the prompt that earlier prompts at the engine had, in identical blocks.
     compared_bytes: usize,
     /// The hash of the request's user.
     user: u64,
@@ -53,7 +53,7 @@ impl Routes {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
         let is_alone = self.engines.get(route.model).is_some_and(|engines| {
-            let (in_flight, others) = engines.at_engine(replica);
+            let (in_flight, others) = engines.at_engine(replica, now_ns);
             in_flight <= 1 && others == Reported::default()
         });
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
@@ -103,7 +103,7 @@ impl Lesson<'_> {
         (self.last_ns, self.events) = (now_ns, self.events + 1);
         // Predictions consider the requests of the engine's other clients, too.
         self.batches += self.routes.engines.get(self.model).map_or(1, |engines| {
-            let (in_flight, others) = engines.at_engine(self.replica);
+            let (in_flight, others) = engines.at_engine(self.replica, now_ns);
             u64::from(in_flight) + u64::from(others.running)
         });
         self.flights.lock().token(self.flight);
@@ -122,8 +122,8 @@ impl Lesson<'_> {
 
     /// Learns from a complete answer. Most clients do not ask for `usage` in streams, so the number of events with content also teaches the
     /// lengths of answers. Only `usage` teaches the bytes of a prompt's token. The engine's own counts of tokens and of cached tokens of
-    /// the prompt take precedence over the count of events and the expectation, which is trusted as far as these counts confirm the
-    /// blocks that the engine was sent before. If an engine that reports cached tokens leaves the count out, the count is 0. Only the
+    /// the prompt take precedence over the count of events and over the expected number of cached tokens. Later expectations are trusted as
+    /// far as these counts confirm this one. If an engine that reports cached tokens leaves the count out, the count is 0. Only the
     /// uncached tokens of the prompt cost the engine time.
     pub fn learn(&self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
         let cached_tokens = self.routes.engines.get(self.model).zip(usage).map_or(cached_tokens, |(engines, usage)| {

@@ -41,7 +41,7 @@ impl Recorder {
             state.replicas.iter().take(at).filter(|other| Some(other.model) == model).count()
         };
         let engine = |(at, replica): (usize, &Replica)| {
-            EngineSnapshot::of(&name(replica.model), place(at), replica, state.cached_tokens(at))
+            EngineSnapshot::of(&name(replica.model), place(at), replica, state.cached_tokens(at), at_ns)
         };
         let mut decision = Decision {
             at_ms: unix_ms(),

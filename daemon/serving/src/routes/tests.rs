@@ -429,7 +429,7 @@ fn engines_of_one_gpu_are_one_group_and_slow_each_other_in_the_prediction() {
 }
 
 #[test]
-fn what_was_learned_is_known_again_and_nonsense_is_not() {
+fn knowledge_is_recalled_and_nonsense_is_not() {
     let (first, _) = routes(8);
     let curve = Curve::new(Cost { gpu_ns: 3e7, ..Cost::default() });
     first.recall(Some((50.0, 3.0)), |model, _| (model == 0).then_some(curve));

@@ -152,8 +152,9 @@ async fn an_engine_that_breaks_off_before_its_first_token_is_replaced_by_another
 
 #[tokio::test]
 async fn events_before_the_first_token_are_held_for_a_while_and_up_to_a_size() {
-    let many = ": ping\n\n".repeat(HELD_EVENTS.0 / 8 + 1);
-    let large = format!("{ROLE}: {}\n\n", "x".repeat(HELD_EVENTS.0));
+    let most_bytes = HoldLimits::default().bytes;
+    let many = ": ping\n\n".repeat(most_bytes / 8 + 1);
+    let large = format!("{ROLE}: {}\n\n", "x".repeat(most_bytes));
     // Only the size can end the hold of an hour.
     for (before, held_for) in [(ROLE, Duration::from_millis(1)), (&many, HOUR), (&large, HOUR)] {
         let end = Arc::<Notify>::default();

@@ -71,22 +71,24 @@ fn a_file_does_not_decide_while_an_engine_has_ceased_to_report_its_load() {
     let folder = Folder::new("stale");
     let file = folder.write("a.toml", &thresholds(["large", "small"], [0.9; 2]).to_bytes("").unwrap());
     for report_ms in [300, 6_000] {
-        let (routes, engines) = routes_of(&settings(file.clone(), None), 8);
+        let settings = GatewaySettings { decisions_bytes: 1 << 20, ..settings(file.clone(), None) };
+        let (routes, engines) = routes_of(&settings, 8);
         teach(&routes);
         pass(2_000);
         engines[1].expect(false, report_ms * NS_PER_MS);
         let decide = || {
             let route = routes.route(either(&[0, 1]), &wanted(Some(1_000)), ClientPath::default()).unwrap();
-            (route.reason, routes.tallies()[0].fell_back)
+            let stale = route.decision.unwrap().engines.iter().map(|engine| engine.is_stale).collect::<Vec<_>>();
+            (route.reason, routes.tallies()[0].fell_back, stale == [false, true])
         };
-        assert_eq!(decide(), ("threshold", 0), "it has never reported");
+        assert_eq!(decide(), ("threshold", 0, false), "it has never reported");
         engines[1].report(0, Reported::default(), 0);
         pass(report_ms);
-        assert_eq!(decide(), ("threshold", 0));
+        assert_eq!(decide(), ("threshold", 0, false));
         pass(1);
-        assert_eq!(decide(), ("fallback", 1), "{report_ms} ms");
+        assert_eq!(decide(), ("fallback", 1, true), "{report_ms} ms");
         engines[1].report(0, Reported::default(), 0);
-        assert_eq!(decide(), ("threshold", 1));
+        assert_eq!(decide(), ("threshold", 1, false));
     }
 }
 
@@ -103,7 +105,7 @@ fn an_engine_of_a_model_that_is_not_the_aliass_may_cease_to_report() {
     engines[2].expect(false, 300 * NS_PER_MS);
     engines[2].report(0, Reported::default(), 0);
     pass(2_000);
-    assert_eq!(engines[2].lost_reports(), [true]);
+    assert_eq!(engines[2].others(), [None]);
     let route = routes.route(either(&[0, 1]), &wanted(Some(1_000)), ClientPath::default()).unwrap();
     assert_eq!((route.reason, routes.tallies()[0].fell_back), ("threshold", 0));
 }
