@@ -67,7 +67,7 @@ pub struct EdgeMetrics {
     pub hop_withheld: Counter,
     /// What happened to datagrams inside the connections to relays.
     pub datagrams: Arc<DatagramCounters>,
-    /// What happened to those connections when this host's addresses changed.
+    /// Counters of those connections, and of moves between paths.
     pub connections: Arc<ConnectionCounters>,
     access: Arc<AccessLog>,
 }

@@ -210,7 +210,7 @@ impl s2n_quic::provider::io::Provider for Provider {
 /// The kernel's side of the queue.
 struct KernelSocket {
     socket: UdpSocket,
-    /// How it is waited for while its buffer is full.
+    /// The wait for room while its buffer is full.
     room: RoomWait<UdpSocket>,
 }
 

@@ -15,9 +15,9 @@ use tokio::{
 use super::descriptor::{Owner, watch};
 
 /// The pause before the next send through a full socket, if no descriptor is left to learn when it has room.
-pub const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(10);
+const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(10);
 
-/// How one socket is waited for while its buffer is full. It watches a second descriptor `T` of the socket, and only from the first wait
+/// The wait for room in the full buffer of one socket. It watches a second descriptor `T` of the socket, and only from the first wait
 /// until [`end`](Self::end): the kernel reports room for every packet that leaves, and each report would wake the task.
 #[derive(Debug)]
 pub struct RoomWait<T: Owner>(Option<Waiting<T>>);
@@ -37,8 +37,8 @@ impl<T: Owner> Default for RoomWait<T> {
 }
 
 impl<T: Owner> RoomWait<T> {
-    /// Ready once the socket may have room. The first wait opens the `second` descriptor, which further waits use again. If this
-    /// fails, the wait is a pause of 10 ms, and the next send shows whether there is room.
+    /// Ready once the socket may have room. The first wait opens the descriptor that `second` returns, and further waits use it again.
+    /// Without a descriptor, the wait is a pause of 10 ms, and the next send shows whether there is room.
     ///
     /// # Errors
     /// The runtime shuts down.

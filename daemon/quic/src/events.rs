@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use config::hash::hex;
@@ -265,7 +266,7 @@ impl Subscriber for EndpointSubscriber {
         }
         state.strays.forget();
         state.budget.on_packet(&state.standing);
-        state.frames.on_packet(meta.timestamp.duration_since_start());
+        state.frames.on_packet();
         if let Some(log) = state.tap.log() {
             log.packet_received(event);
         }
@@ -287,7 +288,7 @@ impl Subscriber for EndpointSubscriber {
     fn on_frame_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &FrameReceived) {
         state.account.on_frame_received(&event.frame);
         state.budget.on_frame(&event.frame, &state.standing);
-        state.frames.on_frame(&state.standing);
+        state.frames.on_frame(&state.standing, || Duration::from_nanos(pacing::monotonic::now_ns()));
         if let Frame::StreamsBlocked { stream_limit, .. } = event.frame
             && stream_limit >= state.blocked_below
         {
@@ -424,7 +425,6 @@ impl Subscriber for EndpointSubscriber {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use s2n_quic_core::{
         connection, endpoint,

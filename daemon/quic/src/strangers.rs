@@ -14,7 +14,8 @@
 //! | requests of a stranger that wait for an answer | H3_REQUEST_REJECTED, which the client may repeat |
 //! | time | the connection ends with H3_NO_ERROR |
 //!
-//! Users have one bound here: frames within a second ([`UserFrames`]). A connection that exceeds it ends with H3_EXCESSIVE_LOAD.
+//! Users have one bound here: the frames beyond 16 in a packet, within a second ([`UserFrames`]). A connection that exceeds it ends with
+//! H3_EXCESSIVE_LOAD.
 //!
 //! A prefix is known while one of its users is connected, and then for as long as it is among the last [`REMEMBERED`]
 //! prefixes whose users have left. This counts prefixes, not time: the module reads no clock.

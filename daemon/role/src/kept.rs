@@ -33,8 +33,8 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
         (kept, value)
     }
 
-    /// Saves the value that `present` returns, unless it is the saved one, which `present` gets; `None` saves nothing. A failed save is
-    /// logged, and retried at the next call.
+    /// Calls `present` with the saved value, and saves the value that it returns, unless that is the saved one; `None` saves nothing. A
+    /// failed save is logged, and retried at the next call. `present` must not save to the same file: the value is locked meanwhile.
     pub fn save(&self, present: impl FnOnce(Option<&T>) -> Option<T>) {
         // Locked before the value is read: of two threads that save, the later one would otherwise write the older value.
         let mut saved = self.saved.lock();

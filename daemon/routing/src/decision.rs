@@ -117,7 +117,7 @@ pub struct EngineSnapshot {
     /// The expected number of the prompt's tokens in its cache. Records of earlier versions lack it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub cached_tokens: u32,
-    /// Whether its load was too old for policies that learned from loads ([`EngineLoad::is_stale`]). Records of earlier versions lack it.
+    /// Whether its load was too old for policies that decide by loads ([`EngineLoad::is_stale`]). Records of earlier versions lack it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_stale: bool,
 }

@@ -442,7 +442,7 @@ impl Known {
                 let of_others = f64::from(others.running.saturating_add(others.waiting)) * self.answer_tokens;
                 replica.load.outstanding_tokens =
                     flights.lock().left_tokens().saturating_add(waiting_tokens).saturating_add(of_others as u64);
-                // Our own counts are always new. A policy that learned from loads must not use a load without the others' requests, however
+                // Our own counts are always new. A policy that decides by loads must not use one without the others' requests, however
                 // recently their report was lost.
                 replica.load.updated_ns = if reported.is_some() { now_ns } else { 0 };
             }

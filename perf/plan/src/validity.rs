@@ -67,7 +67,10 @@ impl Plan {
         let lab = self.clocks.contains(&Clock::Lab);
         ensure!(lab || self.lab_schedulers.is_empty(), "lab_schedulers: the plan does not run in the lab");
         let twice = self.lab_schedulers.iter().find(|scheduler| self.schedulers.contains(scheduler));
-        ensure!(twice.is_none(), "lab_schedulers: one of them is in `schedulers` as well, which also run in the lab");
+        ensure!(
+            twice.is_none(),
+            "lab_schedulers: remove the schedulers that `schedulers` names, because they run in the lab as well"
+        );
         ensure!((1..=256).contains(&self.classes.len()), "classes: between 1 and 256");
         let names: BTreeSet<_> = self.classes.iter().map(|class| class.name.as_str()).collect();
         ensure!(names.len() == self.classes.len(), "classes: two have the same name");

@@ -77,8 +77,8 @@ pub async fn run(leave: &Leave, trial: Trial<'_>) -> Result<Vec<Sample>> {
     ])
 }
 
-/// Makes about `count` clients leave after up to five tokens each, some before the first: all that are there at once make equally many
-/// requests. Returns how many left.
+/// Makes clients leave after up to five tokens each, some before the first token: `count` of them, rounded down to a multiple of
+/// `at_once`. Returns how many left.
 async fn depart(leave: &Leave, clients: &Clients, count: u64, seed: u64) -> u64 {
     let each = count / leave.at_once;
     join_all((0..leave.at_once).map(async |number| {

@@ -27,7 +27,7 @@ pub struct Tokens {
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub streams: u64,
     /// Tokens per second of each stream.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub rate: u64,
     /// Tokens of each answer.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]

@@ -64,7 +64,7 @@ pub struct EngineLoad {
 const STALE_NS: u64 = 1_000_000_000;
 
 impl EngineLoad {
-    /// Whether these numbers are older than a second, so that policies that learned from loads must not use them.
+    /// Whether these numbers are older than a second, so that policies that decide by loads must not use them.
     #[must_use]
     pub const fn is_stale(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.updated_ns) > STALE_NS

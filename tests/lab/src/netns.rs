@@ -296,7 +296,7 @@ impl End {
     }
 
     /// Makes the kernel keep the IPv4 neighbours of this device for a day without checking them. Otherwise, it sends ARP packets after
-    /// some seconds, and each of them takes a number of the seed of an [emulated](Self::emulate) link. To be called before any
+    /// some seconds, and each of them takes a number of the seed of an [emulated](Self::emulate) link. Call it before the first
     /// packet: neighbours that are already known keep their timers.
     ///
     /// # Errors

@@ -69,7 +69,7 @@ async fn a_payload_that_comes_as_its_tunnel_ends_waits_for_the_next() {
     assert_eq!(counters.dropped_waiting.get(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn senders_that_made_room_for_others_leave_no_task_behind() {
     let counters = Arc::<LocalAddressCounters>::default();
     let mut local = lonely(&counters);

@@ -64,7 +64,8 @@ pub struct PathReport {
     pub sent_packets: u64,
     /// Of these, the lost packets.
     pub lost_packets: u64,
-    /// UDP tunnels that moved to another path, since a reload last changed the paths.
+    /// UDP tunnels that moved to another path, since the uplink was made: a reload that changes paths, relays, credentials or schedule
+    /// makes another.
     pub moved: u64,
 }
 

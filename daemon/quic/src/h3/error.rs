@@ -41,7 +41,7 @@ impl Error {
         }
     }
 
-    /// Whether the connection timed out, because nothing was heard of the peer.
+    /// Whether the connection timed out, because the peer sent nothing for too long.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         match self {

@@ -1,5 +1,5 @@
-//! How many frames users may send. The transport spends more on a frame than on the packet around it, so packets that are full of the
-//! smallest frames cost ten times as much as others of their size. Packets themselves have no bound here.
+//! The bound on the frames of users. The transport spends more on a frame than on the packet around it, so packets that are full of the
+//! smallest frames cost up to ten times as much as others of their size. Packets themselves have no bound here.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::{ClientStanding, budget::FRAMES_PER_PACKET};
 
-/// The frames that a user sent within a second beyond 16 in each packet, over all connections. Useful packets rarely have as many.
+/// Counts a user's frames within a second, over all connections, beyond the first 16 of each packet. Useful packets rarely have more.
 #[derive(Debug, Default)]
 pub struct UserFrames(Mutex<Charged>);
 
@@ -32,22 +32,23 @@ impl UserFrames {
 /// The frames in the present packet of one connection.
 #[derive(Debug, Default)]
 pub struct PacketFrames {
-    second: u64,
     frames: u32,
+    /// The second of its first frame that counts.
+    second: Option<u64>,
 }
 
 impl PacketFrames {
-    /// Begins a packet, which arrived at `now` by the clock of its endpoint. Under s2n-quic's own IO, the clocks of endpoints differ,
-    /// and a user of several endpoints may send somewhat more.
-    pub fn on_packet(&mut self, now: Duration) {
-        *self = Self { second: now.as_secs(), frames: 0 };
+    /// Begins a packet.
+    pub fn on_packet(&mut self) {
+        *self = Self::default();
     }
 
-    /// Counts a frame of the packet.
-    pub fn on_frame(&mut self, standing: &ClientStanding) {
+    /// Counts a frame of the packet. `now` reads a clock that all connections of a user share, which the clocks of endpoints need not be; it
+    /// is read only once the packet has more than 16 frames.
+    pub fn on_frame(&mut self, standing: &ClientStanding, now: impl FnOnce() -> Duration) {
         self.frames = self.frames.saturating_add(1);
         if self.frames > FRAMES_PER_PACKET {
-            standing.charge_frame(self.second);
+            standing.charge_frame(*self.second.get_or_insert_with(|| now().as_secs()));
         }
     }
 }
@@ -69,8 +70,8 @@ mod tests {
     fn send(standing: &ClientStanding, at_ms: u64, packets: u32, more: u32) {
         let mut frames = PacketFrames::default();
         for _ in 0..packets {
-            frames.on_packet(Duration::from_millis(at_ms));
-            (0..FRAMES_PER_PACKET + more).for_each(|_| frames.on_frame(standing));
+            frames.on_packet();
+            (0..FRAMES_PER_PACKET + more).for_each(|_| frames.on_frame(standing, || Duration::from_millis(at_ms)));
         }
     }
 

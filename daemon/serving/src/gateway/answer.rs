@@ -365,7 +365,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Sends events behind those that are held back. Begins the client's answer, if they are. Returns whether there was room at once.
+    /// Sends events to the client. If its answer has not begun, begins it with the held head, and sends the held events first. Returns
+    /// whether there was room at once.
     async fn release(
         &self,
         exchange: &mut Exchange,
