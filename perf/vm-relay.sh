@@ -18,7 +18,7 @@ if [[ ${1-} == --guest ]]; then
   if [[ ${2-} == --long-lived ]]; then
     ulimit -n 100000 # a socket for each tunnel
   else
-    cp "$target/peers/quic-go-relay" /tmp/bench/peers/ 2>/dev/null || true
+    cp "$target"/peers/{quinn,quic-go}-relay /tmp/bench/peers/ 2>/dev/null || true
   fi
   # On one CPU, everything in flight may wait for the generator at once: losses there say nothing about a relay.
   echo 16777216 | tee /proc/sys/net/core/{r,w}mem_max >/dev/null

@@ -201,8 +201,12 @@ fn start_paced(program: &Path, unlimited: &str) -> Result<Started> {
     let readiness = UnixDatagram::bind(&ready)?;
     readiness.set_read_timeout(Some(PATIENCE))?;
     let child = Command::new(program).args(["run", "--config"]).arg(&config).env("NOTIFY_SOCKET", &ready).spawn()?;
-    let started =
-        Started { relay: Relay { address, fingerprint, process: Process { pid: child.id() } }, stack: None, child, folder };
+    let started = Started {
+        relay: Relay { address, fingerprint, process: Process { pid: child.id() } },
+        stack: None,
+        child,
+        folder,
+    };
     let mut state = [0; 256];
     let len = readiness.recv(&mut state).context("the relay did not become ready")?;
     ensure!(state[..len].starts_with(b"READY=1"), "the relay did not become ready");

@@ -119,7 +119,8 @@ async fn target_to_client(client: &Client, quarter: u64, sender: &mut Sender, so
             return End::Target;
         }
         // Only the client's SETTINGS allow HTTP datagrams in frames (RFC 9297 §2.1.1); they may come after the request.
-        in_frames = in_frames || sender.settings().enable_datagram() && client.connection().max_datagram_size().is_some();
+        in_frames =
+            in_frames || sender.settings().enable_datagram() && client.connection().max_datagram_size().is_some();
         for datagram in datagrams.drain(..) {
             if !in_frames {
                 if sender.send_data(capsule::of_datagram(&datagram[id_bytes..])).await.is_err() {
