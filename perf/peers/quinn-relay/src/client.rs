@@ -11,7 +11,7 @@ use anyhow::Result;
 use bytes::{Buf as _, Bytes};
 use h3::proto::varint::VarInt;
 
-use crate::{gather::Run, socket::TargetSocket, tunnel};
+use crate::{endpoint::FIRST_TUNNELS, gather::Run, socket::TargetSocket, tunnel};
 
 /// The longest header section of a request, in bytes as HTTP counts them (RFC 9114 §4.2.2).
 const MAX_HEADER_BYTES: u64 = 16 << 10;
@@ -19,11 +19,20 @@ const MAX_HEADER_BYTES: u64 = 16 << 10;
 /// How many datagrams are taken before their last run is sent.
 const BATCH: usize = 256;
 
+/// The most request streams that a connection may have open.
+const MAX_TUNNELS: u32 = 1 << 16;
+
 /// A connection, and the tunnels that are open over it.
 pub struct Client {
     connection: quinn::Connection,
+    tunnels: Mutex<Tunnels>,
+}
+
+struct Tunnels {
     /// By quarter stream ID (RFC 9297 §2.1).
-    tunnels: Mutex<HashMap<u64, Arc<TargetSocket>>>,
+    sockets: HashMap<u64, Arc<TargetSocket>>,
+    /// How many request streams the client may have open.
+    permitted: u32,
 }
 
 /// Serves a client until its connection ends. The errors of its connection concern only the client.
@@ -34,7 +43,8 @@ pub async fn serve(incoming: quinn::Incoming) {
 }
 
 async fn answer(connection: quinn::Connection) -> Result<()> {
-    let client = Arc::new(Client { connection: connection.clone(), tunnels: Mutex::default() });
+    let tunnels = Tunnels { sockets: HashMap::new(), permitted: FIRST_TUNNELS };
+    let client = Arc::new(Client { connection: connection.clone(), tunnels: Mutex::new(tunnels) });
     let mut http = h3::server::builder()
         .enable_extended_connect(true)
         .enable_datagram(true)
@@ -55,13 +65,20 @@ impl Client {
         &self.connection
     }
 
-    /// Directs the datagrams of a stream to a target until the returned value is dropped.
+    /// Directs the datagrams of a stream to a target until the returned value is dropped. Permits twice as many streams once half of
+    /// them are open.
     pub fn register(self: &Arc<Self>, quarter: u64, socket: Arc<TargetSocket>) -> Registered {
-        self.tunnels().insert(quarter, socket);
+        let mut tunnels = self.tunnels();
+        tunnels.sockets.insert(quarter, socket);
+        if let Some(more) = permitted_with(tunnels.sockets.len(), tunnels.permitted) {
+            tunnels.permitted = more;
+            self.connection.set_max_concurrent_bi_streams(quinn::VarInt::from_u32(more));
+        }
+        drop(tunnels);
         Registered { client: self.clone(), quarter }
     }
 
-    fn tunnels(&self) -> MutexGuard<'_, HashMap<u64, Arc<TargetSocket>>> {
+    fn tunnels(&self) -> MutexGuard<'_, Tunnels> {
         self.tunnels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -87,13 +104,18 @@ impl Client {
         let Ok(quarter) = VarInt::decode(&mut datagram) else { return };
         let quarter = quarter.into_inner();
         if !run.is_of(quarter) {
-            let Some(socket) = self.tunnels().get(&quarter).cloned() else { return };
+            let Some(socket) = self.tunnels().sockets.get(&quarter).cloned() else { return };
             run.begin(quarter, socket);
         }
         if let Some(payload) = payload(datagram) {
             run.push(payload);
         }
     }
+}
+
+/// Returns how many streams a client with `open` tunnels may have from now on, or `None` if `permitted` remains right.
+fn permitted_with(open: usize, permitted: u32) -> Option<u32> {
+    (2 * open >= permitted as usize && permitted < MAX_TUNNELS).then(|| permitted.saturating_mul(2).min(MAX_TUNNELS))
 }
 
 /// Returns the UDP payload of an HTTP datagram, if its context is 0 (RFC 9298 §5).
@@ -119,13 +141,23 @@ pub struct Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.client.tunnels().remove(&self.quarter);
+        self.client.tunnels().sockets.remove(&self.quarter);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clients_may_always_have_more_tunnels_than_they_have_up_to_the_most() {
+        let mut permitted = FIRST_TUNNELS;
+        for open in 0..MAX_TUNNELS as usize {
+            permitted = permitted_with(open, permitted).unwrap_or(permitted);
+            assert!(permitted as usize > open && permitted <= MAX_TUNNELS && (open > 60 || permitted == FIRST_TUNNELS));
+        }
+        assert_eq!(permitted, MAX_TUNNELS);
+    }
 
     #[test]
     fn only_context_zero_has_payloads() {
