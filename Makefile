@@ -39,6 +39,7 @@ test: ## Runs all tests and ends with their counts. RINGS="pure netns" leaves ou
 lint:
 	@tests/setup lint
 	cargo fmt --check
+	cargo fmt --check --manifest-path perf/peers/quinn-relay/Cargo.toml
 	cargo clippy --workspace --all-targets -- -D warnings
 
 deny: ## Checks the licences, sources and bans of all crates (deny.toml). ADVISORIES=DIR: also known vulnerabilities, in this copy of the database.
@@ -53,7 +54,7 @@ else
 	@echo "skipped: advisories, because ADVISORIES names no copy of the database"
 endif
 
-bench: ## Measures paced and its peer on this machine, in less than ten minutes. ARGS=--quick: one short round.
+bench: ## Measures paced and its peers on this machine, in less than ten minutes. ARGS=--quick: one short round.
 	@tests/setup bench
 	cargo build --release -p paced -p pacectl -p perf
 	@perf/peers/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3

@@ -5,7 +5,7 @@
 #   perf/vm-relay.sh --long-lived [--kernel 6.12|6.1]     writes perf/results/long-lived-virtual.json: paced alone, with up to
 #                                                         10,000 tunnels that stay open
 #
-# Needs release builds of paced and perf; without the peer's program, the comparison is reported as skipped.
+# Needs release builds of paced and perf. The comparison with a peer that `perf/peers/build.sh` has not built is reported as skipped.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 project=$(dirname "$here")
@@ -18,7 +18,7 @@ if [[ ${1-} == --guest ]]; then
   if [[ ${2-} == --long-lived ]]; then
     ulimit -n 100000 # a socket for each tunnel
   else
-    cp "$target/peers/quic-go-relay" /tmp/bench/peers/ 2>/dev/null || true
+    cp "$target"/peers/{quinn,quic-go}-relay /tmp/bench/peers/ 2>/dev/null || true
   fi
   # On one CPU, everything in flight may wait for the generator at once: losses there say nothing about a relay.
   echo 16777216 | tee /proc/sys/net/core/{r,w}mem_max >/dev/null
@@ -31,7 +31,7 @@ if [[ ${1-} == --long-lived ]]; then what=(--long-lived) results=long-lived-virt
 
 PACED_COMMIT=${PACED_COMMIT:-$("$here/commit.sh")} PACED_TREES=${PACED_TREES:-$("$here/commit.sh" --trees)}
 export PACED_COMMIT PACED_TREES
-output=$("$project/tests/vm/run" --icount --timeout 1500 "$@" "$here/vm-relay.sh" --guest "${what[@]}")
+output=$("$project/tests/vm/run" --icount --timeout 2400 "$@" "$here/vm-relay.sh" --guest "${what[@]}")
 grep -v '^{' <<<"$output"
 grep '^{' <<<"$output" >"$here/results/$results.json"
 echo "written to perf/results/$results.json"

@@ -1,4 +1,4 @@
-//! Compares paced with its peer: both run the same steps in turns; the result is the medians over the rounds.
+//! Compares paced with its peers: all run the same steps in turns; the result is the medians over the rounds.
 
 pub mod difference;
 mod results;
@@ -6,6 +6,7 @@ mod results;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
+use clap::ValueEnum as _;
 use instruments::{
     load::{
         self, Figure, Tunnels,
@@ -41,7 +42,7 @@ enum Step {
 }
 
 /// The rate at which loss is compared with published figures, in payloads per second. Echoes are compared at this rate as well, so
-/// that both relays handle the same number.
+/// that all relays handle the same number.
 const COMPARED_RATE: f64 = 40e3;
 
 /// A rate that keeps a relay busy, in payloads per second.
@@ -91,10 +92,10 @@ fn rate_steps(direction: Direction, rate: f64, seconds: f64) -> impl Iterator<It
 }
 
 impl Bench {
-    /// All steps, in less than ten minutes.
+    /// All steps, in less than ten minutes with three relays.
     #[must_use]
     pub fn full() -> Self {
-        Self { rounds: 3, steps: native_steps(1.5, 0.4, &SIZES), virtual_time: false }
+        Self { rounds: 3, steps: native_steps(1.0, 0.25, &SIZES), virtual_time: false }
     }
 
     /// All steps once and briefly, in less than three minutes.
@@ -124,6 +125,15 @@ impl Bench {
             }
         }
         Self { rounds: 1, steps, virtual_time: true }
+    }
+
+    /// Whether there are no results without this relay. Go may be missing on this machine, and the lab may measure paced alone.
+    fn requires(&self, kind: Kind) -> bool {
+        match kind {
+            Kind::Paced => true,
+            Kind::Quinn => !self.virtual_time,
+            Kind::QuicGo => false,
+        }
     }
 }
 
@@ -207,17 +217,22 @@ impl Step {
 /// virtual time, where files vanish with the machine. A step that fails is reported and omitted, and the other steps still run.
 ///
 /// # Errors
-/// When paced is not built or does not start, the results cannot be written, or a step failed.
+/// When a required relay is not built, a relay does not start, the results cannot be written, or a step failed.
 pub async fn run(bench: &Bench, out: &Path) -> Result<()> {
-    program(Kind::Paced)?;
-    let mut kinds = vec![Kind::Paced];
-    match program(Kind::QuicGo) {
-        Ok(_) => kinds.push(Kind::QuicGo),
-        Err(reason) => println!("comparison with quic-go SKIPPED: {reason:#}"),
+    let mut kinds = Vec::new();
+    for &kind in Kind::value_variants() {
+        match program(kind) {
+            Ok(_) => kinds.push(kind),
+            Err(reason) if bench.requires(kind) => return Err(reason),
+            Err(reason) => println!("comparison with {} SKIPPED: {reason:#}", kind.name()),
+        }
     }
     let (mut results, mut failed) = (Results::default(), 0);
     for round in 0..bench.rounds {
         let started = kinds.iter().map(|kind| Ok((*kind, Started::start(*kind)?))).collect::<Result<Vec<_>>>()?;
+        for (kind, relay) in &started {
+            results.name_stack(kind.name(), relay.stack.as_deref());
+        }
         for step in bench.steps.iter().filter(|step| round == 0 || !step.only_once()) {
             let config = step.name();
             eprintln!("round {} of {}: {config}", round + 1, bench.rounds);

@@ -67,7 +67,7 @@ enum Command {
         #[command(subcommand)]
         scenario: Scenario,
     },
-    /// Measures paced and its peer in turns and prints a table.
+    /// Measures paced and its peers in turns and prints a table.
     Bench {
         /// One round of short measurements.
         #[arg(long)]

@@ -1,6 +1,18 @@
-//! Plans that load a relay natively, cut short: their counts, whatever the speed of the machine.
+//! Plans that load a relay natively, cut short, and the relays that the benchmark compares: their counts, whatever the speed of the
+//! machine.
 
-use instruments::load::{Figure, value};
+use std::io::Write as _;
+
+use anyhow::Context as _;
+use clap::ValueEnum as _;
+use instruments::{
+    load::{
+        self, Figure, Tunnels,
+        one_way::{Direction, OneWay},
+        value,
+    },
+    relay::{GENERATOR_CORE, Kind, Started, program},
+};
 use plan::{BASE, Clock, Plan, Scheduler, Varied as _};
 
 /// Returns the figures of a second of a plan.
@@ -38,4 +50,33 @@ fn without_the_guard_nothing_is_dropped_before_the_relay() {
     let figures = figures("under-attack", BASE, Scheduler::Unguarded).unwrap();
     assert!(value(&figures, "flood_packets_per_s").unwrap() > 0.0);
     assert_eq!(value(&figures, "flood_dropped_pct"), Some(0.0));
+}
+
+/// `make test` does not build the peers, because only benchmarks need them: the test names those that `perf/peers/build.sh` has not built.
+#[test]
+fn every_relay_of_the_benchmark_that_is_built_keeps_the_payloads_of_tunnels_apart() {
+    lab::ring!(Netns);
+    for kind in Kind::value_variants() {
+        match program(*kind) {
+            Err(reason) if *kind != Kind::Paced => {
+                // Not through the harness, which shows only the output of tests that fail.
+                _ = writeln!(std::io::stderr(), "\nnot tested: the relay {}: {reason:#}", kind.name());
+            }
+            _ => {
+                let loss = load::on_core(GENERATOR_CORE, loss_of_three_tunnels(*kind));
+                let loss = loss.unwrap_or_else(|error| panic!("{}: {error:#}", kind.name()));
+                // A relay that sent all to one tunnel would lose two thirds.
+                assert!(loss < 50.0, "{}: {loss} %", kind.name());
+            }
+        }
+    }
+}
+
+/// Sends payloads up until the target has one of each tunnel, and then down to each, and returns how many of these were lost, in percent.
+async fn loss_of_three_tunnels(kind: Kind) -> anyhow::Result<f64> {
+    let started = Started::start(kind)?;
+    anyhow::ensure!(started.stack.is_some() == (kind != Kind::Paced), "peers, and only they, name a stack");
+    let tunnels = Tunnels { tunnels: 3, connections: 1 };
+    let figures = OneWay::open(&started.relay, Direction::Down, &tunnels).await?.measure(2e3, 0.3).await?;
+    value(&figures, "loss").context("no loss is known")
 }

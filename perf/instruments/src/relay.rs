@@ -17,7 +17,10 @@ use quic::tls;
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 use serde::Deserialize;
 
-use crate::process::{self, Process};
+use crate::{
+    process::{self, Process},
+    stack,
+};
 
 /// The core of relays; generator and target run on [`GENERATOR_CORE`].
 pub const RELAY_CORE: usize = 0;
@@ -33,6 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub enum Kind {
     /// This project's relay, from this program's folder.
     Paced,
+    /// The peer on quinn and h3 in `perf/peers/quinn-relay`.
+    Quinn,
     /// The quic-go peer in `perf/peers/quic-go-relay`.
     QuicGo,
 }
@@ -43,6 +48,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Paced => "paced",
+            Self::Quinn => "quinn",
             Self::QuicGo => "quic-go",
         }
     }
@@ -51,7 +57,7 @@ impl Kind {
     #[must_use]
     pub fn allocator(self) -> &'static str {
         match self {
-            Self::Paced => "glibc malloc",
+            Self::Paced | Self::Quinn => "glibc malloc",
             Self::QuicGo => "Go runtime",
         }
     }
@@ -97,6 +103,8 @@ pub const HTTPS: u16 = 443;
 pub struct Started {
     /// The relay.
     pub relay: Relay,
+    /// The QUIC stack that a peer names with its version; `None` for paced, whose version is that of the results.
+    pub stack: Option<String>,
     child: Child,
     /// The configuration, certificate and other files.
     folder: PathBuf,
@@ -106,12 +114,14 @@ impl Started {
     /// Starts a relay on a free port of loopback and on [`RELAY_CORE`], and waits until it serves.
     ///
     /// # Errors
-    /// When its program is missing ([`program`] checks that beforehand), or it does not start.
+    /// When its program is missing ([`program`] checks that beforehand), was built with other versions than this repository names, or
+    /// does not start.
     pub fn start(kind: Kind) -> Result<Self> {
         let program = program(kind)?;
         match kind {
             Kind::Paced => on_relay_core(|| start_paced(&program, UNLIMITED_REQUESTS)),
-            Kind::QuicGo => on_relay_core(|| start_quic_go(&program)),
+            Kind::Quinn => on_relay_core(|| start_peer(&program, stack::quinn())),
+            Kind::QuicGo => on_relay_core(|| start_peer(&program, stack::quic_go())),
         }
         .with_context(|| format!("failed to start {}", kind.name()))
     }
@@ -134,19 +144,23 @@ impl Drop for Started {
     }
 }
 
-/// Returns the built program of a relay: paced beside this program, or the [`peer`].
+/// Returns the built program of a relay: paced beside this program, or a [`peer`].
 ///
 /// # Errors
 /// When it does not exist; the message says how to build it.
 pub fn program(kind: Kind) -> Result<PathBuf> {
     match kind {
         Kind::Paced => built(own_folder()?.join("paced"), "cargo build --release -p paced -p pacectl"),
+        Kind::Quinn => peer("quinn-relay", PEERS_BUILD),
         Kind::QuicGo => peer("quic-go-relay", QUIC_GO_BUILD),
     }
 }
 
-/// The script that builds the peers on quic-go.
-pub const QUIC_GO_BUILD: &str = "perf/peers/build.sh";
+/// The script that builds the peers on quinn and on quic-go.
+const PEERS_BUILD: &str = "perf/peers/build.sh";
+
+/// The script that builds the peers on quic-go, if Go is installed.
+pub const QUIC_GO_BUILD: &str = PEERS_BUILD;
 
 /// Returns a program of `perf/peers` that a script has built, in `peers` beside this program's folder.
 ///
@@ -157,7 +171,10 @@ pub fn peer(name: &str, by: &str) -> Result<PathBuf> {
 }
 
 fn own_folder() -> Result<PathBuf> {
-    Ok(std::env::current_exe()?.parent().map(Path::to_owned).unwrap_or_default())
+    let program = std::env::current_exe()?;
+    // Test executables lie in a folder below that of programs.
+    let folder = program.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));
+    Ok(folder.map(Path::to_owned).unwrap_or_default())
 }
 
 fn built(path: PathBuf, by: &str) -> Result<PathBuf> {
@@ -184,8 +201,12 @@ fn start_paced(program: &Path, unlimited: &str) -> Result<Started> {
     let readiness = UnixDatagram::bind(&ready)?;
     readiness.set_read_timeout(Some(PATIENCE))?;
     let child = Command::new(program).args(["run", "--config"]).arg(&config).env("NOTIFY_SOCKET", &ready).spawn()?;
-    let started =
-        Started { relay: Relay { address, fingerprint, process: Process { pid: child.id() } }, child, folder };
+    let started = Started {
+        relay: Relay { address, fingerprint, process: Process { pid: child.id() } },
+        stack: None,
+        child,
+        folder,
+    };
     let mut state = [0; 256];
     let len = readiness.recv(&mut state).context("the relay did not become ready")?;
     ensure!(state[..len].starts_with(b"READY=1"), "the relay did not become ready");
@@ -224,22 +245,28 @@ level = "error"
     )
 }
 
-fn start_quic_go(program: &Path) -> Result<Started> {
+/// Starts a peer, which has to name the stack `expected`: a program that was built long ago may have another.
+fn start_peer(program: &Path, expected: Option<String>) -> Result<Started> {
     let folder = scratch_folder()?;
     let listen = free_address()?.to_string();
     let mut child = Command::new(program).args(["-listen", &listen]).stdout(Stdio::piped()).spawn()?;
     let stdout = child.stdout.take();
     let process = Process { pid: child.id() };
     let relay = Relay { address: listen.parse()?, fingerprint: [0; 32], process };
-    let mut started = Started { relay, child, folder };
+    let mut started = Started { relay, stack: None, child, folder };
     let mut line = String::new();
     BufReader::new(stdout.context("no output")?).read_line(&mut line)?;
     #[derive(Deserialize)]
     struct Ready {
         certificate_sha256: String,
+        #[serde(default)]
+        stack: String,
     }
     let ready: Ready = serde_json::from_str(&line).context("its first line cannot be read")?;
+    let expected = expected.context("the lock files of the peers do not name its stack")?;
+    ensure!(ready.stack == expected, "it has {:?}, not {expected:?}: {PEERS_BUILD} builds it again", ready.stack);
     started.relay.fingerprint = parse_fingerprint(&ready.certificate_sha256)?;
+    started.stack = Some(ready.stack);
     Ok(started)
 }
 

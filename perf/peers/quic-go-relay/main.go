@@ -2,7 +2,7 @@
 // use it as the peer for comparison. It allows every target and requires no token, so it belongs on loopback, where it
 // listens by default.
 //
-// It prints one line of JSON when it is ready and ends on SIGTERM or SIGINT.
+// It prints one line of JSON when it is ready, with the version of quic-go, and ends on SIGTERM or SIGINT.
 package main
 
 import (
@@ -18,6 +18,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -81,6 +82,7 @@ func serve(listen, certFile, keyFile string) error {
 		"listen":             socket.LocalAddr().String(),
 		"pid":                os.Getpid(),
 		"certificate_sha256": hex.EncodeToString(fingerprint[:]),
+		"stack":              stack(),
 	}
 	if err := json.NewEncoder(os.Stdout).Encode(ready); err != nil {
 		return err
@@ -89,6 +91,20 @@ func serve(listen, certFile, keyFile string) error {
 		return err
 	}
 	return nil
+}
+
+// stack names quic-go with the version that this program was built with; it is empty if the build recorded none.
+func stack() string {
+	build, _ := debug.ReadBuildInfo()
+	if build == nil {
+		return ""
+	}
+	for _, module := range build.Deps {
+		if module.Path == "github.com/quic-go/quic-go" {
+			return "quic-go " + module.Version
+		}
+	}
+	return ""
 }
 
 // loadCertificate reads a key pair from files or, if both names are empty, makes a self-signed one for localhost.

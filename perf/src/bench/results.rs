@@ -18,6 +18,8 @@ use serde::Serialize;
 #[derive(Default)]
 pub struct Results {
     series: Vec<Series>,
+    /// The QUIC stacks with their versions, by peer.
+    stacks: Vec<(&'static str, String)>,
 }
 
 /// The samples of one metric of one relay in one step.
@@ -45,6 +47,9 @@ struct Line<'a> {
     unit: &'a str,
     peer: &'a str,
     samples: &'a [f64],
+    /// The QUIC stack that the peer named, with its version; absent for paced, and in rows of commit 8fdf32e and older.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stack: Option<&'a str>,
     /// Whether the value is limited by the generator, so that the relay's true value is higher.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     lower_bound: bool,
@@ -90,6 +95,12 @@ impl Results {
         }
     }
 
+    /// Notes the stack that a peer named when it started, for its lines of JSON.
+    pub fn name_stack(&mut self, peer: &'static str, stack: Option<&str>) {
+        self.stacks.retain(|(other, _)| *other != peer);
+        self.stacks.extend(stack.map(|stack| (peer, stack.to_owned())));
+    }
+
     /// Adds how much each relay adds to the round trip of a single payload.
     pub fn add_derived(&mut self) {
         let round_trip = |series: &&Series| series.metric == "round trip, median";
@@ -105,16 +116,15 @@ impl Results {
         }
     }
 
-    /// Renders medians side by side, in Markdown. A step that searches for the highest rate shows only this rate, because the relays'
-    /// costs there belong to different rates. A dagger marks ratios of a step in which a relay lost more than
-    /// [`MARKED_LOSS_PERCENT`].
+    /// Renders medians side by side, in Markdown, with the ratio of the first relay's to each other's. A step that searches for the
+    /// highest rate shows only this rate, because the relays' costs there belong to different rates. A dagger marks a ratio of relays
+    /// of which one lost more than [`MARKED_LOSS_PERCENT`].
     pub fn table(&self, kinds: &[Kind]) -> String {
         let mut table = String::from("| step | figure |");
         kinds.iter().for_each(|kind| _ = write!(table, " {} |", kind.name()));
-        if kinds.len() == 2 {
-            table += " ratio |";
-        }
-        table += &format!("\n|---|---|{}\n", "--:|".repeat(if kinds.len() == 2 { 3 } else { kinds.len() }));
+        let others = kinds.get(1..).unwrap_or_default();
+        others.iter().for_each(|kind| _ = write!(table, " ratio to {} |", kind.name()));
+        table += &format!("\n|---|---|{}\n", "--:|".repeat(kinds.len() + others.len()));
         let mut rows: Vec<(&str, &str, &str)> = Vec::new();
         for series in &self.series {
             let row = (series.config.as_str(), series.metric, series.unit);
@@ -139,16 +149,17 @@ impl Results {
                     .collect(),
             };
             _ = write!(table, "| {config} | {metric}, {unit} | {} |", cells.join(" | "));
-            let mark = if metric != LOSS && self.loses(config) { " †" } else { "" };
-            match medians[..] {
-                // Two lower bounds say nothing about their ratio.
-                [Some((_, "≥ ")), Some((_, "≥ "))] => table += " |",
-                [Some((ours, bound)), Some((theirs, of_theirs))] if theirs != 0.0 => {
-                    let bound = if of_theirs.is_empty() { bound } else { "≤ " };
-                    _ = write!(table, " {bound}{:.2}{mark} |", ours / theirs);
+            for (other, theirs) in others.iter().zip(medians.iter().skip(1)) {
+                let lost = metric != LOSS && [kinds[0], *other].iter().any(|kind| self.loses(config, kind.name()));
+                match (medians[0], *theirs) {
+                    // Two lower bounds say nothing about their ratio.
+                    (Some((_, "≥ ")), Some((_, "≥ "))) => table += " |",
+                    (Some((ours, bound)), Some((theirs, of_theirs))) if theirs != 0.0 => {
+                        let bound = if of_theirs.is_empty() { bound } else { "≤ " };
+                        _ = write!(table, " {bound}{:.2}{} |", ours / theirs, if lost { " †" } else { "" });
+                    }
+                    _ => table += " |",
                 }
-                [_, _] => table += " |",
-                _ => {}
             }
             table.push('\n');
         }
@@ -162,9 +173,8 @@ impl Results {
     }
 
     /// Whether a relay lost more than [`MARKED_LOSS_PERCENT`] in the median of a step.
-    fn loses(&self, config: &str) -> bool {
-        let of_step = self.series.iter().filter(|series| series.config == config && series.metric == LOSS);
-        of_step.map(Series::median).any(|loss| loss > MARKED_LOSS_PERCENT)
+    fn loses(&self, config: &str, peer: &str) -> bool {
+        self.find(config, LOSS, peer).is_some_and(|loss| loss.median() > MARKED_LOSS_PERCENT)
     }
 
     fn find(&self, config: &str, metric: &str, peer: &str) -> Option<&Series> {
@@ -187,7 +197,9 @@ impl Results {
         for series in &self.series {
             let Series { config, metric, unit, peer, samples } = series;
             let lower_bound = self.is_lower_bound(series);
-            let line = Line { origin, config, metric, value: series.median(), unit, peer, samples, lower_bound };
+            let stack = self.stacks.iter().find(|(of, _)| of == peer).map(|(_, stack)| stack.as_str());
+            let value = series.median();
+            let line = Line { origin, config, metric, value, unit, peer, samples, stack, lower_bound };
             lines += &serde_json::to_string(&line)?;
             lines.push('\n');
         }
@@ -248,6 +260,39 @@ mod tests {
         ] {
             assert!(table.contains(row), "{table}");
         }
+    }
+
+    #[test]
+    fn each_peer_has_its_own_ratio_and_only_those_of_a_peer_that_lost_are_marked() {
+        let mut results = Results::default();
+        for (peer, cost, loss) in [("paced", 1.0, 0.0), ("quinn", 2.0, 0.2), ("quic-go", 4.0, 5.0)] {
+            let cost = Figure { metric: "relay CPU per GB", value: cost, unit: "s" };
+            results.add("echo", peer, &[cost, Figure { metric: LOSS, value: loss, unit: "%" }], false);
+        }
+        let kinds = [Kind::Paced, Kind::Quinn, Kind::QuicGo];
+        let table = results.table(&kinds);
+        for row in [
+            "| step | figure | paced | quinn | quic-go | ratio to quinn | ratio to quic-go |\n|---|---|--:|--:|--:|--:|--:|\n",
+            "| echo | relay CPU per GB, s | 1.00 | 2.00 | 4.00 | 0.50 | 0.25 † |\n",
+            "| echo | loss, % | 0 | 0.200 | 5.00 | 0.00 | 0.00 |\n",
+        ] {
+            assert!(table.contains(row), "{table}");
+        }
+        // A relay whose step failed has no figures.
+        results.add("up", "paced", &figure(1.0), false);
+        results.add("up", "quic-go", &figure(2.0), false);
+        assert!(results.table(&kinds).contains(" µs | 1.00 | – | 2.00 | | 0.50 |\n"), "{}", results.table(&kinds));
+    }
+
+    #[test]
+    fn lines_of_a_peer_name_its_stack() {
+        let mut results = Results::default();
+        ["paced", "quinn"].iter().for_each(|peer| results.add("echo", peer, &figure(1.0), false));
+        results.name_stack("paced", None);
+        (0..2).for_each(|_| results.name_stack("quinn", Some("quinn 1.2.3")));
+        let lines = results.json_lines(&Origin::of_this_run("wall").unwrap()).unwrap();
+        let stacks: Vec<_> = lines.lines().map(|line| line.split_once("\"stack\":").map(|(_, stack)| stack)).collect();
+        assert_eq!(stacks, [None, Some("\"quinn 1.2.3\"}")]);
     }
 
     #[test]

@@ -98,8 +98,8 @@ impl<'a> OneWay<'a> {
             Direction::Down => {
                 let counted = Rc::<Counted>::default();
                 let mut readers = JoinSet::new();
-                for tunnel in opened {
-                    readers.spawn_local(read(tunnel, counted.clone()));
+                for (index, tunnel) in opened.into_iter().enumerate() {
+                    readers.spawn_local(read(tunnel, index as u32, counted.clone()));
                 }
                 Path::Down { counted, readers }
             }
@@ -299,11 +299,12 @@ impl Source {
     }
 }
 
-/// Counts the payloads of a tunnel, until it ends.
-async fn read(mut tunnel: UdpTunnel, counted: Rc<Counted>) {
+/// Counts the payloads that were sent to a tunnel and arrive there, until it ends.
+async fn read(mut tunnel: UdpTunnel, index: u32, counted: Rc<Counted>) {
     let mut payloads = Segments::new(4 << 20);
     while let Ok(true) = poll_fn(|cx| tunnel.poll_recv(cx, &mut payloads)).await {
-        let ours = payloads.iter().filter_map(Head::read).filter(|head| head.trial == counted.trial.get());
+        let of_trial = |head: &Head| head.trial == counted.trial.get() && head.tunnel == index;
+        let ours = payloads.iter().filter_map(Head::read).filter(of_trial);
         counted.received.set(counted.received.get() + ours.count() as u64);
         payloads.clear();
     }
