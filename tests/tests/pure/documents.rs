@@ -157,3 +157,42 @@ fn programs_lie_where_the_documents_say() {
     }
     assert!(seen > 3, "only {seen} programs were found");
 }
+
+/// The names of all tests.
+fn tests() -> BTreeSet<String> {
+    let texts = crate::arrows::files(&project()).into_iter().map(|file| fs::read_to_string(file).unwrap());
+    let is_name = |word: &str| !word.is_empty() && word.chars().all(|letter| letter.is_alphanumeric() || letter == '_');
+    let names = |text: String| {
+        let after = text.split("#[test]").skip(1).chain(text.split("#[tokio::test]").skip(1));
+        let names = after.filter_map(|rest| rest.split_once("fn ")?.1.split('(').next());
+        names.filter(|name| is_name(name)).map(str::to_owned).collect::<Vec<_>>()
+    };
+    texts.flat_map(names).collect()
+}
+
+#[test]
+fn tests_that_a_document_names_exist() {
+    let (tests, mut missing, mut seen) = (tests(), Vec::new(), 0);
+    for document in documents() {
+        let text = text(&document);
+        // A code span of many words in lower case; an ellipsis stands for the rest of a long name.
+        let spans =
+            prose(&text).flat_map(|line| line.split('`').skip(1).step_by(2)).map(|span| span.trim_end_matches('…'));
+        let is_rule = |span: &&str| {
+            span.matches('_').count() > 4
+                && span.chars().all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_')
+        };
+        for name in spans.filter(is_rule) {
+            seen += 1;
+            let is_there = match name.strip_suffix('_') {
+                Some(_) => tests.range(name.to_owned()..).next().is_some_and(|test| test.starts_with(name)),
+                None => tests.contains(name),
+            };
+            if !is_there {
+                missing.push(format!("{}: {name}", document.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "there are no tests of these names: {missing:#?}");
+    assert!(seen > 10, "only {seen} tests are named");
+}
