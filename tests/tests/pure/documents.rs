@@ -158,21 +158,27 @@ fn programs_lie_where_the_documents_say() {
     assert!(seen > 3, "only {seen} programs were found");
 }
 
-/// The names of all tests.
-fn tests() -> BTreeSet<String> {
-    let texts = crate::arrows::files(&project()).into_iter().map(|file| fs::read_to_string(file).unwrap());
-    let is_name = |word: &str| !word.is_empty() && word.chars().all(|letter| letter.is_alphanumeric() || letter == '_');
-    let names = |text: String| {
-        let after = text.split("#[test]").skip(1).chain(text.split("#[tokio::test]").skip(1));
-        let names = after.filter_map(|rest| rest.split_once("fn ")?.1.split('(').next());
-        names.filter(|name| is_name(name)).map(str::to_owned).collect::<Vec<_>>()
-    };
-    texts.flat_map(names).collect()
+/// Adds the names of the tests in all source files below a folder.
+fn add_tests(folder: &Path, tests: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap()) {
+        let name = entry.file_name().into_string().unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                add_tests(&entry.path(), tests);
+            }
+        } else if name.ends_with(".rs") {
+            let text = fs::read_to_string(entry.path()).unwrap();
+            let marked = ["#[test]", "#[tokio::test]"].into_iter().flat_map(|mark| text.split(mark).skip(1));
+            let name = |rest: &str| Some(rest.split_once("fn ")?.1.split_once('(')?.0.to_owned());
+            tests.extend(marked.filter_map(name));
+        }
+    }
 }
 
 #[test]
 fn tests_that_a_document_names_exist() {
-    let (tests, mut missing, mut seen) = (tests(), Vec::new(), 0);
+    let (mut tests, mut missing, mut seen) = (BTreeSet::new(), Vec::new(), 0);
+    add_tests(&project(), &mut tests);
     for document in documents() {
         let text = text(&document);
         // A code span of many words in lower case; an ellipsis stands for the rest of a long name.

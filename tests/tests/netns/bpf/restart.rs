@@ -55,13 +55,13 @@ fn an_id_that_was_never_issued_gets_no_reset_and_others_get_no_more_than_a_limit
     wait_for("the forged packet to be counted", SOON, || (unanswered() == 1).then_some(())).unwrap();
     socket.recv(&mut [0; 100]).unwrap_err();
     let (mut sent, mut resets) = (1, 1);
-    let many = || {
+    let mut many = || {
         (0..500).for_each(|_| send(forgotten));
         sent += 500;
         resets += std::iter::from_fn(|| socket.recv(&mut [0; 100]).ok()).count();
         (unanswered() > 1).then_some(())
     };
-    wait_for("resets beyond their limit", SOON, many).unwrap();
+    wait_for("resets beyond their limit", SOON, &mut many).unwrap();
     // The ID is not read any more, however many packets follow.
     for _ in 0..10 {
         many();
