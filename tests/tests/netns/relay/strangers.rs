@@ -175,6 +175,8 @@ async fn connect_without_credit(site: &Site) -> (s2n_quic::Connection, s2n_quic:
     let trust = tls::Trust::Authorities(tls::read_certificates(&site.path("authority.pem")).unwrap());
     let builder = s2n_quic::Client::builder().with_io("0.0.0.0:0").unwrap();
     let limits = Limits::new().with_bidirectional_local_data_window(0).unwrap();
+    // More than the relay allows; s2n-quic itself would wait beyond 100.
+    let limits = limits.with_max_open_local_bidirectional_streams(4_000).unwrap();
     let builder = builder.with_tls(tls::client(trust, None).unwrap()).unwrap().with_limits(limits).unwrap();
     let endpoint = builder.start().unwrap();
     let relay = site.chain.access.far.v4;
