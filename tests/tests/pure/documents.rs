@@ -179,7 +179,8 @@ fn add_tests(folder: &Path, tests: &mut BTreeSet<String>) {
 fn tests_that_a_document_names_exist() {
     let (mut tests, mut missing, mut seen) = (BTreeSet::new(), Vec::new(), 0);
     add_tests(&project(), &mut tests);
-    for document in documents() {
+    // The operator's manual names metrics, which look the same, and no tests.
+    for document in documents().into_iter().filter(|document| !document.starts_with("docs")) {
         let text = text(&document);
         // A code span of many words in lower case; an ellipsis stands for the rest of a long name.
         let spans =
