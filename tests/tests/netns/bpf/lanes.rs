@@ -215,11 +215,12 @@ fn flood_until(stop: &AtomicBool, to: SocketAddr) {
     while !stop.load(Relaxed) {
         let due = began.elapsed().as_millis() as usize * 4;
         // No more at once than the relay's queue takes.
-        for _ in sent..due.min(sent + 40) {
+        let until = due.min(sent + 40);
+        for number in sent..until {
             // A full queue of the device drops one.
-            _ = sockets[sent % sockets.len()].send_to(&packet, &to.into());
-            sent += 1;
+            _ = sockets[number % sockets.len()].send_to(&packet, &to.into());
         }
+        sent = until;
         std::thread::sleep(Duration::from_millis(1));
     }
 }
