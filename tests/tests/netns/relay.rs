@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
 mod addresses;
+mod amplification;
 mod classes;
 mod connections;
 mod continued;

@@ -157,3 +157,49 @@ fn programs_lie_where_the_documents_say() {
     }
     assert!(seen > 3, "only {seen} programs were found");
 }
+
+/// Adds the names of the tests in all source files below a folder.
+fn add_tests(folder: &Path, tests: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap()) {
+        let name = entry.file_name().into_string().unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                add_tests(&entry.path(), tests);
+            }
+        } else if name.ends_with(".rs") {
+            let text = fs::read_to_string(entry.path()).unwrap();
+            let marked = ["#[test]", "#[tokio::test]"].into_iter().flat_map(|mark| text.split(mark).skip(1));
+            let name = |rest: &str| Some(rest.split_once("fn ")?.1.split_once('(')?.0.to_owned());
+            tests.extend(marked.filter_map(name));
+        }
+    }
+}
+
+#[test]
+fn tests_that_a_document_names_exist() {
+    let (mut tests, mut missing, mut seen) = (BTreeSet::new(), Vec::new(), 0);
+    add_tests(&project(), &mut tests);
+    // The operator's manual names metrics, which look the same, and no tests.
+    for document in documents().into_iter().filter(|document| !document.starts_with("docs")) {
+        let text = text(&document);
+        // A code span of many words in lower case; an ellipsis stands for the rest of a long name.
+        let spans =
+            prose(&text).flat_map(|line| line.split('`').skip(1).step_by(2)).map(|span| span.trim_end_matches('…'));
+        let is_rule = |span: &&str| {
+            span.matches('_').count() > 4
+                && span.chars().all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_')
+        };
+        for name in spans.filter(is_rule) {
+            seen += 1;
+            let is_there = match name.strip_suffix('_') {
+                Some(_) => tests.range(name.to_owned()..).next().is_some_and(|test| test.starts_with(name)),
+                None => tests.contains(name),
+            };
+            if !is_there {
+                missing.push(format!("{}: {name}", document.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "there are no tests of these names: {missing:#?}");
+    assert!(seen > 10, "only {seen} tests are named");
+}

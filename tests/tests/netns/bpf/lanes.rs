@@ -1,11 +1,13 @@
 //! XDP ingress: first packets with a proof of their address have budgets that forged addresses do not use up.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use bpf::ingress::{Guard, GuardLimits, GuardReason, Ingress};
 use lab::client::Client;
 use lab::frame::Frame;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::site::{Counts, Family, SOON, Site, Terms};
 use pacing::monotonic;
 use quic::connection_id::{STAMP_AT, StampKey, TOKEN_BYTES};
 use socket2::{Domain, Socket, Type};
@@ -142,6 +144,8 @@ fn once_the_lane_of_strangers_is_used_up_no_prefix_is_looked_at() {
 
 const DEVICES: &str = "[kernel]\ndevices = [\"client\", \"target\"]";
 
+const TOTAL_LIMIT: &str = "kernel_guarded_packets_total{verdict=\"dropped\",reason=\"total_limit\"}";
+
 fn passed(site: &Site, reason: &str) -> i64 {
     site.counts().unwrap().of(&format!("kernel_guarded_packets_total{{verdict=\"passed\",reason=\"{reason}\"}}"))
 }
@@ -171,7 +175,7 @@ fn a_client_that_was_here_comes_back_while_forged_addresses_use_up_the_budget_of
         connect().await;
     })
     .unwrap();
-    let dropped = site.counts().unwrap().of("kernel_guarded_packets_total{verdict=\"dropped\",reason=\"total_limit\"}");
+    let dropped = site.counts().unwrap().of(TOTAL_LIMIT);
     assert!(dropped >= 100, "{dropped} of 200");
     assert!(passed(&site, "initial_known") >= 1);
 }
@@ -185,5 +189,99 @@ fn the_kernel_knows_the_tokens_that_a_relay_sends_with_retry() {
     for (family, tokens) in [(Family::V4, 1), (Family::V6, 2)] {
         site.client(async || drop(Client::connect(site.access(family).unwrap()).await.unwrap())).unwrap();
         assert!(passed(&site, "initial_token") >= tokens, "{family:?}");
+    }
+}
+
+/// Sets a flag when dropped, also by a panic.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Sends Initials from 200 networks, 4,000 a second, until it is told to stop.
+fn flood_until(stop: &AtomicBool, to: SocketAddr) {
+    let socket = |number: u8| {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
+        socket.set_ip_transparent_v4(true).unwrap();
+        socket.bind(&SocketAddr::from(([10, 200, number, 1], 7)).into()).unwrap();
+        socket
+    };
+    let sockets: Vec<_> = (0..200).map(socket).collect();
+    let packet = long(INITIAL, VERSION_1, b"by nobody", 1_200);
+    let (began, mut sent) = (Instant::now(), 0);
+    while !stop.load(Relaxed) {
+        let due = began.elapsed().as_millis() as usize * 4;
+        // No more at once than the relay's queue takes.
+        let until = due.min(sent + 40);
+        for number in sent..until {
+            // A full queue of the device drops one.
+            _ = sockets[number % sockets.len()].send_to(&packet, &to.into());
+        }
+        sent = until;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The median and the longest of the times that this many handshakes take.
+fn handshakes(site: &Site, count: usize, mut before_each: impl FnMut(usize)) -> String {
+    let mut times: Vec<_> = (0..count)
+        .map(|number| {
+            before_each(number);
+            let connect = async || {
+                let began = Instant::now();
+                let client = loop {
+                    // A stranger's packets may be dropped until the attempt ends.
+                    if let Ok(client) = Client::connect(site.access(Family::V4).unwrap()).await {
+                        break client;
+                    }
+                };
+                client.relay.http().wait_for_settings().await.unwrap();
+                let took = began.elapsed();
+                client.close().await;
+                took
+            };
+            site.client(connect).unwrap()
+        })
+        .collect();
+    times.sort_unstable();
+    format!("median {:.1?}, most {:.1?} of {count}", times[count / 2], times[count - 1])
+}
+
+#[test]
+fn handshakes_of_known_clients_pass_a_flood_of_forged_first_packets_untouched() {
+    lab::ring!(Netns);
+    const HANDSHAKES: usize = 20;
+    for (limits, what) in [("", "without Retry"), ("handshakes_in_flight = 0", "with Retry")] {
+        let site = Site::new(Terms { sections: DEVICES, limits, ..Terms::default() }).unwrap();
+        site.relay.wait_for_line("ready", SOON).unwrap();
+        let relay = SocketAddr::from((site.chain.access.far.v4, 443));
+        println!("{what}, calm: {}", handshakes(&site, HANDSHAKES, |_| ()));
+        let (known, tokens) = (passed(&site, "initial_known"), passed(&site, "initial_token"));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| site.chain.client.run(|| flood_until(&stop, relay)).unwrap());
+            let _stop = SetOnDrop(&stop);
+            let is_flooded = |counts: &Counts| counts.of(TOTAL_LIMIT) > 0;
+            site.wait_for_counts("the budget of strangers to be used up", is_flooded).unwrap();
+            println!("{what}, known, under a flood: {}", handshakes(&site, HANDSHAKES, |_| ()));
+            assert!(passed(&site, "initial_known") >= known + HANDSHAKES as i64, "each passes by its own lane");
+            let by_token = if limits.is_empty() { 0 } else { HANDSHAKES as i64 };
+            assert!(passed(&site, "initial_token") >= tokens + by_token, "{what}");
+            if limits.is_empty() {
+                // Each from an address that has never been here.
+                let move_to = |number: usize| {
+                    let (device, from) = (&site.chain.access.near.device, format!("10.0.1.{}", 20 + number));
+                    let lines = format!(
+                        "address add {from}/24 dev {device}\nroute replace {}/32 dev {device} src {from}",
+                        relay.ip()
+                    );
+                    site.chain.client.ip(&lines).unwrap();
+                };
+                println!("{what}, unknown, under a flood: {}", handshakes(&site, 10, move_to));
+            }
+        });
     }
 }

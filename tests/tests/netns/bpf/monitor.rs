@@ -5,9 +5,10 @@ use std::net::UdpSocket;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use api::v1;
 use lab::client::Client;
 use lab::netns::Link;
-use lab::process::{Process, child_of, send_signal, wait_for};
+use lab::process::{Held, Process, child_of, send_signal, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
 pub const KERNEL: &str = "[kernel]\ndevices = [\"client\", \"target\"]";
@@ -169,6 +170,39 @@ fn the_monitor_hears_nobody_and_its_devices_are_on_the_command_line_of_its_keepe
     let words = fs::read_to_string(format!("/proc/{keeper}/cmdline")).unwrap();
     assert!(words.contains(r#"{"devices":["client","target"],"#), "{words}");
     assert!(fs::read(format!("/proc/{monitor}/environ")).unwrap().is_empty());
+}
+
+#[test]
+fn the_monitor_holds_no_more_after_thousands_of_policies() {
+    lab::ring!(Netns);
+    const POLICIES: usize = 2_000;
+    let site = site();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    let (keeper, monitor) = keeper_and_monitor(&site.relay);
+    let held = || [monitor, keeper, site.relay.id()].map(|pid| Held::by(pid).unwrap());
+    let socket = site.path("control.sock");
+    let set = |policies: usize| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut client = api::connect(&socket).await.unwrap();
+            for number in 0..policies {
+                // As many classes as the kernel's tables have marks for come and go.
+                let text = format!("[class.w{}]\nrate_up = \"{} kbit/s\"\n", number % 200, 100 + number);
+                client.set_policy(v1::SetPolicyRequest { text, ..v1::SetPolicyRequest::default() }).await.unwrap();
+            }
+        });
+    };
+    set(100);
+    let before = held();
+    set(POLICIES);
+    let after = held();
+    println!("monitor, keeper and relay: {before:?}, and after {POLICIES} policies {after:?}");
+    for (before, after) in before.into_iter().zip(after).take(2) {
+        // A command used to cost about 260 bytes.
+        assert!(after.kib < before.kib + 256, "{before:?} became {after:?}");
+        assert_eq!(after.descriptors, before.descriptors);
+    }
+    assert_eq!([keeper, monitor], [keeper_and_monitor(&site.relay).0, monitor_of(&site.relay)], "they are the same");
 }
 
 #[test]

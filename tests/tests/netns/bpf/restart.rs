@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::UdpSocket;
+use std::time::Instant;
 
 use lab::client::Client;
 use lab::process::wait_for;
@@ -47,16 +48,28 @@ fn an_id_that_was_never_issued_gets_no_reset_and_others_get_no_more_than_a_limit
         // A full send buffer drops one packet.
         _ = socket.send_to(&packet, relay);
     };
+    let began = Instant::now();
     send(forgotten);
     wait_for("a reset", SOON, || socket.recv(&mut [0; 100]).ok()).unwrap();
     send(forged);
     wait_for("the forged packet to be counted", SOON, || (unanswered() == 1).then_some(())).unwrap();
     socket.recv(&mut [0; 100]).unwrap_err();
-    let many = || {
+    let (mut sent, mut resets) = (1, 1);
+    let mut many = || {
         (0..500).for_each(|_| send(forgotten));
+        sent += 500;
+        resets += std::iter::from_fn(|| socket.recv(&mut [0; 100]).ok()).count();
         (unanswered() > 1).then_some(())
     };
-    wait_for("resets beyond their limit", SOON, many).unwrap();
+    wait_for("resets beyond their limit", SOON, &mut many).unwrap();
+    // The ID is not read any more, however many packets follow.
+    for _ in 0..10 {
+        many();
+    }
+    let took = began.elapsed();
+    println!("{resets} resets for {sent} packets under an ID that was forgotten, in {took:.1?}");
+    // 100 at once, 100 a second, and the one that shows that the limit is reached.
+    assert!(resets <= 102 + took.as_millis() as usize / 10, "{resets} resets for {sent} packets in {took:?}");
 }
 
 /// Kills the relay and starts it again in the same namespace, with the same state folder.

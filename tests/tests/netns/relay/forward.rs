@@ -289,6 +289,7 @@ fn assert_goes_on_from_other_addresses(family: Family, flags: &str) {
         let next = 16 + change;
         let lines = moved(&site, family, [number, next], flags);
         let lost = lost_over(&socket, || site.chain.client.ip(&lines).unwrap());
+        println!("{family:?}, change {change}: {lost} of 200 probes lost, one every 10 ms");
         assert!(lost < 100, "{lost} of 200 probes were lost at change {change}; the edge said:\n{}", edge.output());
         number = next;
         if change <= 2 {

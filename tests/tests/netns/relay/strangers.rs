@@ -2,12 +2,13 @@
 //! behind.
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use api::token::generate_token;
 use bytes::Bytes;
 use config::hash::hex;
 use futures::future::join_all;
-use lab::client::Client;
+use lab::client::{Client, target_of};
 use lab::site::{Counts, Family, SOON, Site, Terms};
 use masque::h3::{self, Code, RequestHead, Role, Settings};
 use masque::target::{Host, Target};
@@ -16,6 +17,7 @@ use quic::h3::Error;
 use quic::tls;
 use s2n_quic::client::Connect;
 use s2n_quic::provider::limits::Limits;
+use s2n_quic::stream::BidirectionalStream;
 use tokio::time::timeout;
 
 use super::entrance::Edge;
@@ -168,32 +170,43 @@ fn proofs_of_addresses_open_no_more_connections_than_there_may_be() {
     assert!(counts.of("handshakes_total{result=\"completed\"}") <= 2 && hits(&counts, "connections") >= 10);
 }
 
+/// A connection whose client gives no credit for any answer, and its control stream.
+async fn connect_without_credit(site: &Site) -> (s2n_quic::Connection, s2n_quic::stream::SendStream) {
+    let trust = tls::Trust::Authorities(tls::read_certificates(&site.path("authority.pem")).unwrap());
+    let builder = s2n_quic::Client::builder().with_io("0.0.0.0:0").unwrap();
+    let limits = Limits::new().with_bidirectional_local_data_window(0).unwrap();
+    // More than the relay allows; s2n-quic itself would wait beyond 100.
+    let limits = limits.with_max_open_local_bidirectional_streams(4_000).unwrap();
+    let builder = builder.with_tls(tls::client(trust, None).unwrap()).unwrap().with_limits(limits).unwrap();
+    let endpoint = builder.start().unwrap();
+    let relay = site.chain.access.far.v4;
+    let connect = Connect::new(SocketAddr::from((relay, 443))).with_server_name(relay.to_string());
+    let mut connection = endpoint.connect(connect).await.unwrap();
+    let settings = Settings { max_field_section_size: None, enable_connect_protocol: false, h3_datagram: false };
+    let mut control = connection.open_send_stream().await.unwrap();
+    control.send(h3::ControlReceiver::new(Role::Client, settings).preamble()).await.unwrap();
+    (connection, control)
+}
+
+/// Sends a request on a stream of its own.
+async fn ask(connection: &mut s2n_quic::Connection, head: &RequestHead) -> BidirectionalStream {
+    let mut stream = connection.open_bidirectional_stream().await.unwrap();
+    stream.send(h3::encode_request(head, None).unwrap()).await.unwrap();
+    stream
+}
+
 #[test]
 fn refused_requests_end_though_their_client_takes_no_answer() {
     lab::ring!(Netns);
     const REQUESTS: u64 = 20;
     let site = Site::new(Terms::default()).unwrap();
     site.client(async || {
-        let trust = tls::Trust::Authorities(tls::read_certificates(&site.path("authority.pem")).unwrap());
-        let builder = s2n_quic::Client::builder().with_io("0.0.0.0:0").unwrap();
-        // No response gets any flow-control credit.
-        let limits = Limits::new().with_bidirectional_local_data_window(0).unwrap();
-        let builder = builder.with_tls(tls::client(trust, None).unwrap()).unwrap().with_limits(limits).unwrap();
-        let endpoint = builder.start().unwrap();
-        let relay = site.chain.access.far.v4;
-        let connect = Connect::new(SocketAddr::from((relay, 443))).with_server_name(relay.to_string());
-        let mut connection = endpoint.connect(connect).await.unwrap();
-        let settings = Settings { max_field_section_size: None, enable_connect_protocol: false, h3_datagram: false };
-        let mut control = connection.open_send_stream().await.unwrap();
-        control.send(h3::ControlReceiver::new(Role::Client, settings).preamble()).await.unwrap();
+        let (mut connection, _control) = connect_without_credit(&site).await;
         // Half the requests are malformed; the others ask for a forbidden target.
         let (forbidden, malformed) = (head(&site), malformed(&site));
         let mut streams = Vec::new();
         for number in 0..REQUESTS {
-            let head = if number % 2 == 0 { &forbidden } else { &malformed };
-            let mut stream = connection.open_bidirectional_stream().await.unwrap();
-            stream.send(h3::encode_request(head, None).unwrap()).await.unwrap();
-            streams.push(stream);
+            streams.push(ask(&mut connection, if number % 2 == 0 { &forbidden } else { &malformed }).await);
         }
         for (number, stream) in streams.iter_mut().enumerate() {
             let ended = timeout(SOON, stream.receive()).await.expect("the relay ends the stream");
@@ -206,6 +219,47 @@ fn refused_requests_end_though_their_client_takes_no_answer() {
             }
         }
         site.counted("all streams to be forgotten", |counts| counts.of("streams") == 0).await.unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn thousands_of_refused_requests_whose_answers_nobody_takes_are_gone_in_seconds() {
+    lab::ring!(Netns);
+    const CONNECTIONS: usize = 3;
+    const REQUESTS: usize = 1_734;
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let (template, forbidden) = (Template::parse(&site.template(Family::V4)).unwrap(), head(&site));
+        let admitted = masque::request::udp_request(&template, &target_of(site.target(Family::V4, 7)), None);
+        let (mut connections, mut streams) = (Vec::new(), Vec::new());
+        for _ in 0..CONNECTIONS {
+            let (mut connection, control) = connect_without_credit(&site).await;
+            // As a user, of whose requests any number may be refused.
+            streams.push(ask(&mut connection, &admitted).await);
+            connections.push((connection, control));
+        }
+        let are_users = |counts: &Counts| counts.udp_tunnels() == CONNECTIONS as i64;
+        site.counted("the users' tunnels", are_users).await.unwrap();
+        for (connection, _) in &mut connections {
+            for _ in 0..REQUESTS {
+                streams.push(ask(connection, &forbidden).await);
+            }
+        }
+        let asked = Instant::now();
+        let (mut refused, mut open, mut most) = (0, i64::MAX, 0);
+        let none = async {
+            while (refused, open) != ((CONNECTIONS * REQUESTS) as i64, CONNECTIONS as i64) {
+                let counts = site.counts().unwrap();
+                (refused, open) = (counts.refused("address_prohibited"), counts.of("streams"));
+                most = most.max(open);
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let waited = timeout(SOON, none).await;
+        println!("{refused} requests refused, {most} of them open at most, {open} open after {:.1?}", asked.elapsed());
+        assert!(waited.is_ok(), "all are gone after {SOON:?}, but those of the tunnels");
     })
     .unwrap();
 }
