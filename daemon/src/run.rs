@@ -12,14 +12,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use admission::connection_id::Secret;
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
 use config::{Config, policy::Policy};
 use edge::{Edge, EntranceClasses};
-use quic::{
-    class::{Classes, PolicyRole},
-    connection_id::Secret,
-};
+use quic::class::{Classes, PolicyRole};
 use relay::Phase;
 use role::ready::LifeStage;
 use sd_notify::NotifyState;

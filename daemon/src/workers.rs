@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use admission::connection_id::{Issuer, Secret};
 use anyhow::{Context as _, Result, bail, ensure};
 use bpf::steer::Steer;
 use config::{
@@ -21,7 +22,6 @@ use config::{
     targets::Protocol,
 };
 use quic::{
-    connection_id::{Issuer, Secret},
     datagrams::{Datagrams, QueueLimits},
     endpoint::{self, Admission, Transport},
     events::LoopTurns,

@@ -6,6 +6,7 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+use admission::connection_id::{IdLabel, Keys};
 use anyhow::Result;
 use bpf::{
     egress::{Egress, KernelTerms},
@@ -15,7 +16,6 @@ use bpf::{
 };
 use instruments::origin::Origin;
 use lab::frame::Frame;
-use quic::connection_id::{IdLabel, Keys};
 
 const RUNS: usize = 9;
 const PACKETS: u32 = 1_000_000;

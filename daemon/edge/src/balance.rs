@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use serving::{FULL_PERMILLE, NO_ENGINE_PERMILLE};
+use engines::{FULL_PERMILLE, NO_ENGINE_PERMILLE};
 use tokio::time::Instant;
 
 /// How long a gateway's report of its load counts. After that, it is assumed to be idle, so that it gets requests again.

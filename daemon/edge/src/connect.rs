@@ -17,6 +17,7 @@ use quic::{
     dispatch::StreamWriteError,
     h3::{self, Request},
 };
+use relay_client::{OpenError, Opened, TunnelSecret, endpoint::ANSWER_TIMEOUT, error::ConnectError};
 use role::{
     access::record::RefusedRequest,
     gate::Gate,
@@ -35,7 +36,6 @@ use super::{
     roster::LocalClient,
     uplink::{CONNECTIONS, OpenTunnel, Uplink},
 };
-use crate::client::{OpenError, Opened, TunnelSecret, endpoint::ANSWER_TIMEOUT, error::ConnectError};
 
 /// How long a reason is not logged again; counters show how often it occurred.
 const SILENCE: Duration = Duration::from_secs(60);

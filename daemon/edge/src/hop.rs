@@ -13,16 +13,16 @@ use futures::{FutureExt as _, future::BoxFuture};
 use masque::{request::TunnelRefused, target::Target, tunnel::Form};
 use prometheus_client::metrics::counter::Counter;
 use quic::{carried::Carrier, segments::Segments};
+use relay_client::{
+    OpenError, Opened,
+    endpoint::{ANSWER_TIMEOUT, Passage, PassageEnd, Via},
+    error::ConnectError,
+    form::USABLE_PAYLOAD_BYTES,
+};
 use role::tunnel::UdpTunnel;
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
-    client::{
-        OpenError, Opened,
-        endpoint::{ANSWER_TIMEOUT, Passage, PassageEnd, Via},
-        error::ConnectError,
-    },
-    form::USABLE_PAYLOAD_BYTES,
     link::Link,
     roster::{Roster, RosterEntry, TunnelOwner},
     uplink::{CONNECTIONS, Uplink},

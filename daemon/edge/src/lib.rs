@@ -17,9 +17,8 @@
 //! | [`schedules`] | the schedule that each connection to a relay follows |
 //! | [`counters`] | counters by local address |
 //! | [`uplink`] | the connections to relays, which local addresses share |
-//! | [`failover`] | which of several relays is used |
 //! | [`hop`] | relays that are reached through others |
-//! | [`path`], [`exit`] | the paths to relays: the state of each, and how packets leave by it |
+//! | [`path`] | the paths to relays, and the state of each |
 //! | [`moves`] | what happens to connections when this host's addresses change |
 //! | [`link`], [`places`] | one connection to a relay, and the places for tunnels on it |
 //! | [`parting`] | tunnels that others have replaced, which still receive for a while |
@@ -27,7 +26,7 @@
 //! | [`sizes`] | how much a tunnel or request of a class will carry |
 //! | [`sources`] | the table of senders |
 //! | `wanted` | the local addresses that a configuration needs, and their connections |
-//! | [`backoff`], [`notice`] | when to try again, and when to say so |
+//! | [`notice`] | when to say that something failed |
 //!
 //! **Invariant:** a sender never waits for another, and no sender can make the edge hold more than a bounded number of bytes for
 //! it; payloads that exceed a bound are dropped, oldest first, and counted.
@@ -45,6 +44,11 @@ use anyhow::{Context as _, Result};
 use config::{Config, forward::Forward, targets::Protocol};
 use futures::future::join_all;
 use quic::{class::Membership, endpoint::Transport};
+use relay_client::{
+    access::Access,
+    endpoint::{Endpoint, Via},
+    exit::Exit,
+};
 use role::bind_error::BindError;
 use serving::classes::RequestClasses;
 use tokio::{
@@ -53,20 +57,10 @@ use tokio::{
 };
 use tracing::info;
 
-use crate::client::{
-    access::Access,
-    endpoint::{Endpoint, Via},
-};
-
-pub mod backoff;
 pub mod balance;
 pub mod classes;
-pub mod client;
 pub mod connect;
 pub mod counters;
-pub mod exit;
-pub mod failover;
-pub mod form;
 pub mod hop;
 pub mod link;
 pub mod local;
@@ -89,7 +83,6 @@ mod wanted;
 
 pub use classes::EntranceClasses;
 pub use counters::{EdgeMetrics, LocalAddressCounters};
-use exit::Exit;
 use hop::HopTunnels;
 use local::Local;
 use moves::HostNetwork;

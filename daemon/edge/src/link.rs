@@ -19,6 +19,11 @@ use pacing::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use quic::{class::Class, events::Heard};
+use relay_client::{RelayConnection, endpoint::Connected};
+use relay_client::{
+    exit::Exit,
+    form::{self, USABLE_PAYLOAD_BYTES, Witness},
+};
 use role::{access::way::Way, traffic::Traffic};
 use sched::path::{Placed, precedence::Precedence};
 use tokio::{
@@ -29,13 +34,10 @@ use tracing::info;
 
 use self::recall::Recall;
 use super::{
-    exit::Exit,
-    form::{self, USABLE_PAYLOAD_BYTES, Witness},
     moves::{MoveVerdict, Paths},
     places::TunnelPlaces,
     sizes::{self, Sizes},
 };
-use crate::client::{RelayConnection, endpoint::Connected};
 
 mod recall;
 
@@ -75,7 +77,7 @@ pub struct Line {
     pub path_place: usize,
     /// The index of its relay among the path's relays.
     pub place: usize,
-    /// The relay's address; [`SOMEWHERE`](crate::client::endpoint::SOMEWHERE) if it is unknown.
+    /// The relay's address; [`SOMEWHERE`](relay_client::endpoint::SOMEWHERE) if it is unknown.
     pub address: SocketAddr,
     /// When the connection was made.
     pub since: Instant,

@@ -27,6 +27,8 @@ use quic::{
     stirred::either,
 };
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use relay_client::backoff::Backoff;
+use relay_client::{Opened, TunnelSecret};
 use role::{traffic::Traffic, tunnel::TunnelEnd};
 use tokio::{
     io::Interest,
@@ -40,7 +42,6 @@ use tracing::{debug, warn};
 use self::{opening::Replacement, source::Source};
 use super::{
     LocalAddressCounters,
-    backoff::Backoff,
     connect::{NoConnection, OPERATOR, word_of_udp},
     link::Link,
     notice::Notice,
@@ -50,7 +51,6 @@ use super::{
     sources::Sources,
     uplink::Uplink,
 };
-use crate::client::{Opened, TunnelSecret};
 
 mod opening;
 mod source;

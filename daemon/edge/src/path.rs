@@ -9,6 +9,7 @@ use std::{
 };
 
 use quic::class::{Class, Terms};
+use relay_client::endpoint::Endpoint;
 use sched::{
     path::{self, Placement, StreamProfile, precedence::Precedence},
     stream::{Discipline, Level},
@@ -16,7 +17,6 @@ use sched::{
 use tokio::time::Instant;
 
 use super::{
-    client::endpoint::Endpoint,
     link::Line,
     sizes::{self, Sizes, share},
 };

@@ -15,6 +15,7 @@ use quic::{
     class::{Membership, Terms},
     h3::{self, Request},
 };
+use relay_client::{FirstRequest, endpoint::ANSWER_TIMEOUT, introduction::CredentialsRefused};
 use role::{
     access::way::Way,
     door::{self, Door},
@@ -33,7 +34,6 @@ use tokio::{
 use super::{
     LocalAddressCounters,
     balance::{self, GatewayHealth, Seen},
-    client::{FirstRequest, endpoint::ANSWER_TIMEOUT, introduction::CredentialsRefused},
     connect::{NoConnection, RelayAccess},
     link::Link,
     uplink::Uplink,

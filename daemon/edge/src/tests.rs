@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use admission::connection_id::Issuer;
 use config::{
     forward::{Forward, TunnelMode},
     targets,
@@ -25,13 +26,13 @@ use masque::{
 };
 use quic::{
     class::Membership,
-    connection_id::Issuer,
     datagrams::{Datagrams, QueueLimits, Schedules},
     endpoint::{self, Admission, Transport},
     h3::{self, HttpConnection, MessageLimits, Request},
     segments::Segments,
     tls::{self, Identity, ServerTls},
 };
+use relay_client::{access::Access, endpoint::Endpoint, error::ConnectError};
 use role::tunnel::UdpTunnel;
 use tokio::{
     net::UdpSocket,
@@ -46,7 +47,6 @@ use super::{
     local::{self, Local},
     uplink::Uplink,
 };
-use crate::client::{access::Access, endpoint::Endpoint, error::ConnectError};
 
 mod crowded;
 mod denied;

@@ -1,5 +1,5 @@
 //! The connections to a relay that the forwards share: made on demand, and made again when lost. There may be several relays;
-//! [`failover`](super::failover) chooses among them.
+//! [`failover`](relay_client::failover) chooses among them.
 //!
 //! One connection carries [`MOST`](super::places::MOST) tunnels, or fewer if the relay allows fewer. Another connection is made
 //! only when these places are taken, up to [`CONNECTIONS`].
@@ -17,6 +17,11 @@ use std::{
 
 use futures::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use parking_lot::Mutex;
+use relay_client::{
+    endpoint::{Connected, Endpoint},
+    error::ConnectError,
+    introduction::CredentialsRefused,
+};
 use role::ready;
 use sched::stream::Discipline;
 use tokio::{
@@ -34,11 +39,6 @@ use super::{
     moves::HostNetwork,
     path::{LOOK, Path, PathView},
     sizes::Sizes,
-};
-use crate::client::{
-    endpoint::{Connected, Endpoint},
-    error::ConnectError,
-    introduction::CredentialsRefused,
 };
 
 mod counters;

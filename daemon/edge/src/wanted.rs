@@ -8,9 +8,8 @@ use std::{
 
 use config::{Config, forward::Forward, proxy::Proxy, serve::Serve, targets::Protocol, uplink::UplinkSettings};
 use masque::template::Template;
+use relay_client::access::Access;
 use sha2::{Digest as _, Sha256};
-
-use crate::client::access::Access;
 
 /// What a configuration wants at a local address.
 #[derive(Clone, PartialEq)]

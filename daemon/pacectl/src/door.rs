@@ -10,11 +10,11 @@ use std::{
 use anyhow::{Result, ensure};
 use api::ControlClient;
 use clap::{ArgMatches, Args, parser::ValueSource};
-use edge::client::{OpenError, error::ConnectError};
 use quic::{
     h3,
     tls::{self, Trust},
 };
+use relay_client::{OpenError, error::ConnectError};
 use tonic::{Code, Status, transport::Uri};
 
 use super::{
@@ -286,8 +286,8 @@ pub(crate) async fn first_pages<T>(
 
 #[cfg(test)]
 mod tests {
-    use edge::client::introduction::CredentialsRefused;
     use masque::request::TunnelRefused;
+    use relay_client::introduction::CredentialsRefused;
 
     use super::*;
 

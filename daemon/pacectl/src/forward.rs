@@ -12,12 +12,6 @@ use config::{
 };
 use edge::{
     EdgeMetrics, LocalAddressCounters,
-    client::{
-        RelayConnection,
-        access::Access,
-        endpoint::{ANSWER_TIMEOUT, Endpoint},
-        introduction::CredentialsRefused,
-    },
     local::{self, Local},
     moves,
     tcp::Connections,
@@ -25,6 +19,12 @@ use edge::{
 };
 use masque::target::Target;
 use quic::{class::Membership, datagrams::Schedules};
+use relay_client::{
+    RelayConnection,
+    access::Access,
+    endpoint::{ANSWER_TIMEOUT, Endpoint},
+    introduction::CredentialsRefused,
+};
 use role::{bind_error::BindError, door};
 use serde_json::json;
 use tokio::{

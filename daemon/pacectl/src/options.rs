@@ -9,15 +9,15 @@ use config::{
     hash,
     uplink::{ClientFiles, TrustSource},
 };
-use edge::client::{
-    access::{Access, TokenSource},
-    error::ConnectError,
-};
 use masque::{
     target::Target,
     template::{Template, TemplateError},
 };
 use quic::{endpoint::Transport, tls};
+use relay_client::{
+    access::{Access, TokenSource},
+    error::ConnectError,
+};
 
 /// The listener of `paced run` in development mode.
 const DEVELOPMENT_AUTHORITY: &str = "localhost:4433";

@@ -6,14 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use api::say;
 use clap::Args;
 use config::forward::TunnelMode;
-use edge::{
-    backoff,
-    client::{
-        OpenError, drive,
-        endpoint::{ANSWER_TIMEOUT, Endpoint},
-    },
-    link::Link,
-};
+use edge::link::Link;
 use masque::{
     proxy_status::ErrorType,
     request::TunnelRefused,
@@ -21,6 +14,10 @@ use masque::{
     tunnel::Form,
 };
 use quic::segments::Segments;
+use relay_client::{
+    OpenError, backoff, drive,
+    endpoint::{ANSWER_TIMEOUT, Endpoint},
+};
 use role::tunnel::{TunnelEnd, UdpTunnel};
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};

@@ -37,6 +37,7 @@ use std::{
     time::Duration,
 };
 
+use admission::connection_id::Issuer;
 use anyhow::{Context as _, Result, anyhow};
 use bytes::Bytes;
 use config::policy::Policy;
@@ -53,7 +54,6 @@ use tokio::runtime::Handle;
 
 use crate::{
     class::{ClassMetrics, Classes, PolicyRole, Terms},
-    connection_id::Issuer,
     datagrams::{Datagrams, Flow, Hub, QueueLimits, Sender},
     dispatch::{self, Dispatcher},
     endpoint::{self, Admission, Transport},

@@ -9,6 +9,10 @@ use std::{
     time::Duration,
 };
 
+use admission::{
+    connection_id::Issuer,
+    strangers::{AdmissionVerdict, ConnectionPlaces},
+};
 use anyhow::{Context as _, Result, anyhow};
 use masque::h3::Role;
 use pacing::{
@@ -29,10 +33,8 @@ use s2n_quic_platform::syscall::bind_udp;
 pub use super::congestion::{Congestion, Controllers};
 use super::{
     carried::{CarriedPackets, Carrier, Carrying},
-    connection_id::Issuer,
     datagrams::Datagrams,
     events::{EndpointSubscriber, HandshakeCounters, LoopTurns},
-    strangers::{AdmissionVerdict, ConnectionPlaces},
     tls::ServerTls,
 };
 

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use admission::strangers::{Budget, ClientStanding, ConnectionPlaces, Limit, PacketFrames};
 use config::hash::hex;
 use pacing::{
     label,
@@ -31,7 +32,6 @@ use tokio::sync::Notify;
 
 use super::{
     ledger::account::Account,
-    strangers::{Budget, ClientStanding, ConnectionPlaces, Limit, PacketFrames},
     tls::{RefusedCertificate, client_certificates},
 };
 

@@ -22,6 +22,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use admission::strangers::{ClientStanding, FRAMES_PER_SECOND, Limit, WaitingRequest};
 use bytes::Bytes;
 use futures::task::{AtomicWaker, waker_ref};
 use masque::{
@@ -50,7 +51,6 @@ use super::{
     events::ConnectionState,
     stirred::Stirred,
     stopped::StoppedReaders,
-    strangers::{ClientStanding, FRAMES_PER_SECOND, Limit, WaitingRequest},
 };
 
 /// The name under which forgotten priorities of streams are counted.

@@ -32,6 +32,7 @@ use std::{
     time::SystemTime,
 };
 
+use admission::strangers::{ClientStanding, ConnectionPlaces};
 use arc_swap::ArcSwap;
 use config::{
     quota::Quota,
@@ -44,7 +45,6 @@ use quic::{
     class::Classes,
     datagrams::Hub,
     schedule::{Schedule, Schedules},
-    strangers::{ClientStanding, ConnectionPlaces},
 };
 use role::{
     access::AccessLog,

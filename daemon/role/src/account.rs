@@ -5,10 +5,11 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
+use admission::strangers::UserFrames;
 use arc_swap::ArcSwapOption;
 use config::quota::Quota;
 use parking_lot::Mutex;
-use quic::{class::Cap, strangers::UserFrames};
+use quic::class::Cap;
 use sched::pace::Pace;
 use tokio::sync::Notify;
 

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use quic::strangers::AddressPrefix;
+use admission::strangers::AddressPrefix;
 
 /// A user or, where clients need not authenticate, the client's network: the smallest block usually assigned to one
 /// customer. A customer can use all these addresses at no cost, so they count as one.

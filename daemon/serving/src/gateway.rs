@@ -18,6 +18,10 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use config::{engine::EngineUrl as Url, policy::Late};
+use engines::{
+    NO_ENGINE_PERMILLE,
+    places::{Engines, PrefixHashes, Prefixes, Wish},
+};
 use masque::h3::{Field, RequestHead};
 use parking_lot::Mutex;
 use quic::{class::Classes, clock::Clock};
@@ -28,13 +32,12 @@ use sched::route::Curve;
 use tokio::{runtime::Handle, task::JoinSet};
 
 use crate::{
-    LOAD, NO_ENGINE_PERMILLE,
+    LOAD,
     decisions::Decisions,
     learned::{Learned, LearnedEngine},
     live::{Live, LiveRequest},
     metrics::GatewayMetrics,
     openai::{OpenAiError, Operation, RoutingFields, excerpt},
-    places::{Engines, PrefixHashes, Prefixes, Wish},
     routes::{AliasPolicies, AnswerTiming, Route, RouteQuery, Routes, Wanted},
     spending::Spending,
     tenants::Tenants,

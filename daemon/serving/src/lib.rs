@@ -23,9 +23,8 @@
 //! | [`spending`] | the tokens of a month, by key |
 //! | [`live`], [`view`] | the requests in service, and what operators see of them and of engines |
 //! | [`learned`] | what is known of engines over a restart |
-//! | [`places`] | the engines of a model, the requests that they work on, and the order in which other requests wait |
 //! | [`upstream`] | connections to engines |
-//! | [`health`], [`reported`], [`watch`] | whether engines get requests, their reports of their load, and the checks that find out |
+//! | [`watch`] | the checks of engines: whether they get requests ([`engines::health`]), and the load that they report |
 //! | [`sse`] | passing events: which are complete, and how many tokens they bill |
 //! | [`openai`] | the paths, keys and errors of the API |
 //! | [`metrics`] | the gateway's metrics |
@@ -39,7 +38,6 @@ mod departure;
 pub mod entrance;
 pub mod front;
 pub mod gateway;
-pub mod health;
 pub mod in_force;
 pub mod learned;
 pub mod live;
@@ -47,8 +45,6 @@ mod message;
 pub mod metrics;
 mod newcomers;
 pub mod openai;
-pub mod places;
-pub mod reported;
 pub mod routes;
 pub mod spending;
 pub mod sse;
@@ -60,12 +56,6 @@ pub mod watch;
 /// The field of an answer in which a gateway reports the load of its model's engines, in thousandths of the requests that they work
 /// on at once: 1000 and more mean that requests wait. Edges use it to choose between gateways.
 pub const LOAD: &str = "x-paced-load";
-
-/// The load at which requests begin to wait, in thousandths.
-pub const FULL_PERMILLE: u32 = 1_000;
-
-/// The load of a model without an engine that gets requests.
-pub const NO_ENGINE_PERMILLE: u32 = u32::MAX;
 
 /// Returns the load that the head of an answer reports.
 #[must_use]

@@ -5,6 +5,10 @@ use std::{
     time::Duration,
 };
 
+use ::engines::{
+    health::Found,
+    places::{Engines, PrefixAffinity},
+};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -20,8 +24,6 @@ use sched::route::{ModelChoice, Reason};
 
 use self::{engines::ShownEngines, genai::GenAi, quotas::Quotas};
 use crate::{
-    health::Found,
-    places::{Engines, PrefixAffinity},
     routes::{Decided, Route},
     spending::Spending,
 };

@@ -6,14 +6,13 @@
 use std::{sync::Arc, time::Duration};
 
 use config::gateway::GatewaySettings;
+use engines::places::{CachedBytes, Engines, PrefixHashes};
 use parking_lot::Mutex;
 use routing::decision::Decision;
 use sched::route::{
     ClientPath, Commitment, Cost, Curve, EngineLoad, ModelChoice, ModelSet, Replica, RoutedRequest, Slo, State,
     share_groups,
 };
-
-use crate::places::{CachedBytes, Engines, PrefixHashes};
 
 mod chooser;
 mod flights;

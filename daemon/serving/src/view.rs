@@ -2,9 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
+use engines::{health::EngineHealth, reported::Reported};
 use sched::route::Cost;
 
-use crate::{health::EngineHealth, reported::Reported, routes::Tally};
+use crate::routes::Tally;
 
 /// An engine of a gateway at one time.
 #[derive(Clone, Debug)]

@@ -12,6 +12,11 @@ use config::{
     engine::{EngineUrl, UrlPath},
     gateway::ModelSettings,
 };
+use engines::{
+    health::Found,
+    places::Engines,
+    reported::{self, Reported},
+};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::{Request, header::HeaderValue};
 use tokio::{
@@ -21,11 +26,8 @@ use tokio::{
 };
 
 use crate::{
-    health::Found,
     metrics::GatewayMetrics,
     openai::RenamedBody,
-    places::Engines,
-    reported::{self, Reported},
     upstream::{Unanswered, Upstream},
 };
 

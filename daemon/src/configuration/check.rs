@@ -14,12 +14,10 @@ use config::{
     relay::ListenerIdentity,
     uplink::{TrustSource, UplinkSettings},
 };
-use edge::{
-    client::{access::Access, endpoint::Endpoint},
-    proxy::users::ProxyUsers,
-};
+use edge::proxy::users::ProxyUsers;
 use nix::unistd::{Uid, User};
 use quic::{datagrams::Schedules, endpoint::Transport};
+use relay_client::{access::Access, endpoint::Endpoint};
 use serving::upstream::Upstream;
 
 use super::{

@@ -3,7 +3,6 @@
 use std::{sync::Arc, time::SystemTime};
 
 use edge::{
-    client::endpoint::SOMEWHERE,
     link::Line,
     roster::{self, TunnelOwner},
     uplink::{Attempts, Standpoint, Uplink},
@@ -11,6 +10,7 @@ use edge::{
 use pacing::path::PathState;
 use quic::class::PolicyRole;
 use relay::tunnels::RelayTunnel;
+use relay_client::endpoint::SOMEWHERE;
 
 use super::Caller;
 

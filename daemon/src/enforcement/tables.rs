@@ -9,6 +9,7 @@ use std::{
     sync::Arc,
 };
 
+use admission::connection_id::Secret;
 use anyhow::{Context as _, Result};
 use bpf::{
     Error,
@@ -28,7 +29,6 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, counter::Counter},
     registry::Registry,
 };
-use quic::connection_id::Secret;
 use relay::host_addresses::HostAddresses;
 use sched::stream::Level;
 use tokio::sync::watch;

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use admission::connection_id::Secret;
 use anyhow::{Context as _, Result};
 use config::{
     Config,
@@ -16,7 +17,6 @@ use config::{
 };
 use quic::{
     class::PolicyRole,
-    connection_id::Secret,
     endpoint::Transport,
     tls::{self, ServerTls},
 };

@@ -8,12 +8,13 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use admission::connection_id::Secret;
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
 use config::{Config, policy::Policy, targets::Protocol};
 use edge::{Edge, EntranceClasses, NamedSchedules};
 use pacing::io::{device::Devices, qdisc};
-use quic::{class::PolicyRole, connection_id::Secret, endpoint::Transport};
+use quic::{class::PolicyRole, endpoint::Transport};
 use role::{
     bind_error::BindError,
     ready::{LifeStage, PartReady},

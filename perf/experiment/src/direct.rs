@@ -5,6 +5,7 @@
 
 use std::{net::SocketAddr, pin::pin, sync::Arc, task::Poll, time::Duration};
 
+use admission::connection_id::Issuer;
 use anyhow::{Context as _, Result, anyhow, bail};
 use bytes::Bytes;
 use futures::{
@@ -17,7 +18,6 @@ use plan::{self, Class, Plan, Scheduler};
 use quic::{
     class::Terms,
     clock::Clock,
-    connection_id::Issuer,
     datagrams::{Datagrams, QueueLimits, Schedule},
     dispatch::{self, Binding, Dispatcher},
     endpoint::{self, Admission, Congestion, Io, Pacing, Sockets, Transport},

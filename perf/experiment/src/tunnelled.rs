@@ -22,12 +22,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use edge::form::{self, Experience, Witness};
 use futures::future::join_all;
 use instruments::load::{Figure, value};
 use lab::simulation::CLOCK;
 use masque::{h3::Code, tunnel::Form};
 use plan::{Plan, Scheduler, Tunnel};
+use relay_client::form::{self, Experience, Witness};
 use s2n_quic::provider::io::testing::{self, Handle, Io, primary, spawn, time};
 
 use self::{

@@ -1,8 +1,9 @@
 //! The requests of models' clients and the answers of engines.
 
 use bytes::Bytes;
+use engines::reported;
 use serde_json::Value;
-use serving::{openai::RoutingFields, reported, sse::EventStreamParser};
+use serving::{openai::RoutingFields, sse::EventStreamParser};
 
 /// Bodies of requests: only the model's name is rewritten, and the rest keeps its meaning.
 pub fn model_request(input: &[u8]) {

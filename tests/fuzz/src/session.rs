@@ -3,13 +3,13 @@
 use std::{collections::VecDeque, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use anyhow::Result;
-use edge::client::{self, RelayConnection};
 use lab::{
     client::Tunnel,
     simulation::{SEED, TEMPLATE, run, socket, target, within},
 };
 use masque::{h3::Code, template::Template, tunnel::Form};
 use quic::endpoint::Transport;
+use relay_client::RelayConnection;
 use s2n_quic::{
     Client,
     client::Connect,
@@ -200,7 +200,7 @@ impl User {
         let template = Template::parse(TEMPLATE).unwrap_or_else(|error| panic!("{error}"));
         let started = RelayConnection::start(connection, Arc::new(template), None, QUEUE_BYTES).await;
         let (relay, connection) = started.unwrap_or_else(|error| panic!("a user cannot start HTTP/3: {error}"));
-        spawn(client::drive(connection));
+        spawn(relay_client::drive(connection));
         let [streamed, datagrams] = [open(&relay).await, open(&relay).await];
         Self { streamed, datagrams, asked: 0, awaited: VecDeque::new(), relay }
     }

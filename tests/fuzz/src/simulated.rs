@@ -15,6 +15,10 @@ use std::{
     time::Duration,
 };
 
+use admission::{
+    connection_id::Issuer,
+    strangers::{AdmissionVerdict, ClientStanding, ConnectionPlaces},
+};
 use anyhow::{Context as _, Result, anyhow};
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use lab::simulation::{CLOCK, TARGET, TEMPLATE, identity, send_back, target, within};
@@ -25,12 +29,10 @@ use masque::{
     template::Template,
 };
 use quic::{
-    connection_id::Issuer,
     datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule},
     endpoint::{Admission, Transport},
     events::{ConnectionState, EndpointSubscriber, HandshakeCounters},
     h3::{self, HttpConnection, MessageLimits, Request},
-    strangers::{AdmissionVerdict, ClientStanding, ConnectionPlaces},
     tls::{self, ServerTls},
 };
 use s2n_quic::{

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::LazyLock};
 
-use quic::connection_id::{IdLabel, Issuer, Keys, Secret};
+use admission::connection_id::{IdLabel, Issuer, Keys, Secret};
 use s2n_quic_core::{
     connection::{
         InitialId, PeerId,

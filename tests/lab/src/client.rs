@@ -5,8 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use edge::client::{OpenError, RelayConnection, drive};
-use edge::client::{access::Access, endpoint::Endpoint, error::ConnectError};
 use masque::proxy_status::{ErrorType, ProxyStatus};
 use masque::request::TunnelRefused;
 use masque::target::{Host, Target};
@@ -16,6 +14,8 @@ use quic::datagrams::{DatagramCounters, Schedules};
 use quic::endpoint::Transport;
 use quic::h3;
 use quic::segments::Segments;
+use relay_client::{OpenError, RelayConnection, drive};
+use relay_client::{access::Access, endpoint::Endpoint, error::ConnectError};
 use role::tunnel::{TunnelEnd, UdpTunnel};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;

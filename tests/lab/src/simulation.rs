@@ -11,21 +11,21 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use admission::connection_id::Issuer;
+use admission::strangers::ConnectionPlaces;
 use anyhow::{Context as _, Result, anyhow, ensure};
-use edge::client::{self, RelayConnection};
 use masque::h3::{Part, Role};
 use masque::proxy_status::ProxyName;
 use masque::request::{self, TunnelProtocol};
 use masque::target::{Host, Target};
 use masque::template::Template;
 use quic::clock::{Clock, Sleep};
-use quic::connection_id::Issuer;
 use quic::datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule, Schedules};
 use quic::endpoint::{self, Admission, Transport};
 use quic::h3::{self, HttpConnection, MessageLimits, Request};
 use quic::segments::Segments;
-use quic::strangers::ConnectionPlaces;
 use quic::tls::{self, Identity, ServerTls};
+use relay_client::RelayConnection;
 use role::tunnel::{TunnelEnd, UdpTunnel};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use s2n_quic::provider::io::testing::{self, Handle, Io, Model, primary, spawn, time};
@@ -78,7 +78,7 @@ async fn connect(endpoint: &s2n_quic::Client, address: SocketAddr) -> Result<Rel
     let connect = s2n_quic::client::Connect::new(address).with_server_name("relay.example");
     let connection = endpoint.connect(connect).await?;
     let (relay, connection) = RelayConnection::start(connection, template, None, QUEUE_BYTES).await?;
-    spawn(client::drive(connection));
+    spawn(relay_client::drive(connection));
     Ok(relay)
 }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use config::uplink::{ClientFiles, TrustSource};
-use edge::client::access::{Access, TokenSource};
 use masque::template::Template;
+use relay_client::access::{Access, TokenSource};
 
 use crate::authority::{Authority, Issued};
 use crate::netns::{Chain, Namespace};

@@ -5,9 +5,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use admission::connection_id::Issuer;
 use anyhow::Result;
 use futures::future::{AbortHandle, abortable};
-use quic::connection_id::Issuer;
 use quic::datagrams::{Datagrams, QueueLimits, Schedule};
 use quic::dispatch::Dispatcher;
 use quic::endpoint::{self, Admission, Transport};

@@ -20,9 +20,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use edge::client::access::Access;
 use lab::netns::Chain;
 use lab::site::{Family, SOON, Site};
+use relay_client::access::Access;
 use tokio::task::JoinSet;
 
 use disturber::{Disturber, TERMS};

@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use edge::client::RelayConnection;
 use lab::client::Tunnel;
 use lab::simulation::{CLOCK, Ends, SEED, simulate, target, within};
 use masque::h3::{Code, Part, data_frame};
 use masque::tunnel::Form;
 use quic::datagrams::Schedule;
 use quic::h3::{self, Request};
+use relay_client::RelayConnection;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use sched::stream::Discipline;
 

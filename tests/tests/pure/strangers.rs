@@ -5,7 +5,6 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use edge::client::OpenError;
 use lab::client::Tunnel;
 use lab::simulation::{CLOCK, Ends, SEED, simulate, target, within};
 use lab::streams;
@@ -15,6 +14,7 @@ use quic::class::Terms;
 use quic::datagrams::Schedule;
 use quic::endpoint::Transport;
 use quic::h3;
+use relay_client::OpenError;
 use s2n_quic::connection;
 use s2n_quic::provider::io::testing::{Model, time};
 use s2n_quic::stream::{BidirectionalStream, Error};

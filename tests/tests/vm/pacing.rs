@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use admission::connection_id::Issuer;
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use lab::capture::{Capture, Packet};
@@ -28,7 +29,6 @@ use pacing::io::{
 };
 use quic::{
     congestion::Congestion,
-    connection_id::Issuer,
     datagrams::{Datagrams, QueueLimits, Schedules},
     endpoint::{self, Admission, Io, Pacing, Transport},
     tls::{self, Identity, ServerTls, Trust},

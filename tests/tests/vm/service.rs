@@ -10,12 +10,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use config::uplink::TrustSource;
-use edge::client::access::Access;
 use lab::authority::Authority;
 use lab::client::Client;
 use lab::process::wait_for;
 use masque::template::Template;
 use masque::tunnel::Form;
+use relay_client::access::Access;
 use tokio::time::timeout;
 
 /// The longest that any action of systemd may take on an emulated machine.

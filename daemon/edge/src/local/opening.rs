@@ -7,13 +7,12 @@ use std::{
 
 use masque::h3::Code;
 use quic::{class::Class, h3::Reserved};
+use relay_client::{Opened, TunnelSecret, backoff::random, endpoint::ANSWER_TIMEOUT};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
 use super::{End, Shared};
 use crate::{
-    backoff::random,
-    client::{Opened, TunnelSecret, endpoint::ANSWER_TIMEOUT},
     connect::NoConnection,
     link::{Line, Link},
     uplink::{CONNECTIONS, OpenTunnel},

@@ -16,6 +16,10 @@ use config::targets::Protocol;
 use masque::target::Target;
 use parking_lot::{Mutex, MutexGuard};
 use quic::segments::Segments;
+use relay_client::{
+    TunnelSecret,
+    backoff::{Backoff, random},
+};
 use role::traffic::Traffic;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -28,8 +32,6 @@ use tracing::debug;
 
 use super::{
     super::{
-        backoff::{Backoff, random},
-        client::TunnelSecret,
         connect::{NoConnection, OPERATOR, OpenedUdp, word_of_udp},
         link::Line,
         parting::FormerTunnel,

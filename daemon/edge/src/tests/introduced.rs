@@ -7,18 +7,16 @@ use std::{
 
 use masque::target::Target;
 use quic::{datagrams::Schedules, endpoint::Transport};
+use relay_client::{
+    access::{Access, TokenSource},
+    endpoint::Endpoint,
+    introduction::CredentialsRefused,
+};
 use role::ready::{LifeStage, Readiness};
 use tokio::sync::watch;
 
 use super::{Does, TestRelay, eventually};
-use crate::{
-    client::{
-        access::{Access, TokenSource},
-        endpoint::Endpoint,
-        introduction::CredentialsRefused,
-    },
-    uplink::{ConnectionCounters, Uplink},
-};
+use crate::uplink::{ConnectionCounters, Uplink};
 
 /// Starts an uplink to `relay` that no application uses.
 fn idle_uplink(relay: &TestRelay) -> (Arc<Uplink>, Arc<Readiness>) {

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use quic::{datagrams::Schedules, endpoint::Transport};
-use tokio::runtime::Handle;
-
-use super::{Does, TestRelay, eventually};
-use crate::client::{
+use relay_client::{
     drive,
     endpoint::{Connected, Endpoint},
 };
+use tokio::runtime::Handle;
+
+use super::{Does, TestRelay, eventually};
 
 fn endpoint(relay: &TestRelay) -> Endpoint {
     Endpoint::new(relay.access(), Transport::default(), Arc::default(), Schedules::default()).unwrap()

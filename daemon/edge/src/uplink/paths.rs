@@ -5,13 +5,11 @@ use std::{
     time::Duration,
 };
 
+use relay_client::{endpoint::Endpoint, error::ConnectError};
 use tokio::time::timeout;
 
 use super::{Attempts, Uplink, state::State};
-use crate::{
-    client::{endpoint::Endpoint, error::ConnectError},
-    path::{Path, PathView},
-};
+use crate::path::{Path, PathView};
 
 /// How long connecting to a relay may take after an operator has chosen it.
 const MOVE_PATIENCE: Duration = Duration::from_secs(10);

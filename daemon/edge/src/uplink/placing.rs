@@ -9,12 +9,12 @@ use std::{
 use config::forward::TunnelMode;
 use masque::{h3::Code, priority::Priority, target::Target};
 use quic::class::{Class, Membership, Terms};
+use relay_client::{Opened, TunnelSecret, error::ConnectError};
 use sched::path::{PathChoice, Placement, back};
 use tokio::time::{Instant, timeout};
 
 use super::{Uplink, state::State};
 use crate::{
-    client::{Opened, TunnelSecret, error::ConnectError},
     link::{Line, Link},
     path::{PathDemand, PathView},
 };
@@ -239,7 +239,7 @@ impl Uplink {
     pub(crate) async fn connect(&self, path: usize) -> Arc<Line> {
         let connected = self.attempt((path, 0)).await.1.unwrap();
         let line = Line::new(&connected, (7, path, 0), self.freed.clone(), self.sizes.clone());
-        tokio::spawn(crate::client::drive(connected.connection));
+        tokio::spawn(relay_client::drive(connected.connection));
         self.state.send_modify(|state| {
             state.lines.push(line.clone());
             state.is_alone = true;

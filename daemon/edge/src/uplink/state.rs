@@ -2,10 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use relay_client::{error::ConnectError, failover::RelayAvailability};
 use tokio::time::Instant;
 
 use super::Attempts;
-use crate::{client::error::ConnectError, failover::RelayAvailability, link::Line};
+use crate::link::Line;
 
 /// How long a new connection to a relay that was silent may take to show that the relay answers.
 const TRIAL: Duration = Duration::from_secs(5);

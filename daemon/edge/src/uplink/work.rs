@@ -14,6 +14,14 @@ use futures::{
 };
 use masque::h3::Code;
 use quic::h3;
+use relay_client::{
+    backoff::random,
+    drive,
+    endpoint::{ANSWER_TIMEOUT, Connected, Endpoint, Inside},
+    error::ConnectError,
+    failover::{Failover, Next},
+    introduction::CredentialsRefused,
+};
 use sched::path::slow::{RoundTrips, Slowness, SlownessChange};
 use tokio::{
     task::JoinSet,
@@ -23,14 +31,6 @@ use tracing::{info, warn};
 
 use super::{CONNECTIONS, PEACE, Uplink, state::State};
 use crate::{
-    backoff::random,
-    client::{
-        drive,
-        endpoint::{ANSWER_TIMEOUT, Connected, Endpoint, Inside},
-        error::ConnectError,
-        introduction::CredentialsRefused,
-    },
-    failover::{Failover, Next},
     link::Line,
     path::{
         Path,

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
+use admission::strangers::ClientStanding;
 use masque::{
     h3::{self, Code, RequestHead, RequestStream, Role, Settings},
     priority::Priority,
@@ -15,7 +16,6 @@ use crate::{
     dispatch::Dispatcher,
     events::ConnectionState,
     stopped::StoppedReaders,
-    strangers::ClientStanding,
 };
 
 /// The handle that the tasks of one connection share; opens requests in the client role.

@@ -2,13 +2,13 @@
 
 use std::{net::Ipv4Addr, time::Duration};
 
+use admission::connection_id::Issuer;
 use masque::{h3::RequestHead, request::tcp_request, target::Target};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::*;
 use crate::{
     class::Class,
-    connection_id::Issuer,
     datagrams::{Datagrams, QueueLimits, Schedules},
     endpoint::{self, Admission, Transport},
     tls::{self, ServerTls, Trust},

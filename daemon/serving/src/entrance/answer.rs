@@ -8,13 +8,14 @@ use std::{
 };
 
 use bytes::Bytes;
+use engines::FULL_PERMILLE;
 use hyper::body::{Body, Frame};
 use masque::h3::{self, Code, Part, ResponseHead};
 use quic::h3::{RecvStream, Request, SendStream};
 use role::traffic::Traffic;
 
 use super::{GatewayAccess, recording::Recording};
-use crate::{FULL_PERMILLE, load_permille};
+use crate::load_permille;
 
 /// How many bytes go into one DATA frame.
 const CHUNK_BYTES: usize = 16 << 10;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use engines::places::{EnginePlace, Fault, PrefixHashes};
 use hyper::{
     Method, Response, StatusCode,
     body::{Body as _, Incoming},
@@ -28,7 +29,6 @@ use crate::{
     LOAD,
     live::LiveRequest,
     openai::{OpenAiError, Operation, RenamedBody, is_about_credentials},
-    places::{EnginePlace, Fault, PrefixHashes},
     routes::{Lesson, Route},
     sse::{EventStreamParser, TokenReport},
     tenants::TenantRequest,

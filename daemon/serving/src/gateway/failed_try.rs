@@ -1,9 +1,10 @@
 //! Why a try at one engine failed before the client had received anything.
 
 use bytes::Bytes;
+use engines::places::Fault;
 use masque::h3::ResponseHead;
 
-use crate::{openai::OpenAiError, places::Fault};
+use crate::openai::OpenAiError;
 
 /// A failed try. The client has received nothing, so another engine may answer.
 pub(super) struct FailedTry {

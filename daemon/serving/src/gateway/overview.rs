@@ -1,6 +1,7 @@
 //! A gateway's reports: its aliases, its engines, what it learned of them, and the models that clients may request.
 
 use config::engine::EngineUrl as Url;
+use engines::places::EngineStatus;
 use sched::route::Curve;
 use serde_json::{Value, json};
 
@@ -8,7 +9,6 @@ use super::{Gateway, Model};
 use crate::{
     learned::{Learned, LearnedEngine},
     openai::{OpenAiError, model_name},
-    places::EngineStatus,
     routes::Tally,
     view::{AliasView, EngineView},
 };

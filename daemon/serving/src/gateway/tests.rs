@@ -243,7 +243,7 @@ async fn a_refusal_after_the_last_model_of_an_alias_failed_says_which_model_that
     let small = &client.gateway.models[1].engines;
     // With checks, and none runs here: it does not come back by itself.
     small.expect(true, u64::MAX);
-    small.failed(0, crate::health::Fault::OutOfReach, "");
+    small.failed(0, engines::health::Fault::OutOfReach, "");
     let answer = client.requests.send_request(chat(whole(r#"{"model":"auto"}"#.into()))).await.unwrap();
     let told = ["x-paced-model", "x-paced-reason"].map(|name| answer.headers()[name].to_str().unwrap());
     assert_eq!((answer.status().as_u16(), told), (503, ["large", "best-with-room"]));

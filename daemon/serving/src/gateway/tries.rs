@@ -1,5 +1,6 @@
 //! The engines of a model that try to answer a request, one after the other.
 
+use engines::places::{Claim, EnginePlace, Fault, NoPlace, Turn, Wish};
 use quic::class::Terms;
 
 use super::{
@@ -11,7 +12,6 @@ use super::{
 use crate::{
     decisions::Draft,
     openai::{OpenAiError, RenamedBody},
-    places::{Claim, EnginePlace, Fault, NoPlace, Turn, Wish},
     routes::Route,
 };
 use role::access::served::Served;

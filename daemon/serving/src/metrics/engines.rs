@@ -3,16 +3,15 @@
 
 use std::{fmt, sync::Arc};
 
+use engines::{
+    health::EngineHealth,
+    places::{EngineStatus, Engines},
+};
 use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _},
     metrics::{MetricType, gauge::ConstGauge},
-};
-
-use crate::{
-    health::EngineHealth,
-    places::{EngineStatus, Engines},
 };
 
 /// The engines of each model of the gateway in force.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use engines::reported::Reported;
 use parking_lot::Mutex;
 use role::access::served::TokenUsage;
 use sched::route::{State, unread_tokens};
@@ -10,7 +11,6 @@ use super::{
     Known, Route, Routes,
     flights::{Flight, Flights},
 };
-use crate::reported::Reported;
 
 /// The weight of the newest answer in an average.
 const NEWEST: f64 = 0.05;

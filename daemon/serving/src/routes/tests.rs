@@ -6,14 +6,14 @@ use config::{
     gateway::{Alias, GatewaySettings, ModelSettings},
     routing::Routing,
 };
+use engines::places::{Claim, EnginePlace, Fault, PrefixHashes, Turn, Wish};
+use engines::reported::Reported;
 use masque::h3::{Field, RequestHead};
 use role::access::served::TokenUsage;
 use sched::stream::{Discipline, Service};
 
 use super::*;
 use crate::openai::RoutingFields;
-use crate::places::{Claim, EnginePlace, Fault, PrefixHashes, Turn, Wish};
-use crate::reported::Reported;
 
 mod cached;
 mod policies;

@@ -12,15 +12,14 @@ use std::{
     time::Duration,
 };
 
+use admission::connection_id::Issuer;
 use anyhow::{Context as _, Result};
-use edge::client::{self, RelayConnection};
 use lab::simulation::{CLOCK, TEMPLATE, accept, identity, target};
 use masque::{h3::Role, template::Template, tunnel::Form};
 use pacing::path::{PacketSize, PathState, PathStats};
 use parking_lot::Mutex;
 use plan::{Congestion, Plan, Scheduler};
 use quic::{
-    connection_id::Issuer,
     datagrams::{DatagramCounters, Datagrams, Hub, QueueLimits, Schedule, Sender},
     endpoint::{self, Admission, Transport},
     events::ConnectionState,
@@ -28,6 +27,7 @@ use quic::{
     segments::Segments,
     tls::{self, Trust},
 };
+use relay_client::RelayConnection;
 use role::tunnel::{PayloadBatch, TunnelEnd, UdpTunnel};
 use s2n_quic::{
     Client, Server,
@@ -204,7 +204,7 @@ impl Ends {
         let (path, packets) = connection.query_event_context(known)?;
         let template = Arc::new(Template::parse(TEMPLATE).context("the template is invalid")?);
         let (relay, connection) = RelayConnection::start(connection, template, None, self.queue_bytes).await?;
-        spawn(client::drive(connection));
+        spawn(relay_client::drive(connection));
         Ok(Connected { relay, path, packets })
     }
 }

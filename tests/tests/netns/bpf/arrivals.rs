@@ -1,10 +1,10 @@
 //! XDP ingress: arriving packets are counted by class, and under overload the lowest classes are shed first.
 
+use admission::connection_id::IdLabel;
 use bpf::ingress::{Arrivals, Guard, GuardReason, GuardedListener, Ingress};
 use lab::client::Client;
 use lab::frame::Frame;
 use lab::site::{Family, SOON, Site, Terms};
-use quic::connection_id::IdLabel;
 
 use super::ingress::{CONFIG, INITIAL, KEYS, VERSION_1, few, generous, judge, long, short};
 

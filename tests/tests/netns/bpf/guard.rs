@@ -3,11 +3,11 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use admission::connection_id::{IdLabel, Keys};
 use bpf::ingress::{GuardReason, Ingress};
 use lab::client::Client;
 use lab::netns::Chain;
 use lab::site::{Family, Site, Terms};
-use quic::connection_id::{IdLabel, Keys};
 
 const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };
 
@@ -58,7 +58,7 @@ fn a_relay_behind_it_serves_in_both_families_and_its_targets_replies_pass() {
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let mut ingress = Ingress::load().unwrap();
-    let secret = quic::connection_id::Secret::keep_in(&site.path("")).unwrap();
+    let secret = admission::connection_id::Secret::keep_in(&site.path("")).unwrap();
     let keys = secret.connection_id_keys();
     let access = &site.chain.access.far;
     let mut guard = ingress.guard().unwrap();

@@ -3,9 +3,9 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use admission::connection_id::{IdLabel, Keys, LEN};
 use bpf::ingress::{Guard, GuardLimits, GuardReason, Ingress, RateLimit};
 use lab::frame::Frame;
-use quic::connection_id::{IdLabel, Keys, LEN};
 
 pub(crate) const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };
 pub(crate) const CONFIG: u8 = 2;

@@ -4,12 +4,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use admission::connection_id::{STAMP_AT, StampKey, TOKEN_BYTES};
 use bpf::ingress::{Guard, GuardLimits, GuardReason, Ingress};
 use lab::client::Client;
 use lab::frame::Frame;
 use lab::site::{Counts, Family, SOON, Site, Terms};
 use pacing::monotonic;
-use quic::connection_id::{STAMP_AT, StampKey, TOKEN_BYTES};
 use socket2::{Domain, Socket, Type};
 
 use super::ingress::{GENEROUS, INITIAL, VERSION_1, few, id, initial_from, judge, long, program, reason_of};

@@ -4,10 +4,10 @@ use std::fs;
 use std::net::UdpSocket;
 use std::time::Instant;
 
+use admission::connection_id::{IdLabel, Keys, Secret};
 use lab::client::Client;
 use lab::process::wait_for;
 use lab::site::{Family, SOON, Site, Terms};
-use quic::connection_id::{IdLabel, Keys, Secret};
 use quic::h3;
 use s2n_quic::connection;
 

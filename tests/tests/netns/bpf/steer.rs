@@ -3,9 +3,9 @@
 use std::net::UdpSocket;
 use std::time::Duration;
 
+use admission::connection_id::{IdLabel, Keys};
 use bpf::steer::Steer;
 use lab::netns::Namespace;
-use quic::connection_id::{IdLabel, Keys};
 use socket2::{Domain, Socket, Type};
 
 const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };

@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 
-use edge::client::TunnelSecret;
 use lab::client::{Client, Tunnel, target_of};
 use lab::process::wait_for;
 use lab::site::{Family, SOON, Site, Terms};
 use masque::h3::Code;
+use relay_client::TunnelSecret;
 use serde_json::Value;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;

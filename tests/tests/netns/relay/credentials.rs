@@ -69,7 +69,7 @@ fn a_client_certificate_admits_if_its_name_is_listed() {
         let access = |name: &str, authority: &Authority| {
             let issued = authority.issue(&[name]).unwrap();
             let identity = Some(site.write_identity(name, &issued).unwrap());
-            edge::client::access::Access { identity, ..site.access(Family::V4).unwrap() }
+            relay_client::access::Access { identity, ..site.access(Family::V4).unwrap() }
         };
         let branch = Client::connect(access("branch.example", &site.authority)).await.unwrap();
         assert_eq!(branch.open(target).await.unwrap().echo(None, b"known").await, b"known");

@@ -95,7 +95,7 @@ fn a_target_without_a_route_is_refused_and_one_without_a_neighbour_ends_its_tunn
     assert_eq!((counts.refused("unroutable"), counts.closed("target_unreachable")), (4, 1));
 }
 
-async fn open_name(client: &Client, name: &str) -> Result<lab::client::Tunnel, edge::client::OpenError> {
+async fn open_name(client: &Client, name: &str) -> Result<lab::client::Tunnel, relay_client::OpenError> {
     client.open_target(&Target { host: Host::Name(name.to_owned()), port: 1024 }).await
 }
 

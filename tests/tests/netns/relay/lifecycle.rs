@@ -3,8 +3,6 @@
 use std::net::SocketAddr;
 
 use config::uplink::TrustSource;
-use edge::client::OpenError;
-use edge::client::{access::Access, error::ConnectError};
 use lab::client::{Client, Tunnel, refusal};
 use lab::process::wait_for;
 use lab::site::{Family, Folder, SOON, Site, Terms};
@@ -14,6 +12,8 @@ use masque::target::{Host, Target};
 use masque::template::Template;
 use masque::tunnel::Form;
 use quic::{h3::Error, tls};
+use relay_client::OpenError;
+use relay_client::{access::Access, error::ConnectError};
 use tokio::time::timeout;
 
 /// Sends four payloads through each tunnel and receives them back; returns their total number.

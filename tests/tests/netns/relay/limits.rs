@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use api::token::generate_token;
 use config::hash::hex;
-use edge::client::OpenError;
 use lab::client::{Client, refusal, target_of};
 use lab::netns::{Chain, Namespace};
 use lab::site::{Counts, Family, SOON, Site, Terms};
@@ -14,6 +13,7 @@ use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
 use quic::endpoint::Transport;
+use relay_client::OpenError;
 use tokio::time::timeout;
 
 const TOO_MANY: (u16, ErrorType) = (429, ErrorType::HttpRequestDenied);

@@ -4,10 +4,10 @@ use std::fs;
 use std::net::UdpSocket;
 use std::time::Duration;
 
+use admission::connection_id::{IdLabel, Keys, Secret};
 use lab::client::Client;
 use lab::process::wait_for;
 use lab::site::{Family, Site, Terms};
-use quic::connection_id::{IdLabel, Keys, Secret};
 
 const WORKERS: u8 = 3;
 

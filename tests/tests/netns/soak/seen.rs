@@ -4,8 +4,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use edge::client::access::Access;
 use lab::client::Client;
+use relay_client::access::Access;
 use tokio::time::{sleep, timeout};
 
 /// The time for which clients wait for an answer before they count it as lost.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use edge::client::access::Access;
 use lab::client::target_of;
 use masque::h3::{Part, data_frame};
 use quic::h3::{Error, Request};
+use relay_client::access::Access;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use edge::client::access::Access;
 use lab::client::Tunnel;
 use lab::name_server::NameServer;
 use lab::site::Site;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
+use relay_client::access::Access;
 use tokio::net::UdpSocket;
 use tokio::time::{sleep, timeout};
 

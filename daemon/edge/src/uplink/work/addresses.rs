@@ -4,14 +4,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use relay_client::exit::Exit;
 use tokio::time::Instant;
 use tracing::info;
 
 use super::{super::PROOF, Work, is_suspect};
-use crate::{
-    exit::Exit,
-    moves::{HostNetwork, MoveVerdict},
-};
+use crate::moves::{HostNetwork, MoveVerdict};
 
 /// Whether packets leave by a device that carries nothing.
 fn is_dead(exit: &Exit, host: &HostNetwork) -> bool {

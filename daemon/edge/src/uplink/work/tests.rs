@@ -4,12 +4,10 @@ use std::net::{Ipv4Addr, UdpSocket};
 
 use masque::template::Template;
 use quic::{datagrams::Schedules, endpoint::Transport};
+use relay_client::{access::Access, backoff::SHORT, exit::Exit};
 
 use super::{super::SPARE, *};
 use crate::{
-    backoff::SHORT,
-    client::access::Access,
-    exit::Exit,
     moves::HostNetwork,
     tests::{Does, PATIENCE, TestRelay},
 };

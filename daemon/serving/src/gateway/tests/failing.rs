@@ -1,9 +1,9 @@
 //! Engines that fail in an answer that they have begun with success.
 
+use engines::health::{FAULTS, Found};
 use tokio::{sync::Notify, time::timeout};
 
 use super::*;
-use crate::health::{FAULTS, Found};
 
 /// The end of a stream that failed, with this code.
 fn error(code: u16) -> String {

@@ -2,9 +2,9 @@
 
 use std::net::Ipv4Addr;
 
+use admission::connection_id::Issuer;
 use masque::h3::Role;
 use quic::{
-    connection_id::Issuer,
     datagrams::{Datagrams, QueueLimits, Schedules},
     endpoint::{self, Admission, Transport},
     h3::{HttpConnection, MessageLimits},

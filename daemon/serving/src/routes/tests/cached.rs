@@ -1,7 +1,8 @@
 //! What engines probably have in their caches, and how far their reports confirm it.
 
+use engines::places::Prefixes;
+
 use super::*;
-use crate::places::Prefixes;
 
 /// A prompt of a user's session.
 fn in_session(user: &str, session: &'static str, prompt: &[u8]) -> PrefixHashes {

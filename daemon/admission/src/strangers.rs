@@ -171,7 +171,7 @@ struct Shared {
 }
 
 /// The name under which connections that exceed their user's frames are counted.
-pub(super) const FRAMES_PER_SECOND: Limit = "frames_per_second";
+pub const FRAMES_PER_SECOND: Limit = "frames_per_second";
 
 /// The limits beyond which a connection ends.
 const ENDING: [Limit; 4] = ["stranger_packets", "stranger_bytes", "stranger_refusals", FRAMES_PER_SECOND];

@@ -13,7 +13,7 @@ use masque::{
 use parking_lot::Mutex;
 use quic::h3;
 
-use super::RelayConnection;
+use crate::RelayConnection;
 
 /// What a relay's last answer about the credentials says. Clones share it: all connections to a relay show the same credentials.
 #[derive(Clone, Debug, Default)]

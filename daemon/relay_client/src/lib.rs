@@ -1,10 +1,23 @@
 //! The client side of a relay: one connection, many tunnels.
 //!
 //! Its users: the edge's forwards, `pacectl probe` and `forward`, load generators, tests.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`endpoint`], [`names`] | how a client reaches its relay: sockets, name resolution, TLS |
+//! | [`access`], [`introduction`] | its credentials, and whether the relay takes them |
+//! | [`exit`] | how packets leave this host |
+//! | [`form`] | the form of tunnels that choose it by the path |
+//! | [`failover`], [`backoff`] | which of several relays is used, and when to try again |
+//! | [`error`] | why there is no connection |
 
 pub mod access;
+pub mod backoff;
 pub mod endpoint;
 pub mod error;
+pub mod exit;
+pub mod failover;
+pub mod form;
 pub mod introduction;
 pub mod names;
 

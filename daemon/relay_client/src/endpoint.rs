@@ -34,7 +34,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{
+use crate::{
     RelayConnection, access::Access, error::ConnectError, introduction::CredentialsStanding, names::RelayAddresses,
 };
 use crate::{exit::Exit, form::Experience};
@@ -126,7 +126,7 @@ pub struct Endpoint {
 pub struct Connected {
     /// The relay, ready for requests.
     pub relay: RelayConnection,
-    /// Must be [driven](super::drive); otherwise nothing happens.
+    /// Must be [driven](crate::drive); otherwise nothing happens.
     pub connection: h3::HttpConnection,
     /// The size of its packets.
     pub packets: PacketSize,
@@ -196,7 +196,7 @@ impl Endpoint {
 
     /// Returns the discipline of the schedule in force.
     #[must_use]
-    pub(crate) fn discipline(&self) -> Discipline {
+    pub fn discipline(&self) -> Discipline {
         self.schedules.get().discipline
     }
 

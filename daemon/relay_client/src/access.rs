@@ -6,7 +6,7 @@ use config::uplink::{ClientFiles, TrustSource, UplinkSettings};
 use masque::template::Template;
 use sha2::{Digest as _, Sha256};
 
-use super::error::{ConnectError, TokenError};
+use crate::error::{ConnectError, TokenError};
 
 /// What a client has to know to use a relay.
 #[derive(Clone, Debug, PartialEq, Eq)]

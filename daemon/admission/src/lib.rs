@@ -1,0 +1,9 @@
+//! Which packets and clients get in: what a packet proves about its sender, and what a client may use before it is admitted.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`connection_id`] | connection IDs, address tokens and stateless resets, which the kernel's programs can check |
+//! | [`strangers`] | the places of connections, and the budgets of clients: of strangers, and of users |
+
+pub mod connection_id;
+pub mod strangers;
