@@ -17,6 +17,8 @@ use s2n_quic::provider::datagram::default as datagram;
 use s2n_quic::stream::{BidirectionalStream, SendStream};
 use tokio::time::timeout;
 
+use super::limits::limit_hits;
+
 /// Returns a request for a tunnel to the echo.
 fn head(site: &Site) -> RequestHead {
     let target = site.target(Family::V4, 7);
@@ -73,6 +75,38 @@ fn a_flood_of_datagrams_leaves_every_echo_to_the_tunnels_beside_it() {
         assert!(site.counts().unwrap().of("datagrams_total{direction=\"up\"}") > 200, "the flood is large enough");
     })
     .unwrap();
+}
+
+#[test]
+fn a_user_sends_so_many_frames_a_second_and_only_the_connection_that_sends_more_ends() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms { limits: "frames_per_second = 1000", ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let (flooding, ordinary) = (
+            Client::connect(site.access(Family::V4).unwrap()).await.unwrap(),
+            Client::connect(site.access(Family::V4).unwrap()).await.unwrap(),
+        );
+        let mut flood = flooding.open(site.target(Family::V4, 7)).await.unwrap();
+        let mut beside = ordinary.open(site.target(Family::V4, 7)).await.unwrap();
+        for number in 0..1_000 {
+            // Hundreds of frames in a packet: an empty payload takes four bytes of it.
+            {
+                let mut batch = flood.udp.batch(Some(Form::Datagram));
+                (0..600).for_each(|_| batch.push(&[]));
+            }
+            assert_echoes(&mut beside, number).await;
+            if limit_hits(&site.counts().unwrap(), "frames_per_second") > 0 {
+                break;
+            }
+        }
+        site.counted("the tunnel to end", |counts| counts.closed("frames_per_second") == 1).await.unwrap();
+        assert_echoes(&mut beside, 1_000).await;
+        let again = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        assert_echoes(&mut again.open(site.target(Family::V4, 7)).await.unwrap(), 0).await;
+    })
+    .unwrap();
+    assert_eq!(limit_hits(&site.counts().unwrap(), "frames_per_second"), 1);
 }
 
 #[test]
