@@ -80,14 +80,15 @@ fn a_flood_of_datagrams_leaves_every_echo_to_the_tunnels_beside_it() {
 #[test]
 fn a_user_sends_so_many_frames_a_second_and_only_the_connection_that_sends_more_ends() {
     lab::ring!(Netns);
-    let site = Site::new(Terms { limits: "frames_per_second = 1000", ..Terms::default() }).unwrap();
-    let _echo = site.chain.target.echo(7).unwrap();
+    let site = Site::new(Terms { limits: "frames_per_second = 10000", ..Terms::default() }).unwrap();
+    // The flood has its own target, whose socket may overflow.
+    let (_echo, _flooded) = (site.chain.target.echo(7).unwrap(), site.chain.target.echo(9).unwrap());
     site.client(async || {
         let (flooding, ordinary) = (
             Client::connect(site.access(Family::V4).unwrap()).await.unwrap(),
             Client::connect(site.access(Family::V4).unwrap()).await.unwrap(),
         );
-        let mut flood = flooding.open(site.target(Family::V4, 7)).await.unwrap();
+        let mut flood = flooding.open(site.target(Family::V4, 9)).await.unwrap();
         let mut beside = ordinary.open(site.target(Family::V4, 7)).await.unwrap();
         for number in 0..1_000 {
             // Hundreds of frames in a packet: an empty payload takes four bytes of it.
