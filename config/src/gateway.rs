@@ -83,7 +83,7 @@ pub struct Alias {
     pub shadow: Option<Routing>,
 }
 
-/// A listener for clients without an edge, by HTTP/1.1 and HTTP/2; without TLS, HTTP/2 takes prior knowledge (RFC 9113 §3.3).
+/// A listener for clients without an edge, by HTTP/1.1 and HTTP/2; without TLS, HTTP/2 needs prior knowledge (RFC 9113 §3.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayListener {
     /// The TCP address.

@@ -201,7 +201,7 @@ impl Refusal {
             Self::MethodNotAllowed => Some(Field::new("allow", "CONNECT")),
             // RFC 6585 §4.
             Self::QuotaUsedUp { retry_after_s } => Some(retry_after(*retry_after_s)),
-            // The field tells this 429 from that of the limit of tunnels, where another connection may help.
+            // The field distinguishes this 429 from that for too many tunnels, after which the client may try another connection.
             Self::ConnectionLimitReached => Some(retry_after(CONNECTION_RETRY_S)),
             Self::Overloaded { retry_after_s } => Some(retry_after(u64::from(*retry_after_s))),
             _ => None,

@@ -127,7 +127,7 @@ impl Bench {
         Self { rounds: 1, steps, virtual_time: true }
     }
 
-    /// Whether there are no results without this relay. Go may be missing on this machine, and the lab may measure paced alone.
+    /// Whether the benchmark fails if this relay is not built. Go may be missing on this machine, and the lab may measure paced alone.
     fn requires(&self, kind: Kind) -> bool {
         match kind {
             Kind::Paced => true,

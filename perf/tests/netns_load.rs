@@ -1,5 +1,5 @@
-//! Plans that load a relay natively, cut short, and the relays that the benchmark compares: their counts, whatever the speed of the
-//! machine.
+//! Short runs of the plans that load a relay natively, and of the relays that the benchmark compares. The tests check counts, which do
+//! not depend on the speed of the machine.
 
 use std::io::Write as _;
 
@@ -52,7 +52,8 @@ fn without_the_guard_nothing_is_dropped_before_the_relay() {
     assert_eq!(value(&figures, "flood_dropped_pct"), Some(0.0));
 }
 
-/// `make test` does not build the peers, because only benchmarks need them: the test names those that `perf/peers/build.sh` has not built.
+/// `make test` does not build the peers, because only benchmarks need them. The test prints the names of the peers that
+/// `perf/peers/build.sh` has not built.
 #[test]
 fn every_relay_of_the_benchmark_that_is_built_keeps_the_payloads_of_tunnels_apart() {
     lab::ring!(Netns);
@@ -72,7 +73,8 @@ fn every_relay_of_the_benchmark_that_is_built_keeps_the_payloads_of_tunnels_apar
     }
 }
 
-/// Sends payloads up until the target has one of each tunnel, and then down to each, and returns how many of these were lost, in percent.
+/// Sends payloads up until the target has one from each tunnel, then payloads down to each tunnel. Returns how many of the payloads
+/// down were lost, in percent.
 async fn loss_of_three_tunnels(kind: Kind) -> anyhow::Result<f64> {
     let started = Started::start(kind)?;
     anyhow::ensure!(started.stack.is_some() == (kind != Kind::Paced), "peers, and only they, name a stack");

@@ -259,6 +259,7 @@ fn sa_ecf(request: &StreamProfile, paths: &[CandidatePath]) -> Option<usize> {
     Some(if fair_ns(&paths[free], request) < fair_ns(&paths[fastest], request) { free } else { fastest })
 }
 
+/// When the request would end with equal shares for all streams, plus the cost of the path.
 fn fair_ns(path: &CandidatePath, request: &StreamProfile) -> f64 {
     estimate::fair_ns(path, request.bytes) + path.cost_ns as f64
 }

@@ -14,8 +14,8 @@
 //! | requests of a stranger that wait for an answer | H3_REQUEST_REJECTED, which the client may repeat |
 //! | time | the connection ends with H3_NO_ERROR |
 //!
-//! Users have one bound here: the frames beyond 16 in a packet, within a second ([`UserFrames`]). A connection that exceeds it ends with
-//! H3_EXCESSIVE_LOAD.
+//! A user has one bound here: on the frames within a second, of which the first 16 of each packet do not count ([`UserFrames`]). The
+//! connection that exceeds the bound ends with H3_EXCESSIVE_LOAD.
 //!
 //! A prefix is known while one of its users is connected, and then for as long as it is among the last [`REMEMBERED`]
 //! prefixes whose users have left. This counts prefixes, not time: the module reads no clock.
@@ -158,7 +158,7 @@ struct Shared {
     place: Option<Mutex<Place>>,
     terms: Terms,
     known: AtomicBool,
-    /// The frames of the client's user, and how many of them a second may have.
+    /// The frames of the client's user, and how many of them are allowed within a second.
     frames: OnceLock<(Arc<UserFrames>, u32)>,
     /// The limit that was exceeded first, as its index in [`ENDING`] plus one; 0 is none.
     exceeded: AtomicU32,
@@ -170,7 +170,7 @@ struct Shared {
     driver: AtomicWaker,
 }
 
-/// The name under which connections that exceed their user's frames are counted.
+/// The limit on the frames of a user within a second.
 pub const FRAMES_PER_SECOND: Limit = "frames_per_second";
 
 /// The limits beyond which a connection ends.
@@ -222,10 +222,10 @@ impl ClientStanding {
         }
     }
 
-    /// As [`ClientStanding::admit`], with a bound on the user's frames within a second, over all connections that are given the same
-    /// `frames`.
+    /// As [`ClientStanding::admit`], and from now on the connection ends if it sends more than `frames_per_second`. All connections of
+    /// the user share `frames`, and so the bound.
     pub fn admit_as(&self, frames: Arc<UserFrames>, frames_per_second: u32) {
-        // The first user of a connection stays.
+        // A connection keeps its first user.
         _ = self.0.frames.set((frames, frames_per_second));
         self.admit();
     }
@@ -260,7 +260,7 @@ impl ClientStanding {
         }
     }
 
-    /// Charges a frame to the user, if the client is known to be one; the connection ends if there were too many in this second.
+    /// Charges a frame to the user, if the client is one. The connection ends if the user has sent too many frames in this second.
     fn charge_frame(&self, second: u64) {
         if let Some((frames, per_second)) = self.0.frames.get()
             && frames.charge(second) > u64::from(*per_second)

@@ -475,8 +475,8 @@ impl Link {
         self
     }
 
-    /// Notes the traffic that it carries, its class, and the `priority` that the request asked for. Placements count the bytes that the
-    /// traffic still has to move; its final size tells how much the next traffic of the class will move.
+    /// Notes the traffic that it carries, the traffic's class, and the priority `signal` of the request. Placements count the bytes that
+    /// the traffic will probably still carry. Its final size improves the estimate for the next tunnel or request of the class.
     pub fn carries_traffic(&self, traffic: Arc<Traffic>, class: &Class, signal: Option<&Priority>) {
         let share = (sizes::share(class, signal), sizes::precedence(class, signal));
         let class = class.policy().name.clone();

@@ -395,8 +395,8 @@ impl Shared {
         let end = loop {
             let next = {
                 let carrying = poll_fn(|cx| source.poll(cx, self, &mut downlink)).map(Err);
-                // The next tunnel is opened before this one ends. `either` polls this only if it woke the task, which payloads do not do
-                // through it.
+                // The next tunnel is opened before this one ends. `either` polls `replacing` only if `replacing` itself woke the task, so
+                // payloads cause no poll of it.
                 let replacing = async {
                     tokio::select! {
                         () = entry.closed() => Ok(None),

@@ -106,7 +106,7 @@ impl HostNetwork {
     }
 
     /// Notes changes, and the devices that carry nothing if they were listed again. Returns whether the changes concern connections: a
-    /// device with another MTU, for example, does not.
+    /// new MTU of a device, for example, does not.
     fn note(&mut self, changes: Changes, dead: Option<BTreeSet<String>>) -> bool {
         let (is_revived, is_same) = match &dead {
             Some(dead) => (!self.dead.is_subset(dead), *self.dead == *dead),
@@ -133,7 +133,7 @@ struct Changes {
     of_devices: bool,
     /// An address or a route may have been added.
     add: bool,
-    /// The changes concern connections, whatever devices carry.
+    /// The changes concern connections, even if the same devices carry nothing as before.
     concern_all: bool,
 }
 

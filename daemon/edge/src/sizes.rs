@@ -39,12 +39,13 @@ impl Sizes {
 }
 
 /// The ratio between the shares of a path that placements expect for an urgency and for the next lower one. Senders that go by
-/// urgency leave next to nothing to lower urgencies. With a larger ratio, eight urgencies would not fit beside weights above one.
+/// urgency leave next to nothing to lower urgencies. At this ratio, the share of the highest of eight urgencies
+/// fits in 32 bits with weights of up to 15.
 const URGENCY_STEP: u32 = 16;
 
 /// Returns the share of its path that placements expect traffic of a class to get, relative to other traffic: the weight of the class,
-/// times a step for each urgency above the least (RFC 9218 §4.1). The urgency comes from the `priority`, within the bounds of the class, or else
-/// from the class itself.
+/// times a step for each urgency above the least (RFC 9218 §4.1). The urgency comes from the `signal`, within the bounds of the
+/// class, or else from the class itself.
 #[must_use]
 pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {
     let urgency = urgency_of(class.policy().service(signal, 0).priority);

@@ -64,7 +64,7 @@ pub(crate) enum Does {
     /// Does not answer requests for tunnels.
     SayNothing,
     Refuse,
-    /// Resets requests for tunnels without an answer.
+    /// Resets requests for tunnels instead of answering them.
     Reset,
     /// Says that the client's quota is used up.
     SayUsedUp,

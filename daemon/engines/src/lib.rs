@@ -6,7 +6,7 @@
 //! | [`health`] | whether an engine gets requests |
 //! | [`reported`] | engines' reports of their load |
 //!
-//! Nothing here opens a connection: `serving` asks the engines, and tells what it found.
+//! Nothing here opens a connection: `serving` connects to the engines, and notes here how they answer.
 
 pub mod health;
 pub mod places;

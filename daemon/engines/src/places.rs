@@ -214,9 +214,9 @@ impl Engines {
         state.affinity.cached_bytes(prefix, state.replicas.len(), now_ns)
     }
 
-    /// Learns from an engine's report on a prompt of the user with this hash. Earlier prompts at the engine had `compared` tokens of this
-    /// prompt, in identical blocks, and the engine had `reported` tokens in its cache. If an engine that has reported before reports nothing,
-    /// the count is 0. Returns the count, if it is known.
+    /// Learns from an engine's report on a prompt of the user with this hash. `compared` tokens of the
+    /// prompt are in blocks that an earlier prompt at the engine had, too, and the engine had `reported` tokens in its cache. If an engine
+    /// that has reported before reports nothing, the count is 0. Returns the count, if it is known.
     pub fn confirm_cached(&self, replica: usize, user: u64, compared: u32, reported: Option<u64>) -> Option<u64> {
         let mut state = self.state.lock();
         if replica < state.replicas.len() {
@@ -250,7 +250,7 @@ impl Engines {
         drop(unwanted);
     }
 
-    /// Notes that an engine has begun to answer a request. If it got no requests, it gets waiting ones now.
+    /// Notes that an engine has begun to answer a request. If that brings the engine back, it gets waiting requests.
     pub fn began(self: &Arc<Self>, replica: usize) {
         let mut state = self.state.lock();
         if let Some(replica) = state.replicas.get_mut(replica) {
@@ -259,7 +259,7 @@ impl Engines {
         self.give_places(state, (self.now_ns)());
     }
 
-    /// Notes that an engine answered a request completely. If it got no requests, it gets waiting ones now.
+    /// Notes that an engine answered a request completely. If that brings the engine back, it gets waiting requests.
     pub fn succeeded(self: &Arc<Self>, replica: usize) {
         let mut state = self.state.lock();
         if let Some(replica) = state.replicas.get_mut(replica) {
@@ -341,8 +341,8 @@ impl Engines {
         load.checked_div(most).map_or(NO_ENGINE_PERMILLE, |load| load.min(u64::from(NO_ENGINE_PERMILLE - 1)) as u32)
     }
 
-    /// Returns the requests of others at each engine: none before its first report, and `None` if its last report has become too old, so
-    /// that the load there is not known any more.
+    /// Returns the requests of other clients at each engine: zero before its first report; `None` if its last report has become too old,
+    /// so that their number is not known any more.
     #[must_use]
     pub fn others(&self) -> Vec<Option<Reported>> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
@@ -456,7 +456,7 @@ impl Replica {
         self.health.is_usable(now_ns)
     }
 
-    /// Returns the requests of others: none before the first report, and `None` if the last report is too old.
+    /// Returns the requests of other clients: zero before the first report; `None` if the last report is too old.
     fn others(&self, now_ns: u64, report_ns: u64) -> Option<Reported> {
         let Some((others, at_ns)) = self.others else { return Some(Reported::default()) };
         (now_ns.saturating_sub(at_ns) <= report_ns).then_some(others)

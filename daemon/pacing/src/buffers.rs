@@ -98,7 +98,7 @@ impl Buffer {
         if may_force && self.force(socket, bytes) {
             return Ok(wanted);
         }
-        // The kernel sets its limit in place of a larger size, and the limit may be less than the buffer had.
+        // If the size exceeds the kernel's limit, the kernel sets the limit instead, which may be less than the buffer has now.
         if self.most().is_none_or(|most| most.min(wanted) < before.min(wanted)) {
             return Ok(before);
         }
@@ -170,7 +170,7 @@ mod tests {
             assert!(before > most);
             assert_eq!(buffer.ask(&socket, 2 * before, Larger::Keep, false).unwrap(), before);
             assert_eq!((buffer.size)(&socket).unwrap(), before);
-            // Reducing it is no reason to go below what was asked for.
+            // A reduction never goes below the size that was asked for.
             let asked = (most / 2 + before / 2) / 2;
             assert_eq!(buffer.ask(&socket, asked, Larger::Reduce, false).unwrap(), before);
             assert_eq!(buffer.ask(&socket, most / 2, Larger::Reduce, false).unwrap(), most, "the limit allows this");

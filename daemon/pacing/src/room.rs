@@ -14,7 +14,7 @@ use tokio::{
 
 use super::descriptor::{Owner, watch};
 
-/// The pause before the next send through a full socket, if no descriptor is left to learn when it has room.
+/// The pause before the next send through a full socket, if the process has no descriptor left to watch it with.
 const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(10);
 
 /// The wait for room in the full buffer of one socket. It watches a second descriptor `T` of the socket, and only from the first wait

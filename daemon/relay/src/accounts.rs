@@ -94,7 +94,7 @@ impl Accounts {
     /// Takes a place for a connection on an account that may have `connections` of them, and returns both; `None` if there is no place.
     #[must_use]
     pub fn connect(&self, holder: &Holder, connections: usize) -> Option<(GaugePlace, Arc<UserAccount>)> {
-        // Locked until the account has the place, or it could be forgotten before.
+        // The lock is held until the account has the place: an account without places could be forgotten.
         let mut state = self.state();
         let account = state.account(holder);
         Some((account.connections.take(connections)?, account))

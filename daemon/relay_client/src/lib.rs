@@ -7,7 +7,7 @@
 //! | [`endpoint`], [`names`] | how a client reaches its relay: sockets, name resolution, TLS |
 //! | [`access`], [`introduction`] | its credentials, and whether the relay takes them |
 //! | [`exit`] | how packets leave this host |
-//! | [`form`] | the form of tunnels that choose it by the path |
+//! | [`form`] | the form of tunnels of `mode = "auto"`: datagrams or the stream, by what connections saw of the path |
 //! | [`failover`], [`backoff`] | which of several relays is used, and when to try again |
 //! | [`error`] | why there is no connection |
 

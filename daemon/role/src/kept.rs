@@ -33,10 +33,11 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
         (kept, value)
     }
 
-    /// Calls `present` with the saved value, and saves the value that it returns, unless that is the saved one; `None` saves nothing. A
-    /// failed save is logged, and retried at the next call. `present` must not save to the same file: the value is locked meanwhile.
+    /// Passes the saved value to `present`, and saves the value that `present` returns, unless it equals the saved one. `None` saves
+    /// nothing. A failed save is logged, and retried at the next call. `present` must not save to the same file, because
+    /// the saved value is locked while it runs.
     pub fn save(&self, present: impl FnOnce(Option<&T>) -> Option<T>) {
-        // Locked before the value is read: of two threads that save, the later one would otherwise write the older value.
+        // Locked before `present` reads the value: otherwise, a thread that has read an older value could save it last.
         let mut saved = self.saved.lock();
         let Some(value) = present(saved.as_ref()).filter(|value| saved.as_ref() != Some(value)) else { return };
         let text = serde_json::to_vec(&value).map_err(io::Error::from);
@@ -75,7 +76,7 @@ mod tests {
                     kept.save(|saved| saved.map(|saved| saved + 1));
                     _ = done.send(());
                 });
-                // It waits for this one, so it cannot be done before.
+                // The second save waits for the first, so it cannot be done yet.
                 assert!(is_done.recv_timeout(Duration::from_millis(50)).is_err());
                 Some(1)
             });

@@ -305,7 +305,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             let class = self.classes.of(user.as_deref(), &head, || fields.as_ref());
             recording.asks(&head, || fields.as_ref(), &class.class.policy().name);
             let named = if gateways.has_others(&[0]) { fields.as_ref() } else { None };
-            // Gateways' reports about the engines of a model are known by this hash of its name.
+            // A gateway's report about the engines of a model is kept under this hash of the model's name.
             let hash = |fields: &RoutingFields| BuildHasherDefault::<DefaultHasher>::default().hash_one(&fields.model);
             (class, named.map(hash).unwrap_or_default())
         };

@@ -403,7 +403,7 @@ impl Gateway {
             served.predicted = route.predicted();
             self.note_engine(draft.as_mut(), model, &route);
             if ended.is_err() {
-                // Also for the next model: if there is none, the client gets these fields.
+                // Set even if the alias's other models are tried next: if none of them is usable, the client gets these fields.
                 *decided = model.fields(&route);
             }
             match ended {

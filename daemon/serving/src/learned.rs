@@ -12,7 +12,7 @@ pub struct Learned {
     pub engines: Vec<LearnedEngine>,
 }
 
-/// The knowledge about an engine.
+/// A gateway's knowledge about one engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LearnedEngine {
     /// The model's name.

@@ -54,7 +54,8 @@ pub mod view;
 pub mod watch;
 
 /// The field of an answer in which a gateway reports the load of its model's engines, in thousandths of the requests that they work
-/// on at once: 1000 and more mean that requests wait. Edges use it to choose between gateways.
+/// on at once: 1000 ([`engines::FULL_PERMILLE`]) and more mean that requests wait, and [`engines::NO_ENGINE_PERMILLE`] that no engine gets
+/// requests. Edges use it to choose between gateways.
 pub const LOAD: &str = "x-paced-load";
 
 /// Returns the load that the head of an answer reports.

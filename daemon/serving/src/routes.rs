@@ -115,7 +115,7 @@ pub struct Route {
     at_ns: u64,
     /// How many tokens of its prompt each engine of all models probably has in its cache; empty if none was sent any.
     cached: Vec<u32>,
-    /// How many bytes of its prompt earlier prompts at each of them had, in identical blocks; empty if there are none anywhere.
+    /// How many bytes of its prompt are in blocks that an earlier prompt at each of them had, too; empty if none was sent any.
     compared_bytes: Vec<usize>,
     /// The hash of its user.
     user: u64,
@@ -441,8 +441,8 @@ impl Known {
                 let of_others = f64::from(others.running.saturating_add(others.waiting)) * self.answer_tokens;
                 replica.load.outstanding_tokens =
                     flights.lock().left_tokens().saturating_add(waiting_tokens).saturating_add(of_others as u64);
-                // Our own counts are always new. A policy that decides by loads must not use one without the others' requests, however
-                // recently their report was lost.
+                // Our own counts are always new, but without a recent report about the others' requests, the load counts as stale, and
+                // policies do not decide by it.
                 replica.load.updated_ns = if reported.is_some() { now_ns } else { 0 };
             }
         }
@@ -455,8 +455,8 @@ impl Known {
         (prompt, self.lengths.expect(class, wanted.max_tokens, self.answer_tokens))
     }
 
-    /// Returns how many tokens of the prompt each engine of all models probably has in its cache, and how many bytes of it earlier prompts
-    /// there had in identical blocks; empty if no engine was sent any.
+    /// Returns how many tokens of the prompt each engine of all models probably has in its cache, and how many of its bytes are in blocks
+    /// that an earlier prompt there had, too; empty if no engine was sent any.
     fn cached(&self, engines: &[Arc<Engines>], asked: RouteQuery<'_>) -> (Vec<u32>, Vec<usize>) {
         let (mut cached, mut compared) = (Vec::new(), Vec::new());
         if asked.prefix.is_empty() {

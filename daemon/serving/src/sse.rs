@@ -140,7 +140,7 @@ impl TokenReport {
     }
 }
 
-/// Why an engine's stream ends early: the fault of an event.
+/// The fault of an event, which ends an engine's stream early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MalformedEvent {
     /// The data of an event is neither a JSON object nor `[DONE]`.

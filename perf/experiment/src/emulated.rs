@@ -135,7 +135,7 @@ impl Emulated {
         let access = Link { near: near.near, far: far.far };
         let chain = Chain { client, relay, target, access, egress };
         let network = Self { chain, bottleneck, ends: [far.near, near.far], link: *link };
-        // Hosts find their neighbours before the first loss, and send no packets of IPv6 afterwards: those take numbers of the seed, too.
+        // Hosts find their neighbours before the first loss. IPv6 is then turned off, because its packets take numbers of the seed, too.
         network.round_trip()?;
         for host in [&network.chain.client, &network.bottleneck, &network.chain.relay] {
             host.sysctl("net.ipv6.conf.all.disable_ipv6", "1")?;

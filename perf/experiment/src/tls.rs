@@ -40,7 +40,7 @@ use super::{
 pub enum Connections {
     /// Each request has its own. Its handshakes are part of the latency, as in the thesis (§5.2.1).
     PerRequest,
-    /// All requests share one connection, which is open before the first request. On it, each request follows its length.
+    /// All requests share one connection, which is open before the first request. The length of each request precedes it.
     One,
 }
 

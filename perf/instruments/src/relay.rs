@@ -172,7 +172,7 @@ pub fn peer(name: &str, by: &str) -> Result<PathBuf> {
 
 fn own_folder() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
-    // Test executables lie in a folder below that of programs.
+    // Test executables are in the folder `deps`, which is in the folder of the programs.
     let folder = program.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));
     Ok(folder.map(Path::to_owned).unwrap_or_default())
 }

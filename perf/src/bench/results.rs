@@ -116,9 +116,9 @@ impl Results {
         }
     }
 
-    /// Renders medians side by side, in Markdown, with the ratio of the first relay's to each other's. A step that searches for the
-    /// highest rate shows only this rate, because the relays' costs there belong to different rates. A dagger marks a ratio of relays
-    /// of which one lost more than [`MARKED_LOSS_PERCENT`].
+    /// Renders medians side by side, in Markdown, and the ratio of the first relay's median to that of each other relay. A step that
+    /// searches for the highest rate shows only this rate, because the relays' costs there belong to different rates. A dagger marks a
+    /// ratio if either of its two relays lost more than [`MARKED_LOSS_PERCENT`].
     pub fn table(&self, kinds: &[Kind]) -> String {
         let mut table = String::from("| step | figure |");
         kinds.iter().for_each(|kind| _ = write!(table, " {} |", kind.name()));
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn each_peer_has_its_own_ratio_and_only_those_of_a_peer_that_lost_are_marked() {
+    fn each_peer_has_its_own_ratio_and_only_ratios_to_a_peer_that_lost_are_marked() {
         let mut results = Results::default();
         for (peer, cost, loss) in [("paced", 1.0, 0.0), ("quinn", 2.0, 0.2), ("quic-go", 4.0, 5.0)] {
             let cost = Figure { metric: "relay CPU per GB", value: cost, unit: "s" };

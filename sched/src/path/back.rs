@@ -1,5 +1,5 @@
-//! Whether a stream that was placed earlier should move to another path: a path that comes back, or is connected to after others, carries
-//! nothing at first.
+//! Whether a stream that was placed earlier should move to another path. A path carries nothing at first if it comes back, or if its
+//! connection is made after the others.
 //!
 //! A move costs a request and a round trip, and estimates vary. So a move has to gain more than a placement, which costs nothing.
 
@@ -14,9 +14,9 @@ const LEAST_SHARE: f64 = 0.25;
 /// Returns the path that a stream should move to from its `present` one: the path that [`place`] would choose for it now, if that gains
 /// enough. The streams of the present path may include this one.
 ///
-/// Under `lowest-rtt`, the gain is in round trips, so a full window keeps streams away and makes none leave. Under `sa-ecf`, a path with a
-/// longer round trip, which is chosen because the window of the fastest one is full, gains by its earlier end. Round-robin compares no
-/// paths, so under it nothing moves.
+/// Under `lowest-rtt`, a stream gains by a shorter round trip, so a full window keeps streams away but makes none leave. `sa-ecf` chooses a
+/// path with a longer round trip if the window of the fastest path is full; there, the stream gains by its earlier end. Round-robin
+/// compares no paths, so under it nothing moves.
 #[must_use]
 pub fn better(placement: Placement, request: &StreamProfile, paths: &[CandidatePath], present: usize) -> Option<usize> {
     // A stream that has begun is neither copied nor divided.

@@ -46,8 +46,7 @@ pub const MARGIN_PERCENT: u16 = 110;
 pub const MARGIN: f64 = MARGIN_PERCENT as f64 / 100.0;
 
 impl Router {
-    /// Creates a router, guarded unless its policy is [`RoutingPolicy::Considerate`]. Its fallback rule has a margin of
-    /// 1.1.
+    /// Creates a router, guarded unless its policy is [`RoutingPolicy::Considerate`]. Its fallback rule has a margin of 1.1.
     #[must_use]
     pub fn new(models: Vec<Model>, policy: RoutingPolicy) -> Self {
         let policy = PolicyInUse::new(policy, &models);

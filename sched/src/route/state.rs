@@ -60,11 +60,11 @@ pub struct EngineLoad {
     pub updated_ns: u64,
 }
 
-/// The age from which on a load is stale.
+/// The age beyond which a load is stale.
 const STALE_NS: u64 = 1_000_000_000;
 
 impl EngineLoad {
-    /// Whether these numbers are older than a second, so that policies that decide by loads must not use them.
+    /// Whether these numbers are older than a second, and so too old for policies that decide by loads.
     #[must_use]
     pub const fn is_stale(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.updated_ns) > STALE_NS

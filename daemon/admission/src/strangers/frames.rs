@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 
 use super::{ClientStanding, budget::FRAMES_PER_PACKET};
 
-/// Counts a user's frames within a second, over all connections, beyond the first 16 of each packet. Useful packets rarely have more.
+/// Counts the frames of a user within a second, over all connections. The first 16 frames of each packet do not count: useful packets
+/// rarely have more.
 #[derive(Debug, Default)]
 pub struct UserFrames(Mutex<Charged>);
 
@@ -18,7 +19,7 @@ struct Charged {
 }
 
 impl UserFrames {
-    /// Charges a frame of this second; returns how many the second has by now.
+    /// Charges one frame to `second`; returns how many frames were charged to it so far.
     pub(super) fn charge(&self, second: u64) -> u64 {
         let mut charged = self.0.lock();
         if charged.second != second {
@@ -33,7 +34,7 @@ impl UserFrames {
 #[derive(Debug, Default)]
 pub struct PacketFrames {
     frames: u32,
-    /// The second of its first frame that counts.
+    /// The second in which the packet's first counted frame arrived.
     second: Option<u64>,
 }
 
@@ -43,8 +44,8 @@ impl PacketFrames {
         *self = Self::default();
     }
 
-    /// Counts a frame of the packet. `now` reads a clock that all connections of a user share, which the clocks of endpoints need not be; it
-    /// is read only once the packet has more than 16 frames.
+    /// Counts a frame of the packet. `now` has to read a clock that all connections of a user share; endpoints may have clocks of their
+    /// own. It is called once for a packet with more than 16 frames, and not for other packets.
     pub fn on_frame(&mut self, standing: &ClientStanding, now: impl FnOnce() -> Duration) {
         self.frames = self.frames.saturating_add(1);
         if self.frames > FRAMES_PER_PACKET {

@@ -30,7 +30,7 @@ const LIMIT_TRIES: usize = CONNECTIONS + 1;
 pub(super) struct Replacement {
     pub(super) link: Link,
     pub(super) opened: Opened,
-    /// The class in which it was asked for.
+    /// The class with which it was requested.
     pub(super) class: Arc<Class>,
     /// Whether it is on a better path, rather than in place of a tunnel that had to move.
     pub(super) is_return: bool,

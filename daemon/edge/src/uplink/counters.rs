@@ -1,4 +1,4 @@
-//! What the uplinks count. The counts outlive the uplinks, which a reload replaces.
+//! The counters of uplinks. They outlive the uplinks, which a reload replaces.
 
 use std::sync::{Arc, atomic::AtomicU64};
 
@@ -93,7 +93,7 @@ impl ConnectionCounters {
         }
     }
 
-    /// Makes the counters of these paths and their relays exist before there is anything to count.
+    /// Creates the counters of these paths and their relays, so that metrics show them before anything was counted.
     pub(super) fn begin(&self, paths: &[Path]) {
         for path in paths {
             if !path.name.is_empty() {

@@ -63,7 +63,7 @@ pub struct PathReport {
     /// Of these, the lost packets.
     pub lost_packets: u64,
     /// UDP tunnels that moved to another path, since the uplink was made: a reload that changes paths, relays, credentials or schedule
-    /// makes another.
+    /// makes a new uplink.
     pub moved: u64,
 }
 

@@ -69,7 +69,7 @@ impl Uplink {
         Ok((link.for_request(), copy.map(Link::for_request)))
     }
 
-    /// Waits until a tunnel is to look for a better path, finds one, and is open there; also returns the class in which it was asked for.
+    /// Waits until a tunnel is to look for a better path, finds one, and is open there; also returns the class of the request.
     /// `signal` gives the priority signal of a class. Each time, the tunnel asks the relay once. If that fails, nothing else happens: the
     /// tunnel works where it is, so it waits for no place, and no other tunnel makes room for it.
     pub async fn better_tunnel(
@@ -272,8 +272,7 @@ mod tests {
             .clone()
     }
 
-    /// Two relays, and an uplink with a connection over each of these paths, which are given by the place of their relay and their cost in
-    /// seconds.
+    /// Starts two relays, and an uplink with a connection over each of `paths`. A path is the index of its relay, and its cost in seconds.
     async fn connected<const N: usize>(paths: [(usize, u64); N]) -> ([TestRelay; 2], Arc<Uplink>, [Arc<Line>; N]) {
         let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
         let path = |(relay, cost): (usize, u64)| Path {

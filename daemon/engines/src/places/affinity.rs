@@ -143,8 +143,8 @@ impl PrefixAffinity {
 }
 
 impl Prefixes {
-    /// Returns the part of a user's request with this head and this prompt, as JSON, that other requests may share. Each user names its own
-    /// sessions.
+    /// Returns the hashes of the parts of a user's request that other requests may share: its session, from `head`, and its `prompt` (JSON).
+    /// Each user names its own sessions.
     #[must_use]
     pub fn of(&self, head: &RequestHead, user: Option<&str>, prompt: &[u8]) -> PrefixHashes {
         let session = head.field(SESSION).filter(|session| !session.is_empty());
@@ -208,8 +208,8 @@ impl Affinity {
         self.trusts.get(&(engine, user)).copied().unwrap_or(1.0)
     }
 
-    /// Learns from an engine's report on a user's prompt. Earlier prompts at the engine had `compared` tokens of this prompt, in identical
-    /// blocks, and the engine had `reported` tokens in its cache. Many engines leave out a count of 0, so if an engine that has reported
+    /// Learns from an engine's report on a user's prompt. `compared` tokens of the prompt are in blocks that an earlier prompt at the engine
+    /// had, too, and the engine had `reported` tokens in its cache. Many engines leave out a count of 0, so if an engine that has reported
     /// before reports nothing, the count is 0. Returns the count, if it is known. A prompt without such blocks teaches nothing.
     pub(super) fn confirm(&mut self, engine: usize, user: u64, compared: u32, reported: Option<u64>) -> Option<u64> {
         if compared == 0 {

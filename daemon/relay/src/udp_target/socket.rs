@@ -58,7 +58,7 @@ pub struct UdpTarget {
     /// Whether runs of payloads are sent as GSO messages; off once the device has refused them.
     pub(super) segmentation: AtomicBool,
     reachability: Cell<Reachability>,
-    /// Open from a wait for room until the queue is empty.
+    /// The wait for room in the socket's buffer. It is open from the first wait until the queue is empty.
     pub(super) room: RefCell<RoomWait<Socket>>,
 }
 

@@ -48,8 +48,8 @@ fn is_short_of_engines(head: &ResponseHead) -> bool {
 }
 
 impl Outcome {
-    /// Whether the client may get this answer: not if another gateway or path may have a better one, which also holds for 407, a refusal of
-    /// this edge's credentials.
+    /// Whether the client may get this answer. If the gateway is short of engines or refuses this edge's credentials (407), another gateway
+    /// or path may have a better one.
     pub(super) fn is_good(&self) -> bool {
         matches!(self, Self::Answered(head) if head.status != 407 && !is_short_of_engines(head))
     }

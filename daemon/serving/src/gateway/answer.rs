@@ -266,7 +266,7 @@ impl Pass<'_> {
         [("x-request-id", id), ("traceparent", trace)].into_iter().filter_map(|(name, of)| Some((name, of?))).collect()
     }
 
-    /// Returns the head with which the client gets an engine's answer.
+    /// Returns the head of an engine's answer as the client gets it.
     fn response_head(&self, answer: &Response<Incoming>, content_length: Option<u64>) -> ResponseHead {
         let passed = PASSED.iter().filter_map(|name| Some((*name, answer.headers().get(*name)?)));
         let mut fields: Vec<Field> =

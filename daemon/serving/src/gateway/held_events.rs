@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use masque::h3::ResponseHead;
 use tokio::time::Instant;
 
-/// How much of an answer is held back at most. Engines send comments and the name of a role before any token.
+/// The limits within which the beginning of an answer is held back. Engines send comments and the name of a role before any token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HoldLimits {
     /// The maximum size of the events.
@@ -41,7 +41,7 @@ impl HeldEvents {
         self.until
     }
 
-    /// Holds more events back, if they have room. Returns whether they have.
+    /// Holds more events back if there is room for them. Returns whether there is.
     pub(super) fn hold(&mut self, events: &[u8]) -> bool {
         let has_room = self.events.len() + events.len() <= self.limits.bytes;
         if has_room {
@@ -51,7 +51,7 @@ impl HeldEvents {
         has_room
     }
 
-    /// Releases all events, with `next` behind them.
+    /// Returns all held events, followed by `next`.
     pub(super) fn followed_by(mut self, next: Bytes) -> Bytes {
         if self.events.is_empty() {
             return next;

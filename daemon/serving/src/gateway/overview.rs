@@ -58,7 +58,7 @@ impl Gateway {
         engines.zip(curves).map(view).collect()
     }
 
-    /// Returns the knowledge about engines, for the time after a restart.
+    /// Returns the gateway's knowledge about its engines, which is kept over a restart.
     #[must_use]
     pub fn learned(&self) -> Learned {
         let (averages, curves) = self.routes.learned();

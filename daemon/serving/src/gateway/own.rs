@@ -60,7 +60,7 @@ async fn respond(
     Ok(())
 }
 
-/// Sends an error of the API as the answer, with the fields about what was `decided` before; without content if the request `is_head`.
+/// Sends an error of the API as the answer, with the `decided` fields about the chosen model; without content if the request `is_head`.
 pub(super) async fn refuse(
     exchange: &mut Exchange,
     refusal: &OpenAiError,

@@ -24,7 +24,7 @@ pub struct Lesson<'a> {
     prompt_tokens: u32,
     /// The tokens of the prompt that the engine probably has in its cache.
     cached_tokens: u32,
-    /// The bytes of the prompt that earlier prompts at the engine had, in identical blocks.
+    /// The bytes of the prompt in blocks that an earlier prompt at the engine had, too.
     compared_bytes: usize,
     /// The hash of the request's user.
     user: u64,
@@ -123,7 +123,7 @@ impl Lesson<'_> {
     /// Learns from a complete answer. Most clients do not ask for `usage` in streams, so the number of events with content also teaches the
     /// lengths of answers. Only `usage` teaches the bytes of a prompt's token. The engine's own counts of tokens and of cached tokens of
     /// the prompt take precedence over the count of events and over the expected number of cached tokens. Later expectations are trusted as
-    /// far as these counts confirm this one. If an engine that reports cached tokens leaves the count out, the count is 0. Only the
+    /// far as these counts confirm this expectation. If an engine that reports cached tokens leaves the count out, the count is 0. Only the
     /// uncached tokens of the prompt cost the engine time.
     pub fn learn(&self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
         let cached_tokens = self.routes.engines.get(self.model).zip(usage).map_or(cached_tokens, |(engines, usage)| {

@@ -16,7 +16,7 @@ use crate::{endpoint::FIRST_TUNNELS, gather::Run, socket::TargetSocket, tunnel};
 /// The longest header section of a request, in bytes as HTTP counts them (RFC 9114 §4.2.2).
 const MAX_HEADER_BYTES: u64 = 16 << 10;
 
-/// How many datagrams are taken before their last run is sent.
+/// The most datagrams that are read before their last run is sent.
 const BATCH: usize = 256;
 
 /// The most request streams that a connection may have open.

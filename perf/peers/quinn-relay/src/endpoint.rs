@@ -19,11 +19,11 @@ use socket2::SockRef;
 /// The QUIC packet size before path MTU discovery: 1200-byte payloads fit from the start, as they do in paced.
 const INITIAL_PACKET_BYTES: u16 = 1400;
 
-/// The request streams that a new connection may have open. quinn makes an entry for each stream that it permits, so a connection with
-/// the most that the relay serves would take 5 MiB and 27 ms of CPU at once; [`crate::client`] permits more as tunnels open.
+/// The request streams that a new connection may have open; [`crate::client`] permits more as tunnels open. quinn makes an entry for
+/// each stream that it permits: if all were permitted at first, each connection would take 5 MiB and 27 ms of CPU at once.
 pub const FIRST_TUNNELS: u32 = 128;
 
-/// Outlasts the pauses of a benchmark that measures idle tunnels.
+/// The time after which an idle connection ends: longer than the pauses of a benchmark that measures idle tunnels.
 const MAX_IDLE: Duration = Duration::from_secs(300);
 
 /// The most bytes that each connection queues in DATAGRAM frames, in each direction. quinn drops the oldest beyond.

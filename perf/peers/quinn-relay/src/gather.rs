@@ -9,7 +9,7 @@ use crate::socket::TargetSocket;
 /// The most bytes of one message: below what a UDP packet can carry over IPv4 and IPv6.
 const MAX_MESSAGE_BYTES: usize = 65_000;
 
-/// A run of payloads for one target: equal in size, but for a shorter last one.
+/// A run of payloads for one target. All have the same size, except that the last may be shorter.
 #[derive(Default)]
 pub struct Run {
     /// The quarter stream ID of the tunnel, and its socket.
@@ -46,7 +46,7 @@ impl Run {
         self.payloads.push(payload);
     }
 
-    /// Sends what was gathered.
+    /// Sends the gathered payloads.
     pub fn flush(&mut self) {
         if let Some((_, socket)) = &self.tunnel {
             match &self.payloads[..] {
@@ -63,7 +63,7 @@ impl Run {
         self.bytes = 0;
     }
 
-    /// Sends what was gathered, and forgets the tunnel, which may end meanwhile.
+    /// Sends the gathered payloads and forgets the tunnel, which may end before the next payload.
     pub fn end(&mut self) {
         self.flush();
         self.tunnel = None;

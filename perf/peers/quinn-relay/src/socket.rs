@@ -22,7 +22,7 @@ const MESSAGE_BYTES: usize = 1 << 16;
 const SOCKET_BYTES: usize = 1 << 20;
 
 thread_local! {
-    /// What one receive call brings: shared by all tunnels of a thread, because it is copied at once.
+    /// The memory of a receive call. All tunnels of a thread share it, because its contents are copied at once.
     static ROOM: RefCell<Vec<u8>> = RefCell::new(vec![0; MESSAGES * MESSAGE_BYTES]);
 }
 

@@ -48,7 +48,7 @@ pub async fn serve(client: Arc<Client>, request: RequestResolver<h3_quinn::Conne
         }
     };
     let quarter = stream.id().into_inner() / 4;
-    // Before the response, because the client sends as soon as it has that.
+    // Before the response, because the client sends as soon as it has the response.
     let _registered = client.register(quarter, socket.clone());
     let mut response = Response::new(());
     response.headers_mut().insert("capsule-protocol", http::HeaderValue::from_static("?1"));

@@ -214,10 +214,10 @@ fn flood_until(stop: &AtomicBool, to: SocketAddr) {
     let (began, mut sent) = (Instant::now(), 0);
     while !stop.load(Relaxed) {
         let due = began.elapsed().as_millis() as usize * 4;
-        // No more at once than the relay's queue takes.
+        // At most 40 packets at once, so that the relay's queue does not overflow.
         let until = due.min(sent + 40);
         for number in sent..until {
-            // A full queue of the device drops one.
+            // The device drops the packet if its queue is full.
             _ = sockets[number % sockets.len()].send_to(&packet, &to.into());
         }
         sent = until;
@@ -225,7 +225,7 @@ fn flood_until(stop: &AtomicBool, to: SocketAddr) {
     }
 }
 
-/// The median and the longest of the times that this many handshakes take.
+/// Makes `count` handshakes, one after another, and returns their median and their longest time as text.
 fn handshakes(site: &Site, count: usize, mut before_each: impl FnMut(usize)) -> String {
     let mut times: Vec<_> = (0..count)
         .map(|number| {
@@ -271,7 +271,7 @@ fn handshakes_of_known_clients_pass_a_flood_of_forged_first_packets_untouched() 
             let by_token = if limits.is_empty() { 0 } else { HANDSHAKES as i64 };
             assert!(passed(&site, "initial_token") >= tokens + by_token, "{what}");
             if limits.is_empty() {
-                // Each from an address that has never been here.
+                // Each client has an address from which no handshake has come before.
                 let move_to = |number: usize| {
                     let (device, from) = (&site.chain.access.near.device, format!("10.0.1.{}", 20 + number));
                     let lines = format!(

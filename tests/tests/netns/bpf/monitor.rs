@@ -186,7 +186,7 @@ fn the_monitor_holds_no_more_after_thousands_of_policies() {
         runtime.block_on(async {
             let mut client = api::connect(&socket).await.unwrap();
             for number in 0..policies {
-                // As many classes as the kernel's tables have marks for come and go.
+                // Classes come and go, as many as the kernel's tables have marks for.
                 let text = format!("[class.w{}]\nrate_up = \"{} kbit/s\"\n", number % 200, 100 + number);
                 client.set_policy(v1::SetPolicyRequest { text, ..v1::SetPolicyRequest::default() }).await.unwrap();
             }

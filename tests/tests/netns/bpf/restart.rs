@@ -62,7 +62,7 @@ fn an_id_that_was_never_issued_gets_no_reset_and_others_get_no_more_than_a_limit
         (unanswered() > 1).then_some(())
     };
     wait_for("resets beyond their limit", SOON, &mut many).unwrap();
-    // The ID is not read any more, however many packets follow.
+    // Many more packets under the same ID get no more resets than the limit allows.
     for _ in 0..10 {
         many();
     }

@@ -1,4 +1,4 @@
-//! What a relay sends to an address that has proved nothing, such as one that somebody forged.
+//! Limits on the bytes that a relay sends to an address that has proved nothing, such as a forged one.
 
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use lab::client::Client;
 use lab::site::{Family, SOON, Site, Terms};
 use masque::template::Template;
 
-/// Most bytes of a datagram from the relay before it knows the path.
+/// The most bytes that a datagram from the relay has before the relay knows the path.
 const DATAGRAM: usize = 1_472;
 
 /// Receives a datagram, unless none comes in this time.
@@ -62,7 +62,7 @@ fn answered(limits: &str) -> (usize, usize) {
 fn an_address_that_has_proved_nothing_gets_three_times_what_it_sent_and_the_last_datagram_or_a_retry() {
     lab::ring!(Netns);
     let (sent, received) = answered("");
-    // s2n-quic sends its last datagram while any of three times the bytes is left (RFC 9000 §8.1).
+    // s2n-quic sends whole datagrams until it has sent three times the received bytes, or more (RFC 9000 §8.1).
     assert!((sent..3 * sent + DATAGRAM).contains(&received), "{received} bytes for {sent}");
     let (sent, received) = answered("handshakes_in_flight = 0");
     assert!((1..sent).contains(&received), "{received} bytes for {sent}");

@@ -186,13 +186,13 @@ fn a_user_who_asks_for_names_that_nobody_answers_leaves_room_for_another() {
     });
     let ((alice, entry), (bob, other)) = (token("alice", ""), token("bob", ""));
     let sections = format!("{entry}{other}");
-    // Of the 256 look-ups at once by default, a user gets half.
+    // By default, 256 look-ups may be in flight, and each user may have half of them.
     let limits = "dns_timeout_ms = 20000";
     let site = Site::on(chain, Terms { relay: "", limits, sections: &sections, ..Terms::default() }).unwrap();
     site.client(async || {
         let name = |text: String| Target { host: Host::Name(text), port: 443 };
         let greedy = Client::connect(site.access_with_token(&alice).unwrap()).await.unwrap();
-        // Before, she would be a stranger, of whose requests fewer may wait.
+        // Without a tunnel, alice would be a stranger, and fewer of her requests could wait.
         let _known = greedy.open(site.target(Family::V4, 7)).await.unwrap();
         let silent: Vec<_> = (0..260).map(|number| name(format!("silent{number}.example"))).collect();
         let mut asked = futures::stream::FuturesUnordered::new();

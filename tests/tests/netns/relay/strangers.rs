@@ -170,12 +170,12 @@ fn proofs_of_addresses_open_no_more_connections_than_there_may_be() {
     assert!(counts.of("handshakes_total{result=\"completed\"}") <= 2 && hits(&counts, "connections") >= 10);
 }
 
-/// A connection whose client gives no credit for any answer, and its control stream.
+/// Returns a connection whose client gives no flow-control credit for any answer, and the client's control stream.
 async fn connect_without_credit(site: &Site) -> (s2n_quic::Connection, s2n_quic::stream::SendStream) {
     let trust = tls::Trust::Authorities(tls::read_certificates(&site.path("authority.pem")).unwrap());
     let builder = s2n_quic::Client::builder().with_io("0.0.0.0:0").unwrap();
     let limits = Limits::new().with_bidirectional_local_data_window(0).unwrap();
-    // More than the relay allows; s2n-quic itself would wait beyond 100.
+    // More than the relay allows. By default, s2n-quic opens at most 100 streams and then waits.
     let limits = limits.with_max_open_local_bidirectional_streams(4_000).unwrap();
     let builder = builder.with_tls(tls::client(trust, None).unwrap()).unwrap().with_limits(limits).unwrap();
     let endpoint = builder.start().unwrap();
@@ -236,7 +236,7 @@ fn thousands_of_refused_requests_whose_answers_nobody_takes_are_gone_in_seconds(
         let (mut connections, mut streams) = (Vec::new(), Vec::new());
         for _ in 0..CONNECTIONS {
             let (mut connection, control) = connect_without_credit(&site).await;
-            // As a user, of whose requests any number may be refused.
+            // A tunnel makes the client a user: a connection of a stranger would end after some refused requests.
             streams.push(ask(&mut connection, &admitted).await);
             connections.push((connection, control));
         }
@@ -259,7 +259,7 @@ fn thousands_of_refused_requests_whose_answers_nobody_takes_are_gone_in_seconds(
         };
         let waited = timeout(SOON, none).await;
         println!("{refused} requests refused, {most} of them open at most, {open} open after {:.1?}", asked.elapsed());
-        assert!(waited.is_ok(), "all are gone after {SOON:?}, but those of the tunnels");
+        assert!(waited.is_ok(), "after {SOON:?}, requests other than those of the tunnels are still open");
     })
     .unwrap();
 }

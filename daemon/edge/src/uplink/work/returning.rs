@@ -110,7 +110,8 @@ impl Returning {
     }
 }
 
-/// Whether tunnels of the connection `from` can go back to the path of `to`. At another relay, their targets would see another source address.
+/// Whether tunnels of the connection `from` can go back to the path of `to`. That path has to lead to the same relay: at another
+/// relay, the targets would see another source address.
 fn may_return(from: &Line, to: &Line) -> bool {
     let are_usable = from.is_usable() && to.is_usable();
     are_usable && from.path_place != to.path_place && to.leads_to(&from.way().relay) && from.recallable() > 0
@@ -190,7 +191,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn only_tunnels_that_can_go_back_to_a_path_to_their_relay_are_asked_and_measured_for() {
+    async fn only_tunnels_that_can_go_back_to_a_path_to_their_relay_are_asked() {
         let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
         let path = |relay: usize| Path { name: relay.to_string(), ..Path::plain(vec![relays[relay].endpoint()]) };
         let uplink = Uplink::over([0, 0, 1].map(path).into(), None, (PATIENCE, PATIENCE), Arc::default());
