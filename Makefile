@@ -42,7 +42,7 @@ lint:
 	cargo fmt --check --manifest-path perf/peers/quinn-relay/Cargo.toml
 	cargo clippy --workspace --all-targets -- -D warnings
 
-deny: ## Checks the licences, sources and bans of all crates (deny.toml). ADVISORIES=DIR: also known vulnerabilities, in this copy of the database.
+deny: ## Checks the licences, sources and bans of all crates of the workspace (deny.toml). ADVISORIES=DIR: also known vulnerabilities, in this copy of the database.
 	@tests/setup build
 	@$(call tool,cargo-deny,cargo-deny@0.20.2 --debug --no-default-features)
 	$(tools)/bin/cargo-deny --locked check bans licenses sources

@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`connection_id`] | connection IDs, address tokens and stateless resets, which the kernel's programs can check |
+//! | [`connection_id`] | connection IDs and address tokens, which the kernel's programs can check, and the tokens of stateless resets |
 //! | [`strangers`] | the places of connections, and the budgets of clients: of strangers, and of users |
 
 pub mod connection_id;

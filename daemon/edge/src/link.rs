@@ -19,8 +19,9 @@ use pacing::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use quic::{class::Class, events::Heard};
-use relay_client::{RelayConnection, endpoint::Connected};
 use relay_client::{
+    RelayConnection,
+    endpoint::Connected,
     exit::Exit,
     form::{self, USABLE_PAYLOAD_BYTES, Witness},
 };

@@ -27,8 +27,7 @@ use quic::{
     stirred::either,
 };
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
-use relay_client::backoff::Backoff;
-use relay_client::{Opened, TunnelSecret};
+use relay_client::{Opened, TunnelSecret, backoff::Backoff};
 use role::{traffic::Traffic, tunnel::TunnelEnd};
 use tokio::{
     io::Interest,

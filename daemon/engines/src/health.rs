@@ -65,7 +65,7 @@ pub enum EngineHealth {
 
 /// The state of an engine, as its requests and checks have shown it.
 #[derive(Clone, Debug, Default)]
-pub struct Health {
+pub(crate) struct Health {
     /// Whether it is checked at all.
     is_checked: bool,
     /// Whether a request or a check has ever succeeded.

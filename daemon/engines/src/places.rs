@@ -21,10 +21,9 @@ pub use self::{
     affinity::{CachedBytes, PrefixAffinity, PrefixHashes, Prefixes},
     queue::Claim,
 };
-pub use crate::health::Fault;
 use crate::{
     FULL_PERMILLE, NO_ENGINE_PERMILLE,
-    health::{EngineHealth, Found, Health},
+    health::{EngineHealth, Fault, Found, Health},
     reported::Reported,
 };
 

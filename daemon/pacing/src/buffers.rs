@@ -79,7 +79,7 @@ pub fn size_buffers(
         let Some(bytes) = bytes else { continue };
         let may_force = !buffer.is_limited.load(Relaxed);
         let granted = buffer.ask(&socket, bytes, larger, may_force)? / 2;
-        if granted < bytes && !buffer.is_told.swap(true, Relaxed) {
+        if granted < bytes.min(MOST_BYTES) && !buffer.is_told.swap(true, Relaxed) {
             let Buffer { name, sysctl, .. } = buffer;
             tracing::info!(granted, asked = bytes, "the kernel grants smaller {name} buffers: raise {sysctl}");
         }

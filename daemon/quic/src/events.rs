@@ -425,7 +425,6 @@ impl Subscriber for EndpointSubscriber {
 
 #[cfg(test)]
 mod tests {
-
     use s2n_quic_core::{
         connection, endpoint,
         event::{IntoEvent as _, builder},

@@ -20,7 +20,7 @@ use role::{account::UserAccount, holder::Holder, limits::GaugePlace, month::Mont
 /// How many accounts are kept before unused ones are removed.
 const KEPT: usize = 1024;
 
-/// A place for a tunnel, and its account. Released on drop.
+/// A place for a tunnel or a connection, and its account. Released on drop.
 #[derive(Debug)]
 pub struct UserPlace {
     /// The account.
@@ -91,13 +91,14 @@ impl Accounts {
         Ok(UserPlace { account, _place: place })
     }
 
-    /// Takes a place for a connection on an account that may have `connections` of them, and returns both; `None` if there is no place.
+    /// Takes a place for a connection on an account that may have `connections` of them; `None` if there is no place.
     #[must_use]
-    pub fn connect(&self, holder: &Holder, connections: usize) -> Option<(GaugePlace, Arc<UserAccount>)> {
+    pub fn connect(&self, holder: &Holder, connections: usize) -> Option<UserPlace> {
         // The lock is held until the account has the place: an account without places could be forgotten.
         let mut state = self.state();
         let account = state.account(holder);
-        Some((account.connections.take(connections)?, account))
+        let place = account.connections.take(connections)?;
+        Some(UserPlace { account, _place: place })
     }
 
     /// Returns the account without taking a place on it.

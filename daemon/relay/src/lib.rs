@@ -46,17 +46,16 @@ use quic::{
     datagrams::Hub,
     schedule::{Schedule, Schedules},
 };
-use role::{
-    access::AccessLog,
-    limits::{Gauge, GaugePlace},
-    seldom::Seldom,
-    table::Table,
-};
+use role::{access::AccessLog, limits::Gauge, seldom::Seldom, table::Table};
 use serving::{gateway::Gateway, in_force::GatewayInForce};
 use tokio::sync::watch;
 
 pub use self::counters::RelayMetrics;
-use self::{accounts::Accounts, continuable::Continuable, tunnels::RelayTunnel};
+use self::{
+    accounts::{Accounts, UserPlace},
+    continuable::Continuable,
+    tunnels::RelayTunnel,
+};
 use crate::{auth::Users, host_addresses::HostAddresses, resolve::Resolver};
 
 /// The configured rules for requests. Replaced as a whole; each request is decided by one version.
@@ -185,7 +184,7 @@ pub struct RelayClient {
     certificate: Option<Vec<u8>>,
     tunnels: Gauge,
     /// Its place among the connections of its user, from the first admitted request until the connection ends.
-    place: Mutex<Option<GaugePlace>>,
+    place: Mutex<Option<UserPlace>>,
     /// Why the relay closed the connection, if it did.
     cut: OnceLock<&'static str>,
 }

@@ -90,12 +90,12 @@ pub fn admit_client(relay: &Relay, rules: &Rules, client: &RelayClient, holder: 
     let mut place = client.place.lock();
     if place.is_none() {
         let limits = &rules.limits;
-        let Some((taken, account)) = relay.accounts.connect(holder, limits.connections_per_user as usize) else {
+        let Some(taken) = relay.accounts.connect(holder, limits.connections_per_user as usize) else {
             relay.resources.metrics.limit_hit("connections_per_user");
             return Err(Refusal::ConnectionLimitReached);
         };
+        client.standing.admit_as(taken.account.frames.clone(), limits.frames_per_second);
         *place = Some(taken);
-        client.standing.admit_as(account.frames.clone(), limits.frames_per_second);
     }
     Ok(())
 }

@@ -35,9 +35,9 @@ use tokio::{
 };
 
 use crate::{
-    RelayConnection, access::Access, error::ConnectError, introduction::CredentialsStanding, names::RelayAddresses,
+    RelayConnection, access::Access, error::ConnectError, exit::Exit, form::Experience,
+    introduction::CredentialsStanding, names::RelayAddresses,
 };
-use crate::{exit::Exit, form::Experience};
 
 /// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first packets
 /// were too large for the path, and to try smaller ones.

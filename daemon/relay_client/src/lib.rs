@@ -4,7 +4,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`endpoint`], [`names`] | how a client reaches its relay: sockets, name resolution, TLS |
+//! | [`endpoint`], `names` | how a client reaches its relay: sockets, name resolution, TLS |
 //! | [`access`], [`introduction`] | its credentials, and whether the relay takes them |
 //! | [`exit`] | how packets leave this host |
 //! | [`form`] | the form of tunnels of `mode = "auto"`: datagrams or the stream, by what connections saw of the path |
@@ -19,7 +19,7 @@ pub mod exit;
 pub mod failover;
 pub mod form;
 pub mod introduction;
-pub mod names;
+mod names;
 
 use std::{net::SocketAddr, sync::Arc};
 

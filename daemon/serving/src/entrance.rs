@@ -328,10 +328,9 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             let may_leave = tries < MOST_TRIES || gateways.has_others(&tried);
             let (outcome, answer) = race(gateways, asked, head_now, &body, may_leave).await;
             recording.goes(|| gateways.way(answer.place()));
-            let is_good = outcome.is_good();
             match outcome {
                 // Another gateway may have a better answer.
-                Outcome::Answered(_) if !is_good && gateways.has_others(&tried) => {}
+                Outcome::Answered(_) if !outcome.is_good() && gateways.has_others(&tried) => {}
                 // A proxy's status for bad credentials; these are the edge's, not the client's.
                 Outcome::Answered(head) if head.status == 407 => {
                     return Err(OpenAiError::NoGateway("it does not take this edge's credentials".into()));

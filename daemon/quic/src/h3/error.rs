@@ -41,26 +41,24 @@ impl Error {
         }
     }
 
+    /// Returns the error that ended the connection, if one did.
+    fn of_connection(&self) -> Option<&s2n_quic::connection::Error> {
+        match self {
+            Self::Connection(error) | Self::Stream(stream::Error::ConnectionError { error, .. }) => Some(error),
+            _ => None,
+        }
+    }
+
     /// Whether the connection timed out, because the peer sent nothing for too long.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
-        match self {
-            Self::Connection(error) | Self::Stream(stream::Error::ConnectionError { error, .. }) => {
-                matches!(error, s2n_quic::connection::Error::IdleTimerExpired { .. })
-            }
-            _ => false,
-        }
+        matches!(self.of_connection(), Some(s2n_quic::connection::Error::IdleTimerExpired { .. }))
     }
 
     /// Returns whether the peer refused the handshake by a TLS alert; see [`refused_by_tls`].
     #[must_use]
     pub fn is_refusal_by_tls(&self) -> bool {
-        match self {
-            Self::Connection(error) | Self::Stream(stream::Error::ConnectionError { error, .. }) => {
-                refused_by_tls(error)
-            }
-            _ => false,
-        }
+        self.of_connection().is_some_and(refused_by_tls)
     }
 }
 

@@ -6,7 +6,10 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use engines::places::{EnginePlace, Fault, PrefixHashes};
+use engines::{
+    health::Fault,
+    places::{EnginePlace, PrefixHashes},
+};
 use hyper::{
     Method, Response, StatusCode,
     body::{Body as _, Incoming},

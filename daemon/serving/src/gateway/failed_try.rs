@@ -1,7 +1,7 @@
 //! Why a try at one engine failed before the client had received anything.
 
 use bytes::Bytes;
-use engines::places::Fault;
+use engines::health::Fault;
 use masque::h3::ResponseHead;
 
 use crate::openai::OpenAiError;

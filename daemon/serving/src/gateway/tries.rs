@@ -1,6 +1,9 @@
 //! The engines of a model that try to answer a request, one after the other.
 
-use engines::places::{Claim, EnginePlace, Fault, NoPlace, Turn, Wish};
+use engines::{
+    health::Fault,
+    places::{Claim, EnginePlace, NoPlace, Turn, Wish},
+};
 use quic::class::Terms;
 
 use super::{

@@ -6,8 +6,11 @@ use config::{
     gateway::{Alias, GatewaySettings, ModelSettings},
     routing::Routing,
 };
-use engines::places::{Claim, EnginePlace, Fault, PrefixHashes, Turn, Wish};
-use engines::reported::Reported;
+use engines::{
+    health::Fault,
+    places::{Claim, EnginePlace, PrefixHashes, Turn, Wish},
+    reported::Reported,
+};
 use masque::h3::{Field, RequestHead};
 use role::access::served::TokenUsage;
 use sched::stream::{Discipline, Service};
