@@ -69,7 +69,7 @@ enum Line {
 pub fn check(plan: &Plan, scheduler: Scheduler) -> Result<()> {
     if scheduler.is_of_quic_go() {
         suits(plan, scheduler)?;
-        relay::peer(PROGRAM, relay::QUIC_GO_BUILD)?;
+        relay::peer(PROGRAM, relay::PEERS_BUILD)?;
     }
     Ok(())
 }
@@ -118,7 +118,7 @@ fn orders(plan: &Plan, scheduler: Scheduler) -> Result<Vec<Option<Order>>> {
 /// As [`check`]; also outside the lab, when a process fails, or when a request without a relay fails before the time limit.
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     suits(plan, scheduler)?;
-    let program = relay::peer(PROGRAM, relay::QUIC_GO_BUILD)?;
+    let program = relay::peer(PROGRAM, relay::PEERS_BUILD)?;
     let network = Emulated::verified(&plan.network, seed)?;
     let chain = &network.chain;
     let requests = requests(plan, seed);

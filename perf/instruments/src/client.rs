@@ -18,7 +18,7 @@ use quic::{
     endpoint::{self, Transport},
     tls::{self, Trust},
 };
-use relay_client::{OpenError, drive};
+use relay_client::{OpenError, RelayConnection, drive};
 use role::tunnel::UdpTunnel;
 use s2n_quic::client::Connect;
 use tokio::task::JoinHandle;
@@ -39,7 +39,7 @@ pub struct Client {
 
 /// A connection; when it ends, all its tunnels end.
 pub struct Connection {
-    relay: relay_client::RelayConnection,
+    relay: RelayConnection,
     target: Target,
     driver: JoinHandle<()>,
 }
@@ -81,7 +81,7 @@ impl Client {
         let connect = Connect::new(self.relay).with_server_name("localhost");
         let connection = self.endpoint.connect(connect).await.context("no connection to the relay")?;
         let (relay, connection) =
-            relay_client::RelayConnection::start(connection, self.template.clone(), None, QUEUES.flow_bytes).await?;
+            RelayConnection::start(connection, self.template.clone(), None, QUEUES.flow_bytes).await?;
         // The tunnels see why the connection ended.
         let driver = tokio::task::spawn_local(async { _ = drive(connection).await });
         Ok(Connection { relay, target: self.target.clone(), driver })

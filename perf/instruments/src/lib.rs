@@ -33,6 +33,6 @@ pub mod process;
 pub mod queue_baselines;
 pub mod random;
 pub mod relay;
-pub mod stack;
+mod stack;
 pub mod svg;
 pub mod target;

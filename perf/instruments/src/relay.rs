@@ -152,15 +152,12 @@ pub fn program(kind: Kind) -> Result<PathBuf> {
     match kind {
         Kind::Paced => built(own_folder()?.join("paced"), "cargo build --release -p paced -p pacectl"),
         Kind::Quinn => peer("quinn-relay", PEERS_BUILD),
-        Kind::QuicGo => peer("quic-go-relay", QUIC_GO_BUILD),
+        Kind::QuicGo => peer("quic-go-relay", PEERS_BUILD),
     }
 }
 
-/// The script that builds the peers on quinn and on quic-go.
-const PEERS_BUILD: &str = "perf/peers/build.sh";
-
-/// The script that builds the peers on quic-go, if Go is installed.
-pub const QUIC_GO_BUILD: &str = PEERS_BUILD;
+/// The script that builds the peers on quinn, and on quic-go if Go is installed.
+pub const PEERS_BUILD: &str = "perf/peers/build.sh";
 
 /// Returns a program of `perf/peers` that a script has built, in `peers` beside this program's folder.
 ///

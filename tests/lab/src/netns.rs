@@ -88,6 +88,19 @@ impl Namespace {
         sysctl(self.handle.as_fd(), key, value)
     }
 
+    /// Returns how many packets a device of the namespace has received, and how many it has sent.
+    ///
+    /// # Errors
+    /// When the namespace has no such device.
+    pub fn packets(&self, device: &str) -> Result<[u64; 2]> {
+        let table = self.run(|| fs::read_to_string("/proc/thread-self/net/dev"))??;
+        let line = table.lines().find_map(|line| line.trim().strip_prefix(device)?.strip_prefix(':'));
+        let columns: Vec<_> = line.with_context(|| format!("no device {device}"))?.split_whitespace().collect();
+        // Eight columns of received traffic and then of sent: bytes, packets and others (net/core/net-procfs.c).
+        let column = |at: usize| -> Result<u64> { Ok(columns.get(at).context("a column is missing")?.parse()?) };
+        Ok([column(1)?, column(9)?])
+    }
+
     /// Gives programs that are started afterwards an `/etc/resolv.conf` of their own that lists these servers.
     ///
     /// # Errors
@@ -97,14 +110,6 @@ impl Namespace {
         fs::write(&path, servers.iter().map(|server| format!("nameserver {server}\n")).collect::<String>())?;
         self.resolv_conf = Some(path);
         Ok(())
-    }
-
-    /// Moves the calling thread, and no other thread, into the namespace: sockets that it opens then belong to the namespace.
-    ///
-    /// # Errors
-    /// Without root.
-    pub fn enter(&self) -> io::Result<()> {
-        enter(self.handle.as_fd())
     }
 
     /// Runs a closure on a thread of its own inside the namespace and returns its result; a panic is passed on.
@@ -423,6 +428,7 @@ fn sysctl(namespace: BorrowedFd<'_>, key: &str, value: &str) -> Result<()> {
     run_in(namespace, || fs::write(&path, value).with_context(|| format!("{key} = {value}")))?
 }
 
+/// Moves the calling thread, and no other thread, into the namespace: sockets that it opens then belong to the namespace.
 fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?)
 }

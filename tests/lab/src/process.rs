@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -145,6 +146,15 @@ impl CpuWait {
             sum += Duration::from_nanos(waited.parse()?);
         }
         Ok(sum.saturating_sub(self.before))
+    }
+}
+
+/// Sets a flag when dropped, also by a panic, so that threads which run until the flag is set end with a test that fails.
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Checks that the documents are true of this repository: the files and headings that links point to, and the programs
-//! that commands name.
+//! Checks that the documents are true of this repository: the files and headings that links point to, the programs that
+//! commands name, and the tests that code spans name.
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
@@ -19,7 +19,7 @@ fn documents() -> Vec<PathBuf> {
         let entries = fs::read_dir(project().join(folder)).unwrap().map(|entry| entry.unwrap().file_name());
         entries.map(|name| Path::new(folder).join(name)).collect::<Vec<_>>()
     };
-    let all = ["", "docs", "perf"].into_iter().flat_map(markdown);
+    let all = ["", "docs", "perf", "perf/peers", "tests/interop"].into_iter().flat_map(markdown);
     all.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
 }
 

@@ -37,7 +37,7 @@ pub struct LongLived {
     /// The number of tunnels that carry payloads, each with a window in flight; by default, all do, in turns, at the rate.
     #[arg(long)]
     pub active: Option<usize>,
-    /// Payloads in flight per active tunnel.
+    /// Payloads in flight per active tunnel, if not all are active.
     #[arg(long, default_value_t = 16)]
     pub window: u64,
     /// Payloads per second over all tunnels, if all are active.

@@ -8,6 +8,7 @@ use admission::connection_id::{STAMP_AT, StampKey, TOKEN_BYTES};
 use bpf::ingress::{Guard, GuardLimits, GuardReason, Ingress};
 use lab::client::Client;
 use lab::frame::Frame;
+use lab::process::SetOnDrop;
 use lab::site::{Counts, Family, SOON, Site, Terms};
 use pacing::monotonic;
 use socket2::{Domain, Socket, Type};
@@ -150,13 +151,18 @@ fn passed(site: &Site, reason: &str) -> i64 {
     site.counts().unwrap().of(&format!("kernel_guarded_packets_total{{verdict=\"passed\",reason=\"{reason}\"}}"))
 }
 
+/// Opens a socket that sends from a forged address, in a network of its own for each number.
+fn forged_socket(number: u8) -> Socket {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
+    socket.set_ip_transparent_v4(true).unwrap();
+    socket.bind(&SocketAddr::from(([10, 200, number, 1], 7)).into()).unwrap();
+    socket
+}
+
 /// Sends 200 Initials, each from another address.
 fn flood(to: SocketAddr) {
     for number in 0..200_u8 {
-        let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
-        socket.set_ip_transparent_v4(true).unwrap();
-        socket.bind(&SocketAddr::from(([10, 200, number, 1], 7)).into()).unwrap();
-        socket.send_to(&long(INITIAL, VERSION_1, b"by nobody", 1_200), &to.into()).unwrap();
+        forged_socket(number).send_to(&long(INITIAL, VERSION_1, b"by nobody", 1_200), &to.into()).unwrap();
     }
 }
 
@@ -192,24 +198,9 @@ fn the_kernel_knows_the_tokens_that_a_relay_sends_with_retry() {
     }
 }
 
-/// Sets a flag when dropped, also by a panic.
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
 /// Sends Initials from 200 networks, 4,000 a second, until it is told to stop.
 fn flood_until(stop: &AtomicBool, to: SocketAddr) {
-    let socket = |number: u8| {
-        let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
-        socket.set_ip_transparent_v4(true).unwrap();
-        socket.bind(&SocketAddr::from(([10, 200, number, 1], 7)).into()).unwrap();
-        socket
-    };
-    let sockets: Vec<_> = (0..200).map(socket).collect();
+    let sockets: Vec<_> = (0..200).map(forged_socket).collect();
     let packet = long(INITIAL, VERSION_1, b"by nobody", 1_200);
     let (began, mut sent) = (Instant::now(), 0);
     while !stop.load(Relaxed) {

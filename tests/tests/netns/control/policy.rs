@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use api::v1::GetPolicyRequest;
-use lab::process::{maps_of, run, wait_for};
+use lab::process::{SetOnDrop, maps_of, run, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use serde_json::Value;
@@ -180,15 +180,6 @@ fn dscps_in_kernel(revisions: &mut Revisions, half_and_terms: &[String; 2]) -> O
     let dscps =
         terms.iter().map(|entry| entry["formatted"]["value"]["dscp"].as_u64().unwrap()).filter(|dscp| *dscp < 64);
     is_same.then(|| dscps.collect())
-}
-
-/// Ends the readers when the writer ends, even if it fails.
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! An edge with two uplinks that its paths choose by their local addresses.
 
-use std::fs;
-
 use lab::process::wait_for;
 use lab::site::{Family, SOON};
 
@@ -17,12 +15,7 @@ const DETOUR: &str = "packets from 10.0.3.1 leave by the device relay, although 
 
 /// How many packets have left by the client's second uplink.
 fn left_by_second(uplinks: &Uplinks) -> u64 {
-    let read = || fs::read_to_string("/proc/self/net/dev").unwrap();
-    let of_thread = || fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_else(|_| read());
-    let table = uplinks.site.chain.client.run(of_thread).unwrap();
-    let line = table.lines().find_map(|line| line.trim().strip_prefix("router:")).unwrap();
-    // Eight columns count received traffic. The next column counts sent bytes (net/core/net-procfs.c).
-    line.split_whitespace().nth(9).unwrap().parse().unwrap()
+    uplinks.site.chain.client.packets("router").unwrap()[1]
 }
 
 #[test]

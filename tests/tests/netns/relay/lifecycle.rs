@@ -12,8 +12,7 @@ use masque::target::{Host, Target};
 use masque::template::Template;
 use masque::tunnel::Form;
 use quic::{h3::Error, tls};
-use relay_client::OpenError;
-use relay_client::{access::Access, error::ConnectError};
+use relay_client::{OpenError, access::Access, error::ConnectError};
 use tokio::time::timeout;
 
 /// Sends four payloads through each tunnel and receives them back; returns their total number.

@@ -5,7 +5,7 @@ use std::net::UdpSocket;
 use api::token::generate_token;
 use config::hash::hex;
 use lab::client::{Client, Tunnel, refusal};
-use lab::netns::{Chain, Namespace};
+use lab::netns::Chain;
 use lab::process::CpuWait;
 use lab::site::{Family, SOON, Site, Terms};
 use masque::proxy_status::ErrorType;
@@ -122,14 +122,6 @@ fn a_users_rate_holds_over_all_its_connections_in_both_directions_and_others_are
     .unwrap();
 }
 
-/// The number of packets that a device has received.
-fn received_by(host: &Namespace, device: &str) -> u64 {
-    let text = host.run(|| std::fs::read_to_string("/proc/thread-self/net/dev").unwrap()).unwrap();
-    let numbers = text.lines().find_map(|line| line.trim().strip_prefix(device)?.strip_prefix(':')).unwrap();
-    // Bytes, then packets (proc_pid_net(5)).
-    numbers.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
 #[test]
 fn empty_payloads_are_held_to_a_rate_and_to_packets_a_second() {
     lab::ring!(Netns);
@@ -139,7 +131,7 @@ fn empty_payloads_are_held_to_a_rate_and_to_packets_a_second() {
         // A closed port would end the tunnel.
         let _open = site.chain.target.run(|| UdpSocket::bind("0.0.0.0:7").unwrap()).unwrap();
         let (began, mut sent) = (std::time::Instant::now(), 0);
-        let arrived = || received_by(&site.chain.relay, &site.chain.access.far.device);
+        let arrived = || site.chain.relay.packets(&site.chain.access.far.device).unwrap()[0];
         let before = arrived();
         site.client(async || {
             let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
