@@ -67,7 +67,7 @@ fn egress(costs: &mut Vec<KernelCost>) -> Result<()> {
         for (what, terms, about) in cases {
             classes.publish([(class, terms)])?;
             let is_paced = about == marked && terms == paced;
-            let run = || {
+            let run = || -> Result<_> {
                 let outcome = egress.try_on(&frame, about, PACKETS)?;
                 Ok(((outcome.about.departure_ns > 0) == is_paced, outcome.duration))
             };
@@ -103,7 +103,7 @@ fn ingress(costs: &mut Vec<KernelCost>) -> Result<()> {
     let ingress = Ingress::load()?;
     let mut guard = ingress.guard()?;
     guard.set_keys(&[(CONFIG, KEYS.into())])?;
-    let judged = |frame: &[u8], passes: bool| {
+    let judged = |frame: &[u8], passes: bool| -> Result<_> {
         let (passed, duration) = ingress.try_on(frame, PACKETS)?;
         Ok((passed == passes, duration))
     };

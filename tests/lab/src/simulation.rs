@@ -137,7 +137,7 @@ where
     F: Future<Output = ()> + Send + 'static,
     S: Future<Output = ()> + Send + 'static,
 {
-    let serve = move |request, client, _| serve(request, client);
+    let serve = move |request, client, _: Arrived| serve(request, client);
     simulate_over(Transport::default(), Discipline::default(), network, seed, serve, scenario)
 }
 

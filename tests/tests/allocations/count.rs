@@ -102,7 +102,7 @@ impl Site {
         let text = format!("{stack:#}");
         let functions: Vec<_> = text.lines().filter_map(function).collect();
         // The frames of the counter itself come first.
-        let own = functions.iter().rposition(|name| name.starts_with("allocations::count::")).map_or(0, |at| at + 1);
+        let own = functions.iter().rposition(|name| name.contains("allocations::count::")).map_or(0, |at| at + 1);
         let owned = |name: &&str| Some((Owner::of_crate(crate_of(name))?, (*name).to_owned()));
         let owned: Vec<_> = functions[own..].iter().filter_map(owned).collect();
         let owner = owned.first().map_or(Owner::Test, |(owner, _)| *owner);

@@ -77,9 +77,10 @@ async fn exchange(ends: &Ends, form: Form) -> Vec<Site> {
         if round == WARM_UP {
             count::begin();
         }
-        let mut batch = tunnel.batch(Some(form));
-        (0..BURST).for_each(|_| batch.push(&payload));
-        drop(batch);
+        {
+            let mut batch = tunnel.batch(Some(form));
+            (0..BURST).for_each(|_| batch.push(&payload));
+        }
         let mut back = 0;
         while back < BURST {
             let received = within(LONG, poll_fn(|cx| tunnel.poll_recv(cx, &mut arrived))).await;
