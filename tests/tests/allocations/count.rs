@@ -92,7 +92,8 @@ pub fn begin() {
 pub fn end() -> Vec<Site> {
     COUNTS.set(false);
     let stacks = STACKS.with_borrow_mut(std::mem::take);
-    let mut sites: Vec<_> = stacks.into_iter().map(|((act, _), (count, stack))| Site::new(act, count, &stack)).collect();
+    let mut sites: Vec<_> =
+        stacks.into_iter().map(|((act, _), (count, stack))| Site::new(act, count, &stack)).collect();
     sites.sort_by_key(|site| std::cmp::Reverse(site.count));
     sites
 }
@@ -100,27 +101,67 @@ pub fn end() -> Vec<Site> {
 impl Site {
     fn new(act: Act, count: u64, stack: &Backtrace) -> Self {
         let text = format!("{stack:#}");
-        let functions: Vec<_> = text.lines().filter_map(function).collect();
+        let frames = frames(&text);
         // The frames of the counter itself come first.
-        let own = functions.iter().rposition(|name| name.contains("allocations::count::")).map_or(0, |at| at + 1);
-        let owned = |name: &&str| Some((Owner::of_crate(crate_of(name))?, (*name).to_owned()));
-        let owned: Vec<_> = functions[own..].iter().filter_map(owned).collect();
+        let own = frames.iter().rposition(Frame::counts).map_or(0, |at| at + 1);
+        let owned: Vec<_> = frames[own..].iter().filter_map(|frame| Some((frame.owner()?, frame.name))).collect();
         let owner = owned.first().map_or(Owner::Test, |(owner, _)| *owner);
-        let functions = owned.into_iter().filter(|(owner, _)| *owner == Owner::Paced).map(|(_, name)| name).collect();
+        let paced = owned.into_iter().filter(|(owner, _)| *owner == Owner::Paced);
+        let functions = paced.map(|(_, name)| name.to_owned()).collect();
         Self { act, count, owner, functions }
     }
 }
 
-/// The name of a function in a line of a printed stack; `None` for lines with its place.
-fn function(line: &str) -> Option<&str> {
-    let line = line.trim();
-    if line.starts_with("at ") {
-        return None;
+/// A line of a printed stack with a function, and the file that the line below names.
+struct Frame<'a> {
+    name: &'a str,
+    /// `None` for crates without debug information.
+    file: Option<&'a str>,
+}
+
+/// The frames of a stack printed with `{:#}`, from the innermost.
+fn frames(text: &str) -> Vec<Frame<'_>> {
+    let mut frames = Vec::<Frame>::new();
+    for line in text.lines().map(str::trim_start) {
+        if let Some(file) = line.strip_prefix("at ") {
+            if let Some(frame) = frames.last_mut() {
+                frame.file = Some(file);
+            }
+            continue;
+        }
+        let numbered = line.split_once(": ").filter(|(number, _)| number.bytes().all(|byte| byte.is_ascii_digit()));
+        let name = numbered.map_or(line, |(_, rest)| rest.trim_start());
+        // With `{:#}`, an address stands in front of the name.
+        let name =
+            name.split_once(" - ").filter(|(address, _)| address.starts_with("0x")).map_or(name, |(_, rest)| rest);
+        frames.push(Frame { name, file: None });
     }
-    let numbered = line.split_once(": ").filter(|(number, _)| number.bytes().all(|byte| byte.is_ascii_digit()));
-    let name = numbered.map_or(line, |(_, rest)| rest);
-    // With `{:#}`, an address stands in front of the name.
-    Some(name.split_once(" - ").filter(|(address, _)| address.starts_with("0x")).map_or(name, |(_, rest)| rest))
+    frames
+}
+
+impl Frame<'_> {
+    /// Whether the frame is one of this module's.
+    fn counts(&self) -> bool {
+        self.file.is_some_and(|file| file.contains("tests/tests/allocations/count.rs"))
+    }
+
+    /// The owner; `None` for libraries that work for their callers. With debug information, names of inlined functions lack their crate,
+    /// so the file decides: a crate of the workspace lies in its tree, and another in a directory with its name and version.
+    fn owner(&self) -> Option<Owner> {
+        let Some(file) = self.file else { return Owner::of_crate(crate_of(self.name)) };
+        let tree = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
+        let tree = tree.strip_suffix("tests/../").unwrap_or(tree);
+        if let Some(path) = file.strip_prefix(tree) {
+            return Some(if path.starts_with("tests/") { Owner::Test } else { Owner::Paced });
+        }
+        let package = |part: &str| {
+            let (name, version) = part.rsplit_once('-')?;
+            version
+                .starts_with(|first: char| first.is_ascii_digit())
+                .then(|| Owner::of_crate(&name.replace('-', "_")))?
+        };
+        file.split('/').find_map(package)
+    }
 }
 
 /// The crate of a function, or of the type whose method it is.
