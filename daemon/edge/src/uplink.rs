@@ -8,6 +8,7 @@
 //! path, and moves the tunnels of a silent path to another.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -37,7 +38,7 @@ use self::{
 use super::{
     link::{Line, Link},
     moves::HostNetwork,
-    path::{LOOK, Path, PathView},
+    path::{LOOK, Path, PathTerms, PathView},
     sizes::Sizes,
 };
 
@@ -153,6 +154,14 @@ impl Uplink {
             },
         });
         uplink
+    }
+
+    /// Sets the terms of the paths, by name; paths that are not named get the default. New tunnels and requests are placed by them. What is
+    /// open stays where it is.
+    pub fn set_terms(&self, terms: &BTreeMap<String, PathTerms>) {
+        for (path, view) in self.paths.iter().zip(&mut *self.views.lock()) {
+            view.set_terms(terms.get(&path.name).copied().unwrap_or_default());
+        }
     }
 
     /// Returns the hosts and ports of the relays.

@@ -162,10 +162,10 @@ impl Uplink {
         let mut views = self.views.lock();
         // The path of a new connection was not examined yet, and would seem to carry nothing.
         for at in &candidates {
-            let (Some(view), Some(path)) = (views.get_mut(*at), self.paths.get(*at)) else { continue };
+            let Some(view) = views.get_mut(*at) else { continue };
             if !view.is_known() {
                 let of_path: Vec<_> = lines.iter().copied().filter(|line| line.path_place == *at).collect();
-                view.refresh(Instant::now(), path, &of_path);
+                view.refresh(Instant::now(), &of_path);
             }
         }
         let paths: Vec<_> = candidates.iter().filter_map(|at| views.get(*at)).map(|view| view.path.clone()).collect();
@@ -244,7 +244,7 @@ impl Uplink {
             state.lines.push(line.clone());
             state.is_alone = true;
         });
-        self.views.lock()[path].refresh(Instant::now(), &self.paths[path], &[&line]);
+        self.views.lock()[path].refresh(Instant::now(), &[&line]);
         line
     }
 }
@@ -259,7 +259,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        path::Path,
+        path::{Path, PathTerms},
         tests::{Does, PATIENCE, TestRelay},
     };
 
@@ -272,15 +272,19 @@ mod tests {
             .clone()
     }
 
+    /// The terms of a path that costs so many seconds.
+    fn costs(seconds: u64) -> PathTerms {
+        PathTerms { cost: Duration::from_secs(seconds), rate: None }
+    }
+
     /// Starts two relays, and an uplink with a connection over each of `paths`. A path is the index of its relay, and its cost in seconds.
     async fn connected<const N: usize>(paths: [(usize, u64); N]) -> ([TestRelay; 2], Arc<Uplink>, [Arc<Line>; N]) {
         let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
-        let path = |(relay, cost): (usize, u64)| Path {
-            name: format!("{relay}-{cost}"),
-            cost: Duration::from_secs(cost),
-            ..Path::plain(vec![relays[relay].endpoint()])
-        };
+        let name = |(relay, cost): (usize, u64)| format!("{relay}-{cost}");
+        let path =
+            |of: (usize, u64)| Path { name: name(of), ..Path::plain(vec![relays[of.0].endpoint()]) };
         let uplink = Uplink::over(paths.map(path).into(), None, (PATIENCE, PATIENCE), Arc::default());
+        uplink.set_terms(&paths.map(|of| (name(of), costs(of.1))).into());
         let lines = join_all((0..N).map(|path| uplink.connect(path))).await;
         (relays, uplink, lines.try_into().ok().unwrap())
     }
@@ -295,6 +299,25 @@ mod tests {
         assert_eq!(found(&lines[2]), None, "the others lead to another relay");
         lines[0].doubt(true);
         assert_eq!(found(&lines[1]), None, "the better path is silent");
+    }
+
+    #[tokio::test]
+    async fn placements_and_tunnels_that_are_asked_follow_new_terms_at_once() {
+        let (_relays, uplink, lines) = connected([(0, 0), (0, 9)]).await;
+        let class = class(Placement::Paced);
+        let placed = async || uplink.link_for(&class).await.unwrap().line().path_place;
+        let better = |line: &Arc<Line>| uplink.find_better(line, &class).map(|link| link.line().path_place);
+        assert_eq!((placed().await, better(&lines[0])), (0, None));
+        uplink.set_terms(&[("0-0".to_owned(), costs(9))].into());
+        assert_eq!((placed().await, better(&lines[0])), (1, Some(1)), "the second has no cost any more");
+        let slow = PathTerms { rate: Some(1), ..PathTerms::default() };
+        uplink.set_terms(&[("0-1".to_owned(), slow)].into());
+        assert_eq!(placed().await, 0);
+        assert_eq!(uplink.path_states()[1].bytes_per_sec, 1);
+        uplink.views.lock()[1].refresh(Instant::now(), &[&lines[1]]);
+        assert_eq!(uplink.path_states()[1].bytes_per_sec, 1, "what is measured does not replace it");
+        uplink.set_terms(&[].into());
+        assert!(uplink.path_states()[1].bytes_per_sec > 1, "it is measured again");
     }
 
     #[tokio::test]

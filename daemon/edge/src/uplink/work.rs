@@ -410,9 +410,9 @@ impl Work<'_> {
         changed |= self.give_up(now, &lines);
         changed |= self.look_for_slow(now, &lines);
         let mut views = self.uplink.views.lock();
-        for (place, (path, view)) in self.uplink.paths.iter().zip(&mut *views).enumerate() {
+        for (place, view) in views.iter_mut().enumerate() {
             let of_path: Vec<_> = lines.iter().filter(|line| line.path_place == place && line.is_usable()).collect();
-            view.refresh(now, path, &of_path);
+            view.refresh(now, &of_path);
         }
         drop(views);
         self.look_for_better(now, &lines);
