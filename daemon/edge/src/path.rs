@@ -46,12 +46,7 @@ impl Path {
     /// Returns a path without a name, whose packets leave as the routes say.
     #[must_use]
     pub fn plain(relays: Vec<Endpoint>) -> Self {
-        Self {
-            name: String::new(),
-            relays,
-            moved: AtomicU64::new(0),
-            returned: AtomicU64::new(0),
-        }
+        Self { name: String::new(), relays, moved: AtomicU64::new(0), returned: AtomicU64::new(0) }
     }
 }
 

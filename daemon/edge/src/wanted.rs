@@ -145,12 +145,7 @@ impl SharingKey {
         let name = path.and_then(|path| path.via.as_deref()).or(self.uplink.via.as_deref())?;
         let hop = self.hops.iter().find(|hop| hop.name == name)?;
         let exit = path.filter(|path| path.interface.is_some() || path.address.is_some());
-        let exit = exit.map(|path| PathSettings {
-            name: String::new(),
-            relay: None,
-            via: None,
-            ..path.clone()
-        });
+        let exit = exit.map(|path| PathSettings { name: String::new(), relay: None, via: None, ..path.clone() });
         Some((name, Self::over(&hop.uplink, exit.as_slice(), &self.hops)))
     }
 

@@ -62,8 +62,8 @@ pub struct PathReport {
     pub sent_packets: u64,
     /// Of these, the lost packets.
     pub lost_packets: u64,
-    /// UDP tunnels that moved to another path, since the uplink was made: a reload that changes paths, relays, credentials or schedule
-    /// makes a new uplink.
+    /// UDP tunnels that moved to another path, since the uplink was made: a reload that changes relays, credentials, schedule, or paths in
+    /// more than their terms makes a new uplink.
     pub moved: u64,
 }
 

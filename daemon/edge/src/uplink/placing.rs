@@ -281,8 +281,7 @@ mod tests {
     async fn connected<const N: usize>(paths: [(usize, u64); N]) -> ([TestRelay; 2], Arc<Uplink>, [Arc<Line>; N]) {
         let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
         let name = |(relay, cost): (usize, u64)| format!("{relay}-{cost}");
-        let path =
-            |of: (usize, u64)| Path { name: name(of), ..Path::plain(vec![relays[of.0].endpoint()]) };
+        let path = |of: (usize, u64)| Path { name: name(of), ..Path::plain(vec![relays[of.0].endpoint()]) };
         let uplink = Uplink::over(paths.map(path).into(), None, (PATIENCE, PATIENCE), Arc::default());
         uplink.set_terms(&paths.map(|of| (name(of), costs(of.1))).into());
         let lines = join_all((0..N).map(|path| uplink.connect(path))).await;

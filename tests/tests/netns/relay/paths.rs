@@ -13,7 +13,7 @@ use lab::site::{Counts, Family, SOON, Site, Terms};
 use super::forward::{application, assert_carries};
 use super::uplinks::{
     LISTEN, METRICS, ROUND_ROBIN, Uplinks, assert_carry_unbroken, assert_short_gap, edge, has_looked_silent,
-    longest_gap, pacectl, paths, states, wait_until_up,
+    longest_gap, pacectl, paths, reload, rows, states, wait_until_up,
 };
 
 /// The time within which a slow path is good again: its queue empties, its smoothed round trip shortens, and stays short
@@ -68,6 +68,49 @@ fn a_slow_path_is_avoided_by_estimates_and_taken_in_turns() {
         sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
         assert_eq!(paths(site)[0].1, fewest, "{placement}: {:?}", paths(site));
     }
+}
+
+#[test]
+fn a_reload_that_only_changes_what_paths_cost_keeps_what_is_open_and_places_by_the_new_costs() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.chain.target.echo_tcp(80).unwrap();
+    let (template, folder) = (site.template(Family::V4), site.path("").display().to_string());
+    let relay = format!("\"{template}\"");
+    let costing = |first: u32, second: u32| {
+        format!(
+            "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\nrelay = {relay}\ntarget = \"10.0.2.2:80\"\n\
+             ca = \"{}/authority.pem\"\nclass = \"spread\"\nbackoff_longest_seconds = 1\n[class.spread]\n\
+             [[path]]\nname = \"first\"\ninterface = \"relay\"\ncost_ms = {first}\n\
+             [[path]]\nname = \"second\"\ninterface = \"router\"\nrate = \"{second} Mbit/s\"\n",
+            folder.trim_end_matches('/'),
+        )
+    };
+    let edge = edge(site, &relay, &costing(0, 1));
+    wait_until_up(site);
+    let connect = || site.chain.client.run(|| TcpStream::connect("127.0.0.1:5001").unwrap()).unwrap();
+    let (socket, mut stream) = (application(site, LISTEN), connect());
+    assert_carries(site, &socket, 600);
+    assert!(answers(&mut stream, SOON), "the edge said:\n{}", edge.output());
+    let connections = || rows(site).iter().map(|path| path["connections"].clone()).collect::<Vec<_>>();
+    let before = connections();
+    assert!(before.iter().all(|of_path| of_path.as_array().is_some_and(|ids| ids.len() == 1)), "{before:?}");
+
+    reload(site, &relay, &costing(5_000, 100));
+    edge.wait_for_line("configuration reloaded", SOON).unwrap();
+    assert_eq!(rows(site)[1]["bytes_per_sec"], 12_500_000, "{:?}", rows(site));
+    let on_second = paths(site)[1].1;
+    let (others, mut another) = ([(); 3].map(|()| application(site, LISTEN)), connect());
+    others.iter().for_each(|socket| assert_carries(site, socket, 600));
+    assert!(answers(&mut another, SOON) && answers(&mut stream, SOON), "the edge said:\n{}", edge.output());
+    assert_carries(site, &socket, 600);
+    let found = paths(site);
+    assert!(found[1].1 >= on_second + 4, "new tunnels take the other path: {found:?}\n{}", edge.output());
+    assert_eq!(connections(), before, "the edge said:\n{}", edge.output());
+    let counts = Counts::read(&site.chain.client, METRICS).unwrap();
+    assert_eq!(counts.sum("edge_tunnels_opened_total"), 6, "none was opened again: {counts:?}");
 }
 
 /// Starts an edge and makes its second link slow. Returns it with its applications once all tunnels use the first link; `None` if a path

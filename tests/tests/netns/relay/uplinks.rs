@@ -1,6 +1,7 @@
 //! Edges with two uplinks, or with two relays among which tunnels move: what the tests of paths share.
 
 use std::net::UdpSocket;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use lab::netns::{Chain, End, Link, Namespace};
@@ -184,8 +185,15 @@ pub(super) fn edge(site: &Site, relays: &str, sections: &str) -> Process {
     edge_with(site, relays, SOON_AGAIN, sections)
 }
 
-/// Like [`edge`], with these lines about waits in the forward.
-pub(super) fn edge_with(site: &Site, relays: &str, waits: &str, sections: &str) -> Process {
+/// Reloads an edge that [`edge`] started, with other sections.
+pub(super) fn reload(site: &Site, relays: &str, sections: &str) {
+    configure(site, relays, SOON_AGAIN, sections);
+    let (code, said) = pacectl(site, &["reload"]);
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// Writes an edge's configuration, and returns its file.
+fn configure(site: &Site, relays: &str, waits: &str, sections: &str) -> PathBuf {
     let folder = site.path("").display().to_string();
     let folder = folder.trim_end_matches('/');
     let text = format!(
@@ -193,7 +201,12 @@ pub(super) fn edge_with(site: &Site, relays: &str, waits: &str, sections: &str) 
          [[forward]]\nlisten = \"{LISTEN}\"\nrelay = {relays}\ntarget = \"10.0.2.2:7\"\nca = \"{folder}/authority.pem\"\n\
          class = \"spread\"\n{waits}{sections}"
     );
-    let file = site.write("edge.toml", &text).unwrap();
+    site.write("edge.toml", &text).unwrap()
+}
+
+/// Like [`edge`], with these lines about waits in the forward.
+pub(super) fn edge_with(site: &Site, relays: &str, waits: &str, sections: &str) -> Process {
+    let file = configure(site, relays, waits, sections);
     let arguments = ["run".into(), "--config".into(), file];
     let edge = site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
     edge.wait_for_line("forwarding", SOON).unwrap();
