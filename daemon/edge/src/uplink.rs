@@ -49,7 +49,7 @@ mod state;
 mod work;
 
 pub use counters::ConnectionCounters;
-pub use paths::{Condition, NotMoved, PathReport, PreparedMove};
+pub use paths::{Condition, Destination, NotMoved, PathReport, PreparedMove};
 pub use placing::OpenTunnel;
 
 /// The maximum of connections to one relay. All their tunnels together stay below a relay's default limit for one user

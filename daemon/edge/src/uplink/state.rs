@@ -11,20 +11,79 @@ use crate::link::Line;
 /// How long a new connection to a relay that was silent may take to show that the relay answers.
 const TRIAL: Duration = Duration::from_secs(5);
 
+/// What an operator's move chooses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum OperatorChoice {
+    /// A relay by its host and port, and the indices of the paths that lead to it.
+    Relay { relay: String, paths: Vec<usize> },
+    /// A path by its index.
+    Path(usize),
+}
+
+impl OperatorChoice {
+    /// Whether a connection over this path to this relay is one that the operator means.
+    pub(super) fn means(&self, path_place: usize, to: &str) -> bool {
+        match self {
+            Self::Relay { relay, .. } => relay == to,
+            Self::Path(path) => *path == path_place,
+        }
+    }
+}
+
+/// The relay and the path that operators have chosen, which are used rather than others while they have room. The path counts more: it is
+/// chosen to take traffic off an uplink.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Choices {
+    /// The host and port of the relay.
+    pub(super) relay: Option<String>,
+    /// The index of the path.
+    pub(super) path: Option<usize>,
+}
+
+impl Choices {
+    /// Returns what holds after another choice. A relay takes the place of a chosen path that does not lead to it.
+    pub(super) fn with(&self, choice: &OperatorChoice) -> Self {
+        match choice {
+            OperatorChoice::Relay { relay, paths } => {
+                Self { relay: Some(relay.clone()), path: self.path.filter(|path| paths.contains(path)) }
+            }
+            OperatorChoice::Path(path) => Self { path: Some(*path), ..self.clone() },
+        }
+    }
+
+    /// Whether a connection leads to the chosen relay.
+    pub(super) fn has_relay_of(&self, line: &Line) -> bool {
+        self.relay.as_ref().is_some_and(|relay| line.leads_to(relay))
+    }
+
+    /// Whether a connection leads over the chosen path.
+    pub(super) fn has_path_of(&self, line: &Line) -> bool {
+        self.path == Some(line.path_place)
+    }
+
+    /// Removes the connections over other paths if some lead over the chosen path, and then, in the same way, those to other relays.
+    pub(super) fn narrow(&self, lines: &mut Vec<&Arc<Line>>) {
+        for is_chosen in [Self::has_path_of, Self::has_relay_of] {
+            if lines.iter().any(|line| is_chosen(self, line)) {
+                lines.retain(|line| is_chosen(self, line));
+            }
+        }
+    }
+}
+
 /// The open connections, and the results of attempts to make more.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) lines: Vec<Arc<Line>>,
     /// Indexed by path, then by relay.
     pub(super) attempts: Vec<Vec<Attempts>>,
-    /// The host and port of the relay that an operator has chosen.
-    pub(super) chosen: Option<String>,
-    /// The numbers of operators' moves, and the hosts and ports of the relays that they lead to. The last one is used until its move is
-    /// carried out or dropped.
-    pub(super) pending: Vec<(u64, String)>,
+    /// The relay and the path that operators have chosen.
+    pub(super) chosen: Choices,
+    /// The numbers of operators' moves, and what they choose. The last one is used until its move is carried out or dropped.
+    pub(super) pending: Vec<(u64, OperatorChoice)>,
     /// How many moves operators have begun.
     pub(super) moves: u64,
-    /// Whether the relay that is chosen may be tried at once, whatever its back-off.
+    /// Whether the relay or the path that is chosen may be tried at once, whatever its back-off.
     pub(super) is_urgent: bool,
     /// How many attempts have failed, and the error of the last attempt, if it failed.
     pub(super) failures: u64,
@@ -39,14 +98,9 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Returns the host and port of the relay to use, whatever the order of preference.
-    pub(super) fn chosen(&self) -> Option<&String> {
-        self.pending.last().map(|(_, relay)| relay).or(self.chosen.as_ref())
-    }
-
-    /// Whether a connection leads to the relay that is [chosen](Self::chosen).
-    pub(super) fn is_chosen(&self, line: &Line) -> bool {
-        self.chosen().is_some_and(|chosen| line.leads_to(chosen))
+    /// Returns the relay and the path to use, whatever the order of preference and placements say.
+    pub(super) fn chosen(&self) -> Choices {
+        self.pending.last().map_or_else(|| self.chosen.clone(), |(_, choice)| self.chosen.with(choice))
     }
 
     pub(super) fn usable(&self) -> impl Iterator<Item = &Arc<Line>> {
@@ -63,13 +117,13 @@ impl State {
         self.lines.iter().any(|line| line.has_room())
     }
 
-    /// Returns the connections in the order for new tunnels: the first relay's connections come first. A new connection to a better relay
-    /// than the other connections have comes last.
+    /// Returns the connections in the order for new tunnels: what operators have chosen comes first, and then the first relay's
+    /// connections. A new connection to a better relay than the other connections have comes last.
     pub(super) fn in_order(&self, now: Instant) -> Vec<&Arc<Line>> {
-        let mut lines: Vec<_> = self.usable().collect();
+        let (chosen, mut lines) = (self.chosen(), self.usable().collect::<Vec<_>>());
         lines.sort_by_key(|line| {
-            let is_chosen = self.is_chosen(line);
-            (!is_chosen, !is_chosen && self.settles(line, now), line.place)
+            let is_chosen = chosen.has_relay_of(line);
+            (!chosen.has_path_of(line), !is_chosen, !is_chosen && self.settles(line, now), line.place)
         });
         lines
     }

@@ -156,6 +156,60 @@ fn tunnels_leave_an_uplink_that_has_become_slow_and_new_ones_take_it_when_it_is_
     assert_eq!(paths(site)[1].1, 2, "the path gets its share of new tunnels");
 }
 
+/// Starts an edge with tunnels on both paths and moves all to the first. Returns it with its applications; `None` if a path looked silent
+/// meanwhile.
+fn taken_off_the_second(uplinks: &Uplinks) -> Option<(Process, Vec<UdpSocket>)> {
+    let site = &uplinks.site;
+    let continued = || site.counts().unwrap().of("continuations_total{result=\"continued\"}");
+    let (edge, sockets) = uplinks.spread();
+    let (before, wait) = (continued(), CpuWait::begin(&[site.relay.id(), edge.id()]).unwrap());
+    let (code, said) = pacectl(site, &["edge", "move", "--path", "third"]);
+    assert!(code != Some(0) && said.contains("there are first, second"), "{said}");
+    _ = longest_gap(&sockets, Duration::from_secs(3), || {
+        let (code, said) = pacectl(site, &["edge", "move", "--path", "first"]);
+        assert!(code == Some(0) && said.contains("the path first; 3 UDP tunnels"), "{said}");
+    });
+    let others: Vec<_> = (0..2).map(|_| application(site, LISTEN)).collect();
+    others.iter().for_each(|socket| assert_carries(site, socket, 600));
+    let (begun, moved) = (Instant::now(), [("up".into(), 8), ("up".into(), 0)]);
+    while paths(site) != moved && begun.elapsed() < SOON && !has_looked_silent(site, &wait) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    if has_looked_silent(site, &wait) {
+        return None;
+    }
+    assert_eq!(paths(site), moved, "the edge said:\n{}", edge.output());
+    assert_eq!(continued() - before, 3, "the target noticed nothing");
+    let all: Vec<_> = sockets.into_iter().chain(others).collect();
+    assert_carry_unbroken(site, METRICS, &all, 3, &edge);
+    Some((edge, all))
+}
+
+#[test]
+fn an_operator_takes_traffic_off_an_uplink_and_a_path_that_is_down_gets_none() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    let _echo = site.chain.target.echo(7).unwrap();
+    let (edge, _sockets) =
+        (0..4).find_map(|_| taken_off_the_second(&uplinks)).expect("a path looks silent, although nothing was cut");
+
+    uplinks.take_down();
+    wait_for("the path to be given up", SOON, || (states(site)[1] != "up").then_some(())).unwrap();
+    let (code, said) = pacectl(site, &["edge", "move", "--path", "second"]);
+    assert!(code != Some(0) && said.contains("tunnels stay where they are"), "{said}");
+    uplinks.take_up();
+    wait_until_up(site);
+    let others: Vec<_> = (0..2).map(|_| application(site, LISTEN)).collect();
+    others.iter().for_each(|socket| assert_carries(site, socket, 600));
+    assert_eq!(paths(site)[0].1, 10, "the first path is still chosen; the edge said:\n{}", edge.output());
+
+    assert_eq!(pacectl(site, &["edge", "move"]).0, Some(0));
+    let others: Vec<_> = (0..2).map(|_| application(site, LISTEN)).collect();
+    others.iter().for_each(|socket| assert_carries(site, socket, 600));
+    assert_eq!(paths(site)[1].1, 1, "the paths take turns again; the edge said:\n{}", edge.output());
+}
+
 const ENDS_IN_FIVE_SECONDS: &str = "auth = \"none\"\ndrain_seconds = 5";
 
 #[test]
