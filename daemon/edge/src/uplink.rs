@@ -42,14 +42,17 @@ use super::{
     sizes::Sizes,
 };
 
+mod choice;
 mod counters;
+mod operator;
 mod paths;
 mod placing;
 mod state;
 mod work;
 
 pub use counters::ConnectionCounters;
-pub use paths::{Condition, Destination, NotMoved, PathReport, PreparedMove};
+pub use operator::{Destination, NotMoved, PreparedMove};
+pub use paths::{Condition, PathReport};
 pub use placing::OpenTunnel;
 
 /// The maximum of connections to one relay. All their tunnels together stay below a relay's default limit for one user

@@ -270,7 +270,7 @@ mod tests {
     use futures::future::join_all;
     use quic::class::{Classes, PolicyRole};
 
-    use super::{super::state::Choices, *};
+    use super::{super::choice::Choices, *};
     use crate::{
         path::{Path, PathTerms},
         tests::{Does, PATIENCE, TestRelay},
