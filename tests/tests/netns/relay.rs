@@ -37,5 +37,4 @@ mod silence;
 mod stopped;
 mod strangers;
 mod tcp;
-mod uplinks;
 mod workers;
