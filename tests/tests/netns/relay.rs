@@ -37,4 +37,5 @@ mod silence;
 mod stopped;
 mod strangers;
 mod tcp;
+mod upgrades;
 mod workers;

@@ -8,13 +8,13 @@ use std::time::Duration;
 use api::token::generate_token;
 use config::hash::hex;
 use lab::application::{application, assert_carries, echoes};
-use lab::flow::watch;
-use lab::report::figure;
-use lab::uplinks::{PAYLOADS, ROUND_ROBIN, assert_carry_unbroken, assert_short_gap, paths, states};
 use lab::authority::Authority;
+use lab::flow::watch;
 use lab::netns::{Chain, Link, Namespace};
 use lab::process::{Process, wait_for};
+use lab::report::figure;
 use lab::site::{Counts, Family, SOON, Site, Terms};
+use lab::uplinks::{PAYLOADS, ROUND_ROBIN, assert_carry_unbroken, assert_short_gap, paths, states};
 
 use super::forward::{ask, assert_leaves_nothing};
 

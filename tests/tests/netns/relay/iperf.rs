@@ -5,11 +5,11 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use lab::application::{application, assert_carries};
-use lab::uplinks::{Uplinks, edge, paths, wait_until_up};
 use lab::inner::{INSIDE, Inner};
 use lab::iperf::Load;
 use lab::report::figure;
 use lab::site::{Family, SOON, Site, Terms};
+use lab::uplinks::{Uplinks, edge, paths, wait_until_up};
 
 /// The link that fails comes first, so that the first tunnel in turns takes it. All others stay on the second one, because it costs less.
 const PATHS: &str = "[[path]]\nname = \"spare\"\ninterface = \"router\"\ncost_ms = 5000\n[[path]]\nname = \"main\"\ninterface = \"relay\"\n\
@@ -51,9 +51,8 @@ fn iperf3_goes_on_through_tunnels_and_a_connection_inside_one_while_links_rates_
     let tunnels: Vec<_> = paths(site).into_iter().map(|(_, tunnels)| tunnels).collect();
     assert_eq!(tunnels, [1, 0], "the first tunnel takes the link that fails; the edge said:\n{}", edge.output());
 
-    let start = |name, port, seconds, options: &[&str]| {
-        (name, Load::start(site, port, "500k", seconds, options).unwrap())
-    };
+    let start =
+        |name, port, seconds, options: &[&str]| (name, Load::start(site, port, "500k", seconds, options).unwrap());
     let loads = [
         // Long enough for the longest gap that an upgrade may cost, on a machine that takes seconds to start the other runs.
         start("iperf3, UDP in a QUIC connection in a UDP tunnel", 5201, 40, &["-u"]),
@@ -93,8 +92,7 @@ fn iperf3_goes_on_through_tunnels_and_a_connection_inside_one_while_links_rates_
     let ends = happened.iter().skip(1).map(|(_, at)| *at).chain([begun + FOREVER]);
     let periods: Vec<_> = happened.iter().zip(ends).map(|((what, from), until)| (*what, *from..until)).collect();
     for (name, load) in loads {
-        let received =
-            load.end().unwrap_or_else(|error| panic!("{name}: {error}; the edge said:\n{}", edge.output()));
+        let received = load.end().unwrap_or_else(|error| panic!("{name}: {error}; the edge said:\n{}", edge.output()));
         for (what, period) in periods.clone() {
             let Some(found) = received.figure(period) else { continue };
             figure(what, name, found);

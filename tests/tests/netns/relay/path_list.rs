@@ -5,11 +5,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use lab::application::{application, assert_carries};
-use lab::flow::{Flow, OFTEN, watch};
-use lab::uplinks::{ROUND_ROBIN, Uplinks, wait_until_up};
 use lab::engine::{Engine, Speed};
+use lab::flow::{Flow, OFTEN, watch};
 use lab::process::{Process, wait_for};
 use lab::site::{SOON, Site};
+use lab::uplinks::{ROUND_ROBIN, Uplinks, wait_until_up};
 use serde_json::Value;
 
 use crate::control::trace::record_alone;

@@ -6,16 +6,16 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use lab::application::{application, assert_carries};
+use lab::authority::Authority;
+use lab::engine::{Engine, Speed};
+use lab::flow::{Flow, OFTEN, watch};
+use lab::process::{CpuWait, Process, wait_for};
+use lab::report::figure;
+use lab::site::{Counts, Family, SOON, Site, Terms};
 use lab::uplinks::{
     LISTEN, METRICS, PAYLOADS, ROUND_ROBIN, Uplinks, assert_carry_unbroken, assert_short_gap, edge, has_looked_silent,
     pacectl, paths, states, wait_until_up,
 };
-use lab::authority::Authority;
-use lab::engine::{Engine, Speed};
-use lab::flow::{Flow, OFTEN, watch};
-use lab::report::figure;
-use lab::process::{CpuWait, Process, wait_for};
-use lab::site::{Counts, Family, SOON, Site, Terms};
 
 /// The time within which a slow path is good again: its queue empties, its smoothed round trip shortens, and stays short
 /// for fifteen seconds.

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use lab::application::{application, assert_carries};
-use lab::uplinks::{
-    LATE_AGAIN, METRICS, PAYLOADS, ROUND_ROBIN, SILENT_AFTER, Uplinks, assert_short_gap, edge, edge_with, pacectl, paths, states,
-    wait_until_up,
-};
 use lab::process::{CpuWait, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
+use lab::uplinks::{
+    LATE_AGAIN, METRICS, PAYLOADS, ROUND_ROBIN, SILENT_AFTER, Uplinks, assert_short_gap, edge, edge_with, pacectl,
+    paths, states, wait_until_up,
+};
 
 /// The time within which the edge has to be back. The back-off of these edges is at least fifteen seconds.
 const BACK: Duration = Duration::from_secs(10);

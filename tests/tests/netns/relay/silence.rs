@@ -6,9 +6,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use lab::application::application;
-use lab::uplinks::{ROUND_ROBIN, Uplinks, states, wait_until_up};
 use lab::process::wait_for;
 use lab::site::{Family, SOON};
+use lab::uplinks::{ROUND_ROBIN, Uplinks, states, wait_until_up};
 
 /// The time within which the edge has to notice. Its keep-alive takes ten seconds, the probe of a stopped flow about half a second.
 const NOTICED: Duration = Duration::from_secs(6);
