@@ -264,7 +264,7 @@ impl Uplink {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{collections::BTreeMap, time::Duration};
 
     use config::policy::Policy;
     use futures::future::join_all;
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(uplink.path_states()[1].bytes_per_sec, 1);
         uplink.views.lock()[1].refresh(Instant::now(), &[&lines[1]]);
         assert_eq!(uplink.path_states()[1].bytes_per_sec, 1, "what is measured does not replace it");
-        uplink.set_terms(&[].into());
+        uplink.set_terms(&BTreeMap::new());
         assert!(uplink.path_states()[1].bytes_per_sec > 1, "it is measured again");
     }
 
@@ -355,7 +355,7 @@ mod tests {
         let other_relay = relays[1].endpoint().origin().to_string();
         let path_of = async |class: &Class| uplink.link_for(class).await.unwrap().line().path_place;
         let choose = |path, relay| uplink.state.send_modify(|state| state.chosen = Choices { path, relay });
-        for relay in [None, Some(other_relay.clone())] {
+        for relay in [None, Some(other_relay)] {
             choose(Some(1), relay);
             for placement in Placement::ALL {
                 let class = class(placement);
