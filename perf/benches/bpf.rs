@@ -135,12 +135,7 @@ fn ingress(costs: &mut Vec<KernelCost>) -> Result<()> {
 ///
 /// # Errors
 /// When a run failed, or the program did something else.
-fn cost(
-    program: &str,
-    family: &str,
-    packet: &str,
-    run: impl Fn() -> Result<(bool, Duration)>,
-) -> Result<KernelCost> {
+fn cost(program: &str, family: &str, packet: &str, run: impl Fn() -> Result<(bool, Duration)>) -> Result<KernelCost> {
     let mut runs = Vec::with_capacity(RUNS);
     for _ in 0..RUNS {
         let (as_named, duration) = run()?;

@@ -72,7 +72,7 @@ impl Load {
         let said = String::from_utf8_lossy(&said);
         let answer: Value = serde_json::from_str(&said).with_context(|| format!("iperf3 said {said}"))?;
         ensure!(answer["error"].is_null() || answer["error"] == STOPPED, "iperf3: {}", answer["error"]);
-        let time = |seconds: &Value| {
+        let time = |seconds: &Value| -> Result<_> {
             let seconds = seconds.as_f64().context("an interval without times")?;
             Ok(self.begun + Duration::try_from_secs_f64(seconds)?)
         };

@@ -92,7 +92,8 @@ pub fn begin() {
 pub fn end() -> Vec<Site> {
     COUNTS.set(false);
     let stacks = STACKS.with_borrow_mut(std::mem::take);
-    let mut sites: Vec<_> = stacks.into_iter().map(|((act, _), (count, stack))| Site::new(act, count, &stack)).collect();
+    let mut sites: Vec<_> =
+        stacks.into_iter().map(|((act, _), (count, stack))| Site::new(act, count, &stack)).collect();
     sites.sort_by_key(|site| std::cmp::Reverse(site.count));
     sites
 }

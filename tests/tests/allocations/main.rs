@@ -54,7 +54,9 @@ async fn relay(mut request: Request, client: h3::Client, target: SocketAddr) {
     let target = UdpTarget::connect(target, None, SocketBuffers::default()).unwrap();
     let gate = Gate::new(Membership::default(), Arc::default(), true, Protocol::Udp);
     let (traffic, metrics) = (Arc::default(), Arc::default());
-    UdpPump::new((request, client), target, gate, traffic, QUEUE_BYTES, Duration::from_secs(3_600), metrics).run().await;
+    UdpPump::new((request, client), target, gate, traffic, QUEUE_BYTES, Duration::from_secs(3_600), metrics)
+        .run()
+        .await;
 }
 
 /// Sends back what arrives at the target, and lets the relay's socket wake its tunnel: the kernel does not follow virtual time.

@@ -1,7 +1,7 @@
 //! An edge with two uplinks and two relays, while netem changes the delay and the rate of links and lets them lose everything, and a relay is
 //! upgraded. Programs do not notice any of it: payloads, a QUIC connection inside a tunnel, and iperf3 inside that.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::net::UdpSocket;
 use std::ops::Range;

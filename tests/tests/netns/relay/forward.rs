@@ -1,7 +1,7 @@
 //! Applications that know nothing of relays, behind `pacectl forward` and behind the edge role.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
 use api::token::generate_token;

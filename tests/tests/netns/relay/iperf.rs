@@ -8,7 +8,7 @@ use lab::application::{application, assert_carries};
 use lab::inner::{INSIDE, Inner};
 use lab::iperf::Load;
 use lab::report::figure;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::site::{Family, SOON, Terms};
 use lab::uplinks::{Uplinks, edge, paths, wait_until_up};
 
 /// The link that fails comes first, so that the first tunnel in turns takes it. All others stay on the second one, because it costs less.
