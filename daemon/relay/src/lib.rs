@@ -18,7 +18,7 @@ mod request;
 pub mod resolve;
 mod serve;
 pub mod tunnels;
-pub mod udp;
+mod udp;
 pub mod udp_target;
 pub mod usage;
 

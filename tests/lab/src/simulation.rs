@@ -116,29 +116,7 @@ pub fn simulate_under<F>(
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    simulate_over(Transport::default(), discipline, network, seed, send_back_all, scenario)
-}
-
-/// As [`simulate`], with a relay that serves each request, and what its client's connection knows, by `serve`. There is nobody to list
-/// arrivals ([`Ends::arrived`]).
-///
-/// # Errors
-/// As [`simulate`].
-///
-/// # Panics
-/// As [`simulate`].
-pub fn simulate_served<F, S>(
-    network: &Model,
-    seed: u64,
-    serve: impl Fn(Request, h3::Client) -> S + Clone + Send + 'static,
-    scenario: impl FnOnce(Ends) -> F + Send + 'static,
-) -> Result<Duration>
-where
-    F: Future<Output = ()> + Send + 'static,
-    S: Future<Output = ()> + Send + 'static,
-{
-    let serve = move |request, client, _: Arrived| serve(request, client);
-    simulate_over(Transport::default(), Discipline::default(), network, seed, serve, scenario)
+    simulate_over(Transport::default(), discipline, network, seed, scenario)
 }
 
 /// As [`simulate`], with a relay whose clients may have up to `max_requests` request streams open at once.
@@ -158,27 +136,25 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     let transport = Transport { max_requests, ..Transport::default() };
-    simulate_over(transport, Discipline::default(), network, seed, send_back_all, scenario)
+    simulate_over(transport, Discipline::default(), network, seed, scenario)
 }
 
-fn simulate_over<F, S>(
+fn simulate_over<F>(
     transport: Transport,
     discipline: Discipline,
     network: &Model,
     seed: u64,
-    serve: impl Fn(Request, h3::Client, Arrived) -> S + Clone + Send + 'static,
     scenario: impl FnOnce(Ends) -> F + Send + 'static,
 ) -> Result<Duration>
 where
     F: Future<Output = ()> + Send + 'static,
-    S: Future<Output = ()> + Send + 'static,
 {
     run(network, seed, |handle, ended| {
         let scenario = |ends| async move {
             scenario(ends).await;
             ended.store(true, Relaxed);
         };
-        start(&transport, discipline, handle, serve, scenario)
+        start(&transport, discipline, handle, scenario)
     })
 }
 
@@ -219,16 +195,14 @@ pub fn socket(handle: &Handle, transport: &Transport) -> Result<Io> {
     Ok(handle.builder().with_initial_mtu(initial_mtu).with_max_mtu(max_mtu).build()?)
 }
 
-fn start<F, S>(
+fn start<F>(
     transport: &Transport,
     discipline: Discipline,
     handle: &Handle,
-    serve: impl Fn(Request, h3::Client, Arrived) -> S + Clone + Send + 'static,
     scenario: impl FnOnce(Ends) -> F + Send + 'static,
 ) -> Result<()>
 where
     F: Future<Output = ()> + Send + 'static,
-    S: Future<Output = ()> + Send + 'static,
 {
     let (tls, trust) = identity("relay.example")?;
     let io = || socket(handle, transport);
@@ -244,7 +218,7 @@ where
     let relay = endpoint::serve_over(io()?, transport, tls, queues, admission, &Issuer::ephemeral()?)?;
     let address = relay.local_addr()?;
     let arrived = Arrived::default();
-    spawn(serve_all(relay, serve, arrived.clone()));
+    spawn(serve(relay, arrived.clone()));
 
     let endpoint = endpoint::connect_over(io()?, &Transport::default(), tls::client(trust, None)?, datagrams(&client))?;
     primary::spawn(async move {
@@ -296,31 +270,20 @@ pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Opti
     .await
 }
 
-async fn serve_all<S>(
-    mut relay: s2n_quic::Server,
-    serve: impl Fn(Request, h3::Client, Arrived) -> S + Clone + Send + 'static,
-    arrived: Arrived,
-) where
-    S: Future<Output = ()> + Send + 'static,
-{
+async fn serve(mut relay: s2n_quic::Server, arrived: Arrived) {
     while let Some(connection) = relay.accept().await {
-        let (serve, arrived) = (serve.clone(), arrived.clone());
+        let arrived = arrived.clone();
         spawn(async move {
             let limits = MessageLimits::default();
             let mut connection = HttpConnection::start(connection, Role::Server, limits).await?;
             loop {
                 let request = connection.next().await?;
-                spawn(serve(request, connection.client(), arrived.clone()));
+                spawn(echo(request, connection.client(), arrived.clone()));
             }
             #[expect(unreachable_code, reason = "names the type of the errors above")]
             Ok::<(), h3::Error>(())
         });
     }
-}
-
-/// As [`echo`], which ends without a result: only the client knows what it expects.
-async fn send_back_all(request: Request, client: h3::Client, arrived: Arrived) {
-    _ = echo(request, client, arrived).await;
 }
 
 /// Accepts a request for [`target`], as a relay would. Returns what its tunnel carries; `None` if there was no request.

@@ -4,7 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::net::UdpSocket;
-use std::ops::Range;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -125,7 +124,7 @@ fn tunnels_and_a_connection_inside_one_go_on_while_delays_and_rates_change_links
     let mut edge = Carried { site, edge, quiet: Vec::new(), events: Vec::new() };
     edge.wait_for_all_on("first");
     let load = Load::start(site, 5201, "200k", 600, &[]).unwrap();
-    let flows = [(PAYLOADS, &plain[..]), (INSIDE_PAYLOADS, &inside)]
+    let flows = [(PAYLOADS, &plain[..]), (INSIDE_PAYLOADS, &inside[..])]
         .map(|(traffic, sockets)| (traffic, Flow::start(sockets, EVERY).unwrap()));
 
     edge.begin("the delay of the link in use rises from 10 to 200 ms");
@@ -175,10 +174,8 @@ fn tunnels_and_a_connection_inside_one_go_on_while_delays_and_rates_change_links
 
     let (iperf, received) = ("iperf3, TCP in an inner QUIC connection", load.stop().unwrap());
     let flows = flows.map(|(traffic, flow)| (traffic, flow.end().unwrap()));
-    for pair in edge.events.windows(2) {
-        let [(event, begin, silent), (_, end, silent_then)] = *pair else { panic!("windows of two") };
-        let was_silent = silent_then > silent;
-        let period: Range<_> = begin..end;
+    for (&(event, begin, silent), &(_, end, silent_then)) in edge.events.iter().zip(edge.events.iter().skip(1)) {
+        let (was_silent, period) = (silent_then > silent, begin..end);
         let of_flows = flows.iter().map(|(traffic, echoes)| (*traffic, Some(echoes.figure(period.clone()))));
         let costs = of_flows.chain([(iperf, received.figure(period.clone()))]);
         for (traffic, cost) in costs.filter_map(|(traffic, cost)| Some((traffic, cost?))) {

@@ -323,7 +323,7 @@ mod tests {
         uplink.set_terms(&[("0-0".to_owned(), costs(9))].into());
         assert_eq!((placed().await, better(&lines[0])), (1, Some(1)), "the second has no cost any more");
         let slow = PathTerms { rate: Some(1), ..PathTerms::default() };
-        uplink.set_terms(&[("0-1".to_owned(), slow)].into());
+        uplink.set_terms(&[("0-9".to_owned(), slow)].into());
         assert_eq!(placed().await, 0);
         assert_eq!(uplink.path_states()[1].bytes_per_sec, 1);
         uplink.views.lock()[1].refresh(Instant::now(), &[&lines[1]]);
