@@ -320,6 +320,7 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
             max_in_flight,
             max_waiting,
             affinity,
+            ask_usage,
             quality_percent,
         } = model;
         let gpus = gpus.as_ref().map(|gpus| format!(" (GPU {})", joined(gpus)));
@@ -327,10 +328,11 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
         let key = key_file.as_ref().map(|file| format!(", with the key in {}", file.display()));
         let checked: Vec<_> = health_path.iter().chain(metrics_path).map(ToString::to_string).collect();
         let checked = (!checked.is_empty()).then(|| format!(", checked at {} every {check_interval:?}", checked.join(" and ")));
+        let usage = if *ask_usage { ", asked for usage in all streams" } else { "" };
         let anywhere = if *affinity { "" } else { ", each at any engine" };
         let terms: String = [gpus, authorities, key, checked].into_iter().flatten().collect();
         format!(
-            "  model {name}: {engine_name} at {}{terms}, {max_in_flight} requests each, {max_waiting} may wait{anywhere}, quality {quality_percent}",
+            "  model {name}: {engine_name} at {}{terms}, {max_in_flight} requests each, {max_waiting} may wait{anywhere}{usage}, quality {quality_percent}",
             joined(engines),
         )
     }));

@@ -66,6 +66,8 @@ pub struct ModelSettings {
     pub max_waiting: u32,
     /// Whether a request prefers the engine that answered an earlier one of its session, or with the same beginning.
     pub affinity: bool,
+    /// Whether the engines are asked for `usage` in streams whose clients do not ask for it.
+    pub ask_usage: bool,
     /// How much its answers are worth, compared with other models' answers: 1 to 100.
     pub quality_percent: u8,
 }
@@ -232,6 +234,7 @@ pub(crate) fn model(section: &mut Section<'_>, of: Option<&ModelSettings>) -> Op
     let max_in_flight = section.number("max_in_flight", 1..=65_536, of.map_or(64, |of| of.max_in_flight));
     let max_waiting = section.number("max_waiting", 0..=65_536, of.map_or(1_024, |of| of.max_waiting));
     let affinity = section.value("affinity", of.is_none_or(|of| of.affinity));
+    let ask_usage = section.value("ask_usage", of.is_some_and(|of| of.ask_usage));
     let quality_percent = section.number("quality_percent", 1..=100, of.map_or(100, |of| of.quality_percent));
     let (name, engine_name, engines) = (name?, engine_name?, engines?);
     Some(ModelSettings {
@@ -246,6 +249,7 @@ pub(crate) fn model(section: &mut Section<'_>, of: Option<&ModelSettings>) -> Op
         max_in_flight,
         max_waiting,
         affinity,
+        ask_usage,
         quality_percent,
     })
 }

@@ -41,7 +41,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use config::{Config, forward::Forward, targets::Protocol};
+use config::{Config, forward::Forward, path::PathSettings, targets::Protocol};
 use futures::future::join_all;
 use quic::{class::Membership, endpoint::Transport};
 use relay_client::{
@@ -86,7 +86,7 @@ pub use counters::{EdgeMetrics, LocalAddressCounters};
 use hop::HopTunnels;
 use local::Local;
 use moves::HostNetwork;
-use path::Path;
+use path::{Path, PathTerms};
 use proxy::Entrance;
 pub use schedules::NamedSchedules;
 use serve::LastAnswers;
@@ -164,7 +164,11 @@ struct Shared {
 }
 
 /// Local addresses that can be served: their files could be used and their sockets bound.
-pub struct PreparedAddresses(Vec<Place>);
+pub struct PreparedAddresses {
+    places: Vec<Place>,
+    /// The terms of the configuration's paths, by name.
+    terms: BTreeMap<String, PathTerms>,
+}
 
 enum Place {
     /// A local address that is served already, by its place among the served ones.
@@ -240,7 +244,12 @@ impl Edge {
                 None => Place::Other(Box::new(self.prepare_one(wanted, contents, keys, &mut made)?)),
             })
         };
-        Wanted::all(config).map(place).collect::<Result<_>>().map(PreparedAddresses)
+        let places = Wanted::all(config).map(place).collect::<Result<_>>()?;
+        let terms = config.paths.iter().map(|path| {
+            let PathSettings { name, cost, rate, .. } = path;
+            (name.clone(), PathTerms { cost: *cost, rate: *rate })
+        });
+        Ok(PreparedAddresses { places, terms: terms.collect() })
     }
 
     fn prepare_one(
@@ -318,10 +327,7 @@ impl Edge {
                 None => relay.leaving_by(exit.clone()),
             };
             let relays = endpoints(accesses)?.into_iter().map(leaving).collect();
-            paths.push(match path {
-                Some(path) => Path { name: path.name.clone(), cost: path.cost, rate: path.rate, ..Path::plain(relays) },
-                None => Path::plain(relays),
-            });
+            paths.push(Path { name: name.to_owned(), ..Path::plain(relays) });
         }
         let (schedule, backoff) = (key.uplink.schedule.clone(), key.uplink.backoff);
         let uplink = Uplink::over(paths, schedule, backoff, self.metrics.connections.clone());
@@ -363,7 +369,7 @@ impl Edge {
     }
 
     /// Serves exactly the addresses that were prepared last, each in the class that `classes` has for it.
-    pub fn serve(&mut self, PreparedAddresses(places): PreparedAddresses, classes: &EntranceClasses) {
+    pub fn serve(&mut self, PreparedAddresses { places, terms }: PreparedAddresses, classes: &EntranceClasses) {
         let mut before: Vec<Option<Served>> = self.served.drain(..).map(Some).collect();
         let (mut same, mut others) = (Vec::new(), Vec::new());
         for place in places {
@@ -373,6 +379,9 @@ impl Edge {
             }
         }
         self.served = same;
+        let others_uplinks = others.iter().flat_map(|other| other.before.iter().chain(&other.keys));
+        let uplinks = self.uplinks.iter().map(|shared| &shared.uplink).chain(others_uplinks.map(|(_, uplink)| uplink));
+        uplinks.for_each(|uplink| uplink.set_terms(&terms));
         for other in &others {
             let changed: Vec<_> = before.iter().flatten().flat_map(|served| other.changed_files(served)).collect();
             if !changed.is_empty() {

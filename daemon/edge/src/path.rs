@@ -36,10 +36,6 @@ pub struct Path {
     pub name: String,
     /// The relays, in order of preference.
     pub relays: Vec<Endpoint>,
-    /// The gain that a tunnel needs to be placed on it.
-    pub cost: Duration,
-    /// Its rate in bytes per second, if it was configured.
-    pub rate: Option<u64>,
     /// How many UDP tunnels moved from it to another path.
     pub moved: AtomicU64,
     /// How many UDP tunnels have come back to it, because they do better there, since listeners were last told.
@@ -50,15 +46,17 @@ impl Path {
     /// Returns a path without a name, whose packets leave as the routes say.
     #[must_use]
     pub fn plain(relays: Vec<Endpoint>) -> Self {
-        Self {
-            name: String::new(),
-            relays,
-            cost: Duration::ZERO,
-            rate: None,
-            moved: AtomicU64::new(0),
-            returned: AtomicU64::new(0),
-        }
+        Self { name: String::new(), relays, moved: AtomicU64::new(0), returned: AtomicU64::new(0) }
     }
+}
+
+/// What placements assume of a path because the configuration says so. A change of it needs no new connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathTerms {
+    /// The gain that a tunnel needs to be placed on it.
+    pub cost: Duration,
+    /// Its rate in bytes per second, if it was configured; otherwise it is measured.
+    pub rate: Option<u64>,
 }
 
 /// The requirements of a tunnel or a request on paths.
@@ -119,6 +117,9 @@ pub struct PathView {
     pub path: path::CandidatePath,
     /// What went over it.
     pub estimate: Estimate,
+    terms: PathTerms,
+    /// The rate that counts if none is configured, in bytes per second.
+    measured: u64,
     looked: Option<Instant>,
 }
 
@@ -132,15 +133,21 @@ impl PathView {
         self.path.smoothed_rtt_ns > 0
     }
 
-    /// Examines the connections of a path. Until there is a sample of its round trip, its handshake counts as one.
-    pub fn refresh(&mut self, now: Instant, of: &Path, lines: &[&Arc<Line>]) {
+    /// Sets the terms of the path, which placements see at once.
+    pub fn set_terms(&mut self, terms: PathTerms) {
+        self.terms = terms;
+        self.path.cost_ns = ns(terms.cost);
+        self.path.bytes_per_sec = terms.rate.unwrap_or(self.measured);
+    }
+
+    /// Examines the connections of the path. Until there is a sample of its round trip, its handshake counts as one.
+    pub fn refresh(&mut self, now: Instant, lines: &[&Arc<Line>]) {
         let since = self.looked.replace(now).map_or(LOOK, |looked| now.saturating_duration_since(looked));
         let paths: Vec<_> = lines.iter().map(|line| (line, line.path.get())).collect();
         let sum = |of: fn(&pacing::path::PathState) -> u64| paths.iter().map(|(_, path)| of(path)).sum::<u64>();
         self.estimate.note(now, sum(|path| path.sent_bytes), sum(|path| path.received_bytes));
         let smoothed =
             |(line, path): &(&&Arc<Line>, pacing::path::PathState)| path.smoothed_rtt.unwrap_or(line.handshake);
-        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let smoothed_rtt_ns = paths.iter().map(smoothed).min().map_or(0, ns);
         let min_rtt_ns = paths.iter().filter_map(|(_, path)| path.min_rtt).min().map_or(0, ns);
         // The rate at which one window per round trip passes.
@@ -150,19 +157,24 @@ impl PathView {
         self.path = path::CandidatePath {
             smoothed_rtt_ns,
             min_rtt_ns,
-            bytes_per_sec: of.rate.unwrap_or(measured),
             window_bytes: 0,
             backlog_bytes: sum(|path| path.in_flight_bytes),
             // Traffic that enters at an edge consists of requests.
             lead_ns: smoothed_rtt_ns / 2,
             placed: lines.iter().flat_map(|line| line.placed(since)).collect(),
-            cost_ns: ns(of.cost),
+            ..path::CandidatePath::default()
         };
+        self.measured = measured;
+        self.set_terms(self.terms);
         // The edge does not know the relay's window. It allowed the measured rate, and begins as large as the edge's window. So the edge
         // assumes a window smaller than the path only if a rate is configured.
         let window_bytes = (u128::from(measured) * u128::from(self.path.shortest_rtt_ns())).div_ceil(1_000_000_000);
         self.path.window_bytes = u64::try_from(window_bytes).unwrap_or(u64::MAX);
     }
+}
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

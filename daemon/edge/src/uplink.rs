@@ -8,6 +8,7 @@
 //! path, and moves the tunnels of a silent path to another.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -37,18 +38,21 @@ use self::{
 use super::{
     link::{Line, Link},
     moves::HostNetwork,
-    path::{LOOK, Path, PathView},
+    path::{LOOK, Path, PathTerms, PathView},
     sizes::Sizes,
 };
 
+mod choice;
 mod counters;
+mod operator;
 mod paths;
 mod placing;
 mod state;
 mod work;
 
 pub use counters::ConnectionCounters;
-pub use paths::{Condition, NotMoved, PathReport, PreparedMove};
+pub use operator::{Destination, NotMoved, PreparedMove};
+pub use paths::{Condition, PathReport};
 pub use placing::OpenTunnel;
 
 /// The maximum of connections to one relay. All their tunnels together stay below a relay's default limit for one user
@@ -153,6 +157,14 @@ impl Uplink {
             },
         });
         uplink
+    }
+
+    /// Sets the terms of the paths, by name; paths that are not named get the default. New tunnels and requests are placed by them. What is
+    /// open stays where it is.
+    pub fn set_terms(&self, terms: &BTreeMap<String, PathTerms>) {
+        for (path, view) in self.paths.iter().zip(&mut *self.views.lock()) {
+            view.set_terms(terms.get(&path.name).copied().unwrap_or_default());
+        }
     }
 
     /// Returns the hosts and ports of the relays.

@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
-use config::{Config, forward::Forward, proxy::Proxy, serve::Serve, targets::Protocol, uplink::UplinkSettings};
+use config::{
+    Config, forward::Forward, path::PathSettings, proxy::Proxy, serve::Serve, targets::Protocol, uplink::UplinkSettings,
+};
 use masque::template::Template;
 use relay_client::access::Access;
 use sha2::{Digest as _, Sha256};
@@ -108,8 +110,8 @@ impl Wanted {
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct SharingKey {
     pub(super) uplink: UplinkSettings,
-    /// The paths, if there are any.
-    pub(super) paths: Vec<config::path::PathSettings>,
+    /// The paths, if there are any, without their terms: connections stay when only these change.
+    pub(super) paths: Vec<PathSettings>,
     /// The hops that it leads through.
     pub(super) hops: Vec<config::hop::Hop>,
     /// The files that all of these name, with hashes of their contents.
@@ -121,12 +123,14 @@ impl SharingKey {
         Self::over(uplink, &config.paths, &config.hops)
     }
 
-    fn over(uplink: &UplinkSettings, paths: &[config::path::PathSettings], all: &[config::hop::Hop]) -> Self {
+    fn over(uplink: &UplinkSettings, paths: &[PathSettings], all: &[config::hop::Hop]) -> Self {
         let hops: Vec<_> = config::hop::passed(all, uplink, paths).into_iter().cloned().collect();
         let uplinks = std::iter::once(uplink).chain(hops.iter().map(|hop| &hop.uplink));
         let contents = uplinks.filter_map(|uplink| Access::of(uplink).first().map(Access::contents));
         let contents = contents.flatten().collect();
-        Self { uplink: uplink.clone(), paths: paths.to_vec(), hops, contents }
+        let without_terms = |path: &PathSettings| PathSettings { cost: Duration::ZERO, rate: None, ..path.clone() };
+        let paths = paths.iter().map(without_terms).collect();
+        Self { uplink: uplink.clone(), paths, hops, contents }
     }
 
     /// Returns the files whose contents are not as they were for `before`, if nothing else has changed.
@@ -137,18 +141,11 @@ impl SharingKey {
 
     /// Returns the hop that a path (or the whole way, if it has no paths) leads through, and the key of the connection to that
     /// hop. Packets to the hop leave as packets of the path do.
-    pub(super) fn before<'a>(&'a self, path: Option<&'a config::path::PathSettings>) -> Option<(&'a str, Self)> {
+    pub(super) fn before<'a>(&'a self, path: Option<&'a PathSettings>) -> Option<(&'a str, Self)> {
         let name = path.and_then(|path| path.via.as_deref()).or(self.uplink.via.as_deref())?;
         let hop = self.hops.iter().find(|hop| hop.name == name)?;
         let exit = path.filter(|path| path.interface.is_some() || path.address.is_some());
-        let exit = exit.map(|path| config::path::PathSettings {
-            name: String::new(),
-            relay: None,
-            via: None,
-            cost: Duration::ZERO,
-            rate: None,
-            ..path.clone()
-        });
+        let exit = exit.map(|path| PathSettings { name: String::new(), relay: None, via: None, ..path.clone() });
         Some((name, Self::over(&hop.uplink, exit.as_slice(), &self.hops)))
     }
 
@@ -164,7 +161,7 @@ impl SharingKey {
     }
 
     /// Returns the relays of a path, with the credentials and settings to use them.
-    pub(super) fn accesses(&self, path: &config::path::PathSettings) -> Vec<Access> {
+    pub(super) fn accesses(&self, path: &PathSettings) -> Vec<Access> {
         let mut accesses = Access::of(&self.uplink);
         if let Some(relay) = &path.relay {
             accesses.truncate(1);

@@ -118,11 +118,15 @@ enum Command {
 
 #[derive(Subcommand)]
 enum Edge {
-    /// Moves tunnels to another relay of the configuration, and opens new ones there
+    /// Moves tunnels to another relay or path of the configuration, and opens new ones there; without either, the edge returns to the order
+    /// of preference and the placement of classes
     Move {
-        /// Host and port of the relay, as `pacectl status` shows them; without it, the edge returns to the order of preference
+        /// Host and port of the relay, as `pacectl status` shows them
         #[arg(long)]
         relay: Option<String>,
+        /// Name of the path, as `pacectl paths` shows it
+        #[arg(long, conflicts_with = "relay")]
+        path: Option<String>,
     },
 }
 
@@ -167,7 +171,9 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Requests => models::requests(&mut door.open().await?, json).await,
         Command::Engines => models::engines(&mut door.open().await?, json).await,
         Command::Paths(arguments) => paths::run(&mut door.open().await?, &arguments, json).await,
-        Command::Edge(Edge::Move { relay }) => status::move_edge(&mut door.open().await?, relay, json).await,
+        Command::Edge(Edge::Move { relay, path }) => {
+            status::move_edge(&mut door.open().await?, relay, path, json).await
+        }
         Command::Close { tunnel } => status::close(&mut door.open().await?, tunnel, json).await,
         Command::Class { tunnel, class } => status::class(&mut door.open().await?, tunnel, class, json).await,
         Command::Top => top::run(&mut door.open().await?, json).await,

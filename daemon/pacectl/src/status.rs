@@ -303,11 +303,18 @@ pub(crate) async fn connections(client: &mut ControlClient, as_json: bool) -> Re
     show(as_json, connections.await?, |connections| table(heads, connections.into_iter().map(row)))
 }
 
-pub(crate) async fn move_edge(client: &mut ControlClient, relay: Option<String>, as_json: bool) -> Result<()> {
-    let request = v1::MoveEdgeRequest { relay: relay.clone().unwrap_or_default() };
+/// Moves tunnels to a relay or a path, of which one at most is named; without a name, the order of preference holds again.
+pub(crate) async fn move_edge(
+    client: &mut ControlClient,
+    relay: Option<String>,
+    path: Option<String>,
+    as_json: bool,
+) -> Result<()> {
+    let to = path.as_ref().map(|path| format!("the path {path}")).or_else(|| relay.clone());
+    let request = v1::MoveEdgeRequest { relay: relay.unwrap_or_default(), path: path.unwrap_or_default() };
     let answer = client.move_edge(request).await?.into_inner();
-    show(as_json, answer, |answer| match relay {
-        Some(relay) => say!("new tunnels go to {relay}; {} UDP tunnels move there", answer.tunnels),
+    show(as_json, answer, |answer| match to {
+        Some(to) => say!("new tunnels go to {to}; {} UDP tunnels move there", answer.tunnels),
         None => say!("the order of preference holds again"),
     })
 }

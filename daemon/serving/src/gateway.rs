@@ -99,6 +99,8 @@ struct Model {
     urls: Vec<Url>,
     /// Whether requests prefer the engine that may know their prompts.
     affinity: bool,
+    /// Whether engines are asked for `usage` in all streams.
+    ask_usage: bool,
     /// The `authorization` sent to engines.
     key: Option<hyper::header::HeaderValue>,
     /// The contents of its `ca_file`: other contents need a new gateway.
@@ -161,6 +163,7 @@ impl Gateway {
                 engines,
                 urls: model.engines.clone(),
                 affinity: model.affinity,
+                ask_usage: model.ask_usage,
             })
         };
         let models: Vec<_> = settings.models.iter().map(model).collect::<Result<_>>()?;
@@ -384,7 +387,9 @@ impl Gateway {
                 *decided = model.fields(&route);
                 return Err(OpenAiError::Late.into());
             }
-            let sent = fields.with_model(&body.bytes, &model.engine_name);
+            let may_add_usage = model.ask_usage && operation.may_have_usage_event();
+            let added = may_add_usage.then(|| fields.usage_option(&body.bytes)).flatten();
+            let sent = fields.for_engine(&body.bytes, &model.engine_name, added.as_ref());
             let payer = answer::Payer { user: caller.user(), class: &terms.class, tenant: tenant.as_ref() };
             let mut pass = answer::Pass {
                 gateway: self,
@@ -393,6 +398,7 @@ impl Gateway {
                 operation,
                 request_head: head,
                 wants_events: fields.is_streamed,
+                adds_usage: added.is_some(),
                 began,
                 payer,
                 entry,

@@ -1,5 +1,5 @@
 //! What paced needs to know of the OpenAI API: its paths, the fields of a request that decide where it goes, and the form
-//! of errors. The rest of a body passes unchanged.
+//! of errors. The rest of a body passes unchanged, except that paced may ask for `usage`.
 
 use std::ops::Range;
 
@@ -7,9 +7,10 @@ use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 
-pub use self::renamed::RenamedBody;
+pub use self::{renamed::RenamedBody, usage_option::UsageOption};
 
 mod renamed;
+mod usage_option;
 
 /// How much of a client's own text errors and records repeat, in bytes. A body may consist of one name, and neither of them counts
 /// against the bound on bodies.
@@ -70,6 +71,12 @@ impl Operation {
             Self::Model => "/v1/models/{id}",
             Self::Health => "/health",
         }
+    }
+
+    /// Whether its streams may end with an event of `usage`, if the request asks for it (`stream_options.include_usage`).
+    #[must_use]
+    pub const fn may_have_usage_event(self) -> bool {
+        matches!(self, Self::ChatCompletions | Self::Completions)
     }
 
     /// Returns the allowed methods, as in `allow` (RFC 9110 §10.2.1).
@@ -199,12 +206,25 @@ impl RoutingFields {
     /// Returns `body`, from which this was read, with another model's name and otherwise unchanged, byte for byte. The rest is not copied.
     #[must_use]
     pub fn with_model(&self, body: &Bytes, model: &str) -> RenamedBody {
-        let Range { start, end } = self.model_at;
-        if self.model == model || start > end || end > body.len() {
-            return RenamedBody::of([body.clone(), Bytes::new(), Bytes::new()]);
-        }
-        let name = serde_json::Value::from(model).to_string();
-        RenamedBody::of([body.slice(..start), name.into(), body.slice(end..)])
+        self.for_engine(body, model, None)
+    }
+
+    /// Returns the addition to `body`, from which this was read, that asks for `usage` in the stream of its answer. `None` if it asks for no
+    /// stream, or decides about `usage` itself, or if its `stream_options` cannot be read.
+    #[must_use]
+    pub fn usage_option(&self, body: &[u8]) -> Option<UsageOption> {
+        if self.is_streamed { UsageOption::of(body, self.model_at.end) } else { None }
+    }
+
+    /// As [`RoutingFields::with_model`], and with an addition that [`RoutingFields::usage_option`] returned for the same body.
+    #[must_use]
+    pub fn for_engine(&self, body: &Bytes, model: &str, added: Option<&UsageOption>) -> RenamedBody {
+        let name = (self.model != model)
+            .then(|| (self.model_at.clone(), Bytes::from(serde_json::Value::from(model).to_string())));
+        let added = added.map(|added| (added.at.clone(), Bytes::from_static(added.text.as_bytes())));
+        let mut changes = [name, added];
+        changes.sort_by_key(|change| change.as_ref().map(|(at, _)| at.start));
+        RenamedBody::changed(body, changes.into_iter().flatten())
     }
 }
 

@@ -4,7 +4,10 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use role::access::served::TokenUsage;
 use serde::{Deserialize, de::IgnoredAny};
 
+use self::usage_filter::{EventLine, UsageFilter};
 use crate::openai::is_about_credentials;
+
+mod usage_filter;
 
 /// The maximum size of an event, in bytes.
 const MAX_EVENT_BYTES: usize = 1 << 20;
@@ -160,9 +163,12 @@ impl MalformedEvent {
     }
 }
 
-/// Checks a stream of events line by line. Bytes of incomplete lines wait for the rest.
+/// Checks a stream of events line by line. Bytes of incomplete lines wait for the rest. May take out the events that contain nothing but
+/// `usage`.
 #[derive(Debug, Default)]
 pub struct EventStreamParser {
+    /// `None` if all events pass.
+    filter: Option<UsageFilter>,
     partial: BytesMut,
     report: TokenReport,
     is_done: bool,
@@ -226,7 +232,15 @@ struct Delta<'a> {
 }
 
 impl EventStreamParser {
-    /// Takes bytes as they arrive. Returns all lines that are now complete, unchanged: they may pass.
+    /// Begins a stream for a client that did not ask for `usage`, although the engine was asked: events with `usage` and without choices are
+    /// noted and do not pass. `usage` within other events does.
+    #[must_use]
+    pub fn without_usage() -> Self {
+        Self { filter: Some(UsageFilter::default()), ..Self::default() }
+    }
+
+    /// Takes bytes as they arrive. Returns all lines that are now complete, unchanged: they may pass. Without events of `usage`, the lines of
+    /// an event wait for its data.
     ///
     /// # Errors
     /// The bytes are not an event of the API. No part of the malformed line passes.
@@ -242,11 +256,16 @@ impl EventStreamParser {
             self.keep(&bytes)?;
             self.partial.split().freeze()
         };
-        for line in whole.split(|byte| *byte == b'\n') {
-            self.read(line.strip_suffix(b"\r").unwrap_or(line))?;
+        let mut passed = BytesMut::new();
+        for line in whole.split_inclusive(|byte| *byte == b'\n') {
+            let text = line.strip_suffix(b"\n").unwrap_or(line);
+            let kind = self.read(text.strip_suffix(b"\r").unwrap_or(text))?;
+            if let Some(filter) = &mut self.filter {
+                filter.take(kind, line, &mut passed)?;
+            }
         }
         self.keep(&rest)?;
-        Ok(whole)
+        Ok(if self.filter.is_some() { passed.freeze() } else { whole })
     }
 
     fn keep(&mut self, bytes: &Bytes) -> Result<(), MalformedEvent> {
@@ -258,12 +277,14 @@ impl EventStreamParser {
     }
 
     /// Reads one line. Comments, names of events and empty lines contain nothing that counts.
-    fn read(&mut self, line: &[u8]) -> Result<(), MalformedEvent> {
-        let Some(data) = line.strip_prefix(b"data:") else { return Ok(()) };
+    fn read(&mut self, line: &[u8]) -> Result<EventLine, MalformedEvent> {
+        let Some(data) = line.strip_prefix(b"data:") else {
+            return Ok(if line.is_empty() { EventLine::End } else { EventLine::Other });
+        };
         let data = data.trim_ascii();
         if data == b"[DONE]" {
             self.is_done = true;
-            return Ok(());
+            return Ok(EventLine::Data);
         }
         // A list would be read as the values of the keys, in their order.
         if !data.starts_with(b"{") {
@@ -271,6 +292,7 @@ impl EventStreamParser {
         }
         match serde_json::from_slice::<Event<'_>>(data) {
             Ok(event) => {
+                let is_usage = event.choices.is_empty() && event.usage.is_some() && event.error.is_none();
                 self.report.note(event.usage, event.timings);
                 self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
                 if let Some(error) = event.error.filter(|_| self.error.is_none()) {
@@ -278,10 +300,10 @@ impl EventStreamParser {
                     let refusal = code.filter(|code| (400..500).contains(code) && !is_about_credentials(*code));
                     self.error = Some(EngineError { refusal, json: Bytes::copy_from_slice(data) });
                 }
-                Ok(())
+                Ok(if is_usage { EventLine::Usage } else { EventLine::Data })
             }
             // Keys with types outside of the API concern only engine and client.
-            Err(_) if serde_json::from_slice::<IgnoredAny>(data).is_ok() => Ok(()),
+            Err(_) if serde_json::from_slice::<IgnoredAny>(data).is_ok() => Ok(EventLine::Data),
             Err(_) => Err(MalformedEvent::NoJson),
         }
     }
@@ -367,6 +389,52 @@ mod tests {
             assert_eq!(events.report().usage(), Some(TokenUsage { prompt_tokens: 3, completion_tokens: 2 }));
             assert!(events.is_done() && events.with_content() == 1);
         }
+    }
+
+    #[test]
+    fn an_event_of_usage_that_nobody_asked_for_counts_and_does_not_pass_however_the_stream_is_cut() {
+        let usage =
+            "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2,\"total_tokens\":5}}\n\n";
+        let named = CHAT.replace(usage, &format!("event: x\r\nid: 7\n{}", usage.replace('\n', "\r\n")));
+        let expected = CHAT.replace(usage, "");
+        assert!(expected.len() < CHAT.len() && named.len() > CHAT.len() + 10);
+        for stream in [CHAT, &named] {
+            for size in 1..=stream.len() {
+                let (mut events, mut passed) = (EventStreamParser::without_usage(), Vec::new());
+                for chunk in stream.as_bytes().chunks(size) {
+                    passed.extend_from_slice(&events.push(Bytes::copy_from_slice(chunk)).unwrap());
+                }
+                assert_eq!(String::from_utf8_lossy(&passed), expected, "in pieces of {size}");
+                assert_eq!(events.report().usage(), Some(TokenUsage { prompt_tokens: 3, completion_tokens: 2 }));
+                assert!(events.is_done() && events.with_content() == 1);
+            }
+        }
+    }
+
+    #[test]
+    fn all_other_events_pass_to_a_client_that_did_not_ask_for_usage() {
+        for kept in [
+            ": a comment\n\n",
+            "event: ping\n\n",
+            "data: {\"choices\":[],\"prompt_filter_results\":[]}\n\n",
+            "data: {\"choices\":[],\"usage\":null}\n\n",
+            "data: {\"choices\":[{\"text\":\"x\"}],\"usage\":{\"prompt_tokens\":3}}\n\n",
+            "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3},\"error\":{\"code\":500}}\n\n",
+            "data: [DONE]\n",
+        ] {
+            assert_eq!(EventStreamParser::without_usage().push(kept.into()), Ok(Bytes::from(kept)), "{kept}");
+        }
+        let mut events = EventStreamParser::without_usage();
+        let end = "data: {\"usage\":{\"prompt_tokens\":3}}\ndata: [DONE]\n\n";
+        assert_eq!(events.push(end.into()), Ok(Bytes::from("data: [DONE]\n\n")), "the end is never lost");
+    }
+
+    #[test]
+    fn lines_without_data_do_not_grow_without_bound() {
+        let mut events = EventStreamParser::without_usage();
+        let line = Bytes::from(format!(":{}\n", "x".repeat(1 << 16)));
+        let end = (0..=16).map(|_| events.push(line.clone())).find(Result::is_err);
+        assert_eq!(end, Some(Err(MalformedEvent::TooLong)));
     }
 
     #[test]

@@ -264,6 +264,7 @@ mod tests {
             max_in_flight: 4,
             max_waiting: 0,
             affinity: false,
+            ask_usage: false,
             quality_percent: 100,
         }
     }

@@ -8,6 +8,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use config::control::Bus;
+use edge::uplink::Destination;
 use role::access::record::{AccessRecord, Value};
 use zbus::{
     Connection, OwnedVariant, connection,
@@ -394,8 +395,22 @@ impl Door {
         #[zbus(connection)] connection: &Connection,
     ) -> Result<u64, Denial> {
         let caller = self.writer(&header, connection).await?;
-        let relay = Some(relay).filter(|relay| !relay.is_empty());
-        Ok(self.control.move_edge(&caller, relay).await? as u64)
+        let to = (!relay.is_empty()).then(|| Destination::Relay(relay.to_owned()));
+        Ok(self.control.move_edge(&caller, to.as_ref()).await? as u64)
+    }
+
+    /// Moves the edge's UDP tunnels to a path of the configuration, by its name, and opens new ones there. An empty name brings back the
+    /// placement of classes. Returns how many UDP tunnels move.
+    #[zbus(out_args("tunnels"))]
+    async fn move_edge_to_path(
+        &self,
+        path: &str,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<u64, Denial> {
+        let caller = self.writer(&header, connection).await?;
+        let to = (!path.is_empty()).then(|| Destination::Path(path.to_owned()));
+        Ok(self.control.move_edge(&caller, to.as_ref()).await? as u64)
     }
 
     /// The version of paced.

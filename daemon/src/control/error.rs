@@ -87,7 +87,7 @@ pub enum Error {
     /// There is no edge whose tunnels could move.
     #[error("this paced has no edge: its configuration has no [[forward]], [[proxy]] or [[serve]]")]
     NoEdge,
-    /// Tunnels cannot move to a relay.
+    /// Tunnels cannot move to a relay or a path.
     #[error(transparent)]
     NotMoved(#[from] edge::uplink::NotMoved),
     /// The daemon ends.

@@ -6,7 +6,7 @@ use config::{policy, targets::Protocol};
 use edge::{
     LocalAddressCounters,
     roster::{self, EdgeTunnel, Roster},
-    uplink::{NotMoved, PathReport, PreparedMove},
+    uplink::{Destination, NotMoved, PathReport, PreparedMove},
 };
 use futures::future::join_all;
 use relay::tunnels::RelayTunnel;
@@ -102,31 +102,34 @@ impl Control {
         self.edge().uplinks().iter().flat_map(|uplink| uplink.path_states()).collect()
     }
 
-    /// Moves the edge's UDP tunnels to this relay, or returns to the order of preference; returns how many tunnels move. Nothing moves
-    /// before all local addresses that name the relay are connected to it.
+    /// Moves the edge's UDP tunnels to a relay or a path, or returns to the order of preference and to placements; returns how many tunnels
+    /// move. Nothing moves before all local addresses that name the relay are connected to it, or before all have a connection over the
+    /// path.
     ///
     /// # Errors
-    /// The caller has no right to write, no local address names the relay, or a local address cannot connect to it.
-    pub async fn move_edge(&self, caller: &Caller, relay: Option<&str>) -> Result<usize, Error> {
+    /// The caller has no right to write, there is no such relay or path, or a local address cannot connect to it.
+    pub async fn move_edge(&self, caller: &Caller, to: Option<&Destination>) -> Result<usize, Error> {
         let author = caller.to_write()?;
         let uplinks = self.edge().uplinks();
         if uplinks.is_empty() {
             return Err(Error::NoEdge);
         }
         let mut moved = 0;
-        match relay {
+        match to {
             None => uplinks.iter().for_each(|uplink| uplink.prefer()),
-            Some(relay) => {
+            Some(to) => {
                 let (mut prepared, mut errors) = (Vec::new(), Vec::new());
-                for outcome in join_all(uplinks.into_iter().map(|uplink| uplink.prepare_move(relay))).await {
+                for outcome in join_all(uplinks.into_iter().map(|uplink| uplink.prepare_move(to))).await {
                     match outcome {
                         Ok(ready) => prepared.push(ready),
                         Err(error) => errors.push(error),
                     }
                 }
-                // Local addresses that do not name the relay keep theirs.
-                let is_fault = |error: &NotMoved| prepared.is_empty() || !matches!(error, NotMoved::Unknown { .. });
-                if let Some(error) = errors.into_iter().find(is_fault) {
+                // Local addresses that do not name the relay keep theirs. Connections to hops have no paths that tunnels could move to.
+                let is_elsewhere =
+                    |error: &NotMoved| matches!(error, NotMoved::Unknown { .. } | NotMoved::WithoutPaths);
+                let faults = errors.into_iter().filter(|error| prepared.is_empty() || !is_elsewhere(error));
+                if let Some(error) = faults.min_by_key(|error| matches!(error, NotMoved::WithoutPaths)) {
                     return Err(Error::NotMoved(error));
                 }
                 let left: HashSet<u64> = prepared.into_iter().flat_map(PreparedMove::carry_out).collect();
@@ -134,8 +137,8 @@ impl Control {
                 moved = self.edge().tunnels.page(0, usize::MAX, moves).len();
             }
         }
-        let to = relay.unwrap_or("the relay that is preferred");
-        tracing::info!(relay = to, tunnels = moved, author, "tunnels moved to a relay by operator");
+        let to = to.map_or_else(|| "the relay that is preferred".to_owned(), Destination::to_string);
+        tracing::info!(to, tunnels = moved, author, "tunnels moved by operator");
         self.tell("tunnel", format!("{moved} tunnels were moved to {to} by {author}"));
         Ok(moved)
     }

@@ -6,6 +6,7 @@ use role::access::record::{RecordedRequest, RefusedRequest};
 
 use super::{grpc::ControlService, *};
 use crate::policy::{Enforce, Origin};
+use edge::uplink::Destination;
 
 const ONE: &str = "[class.one]\n";
 const ROOT: fn() -> Caller = || Caller { name: "root".into(), may_write: true };
@@ -77,8 +78,8 @@ async fn a_user_that_is_no_longer_a_writer_receives_no_more_addresses() {
 #[tokio::test]
 async fn tunnels_of_an_edge_that_does_not_exist_are_not_said_to_lack_a_relay() {
     let (control, _wishes) = control("");
-    for relay in [None, Some("relay.example:443")] {
-        let refusal = control.move_edge(&ROOT(), relay).await.unwrap_err().to_string();
+    for to in [None, Some(Destination::Relay("relay.example:443".to_owned()))] {
+        let refusal = control.move_edge(&ROOT(), to.as_ref()).await.unwrap_err().to_string();
         assert!(refusal.starts_with("this paced has no edge"), "{refusal}");
     }
 }

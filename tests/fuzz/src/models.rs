@@ -5,7 +5,7 @@ use engines::reported;
 use serde_json::Value;
 use serving::{openai::RoutingFields, sse::EventStreamParser};
 
-/// Bodies of requests: only the model's name is rewritten, and the rest keeps its meaning.
+/// Bodies of requests: only the model's name is rewritten and `usage` asked for, and the rest keeps its meaning.
 pub fn model_request(input: &[u8]) {
     let Ok(ask) = RoutingFields::read(input) else { return };
     let name = "another \"model\"\n";
@@ -18,13 +18,23 @@ pub fn model_request(input: &[u8]) {
         before["model"] = name.into();
         assert_eq!(before, after);
     }
+    let Some(added) = ask.usage_option(input) else { return };
+    let asking = ask.for_engine(&Bytes::copy_from_slice(input), name, Some(&added)).to_vec();
+    let again = RoutingFields::read(&asking).unwrap_or_else(|refusal| panic!("{refusal}"));
+    assert_eq!((&again.model[..], again.usage_option(&asking)), (name, None), "it now decides itself");
+    if let (Ok(mut before), Ok(after)) = (value(input), value(&asking)) {
+        before["model"] = name.into();
+        before["stream_options"]["include_usage"] = true.into();
+        assert_eq!(before, after);
+    }
 }
 
-/// Events of an engine: the forwarded bytes are a prefix of the received ones, in whole lines, wherever they are cut.
+/// Events of an engine: the forwarded bytes are a prefix of the received ones, in whole lines, wherever they are cut. Without events of `usage`,
+/// the same counts.
 pub fn model_events(input: &[u8]) {
     let Some((size, bytes)) = input.split_first() else { return };
-    let pass = |size: usize| {
-        let (mut events, mut passed) = (EventStreamParser::default(), Vec::new());
+    let pass = |size: usize, mut events: EventStreamParser| {
+        let mut passed = Vec::new();
         let mut is_whole = true;
         for chunk in bytes.chunks(size.max(1)) {
             match events.push(Bytes::copy_from_slice(chunk)) {
@@ -35,10 +45,14 @@ pub fn model_events(input: &[u8]) {
                 }
             }
         }
-        assert!(bytes.starts_with(&passed) && passed.last().is_none_or(|last| *last == b'\n'));
-        (is_whole, is_whole.then(|| (passed, events.report(), events.with_content(), events.is_done())))
+        assert!(passed.last().is_none_or(|last| *last == b'\n'));
+        (is_whole.then_some((events.report(), events.with_content(), events.is_done())), is_whole.then_some(passed))
     };
-    assert_eq!(pass(usize::from(*size)), pass(usize::MAX));
+    let [(counts, whole), cut] = [usize::MAX, usize::from(*size)].map(|size| pass(size, EventStreamParser::default()));
+    assert!(whole.as_ref().is_none_or(|whole| bytes.starts_with(whole)));
+    assert_eq!((counts, whole), cut);
+    let [without, cut] = [usize::MAX, usize::from(*size)].map(|size| pass(size, EventStreamParser::without_usage()));
+    assert_eq!((counts, &without), (cut.0, &cut));
 }
 
 /// The metrics of an engine: an additional line about another metric changes nothing, and the counts are bounded.

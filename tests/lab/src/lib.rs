@@ -3,11 +3,15 @@
 //! Each ring is one executable of `tests`: `pure` needs neither root nor a particular kernel, `netns` needs root, `vm` the
 //! lab's Debian kernel, and `engines` a real engine for models. CONTRIBUTING.md says how to run and how to add tests.
 
+pub mod application;
 pub mod authority;
 pub mod capture;
 pub mod client;
 pub mod engine;
+pub mod flow;
 pub mod frame;
+pub mod inner;
+pub mod iperf;
 pub mod llama;
 pub mod models;
 pub mod name_server;
@@ -19,6 +23,7 @@ pub mod report;
 pub mod simulation;
 pub mod site;
 pub mod streams;
+pub mod uplinks;
 
 use std::path::PathBuf;
 

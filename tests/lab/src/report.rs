@@ -1,9 +1,11 @@
-//! Which rings were requested, and how a test reports that it did not run.
+//! Which rings were requested, how a test reports that it did not run, and how it reports figures.
 //!
 //! The runner (`tests/run`) names the rings in `PACED_RINGS`. A test of a ring that was not requested prints one line,
 //! `skipped: NAME: REASON`, which the runner counts; in a requested ring, a missing requirement fails the test.
 
+use std::fmt;
 use std::io::Write as _;
+use std::time::Duration;
 
 /// A test's requirements on the machine, besides a compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +39,36 @@ impl Ring {
 /// Called by [`ring!`](crate::ring); `inside` is the type name of something defined in the test's body.
 pub fn skipped(inside: &str, reason: &str) {
     let name = inside.trim_end_matches("::here").trim_end_matches("::{{closure}}");
-    let line = format!("\nskipped: {name}: {reason}\n");
+    write(&format!("skipped: {name}: {reason}"));
+}
+
+/// Prints a line of its own, bypassing the test harness's capture of output.
+fn write(line: &str) {
     // One write, so that lines of parallel tests stay whole. If stderr is closed, the test can only continue.
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    let _ = std::io::stderr().write_all(format!("\n{line}\n").as_bytes());
+}
+
+/// What an event, such as the cut of a link, cost some traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Figure {
+    /// The longest time in which nothing arrived.
+    pub gap: Option<Duration>,
+    /// How many payloads were lost, and how many were sent.
+    pub lost_of: Option<(u64, u64)>,
+}
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gap = self.gap.map(|gap| format!("gap {} ms", gap.as_millis()));
+        let lost = self.lost_of.map(|(lost, sent)| format!("{lost} of {sent} payloads lost"));
+        write!(f, "{}", [gap, lost].into_iter().flatten().collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// Prints what an event cost as one line, `figure: EVENT: TRAFFIC: gap 312 ms, 14 of 2000 payloads lost`, bypassing the test harness's capture of
+/// output: the log of `tests/run` keeps the figures of tests that pass, too.
+pub fn figure(event: &str, traffic: &str, figure: Figure) {
+    write(&format!("figure: {event}: {traffic}: {figure}"));
 }
 
 /// Opens a test that belongs to a ring: `lab::ring!(Netns);` as the first statement of the body.

@@ -37,5 +37,5 @@ mod silence;
 mod stopped;
 mod strangers;
 mod tcp;
-mod uplinks;
+mod upgrades;
 mod workers;

@@ -187,7 +187,7 @@ fn start_edge_alive(site: &Site, gateways: &str, keep_alive_seconds: u32) -> Pro
         [transport]
         keep_alive_seconds = {keep_alive_seconds}
         [control]
-        enabled = false
+        socket = "{folder}/edge.sock"
         "#,
         folder = site.path("").display(),
     );

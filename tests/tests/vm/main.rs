@@ -4,4 +4,5 @@ mod bpf;
 mod devices;
 mod kernel;
 mod pacing;
+mod paths;
 mod service;

@@ -373,7 +373,7 @@ fn a_call_over_the_bus_starts_the_service_and_is_answered_as_the_bus_policy_allo
              org.paced.Control1 {method}"
         ))
     };
-    for method in ["ForgetSavedPolicy", "MoveEdge s ''"] {
+    for method in ["ForgetSavedPolicy", "MoveEdge s ''", "MoveEdgeToPath s ''"] {
         let (allowed, said) = call(method);
         assert!(!allowed && said.contains("\"nobody\" may not change anything"), "{method}: {said}");
     }

@@ -8,7 +8,7 @@ use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
 use super::{source::Stage, *};
 use crate::{
-    path::Path,
+    path::{Path, PathTerms},
     tests::{Does, PATIENCE, TestRelay, eventually},
 };
 
@@ -205,13 +205,11 @@ async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_sender() {
 #[tokio::test]
 async fn a_tunnel_for_which_the_relay_has_no_room_on_a_better_path_stays_and_takes_nothing_from_others() {
     let relay = TestRelay::start(Does::EchoIn(2), true);
-    let path = |(name, cost): (&str, u64)| Path {
-        name: name.to_owned(),
-        cost: Duration::from_secs(cost),
-        ..Path::plain(vec![relay.endpoint()])
-    };
-    let paths = [("first", 0), ("second", 9)].map(path).into();
+    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
+    let paths = ["first", "second"].map(path).into();
     let uplink = Uplink::over(paths, None, (PATIENCE, PATIENCE), Arc::default());
+    let costs_more = PathTerms { cost: Duration::from_secs(9), rate: None };
+    uplink.set_terms(&[("second".to_owned(), costs_more)].into());
     let (first, second) = (uplink.connect(0).await, uplink.connect(1).await);
     let other = first.relay.open_udp(&Target::from_authority("192.0.2.1:10").unwrap()).await.unwrap();
 

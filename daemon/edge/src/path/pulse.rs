@@ -81,10 +81,11 @@ impl Pulse {
         self.asked.is_some()
     }
 
-    /// Marks it silent, whatever was heard: there is no route.
+    /// Marks it silent, whatever was heard: there is no route. If it is silent already, its answers so far no longer count.
     pub fn silence(&mut self, now: Instant) {
         self.silent_since.get_or_insert(now);
-        self.asked.get_or_insert((now, 0));
+        self.asked = Some((now, 0));
+        self.answered_since = false;
     }
 
     /// Returns how long it has been silent at `now`.
@@ -241,6 +242,18 @@ mod tests {
         let counts = |ms: u64| ((ms / 40).min(FLOW), if ms > 890 { 2 } else { 0 });
         let seen = look(&mut pulse, Instant::now(), 1_200, counts);
         assert_eq!(seen, [(890, Beat::Ask), (1_100, Beat::Silent)]);
+    }
+
+    #[test]
+    fn answers_from_before_a_route_was_lost_do_not_bring_a_silent_path_back() {
+        let (mut pulse, now) = (Pulse::new(0, 0), Instant::now());
+        assert_eq!(look(&mut pulse, now, 220, |ms| (0, ms)), [(210, Beat::Silent)]);
+        let later = now + Duration::from_millis(220);
+        assert_eq!(look(&mut pulse, later, 600, |ms| (ms, 220)), [(240, Beat::Ask), (490, Beat::Ask)], "two answers");
+        let lost = later + Duration::from_millis(600);
+        pulse.silence(lost);
+        assert_eq!(look(&mut pulse, lost, 500, |_| (600, 220)), [(250, Beat::Ask)]);
+        assert_eq!(pulse.silent_for(lost), Duration::from_millis(610), "it was silent before");
     }
 
     #[test]

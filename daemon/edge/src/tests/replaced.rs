@@ -10,6 +10,7 @@ use std::{
 use config::{
     Config,
     forward::{Forward, TunnelMode},
+    path::PathSettings,
     policy::Policy,
     serve::Serve,
     uplink::{TrustSource, UplinkSettings},
@@ -131,14 +132,51 @@ async fn a_forward_begins_anew_when_a_file_that_it_names_says_something_else() {
     std::fs::write(&file, "first").unwrap();
     let forward = [forward_on(&relay, [127, 0, 0, 1], TunnelMode::Auto, Some(file.clone()))];
     edge.serve(edge.prepare(&wanting(&forward)).unwrap(), &classes);
-    assert!(matches!(edge.prepare(&wanting(&forward)).unwrap().0[..], [Place::Same(0)]));
+    assert!(matches!(edge.prepare(&wanting(&forward)).unwrap().places[..], [Place::Same(0)]));
     std::fs::write(&file, "second").unwrap();
     let prepared = edge.prepare(&wanting(&forward)).unwrap();
-    let [Place::Other(other)] = &prepared.0[..] else { panic!("it is another") };
+    let [Place::Other(other)] = &prepared.places[..] else { panic!("it is another") };
     assert_eq!(other.changed_files(&edge.served[0]), [file.display().to_string()], "the log names it");
     edge.serve(prepared, &classes);
     assert_eq!((edge.served.len(), edge.uplinks.len()), (1, 1), "the connection with the old token is closed");
     std::fs::remove_file(file).unwrap();
+}
+
+#[tokio::test]
+async fn connections_and_tunnels_stay_when_a_path_only_gets_other_terms() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (mut edge, classes) = role();
+    let forward = forward_on(&relay, [127, 0, 0, 1], TunnelMode::Datagram, None);
+    let over = |cost_s: u64, rate: Option<u64>, host: u8| Config {
+        paths: vec![PathSettings {
+            name: "only".to_owned(),
+            interface: None,
+            address: Some([127, 0, 0, host].into()),
+            relay: None,
+            via: None,
+            cost: Duration::from_secs(cost_s),
+            rate,
+        }],
+        ..wanting(std::slice::from_ref(&forward))
+    };
+    edge.serve(edge.prepare(&over(0, Some(5), 1)).unwrap(), &classes);
+    let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    echoes(&edge, &forward, &application).await;
+    let rate = |edge: &Edge| edge.uplinks[0].uplink.path_states()[0].bytes_per_sec;
+    assert_eq!(rate(&edge), 5);
+
+    let prepared = edge.prepare(&over(9, Some(7), 1)).unwrap();
+    assert!(matches!(prepared.places[..], [Place::Same(0)]));
+    assert_eq!(rate(&edge), 5, "nothing has changed yet");
+    edge.serve(prepared, &classes);
+    assert_eq!(rate(&edge), 7);
+    echoes(&edge, &forward, &application).await;
+    let seen = || (relay.seen.connections.load(Relaxed), relay.seen.requests.load(Relaxed));
+    assert_eq!((seen(), edge.uplinks.len()), ((1, 1), 1), "the tunnel is the same");
+
+    edge.serve(edge.prepare(&over(9, Some(8), 2)).unwrap(), &classes);
+    echoes(&edge, &forward, &application).await;
+    assert_eq!((seen(), edge.uplinks.len(), rate(&edge)), ((2, 2), 1, 8), "its packets leave from another address");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The counters of uplinks. They outlive the uplinks, which a reload replaces.
+//! The counters of uplinks. They outlive the uplinks, which a reload may replace.
 
 use std::sync::{Arc, atomic::AtomicU64};
 

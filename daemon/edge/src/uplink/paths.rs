@@ -1,37 +1,11 @@
-//! Operators' requests about paths and relays: how each path performs, and moving tunnels to another relay.
+//! How each path of an uplink performs.
 
-use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
-};
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
-use relay_client::{endpoint::Endpoint, error::ConnectError};
-use tokio::time::timeout;
+use relay_client::endpoint::Endpoint;
 
-use super::{Attempts, Uplink, state::State};
+use super::Uplink;
 use crate::path::{Path, PathView};
-
-/// How long connecting to a relay may take after an operator has chosen it.
-const MOVE_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Why tunnels do not move to a relay.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum NotMoved {
-    /// The configuration has no such relay.
-    #[error("no relay {relay:?} is configured; there are {known}")]
-    Unknown {
-        /// The requested relay.
-        relay: String,
-        /// The relays' hosts and ports.
-        known: String,
-    },
-    /// It cannot be connected to.
-    #[error("{0}; tunnels stay where they are")]
-    Unreachable(Arc<ConnectError>),
-    /// It cannot be reached, and there is no reason yet.
-    #[error("no connection to {0} in time; tunnels stay where they are")]
-    NoAnswer(String),
-}
 
 /// The state of a path.
 #[derive(Clone, Debug)]
@@ -62,8 +36,8 @@ pub struct PathReport {
     pub sent_packets: u64,
     /// Of these, the lost packets.
     pub lost_packets: u64,
-    /// UDP tunnels that moved to another path, since the uplink was made: a reload that changes paths, relays, credentials or schedule
-    /// makes a new uplink.
+    /// UDP tunnels that moved to another path, since the uplink was made: a reload that changes relays, credentials, schedule, or paths in
+    /// more than their terms makes a new uplink.
     pub moved: u64,
 }
 
@@ -167,111 +141,12 @@ impl Uplink {
         };
         self.paths.iter().zip(&*views).enumerate().map(of).collect()
     }
-
-    /// Restores the order of preference, whatever relay was chosen before. Open tunnels stay.
-    pub fn prefer(&self) {
-        self.state.send_modify(|state| (state.chosen, state.pending) = (None, Vec::new()));
-        self.wanted.notify_one();
-    }
-
-    /// Connects to the relay with this host and port, to move tunnels there. New tunnels go there as soon as there is a connection; open
-    /// tunnels move when the caller [carries out](PreparedMove::carry_out) the move. If the move is dropped before, or this future is,
-    /// nothing changes.
-    ///
-    /// # Errors
-    /// No path leads to such a relay, or it cannot be reached.
-    pub async fn prepare_move(self: Arc<Self>, relay: &str) -> Result<PreparedMove, NotMoved> {
-        let places = |path: &Path| path.relays.iter().position(|it| it.origin().to_string() == relay);
-        if self.paths.iter().all(|path| places(path).is_none()) {
-            return Err(NotMoved::Unknown { relay: relay.to_owned(), known: self.names() });
-        }
-        // One for each path that leads there.
-        let attempts = |state: &State| -> Vec<Attempts> {
-            let of = |(path, attempts): (&Path, &Vec<Attempts>)| places(path).and_then(|at| attempts.get(at)).cloned();
-            self.paths.iter().zip(&state.attempts).filter_map(of).collect()
-        };
-        let before = attempts(&self.state.borrow());
-        let failures = |state: &State| -> Vec<Option<Arc<ConnectError>>> {
-            let since = attempts(state).into_iter().zip(&before);
-            since.map(|(now, before)| now.failure.filter(|_| now.failures > before.failures)).collect()
-        };
-        let mut changes = self.state.subscribe();
-        let prepared = PreparedMove::choose(self.clone(), relay);
-        let is_there = async {
-            loop {
-                {
-                    let state = changes.borrow_and_update();
-                    if state.usable().any(|line| line.leads_to(relay)) {
-                        return true;
-                    }
-                    // One path may fail at once while another connects.
-                    if failures(&state).iter().all(Option::is_some) {
-                        return false;
-                    }
-                }
-                if changes.changed().await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            }
-        };
-        if let Ok(true) = timeout(MOVE_PATIENCE, is_there).await {
-            return Ok(prepared);
-        }
-        let failure = failures(&self.state.borrow()).into_iter().flatten().next();
-        Err(failure.map_or_else(|| NotMoved::NoAnswer(relay.to_owned()), NotMoved::Unreachable))
-    }
-}
-
-/// A relay that was chosen and connected to, so that tunnels can move there.
-pub struct PreparedMove {
-    uplink: Arc<Uplink>,
-    /// Tells it from other moves to the same relay.
-    number: u64,
-    relay: String,
-}
-
-impl PreparedMove {
-    fn choose(uplink: Arc<Uplink>, relay: &str) -> Self {
-        let mut number = 0;
-        uplink.state.send_modify(|state| {
-            state.moves += 1;
-            number = state.moves;
-            state.pending.push((number, relay.to_owned()));
-            state.is_urgent = true;
-        });
-        uplink.wanted.notify_one();
-        Self { uplink, number, relay: relay.to_owned() }
-    }
-
-    /// Moves UDP tunnels to the relay; returns the IDs of the connections that they leave. TCP connections and requests for models stay
-    /// where they are until they end.
-    #[must_use]
-    pub fn carry_out(self) -> Vec<u64> {
-        let mut is_wanted = false;
-        self.uplink.state.send_modify(|state| {
-            // An operator may have restored the order of preference meanwhile.
-            is_wanted = state.pending.iter().any(|(number, _)| *number == self.number);
-            if is_wanted {
-                state.chosen = Some(self.relay.clone());
-            }
-        });
-        if !is_wanted {
-            return Vec::new();
-        }
-        let lines = self.uplink.open_lines();
-        let others = lines.iter().filter(|line| !line.leads_to(&self.relay));
-        others.inspect(|line| line.leave()).map(|line| line.id).collect()
-    }
-}
-
-impl Drop for PreparedMove {
-    fn drop(&mut self) {
-        self.uplink.state.send_modify(|state| state.pending.retain(|(number, _)| *number != self.number));
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use prometheus_client::registry::Registry;
 
     use super::{super::ConnectionCounters, *};
@@ -315,84 +190,5 @@ mod tests {
         let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), counters);
         assert_eq!(moved(&uplink), [0, 0]);
         told("a", 1);
-    }
-
-    #[tokio::test]
-    async fn of_moves_side_by_side_only_one_that_succeeds_leaves_its_relay_chosen() {
-        let relay = TestRelay::start(Does::Echo, true);
-        let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
-        let chosen = || uplink.state.borrow().chosen().cloned();
-        let choose = |relay| PreparedMove::choose(uplink.clone(), relay);
-        let (first, second) = (choose("a.example:443"), choose("b.example:443"));
-        drop(first);
-        assert_eq!(chosen().as_deref(), Some("b.example:443"));
-        drop(second);
-        assert_eq!(chosen(), None);
-        let (first, second) = (choose("a.example:443"), choose("b.example:443"));
-        assert!(first.carry_out().is_empty());
-        drop(second);
-        assert_eq!(chosen().as_deref(), Some("a.example:443"));
-        let line = uplink.connect(0).await;
-        let late = choose("b.example:443");
-        uplink.prefer();
-        assert!(late.carry_out().is_empty() && !line.is_left(), "an operator wants its tunnels to stay");
-        assert_eq!(chosen(), None);
-    }
-
-    #[tokio::test]
-    async fn a_move_that_an_operator_took_back_does_not_end_a_later_one_to_the_same_relay() {
-        let relay = TestRelay::start(Does::Echo, true);
-        let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
-        let line = uplink.connect(0).await;
-        let choose = || PreparedMove::choose(uplink.clone(), "b.example:443");
-        let taken_back = [choose(), choose()];
-        uplink.prefer();
-        let later = choose();
-        let [dropped, carried_out] = taken_back;
-        drop(dropped);
-        assert!(carried_out.carry_out().is_empty() && !line.is_left());
-        assert_eq!(uplink.state.borrow().chosen().map(String::as_str), Some("b.example:443"));
-        assert_eq!(later.carry_out(), [7]);
-    }
-
-    #[tokio::test]
-    async fn a_path_that_fails_at_once_does_not_end_a_move_to_a_relay_that_another_path_leads_to() {
-        let relay = TestRelay::start(Does::Echo, true);
-        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), Arc::default());
-        let fail = |path: usize, port: u16| {
-            let failure = ConnectError::NoAnswer(([192, 0, 2, 1], port).into());
-            uplink.state.send_modify(|state| {
-                let attempts = &mut state.attempts[path][0];
-                (attempts.failures, attempts.failure) = (attempts.failures + 1, Some(Arc::new(failure)));
-            });
-        };
-        let name = relay.endpoint().origin().to_string();
-        let begin = || Box::pin(uplink.clone().prepare_move(&name));
-        fail(0, 1);
-
-        let mut moving = begin();
-        assert!(futures::poll!(&mut moving).is_pending());
-        fail(1, 2);
-        assert!(futures::poll!(&mut moving).is_pending(), "the other path has only failed before");
-        fail(0, 3);
-        let failed = moving.await.err().unwrap();
-        assert!(matches!(&failed, NotMoved::Unreachable(error) if error.to_string().contains(":3:")), "{failed}");
-
-        let mut moving = begin();
-        assert!(futures::poll!(&mut moving).is_pending());
-        fail(0, 1);
-        assert!(futures::poll!(&mut moving).is_pending());
-        uplink.connect(1).await;
-        assert!(moving.await.is_ok());
-    }
-
-    #[tokio::test]
-    async fn tunnels_of_connections_that_take_no_others_move_as_well() {
-        let relay = TestRelay::start(Does::Echo, true);
-        let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
-        let line = uplink.connect(0).await;
-        line.retire();
-        assert_eq!(PreparedMove::choose(uplink, "b.example:443").carry_out(), [7]);
-        assert!(line.is_left());
     }
 }

@@ -96,20 +96,39 @@ impl Uplink {
     }
 
     /// Takes a place for a tunnel of a class on a better path to the same relay than that of its connection, if there is one. At another
-    /// relay, the target would see another source address.
+    /// relay, the target would see another source address. The path that an operator has chosen is better than all others.
     fn find_better(&self, line: &Line, class: &Class) -> Option<Link> {
-        if !line.is_usable() {
+        let (state, relay) = (self.state.borrow(), &line.way().relay);
+        let chosen = state.chosen();
+        if !line.is_usable() || chosen.has_path_of(line) {
             return None;
         }
         let ask = PathDemand::of(class, &self.sizes);
-        let (state, relay) = (self.state.borrow(), &line.way().relay);
         let lines = state.in_order(Instant::now());
         let is_candidate =
             |other: &&Arc<Line>| other.path_place != line.path_place && other.has_room() && other.leads_to(relay);
         let others: Vec<_> = lines.into_iter().filter(is_candidate).collect();
         let mut views = self.views.lock();
-        let mut places = vec![line.path_place];
-        for other in &others {
+        let place = match others.iter().find(|other| chosen.has_path_of(other)) {
+            Some(other) => other.path_place,
+            None => self.estimated_better(&ask, line.path_place, &others, &views)?,
+        };
+        if let Some(view) = views.get_mut(place) {
+            view.path.placed.push(ask.request.part(ask.request.bytes));
+        }
+        others.into_iter().filter(|other| other.path_place == place).find_map(Line::link)
+    }
+
+    /// Returns the index of a path of `others` that is estimated to be better than that at index `present`, if one is.
+    fn estimated_better(
+        &self,
+        ask: &PathDemand,
+        present: usize,
+        others: &[&Arc<Line>],
+        views: &[PathView],
+    ) -> Option<usize> {
+        let mut places = vec![present];
+        for other in others {
             if !places.contains(&other.path_place) {
                 places.push(other.path_place);
             }
@@ -118,13 +137,8 @@ impl Uplink {
         places.retain(|place| views.get(*place).is_some_and(PathView::is_known));
         let paths = places.iter().filter_map(|place| views.get(*place)).map(|view| view.path.clone()).collect();
         let (request, paths) = ask.as_served(paths, self.discipline());
-        let present = places.iter().position(|place| *place == line.path_place)?;
-        let better = back::better(ask.placement, &request, &paths, present)?;
-        let place = places.get(better)?;
-        if let Some(view) = views.get_mut(*place) {
-            view.path.placed.push(ask.request.part(ask.request.bytes));
-        }
-        others.into_iter().filter(|other| other.path_place == *place).find_map(Line::link)
+        let present = places.iter().position(|place| *place == present)?;
+        places.get(back::better(ask.placement, &request, &paths, present)?).copied()
     }
 
     /// Takes a place for a copy of a request that already has a place, over the best of the other paths.
@@ -140,7 +154,8 @@ impl Uplink {
     }
 
     /// Chooses among the paths with room, and returns the index of the path that `pick` takes. The choice consists of indices into the
-    /// candidates, which `pick` gets as well. If an operator has chosen a relay that has room, only paths to it are candidates.
+    /// candidates, which `pick` gets as well. If an operator has chosen a path that has room, it is the only candidate; if an operator has
+    /// chosen a relay that has room, only paths to it are candidates.
     fn choose(
         &self,
         ask: &PathDemand,
@@ -148,10 +163,8 @@ impl Uplink {
         lines: &[&Arc<Line>],
         pick: impl FnOnce(&PathChoice, &[usize]) -> Option<usize>,
     ) -> Option<usize> {
-        let mut with_room: Vec<_> = lines.iter().filter(|line| line.has_room()).collect();
-        if with_room.iter().any(|line| state.is_chosen(line)) {
-            with_room.retain(|line| state.is_chosen(line));
-        }
+        let mut with_room: Vec<_> = lines.iter().copied().filter(|line| line.has_room()).collect();
+        state.chosen().narrow(&mut with_room);
         let mut candidates: Vec<usize> = Vec::new();
         for line in with_room {
             if !candidates.contains(&line.path_place) {
@@ -162,10 +175,10 @@ impl Uplink {
         let mut views = self.views.lock();
         // The path of a new connection was not examined yet, and would seem to carry nothing.
         for at in &candidates {
-            let (Some(view), Some(path)) = (views.get_mut(*at), self.paths.get(*at)) else { continue };
+            let Some(view) = views.get_mut(*at) else { continue };
             if !view.is_known() {
                 let of_path: Vec<_> = lines.iter().copied().filter(|line| line.path_place == *at).collect();
-                view.refresh(Instant::now(), path, &of_path);
+                view.refresh(Instant::now(), &of_path);
             }
         }
         let paths: Vec<_> = candidates.iter().filter_map(|at| views.get(*at)).map(|view| view.path.clone()).collect();
@@ -244,22 +257,22 @@ impl Uplink {
             state.lines.push(line.clone());
             state.is_alone = true;
         });
-        self.views.lock()[path].refresh(Instant::now(), &self.paths[path], &[&line]);
+        self.views.lock()[path].refresh(Instant::now(), &[&line]);
         line
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{collections::BTreeMap, time::Duration};
 
     use config::policy::Policy;
     use futures::future::join_all;
     use quic::class::{Classes, PolicyRole};
 
-    use super::*;
+    use super::{super::choice::Choices, *};
     use crate::{
-        path::Path,
+        path::{Path, PathTerms},
         tests::{Does, PATIENCE, TestRelay},
     };
 
@@ -272,15 +285,18 @@ mod tests {
             .clone()
     }
 
+    /// The terms of a path that costs so many seconds.
+    fn costs(seconds: u64) -> PathTerms {
+        PathTerms { cost: Duration::from_secs(seconds), rate: None }
+    }
+
     /// Starts two relays, and an uplink with a connection over each of `paths`. A path is the index of its relay, and its cost in seconds.
     async fn connected<const N: usize>(paths: [(usize, u64); N]) -> ([TestRelay; 2], Arc<Uplink>, [Arc<Line>; N]) {
         let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
-        let path = |(relay, cost): (usize, u64)| Path {
-            name: format!("{relay}-{cost}"),
-            cost: Duration::from_secs(cost),
-            ..Path::plain(vec![relays[relay].endpoint()])
-        };
+        let name = |(relay, cost): (usize, u64)| format!("{relay}-{cost}");
+        let path = |of: (usize, u64)| Path { name: name(of), ..Path::plain(vec![relays[of.0].endpoint()]) };
         let uplink = Uplink::over(paths.map(path).into(), None, (PATIENCE, PATIENCE), Arc::default());
+        uplink.set_terms(&paths.map(|of| (name(of), costs(of.1))).into());
         let lines = join_all((0..N).map(|path| uplink.connect(path))).await;
         (relays, uplink, lines.try_into().ok().unwrap())
     }
@@ -298,12 +314,31 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn placements_and_tunnels_that_are_asked_follow_new_terms_at_once() {
+        let (_relays, uplink, lines) = connected([(0, 0), (0, 9)]).await;
+        let class = class(Placement::Paced);
+        let placed = async || uplink.link_for(&class).await.unwrap().line().path_place;
+        let better = |line: &Arc<Line>| uplink.find_better(line, &class).map(|link| link.line().path_place);
+        assert_eq!((placed().await, better(&lines[0])), (0, None));
+        uplink.set_terms(&[("0-0".to_owned(), costs(9))].into());
+        assert_eq!((placed().await, better(&lines[0])), (1, Some(1)), "the second has no cost any more");
+        let slow = PathTerms { rate: Some(1), ..PathTerms::default() };
+        uplink.set_terms(&[("0-9".to_owned(), slow)].into());
+        assert_eq!(placed().await, 0);
+        assert_eq!(uplink.path_states()[1].bytes_per_sec, 1);
+        uplink.views.lock()[1].refresh(Instant::now(), &[&lines[1]]);
+        assert_eq!(uplink.path_states()[1].bytes_per_sec, 1, "what is measured does not replace it");
+        uplink.set_terms(&BTreeMap::new());
+        assert!(uplink.path_states()[1].bytes_per_sec > 1, "it is measured again");
+    }
+
+    #[tokio::test]
     async fn all_placements_keep_to_the_relay_that_an_operator_has_chosen_while_it_has_room() {
         let (relays, uplink, lines) = connected([(0, 0), (1, 9)]).await;
         let name = relays[1].endpoint().origin().to_string();
         let path_of = async |class: &Class| uplink.link_for(class).await.unwrap().line().path_place;
         assert_eq!(path_of(&class(Placement::Paced)).await, 0, "it costs less");
-        uplink.state.send_modify(|state| state.chosen = Some(name.clone()));
+        uplink.state.send_modify(|state| state.chosen.relay = Some(name.clone()));
         for placement in Placement::ALL {
             let class = class(placement);
             assert_eq!([path_of(&class).await, path_of(&class).await], [1, 1], "{}", placement.name());
@@ -312,5 +347,41 @@ mod tests {
         assert_eq!((first.line().path_place, copy.is_none()), (1, true), "no copy goes to another relay");
         lines[1].doubt(true);
         assert_eq!(path_of(&class(Placement::Paced)).await, 0, "it does not answer");
+    }
+
+    #[tokio::test]
+    async fn all_placements_keep_to_the_path_that_an_operator_has_chosen_while_it_has_room() {
+        let (relays, uplink, lines) = connected([(0, 0), (0, 9), (1, 0)]).await;
+        let other_relay = relays[1].endpoint().origin().to_string();
+        let path_of = async |class: &Class| uplink.link_for(class).await.unwrap().line().path_place;
+        let choose = |path, relay| uplink.state.send_modify(|state| state.chosen = Choices { path, relay });
+        for relay in [None, Some(other_relay)] {
+            choose(Some(1), relay);
+            for placement in Placement::ALL {
+                let class = class(placement);
+                assert_eq!([path_of(&class).await, path_of(&class).await], [1, 1], "{}", placement.name());
+            }
+        }
+        let (first, copy) = uplink.links_for_request(&class(Placement::Redundant).terms(None), 1).await.unwrap();
+        assert_eq!((first.line().path_place, copy.is_none()), (1, true), "no copy takes another path");
+        lines[1].doubt(true);
+        assert_eq!(path_of(&class(Placement::Paced)).await, 2, "it does not answer: only the relay is chosen");
+        choose(Some(1), None);
+        assert_eq!(path_of(&class(Placement::RoundRobin)).await + path_of(&class(Placement::RoundRobin)).await, 2);
+    }
+
+    #[tokio::test]
+    async fn tunnels_that_are_asked_go_to_the_path_that_an_operator_has_chosen_and_do_not_leave_it() {
+        let (_relays, uplink, lines) = connected([(0, 0), (0, 9), (0, 99), (1, 0)]).await;
+        let found = |line: &Arc<Line>| {
+            let class = class(Placement::Paced);
+            uplink.find_better(line, &class).map(|link| link.line().path_place)
+        };
+        assert_eq!([0, 1, 2].map(|place| found(&lines[place])), [None, Some(0), Some(0)]);
+        uplink.state.send_modify(|state| state.chosen.path = Some(1));
+        assert_eq!([0, 1, 2].map(|place| found(&lines[place])), [Some(1), None, Some(1)], "whatever it costs");
+        assert_eq!(found(&lines[3]), None, "the chosen path leads to another relay");
+        lines[1].doubt(true);
+        assert_eq!([0, 2].map(|place| found(&lines[place])), [None, Some(0)], "the chosen path is silent");
     }
 }

@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use relay_client::{error::ConnectError, failover::RelayAvailability};
 use tokio::time::Instant;
 
-use super::Attempts;
+use super::{
+    Attempts,
+    choice::{Choices, OperatorChoice},
+};
 use crate::link::Line;
 
 /// How long a new connection to a relay that was silent may take to show that the relay answers.
@@ -17,14 +20,13 @@ pub(super) struct State {
     pub(super) lines: Vec<Arc<Line>>,
     /// Indexed by path, then by relay.
     pub(super) attempts: Vec<Vec<Attempts>>,
-    /// The host and port of the relay that an operator has chosen.
-    pub(super) chosen: Option<String>,
-    /// The numbers of operators' moves, and the hosts and ports of the relays that they lead to. The last one is used until its move is
-    /// carried out or dropped.
-    pub(super) pending: Vec<(u64, String)>,
+    /// The relay and the path that operators have chosen.
+    pub(super) chosen: Choices,
+    /// The numbers of operators' moves, and what they choose. The last one is used until its move is carried out or dropped.
+    pub(super) pending: Vec<(u64, OperatorChoice)>,
     /// How many moves operators have begun.
     pub(super) moves: u64,
-    /// Whether the relay that is chosen may be tried at once, whatever its back-off.
+    /// Whether the relay or the path that is chosen may be tried at once, whatever its back-off.
     pub(super) is_urgent: bool,
     /// How many attempts have failed, and the error of the last attempt, if it failed.
     pub(super) failures: u64,
@@ -39,14 +41,9 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Returns the host and port of the relay to use, whatever the order of preference.
-    pub(super) fn chosen(&self) -> Option<&String> {
-        self.pending.last().map(|(_, relay)| relay).or(self.chosen.as_ref())
-    }
-
-    /// Whether a connection leads to the relay that is [chosen](Self::chosen).
-    pub(super) fn is_chosen(&self, line: &Line) -> bool {
-        self.chosen().is_some_and(|chosen| line.leads_to(chosen))
+    /// Returns the relay and the path to use, whatever the order of preference and placements say.
+    pub(super) fn chosen(&self) -> Choices {
+        self.pending.last().map_or_else(|| self.chosen.clone(), |(_, choice)| self.chosen.with(choice))
     }
 
     pub(super) fn usable(&self) -> impl Iterator<Item = &Arc<Line>> {
@@ -63,13 +60,13 @@ impl State {
         self.lines.iter().any(|line| line.has_room())
     }
 
-    /// Returns the connections in the order for new tunnels: the first relay's connections come first. A new connection to a better relay
-    /// than the other connections have comes last.
+    /// Returns the connections in the order for new tunnels: what operators have chosen comes first, and then the first relay's
+    /// connections. A new connection to a better relay than the other connections have comes last.
     pub(super) fn in_order(&self, now: Instant) -> Vec<&Arc<Line>> {
-        let mut lines: Vec<_> = self.usable().collect();
+        let (chosen, mut lines) = (self.chosen(), self.usable().collect::<Vec<_>>());
         lines.sort_by_key(|line| {
-            let is_chosen = self.is_chosen(line);
-            (!is_chosen, !is_chosen && self.settles(line, now), line.place)
+            let is_chosen = chosen.has_relay_of(line);
+            (!chosen.has_path_of(line), !is_chosen, !is_chosen && self.settles(line, now), line.place)
         });
         lines
     }

@@ -145,14 +145,15 @@ impl Work<'_> {
         step
     }
 
-    /// Uses the relay that an operator has chosen, if there is one; an urgent choice is tried at once.
+    /// Uses the relay that an operator has chosen, if there is one; an urgent choice of a relay or a path is tried at once.
     fn follow_choice(&mut self, is_urgent: bool) {
-        let state = self.uplink.state.borrow();
-        let is_chosen = |relay: &Endpoint| state.chosen().is_some_and(|it| relay.origin().to_string() == *it);
-        for (path, failover) in self.uplink.paths.iter().zip(&mut self.failovers) {
+        let choices = self.uplink.state.borrow().chosen();
+        let is_chosen = |relay: &Endpoint| choices.relay.as_ref().is_some_and(|it| relay.origin().to_string() == *it);
+        for (place, (path, failover)) in self.uplink.paths.iter().zip(&mut self.failovers).enumerate() {
             let chosen = path.relays.iter().position(is_chosen);
             failover.choose(chosen);
-            chosen.filter(|_| is_urgent).into_iter().for_each(|place| failover.hurry(place));
+            let is_due = |relay: &usize| is_urgent && (choices.path == Some(place) || chosen == Some(*relay));
+            (0..path.relays.len()).filter(is_due).for_each(|relay| failover.hurry(relay));
         }
     }
 
@@ -410,9 +411,9 @@ impl Work<'_> {
         changed |= self.give_up(now, &lines);
         changed |= self.look_for_slow(now, &lines);
         let mut views = self.uplink.views.lock();
-        for (place, (path, view)) in self.uplink.paths.iter().zip(&mut *views).enumerate() {
+        for (place, view) in views.iter_mut().enumerate() {
             let of_path: Vec<_> = lines.iter().filter(|line| line.path_place == place && line.is_usable()).collect();
-            view.refresh(now, path, &of_path);
+            view.refresh(now, &of_path);
         }
         drop(views);
         self.look_for_better(now, &lines);

@@ -67,6 +67,8 @@ pub(super) struct Pass<'a> {
     pub(super) request_head: &'a RequestHead,
     /// Whether the client asks for a stream of events.
     pub(super) wants_events: bool,
+    /// Whether the engine is asked for `usage` in the stream, and the client does not ask for it.
+    pub(super) adds_usage: bool,
     /// When the request was complete.
     pub(super) began: Instant,
     pub(super) payer: Payer<'a>,
@@ -293,7 +295,8 @@ impl Pass<'_> {
         let head = self.response_head(&answer, None);
         // An engine that has begun an answer may still read the prompt, or have the request in its own queue.
         let mut answer = Pieces::new(answer, Silence::until(*until));
-        let (mut events, mut is_first_due) = (EventStreamParser::default(), true);
+        let events = if self.adds_usage { EventStreamParser::without_usage() } else { EventStreamParser::default() };
+        let (mut events, mut is_first_due) = (events, true);
         // `None` once the client's answer has begun.
         let mut held = Some(HeldEvents::new(head, self.gateway.hold_limits));
         let broken = loop {
@@ -331,6 +334,10 @@ impl Pass<'_> {
             } else if is_first_due && TokioInstant::now() >= *until {
                 // Comments and names of roles prolong nothing, however densely they come.
                 break Some(OpenAiError::EngineTimeout);
+            }
+            if whole.is_empty() && held.is_none() {
+                // The report may have come in an event that does not pass.
+                *report = events.report();
             }
             if whole.is_empty() || held.as_mut().is_some_and(|held| is_first_due && held.hold(&whole)) {
                 continue;

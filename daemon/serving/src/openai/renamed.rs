@@ -1,7 +1,8 @@
-//! A request's body on its way to an engine, which knows the model by another name.
+//! A request's body on its way to an engine, which knows the model by another name, and may be asked for `usage`.
 
 use std::{
     convert::Infallible,
+    ops::Range,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -12,13 +13,34 @@ use hyper::body::{Body, Frame, SizeHint};
 /// The largest piece that hyper gets at once, in bytes. With TLS, it copies a piece before it sends it.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The bytes of a client's body around another model's name. It shares them with the body, which counts against the bound on bodies.
+/// How many parts a body with two changes has.
+const PARTS: usize = 5;
+
+/// The bytes of a client's body around another model's name and an added field. It shares them with the body, which counts against the bound
+/// on bodies.
 #[derive(Clone, Debug, Default)]
-pub struct RenamedBody([Bytes; 3]);
+pub struct RenamedBody([Bytes; PARTS]);
 
 impl RenamedBody {
-    /// Returns a body that consists of these parts.
-    pub(super) const fn of(parts: [Bytes; 3]) -> Self {
+    /// Returns `body` with texts in place of these ranges, two at most. They are in the order of the body and do not overlap; a change that
+    /// does not fit is left out.
+    pub(super) fn changed(body: &Bytes, changes: impl Iterator<Item = (Range<usize>, Bytes)>) -> Self {
+        let (mut parts, mut rest_at, mut used) = (<[Bytes; PARTS]>::default(), 0, 0);
+        for (Range { start, end }, text) in changes.take(PARTS / 2) {
+            if start < rest_at || start > end || end > body.len() {
+                continue;
+            }
+            for part in [body.slice(rest_at..start), text] {
+                if let Some(place) = parts.get_mut(used) {
+                    *place = part;
+                }
+                used += 1;
+            }
+            rest_at = end;
+        }
+        if let Some(place) = parts.get_mut(used) {
+            *place = body.slice(rest_at..);
+        }
         Self(parts)
     }
 

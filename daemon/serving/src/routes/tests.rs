@@ -47,6 +47,7 @@ pub(crate) fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> Model
         max_in_flight: 1,
         max_waiting: 1,
         affinity: true,
+        ask_usage: false,
         quality_percent,
     }
 }

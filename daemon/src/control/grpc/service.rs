@@ -3,6 +3,7 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use api::v1;
+use edge::uplink::Destination;
 use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
@@ -172,8 +173,14 @@ impl v1::control_service_server::ControlService for ControlService {
 
     async fn move_edge(&self, request: Request<v1::MoveEdgeRequest>) -> Answer<v1::MoveEdgeResponse> {
         let caller = caller(&request)?;
-        let relay = Some(request.into_inner().relay).filter(|relay| !relay.is_empty());
-        let tunnels = self.0.move_edge(&caller, relay.as_deref()).await.map_err(|error| status(&error))?;
+        let v1::MoveEdgeRequest { relay, path } = request.into_inner();
+        let to = match (relay.is_empty(), path.is_empty()) {
+            (true, true) => None,
+            (false, true) => Some(Destination::Relay(relay)),
+            (true, false) => Some(Destination::Path(path)),
+            (false, false) => return Err(Status::invalid_argument("the request names a relay and a path; name one")),
+        };
+        let tunnels = self.0.move_edge(&caller, to.as_ref()).await.map_err(|error| status(&error))?;
         answer(v1::MoveEdgeResponse { tunnels: u32::try_from(tunnels).unwrap_or(u32::MAX) })
     }
 

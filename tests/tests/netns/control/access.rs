@@ -56,6 +56,7 @@ fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
             &["class", "1", "default"],
             &["qlog", "1"],
             &["edge", "move", "--relay", "relay.example:443"],
+            &["edge", "move", "--path", "dsl"],
         ] {
             let (code, said) = reader(arguments);
             assert!(

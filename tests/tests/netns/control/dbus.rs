@@ -147,6 +147,8 @@ fn an_edge_is_moved_over_the_bus_and_its_classes_are_listed() {
     // Open tunnels stay where they are.
     assert_eq!(bus.call("MoveEdge", &["s", ""]).unwrap().trim(), "t 0");
     assert_eq!(relayed(), 0);
+    let said = bus.call("MoveEdgeToPath", &["s", "dsl"]).unwrap_err();
+    assert!(said.contains("no path is configured"), "{said}");
 
     let listed = bus.call("ListClasses", &[]).unwrap();
     assert!(listed.starts_with("a(ssttttttttt") && listed.contains(" \"voice\" \"edge\" 1 "), "{listed}");
@@ -279,6 +281,7 @@ fn over_the_bus_too_only_writers_write() {
         ("CloseTunnel", &["t", "1"]),
         ("SetTunnelClass", &["ts", "1", ""]),
         ("MoveEdge", &["s", ""]),
+        ("MoveEdgeToPath", &["s", ""]),
     ] {
         let said = call(daemon, method, arguments).unwrap_err();
         assert!(said.contains("\"daemon\" may not change anything"), "{method}: {said}");

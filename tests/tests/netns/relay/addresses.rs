@@ -1,10 +1,9 @@
 //! An edge with two uplinks that its paths choose by their local addresses.
 
+use lab::application::assert_carries;
 use lab::process::wait_for;
 use lab::site::{Family, SOON};
-
-use super::forward::assert_carries;
-use super::uplinks::{ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, spread, states};
+use lab::uplinks::{PAYLOADS, ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, spread, states};
 
 /// The addresses of the client's two uplinks, which are on the devices "relay" and "router".
 const PATHS: &str =
@@ -41,16 +40,16 @@ fn addresses_choose_uplinks_where_routing_rules_lead_them_there_and_the_edge_say
     assert!(left_by_second(&uplinks) >= before + 150, "the second uplink carried its tunnels' packets");
     assert!(!edge.output().contains("leave by the device"), "{}", edge.output());
 
-    let gap = assert_short_gap(&sockets, &edge, || uplinks.cut(true));
-    println!("a silent address cost {gap:?}");
+    assert_short_gap("a link of two is cut in silence, by address", PAYLOADS, &sockets, &edge, || uplinks.cut(true));
     let found = paths(site);
     assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}\n{}", edge.output());
     uplinks.cut(false);
     wait_for("the path is trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
 
     // The address of the path on which all tunnels are goes away, and comes back.
-    let gap = assert_short_gap(&sockets, &edge, || client.ip("address del 10.0.1.1/24 dev relay").unwrap());
-    println!("an address that went away cost {gap:?}");
+    assert_short_gap("the address of a path goes away", PAYLOADS, &sockets, &edge, || {
+        client.ip("address del 10.0.1.1/24 dev relay").unwrap();
+    });
     let found = paths(site);
     assert!(found[0].0 != "up" && found[1] == ("up".into(), 6), "{found:?}\n{}", edge.output());
     client.ip("address add 10.0.1.1/24 dev relay\nroute replace 10.0.1.2/32 dev relay metric 10").unwrap();

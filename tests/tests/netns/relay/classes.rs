@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 
 use api::token::generate_token;
 use config::hash::hex;
+use lab::application::{application, assert_carries};
 use lab::client::{Client, Tunnel};
 use lab::process::{CpuWait, Held, Process};
 use lab::site::{Family, Site, Terms};
 use masque::h3::Code;
 use masque::priority::Priority;
 use masque::tunnel::Form;
-
-use super::forward::{application, assert_carries};
 
 /// Classes for bulk and for urgent traffic, by the target's port.
 const POLICY: &str = r#"

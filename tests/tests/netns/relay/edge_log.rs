@@ -3,12 +3,12 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener};
 
+use lab::application::{application, assert_carries};
 use lab::process::wait_for;
 use lab::site::{SOON, Site, Terms};
 use serde_json::Value;
 
 use super::entrance::Edge;
-use super::forward::{application, assert_carries};
 
 /// An edge with a UDP and a TCP forward, and a proxy for alice. `log` is the rest of its section `[log]`.
 fn edge<'a>(site: &'a Site, log: &str) -> Edge<'a> {

@@ -5,11 +5,10 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
+use lab::application::{application, assert_carries};
 use lab::process::{Process, limit_descriptors, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
 use serde_json::Value;
-
-use super::forward::{application, assert_carries};
 
 /// The address of the edge's metrics, inside the client's namespace.
 const METRICS: &str = "127.0.0.1:9434";

@@ -1,16 +1,18 @@
 //! Applications that know nothing of relays, behind `pacectl forward` and behind the edge role.
 
-use std::collections::HashSet;
-use std::io::ErrorKind;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
 use api::token::generate_token;
 use config::hash::hex;
+use lab::application::{BRIEF, application, assert_carries, echoes, receive_into};
+use lab::flow::watch;
 use lab::netns::End;
 use lab::process::{Held, Process, wait_for};
+use lab::report::figure;
 use lab::site::{Counts, Family, SOON, Site, Terms};
+use lab::uplinks::PAYLOADS;
 
 const LISTEN: &str = "127.0.0.1:5000";
 
@@ -26,52 +28,6 @@ fn forward(site: &Site, family: Family, target: &str, options: &[&str]) -> Proce
     let forward = start_forward(site, family, target, options);
     forward.wait_for_line("forwarding", SOON).unwrap();
     forward
-}
-
-/// The time that an application waits for an answer before it asks again.
-const BRIEF: Duration = Duration::from_millis(200);
-
-/// An application's socket, in the client's namespace.
-pub fn application(site: &Site, to: &str) -> UdpSocket {
-    let socket = site.chain.client.run(|| UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
-    socket.connect(to).unwrap();
-    socket.set_read_timeout(Some(BRIEF)).unwrap();
-    socket
-}
-
-/// Receives the next payload. With a timeout on the socket, the kernel does not restart the call after a signal (signal(7)),
-/// such as SIGCHLD for another test's process; an interrupted call does not mean that an answer is missing.
-fn receive_into(socket: &UdpSocket, received: &mut [u8]) -> Result<usize, ErrorKind> {
-    loop {
-        match socket.recv(received).map_err(|error| error.kind()) {
-            Err(ErrorKind::Interrupted) => {}
-            other => return other,
-        }
-    }
-}
-
-pub fn echoes(socket: &UdpSocket, payload: &[u8]) -> bool {
-    socket.send(payload).is_ok() && receive(socket).is_ok_and(|received| received == payload)
-}
-
-/// Waits until a first payload comes back, and then requires that all later ones do.
-pub fn assert_carries(site: &Site, socket: &UdpSocket, len: usize) {
-    socket.set_read_timeout(Some(BRIEF)).unwrap();
-    wait_for("the first echo", SOON, || echoes(socket, &vec![0; len]).then_some(())).unwrap();
-    socket.set_read_timeout(Some(SOON)).unwrap();
-    for seed in 1..50 {
-        socket.send(&vec![seed; len]).unwrap();
-        // Echoes of the repeated first payload may still arrive.
-        let came = std::iter::repeat_with(|| receive(socket)).find(|came| *came != Ok(vec![0; len])).unwrap();
-        assert_eq!(came, Ok(vec![seed; len]), "payload {seed}; the relay counted {:#?}", site.counts());
-    }
-}
-
-fn receive(socket: &UdpSocket) -> Result<Vec<u8>, ErrorKind> {
-    let mut received = vec![0; 2048];
-    let len = receive_into(socket, &mut received)?;
-    received.truncate(len);
-    Ok(received)
 }
 
 #[test]
@@ -242,28 +198,6 @@ fn edge(site: &Site, family: Family, transport: &str) -> Process {
     edge
 }
 
-/// Sends a probe every 10 ms for two seconds, calls `change` after the first 20, and returns how many probes were lost.
-fn lost_over(socket: &UdpSocket, change: impl FnOnce()) -> usize {
-    const PROBES: u16 = 200;
-    let (mut change, mut answered, mut received) = (Some(change), HashSet::new(), [0; 64]);
-    let mut take = |wait_ms| {
-        socket.set_read_timeout(Some(Duration::from_millis(wait_ms))).unwrap();
-        while let Ok(len) = receive_into(socket, &mut received) {
-            answered.insert(received[..len].to_vec());
-        }
-        answered.len()
-    };
-    for probe in 0..PROBES {
-        if probe == 20 {
-            change.take().unwrap()();
-        }
-        // An ICMP error about an earlier probe does not matter here.
-        _ = socket.send(&probe.to_be_bytes());
-        take(10);
-    }
-    usize::from(PROBES) - take(500)
-}
-
 /// The commands that give the client its address number `next` in `family` in place of address number `before`, with `flags` of
 /// `ip address add`.
 fn moved(site: &Site, family: Family, [before, next]: [u32; 2], flags: &str) -> String {
@@ -288,9 +222,12 @@ fn assert_goes_on_from_other_addresses(family: Family, flags: &str) {
     for change in 1..=8 {
         let next = 16 + change;
         let lines = moved(&site, family, [number, next], flags);
-        let lost = lost_over(&socket, || site.chain.client.ip(&lines).unwrap());
-        println!("{family:?}, change {change}: {lost} of 200 probes lost, one every 10 ms");
-        assert!(lost < 100, "{lost} of 200 probes were lost at change {change}; the edge said:\n{}", edge.output());
+        let cost =
+            watch(std::slice::from_ref(&socket), Duration::from_secs(2), || site.chain.client.ip(&lines).unwrap());
+        let cost = cost.unwrap();
+        figure(&format!("the address of the only link changes, {family:?}, change {change}"), PAYLOADS, cost);
+        let lost = cost.lost_of.unwrap().0;
+        assert!(lost < 100, "{cost} at change {change}; the edge said:\n{}", edge.output());
         number = next;
         if change <= 2 {
             let counts = site.counts().unwrap();
@@ -338,8 +275,12 @@ fn an_edge_whose_connection_cannot_move_makes_another_and_loses_less_than_a_seco
         let socket = application(&site, LISTEN);
         assert_carries(&site, &socket, 1200);
         let lines = moved(&site, family, [1, 9], flags);
-        let lost = lost_over(&socket, || site.chain.client.ip(&lines).unwrap());
-        assert!(lost < 100, "{lost} of 200 probes were lost in {family:?}; the edge said:\n{}", edge.output());
+        let cost =
+            watch(std::slice::from_ref(&socket), Duration::from_secs(2), || site.chain.client.ip(&lines).unwrap());
+        let cost = cost.unwrap();
+        figure(&format!("the address of the only link changes, {family:?}, with another connection"), PAYLOADS, cost);
+        let lost = cost.lost_of.unwrap().0;
+        assert!(lost < 100, "{cost} in {family:?}; the edge said:\n{}", edge.output());
     }
 }
 

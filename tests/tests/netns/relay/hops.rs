@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use api::token::generate_token;
 use config::hash::hex;
+use lab::application::{application, assert_carries, echoes};
 use lab::authority::Authority;
+use lab::flow::watch;
 use lab::netns::{Chain, Link, Namespace};
 use lab::process::{Process, wait_for};
+use lab::report::figure;
 use lab::site::{Counts, Family, SOON, Site, Terms};
+use lab::uplinks::{PAYLOADS, ROUND_ROBIN, assert_carry_unbroken, assert_short_gap, paths, states};
 
-use super::forward::{application, ask, assert_carries, assert_leaves_nothing, echoes};
-use super::uplinks::{ROUND_ROBIN, assert_carry_unbroken, assert_short_gap, longest_gap, paths, states};
+use super::forward::{ask, assert_leaves_nothing};
 
 const LISTEN: &str = "127.0.0.1:5000";
 const TCP_LISTEN: &str = "127.0.0.1:5001";
@@ -163,7 +166,8 @@ fn a_first_relay_that_goes_away_properly_is_left_for_another_before_it_has_gone(
     sockets.iter().for_each(|socket| assert_carries(&hops.site, socket, 600));
     assert_eq!(hops.site.counts().unwrap().udp_tunnels(), 0, "the other relay is preferred");
 
-    _ = longest_gap(&sockets, Duration::from_secs(5), || beside.signal(libc::SIGTERM).unwrap());
+    let cost = watch(&sockets, Duration::from_secs(5), || beside.signal(libc::SIGTERM).unwrap()).unwrap();
+    figure("a first relay of two is upgraded", PAYLOADS, cost);
     let has_tunnel = |counts: &Counts| counts.udp_tunnels() == 1;
     hops.site.wait_for_counts("the hop's tunnel to be at the remaining relay", has_tunnel).unwrap();
     assert_carry_unbroken(&hops.site, METRICS, &sockets, 4, &edge);
@@ -293,17 +297,17 @@ fn a_path_through_a_relay_and_one_past_it_share_tunnels_and_each_takes_over_thos
     assert!(said.lines().any(|line| line.starts_with("past ") && !line.contains("via")), "{said}");
     assert_eq!(site.counts().unwrap().udp_tunnels(), 1, "the first relay has the tunnel to the second");
 
-    let gap = assert_short_gap(&sockets, &edge, || site.signal(libc::SIGSTOP).unwrap());
-    println!("a first relay that fell silent cost {gap:?}");
+    assert_short_gap("the first relay of two in a row falls silent", PAYLOADS, &sockets, &edge, || {
+        site.signal(libc::SIGSTOP).unwrap();
+    });
     let found = paths(site);
     assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}; the edge said:\n{}", edge.output());
     site.signal(libc::SIGCONT).unwrap();
     are_up().unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
 
-    let gap = assert_short_gap(&sockets, &edge, || {
+    assert_short_gap("a link past the first relay is cut in silence", PAYLOADS, &sockets, &edge, || {
         hops.second.ip("route add blackhole 10.0.5.1/32").unwrap();
     });
-    println!("a link past the first relay that was cut cost {gap:?}");
     let found = paths(site);
     assert!(found[0].0 != "up" && found[1] == ("up".into(), 6), "{found:?}; the edge said:\n{}", edge.output());
     sockets.iter().for_each(|socket| assert_carries(site, socket, 1_200));

@@ -2,16 +2,16 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use lab::application::{application, assert_carries};
 use lab::engine::{Engine, Speed};
+use lab::flow::{Flow, OFTEN, watch};
 use lab::process::{Process, wait_for};
 use lab::site::{SOON, Site};
+use lab::uplinks::{ROUND_ROBIN, Uplinks, wait_until_up};
 use serde_json::Value;
 
-use super::forward::{application, assert_carries};
-use super::uplinks::{ROUND_ROBIN, Uplinks, longest_gap, wait_until_up};
 use crate::control::trace::record_alone;
 
 /// Starts `pacectl` against the edge at the client.
@@ -59,7 +59,7 @@ fn paths_are_shown_each_second_with_what_is_on_them_until_the_reader_has_gone() 
         let line = shown.wait_for_line(path, SOON).unwrap();
         assert!(line.contains(" up ") && counts(&line) == "3 1 0", "{line}; the edge said:\n{}", edge.output());
     }
-    _ = longest_gap(&sockets, Duration::from_secs(3), || uplinks.cut(true));
+    watch(&sockets, Duration::from_secs(3), || uplinks.cut(true)).unwrap();
     let is_seen = || {
         let said = shown.output();
         let mut of_first = said.lines().filter(|line| line.starts_with("first "));
@@ -121,19 +121,11 @@ fn lists_logs_and_traces_name_the_path_of_what_they_show() {
     }
 
     let _alone = record_alone();
-    let is_over = AtomicBool::new(false);
-    let line = std::thread::scope(|scope| {
-        // Packets leave from before the recording until after it.
-        scope.spawn(|| {
-            while !is_over.load(Relaxed) {
-                _ = longest_gap(&sockets, Duration::from_millis(100), || ());
-            }
-        });
-        let recorded = pacectl(site, &["--json", "trace", "--seconds", "2"]);
-        let line = recorded.wait_for_line("{\"rows\":", SOON);
-        is_over.store(true, Relaxed);
-        line.unwrap()
-    });
+    // Packets leave from before the recording until after it.
+    let flow = Flow::start(&sockets, OFTEN).unwrap();
+    let recorded = pacectl(site, &["--json", "trace", "--seconds", "2"]);
+    let line = recorded.wait_for_line("{\"rows\":", SOON).unwrap();
+    flow.end().unwrap();
     let trace: Value = serde_json::from_str(&line).unwrap();
     for (path, device) in [("first", "relay"), ("second", "router")] {
         let mut of_path = trace["rows"].as_array().unwrap().iter().filter(|row| row["path"] == path).peekable();

@@ -5,15 +5,16 @@ use std::net::{TcpStream, UdpSocket};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use lab::application::{application, assert_carries};
 use lab::authority::Authority;
 use lab::engine::{Engine, Speed};
+use lab::flow::{Flow, OFTEN, watch};
 use lab::process::{CpuWait, Process, wait_for};
+use lab::report::figure;
 use lab::site::{Counts, Family, SOON, Site, Terms};
-
-use super::forward::{application, assert_carries};
-use super::uplinks::{
-    LISTEN, METRICS, ROUND_ROBIN, Uplinks, assert_carry_unbroken, assert_short_gap, edge, has_looked_silent,
-    longest_gap, pacectl, paths, states, wait_until_up,
+use lab::uplinks::{
+    LISTEN, METRICS, PAYLOADS, ROUND_ROBIN, Uplinks, assert_carry_unbroken, assert_short_gap, edge, has_looked_silent,
+    pacectl, paths, reload, rows, states, wait_until_up,
 };
 
 /// The time within which a slow path is good again: its queue empties, its smoothed round trip shortens, and stays short
@@ -31,8 +32,8 @@ fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_g
         let (_, said) = pacectl(site, &["connections"]);
         assert!(said.contains(" over first") && said.contains(" over second"), "{said}");
 
-        let gap = assert_short_gap(&sockets, &edge, || uplinks.cut(true));
-        println!("a silent uplink cost {gap:?} over {family:?}");
+        let event = |what| format!("{what}, {family:?}");
+        assert_short_gap(&event("a link of two is cut in silence"), PAYLOADS, &sockets, &edge, || uplinks.cut(true));
         let found = paths(site);
         assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}\n{}", edge.output());
 
@@ -43,8 +44,7 @@ fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_g
         assert_eq!(paths(site)[1].1, 2, "the path gets its share of new tunnels");
 
         let all: Vec<_> = sockets.into_iter().chain(others).collect();
-        let gap = assert_short_gap(&all, &edge, || uplinks.take_down());
-        println!("an uplink without a device cost {gap:?} over {family:?}");
+        assert_short_gap(&event("the device of a link goes down"), PAYLOADS, &all, &edge, || uplinks.take_down());
         assert_eq!(paths(site)[0], ("up".into(), 10));
     }
 }
@@ -70,6 +70,49 @@ fn a_slow_path_is_avoided_by_estimates_and_taken_in_turns() {
     }
 }
 
+#[test]
+fn a_reload_that_only_changes_what_paths_cost_keeps_what_is_open_and_places_by_the_new_costs() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.chain.target.echo_tcp(80).unwrap();
+    let (template, folder) = (site.template(Family::V4), site.path("").display().to_string());
+    let relay = format!("\"{template}\"");
+    let costing = |first: u32, second: u32| {
+        format!(
+            "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\nrelay = {relay}\ntarget = \"10.0.2.2:80\"\n\
+             ca = \"{}/authority.pem\"\nclass = \"spread\"\nbackoff_longest_seconds = 1\n[class.spread]\n\
+             [[path]]\nname = \"first\"\ninterface = \"relay\"\ncost_ms = {first}\n\
+             [[path]]\nname = \"second\"\ninterface = \"router\"\nrate = \"{second} Mbit/s\"\n",
+            folder.trim_end_matches('/'),
+        )
+    };
+    let edge = edge(site, &relay, &costing(0, 1));
+    wait_until_up(site);
+    let connect = || site.chain.client.run(|| TcpStream::connect("127.0.0.1:5001").unwrap()).unwrap();
+    let (socket, mut stream) = (application(site, LISTEN), connect());
+    assert_carries(site, &socket, 600);
+    assert!(answers(&mut stream, SOON), "the edge said:\n{}", edge.output());
+    let connections = || rows(site).iter().map(|path| path["connections"].clone()).collect::<Vec<_>>();
+    let before = connections();
+    assert!(before.iter().all(|of_path| of_path.as_array().is_some_and(|ids| ids.len() == 1)), "{before:?}");
+
+    reload(site, &relay, &costing(5_000, 100));
+    edge.wait_for_line("configuration reloaded", SOON).unwrap();
+    assert_eq!(rows(site)[1]["bytes_per_sec"], 12_500_000, "{:?}", rows(site));
+    let on_second = paths(site)[1].1;
+    let (others, mut another) = ([(); 3].map(|()| application(site, LISTEN)), connect());
+    others.iter().for_each(|socket| assert_carries(site, socket, 600));
+    assert!(answers(&mut another, SOON) && answers(&mut stream, SOON), "the edge said:\n{}", edge.output());
+    assert_carries(site, &socket, 600);
+    let found = paths(site);
+    assert!(found[1].1 >= on_second + 4, "new tunnels take the other path: {found:?}\n{}", edge.output());
+    assert_eq!(connections(), before, "the edge said:\n{}", edge.output());
+    let counts = Counts::read(&site.chain.client, METRICS).unwrap();
+    assert_eq!(counts.sum("edge_tunnels_opened_total"), 6, "none was opened again: {counts:?}");
+}
+
 /// Starts an edge and makes its second link slow. Returns it with its applications once all tunnels use the first link; `None` if a path
 /// looked silent meanwhile.
 fn slowed(uplinks: &Uplinks) -> Option<(Process, Vec<UdpSocket>)> {
@@ -81,14 +124,18 @@ fn slowed(uplinks: &Uplinks) -> Option<(Process, Vec<UdpSocket>)> {
     // as slow.
     uplinks.second.near.set_qdisc("tbf rate 16kbit burst 3kb limit 30kb").unwrap();
     let (begun, left) = (Instant::now(), [("up".into(), 6), ("slow".into(), 0)]);
+    let flow = Flow::start(&sockets, OFTEN).unwrap();
     while paths(site) != left && begun.elapsed() < SOON {
-        _ = longest_gap(&sockets, Duration::from_millis(500), || ());
+        std::thread::sleep(Duration::from_millis(200));
     }
+    let end = Instant::now();
+    let cost = flow.end().unwrap().figure(begun..end);
     if has_looked_silent(site, &wait) {
         return None;
     }
     assert_eq!(paths(site), left, "the edge said:\n{}", edge.output());
-    println!("the tunnels left the uplink after {:?}", begun.elapsed());
+    figure("the rate of a link of two falls far below the load", PAYLOADS, cost);
+    println!("the tunnels left the uplink after {:?}", end - begun);
     assert_carry_unbroken(site, METRICS, &sockets, 3, &edge);
     let counts = Counts::read(&site.chain.client, METRICS).unwrap();
     assert_eq!(counts.of("edge_paths_slow_total"), 1, "{counts:?}");
@@ -113,6 +160,61 @@ fn tunnels_leave_an_uplink_that_has_become_slow_and_new_ones_take_it_when_it_is_
     assert_eq!(paths(site)[1].1, 2, "the path gets its share of new tunnels");
 }
 
+/// Starts an edge with tunnels on both paths and moves all to the first. Returns it with its applications; `None` if a path looked silent
+/// meanwhile.
+fn taken_off_the_second(uplinks: &Uplinks) -> Option<(Process, Vec<UdpSocket>)> {
+    let site = &uplinks.site;
+    let continued = || site.counts().unwrap().of("continuations_total{result=\"continued\"}");
+    let (edge, sockets) = uplinks.spread();
+    let (before, wait) = (continued(), CpuWait::begin(&[site.relay.id(), edge.id()]).unwrap());
+    let (code, said) = pacectl(site, &["edge", "move", "--path", "third"]);
+    assert!(code != Some(0) && said.contains("there are first, second"), "{said}");
+    let cost = watch(&sockets, Duration::from_secs(3), || {
+        let (code, said) = pacectl(site, &["edge", "move", "--path", "first"]);
+        assert!(code == Some(0) && said.contains("the path first; 3 UDP tunnels"), "{said}");
+    });
+    figure("`edge move --path`", PAYLOADS, cost.unwrap());
+    let others: Vec<_> = (0..2).map(|_| application(site, LISTEN)).collect();
+    others.iter().for_each(|socket| assert_carries(site, socket, 600));
+    let (begun, moved) = (Instant::now(), [("up".into(), 8), ("up".into(), 0)]);
+    while paths(site) != moved && begun.elapsed() < SOON && !has_looked_silent(site, &wait) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    if has_looked_silent(site, &wait) {
+        return None;
+    }
+    assert_eq!(paths(site), moved, "the edge said:\n{}", edge.output());
+    assert_eq!(continued() - before, 3, "the target noticed nothing");
+    let all: Vec<_> = sockets.into_iter().chain(others).collect();
+    assert_carry_unbroken(site, METRICS, &all, 3, &edge);
+    Some((edge, all))
+}
+
+#[test]
+fn an_operator_takes_traffic_off_an_uplink_and_a_path_that_is_down_gets_none() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    let _echo = site.chain.target.echo(7).unwrap();
+    let (edge, _sockets) =
+        (0..4).find_map(|_| taken_off_the_second(&uplinks)).expect("a path looks silent, although nothing was cut");
+
+    uplinks.take_down();
+    wait_for("the path to be given up", SOON, || (states(site)[1] != "up").then_some(())).unwrap();
+    let (code, said) = pacectl(site, &["edge", "move", "--path", "second"]);
+    assert!(code != Some(0) && said.contains("tunnels stay where they are"), "{said}");
+    uplinks.take_up();
+    wait_until_up(site);
+    let others: Vec<_> = (0..2).map(|_| application(site, LISTEN)).collect();
+    others.iter().for_each(|socket| assert_carries(site, socket, 600));
+    assert_eq!(paths(site)[0].1, 10, "the first path is still chosen; the edge said:\n{}", edge.output());
+
+    assert_eq!(pacectl(site, &["edge", "move"]).0, Some(0));
+    let others: Vec<_> = (0..2).map(|_| application(site, LISTEN)).collect();
+    others.iter().for_each(|socket| assert_carries(site, socket, 600));
+    assert_eq!(paths(site)[1].1, 1, "the paths take turns again; the edge said:\n{}", edge.output());
+}
+
 const ENDS_IN_FIVE_SECONDS: &str = "auth = \"none\"\ndrain_seconds = 5";
 
 #[test]
@@ -131,15 +233,17 @@ fn tunnels_move_to_the_relay_that_is_named_and_before_one_that_ends_has_gone() {
 
     let (code, said) = pacectl(&site, &["edge", "move", "--relay", "10.0.1.9:443"]);
     assert!(code != Some(0) && said.contains("10.0.1.2:444"), "{said}");
-    _ = longest_gap(&sockets, Duration::from_secs(3), || {
+    let cost = watch(&sockets, Duration::from_secs(3), || {
         let (code, said) = pacectl(&site, &["edge", "move", "--relay", "10.0.1.2:444"]);
         assert!(code == Some(0) && said.contains("4 UDP tunnels"), "{said}");
     });
+    figure("`pacectl edge move`", PAYLOADS, cost.unwrap());
     site.wait_for_counts("all tunnels to leave the first relay", |counts| counts.udp_tunnels() == 0).unwrap();
     assert_carry_unbroken(&site, METRICS, &sockets, 4, &edge);
 
     // The relay in use announces that it goes away, and ends within five seconds.
-    _ = longest_gap(&sockets, Duration::from_secs(4), || second.signal(libc::SIGTERM).unwrap());
+    let cost = watch(&sockets, Duration::from_secs(4), || second.signal(libc::SIGTERM).unwrap()).unwrap();
+    figure("a relay of two is upgraded", PAYLOADS, cost);
     site.wait_for_counts("all tunnels to be at the first relay", |counts| counts.udp_tunnels() == 4).unwrap();
     assert_carry_unbroken(&site, METRICS, &sockets, 8, &edge);
 }
@@ -196,9 +300,10 @@ fn tunnels_leave_a_relay_that_says_nothing_any_more_and_new_ones_take_it_when_it
             events.output().contains("the relay that is preferred").then_some(())
         };
         wait_for("a listener to be registered", SOON, hears).unwrap();
-        let gap = assert_short_gap(&sockets, &edge, || site.signal(libc::SIGSTOP).unwrap());
+        assert_short_gap("a relay of two falls silent", PAYLOADS, &sockets, &edge, || {
+            site.signal(libc::SIGSTOP).unwrap();
+        });
         events.wait_for_line("10.0.1.2:443 ", SOON).unwrap();
-        println!("a silent relay cost {gap:?}");
 
         site.signal(libc::SIGCONT).unwrap();
         site.wait_for_counts("the moved tunnels to end", |counts| counts.udp_tunnels() == 0).unwrap();

@@ -6,8 +6,7 @@ use std::time::Duration;
 use lab::engine::{Engine, Speed};
 use lab::process::wait_for;
 use lab::site::{Family, SOON, Site};
-
-use super::uplinks::{Uplinks, edge, rows, wait_until_up};
+use lab::uplinks::{Uplinks, edge, rows, wait_until_up};
 
 /// The first path carries an answer in two thirds of the second path's time, and two answers in four thirds of it. So a request takes the
 /// first path unless it has to wait there for an answer.

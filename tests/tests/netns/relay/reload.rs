@@ -5,10 +5,9 @@ use std::os::unix::{fs::OpenOptionsExt as _, net::UnixStream};
 use std::process::Command;
 use std::time::Duration;
 
+use lab::application::{application, assert_carries, echoes};
 use lab::process::{Process, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
-
-use super::forward::{application, assert_carries, echoes};
 
 /// A daemon at the client that has only the edge role.
 struct Edge<'a> {

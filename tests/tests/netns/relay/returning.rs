@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use lab::application::{application, assert_carries};
 use lab::process::{CpuWait, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
-
-use super::forward::{application, assert_carries};
-use super::uplinks::{
-    LATE_AGAIN, METRICS, ROUND_ROBIN, SILENT_AFTER, Uplinks, assert_short_gap, edge, edge_with, pacectl, paths, states,
-    wait_until_up,
+use lab::uplinks::{
+    LATE_AGAIN, METRICS, PAYLOADS, ROUND_ROBIN, SILENT_AFTER, Uplinks, assert_short_gap, edge, edge_with, pacectl,
+    paths, states, wait_until_up,
 };
 
 /// The time within which the edge has to be back. The back-off of these edges is at least fifteen seconds.
@@ -70,7 +69,7 @@ fn tunnels_go_back_to_the_better_path_some_time_after_it_is_back() {
     let placed = tunnels();
     assert_is(placed == [4, 0], &("the second path costs more", placed));
 
-    _ = assert_short_gap(&sockets, &edge, || uplinks.cut_first(true));
+    assert_short_gap("a link of two is cut in silence", PAYLOADS, &sockets, &edge, || uplinks.cut_first(true));
     let moved = tunnels();
     assert_is(moved[1] == 4, &moved);
     uplinks.cut_first(false);

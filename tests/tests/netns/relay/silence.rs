@@ -5,11 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::sleep;
 use std::time::Duration;
 
+use lab::application::application;
 use lab::process::wait_for;
 use lab::site::{Family, SOON};
-
-use super::forward::application;
-use super::uplinks::{ROUND_ROBIN, Uplinks, states, wait_until_up};
+use lab::uplinks::{ROUND_ROBIN, Uplinks, states, wait_until_up};
 
 /// The time within which the edge has to notice. Its keep-alive takes ten seconds, the probe of a stopped flow about half a second.
 const NOTICED: Duration = Duration::from_secs(6);

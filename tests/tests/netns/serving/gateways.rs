@@ -1,19 +1,35 @@
 //! How clients of an edge are affected when gateways end, and when a path is lost.
 
+use std::time::Instant;
+
 use super::*;
+
+/// Where a second gateway shows its metrics.
+const SECOND_METRICS: &str = "127.0.0.1:9434";
 
 /// A second gateway beside the first, with a model "large" that the small model's engine runs, and an edge that uses
 /// both, with this number of seconds between two signs of life on its connections.
 fn with_two(keep_alive_seconds: u32) -> (Desk, Process) {
-    let mut desk = Desk::new(1, "", "");
+    let desk = Desk::new(1, "", "");
+    let relay = desk.relay.clone();
+    beside(desk, &relay, keep_alive_seconds)
+}
+
+/// The same, where `relay` is the configuration of the second gateway before its models.
+fn beside(mut desk: Desk, relay: &str, keep_alive_seconds: u32) -> (Desk, Process) {
     let model = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8010\"]\n";
-    let second = desk.site.start_beside("", &format!("{}\n{model}", desk.relay)).unwrap();
+    let second = desk.site.start_beside("", &format!("{relay}\n{model}")).unwrap();
+    restart_edge(&mut desk, keep_alive_seconds);
+    (desk, second)
+}
+
+/// Starts the edge anew, with both gateways.
+fn restart_edge(desk: &mut Desk, keep_alive_seconds: u32) {
     desk.edge.signal(libc::SIGTERM).unwrap();
     desk.edge.wait(SOON).unwrap();
     let to = |port: u16| format!("https://10.0.1.2:{port}/.well-known/masque/udp/{{target_host}}/{{target_port}}/");
     let gateways = format!("[\"{}\", \"{}\"]", to(443), to(444));
     desk.edge = start_edge_alive(&desk.site, &gateways, keep_alive_seconds);
-    (desk, second)
 }
 
 #[test]
@@ -96,6 +112,61 @@ fn requests_at_a_killed_gateway_go_to_the_other_or_end_before_the_connection_tim
     assert_eq!(desk.chat("large", "x", true).0, 200);
     unanswered.iter_mut().chain(&mut begun).for_each(|curl| _ = curl.kill());
     unanswered.into_iter().chain(begun).for_each(|mut curl| _ = curl.wait());
+}
+
+#[test]
+fn a_gateway_that_refuses_the_edges_token_costs_no_request_and_is_asked_ever_more_seldom() {
+    lab::ring!(Netns);
+    let desk = Desk::new(1, "", "");
+    let (_, other) = generate_token().unwrap();
+    // Its connection stays, so that the edge introduces itself only once.
+    let refusing = format!(
+        "[[relay.token]]\nname = \"other\"\nsha256 = \"{}\"\n[relay.limits]\nstranger_seconds = 600\n\
+         [metrics]\nlisten = \"{SECOND_METRICS}\"",
+        hex(&other)
+    );
+    let (mut desk, _second) = beside(desk, &refusing, 2);
+    let said = desk.edge.wait_for_line("the relay refuses the credentials (407)", SOON).unwrap();
+    assert!(said.contains("10.0.1.2:444"), "{said}");
+    let (_, status) = desk.site.pacectl_at("edge.sock", &["status"]).unwrap();
+    assert_eq!(status.matches("connected, but the relay refuses the credentials (407)").count(), 1, "{status}");
+    let refused =
+        |desk: &Desk| Counts::read(&desk.site.chain.relay, SECOND_METRICS).unwrap().refused("credentials_invalid");
+    let (introduced, began) = (refused(&desk), Instant::now());
+    // Open requests cost a gateway as much as a longer way, so the edge soon prefers the other gateway.
+    let mut begun = Vec::new();
+    let at_second = || {
+        let before = desk.large[0].counts()[0];
+        begun.push(desk.begin_chat(&chat("large", "stall 1", true)));
+        let is_asked = || (desk.large[0].counts()[0] > before).then_some(());
+        wait_for("the request to reach an engine", SOON, is_asked).unwrap();
+        (refused(&desk) > introduced).then_some(())
+    };
+    wait_for("the refusing gateway to be asked", SOON, at_second).unwrap();
+    for _ in 0..20 {
+        let (status, _, body) = desk.chat("large", "x", true);
+        assert_eq!((status, tokens(&body)), (200, ("0 1 2 3 4 ".into(), true)), "{body}");
+    }
+    // After each refusal, the edge waits twice as long, from a second on. The first refusal is followed by a second, two by three.
+    let (asked, least) = (refused(&desk) - introduced, |refusals: i64| Duration::from_secs((1 << (refusals - 1)) - 1));
+    assert!((1..=16).contains(&asked) && began.elapsed() >= least(asked), "{asked} in {:?}", began.elapsed());
+    assert_eq!(desk.small.counts()[0], 0);
+    begun.iter_mut().for_each(|curl| curl.kill().unwrap());
+    begun.into_iter().for_each(|mut curl| _ = curl.wait().unwrap());
+    // With a token that both refuse, the client gets an error that does not ask for its own credentials.
+    desk.site.write("edge.token", &generate_token().unwrap().0).unwrap();
+    let (asked, before) = (desk.large[0].counts()[0], refused(&desk));
+    restart_edge(&mut desk, 2);
+    let (status, _, body) = desk.chat("large", "x", true);
+    assert_eq!((status, error(&body)), (503, "no_gateway".to_owned()), "{body}");
+    assert!(body.contains("credentials"), "{body}");
+    assert_eq!((desk.large[0].counts()[0], desk.small.counts()[0]), (asked, 0));
+    assert!(refused(&desk) > before && desk.counts().refused("credentials_invalid") > 0);
+    let both = || {
+        let (_, status) = desk.site.pacectl_at("edge.sock", &["status"]).unwrap();
+        (status.matches("but the relay refuses the credentials (407)").count() == 2).then_some(())
+    };
+    wait_for("both refusals in the status", SOON, both).unwrap();
 }
 
 #[test]

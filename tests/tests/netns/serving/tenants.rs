@@ -158,3 +158,43 @@ fn a_key_that_asks_for_much_at_once_does_not_make_another_wait_for_all_of_it() {
     patient.wait().unwrap();
     curls.iter_mut().for_each(|curl| _ = curl.wait().unwrap());
 }
+
+#[test]
+fn a_stream_counts_as_its_engine_bills_it_although_its_client_does_not_ask_for_that() {
+    lab::ring!(Netns);
+    let desk = Desk::new(1, "ask_usage = true", "");
+    let used = |model: &str| {
+        let counts = desk.settled();
+        ["input", "output"].map(|kind| {
+            counts.of(&format!(r#"gateway_tokens_total{{model="{model}",kind="{kind}",user="edge",class="default"}}"#))
+        })
+    };
+    let last = || desk.large[0].last().unwrap().body;
+    // The other model has an engine of the same kind that is not asked.
+    let (status, _, plain) = desk.chat("opt-125m", "a b c", true);
+    assert_eq!((status, desk.small.last().unwrap().body), (200, chat("opt-125m", "a b c", true)));
+    assert!(used("opt-125m")[0] > 3, "the prompt is estimated by its bytes");
+    let (status, _, body) = desk.chat("large", "a b c", true);
+    assert_eq!((status, body), (200, plain.replace("opt-125m", "opt-6.7b")), "the client notices nothing");
+    assert_eq!(used("large"), [3, 5]);
+    let name = r#""model":"opt-6.7b""#;
+    let asked = format!(r#"{name},"stream_options":{{"include_usage":true}}"#);
+    assert_eq!(last(), chat("opt-6.7b", "a b c", true).replace(name, &asked));
+    // A client that decides about it gets what it asks for.
+    let (_, _, body) = desk.ask("/v1/chat/completions", &["--json", &billed_chat("large", "a b")]);
+    assert!(body.contains(r#""usage":{"#) && last() == billed_chat("opt-6.7b", "a b"), "{body}");
+    assert_eq!(used("large"), [5, 10]);
+    let declined = billed_chat("large", "a b").replace(r#""include_usage":true"#, r#""include_usage":false"#);
+    let (_, _, body) = desk.ask("/v1/chat/completions", &["--json", &declined]);
+    assert!(!body.contains("usage") && last().contains(r#""include_usage":false"#), "{body}");
+    let (_, _, body) = desk.chat("large", "a b", false);
+    assert!(body.contains(r#""usage":{"#) && last() == chat("opt-6.7b", "a b", false), "{body}");
+    // A reload takes the key back.
+    let sections = desk.sections.replace("ask_usage = true", "");
+    desk.site.configure(Terms { relay: &desk.relay, sections: &sections, ..Terms::default() }).unwrap();
+    desk.site.signal(libc::SIGHUP).unwrap();
+    desk.site.relay.wait_for_line("configuration reloaded", SOON).unwrap();
+    let (status, _, body) = desk.chat("large", "a b c", true);
+    assert_eq!((status, body), (200, plain.replace("opt-125m", "opt-6.7b")));
+    assert_eq!(last(), chat("opt-6.7b", "a b c", true));
+}

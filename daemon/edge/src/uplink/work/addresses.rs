@@ -36,8 +36,12 @@ impl Work<'_> {
         // If other paths can carry the tunnels, the tunnels do not wait for a route to come back.
         let several = self.uplink.has_several_paths();
         for (line, pulse) in self.pulses.iter_mut().filter(|_| several) {
-            if !pulse.is_silent() && (!line.has_route() || is_dead(line.exit(), host)) {
-                pulse.silence(Instant::now());
+            if line.has_route() && !is_dead(line.exit(), host) {
+                continue;
+            }
+            let was_silent = pulse.is_silent();
+            pulse.silence(Instant::now());
+            if !was_silent {
                 let at = (line.path_place, line.place);
                 self.uplink.fall_silent(line, silent.contains(&at) || is_suspect(&self.suspects, at));
                 silent.push(at);

@@ -1,22 +1,32 @@
 //! Edges with two uplinks, or with two relays among which tunnels move: what the tests of paths share.
 
-use std::net::UdpSocket;
-use std::time::{Duration, Instant};
+#![expect(clippy::unwrap_used, clippy::panic, reason = "called by tests, and fails them")]
 
-use lab::netns::{Chain, End, Link, Namespace};
-use lab::process::{CpuWait, Process, wait_for};
-use lab::site::{Counts, Family, SOON, Site, Terms};
+use std::net::UdpSocket;
+use std::path::PathBuf;
+use std::time::Duration;
+
 use serde_json::Value;
 
-use super::forward::{application, assert_carries, echoes};
+use crate::application::{application, assert_carries, echoes};
+use crate::flow::watch;
+use crate::netns::{Chain, End, Link, Namespace};
+use crate::process::{CpuWait, Process, wait_for};
+use crate::report;
+use crate::site::{Counts, Family, SOON, Site, Terms};
 
 /// The address of the forward of an edge that [`edge`] started.
-pub(super) const LISTEN: &str = "127.0.0.1:5000";
+pub const LISTEN: &str = "127.0.0.1:5000";
+
+/// What figures call the traffic of applications at [`LISTEN`].
+pub const PAYLOADS: &str = "UDP payloads";
 
 /// A site whose client has a second link to the relay, through a router: the devices "relay" and "router".
-pub(super) struct Uplinks {
-    pub(super) site: Site,
-    pub(super) second: Link,
+pub struct Uplinks {
+    /// The chain of client, relay and target, where the relay runs. The link from client to relay is the first uplink.
+    pub site: Site,
+    /// The second uplink, from the client (near) to the router (far).
+    pub second: Link,
     router: Namespace,
     _behind: Link,
     /// The family in which the edge reaches the relay.
@@ -24,16 +34,19 @@ pub(super) struct Uplinks {
 }
 
 impl Uplinks {
-    pub(super) fn new() -> Self {
+    /// Links over which the edge reaches the relay over IPv4; the relay serves all clients.
+    #[expect(clippy::new_without_default, reason = "it makes devices and starts a relay")]
+    pub fn new() -> Self {
         Self::of(Family::V4)
     }
 
-    /// Links over which the edge reaches the relay in this family.
-    pub(super) fn of(family: Family) -> Self {
+    /// Links over which the edge reaches the relay in this family; the relay serves all clients.
+    pub fn of(family: Family) -> Self {
         Self::with(Terms::default(), family)
     }
 
-    pub(super) fn with(terms: Terms<'_>, family: Family) -> Self {
+    /// Links over which the edge reaches a relay with these terms in this family.
+    pub fn with(terms: Terms<'_>, family: Family) -> Self {
         let chain = Chain::new().unwrap();
         let router = Namespace::new("router").unwrap();
         let second = Link::new(&chain.client, &router, 3).unwrap();
@@ -72,13 +85,13 @@ impl Uplinks {
     }
 
     /// Links to a relay that serves one model. Its engine has port 8001 of the target.
-    pub(super) fn to_models() -> Self {
+    pub fn to_models() -> Self {
         let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]\n";
         Self::with(Terms { sections: gateway, ..Terms::default() }, Family::V4)
     }
 
     /// Returns the sections of an edge that serves the relay's models at port 8100. `class` describes the models' class, `spread`.
-    pub(super) fn serve(&self, class: &str) -> String {
+    pub fn serve(&self, class: &str) -> String {
         let (relay, folder) = (self.site.template(Family::V4), self.site.path("").display().to_string());
         format!(
             "[[serve]]\nlisten = \"127.0.0.1:8100\"\nrelay = \"{relay}\"\nca = \"{}/authority.pem\"\nclass = \"spread\"\n\
@@ -88,57 +101,57 @@ impl Uplinks {
     }
 
     /// Starts an edge that spreads UDP for port 7 of the target over both links; `sections` are added.
-    pub(super) fn edge(&self, sections: &str) -> Process {
+    pub fn edge(&self, sections: &str) -> Process {
         self.edge_with(SOON_AGAIN, sections)
     }
 
     /// Like [`edge`](Self::edge), with these lines about waits in the forward.
-    pub(super) fn edge_with(&self, waits: &str, sections: &str) -> Process {
+    pub fn edge_with(&self, waits: &str, sections: &str) -> Process {
         let relay = format!("\"{}\"", self.site.template(self.family));
         edge_with(&self.site, &relay, waits, &format!("{BOTH_DEVICES}{sections}"))
     }
 
     /// Starts an edge with three tunnels on each link; returns it with the applications that use them.
-    pub(super) fn spread(&self) -> (Process, Vec<UdpSocket>) {
+    pub fn spread(&self) -> (Process, Vec<UdpSocket>) {
         spread(&self.site, || self.edge(ROUND_ROBIN))
     }
 
     /// Takes the second link's device down.
-    pub(super) fn take_down(&self) {
+    pub fn take_down(&self) {
         self.site.chain.client.ip(&format!("link set {} down", self.second.near.device)).unwrap();
     }
 
     /// Takes the second link's device up again.
-    pub(super) fn take_up(&self) {
+    pub fn take_up(&self) {
         let up = format!("link set {} up\n{}", self.second.near.device, self.second_route());
         self.site.chain.client.ip(&up).unwrap();
     }
 
     /// Pulls the second link's cable, or plugs it in again.
-    pub(super) fn plug(&self, is_in: bool) {
+    pub fn plug(&self, is_in: bool) {
         let change = if is_in { "up" } else { "down" };
         self.router.ip(&format!("link set {} {change}", self.second.far.device)).unwrap();
     }
 
     /// Silently drops packets toward the client on the first link, or stops doing so.
-    pub(super) fn cut_first(&self, is_cut: bool) {
+    pub fn cut_first(&self, is_cut: bool) {
         let (back, change) = (&self.site.chain.access, if is_cut { "replace" } else { "del" });
         self.site.chain.relay.ip(&format!("route {change} blackhole {}", self.whole(&back.near))).unwrap();
     }
 
     /// Silently drops packets toward the client on the second link, or stops doing so.
-    pub(super) fn cut(&self, is_cut: bool) {
+    pub fn cut(&self, is_cut: bool) {
         let change = if is_cut { "add" } else { "del" };
         self.router.ip(&format!("route {change} blackhole {}", self.whole(&self.second.near))).unwrap();
     }
 }
 
 /// The shortest wait for a CPU that can make a relay look silent: after this time and three round trips, a path is silent.
-pub(super) const SILENT_AFTER: Duration = Duration::from_millis(75);
+pub const SILENT_AFTER: Duration = Duration::from_millis(75);
 
 /// Whether a path has looked silent to the edge with these metrics, although nothing was cut. That may only happen if a relay or the edge
 /// waited for a CPU for as long.
-pub(super) fn has_looked_silent(site: &Site, wait: &CpuWait) -> bool {
+pub fn has_looked_silent(site: &Site, wait: &CpuWait) -> bool {
     let counts = Counts::read(&site.chain.client, METRICS).unwrap();
     let is_so = counts.of("edge_paths_silent_total") > 0;
     let waited = wait.so_far().unwrap();
@@ -150,7 +163,7 @@ pub(super) fn has_looked_silent(site: &Site, wait: &CpuWait) -> bool {
 }
 
 /// Starts an edge with three tunnels on each of its two paths; returns it with the applications that use them.
-pub(super) fn spread(site: &Site, start: impl Fn() -> Process) -> (Process, Vec<UdpSocket>) {
+pub fn spread(site: &Site, start: impl Fn() -> Process) -> (Process, Vec<UdpSocket>) {
     for _ in 0..5 {
         let edge = start();
         let wait = CpuWait::begin(&[site.relay.id(), edge.id()]).unwrap();
@@ -167,7 +180,7 @@ pub(super) fn spread(site: &Site, start: impl Fn() -> Process) -> (Process, Vec<
 }
 
 /// The address of the metrics of an edge that [`edge`] started.
-pub(super) const METRICS: &str = "127.0.0.1:9100";
+pub const METRICS: &str = "127.0.0.1:9100";
 
 /// The paths of an edge that chooses the links by their devices.
 const BOTH_DEVICES: &str =
@@ -177,15 +190,22 @@ const BOTH_DEVICES: &str =
 const SOON_AGAIN: &str = "backoff_longest_seconds = 1\n";
 
 /// The lines about waits of an edge that waits for at least fifteen seconds before it tries a relay again.
-pub(super) const LATE_AGAIN: &str = "backoff_first_ms = 30000\nbackoff_longest_seconds = 30\n";
+pub const LATE_AGAIN: &str = "backoff_first_ms = 30000\nbackoff_longest_seconds = 30\n";
 
 /// Starts an edge at the client with a forward through these relays, and waits until it listens.
-pub(super) fn edge(site: &Site, relays: &str, sections: &str) -> Process {
+pub fn edge(site: &Site, relays: &str, sections: &str) -> Process {
     edge_with(site, relays, SOON_AGAIN, sections)
 }
 
-/// Like [`edge`], with these lines about waits in the forward.
-pub(super) fn edge_with(site: &Site, relays: &str, waits: &str, sections: &str) -> Process {
+/// Reloads an edge that [`edge`] started, with other sections.
+pub fn reload(site: &Site, relays: &str, sections: &str) {
+    configure(site, relays, SOON_AGAIN, sections);
+    let (code, said) = pacectl(site, &["reload"]);
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// Writes an edge's configuration, and returns its file.
+fn configure(site: &Site, relays: &str, waits: &str, sections: &str) -> PathBuf {
     let folder = site.path("").display().to_string();
     let folder = folder.trim_end_matches('/');
     let text = format!(
@@ -193,21 +213,27 @@ pub(super) fn edge_with(site: &Site, relays: &str, waits: &str, sections: &str) 
          [[forward]]\nlisten = \"{LISTEN}\"\nrelay = {relays}\ntarget = \"10.0.2.2:7\"\nca = \"{folder}/authority.pem\"\n\
          class = \"spread\"\n{waits}{sections}"
     );
-    let file = site.write("edge.toml", &text).unwrap();
+    site.write("edge.toml", &text).unwrap()
+}
+
+/// Like [`edge`], with these lines about waits in the forward.
+pub fn edge_with(site: &Site, relays: &str, waits: &str, sections: &str) -> Process {
+    let file = configure(site, relays, waits, sections);
     let arguments = ["run".into(), "--config".into(), file];
-    let edge = site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
+    let edge = site.chain.client.start(crate::program("paced").unwrap(), arguments).unwrap();
     edge.wait_for_line("forwarding", SOON).unwrap();
     wait_for("the edge's control socket to answer", SOON, || (pacectl(site, &["status"]).0 == Some(0)).then_some(()))
         .unwrap();
     edge
 }
 
-pub(super) fn pacectl(site: &Site, arguments: &[&str]) -> (Option<i32>, String) {
+/// Runs `pacectl` at the edge, and returns its exit code and what it printed.
+pub fn pacectl(site: &Site, arguments: &[&str]) -> (Option<i32>, String) {
     site.pacectl_at("edge.sock", arguments).unwrap()
 }
 
 /// The rows of `pacectl paths`.
-pub(super) fn rows(site: &Site) -> Vec<Value> {
+pub fn rows(site: &Site) -> Vec<Value> {
     let (code, said) = pacectl(site, &["--json", "paths"]);
     assert_eq!(code, Some(0), "{said}");
     let answer: Value = serde_json::from_str(&said).unwrap();
@@ -215,68 +241,34 @@ pub(super) fn rows(site: &Site) -> Vec<Value> {
 }
 
 /// The state of each path that `pacectl paths` lists, and its number of tunnels.
-pub(super) fn paths(site: &Site) -> Vec<(String, u64)> {
+pub fn paths(site: &Site) -> Vec<(String, u64)> {
     let row = |path: &Value| (path["state"].as_str().unwrap().to_owned(), path["tunnels"].as_u64().unwrap_or(0));
     rows(site).iter().map(row).collect()
 }
 
-pub(super) fn states(site: &Site) -> Vec<String> {
+/// The state of each path that `pacectl paths` lists.
+pub fn states(site: &Site) -> Vec<String> {
     paths(site).into_iter().map(|(state, _)| state).collect()
 }
 
 /// Waits until both paths of the edge are up.
-pub(super) fn wait_until_up(site: &Site) {
+pub fn wait_until_up(site: &Site) {
     wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
 }
 
-/// Sends a payload every 5 ms on each socket for this time, calls `change` after a fifth of it, and returns the longest time
-/// without an echo on any socket.
-pub(super) fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce()) -> Duration {
-    let begun = Instant::now();
-    let mut heard = vec![(begun, Duration::ZERO); sockets.len()];
-    sockets.iter().for_each(|socket| socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap());
-    listen(sockets, &mut heard, time / 5);
-    change();
-    listen(sockets, &mut heard, time - time / 5);
-    heard.iter().map(|(last, longest)| last.elapsed().max(*longest)).max().unwrap()
-}
-
-/// How long a turn of [`listen`] takes where this thread does not wait for a CPU.
-const TURN: Duration = Duration::from_millis(50);
-
-/// Sends a payload every 5 ms on each socket for this time, and notes for each when it last received an echo, and its longest time without
-/// one.
-fn listen(sockets: &[UdpSocket], heard: &mut [(Instant, Duration)], time: Duration) {
-    let (begun, mut received) = (Instant::now(), [0; 64]);
-    while begun.elapsed() < time {
-        let turn = Instant::now();
-        for (socket, (last, longest)) in sockets.iter().zip(heard.iter_mut()) {
-            _ = socket.send(b"are you there");
-            while socket.recv(&mut received).is_ok() {
-                *longest = last.elapsed().max(*longest);
-                *last = Instant::now();
-            }
-        }
-        std::thread::sleep(Duration::from_millis(5));
-        // The time for which this thread waited for a CPU says nothing about the tunnels.
-        let stalled = turn.elapsed().saturating_sub(TURN);
-        heard.iter_mut().for_each(|(last, _)| *last += stalled);
-    }
-}
-
-/// Calls `change` while payloads are sent, as in [`longest_gap`]. Asserts that no socket is without an echo for [`GAP`], and returns
-/// the longest time.
-pub(super) fn assert_short_gap(sockets: &[UdpSocket], edge: &Process, change: impl FnOnce()) -> Duration {
-    let gap = longest_gap(sockets, WATCHED, change);
-    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
-    gap
+/// Calls `change` while the sockets' payloads go to an echo and back, prints what that cost as the figure of `event` and `traffic`, and asserts
+/// that no socket is without an echo for a second and a half.
+pub fn assert_short_gap(event: &str, traffic: &str, sockets: &[UdpSocket], edge: &Process, change: impl FnOnce()) {
+    let figure = watch(sockets, WATCHED, change).unwrap();
+    report::figure(event, traffic, figure);
+    assert!(figure.gap < Some(GAP), "{event}: {traffic}: {figure}; the edge said:\n{}", edge.output());
 }
 
 /// Asserts that each socket's tunnel carries, that the edge with these metrics moved tunnels this number of times, and that no tunnel was
 /// lost: the edge opens a lost tunnel again, but not a moved tunnel. This holds on a busy machine, where limits on time do not.
-pub(super) fn assert_carry_unbroken(site: &Site, metrics: &str, sockets: &[UdpSocket], moves: i64, edge: &Process) {
+pub fn assert_carry_unbroken(site: &Site, metrics: &str, sockets: &[UdpSocket], moves: i64, edge: &Process) {
     for socket in sockets {
-        // Echoes for `longest_gap` may still arrive.
+        // Late echoes may still arrive.
         wait_for("an echo", SOON, || echoes(socket, b"still there").then_some(())).unwrap();
     }
     let counts = Counts::read(&site.chain.client, metrics).unwrap();
@@ -292,4 +284,5 @@ const GAP: Duration = Duration::from_millis(1_500);
 const WATCHED: Duration = Duration::from_secs(6);
 const _: () = assert!(WATCHED.as_millis() * 4 / 5 > 3 * GAP.as_millis());
 
-pub(super) const ROUND_ROBIN: &str = "[class.spread]\nplacement = \"round-robin\"\n";
+/// The section of the class of all tunnels, under which paths take turns.
+pub const ROUND_ROBIN: &str = "[class.spread]\nplacement = \"round-robin\"\n";

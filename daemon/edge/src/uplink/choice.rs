@@ -1,0 +1,82 @@
+//! The relay and the path that operators choose, whatever placements and the order of preference say.
+
+use std::sync::Arc;
+
+use crate::link::Line;
+
+/// What an operator's move chooses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum OperatorChoice {
+    /// A relay by its host and port, and the indices of the paths that lead to it.
+    Relay { relay: String, paths: Vec<usize> },
+    /// A path by its index.
+    Path(usize),
+}
+
+impl OperatorChoice {
+    /// Whether a connection over this path to this relay is one that the operator means.
+    pub(super) fn means(&self, path_place: usize, to: &str) -> bool {
+        match self {
+            Self::Relay { relay, .. } => relay == to,
+            Self::Path(path) => *path == path_place,
+        }
+    }
+}
+
+/// The relay and the path that operators have chosen, which are used rather than others while they have room. The path counts more: it is
+/// chosen to take traffic off an uplink.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Choices {
+    /// The host and port of the relay.
+    pub(super) relay: Option<String>,
+    /// The index of the path.
+    pub(super) path: Option<usize>,
+}
+
+impl Choices {
+    /// Returns what holds after another choice. A relay takes the place of a chosen path that does not lead to it.
+    pub(super) fn with(&self, choice: &OperatorChoice) -> Self {
+        match choice {
+            OperatorChoice::Relay { relay, paths } => {
+                Self { relay: Some(relay.clone()), path: self.path.filter(|path| paths.contains(path)) }
+            }
+            OperatorChoice::Path(path) => Self { path: Some(*path), ..self.clone() },
+        }
+    }
+
+    /// Whether a connection leads to the chosen relay.
+    pub(super) fn has_relay_of(&self, line: &Line) -> bool {
+        self.relay.as_ref().is_some_and(|relay| line.leads_to(relay))
+    }
+
+    /// Whether a connection leads over the chosen path.
+    pub(super) fn has_path_of(&self, line: &Line) -> bool {
+        self.path == Some(line.path_place)
+    }
+
+    /// Removes the connections over other paths if some lead over the chosen path, and then, in the same way, those to other relays.
+    pub(super) fn narrow(&self, lines: &mut Vec<&Arc<Line>>) {
+        for is_chosen in [Self::has_path_of, Self::has_relay_of] {
+            if lines.iter().any(|line| is_chosen(self, line)) {
+                lines.retain(|line| is_chosen(self, line));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relay_takes_the_place_of_a_chosen_path_only_if_that_does_not_lead_to_it() {
+        let choice = |paths: &[usize]| OperatorChoice::Relay { relay: "a.example:443".to_owned(), paths: paths.into() };
+        let on_second = Choices::default().with(&OperatorChoice::Path(1));
+        assert_eq!(on_second, Choices { relay: None, path: Some(1) });
+        let relay = Some("a.example:443".to_owned());
+        assert_eq!(on_second.with(&choice(&[0, 1])), Choices { relay: relay.clone(), path: Some(1) });
+        assert_eq!(on_second.with(&choice(&[0])), Choices { relay: relay.clone(), path: None });
+        let at_relay = Choices { relay: relay.clone(), path: None };
+        assert_eq!(at_relay.with(&OperatorChoice::Path(1)), Choices { relay, path: Some(1) });
+    }
+}

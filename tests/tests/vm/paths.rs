@@ -1,0 +1,199 @@
+//! An edge with two uplinks and two relays, while netem changes the delay and the rate of links and lets them lose everything, and a relay is
+//! upgraded. Programs do not notice any of it: payloads, a QUIC connection inside a tunnel, and iperf3 inside that.
+
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
+
+use std::net::UdpSocket;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use lab::application::{application, echoes};
+use lab::flow::Flow;
+use lab::inner::{INSIDE, INSIDE_PAYLOADS, Inner};
+use lab::iperf::Load;
+use lab::netns::Link;
+use lab::process::{Process, wait_for};
+use lab::report::{Figure, figure};
+use lab::site::{Counts, Family, SOON, Site, Terms};
+use lab::uplinks::{LISTEN, METRICS, PAYLOADS, Uplinks, edge, wait_until_up};
+
+/// Tunnels take the second path only where it is much better: also if this slow machine measures long round trips on the first.
+const PATHS: &str = "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\ncost_ms = 100\n\
+                     [class.spread]\n";
+
+const RELAY: &str = "auth = \"none\"\ndrain_seconds = 10";
+
+/// The time within which a slow path is good again: its round trips have to be short for fifteen seconds.
+const GOOD_AGAIN: Duration = Duration::from_secs(90);
+
+/// The longest time without an echo. An idle connection ends after fifteen seconds, so a tunnel that is lost with it takes longer.
+const LONGEST_GAP: Duration = Duration::from_secs(10);
+
+/// How often an application sends.
+const EVERY: Duration = Duration::from_millis(25);
+
+/// Sets both directions of a link. netem keeps the rate that it has unless it is told another.
+fn set(link: &Link, delay_ms: u32, rate: &str, loss: &str) {
+    let netem = format!("netem limit 1000 delay {delay_ms}ms rate {rate} {loss}");
+    [&link.near, &link.far].into_iter().for_each(|end| end.set_qdisc(netem.trim_end()).unwrap());
+}
+
+const FAST: &str = "100mbit";
+
+/// The edge and its applications.
+struct Carried<'a> {
+    site: &'a Site,
+    edge: Process,
+    /// Applications that sent a payload and then nothing.
+    quiet: Vec<UdpSocket>,
+    /// What happened when, with the number of silent paths until then.
+    events: Vec<(&'static str, Instant, i64)>,
+}
+
+impl Carried<'_> {
+    fn counts(&self) -> Counts {
+        Counts::read(&self.site.chain.client, METRICS).unwrap()
+    }
+
+    fn begin(&mut self, event: &'static str) {
+        let silent = self.counts().of("edge_paths_silent_total");
+        self.events.push((event, Instant::now(), silent));
+    }
+
+    /// Waits until the edge's metrics are so.
+    fn wait(&self, what: &str, within: Duration, is_so: impl Fn(&Counts) -> bool) {
+        let deadline = Instant::now() + within;
+        while !is_so(&self.counts()) {
+            let said = || format!("{what}: {:#?}; the edge said:\n{}", self.counts(), self.edge.output());
+            assert!(Instant::now() < deadline, "{}", said());
+            // Each look takes time of the machine from what it looks at.
+            sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Waits until all tunnels are on one path.
+    fn wait_for_all_on(&self, path: &str) {
+        let on = |counts: &Counts, path| counts.of(&format!("edge_path_tunnels{{path=\"{path}\"}}"));
+        let other = if path == "first" { "second" } else { "first" };
+        self.wait(&format!("all tunnels are on the path {path}"), SOON, |counts| {
+            on(counts, path) > 0 && on(counts, other) == 0
+        });
+    }
+
+    fn wait_until_up(&self, path: &str, within: Duration) {
+        self.wait(&format!("the path {path} is up"), within, |counts| is_up(counts, path));
+    }
+
+    /// Opens another tunnel, and returns whether it is on this path.
+    fn new_tunnel_is_on(&mut self, path: &str) -> bool {
+        let on = format!("edge_path_tunnels{{path=\"{path}\"}}");
+        let before = self.counts().of(&on);
+        let socket = application(self.site, LISTEN);
+        wait_for("an echo", SOON, || echoes(&socket, b"another").then_some(())).unwrap();
+        self.quiet.push(socket);
+        self.counts().of(&on) > before
+    }
+}
+
+fn is_up(counts: &Counts, path: &str) -> bool {
+    counts.of(&format!("edge_path_up{{path=\"{path}\"}}")) == 1
+}
+
+#[test]
+fn tunnels_and_a_connection_inside_one_go_on_while_delays_and_rates_change_links_lose_everything_and_a_relay_ends() {
+    lab::ring!(Vm);
+    let uplinks = Uplinks::with(Terms { relay: RELAY, ..Terms::default() }, Family::V4);
+    let site = &uplinks.site;
+    let (first, second) = (&site.chain.access, &uplinks.second);
+    set(first, 10, FAST, "");
+    set(second, 40, FAST, "");
+    let _echo = site.chain.target.echo(7).unwrap();
+    let mut old = site.start_beside(RELAY, "").unwrap();
+    let template = site.template(Family::V4);
+    let relays = format!("[\"{}\", \"{template}\"]", site.template_beside());
+    let forward = Inner::forward(site).replace(&format!("\"{template}\""), &relays);
+    let edge = edge(site, &relays, &format!("{forward}{PATHS}"));
+    wait_until_up(site);
+    let inner = Inner::with(site, &[5201]);
+    let open = |to: &str| {
+        let socket = application(site, to);
+        wait_for("an echo", SOON, || echoes(&socket, b"begin").then_some(())).unwrap();
+        socket
+    };
+    let (plain, inside) = ([(); 3].map(|()| open(LISTEN)), [open(INSIDE)]);
+    let mut edge = Carried { site, edge, quiet: Vec::new(), events: Vec::new() };
+    edge.wait_for_all_on("first");
+    let load = Load::start(site, 5201, "200k", 600, &[]).unwrap();
+    let flows = [(PAYLOADS, &plain[..]), (INSIDE_PAYLOADS, &inside[..])]
+        .map(|(traffic, sockets)| (traffic, Flow::start(sockets, EVERY).unwrap()));
+
+    edge.begin("the delay of the link in use rises from 10 to 200 ms");
+    // In steps that the path survives: it would be silent after three round trips and 75 ms.
+    for delay_ms in [40, 80, 120, 160, 200] {
+        set(first, delay_ms, FAST, "");
+        sleep(Duration::from_millis(500));
+    }
+    edge.wait("the first path takes no tunnels", SOON, |counts| !is_up(counts, "first"));
+    edge.wait_for_all_on("second");
+    let counts = edge.counts();
+    let [slow, silent] = ["slow", "silent"].map(|what| counts.of(&format!("edge_paths_{what}_total")));
+    assert!(slow > 0 || silent > 0, "{counts:#?}");
+    assert!(edge.new_tunnel_is_on("second"), "{:#?}", edge.counts());
+
+    edge.begin("the delay falls back to 10 ms");
+    set(first, 10, FAST, "");
+    edge.wait_until_up("first", GOOD_AGAIN);
+    assert!(edge.new_tunnel_is_on("first"), "{:#?}", edge.counts());
+
+    edge.begin("the other link loses everything");
+    set(second, 40, FAST, "loss 100%");
+    edge.wait_for_all_on("first");
+    edge.begin("that link loses nothing any more");
+    set(second, 40, FAST, "");
+    edge.wait_until_up("second", SOON);
+
+    edge.begin("the delay of the link in use jumps from 10 to 200 ms");
+    set(first, 200, FAST, "");
+    edge.wait_for_all_on("second");
+    edge.begin("the delay jumps back to 10 ms");
+    set(first, 10, FAST, "");
+    edge.wait_until_up("first", GOOD_AGAIN);
+
+    edge.begin("the rate of the link in use falls far below the load");
+    set(second, 40, "50kbit", "");
+    edge.wait_for_all_on("first");
+    edge.begin("the rate rises again");
+    set(second, 40, FAST, "");
+
+    edge.begin("a relay of two is upgraded");
+    let tunnels = 4 + edge.quiet.len() as i64;
+    old.signal(libc::SIGTERM).unwrap();
+    site.wait_for_counts("the other relay to carry all tunnels", |counts| counts.udp_tunnels() == tunnels).unwrap();
+    assert!(old.wait(SOON).unwrap().success());
+    edge.begin("the end");
+
+    let (iperf, received) = ("iperf3, TCP in an inner QUIC connection", load.stop().unwrap());
+    let flows = flows.map(|(traffic, flow)| (traffic, flow.end().unwrap()));
+    for (&(event, begin, silent), &(_, end, silent_then)) in edge.events.iter().zip(edge.events.iter().skip(1)) {
+        let (was_silent, period) = (silent_then > silent, begin..end);
+        let of_flows = flows.iter().map(|(traffic, echoes)| (*traffic, Some(echoes.figure(period.clone()))));
+        let costs = of_flows.chain([(iperf, received.figure(period.clone()))]);
+        for (traffic, cost) in costs.filter_map(|(traffic, cost)| Some((traffic, cost?))) {
+            figure(event, traffic, cost);
+            let said = || format!("{event}: {traffic}: {cost}; the edge said:\n{}", edge.edge.output());
+            assert!(cost.gap < Some(LONGEST_GAP), "{}", said());
+            // Where no path was silent, tunnels left theirs without haste, if at all. A queue that overflows loses payloads.
+            let is_unharmed = !event.starts_with("the rate") && !was_silent;
+            assert!(!is_unharmed || cost.lost_of.is_none_or(|(lost, _)| lost == 0), "{}", said());
+        }
+    }
+    assert_eq!(inner.connections(site), 1, "the inner connection lasts; the edge said:\n{}", edge.edge.output());
+    let opened = edge.counts().sum("edge_tunnels_opened_total");
+    assert_eq!(opened, tunnels, "no tunnel was lost; the edge said:\n{}", edge.edge.output());
+    let whole = edge.events.first().zip(edge.events.last()).map(|(first, last)| first.1..last.1).unwrap();
+    for (traffic, echoes) in &flows {
+        let Figure { lost_of, .. } = echoes.figure(whole.clone());
+        let (lost, sent) = lost_of.unwrap();
+        assert!(lost < sent / 5, "{traffic}: {lost} of {sent} lost");
+    }
+}
