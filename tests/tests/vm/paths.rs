@@ -168,7 +168,8 @@ fn tunnels_and_a_connection_inside_one_go_on_while_delays_and_rates_change_links
     edge.begin("a relay of two is upgraded");
     let tunnels = 4 + edge.quiet.len() as i64;
     old.signal(libc::SIGTERM).unwrap();
-    site.wait_for_counts("the other relay to carry all tunnels", |counts| counts.udp_tunnels() == tunnels).unwrap();
+    // The other tunnels carry nothing, and may have ended meanwhile.
+    site.wait_for_counts("the other relay to carry all traffic", |counts| counts.udp_tunnels() >= 4).unwrap();
     assert!(old.wait(SOON).unwrap().success());
     edge.begin("the end");
 
