@@ -183,7 +183,8 @@ fn tunnels_and_a_connection_inside_one_go_on_while_delays_and_rates_change_links
             figure(event, traffic, cost);
             let said = || format!("{event}: {traffic}: {cost}; the edge said:\n{}", edge.edge.output());
             assert!(cost.gap < Some(LONGEST_GAP), "{}", said());
-            // Where no path was silent, tunnels left theirs without haste, if at all. A queue that overflows loses payloads, and a jump of the delay those on the way.
+            // Where no path was silent, tunnels left theirs without haste, if at all. A queue that overflows loses payloads, and a jump of the
+            // delay those on their way.
             let is_unharmed = !event.starts_with("the rate") && !event.contains("jumps from") && !was_silent;
             assert!(!is_unharmed || cost.lost_of.is_none_or(|(lost, _)| lost == 0), "{}", said());
         }
