@@ -2,13 +2,12 @@
 //! nanoseconds.
 //!
 //! Needs root. A million runs over one packet find everything in the caches: this measures the program, without the
-//! memory latency of a busy machine. Each figure includes the loop of the test run. The kernel runs programs of sockets
-//! (`steer.bpf.c`) only on real packets, so they are missing.
+//! memory latency of a busy machine. Each figure includes the loop of the test run. `steer.bpf.c` is
+//! missing, because the kernel runs programs of sockets only on real packets.
 //!
-//! With `BPF_RESULTS=FILE`, the rows are also written to FILE (from the repository's root), one object per line.
+//! With `BPF_RESULTS=FILE`, the rows are also written to FILE (from the folder `perf`), one object per line.
 
 use std::num::NonZeroU64;
-use std::path::Path;
 use std::time::Duration;
 use std::{env, fs};
 
@@ -20,7 +19,7 @@ use bpf::{
     mark::{Direction, Mark, Tag},
     trial::SocketBuffer,
 };
-use instruments::origin::Origin;
+use instruments::origin::{Origin, json_lines};
 use lab::frame::Frame;
 use perf::kernel_programs::{self, KernelCost};
 
@@ -30,8 +29,6 @@ const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" 
 const CONFIG: u8 = 1;
 
 fn main() -> Result<()> {
-    // The origin asks git there, and cargo starts benchmarks in the package's folder.
-    env::set_current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))?;
     // Figures of interpreted programs would say nothing about other machines.
     let jit = fs::read_to_string("/proc/sys/net/core/bpf_jit_enable").context("the kernel has no JIT for BPF")?;
     ensure!(jit.trim() != "0", "the kernel interprets programs: set net.core.bpf_jit_enable to 1");
@@ -41,7 +38,7 @@ fn main() -> Result<()> {
     ingress(&mut costs)?;
     println!("{}\n\n{}", serde_json::to_string(&origin)?, kernel_programs::table(&costs));
     match env::var_os("BPF_RESULTS") {
-        Some(file) => Ok(fs::write(file, kernel_programs::json_lines(&costs, &origin)?)?),
+        Some(file) => Ok(fs::write(file, json_lines(&costs, &origin)?)?),
         None => Ok(()),
     }
 }

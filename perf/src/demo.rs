@@ -31,7 +31,10 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::join_all;
-use instruments::{origin::Origin, random::Random};
+use instruments::{
+    origin::{Origin, json_lines},
+    random::Random,
+};
 
 use self::{
     arrivals::{Arrival, Class, arrivals, request},
@@ -158,7 +161,7 @@ pub fn run(demo: &Demo) -> Result<()> {
     let runs = compare(demo)?;
     println!("\n{}", rows::report(&runs));
     if let Some(path) = &demo.json {
-        let lines = rows::json_lines(&runs, &Origin::of_this_run("wall")?)?;
+        let lines = json_lines(&runs, &Origin::of_this_run("wall")?)?;
         std::fs::write(path, lines).with_context(|| format!("failed to write {}", path.display()))?;
         println!("rows: {}", path.display());
     }

@@ -2,8 +2,6 @@
 
 use std::fmt::Write as _;
 
-use anyhow::Result;
-use instruments::origin::Origin;
 use serde::{Deserialize, Serialize};
 
 /// The cost of one program for one kind of packet.
@@ -23,35 +21,6 @@ pub struct KernelCost {
     pub packets: u32,
     /// How many runs there were.
     pub runs: usize,
-}
-
-#[derive(Serialize)]
-struct Line<'a> {
-    #[serde(flatten)]
-    cost: &'a KernelCost,
-    #[serde(flatten)]
-    origin: &'a Origin,
-}
-
-/// Renders lines of JSON.
-///
-/// # Errors
-/// Never in practice: all values can be written.
-pub fn json_lines(costs: &[KernelCost], origin: &Origin) -> Result<String> {
-    let mut lines = String::new();
-    for cost in costs {
-        lines += &serde_json::to_string(&Line { cost, origin })?;
-        lines.push('\n');
-    }
-    Ok(lines)
-}
-
-/// Reads lines of JSON.
-///
-/// # Errors
-/// When a line is no row.
-pub fn read(lines: &str) -> Result<Vec<KernelCost>> {
-    Ok(lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
 }
 
 /// Renders a table in Markdown: medians, with the fastest run in brackets, and a column for each address family.
@@ -75,7 +44,13 @@ pub fn table(costs: &[KernelCost]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use instruments::origin::{Origin, json_lines};
+
     use super::*;
+
+    fn read(lines: &str) -> Vec<KernelCost> {
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
 
     fn cost(packet: &str, family: &str, ns: u64) -> KernelCost {
         let [program, packet, family] = ["ingress", packet, family].map(str::to_owned);
@@ -87,15 +62,15 @@ mod tests {
         let costs = [cost("a", "IPv4", 50), cost("a", "IPv6", 70), cost("b", "IPv4", 9)];
         let lines = json_lines(&costs, &Origin::of_this_run("wall").unwrap()).unwrap();
         assert!(lines.lines().all(|line| line.contains("\"kernel\":") && line.contains("\"trees\":")), "{lines}");
-        assert_eq!(read(&lines).unwrap(), costs);
+        assert_eq!(read(&lines), costs);
         let table = table(&costs);
         assert!(table.ends_with("| ingress | a | 50 (49) | 70 (69) |\n| ingress | b | 9 (8) | – |\n"), "{table}");
     }
 
     #[test]
-    fn the_table_of_the_readme_is_that_of_the_rows_of_the_kernels_programs() {
+    fn the_readme_has_the_table_of_the_rows_of_the_kernels_programs() {
         let read_file = |file| std::fs::read_to_string(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
-        let (readme, costs) = (read_file("README.md"), read(&read_file("results/bpf.json")).unwrap());
+        let (readme, costs) = (read_file("README.md"), read(&read_file("results/bpf.json")));
         let (_, rest) = readme.split_once("<!-- cargo bench -p perf --bench bpf -->\n\n").unwrap();
         let (written, _) = rest.split_once("\n<!-- end of the table -->").unwrap();
         assert!(written == table(&costs), "write this table of results/bpf.json:\n{}", table(&costs));

@@ -379,9 +379,7 @@ impl Edge {
             }
         }
         self.served = same;
-        let others_uplinks = others.iter().flat_map(|other| other.before.iter().chain(&other.keys));
-        let uplinks = self.uplinks.iter().map(|shared| &shared.uplink).chain(others_uplinks.map(|(_, uplink)| uplink));
-        uplinks.for_each(|uplink| uplink.set_terms(&terms));
+        self.uplinks.iter().for_each(|shared| shared.uplink.set_terms(&terms));
         for other in &others {
             let changed: Vec<_> = before.iter().flatten().flat_map(|served| other.changed_files(served)).collect();
             if !changed.is_empty() {
@@ -413,6 +411,7 @@ impl Edge {
                 if self.uplinks.iter().any(|shared| shared.key == *key) {
                     continue;
                 }
+                uplink.set_terms(&terms);
                 let (runner, moves) = (uplink.clone(), self.moves.clone());
                 self.metrics.roster.note_uplink(uplink);
                 let task = self.connections.spawn(async move { runner.run(moves).await });

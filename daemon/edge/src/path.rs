@@ -50,7 +50,7 @@ impl Path {
     }
 }
 
-/// What placements assume of a path because the configuration says so. A change of it needs no new connection.
+/// The settings of a path that concern only placements. A change of them needs no new connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathTerms {
     /// The gain that a tunnel needs to be placed on it.
@@ -118,7 +118,7 @@ pub struct PathView {
     /// What went over it.
     pub estimate: Estimate,
     terms: PathTerms,
-    /// The rate that counts if none is configured, in bytes per second.
+    /// The measured rate in bytes per second, which counts if none is configured.
     measured: u64,
     looked: Option<Instant>,
 }
@@ -173,7 +173,8 @@ impl PathView {
     }
 }
 
-fn ns(time: Duration) -> u64 {
+/// Returns a time in nanoseconds, at most [`u64::MAX`].
+pub(crate) fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 

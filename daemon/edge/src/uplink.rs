@@ -159,8 +159,8 @@ impl Uplink {
         uplink
     }
 
-    /// Sets the terms of the paths, by name; paths that are not named get the default. New tunnels and requests are placed by them. What is
-    /// open stays where it is.
+    /// Sets the terms of the paths, by name; paths without an entry get the default. Placements use them at once for new tunnels and
+    /// requests, and for open UDP tunnels when these are next asked whether another path is better.
     pub fn set_terms(&self, terms: &BTreeMap<String, PathTerms>) {
         for (path, view) in self.paths.iter().zip(&mut *self.views.lock()) {
             view.set_terms(terms.get(&path.name).copied().unwrap_or_default());

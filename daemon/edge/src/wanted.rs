@@ -110,7 +110,7 @@ impl Wanted {
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct SharingKey {
     pub(super) uplink: UplinkSettings,
-    /// The paths, if there are any, without their terms: connections stay when only these change.
+    /// The paths, if there are any, without their terms: connections stay if only the terms change.
     pub(super) paths: Vec<PathSettings>,
     /// The hops that it leads through.
     pub(super) hops: Vec<config::hop::Hop>,

@@ -303,7 +303,8 @@ pub(crate) async fn connections(client: &mut ControlClient, as_json: bool) -> Re
     show(as_json, connections.await?, |connections| table(heads, connections.into_iter().map(row)))
 }
 
-/// Moves tunnels to a relay or a path, of which one at most is named; without a name, the order of preference holds again.
+/// Moves tunnels to a relay or a path; at most one of the two is given. Without either, the order of preference and the placement of
+/// classes hold again.
 pub(crate) async fn move_edge(
     client: &mut ControlClient,
     relay: Option<String>,
@@ -315,7 +316,7 @@ pub(crate) async fn move_edge(
     let answer = client.move_edge(request).await?.into_inner();
     show(as_json, answer, |answer| match to {
         Some(to) => say!("new tunnels go to {to}; {} UDP tunnels move there", answer.tunnels),
-        None => say!("the order of preference holds again"),
+        None => say!("the order of preference and the placement of classes hold again"),
     })
 }
 

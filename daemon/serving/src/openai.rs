@@ -181,16 +181,11 @@ impl RoutingFields {
         let read: Body<'_> = serde_json::from_str(text).map_err(|error| OpenAiError::unreadable(&error))?;
         let raw = read.model.ok_or(OpenAiError::NoModel)?.get();
         let model: String = serde_json::from_str(raw).map_err(|_| OpenAiError::NoModel)?;
-        // A raw value is a part of the text that it was read from.
-        let place = |raw: &str| {
-            let start = (raw.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
-            Some(start..start + raw.len())
-        };
         let prompt = read.messages.or(read.prompt);
         Ok(Self {
             model,
-            model_at: place(raw).ok_or(OpenAiError::NoModel)?,
-            prompt_at: prompt.and_then(|prompt| place(prompt.get())).unwrap_or_default(),
+            model_at: place(raw, text).ok_or(OpenAiError::NoModel)?,
+            prompt_at: prompt.and_then(|prompt| place(prompt.get(), text)).unwrap_or_default(),
             service_tier: read.service_tier,
             is_streamed: read.stream.is_some_and(|stream| stream.get() == "true"),
             max_tokens: read.max_completion_tokens.or(read.max_tokens).and_then(tokens_limit),
@@ -203,12 +198,6 @@ impl RoutingFields {
         body.get(self.prompt_at.clone()).unwrap_or_default()
     }
 
-    /// Returns `body`, from which this was read, with another model's name and otherwise unchanged, byte for byte. The rest is not copied.
-    #[must_use]
-    pub fn with_model(&self, body: &Bytes, model: &str) -> RenamedBody {
-        self.for_engine(body, model, None)
-    }
-
     /// Returns the addition to `body`, from which this was read, that asks for `usage` in the stream of its answer. `None` if it asks for no
     /// stream, or decides about `usage` itself, or if its `stream_options` cannot be read.
     #[must_use]
@@ -216,7 +205,8 @@ impl RoutingFields {
         if self.is_streamed { UsageOption::of(body, self.model_at.end) } else { None }
     }
 
-    /// As [`RoutingFields::with_model`], and with an addition that [`RoutingFields::usage_option`] returned for the same body.
+    /// Returns `body`, from which this was read, with another model's name and with an addition that [`RoutingFields::usage_option`] returned
+    /// for it. It is otherwise unchanged, byte for byte; the rest is not copied.
     #[must_use]
     pub fn for_engine(&self, body: &Bytes, model: &str, added: Option<&UsageOption>) -> RenamedBody {
         let name = (self.model != model)
@@ -226,6 +216,12 @@ impl RoutingFields {
         changes.sort_by_key(|change| change.as_ref().map(|(at, _)| at.start));
         RenamedBody::changed(body, changes.into_iter().flatten())
     }
+}
+
+/// Returns the range of a raw value in the text that it was read from, of which it is a part.
+fn place(raw: &str, text: &str) -> Option<Range<usize>> {
+    let start = (raw.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
+    Some(start..start + raw.len())
 }
 
 /// Returns the limit of tokens that a number of a body stands for.

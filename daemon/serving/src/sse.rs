@@ -239,8 +239,8 @@ impl EventStreamParser {
         Self { filter: Some(UsageFilter::default()), ..Self::default() }
     }
 
-    /// Takes bytes as they arrive. Returns all lines that are now complete, unchanged: they may pass. Without events of `usage`, the lines of
-    /// an event wait for its data.
+    /// Takes bytes as they arrive. Returns all lines that are now complete, unchanged: they may pass. A parser that takes out events of
+    /// `usage` keeps the lines of an event until its data has come.
     ///
     /// # Errors
     /// The bytes are not an event of the API. No part of the malformed line passes.

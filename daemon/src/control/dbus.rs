@@ -386,7 +386,7 @@ impl Door {
     }
 
     /// Moves the edge's UDP tunnels to a relay of the configuration, named by host and port, and opens new ones there. An empty name
-    /// brings back the order of preference. Returns how many UDP tunnels move.
+    /// brings back the order of preference and the placement of classes. Returns how many UDP tunnels move.
     #[zbus(out_args("tunnels"))]
     async fn move_edge(
         &self,
@@ -400,7 +400,7 @@ impl Door {
     }
 
     /// Moves the edge's UDP tunnels to a path of the configuration, by its name, and opens new ones there. An empty name brings back the
-    /// placement of classes. Returns how many UDP tunnels move.
+    /// order of preference and the placement of classes. Returns how many UDP tunnels move.
     #[zbus(out_args("tunnels"))]
     async fn move_edge_to_path(
         &self,

@@ -103,8 +103,8 @@ impl Control {
     }
 
     /// Moves the edge's UDP tunnels to a relay or a path, or returns to the order of preference and to placements; returns how many tunnels
-    /// move. Nothing moves before all local addresses that name the relay are connected to it, or before all have a connection over the
-    /// path.
+    /// move. Nothing moves before all local addresses that name the relay are connected to it, or, in a move to a path, before every local
+    /// address has a connection over the path.
     ///
     /// # Errors
     /// The caller has no right to write, there is no such relay or path, or a local address cannot connect to it.
@@ -125,11 +125,15 @@ impl Control {
                         Err(error) => errors.push(error),
                     }
                 }
-                // Local addresses that do not name the relay keep theirs. Connections to hops have no paths that tunnels could move to.
-                let is_elsewhere =
-                    |error: &NotMoved| matches!(error, NotMoved::Unknown { .. } | NotMoved::WithoutPaths);
-                let faults = errors.into_iter().filter(|error| prepared.is_empty() || !is_elsewhere(error));
-                if let Some(error) = faults.min_by_key(|error| matches!(error, NotMoved::WithoutPaths)) {
+                // Local addresses that do not name the relay keep theirs. Connections to hops have no paths that tunnels could move to. Both
+                // matter only if nothing can move and no attempt has failed.
+                let rank = |error: &NotMoved| match error {
+                    NotMoved::Unreachable(_) | NotMoved::NoAnswer(_) | NotMoved::Unused(_) => 0,
+                    NotMoved::Unknown { .. } => 1,
+                    NotMoved::WithoutPaths => 2,
+                };
+                let faults = errors.into_iter().filter(|error| prepared.is_empty() || rank(error) == 0);
+                if let Some(error) = faults.min_by_key(rank) {
                     return Err(Error::NotMoved(error));
                 }
                 let left: HashSet<u64> = prepared.into_iter().flat_map(PreparedMove::carry_out).collect();
@@ -137,9 +141,12 @@ impl Control {
                 moved = self.edge().tunnels.page(0, usize::MAX, moves).len();
             }
         }
-        let to = to.map_or_else(|| "the relay that is preferred".to_owned(), Destination::to_string);
-        tracing::info!(to, tunnels = moved, author, "tunnels moved by operator");
-        self.tell("tunnel", format!("{moved} tunnels were moved to {to} by {author}"));
+        let said = match to {
+            Some(to) => format!("{moved} tunnels were moved to {to} by {author}"),
+            None => format!("{author} has restored the order of preference and the placement of classes"),
+        };
+        tracing::info!(tunnels = moved, author, "{said}");
+        self.tell("tunnel", said);
         Ok(moved)
     }
 

@@ -204,9 +204,27 @@ impl Trees {
     }
 }
 
+#[derive(Serialize)]
+struct Line<'a, R> {
+    #[serde(flatten)]
+    origin: &'a Origin,
+    #[serde(flatten)]
+    row: &'a R,
+}
+
+/// Renders rows as lines of JSON, each with its origin.
+///
+/// # Errors
+/// When a value cannot be written, for example a number that is not finite.
+pub fn json_lines<R: Serialize>(rows: &[R], origin: &Origin) -> Result<String> {
+    rows.iter().map(|row| Ok(serde_json::to_string(&Line { origin, row })? + "\n")).collect()
+}
+
 /// Returns the output of `perf/commit.sh` for the commit that is checked out here, or `unknown` if it fails.
 fn standing(arguments: &[&str]) -> String {
-    let output = Command::new("perf/commit.sh").args(arguments).output().ok().filter(|output| output.status.success());
+    // Not from the working folder: cargo starts benchmarks in the folder of their package.
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../commit.sh");
+    let output = Command::new(script).args(arguments).output().ok().filter(|output| output.status.success());
     output.map_or("unknown".to_owned(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 

@@ -2,9 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
-use anyhow::Result;
 use experiment::markdown;
-use instruments::origin::Origin;
 use sched::route::serving::Fate;
 use serde::Serialize;
 
@@ -91,14 +89,6 @@ pub struct Load<'a> {
     pub alone: &'a [Alone; MODELS.len()],
     /// The seed of the arrivals.
     pub seed: u64,
-}
-
-#[derive(Serialize)]
-struct Line<'a> {
-    #[serde(flatten)]
-    origin: &'a Origin,
-    #[serde(flatten)]
-    run: &'a Run,
 }
 
 impl Run {
@@ -247,19 +237,6 @@ pub fn together(runs: &[Run]) -> Vec<Together> {
     all
 }
 
-/// Renders lines of JSON.
-///
-/// # Errors
-/// When a value is not finite.
-pub fn json_lines(runs: &[Run], origin: &Origin) -> Result<String> {
-    let mut lines = String::new();
-    for run in runs {
-        lines += &serde_json::to_string(&Line { origin, run })?;
-        lines.push('\n');
-    }
-    Ok(lines)
-}
-
 /// Describes how long each model takes alone, and the deadlines and rates that follow.
 #[must_use]
 pub fn calibration(alone: &[Alone; MODELS.len()]) -> String {
@@ -376,6 +353,8 @@ fn cells(run: &Run, class: Class, of: &OfClass) -> Vec<String> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use instruments::origin::{Origin, json_lines};
+
     use clap::Parser;
 
     use super::*;

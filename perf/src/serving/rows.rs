@@ -48,14 +48,6 @@ const EXPLANATIONS: [&str; 12] = [
 #[derive(Debug, Default)]
 pub struct Rows(Vec<Row>);
 
-#[derive(Serialize)]
-struct Line<'a> {
-    #[serde(flatten)]
-    origin: &'a Origin,
-    #[serde(flatten)]
-    row: &'a Row,
-}
-
 /// A value of one round.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
@@ -124,12 +116,7 @@ impl Rows {
     /// # Errors
     /// When a value is not finite.
     pub fn json_lines(&self, origin: &Origin) -> Result<String> {
-        let mut lines = String::new();
-        for row in &self.0 {
-            lines += &serde_json::to_string(&Line { origin, row })?;
-            lines.push('\n');
-        }
-        Ok(lines)
+        instruments::origin::json_lines(&self.0, origin)
     }
 
     /// Reads lines of JSON.

@@ -5,11 +5,11 @@ use engines::reported;
 use serde_json::Value;
 use serving::{openai::RoutingFields, sse::EventStreamParser};
 
-/// Bodies of requests: only the model's name is rewritten and `usage` asked for, and the rest keeps its meaning.
+/// Bodies of requests: paced rewrites the model's name and may add the request for `usage`; the rest keeps its meaning.
 pub fn model_request(input: &[u8]) {
     let Ok(ask) = RoutingFields::read(input) else { return };
     let name = "another \"model\"\n";
-    let rewritten = ask.with_model(&Bytes::copy_from_slice(input), name).to_vec();
+    let rewritten = ask.for_engine(&Bytes::copy_from_slice(input), name, None).to_vec();
     let again = RoutingFields::read(&rewritten).unwrap_or_else(|refusal| panic!("{refusal}"));
     assert_eq!((&again.model[..], &again.service_tier, again.max_tokens), (name, &ask.service_tier, ask.max_tokens));
     // Parsing may fail, because a number may exceed the range of `Value`.
@@ -29,11 +29,12 @@ pub fn model_request(input: &[u8]) {
     }
 }
 
-/// Events of an engine: the forwarded bytes are a prefix of the received ones, in whole lines, wherever they are cut. Without events of `usage`,
-/// the same counts.
+/// Events of an engine: the forwarded bytes are a prefix of the received ones, in whole lines, wherever they are cut. A parser
+/// that takes out events of `usage` reports the same counts.
 pub fn model_events(input: &[u8]) {
     let Some((size, bytes)) = input.split_first() else { return };
-    let pass = |size: usize, mut events: EventStreamParser| {
+    let pass = |size: usize, is_filtered: bool| {
+        let mut events = if is_filtered { EventStreamParser::without_usage() } else { EventStreamParser::default() };
         let mut passed = Vec::new();
         let mut is_whole = true;
         for chunk in bytes.chunks(size.max(1)) {
@@ -46,13 +47,14 @@ pub fn model_events(input: &[u8]) {
             }
         }
         assert!(passed.last().is_none_or(|last| *last == b'\n'));
+        assert!(is_filtered || bytes.starts_with(&passed));
         (is_whole.then_some((events.report(), events.with_content(), events.is_done())), is_whole.then_some(passed))
     };
-    let [(counts, whole), cut] = [usize::MAX, usize::from(*size)].map(|size| pass(size, EventStreamParser::default()));
-    assert!(whole.as_ref().is_none_or(|whole| bytes.starts_with(whole)));
-    assert_eq!((counts, whole), cut);
-    let [without, cut] = [usize::MAX, usize::from(*size)].map(|size| pass(size, EventStreamParser::without_usage()));
-    assert_eq!((counts, &without), (cut.0, &cut));
+    let [plain, cut] = [usize::MAX, usize::from(*size)].map(|size| pass(size, false));
+    assert_eq!(plain, cut);
+    let [without, cut] = [usize::MAX, usize::from(*size)].map(|size| pass(size, true));
+    assert_eq!(without, cut);
+    assert_eq!(without.0, plain.0);
 }
 
 /// The metrics of an engine: an additional line about another metric changes nothing, and the counts are bounded.

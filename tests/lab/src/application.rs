@@ -12,7 +12,7 @@ use crate::site::{SOON, Site};
 /// The time that an application waits for an answer before it asks again.
 pub const BRIEF: Duration = Duration::from_millis(200);
 
-/// Returns an application's socket, which is connected to this address and waits [`BRIEF`] for what it receives.
+/// Returns an application's socket, which is connected to this address and waits [`BRIEF`] for each payload.
 ///
 /// # Panics
 /// Without root, or when the address is invalid.
@@ -42,7 +42,7 @@ pub fn echoes(socket: &UdpSocket, payload: &[u8]) -> bool {
     socket.send(payload).is_ok() && receive(socket).is_ok_and(|received| received == payload)
 }
 
-/// Waits until a first payload of `len` bytes comes back, and then requires that fifty later ones do, one after another.
+/// Waits until a first payload of `len` bytes comes back, and then requires that 49 later ones come back, one after another.
 ///
 /// # Panics
 /// When one does not come back within [`SOON`].

@@ -2,8 +2,8 @@
 
 use std::net::UdpSocket;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -27,10 +27,10 @@ const LAST: Duration = Duration::from_secs(2);
 /// The number of the next flow of this process, so that late payloads of another one on the same socket are told apart.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// Applications that send a payload every so often until the flow ends.
+/// Applications that send a payload every so often until the flow ends or is dropped.
 #[derive(Debug)]
 pub struct Flow {
-    stop: Arc<AtomicBool>,
+    running: Arc<()>,
     thread: JoinHandle<Echoes>,
 }
 
@@ -64,10 +64,10 @@ impl Flow {
             Ok(Application { socket: socket.try_clone()?, sent: Vec::new(), came: Vec::new() })
         };
         let applications = sockets.iter().map(application).collect::<Result<_>>()?;
-        let (stop, number) = (Arc::<AtomicBool>::default(), NEXT.fetch_add(1, Relaxed));
-        let told = Arc::clone(&stop);
-        let thread = thread::Builder::new().spawn(move || run(applications, number, every, &told))?;
-        Ok(Self { stop, thread })
+        let (running, number) = (Arc::new(()), NEXT.fetch_add(1, Relaxed));
+        let is_running = Arc::downgrade(&running);
+        let thread = thread::Builder::new().spawn(move || run(applications, number, every, &is_running))?;
+        Ok(Self { running, thread })
     }
 
     /// Stops sending, waits up to two seconds for payloads on their way, and returns what came back.
@@ -75,14 +75,14 @@ impl Flow {
     /// # Errors
     /// When the flow's thread has panicked.
     pub fn end(self) -> Result<Echoes> {
-        self.stop.store(true, Relaxed);
+        drop(self.running);
         self.thread.join().ok().context("the thread of a flow ended early")
     }
 }
 
 impl Echoes {
-    /// Returns what an event cost that began with this period: the longest time without an echo in any application that began in the period
-    /// or lasted into it, and the payloads sent in the period that never came back.
+    /// Returns the cost of the event with which this period begins. The gap is the longest time without an echo in any application; it begins
+    /// in the period, or counts from the period's start. The losses are the payloads sent in the period that never came back.
     pub fn figure(&self, period: Range<Instant>) -> Figure {
         let (mut gap, mut sent, mut lost) = (Duration::ZERO, 0, 0);
         for of in &self.applications {
@@ -95,7 +95,7 @@ impl Echoes {
             let silence = silences.map(|pair| self.without_stalls(pair[0].max(period.start)..pair[1])).max();
             gap = gap.max(silence.unwrap_or_default());
         }
-        Figure { gap: Some(gap), lost_of: Some((lost, sent)) }
+        Figure { gap, lost_of: Some((lost, sent)) }
     }
 
     /// How long this took, without the times for which the flow itself waited for a CPU.
@@ -123,10 +123,10 @@ pub fn watch(sockets: &[UdpSocket], time: Duration, change: impl FnOnce()) -> Re
 }
 
 /// The work of a flow's thread.
-fn run(mut applications: Vec<Application>, number: u64, every: Duration, stop: &AtomicBool) -> Echoes {
+fn run(mut applications: Vec<Application>, number: u64, every: Duration, running: &Weak<()>) -> Echoes {
     let begun = Instant::now();
     let (mut next, mut stalls) = (begun, Vec::new());
-    while !stop.load(Relaxed) {
+    while running.strong_count() > 0 {
         let looked = Instant::now();
         if looked >= next {
             applications.iter_mut().for_each(|of| of.send(number));
@@ -196,11 +196,11 @@ mod tests {
         let broken = [(0, Some(1)), (100, Some(101)), (200, None), (300, None), (400, Some(450))];
         let applications = [&calm, &broken].map(|sent| application(begun, sent)).into();
         let mut echoes = Echoes { applications, stalls: Vec::new(), lasted: begun..at(500) };
-        assert_eq!(echoes.figure(begun..at(150)), Figure { gap: Some(ms(349)), lost_of: Some((0, 4)) });
-        assert_eq!(echoes.figure(at(150)..at(350)), Figure { gap: Some(ms(300)), lost_of: Some((2, 4)) });
-        assert_eq!(echoes.figure(at(460)..at(500)), Figure { gap: Some(ms(40)), lost_of: Some((0, 0)) });
+        assert_eq!(echoes.figure(begun..at(150)), Figure { gap: ms(349), lost_of: Some((0, 4)) });
+        assert_eq!(echoes.figure(at(150)..at(350)), Figure { gap: ms(300), lost_of: Some((2, 4)) });
+        assert_eq!(echoes.figure(at(460)..at(500)), Figure { gap: ms(40), lost_of: Some((0, 0)) });
         echoes.stalls = vec![at(120)..at(200), at(440)..at(460)];
-        assert_eq!(echoes.figure(at(150)..at(350)).gap, Some(ms(240)), "without the time for which the flow stalled");
+        assert_eq!(echoes.figure(at(150)..at(350)).gap, ms(240), "without the time for which the flow stalled");
     }
 
     #[test]

@@ -20,14 +20,17 @@ pub struct Inner {
 }
 
 impl Inner {
-    /// Returns the forward that the outer edge needs.
+    /// Returns the forward that the outer edge needs, through the site's relay.
     pub fn forward(site: &Site) -> String {
-        let folder = site.path("").display().to_string();
+        Self::forward_through(site, &format!("\"{}\"", site.template(Family::V4)))
+    }
+
+    /// As [`Inner::forward`], through these relays: a text or a list in TOML.
+    pub fn forward_through(site: &Site, relays: &str) -> String {
         format!(
-            "[[forward]]\nlisten = \"127.0.0.1:5002\"\nrelay = \"{}\"\ntarget = \"10.0.2.2:443\"\nca = \"{}/authority.pem\"\n\
+            "[[forward]]\nlisten = \"127.0.0.1:5002\"\nrelay = {relays}\ntarget = \"10.0.2.2:443\"\nca = \"{}\"\n\
              class = \"spread\"\nbackoff_longest_seconds = 1\n",
-            site.template(Family::V4),
-            folder.trim_end_matches('/'),
+            site.path("authority.pem").display(),
         )
     }
 

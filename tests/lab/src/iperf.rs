@@ -60,7 +60,7 @@ impl Load {
     /// As [`Load::end`].
     pub fn stop(self) -> Result<Received> {
         send_signal(self.client.id(), libc::SIGINT)?;
-        self.end()
+        self.received(true)
     }
 
     /// Waits for the end of the run, and returns what the client received.
@@ -68,10 +68,16 @@ impl Load {
     /// # Errors
     /// When the run ended with an error.
     pub fn end(self) -> Result<Received> {
-        let said = self.client.wait_with_output()?.stdout;
-        let said = String::from_utf8_lossy(&said);
+        self.received(false)
+    }
+
+    fn received(self, may_be_stopped: bool) -> Result<Received> {
+        let output = self.client.wait_with_output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
         let answer: Value = serde_json::from_str(&said).with_context(|| format!("iperf3 said {said}"))?;
-        ensure!(answer["error"].is_null() || answer["error"] == STOPPED, "iperf3: {}", answer["error"]);
+        let is_whole = output.status.success() && answer["error"].is_null();
+        let is_stopped = may_be_stopped && answer["error"] == STOPPED;
+        ensure!(is_whole || is_stopped, "iperf3: {}: {}", output.status, answer["error"]);
         let time = |seconds: &Value| -> Result<_> {
             let seconds = seconds.as_f64().context("an interval without times")?;
             Ok(self.begun + Duration::try_from_secs_f64(seconds)?)
@@ -87,8 +93,8 @@ impl Load {
 }
 
 impl Received {
-    /// Returns what an event cost that began with this period; `None` if the run had ended. The gap is the longest time without a byte that
-    /// begins in the period, in steps of 0.1 s: a shorter one shows only as lost packets.
+    /// Returns the cost of the event with which this period begins; `None` if the run had ended by then. The gap is the longest time without a
+    /// byte that begins in the period, in steps of 0.1 s: a shorter gap shows only as lost packets.
     pub fn figure(&self, period: Range<Instant>) -> Option<Figure> {
         let (mut longest, mut begun, mut packets, mut lost) = (Duration::ZERO, None, 0, 0);
         let mut is_empty = true;
@@ -106,7 +112,7 @@ impl Received {
                 longest = longest.max(interval.time.end - begun);
             }
         }
-        (!is_empty).then_some(Figure { gap: Some(longest), lost_of: (packets > 0).then_some((lost, packets)) })
+        (!is_empty).then_some(Figure { gap: longest, lost_of: (packets > 0).then_some((lost, packets)) })
     }
 
     /// Returns how many bytes arrived in the run, and in the last fifth of it.

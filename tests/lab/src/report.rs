@@ -48,20 +48,19 @@ fn write(line: &str) {
     let _ = std::io::stderr().write_all(format!("\n{line}\n").as_bytes());
 }
 
-/// What an event, such as the cut of a link, cost some traffic.
+/// The cost of an event, such as the cut of a link, for one kind of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figure {
     /// The longest time in which nothing arrived.
-    pub gap: Option<Duration>,
-    /// How many payloads were lost, and how many were sent.
+    pub gap: Duration,
+    /// How many payloads were lost, and how many were sent; `None` if the traffic has no payloads to count.
     pub lost_of: Option<(u64, u64)>,
 }
 
 impl fmt::Display for Figure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gap = self.gap.map(|gap| format!("gap {} ms", gap.as_millis()));
-        let lost = self.lost_of.map(|(lost, sent)| format!("{lost} of {sent} payloads lost"));
-        write!(f, "{}", [gap, lost].into_iter().flatten().collect::<Vec<_>>().join(", "))
+        write!(f, "gap {} ms", self.gap.as_millis())?;
+        self.lost_of.map_or(Ok(()), |(lost, sent)| write!(f, ", {lost} of {sent} payloads lost"))
     }
 }
 

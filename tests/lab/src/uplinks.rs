@@ -261,7 +261,7 @@ pub fn wait_until_up(site: &Site) {
 pub fn assert_short_gap(event: &str, traffic: &str, sockets: &[UdpSocket], edge: &Process, change: impl FnOnce()) {
     let figure = watch(sockets, WATCHED, change).unwrap();
     report::figure(event, traffic, figure);
-    assert!(figure.gap < Some(GAP), "{event}: {traffic}: {figure}; the edge said:\n{}", edge.output());
+    assert!(figure.gap < GAP, "{event}: {traffic}: {figure}; the edge said:\n{}", edge.output());
 }
 
 /// Asserts that each socket's tunnel carries, that the edge with these metrics moved tunnels this number of times, and that no tunnel was

@@ -1,5 +1,5 @@
 //! An edge with two uplinks and two relays, while netem changes the delay and the rate of links and lets them lose everything, and a relay is
-//! upgraded. Programs do not notice any of it: payloads, a QUIC connection inside a tunnel, and iperf3 inside that.
+//! upgraded. Payloads, a QUIC connection inside a tunnel and iperf3 inside that connection go on.
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
@@ -17,7 +17,7 @@ use lab::report::{Figure, figure};
 use lab::site::{Counts, Family, SOON, Site, Terms};
 use lab::uplinks::{LISTEN, METRICS, PAYLOADS, Uplinks, edge, wait_until_up};
 
-/// Tunnels take the second path only where it is much better: also if this slow machine measures long round trips on the first.
+/// Tunnels take the second path only if it is much better, so the long round trips that a slow machine measures do not move them.
 const PATHS: &str = "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\ncost_ms = 100\n\
                      [class.spread]\n";
 
@@ -32,7 +32,7 @@ const LONGEST_GAP: Duration = Duration::from_secs(10);
 /// How often an application sends.
 const EVERY: Duration = Duration::from_millis(25);
 
-/// Sets both directions of a link. netem keeps the rate that it has unless it is told another.
+/// Sets both directions of a link. netem keeps its rate until another is set.
 fn set(link: &Link, delay_ms: u32, rate: &str, loss: &str) {
     let netem = format!("netem limit 1000 delay {delay_ms}ms rate {rate} {loss}");
     [&link.near, &link.far].into_iter().for_each(|end| end.set_qdisc(netem.trim_end()).unwrap());
@@ -46,7 +46,7 @@ struct Carried<'a> {
     edge: Process,
     /// Applications that sent a payload and then nothing.
     quiet: Vec<UdpSocket>,
-    /// What happened when, with the number of silent paths until then.
+    /// For each event: its name, its time, and how many times a path had fallen silent before it.
     events: Vec<(&'static str, Instant, i64)>,
 }
 
@@ -60,13 +60,13 @@ impl Carried<'_> {
         self.events.push((event, Instant::now(), silent));
     }
 
-    /// Waits until the edge's metrics are so.
+    /// Waits until the edge's metrics satisfy `is_so`.
     fn wait(&self, what: &str, within: Duration, is_so: impl Fn(&Counts) -> bool) {
         let deadline = Instant::now() + within;
         while !is_so(&self.counts()) {
             let said = || format!("{what}: {:#?}; the edge said:\n{}", self.counts(), self.edge.output());
             assert!(Instant::now() < deadline, "{}", said());
-            // Each look takes time of the machine from what it looks at.
+            // Each request for metrics takes CPU time from the programs under test.
             sleep(Duration::from_millis(200));
         }
     }
@@ -111,7 +111,7 @@ fn tunnels_and_a_connection_inside_one_go_on_while_delays_and_rates_change_links
     let mut old = site.start_beside(RELAY, "").unwrap();
     let template = site.template(Family::V4);
     let relays = format!("[\"{}\", \"{template}\"]", site.template_beside());
-    let forward = Inner::forward(site).replace(&format!("\"{template}\""), &relays);
+    let forward = Inner::forward_through(site, &relays);
     let edge = edge(site, &relays, &format!("{forward}{PATHS}"));
     wait_until_up(site);
     let inner = Inner::with(site, &[5201]);
@@ -182,7 +182,7 @@ fn tunnels_and_a_connection_inside_one_go_on_while_delays_and_rates_change_links
         for (traffic, cost) in costs.filter_map(|(traffic, cost)| Some((traffic, cost?))) {
             figure(event, traffic, cost);
             let said = || format!("{event}: {traffic}: {cost}; the edge said:\n{}", edge.edge.output());
-            assert!(cost.gap < Some(LONGEST_GAP), "{}", said());
+            assert!(cost.gap < LONGEST_GAP, "{}", said());
             // Where no path was silent, tunnels left theirs without haste, if at all. A queue that overflows loses payloads, and a jump of the
             // delay those on their way.
             let is_unharmed = !event.starts_with("the rate") && !event.contains("jumps from") && !was_silent;

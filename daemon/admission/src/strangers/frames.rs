@@ -44,8 +44,8 @@ impl PacketFrames {
         *self = Self::default();
     }
 
-    /// Counts a frame of the packet. `now` has to read a clock that all connections of a user share; endpoints may have clocks of their
-    /// own. It is called once for a packet with more than 16 frames, and not for other packets.
+    /// Counts a frame of the packet. `now` has to read one clock for all connections of a user, not the clock of an endpoint. The first
+    /// frame beyond 16 of a packet calls it; packets with fewer frames do not.
     pub fn on_frame(&mut self, standing: &ClientStanding, now: impl FnOnce() -> Duration) {
         self.frames = self.frames.saturating_add(1);
         if self.frames > FRAMES_PER_PACKET {

@@ -81,7 +81,7 @@ impl Pulse {
         self.asked.is_some()
     }
 
-    /// Marks it silent, whatever was heard: there is no route. If it is silent already, its answers so far no longer count.
+    /// Marks it silent, whatever was heard: it has no route, for example. If it is silent already, its earlier answers no longer count.
     pub fn silence(&mut self, now: Instant) {
         self.silent_since.get_or_insert(now);
         self.asked = Some((now, 0));

@@ -34,7 +34,7 @@ pub(super) struct Choices {
 }
 
 impl Choices {
-    /// Returns what holds after another choice. A relay takes the place of a chosen path that does not lead to it.
+    /// Returns the choices after another one is made. If it is a relay, a chosen path that does not lead there is no longer chosen.
     pub(super) fn with(&self, choice: &OperatorChoice) -> Self {
         match choice {
             OperatorChoice::Relay { relay, paths } => {
@@ -54,7 +54,8 @@ impl Choices {
         self.path == Some(line.path_place)
     }
 
-    /// Removes the connections over other paths if some lead over the chosen path, and then, in the same way, those to other relays.
+    /// If some connections lead over the chosen path, keeps only these. Then, if some of the rest lead to the chosen relay, keeps only
+    /// these.
     pub(super) fn narrow(&self, lines: &mut Vec<&Arc<Line>>) {
         for is_chosen in [Self::has_path_of, Self::has_relay_of] {
             if lines.iter().any(|line| is_chosen(self, line)) {

@@ -151,7 +151,7 @@ impl Uplink {
 /// A relay or a path that was chosen and has a connection, so that tunnels can move there.
 pub struct PreparedMove {
     uplink: Arc<Uplink>,
-    /// Tells it from other moves that choose the same.
+    /// Distinguishes it from other moves with the same choice.
     number: u64,
     choice: OperatorChoice,
 }
@@ -210,6 +210,15 @@ mod tests {
         ["a", "b"].map(|name| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) }).into()
     }
 
+    /// Notes that an attempt to connect to the first relay of a path has failed at this port.
+    fn note_failure(uplink: &Uplink, path: usize, port: u16) {
+        let failure = ConnectError::NoAnswer(([192, 0, 2, 1], port).into());
+        uplink.state.send_modify(|state| {
+            let attempts = &mut state.attempts[path][0];
+            (attempts.failures, attempts.failure) = (attempts.failures + 1, Some(Arc::new(failure)));
+        });
+    }
+
     #[tokio::test]
     async fn of_moves_side_by_side_only_one_that_succeeds_leaves_its_relay_chosen() {
         let server = TestRelay::start(Does::Echo, true);
@@ -252,13 +261,7 @@ mod tests {
     async fn a_path_that_fails_at_once_does_not_end_a_move_to_a_relay_that_another_path_leads_to() {
         let relay = TestRelay::start(Does::Echo, true);
         let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), Arc::default());
-        let fail = |path: usize, port: u16| {
-            let failure = ConnectError::NoAnswer(([192, 0, 2, 1], port).into());
-            uplink.state.send_modify(|state| {
-                let attempts = &mut state.attempts[path][0];
-                (attempts.failures, attempts.failure) = (attempts.failures + 1, Some(Arc::new(failure)));
-            });
-        };
+        let fail = |path, port| note_failure(&uplink, path, port);
         let name = Destination::Relay(relay.endpoint().origin().to_string());
         let begin = || Box::pin(uplink.clone().prepare_move(&name));
         fail(0, 1);
@@ -320,13 +323,7 @@ mod tests {
         let mut moving = begin("b");
         assert!(futures::poll!(&mut moving).is_pending());
         assert_eq!(uplink.state.borrow().chosen().path, Some(1));
-        let fail = |path: usize| {
-            let failure = Some(Arc::new(ConnectError::NoAnswer(([192, 0, 2, 1], 9).into())));
-            uplink.state.send_modify(|state| {
-                let attempts = &mut state.attempts[path][0];
-                (attempts.failures, attempts.failure) = (attempts.failures + 1, failure);
-            });
-        };
+        let fail = |path| note_failure(&uplink, path, 9);
         fail(0);
         assert!(futures::poll!(&mut moving).is_pending(), "another path has failed");
         fail(1);

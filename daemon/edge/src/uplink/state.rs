@@ -22,7 +22,7 @@ pub(super) struct State {
     pub(super) attempts: Vec<Vec<Attempts>>,
     /// The relay and the path that operators have chosen.
     pub(super) chosen: Choices,
-    /// The numbers of operators' moves, and what they choose. The last one is used until its move is carried out or dropped.
+    /// The numbers and the choices of operators' moves. The last choice is used until its move is carried out or dropped.
     pub(super) pending: Vec<(u64, OperatorChoice)>,
     /// How many moves operators have begun.
     pub(super) moves: u64,
@@ -60,8 +60,8 @@ impl State {
         self.lines.iter().any(|line| line.has_room())
     }
 
-    /// Returns the connections in the order for new tunnels: what operators have chosen comes first, and then the first relay's
-    /// connections. A new connection to a better relay than the other connections have comes last.
+    /// Returns the connections in the order for new tunnels: connections over the chosen path come first, then connections to the chosen
+    /// relay, and then the first relay's connections. A new connection to a better relay than the other connections have comes last.
     pub(super) fn in_order(&self, now: Instant) -> Vec<&Arc<Line>> {
         let (chosen, mut lines) = (self.chosen(), self.usable().collect::<Vec<_>>());
         lines.sort_by_key(|line| {

@@ -33,7 +33,7 @@ use super::{CONNECTIONS, PEACE, Uplink, state::State};
 use crate::{
     link::Line,
     path::{
-        Path,
+        Path, ns,
         pulse::{Beat, Pulse},
     },
 };
@@ -459,7 +459,6 @@ impl Work<'_> {
 
     /// Moves tunnels away from paths that have become slow.
     fn look_for_slow(&mut self, now: Instant, lines: &[Arc<Line>]) -> bool {
-        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let answers = |line: &&Arc<Line>| !line.is_closed() && !line.is_doubted();
         let round_trips = |place: usize| {
             let of_path = lines.iter().filter(|line| line.path_place == place).filter(answers);

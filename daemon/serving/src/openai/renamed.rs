@@ -22,23 +22,22 @@ const PARTS: usize = 5;
 pub struct RenamedBody([Bytes; PARTS]);
 
 impl RenamedBody {
-    /// Returns `body` with texts in place of these ranges, two at most. They are in the order of the body and do not overlap; a change that
-    /// does not fit is left out.
+    /// Returns `body` with texts in place of these ranges, two at most. The ranges are in the order of the body and do not overlap; a
+    /// range that does not fit is left as it is.
     pub(super) fn changed(body: &Bytes, changes: impl Iterator<Item = (Range<usize>, Bytes)>) -> Self {
-        let (mut parts, mut rest_at, mut used) = (<[Bytes; PARTS]>::default(), 0, 0);
+        let (mut parts, mut rest_at) = (<[Bytes; PARTS]>::default(), 0);
+        let mut places = parts.iter_mut();
         for (Range { start, end }, text) in changes.take(PARTS / 2) {
             if start < rest_at || start > end || end > body.len() {
                 continue;
             }
-            for part in [body.slice(rest_at..start), text] {
-                if let Some(place) = parts.get_mut(used) {
-                    *place = part;
-                }
-                used += 1;
+            // The parts come first: in the other order, `zip` would take a place for which no part is left.
+            for (part, place) in [body.slice(rest_at..start), text].into_iter().zip(&mut places) {
+                *place = part;
             }
             rest_at = end;
         }
-        if let Some(place) = parts.get_mut(used) {
+        if let Some(place) = places.next() {
             *place = body.slice(rest_at..);
         }
         Self(parts)
@@ -91,7 +90,7 @@ mod tests {
     #[tokio::test]
     async fn the_body_for_an_engine_is_the_clients_own_memory_around_the_name() {
         let body = Bytes::from(format!(r#"{{"prompt":"{}","model":"x","n":1}}"#, "y".repeat(3 * PIECE_BYTES)));
-        let mut renamed = RoutingFields::read(&body).unwrap().with_model(&body, "engine's");
+        let mut renamed = RoutingFields::read(&body).unwrap().for_engine(&body, "engine's", None);
         let (len, mut sent, mut copied) = (renamed.len(), Vec::new(), Vec::new());
         while let Some(frame) = renamed.frame().await {
             let piece = frame.unwrap().into_data().unwrap();

@@ -57,10 +57,9 @@ impl UsageOption {
         let Some(options) = serde_json::from_str::<Body<'_>>(text).ok()?.stream_options.map(RawValue::get) else {
             return Some(Self { at: after..after, text: FIELD });
         };
-        // A raw value is a part of the text that it was read from.
-        let start = (options.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
+        let at = super::place(options, text)?;
         if options == "null" {
-            return Some(Self { at: start..start + options.len(), text: VALUE });
+            return Some(Self { at, text: VALUE });
         }
         // A list would be read as the values of the keys, in their order.
         let members = options.strip_prefix('{')?;
@@ -68,7 +67,7 @@ impl UsageOption {
             return None;
         }
         let has_members = !members.trim_start().starts_with('}');
-        Some(Self { at: start + 1..start + 1, text: if has_members { MEMBER } else { ONLY_MEMBER } })
+        Some(Self { at: at.start + 1..at.start + 1, text: if has_members { MEMBER } else { ONLY_MEMBER } })
     }
 }
 

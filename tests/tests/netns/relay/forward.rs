@@ -1,7 +1,7 @@
 //! Applications that know nothing of relays, behind `pacectl forward` and behind the edge role.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use api::token::generate_token;
@@ -212,6 +212,15 @@ fn moved(site: &Site, family: Family, [before, next]: [u32; 2], flags: &str) -> 
 /// Without duplicate address detection (RFC 4862 §5.4), before whose end the kernel does not use an address.
 const AT_ONCE: &str = "nodad";
 
+/// Changes the client's addresses by these lines while an application sends every 10 ms, prints what that cost, and asserts that it lost less
+/// than a second of payloads.
+fn assert_loses_less_than_a_second(site: &Site, edge: &Process, socket: &UdpSocket, event: &str, lines: &str) {
+    let change = || site.chain.client.ip(lines).unwrap();
+    let cost = watch(std::slice::from_ref(socket), Duration::from_secs(2), change).unwrap();
+    figure(event, PAYLOADS, cost);
+    assert!(cost.lost_of.unwrap().0 < 100, "{event}: {cost}; the edge said:\n{}", edge.output());
+}
+
 fn assert_goes_on_from_other_addresses(family: Family, flags: &str) {
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
@@ -222,12 +231,8 @@ fn assert_goes_on_from_other_addresses(family: Family, flags: &str) {
     for change in 1..=8 {
         let next = 16 + change;
         let lines = moved(&site, family, [number, next], flags);
-        let cost =
-            watch(std::slice::from_ref(&socket), Duration::from_secs(2), || site.chain.client.ip(&lines).unwrap());
-        let cost = cost.unwrap();
-        figure(&format!("the address of the only link changes, {family:?}, change {change}"), PAYLOADS, cost);
-        let lost = cost.lost_of.unwrap().0;
-        assert!(lost < 100, "{cost} at change {change}; the edge said:\n{}", edge.output());
+        let event = format!("the address of the only link changes, {family:?}, change {change}");
+        assert_loses_less_than_a_second(&site, &edge, &socket, &event, &lines);
         number = next;
         if change <= 2 {
             let counts = site.counts().unwrap();
@@ -275,12 +280,8 @@ fn an_edge_whose_connection_cannot_move_makes_another_and_loses_less_than_a_seco
         let socket = application(&site, LISTEN);
         assert_carries(&site, &socket, 1200);
         let lines = moved(&site, family, [1, 9], flags);
-        let cost =
-            watch(std::slice::from_ref(&socket), Duration::from_secs(2), || site.chain.client.ip(&lines).unwrap());
-        let cost = cost.unwrap();
-        figure(&format!("the address of the only link changes, {family:?}, with another connection"), PAYLOADS, cost);
-        let lost = cost.lost_of.unwrap().0;
-        assert!(lost < 100, "{cost} in {family:?}; the edge said:\n{}", edge.output());
+        let event = format!("the address of the only link changes, {family:?}, with another connection");
+        assert_loses_less_than_a_second(&site, &edge, &socket, &event, &lines);
     }
 }
 

@@ -32,7 +32,7 @@ fn a_quic_connection_inside_a_tunnel_goes_on_when_its_relay_falls_silent_and_whe
     let mut second = site.start_beside("auth = \"none\"\ndrain_seconds = 5", "").unwrap();
     let template = site.template(Family::V4);
     let relays = format!("[\"{template}\", \"{}\"]", site.template_beside());
-    let forward = Inner::forward(&site).replace(&format!("\"{template}\""), &relays);
+    let forward = Inner::forward_through(&site, &relays);
     let edge = edge(&site, &relays, &format!("{forward}[class.spread]\n"));
     let inner = Inner::start(&site);
     let sockets: Vec<_> = (0..3).map(|_| application(&site, INSIDE)).collect();

@@ -43,7 +43,7 @@ fn iperf3_goes_on_through_tunnels_and_a_connection_inside_one_while_links_rates_
             folder.trim_end_matches('/')
         )
     });
-    let inner = Inner::forward(site).replace(&format!("\"{template}\""), &relays);
+    let inner = Inner::forward_through(site, &relays);
     let edge = edge(site, &relays, &format!("{inner}{}{PATHS}", forwards.concat()));
     wait_until_up(site);
     let inner = Inner::with(site, &[5201, 5202]);
@@ -98,7 +98,7 @@ fn iperf3_goes_on_through_tunnels_and_a_connection_inside_one_while_links_rates_
             figure(what, name, found);
             // The target of a tunnel at another relay learns of the new address only from the next packet of its client: the keep-alive.
             let limit = if what == UPGRADE { LONGEST_GAP + Duration::from_secs(10) } else { LONGEST_GAP };
-            assert!(found.gap < Some(limit), "{name}: {what}: {found}; the edge said:\n{}", edge.output());
+            assert!(found.gap < limit, "{name}: {what}: {found}; the edge said:\n{}", edge.output());
         }
         let [bytes, late] = received.bytes();
         assert!(

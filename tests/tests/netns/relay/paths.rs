@@ -77,15 +77,14 @@ fn a_reload_that_only_changes_what_paths_cost_keeps_what_is_open_and_places_by_t
     let site = &uplinks.site;
     let _echo = site.chain.target.echo(7).unwrap();
     site.chain.target.echo_tcp(80).unwrap();
-    let (template, folder) = (site.template(Family::V4), site.path("").display().to_string());
-    let relay = format!("\"{template}\"");
+    let relay = format!("\"{}\"", site.template(Family::V4));
     let costing = |first: u32, second: u32| {
         format!(
             "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\nrelay = {relay}\ntarget = \"10.0.2.2:80\"\n\
-             ca = \"{}/authority.pem\"\nclass = \"spread\"\nbackoff_longest_seconds = 1\n[class.spread]\n\
+             ca = \"{}\"\nclass = \"spread\"\nbackoff_longest_seconds = 1\n[class.spread]\n\
              [[path]]\nname = \"first\"\ninterface = \"relay\"\ncost_ms = {first}\n\
              [[path]]\nname = \"second\"\ninterface = \"router\"\nrate = \"{second} Mbit/s\"\n",
-            folder.trim_end_matches('/'),
+            site.path("authority.pem").display(),
         )
     };
     let edge = edge(site, &relay, &costing(0, 1));
@@ -297,7 +296,7 @@ fn tunnels_leave_a_relay_that_says_nothing_any_more_and_new_ones_take_it_when_it
         let events = site.chain.client.start(lab::program("pacectl").unwrap(), watch).unwrap();
         let hears = || {
             pacectl(&site, &["edge", "move"]);
-            events.output().contains("the relay that is preferred").then_some(())
+            events.output().contains("has restored the order of preference").then_some(())
         };
         wait_for("a listener to be registered", SOON, hears).unwrap();
         assert_short_gap("a relay of two falls silent", PAYLOADS, &sockets, &edge, || {

@@ -50,7 +50,7 @@ impl Applications {
         for (traffic, flow) in flows {
             let cost = flow.end().unwrap().figure(period.clone());
             figure(event, traffic, cost);
-            assert!(cost.gap < Some(LONGEST_GAP), "{event}: {traffic}: {cost}");
+            assert!(cost.gap < LONGEST_GAP, "{event}: {traffic}: {cost}");
         }
     }
 }
@@ -79,7 +79,7 @@ fn tunnels_and_a_connection_inside_one_move_to_a_relay_that_is_named_and_from_on
     let mut second = site.start_beside(TERMS, "").unwrap();
     let template = site.template(Family::V4);
     let relays = format!("[\"{template}\", \"{}\"]", site.template_beside());
-    let forward = Inner::forward(&site).replace(&format!("\"{template}\""), &relays);
+    let forward = Inner::forward_through(&site, &relays);
     let edge = edge(&site, &relays, &format!("{forward}[class.spread]\n"));
     let inner = Inner::start(&site);
     let applications = Applications::of(&site);

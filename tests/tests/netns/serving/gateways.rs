@@ -15,7 +15,7 @@ fn with_two(keep_alive_seconds: u32) -> (Desk, Process) {
     beside(desk, &relay, keep_alive_seconds)
 }
 
-/// The same, where `relay` is the configuration of the second gateway before its models.
+/// As [`with_two`], for this desk. `relay` is the configuration of the second gateway without its models.
 fn beside(mut desk: Desk, relay: &str, keep_alive_seconds: u32) -> (Desk, Process) {
     let model = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8010\"]\n";
     let second = desk.site.start_beside("", &format!("{relay}\n{model}")).unwrap();
@@ -115,7 +115,7 @@ fn requests_at_a_killed_gateway_go_to_the_other_or_end_before_the_connection_tim
 }
 
 #[test]
-fn a_gateway_that_refuses_the_edges_token_costs_no_request_and_is_asked_ever_more_seldom() {
+fn a_gateway_that_refuses_the_edges_token_costs_no_request_and_is_asked_less_and_less_often() {
     lab::ring!(Netns);
     let desk = Desk::new(1, "", "");
     let (_, other) = generate_token().unwrap();
@@ -133,7 +133,7 @@ fn a_gateway_that_refuses_the_edges_token_costs_no_request_and_is_asked_ever_mor
     let refused =
         |desk: &Desk| Counts::read(&desk.site.chain.relay, SECOND_METRICS).unwrap().refused("credentials_invalid");
     let (introduced, began) = (refused(&desk), Instant::now());
-    // Open requests cost a gateway as much as a longer way, so the edge soon prefers the other gateway.
+    // An open request counts against a gateway like a longer round trip, so the edge soon prefers the other gateway.
     let mut begun = Vec::new();
     let at_second = || {
         let before = desk.large[0].counts()[0];
@@ -147,7 +147,7 @@ fn a_gateway_that_refuses_the_edges_token_costs_no_request_and_is_asked_ever_mor
         let (status, _, body) = desk.chat("large", "x", true);
         assert_eq!((status, tokens(&body)), (200, ("0 1 2 3 4 ".into(), true)), "{body}");
     }
-    // After each refusal, the edge waits twice as long, from a second on. The first refusal is followed by a second, two by three.
+    // The edge waits one second after the first refusal and doubles the wait each time: the third refusal comes after three seconds or more.
     let (asked, least) = (refused(&desk) - introduced, |refusals: i64| Duration::from_secs((1 << (refusals - 1)) - 1));
     assert!((1..=16).contains(&asked) && began.elapsed() >= least(asked), "{asked} in {:?}", began.elapsed());
     assert_eq!(desk.small.counts()[0], 0);

@@ -189,7 +189,7 @@ fn a_stream_counts_as_its_engine_bills_it_although_its_client_does_not_ask_for_t
     assert!(!body.contains("usage") && last().contains(r#""include_usage":false"#), "{body}");
     let (_, _, body) = desk.chat("large", "a b", false);
     assert!(body.contains(r#""usage":{"#) && last() == chat("opt-6.7b", "a b", false), "{body}");
-    // A reload takes the key back.
+    // A reload removes the key.
     let sections = desk.sections.replace("ask_usage = true", "");
     desk.site.configure(Terms { relay: &desk.relay, sections: &sections, ..Terms::default() }).unwrap();
     desk.site.signal(libc::SIGHUP).unwrap();
