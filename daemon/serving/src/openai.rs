@@ -467,9 +467,9 @@ mod tests {
         let body = Bytes::from_static(br#"{ "unknown" : {"model":"x"}, "model" : "a\u0062", "stream":true , "n":1e3}"#);
         let fields = RoutingFields::read(&body).unwrap();
         assert_eq!((&fields.model[..], fields.service_tier.as_deref(), fields.max_tokens), ("ab", None, None));
-        let rewritten = fields.with_model(&body, "big \"one\"").to_vec();
+        let rewritten = fields.for_engine(&body, "big \"one\"", None).to_vec();
         assert_eq!(rewritten, br#"{ "unknown" : {"model":"x"}, "model" : "big \"one\"", "stream":true , "n":1e3}"#[..]);
-        assert_eq!(fields.with_model(&body, "ab").to_vec(), body, "the same model in other letters stays");
+        assert_eq!(fields.for_engine(&body, "ab", None).to_vec(), body, "the same model in other letters stays");
         assert_eq!(RoutingFields::read(&rewritten).unwrap().model, "big \"one\"");
     }
 
