@@ -2,13 +2,15 @@
 //! processes in place.
 //!
 //! One read returns up to 32 messages; each is a packet or, with GRO, a train of packets from one sender. A read that returns
-//! fewer has emptied the socket, so no further read is needed to find that out. After [`MESSAGES`] messages the other tasks
-//! have their turn: for example, tunnels whose payloads have just arrived.
+//! fewer has emptied the socket, so no further read is needed to find that out. After [`MESSAGES`] messages or [`TURN_BYTES`]
+//! the other tasks have their turn: for example, tunnels whose payloads have just arrived. A peer's trains may all belong to one
+//! tunnel, whose queue drops payloads if one turn brings more than the queue holds.
 
 use std::{
     ffi::c_void,
     io::{self, ErrorKind, IoSliceMut},
     net::{Ipv4Addr, SocketAddr, UdpSocket},
+    ops::Range,
     pin::pin,
     sync::{
         Arc,
@@ -38,6 +40,10 @@ use crate::descriptor::watch;
 /// Most messages that the event loop takes between two turns of other tasks.
 const MESSAGES: usize = 128;
 
+/// After this many bytes the other tasks have their turn, although messages wait: with the last message, three quarters of the
+/// default of `queue_bytes_per_tunnel`.
+const TURN_BYTES: usize = 128 << 10;
+
 /// Most messages in one read (`BATCH_SIZE` in quinn-udp).
 const READ_MESSAGES: usize = 32;
 
@@ -49,7 +55,7 @@ const STRIDE_BYTES: usize = (1 << 16) + (1 << 8);
 pub(super) struct Rx {
     socket: AsyncFd<UdpSocket>,
     arrivals: Arrivals,
-    /// Whether the last turn ended before the socket was empty, so that the other tasks go first.
+    /// Whether the last turn left messages, so that the other tasks go first.
     yields: bool,
     others: Arc<Others>,
 }
@@ -82,7 +88,8 @@ impl Rx {
         let any = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         let state = UdpSocketState::new(UdpSockRef::from(&any))?;
         let (bytes, address) = (buffers(), address.into());
-        let arrivals = Arrivals { state, address, bytes, meta: [RecvMeta::default(); MESSAGES], messages: 0 };
+        let arrivals =
+            Arrivals { state, address, bytes, meta: [RecvMeta::default(); MESSAGES], turn: 0..0, messages: 0 };
         Ok(Self { socket: watch(socket.into(), Interest::READABLE)?, arrivals, yields: false, others: Arc::default() })
     }
 }
@@ -100,20 +107,16 @@ impl rx::Rx for Rx {
             }
             self.yields = false;
         }
-        loop {
+        let mut is_socket_empty = true;
+        while self.arrivals.are_all_taken() {
             let mut readiness = ready!(self.socket.poll_read_ready(cx))?;
             match self.arrivals.receive(self.socket.get_ref()) {
                 Ok(is_empty) => {
                     // A packet that arrives after the read raises an event of its own.
                     if is_empty {
                         readiness.clear_ready();
-                    } else {
-                        self.yields = true;
-                        // The runtime wakes a yielding task after all tasks that are ready now.
-                        let waker = waker_ref(&self.others);
-                        _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
                     }
-                    return Poll::Ready(Ok(()));
+                    is_socket_empty = is_empty;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => readiness.clear_ready(),
                 // The cause is a packet that a peer sent or a shortage of memory, and neither ends an endpoint.
@@ -123,11 +126,20 @@ impl rx::Rx for Rx {
                 }
             }
         }
+        let takes_all = self.arrivals.begin_turn();
+        // After the last messages of a full read, the socket is asked again.
+        self.yields = !(takes_all && is_socket_empty);
+        if self.yields {
+            // The runtime wakes a yielding task after all tasks that are ready now.
+            let waker = waker_ref(&self.others);
+            _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn queue<F: FnOnce(&mut Arrivals)>(&mut self, take: F) {
         take(&mut self.arrivals);
-        self.arrivals.messages = 0;
+        self.arrivals.turn.start = self.arrivals.turn.end;
     }
 
     fn handle_error<E: event::EndpointPublisher>(self, error: io::Error, _events: &mut E) {
@@ -143,12 +155,16 @@ pub(super) struct Arrivals {
     address: LocalAddress,
     bytes: Vec<u8>,
     meta: [RecvMeta; MESSAGES],
+    /// The messages of this turn that are not taken yet.
+    turn: Range<usize>,
+    /// All messages that were received, taken ones included.
     messages: usize,
 }
 
 impl Arrivals {
-    /// Receives as many messages as there is room for; returns whether the socket was emptied.
+    /// Receives as many messages as there is room for, once all earlier ones are taken; returns whether the socket was emptied.
     fn receive(&mut self, socket: &UdpSocket) -> io::Result<bool> {
+        (self.turn, self.messages) = (0..0, 0);
         while self.messages < MESSAGES {
             let slots = self.bytes.chunks_exact_mut(STRIDE_BYTES).skip(self.messages);
             let mut slots = slots.map(IoSliceMut::new);
@@ -169,6 +185,20 @@ impl Arrivals {
         Ok(false)
     }
 
+    /// Begins a turn with the oldest messages; returns whether these are all.
+    fn begin_turn(&mut self) -> bool {
+        let waiting = &self.meta[self.turn.end..self.messages];
+        let sizes = waiting.iter().scan(0, |bytes, meta| Some(std::mem::replace(bytes, *bytes + meta.len)));
+        let messages = sizes.take_while(|before| *before < TURN_BYTES).count();
+        self.turn = self.turn.end..self.turn.end + messages;
+        self.are_all_taken()
+    }
+
+    /// Whether no message waits for a later turn.
+    fn are_all_taken(&self) -> bool {
+        self.turn.end == self.messages
+    }
+
     /// Returns what the transport needs to know about a message: its path and ECN codepoint.
     fn header(&self, meta: &RecvMeta) -> Header<Handle> {
         let mut path = Handle::from_remote_address(RemoteAddress(meta.addr.into()));
@@ -185,7 +215,8 @@ impl rx::Queue for Arrivals {
     type Handle = Handle;
 
     fn for_each<F: FnMut(Header<Handle>, &mut [u8])>(&mut self, mut on_packet: F) {
-        for index in 0..std::mem::take(&mut self.messages) {
+        let end = self.turn.end;
+        for index in std::mem::replace(&mut self.turn, end..end) {
             let meta = self.meta[index];
             let header = self.header(&meta);
             let begin = index * STRIDE_BYTES;
@@ -196,7 +227,7 @@ impl rx::Queue for Arrivals {
     }
 
     fn is_empty(&self) -> bool {
-        self.messages == 0
+        self.turn.is_empty()
     }
 }
 
@@ -324,5 +355,22 @@ mod tests {
         sender.send_to(&[0; 9], address).unwrap();
         rx::Rx::ready(&mut rx).await.unwrap();
         assert_eq!(take(&mut rx).0, [9]);
+    }
+
+    #[tokio::test]
+    async fn a_turn_ends_when_it_has_brought_its_bytes_although_more_has_been_read() {
+        let (mut rx, sender, address) = pair();
+        socket2::SockRef::from(rx.socket.get_ref()).set_recv_buffer_size(1 << 20).unwrap();
+        crate::descriptor::set_option(&sender, libc::SOL_UDP, libc::UDP_SEGMENT, 1_200).unwrap();
+        for train in 0..4 {
+            sender.send_to(&[train; 40 * 1_200], address).unwrap();
+        }
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        rx::Rx::ready(&mut rx).await.unwrap();
+        assert_eq!(take(&mut rx).0.len(), 3 * 40, "the third train passes 128 KiB");
+        assert!(rx::Rx::poll_ready(&mut rx, &mut cx).is_pending(), "others go first");
+        rx::Rx::ready(&mut rx).await.unwrap();
+        assert_eq!(take(&mut rx).0.len(), 40);
+        assert!(rx::Rx::poll_ready(&mut rx, &mut cx).is_pending(), "the socket is empty");
     }
 }
