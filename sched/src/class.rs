@@ -20,7 +20,7 @@ pub struct ClassSettings {
     pub level: Level,
     /// The priority without a signal; higher goes first. Within `priorities`.
     pub priority: u8,
-    /// The range within which a signal may move the priority.
+    /// The range within which a signal may move the priority; not empty.
     pub priorities: RangeInclusive<u8>,
     /// The share under `wfq` and `lottery`, relative to other classes; at least 1.
     pub weight: u16,
