@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::time::SystemTime;
 
+use sched::class::{ClassSettings, DropRule, Late};
 use sched::path::Placement;
 use sched::stream::{Discipline, Expiry, Low};
 
@@ -15,7 +16,7 @@ use crate::log::{AccessForm, LogSettings};
 use crate::metrics::MetricsSettings;
 use crate::moment::Moment;
 use crate::path::PathSettings;
-use crate::policy::{ClassSettings, DropRule, Late, Policy, PolicyRule, ScheduleSettings};
+use crate::policy::{Policy, PolicyRule, ScheduleSettings};
 use crate::proxy::Proxy;
 use crate::quota::{Quota, volume};
 use crate::relay::{Auth, ListenerIdentity, ListenerSettings, RelayLimits, RelaySettings};

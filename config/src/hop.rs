@@ -13,7 +13,7 @@ pub const MAX_HOPS: usize = 16;
 /// (RFC 9298). This relay sees the other's address but not the content; the other sees only this relay's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// Its name; the rules of [`ClassSettings::name`](crate::policy::ClassSettings::name) apply.
+    /// Its name; the rules of [`ClassSettings::name`](sched::class::ClassSettings::name) apply.
     pub name: String,
     /// Its relay's address, how that relay is verified, and the client's credentials; it may use another hop.
     pub uplink: UplinkSettings,

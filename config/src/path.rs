@@ -17,7 +17,7 @@ pub const MAX_PATHS: usize = 8;
 /// A path: its local end, from which packets leave, and the relay at its other end. All local addresses use all paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathSettings {
-    /// Its name; the rules of [`ClassSettings::name`](crate::policy::ClassSettings::name) apply.
+    /// Its name; the rules of [`ClassSettings::name`](sched::class::ClassSettings::name) apply.
     pub name: String,
     /// The network device for outgoing packets, whatever the routes prefer.
     pub interface: Option<KernelDevice>,

@@ -1,16 +1,13 @@
 //! The policy: the classes of traffic, their terms, and the rules that assign a class to a stream or tunnel.
 //!
-//! A policy is one immutable value. A class bounds the effect of a client's signals (RFC 9218): in
-//! [`ClassSettings::service`], a signal moves a stream only between the bounds of its class.
+//! A policy is one immutable value. A class bounds the effect of a client's signals (RFC 9218): a signal moves a stream only
+//! between the bounds in [`ClassSettings`].
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
-use std::time::Duration;
 
-use masque::priority::{DEFAULT_URGENCY, Priority, of_urgency, urgency_of};
-use sched::path::Placement;
-use sched::stream::{Discipline, Level, Low, Service};
+use sched::class::{ClassSettings, DEFAULT};
+use sched::stream::{Discipline, Low};
 
 use crate::Warning;
 use crate::error::Errors;
@@ -24,19 +21,12 @@ mod write;
 
 pub(crate) use read::{PACKETS, rate, read};
 
-/// The class of traffic to which no rule gives another one. Every policy has it.
-pub const DEFAULT: &str = "default";
-
 /// The most classes of a policy, including [`DEFAULT`]: packet marks have 8 bits for the class, and one value of them
 /// means none.
 pub const MAX_CLASSES: usize = 255;
 
 /// The most named schedules of a policy.
 pub const MAX_SCHEDULES: usize = 64;
-
-/// The priority of a class that sets none: RFC 9218's default. So a client that signals the default is equal to a client that
-/// signals nothing.
-pub const DEFAULT_PRIORITY: u8 = of_urgency(DEFAULT_URGENCY);
 
 /// The longest text of a policy, in bytes: some thousand classes and rules.
 pub const MAX_TEXT_BYTES: usize = 1 << 20;
@@ -69,71 +59,6 @@ pub struct ScheduleSettings {
 /// The index of a class in [`Policy::classes`]. The default is [`DEFAULT`]'s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClassId(pub u16);
-
-/// A named kind of traffic and its terms.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClassSettings {
-    /// The name: 1 to 32 of `a` to `z`, `0` to `9` and `-`.
-    pub name: String,
-    /// The level of the discipline `ml` that serves it. No signal moves it.
-    pub level: Level,
-    /// The priority without a signal; higher goes first. Within `priorities`.
-    pub priority: u8,
-    /// The range within which a signal may move the priority.
-    pub priorities: RangeInclusive<u8>,
-    /// The share under `wfq` and `lottery`, relative to other classes; at least 1.
-    pub weight: u16,
-    /// The time in which its bytes are useful, without a signal: for a request stream from its first byte, for a tunnel
-    /// from the arrival of each payload. Not shorter than `shortest_deadline`.
-    pub deadline: Option<Duration>,
-    /// The shortest deadline that a signal may set; `None` ignores signalled deadlines.
-    pub shortest_deadline: Option<Duration>,
-    /// What a tunnel of the class drops when it has more to send than it may.
-    pub drop: DropRule,
-    /// The most that all its traffic may send toward targets, in bytes per second, headers included.
-    pub rate_up: Option<u64>,
-    /// The most that all its traffic may send toward clients, in bytes per second, headers of payloads included.
-    pub rate_down: Option<u64>,
-    /// The most packets that all its traffic may send toward targets, per second.
-    pub packets_up: Option<u64>,
-    /// The most payloads that all its traffic may send toward clients, per second.
-    pub packets_down: Option<u64>,
-    /// The codepoint of its packets (RFC 2474 §3), 0 to 63: toward targets, and if the kernel enforces classes also
-    /// toward peers of QUIC connections; `None` leaves them unchanged.
-    pub dscp: Option<u8>,
-    /// What happens to a request for a model if no model is predicted to answer within its deadline.
-    pub late: Late,
-    /// Which path of an edge its tunnels and requests use, if there are several.
-    pub placement: Placement,
-}
-
-/// What a gateway does with a request that will be late.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Late {
-    /// The request is answered as early as possible.
-    #[default]
-    Serve,
-    /// The request is refused at once, so that its client can turn elsewhere and no engine works in vain.
-    Refuse,
-}
-
-/// Which payloads a tunnel drops. Queues are bounded in bytes under every rule, and drop their oldest payloads when
-/// full.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DropRule {
-    /// Only the oldest, once the queue is full.
-    #[default]
-    Oldest,
-    /// Also payloads that have waited longer than this.
-    Sojourn(Duration),
-    /// Also the payloads that CoDel drops to keep waits short (RFC 8289).
-    CoDel {
-        /// The wait that is acceptable indefinitely (RFC 8289 §4.3).
-        target: Duration,
-        /// For how long a longer wait is acceptable: about a round trip of the slowest clients (RFC 8289 §4.3).
-        interval: Duration,
-    },
-}
 
 /// Gives a class, a schedule, or both to traffic that meets all conditions of the rule; without conditions, to all traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -299,63 +224,6 @@ impl Default for ScheduleSettings {
     /// `level = "high"` and a deadline to overtake them.
     fn default() -> Self {
         Self { discipline: Discipline::Ml { low: Low::Rr }, low_mark_packets: None }
-    }
-}
-
-impl ClassSettings {
-    /// Returns the class of a section without keys.
-    pub(crate) fn named(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            level: Level::Low,
-            priority: DEFAULT_PRIORITY,
-            priorities: 0..=DEFAULT_PRIORITY,
-            weight: 1,
-            deadline: None,
-            shortest_deadline: None,
-            drop: DropRule::Oldest,
-            rate_up: None,
-            rate_down: None,
-            packets_up: None,
-            packets_down: None,
-            dscp: None,
-            late: Late::Serve,
-            placement: Placement::Paced,
-        }
-    }
-
-    /// Returns the scheduler's view of a stream of this class that is opened, or moved by `signal`, at `now_ns`.
-    ///
-    /// A signal counts within the class's bounds: an urgency outside `priorities` becomes the nearest bound, a deadline
-    /// shorter than `shortest_deadline` becomes that. The class supplies what the signal omits, and always the level.
-    #[must_use]
-    pub fn service(&self, signal: Option<&Priority>, now_ns: u64) -> Service {
-        let asked = signal.and_then(|signal| signal.urgency).map_or(self.priority, of_urgency);
-        Service {
-            level: self.level,
-            priority: asked.clamp(*self.priorities.start(), *self.priorities.end()),
-            weight: self.weight,
-            deadline_ns: self.deadline_ns(signal).map(|deadline_ns| now_ns.saturating_add(deadline_ns)),
-            incremental: signal.and_then(|signal| signal.incremental).unwrap_or_default(),
-        }
-    }
-
-    /// Returns the time in which the bytes of a stream of this class are useful after `signal`: for tunnels, whose
-    /// deadline counts from the arrival of each payload.
-    #[must_use]
-    pub fn deadline_ns(&self, signal: Option<&Priority>) -> Option<u64> {
-        let asked = signal.and_then(|signal| signal.deadline_ms).map(Duration::from_millis);
-        let granted = asked.zip(self.shortest_deadline).map(|(asked, shortest)| asked.max(shortest));
-        let deadline = granted.or(self.deadline)?;
-        Some(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX))
-    }
-
-    /// Returns the priority signal that an edge sends to a relay with its streams of this class. The relay ranks the data that it sends
-    /// back by this signal. The signal claims no higher priority than the class has, except that classes below 31 signal `u=7`.
-    #[must_use]
-    pub fn signal(&self) -> Priority {
-        let deadline_ms = self.deadline.map(|deadline| u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX));
-        Priority { urgency: Some(urgency_of(self.priority)), incremental: None, deadline_ms }
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! | module | question it answers |
 //! |---|---|
+//! | [`class`] | what a kind of traffic may have: the terms that its streams and datagrams share |
 //! | [`stream`] | which of the streams with something to send has the next turn |
 //! | [`arbiter`] | streams or datagrams, when both wait |
 //! | [`pace`] | when the next packet may leave |
@@ -17,6 +18,7 @@
 //! what a packet contains; it sees ids, ranks, sizes and times.
 
 pub mod arbiter;
+pub mod class;
 pub mod codel;
 pub mod hash;
 pub mod pace;

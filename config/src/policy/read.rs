@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use sched::class::{ClassSettings, DEFAULT, DropRule, Late};
 use sched::path::Placement;
 use sched::stream::{Discipline, Expiry, Level, Low};
 use serde_json::{Value as Json, json};
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::{
-    ClassId, ClassSettings, DEFAULT, DropRule, Late, MAX_CLASSES, MAX_SCHEDULES, Policy, PolicyRule, ScheduleSettings,
-};
+use super::{ClassId, MAX_CLASSES, MAX_SCHEDULES, Policy, PolicyRule, ScheduleSettings};
 use crate::error::Problem;
 use crate::section::{ClassName, ScheduleName, Section, Value, text, unsigned, whole_number, words};
 use crate::targets::Ports;

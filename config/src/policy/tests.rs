@@ -1,4 +1,9 @@
-use sched::stream::{DisciplineClock, Expiry, Streams};
+use std::time::Duration;
+
+use masque::priority::{DEFAULT_URGENCY, of_urgency};
+use sched::class::{DEFAULT_PRIORITY, DropRule, Late};
+use sched::path::Placement;
+use sched::stream::{Expiry, Level};
 
 use super::*;
 use crate::schema::tests::POLICY;
@@ -30,32 +35,11 @@ const fn millis(ms: u64) -> Option<Duration> {
     Some(Duration::from_millis(ms))
 }
 
-fn signal(text: &str) -> Priority {
-    Priority::parse(text.as_bytes()).unwrap()
-}
-
 #[test]
 fn without_sections_there_is_one_class_and_no_rule() {
     assert_eq!(valid(""), Policy::default());
     assert_eq!(valid("[schedule]\n[class.default]\n"), Policy::default());
     assert_eq!(Policy::default().classes.len(), 1);
-}
-
-#[test]
-fn who_configures_nothing_gets_round_robin_whatever_clients_signal() {
-    let policy = Policy::default();
-    let mut clock = DisciplineClock::new(policy.schedule.discipline, 1);
-    let mut streams = Streams::new();
-    for (stream, text) in (0..).zip(["u=7, i=?0", "u=0, dl=1", "i", ""]) {
-        streams.insert(stream, policy.classes[0].service(Some(&signal(text)), 5));
-        streams.wake(&mut clock, stream);
-    }
-    let mut turn = || {
-        let (stream, _) = streams.turn().unwrap();
-        streams.end_turn(&mut clock, stream, 1_200, true);
-        stream
-    };
-    assert_eq!([0; 9].map(|_| turn()), [0, 1, 2, 3, 0, 1, 2, 3, 0]);
 }
 
 #[test]
@@ -385,38 +369,6 @@ fn rules_behind_one_without_conditions_are_warned_of() {
 }
 
 #[test]
-fn a_signal_counts_as_far_as_the_class_lets_it() {
-    const NOW: u64 = 1_000_000_000;
-    let class = class_a(
-        "[class.a]\nlevel = \"high\"\npriority = 160\npriorities = [100, 200]\ndeadline_ms = 500\n\
-         shortest_deadline_ms = 200\nweight = 4\n",
-    );
-    let unmoved = class.service(None, NOW);
-    let deadline_ns = |ms: u64| Some(NOW + ms * 1_000_000);
-    let expected =
-        Service { level: Level::High, priority: 160, weight: 4, deadline_ns: deadline_ns(500), incremental: false };
-    assert_eq!(unmoved, expected);
-    assert_eq!(class.service(Some(&Priority::default()), NOW), unmoved);
-    let rows = [
-        ("u=0", Service { priority: 200, ..unmoved }),
-        ("u=2", Service { priority: 191, ..unmoved }),
-        ("u=7, i", Service { priority: 100, incremental: true, ..unmoved }),
-        ("dl=0", Service { deadline_ns: deadline_ns(200), ..unmoved }),
-        ("dl=199", Service { deadline_ns: deadline_ns(200), ..unmoved }),
-        ("dl=201", Service { deadline_ns: deadline_ns(201), ..unmoved }),
-        ("dl=9000", Service { deadline_ns: deadline_ns(9_000), ..unmoved }),
-        ("dl=-1", unmoved),
-    ];
-    for (text, expected) in rows {
-        assert_eq!(class.service(Some(&signal(text)), NOW), expected, "{text}");
-    }
-    let patient = ClassSettings::named("patient");
-    assert_eq!(patient.service(Some(&signal("dl=5")), NOW).deadline_ns, None);
-}
-
-#[test]
-fn the_edge_asks_for_what_its_class_has() {
-    let class = class_a("[class.a]\npriority = 200\ndeadline_ms = 1500\n");
-    assert_eq!(class.signal().to_field_value(), "u=2, dl=1500");
-    assert_eq!(ClassSettings::named("b").signal().to_field_value(), "u=3");
+fn a_client_that_signals_the_default_is_equal_to_one_that_signals_nothing() {
+    assert_eq!(DEFAULT_PRIORITY, of_urgency(DEFAULT_URGENCY));
 }

@@ -1,7 +1,9 @@
 //! Writes a policy as text that [`Policy::from_toml`] reads back as the same policy.
 
+use sched::class::{ClassSettings, DEFAULT};
+
+use super::Policy;
 use super::read::{class, rule, schedule};
-use super::{ClassSettings, DEFAULT, Policy};
 use crate::document::Text;
 
 impl Policy {

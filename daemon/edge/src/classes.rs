@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use config::policy::Policy;
 use parking_lot::{Mutex, MutexGuard};
-use quic::class::{Classes, Membership};
+use quic::class::Membership;
+use role::classes::Classes;
 use serving::classes::RequestClasses;
 
 use super::schedules::NamedSchedules;

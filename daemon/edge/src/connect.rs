@@ -377,7 +377,7 @@ impl RelayAccess {
     /// Returns the priority signal that tells the relay how to rank the data that it sends back.
     #[must_use]
     pub fn signal(&self, class: &Class) -> Option<Priority> {
-        self.is_chosen.then(|| class.policy().signal())
+        self.is_chosen.then(|| class.signal())
     }
 
     /// Carries a connection of `client` to `target` until it ends: first the bytes already `read`, then the next `wanted` bytes, and

@@ -328,7 +328,7 @@ impl Handle {
 impl Shared {
     /// Returns the priority signal that tells the relay how to rank payloads that it sends back.
     fn signal(&self, class: &Class) -> Option<Priority> {
-        self.is_chosen.then(|| class.policy().signal())
+        self.is_chosen.then(|| class.signal())
     }
 
     /// Sends everything in `downlink` to a local sender, runs of equal size as one message.

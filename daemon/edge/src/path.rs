@@ -182,7 +182,8 @@ pub(crate) fn ns(time: Duration) -> u64 {
 mod tests {
     use config::policy::Policy;
     use masque::priority::Priority;
-    use quic::class::{Classes, PolicyRole};
+    use quic::class::PolicyRole;
+    use role::classes::Classes;
     use sched::{
         path::{CandidatePath, Placed, place},
         stream::Low,

@@ -3,10 +3,8 @@
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
-use quic::{
-    class::Classes,
-    datagrams::{Schedule, Schedules},
-};
+use quic::datagrams::Schedules;
+use role::classes::Classes;
 
 /// The schedules that connections follow, each under the name that local addresses give it; they follow the policy.
 /// Clones share them.
@@ -29,7 +27,7 @@ impl NamedSchedules {
         // Drops the schedules of closed connections.
         state.used.retain(|_, schedules| schedules.is_shared());
         let State { classes, used } = &mut *state;
-        let first = || classes.as_ref().map(|classes| Schedule::named(classes, name).into()).unwrap_or_default();
+        let first = || classes.as_ref().map(|classes| classes.schedule(name).into()).unwrap_or_default();
         used.entry(name.map(str::to_owned)).or_insert_with(first).clone()
     }
 
@@ -38,7 +36,7 @@ impl NamedSchedules {
         let mut state = self.0.lock();
         state.classes = Some(classes.clone());
         for (name, schedules) in &state.used {
-            schedules.set(Schedule::named(classes, name.as_deref()));
+            schedules.set(classes.schedule(name.as_deref()));
         }
     }
 }

@@ -48,7 +48,7 @@ const URGENCY_STEP: u32 = 16;
 /// class, or else from the class itself.
 #[must_use]
 pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {
-    let urgency = urgency_of(class.policy().service(signal, 0).priority);
+    let urgency = urgency_of(class.service(signal, 0).priority);
     let steps = u32::from(LEAST_URGENT.saturating_sub(urgency));
     u32::from(class.policy().weight).saturating_mul(URGENCY_STEP.saturating_pow(steps))
 }
@@ -57,7 +57,7 @@ pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {
 /// counts within the bounds of the class. Without one, an answer is sent as a whole (RFC 9218 §4.2).
 #[must_use]
 pub fn precedence(class: &Class, signal: Option<&Priority>) -> Precedence {
-    let service = class.policy().service(signal, 0);
+    let service = class.service(signal, 0);
     Precedence { level: service.level, priority: service.priority, is_incremental: service.incremental }
 }
 
@@ -79,7 +79,8 @@ pub fn left(
 #[cfg(test)]
 mod tests {
     use config::policy::Policy;
-    use quic::class::{Classes, PolicyRole};
+    use quic::class::PolicyRole;
+    use role::classes::Classes;
 
     use super::*;
 

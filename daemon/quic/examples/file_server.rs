@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
-use config::policy::Policy;
 use quic::{
-    application::{ApplicationSettings, Connection, Connector, Discipline, Listener, Stream},
+    application::{ApplicationSettings, ClassSettings, Connection, Connector, Discipline, Listener, Stream},
     tls::{self, Trust},
 };
 use tokio::{sync::watch, task::JoinSet, time::sleep};
@@ -18,14 +17,6 @@ mod slow_link;
 
 /// The server's files: name, size in bytes, and the class in which each is answered.
 const FILES: [(&str, usize, &str); 2] = [("film", 3_000_000, "bulk"), ("page", 8_000, "urgent")];
-
-const POLICY: &str = r#"
-    [class.bulk]
-    priority = 1
-    [class.urgent]
-    priority = 200
-    deadline_ms = 100
-"#;
 
 /// How many answers with a deadline met it.
 #[derive(Clone, Copy, Default)]
@@ -38,7 +29,10 @@ struct Tally {
 async fn main() -> Result<()> {
     let folder = std::env::temp_dir().join(format!("quic-file-server-{}", std::process::id()));
     for (name, discipline) in [("first come, first served", Discipline::Fcfs), ("by priority", Discipline::Abs)] {
-        let settings = ApplicationSettings { policy: Policy::from_toml(POLICY)?, ..ApplicationSettings::new(b"files") };
+        let bulk = ClassSettings { priority: 1, ..ClassSettings::named("bulk") };
+        let deadline = Some(Duration::from_millis(100));
+        let urgent = ClassSettings { priority: 200, deadline, ..ClassSettings::named("urgent") };
+        let settings = ApplicationSettings { classes: vec![bulk, urgent], ..ApplicationSettings::new(b"files") };
         let identity = tls::development_identity(&folder)?;
         let trust = Trust::Pinned(tls::fingerprint(identity.chain.first().context("a chain has a certificate")?));
         let mut listener = Listener::bind(([127, 0, 0, 1], 0).into(), identity, &settings)?;

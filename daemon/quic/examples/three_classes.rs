@@ -6,39 +6,33 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use config::policy::Policy;
 use quic::{
-    application::{ApplicationSettings, Connection, Connector, Listener, Stream},
+    application::{
+        ApplicationSettings, ClassSettings, Connection, Connector, Discipline, Level, Listener, Low, Stream,
+    },
     tls::{self, Trust},
 };
 use tokio::task::JoinSet;
 
 mod slow_link;
 
-/// The classes of the policy.
-const CLASSES: &str = r#"
-    [class.urgent]
-    level = "high"
-    deadline_ms = 50
-    [class.normal]
-    weight = 10
-    [class.bulk]
-"#;
+fn classes() -> Vec<ClassSettings> {
+    let (level, deadline) = (Level::High, Some(Duration::from_millis(50)));
+    let urgent = ClassSettings { level, deadline, ..ClassSettings::named("urgent") };
+    let normal = ClassSettings { weight: 10, ..ClassSettings::named("normal") };
+    vec![urgent, normal, ClassSettings::named("bulk")]
+}
 
 /// How many messages each class sends, and their size in bytes.
 const MESSAGES: [(&str, usize, usize); 3] = [("urgent", 20, 1_000), ("normal", 20, 20_000), ("bulk", 4, 200_000)];
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
-    for (discipline, schedule) in [
-        ("round robin", "discipline = \"rr\""),
-        ("deadlines first, then by weight", "discipline = \"ml\"\nlow = \"wfq\""),
-    ] {
-        println!("{discipline}");
-        let settings = ApplicationSettings {
-            policy: Policy::from_toml(&format!("[schedule]\n{schedule}\n{CLASSES}"))?,
-            ..ApplicationSettings::new(b"echo")
-        };
+    for (name, discipline) in
+        [("round robin", Discipline::Rr), ("deadlines first, then by weight", Discipline::Ml { low: Low::Wfq })]
+    {
+        println!("{name}");
+        let settings = ApplicationSettings { discipline, classes: classes(), ..ApplicationSettings::new(b"echo") };
         round(&settings).await?;
     }
     Ok(())

@@ -1,20 +1,18 @@
 //! QUIC for applications: connections on which the application decides what leaves next.
 //!
 //! Each connection has a discipline ([`Discipline`]), and each stream or datagram on it a class: a level, a priority, a
-//! weight, a deadline. Both come from a policy in the syntax of paced's configuration, or from the application while the
-//! connection runs.
+//! weight, a deadline. The application names them when it starts, and may change both while the connection runs.
 //!
 //! ```no_run
 //! # use std::path::Path;
-//! use config::policy::Policy;
 //! use quic::{
-//!     application::{ApplicationSettings, Connector},
+//!     application::{ApplicationSettings, ClassSettings, Connector, Discipline},
 //!     tls::Trust,
 //! };
 //!
 //! # async fn example() -> anyhow::Result<()> {
-//! let policy = Policy::from_toml("[schedule]\ndiscipline = \"abs\"\n[class.urgent]\npriority = 255\n")?;
-//! let settings = ApplicationSettings { policy, ..ApplicationSettings::new(b"echo") };
+//! let classes = vec![ClassSettings { priority: 255, ..ClassSettings::named("urgent") }];
+//! let settings = ApplicationSettings { discipline: Discipline::Abs, classes, ..ApplicationSettings::new(b"echo") };
 //! let connector = Connector::new(Trust::System, None, &settings)?;
 //! let mut connection = connector.connect(([192, 0, 2, 1], 4433).into(), "server.example").await?;
 //! let mut stream = connection.open("urgent").await?;
@@ -40,7 +38,6 @@ use std::{
 use admission::connection_id::Issuer;
 use anyhow::{Context as _, Result, anyhow};
 use bytes::Bytes;
-use config::policy::Policy;
 use masque::tunnel::TunnelError;
 use pacing::io::qdisc;
 pub use s2n_quic::stream::ReceiveStream;
@@ -49,11 +46,14 @@ use s2n_quic::{
     connection::{self, BidirectionalStreamAcceptor, ReceiveStreamAcceptor},
     stream::BidirectionalStream,
 };
-pub use sched::stream::Discipline;
+pub use sched::{
+    class::{ClassSettings, DropRule},
+    stream::{Discipline, Expiry, Level, Low},
+};
 use tokio::runtime::Handle;
 
 use crate::{
-    class::{ClassMetrics, Classes, PolicyRole, Terms},
+    class::{ClassMetrics, ClassSet, PolicyRole, Terms},
     datagrams::{Datagrams, Flow, Hub, QueueLimits, Sender},
     dispatch::{self, Dispatcher},
     endpoint::{self, Admission, Transport},
@@ -71,8 +71,10 @@ const FRAME_BYTES: u64 = u16::MAX as u64;
 pub struct ApplicationSettings {
     /// The application's protocol (ALPN, RFC 7301), which has to be the same at both ends.
     pub protocol: Vec<u8>,
-    /// Classes, and the discipline with which connections begin. Rules are for tunnels and decide nothing here.
-    pub policy: Policy,
+    /// The discipline with which connections begin.
+    pub discipline: Discipline,
+    /// The classes, in any order. A class named `default` is added unless there is one.
+    pub classes: Vec<ClassSettings>,
     /// Sockets, windows, timeouts and congestion control.
     pub transport: Transport,
     /// Bounds of the datagrams that wait in either direction.
@@ -80,12 +82,13 @@ pub struct ApplicationSettings {
 }
 
 impl ApplicationSettings {
-    /// Returns the settings of a protocol, with one class and round robin.
+    /// Returns the settings of a protocol, with one class, and round robin below streams and datagrams of the high level.
     #[must_use]
     pub fn new(protocol: &[u8]) -> Self {
         Self {
             protocol: protocol.to_owned(),
-            policy: Policy::default(),
+            discipline: Discipline::Ml { low: Low::Rr },
+            classes: Vec::new(),
             transport: Transport::default(),
             datagrams: QueueLimits { flow_bytes: 256 << 10, connection_bytes: 4 << 20 },
         }
@@ -99,25 +102,30 @@ impl ApplicationSettings {
         Ok(self.transport.clone().leaving_by(&devices, &Arc::default()))
     }
 
-    fn classes(&self, role: PolicyRole) -> Arc<Classes> {
-        Arc::new(Classes::new(self.policy.clone(), role, &ClassMetrics::default(), |_| Default::default()))
+    fn classes(&self, role: PolicyRole) -> Arc<ClassSet> {
+        Arc::new(ClassSet::new(self.classes.clone(), role, &ClassMetrics::default(), |_| Default::default()))
     }
 
     /// Returns the datagrams of an endpoint whose connections begin with the default one of `classes`.
-    fn datagrams(&self, classes: &Classes) -> Datagrams {
+    fn datagrams(&self, classes: &ClassSet) -> Datagrams {
         Datagrams {
             limits: self.datagrams,
             counters: Arc::default(),
             max_frame_bytes: FRAME_BYTES,
-            schedules: Schedule::named(classes, None).into(),
+            schedules: schedule(self.discipline, classes).into(),
         }
     }
+}
+
+/// Returns a schedule whose streams and datagrams begin with the default one of `classes`.
+fn schedule(discipline: Discipline, classes: &ClassSet) -> Schedule {
+    Schedule::late(discipline, None, classes.named(None).terms(None))
 }
 
 /// Accepts connections at an address.
 pub struct Listener {
     server: Server,
-    classes: Arc<Classes>,
+    classes: Arc<ClassSet>,
 }
 
 impl Listener {
@@ -157,7 +165,7 @@ impl Listener {
 pub struct Connector {
     /// For IPv4 and for IPv6, as far as this machine has them.
     clients: [Option<Client>; 2],
-    classes: Arc<Classes>,
+    classes: Arc<ClassSet>,
 }
 
 impl Connector {
@@ -206,8 +214,7 @@ pub struct Connection {
 struct Shared {
     hub: Arc<Hub>,
     dispatcher: Dispatcher,
-    classes: Arc<Classes>,
-    schedule: Schedule,
+    classes: Arc<ClassSet>,
 }
 
 impl Drop for Shared {
@@ -218,7 +225,7 @@ impl Drop for Shared {
 }
 
 impl Connection {
-    fn start(connection: s2n_quic::Connection, classes: Arc<Classes>) -> Result<Self> {
+    fn start(connection: s2n_quic::Connection, classes: Arc<ClassSet>) -> Result<Self> {
         let (mut handle, acceptor) = connection.split();
         let (streams, unidirectional) = acceptor.split();
         let hub = handle.datagram_mut(|sender: &mut Sender| sender.hub())?;
@@ -226,17 +233,16 @@ impl Connection {
         // The application decides which peers it accepts, so the budget of strangers does not apply.
         handle.query_event_context(|state: &ConnectionState| state.standing.admit())?;
         tokio::spawn(driver.run());
-        let schedule = Schedule::named(&classes, None);
-        let shared = Arc::new(Shared { hub, dispatcher, classes, schedule });
+        let shared = Arc::new(Shared { hub, dispatcher, classes });
         Ok(Self { handle, streams, _unidirectional: unidirectional, shared })
     }
 
     /// Changes the discipline that decides what leaves next on this connection, including bytes that already wait.
     pub fn set_discipline(&self, discipline: Discipline) {
-        self.shared.hub.set_schedule(&Schedule { discipline, ..self.shared.schedule.clone() });
+        self.shared.hub.set_schedule(&schedule(discipline, &self.shared.classes));
     }
 
-    /// Returns the terms of the policy's class of this name, or of the default class if there is none.
+    /// Returns the terms of the class of this name, or of the default class if there is none.
     #[must_use]
     pub fn terms(&self, class: &str) -> Terms {
         self.shared.classes.named(Some(class)).terms(None)
@@ -245,7 +251,7 @@ impl Connection {
     /// Returns the classes with their counters over all connections of this end: traffic that was sent or dropped, or that
     /// missed its deadline.
     #[must_use]
-    pub fn classes(&self) -> &Classes {
+    pub fn classes(&self) -> &ClassSet {
         &self.shared.classes
     }
 

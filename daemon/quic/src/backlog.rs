@@ -8,8 +8,8 @@ use std::{
     },
 };
 
-use config::policy::DropRule;
 use sched::{
+    class::DropRule,
     codel::{Codel, CodelVerdict},
     stream::Expiry,
 };
@@ -148,17 +148,20 @@ impl Backlog {
 
 #[cfg(test)]
 mod tests {
-    use crate::class::{Classes, PolicyRole};
+    use std::time::Duration;
+
+    use sched::class::ClassSettings;
+
+    use crate::class::Class;
 
     use super::*;
 
     #[test]
     fn codel_counts_only_what_is_left_behind_a_payload_so_it_never_drops_the_last() {
         const MS: u64 = 1_000_000;
-        let text = "[class.x]\ndrop = \"codel\"\n";
-        let policy = config::policy::Policy::from_toml(text).unwrap();
-        let classes = Classes::new(policy, PolicyRole::Relay, &Default::default(), |_| Default::default());
-        let terms = classes.named(Some("x")).terms(None);
+        let drop = DropRule::CoDel { target: Duration::from_millis(5), interval: Duration::from_millis(100) };
+        let class = Arc::new(Class::of(ClassSettings { drop, ..ClassSettings::named("x") }));
+        let terms = class.terms(None);
         for (len, waiting, drops) in [(800, 2, false), (9_000, 1, false), (800, 3, true)] {
             let losses = Arc::<Losses>::default();
             let mut backlog = Backlog::new(1 << 20, losses.clone());

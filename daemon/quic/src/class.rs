@@ -1,18 +1,24 @@
 //! Classes in the data path: the terms on which a tunnel or stream is served, the class's rates, and the counters of its
 //! traffic.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use config::policy::{self, ClassId, DropRule, Policy, RequestSubject, Subject};
-use masque::priority::Priority;
+use masque::priority::{Priority, of_urgency, urgency_of};
 use pacing::{class_key::ClassKey, io::distribution::Distribution};
 use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
-use sched::{pace::Pace, stream::Service};
+use sched::{
+    class::{ClassSettings, DEFAULT, DropRule},
+    pace::Pace,
+    stream::Service,
+};
+
+#[cfg(test)]
+mod tests;
 
 /// The end of a connection at which a class is applied; it decides which rate applies in which direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,58 +40,47 @@ impl PolicyRole {
     }
 }
 
-/// The classes of a policy, as one role applies them. All connections share them.
+/// Classes of different names, as one role applies them. All connections share them.
 #[derive(Debug)]
-pub struct Classes {
-    policy: Policy,
-    classes: Vec<Arc<Class>>,
-}
+pub struct ClassSet(Vec<Arc<Class>>);
 
-impl Classes {
-    /// Creates the classes of `policy`; `marks` returns the marks that a class's packets carry for the kernel. A class
-    /// whose name existed before continues its counters.
+impl ClassSet {
+    /// Creates classes; `marks` returns the marks that a class's packets carry for the kernel. The class [`DEFAULT`] comes first,
+    /// and exists even if `classes` does not name it. A class whose name existed before continues its counters.
     #[must_use]
-    pub fn new(policy: Policy, role: PolicyRole, metrics: &ClassMetrics, marks: impl Fn(&str) -> ClassMarks) -> Self {
-        let class = |class: &policy::ClassSettings| {
-            let counters = metrics.of(role, &class.name);
-            Arc::new(Class::new(class.clone(), role, counters, marks(&class.name)))
+    pub fn new(
+        mut classes: Vec<ClassSettings>,
+        role: PolicyRole,
+        metrics: &ClassMetrics,
+        marks: impl Fn(&str) -> ClassMarks,
+    ) -> Self {
+        match classes.iter().position(|class| class.name == DEFAULT) {
+            Some(place) => classes[..=place].rotate_right(1),
+            None => classes.insert(0, ClassSettings::named(DEFAULT)),
+        }
+        let class = |class: ClassSettings| {
+            let (counters, marks) = (metrics.of(role, &class.name), marks(&class.name));
+            Arc::new(Class::new(class, role, counters, marks))
         };
-        Self { classes: policy.classes.iter().map(class).collect(), policy }
-    }
-
-    /// Returns the policy.
-    #[must_use]
-    pub fn policy(&self) -> &Policy {
-        &self.policy
-    }
-
-    /// Returns the class of a stream or tunnel.
-    #[must_use]
-    pub fn classify(&self, subject: &Subject<'_>) -> &Arc<Class> {
-        self.class(self.policy.classify(subject))
-    }
-
-    /// Returns the class that a rule gives a request for a model; `None` if no rule matches.
-    #[must_use]
-    pub fn request_class(&self, subject: &RequestSubject<'_>) -> Option<&Arc<Class>> {
-        self.policy.request_class(subject).map(|id| self.class(id))
+        Self(classes.into_iter().map(class).collect())
     }
 
     /// Returns the class of a name, or the default class if there is none of that name.
     #[must_use]
     pub fn named(&self, name: Option<&str>) -> &Arc<Class> {
-        name.and_then(|name| self.get(name)).unwrap_or_else(|| self.class(ClassId::default()))
+        name.and_then(|name| self.get(name)).unwrap_or_else(|| self.at(0))
     }
 
     /// Returns the class of a name, if there is one.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Arc<Class>> {
-        self.policy.id_of(name).map(|id| self.class(id))
+        self.0.iter().find(|class| class.policy.name == name)
     }
 
-    fn class(&self, id: ClassId) -> &Arc<Class> {
-        // Every policy has a default class.
-        self.classes.get(usize::from(id.0)).unwrap_or(&self.classes[0])
+    /// Returns the class at a place, from 0, or the default class if there is none.
+    #[must_use]
+    pub fn at(&self, place: usize) -> &Arc<Class> {
+        self.0.get(place).unwrap_or(&self.0[0])
     }
 }
 
@@ -101,7 +96,7 @@ pub struct ClassMarks {
 /// A class as the data path sees it; all tunnels and streams of the class share it, over all connections.
 #[derive(Debug)]
 pub struct Class {
-    policy: policy::ClassSettings,
+    policy: ClassSettings,
     /// Its key in records of packets.
     pub key: ClassKey,
     /// The rate toward the other end of QUIC connections. Departures that wait belong to it, and give back to it what does not
@@ -116,7 +111,7 @@ pub struct Class {
 }
 
 impl Class {
-    fn new(policy: policy::ClassSettings, role: PolicyRole, counters: ClassCounters, marks: ClassMarks) -> Self {
+    fn new(policy: ClassSettings, role: PolicyRole, counters: ClassCounters, marks: ClassMarks) -> Self {
         let up = Cap::new(policy.rate_up, policy.packets_up);
         let (to_peers, to_targets) = match role {
             PolicyRole::Relay => (Cap::new(policy.rate_down, policy.packets_down), up),
@@ -127,7 +122,7 @@ impl Class {
 
     /// Returns the class's settings in the policy.
     #[must_use]
-    pub fn policy(&self) -> &policy::ClassSettings {
+    pub fn policy(&self) -> &ClassSettings {
         &self.policy
     }
 
@@ -137,12 +132,47 @@ impl Class {
         self.policy.drop
     }
 
+    /// Returns the scheduler's view of a stream of this class that is opened, or moved by `signal`, at `now_ns`.
+    ///
+    /// A signal counts within the class's bounds: an urgency outside `priorities` becomes the nearest bound, a deadline
+    /// shorter than `shortest_deadline` becomes that. The class supplies what the signal omits, and always the level.
+    #[must_use]
+    pub fn service(&self, signal: Option<&Priority>, now_ns: u64) -> Service {
+        let (lowest, highest) = self.policy.priorities.clone().into_inner();
+        let asked = signal.and_then(|signal| signal.urgency).map(|urgency| of_urgency(urgency).clamp(lowest, highest));
+        Service {
+            level: self.policy.level,
+            priority: asked.unwrap_or(self.policy.priority),
+            weight: self.policy.weight,
+            deadline_ns: self.deadline_ns(signal).map(|deadline_ns| now_ns.saturating_add(deadline_ns)),
+            incremental: signal.and_then(|signal| signal.incremental).unwrap_or_default(),
+        }
+    }
+
+    /// Returns the time in which the bytes of a stream of this class are useful after `signal`: for tunnels, whose
+    /// deadline counts from the arrival of each payload.
+    #[must_use]
+    pub fn deadline_ns(&self, signal: Option<&Priority>) -> Option<u64> {
+        let asked = signal.and_then(|signal| signal.deadline_ms).map(Duration::from_millis);
+        let granted = asked.zip(self.policy.shortest_deadline).map(|(asked, shortest)| asked.max(shortest));
+        let deadline = granted.or(self.policy.deadline)?;
+        Some(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the priority signal that an edge sends to a relay with its streams of this class. The relay ranks the data that it sends
+    /// back by this signal. The signal claims no higher priority than the class has, except that classes below 31 signal `u=7`.
+    #[must_use]
+    pub fn signal(&self) -> Priority {
+        let deadline_ms = self.policy.deadline.map(|deadline| u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX));
+        Priority { urgency: Some(urgency_of(self.policy.priority)), incremental: None, deadline_ms }
+    }
+
     /// Returns the terms of a stream or tunnel of this class that asks for `signal`, as far as the class allows that.
     #[must_use]
     pub fn terms(self: &Arc<Self>, signal: Option<&Priority>) -> Terms {
         Terms {
-            service: self.policy.service(signal, 0),
-            deadline_ns: self.policy.deadline_ns(signal),
+            service: self.service(signal, 0),
+            deadline_ns: self.deadline_ns(signal),
             since: Since::default(),
             signal: signal.copied(),
             class: self.clone(),
@@ -153,12 +183,7 @@ impl Class {
 impl Default for Class {
     /// A class without rules.
     fn default() -> Self {
-        Self::new(
-            Policy::default().classes.swap_remove(0),
-            PolicyRole::Relay,
-            ClassCounters::default(),
-            ClassMarks::default(),
-        )
+        Self::new(ClassSettings::named(DEFAULT), PolicyRole::Relay, ClassCounters::default(), ClassMarks::default())
     }
 }
 
@@ -340,7 +365,7 @@ impl ClassCounters {
 
 impl Default for ClassCounters {
     fn default() -> Self {
-        ClassMetrics::default().of(PolicyRole::Relay, policy::DEFAULT)
+        ClassMetrics::default().of(PolicyRole::Relay, DEFAULT)
     }
 }
 
@@ -405,12 +430,12 @@ impl ClassMetrics {
         registry.register("class_sojourn_seconds", help, self.sojourn.clone());
     }
 
-    /// Removes the counters of classes that a policy does not have, so that there are never more than it has.
-    pub fn retain(&self, policy: &Policy) {
+    /// Removes the counters of classes whose names `exists` does not know, so that they do not accumulate over many policies.
+    pub fn retain(&self, exists: impl Fn(&str) -> bool) {
         let mut known = self.known.lock();
         known.retain(|labels| {
             let [(_, class), _] = labels;
-            let is_kept = policy.id_of(class).is_some();
+            let is_kept = exists(class);
             if !is_kept {
                 for family in [&self.sent_bytes, &self.sent_payloads, &self.expired_streams, &self.late_payloads] {
                     family.remove(labels);
@@ -445,39 +470,5 @@ impl ClassMetrics {
             late_payloads: self.late_payloads.get_or_create(&labels()).clone(),
             sojourn: self.sojourn.get_or_create(&labels()).clone(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cap_holds_to_the_slower_of_bytes_and_packets() {
-        const MS: u64 = 1_000_000;
-        // Beyond the 10 ms that may leave at once, 1,000 bytes take 1 ms, and a packet takes 10 ms.
-        let cap = Cap::new(Some(1_000_000), Some(100)).unwrap();
-        let departures: Vec<_> = (0..4).map(|_| cap.reserve(100 * MS, 0, 1) / MS).collect();
-        assert_eq!(departures, [100, 100, 110, 120], "empty ones");
-        let departures: Vec<_> = (0..3).map(|_| cap.reserve(500 * MS, 30_000, 1) / MS).collect();
-        assert_eq!(departures, [500, 520, 550], "long ones");
-        assert!(Cap::new(None, None).is_none());
-    }
-
-    #[test]
-    fn what_was_counted_for_classes_that_are_gone_is_forgotten_and_the_rest_is_kept() {
-        let metrics = ClassMetrics::default();
-        let mut registry = Registry::default();
-        metrics.register(&mut registry);
-        for number in 0..1_000 {
-            let policy = Policy::from_toml(&format!("[class.c{number}]\n[class.kept]\n")).unwrap();
-            let classes = Classes::new(policy.clone(), PolicyRole::Relay, &metrics, |_| ClassMarks::default());
-            classes.named(Some("kept")).counters.note_sent(1, None);
-            metrics.retain(&policy);
-        }
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        assert!(text.contains("class_payloads_total{class=\"kept\",role=\"relay\"} 1000"), "{text}");
-        assert!(text.contains("c999") && !text.contains("c998"));
     }
 }

@@ -131,16 +131,15 @@ impl Departures {
 
 #[cfg(test)]
 mod tests {
+    use sched::class::ClassSettings;
+
     use super::*;
-    use crate::class::{Classes, PolicyRole};
 
     const MS: u64 = 1_000_000;
 
     /// Returns a class of 1,000 bytes per second.
     fn slow() -> Arc<Class> {
-        let policy = config::policy::Policy::from_toml("[class.x]\nrate_down = \"8 kbit/s\"\n").unwrap();
-        let classes = Classes::new(policy, PolicyRole::Relay, &Default::default(), |_| Default::default());
-        classes.named(Some("x")).clone()
+        Arc::new(Class::of(ClassSettings { rate_down: Some(1_000), ..ClassSettings::named("x") }))
     }
 
     fn reserve(class: &Class, bytes: u64) -> (Departure, u64) {

@@ -93,17 +93,21 @@ pub struct Pacing {
 
 impl Default for Pacing {
     fn default() -> Self {
-        let config::TransportSettings { quantum, min_paced_rtt: min_rtt, .. } = config::TransportSettings::default();
-        Self { quantum, min_rtt, mark: None, devices: Devices::default(), counters: Arc::default() }
+        Self {
+            quantum: Duration::from_micros(125),
+            min_rtt: Duration::from_millis(2),
+            mark: None,
+            devices: Devices::default(),
+            counters: Arc::default(),
+        }
     }
 }
 
 impl Default for Transport {
     fn default() -> Self {
-        let config::TransportSettings { initial_mtu, max_mtu, .. } = config::TransportSettings::default();
         Self {
-            initial_mtu,
-            max_mtu,
+            initial_mtu: 1_400,
+            max_mtu: 1_500,
             congestion: Congestion::Cubic,
             idle_timeout: Duration::from_secs(30),
             keep_alive: None,
@@ -134,29 +138,6 @@ const UNIDIRECTIONAL_STREAMS: u64 = 8;
 /// The window of each of these streams: two blocks of the transport's memory. The longest meaningful frame on them is shorter
 /// than one.
 const UNIDIRECTIONAL_WINDOW_BYTES: u64 = 8 * 1024;
-
-/// How long the answer to a keep-alive may take.
-const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(5);
-
-impl From<&config::TransportSettings> for Transport {
-    fn from(config: &config::TransportSettings) -> Self {
-        let congestion = match config.congestion {
-            config::CongestionControl::Cubic => Congestion::Cubic,
-            config::CongestionControl::Bbr => Congestion::Bbr,
-        };
-        let io = match config.io {
-            config::PacketIo::Paced => {
-                Io::Paced(Pacing { quantum: config.quantum, min_rtt: config.min_paced_rtt, ..Pacing::default() })
-            }
-            config::PacketIo::Stock => Io::Stock,
-        };
-        let config::TransportSettings { initial_mtu, max_mtu, keep_alive, .. } = *config;
-        let defaults = Self::default();
-        // An endpoint that keeps a connection alive notices soon that it is dead: one PING may be lost a few times, no more.
-        let idle_timeout = keep_alive.map_or(defaults.idle_timeout, |every| every + KEEP_ALIVE_PATIENCE);
-        Self { initial_mtu, max_mtu, congestion, keep_alive, idle_timeout, io, ..defaults }
-    }
-}
 
 impl Transport {
     /// Returns how many request streams a client with up to `tunnels` tunnels may have open: many more, so that one tunnel
@@ -394,12 +375,11 @@ pub struct Admission {
 }
 
 impl Default for Admission {
-    /// The defaults of the configuration, with counters of its own.
+    /// Admits attempts with up to 1,000 handshakes in flight, with places and counters of its own.
     fn default() -> Self {
-        let limits = config::relay::RelayLimits::default();
         Self {
             places: Arc::default(),
-            max_handshakes: limits.handshakes_in_flight,
+            max_handshakes: 1_000,
             open: Arc::new(AtomicBool::new(true)),
             handshakes: Arc::default(),
             turns: LoopTurns::default(),

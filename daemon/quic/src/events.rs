@@ -11,7 +11,6 @@ use std::{
 };
 
 use admission::strangers::{Budget, ClientStanding, ConnectionPlaces, Limit, PacketFrames};
-use config::hash::hex;
 use pacing::{
     label,
     path::{PacketSize, PathStats},
@@ -411,7 +410,7 @@ impl Subscriber for EndpointSubscriber {
             let client = state.address.map(tracing::field::display);
             match &state.refused {
                 Some(RefusedCertificate { fingerprint, reason }) => {
-                    let certificate = hex(fingerprint);
+                    let certificate: String = fingerprint.iter().map(|byte| format!("{byte:02x}")).collect();
                     tracing::debug!(client, certificate, %reason, "refused the certificate of a client");
                 }
                 None if matches!(meta.endpoint_type, EndpointType::Server { .. }) => {

@@ -9,11 +9,7 @@ use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
 use sched::stream::Discipline;
 
-use super::{
-    binding::Binding,
-    class::{Classes, Terms},
-    clock::Clock,
-};
+use super::{binding::Binding, class::Terms, clock::Clock};
 
 /// How the connections of an endpoint order what they send.
 #[derive(Clone, Debug, Default)]
@@ -107,18 +103,17 @@ impl From<Schedule> for Schedules {
 }
 
 impl Schedule {
-    /// Returns the schedule `name` of the policy of `classes`, with the machine's clock. Without a name, or without a
-    /// schedule of that name, returns the general schedule.
+    /// Returns the schedule of a discipline by the machine's clock, with the default terms of streams and flows. At least
+    /// `floor_packets` packets are handed over ahead; `None` adapts their number to the path's rate.
     #[must_use]
-    pub fn named(classes: &Classes, name: Option<&str>) -> Self {
-        let policy = classes.policy().schedule_named(name);
+    pub fn late(discipline: Discipline, floor_packets: Option<u32>, terms: Terms) -> Self {
         Self {
-            discipline: policy.discipline,
-            binding: Binding::Late { floor_packets: policy.low_mark_packets },
+            discipline,
+            binding: Binding::Late { floor_packets },
             clock: Clock::system(),
             // Random choices have to be fair, not secret.
             seed: (Clock::system().now_ns)(),
-            terms: classes.named(None).terms(None),
+            terms,
         }
     }
 }

@@ -41,11 +41,8 @@ use config::{
 use masque::{proxy_status::ProxyName, template::Template};
 use pacing::{path::PathStats, qlog::Tap};
 use parking_lot::{Mutex, RwLock};
-use quic::{
-    class::Classes,
-    datagrams::Hub,
-    schedule::{Schedule, Schedules},
-};
+use quic::{datagrams::Hub, schedule::Schedules};
+use role::classes::Classes;
 use role::{access::AccessLog, limits::Gauge, seldom::Seldom, table::Table};
 use serving::{gateway::Gateway, in_force::GatewayInForce};
 use tokio::sync::watch;
@@ -246,7 +243,7 @@ impl Relay {
     #[must_use]
     pub fn schedules(&self, listener: SocketAddr) -> Schedules {
         let mut schedules = self.schedules.lock();
-        let first = || Schedule::named(&self.classes(), self.schedule_name(None, listener).as_deref()).into();
+        let first = || self.classes().schedule(self.schedule_name(None, listener).as_deref()).into();
         schedules.entry(listener).or_insert_with(first).clone()
     }
 
@@ -266,7 +263,7 @@ impl Relay {
     /// Applies the user's schedule to a connection whose user has become known.
     fn schedule(&self, client: &RelayClient) {
         let _schedules = self.schedules.lock();
-        client.hub.set_schedule(&Schedule::named(&self.classes(), self.schedule_of(client).as_deref()));
+        client.hub.set_schedule(&self.classes().schedule(self.schedule_of(client).as_deref()));
     }
 
     /// Applies to all connections the schedules given by the policy and the rules in force.
@@ -274,11 +271,11 @@ impl Relay {
         let listeners = self.schedules.lock();
         let classes = self.classes();
         for (listener, schedules) in &*listeners {
-            schedules.set(Schedule::named(&classes, self.schedule_name(None, *listener).as_deref()));
+            schedules.set(classes.schedule(self.schedule_name(None, *listener).as_deref()));
         }
         // All other connections use the schedules of their listeners.
         for client in self.connections.all().iter().filter(|client| client.user().is_some()) {
-            client.hub.set_schedule(&Schedule::named(&classes, self.schedule_of(client).as_deref()));
+            client.hub.set_schedule(&classes.schedule(self.schedule_of(client).as_deref()));
         }
     }
 

@@ -15,10 +15,11 @@ use masque::{
     tunnel::IgnoredCounts,
 };
 use quic::{
-    class::{Class, Classes, Membership},
+    class::{Class, Membership},
     datagrams::FlowView,
     h3,
 };
+use role::classes::Classes;
 use role::{
     access::record,
     traffic::{Traffic, UserTraffic},

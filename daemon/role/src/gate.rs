@@ -161,8 +161,9 @@ impl Gate {
 mod tests {
     use std::task::Waker;
 
+    use crate::classes::Classes;
     use config::{policy::Policy, quota::Quota};
-    use quic::class::{ClassMetrics, Classes, PolicyRole};
+    use quic::class::{ClassMetrics, PolicyRole};
 
     use super::*;
 

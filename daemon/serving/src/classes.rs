@@ -8,7 +8,8 @@ use config::{
     serve::{Serve, ServeKey},
 };
 use masque::h3::RequestHead;
-use quic::class::{Class, Classes};
+use quic::class::Class;
+use role::classes::Classes;
 
 use crate::{openai::RoutingFields, tenants::key_digest};
 

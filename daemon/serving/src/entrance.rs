@@ -311,7 +311,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         };
         let signal = Priority::from_fields(&head.fields);
         if class.is_chosen && head.field(priority::FIELD_NAME).is_none() {
-            head.fields.extend(class.class.policy().signal().to_field());
+            head.fields.extend(class.class.signal().to_field());
         }
         let (mut tries, mut tried) = (0, Vec::new());
         loop {

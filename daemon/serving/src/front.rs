@@ -18,8 +18,8 @@ use hyper::{
     header::{CONNECTION, EXPECT, HeaderValue},
 };
 use pacing::path::PathStats;
-use quic::class::Classes;
 use role::access::served::Served;
+use role::classes::Classes;
 use role::door::{self, Door};
 use rustls::ServerConfig;
 use tokio::{

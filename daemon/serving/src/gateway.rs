@@ -17,18 +17,19 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use config::{engine::EngineUrl as Url, policy::Late};
+use config::engine::EngineUrl as Url;
 use engines::{
     NO_ENGINE_PERMILLE,
     places::{Engines, PrefixHashes, Prefixes, Wish},
 };
 use masque::h3::{Field, RequestHead};
 use parking_lot::Mutex;
-use quic::{class::Classes, clock::Clock};
+use quic::clock::Clock;
 use role::access::served::{Served, UNTAKEN};
+use role::classes::Classes;
 use role::holder::Holder;
 use routing::decision::AnswerOutcome;
-use sched::route::Curve;
+use sched::{class::Late, route::Curve};
 use tokio::{runtime::Handle, task::JoinSet};
 
 use crate::{

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
-use quic::class::Classes;
+use role::classes::Classes;
 
 use crate::gateway::Gateway;
 

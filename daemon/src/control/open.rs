@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use config::{policy, targets::Protocol};
+use config::targets::Protocol;
 use edge::{
     LocalAddressCounters,
     roster::{self, EdgeTunnel, Roster},
@@ -10,6 +10,7 @@ use edge::{
 };
 use futures::future::join_all;
 use relay::tunnels::RelayTunnel;
+use sched::class::ClassSettings;
 use serving::view::{AliasView, EngineView, RequestView};
 
 use super::{
@@ -48,7 +49,7 @@ impl Control {
         limit: usize,
     ) -> (Vec<Arc<RelayTunnel>>, Vec<Arc<roster::EdgeTunnel>>) {
         let Filter { class, user, connection } = filter;
-        let is_of = |found: &policy::ClassSettings| class.as_ref().is_none_or(|class| found.name == *class);
+        let is_of = |found: &ClassSettings| class.as_ref().is_none_or(|class| found.name == *class);
         let is_over = |found: u64| connection.is_none_or(|id| found == id);
         let accepted = |tunnel: &RelayTunnel| {
             is_over(tunnel.client.id)

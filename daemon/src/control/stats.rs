@@ -7,11 +7,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use config::policy;
 use parking_lot::Mutex;
 use quic::class::PolicyRole;
 use relay::Relay;
 use role::limits::{GaugePlace, PerUser};
+use sched::class::ClassSettings;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use super::{Caller, Control, Error};
@@ -145,7 +145,7 @@ impl Control {
         let roles = [is_relay.then_some(PolicyRole::Relay), (!facts.forwards.is_empty()).then_some(PolicyRole::Edge)];
         let policy = self.policies.current();
         let classes = policy.policy.classes.iter();
-        let of = |(role, class): (PolicyRole, &policy::ClassSettings)| {
+        let of = |(role, class): (PolicyRole, &ClassSettings)| {
             let counters = self.parts.classes.of(role, &class.name);
             ClassStats {
                 class: class.name.clone(),

@@ -1,8 +1,9 @@
 use api::v1::{self, control_service_server::ControlService as _};
 use config::policy::Policy;
 use futures::{FutureExt as _, StreamExt as _};
-use quic::class::{ClassMetrics, Classes, PolicyRole};
+use quic::class::{ClassMetrics, PolicyRole};
 use role::access::record::{RecordedRequest, RefusedRequest};
+use role::classes::Classes;
 
 use super::{grpc::ControlService, *};
 use crate::policy::{Enforce, Origin};

@@ -17,10 +17,7 @@ use bpf::{
     ingress::{Arrivals, Guard, GuardLimits, GuardReason, GuardedListener, KnownAddresses, RateLimit},
     mark::{Direction, Mark},
 };
-use config::{
-    kernel::Kernel,
-    policy::{ClassSettings, Policy},
-};
+use config::{kernel::Kernel, policy::Policy};
 use pacing::monotonic;
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::{
@@ -30,7 +27,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use relay::host_addresses::HostAddresses;
-use sched::stream::Level;
+use sched::{class::ClassSettings, stream::Level};
 use tokio::sync::watch;
 
 use super::{

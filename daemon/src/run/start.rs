@@ -18,6 +18,7 @@ use quic::{class::PolicyRole, endpoint::Transport};
 use role::{
     bind_error::BindError,
     ready::{LifeStage, PartReady},
+    transport::transport,
 };
 use sd_notify::NotifyState;
 use tokio::{
@@ -71,7 +72,7 @@ impl Daemon {
         let config = Arc::new(config);
         parts.kernel.limit(&config.kernel);
         let devices = follow_devices(&config, &parts, &runtime);
-        let transport = Transport::from(&config.transport).leaving_by(&devices, &parts.io);
+        let transport = transport(&config.transport).leaving_by(&devices, &parts.io);
         let (edge, entrance_classes) = prepare_edge(transport.clone(), &parts, &runtime);
         let gateway = GatewayRole::new(&config, &parts, &runtime);
         certificates::warn_of_unfit(&config);
@@ -142,7 +143,7 @@ impl Daemon {
                     relay.replace_classes(classes);
                 }
                 entrance_classes.follow(policy);
-                parts.classes.retain(policy);
+                parts.classes.retain(|class| policy.id_of(class).is_some());
                 parts.io.departures.follow(&policy.names());
             }),
         }

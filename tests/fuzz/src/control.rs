@@ -15,7 +15,8 @@ use paced::{
     policy::{Enforce, Policies, check},
 };
 use prost::Message;
-use quic::class::{ClassMetrics, Classes, PolicyRole};
+use quic::class::{ClassMetrics, PolicyRole};
+use role::classes::Classes;
 use serving::in_force::GatewayInForce;
 use tokio::{
     runtime::{self, Runtime},

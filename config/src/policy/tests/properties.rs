@@ -1,4 +1,4 @@
-//! Properties of every policy, class and signal.
+//! Properties of every policy.
 
 use proptest::prelude::*;
 
@@ -117,38 +117,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
     )
 }
 
-fn any_signal() -> impl Strategy<Value = Option<Priority>> {
-    let members = (any::<Option<u8>>(), any::<Option<bool>>(), any::<Option<u64>>());
-    prop::option::of(members.prop_map(|(urgency, incremental, deadline_ms)| Priority {
-        urgency,
-        incremental,
-        deadline_ms,
-    }))
-}
-
 proptest! {
-    #[test]
-    fn whatever_the_signal_the_service_stays_within_the_bounds_of_its_class(
-        class in any_class(), signal in any_signal(), now_ns: u64,
-    ) {
-        let service = class.service(signal.as_ref(), now_ns);
-        prop_assert_eq!((service.level, service.weight), (class.level, class.weight));
-        prop_assert!(class.priorities.contains(&service.priority));
-        let earliest = |shortest: Duration| now_ns.saturating_add(shortest.as_nanos() as u64);
-        match (class.shortest_deadline, service.deadline_ns) {
-            (Some(shortest), Some(deadline_ns)) => prop_assert!(deadline_ns >= earliest(shortest)),
-            (None, deadline_ns) => prop_assert_eq!(deadline_ns, None),
-            (Some(_), None) => prop_assert_eq!(class.deadline, None),
-        }
-    }
-
-    #[test]
-    fn a_relay_with_the_edges_policy_grants_what_the_edge_asks_for(class in any_class()) {
-        let (asked, own) = (class.service(Some(&class.signal()), 0), class.service(None, 0));
-        prop_assert_eq!(Service { priority: own.priority, ..asked }, own);
-        prop_assert!(asked.priority <= own.priority.max(31));
-    }
-
     #[test]
     fn a_policy_that_is_written_reads_as_the_same(policy in any_policy()) {
         let text = policy.to_toml();

@@ -18,9 +18,10 @@ use config::{
 use masque::target::Target;
 use quic::{
     application::Discipline,
-    class::{ClassMetrics, Classes, PolicyRole},
+    class::{ClassMetrics, PolicyRole},
     endpoint::Transport,
 };
+use role::classes::Classes;
 use tokio::{net::UdpSocket, sync::watch};
 
 use super::{

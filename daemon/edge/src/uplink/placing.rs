@@ -268,7 +268,8 @@ mod tests {
 
     use config::policy::Policy;
     use futures::future::join_all;
-    use quic::class::{Classes, PolicyRole};
+    use quic::class::PolicyRole;
+    use role::classes::Classes;
 
     use super::{super::choice::Choices, *};
     use crate::{

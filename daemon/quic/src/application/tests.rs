@@ -1,10 +1,13 @@
 use super::*;
 
-const POLICY: &str =
-    "[schedule]\ndiscipline = \"edf\"\n[class.calm]\ndeadline_ms = 60000\n[class.hasty]\ndeadline_ms = 1\n";
-
 fn settings(protocol: &[u8]) -> ApplicationSettings {
-    ApplicationSettings { policy: Policy::from_toml(POLICY).unwrap(), ..ApplicationSettings::new(protocol) }
+    let class = |name, deadline_ms| {
+        let deadline = Some(Duration::from_millis(deadline_ms));
+        ClassSettings { deadline, ..ClassSettings::named(name) }
+    };
+    let discipline = Discipline::Edf { expiry: Expiry::Soft };
+    let classes = vec![class("calm", 60_000), class("hasty", 1)];
+    ApplicationSettings { discipline, classes, ..ApplicationSettings::new(protocol) }
 }
 
 /// Starts to listen; returns the listener and how to trust it.

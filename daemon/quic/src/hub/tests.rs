@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     binding::Binding,
-    class::{Classes, PolicyRole},
+    class::Class,
     datagrams::{Datagrams, Schedules},
     ledger::account::Account,
     segments::Segments,

@@ -5,9 +5,10 @@ use std::{net::SocketAddr, sync::Arc};
 use masque::{h3::RequestHead, priority::Priority};
 use pacing::path::PathStats;
 use quic::{
-    class::{Classes, Since, Terms},
+    class::{Since, Terms},
     dispatch::Ahead,
 };
+use role::classes::Classes;
 use sched::route::ClientPath;
 
 use crate::{classes::subject, openai::RoutingFields, tenants::Tenant};

@@ -124,7 +124,7 @@ fn connections_order_the_same_streams_as_the_schedules_say_whose_names_they_go_b
         "[schedule]\ndiscipline = \"fcfs\"\n[schedule.by-priority]\ndiscipline = \"abs\"\nlow_mark_packets = 2\n";
     let policy = Policy::from_toml(policy).unwrap();
     let classes = Classes::new(policy, PolicyRole::Edge, &ClassMetrics::default(), |_| Default::default());
-    let [for_all, by_priority] = [None, Some("by-priority")].map(|name| Schedule::named(&classes, name));
+    let [for_all, by_priority] = [None, Some("by-priority")].map(|name| classes.schedule(name));
     assert_eq!(order_of_ends(for_all.clone(), None), [0, 4, 8, 12]);
     assert_eq!(order_of_ends(by_priority.clone(), None), [12, 8, 4, 0]);
     assert_eq!(order_of_ends(for_all, Some(by_priority)), [12, 8, 4, 0], "whatever the endpoint's schedule is");

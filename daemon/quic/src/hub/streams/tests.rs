@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use futures::task::noop_waker;
 use s2n_quic_core::event::{IntoEvent as _, builder};
+use sched::class::ClassSettings;
 
 use super::*;
 use crate::{
-    class::{Classes, PolicyRole},
+    class::Class,
     hub::{Hub, QueueLimits},
     ledger::account::Account,
     schedule::Schedule,
@@ -66,18 +67,18 @@ impl Connection {
     }
 }
 
-/// Returns the terms of a class with these settings in a policy.
-fn terms(class: &str) -> Terms {
-    let policy = config::policy::Policy::from_toml(&format!("[class.x]\n{class}\n")).unwrap();
-    let classes = Classes::new(policy, PolicyRole::Relay, &Default::default(), |_| Default::default());
-    classes.named(Some("x")).terms(None)
+/// Returns the terms of a class with these settings.
+fn terms(change: impl FnOnce(&mut ClassSettings)) -> Terms {
+    let mut settings = ClassSettings::named("x");
+    change(&mut settings);
+    Arc::new(Class::of(settings)).terms(None)
 }
 
 #[test]
 fn a_class_pays_for_no_bytes_that_the_peer_does_not_allow() {
     let mut connection = Connection::new(Discipline::Rr);
     // A byte takes 1 ms.
-    let terms = terms("rate_down = \"8 kbit/s\"");
+    let terms = terms(|class| class.rate_down = Some(1_000));
     let slow = connection.open(0, &terms, 32_000);
     assert_eq!(connection.turn(0), None, "the peer allows nothing");
     let mut now_ns = 0;
@@ -95,7 +96,7 @@ fn a_class_pays_for_no_bytes_that_the_peer_does_not_allow() {
 #[test]
 fn streams_that_are_reset_or_forgotten_cost_their_class_nothing() {
     let mut connection = Connection::new(Discipline::Rr);
-    let terms = terms("rate_down = \"8 kbit/s\"");
+    let terms = terms(|class| class.rate_down = Some(1_000));
     for number in 0..100 {
         let (id, forgets) = (8 * number, number % 2 == 0);
         let name = connection.open(id, &terms, 10_000);
@@ -116,17 +117,17 @@ fn streams_that_are_reset_or_forgotten_cost_their_class_nothing() {
 #[test]
 fn a_stream_that_moves_to_another_class_waits_for_no_departure_of_the_former() {
     let mut connection = Connection::new(Discipline::Rr);
-    let name = connection.open(0, &terms("rate_down = \"8 kbit/s\""), 10_000);
+    let name = connection.open(0, &terms(|class| class.rate_down = Some(1_000)), 10_000);
     connection.allow(0, 10_000);
     assert_eq!((connection.turn(0), connection.turn(0)), (Some((name, QUANTUM)), None));
-    connection.hub.lock().set_stream_terms(name, |_| terms("rate_down = \"80 Mbit/s\""));
+    connection.hub.lock().set_stream_terms(name, |_| terms(|class| class.rate_down = Some(10_000_000)));
     assert_eq!(connection.turn(0), Some((name, QUANTUM)));
 }
 
 #[test]
 fn a_turn_without_bytes_leaves_no_rank_for_bytes_of_the_transport() {
     let mut connection = Connection::new(Discipline::Abs);
-    connection.open(0, &terms("priority = 200"), 1_000);
+    connection.open(0, &terms(|class| class.priority = 200), 1_000);
     connection.allow(0, 1_000);
     let mut state = connection.hub.lock();
     let ledger = &connection.ledger;
@@ -135,7 +136,7 @@ fn a_turn_without_bytes_leaves_no_rank_for_bytes_of_the_transport() {
     state.put_back(&turn, bytes, ledger);
     state.end_turn(&turn, &End::Full, ledger);
     let turns = &mut state.turns;
-    turns.set(TurnKind::Flow, 0, terms("priority = 100").service);
+    turns.set(TurnKind::Flow, 0, terms(|class| class.priority = 100).service);
     turns.wake(TurnKind::Flow, 0);
     // Bytes of unknown rank take every other packet.
     let packets = [(); 4].map(|()| turns.datagrams_next(Some(ledger), true));
@@ -151,7 +152,7 @@ fn a_writer_that_also_asks_for_the_streams_end_is_woken_when_there_is_room() {
         }
     }
     let mut connection = Connection::new(Discipline::Rr);
-    let name = connection.open(0, &terms(""), 2_000);
+    let name = connection.open(0, &terms(|_| ()), 2_000);
     connection.allow(0, 10_000);
     for (asked, is_woken) in [([0, 0], false), ([2_000, 0], true), ([1, 2_000], true)] {
         let woken = Arc::new(Woken(AtomicBool::new(false)));

@@ -1,6 +1,17 @@
 //! Payloads under a schedule and the terms of classes: their order, their deadlines and their rates.
 
+use std::time::Duration;
+
+use sched::{
+    class::{ClassSettings, DropRule},
+    stream::Level,
+};
+
 use super::*;
+
+const fn millis(ms: u64) -> Option<Duration> {
+    Some(Duration::from_millis(ms))
+}
 
 /// A hub whose time the test sets, in milliseconds.
 fn hub_in_time(discipline: Discipline) -> (Arc<Hub>, Arc<DatagramCounters>) {
@@ -19,12 +30,11 @@ thread_local! {
     static NOW_MS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Returns the terms of a class with these settings in a policy.
-fn terms(class: &str) -> Terms {
-    let text = format!("[class.x]\n{class}\n[[rule]]\nclass = \"x\"\n");
-    let policy = config::policy::Policy::from_toml(&text).unwrap();
-    let classes = Classes::new(policy, PolicyRole::Relay, &Default::default(), |_| Default::default());
-    classes.named(Some("x")).terms(None)
+/// Returns the terms of a class with these settings.
+fn terms(change: impl FnOnce(&mut ClassSettings)) -> Terms {
+    let mut settings = ClassSettings::named("x");
+    change(&mut settings);
+    Arc::new(Class::of(settings)).terms(None)
 }
 
 const ML: Discipline = Discipline::Ml { low: sched::stream::Low::Rr };
@@ -33,8 +43,8 @@ const ML: Discipline = Discipline::Ml { low: sched::stream::Low::Rr };
 fn the_high_level_leaves_first_by_deadline_and_the_low_one_takes_turns_behind_it() {
     let (hub, _) = hub_in_time(ML);
     let flows = [0, 4, 8, 12].map(|stream| open(&hub, stream));
-    flows[2].set_terms(terms("level = \"high\"\ndeadline_ms = 500"));
-    flows[3].set_terms(terms("level = \"high\"\ndeadline_ms = 100"));
+    flows[2].set_terms(terms(|class| (class.level, class.deadline) = (Level::High, millis(500))));
+    flows[3].set_terms(terms(|class| (class.level, class.deadline) = (Level::High, millis(100))));
     for flow in &flows {
         send(flow, &[b"1", b"2"]);
     }
@@ -53,7 +63,7 @@ fn connections_that_live_follow_the_schedule_of_their_endpoint() {
     let hubs = (0..100).map(|_| endpoint.create_connection(&info).0.hub()).collect::<Vec<_>>().split_off(97);
     let flows = hubs.iter().map(|hub| [open(hub, 0), open(hub, 4)]).collect::<Vec<_>>();
     for [first, second] in &flows {
-        second.set_terms(terms("priority = 255"));
+        second.set_terms(terms(|class| class.priority = 255));
         send(first, &[b"1"]);
         send(second, &[b"2"]);
     }
@@ -106,7 +116,7 @@ fn another_discipline_orders_payloads_that_wait_already() {
     for (discipline, expected) in [(Discipline::Fcfs, [0, 1]), (Discipline::Abs, [1, 0])] {
         let (hub, _) = hub_in_time(Discipline::Fcfs);
         let (first, second) = (open(&hub, 0), open(&hub, 4));
-        second.set_terms(terms("priority = 255"));
+        second.set_terms(terms(|class| class.priority = 255));
         send(&first, &[b"1"]);
         send(&second, &[b"2"]);
         hub.set_schedule(&Schedule { discipline, ..Schedule::default() });
@@ -118,10 +128,17 @@ fn another_discipline_orders_payloads_that_wait_already() {
 #[test]
 fn what_is_of_another_class_by_now_keeps_what_was_asked_for_within_its_bounds() {
     let asked = masque::priority::Priority::parse(b"u=0, dl=50").unwrap();
-    let before = terms("priority = 100\npriorities = [0, 255]\ndeadline_ms = 90\nshortest_deadline_ms = 10");
+    let before = terms(|class| {
+        (class.priority, class.priorities, class.deadline, class.shortest_deadline) =
+            (100, 0..=255, millis(90), millis(10))
+    });
     let moved = before.moved(&asked);
     assert_eq!((moved.service.priority, moved.deadline_ns), (255, Some(50_000_000)));
-    let after = terms("priority = 20\npriorities = [0, 40]\ndeadline_ms = 900\nshortest_deadline_ms = 70").class;
+    let after = terms(|class| {
+        (class.priority, class.priorities, class.deadline, class.shortest_deadline) =
+            (20, 0..=40, millis(900), millis(70))
+    })
+    .class;
     let reclassed = moved.reclassed(&after);
     assert_eq!((reclassed.service.priority, reclassed.deadline_ns), (40, Some(70_000_000)));
     let never_moved = before.reclassed(&after);
@@ -134,7 +151,7 @@ fn a_change_of_terms_counts_for_payloads_that_wait_already() {
     let (first, second) = (open(&hub, 0), open(&hub, 4));
     send(&first, &[b"1"]);
     send(&second, &[b"2"]);
-    second.set_terms(terms("level = \"high\""));
+    second.set_terms(terms(|class| class.level = Level::High));
     let order: Vec<_> = transmit(&hub, FakePacket::new(1000)).iter().map(|datagram| datagram[0]).collect();
     assert_eq!(order, [1, 0]);
 }
@@ -143,7 +160,7 @@ fn a_change_of_terms_counts_for_payloads_that_wait_already() {
 fn payloads_that_waited_too_long_for_their_class_are_dropped_and_counted() {
     let (hub, counters) = hub_in_time(ML);
     let flow = open(&hub, 0);
-    let stale = terms("drop = \"sojourn\"\nsojourn_ms = 50");
+    let stale = terms(|class| class.drop = DropRule::Sojourn(Duration::from_millis(50)));
     flow.set_terms(stale.clone());
     send(&flow, &[b"old", b"older"]);
     NOW_MS.set(40);
@@ -159,7 +176,7 @@ fn a_deadline_drops_what_is_late_where_the_schedule_says_so_and_nothing_else() {
     for (expiry, left) in [(Expiry::Hard, 1), (Expiry::Soft, 2)] {
         let (hub, counters) = hub_in_time(Discipline::Edf { expiry });
         let flow = open(&hub, 0);
-        let terms = terms("deadline_ms = 100");
+        let terms = terms(|class| class.deadline = millis(100));
         flow.set_terms(terms.clone());
         send(&flow, &[b"late"]);
         NOW_MS.set(60);
@@ -178,7 +195,7 @@ fn a_class_with_a_rate_leaves_at_its_rate_and_holds_up_no_other() {
     let (hub, _) = hub_in_time(ML);
     let (thin, other) = (open(&hub, 0), open(&hub, 4));
     // 100 bytes are 1 ms, and 10 ms may leave at once. With its headers, a payload takes 2.05 ms.
-    let terms = terms("level = \"high\"\nrate_down = \"800 kbit/s\"");
+    let terms = terms(|class| (class.level, class.rate_down) = (Level::High, Some(100_000)));
     thin.set_terms(terms);
     let mut left = [0, 0];
     for now in 0..100 {
@@ -200,11 +217,11 @@ fn a_class_with_a_rate_leaves_at_its_rate_and_holds_up_no_other() {
 fn a_flow_that_moves_to_another_class_waits_for_no_departure_of_the_former() {
     let (hub, _) = hub_in_time(ML);
     let flow = open(&hub, 0);
-    flow.set_terms(terms("rate_down = \"8 kbit/s\""));
+    flow.set_terms(terms(|class| class.rate_down = Some(1_000)));
     send(&flow, &[&[1; 1_000][..]; 2]);
     assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
     assert!(!hub.wants_packet());
-    hub.change_terms(0, |_| terms("rate_down = \"80 Mbit/s\""));
+    hub.change_terms(0, |_| terms(|class| class.rate_down = Some(10_000_000)));
     assert!(hub.wants_packet(), "the transport is told");
     assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
 }
@@ -213,7 +230,7 @@ fn a_flow_that_moves_to_another_class_waits_for_no_departure_of_the_former() {
 fn flows_that_end_while_they_wait_for_a_departure_cost_their_class_nothing() {
     let (hub, _) = hub_in_time(ML);
     // 100 bytes take 1 ms: all payloads together would take ten seconds.
-    let terms = terms("rate_down = \"800 kbit/s\"");
+    let terms = terms(|class| class.rate_down = Some(100_000));
     for stream in 0..1_000 {
         let flow = open(&hub, stream * 4);
         flow.set_terms(terms.clone());
@@ -231,7 +248,7 @@ fn flows_that_end_while_they_wait_for_a_departure_cost_their_class_nothing() {
 fn the_bound_of_a_connection_holds_for_flows_that_wait_for_departures_of_their_class() {
     let (hub, _) = hub_in_time(ML);
     let flows: Vec<_> = (0..20).map(|index| open(&hub, index * 4)).collect();
-    let terms = terms("rate_down = \"8 kbit/s\"");
+    let terms = terms(|class| class.rate_down = Some(1_000));
     for flow in &flows {
         flow.set_terms(terms.clone());
         send(flow, &[&[1; 1_000][..]; 2]);
