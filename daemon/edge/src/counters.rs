@@ -343,8 +343,9 @@ impl Collector for PathGauges {
         for state in self.0.uplinks().iter().flat_map(|uplink| uplink.path_states()) {
             paths.entry(state.name.clone()).and_modify(|known| known.join(&state)).or_insert(state);
         }
-        let gauges: [PathGauge; 6] = [
+        let gauges: [PathGauge; 7] = [
             ("edge_path_up", "Whether a path takes tunnels", |of| f64::from(u8::from(of.condition == Condition::Up))),
+            ("edge_path_chosen", "Whether an operator has chosen a path", |of| f64::from(u8::from(of.is_chosen))),
             ("edge_path_rtt_seconds", "Smoothed round trip of a path; 0 without a connection", |of| {
                 of.smoothed_rtt.as_secs_f64()
             }),

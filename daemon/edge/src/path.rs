@@ -8,10 +8,11 @@ use std::{
     time::Duration,
 };
 
+use pacing::path::PathState;
 use quic::class::{Class, Terms};
 use relay_client::endpoint::Endpoint;
 use sched::{
-    path::{self, Placement, StreamProfile, precedence::Precedence},
+    path::{self, Placed, Placement, StreamProfile, precedence::Precedence},
     stream::{Discipline, Level},
 };
 use tokio::time::Instant;
@@ -24,8 +25,10 @@ use super::{
 pub mod changes;
 pub mod estimate;
 pub mod pulse;
+mod round_trip;
 
 use estimate::Estimate;
+use round_trip::LatestLoss;
 
 /// How often the connections of several paths are examined.
 pub const LOOK: Duration = Duration::from_millis(50);
@@ -117,6 +120,7 @@ pub struct PathView {
     pub path: path::CandidatePath,
     /// What went over it.
     pub estimate: Estimate,
+    loss: LatestLoss,
     terms: PathTerms,
     /// The measured rate in bytes per second, which counts if none is configured.
     measured: u64,
@@ -143,15 +147,28 @@ impl PathView {
     /// Examines the connections of the path. Until there is a sample of its round trip, its handshake counts as one.
     pub fn refresh(&mut self, now: Instant, lines: &[&Arc<Line>]) {
         let since = self.looked.replace(now).map_or(LOOK, |looked| now.saturating_duration_since(looked));
-        let paths: Vec<_> = lines.iter().map(|line| (line, line.path.get())).collect();
-        let sum = |of: fn(&pacing::path::PathState) -> u64| paths.iter().map(|(_, path)| of(path)).sum::<u64>();
+        let measured = lines.iter().map(|line| {
+            let path = line.path.get();
+            PathState { smoothed_rtt: path.smoothed_rtt.or(Some(line.handshake)), ..path }
+        });
+        let placed = lines.iter().flat_map(|line| line.placed(since)).collect();
+        self.examine(now, &measured.collect::<Vec<_>>(), placed);
+    }
+
+    /// Takes over what the connections of the path have measured, and what is placed on them.
+    fn examine(&mut self, now: Instant, paths: &[PathState], placed: Vec<Placed>) {
+        let sum = |of: fn(&PathState) -> u64| paths.iter().map(of).sum::<u64>();
         self.estimate.note(now, sum(|path| path.sent_bytes), sum(|path| path.received_bytes));
-        let smoothed =
-            |(line, path): &(&&Arc<Line>, pacing::path::PathState)| path.smoothed_rtt.unwrap_or(line.handshake);
-        let smoothed_rtt_ns = paths.iter().map(smoothed).min().map_or(0, ns);
-        let min_rtt_ns = paths.iter().filter_map(|(_, path)| path.min_rtt).min().map_or(0, ns);
+        self.loss.note(now, sum(|path| path.lost_packets));
+        let shortest = |of: fn(&PathState) -> Option<Duration>| {
+            let round_trips =
+                paths.iter().filter_map(|path| of(path).map(|rtt| round_trip::without_ack_delay(rtt, path)));
+            round_trips.min().map_or(0, ns)
+        };
+        let (smoothed_rtt_ns, min_rtt_ns) = (shortest(|path| path.smoothed_rtt), shortest(|path| path.min_rtt));
         // The rate at which one window per round trip passes.
-        let window = u128::from(sum(|path| path.window_bytes)) * 1_000_000_000 / u128::from(smoothed_rtt_ns.max(1));
+        let window_bytes = paths.iter().map(|path| self.loss.window_bytes(now, path)).sum::<u64>();
+        let window = u128::from(window_bytes) * 1_000_000_000 / u128::from(smoothed_rtt_ns.max(1));
         let window = if smoothed_rtt_ns == 0 { 0 } else { u64::try_from(window).unwrap_or(u64::MAX) };
         let measured = self.estimate.bytes_per_sec().max(window).max(UNKNOWN_BYTES_PER_SEC);
         self.path = path::CandidatePath {
@@ -161,7 +178,7 @@ impl PathView {
             backlog_bytes: sum(|path| path.in_flight_bytes),
             // Traffic that enters at an edge consists of requests.
             lead_ns: smoothed_rtt_ns / 2,
-            placed: lines.iter().flat_map(|line| line.placed(since)).collect(),
+            placed,
             ..path::CandidatePath::default()
         };
         self.measured = measured;
@@ -185,7 +202,7 @@ mod tests {
     use quic::class::PolicyRole;
     use role::classes::Classes;
     use sched::{
-        path::{CandidatePath, Placed, place},
+        path::{CandidatePath, Placed, back, place},
         stream::Low,
     };
 
@@ -208,6 +225,59 @@ mod tests {
     fn demand(class: &Arc<Class>, urgency: Option<u8>) -> PathDemand {
         let signal = urgency.map(|_| Priority { urgency, ..Priority::default() });
         PathDemand::of_request(&class.terms(signal.as_ref()), &Sizes::default(), 0)
+    }
+
+    /// What a connection without losses has measured, in microseconds and bytes.
+    fn measured(smoothed_us: u64, min_us: u64, lifetime_min_us: u64, window_bytes: u64) -> PathState {
+        let us = |us| Some(Duration::from_micros(us));
+        let (smoothed_rtt, min_rtt, lifetime_min_rtt) = (us(smoothed_us), us(min_us), us(lifetime_min_us));
+        PathState { smoothed_rtt, min_rtt, lifetime_min_rtt, window_bytes, ..PathState::default() }
+    }
+
+    /// How placements see a path whose connection has measured this at each look for eleven seconds.
+    fn seen(of: PathState) -> CandidatePath {
+        let (mut view, start) = (PathView::default(), Instant::now());
+        (0..220).for_each(|look| view.examine(start + look * LOOK, &[of], Vec::new()));
+        view.path
+    }
+
+    #[test]
+    fn an_idle_path_is_as_fast_as_without_the_delay_of_acknowledgements_also_after_an_outage() {
+        let near = seen(measured(300, 300, 300, 12_000));
+        assert_eq!((near.smoothed_rtt_ns, near.bytes_per_sec), (300_000, 40_000_000));
+        assert_eq!(seen(measured(22_000, 300, 300, 12_000)), near, "only pings were acknowledged");
+        let after = PathState { lost_packets: 9, ..measured(25_200, 25_100, 300, 2_400) };
+        assert_eq!(seen(after), near, "an outage has reset the shortest round trip and the window");
+    }
+
+    #[test]
+    fn tunnels_go_back_to_an_idle_path_that_costs_less() {
+        let tunnel = StreamProfile { bytes: 64 * 1024, ..demand(&class(""), None).request };
+        let mut present = seen(measured(1_000, 300, 300, 60_000));
+        present.cost_ns = ns(50 * Duration::from_millis(1));
+        let better = |idle| back::better(Placement::Paced, &tunnel, &[seen(idle), present.clone()], 1);
+        assert_eq!(better(PathState { lost_packets: 9, ..measured(25_200, 25_100, 300, 2_400) }), Some(0));
+        assert_eq!(better(measured(22_000, 300, 300, 12_000)), Some(0));
+        assert_eq!(better(measured(225_000, 225_000, 300, 12_000)), None, "its round trip has become longer");
+    }
+
+    #[test]
+    fn a_path_that_has_become_slower_or_loses_packets_does_not_look_good() {
+        let slower = seen(measured(225_000, 225_000, 20_000, 12_000));
+        assert_eq!(
+            (slower.smoothed_rtt_ns, slower.min_rtt_ns, slower.bytes_per_sec),
+            (200_000_000, 200_000_000, 60_000)
+        );
+        let queue = seen(measured(225_000, 20_000, 20_000, 12_000));
+        assert_eq!((queue.smoothed_rtt_ns, queue.min_rtt_ns), (200_000_000, 20_000_000));
+        let (mut view, start) = (PathView::default(), Instant::now());
+        for look in 0..220 {
+            // One packet in ten pings, which are sent four times a second.
+            let lost_packets = u64::from(look) / 50;
+            let lossy = PathState { lost_packets, ..measured(20_000, 20_000, 20_000, 2_400) };
+            view.examine(start + look * LOOK, &[lossy], Vec::new());
+        }
+        assert_eq!(view.path.bytes_per_sec, 120_000);
     }
 
     #[test]

@@ -65,7 +65,7 @@ enum Command {
     Requests,
     /// Lists the engines of the gateway: load, health and learned speed of each
     Engines,
-    /// Lists the paths of the edge: state, round trips, rate and load of each; with --watch, live
+    /// Lists the paths of the edge: state, whether an operator has chosen it, round trips, rate and load of each; with --watch, live
     Paths(paths::Arguments),
     /// Changes where the edge's tunnels go
     #[command(subcommand)]

@@ -95,6 +95,7 @@ fn table(paths: &[v1::Path], before: &Losses) -> impl Iterator<Item = String> {
         [
             of.name.clone(),
             of.state.clone(),
+            or_dash(if of.chosen { "yes" } else { "" }),
             or_dash(&through(&of.relays.join(", "), &of.via)),
             milliseconds(of.smoothed_rtt),
             milliseconds(of.min_rtt),
@@ -111,6 +112,7 @@ fn table(paths: &[v1::Path], before: &Losses) -> impl Iterator<Item = String> {
     let heads = [
         "path",
         "state",
+        "chosen",
         "relay",
         "RTT",
         "min RTT",
@@ -162,13 +164,22 @@ mod tests {
     fn losses_are_those_since_the_last_look_and_of_a_new_connection_all() {
         let first = [path("dsl", 1, 1_000, 500), path("lte", 2, 1_000, 500)];
         let shown = words(table(&first, &Losses::default()));
-        assert_eq!(shown[1], "dsl up - 20.5 ms - 0 bit/s 1.0 Mbit/s 50.0 % 50.0 % 5 2 0 1");
+        assert_eq!(shown[1], "dsl up - - 20.5 ms - 0 bit/s 1.0 Mbit/s 50.0 % 50.0 % 5 2 0 1");
         let then = [path("dsl", 1, 1_100, 501), path("lte", 3, 100, 50)];
         let shown = words(table(&then, &Losses::of(&first)));
         assert!(shown[1].contains(" 50.0 % 1.0 % 5 2 "), "{shown:?}");
         assert!(shown[2].contains(" 50.0 % 50.0 % 5 2 "), "{shown:?}");
         let shown = words(table(&then, &Losses::of(&then)));
         assert!(shown[1].contains(" 50.0 % - 5 2 "), "nothing was sent: {shown:?}");
+    }
+
+    #[test]
+    fn the_path_that_an_operator_has_chosen_is_marked() {
+        let chosen = v1::Path { chosen: true, ..path("lte", 2, 0, 0) };
+        let shown = words(table(&[path("dsl", 1, 0, 0), chosen], &Losses::default()));
+        let starts =
+            [&shown[0], &shown[1], &shown[2]].map(|line| line.split(' ').take(3).collect::<Vec<_>>().join(" "));
+        assert_eq!(starts, ["path state chosen", "dsl up -", "lte up yes"]);
     }
 
     #[test]

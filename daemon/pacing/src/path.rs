@@ -20,6 +20,7 @@ pub struct PathStats(Arc<Counts>);
 struct Counts {
     smoothed_rtt_us: AtomicU64,
     min_rtt_us: AtomicU64,
+    lifetime_min_rtt_us: AtomicU64,
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
     sent_packets: AtomicU64,
@@ -61,8 +62,11 @@ impl Episodes {
 pub struct PathState {
     /// The smoothed round trip (RFC 9002 §5.3); `None` before the first sample.
     pub smoothed_rtt: Option<Duration>,
-    /// The shortest round trip.
+    /// The shortest round trip (RFC 9002 §5.2). Persistent congestion resets it to the next round trip, which may include the peer's delay of
+    /// an acknowledgement.
     pub min_rtt: Option<Duration>,
+    /// The shortest round trip since the connection began.
+    pub lifetime_min_rtt: Option<Duration>,
     /// UDP payloads sent, in bytes.
     pub sent_bytes: u64,
     /// UDP payloads received, in bytes.
@@ -100,6 +104,7 @@ impl PathStats {
         PathState {
             smoothed_rtt: time(&self.0.smoothed_rtt_us),
             min_rtt: time(&self.0.min_rtt_us),
+            lifetime_min_rtt: time(&self.0.lifetime_min_rtt_us),
             sent_bytes: of(&self.0.sent_bytes),
             received_bytes: of(&self.0.received_bytes),
             sent_packets: of(&self.0.sent_packets),
@@ -154,6 +159,9 @@ impl PathStats {
     pub fn measured(&self, smoothed_rtt: Duration, min_rtt: Duration) {
         self.0.smoothed_rtt_us.store(us(smoothed_rtt), Relaxed);
         self.0.min_rtt_us.store(us(min_rtt), Relaxed);
+        let shortest_us = &self.0.lifetime_min_rtt_us;
+        let known_us = Some(shortest_us.load(Relaxed)).filter(|us| *us > 0);
+        shortest_us.store(known_us.map_or(us(min_rtt), |known_us| known_us.min(us(min_rtt))), Relaxed);
     }
 }
 
@@ -257,8 +265,26 @@ mod tests {
         stats.sent_packet();
         stats.sent_datagram(1_200);
         let us = Some(Duration::from_micros(1));
-        let expected =
-            PathState { smoothed_rtt: us, min_rtt: us, sent_bytes: 1_200, sent_packets: 1, ..PathState::default() };
+        let expected = PathState {
+            smoothed_rtt: us,
+            min_rtt: us,
+            lifetime_min_rtt: us,
+            sent_bytes: 1_200,
+            sent_packets: 1,
+            ..PathState::default()
+        };
         assert_eq!(stats.clone().get(), expected);
+    }
+
+    #[test]
+    fn the_shortest_round_trip_of_a_connection_outlasts_persistent_congestion() {
+        let (stats, ms) = (PathStats::default(), Duration::from_millis);
+        let shortest = [(20, 20), (30, 10), (35, 35), (35, 30)].map(|(smoothed, min)| {
+            stats.measured(ms(smoothed), ms(min));
+            let seen = stats.get();
+            (seen.min_rtt, seen.lifetime_min_rtt)
+        });
+        let expected = [(20, 20), (10, 10), (35, 10), (30, 10)].map(|(min, of_all)| (Some(ms(min)), Some(ms(of_all))));
+        assert_eq!(shortest, expected);
     }
 }

@@ -277,7 +277,7 @@ impl Door {
 
     /// Lists the paths of the edge: name, hop that it leads through, state ("up", "slow", "silent" or "down"), smoothed round trip in
     /// microseconds, bytes per second that it is taken to carry and that go over it, packets sent and lost, tunnels and requests on
-    /// it, and UDP tunnels that went on over another.
+    /// it, UDP tunnels that went on over another, and whether an operator has chosen it.
     #[zbus(out_args("paths"))]
     async fn list_paths(
         &self,

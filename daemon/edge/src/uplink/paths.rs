@@ -16,6 +16,8 @@ pub struct PathReport {
     pub via: String,
     /// Whether it takes tunnels.
     pub condition: Condition,
+    /// Whether an operator has chosen it, so that new tunnels take it while it has room.
+    pub is_chosen: bool,
     /// The relays that its connections lead to, each once.
     pub relays: Vec<String>,
     /// The IDs of its connections.
@@ -24,9 +26,10 @@ pub struct PathReport {
     pub tunnels: usize,
     /// Of these, requests for models.
     pub requests: usize,
-    /// The smoothed round trip of its fastest connection; 0 without one.
+    /// The smoothed round trip of its fastest connection, without the time for which the relay may have held back acknowledgements; 0
+    /// without a connection.
     pub smoothed_rtt: Duration,
-    /// The shortest round trip; 0 if it is not known.
+    /// The shortest round trip, without that time; 0 if it is not known.
     pub min_rtt: Duration,
     /// Its assumed rate, in bytes per second.
     pub bytes_per_sec: u64,
@@ -76,6 +79,7 @@ impl PathReport {
         self.smoothed_rtt = shorter(self.smoothed_rtt, other.smoothed_rtt);
         self.min_rtt = shorter(self.min_rtt, other.min_rtt);
         self.condition = self.condition.min(other.condition);
+        self.is_chosen |= other.is_chosen;
         self.bytes_per_sec = self.bytes_per_sec.max(other.bytes_per_sec);
         self.used_bytes_per_sec += other.used_bytes_per_sec;
         self.tunnels += other.tunnels;
@@ -109,6 +113,7 @@ impl Uplink {
             return Vec::new();
         }
         let (state, views) = (self.state.borrow(), self.views.lock());
+        let chosen = state.chosen().path;
         let of = |(place, (path, view)): (usize, (&Path, &PathView))| {
             let lines: Vec<_> =
                 state.lines.iter().filter(|line| line.path_place == place && !line.is_closed()).collect();
@@ -126,6 +131,7 @@ impl Uplink {
                 name: path.name.clone(),
                 via: path.relays.first().and_then(Endpoint::via).unwrap_or_default().to_owned(),
                 condition,
+                is_chosen: chosen == Some(place),
                 relays: unique(lines.iter().map(|line| line.way().relay.to_string())),
                 connections: lines.iter().map(|line| line.id).collect(),
                 tunnels: lines.iter().map(|line| line.tunnels()).sum(),
@@ -149,7 +155,10 @@ mod tests {
 
     use prometheus_client::registry::Registry;
 
-    use super::{super::ConnectionCounters, *};
+    use super::{
+        super::{ConnectionCounters, Destination},
+        *,
+    };
     use crate::tests::{Does, PATIENCE, TestRelay};
 
     #[tokio::test]
@@ -163,6 +172,22 @@ mod tests {
             joined.join(&report(other));
             assert_eq!(joined.condition, best);
         }
+    }
+
+    #[tokio::test]
+    async fn the_path_that_an_operator_has_chosen_is_reported_until_placements_hold_again() {
+        let relay = TestRelay::start(Does::Echo, true);
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), Arc::default());
+        let chosen = || uplink.path_states().iter().map(|path| path.is_chosen).collect::<Vec<_>>();
+        assert_eq!(chosen(), [false, false]);
+        let _line = uplink.connect(1).await;
+        _ = uplink.clone().prepare_move(&Destination::Path("b".to_owned())).await.unwrap().carry_out();
+        assert_eq!(chosen(), [false, true]);
+        let mut joined = uplink.path_states().remove(0);
+        joined.join(&uplink.path_states()[1]);
+        assert!(joined.is_chosen, "other local addresses use it");
+        uplink.prefer();
+        assert_eq!(chosen(), [false, false]);
     }
 
     fn paths_to(relay: &TestRelay) -> Vec<Path> {

@@ -20,7 +20,7 @@ pub(super) type ConnectionRow = (u64, String, String, String, u32, u64, u64, u64
 pub(super) type UplinkRow = (String, u64, u64, u64, String, String, String);
 
 /// A path, as `list_paths` describes it.
-pub(super) type PathRow = (String, String, String, u64, u64, u64, u64, u64, u64, u64);
+pub(super) type PathRow = (String, String, String, u64, u64, u64, u64, u64, u64, u64, bool);
 
 /// An engine, as `list_engines` describes it.
 pub(super) type EngineRow = (String, String, String, u32, u32, u32, u64, u64, u64, String);
@@ -78,6 +78,7 @@ pub(super) fn path_row(found: PathReport) -> PathRow {
         found.lost_packets,
         found.tunnels as u64,
         found.moved,
+        found.is_chosen,
     )
 }
 

@@ -152,6 +152,7 @@ pub(super) fn path(found: PathReport) -> v1::Path {
         via: found.via,
         moved: found.moved,
         requests: u32::try_from(found.requests).unwrap_or(u32::MAX),
+        chosen: found.is_chosen,
     }
 }
 

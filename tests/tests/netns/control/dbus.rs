@@ -155,7 +155,7 @@ fn an_edge_is_moved_over_the_bus_and_its_classes_are_listed() {
 }
 
 /// A row of `ListPaths`.
-type PathRow = (String, String, String, u64, u64, u64, u64, u64, u64, u64);
+type PathRow = (String, String, String, u64, u64, u64, u64, u64, u64, u64, bool);
 
 #[test]
 fn the_paths_of_an_edge_are_listed_over_the_bus_with_what_is_on_them() {
@@ -197,14 +197,17 @@ fn the_paths_of_an_edge_are_listed_over_the_bus_with_what_is_on_them() {
                 socket.recv(&mut [0; 9]).unwrap();
             }
             let rows = list().await;
-            for ((name, via, state, rtt_us, rate, _, sent, lost, tunnels, moved), expected) in
+            for ((name, via, state, rtt_us, rate, _, sent, lost, tunnels, moved, chosen), expected) in
                 rows.iter().zip(["first", "second"])
             {
                 assert_eq!((&name[..], &via[..], &state[..]), (expected, "", "up"), "{rows:?}");
                 assert!(*rtt_us > 0 && *rate > 0 && *sent > 0 && lost <= sent, "{rows:?}");
-                assert_eq!((*tunnels, *moved), (1, 0), "{rows:?}");
+                assert_eq!((*tunnels, *moved, *chosen), (1, 0, false), "{rows:?}");
             }
             assert_eq!(rows.len(), 2);
+            let moved = caller.call::<_, _, u64>("MoveEdgeToPath", &("second",)).await.unwrap();
+            let rows = list().await;
+            assert_eq!((moved, rows[0].10, rows[1].10), (1, false, true), "{rows:?}");
         })
         .unwrap();
 }

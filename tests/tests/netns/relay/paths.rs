@@ -198,6 +198,8 @@ fn an_operator_takes_traffic_off_an_uplink_and_a_path_that_is_down_gets_none() {
     let (edge, _sockets) =
         (0..4).find_map(|_| taken_off_the_second(&uplinks)).expect("a path looks silent, although nothing was cut");
 
+    let chosen = || rows(site).iter().map(|path| path["chosen"].as_bool().unwrap_or(false)).collect::<Vec<_>>();
+    assert_eq!(chosen(), [true, false]);
     uplinks.take_down();
     wait_for("the path to be given up", SOON, || (states(site)[1] != "up").then_some(())).unwrap();
     let (code, said) = pacectl(site, &["edge", "move", "--path", "second"]);
@@ -208,7 +210,9 @@ fn an_operator_takes_traffic_off_an_uplink_and_a_path_that_is_down_gets_none() {
     others.iter().for_each(|socket| assert_carries(site, socket, 600));
     assert_eq!(paths(site)[0].1, 10, "the first path is still chosen; the edge said:\n{}", edge.output());
 
+    assert_eq!(chosen(), [true, false]);
     assert_eq!(pacectl(site, &["edge", "move"]).0, Some(0));
+    assert_eq!(chosen(), [false, false]);
     let others: Vec<_> = (0..2).map(|_| application(site, LISTEN)).collect();
     others.iter().for_each(|socket| assert_carries(site, socket, 600));
     assert_eq!(paths(site)[1].1, 1, "the paths take turns again; the edge said:\n{}", edge.output());
