@@ -155,7 +155,7 @@ fn limits(limits: &RelayLimits) -> [String; 6] {
     [
         format!(
             "  limits: {} connections, {} handshakes at once before Retry, {} tunnels a connection; of a user {} \
-             connections, {} tunnels, {} requests a second, {} QUIC frames a second beyond 16 in a packet",
+             connections, {} tunnels, {} requests a second, {} frames a second beyond 16 in a packet",
             limits.connections,
             limits.handshakes_in_flight,
             limits.tunnels_per_connection,

@@ -171,8 +171,9 @@ pub struct RelayLimits {
     /// clients need not authenticate, this limits one network. Further requests wait. A user's [`Quota`] may name
     /// another number.
     pub requests_per_second: u32,
-    /// How many QUIC frames one user may send within a second over all connections, not counting the first 16 of each packet. If
-    /// clients need not authenticate, this limits one network.
+    /// How many frames one user may send within a second over all connections: QUIC frames, not counting the first 16 of each packet, and
+    /// HTTP/3 frames and capsules, not counting one for each 84 bytes of their stream. If clients need not authenticate, this limits one
+    /// network.
     pub frames_per_second: u32,
     /// Bytes of one tunnel that may wait toward the client.
     pub queue_bytes_per_tunnel: u32,

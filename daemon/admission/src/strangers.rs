@@ -14,7 +14,7 @@
 //! | requests of a stranger that wait for an answer | H3_REQUEST_REJECTED, which the client may repeat |
 //! | time | the connection ends with H3_NO_ERROR |
 //!
-//! A user has one bound here: on the frames within a second, of which the first 16 of each packet do not count ([`UserFrames`]). The
+//! A user has one bound here: on the frames and capsules within a second, of which 16 for each packet do not count ([`UserFrames`]). The
 //! connection that exceeds the bound ends with H3_EXCESSIVE_LOAD.
 //!
 //! A prefix is known while one of its users is connected, and then for as long as it is among the last [`REMEMBERED`]
@@ -38,7 +38,8 @@ use prometheus_client::metrics::counter::Counter;
 pub use self::budget::Budget;
 pub use self::census::{AddressPrefix, AdmissionVerdict, REMEMBERED};
 use self::census::{Census, Origin};
-pub use self::frames::{PacketFrames, UserFrames};
+use self::frames::FramesBound;
+pub use self::frames::{PacketFrames, StreamFrames, UserFrames};
 
 mod budget;
 mod census;
@@ -158,8 +159,8 @@ struct Shared {
     place: Option<Mutex<Place>>,
     terms: Terms,
     known: AtomicBool,
-    /// The frames of the client's user, and how many of them are allowed within a second.
-    frames: OnceLock<(Arc<UserFrames>, u32)>,
+    /// The frames of the client's user, and their bound.
+    frames: OnceLock<FramesBound>,
     /// The limit that was exceeded first, as its index in [`ENDING`] plus one; 0 is none.
     exceeded: AtomicU32,
     /// Requests that wait for an answer.
@@ -170,7 +171,7 @@ struct Shared {
     driver: AtomicWaker,
 }
 
-/// The limit on the frames of a user within a second.
+/// The limit on the frames and capsules of a user within a second.
 pub const FRAMES_PER_SECOND: Limit = "frames_per_second";
 
 /// The limits beyond which a connection ends.
@@ -222,11 +223,11 @@ impl ClientStanding {
         }
     }
 
-    /// As [`ClientStanding::admit`], and from now on the connection ends if it sends more than `frames_per_second`. All connections of
-    /// the user share `frames`, and so the bound.
-    pub fn admit_as(&self, frames: Arc<UserFrames>, frames_per_second: u32) {
+    /// As [`ClientStanding::admit`], and from now on the frames and capsules of the connection count against the user's
+    /// `frames_per_second`. All connections of the user share `frames`, and so the bound.
+    pub fn admit_as(&self, frames: Arc<UserFrames>, limits: &RelayLimits) {
         // A connection keeps its first user.
-        _ = self.0.frames.set((frames, frames_per_second));
+        _ = self.0.frames.set(FramesBound::new(frames, limits));
         self.admit();
     }
 
@@ -260,13 +261,14 @@ impl ClientStanding {
         }
     }
 
-    /// Charges a frame to the user, if the client is one. The connection ends if the user has sent too many frames in this second.
-    fn charge_frame(&self, second: u64) {
-        if let Some((frames, per_second)) = self.0.frames.get()
-            && frames.charge(second) > u64::from(*per_second)
-        {
+    /// Charges frames to the user, if the client is one. Returns whether the connection ends because of them.
+    fn charge_frames(&self, more: u32, second: u64) -> bool {
+        let Some(bound) = self.0.frames.get() else { return false };
+        let is_excess = bound.charge(more, second);
+        if is_excess {
             self.0.exceed(FRAMES_PER_SECOND);
         }
+        is_excess
     }
 
     /// Notes how many bytes a stranger makes us hold.

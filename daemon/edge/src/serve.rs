@@ -359,7 +359,15 @@ impl GatewayAccess for ToGateways {
     fn answered(&self, asked: &RequestAtGateway, answer: Option<&ResponseHead>) {
         // Without credentials that the gateway accepts, it treats us as a stranger. 401 is about the client's own key.
         match answer {
-            Some(head) if head.status == 407 => asked.link.relay.credentials().note(CredentialsRefused::of(head)),
+            Some(head) if head.status == 407 => {
+                let refused = CredentialsRefused::of(head);
+                let is_news = asked.link.relay.credentials().note(refused.clone());
+                // The introduction may have succeeded before the token expired or was removed.
+                if let (true, Some(refused), Some(access)) = (is_news, refused, self.accesses.get(asked.counted.place))
+                {
+                    access.uplink.tell_refusal(asked.link.line(), &refused);
+                }
+            }
             Some(_) => asked.link.relay.let_in(),
             None => {}
         }

@@ -29,7 +29,7 @@ use tokio::{
     sync::{Notify, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
-use tracing::info;
+use tracing::{info, warn};
 
 use self::{
     state::State,
@@ -254,6 +254,14 @@ impl Uplink {
         self.endpoint_of(line).and_then(Endpoint::via).unwrap_or_default().to_owned()
     }
 
+    /// Logs that a relay refuses the credentials. Later answers of the same kind are no news (see
+    /// [`CredentialsStanding::note`](relay_client::introduction::CredentialsStanding::note)).
+    pub fn tell_refusal(&self, line: &Line, refused: &CredentialsRefused) {
+        let (relay, path) = (&line.way().relay, self.path_name(line));
+        let remedy = self.endpoint_of(line).map(Endpoint::remedy).unwrap_or_default();
+        warn!(%relay, path = (!path.is_empty()).then_some(path), "{refused}: {remedy}");
+    }
+
     fn endpoint_of(&self, line: &Line) -> Option<&Endpoint> {
         self.paths.get(line.path_place)?.relays.get(line.place)
     }
@@ -358,7 +366,7 @@ impl Uplink {
                 Some((at, connected)) = attempts.next() => work.attempted(at, connected),
                 Some(introduced) = work.introductions.join_next() => {
                     if let Ok((line, Some(refused))) = introduced {
-                        work.introduced(&line, &refused);
+                        self.tell_refusal(&line, &refused);
                     }
                 }
                 Some(departed) = work.departures.join_next() => {

@@ -75,6 +75,11 @@ impl LoopTurns {
     }
 }
 
+/// Returns the time in whose seconds the frames of users are counted: one clock for all their connections, at any endpoint.
+pub(crate) fn frames_clock() -> Duration {
+    Duration::from_nanos(pacing::monotonic::now_ns())
+}
+
 /// The event subscriber of an endpoint.
 #[derive(Debug, Default)]
 pub struct EndpointSubscriber {
@@ -287,7 +292,7 @@ impl Subscriber for EndpointSubscriber {
     fn on_frame_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &FrameReceived) {
         state.account.on_frame_received(&event.frame);
         state.budget.on_frame(&event.frame, &state.standing);
-        state.frames.on_frame(&state.standing, || Duration::from_nanos(pacing::monotonic::now_ns()));
+        state.frames.on_frame(&state.standing, frames_clock);
         if let Frame::StreamsBlocked { stream_limit, .. } = event.frame
             && stream_limit >= state.blocked_below
         {

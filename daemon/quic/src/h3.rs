@@ -22,7 +22,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use admission::strangers::{ClientStanding, FRAMES_PER_SECOND, Limit, WaitingRequest};
+use admission::strangers::{ClientStanding, FRAMES_PER_SECOND, Limit, StreamFrames, WaitingRequest};
 use bytes::Bytes;
 use futures::task::{AtomicWaker, waker_ref};
 use masque::{
@@ -48,7 +48,7 @@ use super::{
     datagrams::{Flow, Sender},
     dispatch::{Dispatcher, Driver},
     endpoint::stream_windows,
-    events::ConnectionState,
+    events::{ConnectionState, frames_clock},
     stirred::Stirred,
     stopped::StoppedReaders,
 };
@@ -63,6 +63,8 @@ pub struct HttpConnection {
     unidirectional: ReceiveStreamAcceptor,
     peer_streams: Vec<(stream::ReceiveStream, UniStream)>,
     control: ControlReceiver,
+    /// The frames on the peer's control stream.
+    control_frames: StreamFrames,
     control_stream: stream::SendStream,
     control_queue: VecDeque<Bytes>,
     driver: Driver,
@@ -160,6 +162,7 @@ impl HttpConnection {
             unidirectional,
             peer_streams: Vec::new(),
             control,
+            control_frames: StreamFrames::default(),
             control_stream,
             control_queue,
             driver,
@@ -343,7 +346,14 @@ impl HttpConnection {
                     index += 1;
                     continue;
                 }
-                Poll::Ready(Ok(Some(bytes))) => self.control.on_uni_bytes(state, bytes),
+                Poll::Ready(Ok(Some(bytes))) => {
+                    self.control_frames.on_read(bytes.len());
+                    let verdict = self.control.on_uni_bytes(state, bytes);
+                    self.control_frames.add(self.control.take_frames());
+                    // If these were too many, the next turn ends the connection. Few others come first: the stream's window is small.
+                    self.control_frames.settle(&self.client.standing, frames_clock);
+                    verdict
+                }
                 Poll::Ready(Ok(None) | Err(stream::Error::StreamReset { .. })) => {
                     self.control.on_uni_closed(state)?;
                     self.peer_streams.swap_remove(index);
@@ -383,7 +393,7 @@ impl HttpConnection {
 fn excess(standing: &ClientStanding, limit: Limit) -> h3::ProtocolError {
     standing.count(limit);
     let reason = match limit {
-        FRAMES_PER_SECOND => "too many frames within a second",
+        FRAMES_PER_SECOND => "too many frames or capsules within a second",
         _ => "too much for a client that is not known yet",
     };
     h3::ProtocolError::Connection(Code::ExcessiveLoad, reason)

@@ -94,7 +94,7 @@ pub fn admit_client(relay: &Relay, rules: &Rules, client: &RelayClient, holder: 
             relay.resources.metrics.limit_hit("connections_per_user");
             return Err(Refusal::ConnectionLimitReached);
         };
-        client.standing.admit_as(taken.account.frames.clone(), limits.frames_per_second);
+        client.standing.admit_as(taken.account.frames.clone(), limits);
         *place = Some(taken);
     }
     Ok(())

@@ -43,6 +43,27 @@ impl Access {
         uplink.relays.iter().map(access).collect()
     }
 
+    /// Returns what to change once the relay refuses the credentials, as the end of a log entry: the key of the configuration, its value, and
+    /// the relay's counterpart.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match (&self.token, &self.identity) {
+            (Some(TokenSource::File(file)), _) => {
+                format!(
+                    "replace the token in {} (token_file), or add it to the relay's [[relay.token]]",
+                    file.display()
+                )
+            }
+            (Some(TokenSource::Environment(name)), _) => {
+                format!("replace the token in ${name}, or add it to the relay's [[relay.token]]")
+            }
+            (None, Some(ClientFiles { certificate, .. })) => {
+                format!("replace the certificate in {}, or let the relay accept it", certificate.display())
+            }
+            (None, None) => "set token_file to a file with a token of the relay".to_owned(),
+        }
+    }
+
     /// Returns the named files, each with a hash of its contents, so that a caller notices changes. An unreadable file has a hash, too.
     #[must_use]
     pub fn contents(&self) -> Vec<(PathBuf, [u8; 32])> {

@@ -267,6 +267,12 @@ impl Endpoint {
         self.template.origin()
     }
 
+    /// Returns what to change once the relay refuses the credentials.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        self.access.remedy()
+    }
+
     /// Returns what the relay's last answer about the credentials says, on any connection.
     #[must_use]
     pub fn credentials(&self) -> &CredentialsStanding {

@@ -26,9 +26,13 @@ impl CredentialsStanding {
         self.0.lock().clone()
     }
 
-    /// Notes an answer: the refusal of the credentials, or `None` if the relay has accepted a request.
-    pub fn note(&self, refused: Option<CredentialsRefused>) {
-        *self.0.lock() = refused;
+    /// Notes an answer: the refusal of the credentials, or `None` if the relay has accepted a request. Returns whether it is a refusal that
+    /// differs from the last answer, so that a caller logs each refusal once.
+    pub fn note(&self, refused: Option<CredentialsRefused>) -> bool {
+        let mut last = self.0.lock();
+        let is_news = refused.is_some() && *last != refused;
+        *last = refused;
+        is_news
     }
 }
 
@@ -119,6 +123,15 @@ mod tests {
     use masque::{proxy_status::ProxyName, request::Refusal};
 
     use super::*;
+
+    #[test]
+    fn a_refusal_is_news_once_until_the_relay_accepts_a_request_or_says_something_else() {
+        let standing = CredentialsStanding::default();
+        let refused = |details: &str| Some(CredentialsRefused { status: 407, details: details.to_owned() });
+        let answers = [None, refused(""), refused(""), None, refused(""), refused("expired"), refused("expired")];
+        let news = answers.map(|answer| standing.note(answer));
+        assert_eq!(news, [false, true, false, false, true, true, false]);
+    }
 
     #[test]
     fn refusals_of_tokens_and_certificates_are_told_from_answers_of_relays_that_do_not_know_the_method() {

@@ -165,6 +165,7 @@ impl UdpTunnel {
         }
         loop {
             while let Some(capsule) = self.capsules.next(&mut self.unread) {
+                self.recv.note_capsule();
                 if let Some(payload) = self.flow.on_capsule(capsule)? {
                     self.flow.note_overflow(payloads.push(&payload));
                 }

@@ -79,6 +79,8 @@ pub struct ControlReceiver {
     max_push_id: Option<u64>,
     events: VecDeque<ControlEvent>,
     dropped_priority_updates: u64,
+    /// How many frames began on the control stream since they were taken.
+    frames: u32,
 }
 
 impl ControlReceiver {
@@ -94,6 +96,7 @@ impl ControlReceiver {
             max_push_id: None,
             events: VecDeque::new(),
             dropped_priority_updates: 0,
+            frames: 0,
         }
     }
 
@@ -137,6 +140,11 @@ impl ControlReceiver {
     /// advisory, so the loss breaks nothing.
     pub fn take_dropped_priority_updates(&mut self) -> u64 {
         std::mem::take(&mut self.dropped_priority_updates)
+    }
+
+    /// Returns how many frames of any kind have begun on the control stream since the last call.
+    pub fn take_frames(&mut self) -> u32 {
+        std::mem::take(&mut self.frames)
     }
 
     /// Creates the state of a unidirectional stream opened by the peer.
@@ -213,7 +221,10 @@ impl ControlReceiver {
     ) -> Result<(), ProtocolError> {
         while let Some(step) = cutter.next(&mut bytes) {
             match step {
-                Step::Start { kind, len } => self.admit(kind, len)?,
+                Step::Start { kind, len } => {
+                    self.frames = self.frames.saturating_add(1);
+                    self.admit(kind, len)?;
+                }
                 Step::Payload { kind: Kind::Unknown, .. } => {}
                 Step::Payload { kind, piece, last } => {
                     payload.extend_from_slice(&piece);

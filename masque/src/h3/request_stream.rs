@@ -62,6 +62,8 @@ pub struct RequestStream {
     max_field_section_size: u64,
     /// How many bytes are missing according to `content-length`.
     content_left: Option<u64>,
+    /// How many frames began since they were taken.
+    frames: u32,
     role: Role,
     phase: Phase,
 }
@@ -78,6 +80,7 @@ impl RequestStream {
             section: Vec::new(),
             max_field_section_size,
             content_left: None,
+            frames: 0,
             role,
             phase: Phase::Head,
         }
@@ -138,10 +141,20 @@ impl RequestStream {
         }
     }
 
+    /// Returns how many frames of any kind have begun since the last call. A caller that bounds what a peer costs needs it: frames that are
+    /// skipped or empty yield no part.
+    #[inline]
+    pub fn take_frames(&mut self) -> u32 {
+        std::mem::take(&mut self.frames)
+    }
+
     fn pull(&mut self) -> Result<Option<Part>, ProtocolError> {
         while let Some(step) = self.cutter.next(&mut self.input) {
             match step {
-                Step::Start { kind, len } => self.admit(kind, len)?,
+                Step::Start { kind, len } => {
+                    self.frames = self.frames.saturating_add(1);
+                    self.admit(kind, len)?;
+                }
                 Step::Payload { kind: Kind::Data, piece, .. } if !piece.is_empty() => {
                     return Ok(Some(Part::Data(piece)));
                 }

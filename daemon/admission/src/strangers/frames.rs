@@ -1,13 +1,16 @@
 //! The bound on the frames of users. The transport spends more on a frame than on the packet around it, so packets that are full of the
-//! smallest frames cost up to ten times as much as others of their size. Packets themselves have no bound here.
+//! smallest frames cost up to ten times as much as others of their size. The same holds for what streams consist of, HTTP/3 frames and
+//! capsules, so these count against the same bound. Packets themselves have no bound here.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use config::relay::RelayLimits;
 use parking_lot::Mutex;
 
 use super::{ClientStanding, budget::FRAMES_PER_PACKET};
 
-/// Counts the frames of a user within a second, over all connections. The first 16 frames of each packet do not count: useful packets
+/// Counts the frames of a user within a second, over all connections: QUIC frames, and the HTTP/3 frames and capsules on streams. The first
+/// 16 QUIC frames of each packet do not count, nor do as many frames and capsules for the bytes of a packet on a stream: useful packets
 /// rarely have more.
 #[derive(Debug, Default)]
 pub struct UserFrames(Mutex<Charged>);
@@ -19,14 +22,40 @@ struct Charged {
 }
 
 impl UserFrames {
-    /// Charges one frame to `second`; returns how many frames were charged to it so far.
-    pub(super) fn charge(&self, second: u64) -> u64 {
+    /// Charges frames to `second`; returns how many frames were charged to it so far.
+    fn charge(&self, frames: u32, second: u64) -> u64 {
         let mut charged = self.0.lock();
         if charged.second != second {
             *charged = Charged { second, frames: 0 };
         }
-        charged.frames += 1;
+        charged.frames = charged.frames.saturating_add(frames.into());
         charged.frames
+    }
+}
+
+/// The bound on the frames of a user, as it applies to one connection.
+#[derive(Debug)]
+pub(super) struct FramesBound {
+    user: Arc<UserFrames>,
+    /// The frames of this connection alone.
+    own: UserFrames,
+    per_second: u64,
+    /// As many frames as every connection may send, whatever the user's others send: an equal part for each that the user may have.
+    part: u64,
+}
+
+impl FramesBound {
+    pub(super) fn new(user: Arc<UserFrames>, limits: &RelayLimits) -> Self {
+        let per_second = limits.frames_per_second;
+        let part = per_second / limits.connections_per_user.max(1);
+        Self { user, own: UserFrames::default(), per_second: per_second.into(), part: part.into() }
+    }
+
+    /// Charges frames to `second`; returns whether the connection has to end. Without the part of its own, a small payload would end
+    /// an innocent connection of the user in the second of another one's flood.
+    pub(super) fn charge(&self, frames: u32, second: u64) -> bool {
+        let (own, all) = (self.own.charge(frames, second), self.user.charge(frames, second));
+        all > self.per_second && own > self.part
     }
 }
 
@@ -49,21 +78,73 @@ impl PacketFrames {
     pub fn on_frame(&mut self, standing: &ClientStanding, now: impl FnOnce() -> Duration) {
         self.frames = self.frames.saturating_add(1);
         if self.frames > FRAMES_PER_PACKET {
-            standing.charge_frame(*self.second.get_or_insert_with(|| now().as_secs()));
+            standing.charge_frames(1, *self.second.get_or_insert_with(|| now().as_secs()));
         }
+    }
+}
+
+/// How many bytes of a stream each HTTP/3 frame and each capsule on it may take without being charged: [`FRAMES_PER_PACKET`] of them fit
+/// into the stream's bytes in a packet.
+const BYTES_PER_FRAME: u32 = 1_344 / FRAMES_PER_PACKET;
+
+/// How many bytes of a stream may be left for frames that arrive later: those of a packet.
+const MOST_SPARE_BYTES: u32 = BYTES_PER_FRAME * FRAMES_PER_PACKET;
+
+/// The HTTP/3 frames and capsules on one stream of the peer. The bytes of the stream pay for one in 84 bytes, and its user for the others.
+/// Useful payloads are larger, or few.
+#[derive(Debug, Default)]
+pub struct StreamFrames {
+    /// Those that were found in the bytes of the last read.
+    frames: u32,
+    /// The bytes that have paid for none yet.
+    spare_bytes: u32,
+}
+
+impl StreamFrames {
+    /// Counts `frames` more frames or capsules, found in bytes of the last read.
+    #[inline]
+    pub fn add(&mut self, frames: u32) {
+        self.frames = self.frames.saturating_add(frames);
+    }
+
+    /// Notes that `bytes` were read from the stream, before they are parsed. Call [`StreamFrames::settle`] before the next read.
+    #[inline]
+    pub fn on_read(&mut self, bytes: usize) {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.spare_bytes = self.spare_bytes.min(MOST_SPARE_BYTES).saturating_add(bytes);
+    }
+
+    /// Charges the user for the frames that the bytes do not pay for, once all bytes of a read were parsed. Returns whether the connection
+    /// has to end. `now` is that of [`PacketFrames::on_frame`]; reads whose bytes pay for all frames do not call it.
+    #[inline]
+    pub fn settle(&mut self, standing: &ClientStanding, now: impl FnOnce() -> Duration) -> bool {
+        let owed = self.take_owed();
+        owed > 0 && standing.charge_frames(owed, now().as_secs())
+    }
+
+    fn take_owed(&mut self) -> u32 {
+        let frames = std::mem::take(&mut self.frames);
+        let paid = (self.spare_bytes / BYTES_PER_FRAME).min(frames);
+        self.spare_bytes -= paid * BYTES_PER_FRAME;
+        frames - paid
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{net::IpAddr, sync::Arc};
+    use std::net::IpAddr;
 
     use super::{super::ConnectionPlaces, *};
 
-    /// Returns the standing of a connection of a user who may send 1,000 frames within a second beyond the usual ones.
+    /// The limits of a user who may send 1,000 frames within a second beyond the usual ones, 10 of them on each connection.
+    fn limits() -> RelayLimits {
+        RelayLimits { frames_per_second: 1_000, connections_per_user: 100, ..RelayLimits::default() }
+    }
+
+    /// Returns the standing of a connection of a user.
     fn connection(user: &Arc<UserFrames>) -> ClientStanding {
         let standing = Arc::<ConnectionPlaces>::default().enter(IpAddr::from([192, 0, 2, 1]));
-        standing.admit_as(user.clone(), 1_000);
+        standing.admit_as(user.clone(), &limits());
         standing
     }
 
@@ -91,14 +172,80 @@ mod tests {
     #[test]
     fn connections_of_a_user_share_the_bound_and_only_a_connection_that_exceeds_it_ends() {
         let (user, other) = (Arc::default(), Arc::default());
-        let [first, ordinary, last] = [(); 3].map(|()| connection(&user));
+        let [first, ordinary, small, last] = [(); 4].map(|()| connection(&user));
         let stranger_to_it = connection(&other);
         send(&first, 0, 10, 100);
-        send(&last, 0, 1, 1);
+        send(&small, 0, 1, 10);
+        send(&last, 0, 1, 11);
         send(&ordinary, 0, 1_000, 0);
         send(&stranger_to_it, 0, 10, 100);
-        let ended = [&first, &ordinary, &last, &stranger_to_it].map(|standing| standing.exceeded().is_some());
-        assert_eq!(ended, [false, false, true, false]);
+        let ended = [&first, &ordinary, &small, &last, &stranger_to_it].map(|standing| standing.exceeded().is_some());
+        assert_eq!(ended, [false, false, false, true, false]);
+    }
+
+    /// Reads `reads` times `bytes` from a stream, with `frames` frames and capsules in them; returns whether the connection has to end.
+    fn read(
+        standing: &ClientStanding,
+        stream: &mut StreamFrames,
+        at_ms: u64,
+        reads: u32,
+        (bytes, frames): (usize, u32),
+    ) -> bool {
+        (0..reads).fold(false, |_, _| {
+            stream.on_read(bytes);
+            (0..frames).for_each(|_| stream.add(1));
+            stream.settle(standing, || Duration::from_millis(at_ms))
+        })
+    }
+
+    #[test]
+    fn useful_content_of_streams_is_never_too_much_and_bytes_full_of_frames_soon_are() {
+        let user = Arc::default();
+        let (standing, mut stream) = (connection(&user), StreamFrames::default());
+        // Payloads of 1,200 bytes, of which each is a capsule in a frame of its own; many such capsules at once; a few large frames.
+        for (bytes, frames) in [(1_205, 2), (48_200, 80), (65_536, 4), (84, 1)] {
+            assert!(!read(&standing, &mut stream, 0, 100_000, (bytes, frames)));
+        }
+        assert_eq!(user.charge(0, 0), 0, "nothing was charged");
+        // 640 capsules without a value in the bytes of a packet.
+        assert!(!read(&standing, &mut StreamFrames::default(), 0, 1, (1_280, 640)));
+        assert_eq!(user.charge(0, 0), 640 - 15);
+        assert!(!read(&standing, &mut StreamFrames::default(), 1_000, 1, (1_280, 640)), "the next second");
+        assert!(read(&standing, &mut StreamFrames::default(), 1_999, 1, (1_280, 640)));
+        assert_eq!(standing.exceeded(), Some("frames_per_second"));
+    }
+
+    #[test]
+    fn bytes_pay_for_frames_that_come_soon_after_them_and_not_for_all_later_ones() {
+        let mut stream = StreamFrames::default();
+        stream.on_read(10 << 20);
+        assert_eq!(stream.take_owed(), 0);
+        stream.on_read(32);
+        stream.add(100);
+        assert_eq!(stream.take_owed(), 100 - FRAMES_PER_PACKET, "as many as the bytes of a packet pay for");
+        // However the bytes of the stream are cut.
+        let cut = |bytes: usize, frames: u32, reads: u32| {
+            let mut stream = StreamFrames::default();
+            (0..reads)
+                .map(|_| {
+                    stream.on_read(bytes);
+                    stream.add(frames);
+                    stream.take_owed()
+                })
+                .sum::<u32>()
+        };
+        assert_eq!([cut(84, 1, 160), cut(42, 1, 160), cut(21, 1, 160), cut(3, 1, 160)], [0, 80, 120, 155]);
+        assert_eq!([cut(840, 40, 4), cut(3_360, 160, 1)], [120, 120]);
+    }
+
+    #[test]
+    fn frames_in_packets_and_on_streams_count_together() {
+        let user = Arc::default();
+        let (in_packets, on_a_stream) = (connection(&user), connection(&user));
+        send(&in_packets, 0, 9, 100);
+        assert!(!read(&on_a_stream, &mut StreamFrames::default(), 0, 1, (200, 102)), "as many as allowed");
+        assert!(read(&on_a_stream, &mut StreamFrames::default(), 0, 1, (2, 1)));
+        assert_eq!([&in_packets, &on_a_stream].map(ClientStanding::exceeded), [None, Some("frames_per_second")]);
     }
 
     #[test]
@@ -106,6 +253,7 @@ mod tests {
         let stranger = Arc::<ConnectionPlaces>::default().enter(IpAddr::from([192, 0, 2, 1]));
         for standing in [stranger, ClientStanding::own()] {
             send(&standing, 0, 1, 2_000_000);
+            assert!(!read(&standing, &mut StreamFrames::default(), 0, 1, (2, 2_000_000)));
             assert_eq!(standing.exceeded(), None);
         }
     }
@@ -115,7 +263,7 @@ mod tests {
         let standing = Arc::<ConnectionPlaces>::default().enter(IpAddr::from([192, 0, 2, 1]));
         standing.exceed("stranger_packets");
         assert_eq!(standing.exceeded(), Some("stranger_packets"));
-        standing.admit_as(Arc::default(), 1_000);
+        standing.admit_as(Arc::default(), &limits());
         assert_eq!(standing.exceeded(), None);
         send(&standing, 0, 1, 1_001);
         assert_eq!(standing.exceeded(), Some("frames_per_second"));

@@ -288,12 +288,6 @@ impl Work<'_> {
         lines.into_iter().for_each(|line| introduce(&mut self.introductions, line));
     }
 
-    /// Logs a relay's refusal of the credentials.
-    pub(super) fn introduced(&self, line: &Line, refused: &CredentialsRefused) {
-        let (relay, path) = (&line.way().relay, self.uplink.path_name(line));
-        warn!(%relay, path = (!path.is_empty()).then_some(path), "{refused}");
-    }
-
     pub(super) fn lost(&mut self, line: &Arc<Line>, error: Option<&h3::Error>) {
         let is_idle = error.is_some_and(h3::Error::is_timeout);
         // Without keep-alives, both sides forget a connection that nothing uses.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use admission::strangers::ClientStanding;
+use admission::strangers::{ClientStanding, StreamFrames};
 use masque::{
     h3::{self, Code, RequestHead, RequestStream, Role, Settings},
     priority::Priority,
@@ -194,6 +194,8 @@ impl Client {
         let (recv, send) = stream.split();
         let parser = RequestStream::new(role, self.limits.field_section_bytes);
         let send = self.dispatcher.attach(send, self.hub.terms().clone());
-        (RecvStream { stream: recv, parser, finished: false }, SendStream { stream: send, peer: self.peer.clone() })
+        let (frames, standing) = (StreamFrames::default(), self.standing.clone());
+        let recv = RecvStream { stream: recv, parser, frames, standing, finished: false };
+        (recv, SendStream { stream: send, peer: self.peer.clone() })
     }
 }

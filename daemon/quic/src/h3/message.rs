@@ -6,6 +6,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use admission::strangers::{ClientStanding, StreamFrames};
 use bytes::Bytes;
 use masque::h3::{self, Code, Part, RequestStream, ResponseHead};
 use s2n_quic::stream;
@@ -18,12 +19,16 @@ use crate::{
     backlog::Losses,
     class::Terms,
     dispatch::{self, Ahead, Payloads},
+    events::frames_clock,
 };
 
 /// The receiving half of a request stream. Dropping it before its end asks the peer to stop sending.
 pub struct RecvStream {
     pub(super) stream: stream::ReceiveStream,
     pub(super) parser: RequestStream,
+    /// The frames and capsules in the bytes that were read.
+    pub(super) frames: StreamFrames,
+    pub(super) standing: ClientStanding,
     /// Whether the peer's last byte was read, or the peer was asked to stop.
     pub(super) finished: bool,
 }
@@ -41,8 +46,17 @@ impl RecvStream {
                 Ok(None) => {}
                 Err(error) => return Poll::Ready(Err(self.refuse(error))),
             }
+            self.frames.add(self.parser.take_frames());
+            if self.frames.settle(&self.standing, frames_clock) {
+                // The task that drives the connection was woken before, and ends it. Reading on would first process all that has arrived.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             match ready!(self.stream.poll_receive(cx))? {
-                Some(bytes) => self.parser.on_bytes(bytes),
+                Some(bytes) => {
+                    self.frames.on_read(bytes.len());
+                    self.parser.on_bytes(bytes);
+                }
                 None => {
                     self.finished = true;
                     if let Err(error) = self.parser.on_fin() {
@@ -67,6 +81,13 @@ impl RecvStream {
     /// As [`RecvStream::poll_part`].
     pub async fn part(&mut self) -> Result<Option<Part>, Error> {
         poll_fn(|cx| self.poll_part(cx)).await
+    }
+
+    /// Notes that the content contained a capsule. Capsules count as frames do, against what the peer's user may send (see
+    /// [`StreamFrames`]).
+    #[inline]
+    pub fn note_capsule(&mut self) {
+        self.frames.add(1);
     }
 
     /// Allows only DATA frames from now on (RFC 9114 §4.4).

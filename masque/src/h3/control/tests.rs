@@ -298,3 +298,10 @@ proptest! {
         while control.next_event().is_some() {}
     }
 }
+
+#[test]
+fn frames_of_the_control_stream_are_counted_also_unknown_ones() {
+    let mut control = control(Role::Server);
+    receive(&mut control, &[&BEGINNING[..], &frame(0x21, b""), &frame(0x21, &[0; 50])].concat()).unwrap();
+    assert_eq!((control.take_frames(), control.take_frames()), (3, 0));
+}

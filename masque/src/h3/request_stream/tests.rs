@@ -370,3 +370,15 @@ proptest! {
         prop_assert!(stream.section.len() as u64 <= stream.max_field_section_size);
     }
 }
+
+#[test]
+fn all_frames_are_counted_also_frames_without_a_part() {
+    let mut stream = RequestStream::new(Role::Server, LIMIT);
+    let chunks = [&head("POST", Vec::new())[..], &raw(0x21, b"")[..], &data(b"")[..], &raw(0x17, &[0; 100])[..]];
+    assert_eq!(read(&mut stream, &chunks).0.len(), 1);
+    assert_eq!((stream.take_frames(), stream.take_frames()), (4, 0));
+    // A frame counts once, however it is cut.
+    let bytes = data(&[7; 10]);
+    read(&mut stream, &[&bytes[..1], &bytes[1..5], &bytes[5..]]).1.unwrap();
+    assert_eq!(stream.take_frames(), 1);
+}

@@ -19,17 +19,17 @@ use tokio::time::timeout;
 
 use super::limits::limit_hits;
 
-/// Returns a request for a tunnel to the echo.
-fn head(site: &Site) -> RequestHead {
-    let target = site.target(Family::V4, 7);
+/// Returns a request for a tunnel to the echo at this port.
+fn head(site: &Site, port: u16) -> RequestHead {
+    let target = site.target(Family::V4, port);
     let template = Template::parse(&site.template(Family::V4)).unwrap();
     masque::request::udp_request(&template, &Target { host: Host::Ip(target.ip()), port: target.port() }, None)
 }
 
 /// Opens a tunnel without the client library, to send what a well-behaved client never sends.
-async fn open_raw(site: &Site, client: &Client) -> Request {
+async fn open_raw(site: &Site, client: &Client, port: u16) -> Request {
     client.relay.http().wait_for_settings().await.unwrap();
-    let mut request = client.relay.http().request(&head(site)).await.unwrap();
+    let mut request = client.relay.http().request(&head(site, port)).await.unwrap();
     match request.recv.part().await.unwrap() {
         Some(Part::Response(head)) => assert_eq!(head.status, 200),
         other => panic!("{other:?} in place of a response"),
@@ -111,6 +111,54 @@ fn a_user_sends_so_many_frames_a_second_and_only_the_connection_that_sends_more_
 }
 
 #[test]
+fn small_capsules_and_frames_count_as_a_users_frames_and_useful_ones_do_not() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms { limits: "frames_per_second = 10000", ..Terms::default() }).unwrap();
+    // The floods have their own target, whose socket may overflow.
+    let (_echo, _flooded) = (site.chain.target.echo(7).unwrap(), site.chain.target.echo(9).unwrap());
+    let in_data = |capsules: &[u8]| {
+        let (header, len) = h3::data_frame_header(capsules.len() as u64);
+        [&header[..len], capsules].concat()
+    };
+    site.client(async || {
+        let ordinary = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut beside = ordinary.open(site.target(Family::V4, 7)).await.unwrap();
+        // 24,000 payloads of 200 bytes, in as little time as possible.
+        let mut useful = open_raw(&site, &ordinary, 9).await;
+        let payload = [&[0, 0x40, 201, 0][..], &[7; 200]].concat();
+        for number in 0..120 {
+            send_capsules(&mut useful, &payload.repeat(200)).await.unwrap();
+            assert_echoes(&mut beside, number).await;
+        }
+        assert_eq!(limit_hits(&site.counts().unwrap(), "frames_per_second"), 0);
+        let hostile = [
+            ("unknown capsules without a value", in_data(&[0x17, 0].repeat(600))),
+            ("empty payloads", in_data(&[0, 1, 0].repeat(400))),
+            ("DATA frames without content", [0, 0].repeat(600)),
+            ("frames of a reserved type (RFC 9114 section 7.2.8)", [0x21, 0].repeat(600)),
+        ];
+        for (ended, (what, bytes)) in (1..).zip(hostile) {
+            let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+            let mut flood = open_raw(&site, &client, 9).await;
+            let mut number = 0;
+            // The first error is that of the connection's end.
+            while flood.send.send(Bytes::copy_from_slice(&bytes)).await.is_ok() {
+                number += 1;
+                assert!(number < 20_000, "{what} never end the connection");
+                if number % 50 == 0 {
+                    assert_echoes(&mut beside, number).await;
+                }
+            }
+            let counted = |counts: &lab::site::Counts| counts.closed("frames_per_second") == ended;
+            let counts = site.counted("the tunnel to end", counted).await.unwrap();
+            assert_eq!(limit_hits(&counts, "frames_per_second"), ended, "{what}");
+            assert_echoes(&mut beside, 20_000).await;
+        }
+    })
+    .unwrap();
+}
+
+#[test]
 fn malformed_capsules_end_their_own_tunnel_and_unknown_ones_nothing() {
     lab::ring!(Netns);
     const ROUNDS: u32 = 100;
@@ -119,14 +167,14 @@ fn malformed_capsules_end_their_own_tunnel_and_unknown_ones_nothing() {
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let mut beside = client.open(site.target(Family::V4, 7)).await.unwrap();
-        let mut unknown = open_raw(&site, &client).await;
+        let mut unknown = open_raw(&site, &client, 7).await;
         // Type 0x17, 1,000 bytes.
         let capsule = [&[0x17, 0x43, 0xe8][..], &[0; 1000]].concat();
         for number in 0..ROUNDS {
             send_capsules(&mut unknown, &capsule.repeat(20)).await.unwrap();
             assert_echoes(&mut beside, number).await;
             // A DATAGRAM capsule without its mandatory context ID.
-            let mut malformed = open_raw(&site, &client).await;
+            let mut malformed = open_raw(&site, &client, 7).await;
             send_capsules(&mut malformed, &[0, 0]).await.unwrap();
             let ended = timeout(SOON, malformed.recv.part()).await.expect("the tunnel ends soon");
             assert_eq!(ended.unwrap_err().reset_code(), Some(Code::MessageError.value()));
@@ -166,7 +214,7 @@ async fn connect_raw(site: &Site) -> Raw {
     let mut control = connection.open_send_stream().await.unwrap();
     control.send(h3::ControlReceiver::new(h3::Role::Client, settings).preamble()).await.unwrap();
     let mut stream = connection.open_bidirectional_stream().await.unwrap();
-    stream.send(h3::encode_request(&head(site), None).unwrap()).await.unwrap();
+    stream.send(h3::encode_request(&head(site, 7), None).unwrap()).await.unwrap();
     let response = timeout(SOON, stream.receive()).await.expect("a response arrives soon");
     assert!(response.unwrap().is_some());
     Raw { connection, stream, _control: control }

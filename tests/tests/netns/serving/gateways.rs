@@ -218,3 +218,22 @@ fn an_answer_goes_on_when_the_path_has_been_lost_for_five_seconds() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && said.trim_end().ends_with("data: [DONE]"), "{said}");
 }
+
+#[test]
+fn a_token_that_is_removed_from_a_gateway_while_it_is_in_use_is_logged_once_with_the_file_to_change() {
+    lab::ring!(Netns);
+    let desk = Desk::new(1, "", "");
+    assert_eq!(desk.chat("large", "x", true).0, 200, "the gateway accepts the token");
+    let relay = format!("[[relay.token]]\nname = \"other\"\nsha256 = \"{}\"", hex(&generate_token().unwrap().1));
+    desk.site.configure(Terms { relay: &relay, sections: &desk.sections, ..Terms::default() }).unwrap();
+    let (code, said) = desk.site.pacectl(&["reload"], "").unwrap();
+    assert_eq!(code, Some(0), "{said}");
+    for _ in 0..3 {
+        let (status, _, body) = desk.chat("large", "x", true);
+        assert_eq!((status, error(&body)), (503, "no_gateway".to_owned()), "{body}");
+    }
+    let said = desk.edge.wait_for_line("the relay refuses the credentials (407)", SOON).unwrap();
+    assert!(said.contains("WARN") && said.contains("10.0.1.2:443"), "{said}");
+    assert!(said.contains("edge.token (token_file)"), "{said}");
+    assert_eq!(desk.edge.output().matches("the relay refuses the credentials (407)").count(), 1, "{said}");
+}
