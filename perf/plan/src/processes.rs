@@ -67,8 +67,8 @@ pub struct Link {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WarmUp {
-    /// How many requests each engine gets. They come one after the other at first, and in the end at once.
-    pub requests_per_engine: u32,
+    /// How often each model is asked: at first one request for each of its engines at once, the next time two, and so on.
+    pub rounds: u32,
     /// How many tokens each answer has.
     pub tokens: u32,
 }
@@ -85,10 +85,11 @@ impl ProcessesPlan {
         };
         let mut changed = of.table().clone();
         variants::merge(&mut changed, &plan.changes);
+        // They are about the other plan's results.
+        ["published", "goals", "verdicts"].map(|key| changed.remove(key));
         let base: ServingPlan = changed.clone().try_into().context("changes")?;
         base.validate().context("changes")?;
         plan.table = toml::from_str(text)?;
-        // Words of the other plan do not matter here either.
         plan.table.insert("changes".to_owned(), toml::Value::String(variants::fingerprint(&changed)));
         plan.base = Some(Box::new(base));
         plan.check()?;
@@ -157,8 +158,8 @@ impl ProcessesPlan {
         ensure!((0.1..=10_000.0).contains(&rate_mbit), "link.rate_mbit: between 0.1 and 10000");
         ensure!((1..=10_000).contains(&queue_ms), "link.queue_ms: between 1 and 10000");
         ensure!((0.0..=1_000.0).contains(&lab_delay_ms), "link.lab_delay_ms: between 0 and 1000");
-        let WarmUp { requests_per_engine, tokens } = self.warm_up;
-        ensure!((1..=100).contains(&requests_per_engine), "warm_up.requests_per_engine: between 1 and 100");
+        let WarmUp { rounds, tokens } = self.warm_up;
+        ensure!((1..=32).contains(&rounds), "warm_up.rounds: between 1 and 32");
         ensure!((2..=1_000).contains(&tokens), "warm_up.tokens: between 2 and 1000");
         let Some(base) = self.base.as_deref() else { return Ok(()) };
         ensure!(base.latency.is_none() && base.link.is_none(), "changes: the link is this plan's own");

@@ -157,13 +157,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::start`], or when the certificate cannot be used.
-    pub fn start_tls(
-        namespace: &Namespace,
-        port: u16,
-        name: &str,
-        speed: Speed,
-        issued: &Issued,
-    ) -> Result<Self> {
+    pub fn start_tls(namespace: &Namespace, port: u16, name: &str, speed: Speed, issued: &Issued) -> Result<Self> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes())?];
