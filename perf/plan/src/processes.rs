@@ -86,7 +86,9 @@ impl ProcessesPlan {
         let mut changed = of.table().clone();
         variants::merge(&mut changed, &plan.changes);
         // They are about the other plan's results.
-        ["published", "goals", "verdicts"].map(|key| changed.remove(key));
+        for key in ["published", "goals", "verdicts"] {
+            changed.remove(key);
+        }
         let base: ServingPlan = changed.clone().try_into().context("changes")?;
         base.validate().context("changes")?;
         plan.table = toml::from_str(text)?;
