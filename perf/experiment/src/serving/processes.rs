@@ -188,7 +188,8 @@ impl Compared {
                 .map(|(of, count)| (&of.name, *count))
                 .filter(|(of, count)| *of != model && *count > 0)
                 .collect();
-            return Ok(ensure!(elsewhere.is_empty(), "engines of other models were asked: {elsewhere:?}"));
+            ensure!(elsewhere.is_empty(), "engines of other models were asked: {elsewhere:?}");
+            return Ok(());
         }
         let kind = policy::kind(&self.learned[number]);
         let decided = counters.decided.get(&(stage::alias(&policy.name), kind.to_owned())).copied().unwrap_or_default();
@@ -198,6 +199,7 @@ impl Compared {
             "{kind} decided {decided} times for {requests} requests; all decisions: {:?}",
             counters.decided
         );
-        Ok(ensure!(counters.fell_back == 0, "the rule decided {} times in place of {kind}", counters.fell_back))
+        ensure!(counters.fell_back == 0, "the rule decided {} times in place of {kind}", counters.fell_back);
+        Ok(())
     }
 }

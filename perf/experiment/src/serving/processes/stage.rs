@@ -150,7 +150,8 @@ impl Stage {
 
     fn ask_before(&self, questions: &[Question]) -> Result<()> {
         let failed = self.ask(questions, LONG)?.into_iter().find(|asked| !matches!(asked.ended, Ended::Whole { .. }));
-        Ok(ensure!(failed.is_none(), "{failed:?}; the gateway said:\n{}", self.said()))
+        ensure!(failed.is_none(), "{failed:?}; the gateway said:\n{}", self.said());
+        Ok(())
     }
 
     /// Sends requests to a model or an alias when they are due, until all have ended or the last deadline has passed.
