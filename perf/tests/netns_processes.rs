@@ -1,5 +1,7 @@
 //! A plan of processes with few requests: its counts and the form of its rows, but no times.
 
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
+
 use std::{fs, process::Command};
 
 use experiment::serving::processes::{Row, tables};
