@@ -106,7 +106,8 @@ enum Command {
     /// Prints the commits of results, and the product's changes since. Fails if results come from a tree with changes, or do not
     /// name their trees.
     Provenance,
-    /// Prints the tables of existing results of a plan of model serving, of paths, of pages or of the kernel's stack.
+    /// Prints the tables of existing results of a plan of model serving, of its comparison with processes, of paths, of pages or of the
+    /// kernel's stack.
     Show {
         /// The file of results: lines of JSON, as `run` writes them.
         results: PathBuf,
@@ -231,6 +232,7 @@ fn list() -> Result<()> {
             plan::Any::Paths(plan) => (plan.title.clone(), plan.source.clone(), variants(plan.variants())),
             plan::Any::Trees(plan) => (plan.title.clone(), plan.source.clone(), BASE.to_owned()),
             plan::Any::Stack(plan) => (plan.title.clone(), plan.source.clone(), BASE.to_owned()),
+            plan::Any::Processes(plan) => (plan.title.clone(), plan.source.clone(), BASE.to_owned()),
         };
         say!("{name:24} {title} ({source}); variants: {variants}");
     }

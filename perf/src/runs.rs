@@ -10,11 +10,12 @@ use api::say;
 use experiment::{
     self,
     paths::{self, stack, trees},
-    peer, serving as routing,
+    peer,
+    serving::{self as routing, processes},
 };
 use instruments::origin::Origin;
 use plan::{
-    self, BASE, Clock, PathsPlan, Scheduler, ServingPlan, StackPlan, TreesPlan, Varied as _,
+    self, BASE, Clock, PathsPlan, ProcessesPlan, Scheduler, ServingPlan, StackPlan, TreesPlan, Varied as _,
     paths::Scheduler as PathScheduler, serving::Goals,
 };
 
@@ -71,6 +72,7 @@ pub fn run(experiment: &Experiment) -> Result<()> {
         plan::Any::Paths(plan) => return run_paths(experiment, &plan),
         plan::Any::Trees(plan) => return run_trees(experiment, *plan),
         plan::Any::Stack(plan) => return run_stack(experiment, *plan),
+        plan::Any::Processes(plan) => return run_processes(experiment, &plan),
     };
     ensure!(experiment.policy.is_empty(), "--policy is for plans of model serving");
     ensure!(experiment.path_scheduler.is_empty(), "--path-scheduler is for plans with several paths");
@@ -193,6 +195,22 @@ fn run_stack(experiment: &Experiment, mut plan: StackPlan) -> Result<()> {
     Ok(())
 }
 
+fn run_processes(experiment: &Experiment, plan: &ProcessesPlan) -> Result<()> {
+    let misplaced = !experiment.scheduler.is_empty() || !experiment.path_scheduler.is_empty();
+    ensure!(!misplaced, "--scheduler and --path-scheduler are for other plans");
+    ensure!(["all", BASE].contains(&&*experiment.variant), "plans of processes have no variants");
+    let clock = experiment.clock.unwrap_or(Clock::Native);
+    ensure!(clock != Clock::VirtualNetwork, "processes need a kernel: --clock native or lab");
+    let origin = Origin::of_this_run(clock.name())?;
+    let part = processes::Part { clock, policies: &experiment.policy, seeds: experiment.repetitions };
+    let rows = processes::run(plan, &part, |rows| match &experiment.json {
+        Some(path) => write_rows(path, rows, &origin, |_| Ok(plan.fingerprint())),
+        None => Ok(()),
+    })?;
+    say!("{}", processes::tables(&rows));
+    Ok(())
+}
+
 /// Returns the schedulers of a plan that can run on a clock here, and prints which ones are omitted and why.
 fn present(plan: &plan::Plan, clock: Clock) -> Vec<Scheduler> {
     let is_present = |scheduler: &Scheduler| match peer::check(plan, *scheduler) {
@@ -227,8 +245,8 @@ fn write_rows<R: serde::Serialize>(
     fs::write(path, lines).with_context(|| format!("failed to write {}", path.display()))
 }
 
-/// Prints the tables of a file of rows, and draws their pictures: rows of model serving, of paths, of pages or of the
-/// kernel's stack.
+/// Prints the tables of a file of rows, and draws their pictures: rows of model serving, of its comparison with
+/// processes, of paths, of pages or of the kernel's stack.
 ///
 /// # Errors
 /// When the file cannot be read or has other rows, or a picture cannot be written.
@@ -243,6 +261,10 @@ pub fn show(results: &Path, plot: Option<&Path>) -> Result<()> {
     }
     if let Ok(rows) = trees::Row::parse_all(&text) {
         say!("{}", trees::tables(&rows));
+        return Ok(());
+    }
+    if let Ok(rows) = processes::Row::parse_all(&text) {
+        say!("{}", processes::tables(&rows));
         return Ok(());
     }
     let rows = routing::Row::parse_all(&text).with_context(|| results.display().to_string())?;

@@ -237,7 +237,11 @@ mod tests {
     fn the_policy_of_every_plan_gives_each_port_its_class() {
         let plans = plan::names().unwrap().into_iter().filter_map(|name| match plan::Any::read(&name).unwrap() {
             plan::Any::Network(plan) => Some(plan),
-            plan::Any::Serving(_) | plan::Any::Paths(_) | plan::Any::Trees(_) | plan::Any::Stack(_) => None,
+            plan::Any::Serving(_)
+            | plan::Any::Paths(_)
+            | plan::Any::Trees(_)
+            | plan::Any::Stack(_)
+            | plan::Any::Processes(_) => None,
         });
         for plan in plans.filter(|plan| plan.topology == Topology::Masque) {
             for scheduler in &plan.schedulers {

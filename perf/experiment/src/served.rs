@@ -7,7 +7,7 @@
 //! The gateway is `paced`, as a separate process. One version of HTTP differs from another only in what lies between the client and the
 //! gateway: the requests, their times, the engine and the congestion controller's name are the same.
 
-mod client;
+pub(crate) mod client;
 mod figures;
 
 use std::{fmt::Write as _, net::Ipv4Addr, time::Duration};

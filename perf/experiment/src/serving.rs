@@ -11,6 +11,7 @@ mod learn;
 mod link;
 mod pictures;
 mod play;
+pub mod processes;
 mod row;
 mod tables;
 

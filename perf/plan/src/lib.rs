@@ -5,6 +5,7 @@
 
 mod network;
 pub mod paths;
+pub mod processes;
 mod scheduler;
 pub mod serving;
 pub mod stack;
@@ -30,6 +31,7 @@ use toml::Table;
 pub use self::{
     network::{Congestion, Family, Network},
     paths::PathsPlan,
+    processes::ProcessesPlan,
     scheduler::Scheduler,
     serving::ServingPlan,
     stack::StackPlan,
@@ -75,6 +77,8 @@ pub enum Any {
     Trees(Box<TreesPlan>),
     /// Single streams over the kernel's stack and over simulated paths.
     Stack(Box<StackPlan>),
+    /// Requests to models, simulated and to processes.
+    Processes(Box<ProcessesPlan>),
 }
 
 impl Any {
@@ -104,6 +108,7 @@ impl Any {
             Some(Some("paths")) => Self::Paths(Box::new(PathsPlan::from_toml(text)?)),
             Some(Some("trees")) => Self::Trees(Box::new(TreesPlan::from_toml(text)?)),
             Some(Some("stack")) => Self::Stack(Box::new(StackPlan::from_toml(text)?)),
+            Some(Some("processes")) => Self::Processes(Box::new(ProcessesPlan::from_toml(text)?)),
             Some(_) => Self::Serving(Box::new(ServingPlan::from_toml(text)?)),
         })
     }
@@ -117,6 +122,7 @@ impl Any {
             Self::Paths(plan) => &plan.name,
             Self::Trees(plan) => &plan.name,
             Self::Stack(plan) => &plan.name,
+            Self::Processes(plan) => &plan.name,
         }
     }
 
@@ -129,6 +135,7 @@ impl Any {
             Self::Paths(plan) => &plan.title,
             Self::Trees(plan) => &plan.title,
             Self::Stack(plan) => &plan.title,
+            Self::Processes(plan) => &plan.title,
         }
     }
 
@@ -141,6 +148,7 @@ impl Any {
             Self::Paths(plan) => &plan.source,
             Self::Trees(plan) => &plan.source,
             Self::Stack(plan) => &plan.source,
+            Self::Processes(plan) => &plan.source,
         }
     }
 
@@ -159,6 +167,7 @@ impl Any {
             Self::Paths(plan) => &plan.verdicts,
             Self::Trees(plan) => &plan.verdicts,
             Self::Stack(plan) => &plan.verdicts,
+            Self::Processes(plan) => &plan.verdicts,
         }
     }
 }
@@ -383,7 +392,7 @@ impl Plan {
     pub fn read(name: &str) -> Result<Self> {
         match Any::read(name)? {
             Any::Network(plan) => Ok(*plan),
-            Any::Serving(_) => bail!("plan {name} is about models and has no network of this kind"),
+            Any::Serving(_) | Any::Processes(_) => bail!("plan {name} is about models and has no network of this kind"),
             Any::Paths(_) | Any::Trees(_) | Any::Stack(_) => {
                 bail!("plan {name} is about several paths and has no network of this kind")
             }

@@ -66,6 +66,7 @@ fn a_fingerprint_of_any_kind_changes_with_the_text_but_not_with_words_or_repetit
             Any::Paths(plan) => plan.fingerprint(),
             Any::Trees(plan) => plan.fingerprint(),
             Any::Stack(plan) => plan.fingerprint(),
+            Any::Processes(plan) => plan.fingerprint(),
         }
     }
     for (plan, meaning, words) in [
@@ -73,6 +74,11 @@ fn a_fingerprint_of_any_kind_changes_with_the_text_but_not_with_words_or_repetit
         ("routing-fig9", ["rates = [0.25, 0.5", "rates = [0.2, 0.5"], ["evaluations = 12", "evaluations = 13"]),
         ("fstream-fig2ab", ["rate_mbit = 2", "rate_mbit = 3"], ["repetitions = 30", "repetitions = 31"]),
         ("fstream-trees", ["rate_mbit = 2", "rate_mbit = 3"], ["repetitions = 30", "repetitions = 31"]),
+        (
+            "routing-processes",
+            ["of_one_rate = [5, 40]", "of_one_rate = [5, 41]"],
+            ["evaluations = 5", "evaluations = 6"],
+        ),
         ("mptcp", ["rate_mbit = 10,", "rate_mbit = 11,"], ["repetitions = 6", "repetitions = 7"]),
     ] {
         let text = fs::read_to_string(format!("{FOLDER}/{plan}.toml")).unwrap();

@@ -127,7 +127,7 @@ pub(crate) fn fingerprint(table: &Table) -> String {
 }
 
 /// Applies `changes` to `table`: tables key by key, other values as a whole.
-fn merge(table: &mut Table, changes: &Table) {
+pub(crate) fn merge(table: &mut Table, changes: &Table) {
     for (key, change) in changes {
         match (table.get_mut(key), change) {
             (Some(toml::Value::Table(inner)), toml::Value::Table(change)) => merge(inner, change),

@@ -28,6 +28,9 @@ const OF_PATHS: f64 = 120.0;
 /// How long the kernel's stack takes in the lab, in seconds.
 const OF_STACK: f64 = 3_600.0;
 
+/// How long the comparison of processes with the simulator takes, in seconds.
+const OF_PROCESSES: f64 = 5_400.0;
+
 /// A variant of a plan on a clock: the unit that is run, and whose rows are replaced together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
@@ -104,6 +107,12 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
             clock: Clock::Lab.name().to_owned(),
             repetitions: plan.repetitions,
             ..simulated(&plan.name, BASE, plan.fingerprint(), OF_STACK)
+        }),
+        Any::Processes(plan) => cells.push(Cell {
+            clock: Clock::Native.name().to_owned(),
+            older_without: false,
+            repetitions: plan.seeds().map_or(0, |seeds| seeds.evaluations),
+            ..simulated(&plan.name, BASE, plan.fingerprint(), OF_PROCESSES)
         }),
         Any::Paths(plan) => {
             for variant in plan.variants() {

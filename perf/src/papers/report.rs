@@ -57,6 +57,17 @@ pub fn report(results: &Results, folder: &Path) -> Result<String> {
                 text += &origins(&lines, Clock::Lab.name())?;
                 _ = write!(text, "\n{}", paths::stack::tables(&rows));
             }
+            Any::Processes(plan) => {
+                for lab in [false, true] {
+                    let lines = results.lines(&plan.name, lab);
+                    let rows = serving::processes::Row::parse_all(&lines).with_context(|| plan.name.clone())?;
+                    if !rows.is_empty() {
+                        let clock = if lab { Clock::Lab } else { Clock::Native };
+                        text += &origins(&lines, clock.name())?;
+                        _ = write!(text, "\n{}", serving::processes::tables(&rows));
+                    }
+                }
+            }
             Any::Paths(plan) => {
                 let lines = results.lines(&plan.name, false);
                 let rows = paths::Row::parse_all(&lines).with_context(|| plan.name.clone())?;

@@ -8,6 +8,7 @@
 //! | `refuse` | 400, as for a request that the engine does not understand |
 //! | `hang` | none, for ever |
 //! | `stall N` | N tokens, then nothing |
+//! | `long N` | N tokens, whatever the request allows |
 //! | `cut N` | N tokens, then the end of the connection |
 //! | `garbage N` | N tokens, then an event that is no JSON |
 //! | `error N`, `error N CODE` | N tokens, then an event with an error of this code (500) and `[DONE]`, as vLLM ends a stream that fails |
@@ -17,6 +18,8 @@
 //!
 //! As vLLM and SGLang do, it sends `usage` in a stream only if the request asks for it by `stream_options.include_usage`, in an event of
 //! its own.
+
+mod batch;
 
 use std::convert::Infallible;
 use std::io;
@@ -39,10 +42,13 @@ use rustls::ServerConfig;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::time::{Sleep, sleep};
 use tokio_rustls::TlsAcceptor;
 
+use self::batch::Sequence;
+pub use self::batch::{Batching, Gpu};
 use crate::authority::Issued;
 use crate::netns::Namespace;
 
@@ -76,9 +82,9 @@ pub struct Engine {
 
 #[derive(Debug)]
 struct State {
-    name: &'static str,
-    speed: Speed,
-    /// Multiplies every duration of `speed`.
+    name: String,
+    pace: Pace,
+    /// Multiplies every duration of a [`Speed`].
     slowness: AtomicU32,
     running: AtomicU64,
     asked: AtomicU64,
@@ -86,6 +92,15 @@ struct State {
     cancelled: AtomicU64,
     last: Mutex<Option<Asked>>,
     says: Mutex<Says>,
+}
+
+/// What decides when tokens are made.
+#[derive(Debug)]
+enum Pace {
+    /// Each request by itself, more slowly the more there are.
+    Alone(Speed),
+    /// All requests step by step.
+    Batch { ask: UnboundedSender<Sequence>, late_ns: Arc<AtomicU64> },
 }
 
 /// What an engine reports about itself.
@@ -124,49 +139,54 @@ impl Engine {
     ///
     /// # Errors
     /// Without root, or when the port is taken.
-    pub fn start(namespace: &Namespace, port: u16, name: &'static str, speed: Speed) -> Result<Self> {
-        let listener = namespace.run(|| std::net::TcpListener::bind(("::", port)))?.context("an engine's port")?;
-        Self::serve(listener, name, speed)
+    pub fn start(namespace: &Namespace, port: u16, name: &str, speed: Speed) -> Result<Self> {
+        Self::serve(listen(namespace, port)?, name, speed)
+    }
+
+    /// As [`Engine::start`], with continuous batching. [`Engine::slow_down`] has no effect on it.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    pub fn start_batching(namespace: &Namespace, port: u16, name: &str, batching: Batching) -> Result<Self> {
+        let ((ask, asked), late_ns) = (unbounded_channel(), Arc::default());
+        let work = batch::work(batching, asked, Arc::clone(&late_ns));
+        Self::serve_by(listen(namespace, port)?, name, Pace::Batch { ask, late_ns }, None, work)
     }
 
     /// As [`Engine::start`], over TLS with a certificate, and over HTTP/2 for clients that speak it.
     ///
     /// # Errors
     /// As [`Engine::start`], or when the certificate cannot be used.
-    pub fn start_tls(
-        namespace: &Namespace,
-        port: u16,
-        name: &'static str,
-        speed: Speed,
-        issued: &Issued,
-    ) -> Result<Self> {
+    pub fn start_tls(namespace: &Namespace, port: u16, name: &str, speed: Speed, issued: &Issued) -> Result<Self> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes())?];
         let key = PrivateKeyDer::from_pem_slice(issued.private_key.as_bytes())?;
         let mut config = builder.with_no_client_auth().with_single_cert(chain, key)?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        let listener = namespace.run(|| std::net::TcpListener::bind(("::", port)))?.context("an engine's port")?;
-        Self::serve_by(listener, name, speed, Some(TlsAcceptor::from(Arc::new(config))))
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        Self::serve_by(listen(namespace, port)?, name, Pace::Alone(speed), Some(acceptor), async {})
     }
 
     /// Starts an engine on a listener.
     ///
     /// # Errors
     /// When the system gives no thread.
-    pub fn serve(listener: std::net::TcpListener, name: &'static str, speed: Speed) -> Result<Self> {
-        Self::serve_by(listener, name, speed, None)
+    pub fn serve(listener: std::net::TcpListener, name: &str, speed: Speed) -> Result<Self> {
+        Self::serve_by(listener, name, Pace::Alone(speed), None, async {})
     }
 
+    /// `work` runs beside the server until it ends.
     fn serve_by(
         listener: std::net::TcpListener,
-        name: &'static str,
-        speed: Speed,
+        name: &str,
+        pace: Pace,
         tls: Option<TlsAcceptor>,
+        work: impl Future<Output = ()> + Send + 'static,
     ) -> Result<Self> {
         let state = Arc::new(State {
-            name,
-            speed,
+            name: name.to_owned(),
+            pace,
             slowness: AtomicU32::new(1),
             running: AtomicU64::new(0),
             asked: AtomicU64::new(0),
@@ -181,6 +201,7 @@ impl Engine {
         let own = state.clone();
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
             runtime.block_on(async {
+                tokio::spawn(work);
                 tokio::select! {
                     _ = ended => {}
                     _ = accept(listener, own, tls) => {}
@@ -201,6 +222,15 @@ impl Engine {
     #[must_use]
     pub fn counts(&self) -> [u64; 3] {
         [&self.state.asked, &self.state.finished, &self.state.cancelled].map(|count| count.load(Relaxed))
+    }
+
+    /// Returns the longest time by which a token was made later than the costs of an engine with batching say, since the last call.
+    #[must_use]
+    pub fn late(&self) -> Duration {
+        match &self.state.pace {
+            Pace::Alone(_) => Duration::ZERO,
+            Pace::Batch { late_ns, .. } => Duration::from_nanos(late_ns.swap(0, Relaxed)),
+        }
     }
 
     /// Makes the engine take `times` times as long as its speed says, from the next step on.
@@ -230,6 +260,10 @@ impl Drop for Engine {
             _ = thread.join();
         }
     }
+}
+
+fn listen(namespace: &Namespace, port: u16) -> Result<std::net::TcpListener> {
+    namespace.run(|| std::net::TcpListener::bind(("::", port)))?.context("an engine's port")
 }
 
 async fn accept(listener: std::net::TcpListener, state: Arc<State>, tls: Option<TlsAcceptor>) -> io::Result<()> {
@@ -291,7 +325,7 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
     }
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
     if path == "/v1/embeddings" {
-        return Ok(whole(StatusCode::OK, &embeddings(&asked, state.name).to_string()));
+        return Ok(whole(StatusCode::OK, &embeddings(&asked, &state.name).to_string()));
     }
     let prompt = asked["prompt"].as_str().or_else(|| asked["messages"].as_array()?.last()?["content"].as_str());
     let prompt = prompt.unwrap_or_default();
@@ -306,6 +340,7 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
             return Ok(whole(StatusCode::BAD_REQUEST, &error.to_string()));
         }
         "hang" => return Ok(std::future::pending().await),
+        "long" => (number, End::Done),
         "stall" => (number, End::Silence),
         "cut" => (number, End::Cut),
         "garbage" => (number, End::Garbage),
@@ -366,10 +401,26 @@ struct Tokens {
     made: u64,
     tokens: u64,
     end: End,
-    step: Pin<Box<Sleep>>,
+    step: Step,
     /// The remaining data after the last token, in reverse order.
     last: Vec<Bytes>,
     is_over: bool,
+}
+
+/// The end of the present step.
+enum Step {
+    Alone(Pin<Box<Sleep>>),
+    /// A value for each token, and then the end.
+    Batch(UnboundedReceiver<()>),
+}
+
+impl Step {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::Alone(sleep) => sleep.as_mut().poll(cx),
+            Self::Batch(made) => made.poll_recv(cx).map(|_| ()),
+        }
+    }
 }
 
 impl Tokens {
@@ -380,7 +431,16 @@ impl Tokens {
         (tokens, end): (u64, End),
     ) -> Self {
         state.running.fetch_add(1, Relaxed);
-        let step = Box::pin(sleep(state.speed.prefill * state.slowness.load(Relaxed)));
+        let step = match &state.pace {
+            Pace::Alone(speed) => Step::Alone(Box::pin(sleep(speed.prefill * state.slowness.load(Relaxed)))),
+            Pace::Batch { ask, .. } => {
+                let (made, step) = unbounded_channel();
+                let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+                // The engine takes requests as long as its thread runs, and so does this one.
+                _ = ask.send(Sequence { prompt_tokens, left: tokens, made });
+                Step::Batch(step)
+            }
+        };
         Self {
             state,
             is_chat,
@@ -470,7 +530,7 @@ impl Body for Tokens {
                 let end = self.end;
                 match end {
                     // Waits for the last token's step, so that the token has left.
-                    End::Cut if self.step.as_mut().poll(cx).is_pending() => return Poll::Pending,
+                    End::Cut if self.step.poll(cx).is_pending() => return Poll::Pending,
                     End::Cut => return Poll::Ready(Some(Err(io::ErrorKind::BrokenPipe.into()))),
                     End::Garbage => {
                         self.is_over = true;
@@ -486,16 +546,18 @@ impl Body for Tokens {
                     _ => return Poll::Pending,
                 }
             }
-            std::task::ready!(self.step.as_mut().poll(cx));
+            std::task::ready!(self.step.poll(cx));
             if self.made == self.tokens {
                 self.is_over = true;
                 self.last = self.ending();
                 self.state.finished.fetch_add(1, Relaxed);
                 continue;
             }
-            let running = self.state.running.load(Relaxed).min(1 << 16) as u32;
-            let step = self.state.speed.step + self.state.speed.step_per_request * running;
-            self.step = Box::pin(sleep(step * self.state.slowness.load(Relaxed)));
+            if let Pace::Alone(speed) = self.state.pace {
+                let running = self.state.running.load(Relaxed).min(1 << 16) as u32;
+                let step = speed.step + speed.step_per_request * running;
+                self.step = Step::Alone(Box::pin(sleep(step * self.state.slowness.load(Relaxed))));
+            }
             let event = self.event();
             self.made += 1;
             if self.is_stream {

@@ -241,7 +241,10 @@ impl Answer {
     }
 
     /// Takes bytes as they arrive.
-    fn read(&mut self, bytes: &[u8]) -> Result<()> {
+    ///
+    /// # Errors
+    /// When they are no events of a chat, or a token is missing.
+    pub fn read(&mut self, bytes: &[u8]) -> Result<()> {
         let now_ns = self.due.elapsed().as_nanos() as u64;
         self.bytes.push((now_ns, bytes.len()));
         self.text.extend_from_slice(bytes);
@@ -264,7 +267,10 @@ impl Answer {
     }
 
     /// Notes that the answer is whole.
-    fn end(&mut self, tokens: usize) -> Result<()> {
+    ///
+    /// # Errors
+    /// When it is not, or has another number of tokens.
+    pub fn end(&mut self, tokens: usize) -> Result<()> {
         ensure!(self.is_done && self.text.is_empty(), "the answer broke off");
         ensure!(self.read_ns.len() == tokens, "{} tokens, not {tokens}", self.read_ns.len());
         self.ended_ns = Some(self.due.elapsed().as_nanos() as u64);

@@ -53,6 +53,11 @@ impl Offered {
         Self { arrivals, carried: Some(carried) }
     }
 
+    /// Returns the requests, in the order in which the gateway receives them.
+    pub fn arrivals(&self) -> &[Arrival] {
+        &self.arrivals
+    }
+
     /// Returns a policy's answers to the requests, in the order in which they were sent.
     pub fn answered(&self, setup: &Setup, policy: &plan::Policy, choose: RoutingPolicy) -> Vec<Answered> {
         self.played(setup, choose, policy.guarded, policy.blind)

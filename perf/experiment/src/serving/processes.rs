@@ -1,0 +1,205 @@
+//! Runs [plans that compare the simulator with processes](plan::processes).
+//!
+//! ```text
+//! client ── edge ══ link ══ gateway ── emulated engines
+//! ```
+//!
+//! Edge and gateway are `paced`, as separate processes. The requests of a seed are the simulator's: the same times, classes and lengths.
+//! Policies that learn do so in the simulator, and the gateway reads them from files. Engines take as long as the simulated ones,
+//! [step by step](lab::engine::Batching). What differs is the rest of the product: the gateway has to learn costs and lengths, its limits and
+//! queues are its own, and bytes take time.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `stage` | the processes of a seed, and what the gateway has counted |
+//! | `client` | sends requests when they are due |
+//! | `row` | a policy's run beside its simulation |
+//! | `tables` | rows as Markdown |
+
+mod client;
+mod row;
+mod stage;
+mod tables;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use plan::{
+    Clock,
+    processes::ProcessesPlan,
+    serving::{Choose, ServingPlan},
+};
+use routing::policy;
+use sched::route::{
+    RoutingPolicy,
+    serving::{Arrival, Setup},
+};
+
+use self::{
+    client::{Asked, Ended},
+    stage::Stage,
+};
+pub use self::{row::Row, tables::tables};
+use super::{
+    answer::Answered,
+    figures::Figures,
+    learn,
+    play::{Cell, Offered},
+};
+
+/// What is run of a plan.
+#[derive(Clone, Debug)]
+pub struct Part<'a> {
+    /// The clock, which decides about the link's delay.
+    pub clock: Clock,
+    /// Only these policies, or all if empty.
+    pub policies: &'a [String],
+    /// How many seeds; `None` for the plan's number.
+    pub seeds: Option<u64>,
+}
+
+/// A plan that is being run.
+struct Compared {
+    simulated: ServingPlan,
+    setup: Setup,
+    /// The policies as they were learned, in the order of the plan's.
+    learned: Vec<RoutingPolicy>,
+}
+
+/// Runs the policies of a plan on processes and in the simulator. `keep` gets all rows so far after each seed.
+///
+/// Each seed has processes of its own. The order of its policies is another one in each cell.
+///
+/// # Errors
+/// Without root, when a part names a policy that is not in the plan, a process does not start, a run did not do what its policy's name says,
+/// or `keep` fails.
+pub fn run(plan: &ProcessesPlan, part: &Part<'_>, mut keep: impl FnMut(&[Row]) -> Result<()>) -> Result<Vec<Row>> {
+    let mut simulated = plan.simulated(part.clock)?;
+    for name in part.policies {
+        ensure!(simulated.policies.iter().any(|of| of.name == *name), "no policy {name} in plan {}", plan.name);
+    }
+    simulated.policies.retain(|policy| part.policies.is_empty() || part.policies.contains(&policy.name));
+    simulated.seeds.evaluations = part.seeds.unwrap_or(simulated.seeds.evaluations);
+    let mut setup = simulated.setup();
+    // As the product numbers models, so that it accepts a network that was trained here.
+    for (of, model) in setup.models.iter_mut().zip(&simulated.models) {
+        of.id = policy::id(&model.name);
+    }
+    let learned = learn::all(&simulated, &setup).into_iter().map(|trainings| trainings.into_iter().next());
+    let learned = learned.collect::<Option<_>>().context("a policy was not learned")?;
+    let compared = Compared { simulated, setup, learned };
+    let seeds = compared.simulated.seeds;
+    let mut rows = Vec::new();
+    for turn in 0..seeds.evaluations {
+        let stage = Stage::new(plan, &compared, part.clock)?;
+        stage.warm_up(plan.warm_up, &compared).context("before the first request that counts")?;
+        let seed = seeds.evaluation + turn;
+        for (at, cell) in Cell::all(&compared.simulated).into_iter().enumerate() {
+            let offered = Offered::new(&compared.simulated, &compared.setup, &cell, seed);
+            let count = compared.learned.len();
+            for number in (0..count).map(|number| (number + at + turn as usize) % count) {
+                let row = compared.row(plan, &stage, &cell, (seed, number), &offered)?;
+                eprintln!("seed {seed}: {row}");
+                rows.push(row);
+            }
+        }
+        keep(&rows)?;
+    }
+    Ok(rows)
+}
+
+impl Compared {
+    /// Lets a policy answer the requests of a seed, in processes and in the simulator.
+    fn row(
+        &self,
+        plan: &ProcessesPlan,
+        stage: &Stage,
+        cell: &Cell,
+        (seed, number): (u64, usize),
+        offered: &Offered,
+    ) -> Result<Row> {
+        let Self { simulated, setup, learned } = self;
+        let policy = &simulated.policies[number];
+        let model = match &policy.choose {
+            Choose::Fixed(model) => model.clone(),
+            _ => stage::alias(&policy.name),
+        };
+        let arrivals = offered.arrivals();
+        let before = stage.counters()?;
+        let asked = stage.offer(arrivals, setup, &simulated.tasks, &model)?;
+        let counters = stage.settle()?.since(&before);
+        self.judge(number, arrivals.len(), &asked, &counters).with_context(|| {
+            format!("{}: the run did not do what its name says; the gateway said:\n{}", policy.name, stage.said())
+        })?;
+        let answered: Vec<_> =
+            arrivals.iter().zip(&asked).map(|(arrival, asked)| self.answered(arrival, asked)).collect();
+        let workload = cell.workload(simulated);
+        let real = Figures::of(simulated, workload, &answered);
+        let played = Figures::of(simulated, workload, &offered.answered(setup, policy, learned[number].clone()));
+        let side = |figures: &Figures| row::Side::of(simulated, figures);
+        let failed = asked.iter().filter(|asked| matches!(asked.ended, Ended::Failed(_))).count();
+        if let Some(Asked { ended: Ended::Failed(why), .. }) =
+            asked.iter().find(|asked| matches!(asked.ended, Ended::Failed(_)))
+        {
+            eprintln!("{failed} requests failed; the first: {why}");
+        }
+        let most_ms = |late: Duration| (late.as_secs_f64() * 1e6).round() / 1e3;
+        Ok(Row {
+            plan: plan.name.clone(),
+            variant: simulated.variant.clone(),
+            workload: workload.name.clone(),
+            rate: cell.rate.map(|rate| (rate / plan.faster * 1e6).round() / 1e6),
+            policy: policy.name.clone(),
+            seed,
+            repetitions: simulated.seeds.evaluations,
+            link: stage.link().to_owned(),
+            requests: arrivals.len(),
+            failed,
+            processes: side(&real),
+            simulated: side(&played),
+            guarded: counters.guarded,
+            sent_late_ms: most_ms(asked.iter().map(|asked| asked.sent_late).max().unwrap_or_default()),
+            made_late_ms: most_ms(counters.made_late),
+        })
+    }
+
+    fn answered(&self, arrival: &Arrival, asked: &Asked) -> Answered {
+        let model = self.simulated.models.iter().position(|model| Some(&model.name) == asked.model.as_ref());
+        let allowed_ns = arrival.deadline_ns - arrival.sent_ns;
+        let met = matches!(asked.ended, Ended::Whole { took_ns } if took_ns <= allowed_ns);
+        let reward = model.and_then(|model| self.setup.models.get(model)).filter(|_| met);
+        let reward = reward.map_or(0.0, |model| f64::from(model.reward(arrival.request.class)));
+        Answered { task: arrival.request.class, model, met, reward }
+    }
+
+    /// Refuses a run in which another model than the fixed one answered, or another policy than the alias's decided.
+    fn judge(&self, number: usize, requests: usize, asked: &[Asked], counters: &stage::Counters) -> Result<()> {
+        let policy = &self.simulated.policies[number];
+        ensure!(asked.len() == requests, "{} requests of {requests} were sent", asked.len());
+        let reached: u64 = counters.reached.iter().sum();
+        ensure!(reached <= requests as u64, "{reached} requests reached engines, but {requests} were sent");
+        let whole = asked.iter().filter(|asked| matches!(asked.ended, Ended::Whole { .. })).count();
+        ensure!(whole as u64 <= reached, "{whole} whole answers of {reached} requests that reached engines");
+        if let Choose::Fixed(model) = &policy.choose {
+            let others = asked.iter().filter_map(|asked| asked.model.as_ref()).find(|other| *other != model);
+            ensure!(others.is_none(), "{others:?} answered");
+            let engines = self.simulated.models.iter().zip(&counters.reached);
+            let elsewhere: BTreeMap<_, _> = engines
+                .map(|(of, count)| (&of.name, *count))
+                .filter(|(of, count)| *of != model && *count > 0)
+                .collect();
+            ensure!(elsewhere.is_empty(), "engines of other models were asked: {elsewhere:?}");
+            return Ok(());
+        }
+        let kind = policy::kind(&self.learned[number]);
+        let decided = counters.decided.get(&(stage::alias(&policy.name), kind.to_owned())).copied().unwrap_or_default();
+        let all: u64 = counters.decided.values().sum();
+        ensure!(
+            decided == requests as u64 && all == decided,
+            "{kind} decided {decided} times for {requests} requests; all decisions: {:?}",
+            counters.decided
+        );
+        ensure!(counters.fell_back == 0, "the rule decided {} times in place of {kind}", counters.fell_back);
+        Ok(())
+    }
+}
