@@ -1,7 +1,9 @@
 //! An edge with two uplinks and two relays, while netem changes the delay and the rate of links and lets them lose everything, and a relay is
 //! upgraded. Payloads, a QUIC connection inside a tunnel and iperf3 inside that connection go on.
 //!
-//! `tests/vm/subset` does not name it: it has not yet passed several times in a row since tunnels stay open until the load starts.
+//! `tests/vm/subset` does not name it, because it often fails on a slow machine. The target's port is below 1024, so the edge closes a tunnel ten
+//! seconds after its sender has its answers. If the load begins later, it opens three tunnels again. With a longer `idle_answered_seconds`,
+//! tunnels that began on the second path did not all come to the first within 90 seconds.
 //! By hand: `tests/vm/run -- env PACED_RINGS=vm PATH-OF-THE-TEST paths::`.
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
@@ -23,10 +25,6 @@ use lab::uplinks::{LISTEN, METRICS, PAYLOADS, Uplinks, edge, wait_until_up};
 /// Tunnels take the second path only if it is much better, so the long round trips that a slow machine measures do not move them.
 const PATHS: &str = "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\ncost_ms = 100\n\
                      [class.spread]\n";
-
-/// Until the load starts, applications have sent one payload each and got it back. With a target's port below 1024, the edge would close
-/// the tunnels of such senders after ten seconds, and open them again for the load.
-const KEEPS_ANSWERED: &str = "idle_answered_seconds = 600\n";
 
 const RELAY: &str = "auth = \"none\"\ndrain_seconds = 10";
 
@@ -119,7 +117,7 @@ fn tunnels_and_a_connection_inside_one_go_on_while_delays_and_rates_change_links
     let template = site.template(Family::V4);
     let relays = format!("[\"{}\", \"{template}\"]", site.template_beside());
     let forward = Inner::forward_through(site, &relays);
-    let edge = edge(site, &relays, &format!("{KEEPS_ANSWERED}{forward}{PATHS}"));
+    let edge = edge(site, &relays, &format!("{forward}{PATHS}"));
     wait_until_up(site);
     let inner = Inner::with(site, &[5201]);
     let open = |to: &str| {
@@ -175,7 +173,8 @@ fn tunnels_and_a_connection_inside_one_go_on_while_delays_and_rates_change_links
     edge.begin("a relay of two is upgraded");
     let tunnels = 4 + edge.quiet.len() as i64;
     old.signal(libc::SIGTERM).unwrap();
-    site.wait_for_counts("the other relay to carry all traffic", |counts| counts.udp_tunnels() >= tunnels).unwrap();
+    // The other tunnels carry nothing, and may have ended meanwhile.
+    site.wait_for_counts("the other relay to carry all traffic", |counts| counts.udp_tunnels() >= 4).unwrap();
     assert!(old.wait(SOON).unwrap().success());
     edge.begin("the end");
 
