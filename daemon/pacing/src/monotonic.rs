@@ -12,7 +12,7 @@ use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime, timerfd_create,
     timerfd_settime,
 };
-use s2n_quic_core::time::{self, ClockWithTimer, Timestamp};
+use s2n_quic_core::time::{self, Clock as _, ClockWithTimer, NoopClock, Timestamp};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::descriptor::watch;
@@ -24,18 +24,25 @@ pub fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// The first time of the transport's form, in nanoseconds of this clock.
+const FIRST_NS: u64 = 1_000;
+
+/// Returns the first time of the transport's form: that of a clock that stands still at a microsecond.
+fn first() -> Timestamp {
+    NoopClock.get_time()
+}
+
 /// Converts a time of this clock to the transport's form, which resolves microseconds.
 #[must_use]
 pub fn timestamp(ns: u64) -> Timestamp {
-    // SAFETY: timestamps must not be compared across clocks; all timestamps that paced's endpoints see come from here.
-    unsafe { Timestamp::from_duration(Duration::from_nanos(ns)) }
+    first() + Duration::from_nanos(ns.saturating_sub(FIRST_NS))
 }
 
 /// Converts a timestamp to a time of this clock, in nanoseconds.
 #[must_use]
 pub fn ns(timestamp: Timestamp) -> u64 {
-    // SAFETY: as above. The result has room for 584 years.
-    unsafe { timestamp.as_duration() }.as_nanos() as u64
+    // No timestamp is before the first, and it has room for 584 years.
+    ((timestamp - first()).as_nanos() as u64).saturating_add(FIRST_NS)
 }
 
 /// The clock of one event loop. Clones share one timer, which serves the clone that armed it last.
@@ -133,9 +140,20 @@ impl time::clock::Timer for Timer {
 
 #[cfg(test)]
 mod tests {
-    use s2n_quic_core::time::{Clock as _, clock::Timer as _};
+    use s2n_quic_core::time::clock::Timer as _;
 
     use super::*;
+
+    #[test]
+    fn a_time_becomes_the_transports_and_back_in_whole_microseconds_from_the_first() {
+        for (then_ns, back_ns) in [(0, 1_000), (1_999, 1_000), (2_000, 2_000), (7_654_321, 7_654_000)] {
+            assert_eq!(ns(timestamp(then_ns)), back_ns);
+        }
+        let later = timestamp(5_000_000_000);
+        assert_eq!(later - timestamp(3_000_000_000), Duration::from_secs(2));
+        assert_eq!(format!("{later:?}"), "Timestamp(0:00:05)");
+        assert_eq!(ns(timestamp(u64::MAX)) / 1_000, u64::MAX / 1_000);
+    }
 
     #[tokio::test]
     async fn a_timer_fires_when_its_time_has_come_and_not_before() {
