@@ -85,32 +85,32 @@ impl PacketFrames {
 
 /// How many bytes of a stream each HTTP/3 frame and each capsule on it may take without being charged: [`FRAMES_PER_PACKET`] of them fit
 /// into the stream's bytes in a packet.
-const BYTES_PER_FRAME: u32 = 1_344 / FRAMES_PER_PACKET;
+const BYTES_PER_FRAME: u16 = 1_344 / FRAMES_PER_PACKET as u16;
 
 /// How many bytes of a stream may be left for frames that arrive later: those of a packet.
-const MOST_SPARE_BYTES: u32 = BYTES_PER_FRAME * FRAMES_PER_PACKET;
+const MOST_SPARE_BYTES: u16 = BYTES_PER_FRAME * FRAMES_PER_PACKET as u16;
 
 /// The HTTP/3 frames and capsules on one stream of the peer. The bytes of the stream pay for one in 84 bytes, and its user for the others.
-/// Useful payloads are larger, or few.
+/// Useful payloads are larger, or few. Every tunnel has one, so it is small: a read of the transport has no more than 65,535 bytes.
 #[derive(Debug, Default)]
 pub struct StreamFrames {
     /// Those that were found in the bytes of the last read.
-    frames: u32,
+    frames: u16,
     /// The bytes that have paid for none yet.
-    spare_bytes: u32,
+    spare_bytes: u16,
 }
 
 impl StreamFrames {
     /// Counts `frames` more frames or capsules, found in bytes of the last read.
     #[inline]
     pub fn add(&mut self, frames: u32) {
-        self.frames = self.frames.saturating_add(frames);
+        self.frames = self.frames.saturating_add(u16::try_from(frames).unwrap_or(u16::MAX));
     }
 
     /// Notes that `bytes` were read from the stream, before they are parsed. Call [`StreamFrames::settle`] before the next read.
     #[inline]
     pub fn on_read(&mut self, bytes: usize) {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let bytes = u16::try_from(bytes).unwrap_or(u16::MAX);
         self.spare_bytes = self.spare_bytes.min(MOST_SPARE_BYTES).saturating_add(bytes);
     }
 
@@ -126,7 +126,7 @@ impl StreamFrames {
         let frames = std::mem::take(&mut self.frames);
         let paid = (self.spare_bytes / BYTES_PER_FRAME).min(frames);
         self.spare_bytes -= paid * BYTES_PER_FRAME;
-        frames - paid
+        u32::from(frames - paid)
     }
 }
 
