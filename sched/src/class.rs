@@ -1,4 +1,4 @@
-//! A class of traffic: the terms that everything of the class shares, whoever classifies it.
+//! The settings of a class of traffic. They apply to all traffic of the class, whichever rule or program chose the class.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -77,7 +77,7 @@ pub enum DropRule {
 }
 
 impl ClassSettings {
-    /// Returns a class with this name that is like all others: no deadline, no rates, and signals may only lower its priority.
+    /// Returns a class with this name and the default settings: no deadline, no rates, and signals that may only lower its priority.
     #[must_use]
     pub fn named(name: &str) -> Self {
         Self {

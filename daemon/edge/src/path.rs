@@ -24,11 +24,11 @@ use super::{
 
 pub mod changes;
 pub mod estimate;
+mod idle;
 pub mod pulse;
-mod round_trip;
 
 use estimate::Estimate;
-use round_trip::LatestLoss;
+use idle::LatestLoss;
 
 /// How often the connections of several paths are examined.
 pub const LOOK: Duration = Duration::from_millis(50);
@@ -161,8 +161,7 @@ impl PathView {
         self.estimate.note(now, sum(|path| path.sent_bytes), sum(|path| path.received_bytes));
         self.loss.note(now, sum(|path| path.lost_packets));
         let shortest = |of: fn(&PathState) -> Option<Duration>| {
-            let round_trips =
-                paths.iter().filter_map(|path| of(path).map(|rtt| round_trip::without_ack_delay(rtt, path)));
+            let round_trips = paths.iter().filter_map(|path| of(path).map(|rtt| idle::without_ack_delay(rtt, path)));
             round_trips.min().map_or(0, ns)
         };
         let (smoothed_rtt_ns, min_rtt_ns) = (shortest(|path| path.smoothed_rtt), shortest(|path| path.min_rtt));

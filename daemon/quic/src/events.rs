@@ -75,7 +75,7 @@ impl LoopTurns {
     }
 }
 
-/// Returns the time in whose seconds the frames of users are counted: one clock for all their connections, at any endpoint.
+/// Returns the time by which frames of users are counted in each second. All connections of a user share this clock, at any endpoint.
 pub(crate) fn frames_clock() -> Duration {
     Duration::from_nanos(pacing::monotonic::now_ns())
 }

@@ -350,7 +350,7 @@ impl HttpConnection {
                     self.control_frames.on_read(bytes.len());
                     let verdict = self.control.on_uni_bytes(state, bytes);
                     self.control_frames.add(self.control.take_frames());
-                    // If these were too many, the next turn ends the connection. Few others come first: the stream's window is small.
+                    // If they are too many, the next turn ends the connection. The stream's small window bounds the frames before that.
                     self.control_frames.settle(&self.client.standing, frames_clock);
                     verdict
                 }

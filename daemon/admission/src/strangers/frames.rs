@@ -1,6 +1,6 @@
 //! The bound on the frames of users. The transport spends more on a frame than on the packet around it, so packets that are full of the
-//! smallest frames cost up to ten times as much as others of their size. The same holds for what streams consist of, HTTP/3 frames and
-//! capsules, so these count against the same bound. Packets themselves have no bound here.
+//! smallest frames cost up to ten times as much as others of their size. HTTP/3 frames and capsules on streams
+//! cost as much, so they count against the same bound. Packets themselves have no bound here.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,8 +10,7 @@ use parking_lot::Mutex;
 use super::{ClientStanding, budget::FRAMES_PER_PACKET};
 
 /// Counts the frames of a user within a second, over all connections: QUIC frames, and the HTTP/3 frames and capsules on streams. The first
-/// 16 QUIC frames of each packet do not count, nor do as many frames and capsules for the bytes of a packet on a stream: useful packets
-/// rarely have more.
+/// 16 QUIC frames of each packet are free, and so is one frame or capsule for each 84 bytes of a stream. Useful packets rarely have more.
 #[derive(Debug, Default)]
 pub struct UserFrames(Mutex<Charged>);
 
@@ -40,7 +39,7 @@ pub(super) struct FramesBound {
     /// The frames of this connection alone.
     own: UserFrames,
     per_second: u64,
-    /// As many frames as every connection may send, whatever the user's others send: an equal part for each that the user may have.
+    /// How many frames this connection may send, however many the user's others send: `frames_per_second` / `connections_per_user`.
     part: u64,
 }
 
@@ -51,8 +50,8 @@ impl FramesBound {
         Self { user, own: UserFrames::default(), per_second: per_second.into(), part: part.into() }
     }
 
-    /// Charges frames to `second`; returns whether the connection has to end. Without the part of its own, a small payload would end
-    /// an innocent connection of the user in the second of another one's flood.
+    /// Charges frames to `second`; returns whether the connection has to end. Without a part of its own, an innocent connection would end
+    /// with its next small payload while another connection of the user floods the relay.
     pub(super) fn charge(&self, frames: u32, second: u64) -> bool {
         let (own, all) = (self.own.charge(frames, second), self.user.charge(frames, second));
         all > self.per_second && own > self.part
@@ -83,20 +82,19 @@ impl PacketFrames {
     }
 }
 
-/// How many bytes of a stream each HTTP/3 frame and each capsule on it may take without being charged: [`FRAMES_PER_PACKET`] of them fit
-/// into the stream's bytes in a packet.
-const BYTES_PER_FRAME: u16 = 1_344 / FRAMES_PER_PACKET as u16;
+/// How many bytes of a stream may pay for frames that arrive later: about those of a packet.
+const MOST_SPARE_BYTES: u16 = 1_344;
 
-/// How many bytes of a stream may be left for frames that arrive later: those of a packet.
-const MOST_SPARE_BYTES: u16 = BYTES_PER_FRAME * FRAMES_PER_PACKET as u16;
+/// How many bytes of a stream pay for one HTTP/3 frame or capsule on it: [`FRAMES_PER_PACKET`] of them are free in a packet.
+const BYTES_PER_FRAME: u16 = MOST_SPARE_BYTES / FRAMES_PER_PACKET as u16;
 
-/// The HTTP/3 frames and capsules on one stream of the peer. The bytes of the stream pay for one in 84 bytes, and its user for the others.
-/// Useful payloads are larger, or few. Every tunnel has one, so it is small: a read of the transport has no more than 65,535 bytes.
+/// The HTTP/3 frames and capsules on one stream of the peer. Every 84 bytes of the stream pay for one of them; the others are charged to the
+/// user. Useful payloads are larger, or few. Every tunnel has such a count, so it is small; a read of more than 65,535 bytes counts as that.
 #[derive(Debug, Default)]
 pub struct StreamFrames {
-    /// Those that were found in the bytes of the last read.
+    /// The frames and capsules in the bytes of the last read.
     frames: u16,
-    /// The bytes that have paid for none yet.
+    /// The bytes that have not paid for a frame yet.
     spare_bytes: u16,
 }
 

@@ -88,8 +88,15 @@ impl Rx {
         let any = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         let state = UdpSocketState::new(UdpSockRef::from(&any))?;
         let (bytes, address) = (buffers(), address.into());
-        let arrivals =
-            Arrivals { state, address, bytes, meta: [RecvMeta::default(); MESSAGES], turn: 0..0, messages: 0 };
+        let arrivals = Arrivals {
+            state,
+            address,
+            bytes,
+            meta: [RecvMeta::default(); MESSAGES],
+            turn: 0..0,
+            messages: 0,
+            are_last: true,
+        };
         Ok(Self { socket: watch(socket.into(), Interest::READABLE)?, arrivals, yields: false, others: Arc::default() })
     }
 }
@@ -107,16 +114,14 @@ impl rx::Rx for Rx {
             }
             self.yields = false;
         }
-        let mut is_socket_empty = true;
         while self.arrivals.are_all_taken() {
             let mut readiness = ready!(self.socket.poll_read_ready(cx))?;
             match self.arrivals.receive(self.socket.get_ref()) {
-                Ok(is_empty) => {
+                Ok(()) => {
                     // A packet that arrives after the read raises an event of its own.
-                    if is_empty {
+                    if self.arrivals.are_last {
                         readiness.clear_ready();
                     }
-                    is_socket_empty = is_empty;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => readiness.clear_ready(),
                 // The cause is a packet that a peer sent or a shortage of memory, and neither ends an endpoint.
@@ -126,9 +131,8 @@ impl rx::Rx for Rx {
                 }
             }
         }
-        let takes_all = self.arrivals.begin_turn();
-        // After the last messages of a full read, the socket is asked again.
-        self.yields = !(takes_all && is_socket_empty);
+        self.arrivals.begin_turn();
+        self.yields = !(self.arrivals.are_all_taken() && self.arrivals.are_last);
         if self.yields {
             // The runtime wakes a yielding task after all tasks that are ready now.
             let waker = waker_ref(&self.others);
@@ -159,12 +163,14 @@ pub(super) struct Arrivals {
     turn: Range<usize>,
     /// All messages that were received, taken ones included.
     messages: usize,
+    /// Whether these messages emptied the socket.
+    are_last: bool,
 }
 
 impl Arrivals {
-    /// Receives as many messages as there is room for, once all earlier ones are taken; returns whether the socket was emptied.
-    fn receive(&mut self, socket: &UdpSocket) -> io::Result<bool> {
-        (self.turn, self.messages) = (0..0, 0);
+    /// Receives as many messages as there is room for, once all earlier ones are taken.
+    fn receive(&mut self, socket: &UdpSocket) -> io::Result<()> {
+        (self.turn, self.messages, self.are_last) = (0..0, 0, false);
         while self.messages < MESSAGES {
             let slots = self.bytes.chunks_exact_mut(STRIDE_BYTES).skip(self.messages);
             let mut slots = slots.map(IoSliceMut::new);
@@ -174,24 +180,27 @@ impl Arrivals {
             let meta = &mut self.meta[self.messages..];
             let received = match self.state.recv(UdpSockRef::from(socket), &mut slices[..room], meta) {
                 // The messages before the error count.
-                Err(error) if self.messages > 0 => return Ok(error.kind() == ErrorKind::WouldBlock),
+                Err(error) if self.messages > 0 => {
+                    self.are_last = error.kind() == ErrorKind::WouldBlock;
+                    return Ok(());
+                }
                 received => received?,
             };
             self.messages += received;
             if received < room {
-                return Ok(true);
+                self.are_last = true;
+                return Ok(());
             }
         }
-        Ok(false)
+        Ok(())
     }
 
-    /// Begins a turn with the oldest messages; returns whether these are all.
-    fn begin_turn(&mut self) -> bool {
+    /// Begins a turn with the oldest messages.
+    fn begin_turn(&mut self) {
         let waiting = &self.meta[self.turn.end..self.messages];
         let sizes = waiting.iter().scan(0, |bytes, meta| Some(std::mem::replace(bytes, *bytes + meta.len)));
         let messages = sizes.take_while(|before| *before < TURN_BYTES).count();
         self.turn = self.turn.end..self.turn.end + messages;
-        self.are_all_taken()
     }
 
     /// Whether no message waits for a later turn.
@@ -372,5 +381,21 @@ mod tests {
         rx::Rx::ready(&mut rx).await.unwrap();
         assert_eq!(take(&mut rx).0.len(), 40);
         assert!(rx::Rx::poll_ready(&mut rx, &mut cx).is_pending(), "the socket is empty");
+    }
+
+    #[tokio::test]
+    async fn the_last_turn_of_a_full_read_lets_others_go_before_the_next_read() {
+        let (mut rx, sender, address) = pair();
+        socket2::SockRef::from(rx.socket.get_ref()).set_recv_buffer_size(1 << 20).unwrap();
+        for _ in 0..MESSAGES + 7 {
+            sender.send_to(&[0; 1_100], address).unwrap();
+        }
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        // 120 messages pass 128 KiB, and a read has 128.
+        for packets in [120, 8, 7] {
+            rx::Rx::ready(&mut rx).await.unwrap();
+            assert_eq!(take(&mut rx).0.len(), packets);
+            assert!(rx::Rx::poll_ready(&mut rx, &mut cx).is_pending(), "others go first, or the socket is empty");
+        }
     }
 }

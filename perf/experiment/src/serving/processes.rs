@@ -137,11 +137,11 @@ impl Compared {
         let real = Figures::of(simulated, workload, &answered);
         let played = Figures::of(simulated, workload, &offered.answered(setup, policy, learned[number].clone()));
         let side = |figures: &Figures| row::Side::of(simulated, figures);
-        let failed = asked.iter().filter(|asked| matches!(asked.ended, Ended::Failed(_))).count();
-        if let Some(Asked { ended: Ended::Failed(why), .. }) =
-            asked.iter().find(|asked| matches!(asked.ended, Ended::Failed(_)))
-        {
-            eprintln!("{failed} requests failed; the first: {why}");
+        let failures =
+            asked.iter().filter_map(|asked| if let Ended::Failed(why) = &asked.ended { Some(why) } else { None });
+        let failures: Vec<_> = failures.collect();
+        if let Some(why) = failures.first() {
+            eprintln!("{} requests failed; the first: {why}", failures.len());
         }
         let most_ms = |late: Duration| (late.as_secs_f64() * 1e6).round() / 1e3;
         Ok(Row {
@@ -154,7 +154,7 @@ impl Compared {
             repetitions: simulated.seeds.evaluations,
             link: stage.link().to_owned(),
             requests: arrivals.len(),
-            failed,
+            failed: failures.len(),
             processes: side(&real),
             simulated: side(&played),
             guarded: counters.guarded,

@@ -56,7 +56,7 @@ pub enum Ended {
     Failed(String),
 }
 
-/// Sends all requests when they are due, and gives up those without an answer at the time `end`. Nothing is given up before, since that
+/// Sends all requests when they are due, and gives up those without an answer at the time `end`. It gives up none earlier, because that
 /// would relieve the engines.
 pub async fn ask_all(questions: &[Question], end: Duration) -> Vec<Asked> {
     let began = Instant::now();

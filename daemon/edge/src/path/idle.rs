@@ -1,4 +1,5 @@
-//! What the transport of a connection measures, without what held-back acknowledgements and an outage add to it.
+//! Corrects what the transport measures on a connection that carries little: round trips that include the delay of acknowledgements, and a
+//! window that an outage has left small.
 //!
 //! The acknowledgement of a packet that nothing follows waits for `max_ack_delay`, and says for how long. The transport may subtract that time
 //! from a round trip only if the rest is no shorter than the shortest one (RFC 9002 §5.3). On a connection that carries only pings, about
@@ -16,7 +17,7 @@ const ACK_DELAY: Duration = Duration::from_millis(25);
 /// The window of a new connection, in bytes (RFC 9002 §7.2): ten packets of the size that each path carries.
 const INITIAL_WINDOW_BYTES: u64 = 12_000;
 
-/// How long losses count, as long as measured rates do.
+/// How long a loss counts: as long as a measured rate.
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// Returns a round trip of a connection without the time for which the relay may have held back acknowledgements. It is no shorter than the
