@@ -60,3 +60,14 @@ fn a_test_that_a_requested_ring_skips_fails_the_run() {
                test result: ok. 2 passed; 0 failed; 0 ignored\n=== ended 0\n";
     assert_eq!(summary(log), (false, "1 passed, 0 failed, 1 skipped".to_owned()));
 }
+
+#[test]
+fn a_command_in_a_gap_may_say_that_it_skips_a_part_of_its_work() {
+    let log = "=== pure one\ntest result: ok. 1 passed; 0 failed; 0 ignored\n=== ended 0\n\
+               === also make deny\nskipped: advisories, because a variable names no database\n=== ended 0\n";
+    assert_eq!(summary(log), (true, "1 passed, 0 failed, 1 skipped".to_owned()));
+    assert!(
+        !summary("=== also make deny\nskipped: advisories\n=== ended 2\n").0,
+        "a command that fails, fails the run"
+    );
+}
