@@ -120,6 +120,8 @@ pub struct ConnectionState {
     frames: PacketFrames,
     /// STREAMS_BLOCKED frames with a limit below this one have been counted.
     blocked_below: u64,
+    /// Whether the peer has got another limit of streams since the last one that was counted. Without one, it cannot be blocked at another.
+    has_new_limit: bool,
     completed: bool,
     /// The address that the peer connected from.
     address: Option<SocketAddr>,
@@ -212,6 +214,7 @@ impl Subscriber for EndpointSubscriber {
             budget,
             frames: PacketFrames::default(),
             blocked_below: 0,
+            has_new_limit: true,
             completed: false,
             address: None,
             refused: None,
@@ -284,6 +287,7 @@ impl Subscriber for EndpointSubscriber {
 
     fn on_frame_sent(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &FrameSent) {
         state.account.on_frame_sent(&event.frame);
+        state.has_new_limit |= matches!(event.frame, Frame::MaxStreams { .. });
         if let Some(log) = state.tap.log() {
             log.frame_sent(&event.frame, |stream_id| state.account.class(stream_id));
         }
@@ -294,10 +298,12 @@ impl Subscriber for EndpointSubscriber {
         state.budget.on_frame(&event.frame, &state.standing);
         state.frames.on_frame(&state.standing, frames_clock);
         if let Frame::StreamsBlocked { stream_limit, .. } = event.frame
+            && state.has_new_limit
             && stream_limit >= state.blocked_below
         {
-            // Counted once for each limit: the peer repeats the frame while the limit holds.
+            // Counted once for each limit: the peer repeats the frame while the limit holds. A hostile one invents limits.
             state.blocked_below = stream_limit.saturating_add(1);
+            state.has_new_limit = false;
             state.standing.count(STREAMS_BLOCKED);
         }
         if let Some(log) = state.tap.log() {

@@ -11,7 +11,7 @@ use api::token::generate_token;
 use config::hash::hex;
 use lab::netns::Namespace;
 use lab::process::Process;
-use lab::site::{Folder, SOON, Site, Terms};
+use lab::site::{Counts, Folder, SOON, Site, Terms};
 
 /// The first use installs packages, unless `tests/run` has done so.
 const INSTALLATION: Duration = Duration::from_secs(300);
@@ -120,6 +120,10 @@ fn packets_full_of_any_frame_request_or_capsule_are_answered_as_they_should_and_
     let (status, report) = run(&development.namespace, &script, &arguments);
     // Each kind says how its packets must be handled, and the program fails if a frame type has no kind.
     assert!(status.success() && report.contains(" kinds did what they say, 0 did not"), "{report}");
+    // Three kinds name a limit in each of their frames, and each has one connection, which never gets another limit.
+    let counts = Counts::read(&development.namespace, "127.0.0.1:9433").unwrap();
+    let blocked = counts.of("limit_hits_total{limit=\"streams_blocked\"}");
+    assert!((2..=3).contains(&blocked), "{blocked}");
     let arguments = ["connect_udp", "--relay", "127.0.0.1:4433", "--insecure"];
     let (status, report) = run(&development.namespace, &script, &arguments);
     assert!(status.success(), "{report}");
