@@ -42,8 +42,9 @@ use masque::{proxy_status::ProxyName, template::Template};
 use pacing::{path::PathStats, qlog::Tap};
 use parking_lot::{Mutex, RwLock};
 use quic::{datagrams::Hub, schedule::Schedules};
-use role::classes::Classes;
-use role::{access::AccessLog, limits::Gauge, seldom::Seldom, table::Table};
+use role::{
+    access::AccessLog, admitted::admission_limits, classes::Classes, limits::Gauge, seldom::Seldom, table::Table,
+};
 use serving::{gateway::Gateway, in_force::GatewayInForce};
 use tokio::sync::watch;
 
@@ -208,7 +209,11 @@ impl Relay {
         accounts.set_quotas(&rules.quotas);
         let (refused, hits) = (resources.metrics.handshakes.refused.clone(), resources.metrics.clone());
         let [connection_ids, tunnel_ids] = resources.ids.clone();
-        let places = ConnectionPlaces::new(rules.limits.clone(), refused, Box::new(move |limit| hits.limit_hit(limit)));
+        let places = ConnectionPlaces::new(
+            admission_limits(&rules.limits),
+            refused,
+            Box::new(move |limit| hits.limit_hit(limit)),
+        );
         Arc::new(Self {
             rules: RwLock::new(Arc::new(rules)),
             schedules: Mutex::default(),
@@ -304,7 +309,7 @@ impl Relay {
     /// connections use the schedules of their listeners.
     pub fn replace_rules(&self, rules: Rules) {
         self.accounts.set_quotas(&rules.quotas);
-        self.places.set_limits(rules.limits.clone());
+        self.places.set_limits(admission_limits(&rules.limits));
         *self.rules.write() = Arc::new(rules);
         self.schedule_all();
     }

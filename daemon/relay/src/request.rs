@@ -10,7 +10,7 @@ use masque::{
     request::{self, Host, Refusal, TunnelRequest},
 };
 use quic::class::{Class, Terms};
-use role::{holder::Holder, limits::GaugePlace};
+use role::{admitted::frame_rates, holder::Holder, limits::GaugePlace};
 use socket2::SockRef;
 
 use super::{
@@ -94,7 +94,7 @@ pub fn admit_client(relay: &Relay, rules: &Rules, client: &RelayClient, holder: 
             relay.resources.metrics.limit_hit("connections_per_user");
             return Err(Refusal::ConnectionLimitReached);
         };
-        client.standing.admit_as(taken.account.frames.clone(), limits);
+        client.standing.admit_as(taken.account.frames.clone(), frame_rates(limits));
         *place = Some(taken);
     }
     Ok(())
