@@ -66,7 +66,7 @@ impl Metrics {
             &[([("role", "relay")], relay), ([("role", "edge")], edge)],
         );
         parts.classes.register(registry);
-        parts.io.register(registry);
+        parts.packets.register(registry);
         parts.qdiscs.register(registry);
         parts.kernel.register(registry);
         parts.doors.register(registry);

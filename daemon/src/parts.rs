@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use edge::EdgeMetrics;
-use pacing::io::qdisc;
+use pacing::io::{PacketObservers, qdisc};
 use quic::class::ClassMetrics;
 use relay::RelayMetrics;
 use role::{accept, access::AccessLog, ready::Readiness};
@@ -31,8 +31,8 @@ pub struct Parts {
     pub edge: Arc<EdgeMetrics>,
     /// Counters of each class's traffic.
     pub classes: ClassMetrics,
-    /// How QUIC packets reached the kernel, in either role.
-    pub io: Arc<pacing::io::IoCounters>,
+    /// Where QUIC packets are counted and recorded on their way to the kernel, in either role.
+    pub packets: PacketObservers,
     /// Gauges of the departure times that devices keep.
     pub qdiscs: qdisc::Gauges,
     /// The tables that the kernel enforces and counts in.
@@ -54,7 +54,7 @@ impl Default for Parts {
             decisions: Decisions::default(),
             spending: Arc::default(),
             classes: ClassMetrics::default(),
-            io: Arc::default(),
+            packets: PacketObservers::default(),
             qdiscs: qdisc::Gauges::default(),
             kernel: Arc::default(),
             access,
