@@ -54,6 +54,7 @@ impl Metrics {
         metrics.register_own();
         let registry = &mut metrics.registry;
         parts.relay.register(registry);
+        parts.usages.register(registry);
         parts.gateway.register(registry);
         parts.decisions.register(registry);
         parts.edge.register(registry);

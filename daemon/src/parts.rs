@@ -5,7 +5,7 @@ use std::sync::Arc;
 use edge::EdgeMetrics;
 use pacing::io::{PacketObservers, qdisc};
 use quic::class::ClassMetrics;
-use relay::RelayMetrics;
+use relay::{RelayMetrics, usage::Usages};
 use role::{accept, access::AccessLog, ready::Readiness};
 use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics, spending::Spending};
 
@@ -19,6 +19,8 @@ pub struct Parts {
     pub doors: accept::AcceptCounters,
     /// Counters of the relay role.
     pub relay: Arc<RelayMetrics>,
+    /// The usage of each of its users, up to `users` of `[metrics]`.
+    pub usages: Arc<Usages>,
     /// Counters of the gateway role.
     pub gateway: GatewayMetrics,
     /// The requests that the gateway role serves, whichever gateway of a configuration they began with.
@@ -49,6 +51,7 @@ impl Default for Parts {
             ready,
             doors: accept::AcceptCounters::default(),
             relay: Arc::default(),
+            usages: Arc::default(),
             gateway: GatewayMetrics::default(),
             requests: Arc::default(),
             decisions: Decisions::default(),

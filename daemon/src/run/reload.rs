@@ -199,7 +199,7 @@ impl Daemon {
         let ReadFiles { seen, certificates, identities } = files;
         self.log.set_level(log.level);
         self.parts.access.set(log);
-        self.parts.relay.users.limit(metrics.users);
+        self.parts.usages.limit(metrics.users);
         self.parts.kernel.limit(kernel);
         self.edge.serve(entrances, &self.entrance_classes);
         if let (Some(role), Some(settings)) = (&mut self.relay, relay) {
