@@ -13,7 +13,7 @@ use crate::{
     certificates::{self, Certificate},
     configuration::{self, files::SeenFiles, identity},
     control::doors,
-    metrics::MetricsPage,
+    metrics::{MetricsPage, PageSources},
     policy::PolicyReload,
 };
 
@@ -166,7 +166,8 @@ impl Daemon {
         }
         let Some(address) = address else { return Ok(Some(None)) };
         let _within = self.runtime.enter();
-        let page = MetricsPage::open(address, self.metrics.clone());
+        let sources = PageSources { metrics: self.metrics.clone(), ready: self.parts.ready.clone() };
+        let page = MetricsPage::open(address, sources, &self.parts.doors);
         let page =
             page.map_err(|error| BindError::new(Protocol::Tcp, address, error)).context("failed to serve metrics")?;
         Ok(Some(Some(page)))
