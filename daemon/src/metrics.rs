@@ -55,7 +55,7 @@ impl Metrics {
         parts.decisions.register(registry);
         parts.edge.register(registry);
         let help = "Packets filled up to their full size, to prove that the path still carries this size";
-        let [relay, edge] = [&parts.relay.datagrams.filled_up, &parts.edge.datagrams.filled_up];
+        let [relay, edge] = [&parts.relay.datagrams.filled_up, &parts.edge.metrics.datagrams.filled_up];
         labelled::register(
             registry,
             "filled_up_packets",

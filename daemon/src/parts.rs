@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use edge::EdgeMetrics;
+use edge::{EdgeResources, uplink::UplinkResources};
 use pacing::io::{PacketObservers, qdisc};
 use quic::class::ClassMetrics;
 use relay::{RelayMetrics, usage::Usages};
@@ -29,8 +29,8 @@ pub struct Parts {
     pub decisions: Decisions,
     /// The tokens that each client's key has used this month, over all gateways.
     pub spending: Arc<Spending>,
-    /// Counters of the edge role.
-    pub edge: Arc<EdgeMetrics>,
+    /// Counters of the edge role, and what it has open.
+    pub edge: EdgeResources,
     /// Counters of each class's traffic.
     pub classes: ClassMetrics,
     /// Where QUIC packets are counted and recorded on their way to the kernel, in either role.
@@ -46,8 +46,9 @@ pub struct Parts {
 impl Default for Parts {
     fn default() -> Self {
         let (ready, access) = (Arc::<Readiness>::default(), Arc::<AccessLog>::default());
+        let uplinks = UplinkResources { ready: ready.clone(), ..UplinkResources::default() };
         Self {
-            edge: Arc::new(EdgeMetrics::new(ready.clone(), access.clone())),
+            edge: EdgeResources { access: access.clone(), uplinks, ..EdgeResources::default() },
             ready,
             doors: accept::AcceptCounters::default(),
             relay: Arc::default(),

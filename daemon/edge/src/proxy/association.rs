@@ -334,7 +334,7 @@ impl Carrier {
         let enter = |opened: &OpenedUdp| {
             let (target, stream_id) = ((Protocol::Udp, &self.flow.target), opened.tunnel.stream_id());
             let terms = (&access.membership, Some(opened.tunnel.losses().clone()));
-            access.counters.enter(&self.client, target, (&opened.link, stream_id), terms)
+            access.entrance.enter(&self.client, target, (&opened.link, stream_id), terms)
         };
         let mut entry = enter(&opened);
         let mut moving = pin!(self.reopen(opened.link.line().clone(), secret));
