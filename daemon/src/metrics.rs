@@ -14,7 +14,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use role::{
-    accept::{self, Acceptor},
+    accept::{AcceptCounters, Acceptor},
     labelled,
     ready::Readiness,
 };
@@ -31,8 +31,6 @@ pub struct Metrics {
     registry: Registry,
     /// Metrics with conventional names, without the prefix `paced`.
     conventional: Registry,
-    ready: Arc<Readiness>,
-    doors: accept::AcceptCounters,
     reloads: Family<[(&'static str, &'static str); 1], Counter>,
     certificates: Family<Vec<(&'static str, String)>, Gauge>,
 }
@@ -44,8 +42,6 @@ impl Metrics {
         let mut metrics = Self {
             registry: Registry::with_prefix("paced"),
             conventional: Registry::default(),
-            ready: parts.ready.clone(),
-            doors: parts.doors.clone(),
             reloads: Family::default(),
             certificates: Family::default(),
         };
@@ -54,11 +50,12 @@ impl Metrics {
         metrics.register_own();
         let registry = &mut metrics.registry;
         parts.relay.register(registry);
+        parts.usages.register(registry);
         parts.gateway.register(registry);
         parts.decisions.register(registry);
         parts.edge.register(registry);
         let help = "Packets filled up to their full size, to prove that the path still carries this size";
-        let [relay, edge] = [&parts.relay.datagrams.filled_up, &parts.edge.datagrams.filled_up];
+        let [relay, edge] = [&parts.relay.datagrams.filled_up, &parts.edge.metrics.datagrams.filled_up];
         labelled::register(
             registry,
             "filled_up_packets",
@@ -66,13 +63,11 @@ impl Metrics {
             &[([("role", "relay")], relay), ([("role", "edge")], edge)],
         );
         parts.classes.register(registry);
-        parts.io.register(registry);
+        parts.packets.register(registry);
         parts.qdiscs.register(registry);
         parts.kernel.register(registry);
         parts.doors.register(registry);
-        let records = parts.access.counters().map(|(result, counter)| ([("result", result)], counter));
-        let help = "Records for the access log, by result";
-        labelled::register(registry, "access_records", help, &records);
+        parts.access.register(registry);
         Arc::new(metrics)
     }
 
@@ -124,6 +119,15 @@ const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many scrapes run at once; further ones wait.
 const SCRAPES: usize = 8;
 
+/// The sources of the pages for scrapers and orchestrators.
+#[derive(Clone)]
+pub struct PageSources {
+    /// The registry.
+    pub metrics: Arc<Metrics>,
+    /// Whether the daemon is ready for work.
+    pub ready: Arc<Readiness>,
+}
+
 /// An address where metrics are served, until this is dropped.
 pub struct MetricsPage {
     address: SocketAddr,
@@ -131,14 +135,15 @@ pub struct MetricsPage {
 }
 
 impl MetricsPage {
-    /// Serves metrics at an address, on the current runtime.
+    /// Serves pages at an address, on the current runtime. `doors` counts failures to accept scrapers.
     ///
     /// # Errors
     /// The address is taken, or is not an address of this machine.
-    pub fn open(address: SocketAddr, metrics: Arc<Metrics>) -> io::Result<Self> {
+    pub fn open(address: SocketAddr, sources: PageSources, doors: &AcceptCounters) -> io::Result<Self> {
         let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
-        let task = tokio::spawn(serve(TcpListener::from_std(listener)?, metrics)).abort_handle();
+        let acceptor = Acceptor::new("metrics", doors);
+        let task = tokio::spawn(serve(TcpListener::from_std(listener)?, sources, acceptor)).abort_handle();
         Ok(Self { address, task })
     }
 
@@ -156,16 +161,15 @@ impl Drop for MetricsPage {
 }
 
 /// Serves [`page`]s over HTTP/1.1, one request per connection, until dropped.
-pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
+pub async fn serve(listener: TcpListener, sources: PageSources, mut acceptor: Acceptor) {
     let scrapes = Arc::new(Semaphore::new(SCRAPES));
-    let mut acceptor = Acceptor::new("metrics", &metrics.doors);
     loop {
         let Ok(place) = scrapes.clone().acquire_owned().await else { return };
         let (stream, _) = acceptor.next(|| listener.accept()).await;
-        let metrics = metrics.clone();
+        let sources = sources.clone();
         tokio::spawn(async move {
             // An error here is the scraper's: it gave up or broke the rules of HTTP.
-            _ = timeout(SCRAPE_TIMEOUT, page::answer(stream, &metrics)).await;
+            _ = timeout(SCRAPE_TIMEOUT, page::answer(stream, &sources)).await;
             drop(place);
         });
     }
@@ -182,10 +186,15 @@ mod tests {
 
     use super::*;
 
-    async fn scrape(request: &str, metrics: Arc<Metrics>) -> String {
+    fn sources(parts: &Parts) -> PageSources {
+        PageSources { metrics: Metrics::new(parts), ready: parts.ready.clone() }
+    }
+
+    async fn scrape(request: &str, sources: PageSources) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let server = tokio::spawn(serve(listener, metrics));
+        let acceptor = Acceptor::new("metrics", &AcceptCounters::default());
+        let server = tokio::spawn(serve(listener, sources, acceptor));
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
@@ -203,7 +212,7 @@ mod tests {
         relay.add_uplink(&UplinkCounters { sent: 3, sent_bytes: 3600, messages: 1, ..UplinkCounters::default() });
         relay.handshakes.completed.inc();
         let asked = "GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: application/openmetrics-text;version=1.0.0\r\n\r\n";
-        let answer = scrape(asked, Metrics::new(&parts)).await;
+        let answer = scrape(asked, sources(&parts)).await;
         for line in [
             "HTTP/1.1 200 OK",
             "paced_refused_requests_total{reason=\"port_prohibited\"} 1",
@@ -248,14 +257,14 @@ mod tests {
             ("GET http://relay.example/healthz?x HTTP/1.1\r\n\r\n", "HTTP/1.1 200"),
             ("garbage\r\n\r\n", "HTTP/1.1 400"),
         ] {
-            let answer = scrape(request, Metrics::new(&Parts::default())).await;
+            let answer = scrape(request, sources(&Parts::default())).await;
             assert!(answer.starts_with(status), "{request:?}: {answer}");
         }
         // The head has the maximum length but does not end; and the request has more fields than allowed.
         let (long, many) =
             (format!("GET /{}", "a".repeat(8_187)), format!("GET / HTTP/1.1\r\n{}\r\n", "a:b\r\n".repeat(33)));
         for request in [long, many] {
-            let answer = scrape(&request, Metrics::new(&Parts::default())).await;
+            let answer = scrape(&request, sources(&Parts::default())).await;
             assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
         }
     }
@@ -265,7 +274,7 @@ mod tests {
         let (mut scraper, ours) = tokio::io::duplex(1 << 16);
         scraper.write_all(b"HEAD /healthz HTTP/1.1\r\n\r\nGET /healthz HTTP/1.1\r\n\r\n").await.unwrap();
         scraper.shutdown().await.unwrap();
-        page::answer(ours, &Metrics::new(&Parts::default())).await.unwrap();
+        page::answer(ours, &sources(&Parts::default())).await.unwrap();
         let mut answer = String::new();
         scraper.read_to_string(&mut answer).await.unwrap();
         assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
@@ -279,11 +288,11 @@ mod tests {
     #[tokio::test]
     async fn a_plain_scrape_is_the_older_format_and_readiness_says_what_is_missing() {
         let parts = Parts::default();
-        let metrics = Metrics::new(&parts);
-        let answer = scrape("GET /metrics HTTP/1.1\r\nAccept: */*\r\n\r\n", metrics.clone()).await;
+        let sources = sources(&parts);
+        let answer = scrape("GET /metrics HTTP/1.1\r\nAccept: */*\r\n\r\n", sources.clone()).await;
         assert!(answer.contains("Content-Type: text/plain; version=0.0.4"), "{answer}");
         assert!(answer.contains("# TYPE paced_misdirected_packets_total counter") && !answer.contains("# EOF"));
-        let ready = async || scrape("GET /readyz HTTP/1.1\r\n\r\n", metrics.clone()).await;
+        let ready = async || scrape("GET /readyz HTTP/1.1\r\n\r\n", sources.clone()).await;
         let answer = ready().await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("\r\n\r\nstarting\n"), "{answer}");
         parts.ready.reach(role::ready::LifeStage::Serving);

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use edge::EdgeMetrics;
-use pacing::io::qdisc;
+use edge::{EdgeResources, uplink::UplinkResources};
+use pacing::io::{PacketObservers, qdisc};
 use quic::class::ClassMetrics;
-use relay::RelayMetrics;
+use relay::{RelayMetrics, usage::Usages};
 use role::{accept, access::AccessLog, ready::Readiness};
 use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics, spending::Spending};
 
@@ -19,6 +19,8 @@ pub struct Parts {
     pub doors: accept::AcceptCounters,
     /// Counters of the relay role.
     pub relay: Arc<RelayMetrics>,
+    /// The usage of each of its users, up to `users` of `[metrics]`.
+    pub usages: Arc<Usages>,
     /// Counters of the gateway role.
     pub gateway: GatewayMetrics,
     /// The requests that the gateway role serves, whichever gateway of a configuration they began with.
@@ -27,12 +29,12 @@ pub struct Parts {
     pub decisions: Decisions,
     /// The tokens that each client's key has used this month, over all gateways.
     pub spending: Arc<Spending>,
-    /// Counters of the edge role.
-    pub edge: Arc<EdgeMetrics>,
+    /// Counters of the edge role, and what it has open.
+    pub edge: EdgeResources,
     /// Counters of each class's traffic.
     pub classes: ClassMetrics,
-    /// How QUIC packets reached the kernel, in either role.
-    pub io: Arc<pacing::io::IoCounters>,
+    /// Where QUIC packets are counted and recorded on their way to the kernel, in either role.
+    pub packets: PacketObservers,
     /// Gauges of the departure times that devices keep.
     pub qdiscs: qdisc::Gauges,
     /// The tables that the kernel enforces and counts in.
@@ -44,17 +46,19 @@ pub struct Parts {
 impl Default for Parts {
     fn default() -> Self {
         let (ready, access) = (Arc::<Readiness>::default(), Arc::<AccessLog>::default());
+        let uplinks = UplinkResources { ready: ready.clone(), ..UplinkResources::default() };
         Self {
-            edge: Arc::new(EdgeMetrics::new(ready.clone(), access.clone())),
+            edge: EdgeResources { access: access.clone(), uplinks, ..EdgeResources::default() },
             ready,
             doors: accept::AcceptCounters::default(),
             relay: Arc::default(),
+            usages: Arc::default(),
             gateway: GatewayMetrics::default(),
             requests: Arc::default(),
             decisions: Decisions::default(),
             spending: Arc::default(),
             classes: ClassMetrics::default(),
-            io: Arc::default(),
+            packets: PacketObservers::default(),
             qdiscs: qdisc::Gauges::default(),
             kernel: Arc::default(),
             access,

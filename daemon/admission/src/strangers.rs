@@ -30,7 +30,6 @@ use std::{
     task::{Context, Poll},
 };
 
-use config::relay::{RelayLimits, StrangerLimits as Terms};
 use futures::task::AtomicWaker;
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
@@ -40,6 +39,7 @@ pub use self::census::{AddressPrefix, AdmissionVerdict, REMEMBERED};
 use self::census::{Census, Origin};
 use self::frames::FramesBound;
 pub use self::frames::{PacketFrames, StreamFrames, UserFrames};
+use super::limits::{AdmissionLimits, FrameRates, StrangerTerms};
 
 mod budget;
 mod census;
@@ -53,15 +53,15 @@ pub type Hits = Box<dyn Fn(Limit) + Send + Sync>;
 
 /// The places for connections at all endpoints of a relay.
 pub struct ConnectionPlaces {
-    state: Mutex<(Census, RelayLimits)>,
+    state: Mutex<(Census, AdmissionLimits)>,
     refused: Counter,
     hits: Hits,
 }
 
 impl Default for ConnectionPlaces {
-    /// As many places as the configuration grants by default, without counters.
+    /// As many places as a relay has by default, without counters.
     fn default() -> Self {
-        Self::new(RelayLimits::default(), Counter::default(), Box::new(|_| {}))
+        Self::new(AdmissionLimits::default(), Counter::default(), Box::new(|_| {}))
     }
 }
 
@@ -69,16 +69,16 @@ impl ConnectionPlaces {
     /// Creates places with these `limits`. Refused attempts are counted in `refused`, and limits that are reached with
     /// `hits`.
     #[must_use]
-    pub fn new(limits: RelayLimits, refused: Counter, hits: Hits) -> Self {
+    pub fn new(limits: AdmissionLimits, refused: Counter, hits: Hits) -> Self {
         Self { state: Mutex::new((Census::default(), limits)), refused, hits }
     }
 
     /// Changes the limits from now on. Existing connections keep the budget with which they began.
-    pub fn set_limits(&self, limits: RelayLimits) {
+    pub fn set_limits(&self, limits: AdmissionLimits) {
         self.lock().1 = limits;
     }
 
-    fn lock(&self) -> MutexGuard<'_, (Census, RelayLimits)> {
+    fn lock(&self) -> MutexGuard<'_, (Census, AdmissionLimits)> {
         // Nothing under this lock panics.
         self.state.lock()
     }
@@ -101,7 +101,7 @@ impl ConnectionPlaces {
         let prefix = AddressPrefix::of(address);
         let (census, limits) = &mut *self.lock();
         let place = Place { places: self.clone(), prefix, stage: Some(Stage::Handshake(census.enter(prefix))) };
-        ClientStanding(Arc::new(Shared { place: Some(Mutex::new(place)), ..Shared::on(limits.strangers) }))
+        ClientStanding(Arc::new(Shared { place: Some(Mutex::new(place)), ..Shared::on(limits.stranger) }))
     }
 }
 
@@ -157,7 +157,7 @@ pub struct ClientStanding(Arc<Shared>);
 struct Shared {
     /// `None` for connections that we made.
     place: Option<Mutex<Place>>,
-    terms: Terms,
+    terms: StrangerTerms,
     known: AtomicBool,
     /// The frames of the client's user, and their bound.
     frames: OnceLock<FramesBound>,
@@ -178,7 +178,7 @@ pub const FRAMES_PER_SECOND: Limit = "frames_per_second";
 const ENDING: [Limit; 4] = ["stranger_packets", "stranger_bytes", "stranger_refusals", FRAMES_PER_SECOND];
 
 impl Shared {
-    fn on(terms: Terms) -> Self {
+    fn on(terms: StrangerTerms) -> Self {
         Self {
             place: None,
             terms,
@@ -204,7 +204,7 @@ impl ClientStanding {
     /// Returns the standing of a connection that we made, for which nothing is bounded here.
     #[must_use]
     pub fn own() -> Self {
-        Self(Arc::new(Shared { known: AtomicBool::new(true), ..Shared::on(Terms::default()) }))
+        Self(Arc::new(Shared { known: AtomicBool::new(true), ..Shared::on(StrangerTerms::default()) }))
     }
 
     /// Notes that the handshake is complete, so the client's address is its own.
@@ -224,10 +224,10 @@ impl ClientStanding {
     }
 
     /// As [`ClientStanding::admit`], and from now on the frames and capsules of the connection count against the user's
-    /// `frames_per_second`. All connections of the user share `frames`, and so the bound.
-    pub fn admit_as(&self, frames: Arc<UserFrames>, limits: &RelayLimits) {
+    /// `rates`. All connections of the user share `frames`, and so the bound.
+    pub fn admit_as(&self, frames: Arc<UserFrames>, rates: FrameRates) {
         // A connection keeps its first user.
-        _ = self.0.frames.set(FramesBound::new(frames, limits));
+        _ = self.0.frames.set(FramesBound::new(frames, rates));
         self.admit();
     }
 
@@ -250,7 +250,7 @@ impl ClientStanding {
 
     /// Returns what the client may use while it is a stranger.
     #[must_use]
-    pub fn terms(&self) -> &Terms {
+    pub fn terms(&self) -> &StrangerTerms {
         &self.0.terms
     }
 
@@ -288,12 +288,12 @@ impl ClientStanding {
     pub fn begin_request(&self) -> Option<WaitingRequest> {
         let place = WaitingRequest(self.0.clone());
         let before = self.0.waiting.fetch_add(1, Relaxed);
-        (self.is_known() || before < self.0.terms.requests).then_some(place)
+        (self.is_known() || before < self.0.terms.waiting_requests).then_some(place)
     }
 
     /// Notes that a request was refused.
     pub fn note_refusal(&self) {
-        if self.0.refusals.fetch_add(1, Relaxed) >= self.0.terms.refusals {
+        if self.0.refusals.fetch_add(1, Relaxed) >= self.0.terms.refused_requests {
             self.exceed("stranger_refusals");
         }
     }
@@ -338,7 +338,7 @@ impl Drop for WaitingRequest {
 mod tests {
     use super::*;
 
-    fn places(limits: RelayLimits) -> Arc<ConnectionPlaces> {
+    fn places(limits: AdmissionLimits) -> Arc<ConnectionPlaces> {
         Arc::new(ConnectionPlaces::new(limits, Counter::default(), Box::new(|_| {})))
     }
 
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_place_is_given_back_once_however_far_the_connection_came() {
-        let places = places(RelayLimits { connections: 1, ..RelayLimits::default() });
+        let places = places(AdmissionLimits { connections: 1, ..AdmissionLimits::default() });
         let stages: [fn(&ClientStanding); 4] =
             [|_| {}, ClientStanding::prove, ClientStanding::admit, ClientStanding::leave];
         for stage in stages {
@@ -365,8 +365,8 @@ mod tests {
 
     #[test]
     fn a_stranger_has_so_many_requests_at_once_and_a_user_any_number() {
-        let strangers = Terms { requests: 2, ..Terms::default() };
-        let standing = places(RelayLimits { strangers, ..RelayLimits::default() }).enter(address(1));
+        let stranger = StrangerTerms { waiting_requests: 2, ..StrangerTerms::default() };
+        let standing = places(AdmissionLimits { stranger, ..AdmissionLimits::default() }).enter(address(1));
         let (first, second) = (standing.begin_request(), standing.begin_request());
         assert!(first.is_some() && second.is_some() && standing.begin_request().is_none());
         drop(first);
@@ -378,8 +378,8 @@ mod tests {
 
     #[test]
     fn a_stranger_that_goes_beyond_a_limit_ends_and_a_user_does_not() {
-        let strangers = Terms { refusals: 2, ..Terms::default() };
-        let places = places(RelayLimits { strangers, ..RelayLimits::default() });
+        let stranger = StrangerTerms { refused_requests: 2, ..StrangerTerms::default() };
+        let places = places(AdmissionLimits { stranger, ..AdmissionLimits::default() });
         for known in [false, true] {
             let standing = places.enter(address(1));
             if known {

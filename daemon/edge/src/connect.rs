@@ -33,7 +33,7 @@ use tracing::{debug, info, warn};
 use super::{
     LocalAddressCounters,
     link::{Link, NoDatagrams},
-    roster::LocalClient,
+    roster::{LocalClient, LocalEntrance},
     uplink::{CONNECTIONS, OpenTunnel, Uplink},
 };
 
@@ -56,7 +56,9 @@ pub struct RelayAccess {
     pub is_chosen: bool,
     /// How long a connection may be silent.
     pub idle: Duration,
-    /// The counters of the local address.
+    /// The local address, where tunnels are listed and refusals are recorded.
+    pub entrance: Arc<LocalEntrance>,
+    /// Its counters.
     pub counters: Arc<LocalAddressCounters>,
     /// When refusals were last logged, by reason.
     pub told: Mutex<HashMap<&'static str, Instant>>,
@@ -325,7 +327,7 @@ impl RelayAccess {
         });
         if let Err(error) = &opened {
             self.counters.refuse(error.reason());
-            self.counters.record_refusal(client, Some(asked), error.as_refusal());
+            self.entrance.record_refusal(client, Some(asked), error.as_refusal());
             self.tell(error);
         }
         opened
@@ -340,7 +342,7 @@ impl RelayAccess {
     /// Counts and records that the edge denied a client without asking the relay.
     pub fn deny(&self, client: &LocalClient, reason: &'static str) {
         self.counters.refuse(reason);
-        self.counters.record_refusal(client, None, RefusedRequest { status: None, error: None, reason });
+        self.entrance.record_refusal(client, None, RefusedRequest { status: None, error: None, reason });
     }
 
     /// Waits for a place on a connection to the relay.
@@ -406,7 +408,7 @@ impl RelayAccess {
         }
         let on_class = |_: &TcpStream, _: &Class, class: &Arc<Class>| follow(class);
         let target = (Protocol::Tcp, target);
-        let entry = self.counters.enter(client, target, (&link, stream_id), (&self.membership, None));
+        let entry = self.entrance.enter(client, target, (&link, stream_id), (&self.membership, None));
         // An edge has no users; they belong to the relay.
         let gate = Gate::new(self.membership.clone(), Arc::default(), true, Protocol::Tcp);
         let pump = TcpPump::at_edge(request, &http, application, gate, entry.traffic.clone()).behind(read, wanted);
@@ -432,7 +434,7 @@ impl RelayAccess {
         let is_due = told.get(error.reason()).is_none_or(|told| now.duration_since(*told) >= SILENCE);
         if is_due {
             told.insert(error.reason(), now);
-            let listen = self.counters.listen();
+            let listen = self.entrance.address.to_string();
             match error {
                 // No later attempt succeeds before an operator does something.
                 NoConnection::Refused(TunnelRefused::Status { status: 401 | 407, .. }) => {

@@ -1,51 +1,19 @@
 //! The counters of the edge role, by local address.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    net::{Ipv6Addr, SocketAddr},
-    sync::{Arc, Weak},
-};
+use std::{net::SocketAddr, sync::Arc};
 
-use config::targets::Protocol;
-use masque::target::Target;
-use parking_lot::Mutex;
 use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric as _},
-    metrics::{
-        MetricType,
-        counter::Counter,
-        family::Family,
-        gauge::{ConstGauge, Gauge},
-    },
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
-use quic::{
-    class::Membership,
-    datagrams::{DatagramCounters, Losses},
-};
-use role::{
-    access::{AccessLog, record::RefusedRequest},
-    labelled,
-    ready::Readiness,
-    traffic::Traffic,
-};
-
-use super::{
-    link::Link,
-    roster::{self, LocalClient, Roster, RosterEntry, TunnelOwner},
-    uplink::{Condition, ConnectionCounters, PathReport},
-};
+use quic::datagrams::DatagramCounters;
+use role::{labelled, traffic::Traffic};
 
 type Labels<const N: usize> = [(&'static str, String); N];
 
 /// The metrics of the edge role. "Up" is to the relay, "down" to local applications.
 #[derive(Debug, Default)]
 pub struct EdgeMetrics {
-    /// The open tunnels and relays.
-    pub roster: Arc<Roster>,
-    entrances: Mutex<Vec<Weak<LocalAddressCounters>>>,
     open: Family<Labels<2>, Gauge>,
     tunnels_opened: Family<Labels<2>, Counter>,
     tunnels_refused: Family<Labels<2>, Counter>,
@@ -67,20 +35,6 @@ pub struct EdgeMetrics {
     pub hop_withheld: Counter,
     /// What happened to datagrams inside the connections to relays.
     pub datagrams: Arc<DatagramCounters>,
-    /// Counters of those connections, and of moves between paths.
-    pub connections: Arc<ConnectionCounters>,
-    access: Arc<AccessLog>,
-}
-
-/// A local address.
-#[derive(Debug)]
-struct LocalAddress(SocketAddr);
-
-impl Default for LocalAddress {
-    /// Returns the unspecified address, for counters without a local address.
-    fn default() -> Self {
-        Self((Ipv6Addr::UNSPECIFIED, 0).into())
-    }
 }
 
 /// The counters of one local address.
@@ -114,9 +68,6 @@ pub struct LocalAddressCounters {
     pub dropped_waiting: Counter,
     /// Payloads dropped because the local socket did not take them.
     pub dropped_down: Counter,
-    roster: Arc<Roster>,
-    pub(super) access: Arc<AccessLog>,
-    address: LocalAddress,
     labels: Labels<2>,
     refusals: Family<Labels<3>, Counter>,
     limit_hits: Family<Labels<3>, Counter>,
@@ -124,14 +75,6 @@ pub struct LocalAddressCounters {
 }
 
 impl EdgeMetrics {
-    /// Creates all metrics at zero. Through `ready`, the daemon's readiness depends on this edge. `access` records its tunnels and
-    /// refusals.
-    #[must_use]
-    pub fn new(ready: Arc<Readiness>, access: Arc<AccessLog>) -> Self {
-        let connections = Arc::new(ConnectionCounters { ready, ..ConnectionCounters::default() });
-        Self { connections, access, ..Self::default() }
-    }
-
     /// Registers all metrics.
     pub fn register(&self, registry: &mut Registry) {
         for (name, help, family) in [
@@ -151,7 +94,6 @@ impl EdgeMetrics {
         ] {
             registry.register(name, help, family.clone());
         }
-        self.connections.register(registry);
         let datagrams = &self.datagrams;
         labelled::register(
             registry,
@@ -168,8 +110,6 @@ impl EdgeMetrics {
         let help = "QUIC packets of more than 1200 bytes for relays behind hops, dropped while capsules stood in for datagrams";
         registry.register("edge_hop_withheld_packets", help, self.hop_withheld.clone());
         registry.register("edge_tunnels", "Open tunnels of local applications", self.open.clone());
-        registry.register_collector(Box::new(Uplinks(self.roster.clone())));
-        registry.register_collector(Box::new(PathGauges(self.roster.clone())));
         for (name, help, family) in [
             ("edge_refusals", "Connections and UDP senders that got no tunnel, by reason", &self.refusals),
             ("edge_limit_hits", "Times a configured limit of a local address was reached", &self.limit_hits),
@@ -184,10 +124,8 @@ impl EdgeMetrics {
     pub fn of(&self, listen: SocketAddr, protocol: &str) -> Arc<LocalAddressCounters> {
         let labels = [("listen", listen.to_string()), ("protocol", protocol.to_owned())];
         let of = |family: &Family<Labels<2>, Counter>| family.get_or_create(&labels).clone();
-        let counters = Arc::new(LocalAddressCounters {
+        Arc::new(LocalAddressCounters {
             open: self.open.get_or_create(&labels).clone(),
-            roster: self.roster.clone(),
-            access: self.access.clone(),
             tunnels_opened: of(&self.tunnels_opened),
             tunnels_refused: of(&self.tunnels_refused),
             sources_evicted: of(&self.sources_evicted),
@@ -204,69 +142,12 @@ impl EdgeMetrics {
             refusals: self.refusals.clone(),
             limit_hits: self.limit_hits.clone(),
             ignored: self.ignored.clone(),
-            address: LocalAddress(listen),
             labels,
-        });
-        roster::note(&self.entrances, &counters);
-        counters
-    }
-
-    /// Returns the served local addresses.
-    #[must_use]
-    pub fn entrances(&self) -> Vec<Arc<LocalAddressCounters>> {
-        roster::living(&self.entrances)
+        })
     }
 }
 
 impl LocalAddressCounters {
-    /// Returns the local address, as in metrics.
-    #[must_use]
-    pub fn listen(&self) -> &str {
-        &self.labels[0].1
-    }
-
-    /// Returns the local address.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        self.address.0
-    }
-
-    /// Returns what it serves: "udp", "tcp", "proxy" or "serve".
-    #[must_use]
-    pub fn protocol(&self) -> &str {
-        &self.labels[1].1
-    }
-
-    /// Enters a tunnel for `client` to `target` that goes over `link`, on the stream with this ID, in the class of `membership`.
-    /// `losses` are those of a UDP tunnel.
-    #[must_use]
-    pub fn enter(
-        &self,
-        client: &LocalClient,
-        (protocol, target): (Protocol, &Target),
-        (link, stream_id): (&Link, u64),
-        (membership, losses): (&Membership, Option<Arc<Losses>>),
-    ) -> RosterEntry {
-        let (listen, client, class) = (self.address(), client.clone(), membership.clone());
-        let owner = TunnelOwner::Application { listen, client, membership: class };
-        let entry = self.roster.enter(owner, (protocol, target), (link, stream_id), losses);
-        let entry = entry.of_application(&self.open, &self.access);
-        link.carries_traffic(entry.traffic.clone(), &membership.get(), None);
-        entry
-    }
-
-    /// Records that a client was refused, and what it asked for, if that is known.
-    pub(crate) fn record_refusal(
-        &self,
-        client: &LocalClient,
-        asked: Option<(Protocol, &Target)>,
-        refused: RefusedRequest,
-    ) {
-        if self.access.is_wanted() {
-            self.access.refused(roster::request_of(self.address(), client, asked), refused);
-        }
-    }
-
     /// Adds what a tunnel has moved since `counted`, which is brought up to date.
     pub fn count(&self, traffic: &Traffic, counted: &mut (u64, u64)) {
         let now = traffic.bytes();
@@ -305,63 +186,5 @@ impl LocalAddressCounters {
     fn with(&self, key: &'static str, value: &str) -> Labels<3> {
         let [listen, protocol] = self.labels.clone();
         [listen, protocol, (key, value.to_owned())]
-    }
-}
-
-/// The open connections to each relay that the edge uses, as a metric that is computed when it is scraped.
-#[derive(Debug)]
-struct Uplinks(Arc<Roster>);
-
-impl Collector for Uplinks {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        // Several uplinks may lead to the same relay, with different credentials.
-        let mut relays = BTreeMap::<String, usize>::new();
-        for standpoint in self.0.uplinks().iter().flat_map(|uplink| uplink.standpoints()) {
-            *relays.entry(standpoint.relay).or_default() += standpoint.lines.len();
-        }
-        let help = "Open connections to relays; without any, the relay cannot be used";
-        let mut family = encoder.encode_descriptor("edge_uplink_connections", help, None, MetricType::Gauge)?;
-        for (relay, open) in &relays {
-            let of = [("relay", relay.as_str())];
-            ConstGauge::new(i64::try_from(*open).unwrap_or(i64::MAX)).encode(family.encode_family(&of)?)?;
-        }
-        Ok(())
-    }
-}
-
-/// The name of a gauge, its help, and its value for a path.
-type PathGauge = (&'static str, &'static str, fn(&PathReport) -> f64);
-
-/// The paths of the edge as metrics, at most eight names. If local addresses do not share connections, a path is as fast as its
-/// fastest connection, and their traffic is added up.
-#[derive(Debug)]
-struct PathGauges(Arc<Roster>);
-
-impl Collector for PathGauges {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let mut paths = BTreeMap::<String, PathReport>::new();
-        for state in self.0.uplinks().iter().flat_map(|uplink| uplink.path_states()) {
-            paths.entry(state.name.clone()).and_modify(|known| known.join(&state)).or_insert(state);
-        }
-        let gauges: [PathGauge; 7] = [
-            ("edge_path_up", "Whether a path takes tunnels", |of| f64::from(u8::from(of.condition == Condition::Up))),
-            ("edge_path_chosen", "Whether an operator has chosen a path", |of| f64::from(u8::from(of.is_chosen))),
-            ("edge_path_rtt_seconds", "Smoothed round trip of a path; 0 without a connection", |of| {
-                of.smoothed_rtt.as_secs_f64()
-            }),
-            ("edge_path_rate_bytes", "Bytes per second that a path is taken to carry", |of| of.bytes_per_sec as f64),
-            ("edge_path_used_bytes", "Bytes per second that go over a path", |of| of.used_bytes_per_sec as f64),
-            ("edge_path_lost_ratio", "Share of the packets of open connections that were lost", |of| {
-                if of.sent_packets == 0 { 0.0 } else { of.lost_packets as f64 / of.sent_packets as f64 }
-            }),
-            ("edge_path_tunnels", "Tunnels and requests on a path", |of| of.tunnels as f64),
-        ];
-        for (name, help, value) in gauges {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for (path, state) in &paths {
-                ConstGauge::new(value(state)).encode(family.encode_family(&[("path", path.as_str())])?)?;
-            }
-        }
-        Ok(())
     }
 }

@@ -202,7 +202,10 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::tests::{Does, PATIENCE, TestRelay, eventually};
+    use crate::{
+        tests::{Does, PATIENCE, TestRelay, eventually},
+        uplink::UplinkResources,
+    };
 
     fn target() -> Target {
         Target::from_authority("192.0.2.1:443").unwrap()
@@ -212,7 +215,7 @@ mod tests {
     async fn a_tunnel_over_a_connection_that_falls_silent_is_asked_for_over_another() {
         let relays = [TestRelay::start(Does::SayNothing, true), TestRelay::start(Does::Echo, true)];
         let endpoints = relays.iter().map(TestRelay::endpoint).collect();
-        let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), Arc::default());
+        let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), UplinkResources::default());
         let running = uplink.clone();
         let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
         let tunnels = HopTunnels::new("first", uplink.clone(), Arc::default(), Counter::default());
@@ -232,7 +235,7 @@ mod tests {
     async fn a_refusal_of_a_hop_s_relay_is_an_answer() {
         for (does, requests) in [(Does::Refuse, 1), (Does::Reset, 2)] {
             let relay = TestRelay::start(does, true);
-            let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+            let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
             let running = uplink.clone();
             let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
             let tunnels = HopTunnels::new("first", uplink, Arc::default(), Counter::default());

@@ -22,7 +22,8 @@
 //! | [`moves`] | what happens to connections when this host's addresses change |
 //! | [`link`], [`places`] | one connection to a relay, and the places for tunnels on it |
 //! | [`parting`] | tunnels that others have replaced, which still receive for a while |
-//! | [`roster`] | open tunnels and connections, as the control plane and metrics see them |
+//! | [`roster`] | local addresses, open tunnels and connections, as the control plane and metrics see them |
+//! | `resources` | what the role shares with the rest of its process |
 //! | [`sizes`] | how much a tunnel or request of a class will carry |
 //! | [`sources`] | the table of senders |
 //! | `wanted` | the local addresses that a configuration needs, and their connections |
@@ -70,6 +71,7 @@ pub mod parting;
 pub mod path;
 pub mod places;
 pub mod proxy;
+mod resources;
 pub mod roster;
 pub mod schedules;
 pub mod serve;
@@ -88,6 +90,7 @@ use local::Local;
 use moves::HostNetwork;
 use path::{Path, PathTerms};
 use proxy::Entrance;
+pub use resources::EdgeResources;
 pub use schedules::NamedSchedules;
 use serve::LastAnswers;
 use tcp::Connections;
@@ -100,7 +103,7 @@ use wanted::{SharingKey, Wanted};
 /// senders and their tunnels; a new or different one begins anew, on the same local socket if the address is the same.
 pub struct Edge {
     transport: Transport,
-    metrics: Arc<EdgeMetrics>,
+    resources: EdgeResources,
     schedules: NamedSchedules,
     /// Reports changes of this host's addresses and devices.
     moves: watch::Receiver<HostNetwork>,
@@ -220,13 +223,13 @@ impl Edge {
     #[must_use]
     pub fn new(
         transport: Transport,
-        metrics: Arc<EdgeMetrics>,
+        resources: EdgeResources,
         schedules: NamedSchedules,
         moves: watch::Receiver<HostNetwork>,
     ) -> Self {
         let (locals, connections, last_answers) = (JoinSet::new(), JoinSet::new(), LastAnswers::default());
         let (served, uplinks) = (Vec::new(), Vec::new());
-        Self { transport, metrics, schedules, moves, served, uplinks, locals, connections, last_answers }
+        Self { transport, resources, schedules, moves, served, uplinks, locals, connections, last_answers }
     }
 
     /// Prepares to serve exactly the local addresses of a configuration, without changing what is served now.
@@ -299,7 +302,7 @@ impl Edge {
         }
         let schedule = key.uplink.schedule.as_deref();
         let endpoint = |access: Access| {
-            let (counters, schedules) = (self.metrics.datagrams.clone(), self.schedules.get(schedule));
+            let (counters, schedules) = (self.resources.metrics.datagrams.clone(), self.schedules.get(schedule));
             Endpoint::new(access, self.transport.clone(), counters, schedules)
         };
         let endpoints = |accesses: Vec<Access>| {
@@ -317,8 +320,8 @@ impl Edge {
                 None => None,
                 Some((name, before)) => {
                     let uplink = self.uplink(before, listen, made)?;
-                    let EdgeMetrics { roster, hop_withheld, .. } = &*self.metrics;
-                    let tunnels = HopTunnels::new(name, uplink, roster.clone(), hop_withheld.clone());
+                    let EdgeResources { metrics, roster, .. } = &self.resources;
+                    let tunnels = HopTunnels::new(name, uplink, roster.clone(), metrics.hop_withheld.clone());
                     Some(Arc::new(tunnels) as Arc<dyn Via>)
                 }
             };
@@ -330,34 +333,34 @@ impl Edge {
             paths.push(Path { name: name.to_owned(), ..Path::plain(relays) });
         }
         let (schedule, backoff) = (key.uplink.schedule.clone(), key.uplink.backoff);
-        let uplink = Uplink::over(paths, schedule, backoff, self.metrics.connections.clone());
+        let uplink = Uplink::over(paths, schedule, backoff, self.resources.uplinks.clone());
         made.push((key, uplink.clone()));
         Ok(uplink)
     }
 
     fn serving(&self, own: Socket, wanted: &Wanted, member: Member, uplinks: Vec<Arc<Uplink>>) -> Result<Serving> {
         let first = uplinks.first().cloned().context("no relay is configured")?;
-        let counters = self.metrics.of(wanted.listen(), wanted.name());
+        let entrance = self.resources.entrance(wanted.listen(), wanted.name());
         Ok(match (own, wanted, member) {
             (Socket::Udp(socket), Wanted::Forward(forward), Member::Traffic(member)) => {
-                Box::pin(Local::new(socket, forward, member, first, counters)?.run())
+                Box::pin(Local::new(socket, forward, member, first, entrance)?.run())
             }
             (Socket::Tcp(socket), Wanted::Forward(forward), Member::Traffic(member)) => {
-                let connections = Connections::new(socket, forward, member, first, counters)?;
+                let connections = Connections::new(socket, forward, member, first, entrance)?;
                 Box::pin(async move {
                     connections.run().await;
                     Ok(())
                 })
             }
             (Socket::Tcp(socket), Wanted::Proxy(proxy), Member::Traffic(member)) => {
-                let entrance = Entrance::new(socket, proxy, member, first, counters)?;
+                let clients = Entrance::new(socket, proxy, member, first, entrance)?;
                 Box::pin(async move {
-                    entrance.run().await;
+                    clients.run().await;
                     Ok(())
                 })
             }
             (Socket::Tcp(socket), Wanted::Serve(serve), Member::Requests(classes)) => {
-                let kept = (counters, self.last_answers.clone());
+                let kept = (entrance, self.last_answers.clone());
                 let clients = serve::Clients::new(socket, serve, classes, uplinks, kept)?;
                 Box::pin(async move {
                     clients.run().await;
@@ -413,7 +416,7 @@ impl Edge {
                 }
                 uplink.set_terms(&terms);
                 let (runner, moves) = (uplink.clone(), self.moves.clone());
-                self.metrics.roster.note_uplink(uplink);
+                self.resources.roster.note_uplink(uplink);
                 let task = self.connections.spawn(async move { runner.run(moves).await });
                 self.uplinks.push(Shared { key: key.clone(), uplink: uplink.clone(), task, may_answer: false });
             }

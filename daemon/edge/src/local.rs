@@ -46,7 +46,7 @@ use super::{
     notice::Notice,
     parting::ROUNDS,
     places,
-    roster::{LocalClient, UNSERVED},
+    roster::{LocalClient, LocalEntrance, UNSERVED},
     sources::Sources,
     uplink::Uplink,
 };
@@ -102,6 +102,8 @@ struct Shared {
     crowding: AtomicUsize,
     crowded: Notify,
     notice: Notice,
+    /// Where its tunnels are listed, and refusals are recorded.
+    entrance: Arc<LocalEntrance>,
     counters: Arc<LocalAddressCounters>,
 }
 
@@ -167,7 +169,7 @@ impl Local {
         forward: &Forward,
         membership: Membership,
         uplink: Arc<Uplink>,
-        counters: Arc<LocalAddressCounters>,
+        entrance: Arc<LocalEntrance>,
     ) -> io::Result<Self> {
         let socket = UdpSocket::from_std(socket)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
@@ -184,7 +186,8 @@ impl Local {
             crowding: AtomicUsize::new(0),
             crowded: Notify::new(),
             notice: Notice::default(),
-            counters,
+            counters: entrance.counters.clone(),
+            entrance,
         };
         let (shared, sources) = (Arc::new(shared), Sources::new(MAX_SOURCES));
         let idle = Idle { any: forward.idle, answered: forward.idle_answered.min(forward.idle) };
@@ -365,7 +368,7 @@ impl Shared {
     /// Warns that a limit was reached, at a limited rate.
     fn say(&self, what: &str) {
         if self.notice.is_due(Instant::now()) {
-            warn!(relay = %self.uplink.names(), listen = self.counters.listen(), "{what}");
+            warn!(relay = %self.uplink.names(), listen = self.entrance.address.to_string(), "{what}");
         }
     }
 
@@ -386,7 +389,7 @@ impl Shared {
         let client = LocalClient::from(source.address);
         let enter = |link: &Link, opened: &Opened| {
             let terms = (&self.membership, Some(opened.tunnel.losses().clone()));
-            self.counters.enter(&client, target, (link, opened.tunnel.stream_id()), terms)
+            self.entrance.enter(&client, target, (link, opened.tunnel.stream_id()), terms)
         };
         let mut entry = enter(&link, &opened);
         source.open(self, opened.tunnel, link, (class, entry.tunnel()));
@@ -437,7 +440,7 @@ async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Sou
     debug!(sender = %source.address, %target, "tunnel ended: {end}");
     if let End::Unopened(error) = &end {
         shared.counters.count_reason(error.reason());
-        shared.counters.record_refusal(&source.address.into(), Some((Protocol::Udp, target)), error.as_refusal());
+        shared.entrance.record_refusal(&source.address.into(), Some((Protocol::Udp, target)), error.as_refusal());
     }
     shared.note_refusal(&end);
     (source.address, source)

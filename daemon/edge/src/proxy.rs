@@ -25,7 +25,7 @@ use role::{
 use tokio::sync::Semaphore;
 
 use self::users::ProxyUsers;
-use super::{LocalAddressCounters, connect::RelayAccess, uplink::Uplink};
+use super::{connect::RelayAccess, roster::LocalEntrance, uplink::Uplink};
 
 pub mod association;
 pub mod http;
@@ -69,13 +69,14 @@ impl Entrance {
         proxy: &Proxy,
         membership: Membership,
         uplink: Arc<Uplink>,
-        counters: Arc<LocalAddressCounters>,
+        entrance: Arc<LocalEntrance>,
     ) -> Result<Self> {
+        let counters = entrance.counters.clone();
         let door =
             Door::new(listener, proxy.max_connections, counters.when_full()).context("failed to watch the listener")?;
-        let is_chosen = proxy.class.is_some();
+        let (is_chosen, idle, told) = (proxy.class.is_some(), proxy.idle, Default::default());
         let shared = Shared {
-            access: RelayAccess { uplink, membership, is_chosen, idle: proxy.idle, counters, told: Default::default() },
+            access: RelayAccess { uplink, membership, is_chosen, idle, entrance, counters, told },
             protocols: proxy.protocols.clone(),
             users: proxy.users_file.as_deref().map(ProxyUsers::read).transpose()?,
             mode: proxy.mode,
@@ -101,14 +102,14 @@ impl Entrance {
 
     /// Serves clients until dropped, which ends their connections.
     pub async fn run(mut self) {
-        let counters = self.shared.access.counters.clone();
+        let entrance = self.shared.access.entrance.clone();
         loop {
             let (stream, from, place) = self.door.next().await;
             let client = from.ip().to_canonical().to_string().into();
             let Some(share) = self.clients.take(&client, self.max_per_client) else {
-                counters.limit_hit(PER_CLIENT);
+                entrance.counters.limit_hit(PER_CLIENT);
                 let refused = RefusedRequest { status: None, error: None, reason: PER_CLIENT };
-                counters.record_refusal(&from.into(), None, refused);
+                entrance.record_refusal(&from.into(), None, refused);
                 door::reset(&stream);
                 continue;
             };

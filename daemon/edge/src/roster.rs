@@ -15,7 +15,7 @@ use std::{
 use config::targets::Protocol;
 use masque::{target::Target, tunnel::Form};
 use parking_lot::Mutex;
-use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::{metrics::gauge::Gauge, registry::Registry};
 use quic::{
     class::{Class, Membership},
     datagrams::Losses,
@@ -32,16 +32,24 @@ use role::{
 use tokio::sync::Notify;
 
 use super::{
+    counters::LocalAddressCounters,
     link::{Line, Link},
     uplink::Uplink,
 };
 
-/// The tunnels and relays of the edge role.
+mod entrance;
+mod gauges;
+
+pub use entrance::LocalEntrance;
+use gauges::{PathGauges, UplinkGauges};
+
+/// The tunnels, relays and local addresses of the edge role.
 #[derive(Default)]
 pub struct Roster {
     /// Open tunnels. The relay's IDs come from the same count.
     pub tunnels: Table<EdgeTunnel>,
     uplinks: Mutex<Vec<Weak<Uplink>>>,
+    entrances: Mutex<Vec<Weak<LocalEntrance>>>,
 }
 
 impl std::fmt::Debug for Roster {
@@ -51,18 +59,44 @@ impl std::fmt::Debug for Roster {
 }
 
 /// Adds an object that is owned elsewhere to a list, and forgets dropped objects.
-pub(super) fn note<T>(list: &Mutex<Vec<Weak<T>>>, new: &Arc<T>) {
+fn note<T>(list: &Mutex<Vec<Weak<T>>>, new: &Arc<T>) {
     let mut list = list.lock();
     list.retain(|known| known.strong_count() > 0);
     list.push(Arc::downgrade(new));
 }
 
 /// Returns the objects of a list that still exist.
-pub(super) fn living<T>(list: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
+fn living<T>(list: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
     list.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
 impl Roster {
+    /// Registers metrics of the relays and paths in use.
+    pub fn register(self: &Arc<Self>, registry: &mut Registry) {
+        registry.register_collector(Box::new(UplinkGauges(self.clone())));
+        registry.register_collector(Box::new(PathGauges(self.clone())));
+    }
+
+    /// Enters a local address, which is listed while it is served, and returns it. Its tunnels count in `counters`; `access` records
+    /// them, and refusals.
+    #[must_use]
+    pub fn note_entrance(
+        self: &Arc<Self>,
+        (address, protocol): (SocketAddr, &'static str),
+        counters: Arc<LocalAddressCounters>,
+        access: Arc<AccessLog>,
+    ) -> Arc<LocalEntrance> {
+        let entrance = Arc::new(LocalEntrance { address, protocol, counters, access, roster: self.clone() });
+        note(&self.entrances, &entrance);
+        entrance
+    }
+
+    /// Returns the served local addresses.
+    #[must_use]
+    pub fn entrances(&self) -> Vec<Arc<LocalEntrance>> {
+        living(&self.entrances)
+    }
+
     /// Notes the connections to a relay, which are listed while they are used.
     pub fn note_uplink(&self, uplink: &Arc<Uplink>) {
         note(&self.uplinks, uplink);
@@ -248,11 +282,7 @@ impl EdgeTunnel {
 }
 
 /// Returns what the access log says of the request of an application.
-pub(super) fn request_of(
-    listener: SocketAddr,
-    client: &LocalClient,
-    asked: Option<(Protocol, &Target)>,
-) -> RecordedRequest {
+fn request_of(listener: SocketAddr, client: &LocalClient, asked: Option<(Protocol, &Target)>) -> RecordedRequest {
     RecordedRequest {
         connection: None,
         listener,

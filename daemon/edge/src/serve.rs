@@ -36,6 +36,7 @@ use super::{
     balance::{self, GatewayHealth, Seen},
     connect::{NoConnection, RelayAccess},
     link::Link,
+    roster::LocalEntrance,
     uplink::Uplink,
 };
 
@@ -162,8 +163,9 @@ impl Clients {
         serve: &Serve,
         classes: RequestClasses,
         uplinks: Vec<Arc<Uplink>>,
-        (counters, last): (Arc<LocalAddressCounters>, LastAnswers),
+        (entrance, last): (Arc<LocalEntrance>, LastAnswers),
     ) -> io::Result<Self> {
+        let counters = entrance.counters.clone();
         let door = Door::new(listener, serve.max_connections, counters.when_full())?;
         let access = |uplink| {
             // Requests have classes of their own.
@@ -173,6 +175,7 @@ impl Clients {
                 membership,
                 is_chosen,
                 idle: serve.idle,
+                entrance: entrance.clone(),
                 counters: counters.clone(),
                 told: Default::default(),
             }
@@ -189,7 +192,7 @@ impl Clients {
             on_evicted: Arc::new(move || evicted.limit_hit("clients_without_request")),
         };
         let gateways = ToGateways { moved: moved(&counters), accesses, health };
-        Ok(Self { door, entrance: ModelEntrance::new(gateways, classes, limits, counters.access.clone()), last })
+        Ok(Self { door, entrance: ModelEntrance::new(gateways, classes, limits, entrance.access.clone()), last })
     }
 
     /// Returns the bound address.

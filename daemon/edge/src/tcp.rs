@@ -12,7 +12,11 @@ use quic::class::Membership;
 use role::door::{self, Door};
 use tracing::debug;
 
-use super::{LocalAddressCounters, connect::RelayAccess, roster::LocalClient, uplink::Uplink};
+use super::{
+    connect::RelayAccess,
+    roster::{LocalClient, LocalEntrance},
+    uplink::Uplink,
+};
 
 /// A local address, and the connections to it.
 pub struct Connections {
@@ -31,12 +35,12 @@ impl Connections {
         forward: &Forward,
         membership: Membership,
         uplink: Arc<Uplink>,
-        counters: Arc<LocalAddressCounters>,
+        entrance: Arc<LocalEntrance>,
     ) -> io::Result<Self> {
-        let is_chosen = forward.class.is_some();
+        let (is_chosen, counters) = (forward.class.is_some(), entrance.counters.clone());
         let door = Door::new(listener, forward.max_connections, counters.when_full())?;
-        let access =
-            RelayAccess { uplink, membership, is_chosen, idle: forward.idle, counters, told: Default::default() };
+        let (idle, told) = (forward.idle, Default::default());
+        let access = RelayAccess { uplink, membership, is_chosen, idle, entrance, counters, told };
         Ok(Self { door, access: Arc::new(access), target: forward.target.clone() })
     }
 

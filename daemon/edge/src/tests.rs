@@ -45,7 +45,8 @@ use super::{
     LocalAddressCounters,
     connect::RelayAccess,
     local::{self, Local},
-    uplink::Uplink,
+    roster::LocalEntrance,
+    uplink::{Uplink, UplinkResources},
 };
 
 mod crowded;
@@ -305,9 +306,11 @@ pub(crate) fn unreached() -> RelayAccess {
 
 /// Returns the access of a local address to the relay of this endpoint, whose uplink does not run yet.
 pub(crate) fn access_to(endpoint: Endpoint) -> RelayAccess {
-    let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), Arc::default());
-    let (membership, counters, told) = (Membership::default(), Arc::default(), Default::default());
-    RelayAccess { uplink, membership, is_chosen: false, idle: PATIENCE, counters, told }
+    let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), UplinkResources::default());
+    let counters = Arc::default();
+    let (membership, entrance, told) =
+        (Membership::default(), LocalEntrance::counted_by(&counters), Default::default());
+    RelayAccess { uplink, membership, is_chosen: false, idle: PATIENCE, entrance, counters, told }
 }
 
 /// A forward to a relay, and an application that uses it.
@@ -362,11 +365,13 @@ impl Edge {
         let counters = Arc::new(LocalAddressCounters::default());
         let endpoint =
             |access| Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
-        let uplink = Uplink::new(accesses.into_iter().map(endpoint).collect(), None, backoff, Arc::default());
+        let uplink =
+            Uplink::new(accesses.into_iter().map(endpoint).collect(), None, backoff, UplinkResources::default());
         let moved = watch::Sender::default();
         let moves = moved.subscribe();
         let socket = local::bind(forward.listen).unwrap();
-        let local = Local::new(socket, &forward, Membership::default(), uplink.clone(), counters.clone()).unwrap();
+        let entrance = LocalEntrance::counted_by(&counters);
+        let local = Local::new(socket, &forward, Membership::default(), uplink.clone(), entrance).unwrap();
         let address = local.address().unwrap();
         let tasks = vec![
             tokio::spawn(async move { uplink.run(moves).await }),

@@ -38,7 +38,7 @@ use self::{
 use super::{
     link::{Line, Link},
     moves::HostNetwork,
-    path::{LOOK, Path, PathTerms, PathView},
+    path::{LOOK, Path, PathTerms, PathView, changes::PathChanges},
     sizes::Sizes,
 };
 
@@ -47,6 +47,7 @@ mod counters;
 mod operator;
 mod paths;
 mod placing;
+mod resources;
 mod state;
 mod work;
 
@@ -54,6 +55,7 @@ pub use counters::ConnectionCounters;
 pub use operator::{Destination, NotMoved, PreparedMove};
 pub use paths::{Condition, PathReport};
 pub use placing::OpenTunnel;
+pub use resources::UplinkResources;
 
 /// The maximum of connections to one relay. All their tunnels together stay below a relay's default limit for one user
 /// (`tunnels_per_user`, 4,096).
@@ -82,6 +84,8 @@ pub struct Uplink {
     pub schedule: Option<String>,
     backoff: (Duration, Duration),
     counters: Arc<ConnectionCounters>,
+    changes: Arc<PathChanges>,
+    ids: Arc<AtomicU64>,
     wanted: Notify,
     freed: Arc<Notify>,
     state: watch::Sender<State>,
@@ -125,9 +129,9 @@ impl Uplink {
         relays: Vec<Endpoint>,
         schedule: Option<String>,
         backoff: (Duration, Duration),
-        counters: Arc<ConnectionCounters>,
+        resources: UplinkResources,
     ) -> Arc<Self> {
-        Self::over(vec![Path::plain(relays)], schedule, backoff, counters)
+        Self::over(vec![Path::plain(relays)], schedule, backoff, resources)
     }
 
     /// Like [`new`](Self::new), but over several paths.
@@ -136,15 +140,29 @@ impl Uplink {
         paths: Vec<Path>,
         schedule: Option<String>,
         backoff: (Duration, Duration),
-        counters: Arc<ConnectionCounters>,
+        resources: UplinkResources,
     ) -> Arc<Self> {
+        let UplinkResources { counters, changes, ready, ids } = resources;
         let attempts = paths.iter().map(|path| vec![Attempts::default(); path.relays.len()]).collect();
         let state = watch::Sender::new(State { settling: backoff.1, attempts, ..State::default() });
         let views = Mutex::new(paths.iter().map(|_| PathView::default()).collect());
-        let (wanted, freed, ready) = (Notify::new(), Arc::default(), counters.ready.clone());
+        let (wanted, freed) = (Notify::new(), Arc::default());
         let (sizes, turn, peers) = (Arc::default(), AtomicU64::new(0), Mutex::default());
-        let uplink =
-            Arc::new(Self { paths, views, sizes, turn, schedule, backoff, counters, wanted, freed, state, peers });
+        let uplink = Arc::new(Self {
+            paths,
+            views,
+            sizes,
+            turn,
+            schedule,
+            backoff,
+            counters,
+            changes,
+            ids,
+            wanted,
+            freed,
+            state,
+            peers,
+        });
         let weak = Arc::downgrade(&uplink);
         ready.require(move || match weak.upgrade() {
             None => ready::PartReady::Gone,
@@ -405,7 +423,7 @@ impl Uplink {
     /// Logs a change of a path and its relay, and notifies listeners of it.
     fn announce(&self, line: &Line, what: &str) {
         let said = self.say(line, what);
-        self.counters.changes.tell(said);
+        self.changes.tell(said);
     }
 
     /// Logs what happens to a connection's path, or to its relay if there are no paths, and returns the message.

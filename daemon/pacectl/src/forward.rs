@@ -11,9 +11,10 @@ use config::{
     uplink::{BACKOFF, UplinkSettings},
 };
 use edge::{
-    EdgeMetrics, LocalAddressCounters,
+    EdgeResources,
     local::{self, Local},
     moves,
+    roster::LocalEntrance,
     tcp::Connections,
     uplink::Uplink,
 };
@@ -65,16 +66,17 @@ pub(crate) async fn run(arguments: &Arguments, json: bool) -> Result<()> {
     // First, so that a signal ends the command as documented also while it connects.
     let stop = stop()?;
     let access = arguments.relay.access()?;
-    let metrics = EdgeMetrics::default();
-    let counters = metrics.of(arguments.listen, if arguments.tcp { "tcp" } else { "udp" });
-    let endpoint = Endpoint::new(access.clone(), options::transport(), metrics.datagrams, Schedules::default())?;
-    let uplink = Uplink::new(vec![endpoint], None, BACKOFF, metrics.connections);
+    let resources = EdgeResources::default();
+    let entrance = resources.entrance(arguments.listen, if arguments.tcp { "tcp" } else { "udp" });
+    let datagrams = resources.metrics.datagrams.clone();
+    let endpoint = Endpoint::new(access.clone(), options::transport(), datagrams, Schedules::default())?;
+    let uplink = Uplink::new(vec![endpoint], None, BACKOFF, resources.uplinks);
     let (runner, moved) = (uplink.clone(), watch::Sender::default());
     let moves = moved.subscribe();
     tokio::spawn(moves::follow(moved));
     let runner = tokio::spawn(async move { runner.run(moves).await });
     let outcome = tokio::select! {
-        outcome = serve(arguments, access, &uplink, counters, json) => outcome,
+        outcome = serve(arguments, access, &uplink, entrance, json) => outcome,
         () = stop => Ok(()),
     };
     runner.abort();
@@ -87,7 +89,7 @@ async fn serve(
     arguments: &Arguments,
     access: Access,
     uplink: &Arc<Uplink>,
-    counters: Arc<LocalAddressCounters>,
+    entrance: Arc<LocalEntrance>,
     json: bool,
 ) -> Result<()> {
     let Arguments { listen, target, .. } = arguments;
@@ -114,7 +116,7 @@ async fn serve(
     };
     if arguments.tcp {
         let listener = door::bind(*listen).map_err(bind_failed)?;
-        let connections = Connections::new(listener, &forward, member, uplink.clone(), counters)?;
+        let connections = Connections::new(listener, &forward, member, uplink.clone(), entrance)?;
         let (relay, address) = (connect(uplink).await?, connections.address()?);
         let running = async {
             connections.run().await;
@@ -123,7 +125,7 @@ async fn serve(
         admitted(running, relay, || ready(address, arguments, uplink, json)).await
     } else {
         let socket = local::bind(*listen).map_err(bind_failed)?;
-        let local = Local::new(socket, &forward, member, uplink.clone(), counters)?;
+        let local = Local::new(socket, &forward, member, uplink.clone(), entrance)?;
         let (relay, address) = (connect(uplink).await?, local.address()?);
         let running = async { local.run().await.context("the local socket failed") };
         admitted(running, relay, || ready(address, arguments, uplink, json)).await

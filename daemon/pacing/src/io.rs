@@ -64,12 +64,27 @@ pub struct IoCounters {
     pub refused: Counter,
     /// Peers toward which messages of several packets were refused, at most once in ten minutes.
     pub segmentation_refused: Counter,
+}
+
+/// Where packets are noted on their way to the kernel. Clones note in the same places.
+#[derive(Clone, Debug, Default)]
+pub struct PacketObservers {
+    /// Counters of messages and packets.
+    pub counters: Arc<IoCounters>,
     /// How late messages leave, and how many packets each has.
-    pub departures: DepartureMetrics,
+    pub departures: Arc<DepartureMetrics>,
     /// Records of single packets, while a caller asks for them.
     pub recorder: Arc<Recorder>,
     /// The connections being traced.
     pub traces: Arc<Traces>,
+}
+
+impl PacketObservers {
+    /// Registers everything that is counted.
+    pub fn register(&self, registry: &mut Registry) {
+        self.counters.register(registry);
+        self.departures.register(registry);
+    }
 }
 
 impl IoCounters {
@@ -94,7 +109,6 @@ impl IoCounters {
         ] {
             registry.register(name, help, counter.clone());
         }
-        self.departures.register(registry);
     }
 }
 
@@ -115,8 +129,8 @@ pub struct SocketSettings {
     pub socket_buffer_bytes: usize,
     /// The devices that packets leave by.
     pub devices: Devices,
-    /// Where packets are counted.
-    pub counters: Arc<IoCounters>,
+    /// Where packets are counted and recorded.
+    pub observers: PacketObservers,
 }
 
 /// The maximum number of segments in one message. Every kernel since 4.18 accepts it (`UDP_MAX_SEGMENTS` in include/linux/udp.h;
@@ -200,7 +214,7 @@ impl s2n_quic::provider::io::Provider for Provider {
         let devices = settings.devices.of_socket(bound.as_deref(), SocketAddr::from(address).ip());
         let rx = receive::Rx::start(socket.try_clone()?, address)?;
         let outlet = KernelSocket { socket: socket.into(), room: RoomWait::default() };
-        let tx = Tx::new(outlet, forming, devices, LoopClock::new()?.timer(), settings.counters).of_path(path);
+        let tx = Tx::new(outlet, forming, devices, LoopClock::new()?.timer(), settings.observers).of_path(path);
         let (cooldown, stats) = (Cooldown::default(), receive::NoStatistics);
         runtime.spawn(EventLoop { endpoint, clock, rx, tx, cooldown, stats }.start(address));
         Ok(address)

@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, anyhow};
 use masque::h3::Role;
 use pacing::{
     buffers::{Larger, size_buffers},
-    io::{IoCounters, Provider, SocketSettings, device::Devices},
+    io::{PacketObservers, Provider, SocketSettings, device::Devices},
 };
 use s2n_quic::{
     Client, Server,
@@ -87,8 +87,8 @@ pub struct Pacing {
     pub mark: Option<u32>,
     /// The devices of this host.
     pub devices: Devices,
-    /// Where packets are counted.
-    pub counters: Arc<IoCounters>,
+    /// Where packets are counted and recorded.
+    pub observers: PacketObservers,
 }
 
 impl Default for Pacing {
@@ -98,7 +98,7 @@ impl Default for Pacing {
             min_rtt: Duration::from_millis(2),
             mark: None,
             devices: Devices::default(),
-            counters: Arc::default(),
+            observers: PacketObservers::default(),
         }
     }
 }
@@ -147,11 +147,11 @@ impl Transport {
         2 * u64::from(tunnels) + 64
     }
 
-    /// Uses `devices` for departure times, if there are any, and counts packets in `counters`.
+    /// Uses `devices` for departure times, if there are any, and notes packets at `observers`.
     #[must_use]
-    pub fn leaving_by(mut self, devices: &Devices, counters: &Arc<IoCounters>) -> Self {
+    pub fn leaving_by(mut self, devices: &Devices, observers: &PacketObservers) -> Self {
         if let Io::Paced(pacing) = &mut self.io {
-            (pacing.devices, pacing.counters) = (devices.clone(), counters.clone());
+            (pacing.devices, pacing.observers) = (devices.clone(), observers.clone());
         }
         self
     }
@@ -246,7 +246,7 @@ impl Transport {
             mark: pacing.mark,
             socket_buffer_bytes: SOCKET_BUFFER_BYTES,
             devices: pacing.devices.clone(),
-            counters: pacing.counters.clone(),
+            observers: pacing.observers.clone(),
         };
         Ok(Sockets::Paced(Provider::new(socket, settings)))
     }

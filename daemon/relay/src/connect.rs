@@ -205,7 +205,7 @@ fn refuse_socket(error: &io::Error, relay: &Relay) -> Refusal {
             return Refusal::Internal;
         }
     };
-    relay.resources.metrics.limit_of_host_hit(limit);
+    relay.resources.metrics.limit_hit(limit);
     relay.exhausted.note(|unsaid| tracing::warn!(%error, limit, unsaid, "no more sockets for targets are available"));
     Refusal::Overloaded { retry_after_s: 10 }
 }

@@ -3,18 +3,17 @@
 //! Per-packet counters are plain handles that cost one relaxed addition per batch; label sets are looked up only when
 //! something is refused, opened or closed.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use masque::{request::TunnelProtocol, tunnel::IgnoredCounts};
-use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
 use quic::{datagrams::DatagramCounters, events::HandshakeCounters};
-use role::{labelled, seldom::Seldom, traffic::UserTraffic};
+use role::{labelled, traffic::UserTraffic};
 
-use super::{accounts::QuotaGauges, continuable::ContinuationCounters, usage::Usages};
+use super::{accounts::QuotaGauges, continuable::ContinuationCounters};
 use crate::{resolve::DnsCounters, udp_target::UplinkCounters};
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
@@ -40,8 +39,6 @@ pub struct RelayMetrics {
     pub dns: Arc<DnsCounters>,
     /// Users' quotas and their usage.
     pub quotas: QuotaGauges,
-    /// The usage of each user.
-    pub users: Usages,
     /// Requests that may continue a tunnel.
     pub continuations: ContinuationCounters,
     /// The traffic of all TCP tunnels.
@@ -57,8 +54,6 @@ pub struct RelayMetrics {
     closed: Counters<1>,
     refused: Counters<1>,
     limits: Counters<1>,
-    /// The log throttle of each limit; one for each name in the code.
-    limits_told: Mutex<HashMap<&'static str, Seldom>>,
     packets_up: Counter,
     packets_down: Counter,
     messages_up: Counter,
@@ -100,7 +95,7 @@ impl RelayMetrics {
         );
         self.continuations.register(registry);
         self.quotas.register(registry);
-        self.users.register(registry);
+        self.dns.register(registry);
         let handshakes = &self.handshakes;
         labelled::register(
             registry,
@@ -136,22 +131,6 @@ impl RelayMetrics {
                 ([("protocol", "tcp"), ("direction", "down")], &self.tcp.down.bytes),
             ],
         );
-        let dns = &self.dns;
-        registry.register("dns_names", "Names to resolve", dns.names.clone());
-        let help = "Names to resolve that needed no lookup of their own, or failed, by result";
-        labelled::register(
-            registry,
-            "dns_results",
-            help,
-            &[
-                ([("result", "cached")], &dns.cached),
-                ([("result", "joined")], &dns.joined),
-                ([("result", "negative")], &dns.negative),
-                ([("result", "timeout")], &dns.timeouts),
-                ([("result", "overloaded")], &dns.overloaded),
-                ([("result", "failed")], &dns.failed),
-            ],
-        );
         let datagrams = &self.datagrams;
         registry.register("streams", "Streams that may have bytes left to send", datagrams.streams.clone());
         labelled::register(
@@ -182,16 +161,8 @@ impl RelayMetrics {
         self.refused.get_or_create(&[("reason", reason)]).inc();
     }
 
-    /// Counts that a configured limit was reached, and occasionally logs it.
+    /// Counts that a limit was reached; the caller logs it.
     pub fn limit_hit(&self, limit: &'static str) {
-        self.limit_of_host_hit(limit);
-        self.limits_told.lock().entry(limit).or_default().note(|unsaid| {
-            tracing::warn!(limit, unsaid, "a configured limit was reached: clients want more than it grants");
-        });
-    }
-
-    /// Counts that a limit of this host was reached; the caller logs it.
-    pub fn limit_of_host_hit(&self, limit: &'static str) {
         self.limits.get_or_create(&[("limit", limit)]).inc();
     }
 

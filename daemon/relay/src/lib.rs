@@ -14,6 +14,7 @@ mod continuable;
 mod counters;
 pub mod host_addresses;
 pub mod ledger;
+mod limit_hits;
 mod request;
 pub mod resolve;
 mod serve;
@@ -42,8 +43,9 @@ use masque::{proxy_status::ProxyName, template::Template};
 use pacing::{path::PathStats, qlog::Tap};
 use parking_lot::{Mutex, RwLock};
 use quic::{datagrams::Hub, schedule::Schedules};
-use role::classes::Classes;
-use role::{access::AccessLog, limits::Gauge, seldom::Seldom, table::Table};
+use role::{
+    access::AccessLog, admitted::admission_limits, classes::Classes, limits::Gauge, seldom::Seldom, table::Table,
+};
 use serving::{gateway::Gateway, in_force::GatewayInForce};
 use tokio::sync::watch;
 
@@ -51,7 +53,9 @@ pub use self::counters::RelayMetrics;
 use self::{
     accounts::{Accounts, UserPlace},
     continuable::Continuable,
+    limit_hits::LimitHits,
     tunnels::RelayTunnel,
+    usage::Usages,
 };
 use crate::{auth::Users, host_addresses::HostAddresses, resolve::Resolver};
 
@@ -110,6 +114,8 @@ pub struct Resources {
     pub host_addresses: HostAddresses,
     /// The metrics.
     pub metrics: Arc<RelayMetrics>,
+    /// The usage of each user.
+    pub usages: Arc<Usages>,
     /// The log of tunnels and requests.
     pub access: Arc<AccessLog>,
     /// The last used IDs of connections and of tunnels; other roles may share these counters.
@@ -144,6 +150,8 @@ pub struct Relay {
     /// The log throttle for other failures of sockets.
     broken: Seldom,
     places: Arc<ConnectionPlaces>,
+    /// Notes limits that were reached.
+    limit_hits: Arc<LimitHits>,
     phase: watch::Sender<Phase>,
 }
 
@@ -206,9 +214,11 @@ impl Relay {
     pub fn new(rules: Rules, classes: Arc<Classes>, resources: Resources) -> Arc<Self> {
         let accounts = Arc::<Accounts>::default();
         accounts.set_quotas(&rules.quotas);
-        let (refused, hits) = (resources.metrics.handshakes.refused.clone(), resources.metrics.clone());
-        let [connection_ids, tunnel_ids] = resources.ids.clone();
-        let places = ConnectionPlaces::new(rules.limits.clone(), refused, Box::new(move |limit| hits.limit_hit(limit)));
+        let (refused, limit_hits) =
+            (resources.metrics.handshakes.refused.clone(), Arc::new(LimitHits::new(resources.metrics.clone())));
+        let (hits, [connection_ids, tunnel_ids]) = (limit_hits.clone(), resources.ids.clone());
+        let places =
+            ConnectionPlaces::new(admission_limits(&rules.limits), refused, Box::new(move |limit| hits.note(limit)));
         Arc::new(Self {
             rules: RwLock::new(Arc::new(rules)),
             schedules: Mutex::default(),
@@ -222,6 +232,7 @@ impl Relay {
             exhausted: Seldom::default(),
             broken: Seldom::default(),
             places: Arc::new(places),
+            limit_hits,
             phase: watch::Sender::new(Phase::Serving),
         })
     }
@@ -304,7 +315,7 @@ impl Relay {
     /// connections use the schedules of their listeners.
     pub fn replace_rules(&self, rules: Rules) {
         self.accounts.set_quotas(&rules.quotas);
-        self.places.set_limits(rules.limits.clone());
+        self.places.set_limits(admission_limits(&rules.limits));
         *self.rules.write() = Arc::new(rules);
         self.schedule_all();
     }

@@ -10,7 +10,7 @@ use masque::{
     request::{self, Host, Refusal, TunnelRequest},
 };
 use quic::class::{Class, Terms};
-use role::{holder::Holder, limits::GaugePlace};
+use role::{admitted::frame_rates, holder::Holder, limits::GaugePlace};
 use socket2::SockRef;
 
 use super::{
@@ -91,10 +91,10 @@ pub fn admit_client(relay: &Relay, rules: &Rules, client: &RelayClient, holder: 
     if place.is_none() {
         let limits = &rules.limits;
         let Some(taken) = relay.accounts.connect(holder, limits.connections_per_user as usize) else {
-            relay.resources.metrics.limit_hit("connections_per_user");
+            relay.limit_hits.note("connections_per_user");
             return Err(Refusal::ConnectionLimitReached);
         };
-        client.standing.admit_as(taken.account.frames.clone(), limits);
+        client.standing.admit_as(taken.account.frames.clone(), frame_rates(limits));
         *place = Some(taken);
     }
     Ok(())
@@ -236,16 +236,16 @@ fn take_places(
 ) -> Result<HeldPlaces, Refusal> {
     let connection = client.tunnels.take(rules.limits.tunnels_per_connection as usize);
     let Some(connection) = connection else {
-        relay.resources.metrics.limit_hit("tunnels_per_connection");
+        relay.limit_hits.note("tunnels_per_connection");
         return Err(Refusal::TunnelLimitReached);
     };
     let user = relay.accounts.open(holder, max_tunnels, now).map_err(|full| match full {
         Full::Tunnels => {
-            relay.resources.metrics.limit_hit("tunnels_per_user");
+            relay.limit_hits.note("tunnels_per_user");
             Refusal::TunnelLimitReached
         }
         Full::Quota { seconds_left } => {
-            relay.resources.metrics.limit_hit("monthly_quota");
+            relay.limit_hits.note("monthly_quota");
             Refusal::QuotaUsedUp { retry_after_s: seconds_left }
         }
     })?;

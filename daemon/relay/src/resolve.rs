@@ -31,8 +31,8 @@ use hickory_resolver::{
         rr::{Name, RecordType},
     },
 };
-use prometheus_client::metrics::counter::Counter;
-use role::holder::Holder;
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use role::{holder::Holder, labelled};
 use socket2::{Domain, Socket, Type};
 use tokio::{
     runtime::Handle,
@@ -126,6 +126,24 @@ pub struct DnsCounters {
     pub overloaded: Counter,
     /// Names that failed otherwise.
     pub failed: Counter,
+}
+
+impl DnsCounters {
+    /// Registers the counters.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("dns_names", "Names to resolve", self.names.clone());
+        let results = [
+            ("cached", &self.cached),
+            ("joined", &self.joined),
+            ("negative", &self.negative),
+            ("timeout", &self.timeouts),
+            ("overloaded", &self.overloaded),
+            ("failed", &self.failed),
+        ];
+        let results = results.map(|(result, counter)| ([("result", result)], counter));
+        let help = "Names to resolve that needed no lookup of their own, or failed, by result";
+        labelled::register(registry, "dns_results", help, &results);
+    }
 }
 
 type Answer = Result<Vec<IpAddr>, ResolveError>;

@@ -119,7 +119,7 @@ impl Relay {
             Ok(ended) => ended,
             Err(_) => {
                 if !client.standing.is_known() {
-                    self.resources.metrics.limit_hit("stranger_seconds");
+                    self.limit_hits.note("stranger_seconds");
                     h3::close(&handle, Code::NoError);
                 }
                 serving.await
@@ -146,7 +146,7 @@ impl Relay {
             ended = self.accept_requests(&mut connection, &client, &mut requests) => ended,
             () = strays.lost() => {
                 // The close does not reach the client, but its later packets are answered with a stateless reset.
-                self.resources.metrics.limit_hit("addresses_per_connection");
+                self.limit_hits.note("addresses_per_connection");
                 _ = client.cut.set("addresses_per_connection");
                 http.close(Code::NoError);
                 Error::Closed
@@ -250,7 +250,7 @@ async fn wait_for_turn(relay: &Relay, client: &RelayClient) -> Result<(), ()> {
     let turn_ns = account.take_turn(now_ns, relay.rules().limits.requests_per_second, longest_ns);
     let until_ns = turn_ns.unwrap_or(now_ns + longest_ns);
     if until_ns > now_ns {
-        relay.resources.metrics.limit_hit("requests_per_second");
+        relay.limit_hits.note("requests_per_second");
         (clock.sleep_until)(until_ns.next_multiple_of(WAIT_NS)).await;
     }
     turn_ns.map(|_| ()).ok_or(())
@@ -338,7 +338,7 @@ async fn open(
     }
     drop(rules);
     let (metrics, membership) = (relay.resources.metrics.clone(), Membership::new(terms.class));
-    let usage = asked.user.as_ref().map(|user| metrics.users.of(user));
+    let usage = asked.user.as_ref().map(|user| relay.resources.usages.of(user));
     metrics.opened(protocol, usage.as_deref());
     let total = (protocol == TunnelProtocol::Tcp).then(|| metrics.tcp.clone());
     let (end, member) = ((client, http.clone()), (membership.clone(), [usage.clone(), total]));
@@ -554,10 +554,10 @@ async fn decide(
 
 /// Counts and records a refused request.
 fn note_refusal(relay: &Relay, client: &RelayClient, Attempt { user, target }: Attempt, refused: RefusedRequest) {
-    let Resources { metrics, access, .. } = &relay.resources;
+    let Resources { metrics, usages, access, .. } = &relay.resources;
     metrics.refused(refused.reason);
     if let Some(user) = &user {
-        metrics.users.of(user).refused.inc();
+        usages.of(user).refused.inc();
     }
     if access.is_wanted() {
         let (protocol, target) = target.unzip();

@@ -29,7 +29,7 @@ use std::{
 
 use config::log::{AccessForm, LogSettings};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use tokio::sync::broadcast;
 
 use self::{
@@ -38,6 +38,7 @@ use self::{
     served::Served,
     sink::Sink,
 };
+use super::labelled;
 
 /// How many bytes of records may wait to be written; beyond that, new records are lost and counted.
 const QUEUE_BYTES: usize = 1 << 20;
@@ -112,11 +113,12 @@ impl Default for AccessLog {
 }
 
 impl AccessLog {
-    /// Returns the counters of records by fate, for one family with the label `result`.
-    #[must_use]
-    pub fn counters(&self) -> [(&'static str, &Counter); 3] {
+    /// Registers the counters of records.
+    pub fn register(&self, registry: &mut Registry) {
         let Counters { written, lost, omitted } = &self.counters;
-        [("written", written), ("lost", lost), ("omitted", omitted)]
+        let records = [("written", written), ("lost", lost), ("omitted", omitted)];
+        let records = records.map(|(result, counter)| ([("result", result)], counter));
+        labelled::register(registry, "access_records", "Records for the access log, by result", &records);
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {

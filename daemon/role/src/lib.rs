@@ -4,6 +4,7 @@
 pub mod accept;
 pub mod access;
 pub mod account;
+pub mod admitted;
 pub mod bind_error;
 pub mod classes;
 pub mod door;

@@ -4,8 +4,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use config::targets::Protocol;
 use edge::{
-    LocalAddressCounters,
-    roster::{self, EdgeTunnel, Roster},
+    roster::{self, EdgeTunnel, LocalEntrance, Roster},
     uplink::{Destination, NotMoved, PathReport, PreparedMove},
 };
 use futures::future::join_all;
@@ -188,8 +187,8 @@ impl Control {
 
     /// Returns the local addresses that the edge role serves.
     #[must_use]
-    pub fn entrances(&self) -> Vec<Arc<LocalAddressCounters>> {
-        self.parts.edge.entrances()
+    pub fn entrances(&self) -> Vec<Arc<LocalEntrance>> {
+        self.parts.edge.roster.entrances()
     }
 
     fn tunnel(&self, id: u64) -> Result<Arc<RelayTunnel>, Error> {

@@ -23,7 +23,7 @@ impl Control {
     /// The caller may not write, or another caller is recording.
     pub fn record_departures(&self, caller: &Caller, span: Duration) -> Result<Recording, Error> {
         let author = caller.to_write()?;
-        let recording = self.parts.io.recorder.record(span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
+        let recording = self.parts.packets.recorder.record(span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
         tracing::info!(author, "recording departures");
         Ok(recording)
     }
@@ -37,7 +37,7 @@ impl Control {
         let found = self.tap(connection);
         let (tap, side, path) =
             found.ok_or_else(|| Error::Unknown { what: "connection", name: connection.to_string() })?;
-        let tracing = self.parts.io.traces.begin(&tap, span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
+        let tracing = self.parts.packets.traces.begin(&tap, span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
         tracing::info!(connection, author, "recording a connection");
         Ok(Sequence::new(tracing, (connection, &path), side))
     }

@@ -158,7 +158,7 @@ impl Control {
                 dropped_late: counters.dropped_expired.get(),
                 dropped_sojourn: counters.dropped_sojourn.get(),
                 expired_streams: counters.expired_streams.get(),
-                late_packets: self.parts.io.departures.late_packets(&class.name),
+                late_packets: self.parts.packets.departures.late_packets(&class.name),
                 tunnels: tunnels.get(&(role, class.name.clone())).copied().unwrap_or(0),
             }
         };
@@ -168,6 +168,6 @@ impl Control {
     /// Returns how many packets left late.
     #[must_use]
     pub fn late_packets(&self) -> u64 {
-        self.parts.io.late.get()
+        self.parts.packets.counters.late.get()
     }
 }

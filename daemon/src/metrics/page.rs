@@ -17,7 +17,7 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::Metrics;
+use super::PageSources;
 
 /// The longest request head that is read; hyper takes no smaller bound.
 const REQUEST_BYTES: usize = 8192;
@@ -29,18 +29,18 @@ const FIELDS: usize = 32;
 ///
 /// # Errors
 /// The peer is gone, or broke the rules of HTTP and received an error response.
-pub async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, metrics: &Metrics) -> hyper::Result<()> {
+pub async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, sources: &PageSources) -> hyper::Result<()> {
     http1::Builder::new()
         .keep_alive(false)
         .half_close(true)
         .max_headers(FIELDS)
         .max_buf_size(REQUEST_BYTES)
         .title_case_headers(true)
-        .serve_connection(TokioIo::new(stream), service_fn(|request| std::future::ready(page(&request, metrics))))
+        .serve_connection(TokioIo::new(stream), service_fn(|request| std::future::ready(page(&request, sources))))
         .await
 }
 
-fn page<B>(request: &Request<B>, metrics: &Metrics) -> Result<Response<String>, fmt::Error> {
+fn page<B>(request: &Request<B>, sources: &PageSources) -> Result<Response<String>, fmt::Error> {
     const PLAIN: &str = "text/plain; charset=utf-8";
     if ![Method::GET, Method::HEAD].contains(request.method()) {
         let mut refusal = response(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "");
@@ -50,7 +50,7 @@ fn page<B>(request: &Request<B>, metrics: &Metrics) -> Result<Response<String>, 
     Ok(match request.uri().path() {
         "/metrics" => {
             let accepts = request.headers().get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-            let text = metrics.encode()?;
+            let text = sources.metrics.encode()?;
             let (kind, body) = match prefers_open_metrics(accepts) {
                 true => ("application/openmetrics-text; version=1.0.0; charset=utf-8", text),
                 false => ("text/plain; version=0.0.4; charset=utf-8", to_text(&text)),
@@ -60,7 +60,7 @@ fn page<B>(request: &Request<B>, metrics: &Metrics) -> Result<Response<String>, 
             page
         }
         "/healthz" => response(StatusCode::OK, PLAIN, "ok\n"),
-        "/readyz" => match metrics.ready.missing() {
+        "/readyz" => match sources.ready.missing() {
             missing if missing.is_empty() => response(StatusCode::OK, PLAIN, "ready\n"),
             missing => response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, missing.join("\n") + "\n"),
         },

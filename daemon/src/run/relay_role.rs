@@ -81,8 +81,9 @@ impl RelayRole {
             resolver: resolver.context("failed to start the resolver")?,
             host_addresses: host_addresses.clone(),
             metrics: parts.relay.clone(),
+            usages: parts.usages.clone(),
             access: parts.access.clone(),
-            ids: [parts.edge.connections.ids.clone(), parts.edge.roster.tunnels.count()],
+            ids: [parts.edge.uplinks.ids.clone(), parts.edge.roster.tunnels.count()],
             proven: Box::new(move |client| kernel.know(client)),
             gateway,
         };

@@ -13,7 +13,7 @@ use crate::{
     certificates::{self, Certificate},
     configuration::{self, files::SeenFiles, identity},
     control::doors,
-    metrics::MetricsPage,
+    metrics::{MetricsPage, PageSources},
     policy::PolicyReload,
 };
 
@@ -166,7 +166,8 @@ impl Daemon {
         }
         let Some(address) = address else { return Ok(Some(None)) };
         let _within = self.runtime.enter();
-        let page = MetricsPage::open(address, self.metrics.clone());
+        let sources = PageSources { metrics: self.metrics.clone(), ready: self.parts.ready.clone() };
+        let page = MetricsPage::open(address, sources, &self.parts.doors);
         let page =
             page.map_err(|error| BindError::new(Protocol::Tcp, address, error)).context("failed to serve metrics")?;
         Ok(Some(Some(page)))
@@ -199,7 +200,7 @@ impl Daemon {
         let ReadFiles { seen, certificates, identities } = files;
         self.log.set_level(log.level);
         self.parts.access.set(log);
-        self.parts.relay.users.limit(metrics.users);
+        self.parts.usages.limit(metrics.users);
         self.parts.kernel.limit(kernel);
         self.edge.serve(entrances, &self.entrance_classes);
         if let (Some(role), Some(settings)) = (&mut self.relay, relay) {

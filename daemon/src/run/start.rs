@@ -72,7 +72,7 @@ impl Daemon {
         let config = Arc::new(config);
         parts.kernel.limit(&config.kernel);
         let devices = follow_devices(&config, &parts, &runtime);
-        let transport = transport(&config.transport).leaving_by(&devices, &parts.io);
+        let transport = transport(&config.transport).leaving_by(&devices, &parts.packets);
         let (edge, entrance_classes) = prepare_edge(transport.clone(), &parts, &runtime);
         let gateway = GatewayRole::new(&config, &parts, &runtime);
         certificates::warn_of_unfit(&config);
@@ -144,7 +144,7 @@ impl Daemon {
                 }
                 entrance_classes.follow(policy);
                 parts.classes.retain(|class| policy.id_of(class).is_some());
-                parts.io.departures.follow(&policy.names());
+                parts.packets.departures.follow(&policy.names());
             }),
         }
     }

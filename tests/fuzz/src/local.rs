@@ -7,12 +7,12 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd as _, OwnedFd},
     pin::pin,
-    sync::{Arc, LazyLock},
+    sync::LazyLock,
     task::{Context, Poll, Waker},
 };
 
 use paced::{
-    metrics::{Metrics, page},
+    metrics::{Metrics, PageSources, page},
     monitor::{
         MonitorNotice,
         message::{self, MOST_FDS},
@@ -26,7 +26,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
 use crate::input::choice;
 
-static METRICS: LazyLock<Arc<Metrics>> = LazyLock::new(|| Metrics::new(&Parts::default()));
+static SOURCES: LazyLock<PageSources> = LazyLock::new(|| {
+    let parts = Parts::default();
+    PageSources { metrics: Metrics::new(&parts), ready: parts.ready }
+});
 
 /// A request gets one answer of the announced length, or none if the request itself breaks off.
 pub fn page_request(mut input: &[u8]) {
@@ -39,7 +42,7 @@ pub fn page_request(mut input: &[u8]) {
         near.write_all(rest).await?;
         near.shutdown().await?;
         // The error is that of the request, or its early end.
-        _ = page::answer(far, &METRICS).await;
+        _ = page::answer(far, &SOURCES).await;
         let mut answer = String::new();
         near.read_to_string(&mut answer).await?;
         std::io::Result::Ok(answer)

@@ -17,6 +17,7 @@ use std::{
 
 use admission::{
     connection_id::Issuer,
+    limits::AdmissionLimits,
     strangers::{AdmissionVerdict, ClientStanding, ConnectionPlaces},
 };
 use anyhow::{Context as _, Result, anyhow};
@@ -134,7 +135,7 @@ impl Books {
     pub fn is_exceeded(&self) -> bool {
         let standings = self.standings.lock().unwrap_or_else(PoisonError::into_inner);
         standings.iter().any(|(standing, ended)| {
-            let bound_bytes = u64::from(standing.terms().bytes);
+            let bound_bytes = u64::from(standing.terms().held_bytes);
             !standing.is_known() && standing.held_bytes() > bound_bytes && !ended.load(Relaxed)
         })
     }
@@ -146,7 +147,7 @@ impl Books {
         let handshakes = &self.handshakes;
         let unfinished = handshakes.started.get() - handshakes.completed.get() - handshakes.failed.get();
         // With a limit of one connection, there is room only if none is left.
-        let limits = config::relay::RelayLimits { connections: 1, ..config::relay::RelayLimits::default() };
+        let limits = AdmissionLimits { connections: 1, ..AdmissionLimits::default() };
         self.places.set_limits(limits);
         let is_full = self.places.judge(IpAddr::from([192, 0, 2, 200]), true) != AdmissionVerdict::Admit;
         let is_empty = (connections, requests, streams, unfinished, is_full) == (0, 0, 0, 0, false);

@@ -20,20 +20,19 @@
 //! its own.
 
 mod batch;
+mod tokens;
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
-use hyper::body::{Body, Frame, Incoming};
+use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -42,13 +41,13 @@ use rustls::ServerConfig;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
-use tokio::time::{Sleep, sleep};
 use tokio_rustls::TlsAcceptor;
 
 use self::batch::Sequence;
 pub use self::batch::{Batching, Gpu};
+use self::tokens::{End, Tokens};
 use crate::authority::Issued;
 use crate::netns::Namespace;
 
@@ -376,202 +375,4 @@ fn whole(status: StatusCode, body: &str) -> Answer {
     *response.status_mut() = status;
     response.headers_mut().insert("content-type", hyper::header::HeaderValue::from_static("application/json"));
     response
-}
-
-/// How an answer ends after its tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    Done,
-    Uncounted,
-    Timed,
-    Silence,
-    Cut,
-    Garbage,
-    Error(u16),
-}
-
-/// The tokens of one answer; each is sent when its step is over.
-struct Tokens {
-    state: Arc<State>,
-    is_chat: bool,
-    is_stream: bool,
-    /// Whether the answer reports its tokens.
-    has_usage: bool,
-    prompt_tokens: u64,
-    made: u64,
-    tokens: u64,
-    end: End,
-    step: Step,
-    /// The remaining data after the last token, in reverse order.
-    last: Vec<Bytes>,
-    is_over: bool,
-}
-
-/// The end of the present step.
-enum Step {
-    Alone(Pin<Box<Sleep>>),
-    /// A value for each token, and then the end.
-    Batch(UnboundedReceiver<()>),
-}
-
-impl Step {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match self {
-            Self::Alone(sleep) => sleep.as_mut().poll(cx),
-            Self::Batch(made) => made.poll_recv(cx).map(|_| ()),
-        }
-    }
-}
-
-impl Tokens {
-    fn new(
-        state: Arc<State>,
-        [is_chat, is_stream, has_usage]: [bool; 3],
-        prompt_tokens: u64,
-        (tokens, end): (u64, End),
-    ) -> Self {
-        state.running.fetch_add(1, Relaxed);
-        let step = match &state.pace {
-            Pace::Alone(speed) => Step::Alone(Box::pin(sleep(speed.prefill * state.slowness.load(Relaxed)))),
-            Pace::Batch { ask, .. } => {
-                let (made, step) = unbounded_channel();
-                let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
-                // The engine takes requests as long as its thread runs, and so does this one.
-                _ = ask.send(Sequence { prompt_tokens, left: tokens, made });
-                Step::Batch(step)
-            }
-        };
-        Self {
-            state,
-            is_chat,
-            is_stream,
-            has_usage,
-            prompt_tokens,
-            made: 0,
-            tokens,
-            end,
-            step,
-            last: Vec::new(),
-            is_over: false,
-        }
-    }
-
-    fn token(&self) -> String {
-        format!("{} ", self.made)
-    }
-
-    fn event(&self) -> Bytes {
-        let choice = match self.is_chat {
-            true => json!({ "index": 0, "delta": { "content": self.token() }, "finish_reason": null }),
-            false => json!({ "index": 0, "text": self.token(), "finish_reason": null }),
-        };
-        format!("data: {}\n\n", self.object(&[choice], None)).into()
-    }
-
-    fn object(&self, choices: &[Value], usage: Option<Value>) -> Value {
-        let kind = match (self.is_chat, self.is_stream) {
-            (true, true) => "chat.completion.chunk",
-            (true, false) => "chat.completion",
-            _ => "text_completion",
-        };
-        let mut object =
-            json!({ "id": "1", "object": kind, "created": 0, "model": self.state.name, "choices": choices });
-        if let Some(usage) = usage {
-            object["usage"] = usage;
-        }
-        if self.end == End::Timed && self.made == self.tokens {
-            object["timings"] = json!({ "cache_n": 4, "prompt_n": 3, "predicted_n": 2 * self.made });
-        }
-        object
-    }
-
-    /// Returns what follows the last token, in reverse order.
-    fn ending(&self) -> Vec<Bytes> {
-        let total = self.prompt_tokens + self.made;
-        let usage = json!({
-            "prompt_tokens": self.prompt_tokens, "completion_tokens": self.made, "total_tokens": total
-        });
-        let usage = self.has_usage.then_some(usage);
-        if !self.is_stream {
-            let text: String = (0..self.made).map(|number| format!("{number} ")).collect();
-            let choice = match self.is_chat {
-                true => json!({
-                    "index": 0, "message": { "role": "assistant", "content": text }, "finish_reason": "stop"
-                }),
-                false => json!({ "index": 0, "text": text, "finish_reason": "stop" }),
-            };
-            return vec![self.object(&[choice], usage).to_string().into()];
-        }
-        let choice = match self.is_chat {
-            true => json!({ "index": 0, "delta": {}, "finish_reason": "stop" }),
-            false => json!({ "index": 0, "text": "", "finish_reason": "stop" }),
-        };
-        // The last element is sent first.
-        let mut last = vec![Bytes::from_static(b"data: [DONE]\n\n")];
-        last.extend(usage.map(|usage| format!("data: {}\n\n", self.object(&[], Some(usage))).into()));
-        last.push(format!("data: {}\n\n", self.object(&[choice], None)).into());
-        last
-    }
-}
-
-impl Body for Tokens {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        loop {
-            if let Some(bytes) = self.last.pop() {
-                return Poll::Ready(Some(Ok(Frame::data(bytes))));
-            }
-            if self.is_over {
-                return Poll::Ready(None);
-            }
-            if self.made == self.tokens && !matches!(self.end, End::Done | End::Uncounted | End::Timed) {
-                let end = self.end;
-                match end {
-                    // Waits for the last token's step, so that the token has left.
-                    End::Cut if self.step.poll(cx).is_pending() => return Poll::Pending,
-                    End::Cut => return Poll::Ready(Some(Err(io::ErrorKind::BrokenPipe.into()))),
-                    End::Garbage => {
-                        self.is_over = true;
-                        self.last = vec![Bytes::from_static(b"data: a secret of the engine\n\n")];
-                        continue;
-                    }
-                    End::Error(code) => {
-                        let error = json!({ "error": { "message": "a secret of the engine", "code": code } });
-                        self.is_over = true;
-                        self.last = vec![Bytes::from_static(b"data: [DONE]\n\n"), format!("data: {error}\n\n").into()];
-                        continue;
-                    }
-                    _ => return Poll::Pending,
-                }
-            }
-            std::task::ready!(self.step.poll(cx));
-            if self.made == self.tokens {
-                self.is_over = true;
-                self.last = self.ending();
-                self.state.finished.fetch_add(1, Relaxed);
-                continue;
-            }
-            if let Pace::Alone(speed) = self.state.pace {
-                let running = self.state.running.load(Relaxed).min(1 << 16) as u32;
-                let step = speed.step + speed.step_per_request * running;
-                self.step = Step::Alone(Box::pin(sleep(step * self.state.slowness.load(Relaxed))));
-            }
-            let event = self.event();
-            self.made += 1;
-            if self.is_stream {
-                return Poll::Ready(Some(Ok(Frame::data(event))));
-            }
-        }
-    }
-}
-
-impl Drop for Tokens {
-    fn drop(&mut self) {
-        self.state.running.fetch_sub(1, Relaxed);
-        if !self.is_over {
-            self.state.cancelled.fetch_add(1, Relaxed);
-        }
-    }
 }

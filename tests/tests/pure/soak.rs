@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use admission::limits::AdmissionLimits;
 use lab::client::Tunnel;
 use lab::simulation::{CLOCK, Ends, SEED, simulate, target, within};
 use masque::h3::{Code, Part, data_frame};
@@ -282,7 +283,7 @@ async fn soak(ends: Ends, seconds: u64) {
         }
         if second.is_multiple_of(60) {
             let connections = 1_000 + second as u32 % 7;
-            ends.places.set_limits(config::relay::RelayLimits { connections, ..config::relay::RelayLimits::default() });
+            ends.places.set_limits(AdmissionLimits { connections, ..AdmissionLimits::default() });
         }
         if second.is_multiple_of(seconds.div_ceil(24)) {
             in_use.push(IN_USE_BYTES.get());

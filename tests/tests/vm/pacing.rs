@@ -23,7 +23,7 @@ use lab::{
     process::wait_for,
 };
 use pacing::io::{
-    IoCounters,
+    IoCounters, PacketObservers,
     device::Devices,
     qdisc::{self, Gauges},
 };
@@ -193,7 +193,8 @@ fn send(address: SocketAddr, trust: Trust, io: &Io, bytes: usize) -> Result<()> 
 }
 
 fn paced(devices: &Devices, counters: &Arc<IoCounters>) -> Io {
-    Io::Paced(Pacing { devices: devices.clone(), counters: counters.clone(), ..Pacing::default() })
+    let observers = PacketObservers { counters: counters.clone(), ..PacketObservers::default() };
+    Io::Paced(Pacing { devices: devices.clone(), observers, ..Pacing::default() })
 }
 
 /// The 10th, 50th and 90th percentile of the gaps between packets, in µs.

@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_token_is_good_only_while_there_is_a_place_for_who_shows_it() {
-        let limits = config::relay::RelayLimits { connections: 1, ..Default::default() };
+        let limits = crate::limits::AdmissionLimits { connections: 1, ..Default::default() };
         let refused = Counter::default();
         let places = Arc::new(ConnectionPlaces::new(limits, refused.clone(), Box::new(|_| {})));
         let mut tokens = tokens(1, || 1_000).honoured_by(places.clone());

@@ -102,7 +102,7 @@ impl Budget {
             _ => return,
         }
         standing.note_held(self.held_bytes);
-        if self.held_bytes > u64::from(standing.terms().bytes) {
+        if self.held_bytes > u64::from(standing.terms().held_bytes) {
             standing.exceed("stranger_bytes");
         }
     }

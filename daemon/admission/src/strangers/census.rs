@@ -5,9 +5,8 @@ use std::{
     net::IpAddr,
 };
 
-use config::relay::RelayLimits;
-
 use super::Limit;
+use crate::limits::AdmissionLimits;
 
 /// How many prefixes are remembered for their former users, besides prefixes whose users are connected.
 pub const REMEMBERED: usize = 4_096;
@@ -84,14 +83,14 @@ pub(super) struct Census {
 }
 
 impl Census {
-    pub(super) fn judge(&self, prefix: AddressPrefix, proven: bool, limits: &RelayLimits) -> AdmissionVerdict {
+    pub(super) fn judge(&self, prefix: AddressPrefix, proven: bool, limits: &AdmissionLimits) -> AdmissionVerdict {
         const NONE: Neighbours = Neighbours { handshakes: 0, strangers: 0, known: 0, remembered: false };
         let neighbours = self.prefixes.get(&prefix).unwrap_or(&NONE);
-        let most = limits.strangers.per_prefix;
+        let most = limits.strangers_per_prefix;
         if self.open >= limits.connections {
             return AdmissionVerdict::Refuse("connections");
         }
-        if !neighbours.is_known() && self.unknown >= limits.places_for_strangers() {
+        if !neighbours.is_known() && self.unknown >= limits.places_for_strangers {
             return AdmissionVerdict::Refuse("strangers");
         }
         // Addresses in handshakes may be forged. So handshakes do not count against clients that prove their address,
@@ -185,8 +184,6 @@ impl Census {
 
 #[cfg(test)]
 mod tests {
-    use config::relay::StrangerLimits;
-
     use super::*;
 
     fn prefix(number: u16) -> AddressPrefix {
@@ -194,16 +191,12 @@ mod tests {
         AddressPrefix::V4([10, b, c])
     }
 
-    fn limits(connections: u32, percent: u8, per_prefix: u32) -> RelayLimits {
-        RelayLimits {
-            connections,
-            strangers: StrangerLimits { percent, per_prefix, ..StrangerLimits::default() },
-            ..RelayLimits::default()
-        }
+    fn limits(connections: u32, places_for_strangers: u32, strangers_per_prefix: u32) -> AdmissionLimits {
+        AdmissionLimits { connections, places_for_strangers, strangers_per_prefix, ..AdmissionLimits::default() }
     }
 
     /// Lets strangers of a prefix connect until one may not; returns how many came, and why no more.
-    fn crowd(census: &mut Census, prefix: AddressPrefix, limits: &RelayLimits) -> (u32, Limit) {
+    fn crowd(census: &mut Census, prefix: AddressPrefix, limits: &AdmissionLimits) -> (u32, Limit) {
         let mut came = 0;
         loop {
             if let AdmissionVerdict::Refuse(limit) = census.judge(prefix, true, limits) {

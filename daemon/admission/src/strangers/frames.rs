@@ -4,10 +4,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use config::relay::RelayLimits;
 use parking_lot::Mutex;
 
 use super::{ClientStanding, budget::FRAMES_PER_PACKET};
+use crate::limits::FrameRates;
 
 /// Counts the frames of a user within a second, over all connections: QUIC frames, and the HTTP/3 frames and capsules on streams. The first
 /// 16 QUIC frames of each packet are free, and so is one frame or capsule for each 84 bytes of a stream. Useful packets rarely have more.
@@ -38,23 +38,19 @@ pub(super) struct FramesBound {
     user: Arc<UserFrames>,
     /// The frames of this connection alone.
     own: UserFrames,
-    per_second: u64,
-    /// How many frames this connection may send, however many the user's others send: `frames_per_second` / `connections_per_user`.
-    part: u64,
+    rates: FrameRates,
 }
 
 impl FramesBound {
-    pub(super) fn new(user: Arc<UserFrames>, limits: &RelayLimits) -> Self {
-        let per_second = limits.frames_per_second;
-        let part = per_second / limits.connections_per_user.max(1);
-        Self { user, own: UserFrames::default(), per_second: per_second.into(), part: part.into() }
+    pub(super) fn new(user: Arc<UserFrames>, rates: FrameRates) -> Self {
+        Self { user, own: UserFrames::default(), rates }
     }
 
     /// Charges frames to `second`; returns whether the connection has to end. Without a part of its own, an innocent connection would end
     /// with its next small payload while another connection of the user floods the relay.
     pub(super) fn charge(&self, frames: u32, second: u64) -> bool {
         let (own, all) = (self.own.charge(frames, second), self.user.charge(frames, second));
-        all > self.per_second && own > self.part
+        all > self.rates.user_frames_per_second.into() && own > self.rates.connection_frames_per_second.into()
     }
 }
 
@@ -134,15 +130,13 @@ mod tests {
 
     use super::{super::ConnectionPlaces, *};
 
-    /// The limits of a user who may send 1,000 frames within a second beyond the usual ones, 10 of them on each connection.
-    fn limits() -> RelayLimits {
-        RelayLimits { frames_per_second: 1_000, connections_per_user: 100, ..RelayLimits::default() }
-    }
+    /// The rates of a user who may send 1,000 frames within a second beyond the usual ones, 10 of them on each connection.
+    const RATES: FrameRates = FrameRates { user_frames_per_second: 1_000, connection_frames_per_second: 10 };
 
     /// Returns the standing of a connection of a user.
     fn connection(user: &Arc<UserFrames>) -> ClientStanding {
         let standing = Arc::<ConnectionPlaces>::default().enter(IpAddr::from([192, 0, 2, 1]));
-        standing.admit_as(user.clone(), &limits());
+        standing.admit_as(user.clone(), RATES);
         standing
     }
 
@@ -261,7 +255,7 @@ mod tests {
         let standing = Arc::<ConnectionPlaces>::default().enter(IpAddr::from([192, 0, 2, 1]));
         standing.exceed("stranger_packets");
         assert_eq!(standing.exceeded(), Some("stranger_packets"));
-        standing.admit_as(Arc::default(), &limits());
+        standing.admit_as(Arc::default(), RATES);
         assert_eq!(standing.exceeded(), None);
         send(&standing, 0, 1, 1_001);
         assert_eq!(standing.exceeded(), Some("frames_per_second"));

@@ -10,6 +10,7 @@ use super::{source::Stage, *};
 use crate::{
     path::{Path, PathTerms},
     tests::{Does, PATIENCE, TestRelay, eventually},
+    uplink::UplinkResources,
 };
 
 /// A local address whose tunnels go through `uplink`, with these waits after refusals.
@@ -33,19 +34,24 @@ fn local(uplink: Arc<Uplink>, counters: &Arc<LocalAddressCounters>, backoff: (Du
         idle_answered: PATIENCE,
         max_connections: 1,
     };
-    Local::new(bind(forward.listen).unwrap(), &forward, Membership::default(), uplink, counters.clone()).unwrap()
+    let entrance = LocalEntrance::counted_by(counters);
+    Local::new(bind(forward.listen).unwrap(), &forward, Membership::default(), uplink, entrance).unwrap()
 }
 
 /// A running uplink to a relay.
 fn uplink_to(relay: &TestRelay) -> (Arc<Uplink>, JoinHandle<()>) {
-    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
     let running = uplink.clone();
     (uplink, tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await }))
 }
 
 /// A local address without a relay: tunnels wait for ever.
 fn lonely(counters: &Arc<LocalAddressCounters>) -> Local {
-    local(Uplink::new(Vec::new(), None, (PATIENCE, PATIENCE), Arc::default()), counters, (PATIENCE, PATIENCE))
+    local(
+        Uplink::new(Vec::new(), None, (PATIENCE, PATIENCE), UplinkResources::default()),
+        counters,
+        (PATIENCE, PATIENCE),
+    )
 }
 
 #[tokio::test]
@@ -207,7 +213,7 @@ async fn a_tunnel_for_which_the_relay_has_no_room_on_a_better_path_stays_and_tak
     let relay = TestRelay::start(Does::EchoIn(2), true);
     let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
     let paths = ["first", "second"].map(path).into();
-    let uplink = Uplink::over(paths, None, (PATIENCE, PATIENCE), Arc::default());
+    let uplink = Uplink::over(paths, None, (PATIENCE, PATIENCE), UplinkResources::default());
     let costs_more = PathTerms { cost: Duration::from_secs(9), rate: None };
     uplink.set_terms(&[("second".to_owned(), costs_more)].into());
     let (first, second) = (uplink.connect(0).await, uplink.connect(1).await);
@@ -251,7 +257,7 @@ async fn a_tunnel_for_which_the_relay_has_no_room_on_a_better_path_stays_and_tak
 async fn a_tunnel_that_only_receives_makes_room_when_the_relay_allows_no_more() {
     let relay = TestRelay::start(Does::EchoIn(2), true);
     let paths = ["first", "second"].map(|name| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) });
-    let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), Arc::default());
+    let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), UplinkResources::default());
     let counters = Arc::<LocalAddressCounters>::default();
     let mut local = local(uplink.clone(), &counters, (PATIENCE, PATIENCE));
     let first = uplink.connect(0).await;

@@ -16,16 +16,16 @@ use role::ready::{LifeStage, Readiness};
 use tokio::sync::watch;
 
 use super::{Does, TestRelay, eventually};
-use crate::uplink::{ConnectionCounters, Uplink};
+use crate::uplink::{Uplink, UplinkResources};
 
 /// Starts an uplink to `relay` that no application uses.
 fn idle_uplink(relay: &TestRelay) -> (Arc<Uplink>, Arc<Readiness>) {
-    let counters = Arc::<ConnectionCounters>::default();
-    let ready = counters.ready.clone();
+    let resources = UplinkResources::default();
+    let ready = resources.ready.clone();
     ready.reach(LifeStage::Serving);
     let endpoint = Endpoint::new(relay.access(), Transport::default(), Arc::default(), Schedules::default()).unwrap();
     let waits = (Duration::from_millis(10), Duration::from_secs(60));
-    let uplink = Uplink::new(vec![endpoint], None, waits, counters);
+    let uplink = Uplink::new(vec![endpoint], None, waits, resources);
     let running = uplink.clone();
     tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
     (uplink, ready)

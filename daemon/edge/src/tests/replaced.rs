@@ -25,7 +25,7 @@ use role::classes::Classes;
 use tokio::{net::UdpSocket, sync::watch};
 
 use super::{
-    super::{Edge, EntranceClasses, NamedSchedules, Place, local},
+    super::{Edge, EdgeResources, EntranceClasses, NamedSchedules, Place, local},
     Does, PATIENCE, TestRelay, eventually, receive,
 };
 
@@ -80,7 +80,10 @@ fn role() -> (Edge, EntranceClasses) {
     };
     let schedules = NamedSchedules::default();
     let classes = EntranceClasses::new(Policy::default(), schedules.clone(), make);
-    (Edge::new(Transport::default(), Arc::default(), schedules, watch::Sender::default().subscribe()), classes)
+    (
+        Edge::new(Transport::default(), EdgeResources::default(), schedules, watch::Sender::default().subscribe()),
+        classes,
+    )
 }
 
 async fn echoes(edge: &Edge, forward: &Forward, application: &UdpSocket) {

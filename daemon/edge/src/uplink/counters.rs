@@ -1,15 +1,12 @@
 //! The counters of uplinks. They outlive the uplinks, which a reload may replace.
 
-use std::sync::{Arc, atomic::AtomicU64};
-
 use masque::target::Target;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
-use role::ready::Readiness;
 
-use crate::path::{Path, changes::PathChanges};
+use crate::path::Path;
 
 /// A counter for each value of one label.
 type Labelled = Family<[(&'static str, String); 1], Counter>;
@@ -43,12 +40,6 @@ pub struct ConnectionCounters {
     pub copies: Counter,
     /// Of these, the requests whose copy was answered first.
     pub copies_first: Counter,
-    /// What happened to paths and relays, for listeners.
-    pub changes: PathChanges,
-    /// Whether the daemon is ready; each living uplink is a part of this.
-    pub ready: Arc<Readiness>,
-    /// The last connection ID, including IDs of the relay role's clients.
-    pub ids: Arc<AtomicU64>,
 }
 
 impl ConnectionCounters {

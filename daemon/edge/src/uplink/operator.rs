@@ -199,7 +199,10 @@ impl Drop for PreparedMove {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{Does, PATIENCE, TestRelay};
+    use crate::{
+        tests::{Does, PATIENCE, TestRelay},
+        uplink::UplinkResources,
+    };
 
     /// The choice of a relay to which no path leads.
     fn relay(name: &str) -> OperatorChoice {
@@ -222,7 +225,7 @@ mod tests {
     #[tokio::test]
     async fn of_moves_side_by_side_only_one_that_succeeds_leaves_its_relay_chosen() {
         let server = TestRelay::start(Does::Echo, true);
-        let uplink = Uplink::new(vec![server.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+        let uplink = Uplink::new(vec![server.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
         let chosen = || uplink.state.borrow().chosen().relay;
         let choose = |name| PreparedMove::choose(uplink.clone(), relay(name));
         let (first, second) = (choose("a.example:443"), choose("b.example:443"));
@@ -244,7 +247,7 @@ mod tests {
     #[tokio::test]
     async fn a_move_that_an_operator_took_back_does_not_end_a_later_one_to_the_same_relay() {
         let server = TestRelay::start(Does::Echo, true);
-        let uplink = Uplink::new(vec![server.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+        let uplink = Uplink::new(vec![server.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
         let line = uplink.connect(0).await;
         let choose = || PreparedMove::choose(uplink.clone(), relay("b.example:443"));
         let taken_back = [choose(), choose()];
@@ -260,7 +263,7 @@ mod tests {
     #[tokio::test]
     async fn a_path_that_fails_at_once_does_not_end_a_move_to_a_relay_that_another_path_leads_to() {
         let relay = TestRelay::start(Does::Echo, true);
-        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), Arc::default());
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
         let fail = |path, port| note_failure(&uplink, path, port);
         let name = Destination::Relay(relay.endpoint().origin().to_string());
         let begin = || Box::pin(uplink.clone().prepare_move(&name));
@@ -285,7 +288,7 @@ mod tests {
     #[tokio::test]
     async fn tunnels_of_connections_that_take_no_others_move_as_well() {
         let server = TestRelay::start(Does::Echo, true);
-        let uplink = Uplink::new(vec![server.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+        let uplink = Uplink::new(vec![server.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
         let line = uplink.connect(0).await;
         line.retire();
         assert_eq!(PreparedMove::choose(uplink, relay("b.example:443")).carry_out(), [7]);
@@ -295,7 +298,7 @@ mod tests {
     #[tokio::test]
     async fn a_move_to_a_path_leaves_the_connections_of_all_others() {
         let relay = TestRelay::start(Does::Echo, true);
-        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), Arc::default());
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
         let lines = [uplink.connect(0).await, uplink.connect(1).await, uplink.connect(0).await];
         let move_to = async |name: &str| uplink.clone().prepare_move(&Destination::Path(name.to_owned())).await;
         let path = || uplink.state.borrow().chosen().path;
@@ -312,7 +315,7 @@ mod tests {
     #[tokio::test]
     async fn a_path_that_is_unknown_or_does_not_connect_is_refused_and_nothing_changes() {
         let relay = TestRelay::start(Does::Echo, true);
-        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), Arc::default());
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
         let line = uplink.connect(0).await;
         let begin = |name: &str| {
             let (uplink, to) = (uplink.clone(), Destination::Path(name.to_owned()));
@@ -330,7 +333,7 @@ mod tests {
         assert!(matches!(moving.await, Err(NotMoved::Unreachable(_))));
         assert_eq!((uplink.state.borrow().chosen(), line.is_left()), (Choices::default(), false));
 
-        let plain = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default());
+        let plain = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
         let refused = plain.prepare_move(&Destination::Path(String::new())).await.map(drop);
         assert!(matches!(refused, Err(NotMoved::WithoutPaths)));
     }

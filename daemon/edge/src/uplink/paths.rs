@@ -151,12 +151,10 @@ impl Uplink {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use prometheus_client::registry::Registry;
 
     use super::{
-        super::{ConnectionCounters, Destination},
+        super::{Destination, UplinkResources},
         *,
     };
     use crate::tests::{Does, PATIENCE, TestRelay};
@@ -164,7 +162,7 @@ mod tests {
     #[tokio::test]
     async fn a_path_is_as_good_as_the_best_of_its_reports() {
         let path = Path { name: "a".to_owned(), ..Path::plain(Vec::new()) };
-        let uplink = Uplink::over(vec![path], None, (PATIENCE, PATIENCE), Arc::default());
+        let uplink = Uplink::over(vec![path], None, (PATIENCE, PATIENCE), UplinkResources::default());
         let report = |condition| PathReport { condition, ..uplink.path_states().remove(0) };
         use Condition::{Down, Silent, Slow, Up};
         for (one, other, best) in [(Down, Silent, Silent), (Slow, Down, Slow), (Silent, Up, Up), (Down, Down, Down)] {
@@ -177,7 +175,7 @@ mod tests {
     #[tokio::test]
     async fn the_path_that_an_operator_has_chosen_is_reported_until_placements_hold_again() {
         let relay = TestRelay::start(Does::Echo, true);
-        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), Arc::default());
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
         let chosen = || uplink.path_states().iter().map(|path| path.is_chosen).collect::<Vec<_>>();
         assert_eq!(chosen(), [false, false]);
         let _line = uplink.connect(1).await;
@@ -196,23 +194,23 @@ mod tests {
 
     #[tokio::test]
     async fn moved_tunnels_are_counted_by_the_path_that_they_left_also_over_a_reload() {
-        let (relay, counters) = (TestRelay::start(Does::Echo, true), Arc::<ConnectionCounters>::default());
+        let (relay, resources) = (TestRelay::start(Does::Echo, true), UplinkResources::default());
         let mut registry = Registry::default();
-        counters.register(&mut registry);
+        resources.counters.register(&mut registry);
         let told = |path: &str, count: u64| {
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
             let sample = format!("edge_path_moved_tunnels_total{{path=\"{path}\"}} {count}\n");
             assert!(text.contains(&sample), "{sample}{text}");
         };
-        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), counters.clone());
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), resources.clone());
         let lines = [uplink.connect(0).await, uplink.connect(0).await, uplink.connect(1).await];
         uplink.note_move(&lines[0], &lines[1], false);
         uplink.note_move(&lines[0], &lines[2], false);
         let moved = |uplink: &Uplink| uplink.path_states().iter().map(|path| path.moved).collect::<Vec<_>>();
         assert_eq!(moved(&uplink), [1, 0], "the first stayed on its path");
         drop(uplink);
-        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), counters);
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), resources);
         assert_eq!(moved(&uplink), [0, 0]);
         told("a", 1);
     }

@@ -275,6 +275,7 @@ mod tests {
     use crate::{
         path::{Path, PathTerms},
         tests::{Does, PATIENCE, TestRelay},
+        uplink::UplinkResources,
     };
 
     /// The only class of a policy, with this placement.
@@ -296,7 +297,7 @@ mod tests {
         let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
         let name = |(relay, cost): (usize, u64)| format!("{relay}-{cost}");
         let path = |of: (usize, u64)| Path { name: name(of), ..Path::plain(vec![relays[of.0].endpoint()]) };
-        let uplink = Uplink::over(paths.map(path).into(), None, (PATIENCE, PATIENCE), Arc::default());
+        let uplink = Uplink::over(paths.map(path).into(), None, (PATIENCE, PATIENCE), UplinkResources::default());
         uplink.set_terms(&paths.map(|of| (name(of), costs(of.1))).into());
         let lines = join_all((0..N).map(|path| uplink.connect(path))).await;
         (relays, uplink, lines.try_into().ok().unwrap())

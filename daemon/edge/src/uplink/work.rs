@@ -193,7 +193,7 @@ impl Work<'_> {
             Ok(connected) => {
                 info!(relay = %origin, path = name, address = %connected.address, "connected");
                 failover.connected(place);
-                let id = self.uplink.counters.ids.fetch_add(1, Relaxed) + 1;
+                let id = self.uplink.ids.fetch_add(1, Relaxed) + 1;
                 let line =
                     Line::new(&connected, (id, path, place), self.uplink.freed.clone(), self.uplink.sizes.clone());
                 let driven = line.clone();
@@ -475,15 +475,12 @@ impl Work<'_> {
                 SlownessChange::None => {}
                 SlownessChange::Slow => {
                     info!(path = name, "the path is slow: moving its tunnels to other paths");
-                    self.uplink.counters.changes.tell(format!("the path {name} is slow"));
+                    self.uplink.changes.tell(format!("the path {name} is slow"));
                     self.uplink.counters.slow.inc();
                 }
                 SlownessChange::Good => {
                     info!(path = name, "the path is no longer slow, or no other path is left");
-                    self.uplink
-                        .counters
-                        .changes
-                        .tell(format!("the path {name} is no longer slow, or no other path is left"));
+                    self.uplink.changes.tell(format!("the path {name} is no longer slow, or no other path is left"));
                 }
             }
             changed |= change != SlownessChange::None;

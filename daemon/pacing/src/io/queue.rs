@@ -22,7 +22,7 @@ use s2n_quic_core::{
 use s2n_quic_platform::message::default::Handle;
 
 use super::{
-    IoCounters,
+    PacketObservers,
     device::{Device, Devices},
     message::{self, Message},
     recorder,
@@ -83,14 +83,14 @@ pub struct Tx<O> {
     timer: Timer,
     /// Whether the batch was filled completely, so that the transport has more.
     is_full: bool,
-    counters: Arc<IoCounters>,
+    observers: PacketObservers,
     /// What records call the path that packets leave by.
     path: Arc<str>,
 }
 
 impl<O: Outlet> Tx<O> {
     /// Creates an empty queue in front of `outlet`. `timer` wakes for messages that wait here.
-    pub fn new(outlet: O, forming: Forming, devices: Devices, timer: Timer, counters: Arc<IoCounters>) -> Self {
+    pub fn new(outlet: O, forming: Forming, devices: Devices, timer: Timer, observers: PacketObservers) -> Self {
         let batch = Batch {
             forming,
             arena: vec![0; ARENA_BYTES.max(forming.packet_bytes)],
@@ -109,7 +109,7 @@ impl<O: Outlet> Tx<O> {
         };
         let hold = Hold::new(HOLD_BYTES);
         let path = Arc::default();
-        Self { outlet, batch, pending: VecDeque::new(), hold, timer, is_full: false, counters, path }
+        Self { outlet, batch, pending: VecDeque::new(), hold, timer, is_full: false, observers, path }
     }
 
     /// The same, with a name for its path in records.
@@ -124,11 +124,11 @@ impl<O: Outlet> Tx<O> {
         // Packets that waited go first, so that none of a connection's packets is overtaken.
         self.pending.extend(std::iter::from_fn(|| self.hold.pop(now_ns)));
         for message in self.batch.messages.drain(..) {
-            self.counters.packets.inc_by(message.group.packets as u64);
+            self.observers.counters.packets.inc_by(message.group.packets as u64);
             let keeps = message.device.keeps_departures() && self.batch.forming.stamps;
             match message.group.departure_ns {
                 Some(ns) if ns > now_ns && !keeps => {
-                    self.counters.held.inc();
+                    self.observers.counters.held.inc();
                     let payload = Bytes::copy_from_slice(message.payload.of(&self.batch.arena));
                     self.hold.push(ns, payload.len(), Formed { payload: Payload::Own(payload), ..message });
                 }
@@ -153,10 +153,10 @@ impl<O: Outlet> Tx<O> {
             drop(messages);
             match sent {
                 Ok(sent) => {
-                    self.counters.messages.inc_by(sent as u64);
+                    self.observers.counters.messages.inc_by(sent as u64);
                     let forming = &self.batch.forming;
                     let sent = self.pending.drain(..sent.min(self.pending.len()));
-                    sent.for_each(|sent| sent.left(&self.counters, (forming, &self.path), handed_ns));
+                    sent.for_each(|sent| sent.left(&self.observers, (forming, &self.path), handed_ns));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -180,13 +180,13 @@ impl<O: Outlet> Tx<O> {
                 let sent = first.map(|first| self.outlet.send(&[first]));
                 let left = match sent {
                     Some(Ok(_)) => {
-                        self.counters.messages.inc();
+                        self.observers.counters.messages.inc();
                         if let Some(first) = packets.first() {
-                            first.clone().left(&self.counters, (forming, &self.path), handed_ns);
+                            first.clone().left(&self.observers, (forming, &self.path), handed_ns);
                         }
                         let device = refused.device.name();
                         if let Some(is_first) = self.batch.refusals.note(refused.path.remote_address.0, handed_ns) {
-                            self.counters.segmentation_refused.inc();
+                            self.observers.counters.segmentation_refused.inc();
                             if is_first {
                                 tracing::warn!(device, %error, "no segmentation offload toward a peer");
                             } else {
@@ -201,7 +201,7 @@ impl<O: Outlet> Tx<O> {
             }
             // The packets are lost like any others on the path; the transport will notice.
             _ => {
-                self.counters.refused.inc_by(refused.group.packets as u64);
+                self.observers.counters.refused.inc_by(refused.group.packets as u64);
             }
         }
     }
@@ -223,7 +223,7 @@ impl<O: Outlet> tx::Tx for Tx<O> {
         if self.batch.is_blocked {
             self.flush();
         }
-        self.batch.begin(monotonic::now_ns(), self.counters.recorder.is_on());
+        self.batch.begin(monotonic::now_ns(), self.observers.recorder.is_on());
         write(&mut self.batch);
         self.is_full = tx::Queue::capacity(&self.batch) == 0;
         self.flush();
@@ -431,22 +431,23 @@ impl Formed {
     }
 
     /// Counts the message and reports it to its observers, now that it has been sent. It was handed to the kernel at `handed_ns`.
-    fn left(self, counters: &IoCounters, (forming, path): (&Forming, &Arc<str>), handed_ns: u64) {
+    fn left(self, observers: &PacketObservers, (forming, path): (&Forming, &Arc<str>), handed_ns: u64) {
+        let PacketObservers { counters, departures, recorder, traces } = observers;
         let packets = self.group.packets as u64;
         match self.group.departure_ns {
             Some(ns) if ns > handed_ns => _ = counters.ahead.inc_by(packets),
             Some(ns) if ns.saturating_add(forming.quantum_ns) < handed_ns => _ = counters.late.inc_by(packets),
             _ => {}
         }
-        counters.departures.note(self.class, &self.group, handed_ns);
+        departures.note(self.class, &self.group, handed_ns);
         if !self.traced.is_empty() {
-            counters.traces.departed(&self.traced, self.stamp_ns(forming), self.group.packets);
+            traces.departed(&self.traced, self.stamp_ns(forming), self.group.packets);
         }
         // The message may have been formed before the recording began.
         if self.decided.is_empty() {
             return;
         }
-        counters.recorder.note(recorder::SentMessage {
+        recorder.note(recorder::SentMessage {
             thread: message::thread(),
             handed_ns,
             returned_ns: monotonic::now_ns(),

@@ -161,10 +161,11 @@ pub(super) fn uplink(found: UplinkView) -> v1::Uplink {
     v1::Uplink { relay, via, path, connections, connects, failures, failure }
 }
 
-pub(super) fn entrance(counters: &edge::LocalAddressCounters) -> v1::Entrance {
+pub(super) fn entrance(found: &edge::roster::LocalEntrance) -> v1::Entrance {
+    let counters = &found.counters;
     v1::Entrance {
-        listen: counters.listen().to_owned(),
-        protocol: counters.protocol().to_owned(),
+        listen: found.address.to_string(),
+        protocol: found.protocol.to_owned(),
         tunnels: u64::try_from(counters.open.get()).unwrap_or(0),
         opened: counters.tunnels_opened.get(),
         refused: counters.tunnels_refused.get(),

@@ -125,7 +125,7 @@ impl v1::control_service_server::ControlService for ControlService {
             enforcement: self.0.enforcement().into_iter().map(part).collect(),
             features: features.collect(),
             uplinks: self.0.uplinks(&caller(&request)?).into_iter().map(uplink).collect(),
-            entrances: self.0.entrances().iter().map(|counters| entrance(counters)).collect(),
+            entrances: self.0.entrances().iter().map(|found| entrance(found)).collect(),
             aliases: self.0.aliases(&caller(&request)?).into_iter().map(alias).collect(),
             writable: caller(&request)?.may_write,
             pid: std::process::id(),

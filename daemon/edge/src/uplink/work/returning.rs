@@ -173,7 +173,7 @@ impl Work<'_> {
             if tunnels > 0 {
                 let path = &path.name;
                 info!(path, tunnels, "tunnels went back to a better path");
-                self.uplink.counters.changes.tell(format!("{tunnels} tunnels went back to the path {path}"));
+                self.uplink.changes.tell(format!("{tunnels} tunnels went back to the path {path}"));
             }
         }
     }
@@ -187,14 +187,14 @@ mod tests {
     use crate::{
         path::Path,
         tests::{Does, PATIENCE, TestRelay},
-        uplink::Uplink,
+        uplink::{Uplink, UplinkResources},
     };
 
     #[tokio::test]
     async fn only_tunnels_that_can_go_back_to_a_path_to_their_relay_are_asked() {
         let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
         let path = |relay: usize| Path { name: relay.to_string(), ..Path::plain(vec![relays[relay].endpoint()]) };
-        let uplink = Uplink::over([0, 0, 1].map(path).into(), None, (PATIENCE, PATIENCE), Arc::default());
+        let uplink = Uplink::over([0, 0, 1].map(path).into(), None, (PATIENCE, PATIENCE), UplinkResources::default());
         let lines = join_all((0..3).map(|path| uplink.connect(path))).await;
         let mut work = Work::new(&uplink);
         let (mut second, mut third) = (Box::pin(lines[1].recalled()), Box::pin(lines[2].recalled()));

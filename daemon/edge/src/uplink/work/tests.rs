@@ -10,11 +10,12 @@ use super::{super::SPARE, *};
 use crate::{
     moves::HostNetwork,
     tests::{Does, PATIENCE, TestRelay},
+    uplink::UplinkResources,
 };
 
 /// An uplink to a relay.
 fn uplink_to(relay: &TestRelay) -> Arc<Uplink> {
-    Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), Arc::default())
+    Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default())
 }
 
 /// Makes the first connection of an uplink.
@@ -42,7 +43,7 @@ async fn only_requests_for_models_leave_a_silent_gateway_for_another_one() {
     let (tunnel, request) = (line.link().unwrap(), line.link().unwrap().for_request());
     silence(&mut work, &line);
     assert!(line.silenced().now_or_never().is_none(), "the other gateway is not reached yet");
-    let mut changes = uplinks[0].counters.changes.listen();
+    let mut changes = uplinks[0].changes.listen();
     uplinks[0].fall_silent(&line, false);
     let told = changes.try_recv().unwrap().message;
     assert!(told.starts_with("the relay 127.0.0.1:"), "{told}");
@@ -69,7 +70,7 @@ async fn a_connection_that_times_out_fell_silent_only_if_it_was_kept_alive() {
     let relay = TestRelay::start(Does::Echo, true);
     for keep_alive in [None, Some(Duration::from_secs(10))] {
         let endpoint = relay.endpoint_over(Transport { keep_alive, ..Transport::default() });
-        let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), Arc::default());
+        let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), UplinkResources::default());
         let mut work = Work::new(&uplink);
         let line = connect(&mut work).await;
         work.wanted = false;
@@ -144,7 +145,7 @@ async fn a_connection_to_a_better_relay_takes_over_however_long_it_has_to_last_b
     let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
     let settling = 10 * SPARE;
     let endpoints = relays.iter().map(TestRelay::endpoint).collect();
-    let uplink = Uplink::new(endpoints, None, (PATIENCE, settling), Arc::default());
+    let uplink = Uplink::new(endpoints, None, (PATIENCE, settling), UplinkResources::default());
     let mut work = Work::new(&uplink);
     for at in [(0, 1), (0, 0)] {
         let (at, connected) = uplink.attempt(at).await;
@@ -174,7 +175,7 @@ async fn a_request_on_a_connection_that_falls_silent_after_it_was_left_learns_of
 async fn a_connection_without_an_answer_at_its_new_address_waits_for_it_if_another_path_works() {
     let relay = TestRelay::start(Does::Echo, true);
     let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
-    let uplink = Uplink::over(vec![path("a"), path("b")], None, (PATIENCE, PATIENCE), Arc::default());
+    let uplink = Uplink::over(vec![path("a"), path("b")], None, (PATIENCE, PATIENCE), UplinkResources::default());
     let mut work = Work::new(&uplink);
     for at in [(0, 0), (1, 0)] {
         let (at, connected) = uplink.attempt(at).await;
@@ -199,7 +200,7 @@ async fn a_path_that_comes_back_gets_one_connection() {
     let relay = TestRelay::start(Does::Echo, true);
     let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
     let waits = (Duration::ZERO, PATIENCE);
-    let uplink = Uplink::over(vec![path("a"), path("b")], None, waits, Arc::default());
+    let uplink = Uplink::over(vec![path("a"), path("b")], None, waits, UplinkResources::default());
     let mut work = Work::new(&uplink);
     let (at, connected) = uplink.attempt((1, 0)).await;
     work.attempted(at, connected);
@@ -229,7 +230,7 @@ async fn a_connection_whose_tunnel_ends_was_not_closed_by_its_relay() {
 async fn places_are_all_taken_only_if_no_further_connection_is_near() {
     let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
     let endpoints = relays.iter().map(TestRelay::endpoint).collect();
-    let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), Arc::default());
+    let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), UplinkResources::default());
     let mut work = Work::new(&uplink);
     let failed = || Err(ConnectError::NoAnswer((std::net::Ipv4Addr::LOCALHOST, 9).into()));
     let mut links = Vec::new();
@@ -266,7 +267,7 @@ async fn a_connection_that_takes_no_tunnels_is_listed_while_it_is_open() {
 async fn a_relay_that_comes_within_reach_is_tried_at_once_and_one_that_stays_silent_before_long() {
     let relay = TestRelay::start(Does::Echo, true);
     let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
-    let uplink = Uplink::over(vec![path("a"), path("b")], None, (PATIENCE, PATIENCE), Arc::default());
+    let uplink = Uplink::over(vec![path("a"), path("b")], None, (PATIENCE, PATIENCE), UplinkResources::default());
     let mut work = Work::new(&uplink);
     connect(&mut work).await;
     // Nothing waits from here on, and the machine may be busy.
@@ -298,7 +299,8 @@ async fn an_attempt_in_progress_begins_anew_when_the_route_to_its_relay_changes(
     let access = Access { template, ..TestRelay::start(Does::Echo, true).access() };
     let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
     let exit = Exit::new(None, Some(Ipv4Addr::LOCALHOST.into()));
-    let uplink = Uplink::new(vec![endpoint.leaving_by(exit.into())], None, (PATIENCE, PATIENCE), Arc::default());
+    let uplink =
+        Uplink::new(vec![endpoint.leaving_by(exit.into())], None, (PATIENCE, PATIENCE), UplinkResources::default());
     let mut work = Work::new(&uplink);
     let mut attempt = Box::pin(uplink.attempt((0, 0)));
     let mut seen = Vec::new();
@@ -326,7 +328,7 @@ async fn a_path_whose_device_carries_nothing_is_silent_at_once_and_tried_when_th
     let path =
         |name: &str, exit| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint().leaving_by(exit)]) };
     let paths = vec![path("a", exit()), path("b", Arc::default())];
-    let uplink = Uplink::over(paths, None, (PATIENCE, PATIENCE), Arc::default());
+    let uplink = Uplink::over(paths, None, (PATIENCE, PATIENCE), UplinkResources::default());
     let mut work = Work::new(&uplink);
     for at in [(0, 0), (1, 0)] {
         let (at, connected) = uplink.attempt(at).await;
@@ -352,7 +354,8 @@ async fn a_device_that_carried_nothing_at_the_start_makes_the_edge_connect_once_
     let relay = TestRelay::start(Does::Echo, true);
     let config = config::Config::from_toml("[[path]]\nname = \"a\"\ninterface = \"lo\"\n").unwrap();
     let exit = Arc::new(Exit::new(config.paths[0].interface.clone(), None));
-    let uplink = Uplink::new(vec![relay.endpoint().leaving_by(exit)], None, (PATIENCE, PATIENCE), Arc::default());
+    let uplink =
+        Uplink::new(vec![relay.endpoint().leaving_by(exit)], None, (PATIENCE, PATIENCE), UplinkResources::default());
     let mut work = Work::new(&uplink);
     tokio::time::pause();
     work.begin(&HostNetwork::from_iter(["lo".to_owned()]));
@@ -368,7 +371,7 @@ async fn a_relay_whose_name_was_never_resolved_is_tried_whenever_the_network_get
     let template = Template::default_at("relay.invalid:443").unwrap();
     let access = Access { template, ..TestRelay::start(Does::Echo, true).access() };
     let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
-    let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), Arc::default());
+    let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), UplinkResources::default());
     let mut work = Work::new(&uplink);
     let fail = |work: &mut Work<'_>| {
         assert!(matches!(work.next(), Step::Connect((0, 0))));

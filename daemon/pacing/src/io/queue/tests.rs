@@ -147,10 +147,10 @@ fn class(mark: u32) -> ClassKey {
     ClassKey::of(&mark.to_string())
 }
 
-fn queue(devices: &Devices) -> (Double, Tx<Double>, Arc<IoCounters>) {
-    let (double, counters) = (Double::default(), Arc::new(IoCounters::default()));
+fn queue(devices: &Devices) -> (Double, Tx<Double>, PacketObservers) {
+    let (double, observers) = (Double::default(), PacketObservers::default());
     let timer = LoopClock::new().unwrap().timer();
-    (double.clone(), Tx::new(double, FORMING, devices.clone(), timer, counters.clone()), counters)
+    (double.clone(), Tx::new(double, FORMING, devices.clone(), timer, observers.clone()), observers)
 }
 
 fn push(tx: &mut Tx<Double>, packets: impl IntoIterator<Item = Packet>) {
@@ -183,9 +183,9 @@ async fn packets_of_different_classes_share_no_message() {
 #[tokio::test]
 async fn what_is_recorded_is_every_packet_of_what_was_sent_while_somebody_wants_it() {
     let devices = Devices::default();
-    let (double, mut tx, counters) = queue(&devices);
+    let (double, mut tx, observers) = queue(&devices);
     push(&mut tx, [packet(1_200, 0, None)]);
-    let recording = counters.recorder.record(Duration::from_secs(3_600)).unwrap();
+    let recording = observers.recorder.record(Duration::from_secs(3_600)).unwrap();
     let begun_ns = monotonic::now_ns();
     let at_ns = soon_ns() + 1_000 * MS;
     let marked = |mark: u32, departure_ns| Packet { mark: Some(mark), ..packet(1_200, 0, departure_ns) };
@@ -207,15 +207,15 @@ async fn what_is_recorded_is_every_packet_of_what_was_sent_while_somebody_wants_
     assert!(recording.take().messages.iter().map(wanted_ns).eq([0, 1, 2].map(|ns| Some(at_ns + ns))));
     drop(recording);
     push(&mut tx, [packet(1_200, 0, None)]);
-    assert!(!counters.recorder.is_on());
+    assert!(!observers.recorder.is_on());
 }
 
 #[tokio::test]
 async fn packets_of_a_connection_that_is_listened_to_are_followed_into_the_kernel() {
     let devices = Devices::default();
-    let (double, mut tx, counters) = queue(&devices);
+    let (double, mut tx, observers) = queue(&devices);
     let (tap, other) = (Tap::default(), Tap::default());
-    let tracing = counters.traces.begin(&tap, Duration::from_secs(3_600)).unwrap();
+    let tracing = observers.traces.begin(&tap, Duration::from_secs(3_600)).unwrap();
     let mut sequence = Sequence::new(tracing, (1, ""), VantagePoint::Server);
     let at_ns = soon_ns() + 1_000 * MS;
     let packets = |range: std::ops::Range<u8>| {
@@ -247,7 +247,7 @@ async fn packets_of_a_connection_that_is_listened_to_are_followed_into_the_kerne
 
 #[tokio::test]
 async fn packets_of_a_quantum_leave_as_one_message_at_the_departure_of_the_first() {
-    let (double, mut tx, counters) = queue(&Devices::default());
+    let (double, mut tx, PacketObservers { counters, .. }) = queue(&Devices::default());
     let at_ns = soon_ns() + 1_000 * MS;
     let gaps_us = [0, 100, 249, 250, 400];
     push(&mut tx, gaps_us.map(|us| packet(1_200, us as u8, at_ns + us * 1_000)));
@@ -311,7 +311,7 @@ async fn a_full_queue_takes_no_more_and_goes_on_once_the_socket_does() {
 async fn a_peer_toward_which_nothing_can_be_segmented_is_noticed_and_costs_no_packet() {
     for error in [libc::EIO, libc::EINVAL] {
         let devices = Devices::default();
-        let (double, mut tx, counters) = queue(&devices);
+        let (double, mut tx, PacketObservers { counters, .. }) = queue(&devices);
         double.wire().verdict = Some(match error {
             libc::EIO => |message| (message.payload.len() > message.segment_bytes).then_some(libc::EIO),
             _ => |message| (message.payload.len() > message.segment_bytes).then_some(libc::EINVAL),
@@ -340,7 +340,7 @@ async fn a_peer_toward_which_nothing_can_be_segmented_is_noticed_and_costs_no_pa
 #[tokio::test]
 async fn packets_too_large_for_the_device_are_no_reason_to_stop_segmentation() {
     let devices = Devices::default();
-    let (double, mut tx, counters) = queue(&devices);
+    let (double, mut tx, PacketObservers { counters, .. }) = queue(&devices);
     double.wire().verdict = Some(|message| (message.segment_bytes > 1_400).then_some(libc::EMSGSIZE));
     push(&mut tx, [packet(1_450, 0, None), packet(1_450, 1, None), packet(1_200, 2, None)]);
     assert_eq!(double.wire().sent.len(), 1);
@@ -353,7 +353,7 @@ async fn packets_too_large_for_the_device_are_no_reason_to_stop_segmentation() {
 async fn without_fq_messages_wait_here_in_order_and_share_a_longer_quantum() {
     let devices = Devices::default();
     devices.unknown().set_keeps_departures(false);
-    let (double, mut tx, counters) = queue(&devices);
+    let (double, mut tx, PacketObservers { counters, .. }) = queue(&devices);
     let at_ns = soon_ns();
     push(&mut tx, [packet(1_200, 0, None)]);
     let late = [(at_ns, 1), (at_ns + MS - 1, 2), (at_ns + MS, 3)];
@@ -378,11 +378,12 @@ async fn without_fq_messages_wait_here_in_order_and_share_a_longer_quantum() {
 
 #[tokio::test]
 async fn packets_far_behind_their_departure_are_late() {
-    let (_, mut tx, counters) = queue(&Devices::default());
+    let (_, mut tx, observers) = queue(&Devices::default());
     push(&mut tx, [packet(1_200, 0, monotonic::now_ns() - 10 * MS), packet(1_200, 1, soon_ns())]);
+    let counters = &observers.counters;
     assert_eq!((counters.late.get(), counters.ahead.get()), (1, 1));
     let mut registry = prometheus_client::registry::Registry::default();
-    counters.register(&mut registry);
+    observers.register(&mut registry);
     let mut shown = String::new();
     prometheus_client::encoding::text::encode(&mut shown, &registry).unwrap();
     for (metric, label, count) in [
@@ -401,7 +402,7 @@ async fn packets_that_wait_here_or_for_the_socket_are_late_by_when_they_leave_an
     for keeps in [false, true] {
         let devices = Devices::default();
         devices.unknown().set_keeps_departures(keeps);
-        let (double, mut tx, counters) = queue(&devices);
+        let (double, mut tx, PacketObservers { counters, .. }) = queue(&devices);
         double.wire().room = Some(0);
         let at_ns = soon_ns();
         push(&mut tx, [packet(1_200, 0, at_ns)]);
