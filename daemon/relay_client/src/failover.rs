@@ -4,7 +4,7 @@
 //! Relays are in order of preference. While there is no connection, the edge tries one relay after another: it tries
 //! the next once the one before has not answered for [`STAGGER`], or has failed. While there is a connection, the edge
 //! tries the preferred relays in the background, as often as the back-off allows. A relay that an operator has chosen
-//! counts as the most preferred one.
+//! counts as the most preferred one. A relay at which tunnels of another path are is also connected to.
 //!
 //! The back-off spares relays that are overloaded. While another path works, a relay that does not answer is more likely to be out of reach
 //! than overloaded, and waits no longer than [`SHORT`](super::backoff::SHORT).
@@ -59,15 +59,17 @@ struct Attempts {
     since: Option<Instant>,
     /// Whether the last attempt failed for lack of an answer.
     is_unanswered: bool,
+    /// Whether tunnels of another path are at this relay.
+    is_needed: bool,
 }
 
 impl Failover {
     /// Starts with `relays` relays, all untried.
     #[must_use]
     pub fn new(relays: usize, connections: usize, backoff: (Duration, Duration)) -> Self {
-        let relays =
-            (0..relays).map(|_| Attempts { backoff: Backoff::new(backoff), since: None, is_unanswered: false });
-        Self { relays: relays.collect(), connections, chosen: None, has_other_path: false }
+        let untried =
+            || Attempts { backoff: Backoff::new(backoff), since: None, is_unanswered: false, is_needed: false };
+        Self { relays: (0..relays).map(|_| untried()).collect(), connections, chosen: None, has_other_path: false }
     }
 
     /// Uses this relay, as long as it works, rather than relays preferred to it; `None` restores the order of
@@ -79,6 +81,14 @@ impl Failover {
     /// Notes whether another path works.
     pub fn beside(&mut self, has_other_path: bool) {
         self.has_other_path = has_other_path;
+    }
+
+    /// Notes whether tunnels of another path are at a relay. While a relay works, the edge then also connects to this one, however much
+    /// it is preferred, so that these tunnels can come over and stay at their relay.
+    pub fn need(&mut self, relay: usize, is_needed: bool) {
+        if let Some(relay) = self.relays.get_mut(relay) {
+            relay.is_needed = is_needed;
+        }
     }
 
     /// Notes whether the last attempt to connect to a relay failed for lack of an answer.
@@ -148,8 +158,8 @@ impl Failover {
         earliest.map_or(Next::Nothing, Next::Wait)
     }
 
-    /// Returns the next step while the relay at index `used` works: try the relays before it, and connect to it once
-    /// more if it is full.
+    /// Returns the next step while the relay at index `used` works: try the relays before it and those that are needed, and connect to it
+    /// once more if it is full.
     fn better(&self, now: Instant, wanted: bool, used: usize, availability: &[RelayAvailability]) -> Next {
         let is_full = !availability.iter().any(|relay| relay.has_room);
         let more = wanted && is_full && availability.get(used).is_some_and(|it| it.usable < self.connections);
@@ -157,8 +167,11 @@ impl Failover {
             Some(chosen) => relay == chosen && relay != used,
             None => relay < used,
         };
+        let is_missing = |relay: usize| availability.get(relay).is_some_and(|relay| relay.usable == 0);
+        let is_due =
+            |relay: usize, it: &Attempts| is_tried(relay) || it.is_needed && is_missing(relay) || more && relay == used;
         let relays = self.relays.iter().enumerate().filter(|(relay, _)| !is_on_trial(availability, *relay));
-        let idle = relays.filter(|(relay, it)| it.since.is_none() && (is_tried(*relay) || more && *relay == used));
+        let idle = relays.filter(|(relay, it)| it.since.is_none() && is_due(*relay, it));
         let next = idle.map(|(place, relay)| (relay.backoff.wait(now), place)).min();
         match next {
             Some((Duration::ZERO, place)) => Next::Connect(place),
@@ -298,6 +311,23 @@ mod tests {
         assert!(relays.may_bring_room(now + SECOND, &[NONE, FULL]));
         relays.begun(1, now + SECOND);
         assert!(relays.may_bring_room(now + SECOND, &[NONE, FULL]), "it is on its way");
+    }
+
+    #[test]
+    fn a_relay_with_tunnels_of_another_path_is_connected_to_though_a_preferred_one_works() {
+        let (mut relays, now) = (of(3), Instant::now());
+        relays.need(2, true);
+        assert_eq!(relays.next(now, false, &[NONE; 3]), Next::Nothing, "no relay works over this path");
+        assert_eq!(relays.next(now, true, &[NONE; 3]), Next::Connect(0), "the first relay comes first");
+        assert_eq!(relays.next(now, false, &[UP, NONE, NONE]), Next::Connect(2));
+        relays.begun(2, now);
+        assert_eq!(relays.next(now, false, &[UP, NONE, NONE]), Next::Nothing);
+        let wait = relays.failed(2, now, u64::MAX);
+        assert_eq!(relays.next(now, false, &[UP, NONE, NONE]), Next::Wait(now + wait), "no faster than the back-off");
+        assert_eq!(relays.next(now + wait, false, &[UP, NONE, NONE]), Next::Connect(2));
+        assert_eq!(relays.next(now + wait, false, &[UP, NONE, FULL]), Next::Nothing, "one connection is enough");
+        relays.need(2, false);
+        assert_eq!(relays.next(now + wait, false, &[UP, NONE, NONE]), Next::Nothing);
     }
 
     #[test]

@@ -78,6 +78,14 @@ impl State {
             && self.usable().any(|other| is_worse(other) && other.since < line.since)
     }
 
+    /// Whether UDP tunnels of other paths are at this relay, and could come over to this path if it had a connection to the relay. Tunnels
+    /// on the path that an operator has chosen stay there.
+    pub(super) fn may_come(&self, path: usize, relay: &str) -> bool {
+        let chosen = self.chosen();
+        let is_elsewhere = |line: &&Arc<Line>| line.path_place != path && line.leads_to(relay);
+        self.usable().filter(is_elsewhere).any(|line| line.recallable() > 0 && !chosen.has_path_of(line))
+    }
+
     /// Returns the state of each relay of a path; `suspects` says which relays fell silent and are not trusted again.
     pub(super) fn availability(&self, now: Instant, path: usize, suspects: &[bool]) -> Vec<RelayAvailability> {
         let mut availability = vec![RelayAvailability::default(); suspects.len()];

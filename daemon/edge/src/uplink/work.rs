@@ -133,6 +133,7 @@ impl Work<'_> {
             false
         });
         self.follow_choice(is_urgent);
+        self.follow_tunnels();
         let step = self.step(now);
         let may_bring_room = |state: &State, (path, (failover, suspects)): (usize, (&Failover, &Vec<bool>))| {
             failover.may_bring_room(now, &state.availability(now, path, suspects))
@@ -458,7 +459,8 @@ impl Work<'_> {
             let of_path = lines.iter().filter(|line| line.path_place == place).filter(answers);
             let of_path: Vec<_> = of_path.map(|line| line.path.get()).collect();
             let smoothed_ns = of_path.iter().filter_map(|path| path.smoothed_rtt).min().map(ns)?;
-            let shortest_ns = of_path.iter().filter_map(|path| path.min_rtt).min().map(ns)?;
+            // A queue that overflows is persistent congestion, after which its delay would count as the path's shortest round trip.
+            let shortest_ns = of_path.iter().filter_map(|path| path.lifetime_min_rtt).min().map(ns)?;
             Some(RoundTrips { smoothed_ns, shortest_ns })
         };
         let seen: Vec<_> = (0..self.slowness.len()).map(round_trips).collect();

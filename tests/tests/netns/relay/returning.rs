@@ -84,3 +84,30 @@ fn tunnels_go_back_to_the_better_path_some_time_after_it_is_back() {
     let counts = site.counts().unwrap();
     assert_is(counts.of("continuations_total{result=\"continued\"}") == 8, &("the target noticed nothing", counts));
 }
+
+#[test]
+fn tunnels_come_back_to_a_path_at_their_relay_though_another_one_is_preferred() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    let _echo = site.chain.target.echo(7).unwrap();
+    let paths_of_edge =
+        "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
+    let relays = format!("[\"{}\", \"{}\"]", site.template_beside(), site.template(Family::V4));
+    uplinks.cut_first(true);
+    let edge = edge(site, &relays, &format!("{paths_of_edge}cost_ms = 100\n[class.spread]\n"));
+    let carried = || paths(site).into_iter().map(|(_, tunnels)| tunnels).collect::<Vec<_>>();
+    let sockets: Vec<_> = (0..3).map(|_| application(site, "127.0.0.1:5000")).collect();
+    sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
+    assert_eq!((carried(), site.counts().unwrap().udp_tunnels()), (vec![0, 3], 3), "only one relay runs");
+
+    let _preferred = site.start_beside("auth = \"none\"", "").unwrap();
+    uplinks.cut_first(false);
+    let are_back = wait_for("the tunnels to be back", RETURNED, || (carried() == [3, 0]).then_some(()));
+    are_back.unwrap_or_else(|error| panic!("{error}: {:?}; the edge said:\n{}", paths(site), edge.output()));
+    sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
+    site.wait_for_counts("the tunnels to be at their relay", |counts| counts.udp_tunnels() == 3).unwrap();
+    let opened = Counts::read(&site.chain.client, METRICS).unwrap().sum("edge_tunnels_opened_total");
+    assert_eq!(opened, 3, "no tunnel was lost; the edge said:\n{}", edge.output());
+    assert!(site.counts().unwrap().of("continuations_total{result=\"continued\"}") >= 3, "the target noticed nothing");
+}

@@ -1,5 +1,6 @@
 //! Tunnels that go back to a better path: once a path has taken tunnels for a while, the tunnels of other paths to the same relay are asked,
-//! a few per second, whether they would gain by a move.
+//! a few per second, whether they would gain by a move. A path that takes tunnels gets a connection to each of its relays at which tunnels
+//! of other paths are.
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering::Relaxed},
@@ -118,6 +119,25 @@ fn may_return(from: &Line, to: &Line) -> bool {
 }
 
 impl Work<'_> {
+    /// Notes to which relays each path needs a connection because tunnels of other paths are there: at another relay, their targets would see
+    /// another source address. A path that takes no tunnels needs none.
+    pub(super) fn follow_tunnels(&mut self) {
+        if !self.uplink.has_several_paths() {
+            return;
+        }
+        let state = self.uplink.state.borrow();
+        for (place, (path, failover)) in self.uplink.paths.iter().zip(&mut self.failovers).enumerate() {
+            // A path with one relay has no other to connect to.
+            if path.relays.len() < 2 {
+                continue;
+            }
+            let takes_tunnels = state.usable().any(|line| line.path_place == place);
+            for (relay, endpoint) in path.relays.iter().enumerate() {
+                failover.need(relay, takes_tunnels && state.may_come(place, &endpoint.origin().to_string()));
+            }
+        }
+    }
+
     /// Asks tunnels whether they would do better on another path, once a path has become steady.
     pub(super) fn look_for_better(&mut self, now: Instant, lines: &[Arc<Line>]) {
         if !self.uplink.has_several_paths() {
@@ -187,8 +207,50 @@ mod tests {
     use crate::{
         path::Path,
         tests::{Does, PATIENCE, TestRelay},
-        uplink::{Uplink, UplinkResources},
+        uplink::{SPARE, Uplink, UplinkResources, work::Step},
     };
+
+    #[tokio::test]
+    async fn a_path_has_a_connection_to_each_relay_at_which_tunnels_of_another_path_are() {
+        let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+        let endpoints = || relays.iter().map(TestRelay::endpoint).collect();
+        let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(endpoints()) };
+        let uplink = Uplink::over(vec![path("a"), path("b")], None, (PATIENCE, PATIENCE), UplinkResources::default());
+        let mut work = Work::new(&uplink);
+        let connect = async |work: &mut Work<'_>, at| {
+            let (at, connected) = uplink.attempt(at).await;
+            work.attempted(at, connected);
+            uplink.lines().pop().unwrap()
+        };
+        let first = connect(&mut work, (0, 0)).await;
+        let far = connect(&mut work, (1, 1)).await;
+        connect(&mut work, (1, 0)).await;
+        assert!(matches!(work.next(), Step::Nothing), "no tunnel is at the other relay");
+
+        let (_place, mut tunnel) = (far.link().unwrap(), Box::pin(far.recalled()));
+        assert!(poll!(&mut tunnel).is_pending());
+        first.note_slow(true);
+        assert!(matches!(work.next(), Step::Nothing), "a slow path takes no tunnels");
+        first.note_slow(false);
+        uplink.state.send_modify(|state| state.chosen.path = Some(1));
+        assert!(matches!(work.next(), Step::Nothing), "an operator has chosen their path");
+        uplink.state.send_modify(|state| state.chosen.path = None);
+        assert!(matches!(work.next(), Step::Connect((0, 1))), "the preferred relay works, and they are not there");
+        let near = connect(&mut work, (0, 1)).await;
+        assert!(matches!(work.next(), Step::Nothing), "one connection is enough");
+        assert!(may_return(&far, &near));
+
+        let late = Instant::now() + 2 * SPARE;
+        uplink.close_spare(late);
+        assert!(!near.is_closed() && !far.is_closed(), "tunnels may come");
+        let lines = uplink.lines();
+        work.look_for_better(late, &lines);
+        work.look_for_better(late + STEADY, &lines);
+        assert!(poll!(&mut tunnel).is_ready());
+        drop(tunnel);
+        uplink.close_spare(late);
+        assert!(near.is_closed() && !first.is_closed(), "no tunnel can come");
+    }
 
     #[tokio::test]
     async fn only_tunnels_that_can_go_back_to_a_path_to_their_relay_are_asked() {

@@ -196,6 +196,29 @@ async fn a_connection_without_an_answer_at_its_new_address_waits_for_it_if_anoth
 }
 
 #[tokio::test]
+async fn a_path_with_a_long_queue_is_slow_also_after_persistent_congestion() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
+    let uplink = Uplink::over(vec![path("a"), path("b")], None, (PATIENCE, PATIENCE), UplinkResources::default());
+    let mut work = Work::new(&uplink);
+    for at in [(0, 0), (1, 0)] {
+        let (at, connected) = uplink.attempt(at).await;
+        work.attempted(at, connected);
+    }
+    // Nothing waits from here on, so the connections measure nothing themselves.
+    let (lines, now, ms) = (uplink.lines(), Instant::now(), Duration::from_millis);
+    lines.iter().for_each(|line| line.path.measured(ms(20), ms(20)));
+    lines[0].path.measured(ms(500), ms(20));
+    assert!(!work.look_for_slow(now, &lines), "it may be a burst");
+    lines[0].path.measured(ms(500), ms(500));
+    assert_eq!(lines[0].path.get().min_rtt, Some(ms(500)), "the transport has forgotten the shorter ones");
+    assert!(work.look_for_slow(now + Duration::from_secs(3), &lines));
+    assert_eq!([0, 1].map(|place| lines[place].is_slow()), [true, false]);
+    assert!(!work.look_for_slow(now + Duration::from_secs(30), &lines), "its queue is as long as before");
+    assert!(lines[0].is_slow());
+}
+
+#[tokio::test]
 async fn a_path_that_comes_back_gets_one_connection() {
     let relay = TestRelay::start(Does::Echo, true);
     let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
