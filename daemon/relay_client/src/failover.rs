@@ -158,8 +158,8 @@ impl Failover {
         earliest.map_or(Next::Nothing, Next::Wait)
     }
 
-    /// Returns the next step while the relay at index `used` works: try the relays before it and those that are needed, and connect to it
-    /// once more if it is full.
+    /// Returns the next step while the relay at index `used` works. The edge tries all relays before it, and all relays at which tunnels
+    /// of another path are. If the relay in use is full, it gets one more connection.
     fn better(&self, now: Instant, wanted: bool, used: usize, availability: &[RelayAvailability]) -> Next {
         let is_full = !availability.iter().any(|relay| relay.has_room);
         let more = wanted && is_full && availability.get(used).is_some_and(|it| it.usable < self.connections);
