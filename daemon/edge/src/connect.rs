@@ -434,13 +434,13 @@ impl RelayAccess {
         let is_due = told.get(error.reason()).is_none_or(|told| now.duration_since(*told) >= SILENCE);
         if is_due {
             told.insert(error.reason(), now);
-            let listen = self.entrance.address.to_string();
+            let listen = self.entrance.address;
             match error {
                 // No later attempt succeeds before an operator does something.
                 NoConnection::Refused(TunnelRefused::Status { status: 401 | 407, .. }) => {
-                    warn!(listen, "no connection: {error}");
+                    warn!(%listen, "no connection: {error}");
                 }
-                _ => info!(listen, "no connection: {error}"),
+                _ => info!(%listen, "no connection: {error}"),
             }
         }
     }

@@ -368,7 +368,7 @@ impl Shared {
     /// Warns that a limit was reached, at a limited rate.
     fn say(&self, what: &str) {
         if self.notice.is_due(Instant::now()) {
-            warn!(relay = %self.uplink.names(), listen = self.entrance.address.to_string(), "{what}");
+            warn!(relay = %self.uplink.names(), listen = %self.entrance.address, "{what}");
         }
     }
 

@@ -160,8 +160,7 @@ impl Shared {
         }
         self.counters.tunnels_refused.inc();
         if let Some(wait) = self.backoff.lock().failed(Instant::now(), random()) {
-            let listen = self.entrance.address.to_string();
-            info!(listen, "no tunnel: {end}; next attempt in {wait:.1?} at the earliest");
+            info!(listen = %self.entrance.address, "no tunnel: {end}; next attempt in {wait:.1?} at the earliest");
         }
     }
 }
