@@ -45,6 +45,7 @@ use super::{
     LocalAddressCounters,
     connect::RelayAccess,
     local::{self, Local},
+    path::Path,
     roster::LocalEntrance,
     uplink::{Uplink, UplinkResources},
 };
@@ -56,6 +57,12 @@ mod renewed;
 mod replaced;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Returns two paths to a relay, `a` and `b`.
+pub(crate) fn paths_to(relay: &TestRelay) -> Vec<Path> {
+    ["a", "b"].map(|name| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) }).into()
+}
+
 const QUEUE_BYTES: usize = 256 * 1024;
 
 /// What the relay of a test does with requests.

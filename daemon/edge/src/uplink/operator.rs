@@ -200,17 +200,13 @@ impl Drop for PreparedMove {
 mod tests {
     use super::*;
     use crate::{
-        tests::{Does, PATIENCE, TestRelay},
+        tests::{Does, PATIENCE, TestRelay, paths_to},
         uplink::UplinkResources,
     };
 
     /// The choice of a relay to which no path leads.
     fn relay(name: &str) -> OperatorChoice {
         OperatorChoice::Relay { relay: name.to_owned(), paths: Vec::new() }
-    }
-
-    fn paths_to(relay: &TestRelay) -> Vec<Path> {
-        ["a", "b"].map(|name| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) }).into()
     }
 
     /// Notes that an attempt to connect to the first relay of a path has failed at this port.

@@ -157,7 +157,7 @@ mod tests {
         super::{Destination, UplinkResources},
         *,
     };
-    use crate::tests::{Does, PATIENCE, TestRelay};
+    use crate::tests::{Does, PATIENCE, TestRelay, paths_to};
 
     #[tokio::test]
     async fn a_path_is_as_good_as_the_best_of_its_reports() {
@@ -186,10 +186,6 @@ mod tests {
         assert!(joined.is_chosen, "other local addresses use it");
         uplink.prefer();
         assert_eq!(chosen(), [false, false]);
-    }
-
-    fn paths_to(relay: &TestRelay) -> Vec<Path> {
-        ["a", "b"].map(|name| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) }).into()
     }
 
     #[tokio::test]

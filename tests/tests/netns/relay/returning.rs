@@ -45,16 +45,18 @@ fn an_edge_whose_only_uplink_is_back_connects_at_once() {
 /// each silence, which a busy machine may cause.
 const RETURNED: Duration = Duration::from_secs(150);
 
+/// The second path costs a little, so tunnels take it only while they need it.
+const PATHS: &str = "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\n\
+                     cost_ms = 100\n[class.spread]\n";
+
 #[test]
 fn tunnels_go_back_to_the_better_path_some_time_after_it_is_back() {
     lab::ring!(Netns);
     let uplinks = Uplinks::new();
     let site = &uplinks.site;
     let _echo = site.chain.target.echo(7).unwrap();
-    let devices =
-        "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
     let relay = format!("\"{}\"", site.template(Family::V4));
-    let edge = edge(site, &relay, &format!("{devices}cost_ms = 100\n[class.spread]\n"));
+    let edge = edge(site, &relay, PATHS);
     let wait = CpuWait::begin(&[site.relay.id(), edge.id()]).unwrap();
     // A path may look silent, and its tunnels move, if a process waits for a CPU.
     let assert_is = |is: bool, what: &dyn std::fmt::Debug| {
@@ -91,11 +93,9 @@ fn tunnels_come_back_to_a_path_at_their_relay_though_another_one_is_preferred() 
     let uplinks = Uplinks::new();
     let site = &uplinks.site;
     let _echo = site.chain.target.echo(7).unwrap();
-    let paths_of_edge =
-        "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
     let relays = format!("[\"{}\", \"{}\"]", site.template_beside(), site.template(Family::V4));
     uplinks.cut_first(true);
-    let edge = edge(site, &relays, &format!("{paths_of_edge}cost_ms = 100\n[class.spread]\n"));
+    let edge = edge(site, &relays, PATHS);
     let carried = || paths(site).into_iter().map(|(_, tunnels)| tunnels).collect::<Vec<_>>();
     let sockets: Vec<_> = (0..3).map(|_| application(site, "127.0.0.1:5000")).collect();
     sockets.iter().for_each(|socket| assert_carries(site, socket, 600));

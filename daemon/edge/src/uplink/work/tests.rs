@@ -9,7 +9,7 @@ use relay_client::{access::Access, backoff::SHORT, exit::Exit};
 use super::{super::SPARE, *};
 use crate::{
     moves::HostNetwork,
-    tests::{Does, PATIENCE, TestRelay},
+    tests::{Does, PATIENCE, TestRelay, paths_to},
     uplink::UplinkResources,
 };
 
@@ -23,6 +23,14 @@ async fn connect(work: &mut Work<'_>) -> Arc<Line> {
     let (at, connected) = work.uplink.attempt((0, 0)).await;
     work.attempted(at, connected);
     work.uplink.lines().into_iter().next().unwrap()
+}
+
+/// Makes the first connection of each of two paths.
+async fn connect_both(work: &mut Work<'_>) {
+    for at in [(0, 0), (1, 0)] {
+        let (at, connected) = work.uplink.attempt(at).await;
+        work.attempted(at, connected);
+    }
 }
 
 /// Makes the only connection fall silent.
@@ -174,13 +182,9 @@ async fn a_request_on_a_connection_that_falls_silent_after_it_was_left_learns_of
 #[tokio::test]
 async fn a_connection_without_an_answer_at_its_new_address_waits_for_it_if_another_path_works() {
     let relay = TestRelay::start(Does::Echo, true);
-    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
-    let uplink = Uplink::over(vec![path("a"), path("b")], None, (PATIENCE, PATIENCE), UplinkResources::default());
+    let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
     let mut work = Work::new(&uplink);
-    for at in [(0, 0), (1, 0)] {
-        let (at, connected) = uplink.attempt(at).await;
-        work.attempted(at, connected);
-    }
+    connect_both(&mut work).await;
     let lines = uplink.lines();
     work.proofs.push((lines[0].clone(), lines[0].heard(), Instant::now()));
     work.prove();
@@ -198,13 +202,9 @@ async fn a_connection_without_an_answer_at_its_new_address_waits_for_it_if_anoth
 #[tokio::test]
 async fn a_path_with_a_long_queue_is_slow_also_after_persistent_congestion() {
     let relay = TestRelay::start(Does::Echo, true);
-    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
-    let uplink = Uplink::over(vec![path("a"), path("b")], None, (PATIENCE, PATIENCE), UplinkResources::default());
+    let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
     let mut work = Work::new(&uplink);
-    for at in [(0, 0), (1, 0)] {
-        let (at, connected) = uplink.attempt(at).await;
-        work.attempted(at, connected);
-    }
+    connect_both(&mut work).await;
     // Nothing waits from here on, so the connections measure nothing themselves.
     let (lines, now, ms) = (uplink.lines(), Instant::now(), Duration::from_millis);
     lines.iter().for_each(|line| line.path.measured(ms(20), ms(20)));
@@ -221,9 +221,8 @@ async fn a_path_with_a_long_queue_is_slow_also_after_persistent_congestion() {
 #[tokio::test]
 async fn a_path_that_comes_back_gets_one_connection() {
     let relay = TestRelay::start(Does::Echo, true);
-    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
     let waits = (Duration::ZERO, PATIENCE);
-    let uplink = Uplink::over(vec![path("a"), path("b")], None, waits, UplinkResources::default());
+    let uplink = Uplink::over(paths_to(&relay), None, waits, UplinkResources::default());
     let mut work = Work::new(&uplink);
     let (at, connected) = uplink.attempt((1, 0)).await;
     work.attempted(at, connected);
@@ -289,8 +288,7 @@ async fn a_connection_that_takes_no_tunnels_is_listed_while_it_is_open() {
 #[tokio::test]
 async fn a_relay_that_comes_within_reach_is_tried_at_once_and_one_that_stays_silent_before_long() {
     let relay = TestRelay::start(Does::Echo, true);
-    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
-    let uplink = Uplink::over(vec![path("a"), path("b")], None, (PATIENCE, PATIENCE), UplinkResources::default());
+    let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
     let mut work = Work::new(&uplink);
     connect(&mut work).await;
     // Nothing waits from here on, and the machine may be busy.
@@ -353,10 +351,7 @@ async fn a_path_whose_device_carries_nothing_is_silent_at_once_and_tried_when_th
     let paths = vec![path("a", exit()), path("b", Arc::default())];
     let uplink = Uplink::over(paths, None, (PATIENCE, PATIENCE), UplinkResources::default());
     let mut work = Work::new(&uplink);
-    for at in [(0, 0), (1, 0)] {
-        let (at, connected) = uplink.attempt(at).await;
-        work.attempted(at, connected);
-    }
+    connect_both(&mut work).await;
     work.look();
     let lines = uplink.lines();
     work.moved(&HostNetwork::from_iter(["other0".to_owned()]));
