@@ -69,7 +69,12 @@ pub(crate) async fn engines(client: &mut ControlClient, as_json: bool) -> Result
         let cost = of.cost.map(|cost| {
             [
                 format!("{} ms + {} per 1000", ms(cost.first_token), ms(cost.first_token_per_thousand)),
-                format!("{} ms + {} each", ms(cost.step), ms(cost.step_per_request)),
+                format!(
+                    "{} ms + {} each{}",
+                    ms(cost.step),
+                    ms(cost.step_per_request),
+                    beside(cost.longer_per_neighbour)
+                ),
             ]
         });
         let [first_token, step] = cost.unwrap_or_else(|| ["-".into(), "-".into()]);
@@ -112,6 +117,11 @@ pub(crate) async fn engines(client: &mut ControlClient, as_json: bool) -> Result
             table(heads, answer.aliases.into_iter().map(alias));
         }
     })
+}
+
+/// Says by how much a busy engine on the same GPU makes steps longer, if that is at least half a per cent.
+fn beside(longer: f64) -> String {
+    if longer < 0.005 { String::new() } else { format!(", + {:.0} % by a neighbour", longer * 100.0) }
 }
 
 fn alias(of: v1::ModelAlias) -> [String; 7] {

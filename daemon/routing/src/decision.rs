@@ -3,9 +3,7 @@
 //! A line contains all inputs of the decision, so that another policy can be asked the same question ([`crate::replay`]), and no
 //! part of the request's or the answer's content.
 
-use sched::route::{
-    ClientPath, Cost, Curve, EngineLoad, MARGIN_PERCENT, ModelChoice, ModelSet, Replica, RoutedRequest, Slo,
-};
+use sched::route::{ClientPath, Cost, Curve, EngineLoad, ModelChoice, ModelSet, Replica, RoutedRequest, Slo};
 use serde::{Deserialize, Serialize};
 
 /// A decision about a request that left the choice of its model open, as one line of JSON.
@@ -41,7 +39,7 @@ pub struct Decision {
     /// The kind of the policy.
     pub policy: String,
     /// The gateway's `margin_percent`: of the rule, and of the rule that decides if a policy cannot. Records of earlier
-    /// versions lack it, and count with the default.
+    /// versions lack it, and count with the default of that time.
     #[serde(default = "default_margin_percent")]
     pub margin_percent: u16,
     /// The decision; `None` if no engine was usable.
@@ -149,7 +147,7 @@ pub struct AnswerOutcome {
 }
 
 const fn default_margin_percent() -> u16 {
-    MARGIN_PERCENT
+    110
 }
 
 /// Whether a record leaves out a number.

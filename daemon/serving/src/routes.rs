@@ -42,10 +42,6 @@ const BYTES_PER_TOKEN: u32 = 220;
 /// How many prompts an engine must read alone before predictions weigh its cache against its load.
 const KNOWN_PROMPTS: u64 = 8;
 
-/// How much one fully busy engine on the same GPU slows another: they take turns on it. From outside, this cannot be distinguished
-/// from the engine's own costs, so it is not learned.
-const SHARING: f64 = 1.0;
-
 /// The models of a gateway, and what is known of their engines.
 #[derive(Debug)]
 pub struct Routes {
@@ -212,7 +208,7 @@ impl Routes {
                 usable: true,
                 most_running: engines.most_in_flight(),
                 load: EngineLoad::default(),
-                curve: Curve::new(Cost { sharing: SHARING, ..Cost::default() }),
+                curve: Curve::new(Cost::default()),
             }));
         }
         let flights = replicas.iter().map(|_| Arc::default()).collect();

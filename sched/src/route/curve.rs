@@ -1,7 +1,7 @@
 //! The cost of an engine's work: the time of a step by its batch, and the time of a prompt by its tokens; guessed at first,
 //! then learned from the engine's behaviour.
 
-use super::rls::{self, Fit, Line};
+use super::rls::{self, Factor, Fit, Line};
 
 /// The numbers of a [`Curve`], as configured or as learned. All are at least 0.
 ///
@@ -26,18 +26,28 @@ pub struct Cost {
 
 /// An engine's costs, learned online by recursive least squares with forgetting (500 steps, 100 prompts).
 ///
-/// It accepts any samples: none makes a coefficient negative, infinite or NaN. Only `host_ns` and `sharing` stay as
-/// configured, since a client of an engine cannot tell them apart from the rest.
+/// It accepts any samples: none makes a coefficient negative, infinite or NaN. Only `host_ns` stays as configured, since a
+/// client of an engine cannot tell it apart from the rest. If it is 0, a busy engine counts as one that uses all of its GPU:
+/// then `sharing` says how much a busy neighbour slows this engine on average.
+///
+/// The step's line and `sharing` are fitted in turns, each to what the other leaves unexplained. While neighbours are always
+/// equally busy, samples cannot tell the two apart; predictions are right then, whatever the line and `sharing` are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Curve {
     host_ns: f64,
-    sharing: f64,
+    sharing: Factor,
     step: Line,
     prefill: Line,
 }
 
 const STEP: Fit = Fit { forgetting: 0.998, scale: 8.0 };
 const PREFILL: Fit = Fit { forgetting: 0.99, scale: 256.0 };
+
+/// A line that has learned from fewer steps says nothing about what neighbours add.
+const WARM_STEPS: f64 = 8.0;
+
+/// No GPU makes a step longer by more than this for each neighbour.
+const SHARING_MOST: f64 = 4.0;
 
 /// Longer steps, and longer waits for a first token, say nothing about a working engine.
 const LONGEST_STEP_NS: u64 = 60_000_000_000;
@@ -48,7 +58,7 @@ const OTHERS_MOST: f64 = 64.0;
 
 impl Curve {
     /// How many numbers [`Curve::to_numbers`] returns.
-    pub const NUMBERS: usize = 2 + 2 * rls::NUMBERS;
+    pub const NUMBERS: usize = 1 + Factor::NUMBERS + 2 * rls::NUMBERS;
 
     /// Creates a curve from a first guess, which the first samples outweigh. A number that is not finite, or below 0,
     /// counts as 0.
@@ -57,7 +67,7 @@ impl Curve {
         let sound = |number: f64| if number.is_finite() { number.max(0.0) } else { 0.0 };
         Self {
             host_ns: sound(cost.host_ns),
-            sharing: sound(cost.sharing),
+            sharing: Factor::new(cost.sharing),
             step: Line::new(cost.gpu_ns, cost.gpu_per_sequence_ns),
             prefill: Line::new(cost.prefill_ns, cost.prefill_per_token_ns),
         }
@@ -72,7 +82,7 @@ impl Curve {
             gpu_per_sequence_ns: self.step.slope(),
             prefill_ns: self.prefill.intercept(),
             prefill_per_token_ns: self.prefill.slope(),
-            sharing: self.sharing,
+            sharing: self.sharing.get(),
         }
     }
 
@@ -122,8 +132,13 @@ impl Curve {
         if batch == 0 || step_ns == 0 || step_ns > LONGEST_STEP_NS {
             return false;
         }
-        let gpu_ns = (step_ns as f64 - self.host_ns).max(0.0) / self.slowdown(others);
-        self.step.learn(f64::from(batch), gpu_ns, STEP)
+        let (batch, gpu_ns) = (f64::from(batch), (step_ns as f64 - self.host_ns).max(0.0));
+        let alone_ns = self.step.at(batch);
+        if self.step.samples() >= WARM_STEPS && alone_ns > 0.0 {
+            let others = at_most(OTHERS_MOST, others);
+            self.sharing.learn(others, (gpu_ns / alone_ns - 1.0).min(SHARING_MOST * others), STEP.forgetting);
+        }
+        self.step.learn(batch, gpu_ns / self.slowdown(others), STEP)
     }
 
     /// Learns from a first token that came `first_ns` after a request with `prompt_tokens` tokens was sent. Only a request
@@ -140,8 +155,8 @@ impl Curve {
     #[must_use]
     pub fn to_numbers(&self) -> [f64; Self::NUMBERS] {
         let mut numbers = [0.0; Self::NUMBERS];
-        let all =
-            [self.host_ns, self.sharing].into_iter().chain(self.step.to_numbers()).chain(self.prefill.to_numbers());
+        let lines = self.step.to_numbers().into_iter().chain(self.prefill.to_numbers());
+        let all = [self.host_ns].into_iter().chain(self.sharing.to_numbers()).chain(lines);
         numbers.iter_mut().zip(all).for_each(|(to, number)| *to = number);
         numbers
     }
@@ -149,19 +164,23 @@ impl Curve {
     /// Returns the curve of [these numbers](Curve::to_numbers), or `None` if no curve has such numbers.
     #[must_use]
     pub fn from_numbers(numbers: &[f64]) -> Option<Self> {
-        let [host_ns, sharing, lines @ ..] = <&[f64; Self::NUMBERS]>::try_from(numbers).ok()?;
+        let [host_ns, sharing, certainty, lines @ ..] = <&[f64; Self::NUMBERS]>::try_from(numbers).ok()?;
         let (step, prefill) = lines.split_at(rls::NUMBERS);
-        let sound = [host_ns, sharing].iter().all(|number| number.is_finite() && **number >= 0.0);
-        sound.then_some(())?;
+        (host_ns.is_finite() && *host_ns >= 0.0).then_some(())?;
+        let sharing = Factor::from_numbers([*sharing, *certainty])?;
         let step = Line::from_numbers(step.try_into().ok()?)?;
         let prefill = Line::from_numbers(prefill.try_into().ok()?)?;
-        Some(Self { host_ns: *host_ns, sharing: *sharing, step, prefill })
+        Some(Self { host_ns: *host_ns, sharing, step, prefill })
     }
 
     fn slowdown(&self, others: f64) -> f64 {
-        let others = if others.is_finite() { others.clamp(0.0, OTHERS_MOST) } else { 0.0 };
-        self.sharing.mul_add(others, 1.0)
+        self.sharing.get().mul_add(at_most(OTHERS_MOST, others), 1.0)
     }
+}
+
+/// Returns a number from 0 to `most`: 0 if `number` is not finite.
+const fn at_most(most: f64, number: f64) -> f64 {
+    if number.is_finite() { number.clamp(0.0, most) } else { 0.0 }
 }
 
 #[cfg(test)]
@@ -224,6 +243,33 @@ mod tests {
                 assert_eq!(Curve::from_numbers(&numbers), None, "{wrong} at {place}");
             }
         }
+    }
+
+    #[test]
+    fn how_much_a_busy_neighbour_slows_an_engine_is_learned_from_steps() {
+        let truth = Curve::new(Cost { host_ns: 0.0, sharing: 0.3, ..cost() });
+        let mut curve = Curve::new(Cost::default());
+        let mut random = crate::random::Random::new(7);
+        for _ in 0..2_000 {
+            let (batch, others) = (1 + random.below(12) as u32, f64::from(random.below(3) as u32));
+            curve.observe_step(batch, others, truth.step_ns(batch, others) as u64);
+        }
+        assert!((curve.cost().sharing - 0.3).abs() < 0.05, "{curve:?}");
+        for (batch, others) in [(1, 0.0), (1, 2.0), (12, 0.0), (12, 2.0)] {
+            let error = curve.step_ns(batch, others) / truth.step_ns(batch, others) - 1.0;
+            assert!(error.abs() < 0.05, "step of {batch} beside {others}: {error}");
+        }
+    }
+
+    #[test]
+    fn neighbours_that_are_always_busy_are_part_of_the_step() {
+        let truth = Curve::new(Cost { host_ns: 0.0, sharing: 0.3, ..cost() });
+        let mut curve = Curve::new(Cost::default());
+        for step in 0..2_000 {
+            let batch = 1 + step % 12;
+            curve.observe_step(batch, 2.0, truth.step_ns(batch, 2.0) as u64);
+        }
+        assert!((curve.step_ns(5, 2.0) / truth.step_ns(5, 2.0) - 1.0).abs() < 0.01, "{curve:?}");
     }
 
     proptest! {

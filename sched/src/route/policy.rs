@@ -20,7 +20,7 @@ pub enum RoutingPolicy {
     /// The best model that is predicted in time even if its answer took `margin` times as long. If there is none, the
     /// earliest model, provided it is in time; otherwise the cheapest, since a late request should not make others late.
     Rule {
-        /// At least 1; 1.1 is good while the curves are right. Smaller values and NaN count as 1.
+        /// At least 1; [`MARGIN`](super::MARGIN) is good while the curves are right. Smaller values and NaN count as 1.
         margin: f64,
     },
     /// The replica whose answer is worth most, times its chance to be in time, less the chances lost by the requests that

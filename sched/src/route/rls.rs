@@ -1,4 +1,4 @@
-//! A line fitted online: recursive least squares (RLS) with exponential forgetting, for two coefficients.
+//! Numbers fitted online by recursive least squares (RLS) with exponential forgetting: a line, and a factor.
 
 /// The line `intercept + slope · x`, which follows its samples.
 ///
@@ -118,6 +118,49 @@ impl Line {
     }
 }
 
+/// The factor of `factor · x`, which follows its samples and is at least 0.
+///
+/// The first guess counts like one sample at `x = 1`. A sample at `x = 0` says nothing about the factor and changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Factor {
+    factor: f64,
+    /// The weighted sum of the squares of `x`.
+    information: f64,
+}
+
+impl Factor {
+    /// How many numbers [`Factor::to_numbers`] returns.
+    pub const NUMBERS: usize = 2;
+
+    /// Creates a factor from a first guess. A number that is not finite, or below 0, counts as 0.
+    pub fn new(factor: f64) -> Self {
+        Self { factor: at_least_0(factor), information: 1.0 }
+    }
+
+    pub const fn get(&self) -> f64 {
+        self.factor
+    }
+
+    /// Moves the factor towards a sample. `forgetting` is as in [`Fit`]. If `x` is 0, or a number is not finite, it stays.
+    pub fn learn(&mut self, x: f64, y: f64, forgetting: f64) {
+        let information = x.mul_add(x, forgetting * self.information);
+        let factor = (x / information).mul_add(y - self.factor * x, self.factor);
+        if x > 0.0 && information.is_finite() && factor.is_finite() {
+            *self = Self { factor: factor.max(0.0), information };
+        }
+    }
+
+    pub const fn to_numbers(self) -> [f64; Self::NUMBERS] {
+        [self.factor, self.information]
+    }
+
+    /// Returns the factor of these numbers, or `None` if there is none.
+    pub fn from_numbers([factor, information]: [f64; Self::NUMBERS]) -> Option<Self> {
+        let is_sound = factor.is_finite() && factor >= 0.0 && information.is_finite() && information > 0.0;
+        is_sound.then_some(Self { factor, information })
+    }
+}
+
 /// Returns whether a matrix is positive definite and can be inverted in doubles.
 fn is_information([r0, r1, r2]: [f64; 3]) -> bool {
     let sound = |r: f64| r.is_finite() && r > 0.0;
@@ -162,6 +205,30 @@ mod tests {
                 prop_assert!(line.intercept.is_finite() && line.slope.is_finite(), "{line:?}");
                 prop_assert!(line.intercept >= 0.0 && line.slope >= 0.0 && is_information(line.information), "{line:?}");
                 prop_assert_eq!(Line::from_numbers(line.to_numbers()), Some(line));
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_factor_is_found_from_any_first_guess(guess in 0.0..4.0f64, truth in 0.0..4.0f64, seed in any::<u64>()) {
+            let mut factor = Factor::new(guess);
+            let mut random = crate::random::Random::new(seed);
+            for _ in 0..2_000 {
+                let x = f64::from(random.below(3) as u32);
+                factor.learn(x, truth * x, FIT.forgetting);
+            }
+            prop_assert!((factor.get() - truth).abs() < 0.01, "{factor:?} instead of {truth}");
+        }
+
+        #[test]
+        fn no_samples_make_a_factor_negative_or_infinite(
+            guess in any::<f64>(), samples in prop::collection::vec((any::<f64>(), any::<f64>()), 0..100),
+        ) {
+            let mut factor = Factor::new(guess);
+            for (x, y) in samples {
+                factor.learn(x, y, FIT.forgetting);
+                prop_assert_eq!(Factor::from_numbers(factor.to_numbers()), Some(factor));
             }
         }
     }

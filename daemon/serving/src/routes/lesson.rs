@@ -146,6 +146,8 @@ impl Lesson<'_> {
         }
         let prompt_tokens = usage.map_or(self.prompt_tokens, |usage| usage.prompt_tokens as u32);
         let Some(first_ns) = self.first_ns else { return };
+        // The last request may have come long before this answer's end.
+        known.look(&self.routes.engines, (self.routes.now_ns)());
         let Some(replica) = known.replica(self.model, self.replica) else { return };
         let others = replica.load.others_utilisation;
         if self.is_alone {

@@ -69,6 +69,7 @@ pub(super) fn engine(of: EngineView) -> v1::Engine {
             step_per_request: duration(cost.gpu_per_sequence_ns),
             first_token: duration(cost.prefill_ns),
             first_token_per_thousand: duration(cost.prefill_per_token_ns * 1e3),
+            longer_per_neighbour: cost.sharing,
         }),
         state: health.name().to_owned(),
         trouble: trouble.unwrap_or_default(),

@@ -21,9 +21,16 @@ mod row;
 mod stage;
 mod tables;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    panic::resume_unwind,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
+use parking_lot::Mutex;
 use plan::{
     Clock,
     processes::ProcessesPlan,
@@ -66,14 +73,22 @@ struct Compared {
     learned: Vec<RoutingPolicy>,
 }
 
+/// How many seeds are run at once on a clock that does not stop: their processes mostly wait. In the lab, which has one CPU and a
+/// clock that counts its instructions, seeds run one after the other.
+const SEEDS_AT_ONCE: usize = 5;
+
 /// Runs the policies of a plan on processes and in the simulator. `keep` gets all rows so far after each seed.
 ///
-/// Each seed has processes of its own. The order of its policies is another one in each cell.
+/// Each seed has processes and namespaces of its own. The order of its policies is another one in each cell.
 ///
 /// # Errors
 /// Without root, when a part names a policy that is not in the plan, a process does not start, a run did not do what its policy's name says,
 /// or `keep` fails.
-pub fn run(plan: &ProcessesPlan, part: &Part<'_>, mut keep: impl FnMut(&[Row]) -> Result<()>) -> Result<Vec<Row>> {
+pub fn run(
+    plan: &ProcessesPlan,
+    part: &Part<'_>,
+    mut keep: impl FnMut(&[Row]) -> Result<()> + Send,
+) -> Result<Vec<Row>> {
     let mut simulated = plan.simulated(part.clock)?;
     for name in part.policies {
         ensure!(simulated.policies.iter().any(|of| of.name == *name), "no policy {name} in plan {}", plan.name);
@@ -88,27 +103,51 @@ pub fn run(plan: &ProcessesPlan, part: &Part<'_>, mut keep: impl FnMut(&[Row]) -
     let learned = learn::all(&simulated, &setup).into_iter().map(|trainings| trainings.into_iter().next());
     let learned = learned.collect::<Option<_>>().context("a policy was not learned")?;
     let compared = Compared { simulated, setup, learned };
-    let seeds = compared.simulated.seeds;
-    let mut rows = Vec::new();
-    for turn in 0..seeds.evaluations {
-        let stage = Stage::new(plan, &compared, part.clock)?;
-        stage.warm_up(plan.warm_up, &compared).context("before the first request that counts")?;
-        let seed = seeds.evaluation + turn;
-        for (at, cell) in Cell::all(&compared.simulated).into_iter().enumerate() {
-            let offered = Offered::new(&compared.simulated, &compared.setup, &cell, seed);
-            let count = compared.learned.len();
+    let turns = 0..compared.simulated.seeds.evaluations;
+    let at_once = if part.clock == Clock::Lab { 1 } else { SEEDS_AT_ONCE.min(turns.end as usize) };
+    let (next, done) = (AtomicU64::new(turns.start), Mutex::new((Vec::new(), &mut keep)));
+    thread::scope(|scope| {
+        let works = || -> Result<()> {
+            loop {
+                let turn = next.fetch_add(1, Relaxed);
+                if turn >= turns.end {
+                    return Ok(());
+                }
+                let of_seed = compared.rows(plan, part.clock, turn).inspect_err(|_| next.store(turns.end, Relaxed))?;
+                let mut done = done.lock();
+                let (rows, keep) = &mut *done;
+                rows.extend(of_seed);
+                // In the order of seeds, whichever is ready first.
+                rows.sort_by_key(|row: &Row| row.seed);
+                keep(rows)?;
+            }
+        };
+        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(works)).collect();
+        let ends = workers.into_iter().map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        ends.collect::<Result<()>>()
+    })?;
+    Ok(done.into_inner().0)
+}
+
+impl Compared {
+    /// Runs all policies on the requests of the seed with this number in the plan.
+    fn rows(&self, plan: &ProcessesPlan, clock: Clock, turn: u64) -> Result<Vec<Row>> {
+        let stage = Stage::new(plan, self, clock)?;
+        stage.warm_up(plan.warm_up, self).context("before the first request that counts")?;
+        let seed = self.simulated.seeds.evaluation + turn;
+        let mut rows = Vec::new();
+        for (at, cell) in Cell::all(&self.simulated).into_iter().enumerate() {
+            let offered = Offered::new(&self.simulated, &self.setup, &cell, seed);
+            let count = self.learned.len();
             for number in (0..count).map(|number| (number + at + turn as usize) % count) {
-                let row = compared.row(plan, &stage, &cell, (seed, number), &offered)?;
+                let row = self.row(plan, &stage, &cell, (seed, number), &offered)?;
                 eprintln!("seed {seed}: {row}");
                 rows.push(row);
             }
         }
-        keep(&rows)?;
+        Ok(rows)
     }
-    Ok(rows)
-}
 
-impl Compared {
     /// Lets a policy answer the requests of a seed, in processes and in the simulator.
     fn row(
         &self,

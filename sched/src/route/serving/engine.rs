@@ -39,6 +39,11 @@ impl Fluid {
         }
     }
 
+    /// Returns the time up to which it was advanced.
+    pub fn now_s(&self) -> f64 {
+        self.now_s
+    }
+
     pub fn running(&self) -> u32 {
         self.running.len() as u32
     }
@@ -49,10 +54,6 @@ impl Fluid {
 
     pub fn is_stalled(&self) -> bool {
         self.now_s < self.stalled_until_s
-    }
-
-    pub fn step_s(&self) -> f64 {
-        self.step_s
     }
 
     /// Returns how much of its GPU it uses: all of it while it reads prompts.

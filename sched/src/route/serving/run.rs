@@ -84,6 +84,8 @@ struct Flight {
     first_s: f64,
     /// Whether its prompt had nothing ahead of it.
     undisturbed: bool,
+    /// The engine's batch since its first token, as an integral over seconds.
+    batch_s: f64,
 }
 
 impl<'a, D: Decide> Run<'a, D> {
@@ -115,7 +117,7 @@ impl<'a, D: Decide> Run<'a, D> {
         let state = State { replicas: &self.replicas, admitted: &self.admitted, cached: &[], path: arrival.path };
         let choice = self.decide.decide(&arrival.request, &state, arrival.arrived_ns);
         let choice = choice.filter(|choice| choice.replica < self.fluids.len());
-        self.flights.push(Flight { choice, first_s: 0.0, undisturbed: false });
+        self.flights.push(Flight { choice, first_s: 0.0, undisturbed: false, batch_s: 0.0 });
         let Some(choice) = choice else { return self.end(number, None) };
         self.advance(choice.replica, now_s);
         if let (Some(fluid), Some(flight)) = (self.fluids.get_mut(choice.replica), self.flights.get_mut(number)) {
@@ -129,9 +131,6 @@ impl<'a, D: Decide> Run<'a, D> {
     /// Handles an engine's next event: the end of its prompts, or of a sequence.
     fn event(&mut self, at: usize, now_s: f64) {
         let stalled = self.fluids.get(at).is_some_and(Fluid::is_stalled);
-        if !stalled {
-            self.learn_step(at);
-        }
         self.advance(at, now_s);
         if !stalled {
             if let Some(number) = self.fluids.get_mut(at).and_then(Fluid::finish) {
@@ -197,30 +196,42 @@ impl<'a, D: Decide> Run<'a, D> {
         let reward = model.filter(|_| fate == Fate::Met).map_or(0.0, |model| model.reward(class));
         let (choice, arrived_ns) = (flight.choice, arrival.arrived_ns);
         let outcome = RunOutcome { number, class, choice, arrived_ns, finished_ns, fate, reward };
-        if let Some(replica) = choice.filter(|_| self.setup.guess.is_some() && flight.undisturbed)
-            && let Some(replica) = self.replicas.get_mut(replica.replica)
-        {
-            let first_ns = flight.first_s * 1e9 - arrived_ns as f64;
-            replica.curve.observe_first_token(arrival.request.prompt_tokens, first_ns as u64);
+        if let Some(finished_s) = finished_s.filter(|_| self.setup.guess.is_some()) {
+            self.learn(number, finished_s);
         }
         self.decide.ended(&outcome);
         self.outcomes.push(outcome);
     }
 
-    fn learn_step(&mut self, at: usize) {
-        if let (Some(fluid), Some(replica)) = (self.fluids.get(at), self.replicas.get_mut(at))
-            && self.setup.guess.is_some()
-        {
-            let others = replica.load.others_utilisation;
-            replica.curve.observe_step(fluid.running(), others, (fluid.step_s() * 1e9) as u64);
+    /// Learns from an answer what a gateway can learn from it: the mean time of a step, its mean batch, and the use of the GPU by others
+    /// at its end.
+    fn learn(&mut self, number: usize, finished_s: f64) {
+        let (Some(arrival), Some(flight)) = (self.arrivals.get(number), self.flights.get(number)) else { return };
+        let Some(replica) = flight.choice.and_then(|choice| self.replicas.get_mut(choice.replica)) else { return };
+        if flight.undisturbed {
+            let first_ns = flight.first_s * 1e9 - arrival.arrived_ns as f64;
+            replica.curve.observe_first_token(arrival.request.prompt_tokens, first_ns as u64);
+        }
+        let (gaps, took_s) = (arrival.output_tokens.saturating_sub(1), finished_s - flight.first_s);
+        if gaps > 0 && took_s > 0.0 {
+            let batch = (flight.batch_s / took_s).ceil().max(1.0) as u32;
+            let step_ns = (took_s * 1e9) as u64 / u64::from(gaps);
+            replica.curve.observe_step(batch, replica.load.others_utilisation, step_ns);
         }
     }
 
+    /// Advances all engines on the GPU of an engine.
     fn advance(&mut self, at: usize, now_s: f64) {
         for other in self.groups.get(at).into_iter().flatten() {
-            if let Some(fluid) = self.fluids.get_mut(*other) {
-                fluid.advance(now_s);
+            let Some(fluid) = self.fluids.get_mut(*other) else { continue };
+            if self.setup.guess.is_some() {
+                let batch = f64::from(fluid.running());
+                for (number, _) in fluid.sequences().filter(|(_, left)| left.is_some()) {
+                    let Some(flight) = self.flights.get_mut(number) else { continue };
+                    flight.batch_s += batch * (now_s - fluid.now_s().max(flight.first_s)).max(0.0);
+                }
             }
+            fluid.advance(now_s);
         }
     }
 

@@ -104,7 +104,7 @@ fn late_requests_are_dropped_where_that_is_asked_for() {
 
 #[test]
 fn costs_are_learned_from_what_engines_do() {
-    let wrong = Cost { gpu_ns: 1e6, prefill_ns: 1e6, sharing: 0.5, ..Cost::default() };
+    let wrong = Cost { gpu_ns: 1e6, prefill_ns: 1e6, ..Cost::default() };
     let learning = Setup { guess: Some(wrong), ..Setup::paper() };
     let workload = Workload::bursts(0.25, 24.0, 2_000);
     let rule = RoutingPolicy::Rule { margin: 1.1 };
