@@ -242,8 +242,8 @@ mod tests {
         for (from, to, said) in [
             ("serving = \"routing-fig4-6\"", "serving = \"mptcp\"", "no plan of model serving"),
             ("serving = \"routing-fig4-6\"", "serving = \"routing-table3-4\"", "changes"),
-            ("choose.rule = 1.1", "choose.rule = 1.2", "margin"),
-            ("choose.rule = 1.1\nguarded = true", "choose.rule = 1.1", "policy rule"),
+            ("choose.rule = 1.2", "choose.rule = 1.1", "margin"),
+            ("choose.rule = 1.2\nguarded = true", "choose.rule = 1.2", "policy rule"),
             ("[link]\n", "[link]\nloss = 1\n", "loss"),
             ("trainings = 1", "trainings = 2", "`trainings` is 1"),
         ] {
