@@ -7,6 +7,7 @@ use sched::class::{ClassSettings, DropRule, Late};
 use sched::path::Placement;
 use sched::stream::{Discipline, Expiry, Low};
 
+use crate::Config;
 use crate::control::ControlSettings;
 use crate::forward::Forward;
 use crate::gateway::{GatewaySettings, ModelSettings};
@@ -23,8 +24,8 @@ use crate::relay::{Auth, ListenerIdentity, ListenerSettings, RelayLimits, RelayS
 use crate::section::Word as _;
 use crate::serve::Serve;
 use crate::targets::{Protocol, TargetRules, Unlisted};
+use crate::transport::PacketIo;
 use crate::uplink::{TrustSource, UplinkSettings};
-use crate::{Config, PacketIo};
 
 /// Returns what `paced check` prints: the services, their users, the targets in reach, the limits, the policy and the
 /// warnings, with the days that tokens have left at `now`. Ends with a newline.
