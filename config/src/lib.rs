@@ -9,7 +9,7 @@
 //! | [`path`] | the edge role: the paths between this host and its relays |
 //! | [`hop`] | the edge role: relays through which other relays are reached |
 //! | [`serve`] | the edge role: local addresses for clients of the OpenAI API |
-//! | [`uplink`] | the relay that they use |
+//! | [`uplink`] | the edge role: the relay that a local address or a hop uses |
 //! | [`transport`] | the QUIC transport of both roles |
 //! | [`kernel`] | what the kernel enforces, and where |
 //! | [`quota`] | the limits of one user |
@@ -159,7 +159,7 @@ pub enum Warning {
     },
     /// A rule about a user that no entry names. Counted from 1, through all files.
     #[error(
-        "[[rule]] number {rule} names the user {user:?}, but no [[relay.token]], [[relay.client_certificate]] or [[gateway.key]] has that name"
+        "[[rule]] number {rule} names the user {user:?}, but no [[relay.token]], [[relay.client_certificate]], [[gateway.key]] or [[serve.key]] has that name"
     )]
     UnknownUser {
         /// The rule.

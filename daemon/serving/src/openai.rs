@@ -13,8 +13,8 @@ mod error;
 mod renamed;
 mod usage_option;
 
-/// How much of a client's own text errors and records repeat, in bytes. A body may consist of one name, and neither of them counts
-/// against the bound on bodies.
+/// How much of a client's own text errors and records repeat, in bytes. A body may consist of one long name, and errors and records do
+/// not count against the bound on bodies.
 const EXCERPT_BYTES: usize = 256;
 
 /// Returns the beginning of a client's text, for errors and records: at most 256 bytes, in whole letters.
@@ -145,7 +145,8 @@ pub struct RoutingFields {
     pub service_tier: Option<String>,
     /// Whether it asks for a stream of events.
     pub is_streamed: bool,
-    /// The maximum of tokens in the answer, if the client sets one. As engines do, rounds a fraction, and takes a negative number for none.
+    /// The maximum of tokens in the answer, if the client sets one. Engines round a fraction and take a negative number for no maximum, and
+    /// so does this.
     pub max_tokens: Option<u32>,
 }
 
@@ -227,7 +228,7 @@ fn place(raw: &str, text: &str) -> Option<Range<usize>> {
 
 /// Returns the limit of tokens that a number of a body stands for.
 fn tokens_limit(number: f64) -> Option<u32> {
-    // Larger numbers become the largest.
+    // A number above `u32::MAX` becomes `u32::MAX`.
     (number >= 0.0).then(|| number.round() as u32)
 }
 

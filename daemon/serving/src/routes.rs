@@ -33,7 +33,7 @@ pub use self::{
 /// The assumed length of answers before the first, in tokens.
 const FIRST_TOKENS: f64 = 200.0;
 
-/// The assumed bytes of a body per token of its prompt, before the first was billed.
+/// The assumed bytes of a body per token of its prompt, before an engine has billed a prompt.
 const FIRST_BYTES_PER_TOKEN: f64 = 4.0;
 
 /// The bytes of a token on the path: about an event of a chat with its frame.
@@ -163,9 +163,9 @@ impl Routes {
         u64::from(prompt) + u64::from(answer)
     }
 
-    /// Decides which model answers a request to a client over `path`; `None` if each of them has only failed engines. The policy of
-    /// its alias decides about a request with limits. A request without limits goes to the best model with room, or else to the
-    /// model with the fewest waiting requests, unless the policy balances engines.
+    /// Decides which model answers a request; the answer reaches the client over `path`. `None` if every model that may answer has only
+    /// failed engines. The policy of its alias decides about a request with limits. A request without limits goes to the best model
+    /// with room, or else to the model with the fewest waiting requests, unless the policy balances engines.
     pub fn route(&self, asked: RouteQuery<'_>, wanted: &Wanted, path: ClientPath) -> Option<Route> {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
@@ -342,8 +342,8 @@ impl Known {
         (prompt, self.lengths.expect(class, wanted.max_tokens, self.answer_tokens))
     }
 
-    /// Returns how many tokens of the prompt each engine of all models probably has in its cache, and how many of its bytes are in blocks
-    /// that an earlier prompt there had, too; empty if no engine was sent any.
+    /// Returns for each engine of all models how many tokens of the prompt it probably has in its cache, and how many bytes of the prompt
+    /// are in blocks that an earlier prompt there also had. Both lists are empty if all numbers would be 0.
     fn cached(&self, engines: &[Arc<Engines>], asked: RouteQuery<'_>) -> (Vec<u32>, Vec<usize>) {
         let (mut cached, mut compared) = (Vec::new(), Vec::new());
         if asked.prefix.is_empty() {

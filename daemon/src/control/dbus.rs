@@ -56,7 +56,7 @@ impl Door {
         found.map_err(|_| Denial::Failed(Error::Ending.to_string()))
     }
 
-    /// Like [`Door::caller`], but also asks polkit if the caller may not write otherwise.
+    /// Identifies the caller like [`Door::caller`]. If the caller may not write by its user, asks polkit whether it may.
     async fn writer(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
         let mut caller = self.caller(header, connection).await?;
         if !caller.may_write {
@@ -177,8 +177,8 @@ impl Door {
         Ok(tunnels.into_iter().map(tunnel_row).collect())
     }
 
-    /// Lists the relays that the edge uses: host and port, open connections, connections made, attempts that failed, how the
-    /// last attempt failed, if it did, or the relay refused the credentials (empty for readers), and the names of the path and of the hop
+    /// Lists the relays that the edge uses: host and port, open connections, connections made, attempts that failed, the error of the
+    /// last attempt if it failed or the relay refused the credentials (empty for readers), and the names of the path and of the hop
     /// to it (empty without one).
     #[zbus(out_args("uplinks"))]
     async fn list_uplinks(

@@ -181,10 +181,10 @@ impl Tables {
 
     /// Puts the limits of the listeners' guard in force.
     pub fn limit(&self, kernel: &Kernel) {
-        let mut loaded = self.loaded();
-        self.wanted().limits = Some(limits(kernel));
+        let (mut loaded, limits) = (self.loaded(), limits(kernel));
+        self.wanted().limits = Some(limits);
         loaded.arrivals = kernel.arrivals_per_second;
-        self.limit_to(&mut loaded, limits(kernel));
+        self.limit_to(&mut loaded, limits);
     }
 
     fn limit_to(&self, loaded: &mut Loaded, limits: GuardLimits) {
@@ -227,7 +227,7 @@ impl Tables {
     }
 
     /// Gives the guard the daemon's listeners, by this host's present addresses, and the keys of the connection IDs in
-    /// use. To be repeated: addresses change, and so do keys, though each is known a week ahead.
+    /// use. Callers repeat this, because addresses and keys change; each key is known a week ahead.
     pub fn guard<'a>(
         &self,
         listeners: impl IntoIterator<Item = (SocketAddr, Option<&'a str>)>,

@@ -33,15 +33,15 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// more than the request itself.
 const WAIT_NS: u64 = 20_000_000;
 
-/// How long a client may take to receive the response to a refused request. Without flow control credit for it, it never
-/// would.
+/// How long a client may take to receive the response to a refused request. A client that gives no flow-control credit would
+/// never receive it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a rejected request was handled; the stream still has to be ended with the code. With `NoError`, it ends normally.
 pub(super) enum Rejected {
     /// With a response.
     Answered(Code),
-    /// With a response, after which the connection has to end: its user has too many.
+    /// With a response, after which the connection has to end: its user has too many connections.
     Last,
     /// Without a response: the client was gone, or there was nothing to say.
     Unanswered(Code),
@@ -119,7 +119,7 @@ pub(super) async fn admit(
     let (signal, send) = (request.signal, &mut request.send);
     let decided = tokio::select! {
         decided = decide(relay, rules, client, head, signal, &mut attempt) => decided,
-        // The places of the request are free again.
+        // The client has given up; the places that the request took are free again.
         () = poll_fn(|cx| if send.poll_stopped(cx).is_err() { Poll::Ready(()) } else { Poll::Pending }) => {
             return Err(Rejected::Unanswered(Code::RequestCancelled));
         }
@@ -142,6 +142,7 @@ pub(super) async fn admit(
     }
 }
 
+/// Decides about a request by its head, and notes in `attempt` who makes it, and for which target.
 async fn decide(
     relay: &Relay,
     rules: &Rules,

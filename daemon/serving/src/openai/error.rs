@@ -161,10 +161,9 @@ impl OpenAiError {
             Self::Crowded => "overloaded",
             Self::TooManyRequests | Self::TooManyTokens { .. } => "rate_limit_exceeded",
             Self::MonthUsed { .. } => "insufficient_quota",
-            Self::NoEngine => "no_engine",
+            Self::NoEngine | Self::OutOfReach { .. } => "no_engine",
             Self::NoGateway(_) => "no_gateway",
             Self::Late => "deadline_unreachable",
-            Self::OutOfReach { .. } => "no_engine",
             Self::Engine(_) => "engine_failed",
             Self::EngineTimeout => "engine_timeout",
         }

@@ -17,7 +17,7 @@ pub struct RouteQuery<'a> {
     pub class: &'a str,
     /// The part of its prompt that earlier prompts may share.
     pub prefix: &'a PrefixHashes,
-    /// Whether another model has failed it.
+    /// Whether another model has already failed to answer it.
     pub is_retry: bool,
 }
 
@@ -38,9 +38,11 @@ pub struct Route {
     pub(super) request: RoutedRequest,
     pub(super) path: ClientPath,
     pub(super) at_ns: u64,
-    /// How many tokens of its prompt each engine of all models probably has in its cache; empty if none was sent any.
+    /// How many tokens of its prompt each engine of all models probably has in its cache; empty if no engine has had
+    /// any part of it.
     pub(super) cached: Vec<u32>,
-    /// How many bytes of its prompt are in blocks that an earlier prompt at each of them had, too; empty if none was sent any.
+    /// For each of these engines, how many bytes of its prompt are in blocks that an earlier prompt there also had; empty like
+    /// `cached`.
     pub(super) compared_bytes: Vec<usize>,
     /// The hash of its user.
     pub(super) user: u64,
@@ -98,8 +100,8 @@ impl Route {
         ns.map(Duration::from_nanos)
     }
 
-    /// Returns how many tokens of the answer an engine has probably made within this time: of the expected ones, the part that the time
-    /// is of the prediction. 0 for an unknown engine.
+    /// Returns how many tokens of the answer an engine has probably made within this time: with half of the predicted time, half of the
+    /// expected tokens, and never more than all. 0 for an unknown engine.
     #[must_use]
     pub fn made_within(&self, elapsed: Duration) -> u64 {
         let part = self.predicted().map_or(0.0, |predicted| elapsed.div_duration_f64(predicted).min(1.0));

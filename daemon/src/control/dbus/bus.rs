@@ -48,7 +48,7 @@ pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
 /// Serves on a bus until it is gone.
 async fn serve(door: Door, bus: &Bus) -> Result<()> {
     let control = door.control.clone();
-    // Before a caller can see the name or read the first values, because it counts on all changes from then on.
+    // The watch begins before a caller can see the name or read the first values: callers count on every change from then on.
     let mut events = control.events(Vec::new());
     let mut policies = control.policies.watch();
     let mut last = policies.borrow_and_update().clone();
