@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use crate::Config;
 use crate::control::ControlSettings;
 use crate::kernel::Kernel;
 use crate::policy::Policy;
 use crate::relay::{ListenerSettings, RelayLimits, RelaySettings, StrangerLimits};
-use crate::{Config, TransportSettings};
+use crate::transport::TransportSettings;
 
 /// What a change of a key takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

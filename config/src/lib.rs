@@ -9,7 +9,8 @@
 //! | [`path`] | the edge role: the paths between this host and its relays |
 //! | [`hop`] | the edge role: relays through which other relays are reached |
 //! | [`serve`] | the edge role: local addresses for clients of the OpenAI API |
-//! | [`uplink`] | the relay that they use |
+//! | [`uplink`] | the edge role: the relay that a local address or a hop uses |
+//! | [`transport`] | the QUIC transport of both roles |
 //! | [`kernel`] | what the kernel enforces, and where |
 //! | [`quota`] | the limits of one user |
 //! | [`change`] | what a change of a key requires while paced runs |
@@ -22,7 +23,6 @@
 //! **Invariant:** a [`Config`] is valid by construction; no code checks it after it was read.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -41,9 +41,10 @@ use crate::path::PathSettings;
 use crate::policy::Policy;
 use crate::proxy::Proxy;
 use crate::relay::{Auth, ListenerIdentity, ListenerSettings, RelayLimits, RelaySettings};
-use crate::section::{Section, read_document, words};
+use crate::section::{Section, read_document};
 use crate::serve::Serve;
 use crate::targets::{Pattern, Ports, Protocol, TargetRule, TargetRules};
+use crate::transport::TransportSettings;
 use crate::uplink::Nameable;
 
 pub mod change;
@@ -78,6 +79,7 @@ pub mod targets;
 #[cfg(test)]
 mod tests;
 pub mod text;
+pub mod transport;
 pub mod uplink;
 mod write;
 
@@ -121,63 +123,6 @@ pub struct Config {
     pub log: LogSettings,
 }
 
-/// The QUIC transport.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TransportSettings {
-    /// The size of IP packets before anything is known about the path, in bytes.
-    pub initial_mtu: u16,
-    /// The largest IP packets that are probed for, in bytes.
-    pub max_mtu: u16,
-    /// How the rate adapts to the path.
-    pub congestion: CongestionControl,
-    /// How often the edge keeps a silent connection to its relay alive; `None` lets it time out.
-    pub keep_alive: Option<Duration>,
-    /// How packets reach the kernel.
-    pub io: PacketIo,
-    /// How much earlier than its departure time a packet may leave to share a message with others.
-    pub quantum: Duration,
-    /// Packets on paths with a shorter smoothed round trip have no departure times.
-    pub min_paced_rtt: Duration,
-}
-
-impl Default for TransportSettings {
-    fn default() -> Self {
-        Self {
-            initial_mtu: 1_400,
-            max_mtu: 1_500,
-            congestion: CongestionControl::Cubic,
-            keep_alive: Some(Duration::from_secs(10)),
-            io: PacketIo::Paced,
-            quantum: Duration::from_micros(125),
-            min_paced_rtt: Duration::from_millis(2),
-        }
-    }
-}
-
-words! {
-    /// A congestion controller.
-    #[derive(Default)]
-    pub enum CongestionControl {
-        /// CUBIC (RFC 9438).
-        #[default]
-        Cubic = "cubic",
-        /// BBR version 2.
-        Bbr = "bbr",
-    }
-}
-
-words! {
-    /// How packets reach the kernel.
-    #[derive(Default)]
-    pub enum PacketIo {
-        /// Each with its departure time.
-        #[default]
-        Paced = "paced",
-        /// In bursts of ten, as s2n-quic sends them.
-        Stock = "stock",
-    }
-}
-
 /// A valid setting that may be a mistake.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
@@ -214,7 +159,7 @@ pub enum Warning {
     },
     /// A rule about a user that no entry names. Counted from 1, through all files.
     #[error(
-        "[[rule]] number {rule} names the user {user:?}, but no [[relay.token]], [[relay.client_certificate]] or [[gateway.key]] has that name"
+        "[[rule]] number {rule} names the user {user:?}, but no [[relay.token]], [[relay.client_certificate]], [[gateway.key]] or [[serve.key]] has that name"
     )]
     UnknownUser {
         /// The rule.
@@ -312,7 +257,7 @@ impl Config {
             let cause = "the address of a forward is that of a listener of the relay";
             root.refuse("forward", Problem::Contradiction { cause, remedy });
         }
-        let transport = root.section("transport", |section| transport(section, &TransportSettings::default()));
+        let transport = root.section("transport", |section| transport::walk(section, &TransportSettings::default()));
         let kernel = root.section("kernel", |section| kernel::walk(section, &Kernel::default()));
         let control = root.section("control", |section| control::walk(section, &ControlSettings::default()));
         let metrics = root.section("metrics", |section| metrics::walk(section, &MetricsSettings::default()));
@@ -490,23 +435,4 @@ const STATE_DIR: &str = "/var/lib/paced";
 
 fn state_dir(section: &mut Section<'_>, of: PathBuf) -> PathBuf {
     section.value("state_dir", of)
-}
-
-fn transport(section: &mut Section<'_>, of: &TransportSettings) -> TransportSettings {
-    // IPv6 guarantees 1280 bytes (RFC 8200 §5); QUIC's own minimum is below that (RFC 9000 §14).
-    const MTU: RangeInclusive<u64> = 1_280..=9_216;
-    let initial_mtu = section.number("initial_mtu", MTU, of.initial_mtu);
-    let max_mtu = section.number("max_mtu", MTU, of.max_mtu);
-    if initial_mtu > max_mtu {
-        let cause = "initial_mtu is larger than max_mtu";
-        section.refuse("initial_mtu", Problem::Contradiction { cause, remedy: "lower it, or raise max_mtu" });
-    }
-    let congestion = section.value("congestion", of.congestion);
-    let keep_alive = section.seconds("keep_alive_seconds", 0..=3_600, of.keep_alive.unwrap_or_default());
-    let io = section.value("io", of.io);
-    let quantum = section.number("quantum_us", 0..=1_000, of.quantum.as_micros() as u64);
-    let min_paced_rtt = section.number("min_paced_rtt_us", 0..=1_000_000, of.min_paced_rtt.as_micros() as u64);
-    let [quantum, min_paced_rtt] = [quantum, min_paced_rtt].map(Duration::from_micros);
-    let keep_alive = (!keep_alive.is_zero()).then_some(keep_alive);
-    TransportSettings { initial_mtu, max_mtu, congestion, keep_alive, io, quantum, min_paced_rtt }
 }

@@ -34,7 +34,7 @@ impl Config {
                 text.section("[[gateway.key]]", |section| gateway::key(section, Some(key)));
             }
         }
-        text.section("[transport]", |section| transport(section, &self.transport));
+        text.section("[transport]", |section| transport::walk(section, &self.transport));
         text.section("[kernel]", |section| kernel::walk(section, &self.kernel));
         let hops: Vec<_> = self.hops.iter().map(|hop| hop.name.as_str()).collect();
         let names = Nameable { policy: &self.policy, hops: &hops };

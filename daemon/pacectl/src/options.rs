@@ -94,7 +94,7 @@ impl RelayOptions {
 
 /// The transport of a client that waits for answers, whether or not the connection is silent.
 pub(crate) fn transport() -> Transport {
-    role::transport::transport(&config::TransportSettings::default())
+    role::transport::transport(&config::transport::TransportSettings::default())
 }
 
 pub(crate) fn target(text: &str) -> Result<Target> {

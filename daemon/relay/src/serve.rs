@@ -1,66 +1,43 @@
 //! Connections and their requests, from the first packet to the end of the last tunnel: one task for each.
 
 use std::{
-    future::poll_fn,
     net::SocketAddr,
     pin::{Pin, pin},
     sync::{Arc, OnceLock},
-    task::Poll,
     time::{Duration, SystemTime},
 };
 
 use masque::{
-    h3::{Code, Part, RequestHead, ResponseHead, Role},
-    priority::Priority,
-    request::{Refusal, TunnelProtocol, accepted, is_ping},
+    h3::{Code, ResponseHead, Role},
+    request::{TunnelProtocol, accepted},
 };
 use parking_lot::Mutex;
 use quic::{
     class::{Class, Membership, Since},
-    clock::Clock,
     datagrams::Sender,
     events::{ConnectionState, Strays},
     h3::{self, Error, MessageLimits, Request},
     stirred::either,
 };
-use role::{
-    access::record::{self, RefusedRequest},
-    gate::Gate,
-    holder::Holder,
-    limits::Gauge,
-    tcp::TcpPump,
-    traffic::UserTraffic,
-};
+use role::{access::record::RefusedRequest, gate::Gate, limits::Gauge, tcp::TcpPump, traffic::UserTraffic};
 use s2n_quic::{Server, connection::Connection};
-use serving::gateway::{Asker, Gateway};
 use socket2::SockRef;
 use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 
+use self::decision::{Decision, ForModel, Rejected, admit, answer, note_refusal, turn_away, wait_for_turn};
 use crate::{
-    Phase, Relay, RelayClient, Resources, Rules,
+    Phase, Relay, RelayClient,
     connect::ConnectedTarget,
     continuable::ContinuablePlace,
-    request::{self, Admitted, Attempt, HeldPlaces, mark},
+    request::{Admitted, Attempt, HeldPlaces, mark},
     tunnels::RelayTunnel,
     udp::UdpPump,
 };
 
-/// How long a client may take to send the head of a request it has begun.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long a request may wait for its turn within its user's rate.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
-
-/// Waiting requests continue together, at multiples of this interval: waking a task and the packets that this causes cost
-/// more than the request itself.
-const WAIT_NS: u64 = 20_000_000;
+mod decision;
 
 /// How long a client may take to acknowledge that the relay goes away, before its connection is closed.
 const FAREWELL: Duration = Duration::from_secs(2);
-
-/// How long a client may take to receive the response to a refused request. Without flow control credit for it, it never
-/// would.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a tunnel with an expiry checks the clock.
 const EXPIRY_LOOK: Duration = Duration::from_secs(60);
@@ -235,27 +212,6 @@ async fn serve_request<F: Future<Output = Option<OpenTunnel>>>(opening: Pin<Box<
     }
 }
 
-/// Waits until the user may make another request. Meanwhile the client has no credit for another stream in place of this
-/// one, so streams that are reset as soon as they are opened come no faster either.
-///
-/// # Errors
-/// The turn would be too far away; the error comes only after the longest wait, so that the client gains nothing from it.
-async fn wait_for_turn(relay: &Relay, client: &RelayClient) -> Result<(), ()> {
-    if !client.standing.is_known() {
-        // A stranger has its own budget.
-        return Ok(());
-    }
-    let (clock, account) = (Clock::system(), relay.accounts.of(&Holder::of(client.user(), client.address)));
-    let (now_ns, longest_ns) = ((clock.now_ns)(), LONGEST_WAIT.as_nanos() as u64);
-    let turn_ns = account.take_turn(now_ns, relay.rules().limits.requests_per_second, longest_ns);
-    let until_ns = turn_ns.unwrap_or(now_ns + longest_ns);
-    if until_ns > now_ns {
-        relay.limit_hits.note("requests_per_second");
-        (clock.sleep_until)(until_ns.next_multiple_of(WAIT_NS)).await;
-    }
-    turn_ns.map(|_| ()).ok_or(())
-}
-
 /// An open tunnel.
 struct OpenTunnel {
     relay: Arc<Relay>,
@@ -413,165 +369,6 @@ async fn expiry(at: Option<SystemTime>) {
         }
         // Someone may set the clock in the meantime. In a box, because few tunnels have an expiry.
         Box::pin(tokio::time::sleep(left.min(EXPIRY_LOOK))).await;
-    }
-}
-
-/// Ends the stream of a request that is not served. This finishes soon, whether or not the client receives the response.
-async fn turn_away(http: &h3::Client, request: Request, rejected: Rejected) {
-    let Request { stream_id, recv, mut send, flow, .. } = request;
-    drop(flow);
-    let (code, answered) = match rejected {
-        Rejected::Answered(code) => (code, true),
-        Rejected::Last => (Code::NoError, true),
-        Rejected::Unanswered(code) => (code, false),
-    };
-    recv.stop(code);
-    http.forget(stream_id);
-    if answered {
-        if code == Code::NoError {
-            send.finish();
-        }
-        // A reset may overtake unacknowledged data, or discard it at the client.
-        let taken = timeout(ANSWER_TIMEOUT, poll_fn(|cx| send.poll_acknowledged(cx))).await;
-        if code == Code::NoError && taken.is_ok() {
-            return;
-        }
-    }
-    send.reset(if code == Code::NoError { Code::RequestCancelled } else { code });
-}
-
-/// How a rejected request was handled; the stream still has to be ended with the code. With `NoError`, it ends normally.
-enum Rejected {
-    /// With a response.
-    Answered(Code),
-    /// With a response, after which the connection has to end: its user has too many.
-    Last,
-    /// Without a response: the client was gone, or there was nothing to say.
-    Unanswered(Code),
-}
-
-/// The decision about a request.
-enum Decision {
-    /// It gets a tunnel.
-    Tunnel(Box<Admitted>),
-    /// A model answers it.
-    Model(Box<ForModel>),
-    /// It asks for nothing, and gets an empty response.
-    Ping,
-}
-
-/// A request that a model answers.
-struct ForModel {
-    gateway: Arc<Gateway>,
-    head: RequestHead,
-    asker: Asker,
-    places: HeldPlaces,
-}
-
-/// Reads the head of a request and decides about it; sends the response if the decision is a refusal.
-async fn admit(
-    relay: &Relay,
-    rules: &Rules,
-    client: &RelayClient,
-    request: &mut Request,
-) -> Result<Decision, Rejected> {
-    let head = match timeout(HEAD_TIMEOUT, request.recv.part()).await {
-        Ok(Ok(Some(Part::Request(head)))) => head,
-        Ok(Err(Error::Protocol(error))) => {
-            let too_large = error.code() == Code::ExcessiveLoad;
-            let reason = if too_large { "field_section_too_large" } else { "malformed" };
-            note_refusal(
-                relay,
-                client,
-                Attempt::default(),
-                RefusedRequest { status: error.answer(), error: None, reason },
-            );
-            let Some(status) = error.answer() else { return Err(Rejected::Unanswered(error.code())) };
-            tracing::debug!(%error, "malformed request");
-            return Err(answer(request, &ResponseHead { status, fields: Vec::new() }, error.code()).await);
-        }
-        Ok(_) => return Err(Rejected::Unanswered(Code::RequestIncomplete)),
-        Err(_) => {
-            let refused = RefusedRequest { status: None, error: None, reason: "head_timeout" };
-            note_refusal(relay, client, Attempt::default(), refused);
-            return Err(Rejected::Unanswered(Code::RequestRejected));
-        }
-    };
-    let mut attempt = Attempt::default();
-    let (signal, send) = (request.signal, &mut request.send);
-    let decided = tokio::select! {
-        decided = decide(relay, rules, client, head, signal, &mut attempt) => decided,
-        // The places of the request are free again.
-        () = poll_fn(|cx| if send.poll_stopped(cx).is_err() { Poll::Ready(()) } else { Poll::Pending }) => {
-            return Err(Rejected::Unanswered(Code::RequestCancelled));
-        }
-    };
-    match decided {
-        Ok(decision) => Ok(decision),
-        Err(refusal) => {
-            let (status, error) = (Some(refusal.status()), Some(refusal.error_type().name()));
-            note_refusal(relay, client, attempt, RefusedRequest { status, error, reason: refusal.label() });
-            tracing::debug!(%refusal, "request refused");
-            let code = match refusal {
-                Refusal::Malformed(_) | Refusal::Target(_) => Code::MessageError,
-                _ => Code::NoError,
-            };
-            match answer(request, &refusal.response(&rules.name), code).await {
-                Rejected::Answered(_) if refusal == Refusal::ConnectionLimitReached => Err(Rejected::Last),
-                rejected => Err(rejected),
-            }
-        }
-    }
-}
-
-async fn decide(
-    relay: &Relay,
-    rules: &Rules,
-    client: &RelayClient,
-    head: RequestHead,
-    signal: Option<Priority>,
-    attempt: &mut Attempt,
-) -> Result<Decision, Refusal> {
-    let user = request::identify(relay, rules, client, &head, attempt)?;
-    if is_ping(&head) {
-        // Where no credentials are required, every client with a permitted request counts as a user.
-        request::admit_client(relay, rules, client, &Holder::of(attempt.user.as_ref(), client.address))?;
-        return Ok(Decision::Ping);
-    }
-    if let Some(gateway) = relay.gateway().filter(|_| Gateway::takes(&head)) {
-        let places = request::admit_model(relay, rules, client, user.as_ref())?;
-        let asker = Asker {
-            user: user.map(|user| user.name),
-            listener: client.listener,
-            client: client.address,
-            path: client.path.clone(),
-        };
-        return Ok(Decision::Model(Box::new(ForModel { gateway, head, asker, places })));
-    }
-    let admitted = request::admit(relay, rules, client, (&head, user), signal, attempt).await?;
-    Ok(Decision::Tunnel(Box::new(admitted)))
-}
-
-/// Counts and records a refused request.
-fn note_refusal(relay: &Relay, client: &RelayClient, Attempt { user, target }: Attempt, refused: RefusedRequest) {
-    let Resources { metrics, usages, access, .. } = &relay.resources;
-    metrics.refused(refused.reason);
-    if let Some(user) = &user {
-        usages.of(user).refused.inc();
-    }
-    if access.is_wanted() {
-        let (protocol, target) = target.unzip();
-        let RelayClient { id: connection, listener, address: client, .. } = *client;
-        let connection = Some(connection);
-        let request = record::RecordedRequest { connection, listener, client, user, protocol, target, way: None };
-        access.refused(request, refused);
-    }
-}
-
-async fn answer(request: &mut Request, head: &ResponseHead, code: Code) -> Rejected {
-    match request.send.respond(head).await {
-        Ok(()) => Rejected::Answered(code),
-        Err(_) => Rejected::Unanswered(code),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use config::{CongestionControl, PacketIo, TransportSettings};
+use config::transport::{CongestionControl, PacketIo, TransportSettings};
 use quic::{
     congestion::Congestion,
     endpoint::{Io, Pacing, Transport},

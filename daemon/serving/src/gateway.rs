@@ -37,7 +37,7 @@ use crate::{
     decisions::Decisions,
     learned::{Learned, LearnedEngine},
     live::{Live, LiveRequest},
-    metrics::GatewayMetrics,
+    metrics::{GatewayMetrics, ShownGateway},
     openai::{OpenAiError, Operation, RoutingFields, excerpt},
     routes::{AliasPolicies, AnswerTiming, Route, RouteQuery, Routes, Wanted},
     spending::Spending,
@@ -197,8 +197,8 @@ impl Gateway {
         }))
     }
 
-    /// Starts checks of engines on a runtime, brings ejected engines back, and shows the engines among the metrics. Call it when the
-    /// gateway takes effect; the checks last as long as the gateway.
+    /// Starts checks of engines on a runtime, and brings ejected engines back. Call it when the gateway takes effect; the checks last as
+    /// long as the gateway.
     pub fn begin(&self, runtime: &Handle) {
         let mut checking = self.checking.lock();
         if checking.is_empty() {
@@ -208,9 +208,14 @@ impl Gateway {
                 checking.spawn_on(model.engines.clone().readmit(self.clock), runtime);
             }
         }
+    }
+
+    /// Returns its engines, and the quotas of its keys, for the metrics.
+    #[must_use]
+    pub fn shown(&self) -> ShownGateway {
         let quotas = self.settings.keys.iter().filter_map(|key| Some((key.name.as_str().into(), key.monthly_tokens?)));
-        let engines = self.models.iter().map(|model| (model.name.clone(), model.engines.clone()));
-        self.metrics.show(engines.collect(), (quotas.collect(), self.tenants.spending()));
+        let models = self.models.iter().map(|model| (model.name.clone(), model.engines.clone()));
+        ShownGateway { models: models.collect(), quotas: quotas.collect(), spending: self.tenants.spending().clone() }
     }
 
     /// Whether another gateway would handle requests in the same way.

@@ -124,6 +124,17 @@ pub struct GatewayMetrics {
     untaken: Counter,
 }
 
+/// The parts of a gateway whose state is read at each scrape; by default none, as without a gateway.
+#[derive(Debug, Default)]
+pub struct ShownGateway {
+    /// The engines of each model.
+    pub models: Vec<(Arc<str>, Arc<Engines>)>,
+    /// The monthly quotas of keys in tokens, by the names of the keys.
+    pub quotas: Vec<(Arc<str>, u64)>,
+    /// How much of the quotas is used.
+    pub spending: Arc<Spending>,
+}
+
 /// A request in service, counted while this lives.
 #[derive(Debug)]
 pub struct InFlight(Gauge<i64, AtomicI64>);
@@ -201,19 +212,10 @@ impl GatewayMetrics {
         self.genai.register(registry);
     }
 
-    /// Shows exactly the engines of these models, and these quotas of keys, by name, with how much of them is used.
-    pub fn show(
-        &self,
-        models: Vec<(Arc<str>, Arc<Engines>)>,
-        (quotas, spending): (Vec<(Arc<str>, u64)>, &Arc<Spending>),
-    ) {
+    /// Shows exactly these engines and quotas from now on.
+    pub fn show(&self, ShownGateway { models, quotas, spending }: ShownGateway) {
         self.engines.replace(models);
-        self.quotas.replace(quotas, spending.clone());
-    }
-
-    /// Shows no engines and no quotas any more, as without a gateway.
-    pub fn hide(&self) {
-        self.show(Vec::new(), (Vec::new(), &Arc::default()));
+        self.quotas.replace(quotas, spending);
     }
 
     /// Counts that a client has to wait, because the maximum of connections is open.

@@ -3,15 +3,13 @@
 //! A request with a deadline that leaves the choice open goes to the best model that is predicted to meet it. The gateway learns
 //! from passing tokens what a request costs an engine, so operators need not measure engines in advance.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use config::gateway::GatewaySettings;
-use engines::places::{CachedBytes, Engines, PrefixHashes};
+use engines::places::{CachedBytes, Engines};
 use parking_lot::Mutex;
-use routing::decision::Decision;
 use sched::route::{
-    ClientPath, Commitment, Cost, Curve, EngineLoad, ModelChoice, ModelSet, Replica, RoutedRequest, Slo, State,
-    share_groups,
+    ClientPath, Commitment, Cost, Curve, EngineLoad, ModelSet, Replica, RoutedRequest, Slo, State, share_groups,
 };
 
 mod chooser;
@@ -20,6 +18,7 @@ mod lengths;
 mod lesson;
 pub(crate) mod limits;
 mod record;
+mod route;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -28,12 +27,13 @@ pub use self::{
     chooser::{AliasPolicies, Tally, read_policy},
     lesson::Lesson,
     limits::{AnswerTiming, Wanted},
+    route::{Decided, Route, RouteQuery, Shadow},
 };
 
 /// The assumed length of answers before the first, in tokens.
 const FIRST_TOKENS: f64 = 200.0;
 
-/// The assumed bytes of a body per token of its prompt, before the first was billed.
+/// The assumed bytes of a body per token of its prompt, before an engine has billed a prompt.
 const FIRST_BYTES_PER_TOKEN: f64 = 4.0;
 
 /// The bytes of a token on the path: about an event of a chat with its frame.
@@ -75,119 +75,6 @@ struct Known {
     bytes_per_token: f64,
     /// Whether the length of any answer is known.
     has_lengths: bool,
-}
-
-/// The question which model answers a request.
-#[derive(Clone, Copy, Debug)]
-pub struct RouteQuery<'a> {
-    /// The models that may answer, by their indices in the configuration.
-    pub models: &'a [usize],
-    /// The index of the alias that stands for them; `None` if the request names its model.
-    pub alias: Option<usize>,
-    /// The name of its class.
-    pub class: &'a str,
-    /// The part of its prompt that earlier prompts may share.
-    pub prefix: &'a PrefixHashes,
-    /// Whether another model has failed it.
-    pub is_retry: bool,
-}
-
-/// The decision about a request.
-#[derive(Clone, Debug)]
-pub struct Route {
-    /// The model, by its index in the configuration.
-    pub model: usize,
-    /// The reason for this model, as text for people.
-    pub reason: &'static str,
-    /// The prediction, if anything is known.
-    pub choice: Option<ModelChoice>,
-    /// The policy that decided, if the request named an alias whose policy was used.
-    pub by: Option<Decided>,
-    /// Its record, if decisions are recorded.
-    pub decision: Option<Box<Decision>>,
-    /// The request, the path back, and the time of the decision.
-    request: RoutedRequest,
-    path: ClientPath,
-    at_ns: u64,
-    /// How many tokens of its prompt each engine of all models probably has in its cache; empty if none was sent any.
-    cached: Vec<u32>,
-    /// How many bytes of its prompt are in blocks that an earlier prompt at each of them had, too; empty if none was sent any.
-    compared_bytes: Vec<usize>,
-    /// The hash of its user.
-    user: u64,
-    /// Whether the choice weighed the prompt in the cache of an engine of the model against the load there.
-    weighs_cache: bool,
-    /// The index of its class among the known lengths.
-    class: usize,
-    /// When the engine must be done, by the gateway's clock; `None` without a limit.
-    until_ns: Option<u64>,
-}
-
-/// The policy that decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decided {
-    /// The index of its alias in the configuration.
-    pub alias: usize,
-    /// The policy's kind.
-    pub policy: &'static str,
-    /// The policy that only watches, if there is one.
-    pub shadow: Option<Shadow>,
-}
-
-/// The decision of the shadow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shadow {
-    /// The policy's kind.
-    pub policy: &'static str,
-    /// The model that it would have chosen, if any.
-    pub model: Option<usize>,
-}
-
-impl Route {
-    /// Returns the estimated number of tokens in the prompt.
-    #[must_use]
-    pub const fn prompt_tokens(&self) -> u32 {
-        self.request.prompt_tokens
-    }
-
-    /// Returns how many tokens the request is expected to use, prompt and answer.
-    #[must_use]
-    pub const fn tokens(&self) -> u64 {
-        self.request.prompt_tokens as u64 + self.request.expected_tokens as u64
-    }
-
-    /// Returns how many tokens the answer is expected to have.
-    #[must_use]
-    pub const fn answer_tokens(&self) -> u64 {
-        self.request.expected_tokens as u64
-    }
-
-    /// Returns how long the whole answer is predicted to take; `None` for an unknown engine.
-    #[must_use]
-    pub fn predicted(&self) -> Option<Duration> {
-        let ns = self.choice.map(|choice| choice.predicted_ns).filter(|ns| *ns > 0);
-        ns.map(Duration::from_nanos)
-    }
-
-    /// Returns how many tokens of the answer an engine has probably made within this time: of the expected ones, the part that the time
-    /// is of the prediction. 0 for an unknown engine.
-    #[must_use]
-    pub fn made_within(&self, elapsed: Duration) -> u64 {
-        let part = self.predicted().map_or(0.0, |predicted| elapsed.div_duration_f64(predicted).min(1.0));
-        (part * f64::from(self.request.expected_tokens)).round() as u64
-    }
-
-    /// Whether the choice weighed the prompt in the cache of an engine of the model against the load there.
-    #[must_use]
-    pub const fn weighs_cache(&self) -> bool {
-        self.weighs_cache
-    }
-
-    /// Whether it is predicted to miss its limits.
-    #[must_use]
-    pub fn is_late(&self) -> bool {
-        self.choice.is_some_and(|choice| !choice.in_time)
-    }
 }
 
 impl Routes {
@@ -272,9 +159,9 @@ impl Routes {
         u64::from(prompt) + u64::from(answer)
     }
 
-    /// Decides which model answers a request to a client over `path`; `None` if each of them has only failed engines. The policy of
-    /// its alias decides about a request with limits. A request without limits goes to the best model with room, or else to the
-    /// model with the fewest waiting requests, unless the policy balances engines.
+    /// Decides which model answers a request; the answer reaches the client over `path`. `None` if every model that may answer has only
+    /// failed engines. The policy of its alias decides about a request with limits. A request without limits goes to the best model
+    /// with room, or else to the model with the fewest waiting requests, unless the policy balances engines.
     pub fn route(&self, asked: RouteQuery<'_>, wanted: &Wanted, path: ClientPath) -> Option<Route> {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
@@ -451,8 +338,8 @@ impl Known {
         (prompt, self.lengths.expect(class, wanted.max_tokens, self.answer_tokens))
     }
 
-    /// Returns how many tokens of the prompt each engine of all models probably has in its cache, and how many of its bytes are in blocks
-    /// that an earlier prompt there had, too; empty if no engine was sent any.
+    /// Returns for each engine of all models how many tokens of the prompt it probably has in its cache, and how many bytes of the prompt
+    /// are in blocks that an earlier prompt there also had. Both lists are empty if all numbers would be 0.
     fn cached(&self, engines: &[Arc<Engines>], asked: RouteQuery<'_>) -> (Vec<u32>, Vec<usize>) {
         let (mut cached, mut compared) = (Vec::new(), Vec::new());
         if asked.prefix.is_empty() {

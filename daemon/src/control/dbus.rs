@@ -6,128 +6,43 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result};
-use config::control::Bus;
+use anyhow::Result;
 use edge::uplink::Destination;
-use role::access::record::{AccessRecord, Value};
 use zbus::{
-    Connection, OwnedVariant, connection,
-    fdo::{DBusProxy, RequestNameFlags},
+    Connection, OwnedVariant,
+    fdo::DBusProxy,
     interface,
     message::{Flags, Header},
     names::UniqueName,
-    object_server::{InterfaceRef, SignalEmitter},
+    object_server::SignalEmitter,
 };
 use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 
+pub use self::bus::keep;
 use self::{
     denial::Denial,
     rows::{
         ClassRow, ConnectionRow, EngineRow, PathRow, RequestRow, RevisionRow, TunnelRow, UplinkRow, class_row,
         connection_row, engine_row, micros, path_row, request_row, revision_row, tunnel_row, uplink_row,
     },
-    watchers::{EndsAll, MAX_WATCHERS, Watchers},
+    watchers::{MAX_WATCHERS, Watchers},
 };
-use super::{Caller, Control, Error, Filter, Happening, PAGE, PartView, Writers};
-use crate::policy::{InForce, Submission};
+use super::{Caller, Control, Error, Filter, PAGE, PartView, Writers};
+use crate::policy::Submission;
 
+mod bus;
 mod denial;
 mod rows;
 mod watchers;
 
-const NAME: &str = "org.paced.Paced1";
-const PATH: &str = "/org/paced/Paced1";
-
 /// The action that polkit decides on.
 const ACTION: &str = "org.paced.Paced1.write";
-
-/// The pause before a failed door is tried again, and between two checks that an open one still has its bus.
-const PAUSE: Duration = Duration::from_secs(10);
 
 /// The interface and its handlers.
 struct Door {
     control: Arc<Control>,
     writers: Writers,
     watchers: Arc<Watchers>,
-}
-
-/// Keeps the door open on a bus; never returns. If there is no such bus, or the bus refuses this process the name, it
-/// logs that once, and tries again.
-pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
-    let mut told = None;
-    loop {
-        // A guard ends the watches, because a reload that shuts the door drops this task while it serves.
-        let watches = EndsAll::default();
-        let door = Door { control: control.clone(), writers: writers.clone(), watchers: watches.0.clone() };
-        let error = match serve(door, &bus).await {
-            Ok(()) => "the bus is gone".to_owned(),
-            Err(error) => format!("{error:#}"),
-        };
-        drop(watches);
-        if told.as_ref() != Some(&error) {
-            tracing::warn!("cannot serve D-Bus: {error}");
-            told = Some(error);
-        }
-        tokio::time::sleep(PAUSE).await;
-    }
-}
-
-/// Serves on a bus until it is gone.
-async fn serve(door: Door, bus: &Bus) -> Result<()> {
-    let control = door.control.clone();
-    // Before a caller can see the name or read the first values, because it counts on all changes from then on.
-    let mut events = control.events(Vec::new());
-    let mut policies = control.policies.watch();
-    let mut last = policies.borrow_and_update().clone();
-    let builder = match bus {
-        Bus::System => connection::Builder::system(),
-        Bus::Address(address) => connection::Builder::address(address.as_str()),
-    };
-    let failed = || format!("failed to become {NAME} on the bus {bus}");
-    let connection = builder.serve_at(PATH, door).build().await.with_context(failed)?;
-    // Queueing for the name would hide that another process owns it.
-    connection.request_name_with_flags(NAME, RequestNameFlags::DO_NOT_QUEUE).await.with_context(failed)?;
-    tracing::info!(%bus, name = NAME, "on D-Bus");
-    let door = connection.object_server().interface::<_, Door>(PATH).await.context("the door was just made")?;
-    loop {
-        let (kind, message) = tokio::select! {
-            event = events.next() => match event {
-                Some(Happening::Event(event)) => (event.kind, event.message),
-                Some(Happening::Access(record)) => {
-                    Door::access(door.signal_emitter(), record.event(), fields(&record)).await?;
-                    continue;
-                }
-                Some(Happening::Lost(count)) => ("lost", format!("{count} events came faster than they were sent")),
-                None => return Ok(()),
-            },
-            Ok(()) = policies.changed() => {
-                let former = std::mem::replace(&mut last, policies.borrow_and_update().clone());
-                announce(&door, &former, &last).await?;
-                continue;
-            }
-            () = tokio::time::sleep(PAUSE) => {
-                // If this call fails, the bus is gone.
-                DBusProxy::new(&connection).await?.get_id().await?;
-                continue;
-            }
-        };
-        Door::event(door.signal_emitter(), kind, &message).await?;
-    }
-}
-
-/// Tells all callers the new values of the properties that have changed.
-async fn announce(door: &InterfaceRef<Door>, former: &InForce, now: &InForce) -> zbus::Result<()> {
-    let (this, emitter) = (door.get().await, door.signal_emitter());
-    if now.revision.number != former.revision.number {
-        this.revision_changed(emitter).await?;
-    }
-    if now.revision.text != former.revision.text {
-        this.policy_changed(emitter).await?;
-    }
-    if now.is_saved != former.is_saved {
-        this.saved_changed(emitter).await?;
-    }
-    Ok(())
 }
 
 impl Door {
@@ -141,7 +56,7 @@ impl Door {
         found.map_err(|_| Denial::Failed(Error::Ending.to_string()))
     }
 
-    /// Like [`Door::caller`], but also asks polkit if the caller may not write otherwise.
+    /// Identifies the caller like [`Door::caller`]. If the caller may not write by its user, asks polkit whether it may.
     async fn writer(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
         let mut caller = self.caller(header, connection).await?;
         if !caller.may_write {
@@ -262,8 +177,8 @@ impl Door {
         Ok(tunnels.into_iter().map(tunnel_row).collect())
     }
 
-    /// Lists the relays that the edge uses: host and port, open connections, connections made, attempts that failed, how the
-    /// last attempt failed, if it did, or the relay refused the credentials (empty for readers), and the names of the path and of the hop
+    /// Lists the relays that the edge uses: host and port, open connections, connections made, attempts that failed, the error of the
+    /// last attempt if it failed or the relay refused the credentials (empty for readers), and the names of the path and of the hop
     /// to it (empty without one).
     #[zbus(out_args("uplinks"))]
     async fn list_uplinks(
@@ -503,14 +418,4 @@ fn submission(text: String, options: HashMap<String, OwnedVariant>) -> Result<Su
         }
     }
     Ok(submission)
-}
-
-/// Converts a record to the signal's fields, without addresses, since the signal goes to all callers that may receive
-/// signals.
-fn fields(record: &AccessRecord) -> HashMap<String, zbus::Variant<'_>> {
-    let value = |value| match value {
-        Value::Number(number) => number.into(),
-        Value::Text(text) => text.into_owned().into(),
-    };
-    record.fields(false).into_iter().map(|(key, found)| (key.into_owned(), value(found))).collect()
 }

@@ -1,31 +1,25 @@
 //! The tables of the kernel's programs, as far as they are loaded: the daemon's updates while it runs, and the kernel's
-//! counters. Any thread may use them.
+//! counters (`counts`). Any thread may use them.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     fmt,
     net::{IpAddr, SocketAddr},
     num::{NonZeroU32, NonZeroU64},
-    sync::Arc,
 };
 
 use admission::connection_id::Secret;
 use anyhow::{Context as _, Result};
 use bpf::{
     Error,
-    egress::{KernelClasses, KernelCounters, KernelTerms},
-    ingress::{Arrivals, Guard, GuardLimits, GuardReason, GuardedListener, KnownAddresses, RateLimit},
+    egress::{KernelClasses, KernelTerms},
+    ingress::{Guard, GuardLimits, GuardedListener, KnownAddresses, RateLimit},
     mark::{Direction, Mark},
 };
 use config::{kernel::Kernel, policy::Policy};
 use pacing::monotonic;
 use parking_lot::{Mutex, MutexGuard};
-use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric as _},
-    metrics::{MetricType, counter::ConstCounter, counter::Counter},
-    registry::Registry,
-};
+use prometheus_client::metrics::counter::Counter;
 use relay::host_addresses::HostAddresses;
 use sched::{class::ClassSettings, stream::Level};
 use tokio::sync::watch;
@@ -34,6 +28,8 @@ use super::{
     enforced::Enforced,
     marks::{Marks, Numbers},
 };
+
+mod counts;
 
 /// The loaded tables; empty at first.
 #[derive(Default)]
@@ -185,10 +181,10 @@ impl Tables {
 
     /// Puts the limits of the listeners' guard in force.
     pub fn limit(&self, kernel: &Kernel) {
-        let mut loaded = self.loaded();
-        self.wanted().limits = Some(limits(kernel));
+        let (mut loaded, limits) = (self.loaded(), limits(kernel));
+        self.wanted().limits = Some(limits);
         loaded.arrivals = kernel.arrivals_per_second;
-        self.limit_to(&mut loaded, limits(kernel));
+        self.limit_to(&mut loaded, limits);
     }
 
     fn limit_to(&self, loaded: &mut Loaded, limits: GuardLimits) {
@@ -231,7 +227,7 @@ impl Tables {
     }
 
     /// Gives the guard the daemon's listeners, by this host's present addresses, and the keys of the connection IDs in
-    /// use. To be repeated: addresses change, and so do keys, though each is known a week ahead.
+    /// use. Callers repeat this, because addresses and keys change; each key is known a week ahead.
     pub fn guard<'a>(
         &self,
         listeners: impl IntoIterator<Item = (SocketAddr, Option<&'a str>)>,
@@ -279,118 +275,11 @@ impl Tables {
             }
         }
     }
-
-    /// Registers the daemon's counters of its updates, and the kernel's counters, which are read at each scrape.
-    pub fn register(self: &Arc<Self>, registry: &mut Registry) {
-        let help = "Updates of the kernel's tables that the kernel refused";
-        registry.register("kernel_refused_updates", help, self.refused_updates.clone());
-        self.in_force.register(registry);
-        registry.register_collector(Box::new(self.clone()));
-    }
 }
 
 impl fmt::Debug for Tables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tables").finish_non_exhaustive()
-    }
-}
-
-/// A metric family by class: its name, its help text, and its value.
-type ByClass = (&'static str, &'static str, fn(&KernelCounters) -> u64);
-
-const BY_CLASS: [ByClass; 4] = [
-    ("kernel_packets", "Packets that left with the mark of their class", |of| of.packets),
-    ("kernel_bytes", "Bytes of packets that left with the mark of their class, with all headers", |of| of.bytes),
-    ("kernel_delayed_packets", "Packets, or messages of several packets, that the rate of their class delayed", |of| {
-        of.delayed_packets
-    }),
-    (
-        "kernel_dropped_packets",
-        "Packets dropped, because the rate of their class would have delayed them by more than a second",
-        |of| of.dropped_packets,
-    ),
-];
-
-/// The same for arrivals at listeners.
-type Arrived = (&'static str, &'static str, fn(&Arrivals) -> u64);
-
-const ARRIVED: [Arrived; 3] = [
-    (
-        "kernel_arrived_packets",
-        "Packets that arrived for a class, that of their connection or else of the listener; shed ones too, but no others that were dropped",
-        |of| of.packets,
-    ),
-    ("kernel_arrived_bytes", "Bytes of UDP payload in these packets (kernel_arrived_packets)", |of| of.bytes),
-    ("kernel_shed_packets", "Packets dropped beyond arrivals_per_second, because their class was too low", |of| {
-        of.shed_packets
-    }),
-];
-
-impl Collector for Tables {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        self.in_force.encode(&mut encoder)?;
-        let loaded = self.loaded();
-        if let Loaded { classes: Some(classes), marks: Some(marks), .. } = &*loaded {
-            let of = |(direction, label)| marks.all(direction).map(move |(class, mark)| (label, class, mark));
-            let all = [(Direction::Down, "down"), (Direction::Up, "up")].into_iter().flat_map(of);
-            // Classes whose counters cannot be read are left out.
-            let counted: Vec<_> =
-                all.filter_map(|(label, class, mark)| Some((label, class, classes.counters(mark).ok()?))).collect();
-            for (name, help, number) in BY_CLASS {
-                let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-                for (direction, class, counters) in &counted {
-                    let labels = [("class", *class), ("direction", *direction)];
-                    ConstCounter::new(number(counters)).encode(family.encode_family(&labels)?)?;
-                }
-            }
-        }
-        if let Loaded { guard: Some(guard), numbers, .. } = &*loaded {
-            let arrived: Vec<_> =
-                numbers.all().filter_map(|(class, number)| Some((class, guard.arrivals(number).ok()?))).collect();
-            for (name, help, number) in ARRIVED {
-                let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-                for (class, arrivals) in &arrived {
-                    ConstCounter::new(number(arrivals)).encode(family.encode_family(&[("class", *class)])?)?;
-                }
-            }
-        }
-        if let Some(Ok(counts)) = loaded.guard.as_ref().map(Guard::counts) {
-            let help = "Packets to listeners, by the verdict of the guard and its reason";
-            let mut family = encoder.encode_descriptor("kernel_guarded_packets", help, None, MetricType::Counter)?;
-            for (reason, count) in counts {
-                let verdict = if reason.passes() { "passed" } else { "dropped" };
-                let labels = [("verdict", verdict), ("reason", label(reason))];
-                ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-const fn label(reason: GuardReason) -> &'static str {
-    match reason {
-        GuardReason::Connection => "connection",
-        GuardReason::Initial => "initial",
-        GuardReason::InitialToken => "initial_token",
-        GuardReason::InitialKnown => "initial_known",
-        GuardReason::InitialId => "initial_id",
-        GuardReason::Version => "version",
-        GuardReason::UnknownId => "unknown_id",
-        GuardReason::Fragment => "fragment",
-        GuardReason::Malformed => "malformed",
-        GuardReason::ShortInitial => "short_initial",
-        GuardReason::ShortId => "short_id",
-        GuardReason::VersionNegotiation => "version_negotiation",
-        GuardReason::ShortVersion => "short_version",
-        GuardReason::ForgedId => "forged_id",
-        GuardReason::FirstFragment => "first_fragment",
-        GuardReason::Hidden => "extension_headers",
-        GuardReason::PrefixLimit => "prefix_limit",
-        GuardReason::TotalLimit => "total_limit",
-        GuardReason::IdLimit => "id_limit",
-        GuardReason::ResetLimit => "reset_limit",
-        GuardReason::FragmentLimit => "fragment_limit",
-        GuardReason::ArrivalsLimit => "arrivals_limit",
     }
 }
 

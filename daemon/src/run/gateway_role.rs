@@ -70,10 +70,10 @@ impl GatewayRole {
         drain: Option<Duration>,
     ) {
         let PreparedGateway { gateway, fronts } = prepared;
-        match &gateway {
-            Some(gateway) => gateway.begin(runtime),
-            None => parts.gateway.hide(),
+        if let Some(gateway) = &gateway {
+            gateway.begin(runtime);
         }
+        parts.gateway.show(gateway.as_deref().map(Gateway::shown).unwrap_or_default());
         self.in_force.replace(gateway);
         self.fronts.serve(fronts, &self.in_force, parts, drain.unwrap_or(DRAIN));
     }

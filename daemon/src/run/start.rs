@@ -221,7 +221,7 @@ fn uses_marks(config: &Config) -> bool {
 /// Starts to follow this host's devices; returns none if neither this process nor the kernel's programs depend on them.
 fn follow_devices(config: &Config, parts: &Parts, runtime: &Handle) -> Devices {
     let kernel = parts.kernel.clone();
-    if config.transport.io == config::PacketIo::Stock && !uses_marks(config) {
+    if config.transport.io == config::transport::PacketIo::Stock && !uses_marks(config) {
         return Devices::default();
     }
     let listener = move |device: &str, ahead_ns| kernel.set_fq(device, ahead_ns >= bpf::egress::HORIZON_NS);

@@ -4,6 +4,7 @@
 
 mod arrivals;
 mod attach;
+mod devices;
 mod egress;
 mod guard;
 mod ingress;

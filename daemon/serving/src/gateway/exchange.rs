@@ -1,22 +1,12 @@
 //! One request and its answer over either transport: an HTTP/3 stream, or a request over TCP.
 
 use std::{
-    convert::Infallible,
-    error::Error as _,
     future::poll_fn,
-    io,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
-use hyper::body::{Body, Frame, Incoming};
 use masque::{
     h3::{self, Code, Part, ResponseHead},
     priority::Priority,
@@ -27,23 +17,14 @@ use quic::{
     h3::{Error, Request, SendStream},
 };
 use role::access::served::CANCELLED;
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::timeout,
-};
+use tokio::time::timeout;
 
-use crate::{connection::discard, departure::Departure};
+pub use self::tcp::{Awaited, ResponseBody, TcpExchange};
+
+mod tcp;
 
 /// How long a client may take to receive a refusal, or an answer of the gateway's own.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How long, and up to how many bytes, the gateway reads the rest of a body after an early answer, over TCP. Otherwise,
-/// the client's connection or stream is reset after the answer, and a client that still sends may lose the answer (RFC
-/// 9112 §9.6; curl 7.88 does so over HTTP/2 even if the reset says `NO_ERROR`).
-const LINGER: (Duration, usize) = (Duration::from_secs(1), 1 << 20);
-
-/// The maximum number of pieces of an answer that wait for a TCP connection.
-const PIECES: usize = 4;
 
 /// A request after its head, and the way to answer it.
 #[expect(clippy::large_enum_variant, reason = "it lives in the task of its request, and nearly all are streams")]
@@ -76,39 +57,6 @@ pub(super) enum Ended {
     Cut,
 }
 
-/// The gateway's end of a request over TCP.
-pub struct TcpExchange {
-    body: Incoming,
-    head: Option<oneshot::Sender<ResponseHead>>,
-    /// Pieces of the answer.
-    pieces: mpsc::Sender<Bytes>,
-    /// Set before `pieces` is dropped if the answer is complete. A flag takes no place among the pieces, so even a slow client receives the
-    /// end.
-    is_whole: Arc<AtomicBool>,
-    /// Closed as soon as the client no longer waits for the answer.
-    left: oneshot::Sender<Infallible>,
-    /// Closed once the head of the answer is on its way.
-    begun: oneshot::Sender<Infallible>,
-    /// Set before the first piece of the body is asked for.
-    is_read: Arc<AtomicBool>,
-    departure: Departure,
-}
-
-/// The connection's end of a request over TCP. Dropping it tells the gateway that the client has left.
-pub struct Awaited {
-    head: oneshot::Receiver<ResponseHead>,
-    answer: ResponseBody,
-}
-
-/// The body of an answer, on its way to a connection over TCP.
-pub struct ResponseBody {
-    pieces: mpsc::Receiver<Bytes>,
-    is_whole: Arc<AtomicBool>,
-    is_read: Arc<AtomicBool>,
-    begins: Option<oneshot::Receiver<Infallible>>,
-    _left: oneshot::Receiver<Infallible>,
-}
-
 impl From<Request> for Exchange {
     fn from(request: Request) -> Self {
         Self::Stream(request)
@@ -118,55 +66,6 @@ impl From<Request> for Exchange {
 impl From<Error> for Gone {
     fn from(_: Error) -> Self {
         Self
-    }
-}
-
-impl TcpExchange {
-    /// Returns both ends of a request with this body. `departure` says why its connection ends.
-    #[must_use]
-    pub(crate) fn new(body: Incoming, departure: Departure) -> (Self, Awaited) {
-        let ((head, awaited), (pieces, coming)) = (oneshot::channel(), mpsc::channel(PIECES));
-        let ((left, leaving), (begun, begins)) = (oneshot::channel(), oneshot::channel());
-        let [is_whole, is_read] = [(); 2].map(|()| Arc::<AtomicBool>::default());
-        let (begins, shared) = (Some(begins), (is_whole.clone(), is_read.clone()));
-        let answer = ResponseBody { pieces: coming, is_whole: shared.0, is_read: shared.1, begins, _left: leaving };
-        let exchange = Self { body, head: Some(head), pieces, is_whole, left, begun, is_read, departure };
-        (exchange, Awaited { head: awaited, answer })
-    }
-}
-
-impl Awaited {
-    /// Waits for the head of the answer, and returns it with its body.
-    ///
-    /// # Errors
-    /// There will be no answer.
-    pub async fn answer(self) -> io::Result<(ResponseHead, ResponseBody)> {
-        let head = self.head.await.map_err(|_| io::ErrorKind::BrokenPipe)?;
-        Ok((head, self.answer))
-    }
-}
-
-impl ResponseBody {
-    /// Whether the gateway has asked for the request's body so far.
-    pub(crate) fn follows_body(&self) -> bool {
-        self.is_read.load(Ordering::Acquire)
-    }
-}
-
-impl Body for ResponseBody {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        // hyper asks for content after it has written the head.
-        self.begins = None;
-        Poll::Ready(match ready!(self.pieces.poll_recv(cx)) {
-            Some(piece) => Some(Ok(Frame::data(piece))),
-            None if self.is_whole.load(Ordering::Acquire) => None,
-            // hyper then ends the connection, or resets the stream, so that the client does not take a part for the
-            // whole.
-            None => Some(Err(io::ErrorKind::BrokenPipe.into())),
-        })
     }
 }
 
@@ -215,35 +114,24 @@ impl Exchange {
     pub(super) fn least_bytes(&self) -> u64 {
         match self {
             Self::Stream(_) => 0,
-            Self::Tcp(tcp) => tcp.body.size_hint().lower(),
+            Self::Tcp(tcp) => tcp.least_bytes(),
         }
     }
 
     /// Returns the next piece of the body; `None` at its end. Over HTTP/1.1, a client that expects 100 (Continue) gets it now.
     pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Unread> {
-        if let Self::Tcp(tcp) = self {
-            tcp.is_read.store(true, Ordering::Release);
-        }
-        loop {
-            return match self {
-                Self::Stream(request) => match request.recv.part().await {
+        match self {
+            Self::Stream(request) => loop {
+                return match request.recv.part().await {
                     Ok(Some(Part::Data(piece))) => Ok(Some(piece)),
                     Ok(Some(_)) => continue,
                     Ok(None) => Ok(None),
                     // After an error of the stream alone, the client can still receive an answer.
                     Err(Error::Protocol(error)) if error.answer().is_some() => Err(Unread::Malformed),
                     Err(_) => Err(Unread::Gone),
-                },
-                Self::Tcp(tcp) => match tcp.body.frame().await {
-                    None => Ok(None),
-                    Some(Err(error)) if is_malformed(&error) => Err(Unread::Malformed),
-                    Some(Err(_)) => Err(Unread::Gone),
-                    Some(Ok(frame)) => match frame.into_data() {
-                        Ok(piece) => Ok(Some(piece)),
-                        Err(_) => continue,
-                    },
-                },
-            };
+                };
+            },
+            Self::Tcp(tcp) => tcp.piece().await,
         }
     }
 
@@ -251,10 +139,7 @@ impl Exchange {
     pub(super) async fn respond(&mut self, head: &ResponseHead) -> Result<(), Gone> {
         match self {
             Self::Stream(request) => Ok(request.send.respond(head).await?),
-            Self::Tcp(tcp) => {
-                let told = tcp.head.take().map(|told| told.send(head.clone()));
-                if matches!(told, Some(Ok(()))) { Ok(()) } else { Err(Gone) }
-            }
+            Self::Tcp(tcp) => tcp.respond(head),
         }
     }
 
@@ -270,11 +155,7 @@ impl Exchange {
                 }
                 Ok(Some(content))
             }
-            Self::Tcp(tcp) => match tcp.pieces.try_send(content) {
-                Ok(()) => Ok(None),
-                Err(mpsc::error::TrySendError::Full(content)) => Ok(Some(content)),
-                Err(mpsc::error::TrySendError::Closed(_)) => Err(Gone),
-            },
+            Self::Tcp(tcp) => tcp.try_send(content),
         }
     }
 
@@ -282,7 +163,7 @@ impl Exchange {
     pub(super) async fn send(&mut self, content: Bytes) -> Result<(), Gone> {
         match self {
             Self::Stream(request) => Ok(request.send.send(h3::data_frame(&content)).await?),
-            Self::Tcp(tcp) => tcp.pieces.send(content).await.map_err(|_| Gone),
+            Self::Tcp(tcp) => tcp.send(content).await,
         }
     }
 
@@ -302,10 +183,7 @@ impl Exchange {
     fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), Gone> {
         match self {
             Self::Stream(request) => Ok(request.send.poll_stopped(cx)?),
-            Self::Tcp(tcp) => match tcp.left.poll_closed(cx) {
-                Poll::Ready(()) => Err(Gone),
-                Poll::Pending => Ok(()),
-            },
+            Self::Tcp(tcp) => tcp.poll_stopped(cx),
         }
     }
 
@@ -329,26 +207,12 @@ impl Exchange {
                 send.reset(Code::InternalError);
                 true
             }
-            (Self::Tcp(mut tcp), Ended::Whole) => {
-                // If the body were asked for before the head of the answer is written, hyper would send 100 (Continue), and the client
-                // a body without use (RFC 9110 §10.1.1).
-                if !tcp.is_read.load(Ordering::Acquire) && !tcp.body.is_end_stream() {
-                    _ = timeout(LINGER.0, tcp.begun.closed()).await;
-                }
-                discard(&mut tcp.body, LINGER).await;
-                tcp.is_whole.store(true, Ordering::Release);
+            (Self::Tcp(tcp), ended) => {
+                tcp.end(ended).await;
                 true
             }
-            (Self::Tcp(_), Ended::Cut) => true,
         }
     }
-}
-
-/// Whether a body that cannot be read breaks the rules of HTTP/1.1, so that the client may still wait for an answer. Otherwise, the client's
-/// bytes ended, or the client reset the stream.
-fn is_malformed(error: &hyper::Error) -> bool {
-    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
-    cause.is_some_and(|cause| matches!(cause.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData))
 }
 
 /// Bytes for a client, queued or in flight.
@@ -385,12 +249,9 @@ async fn is_taken(bytes: &mut impl Departing, patience: Duration) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use hyper::{Request, Response, server, service::service_fn};
-    use hyper_util::rt::TokioIo;
-    use tokio::{
-        io::{AsyncReadExt as _, AsyncWriteExt as _},
-        time::{Instant, sleep},
-    };
+    use std::{pin::Pin, task::ready};
+
+    use tokio::time::{Instant, sleep};
 
     use super::*;
 
@@ -429,101 +290,5 @@ mod tests {
         assert_eq!(began.elapsed().as_secs(), 1_000);
         assert!(!is_taken(&mut Client::taking(1_000, 0), patience).await);
         assert_eq!(began.elapsed().as_secs(), 1_030);
-    }
-
-    /// Answers one request with this number of pieces of 64 KiB. The client begins to read after a minute. Returns the number of bytes that
-    /// it receives.
-    async fn received(pieces: usize, ended: Ended) -> Vec<u8> {
-        let (mut ours, theirs) = tokio::io::duplex(1 << 10);
-        let answer = service_fn(move |request: Request<Incoming>| async move {
-            let (exchange, awaited) = TcpExchange::new(request.into_body(), Departure::default());
-            tokio::spawn(async move {
-                let mut exchange = Exchange::Tcp(exchange);
-                let fields = Vec::new();
-                exchange.respond(&ResponseHead { status: 200, fields }).await.unwrap();
-                for _ in 0..pieces {
-                    exchange.send(Bytes::from_static(&[b'x'; 1 << 16])).await.unwrap();
-                }
-                exchange.end(ended, Duration::ZERO).await
-            });
-            let (_, answer) = awaited.answer().await?;
-            Ok::<_, io::Error>(Response::new(answer))
-        });
-        tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
-        ours.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-        sleep(Duration::from_secs(60)).await;
-        let mut all = Vec::new();
-        ours.read_to_end(&mut all).await.unwrap();
-        all
-    }
-
-    /// Returns why the body of a request over HTTP/1.1 cannot be read, or `None` if it can. The client sends these chunks, and then waits.
-    async fn unread(chunks: &str) -> Option<Unread> {
-        let (mut ours, theirs) = tokio::io::duplex(1 << 10);
-        let (found, mut why) = mpsc::unbounded_channel();
-        let answer = service_fn(move |request: Request<Incoming>| {
-            let found = found.clone();
-            async move {
-                let (exchange, _awaited) = TcpExchange::new(request.into_body(), Departure::default());
-                let mut exchange = Exchange::Tcp(exchange);
-                let ended = loop {
-                    match exchange.piece().await {
-                        Ok(Some(_)) => {}
-                        Ok(None) => break None,
-                        Err(unread) => break Some(unread),
-                    }
-                };
-                _ = found.send(ended);
-                Ok::<_, io::Error>(Response::new(String::new()))
-            }
-        });
-        tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
-        let head = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
-        ours.write_all(format!("{head}{chunks}").as_bytes()).await.unwrap();
-        why.recv().await.unwrap()
-    }
-
-    #[tokio::test]
-    async fn a_client_whose_chunks_are_broken_is_not_gone() {
-        assert_eq!(unread("1\r\nx\r\n0\r\n\r\n").await, None);
-        assert_eq!(unread("1\r\nx\r\nzz\r\n").await, Some(Unread::Malformed));
-    }
-
-    /// Whether an answer ends before its client reads any of it. The gateway reads the body of the request first, if it `reads`.
-    async fn ends_at_once(request: &str, reads: bool) -> bool {
-        let (mut ours, theirs) = tokio::io::duplex(1 << 10);
-        let (found, mut ended) = mpsc::unbounded_channel();
-        let answer = service_fn(move |request: Request<Incoming>| {
-            let found = found.clone();
-            async move {
-                let (exchange, _awaited) = TcpExchange::new(request.into_body(), Departure::default());
-                let mut exchange = Exchange::Tcp(exchange);
-                while reads && exchange.piece().await.unwrap().is_some() {}
-                _ = found.send(timeout(Duration::ZERO, exchange.end(Ended::Whole, Duration::ZERO)).await.is_ok());
-                Ok::<_, io::Error>(Response::new(String::new()))
-            }
-        });
-        tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
-        ours.write_all(request.as_bytes()).await.unwrap();
-        ended.recv().await.unwrap()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_lingers_only_for_the_rest_of_a_body() {
-        let chunked = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n";
-        let sized = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nx";
-        assert!(ends_at_once("GET / HTTP/1.1\r\nhost: x\r\n\r\n", false).await);
-        for request in [chunked, sized] {
-            assert!(ends_at_once(request, true).await, "{request}");
-            assert!(!ends_at_once(request, false).await, "{request}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_complete_answer_reaches_its_end_however_late_the_client_reads_it() {
-        for pieces in 1..3 * PIECES {
-            assert!(received(pieces, Ended::Whole).await.ends_with(b"\r\n0\r\n\r\n"), "{pieces} pieces");
-        }
-        assert!(!received(2, Ended::Cut).await.ends_with(b"\r\n0\r\n\r\n"), "an answer that is cut has no end");
     }
 }

@@ -411,20 +411,20 @@ async fn the_record_of_a_second_model_says_that_it_is_about_the_same_request() {
 async fn the_metrics_show_engines_and_quotas_of_the_gateway_in_force_only() {
     let metrics = GatewayMetrics::default();
     let key = |name: &str| Key { name: name.into(), monthly_tokens: Some(1_000), ..key() };
-    let begin = |keys| {
+    let show = |keys| {
         let settings = GatewaySettings { keys, ..settings(&["http://127.0.0.1:1/v1"]) };
         let shared = (metrics.clone(), Default::default(), Default::default());
         let gateway = Gateway::new(&settings, &classes(), (shared, &Arc::default()), (&Learned::default(), None));
-        gateway.unwrap().begin(&Handle::current());
+        metrics.show(gateway.unwrap().shown());
         shown(&metrics)
     };
     let of = |text: &str| {
         ["engine_usable{", "quota_tokens{user=\"ann\"}", "quota_used_tokens{user=\"bob\"}"]
             .map(|name| text.contains(name))
     };
-    assert_eq!(of(&begin(vec![key("ann"), key("bob")])), [true; 3]);
-    assert_eq!(of(&begin(vec![key("ann")])), [true, true, false]);
-    metrics.hide();
+    assert_eq!(of(&show(vec![key("ann"), key("bob")])), [true; 3]);
+    assert_eq!(of(&show(vec![key("ann")])), [true, true, false]);
+    metrics.show(ShownGateway::default());
     assert_eq!(of(&shown(&metrics)), [false; 3]);
 }
 

@@ -1,6 +1,6 @@
 //! The decisions of routes, and what they learn.
 
-use std::{cell::Cell, sync::LazyLock};
+use std::{cell::Cell, sync::LazyLock, time::Duration};
 
 use config::{
     gateway::{Alias, GatewaySettings, ModelSettings},

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use api::v1;
 use lab::client::Client;
-use lab::netns::Link;
 use lab::process::{Held, Process, child_of, send_signal, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
@@ -50,7 +49,7 @@ fn has_ended(pid: u32) -> bool {
 }
 
 /// The IDs of the kernel objects of one kind (`prog_id`, `link_id`) that a process holds.
-fn held(pid: u32, kind: &str) -> Vec<String> {
+pub fn held(pid: u32, kind: &str) -> Vec<String> {
     let infos = fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap().flatten();
     let texts = infos.filter_map(|entry| fs::read_to_string(entry.path()).ok());
     let id = |text: String| {
@@ -79,7 +78,7 @@ pub fn rights_of(pid: u32, set: &str) -> u64 {
 }
 
 /// The log line about one part of the enforcement on a device.
-fn said_of(site: &Site, device: &str, part: &str) -> String {
+pub fn said_of(site: &Site, device: &str, part: &str) -> String {
     let output = site.relay.output();
     let quoted = [device, part].map(|word| format!("\"{word}\""));
     let mut lines = output.lines().filter(|line| quoted.iter().all(|word| line.contains(word)));
@@ -426,78 +425,4 @@ fn addresses_that_the_guard_has_no_room_for_are_counted_and_reported_and_the_rel
     site.relay.wait_for_line("no room for so many listeners", SOON).unwrap();
     assert!(site.counts().unwrap().of("kernel_refused_updates_total") > 0);
     assert_serves(&site, Family::V6);
-}
-
-#[test]
-fn a_device_that_vanishes_takes_nothing_with_it_but_its_own() {
-    lab::ring!(Netns);
-    let site = site();
-    site.relay.wait_for_line("ready", SOON).unwrap();
-    site.chain.relay.ip("link delete target").unwrap();
-    let gone = |counts: &lab::site::Counts| counts.of("refused_requests_total{reason=\"unroutable\"}") > 0;
-    site.client(async || {
-        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
-        assert!(client.open(site.target(Family::V4, 7)).await.is_err(), "the target is unreachable now");
-    })
-    .unwrap();
-    let counts = site.wait_for_counts("a request without a route", gone).unwrap();
-    assert_eq!(counts.of("kernel_monitor"), 1);
-    assert!(
-        counts.of("kernel_packets_total{class=\"default\",direction=\"down\"}") > 0,
-        "the other device still counts"
-    );
-}
-
-/// Waits until the programs are attached to a new device.
-fn wait_for_programs(site: &Site, device: &str) {
-    for part in ["egress", "ingress"] {
-        let sample = format!("kernel_enforced{{device=\"{device}\",part=\"{part}\"}}");
-        site.wait_for_counts("the program on the device", |counts| counts.of(&sample) == 1).unwrap();
-    }
-}
-
-#[test]
-fn a_device_that_is_made_anew_has_its_programs_again() {
-    lab::ring!(Netns);
-    let site = site();
-    site.relay.wait_for_line("ready", SOON).unwrap();
-    let chain = &site.chain;
-    let links = || held(monitor_of(&site.relay), "link_id");
-    let before = links();
-    chain.relay.ip("link delete target").unwrap();
-    let gone = |counts: &lab::site::Counts| counts.of("kernel_enforced{device=\"target\",part=\"ingress\"}") == 0;
-    site.wait_for_counts("the end of the device", gone).unwrap();
-    Link::new(&chain.relay, &chain.target, 2).unwrap();
-    wait_for_programs(&site, "target");
-    let after = links();
-    assert_eq!(after.len(), before.len(), "{before:?} {after:?}");
-    assert_ne!(after, before);
-    assert_serves(&site, Family::V4);
-    let counts = site.counts().unwrap();
-    assert!(counts.of("kernel_packets_total{class=\"default\",direction=\"up\"}") > 0, "{counts:?}");
-}
-
-#[test]
-fn a_device_that_comes_late_is_attached_then() {
-    lab::ring!(Netns);
-    let sections = "[kernel]\ndevices = [\"late\"]";
-    let site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
-    site.relay.wait_for_line("ready", SOON).unwrap();
-    site.chain.relay.ip("link set client down\nlink set client name late\nlink set late up").unwrap();
-    wait_for_programs(&site, "late");
-    assert_serves(&site, Family::V4);
-    let counts = site.counts().unwrap();
-    assert!(counts.of("kernel_packets_total{class=\"default\",direction=\"down\"}") > 0, "{counts:?}");
-}
-
-#[test]
-fn a_device_that_is_not_there_is_reported_and_the_relay_serves() {
-    lab::ring!(Netns);
-    let sections = "[kernel]\ndevices = [\"no-such-device\"]";
-    let site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
-    site.relay.wait_for_line("ready", SOON).unwrap();
-    for part in ["egress", "ingress"] {
-        let line = said_of(&site, "no-such-device", part);
-        assert!(line.contains("not enforced in the kernel") && line.contains("No such device"), "{line}");
-    }
 }

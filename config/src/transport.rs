@@ -1,0 +1,84 @@
+//! The QUIC transport of both roles: the sizes of packets, the congestion control, and how packets reach the kernel.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use crate::error::Problem;
+use crate::section::{Section, words};
+
+/// The QUIC transport.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransportSettings {
+    /// The size of IP packets before anything is known about the path, in bytes.
+    pub initial_mtu: u16,
+    /// The largest IP packets that are probed for, in bytes.
+    pub max_mtu: u16,
+    /// How the rate adapts to the path.
+    pub congestion: CongestionControl,
+    /// How often the edge keeps a silent connection to its relay alive; `None` lets it time out.
+    pub keep_alive: Option<Duration>,
+    /// How packets reach the kernel.
+    pub io: PacketIo,
+    /// How much earlier than its departure time a packet may leave to share a message with others.
+    pub quantum: Duration,
+    /// Packets on paths with a shorter smoothed round trip have no departure times.
+    pub min_paced_rtt: Duration,
+}
+
+impl Default for TransportSettings {
+    fn default() -> Self {
+        Self {
+            initial_mtu: 1_400,
+            max_mtu: 1_500,
+            congestion: CongestionControl::Cubic,
+            keep_alive: Some(Duration::from_secs(10)),
+            io: PacketIo::Paced,
+            quantum: Duration::from_micros(125),
+            min_paced_rtt: Duration::from_millis(2),
+        }
+    }
+}
+
+words! {
+    /// A congestion controller.
+    #[derive(Default)]
+    pub enum CongestionControl {
+        /// CUBIC (RFC 9438).
+        #[default]
+        Cubic = "cubic",
+        /// BBR version 2.
+        Bbr = "bbr",
+    }
+}
+
+words! {
+    /// How packets reach the kernel.
+    #[derive(Default)]
+    pub enum PacketIo {
+        /// Each with its departure time.
+        #[default]
+        Paced = "paced",
+        /// In bursts of ten, as s2n-quic sends them.
+        Stock = "stock",
+    }
+}
+
+/// Walks through the keys of the transport.
+pub(crate) fn walk(section: &mut Section<'_>, of: &TransportSettings) -> TransportSettings {
+    // IPv6 guarantees 1280 bytes (RFC 8200 §5); QUIC's own minimum is below that (RFC 9000 §14).
+    const MTU: RangeInclusive<u64> = 1_280..=9_216;
+    let initial_mtu = section.number("initial_mtu", MTU, of.initial_mtu);
+    let max_mtu = section.number("max_mtu", MTU, of.max_mtu);
+    if initial_mtu > max_mtu {
+        let cause = "initial_mtu is larger than max_mtu";
+        section.refuse("initial_mtu", Problem::Contradiction { cause, remedy: "lower it, or raise max_mtu" });
+    }
+    let congestion = section.value("congestion", of.congestion);
+    let keep_alive = section.seconds("keep_alive_seconds", 0..=3_600, of.keep_alive.unwrap_or_default());
+    let io = section.value("io", of.io);
+    let quantum = section.number("quantum_us", 0..=1_000, of.quantum.as_micros() as u64);
+    let min_paced_rtt = section.number("min_paced_rtt_us", 0..=1_000_000, of.min_paced_rtt.as_micros() as u64);
+    let [quantum, min_paced_rtt] = [quantum, min_paced_rtt].map(Duration::from_micros);
+    let keep_alive = (!keep_alive.is_zero()).then_some(keep_alive);
+    TransportSettings { initial_mtu, max_mtu, congestion, keep_alive, io, quantum, min_paced_rtt }
+}

@@ -1,0 +1,224 @@
+//! Decides what a request gets: waits for its turn, reads its head, asks [`request`], and records and answers refusals.
+
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
+
+use masque::{
+    h3::{Code, Part, RequestHead, ResponseHead},
+    priority::Priority,
+    request::{Refusal, is_ping},
+};
+use quic::{
+    clock::Clock,
+    h3::{self, Error, Request},
+};
+use role::{
+    access::record::{self, RefusedRequest},
+    holder::Holder,
+};
+use serving::gateway::{Asker, Gateway};
+use tokio::time::timeout;
+
+use crate::{
+    Relay, RelayClient, Resources, Rules,
+    request::{self, Admitted, Attempt, HeldPlaces},
+};
+
+/// How long a client may take to send the head of a request it has begun.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a request may wait for its turn within its user's rate.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// Waiting requests continue together, at multiples of this interval: waking a task and the packets that this causes cost
+/// more than the request itself.
+const WAIT_NS: u64 = 20_000_000;
+
+/// How long a client may take to receive the response to a refused request. A client that gives no flow-control credit would
+/// never receive it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How a rejected request was handled; the stream still has to be ended with the code. With `NoError`, it ends normally.
+pub(super) enum Rejected {
+    /// With a response.
+    Answered(Code),
+    /// With a response, after which the connection has to end: its user has too many connections.
+    Last,
+    /// Without a response: the client was gone, or there was nothing to say.
+    Unanswered(Code),
+}
+
+/// The decision about a request.
+pub(super) enum Decision {
+    /// It gets a tunnel.
+    Tunnel(Box<Admitted>),
+    /// A model answers it.
+    Model(Box<ForModel>),
+    /// It asks for nothing, and gets an empty response.
+    Ping,
+}
+
+/// A request that a model answers.
+pub(super) struct ForModel {
+    pub(super) gateway: Arc<Gateway>,
+    pub(super) head: RequestHead,
+    pub(super) asker: Asker,
+    pub(super) places: HeldPlaces,
+}
+
+/// Waits until the user may make another request. Meanwhile the client has no credit for another stream in place of this
+/// one, so streams that are reset as soon as they are opened come no faster either.
+///
+/// # Errors
+/// The turn would be too far away; the error comes only after the longest wait, so that the client gains nothing from it.
+pub(super) async fn wait_for_turn(relay: &Relay, client: &RelayClient) -> Result<(), ()> {
+    if !client.standing.is_known() {
+        // A stranger has its own budget.
+        return Ok(());
+    }
+    let (clock, account) = (Clock::system(), relay.accounts.of(&Holder::of(client.user(), client.address)));
+    let (now_ns, longest_ns) = ((clock.now_ns)(), LONGEST_WAIT.as_nanos() as u64);
+    let turn_ns = account.take_turn(now_ns, relay.rules().limits.requests_per_second, longest_ns);
+    let until_ns = turn_ns.unwrap_or(now_ns + longest_ns);
+    if until_ns > now_ns {
+        relay.limit_hits.note("requests_per_second");
+        (clock.sleep_until)(until_ns.next_multiple_of(WAIT_NS)).await;
+    }
+    turn_ns.map(|_| ()).ok_or(())
+}
+
+/// Reads the head of a request and decides about it; sends the response if the decision is a refusal.
+pub(super) async fn admit(
+    relay: &Relay,
+    rules: &Rules,
+    client: &RelayClient,
+    request: &mut Request,
+) -> Result<Decision, Rejected> {
+    let head = match timeout(HEAD_TIMEOUT, request.recv.part()).await {
+        Ok(Ok(Some(Part::Request(head)))) => head,
+        Ok(Err(Error::Protocol(error))) => {
+            let too_large = error.code() == Code::ExcessiveLoad;
+            let reason = if too_large { "field_section_too_large" } else { "malformed" };
+            note_refusal(
+                relay,
+                client,
+                Attempt::default(),
+                RefusedRequest { status: error.answer(), error: None, reason },
+            );
+            let Some(status) = error.answer() else { return Err(Rejected::Unanswered(error.code())) };
+            tracing::debug!(%error, "malformed request");
+            return Err(answer(request, &ResponseHead { status, fields: Vec::new() }, error.code()).await);
+        }
+        Ok(_) => return Err(Rejected::Unanswered(Code::RequestIncomplete)),
+        Err(_) => {
+            let refused = RefusedRequest { status: None, error: None, reason: "head_timeout" };
+            note_refusal(relay, client, Attempt::default(), refused);
+            return Err(Rejected::Unanswered(Code::RequestRejected));
+        }
+    };
+    let mut attempt = Attempt::default();
+    let (signal, send) = (request.signal, &mut request.send);
+    let decided = tokio::select! {
+        decided = decide(relay, rules, client, head, signal, &mut attempt) => decided,
+        // The client has given up; the places that the request took are free again.
+        () = poll_fn(|cx| if send.poll_stopped(cx).is_err() { Poll::Ready(()) } else { Poll::Pending }) => {
+            return Err(Rejected::Unanswered(Code::RequestCancelled));
+        }
+    };
+    match decided {
+        Ok(decision) => Ok(decision),
+        Err(refusal) => {
+            let (status, error) = (Some(refusal.status()), Some(refusal.error_type().name()));
+            note_refusal(relay, client, attempt, RefusedRequest { status, error, reason: refusal.label() });
+            tracing::debug!(%refusal, "request refused");
+            let code = match refusal {
+                Refusal::Malformed(_) | Refusal::Target(_) => Code::MessageError,
+                _ => Code::NoError,
+            };
+            match answer(request, &refusal.response(&rules.name), code).await {
+                Rejected::Answered(_) if refusal == Refusal::ConnectionLimitReached => Err(Rejected::Last),
+                rejected => Err(rejected),
+            }
+        }
+    }
+}
+
+/// Decides about a request by its head, and notes in `attempt` who makes it, and for which target.
+async fn decide(
+    relay: &Relay,
+    rules: &Rules,
+    client: &RelayClient,
+    head: RequestHead,
+    signal: Option<Priority>,
+    attempt: &mut Attempt,
+) -> Result<Decision, Refusal> {
+    let user = request::identify(relay, rules, client, &head, attempt)?;
+    if is_ping(&head) {
+        // Where no credentials are required, every client with a permitted request counts as a user.
+        request::admit_client(relay, rules, client, &Holder::of(attempt.user.as_ref(), client.address))?;
+        return Ok(Decision::Ping);
+    }
+    if let Some(gateway) = relay.gateway().filter(|_| Gateway::takes(&head)) {
+        let places = request::admit_model(relay, rules, client, user.as_ref())?;
+        let asker = Asker {
+            user: user.map(|user| user.name),
+            listener: client.listener,
+            client: client.address,
+            path: client.path.clone(),
+        };
+        return Ok(Decision::Model(Box::new(ForModel { gateway, head, asker, places })));
+    }
+    let admitted = request::admit(relay, rules, client, (&head, user), signal, attempt).await?;
+    Ok(Decision::Tunnel(Box::new(admitted)))
+}
+
+/// Counts and records a refused request.
+pub(super) fn note_refusal(
+    relay: &Relay,
+    client: &RelayClient,
+    Attempt { user, target }: Attempt,
+    refused: RefusedRequest,
+) {
+    let Resources { metrics, usages, access, .. } = &relay.resources;
+    metrics.refused(refused.reason);
+    if let Some(user) = &user {
+        usages.of(user).refused.inc();
+    }
+    if access.is_wanted() {
+        let (protocol, target) = target.unzip();
+        let RelayClient { id: connection, listener, address: client, .. } = *client;
+        let connection = Some(connection);
+        let request = record::RecordedRequest { connection, listener, client, user, protocol, target, way: None };
+        access.refused(request, refused);
+    }
+}
+
+pub(super) async fn answer(request: &mut Request, head: &ResponseHead, code: Code) -> Rejected {
+    match request.send.respond(head).await {
+        Ok(()) => Rejected::Answered(code),
+        Err(_) => Rejected::Unanswered(code),
+    }
+}
+
+/// Ends the stream of a request that is not served. This finishes soon, whether or not the client receives the response.
+pub(super) async fn turn_away(http: &h3::Client, request: Request, rejected: Rejected) {
+    let Request { stream_id, recv, mut send, flow, .. } = request;
+    drop(flow);
+    let (code, answered) = match rejected {
+        Rejected::Answered(code) => (code, true),
+        Rejected::Last => (Code::NoError, true),
+        Rejected::Unanswered(code) => (code, false),
+    };
+    recv.stop(code);
+    http.forget(stream_id);
+    if answered {
+        if code == Code::NoError {
+            send.finish();
+        }
+        // A reset may overtake unacknowledged data, or discard it at the client.
+        let taken = timeout(ANSWER_TIMEOUT, poll_fn(|cx| send.poll_acknowledged(cx))).await;
+        if code == Code::NoError && taken.is_ok() {
+            return;
+        }
+    }
+    send.reset(if code == Code::NoError { Code::RequestCancelled } else { code });
+}

@@ -1,0 +1,241 @@
+//! Errors in the form of the OpenAI API: each with its status, its code, and when to try again.
+
+use bytes::{Bytes, BytesMut};
+use serde_json::json;
+
+use super::{Operation, excerpt};
+
+/// Why no engine answers a request; the client gets each as an error in the form of the API.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenAiError {
+    /// The path is unknown.
+    #[error("paced serves /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models and /health")]
+    NotFound,
+    /// The path takes another method.
+    #[error("use {}", .0.methods())]
+    Method(Operation),
+    /// The content is not JSON.
+    #[error("the content-type has to be application/json")]
+    ContentType,
+    /// The body is larger than allowed.
+    #[error("the body is larger than {max_bytes} bytes")]
+    TooLarge {
+        /// The maximum size.
+        max_bytes: usize,
+    },
+    /// The body did not arrive in time.
+    #[error("the body did not arrive in time")]
+    BodyTimeout,
+    /// The body cannot be read.
+    #[error("the body is not a valid request: {0}")]
+    Json(String),
+    /// The body names no model.
+    #[error("the body names no model")]
+    NoModel,
+    /// The client's key is missing or unknown.
+    #[error("the API key is missing or unknown")]
+    Key,
+    /// There is no such model.
+    #[error("there is no model called {0:?}; GET /v1/models lists them")]
+    UnknownModel(String),
+    /// Too many requests wait.
+    #[error("too many requests are waiting; try again later")]
+    Crowded,
+    /// The maximum of requests with the key is in flight.
+    #[error("this key has reached its limit of requests in flight; try again when one has ended")]
+    TooManyRequests,
+    /// The key has used its tokens of the minute.
+    #[error("this key has used up its tokens of this minute; try again in {retry_after_s} s")]
+    TooManyTokens {
+        /// The time until there will be enough, in seconds.
+        retry_after_s: u32,
+    },
+    /// The key has used its tokens of the month.
+    #[error("this key has used up its tokens of this month; the next month begins in {retry_after_s} s")]
+    MonthUsed {
+        /// The time until the next month begins, in seconds.
+        retry_after_s: u32,
+    },
+    /// No engine answers.
+    #[error("no engine of the model answers; try again later")]
+    NoEngine,
+    /// A field that sets a time limit is not a whole number of milliseconds.
+    #[error("the field {0} has to be a whole number of milliseconds")]
+    Limit(&'static str),
+    /// HTTP/3 cannot carry the head of the request, with the reason.
+    #[error("the head of the request cannot be sent to a gateway: {0}")]
+    Head(&'static str),
+    /// No gateway can be reached, with the reason.
+    #[error("no gateway can be reached: {0}")]
+    NoGateway(String),
+    /// No model can meet the deadline.
+    #[error("no model can answer within the deadline; allow more time, or try again later")]
+    Late,
+    /// The engine takes no connections.
+    #[error("the engine accepts no connections; try again later")]
+    OutOfReach {
+        /// Why, for operators only.
+        why: String,
+    },
+    /// The engine's answer was faulty.
+    #[error("the engine failed: {0}")]
+    Engine(&'static str),
+    /// The engine did not answer in time.
+    #[error("the engine did not answer in time")]
+    EngineTimeout,
+}
+
+/// The seconds after which a client may try again, if no better time is known.
+const RETRY_AFTER_S: u32 = 1;
+
+impl OpenAiError {
+    /// Returns the error of a request that names a model that does not exist.
+    #[must_use]
+    pub fn unknown_model(name: &str) -> Self {
+        Self::UnknownModel(excerpt(name).to_owned())
+    }
+
+    /// Returns the error of a body that is not a request. The parser's text may quote a whole value of the body.
+    pub(super) fn unreadable(error: &serde_json::Error) -> Self {
+        let (text, line, column) = (error.to_string(), error.line(), error.column());
+        match excerpt(&text) {
+            whole if whole.len() == text.len() => Self::Json(text),
+            start => Self::Json(format!("{start}… at line {line} column {column}")),
+        }
+    }
+
+    /// Returns the status to answer with (RFC 9110 §15).
+    #[must_use]
+    pub const fn status(&self) -> u16 {
+        match self {
+            Self::NotFound | Self::UnknownModel(_) => 404,
+            Self::Method(_) => 405,
+            Self::ContentType => 415,
+            Self::TooLarge { .. } => 413,
+            Self::BodyTimeout => 408,
+            Self::Json(_) | Self::NoModel | Self::Limit(_) | Self::Head(_) => 400,
+            Self::Key => 401,
+            Self::Crowded | Self::TooManyRequests | Self::TooManyTokens { .. } | Self::MonthUsed { .. } => 429,
+            Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway(_) | Self::Late => 503,
+            Self::Engine(_) => 502,
+            Self::EngineTimeout => 504,
+        }
+    }
+
+    /// Whether engines, the path or their load prevented an answer, rather than the client's request or its limits.
+    #[must_use]
+    pub const fn is_failure(&self) -> bool {
+        self.status() >= 500 || matches!(self, Self::Crowded)
+    }
+
+    /// Returns the seconds after which the same request may succeed, if ever.
+    #[must_use]
+    pub const fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::TooManyTokens { retry_after_s } | Self::MonthUsed { retry_after_s } => Some(*retry_after_s),
+            Self::Crowded
+            | Self::TooManyRequests
+            | Self::NoEngine
+            | Self::OutOfReach { .. }
+            | Self::NoGateway(_)
+            | Self::Late => Some(RETRY_AFTER_S),
+            _ => None,
+        }
+    }
+
+    /// Returns the label for metrics, which is also `code` in the error's body.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::NotFound => "not_found",
+            Self::Method(_) => "method_not_allowed",
+            Self::ContentType => "unsupported_media_type",
+            Self::TooLarge { .. } => "body_too_large",
+            Self::BodyTimeout => "body_timeout",
+            Self::Json(_) => "invalid_body",
+            Self::Limit(_) => "invalid_limit",
+            Self::Head(_) => "invalid_head",
+            Self::NoModel => "model_missing",
+            Self::Key => "invalid_api_key",
+            Self::UnknownModel(_) => "model_not_found",
+            Self::Crowded => "overloaded",
+            Self::TooManyRequests | Self::TooManyTokens { .. } => "rate_limit_exceeded",
+            Self::MonthUsed { .. } => "insufficient_quota",
+            Self::NoEngine | Self::OutOfReach { .. } => "no_engine",
+            Self::NoGateway(_) => "no_gateway",
+            Self::Late => "deadline_unreachable",
+            Self::Engine(_) => "engine_failed",
+            Self::EngineTimeout => "engine_timeout",
+        }
+    }
+
+    /// Returns the `type` in the error's body, which clients of the API use.
+    const fn kind(&self) -> &'static str {
+        match self.status() {
+            401 => "authentication_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            400..=499 => "invalid_request_error",
+            _ => "server_error",
+        }
+    }
+
+    /// Returns the body with this error, in the form of the API.
+    #[must_use]
+    pub fn body(&self) -> Bytes {
+        let (message, kind, code) = (self.to_string(), self.kind(), self.code());
+        json!({ "error": { "message": message, "type": kind, "param": null, "code": code } }).to_string().into()
+    }
+
+    /// Returns the event with this error, for a client that has already received a part of its tokens.
+    #[must_use]
+    pub fn event(&self) -> Bytes {
+        let body = self.body();
+        let mut event = BytesMut::with_capacity(body.len() + 8);
+        for part in [b"data: ", &body[..], b"\n\n"] {
+            event.extend_from_slice(part);
+        }
+        event.freeze()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::RoutingFields, *};
+
+    #[test]
+    fn an_error_repeats_only_the_beginning_of_a_long_text_of_the_client() {
+        let long = "\u{7f}ä".repeat(1 << 18);
+        for (key, code) in
+            [("max_tokens", "invalid_body"), ("service_tier\":1,\"x", "invalid_body"), (&long, "model_missing")]
+        {
+            let text = format!(r#"{{"{key}":"{long}"}}"#).replace('\u{7f}', "\\u007f");
+            let refusal = RoutingFields::read(text.as_bytes()).unwrap_err();
+            assert_eq!(refusal.code(), code);
+            assert!(refusal.body().len() < 4_096, "{code}: {} bytes", refusal.body().len());
+        }
+        let refusal = OpenAiError::unknown_model(&long);
+        assert!(refusal.body().len() < 4_096 && refusal.to_string().contains(r"\u{7f}ä"), "{refusal}");
+    }
+
+    #[test]
+    fn only_what_no_client_can_help_is_a_failure() {
+        let engine = OpenAiError::Engine("it stopped");
+        let failures =
+            [OpenAiError::NoEngine, OpenAiError::Late, OpenAiError::Crowded, OpenAiError::EngineTimeout, engine];
+        assert!(failures.iter().all(OpenAiError::is_failure));
+        let too_many = OpenAiError::TooManyTokens { retry_after_s: 1 };
+        let own = [OpenAiError::NoModel, OpenAiError::Key, OpenAiError::TooManyRequests, too_many];
+        assert!(!own.iter().any(OpenAiError::is_failure));
+    }
+
+    #[test]
+    fn an_error_has_the_form_of_the_api() {
+        let body: serde_json::Value = serde_json::from_slice(&OpenAiError::UnknownModel("x".into()).body()).unwrap();
+        assert_eq!(body["error"]["type"], "not_found_error");
+        assert_eq!(body["error"]["code"], "model_not_found");
+        assert!(body["error"]["message"].as_str().unwrap().contains("\"x\""), "{body}");
+        let event = OpenAiError::Engine("it stopped").event();
+        assert!(event.starts_with(b"data: {") && event.ends_with(b"}\n\n"));
+    }
+}

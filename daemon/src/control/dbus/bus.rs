@@ -1,0 +1,114 @@
+//! Keeps the daemon's name on the bus, and signals events and new values of properties to all callers there.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result};
+use config::control::Bus;
+use role::access::record::{AccessRecord, Value};
+use zbus::{
+    connection,
+    fdo::{DBusProxy, RequestNameFlags},
+    object_server::InterfaceRef,
+};
+
+use super::{
+    super::{Control, Happening, Writers},
+    Door,
+    watchers::EndsAll,
+};
+use crate::policy::InForce;
+
+const NAME: &str = "org.paced.Paced1";
+const PATH: &str = "/org/paced/Paced1";
+
+/// The pause before a failed door is tried again, and between two checks that an open one still has its bus.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Keeps the door open on a bus; never returns. If there is no such bus, or the bus refuses this process the name, it
+/// logs that once, and tries again.
+pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
+    let mut told = None;
+    loop {
+        // A guard ends the watches, because a reload that shuts the door drops this task while it serves.
+        let watches = EndsAll::default();
+        let door = Door { control: control.clone(), writers: writers.clone(), watchers: watches.0.clone() };
+        let error = match serve(door, &bus).await {
+            Ok(()) => "the bus is gone".to_owned(),
+            Err(error) => format!("{error:#}"),
+        };
+        drop(watches);
+        if told.as_ref() != Some(&error) {
+            tracing::warn!("cannot serve D-Bus: {error}");
+            told = Some(error);
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Serves on a bus until it is gone.
+async fn serve(door: Door, bus: &Bus) -> Result<()> {
+    let control = door.control.clone();
+    // The watch begins before a caller can see the name or read the first values: callers count on every change from then on.
+    let mut events = control.events(Vec::new());
+    let mut policies = control.policies.watch();
+    let mut last = policies.borrow_and_update().clone();
+    let builder = match bus {
+        Bus::System => connection::Builder::system(),
+        Bus::Address(address) => connection::Builder::address(address.as_str()),
+    };
+    let failed = || format!("failed to become {NAME} on the bus {bus}");
+    let connection = builder.serve_at(PATH, door).build().await.with_context(failed)?;
+    // Queueing for the name would hide that another process owns it.
+    connection.request_name_with_flags(NAME, RequestNameFlags::DO_NOT_QUEUE).await.with_context(failed)?;
+    tracing::info!(%bus, name = NAME, "on D-Bus");
+    let door = connection.object_server().interface::<_, Door>(PATH).await.context("the door was just made")?;
+    loop {
+        let (kind, message) = tokio::select! {
+            event = events.next() => match event {
+                Some(Happening::Event(event)) => (event.kind, event.message),
+                Some(Happening::Access(record)) => {
+                    Door::access(door.signal_emitter(), record.event(), fields(&record)).await?;
+                    continue;
+                }
+                Some(Happening::Lost(count)) => ("lost", format!("{count} events came faster than they were sent")),
+                None => return Ok(()),
+            },
+            Ok(()) = policies.changed() => {
+                let former = std::mem::replace(&mut last, policies.borrow_and_update().clone());
+                announce(&door, &former, &last).await?;
+                continue;
+            }
+            () = tokio::time::sleep(PAUSE) => {
+                // If this call fails, the bus is gone.
+                DBusProxy::new(&connection).await?.get_id().await?;
+                continue;
+            }
+        };
+        Door::event(door.signal_emitter(), kind, &message).await?;
+    }
+}
+
+/// Tells all callers the new values of the properties that have changed.
+async fn announce(door: &InterfaceRef<Door>, former: &InForce, now: &InForce) -> zbus::Result<()> {
+    let (this, emitter) = (door.get().await, door.signal_emitter());
+    if now.revision.number != former.revision.number {
+        this.revision_changed(emitter).await?;
+    }
+    if now.revision.text != former.revision.text {
+        this.policy_changed(emitter).await?;
+    }
+    if now.is_saved != former.is_saved {
+        this.saved_changed(emitter).await?;
+    }
+    Ok(())
+}
+
+/// Converts a record to the signal's fields, without addresses, since the signal goes to all callers that may receive
+/// signals.
+fn fields(record: &AccessRecord) -> HashMap<String, zbus::Variant<'_>> {
+    let value = |value| match value {
+        Value::Number(number) => number.into(),
+        Value::Text(text) => text.into_owned().into(),
+    };
+    record.fields(false).into_iter().map(|(key, found)| (key.into_owned(), value(found))).collect()
+}
