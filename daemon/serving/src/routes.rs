@@ -73,6 +73,8 @@ struct Known {
     lengths: Lengths,
     answer_tokens: f64,
     bytes_per_token: f64,
+    /// How many tokens an event of each engine has on average, if it has said how many tokens an answer had.
+    tokens_per_event: Vec<Option<f64>>,
     /// Whether the length of any answer is known.
     has_lengths: bool,
 }
@@ -99,6 +101,7 @@ impl Routes {
             }));
         }
         let flights = replicas.iter().map(|_| Arc::default()).collect();
+        let tokens_per_event = vec![None; replicas.len()];
         let known = Known {
             named: Chooser::named(settings),
             aliases: policies.choosers(settings),
@@ -109,6 +112,7 @@ impl Routes {
             lengths: Lengths::default(),
             answer_tokens: FIRST_TOKENS,
             bytes_per_token: FIRST_BYTES_PER_TOKEN,
+            tokens_per_event,
             has_lengths: false,
         };
         let worths = settings.models.iter().map(chooser::worth).collect();
@@ -361,14 +365,19 @@ impl Known {
         (cached, compared)
     }
 
+    /// Returns the index of an engine among the engines of all models.
+    fn at(&self, model: usize, replica: usize) -> Option<usize> {
+        Some(self.first.get(model)? + replica)
+    }
+
     fn flights_at(&mut self, model: usize, replica: usize) -> Option<&mut Arc<Mutex<Flights>>> {
-        let first = *self.first.get(model)?;
-        self.flights.get_mut(first + replica)
+        let at = self.at(model, replica)?;
+        self.flights.get_mut(at)
     }
 
     fn replica(&mut self, model: usize, replica: usize) -> Option<&mut Replica> {
-        let first = *self.first.get(model)?;
-        self.replicas.get_mut(first + replica).filter(|replica| replica.model == model)
+        let at = self.at(model, replica)?;
+        self.replicas.get_mut(at).filter(|replica| replica.model == model)
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Cost {
     pub sharing: f64,
 }
 
-/// An engine's costs, learned online by recursive least squares with forgetting (500 steps, 100 prompts).
+/// An engine's costs, learned online by recursive least squares with forgetting (500 samples of steps, 100 prompts).
 ///
 /// It accepts any samples: none makes a coefficient negative, infinite or NaN. Only `host_ns` stays as configured, since a
 /// client of an engine cannot tell it apart from the rest. If it is 0, a busy engine counts as one that uses all of its GPU:

@@ -3,8 +3,24 @@
 //! One class may hold short questions and another long reports, so a mean over all classes fits neither. If clients set `max_tokens`,
 //! the used part of it predicts better than a mean, because it depends on the request.
 
-/// The weight of the newest answer in an average.
-const NEWEST: f64 = 0.05;
+/// A mean remembers about this many answers. Lengths vary by half of their mean, so that a mean of 20 answers is often wrong by a tenth.
+/// When load rises, short answers also end first, which pulls a mean of few answers down.
+const REMEMBERED: u32 = 200;
+
+/// A mean of numbers: of all of them alike at first, and then with less weight for older ones.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    mean: f64,
+    /// How many numbers it is of, up to [`REMEMBERED`].
+    count: u32,
+}
+
+impl Mean {
+    fn learn(&mut self, now: f64) {
+        self.count = self.count.saturating_add(1).min(REMEMBERED);
+        self.mean += (now - self.mean) / f64::from(self.count);
+    }
+}
 
 /// The lengths of answers by class. The policy names the classes, which keeps them few.
 #[derive(Debug, Default)]
@@ -14,9 +30,9 @@ pub(super) struct Lengths(Vec<OfClass>);
 struct OfClass {
     name: String,
     /// The mean number of tokens.
-    tokens: Option<f64>,
+    tokens: Option<Mean>,
     /// The mean part of the tokens that a request allowed.
-    used: Option<f64>,
+    used: Option<Mean>,
 }
 
 impl Lengths {
@@ -33,8 +49,8 @@ impl Lengths {
         let of = self.0.get(class);
         let most = max_tokens.unwrap_or(u32::MAX).max(1);
         let tokens = match (max_tokens, of.and_then(|of| of.used)) {
-            (Some(most), Some(used)) => used * f64::from(most),
-            _ => of.and_then(|of| of.tokens).unwrap_or(usual),
+            (Some(most), Some(used)) => used.mean * f64::from(most),
+            _ => of.and_then(|of| of.tokens).map_or(usual, |tokens| tokens.mean),
         };
         (tokens.round() as u32).clamp(1, most)
     }
@@ -42,10 +58,7 @@ impl Lengths {
     /// Learns from an answer of `tokens`.
     pub fn learn(&mut self, class: usize, max_tokens: Option<u32>, tokens: u64) {
         let Some(of) = self.0.get_mut(class) else { return };
-        let learn = |mean: &mut Option<f64>, now: f64| {
-            let before = mean.unwrap_or(now);
-            *mean = Some(before + NEWEST * (now - before));
-        };
+        let learn = |mean: &mut Option<Mean>, now: f64| mean.get_or_insert_default().learn(now);
         learn(&mut of.tokens, tokens as f64);
         if let Some(most) = max_tokens.filter(|most| *most > 0) {
             learn(&mut of.used, (tokens as f64 / f64::from(most)).min(1.0));
@@ -68,6 +81,25 @@ mod tests {
         }
         assert_eq!((lengths.expect(batch, Some(96), 33.0), lengths.expect(urgent, Some(8), 33.0)), (96, 8));
         assert_eq!((lengths.expect(batch, None, 33.0), lengths.expect(urgent, None, 33.0)), (64, 12));
+    }
+
+    #[test]
+    fn a_mean_of_a_few_answers_takes_them_all_alike_and_a_mean_of_many_follows_a_change() {
+        let mut mean = Mean::default();
+        for tokens in [50.0, 350.0, 100.0, 300.0] {
+            mean.learn(tokens);
+        }
+        assert!((mean.mean - 200.0).abs() < 1e-9, "{mean:?}");
+        // Answers that vary by half of their mean.
+        for turn in 0..2_000 {
+            mean.learn(if turn % 2 == 0 { 100.0 } else { 300.0 });
+        }
+        assert!((mean.mean - 200.0).abs() < 2.0, "{mean:?}");
+        // Some short answers in a row, as when load begins to rise.
+        (0..10).for_each(|_| mean.learn(60.0));
+        assert!(mean.mean > 190.0, "{mean:?}");
+        (0..1_000).for_each(|_| mean.learn(60.0));
+        assert!(mean.mean < 62.0, "{mean:?}");
     }
 
     #[test]

@@ -15,6 +15,10 @@ use super::{
 /// The weight of the newest answer in an average.
 const NEWEST: f64 = 0.05;
 
+/// How many events make a window, whose mean is a sample of the engine's steps. An answer has many windows: the engine is known within
+/// a second, and from more different batches than the means of whole answers would show.
+const WINDOW: u64 = 16;
+
 /// An answer whose passing tokens teach the engine's costs.
 #[derive(Debug)]
 pub struct Lesson<'a> {
@@ -42,7 +46,18 @@ pub struct Lesson<'a> {
     first_ns: Option<u64>,
     last_ns: u64,
     events: u64,
-    /// The sum, over all events, of the number of requests that the engine worked on.
+    /// The events since the last sample.
+    window: Window,
+    /// Whether a window was a sample.
+    has_windows: bool,
+}
+
+/// Events of an answer, after the event at `began_ns`.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    began_ns: u64,
+    events: u64,
+    /// The sum, over the events, of the number of requests that the engine worked on.
     batches: u64,
 }
 
@@ -88,7 +103,8 @@ impl Routes {
             first_ns: None,
             last_ns: now_ns,
             events: 0,
-            batches: 0,
+            window: Window::default(),
+            has_windows: false,
         }
     }
 }
@@ -97,16 +113,41 @@ impl Lesson<'_> {
     /// Notes an event with one token or several.
     pub fn token(&mut self) {
         let now_ns = (self.routes.now_ns)();
-        if !self.is_held_up {
-            self.first_ns.get_or_insert(now_ns);
-        }
         (self.last_ns, self.events) = (now_ns, self.events + 1);
+        self.flights.lock().token(self.flight);
+        if self.is_held_up {
+            return;
+        }
+        if self.first_ns.is_none() {
+            self.first_ns = Some(now_ns);
+            self.window.began_ns = now_ns;
+            return;
+        }
+        self.window.events += 1;
         // Predictions consider the requests of the engine's other clients, too.
-        self.batches += self.routes.engines.get(self.model).map_or(1, |engines| {
+        self.window.batches += self.routes.engines.get(self.model).map_or(1, |engines| {
             let (in_flight, others) = engines.at_engine(self.replica, now_ns);
             u64::from(in_flight) + u64::from(others.running)
         });
-        self.flights.lock().token(self.flight);
+        if self.window.events >= WINDOW {
+            self.learn_window(now_ns);
+        }
+    }
+
+    /// Learns how long steps were in the window that ends now, and begins the next.
+    fn learn_window(&mut self, now_ns: u64) {
+        let Window { began_ns, events, batches } =
+            std::mem::replace(&mut self.window, Window { began_ns: now_ns, ..Window::default() });
+        self.has_windows = true;
+        let mut known = self.routes.state.lock();
+        // The last request may have come long ago.
+        known.look(&self.routes.engines, now_ns);
+        let Some(at) = known.at(self.model, self.replica) else { return };
+        let tokens = events as f64 * known.tokens_per_event.get(at).copied().flatten().unwrap_or(1.0);
+        let Some(replica) = known.replica(self.model, self.replica) else { return };
+        let step_ns = now_ns.saturating_sub(began_ns) as f64 / tokens;
+        let batch = batches.div_ceil(events).max(1);
+        replica.curve.observe_step(batch as u32, replica.load.others_utilisation, step_ns as u64);
     }
 
     /// Notes that the engine had to wait for the client, so that the times of tokens no longer show how fast the engine is.
@@ -125,7 +166,7 @@ impl Lesson<'_> {
     /// the prompt take precedence over the count of events and over the expected number of cached tokens. Later expectations are trusted as
     /// far as these counts confirm this expectation. If an engine that reports cached tokens leaves the count out, the count is 0. Only the
     /// uncached tokens of the prompt cost the engine time.
-    pub fn learn(&self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
+    pub fn learn(&mut self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
         let cached_tokens = self.routes.engines.get(self.model).zip(usage).map_or(cached_tokens, |(engines, usage)| {
             // By this request's own bytes per token: the mean of all requests may be far off.
             let part = self.compared_bytes as f64 / body_bytes.max(1) as f64;
@@ -140,24 +181,27 @@ impl Lesson<'_> {
             known.lengths.learn(self.class, self.max_tokens, tokens);
             known.answer_tokens = average(known.answer_tokens, tokens as f64).max(1.0);
         }
+        let at = known.at(self.model, self.replica);
+        if let Some(usage) = usage.filter(|usage| usage.completion_tokens > 0 && self.events > 0)
+            && let Some(per_event) = at.and_then(|at| known.tokens_per_event.get_mut(at))
+        {
+            let ratio = usage.completion_tokens as f64 / self.events as f64;
+            *per_event = Some(average(per_event.unwrap_or(ratio), ratio).clamp(0.1, 1_000.0));
+        }
         if let Some(usage) = usage.filter(|usage| usage.prompt_tokens > 0) {
             let ratio = body_bytes as f64 / usage.prompt_tokens as f64;
             known.bytes_per_token = average(known.bytes_per_token, ratio).clamp(0.5, 1_000.0);
         }
         let prompt_tokens = usage.map_or(self.prompt_tokens, |usage| usage.prompt_tokens as u32);
         let Some(first_ns) = self.first_ns else { return };
-        // The last request may have come long before this answer's end.
-        known.look(&self.routes.engines, (self.routes.now_ns)());
         let Some(replica) = known.replica(self.model, self.replica) else { return };
-        let others = replica.load.others_utilisation;
         if self.is_alone {
             let cached = cached_tokens.map_or(self.cached_tokens, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
             replica.curve.observe_first_token(unread_tokens(prompt_tokens, cached), first_ns - self.began_ns);
         }
-        let step_ns = (self.last_ns - first_ns).checked_div(tokens.saturating_sub(1));
-        if let Some(step_ns) = step_ns.filter(|_| !self.is_held_up) {
-            let batch = self.batches.div_ceil(self.events.max(1)).max(1);
-            replica.curve.observe_step(batch as u32, others, step_ns);
+        drop(known);
+        if self.window.events > 0 && !self.has_windows && !self.is_held_up {
+            self.learn_window(self.last_ns);
         }
     }
 }

@@ -251,6 +251,44 @@ fn the_engine_that_was_chosen_serves_and_where_another_does_the_choice_is_about_
 }
 
 #[test]
+fn an_engine_is_known_while_its_first_answer_still_comes() {
+    let (routes, engines) = routes(8);
+    let route = routes.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
+    let place = take(&engines[0]);
+    let mut lesson = routes.begin(&route, place.replica);
+    let mut come = |events: u64, step_ms| {
+        for _ in 0..events {
+            pass(step_ms);
+            lesson.token();
+        }
+        routes.learned().1[0]
+    };
+    assert_eq!(come(16, 40).samples().0, 0, "the first token ends no step");
+    let known = come(1, 40);
+    let step_ms = known.step_ns(1, 0.0) / 1e6;
+    assert!(known.samples().0 == 1 && (30.0..=40.0).contains(&step_ms), "{step_ms}");
+    let slower = come(160, 80).step_ns(1, 0.0) / 1e6;
+    assert!(slower > 70.0, "{slower}");
+}
+
+#[test]
+fn an_event_with_several_tokens_takes_as_many_steps_once_an_engine_has_said_how_many() {
+    let (routes, engines) = routes(8);
+    for _ in 0..80 {
+        let route = routes.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
+        let place = take(&engines[0]);
+        let mut lesson = routes.begin(&route, place.replica);
+        for _ in 0..34 {
+            pass(40);
+            lesson.token();
+        }
+        lesson.learn(Some(TokenUsage { prompt_tokens: 100, completion_tokens: 34 * 4 }), None, 400);
+    }
+    let step_ms = routes.learned().1[0].step_ns(1, 0.0) / 1e6;
+    assert!((step_ms - 10.0).abs() < 2.0, "{step_ms}");
+}
+
+#[test]
 fn a_client_that_takes_tokens_slowly_does_not_make_its_engine_look_slow() {
     let (routes, engines) = routes(8);
     (0..30).for_each(|_| answer(&routes, &engines, 0, (50, 40)));

@@ -56,6 +56,10 @@ impl Fluid {
         self.now_s < self.stalled_until_s
     }
 
+    pub fn step_s(&self) -> f64 {
+        self.step_s
+    }
+
     /// Returns how much of its GPU it uses: all of it while it reads prompts.
     pub fn utilisation(&self) -> f64 {
         if self.is_stalled() { 1.0 } else { self.curve.utilisation(self.running()) }

@@ -84,9 +84,21 @@ struct Flight {
     first_s: f64,
     /// Whether its prompt had nothing ahead of it.
     undisturbed: bool,
-    /// The engine's batch since its first token, as an integral over seconds.
-    batch_s: f64,
+    window: Window,
 }
+
+/// Part of an answer: a sample of its engine's steps.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    took_s: f64,
+    tokens: f64,
+    /// The batch, and the use of the GPU by others, as integrals over seconds.
+    batch_s: f64,
+    others_s: f64,
+}
+
+/// How many tokens a window has at least, as in the gateway.
+const WINDOW_TOKENS: f64 = 16.0;
 
 impl<'a, D: Decide> Run<'a, D> {
     fn new(setup: &'a Setup, arrivals: &'a [Arrival], decide: &'a mut D) -> Self {
@@ -117,7 +129,7 @@ impl<'a, D: Decide> Run<'a, D> {
         let state = State { replicas: &self.replicas, admitted: &self.admitted, cached: &[], path: arrival.path };
         let choice = self.decide.decide(&arrival.request, &state, arrival.arrived_ns);
         let choice = choice.filter(|choice| choice.replica < self.fluids.len());
-        self.flights.push(Flight { choice, first_s: 0.0, undisturbed: false, batch_s: 0.0 });
+        self.flights.push(Flight { choice, first_s: 0.0, undisturbed: false, window: Window::default() });
         let Some(choice) = choice else { return self.end(number, None) };
         self.advance(choice.replica, now_s);
         if let (Some(fluid), Some(flight)) = (self.fluids.get_mut(choice.replica), self.flights.get_mut(number)) {
@@ -196,42 +208,56 @@ impl<'a, D: Decide> Run<'a, D> {
         let reward = model.filter(|_| fate == Fate::Met).map_or(0.0, |model| model.reward(class));
         let (choice, arrived_ns) = (flight.choice, arrival.arrived_ns);
         let outcome = RunOutcome { number, class, choice, arrived_ns, finished_ns, fate, reward };
-        if let Some(finished_s) = finished_s.filter(|_| self.setup.guess.is_some()) {
-            self.learn(number, finished_s);
+        if finished_s.is_some() && self.setup.guess.is_some() {
+            self.learn_prompt(number);
         }
         self.decide.ended(&outcome);
         self.outcomes.push(outcome);
     }
 
-    /// Learns from an answer what a gateway can learn from it: the mean time of a step, its mean batch, and the use of the GPU by others
-    /// at its end.
-    fn learn(&mut self, number: usize, finished_s: f64) {
+    /// Learns from an answer's first token, if nothing was ahead of its prompt.
+    fn learn_prompt(&mut self, number: usize) {
         let (Some(arrival), Some(flight)) = (self.arrivals.get(number), self.flights.get(number)) else { return };
         let Some(replica) = flight.choice.and_then(|choice| self.replicas.get_mut(choice.replica)) else { return };
         if flight.undisturbed {
             let first_ns = flight.first_s * 1e9 - arrival.arrived_ns as f64;
             replica.curve.observe_first_token(arrival.request.prompt_tokens, first_ns as u64);
         }
-        let (gaps, took_s) = (arrival.output_tokens.saturating_sub(1), finished_s - flight.first_s);
-        if gaps > 0 && took_s > 0.0 {
-            let batch = (flight.batch_s / took_s).ceil().max(1.0) as u32;
-            let step_ns = (took_s * 1e9) as u64 / u64::from(gaps);
-            replica.curve.observe_step(batch, replica.load.others_utilisation, step_ns);
+    }
+
+    /// Learns from the tokens that an engine makes until `now_s` what a gateway can learn from them: in windows of each answer, the mean
+    /// time of a step, prompts in between included, the mean batch, and the mean use of the GPU by others.
+    fn learn_steps(&mut self, at: usize, now_s: f64) {
+        let (Some(fluid), Some(replica)) = (self.fluids.get(at), self.replicas.get_mut(at)) else { return };
+        let others = replica.load.others_utilisation;
+        for (number, _) in fluid.sequences().filter(|(_, left)| left.is_some()) {
+            let Some(flight) = self.flights.get_mut(number) else { continue };
+            let took_s = (now_s - fluid.now_s().max(flight.first_s)).max(0.0);
+            let window = &mut flight.window;
+            window.took_s += took_s;
+            window.batch_s += took_s * f64::from(fluid.running());
+            window.others_s += took_s * others;
+            if !fluid.is_stalled() {
+                window.tokens += took_s / fluid.step_s().max(1e-9);
+            }
+            if window.tokens >= WINDOW_TOKENS {
+                let Window { took_s, tokens, batch_s, others_s } = std::mem::take(window);
+                let batch = (batch_s / took_s).ceil().max(1.0) as u32;
+                replica.curve.observe_step(batch, others_s / took_s, (took_s / tokens * 1e9) as u64);
+            }
         }
     }
 
     /// Advances all engines on the GPU of an engine.
     fn advance(&mut self, at: usize, now_s: f64) {
-        for other in self.groups.get(at).into_iter().flatten() {
-            let Some(fluid) = self.fluids.get_mut(*other) else { continue };
+        for place in 0..self.groups.get(at).map_or(0, Vec::len) {
+            let Some(other) = self.groups.get(at).and_then(|group| group.get(place)).copied() else { continue };
             if self.setup.guess.is_some() {
-                let batch = f64::from(fluid.running());
-                for (number, _) in fluid.sequences().filter(|(_, left)| left.is_some()) {
-                    let Some(flight) = self.flights.get_mut(number) else { continue };
-                    flight.batch_s += batch * (now_s - fluid.now_s().max(flight.first_s)).max(0.0);
-                }
+                self.learn_steps(other, now_s);
             }
-            fluid.advance(now_s);
+            if let Some(fluid) = self.fluids.get_mut(other) {
+                fluid.advance(now_s);
+            }
         }
     }
 

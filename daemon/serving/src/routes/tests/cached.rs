@@ -134,7 +134,7 @@ fn what_should_be_cached_is_believed_as_far_as_the_engine_confirms_it() {
         let route = || routes.route(asked, &wanted, ClientPath::default()).unwrap();
         for _ in 0..20 {
             let Ok(Turn::Now(place)) = engines[0].take(to_engine(None, &prefix), &[]) else { panic!("no place") };
-            let lesson = routes.begin(&route(), place.replica);
+            let mut lesson = routes.begin(&route(), place.replica);
             lesson.learn(Some(TokenUsage { prompt_tokens: 1_000, completion_tokens: 1 }), said, wanted.body_bytes);
         }
         assert!((least..=most).contains(&route().cached[0]), "{said:?}: {:?}", route().cached);
@@ -172,7 +172,7 @@ fn an_engine_is_trusted_as_far_as_it_confirms_however_many_requests_it_has_at_on
         // Each estimate is older than the first report.
         for _ in 0..3 {
             let lessons: Vec<_> = (0..32).map(|_| routes.begin(&route(), place.replica)).collect();
-            for lesson in lessons {
+            for mut lesson in lessons {
                 let usage = TokenUsage { prompt_tokens: 1_024, completion_tokens: 1 };
                 lesson.learn(Some(usage), Some(said), wanted.body_bytes);
             }
