@@ -19,7 +19,7 @@ if [[ ${1-} == --guest ]]; then
   cp "$target/$profile"/{paced,paced-perf} /tmp/run/
   cp "$target/peers/quic-go-streams" /tmp/peers/ 2>/dev/null || true # Without it, the run reports which schedulers it omits.
   for module in veth sch_netem sch_fq sch_ingress cls_bpf tcp_bbr tcp_diag; do modprobe "$module"; done
-  PATH=/tmp/run:$PATH RUST_LOG=warn paced-perf run "${@:2}" --clock lab --json /tmp/results.json --plot /tmp/results.svg
+  PATH=/tmp/run:$PATH RUST_LOG=warn,edge=info paced-perf run "${@:2}" --clock lab --json /tmp/results.json --plot /tmp/results.svg
   # Files vanish with the guest.
   cat /tmp/results.json
   for picture in /tmp/results*.svg; do
