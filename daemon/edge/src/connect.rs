@@ -32,7 +32,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     LocalAddressCounters,
-    link::{Link, NoDatagrams},
+    link::{Line, Link, NoDatagrams},
     roster::{LocalClient, LocalEntrance},
     uplink::{CONNECTIONS, OpenTunnel, Uplink},
 };
@@ -244,7 +244,7 @@ impl RelayAccess {
         let mut tries = Tries::default();
         let opening = async {
             loop {
-                let (link, class) = self.place().await?;
+                let (link, class) = self.place(None).await?;
                 let signal = self.signal(&class);
                 let request = tokio::select! {
                     request = link.relay.open_tcp(target, signal.as_ref()) => request,
@@ -266,8 +266,8 @@ impl RelayAccess {
         self.settle(opened, &tries, client, (Protocol::Tcp, target))
     }
 
-    /// Like [`RelayAccess::open`], for a UDP tunnel in the form that `mode` says. A later tunnel with the same `secret` may continue it. The
-    /// caller counts the tunnel as opened, unless it replaces another one.
+    /// Like [`RelayAccess::open`], for a UDP tunnel in the form that `mode` says. A later tunnel with the same `secret` may continue it, which
+    /// then leaves the connection `left`. The caller counts the tunnel as opened, unless it replaces another one.
     ///
     /// # Errors
     /// See [`NoConnection`].
@@ -276,12 +276,12 @@ impl RelayAccess {
         client: &LocalClient,
         target: &Target,
         mode: TunnelMode,
-        secret: Option<TunnelSecret>,
+        (secret, left): (Option<TunnelSecret>, Option<&Line>),
     ) -> Result<OpenedUdp, NoConnection> {
         let mut tries = Tries::default();
         let opening = async {
             loop {
-                let (link, class) = self.place().await?;
+                let (link, class) = self.place(left).await?;
                 let signal = self.signal(&class);
                 let opened = tokio::select! {
                     opened = link.relay.open_udp_with(target, signal.as_ref(), secret) => opened,
@@ -345,14 +345,14 @@ impl RelayAccess {
         self.entrance.record_refusal(client, None, RefusedRequest { status: None, error: None, reason });
     }
 
-    /// Waits for a place on a connection to the relay.
+    /// Waits for a place on a connection to the relay, for a tunnel that may leave the connection `left`.
     ///
     /// # Errors
     /// There is no connection.
-    pub async fn place(&self) -> Result<(Link, Arc<Class>), NoConnection> {
+    async fn place(&self, left: Option<&Line>) -> Result<(Link, Arc<Class>), NoConnection> {
         self.note_wait();
         let class = self.membership.get();
-        let link = self.uplink.link_for(&class).await.map_err(NoConnection::NoLink)?;
+        let link = self.uplink.link_for(&class, left).await.map_err(NoConnection::NoLink)?;
         Ok((link, class))
     }
 

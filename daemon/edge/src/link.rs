@@ -213,6 +213,15 @@ impl Line {
         *self.way.relay == *relay
     }
 
+    /// Whether a tunnel that leaves this connection stays at its relay if it moves to another one: a paced relay then continues it, and its
+    /// target sees the same source address. A relay that is shutting down keeps no tunnels. If this connection does not answer, others over
+    /// the same path to the same relay are no better.
+    #[must_use]
+    pub fn is_continued_by(&self, other: &Self) -> bool {
+        let is_as_silent = self.is_doubted() && self.path_place == other.path_place;
+        self.relay.http().takes_requests() && !is_as_silent && other.leads_to(&self.way.relay)
+    }
+
     /// Sends a ping, which the relay acknowledges.
     pub fn ping(&self) {
         // An error means that the connection has ended, which its task finds out.

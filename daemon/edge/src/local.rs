@@ -377,7 +377,7 @@ impl Shared {
         let wait = self.backoff.lock().wait(Instant::now());
         sleep(wait).await;
         let (class, secret) = (self.membership.get(), TunnelSecret::new());
-        let (link, opened) = match self.open(&class, secret).await {
+        let (link, opened) = match self.open(&class, (secret, None)).await {
             Ok(opened) => opened,
             Err(error) => return error.into(),
         };

@@ -5,7 +5,7 @@
 //! only when these places are taken, up to [`CONNECTIONS`].
 //!
 //! There may be several [paths](super::path) to relays. Then the uplink keeps connections over each, places every tunnel on one
-//! path, and moves the tunnels of a silent path to another.
+//! path, and moves the tunnels of a silent path to another. They stay at their relay if they can.
 
 use std::{
     collections::BTreeMap,
@@ -463,7 +463,7 @@ impl Uplink {
     /// of another path are, one connection is kept.
     fn close_spare(&self, now: Instant) {
         self.state.send_if_modified(|state| {
-            let order = state.in_order(now);
+            let order = state.in_order(now, None);
             let is_kept = |line: &Arc<Line>| {
                 let is_young = now.saturating_duration_since(line.since) <= SPARE;
                 let first = order.iter().find(|first| first.path_place == line.path_place);

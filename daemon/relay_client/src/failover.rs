@@ -161,8 +161,9 @@ impl Failover {
     /// Returns the next step while the relay at index `used` works. The edge tries all relays before it, and all relays at which tunnels
     /// of another path are. If the relay in use is full, it gets one more connection.
     fn better(&self, now: Instant, wanted: bool, used: usize, availability: &[RelayAvailability]) -> Next {
-        let is_full = !availability.iter().any(|relay| relay.has_room);
-        let more = wanted && is_full && availability.get(used).is_some_and(|it| it.usable < self.connections);
+        // A connection to another relay is there for tunnels that are at that relay.
+        let may_have_more = |relay: &RelayAvailability| !relay.has_room && relay.usable < self.connections;
+        let more = wanted && availability.get(used).is_some_and(may_have_more);
         let is_tried = |relay: usize| match self.chosen {
             Some(chosen) => relay == chosen && relay != used,
             None => relay < used,
@@ -286,6 +287,14 @@ mod tests {
     }
 
     #[test]
+    fn a_full_relay_gets_another_connection_though_one_to_another_relay_has_room() {
+        let (mut relays, now) = (of(3), Instant::now());
+        relays.need(2, true);
+        assert_eq!(relays.next(now, true, &[FULL, NONE, UP]), Next::Connect(0));
+        assert_eq!(relays.next(now, true, &[RelayAvailability { usable: 2, ..NONE }, NONE, UP]), Next::Nothing);
+    }
+
+    #[test]
     fn a_relay_whose_new_connection_has_yet_to_answer_gets_no_other_one() {
         const TRIED: RelayAvailability = RelayAvailability { is_on_trial: true, ..NONE };
         let (relays, now) = (of(2), Instant::now());
@@ -336,8 +345,11 @@ mod tests {
         relays.choose(Some(2));
         assert_eq!(relays.next(now, false, &[UP, NONE, NONE]), Next::Connect(2));
         assert_eq!(relays.next(now, false, &[UP, NONE, UP]), Next::Nothing, "it works");
-        assert_eq!(relays.next(now, true, &[UP, NONE, FULL]), Next::Nothing, "another has room");
-        assert_eq!(relays.next(now, true, &[NONE, NONE, FULL]), Next::Connect(2));
+        assert_eq!(
+            relays.next(now, true, &[UP, NONE, FULL]),
+            Next::Connect(2),
+            "it is used rather than another with room"
+        );
         relays.choose(None);
         assert_eq!(relays.next(now, false, &[NONE, NONE, UP]), Next::Connect(0));
         relays.choose(Some(2));

@@ -34,6 +34,7 @@ mod refusals;
 mod reload;
 mod returning;
 mod silence;
+mod staying;
 mod stopped;
 mod strangers;
 mod tcp;

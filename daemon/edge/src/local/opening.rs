@@ -37,8 +37,9 @@ pub(super) struct Replacement {
 }
 
 impl Shared {
-    /// Finds a place on a connection, and a stream there. If there is none, another sender must leave.
-    async fn place(&self, class: &Class) -> Result<(Link, Reserved), NoConnection> {
+    /// Finds a place on a connection, and a stream there, for a tunnel that may leave the connection `left`. If there is none, another sender
+    /// must leave.
+    async fn place(&self, class: &Class, left: Option<&Line>) -> Result<(Link, Reserved), NoConnection> {
         let mut waited = false;
         loop {
             if self.uplink.is_full() {
@@ -49,7 +50,7 @@ impl Shared {
                     self.say("all places for tunnels are taken: evicting the sender that was silent for longest");
                 }
             }
-            let Ok(link) = timeout(PATIENCE, self.uplink.link_for(class)).await else { continue };
+            let Ok(link) = timeout(PATIENCE, self.uplink.link_for(class, left)).await else { continue };
             let link = link.map_err(NoConnection::NoLink)?;
             // The credit of a sender that has just left may be on its way.
             let reserved = timeout(PATIENCE.max(2 * link.line().round_trip()), link.relay.reserve()).await;
@@ -65,15 +66,15 @@ impl Shared {
     }
 
     /// Asks the relay for a tunnel of the class, in a form that the configuration allows. With the same `secret`, a later tunnel at the same
-    /// relay continues the earlier one.
+    /// relay continues the earlier one, whose connection `left` it leaves.
     pub(super) async fn open(
         &self,
         class: &Class,
-        secret: Option<TunnelSecret>,
+        (secret, left): (Option<TunnelSecret>, Option<&Line>),
     ) -> Result<(Link, Opened), NoConnection> {
         let (signal, mut limits) = (self.signal(class), 0);
         while limits < LIMIT_TRIES {
-            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class)).await else {
+            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class, left)).await else {
                 return Err(self.no_place());
             };
             let (link, reserved) = placed?;
@@ -136,7 +137,7 @@ impl Shared {
     pub(super) async fn reopen(&self, line: &Arc<Line>, class: &Class, secret: Option<TunnelSecret>) -> (Link, Opened) {
         loop {
             let mut pause = self.first_wait;
-            match self.open(class, secret).await {
+            match self.open(class, (secret, Some(line))).await {
                 // Also on the old connection, if that is in use again: the relay sends to the newest tunnel.
                 Ok(opened) => return opened,
                 Err(error) => {

@@ -38,7 +38,7 @@ async fn a_quota_that_is_used_up_is_told_at_once_and_no_other_connection_is_trie
         )
     };
     assert!(is_used_up(access.open(&client, &target).await.err()));
-    assert!(is_used_up(access.open_udp(&client, &target, TunnelMode::Auto, None).await.err()));
+    assert!(is_used_up(access.open_udp(&client, &target, TunnelMode::Auto, (None, None)).await.err()));
     assert_eq!(access.counters.limit_refusals.get(), 0, "this is no limit of tunnels");
     running.abort();
 

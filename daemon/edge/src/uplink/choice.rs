@@ -1,7 +1,5 @@
 //! The relay and the path that operators choose, whatever placements and the order of preference say.
 
-use std::sync::Arc;
-
 use crate::link::Line;
 
 /// What an operator's move chooses.
@@ -54,14 +52,12 @@ impl Choices {
         self.path == Some(line.path_place)
     }
 
-    /// If some connections lead over the chosen path, keeps only these. Then, if some of the rest lead to the chosen relay, keeps only
-    /// these.
-    pub(super) fn narrow(&self, lines: &mut Vec<&Arc<Line>>) {
-        for is_chosen in [Self::has_path_of, Self::has_relay_of] {
-            if lines.iter().any(|line| is_chosen(self, line)) {
-                lines.retain(|line| is_chosen(self, line));
-            }
-        }
+    /// Returns the rank of a connection for a tunnel, lower first. The rank counts more than placements, which choose among the connections
+    /// of the lowest rank. The chosen path comes first, then the chosen relay, and then, for a tunnel that leaves the connection `left`, the
+    /// relay where it is.
+    pub(super) fn rank(&self, line: &Line, left: Option<&Line>) -> impl Ord + use<> {
+        let stays = left.is_some_and(|left| left.is_continued_by(line));
+        (!self.has_path_of(line), !self.has_relay_of(line), !stays)
     }
 }
 

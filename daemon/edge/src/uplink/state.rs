@@ -31,8 +31,8 @@ pub(super) struct State {
     /// How many attempts have failed, and the error of the last attempt, if it failed.
     pub(super) failures: u64,
     pub(super) failure: Option<Arc<ConnectError>>,
-    /// Whether no further connection will soon bring more places.
-    pub(super) is_alone: bool,
+    /// By path: whether a further connection to its own relay, which new tunnels use, may soon bring more places. Empty until that is known.
+    pub(super) may_grow: Vec<bool>,
     /// Whether another connection will probably be made: the last attempt succeeded, and that connection did not end in silence.
     pub(super) is_expected: bool,
     /// How long a connection to a preferred relay must last before it takes tunnels from a working connection: an unstable relay is no
@@ -56,19 +56,45 @@ impl State {
         self.is_expected &= is_replaced;
     }
 
-    pub(super) fn has_room(&self) -> bool {
-        self.lines.iter().any(|line| line.has_room())
+    /// Whether a new tunnel gets a place.
+    pub(super) fn has_room(&self, now: Instant) -> bool {
+        !self.with_room(now, None).is_empty()
     }
 
-    /// Returns the connections in the order for new tunnels: connections over the chosen path come first, then connections to the chosen
-    /// relay, and then the first relay's connections. A new connection to a better relay than the other connections have comes last.
-    pub(super) fn in_order(&self, now: Instant) -> Vec<&Arc<Line>> {
+    /// Returns the connections that take tunnels, in their order for new tunnels, or for a tunnel that leaves the connection `left`: by
+    /// [rank](Choices::rank), and then by the order of preference of relays. A new connection to a better relay than the other connections
+    /// have comes last.
+    pub(super) fn in_order(&self, now: Instant, left: Option<&Line>) -> Vec<&Arc<Line>> {
         let (chosen, mut lines) = (self.chosen(), self.usable().collect::<Vec<_>>());
-        lines.sort_by_key(|line| {
-            let is_chosen = chosen.has_relay_of(line);
-            (!chosen.has_path_of(line), !is_chosen, !is_chosen && self.settles(line, now), line.place)
+        // The states of connections may change meanwhile, so each key is made once.
+        lines.sort_by_cached_key(|line| {
+            let settles = !chosen.has_relay_of(line) && self.settles(line, now);
+            (chosen.rank(line, left), settles, line.place)
         });
         lines
+    }
+
+    /// Returns the connections of [`in_order`](Self::in_order) that have a place for the tunnel. On each path, new tunnels use one relay, the
+    /// path's own. Connections to its other relays are there for tunnels that are at these already. New tunnels get a place on them only once
+    /// no further connection to the own relay can be expected.
+    pub(super) fn with_room(&self, now: Instant, left: Option<&Line>) -> Vec<&Arc<Line>> {
+        let (chosen, order) = (self.chosen(), self.in_order(now, None));
+        let is_own = |line: &Line| {
+            let first = order.iter().find(|first| first.path_place == line.path_place);
+            // A better relay is not the first one only while its connection is too new, or while an operator has chosen another.
+            first.is_none_or(|first| {
+                line.place == first.place || line.place < first.place && !chosen.has_relay_of(first)
+            })
+        };
+        let may_grow = |line: &Line| self.may_grow.get(line.path_place) == Some(&true);
+        let stays = |line: &Line| left.is_some_and(|left| left.is_continued_by(line));
+        let is_open = |line: &&Arc<Line>| line.has_room() && (is_own(line) || stays(line) || !may_grow(line));
+        self.in_order(now, left).into_iter().filter(is_open).collect()
+    }
+
+    /// Whether no further connection will soon bring more places.
+    pub(super) fn is_alone(&self) -> bool {
+        !self.may_grow.contains(&true)
     }
 
     /// Whether a connection leads to a better relay than others of its path, and is too new to take their place.
@@ -78,12 +104,13 @@ impl State {
             && self.usable().any(|other| is_worse(other) && other.since < line.since)
     }
 
-    /// Whether UDP tunnels of other paths are at this relay, and could come over to this path if it had a connection to the relay. Tunnels
-    /// on the path that an operator has chosen stay there.
+    /// Whether UDP tunnels of other paths are at this relay, and could come over to this path if it had a connection to the relay: their path
+    /// may fail, whatever their placement is and whichever path an operator has chosen.
     pub(super) fn may_come(&self, path: usize, relay: &str) -> bool {
-        let chosen = self.chosen();
-        let is_elsewhere = |line: &&Arc<Line>| line.path_place != path && line.leads_to(relay);
-        self.usable().filter(is_elsewhere).any(|line| line.recallable() > 0 && !chosen.has_path_of(line))
+        let is_elsewhere = |line: &Line| line.path_place != path && line.leads_to(relay);
+        // The tunnels of a silent connection leave soon.
+        let has_tunnels = |line: &Line| !line.goes() && !line.is_closed() && line.recallable() > 0;
+        self.lines.iter().any(|line| is_elsewhere(line) && has_tunnels(line))
     }
 
     /// Returns the state of each relay of a path; `suspects` says which relays fell silent and are not trusted again.

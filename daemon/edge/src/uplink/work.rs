@@ -29,7 +29,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{CONNECTIONS, PEACE, Uplink, state::State};
+use super::{CONNECTIONS, PEACE, Uplink};
 use crate::{
     link::Line,
     path::{
@@ -134,16 +134,15 @@ impl Work<'_> {
         });
         self.follow_choice(is_urgent);
         self.follow_tunnels();
-        let step = self.step(now);
-        let may_bring_room = |state: &State, (path, (failover, suspects)): (usize, (&Failover, &Vec<bool>))| {
-            failover.may_bring_room(now, &state.availability(now, path, suspects))
-        };
-        // Tasks that wait for a place look again before long.
         self.uplink.state.send_if_modified(|state| {
-            state.is_alone = !self.failovers.iter().zip(&self.suspects).enumerate().any(|of| may_bring_room(state, of));
-            false
+            let may_grow = |(path, (failover, suspects)): (usize, (&Failover, &Vec<bool>))| {
+                failover.may_bring_room(now, &state.availability(now, path, suspects))
+            };
+            let may_grow: Vec<_> = self.failovers.iter().zip(&self.suspects).enumerate().map(may_grow).collect();
+            // New tunnels no longer wait for a connection that does not come if another relay has room.
+            std::mem::replace(&mut state.may_grow, may_grow) != state.may_grow
         });
-        step
+        self.step(now)
     }
 
     /// Uses the relay that an operator has chosen, if there is one; an urgent choice of a relay or a path is tried at once.
@@ -161,9 +160,10 @@ impl Work<'_> {
     fn step(&mut self, now: Instant) -> Step {
         let several = self.uplink.has_several_paths();
         let state = self.uplink.state.borrow();
-        self.wanted &= !state.has_room();
+        let has_room = state.has_room(now);
+        self.wanted &= !has_room;
         // Tunnels leave relays that are shutting down as soon as there is room elsewhere.
-        if state.has_room() {
+        if has_room {
             state.lines.iter().filter(|line| line.goes() && !line.is_left()).for_each(|line| line.leave());
         }
         // If there are several paths, all are kept up while one is.

@@ -44,7 +44,7 @@ impl Carrier {
     pub(super) async fn run(self) -> Arc<Flow> {
         let secret = TunnelSecret::new();
         let opening = async {
-            let opened = self.open(secret).await.ok();
+            let opened = self.open(secret, None).await.ok();
             if opened.is_none() {
                 // Payloads that arrive for the target meanwhile do not justify another request.
                 sleep(self.shared.backoff.0).await;
@@ -68,10 +68,10 @@ impl Carrier {
         self.flow
     }
 
-    /// Opens a tunnel.
-    async fn open(&self, secret: Option<TunnelSecret>) -> Result<OpenedUdp, NoConnection> {
+    /// Opens a tunnel, which may leave the connection `left`.
+    async fn open(&self, secret: Option<TunnelSecret>, left: Option<&Line>) -> Result<OpenedUdp, NoConnection> {
         let (access, target) = (&self.shared.access, &self.flow.target);
-        let opened = access.open_udp(&self.client, target, self.shared.mode, secret).await;
+        let opened = access.open_udp(&self.client, target, self.shared.mode, (secret, left)).await;
         opened.inspect_err(|error| {
             debug!(client = %self.client.address, target = %self.flow.target, "no tunnel: {error}");
         })
@@ -93,7 +93,7 @@ impl Carrier {
                 () = line.left() => {}
                 better = access.better_udp(&tunnel) => return (better, true),
             }
-            match self.open(secret).await {
+            match self.open(secret, Some(&line)).await {
                 // Also on the old connection, if that is in use again: the relay sends to the newest tunnel.
                 Ok(opened) => return (opened, false),
                 Err(error) => {

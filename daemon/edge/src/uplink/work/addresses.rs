@@ -129,7 +129,7 @@ impl Work<'_> {
             self.proofs.push((line, before, now + PROOF));
         }
         // Only after all checks, because connections move together.
-        if self.uplink.state.borrow().has_room() {
+        if self.uplink.state.borrow().has_room(now) {
             self.proofs.iter().filter(|(line, ..)| line.is_doubted()).for_each(|(line, ..)| line.close());
         }
         // Tasks that wait for a place look again.

@@ -120,7 +120,8 @@ fn may_return(from: &Line, to: &Line) -> bool {
 
 impl Work<'_> {
     /// Notes to which relays each path needs a connection because tunnels of other paths are there: at another relay, their targets would see
-    /// another source address. A path that takes no tunnels needs none.
+    /// another source address. Tunnels use the connection when their path fails, or when this path is better. A path that takes no tunnels
+    /// needs none.
     pub(super) fn follow_tunnels(&mut self) {
         if !self.uplink.has_several_paths() {
             return;
@@ -233,9 +234,8 @@ mod tests {
         assert!(matches!(work.next(), Step::Nothing), "a slow path takes no tunnels");
         first.note_slow(false);
         uplink.state.send_modify(|state| state.chosen.path = Some(1));
-        assert!(matches!(work.next(), Step::Nothing), "an operator has chosen their path");
+        assert!(matches!(work.next(), Step::Connect((0, 1))), "the path that an operator has chosen may fail");
         uplink.state.send_modify(|state| state.chosen.path = None);
-        assert!(matches!(work.next(), Step::Connect((0, 1))), "the preferred relay works, and they are not there");
         let near = connect(&mut work, (0, 1)).await;
         assert!(matches!(work.next(), Step::Nothing), "one connection is enough");
         assert!(may_return(&far, &near));
@@ -243,6 +243,10 @@ mod tests {
         let late = Instant::now() + 2 * SPARE;
         uplink.close_spare(late);
         assert!(!near.is_closed() && !far.is_closed(), "tunnels may come");
+        far.doubt(true);
+        uplink.close_spare(late);
+        assert!(!near.is_closed(), "they are about to come");
+        far.doubt(false);
         let lines = uplink.lines();
         work.look_for_better(late, &lines);
         work.look_for_better(late + STEADY, &lines);

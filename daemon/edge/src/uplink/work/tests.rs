@@ -1,6 +1,9 @@
 //! What the task of an uplink does when connections fall silent, end or fill up, or when their relays shut down.
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::{
+    net::{Ipv4Addr, UdpSocket},
+    task::Poll,
+};
 
 use masque::template::Template;
 use quic::{datagrams::Schedules, endpoint::Transport};
@@ -270,6 +273,30 @@ async fn places_are_all_taken_only_if_no_further_connection_is_near() {
     }
     links.pop();
     assert!(!uplink.is_full());
+}
+
+#[tokio::test]
+async fn a_new_tunnel_waits_for_another_connection_to_the_relay_in_use_and_no_longer_than_one_may_come() {
+    let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+    let endpoints = relays.iter().map(TestRelay::endpoint).collect();
+    let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), UplinkResources::default());
+    let mut work = Work::new(&uplink);
+    for at in [(0, 0), (0, 1)] {
+        let (at, connected) = uplink.attempt(at).await;
+        work.attempted(at, connected);
+    }
+    let own = uplink.lines().into_iter().find(|line| line.place == 0).unwrap();
+    let _full: Vec<_> = std::iter::from_fn(|| own.link()).collect();
+    let mut new = Box::pin(uplink.link());
+    assert!(matches!(work.next(), Step::Connect((0, 0))));
+    assert!(work.wanted && futures::poll!(&mut new).is_pending(), "a place at the other relay is none for it");
+    work.attempted((0, 0), Err(ConnectError::NoAnswer((Ipv4Addr::LOCALHOST, 9).into())));
+    assert!(futures::poll!(&mut new).is_pending(), "nothing is decided yet");
+    assert!(!matches!(work.next(), Step::Connect(_)), "it has a back-off");
+    let Poll::Ready(Ok(link)) = futures::poll!(&mut new) else {
+        panic!("it waits for a connection that does not come")
+    };
+    assert_eq!(link.line().place, 1);
 }
 
 #[tokio::test]

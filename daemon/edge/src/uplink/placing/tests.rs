@@ -1,0 +1,235 @@
+//! Which connection new tunnels get, and which one tunnels get that leave theirs.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use config::policy::Policy;
+use futures::future::join_all;
+use quic::class::PolicyRole;
+use role::classes::Classes;
+
+use super::{super::choice::Choices, *};
+use crate::{
+    path::{Path, PathTerms},
+    tests::{Does, PATIENCE, TestRelay, eventually},
+    uplink::UplinkResources,
+};
+
+/// The only class of a policy, with this placement.
+fn class(placement: Placement) -> Arc<Class> {
+    let policy = Policy::from_toml(&format!("[class.spread]\nplacement = \"{}\"\n", placement.name())).unwrap();
+    Classes::new(policy, PolicyRole::Edge, &Default::default(), |_| Default::default()).get("spread").unwrap().clone()
+}
+
+/// The terms of a path that costs so many seconds.
+fn costs(seconds: u64) -> PathTerms {
+    PathTerms { cost: Duration::from_secs(seconds), rate: None }
+}
+
+/// Starts two relays, and an uplink with a connection over each of `paths`. A path is the index of its relay, and its cost in seconds.
+async fn connected<const N: usize>(paths: [(usize, u64); N]) -> ([TestRelay; 2], Arc<Uplink>, [Arc<Line>; N]) {
+    let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+    let name = |(relay, cost): (usize, u64)| format!("{relay}-{cost}");
+    let path = |of: (usize, u64)| Path { name: name(of), ..Path::plain(vec![relays[of.0].endpoint()]) };
+    let uplink = Uplink::over(paths.map(path).into(), None, (PATIENCE, PATIENCE), UplinkResources::default());
+    uplink.set_terms(&paths.map(|of| (name(of), costs(of.1))).into());
+    let lines = join_all((0..N).map(|path| uplink.connect(path))).await;
+    (relays, uplink, lines.try_into().ok().unwrap())
+}
+
+#[tokio::test]
+async fn a_tunnel_finds_a_better_path_only_to_its_relay() {
+    let (_relays, uplink, lines) = connected([(0, 0), (0, 9), (1, 99)]).await;
+    let membership = Membership::default();
+    let found = |line: &Arc<Line>| uplink.find_better(line, &membership.get()).map(|link| link.line().path_place);
+    assert_eq!(found(&lines[1]), Some(0));
+    assert_eq!(found(&lines[0]), None, "it has the best path");
+    assert_eq!(found(&lines[2]), None, "the others lead to another relay");
+    lines[0].doubt(true);
+    assert_eq!(found(&lines[1]), None, "the better path is silent");
+}
+
+/// Returns the path and the relay of the connection that a tunnel gets.
+async fn place_of(uplink: &Uplink, class: &Class, left: Option<&Line>) -> (usize, usize) {
+    let link = timeout(PATIENCE, uplink.link_for(class, left)).await.expect("it has a place").unwrap();
+    (link.line().path_place, link.line().place)
+}
+
+#[tokio::test]
+async fn a_tunnel_that_leaves_its_path_stays_at_its_relay_over_the_best_path_to_that() {
+    let (relays, uplink, lines) = connected([(1, 0), (0, 0), (1, 99), (1, 9)]).await;
+    let class = class(Placement::Paced);
+    let path_of = async |left| place_of(&uplink, &class, left).await.0;
+    lines[0].doubt(true);
+    lines[0].leave();
+    assert_eq!(path_of(None).await, 1, "a new tunnel takes the path that costs least");
+    assert_eq!(path_of(Some(&lines[0])).await, 3);
+    let name = relays[0].endpoint().origin().to_string();
+    uplink.state.send_modify(|state| state.chosen.relay = Some(name));
+    assert_eq!(path_of(Some(&lines[0])).await, 1, "an operator has chosen the other relay");
+    uplink.state.send_modify(|state| state.chosen = Choices { path: Some(1), relay: None });
+    assert_eq!(path_of(Some(&lines[0])).await, 1, "an operator has chosen another path");
+    uplink.state.send_modify(|state| state.chosen = Choices::default());
+    lines[3].note_slow(true);
+    assert_eq!(path_of(Some(&lines[0])).await, 2, "a slow path takes no tunnels");
+    lines[2].doubt(true);
+    assert_eq!(path_of(Some(&lines[0])).await, 1, "no path to its relay works");
+    lines[2].doubt(false);
+    lines[0].close();
+    eventually(|| !lines[0].relay.http().takes_requests()).await;
+    assert_eq!(path_of(Some(&lines[0])).await, 1, "its relay has said that it goes away");
+}
+
+/// Starts two relays, and an uplink whose two paths lead to both.
+fn uplink_to_both() -> ([TestRelay; 2], Arc<Uplink>) {
+    let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+    let endpoints = || relays.iter().map(TestRelay::endpoint).collect();
+    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(endpoints()) };
+    let paths = vec![path("a"), path("b")];
+    let uplink = Uplink::over(paths, None, (PATIENCE, Duration::ZERO), UplinkResources::default());
+    (relays, uplink)
+}
+
+#[tokio::test]
+async fn a_tunnel_that_leaves_its_path_stays_at_its_relay_though_the_other_path_prefers_another() {
+    let (_relays, uplink) = uplink_to_both();
+    let left = uplink.connect_to((0, 1)).await;
+    let same_path = uplink.connect_to((0, 1)).await;
+    for place in [0, 1] {
+        uplink.connect_to((1, place)).await;
+    }
+    left.leave();
+    for placement in Placement::ALL {
+        let class = class(placement);
+        left.doubt(false);
+        assert_eq!(place_of(&uplink, &class, Some(&left)).await.1, 1, "{}", placement.name());
+        left.doubt(true);
+        same_path.note_slow(true);
+        assert_eq!(place_of(&uplink, &class, Some(&left)).await, (1, 1), "{}", placement.name());
+        same_path.note_slow(false);
+        uplink.state.send_modify(|state| state.chosen.path = Some(1));
+        assert_eq!(place_of(&uplink, &class, Some(&left)).await, (1, 1), "an operator has chosen the other path");
+        uplink.state.send_modify(|state| state.chosen.path = None);
+    }
+}
+
+#[tokio::test]
+async fn a_tunnel_whose_connection_is_silent_prefers_no_other_connection_over_its_path_to_its_relay() {
+    let (_relays, uplink) = uplink_to_both();
+    let left = uplink.connect_to((0, 1)).await;
+    uplink.connect_to((0, 1)).await;
+    uplink.connect_to((1, 0)).await;
+    uplink.set_terms(&[("a".to_owned(), costs(9))].into());
+    let class = class(Placement::Paced);
+    left.leave();
+    assert_eq!(place_of(&uplink, &class, Some(&left)).await, (0, 1));
+    left.doubt(true);
+    assert_eq!(place_of(&uplink, &class, Some(&left)).await, (1, 0));
+}
+
+#[tokio::test]
+async fn new_tunnels_use_the_own_relay_of_a_path_and_tunnels_that_leave_another_path_their_own_relay() {
+    let (_relays, uplink) = uplink_to_both();
+    let (own, other) = (uplink.connect_to((0, 0)).await, uplink.connect_to((0, 1)).await);
+    let left = uplink.connect_to((1, 1)).await;
+    left.leave();
+    let full: Vec<_> = std::iter::from_fn(|| own.link()).collect();
+    let (class, grows) = (class(Placement::Paced), |grows| {
+        uplink.state.send_modify(|state| state.may_grow = vec![grows, false]);
+    });
+    grows(true);
+    let has_room = || uplink.state.borrow().has_room(Instant::now());
+    let mut new = Box::pin(uplink.link_for(&class, None));
+    assert!(futures::poll!(&mut new).is_pending(), "another connection to the relay is near");
+    let mut on_any = Box::pin(uplink.link());
+    assert!(futures::poll!(&mut on_any).is_pending() && !has_room() && !uplink.is_full());
+    assert_eq!(place_of(&uplink, &class, Some(&left)).await, (0, 1), "that tunnel is at this relay");
+    let another = uplink.connect_to((0, 0)).await;
+    let placed = new.await.unwrap();
+    assert!(Arc::ptr_eq(placed.line(), &another) && has_room());
+    drop((placed, on_any));
+
+    let more: Vec<_> = std::iter::from_fn(|| another.link()).collect();
+    assert!(!has_room());
+    grows(false);
+    assert_eq!(place_of(&uplink, &class, None).await, (0, 1), "no other connection is near");
+    assert!(has_room() && !uplink.is_full());
+    grows(true);
+    let name = uplink.endpoint_of(&other).unwrap().origin().to_string();
+    uplink.state.send_modify(|state| state.chosen.relay = Some(name));
+    drop((full, more));
+    assert_eq!(place_of(&uplink, &class, None).await, (0, 1), "an operator has chosen that relay");
+    let _full: Vec<_> = std::iter::from_fn(|| other.link()).collect();
+    assert!(!has_room(), "the others are beside it");
+}
+
+#[tokio::test]
+async fn placements_and_tunnels_that_are_asked_follow_new_terms_at_once() {
+    let (_relays, uplink, lines) = connected([(0, 0), (0, 9)]).await;
+    let class = class(Placement::Paced);
+    let placed = async || uplink.link_for(&class, None).await.unwrap().line().path_place;
+    let better = |line: &Arc<Line>| uplink.find_better(line, &class).map(|link| link.line().path_place);
+    assert_eq!((placed().await, better(&lines[0])), (0, None));
+    uplink.set_terms(&[("0-0".to_owned(), costs(9))].into());
+    assert_eq!((placed().await, better(&lines[0])), (1, Some(1)), "the second has no cost any more");
+    let slow = PathTerms { rate: Some(1), ..PathTerms::default() };
+    uplink.set_terms(&[("0-9".to_owned(), slow)].into());
+    assert_eq!(placed().await, 0);
+    assert_eq!(uplink.path_states()[1].bytes_per_sec, 1);
+    uplink.views.lock()[1].refresh(Instant::now(), &[&lines[1]]);
+    assert_eq!(uplink.path_states()[1].bytes_per_sec, 1, "what is measured does not replace it");
+    uplink.set_terms(&BTreeMap::new());
+    assert!(uplink.path_states()[1].bytes_per_sec > 1, "it is measured again");
+}
+
+#[tokio::test]
+async fn all_placements_keep_to_the_relay_that_an_operator_has_chosen_while_it_has_room() {
+    let (relays, uplink, lines) = connected([(0, 0), (1, 9)]).await;
+    let name = relays[1].endpoint().origin().to_string();
+    let path_of = async |class: &Class| uplink.link_for(class, None).await.unwrap().line().path_place;
+    assert_eq!(path_of(&class(Placement::Paced)).await, 0, "it costs less");
+    uplink.state.send_modify(|state| state.chosen.relay = Some(name.clone()));
+    for placement in Placement::ALL {
+        let class = class(placement);
+        assert_eq!([path_of(&class).await, path_of(&class).await], [1, 1], "{}", placement.name());
+    }
+    let (first, copy) = uplink.links_for_request(&class(Placement::Redundant).terms(None), 1).await.unwrap();
+    assert_eq!((first.line().path_place, copy.is_none()), (1, true), "no copy goes to another relay");
+    lines[1].doubt(true);
+    assert_eq!(path_of(&class(Placement::Paced)).await, 0, "it does not answer");
+}
+
+#[tokio::test]
+async fn all_placements_keep_to_the_path_that_an_operator_has_chosen_while_it_has_room() {
+    let (relays, uplink, lines) = connected([(0, 0), (0, 9), (1, 0)]).await;
+    let other_relay = relays[1].endpoint().origin().to_string();
+    let path_of = async |class: &Class| uplink.link_for(class, None).await.unwrap().line().path_place;
+    let choose = |path, relay| uplink.state.send_modify(|state| state.chosen = Choices { path, relay });
+    for relay in [None, Some(other_relay)] {
+        choose(Some(1), relay);
+        for placement in Placement::ALL {
+            let class = class(placement);
+            assert_eq!([path_of(&class).await, path_of(&class).await], [1, 1], "{}", placement.name());
+        }
+    }
+    let (first, copy) = uplink.links_for_request(&class(Placement::Redundant).terms(None), 1).await.unwrap();
+    assert_eq!((first.line().path_place, copy.is_none()), (1, true), "no copy takes another path");
+    lines[1].doubt(true);
+    assert_eq!(path_of(&class(Placement::Paced)).await, 2, "it does not answer: only the relay is chosen");
+    choose(Some(1), None);
+    assert_eq!(path_of(&class(Placement::RoundRobin)).await + path_of(&class(Placement::RoundRobin)).await, 2);
+}
+
+#[tokio::test]
+async fn tunnels_that_are_asked_go_to_the_path_that_an_operator_has_chosen_and_do_not_leave_it() {
+    let (_relays, uplink, lines) = connected([(0, 0), (0, 9), (0, 99), (1, 0)]).await;
+    let found = |line: &Arc<Line>| {
+        let class = class(Placement::Paced);
+        uplink.find_better(line, &class).map(|link| link.line().path_place)
+    };
+    assert_eq!([0, 1, 2].map(|place| found(&lines[place])), [None, Some(0), Some(0)]);
+    uplink.state.send_modify(|state| state.chosen.path = Some(1));
+    assert_eq!([0, 1, 2].map(|place| found(&lines[place])), [Some(1), None, Some(1)], "whatever it costs");
+    assert_eq!(found(&lines[3]), None, "the chosen path leads to another relay");
+    lines[1].doubt(true);
+    assert_eq!([0, 2].map(|place| found(&lines[place])), [None, Some(0)], "the chosen path is silent");
+}
