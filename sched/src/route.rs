@@ -58,7 +58,7 @@
 //!
 //! // The engine turns out to be slower: its tokens come 60 ms apart at a batch of 1.
 //! for _ in 0..100 {
-//!     replicas[0].curve.observe_step(1, 0.0, 60 * MS);
+//!     replicas[0].curve.observe_step(1.0, 0.0, 60 * MS);
 //! }
 //! let choice = router.route(&request, &State { replicas: &replicas, admitted: &[], cached: &[], path }, 500 * MS).expect("a usable replica");
 //! assert_eq!((choice.model, choice.reason), (1, Reason::InTime));

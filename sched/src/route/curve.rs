@@ -125,14 +125,14 @@ impl Curve {
         }
     }
 
-    /// Learns from a step: with `batch` sequences, and while other engines used `others` of the GPU, tokens came `step_ns`
-    /// apart. Returns whether it counted as a sample: a batch or a time of 0, a time of more than a minute, and a batch of
+    /// Learns from a step, or from the mean of several: with `batch` sequences, and while other engines used `others` of the GPU, tokens
+    /// came `step_ns` apart. Returns whether it counted as a sample: no batch, a time of 0, a time of more than a minute, and a batch of
     /// tens of thousands do not.
-    pub fn observe_step(&mut self, batch: u32, others: f64, step_ns: u64) -> bool {
-        if batch == 0 || step_ns == 0 || step_ns > LONGEST_STEP_NS {
+    pub fn observe_step(&mut self, batch: f64, others: f64, step_ns: u64) -> bool {
+        if !(batch > 0.0) || step_ns == 0 || step_ns > LONGEST_STEP_NS {
             return false;
         }
-        let (batch, gpu_ns) = (f64::from(batch), (step_ns as f64 - self.host_ns).max(0.0));
+        let gpu_ns = (step_ns as f64 - self.host_ns).max(0.0);
         let alone_ns = self.step.at(batch);
         if self.step.samples() >= WARM_STEPS && alone_ns > 0.0 {
             let others = at_most(OTHERS_MOST, others);
@@ -223,9 +223,10 @@ mod tests {
     #[test]
     fn samples_that_cannot_be_are_refused() {
         let mut curve = Curve::new(cost());
-        assert!(!curve.observe_step(0, 0.0, 1_000_000));
-        assert!(!curve.observe_step(1, 0.0, 0));
-        assert!(!curve.observe_step(1, 0.0, u64::MAX));
+        assert!(!curve.observe_step(0.0, 0.0, 1_000_000));
+        assert!(!curve.observe_step(1.0, 0.0, 0));
+        assert!(!curve.observe_step(1.0, 0.0, u64::MAX));
+        assert!(!curve.observe_step(f64::NAN, 0.0, 1_000_000));
         assert!(!curve.observe_first_token(10, 0));
         assert!(!curve.observe_first_token(10, u64::MAX));
         assert_eq!(curve, Curve::new(cost()));
@@ -252,7 +253,7 @@ mod tests {
         let mut random = crate::random::Random::new(7);
         for _ in 0..2_000 {
             let (batch, others) = (1 + random.below(12) as u32, f64::from(random.below(3) as u32));
-            curve.observe_step(batch, others, truth.step_ns(batch, others) as u64);
+            curve.observe_step(f64::from(batch), others, truth.step_ns(batch, others) as u64);
         }
         assert!((curve.cost().sharing - 0.3).abs() < 0.05, "{curve:?}");
         for (batch, others) in [(1, 0.0), (1, 2.0), (12, 0.0), (12, 2.0)] {
@@ -267,7 +268,7 @@ mod tests {
         let mut curve = Curve::new(Cost::default());
         for step in 0..2_000 {
             let batch = 1 + step % 12;
-            curve.observe_step(batch, 2.0, truth.step_ns(batch, 2.0) as u64);
+            curve.observe_step(f64::from(batch), 2.0, truth.step_ns(batch, 2.0) as u64);
         }
         assert!((curve.step_ns(5, 2.0) / truth.step_ns(5, 2.0) - 1.0).abs() < 0.01, "{curve:?}");
     }
@@ -284,7 +285,7 @@ mod tests {
             for _ in 0..3_000 {
                 let (batch, others) = (1 + random.below(24) as u32, 2.0 * random.uniform());
                 let disturbed = 1.0 + noise * (2.0 * random.uniform() - 1.0);
-                curve.observe_step(batch, others, (truth.step_ns(batch, others) * disturbed) as u64);
+                curve.observe_step(f64::from(batch), others, (truth.step_ns(batch, others) * disturbed) as u64);
                 let prompt_tokens = 1 + random.below(2_000) as u32;
                 curve.observe_first_token(prompt_tokens, (truth.prefill_ns(prompt_tokens) * disturbed) as u64);
             }
@@ -302,7 +303,7 @@ mod tests {
         ) {
             let mut curve = Curve::new(Cost { host_ns: f64::NAN, gpu_ns: -1.0, ..cost() });
             for (count, others, time_ns) in samples {
-                curve.observe_step(count, others, time_ns % (2 * LONGEST_STEP_NS));
+                curve.observe_step(f64::from(count), others, time_ns % (2 * LONGEST_STEP_NS));
                 curve.observe_first_token(count, time_ns);
                 for predicted in [curve.step_ns(count, others), curve.prefill_ns(count), curve.utilisation(count)] {
                     prop_assert!(predicted.is_finite() && predicted >= 0.0, "{curve:?}");

@@ -59,6 +59,8 @@ struct Window {
     events: u64,
     /// The sum, over the events, of the number of requests that the engine worked on.
     batches: u64,
+    /// The use of its GPU by other engines when the window began, if that is known.
+    others: Option<f64>,
 }
 
 impl Routes {
@@ -136,7 +138,7 @@ impl Lesson<'_> {
 
     /// Learns how long steps were in the window that ends now, and begins the next.
     fn learn_window(&mut self, now_ns: u64) {
-        let Window { began_ns, events, batches } =
+        let Window { began_ns, events, batches, others: others_before } =
             std::mem::replace(&mut self.window, Window { began_ns: now_ns, ..Window::default() });
         self.has_windows = true;
         let mut known = self.routes.state.lock();
@@ -146,8 +148,11 @@ impl Lesson<'_> {
         let tokens = events as f64 * known.tokens_per_event.get(at).copied().flatten().unwrap_or(1.0);
         let Some(replica) = known.replica(self.model, self.replica) else { return };
         let step_ns = now_ns.saturating_sub(began_ns) as f64 / tokens;
-        let batch = batches.div_ceil(events).max(1);
-        replica.curve.observe_step(batch as u32, replica.load.others_utilisation, step_ns as u64);
+        // Requests come and go within a window: as whole numbers, such batches would make steps of that many look too short.
+        let batch = (batches as f64 / events as f64).max(1.0);
+        let others = replica.load.others_utilisation;
+        replica.curve.observe_step(batch, f64::midpoint(others_before.unwrap_or(others), others), step_ns as u64);
+        self.window.others = Some(others);
     }
 
     /// Notes that the engine had to wait for the client, so that the times of tokens no longer show how fast the engine is.

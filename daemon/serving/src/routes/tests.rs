@@ -272,6 +272,28 @@ fn an_engine_is_known_while_its_first_answer_still_comes() {
 }
 
 #[test]
+fn a_window_in_which_another_request_begins_counts_as_a_part_of_it() {
+    let (routes, engines) = routes(8);
+    for turn in 0..1_200 {
+        let route = routes.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
+        let place = take(&engines[0]);
+        let mut lesson = routes.begin(&route, place.replica);
+        lesson.token();
+        let mut other = None;
+        // A step takes 10 ms, and 10 ms for each request. The other request has none, half or all of the 16 steps.
+        for step in 0..16 {
+            if step >= 16 - 8 * (turn % 3) {
+                other.get_or_insert_with(|| take(&engines[0]));
+            }
+            pass(if other.is_some() { 30 } else { 20 });
+            lesson.token();
+        }
+    }
+    let step_ms = [1, 2].map(|batch| routes.learned().1[0].step_ns(batch, 0.0) / 1e6);
+    assert!((step_ms[0] - 20.0).abs() < 0.5 && (step_ms[1] - 30.0).abs() < 0.5, "{step_ms:?}");
+}
+
+#[test]
 fn an_event_with_several_tokens_takes_as_many_steps_once_an_engine_has_said_how_many() {
     let (routes, engines) = routes(8);
     for _ in 0..80 {

@@ -242,8 +242,8 @@ impl<'a, D: Decide> Run<'a, D> {
             }
             if window.tokens >= WINDOW_TOKENS {
                 let Window { took_s, tokens, batch_s, others_s } = std::mem::take(window);
-                let batch = (batch_s / took_s).ceil().max(1.0) as u32;
-                replica.curve.observe_step(batch, others_s / took_s, (took_s / tokens * 1e9) as u64);
+                let step_ns = (took_s / tokens * 1e9) as u64;
+                replica.curve.observe_step(batch_s / took_s, others_s / took_s, step_ns);
             }
         }
     }
