@@ -129,7 +129,7 @@ impl Curve {
     /// came `step_ns` apart. Returns whether it counted as a sample: no batch, a time of 0, a time of more than a minute, and a batch of
     /// tens of thousands do not.
     pub fn observe_step(&mut self, batch: f64, others: f64, step_ns: u64) -> bool {
-        if !(batch > 0.0) || step_ns == 0 || step_ns > LONGEST_STEP_NS {
+        if batch.is_nan() || batch <= 0.0 || step_ns == 0 || step_ns > LONGEST_STEP_NS {
             return false;
         }
         let gpu_ns = (step_ns as f64 - self.host_ns).max(0.0);
