@@ -463,7 +463,7 @@ impl Uplink {
     /// of another path are, one connection is kept.
     fn close_spare(&self, now: Instant) {
         self.state.send_if_modified(|state| {
-            let order = state.in_order(now, None);
+            let order = state.in_order(now);
             let is_kept = |line: &Arc<Line>| {
                 let is_young = now.saturating_duration_since(line.since) <= SPARE;
                 let first = order.iter().find(|first| first.path_place == line.path_place);

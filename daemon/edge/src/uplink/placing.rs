@@ -106,7 +106,7 @@ impl Uplink {
             return None;
         }
         let ask = PathDemand::of(class, &self.sizes);
-        let lines = state.in_order(Instant::now(), None);
+        let lines = state.in_order(Instant::now());
         let is_candidate =
             |other: &&Arc<Line>| other.path_place != line.path_place && other.has_room() && other.leads_to(relay);
         let others: Vec<_> = lines.into_iter().filter(is_candidate).collect();

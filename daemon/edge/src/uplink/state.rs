@@ -61,24 +61,24 @@ impl State {
         !self.with_room(now, None).is_empty()
     }
 
-    /// Returns the connections that take tunnels, in their order for new tunnels, or for a tunnel that leaves the connection `left`: by
-    /// [rank](Choices::rank), and then by the order of preference of relays. A new connection to a better relay than the other connections
-    /// have comes last.
-    pub(super) fn in_order(&self, now: Instant, left: Option<&Line>) -> Vec<&Arc<Line>> {
+    /// Returns the connections that take tunnels, in their order for new tunnels: by [rank](Choices::rank), and then by the order of
+    /// preference of relays. A new connection to a better relay than the other connections have comes last.
+    pub(super) fn in_order(&self, now: Instant) -> Vec<&Arc<Line>> {
         let (chosen, mut lines) = (self.chosen(), self.usable().collect::<Vec<_>>());
         // The states of connections may change meanwhile, so each key is made once.
         lines.sort_by_cached_key(|line| {
             let settles = !chosen.has_relay_of(line) && self.settles(line, now);
-            (chosen.rank(line, left), settles, line.place)
+            (chosen.rank(line, None), settles, line.place)
         });
         lines
     }
 
-    /// Returns the connections of [`in_order`](Self::in_order) that have a place for the tunnel. On each path, new tunnels use one relay, the
-    /// path's own. Connections to its other relays are there for tunnels that are at these already. New tunnels get a place on them only once
-    /// no further connection to the own relay can be expected.
+    /// Returns the connections that have a place for a new tunnel, or for a tunnel that leaves the connection `left`, by their rank for this
+    /// tunnel and then [in order](Self::in_order). On each path, new tunnels use one relay, the path's own. Connections to its other relays are
+    /// there for tunnels that are at these already. New tunnels get a place on them only once no further connection to the own relay can be
+    /// expected.
     pub(super) fn with_room(&self, now: Instant, left: Option<&Line>) -> Vec<&Arc<Line>> {
-        let (chosen, order) = (self.chosen(), self.in_order(now, None));
+        let (chosen, order) = (self.chosen(), self.in_order(now));
         let is_own = |line: &Line| {
             let first = order.iter().find(|first| first.path_place == line.path_place);
             // A better relay is not the first one only while its connection is too new, or while an operator has chosen another.
@@ -89,7 +89,11 @@ impl State {
         let may_grow = |line: &Line| self.may_grow.get(line.path_place) == Some(&true);
         let stays = |line: &Line| left.is_some_and(|left| left.is_continued_by(line));
         let is_open = |line: &&Arc<Line>| line.has_room() && (is_own(line) || stays(line) || !may_grow(line));
-        self.in_order(now, left).into_iter().filter(is_open).collect()
+        let mut open: Vec<_> = order.iter().copied().filter(is_open).collect();
+        if left.is_some() {
+            open.sort_by_cached_key(|line| chosen.rank(line, left));
+        }
+        open
     }
 
     /// Whether no further connection will soon bring more places.
