@@ -90,7 +90,7 @@ pub mod tune;
 pub use crate::random::Random;
 pub use admitted::Commitment;
 pub use choice::{FallbackCause, ModelChoice, Reason};
-pub use curve::{Cost, Curve};
+pub use curve::{Cost, Curve, WINDOW_TOKENS};
 pub use features::{Features, fingerprint};
 pub use mlp::{Activations, Mlp, Tensor};
 pub use policy::{DOUBT, Dqn, Measure, RoutingPolicy, Thresholds};

@@ -1,7 +1,7 @@
 //! The cost of an engine's work: the time of a step by its batch, and the time of a prompt by its tokens; guessed at first,
 //! then learned from the engine's behaviour.
 
-use super::rls::{self, Factor, Fit, Line};
+use super::rls::{Factor, Fit, Line};
 
 /// The numbers of a [`Curve`], as configured or as learned. All are at least 0.
 ///
@@ -56,9 +56,13 @@ const LONGEST_FIRST_NS: u64 = 600_000_000_000;
 /// More utilisation by other engines than this many of them could cause on a GPU is an error of the caller.
 const OTHERS_MOST: f64 = 64.0;
 
+/// How many tokens of an answer a gateway takes together as one sample of steps. An answer has many such windows, so that an engine
+/// is known within a second, and from more different batches than the means of whole answers would show.
+pub const WINDOW_TOKENS: u16 = 16;
+
 impl Curve {
     /// How many numbers [`Curve::to_numbers`] returns.
-    pub const NUMBERS: usize = 1 + Factor::NUMBERS + 2 * rls::NUMBERS;
+    pub const NUMBERS: usize = 1 + Factor::NUMBERS + 2 * Line::NUMBERS;
 
     /// Creates a curve from a first guess, which the first samples outweigh. A number that is not finite, or below 0,
     /// counts as 0.
@@ -165,7 +169,7 @@ impl Curve {
     #[must_use]
     pub fn from_numbers(numbers: &[f64]) -> Option<Self> {
         let [host_ns, sharing, certainty, lines @ ..] = <&[f64; Self::NUMBERS]>::try_from(numbers).ok()?;
-        let (step, prefill) = lines.split_at(rls::NUMBERS);
+        let (step, prefill) = lines.split_at(Line::NUMBERS);
         (host_ns.is_finite() && *host_ns >= 0.0).then_some(())?;
         let sharing = Factor::from_numbers([*sharing, *certainty])?;
         let step = Line::from_numbers(step.try_into().ok()?)?;

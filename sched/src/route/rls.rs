@@ -40,10 +40,10 @@ const FAR: f64 = 1e3;
 /// A determinant below this fraction of its first term is a rounding error.
 const SINGULAR: f64 = 1e-12;
 
-/// How many numbers `Line::to_numbers` returns.
-pub(super) const NUMBERS: usize = 6;
-
 impl Line {
+    /// How many numbers [`Line::to_numbers`] returns.
+    pub const NUMBERS: usize = 6;
+
     /// Creates a line from a first guess. A number that is not finite, or below 0, counts as 0.
     pub fn new(intercept: f64, slope: f64) -> Self {
         Self { intercept: at_least_0(intercept), slope: at_least_0(slope), information: GUESS, samples: 0.0 }
@@ -104,13 +104,13 @@ impl Line {
         true
     }
 
-    pub const fn to_numbers(self) -> [f64; NUMBERS] {
+    pub const fn to_numbers(self) -> [f64; Self::NUMBERS] {
         let [r0, r1, r2] = self.information;
         [self.intercept, self.slope, r0, r1, r2, self.samples]
     }
 
     /// Returns the line of these numbers, or `None` if they break the invariants.
-    pub fn from_numbers(numbers: [f64; NUMBERS]) -> Option<Self> {
+    pub fn from_numbers(numbers: [f64; Self::NUMBERS]) -> Option<Self> {
         let [intercept, slope, r0, r1, r2, samples] = numbers;
         let times = [intercept, slope, samples].iter().all(|number| number.is_finite() && *number >= 0.0);
         let information = [r0, r1, r2];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use engines::reported::Reported;
 use parking_lot::Mutex;
 use role::access::served::TokenUsage;
-use sched::route::{State, unread_tokens};
+use sched::route::{State, WINDOW_TOKENS, unread_tokens};
 
 use super::{
     Known, Route, Routes,
@@ -15,9 +15,8 @@ use super::{
 /// The weight of the newest answer in an average.
 const NEWEST: f64 = 0.05;
 
-/// How many events make a window, whose mean is a sample of the engine's steps. An answer has many windows: the engine is known within
-/// a second, and from more different batches than the means of whole answers would show.
-const WINDOW: u64 = 16;
+/// How many events make a window, whose mean is a sample of the engine's steps.
+const WINDOW: u64 = WINDOW_TOKENS as u64;
 
 /// An answer whose passing tokens teach the engine's costs.
 #[derive(Debug)]
@@ -48,8 +47,6 @@ pub struct Lesson<'a> {
     events: u64,
     /// The events since the last sample.
     window: Window,
-    /// Whether a window was a sample.
-    has_windows: bool,
 }
 
 /// Events of an answer, after the event at `began_ns`.
@@ -106,7 +103,6 @@ impl Routes {
             last_ns: now_ns,
             events: 0,
             window: Window::default(),
-            has_windows: false,
         }
     }
 }
@@ -140,7 +136,6 @@ impl Lesson<'_> {
     fn learn_window(&mut self, now_ns: u64) {
         let Window { began_ns, events, batches, others: others_before } =
             std::mem::replace(&mut self.window, Window { began_ns: now_ns, ..Window::default() });
-        self.has_windows = true;
         let mut known = self.routes.state.lock();
         // The last request may have come long ago.
         known.look(&self.routes.engines, now_ns);
@@ -205,7 +200,8 @@ impl Lesson<'_> {
             replica.curve.observe_first_token(unread_tokens(prompt_tokens, cached), first_ns - self.began_ns);
         }
         drop(known);
-        if self.window.events > 0 && !self.has_windows && !self.is_held_up {
+        // An answer that is too short for a window is a sample as a whole.
+        if self.window.events > 0 && self.events <= WINDOW && !self.is_held_up {
             self.learn_window(self.last_ns);
         }
     }

@@ -6,7 +6,7 @@ use super::workload::Arrival;
 use super::{Setup, SimulatedEngine};
 use crate::route::admitted::Commitment;
 use crate::route::choice::ModelChoice;
-use crate::route::curve::Curve;
+use crate::route::curve::{Curve, WINDOW_TOKENS};
 use crate::route::request::{RoutedRequest, Slo};
 use crate::route::router::Router;
 use crate::route::state::{Replica, State};
@@ -96,9 +96,6 @@ struct Window {
     batch_s: f64,
     others_s: f64,
 }
-
-/// How many tokens a window has at least, as in the gateway.
-const WINDOW_TOKENS: f64 = 16.0;
 
 impl<'a, D: Decide> Run<'a, D> {
     fn new(setup: &'a Setup, arrivals: &'a [Arrival], decide: &'a mut D) -> Self {
@@ -225,39 +222,16 @@ impl<'a, D: Decide> Run<'a, D> {
         }
     }
 
-    /// Learns from the tokens that an engine makes until `now_s` what a gateway can learn from them: in windows of each answer, the mean
-    /// time of a step, prompts in between included, the mean batch, and the mean use of the GPU by others.
-    fn learn_steps(&mut self, at: usize, now_s: f64) {
-        let (Some(fluid), Some(replica)) = (self.fluids.get(at), self.replicas.get_mut(at)) else { return };
-        let others = replica.load.others_utilisation;
-        for (number, _) in fluid.sequences().filter(|(_, left)| left.is_some()) {
-            let Some(flight) = self.flights.get_mut(number) else { continue };
-            let took_s = (now_s - fluid.now_s().max(flight.first_s)).max(0.0);
-            let window = &mut flight.window;
-            window.took_s += took_s;
-            window.batch_s += took_s * f64::from(fluid.running());
-            window.others_s += took_s * others;
-            if !fluid.is_stalled() {
-                window.tokens += took_s / fluid.step_s().max(1e-9);
-            }
-            if window.tokens >= WINDOW_TOKENS {
-                let Window { took_s, tokens, batch_s, others_s } = std::mem::take(window);
-                let step_ns = (took_s / tokens * 1e9) as u64;
-                replica.curve.observe_step(batch_s / took_s, others_s / took_s, step_ns);
-            }
-        }
-    }
-
     /// Advances all engines on the GPU of an engine.
     fn advance(&mut self, at: usize, now_s: f64) {
-        for place in 0..self.groups.get(at).map_or(0, Vec::len) {
-            let Some(other) = self.groups.get(at).and_then(|group| group.get(place)).copied() else { continue };
+        for other in self.groups.get(at).into_iter().flatten() {
+            let (Some(fluid), Some(replica)) = (self.fluids.get_mut(*other), self.replicas.get_mut(*other)) else {
+                continue;
+            };
             if self.setup.guess.is_some() {
-                self.learn_steps(other, now_s);
+                learn_steps(fluid, replica, &mut self.flights, now_s);
             }
-            if let Some(fluid) = self.fluids.get_mut(other) {
-                fluid.advance(now_s);
-            }
+            fluid.advance(now_s);
         }
     }
 
@@ -284,6 +258,28 @@ impl<'a, D: Decide> Run<'a, D> {
             if let Some(replica) = self.replicas.get_mut(*other) {
                 replica.load.others_utilisation = (visible - seen(replica)).max(0.0);
             }
+        }
+    }
+}
+
+/// Learns from the tokens that an engine makes until `now_s` what a gateway can learn from them: in windows of each answer, the mean time
+/// of a step, prompts in between included, the mean batch, and the mean use of the GPU by others.
+fn learn_steps(fluid: &Fluid, replica: &mut Replica, flights: &mut [Flight], now_s: f64) {
+    let others = replica.load.others_utilisation;
+    for (number, _) in fluid.sequences().filter(|(_, left)| left.is_some()) {
+        let Some(flight) = flights.get_mut(number) else { continue };
+        let took_s = (now_s - fluid.now_s().max(flight.first_s)).max(0.0);
+        let window = &mut flight.window;
+        window.took_s += took_s;
+        window.batch_s += took_s * f64::from(fluid.running());
+        window.others_s += took_s * others;
+        if !fluid.is_stalled() {
+            window.tokens += took_s / fluid.step_s().max(1e-9);
+        }
+        if window.tokens >= f64::from(WINDOW_TOKENS) {
+            let Window { took_s, tokens, batch_s, others_s } = std::mem::take(window);
+            let step_ns = (took_s / tokens * 1e9) as u64;
+            replica.curve.observe_step(batch_s / took_s, others_s / took_s, step_ns);
         }
     }
 }
