@@ -229,7 +229,7 @@ impl Hall {
             drop(open);
         });
         let (head, answer) = awaited.answer().await?;
-        let is_last = expects_continue && !answer.follows_body();
+        let is_last = expects_continue && !answer.asked_for_body();
         let mut response = message::response(head, KeptBody { body: answer, _kept: kept });
         if is_last {
             // The next bytes may be the body or another request (RFC 9110 §10.1.1).

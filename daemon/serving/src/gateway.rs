@@ -11,16 +11,14 @@
 //! | more requests than engines work on, and than may wait | 429 and `retry-after` |
 
 use std::{
-    path::Path,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::{Context as _, Result};
-use config::engine::EngineUrl as Url;
+use anyhow::Result;
 use engines::{
     NO_ENGINE_PERMILLE,
-    places::{Engines, PrefixHashes, Prefixes, Wish},
+    places::{PrefixHashes, Prefixes, Wish},
 };
 use masque::h3::{Field, RequestHead};
 use parking_lot::Mutex;
@@ -42,8 +40,6 @@ use crate::{
     routes::{AliasPolicies, AnswerTiming, Route, RouteQuery, Routes, Wanted},
     spending::Spending,
     tenants::Tenants,
-    upstream::Upstream,
-    watch::Checks,
 };
 
 mod answer;
@@ -52,6 +48,7 @@ mod caller;
 mod exchange;
 mod failed_try;
 mod held_events;
+mod model;
 mod overview;
 mod own;
 mod pieces;
@@ -66,11 +63,13 @@ use self::{
     caller::Caller,
     exchange::{ANSWER_TIMEOUT, Ended, Gone},
     held_events::HoldLimits,
+    model::Model,
     own::refuse,
 };
 pub use self::{
     caller::Asker,
     exchange::{Awaited, Exchange, ResponseBody, TcpExchange},
+    model::read_key,
 };
 
 /// A gateway: its models, and the connections to their engines. A changed configuration needs a new gateway.
@@ -90,25 +89,6 @@ pub struct Gateway {
     hold_limits: HoldLimits,
     /// The checks of its engines, and their return after an ejection.
     checking: Mutex<JoinSet<()>>,
-}
-
-/// A model and its engines.
-struct Model {
-    name: Arc<str>,
-    /// The model's name at its engines.
-    engine_name: String,
-    urls: Vec<Url>,
-    /// Whether requests prefer the engine that may know their prompts.
-    affinity: bool,
-    /// Whether engines are asked for `usage` in all streams.
-    ask_usage: bool,
-    /// The `authorization` sent to engines.
-    key: Option<hyper::header::HeaderValue>,
-    /// The contents of its `ca_file`: other contents need a new gateway.
-    authorities: Option<Vec<u8>>,
-    upstream: Upstream,
-    engines: Arc<Engines>,
-    checks: Option<Checks>,
 }
 
 /// Why a request ended without a complete answer.
@@ -150,23 +130,7 @@ impl Gateway {
     ) -> Result<Arc<Self>> {
         let clock = Clock::system();
         let discipline = classes.policy().schedule.discipline;
-        let model = |model: &config::gateway::ModelSettings| -> Result<Model> {
-            let (in_flight, waiting) = (model.max_in_flight, model.max_waiting as usize);
-            let engines = Engines::new(model.engines.len(), in_flight, waiting, discipline, clock.now_ns);
-            let key = model.key_file.as_deref().map(read_key).transpose()?;
-            Ok(Model {
-                name: model.name.as_str().into(),
-                engine_name: model.engine_name.clone(),
-                checks: Checks::of(model, key.as_ref(), &engines, settings.check_interval, &metrics)?,
-                key,
-                upstream: Upstream::new(model)?,
-                authorities: model.ca_file.as_deref().map(std::fs::read).transpose()?,
-                engines,
-                urls: model.engines.clone(),
-                affinity: model.affinity,
-                ask_usage: model.ask_usage,
-            })
-        };
+        let model = |model| Model::new(model, settings.check_interval, (discipline, clock), &metrics);
         let models: Vec<_> = settings.models.iter().map(model).collect::<Result<_>>()?;
         let engines = models.iter().map(|model| model.engines.clone()).collect();
         let policies = AliasPolicies::read(settings)?;
@@ -178,7 +142,7 @@ impl Gateway {
             Curve::from_numbers(&learned.engines.iter().find(is_it)?.curve)
         });
         if let Some(before) = before {
-            share_requests(&routes, &models, before);
+            model::share_requests((&routes, &models), (&before.routes, &before.models));
         }
         Ok(Arc::new(Self {
             policies,
@@ -479,35 +443,8 @@ impl Gateway {
     }
 }
 
-/// Counts the requests that the gateway `before` has at the same engines of the same models, at `models` and in `routes`.
-fn share_requests(routes: &Routes, models: &[Model], before: &Gateway) {
-    for (place, model) in models.iter().enumerate() {
-        let mut earlier = before.models.iter().enumerate();
-        let Some((known_place, known)) = earlier.find(|(_, known)| known.name == model.name) else { continue };
-        for (engine, url) in model.urls.iter().enumerate() {
-            if let Some(at) = known.urls.iter().position(|known| known == url) {
-                model.engines.share(engine, &known.engines, at);
-                routes.share((place, engine), &before.routes, (known_place, at));
-            }
-        }
-    }
-}
-
 /// Whether a `content-type` is JSON, whatever its parameters.
 fn is_json(kind: &[u8]) -> bool {
     let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default();
     kind.trim_ascii().eq_ignore_ascii_case(b"application/json")
-}
-
-/// Reads the key for engines, as a value of `authorization`.
-///
-/// # Errors
-/// The file cannot be read, or contains characters that no field may.
-pub fn read_key(file: &Path) -> Result<hyper::header::HeaderValue> {
-    let text =
-        std::fs::read_to_string(file).with_context(|| format!("failed to read the key in {}", file.display()))?;
-    let value = hyper::header::HeaderValue::try_from(format!("Bearer {}", text.trim()));
-    let mut value = value.with_context(|| format!("{} holds no key", file.display()))?;
-    value.set_sensitive(true);
-    Ok(value)
 }

@@ -156,7 +156,7 @@ impl Awaited {
 
 impl ResponseBody {
     /// Whether the gateway has asked for the request's body so far.
-    pub(crate) fn follows_body(&self) -> bool {
+    pub(crate) fn asked_for_body(&self) -> bool {
         self.is_read.load(Ordering::Acquire)
     }
 }
