@@ -32,7 +32,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     LocalAddressCounters,
-    link::{Line, Link, NoDatagrams},
+    line::{Line, Link, NoDatagrams},
     roster::{LocalClient, LocalEntrance},
     uplink::{CONNECTIONS, OpenTunnel, Uplink},
 };

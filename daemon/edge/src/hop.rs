@@ -23,7 +23,7 @@ use role::tunnel::UdpTunnel;
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
-    link::Link,
+    line::Link,
     roster::{Roster, RosterEntry, TunnelOwner},
     uplink::{CONNECTIONS, Uplink},
 };

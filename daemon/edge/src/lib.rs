@@ -63,7 +63,7 @@ pub mod classes;
 pub mod connect;
 pub mod counters;
 pub mod hop;
-pub mod link;
+pub mod line;
 pub mod local;
 pub mod moves;
 pub mod notice;

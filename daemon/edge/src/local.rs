@@ -42,7 +42,7 @@ use self::{opening::Replacement, source::Source};
 use super::{
     LocalAddressCounters,
     connect::{NoConnection, OPERATOR, word_of_udp},
-    link::Link,
+    line::Link,
     notice::Notice,
     parting::ROUNDS,
     places,

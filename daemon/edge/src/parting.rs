@@ -13,7 +13,7 @@ use role::{traffic::Traffic, tunnel::UdpTunnel};
 use tokio::time::timeout;
 
 use crate::{
-    link::{Line, Link},
+    line::{Line, Link},
     roster::RosterEntry,
 };
 

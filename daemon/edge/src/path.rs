@@ -18,7 +18,7 @@ use sched::{
 use tokio::time::Instant;
 
 use super::{
-    link::Line,
+    line::Line,
     sizes::{self, Sizes, share},
 };
 

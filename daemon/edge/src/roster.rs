@@ -33,7 +33,7 @@ use tokio::sync::Notify;
 
 use super::{
     counters::LocalAddressCounters,
-    link::{Line, Link},
+    line::{Line, Link},
     uplink::Uplink,
 };
 

@@ -35,7 +35,7 @@ use super::{
     LocalAddressCounters,
     balance::{self, GatewayHealth, Seen},
     connect::{NoConnection, RelayAccess},
-    link::Link,
+    line::Link,
     roster::LocalEntrance,
     uplink::Uplink,
 };

@@ -36,7 +36,7 @@ use self::{
     work::{Step, Work},
 };
 use super::{
-    link::{Line, Link},
+    line::{Line, Link},
     moves::HostNetwork,
     path::{LOOK, Path, PathTerms, PathView, changes::PathChanges},
     sizes::Sizes,

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use api::say;
 use clap::Args;
 use config::forward::TunnelMode;
-use edge::link::Link;
+use edge::line::Link;
 use masque::{
     proxy_status::ErrorType,
     request::TunnelRefused,

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::SystemTime};
 
 use edge::{
-    link::Line,
+    line::Line,
     roster::{self, TunnelOwner},
     uplink::{Attempts, Standpoint, Uplink},
 };

@@ -14,7 +14,7 @@ use tracing::{debug, info};
 use super::{End, Shared};
 use crate::{
     connect::NoConnection,
-    link::{Line, Link},
+    line::{Line, Link},
     uplink::{CONNECTIONS, OpenTunnel},
 };
 

@@ -16,7 +16,7 @@ use role::tunnel::UdpTunnel;
 
 use super::{End, Shared};
 use crate::{
-    link::Link,
+    line::Link,
     parting::{FormerTunnel, ROUNDS},
     roster::{EdgeTunnel, RosterEntry},
 };

@@ -8,7 +8,7 @@ use quic::{class::Membership, datagrams::Losses};
 use role::access::{AccessLog, record::RefusedRequest};
 
 use super::{LocalClient, Roster, RosterEntry, TunnelOwner, request_of};
-use crate::{counters::LocalAddressCounters, link::Link};
+use crate::{counters::LocalAddressCounters, line::Link};
 
 /// A local address: where its traffic is counted, its tunnels are listed, and its refusals are recorded.
 #[derive(Debug)]

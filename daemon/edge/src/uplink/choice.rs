@@ -1,6 +1,6 @@
 //! The relay and the path that operators choose, whatever placements and the order of preference say.
 
-use crate::link::Line;
+use crate::line::Line;
 
 /// What an operator's move chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]

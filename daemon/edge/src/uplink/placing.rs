@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{Uplink, state::State};
 use crate::{
-    link::{Line, Link},
+    line::{Line, Link},
     path::{PathDemand, PathView},
 };
 

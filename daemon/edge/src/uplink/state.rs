@@ -9,7 +9,7 @@ use super::{
     Attempts,
     choice::{Choices, OperatorChoice},
 };
-use crate::link::Line;
+use crate::line::Line;
 
 /// How long a new connection to a relay that was silent may take to show that the relay answers.
 const TRIAL: Duration = Duration::from_secs(5);

@@ -22,7 +22,7 @@ use relay_client::{
     failover::{Failover, Next},
     introduction::CredentialsRefused,
 };
-use sched::path::slow::{RoundTrips, Slowness, SlownessChange};
+use sched::path::slow::Slowness;
 use tokio::{
     task::JoinSet,
     time::{Instant, timeout},
@@ -31,25 +31,16 @@ use tracing::{info, warn};
 
 use super::{CONNECTIONS, PEACE, Uplink};
 use crate::{
-    link::Line,
-    path::{
-        Path, ns,
-        pulse::{Beat, Pulse},
-    },
+    line::Line,
+    path::{Path, pulse::Pulse},
 };
 
 mod addresses;
 mod returning;
+mod silence;
+mod slow;
 
 use returning::Returning;
-
-/// How long connections that cannot move wait for a silent path while another path works. After that they end, so that applications
-/// can connect again.
-const GIVEN_UP: Duration = Duration::from_secs(5);
-
-/// The time between two pings on a slow path. Each round trip changes the smoothed one by an eighth (RFC 9002 §5.3), so it takes
-/// about thirty of them to get from seconds to milliseconds.
-const ASK_SLOW: Duration = Duration::from_millis(250);
 
 /// What to do next.
 pub(super) enum Step {
@@ -354,55 +345,9 @@ impl Work<'_> {
     /// If there is another path, relay or gateway, checks which connections are alive and what they can carry.
     pub(super) fn look(&mut self) {
         let now = Instant::now();
-        let (mut changed, mut silent) = (false, Vec::new());
-        // From now on, also watch connections from before there was another gateway.
-        for line in &self.uplink.state.borrow().lines {
-            if !self.pulses.iter().any(|(known, _)| Arc::ptr_eq(known, line)) {
-                let mut pulse = Pulse::new(line.heard(), line.path.get().sent_packets);
-                if line.is_doubted() {
-                    pulse.silence(now);
-                }
-                self.pulses.push((line.clone(), pulse));
-            }
-        }
-        for (line, pulse) in &mut self.pulses {
-            let path = line.path.get();
-            let counts = (line.heard(), path.sent_packets);
-            // A request for a model may wait long for its answer while the connection sends nothing.
-            let is_due = line.requests() > 0;
-            match pulse.look(now, counts, path.smoothed_rtt.unwrap_or(line.handshake), is_due) {
-                Beat::Same => {}
-                Beat::Ask => line.ping(),
-                Beat::Silent => {
-                    changed = true;
-                    let at = (line.path_place, line.place);
-                    self.uplink.fall_silent(line, silent.contains(&at) || is_suspect(&self.suspects, at));
-                    silent.push(at);
-                }
-                Beat::Back => {
-                    changed = true;
-                    // Several connections to the same relay are one event.
-                    let suspect = self.suspects.get_mut(line.path_place).and_then(|relays| relays.get_mut(line.place));
-                    if suspect.is_some_and(std::mem::take) {
-                        self.uplink.announce(line, "answers again");
-                        self.uplink.counters.returned.inc();
-                    }
-                    line.doubt(false);
-                    if !line.is_slow() {
-                        line.come_back();
-                    }
-                }
-            }
-        }
-        silent.into_iter().for_each(|at| self.suspect(at, now));
+        let mut changed = self.look_for_silent(now);
         let lines = self.uplink.state.borrow().lines.clone();
-        let doubted = lines.iter().filter(|line| line.is_doubted());
-        if lines.iter().any(|line| line.is_usable()) {
-            // Tunnels that had no other connection yet move once there is one.
-            doubted.filter(|line| !line.is_left()).for_each(|line| line.leave());
-        } else if self.uplink.has_working_peer() {
-            doubted.for_each(|line| line.leave_requests());
-        }
+        self.leave_silent(&lines);
         changed |= self.give_up(now, &lines);
         changed |= self.look_for_slow(now, &lines);
         let mut views = self.uplink.views.lock();
@@ -415,94 +360,6 @@ impl Work<'_> {
         if changed {
             self.uplink.state.send_modify(|_| {});
         }
-    }
-
-    /// Notes that a relay has fallen silent: its tunnels need another connection, and the next relay of its path is tried before it.
-    fn suspect(&mut self, (path, place): (usize, usize), now: Instant) {
-        self.wanted = true;
-        if let Some(suspect) = self.suspects.get_mut(path).and_then(|relays| relays.get_mut(place)) {
-            *suspect = true;
-        }
-        let has_others = self.uplink.paths.get(path).is_some_and(|path| path.relays.len() > 1);
-        if let Some(failover) = self.failovers.get_mut(path).filter(|_| has_others) {
-            failover.failed(place, now, random());
-            failover.note_unanswered(place, true);
-        }
-    }
-
-    /// Ends connections that have been silent for long, if there are others, so that the owners of streams that could not move learn
-    /// of it. A new connection shows when the path answers again. If there is only another gateway, a connection with other tunnels
-    /// than requests for models stays, because its path may return.
-    fn give_up(&self, now: Instant, lines: &[Arc<Line>]) -> bool {
-        let has_other = lines.iter().any(|line| line.is_usable());
-        if !has_other && !self.uplink.has_working_peer() {
-            return false;
-        }
-        let is_over = |(line, pulse): &&(Arc<Line>, Pulse)| {
-            let tunnels = line.tunnels();
-            let can_move = if has_other { line.is_left() } else { tunnels == line.requests() };
-            !line.is_closed() && can_move && tunnels > 0 && pulse.silent_for(now) >= GIVEN_UP
-        };
-        let over: Vec<_> = self.pulses.iter().filter(is_over).map(|(line, _)| line).collect();
-        for line in &over {
-            self.uplink.say(line, "is still silent: closing a connection with tunnels or requests that could not move");
-            self.uplink.counters.given_up.inc();
-            line.close();
-        }
-        !over.is_empty()
-    }
-
-    /// Moves tunnels away from paths that have become slow.
-    fn look_for_slow(&mut self, now: Instant, lines: &[Arc<Line>]) -> bool {
-        let answers = |line: &&Arc<Line>| !line.is_closed() && !line.is_doubted();
-        let round_trips = |place: usize| {
-            let of_path = lines.iter().filter(|line| line.path_place == place).filter(answers);
-            let of_path: Vec<_> = of_path.map(|line| line.path.get()).collect();
-            let smoothed_ns = of_path.iter().filter_map(|path| path.smoothed_rtt).min().map(ns)?;
-            // A queue that overflows is persistent congestion, after which its delay would count as the path's shortest round trip.
-            let shortest_ns = of_path.iter().filter_map(|path| path.lifetime_min_rtt).min().map(ns)?;
-            Some(RoundTrips { smoothed_ns, shortest_ns })
-        };
-        let seen: Vec<_> = (0..self.slowness.len()).map(round_trips).collect();
-        let takes_tunnels = |place: usize| lines.iter().any(|line| line.path_place == place && line.is_usable());
-        let now_ns = ns(now.saturating_duration_since(self.start));
-        let mut changed = false;
-        for place in 0..seen.len() {
-            let others = seen.iter().enumerate().filter(|(other, _)| *other != place && takes_tunnels(*other));
-            let other_ns = others.filter_map(|(_, seen)| seen.map(|seen| seen.smoothed_ns)).min();
-            let Some((slowness, asked)) = self.slowness.get_mut(place) else { continue };
-            let change = slowness.look(now_ns, seen.get(place).copied().flatten(), other_ns);
-            let name = self.uplink.paths.get(place).map_or("", |path| path.name.as_str());
-            match change {
-                SlownessChange::None => {}
-                SlownessChange::Slow => {
-                    info!(path = name, "the path is slow: moving its tunnels to other paths");
-                    self.uplink.changes.tell(format!("the path {name} is slow"));
-                    self.uplink.counters.slow.inc();
-                }
-                SlownessChange::Good => {
-                    info!(path = name, "the path is no longer slow, or no other path is left");
-                    self.uplink.changes.tell(format!("the path {name} is no longer slow, or no other path is left"));
-                }
-            }
-            changed |= change != SlownessChange::None;
-            let is_slow = slowness.is_slow();
-            let of_path = lines.iter().filter(|line| line.path_place == place && !line.is_closed());
-            let is_due = asked.is_none_or(|asked| now.saturating_duration_since(asked) >= ASK_SLOW);
-            for line in of_path {
-                // Includes connections that were made meanwhile.
-                if line.is_slow() != is_slow {
-                    line.note_slow(is_slow);
-                }
-                if is_slow && is_due {
-                    line.ping();
-                }
-            }
-            if is_slow && is_due {
-                *asked = Some(now);
-            }
-        }
-        changed
     }
 }
 

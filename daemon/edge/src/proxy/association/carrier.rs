@@ -23,7 +23,7 @@ use tracing::debug;
 use super::{Flow, Shared, WAITING_BYTES};
 use crate::{
     connect::{NoConnection, OPERATOR, OpenedUdp, word_of_udp},
-    link::Line,
+    line::Line,
     parting::FormerTunnel,
     roster::{EdgeTunnel, LocalClient},
     uplink::OpenTunnel,

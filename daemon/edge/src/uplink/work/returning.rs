@@ -10,8 +10,8 @@ use std::{
 use tokio::time::Instant;
 use tracing::info;
 
-use super::{ASK_SLOW, Work};
-use crate::link::Line;
+use super::{Work, slow::ASK_SLOW};
+use crate::line::Line;
 
 /// How long a path must have taken tunnels without a break: an unstable path is no gain. Also the time until the second round, because the
 /// estimates of the first may have kept tunnels from moving by chance. The time between two rounds doubles each time.

@@ -9,7 +9,7 @@ use masque::template::Template;
 use quic::{datagrams::Schedules, endpoint::Transport};
 use relay_client::{access::Access, backoff::SHORT, exit::Exit};
 
-use super::{super::SPARE, *};
+use super::{super::SPARE, silence::GIVEN_UP, *};
 use crate::{
     moves::HostNetwork,
     tests::{Does, PATIENCE, TestRelay, paths_to},

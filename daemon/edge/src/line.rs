@@ -1,4 +1,4 @@
-//! A connection to a relay, and the places for tunnels on it.
+//! A connection to a relay, and the state that its tunnels share.
 
 use std::{
     collections::HashMap,
@@ -10,42 +10,31 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use config::forward::TunnelMode;
-use masque::{h3::Code, priority::Priority, tunnel::Form};
+use masque::h3::Code;
 use pacing::{
-    monotonic,
     path::{PacketSize, PathStats},
     qlog::Tap,
 };
 use parking_lot::{Mutex, MutexGuard};
-use quic::{class::Class, events::Heard};
-use relay_client::{
-    RelayConnection,
-    endpoint::Connected,
-    exit::Exit,
-    form::{self, USABLE_PAYLOAD_BYTES, Witness},
-};
-use role::{access::way::Way, traffic::Traffic};
-use sched::path::{Placed, precedence::Precedence};
+use quic::events::Heard;
+use relay_client::{RelayConnection, endpoint::Connected, exit::Exit, form::Witness};
+use role::access::way::Way;
+use sched::path::Placed;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
-use tracing::info;
 
-use self::recall::Recall;
+pub use self::link::{Link, NoDatagrams};
+use self::{link::Carried, recall::Recall};
 use super::{
     moves::{MoveVerdict, Paths},
     places::TunnelPlaces,
     sizes::{self, Sizes},
 };
 
+mod link;
 mod recall;
-
-/// The relay does not allow datagrams, and the configuration allows only them.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the relay does not allow QUIC datagrams: use mode \"auto\" or \"stream\"")]
-pub struct NoDatagrams;
 
 /// Which traffic of a connection is to move to another connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -422,136 +411,5 @@ impl Line {
     fn places(&self) -> MutexGuard<'_, TunnelPlaces> {
         // Nothing under this lock panics.
         self.places.lock()
-    }
-}
-
-/// A place for one tunnel on a connection. Keep it as long as the tunnel lives: dropping it gives the place back.
-pub struct Link {
-    /// The relay.
-    pub relay: RelayConnection,
-    line: Arc<Line>,
-    number: u64,
-    /// The form for its tunnel, unless the configuration asks for another.
-    chosen: Form,
-    /// Whether it is for a request for a model.
-    is_request: bool,
-}
-
-/// What a tunnel carries.
-struct Carried {
-    traffic: Arc<Traffic>,
-    class: String,
-    /// Its expected share of the path, and its place in the path's order.
-    share: (u32, Precedence),
-    expected: u64,
-    /// How much it had moved at the last look.
-    moved: u64,
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.line.places().give_back();
-        self.line.requests.fetch_sub(self.is_request.into(), Relaxed);
-        self.line.witness.tell(monotonic::now_ns());
-        if let Some(Carried { traffic, class, .. }) = self.line.carried.lock().remove(&self.number) {
-            let (up, down) = traffic.bytes();
-            self.line.sizes.learn(&class, up + down);
-        }
-        self.line.freed.notify_one();
-    }
-}
-
-impl Link {
-    /// Returns a place on a connection that has no other user.
-    #[must_use]
-    pub fn alone(connected: &Connected) -> Self {
-        let line = Line::new(connected, (0, 0, 0), Arc::default(), Arc::default());
-        line.places().take(line.since);
-        Self::new(&line)
-    }
-
-    /// Returns a place that was taken.
-    fn new(line: &Arc<Line>) -> Self {
-        let number = line.next_place.fetch_add(1, Relaxed);
-        let chosen = line.witness.tell(monotonic::now_ns());
-        Self { relay: line.relay.clone(), line: line.clone(), number, chosen, is_request: false }
-    }
-
-    /// Counts the place among those for requests for models.
-    #[must_use]
-    pub fn for_request(mut self) -> Self {
-        let is_new = !std::mem::replace(&mut self.is_request, true);
-        self.line.requests.fetch_add(is_new.into(), Relaxed);
-        self
-    }
-
-    /// Notes the traffic that it carries, the traffic's class, and the priority `signal` of the request. Placements count the bytes that
-    /// the traffic will probably still carry. Its final size improves the estimate for the next tunnel or request of the class.
-    pub fn carries_traffic(&self, traffic: Arc<Traffic>, class: &Class, signal: Option<&Priority>) {
-        let share = (sizes::share(class, signal), sizes::precedence(class, signal));
-        let class = class.policy().name.clone();
-        let expected = self.line.sizes.expected(&class);
-        self.line.carried.lock().insert(self.number, Carried { traffic, class, share, expected, moved: 0 });
-    }
-
-    /// Excludes its traffic from the sizes of its class.
-    pub fn forget_traffic(&self) {
-        self.line.carried.lock().remove(&self.number);
-    }
-
-    /// Returns the connection.
-    #[must_use]
-    pub fn line(&self) -> &Arc<Line> {
-        &self.line
-    }
-
-    /// Notes that the relay has no room for this tunnel beside the others of its connection. For a while, callers that request a
-    /// place get another connection, or wait.
-    pub fn limit(&self) {
-        self.line.places().limit(Instant::now());
-    }
-
-    /// Returns the ID of the connection.
-    #[must_use]
-    pub fn connection(&self) -> u64 {
-        self.line.id
-    }
-
-    /// Whether `mode` can be used. The relay's settings must have arrived, which is the case once a tunnel is open.
-    ///
-    /// # Errors
-    /// [`NoDatagrams`].
-    pub fn allows(&self, mode: TunnelMode) -> Result<(), NoDatagrams> {
-        let needed = mode == TunnelMode::Datagram;
-        if needed && !self.relay.http().datagrams_allowed() { Err(NoDatagrams) } else { Ok(()) }
-    }
-
-    /// Whether a payload of `payload_bytes` can travel in a datagram.
-    #[must_use]
-    pub fn carries(&self, payload_bytes: u16) -> bool {
-        self.line.packets.carries(payload_bytes)
-    }
-
-    /// Returns the form of outgoing payloads, or `None` if the tunnel chooses the form. The path's losses decide once, when the tunnel
-    /// opens ([`masque::choice`]). The size of the path's packets keeps deciding: if the path is too narrow for datagrams of a useful size,
-    /// payloads take the stream.
-    #[must_use]
-    pub fn form(&self, mode: TunnelMode) -> Option<Form> {
-        let narrow = || !self.carries(USABLE_PAYLOAD_BYTES);
-        match mode {
-            TunnelMode::Stream => Some(Form::Capsule),
-            TunnelMode::Datagram => Some(Form::Datagram),
-            TunnelMode::Auto if self.relay.http().datagrams_allowed() && narrow() => {
-                if !self.line.told.swap(true, Relaxed) {
-                    info!(
-                        packet_bytes = self.line.packets.bytes(),
-                        "the path to the relay is too narrow for payloads of {USABLE_PAYLOAD_BYTES} bytes in datagrams: \
-                         using stream mode"
-                    );
-                }
-                Some(Form::Capsule)
-            }
-            TunnelMode::Auto => form::of_auto(&self.line.packets, self.chosen),
-        }
     }
 }
