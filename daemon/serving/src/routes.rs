@@ -9,12 +9,12 @@ use config::gateway::GatewaySettings;
 use engines::places::{CachedBytes, Engines};
 use parking_lot::Mutex;
 use sched::route::{
-    ClientPath, Commitment, Cost, Curve, EngineLoad, ModelSet, Replica, RoutedRequest, Slo, State, share_groups,
+    AnswerLengths, ClientPath, Commitment, Cost, Curve, EngineLoad, ModelSet, Replica, RoutedRequest, Slo, State,
+    share_groups,
 };
 
 mod chooser;
 mod flights;
-mod lengths;
 mod lesson;
 pub(crate) mod limits;
 mod record;
@@ -22,7 +22,7 @@ mod route;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use self::{chooser::Chooser, flights::Flights, lengths::Lengths, record::Recorder};
+use self::{chooser::Chooser, flights::Flights, record::Recorder};
 pub use self::{
     chooser::{AliasPolicies, Tally, read_policy},
     lesson::Lesson,
@@ -69,9 +69,11 @@ struct Known {
     flights: Vec<Arc<Mutex<Flights>>>,
     /// A copy of them for the policy that decides.
     admitted: Vec<Commitment>,
-    /// The lengths of answers, by class.
-    lengths: Lengths,
-    answer_tokens: f64,
+    /// The names of the classes that `lengths` knows; the policy keeps them few.
+    classes: Vec<String>,
+    lengths: AnswerLengths,
+    /// The mean length of answers until some have ended, in tokens.
+    assumed_tokens: f64,
     bytes_per_token: f64,
     /// How many tokens an event of each engine has on average, if it has said how many tokens an answer had.
     tokens_per_event: Vec<Option<f64>>,
@@ -109,8 +111,9 @@ impl Routes {
             first,
             flights,
             admitted: Vec::new(),
-            lengths: Lengths::default(),
-            answer_tokens: FIRST_TOKENS,
+            classes: Vec::new(),
+            lengths: AnswerLengths::default(),
+            assumed_tokens: FIRST_TOKENS,
             bytes_per_token: FIRST_BYTES_PER_TOKEN,
             tokens_per_event,
             has_lengths: false,
@@ -136,7 +139,7 @@ impl Routes {
             averages.filter(|(tokens, bytes)| *tokens >= 1.0 && *bytes >= 0.5)
         {
             let (answer_tokens, bytes_per_token) = (answer_tokens.min(1e6), bytes_per_token.min(1e3));
-            (known.answer_tokens, known.bytes_per_token, known.has_lengths) = (answer_tokens, bytes_per_token, true);
+            (known.assumed_tokens, known.bytes_per_token, known.has_lengths) = (answer_tokens, bytes_per_token, true);
         }
         let Known { replicas, first, .. } = &mut *known;
         for (at, replica) in replicas.iter_mut().enumerate() {
@@ -148,8 +151,8 @@ impl Routes {
     /// Returns the averages, if the length of any answer is known, and the curves of all engines, model by model.
     #[must_use]
     pub fn learned(&self) -> (Option<(f64, f64)>, Vec<Curve>) {
-        let known = self.state.lock();
-        let averages = known.has_lengths.then_some((known.answer_tokens, known.bytes_per_token));
+        let mut known = self.state.lock();
+        let averages = known.has_lengths.then(|| (known.answer_tokens(), known.bytes_per_token));
         (averages, known.replicas.iter().map(|replica| replica.curve).collect())
     }
 
@@ -157,7 +160,7 @@ impl Routes {
     #[must_use]
     pub fn expected_tokens(&self, wanted: &Wanted, class: &str) -> u64 {
         let mut known = self.state.lock();
-        let class = known.lengths.class(class);
+        let class = known.class(class);
         let (prompt, answer) = known.expect(wanted, class);
         drop(known);
         u64::from(prompt) + u64::from(answer)
@@ -170,7 +173,7 @@ impl Routes {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
         known.look(&self.engines, now_ns);
-        let class = known.lengths.class(asked.class);
+        let class = known.class(asked.class);
         let (prompt_tokens, expected_tokens) = known.expect(wanted, class);
         let slo = wanted.at_the_gateway(&path);
         let request = RoutedRequest {
@@ -314,6 +317,7 @@ impl Routes {
 impl Known {
     /// Takes over the loads of engines at `now_ns`.
     fn look(&mut self, engines: &[Arc<Engines>], now_ns: u64) {
+        let answer_tokens = self.answer_tokens();
         for (engines, first) in engines.iter().zip(&self.first) {
             // Waiting requests of a model count for its usable engines in equal parts.
             let (waiting, waiting_tokens) = engines.waiting_each();
@@ -325,7 +329,7 @@ impl Known {
                 replica.load.running = in_flight.saturating_add(others.running);
                 replica.load.waiting = waiting.saturating_add(others.waiting);
                 // An engine's report does not contain the lengths of answers.
-                let of_others = f64::from(others.running.saturating_add(others.waiting)) * self.answer_tokens;
+                let of_others = f64::from(others.running.saturating_add(others.waiting)) * answer_tokens;
                 replica.load.outstanding_tokens =
                     flights.lock().left_tokens().saturating_add(waiting_tokens).saturating_add(of_others as u64);
                 // Our own counts are always new, but without a recent report about the others' requests, the load counts as stale, and
@@ -337,9 +341,29 @@ impl Known {
     }
 
     /// Returns the estimated tokens of a request's prompt, and of its answer.
-    fn expect(&self, wanted: &Wanted, class: usize) -> (u32, u32) {
+    fn expect(&mut self, wanted: &Wanted, class: usize) -> (u32, u32) {
         let prompt = (wanted.body_bytes as f64 / self.bytes_per_token) as u32;
-        (prompt, self.lengths.expect(class, wanted.max_tokens, self.answer_tokens))
+        // A limit of 0 tokens is as good as 1.
+        let most = wanted.max_tokens.map_or(0, |most| most.max(1));
+        (prompt, self.lengths.expect(class, most, self.assumed_tokens))
+    }
+
+    /// Returns the mean length of answers, in tokens.
+    fn answer_tokens(&mut self) -> f64 {
+        self.lengths.mean(self.assumed_tokens)
+    }
+
+    /// Returns how many tokens an event of an engine has on average.
+    fn tokens_per_event(&self, model: usize, replica: usize) -> f64 {
+        self.at(model, replica).and_then(|at| self.tokens_per_event.get(at).copied().flatten()).unwrap_or(1.0)
+    }
+
+    /// Returns the index of a class among the lengths of answers, and adds it at its first request.
+    fn class(&mut self, name: &str) -> usize {
+        self.classes.iter().position(|class| class == name).unwrap_or_else(|| {
+            self.classes.push(name.to_owned());
+            self.classes.len() - 1
+        })
     }
 
     /// Returns for each engine of all models how many tokens of the prompt it probably has in its cache, and how many bytes of the prompt

@@ -42,7 +42,7 @@ pub struct Setup {
     /// The network between clients and gateway; without it only the engines take time.
     pub network: Option<Network>,
     /// The router's first knowledge of costs. With `None`, it knows the true costs. Otherwise it begins with this cost for every engine,
-    /// and learns from answers.
+    /// and learns from answers; lengths as well, beginning with the mean, if they are not known in advance.
     pub guess: Option<Cost>,
     /// Whether a request that is already too late is dropped when its place in a batch becomes free.
     pub discards: bool,

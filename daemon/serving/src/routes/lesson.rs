@@ -5,7 +5,7 @@ use std::sync::Arc;
 use engines::reported::Reported;
 use parking_lot::Mutex;
 use role::access::served::TokenUsage;
-use sched::route::{State, WINDOW_TOKENS, unread_tokens};
+use sched::route::{OpenAnswer, State, WINDOW_TOKENS, unread_tokens};
 
 use super::{
     Known, Route, Routes,
@@ -31,9 +31,8 @@ pub struct Lesson<'a> {
     compared_bytes: usize,
     /// The hash of the request's user.
     user: u64,
-    /// The maximum of tokens in the answer, and the index of its class.
-    max_tokens: Option<u32>,
-    class: usize,
+    /// Its place among the lengths of answers.
+    answer: OpenAnswer,
     /// The requests at its engine, and its own index there.
     flights: Arc<Mutex<Flights>>,
     flight: usize,
@@ -71,6 +70,7 @@ impl Routes {
             in_flight <= 1 && others == Reported::default()
         });
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
+        let answer = known.lengths.begin(route.class, route.request.max_tokens);
         let Known { aliases, replicas, .. } = &mut *known;
         if let Some(chooser) = route.by.and_then(|by| aliases.get_mut(by.alias)) {
             let state = State { replicas, admitted: &[], cached: &route.cached, path: route.path };
@@ -92,8 +92,7 @@ impl Routes {
             cached_tokens,
             compared_bytes: route.compared_bytes.get(at).copied().unwrap_or_default(),
             user: route.user,
-            max_tokens: Some(route.request.max_tokens).filter(|tokens| *tokens > 0),
-            class: route.class,
+            answer,
             flights,
             flight,
             began_ns: now_ns,
@@ -113,6 +112,9 @@ impl Lesson<'_> {
         let now_ns = (self.routes.now_ns)();
         (self.last_ns, self.events) = (now_ns, self.events + 1);
         self.flights.lock().token(self.flight);
+        if self.events.is_multiple_of(WINDOW) {
+            self.grow();
+        }
         if self.is_held_up {
             return;
         }
@@ -132,6 +134,13 @@ impl Lesson<'_> {
         }
     }
 
+    /// Notes the length of the answer so far.
+    fn grow(&self) {
+        let mut known = self.routes.state.lock();
+        let tokens = self.events as f64 * known.tokens_per_event(self.model, self.replica);
+        known.lengths.grow(&self.answer, tokens);
+    }
+
     /// Learns how long steps were in the window that ends now, and begins the next.
     fn learn_window(&mut self, now_ns: u64) {
         let Window { began_ns, events, batches, others: others_before } =
@@ -139,8 +148,7 @@ impl Lesson<'_> {
         let mut known = self.routes.state.lock();
         // The last request may have come long ago.
         known.look(&self.routes.engines, now_ns);
-        let Some(at) = known.at(self.model, self.replica) else { return };
-        let tokens = events as f64 * known.tokens_per_event.get(at).copied().flatten().unwrap_or(1.0);
+        let tokens = events as f64 * known.tokens_per_event(self.model, self.replica);
         let Some(replica) = known.replica(self.model, self.replica) else { return };
         let step_ns = now_ns.saturating_sub(began_ns) as f64 / tokens;
         // Requests come and go within a window: as whole numbers, such batches would make steps of that many look too short.
@@ -178,8 +186,7 @@ impl Lesson<'_> {
         let mut known = self.routes.state.lock();
         if usage.is_some() || tokens > 0 {
             known.has_lengths = true;
-            known.lengths.learn(self.class, self.max_tokens, tokens);
-            known.answer_tokens = average(known.answer_tokens, tokens as f64).max(1.0);
+            known.lengths.end(&self.answer, tokens as f64);
         }
         let at = known.at(self.model, self.replica);
         if let Some(usage) = usage.filter(|usage| usage.completion_tokens > 0 && self.events > 0)
@@ -210,5 +217,6 @@ impl Lesson<'_> {
 impl Drop for Lesson<'_> {
     fn drop(&mut self) {
         self.flights.lock().end(self.flight);
+        self.routes.state.lock().lengths.cut(&self.answer);
     }
 }

@@ -7,6 +7,7 @@ use super::{Setup, SimulatedEngine};
 use crate::route::admitted::Commitment;
 use crate::route::choice::ModelChoice;
 use crate::route::curve::{Curve, WINDOW_TOKENS};
+use crate::route::lengths::{AnswerLengths, OpenAnswer};
 use crate::route::request::{RoutedRequest, Slo};
 use crate::route::router::Router;
 use crate::route::state::{Replica, State};
@@ -73,6 +74,7 @@ struct Run<'a, D> {
     /// For each engine: the engines on its GPU, including itself.
     groups: Vec<Vec<usize>>,
     flights: Vec<Flight>,
+    lengths: AnswerLengths,
     outcomes: Vec<RunOutcome>,
     admitted: Vec<Commitment>,
 }
@@ -81,10 +83,16 @@ struct Run<'a, D> {
 #[derive(Clone, Copy)]
 struct Flight {
     choice: Option<ModelChoice>,
+    /// The request as the router sees it.
+    request: RoutedRequest,
+    /// Its place among the lengths of answers, if they are learned.
+    answer: Option<OpenAnswer>,
     first_s: f64,
     /// Whether its prompt had nothing ahead of it.
     undisturbed: bool,
     window: Window,
+    /// The tokens of all complete windows.
+    come: f64,
 }
 
 /// Part of an answer: a sample of its engine's steps.
@@ -112,6 +120,7 @@ impl<'a, D: Decide> Run<'a, D> {
             replicas: setup.replicas(),
             groups: setup.engines.iter().map(on_gpu).collect(),
             flights: Vec::with_capacity(arrivals.len()),
+            lengths: AnswerLengths::default(),
             outcomes: Vec::with_capacity(arrivals.len()),
             admitted: Vec::new(),
         }
@@ -124,9 +133,17 @@ impl<'a, D: Decide> Run<'a, D> {
             self.look_at_admitted(now_s);
         }
         let state = State { replicas: &self.replicas, admitted: &self.admitted, cached: &[], path: arrival.path };
-        let choice = self.decide.decide(&arrival.request, &state, arrival.arrived_ns);
+        let mut request = arrival.request;
+        let is_learned = self.setup.guess.is_some() && !self.setup.lengths.known;
+        if is_learned {
+            let usual = self.setup.lengths.output_tokens;
+            request.expected_tokens = self.lengths.expect(request.class, request.max_tokens, usual);
+        }
+        let choice = self.decide.decide(&request, &state, arrival.arrived_ns);
         let choice = choice.filter(|choice| choice.replica < self.fluids.len());
-        self.flights.push(Flight { choice, first_s: 0.0, undisturbed: false, window: Window::default() });
+        let answer = (is_learned && choice.is_some()).then(|| self.lengths.begin(request.class, request.max_tokens));
+        let window = Window::default();
+        self.flights.push(Flight { choice, request, answer, first_s: 0.0, undisturbed: false, window, come: 0.0 });
         let Some(choice) = choice else { return self.end(number, None) };
         self.advance(choice.replica, now_s);
         if let (Some(fluid), Some(flight)) = (self.fluids.get_mut(choice.replica), self.flights.get_mut(number)) {
@@ -160,7 +177,7 @@ impl<'a, D: Decide> Run<'a, D> {
                 let (Some(arrival), Some(flight)) = (self.arrivals.get(number), self.flights.get(number)) else {
                     continue;
                 };
-                let Arrival { request, path, arrived_ns, .. } = arrival;
+                let (Arrival { path, arrived_ns, .. }, Flight { request, .. }) = (arrival, flight);
                 let come = left.map_or(0.0, |left| (f64::from(arrival.output_tokens) - left).max(0.0)) as u32;
                 let is_read = left.is_some() && flight.first_s <= now_s;
                 let end_ns = arrived_ns.saturating_add(request.slo.budget_ns).saturating_sub(path.return_ns());
@@ -205,6 +222,11 @@ impl<'a, D: Decide> Run<'a, D> {
         let reward = model.filter(|_| fate == Fate::Met).map_or(0.0, |model| model.reward(class));
         let (choice, arrived_ns) = (flight.choice, arrival.arrived_ns);
         let outcome = RunOutcome { number, class, choice, arrived_ns, finished_ns, fate, reward };
+        match (&flight.answer, finished_s) {
+            (Some(answer), Some(_)) => self.lengths.end(answer, f64::from(arrival.output_tokens)),
+            (Some(answer), None) => self.lengths.cut(answer),
+            (None, _) => {}
+        }
         if finished_s.is_some() && self.setup.guess.is_some() {
             self.learn_prompt(number);
         }
@@ -229,7 +251,7 @@ impl<'a, D: Decide> Run<'a, D> {
                 continue;
             };
             if self.setup.guess.is_some() {
-                learn_steps(fluid, replica, &mut self.flights, now_s);
+                learn_steps(fluid, replica, (&mut self.flights, &mut self.lengths), now_s);
             }
             fluid.advance(now_s);
         }
@@ -264,7 +286,12 @@ impl<'a, D: Decide> Run<'a, D> {
 
 /// Learns from the tokens that an engine makes until `now_s` what a gateway can learn from them: in windows of each answer, the mean time
 /// of a step, prompts in between included, the mean batch, and the mean use of the GPU by others.
-fn learn_steps(fluid: &Fluid, replica: &mut Replica, flights: &mut [Flight], now_s: f64) {
+fn learn_steps(
+    fluid: &Fluid,
+    replica: &mut Replica,
+    (flights, lengths): (&mut [Flight], &mut AnswerLengths),
+    now_s: f64,
+) {
     let others = replica.load.others_utilisation;
     for (number, _) in fluid.sequences().filter(|(_, left)| left.is_some()) {
         let Some(flight) = flights.get_mut(number) else { continue };
@@ -280,6 +307,10 @@ fn learn_steps(fluid: &Fluid, replica: &mut Replica, flights: &mut [Flight], now
             let Window { took_s, tokens, batch_s, others_s } = std::mem::take(window);
             let step_ns = (took_s / tokens * 1e9) as u64;
             replica.curve.observe_step(batch_s / took_s, others_s / took_s, step_ns);
+            flight.come += tokens;
+            if let Some(answer) = &flight.answer {
+                lengths.grow(answer, flight.come);
+            }
         }
     }
 }
