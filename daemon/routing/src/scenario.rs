@@ -9,7 +9,7 @@ mod calibrate;
 use anyhow::{Context as _, Result, ensure};
 use sched::route::{
     ClientPath, Cost, Model, ModelSet, Random, RoutedRequest, Slo,
-    serving::{Arrival, Lengths, Setup, SimulatedEngine},
+    serving::{Arrival, Knowledge, Lengths, Setup, SimulatedEngine},
 };
 use serde::{Deserialize, Serialize};
 
@@ -243,7 +243,7 @@ impl Scenario {
             },
             per_token_ns: 0,
             network: None,
-            guess: None,
+            knowledge: Knowledge::Given,
             discards: false,
         }
     }

@@ -40,7 +40,7 @@ pub fn run(plan: &ServingPlan, only: &[String]) -> Result<Vec<Row>> {
     let mut plan = plan.clone();
     plan.policies.retain(|policy| only.is_empty() || only.contains(&policy.name));
     let setup = plan.setup();
-    let learned = learn::all(&plan, &setup);
+    let learned = learn::all(&plan, &plan.training_setup(&setup));
     let mut rows = Vec::new();
     // By workload and scheduler, for means over rates.
     let mut rates: BTreeMap<(usize, usize), (Cell, Vec<ByPolicy>)> = BTreeMap::new();

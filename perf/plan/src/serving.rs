@@ -60,6 +60,9 @@ pub struct ServingPlan {
     /// How many consecutive requests form a window.
     #[serde(default = "window")]
     pub window: usize,
+    /// Whether policies learn with costs and lengths as a gateway learns them, instead of the true costs and the true mean length.
+    #[serde(default)]
+    pub learned_costs: bool,
     /// How thresholds are tuned, by name.
     #[serde(default)]
     pub tuned: BTreeMap<String, Tuned>,
@@ -326,9 +329,16 @@ impl ServingPlan {
             lengths: serving::Lengths { prompt_tokens, output_tokens, sigma, known },
             per_token_ns: ns(self.per_token_ms) as u64,
             network: self.latency.as_ref().map(latency),
-            guess: None,
+            knowledge: serving::Knowledge::Given,
             discards: self.discards,
         }
+    }
+
+    /// Returns the setup in which the policies for `setup` learn.
+    #[must_use]
+    pub fn training_setup(&self, setup: &serving::Setup) -> serving::Setup {
+        let knowledge = if self.learned_costs { serving::Knowledge::Learned } else { setup.knowledge };
+        serving::Setup { knowledge, ..setup.clone() }
     }
 
     /// The schedulers of the link, or a single `None` without a link.

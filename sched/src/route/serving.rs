@@ -41,11 +41,22 @@ pub struct Setup {
     pub per_token_ns: u64,
     /// The network between clients and gateway; without it only the engines take time.
     pub network: Option<Network>,
-    /// The router's first knowledge of costs. With `None`, it knows the true costs. Otherwise it begins with this cost for every engine,
-    /// and learns from answers; lengths as well, beginning with the mean, if they are not known in advance.
-    pub guess: Option<Cost>,
+    /// What the router knows of costs, and of the mean length of answers if lengths are not known in advance.
+    pub knowledge: Knowledge,
     /// Whether a request that is already too late is dropped when its place in a batch becomes free.
     pub discards: bool,
+}
+
+/// What a router knows of engines and answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Knowledge {
+    /// The true costs and the true mean length.
+    Given,
+    /// It begins with this cost for every engine and with the true mean length, and learns from answers.
+    Guessed(Cost),
+    /// It begins with what a gateway has learned of idle engines, which cannot tell the host's part of a step from the GPU's, and with the
+    /// true mean length. It goes on learning from answers.
+    Learned,
 }
 
 /// One engine.
@@ -144,7 +155,7 @@ impl Setup {
             lengths: Lengths { prompt_tokens: 100.0, output_tokens: 200.0, sigma: 0.5, known: false },
             per_token_ns: 40_000_000,
             network: None,
-            guess: None,
+            knowledge: Knowledge::Given,
             discards: false,
         }
     }
@@ -155,6 +166,20 @@ impl Setup {
         self.weights.len().max(1)
     }
 
+    /// Whether the router learns from answers.
+    fn is_learning(&self) -> bool {
+        self.knowledge != Knowledge::Given
+    }
+
+    /// Returns what the router knows at first of the cost of an engine.
+    fn known(&self, cost: Cost) -> Cost {
+        match self.knowledge {
+            Knowledge::Given => cost,
+            Knowledge::Guessed(guess) => guess,
+            Knowledge::Learned => Cost { host_ns: 0.0, gpu_ns: cost.host_ns + cost.gpu_ns, sharing: 0.0, ..cost },
+        }
+    }
+
     fn replicas(&self) -> Vec<Replica> {
         let replica = |engine: &SimulatedEngine| Replica {
             model: engine.model,
@@ -162,7 +187,7 @@ impl Setup {
             usable: true,
             most_running: engine.most_running,
             load: EngineLoad::default(),
-            curve: Curve::new(self.guess.unwrap_or(engine.cost)),
+            curve: Curve::new(self.known(engine.cost)),
         };
         self.engines.iter().map(replica).collect()
     }

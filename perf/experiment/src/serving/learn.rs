@@ -15,7 +15,7 @@ use sched::route::{
 
 use super::play::{Cell, Offered, score};
 
-/// Returns for each policy of the plan its results after each of its trainings; a policy that learns nothing appears once.
+/// Returns for each policy of the plan its results after each of its trainings in `setup`; a policy that learns nothing appears once.
 ///
 /// Trainings run on all cores. Each depends only on its own seed, so their order does not matter.
 pub(super) fn all(plan: &ServingPlan, setup: &Setup) -> Vec<Vec<RoutingPolicy>> {

@@ -100,7 +100,9 @@ pub fn run(
     for (of, model) in setup.models.iter_mut().zip(&simulated.models) {
         of.id = policy::id(&model.name);
     }
-    let learned = learn::all(&simulated, &setup).into_iter().map(|trainings| trainings.into_iter().next());
+    let learned = learn::all(&simulated, &simulated.training_setup(&setup))
+        .into_iter()
+        .map(|trainings| trainings.into_iter().next());
     let learned = learned.collect::<Option<_>>().context("a policy was not learned")?;
     let compared = Compared { simulated, setup, learned };
     let turns = 0..compared.simulated.seeds.evaluations;

@@ -6,7 +6,7 @@ use crate::route::curve::{Cost, Curve};
 use crate::route::policy::{DOUBT, RoutingPolicy};
 use crate::route::request::{Model, ModelSet};
 use crate::route::router::Router;
-use crate::route::serving::{self, Arrival, Fate, Lengths, RunOutcome, Setup, mean_score};
+use crate::route::serving::{self, Arrival, Fate, Knowledge, Lengths, RunOutcome, Setup, mean_score};
 use crate::route::state::{ClientPath, EngineLoad, State};
 
 const MS: u64 = 1_000_000;
@@ -207,7 +207,7 @@ fn three_on_a_processor() -> Setup {
         lengths: Lengths { prompt_tokens: 60.0, output_tokens: 33.0, sigma: 0.5, known: true },
         per_token_ns: 0,
         network: None,
-        guess: None,
+        knowledge: Knowledge::Given,
         discards: false,
     }
 }

@@ -134,7 +134,7 @@ impl<'a, D: Decide> Run<'a, D> {
         }
         let state = State { replicas: &self.replicas, admitted: &self.admitted, cached: &[], path: arrival.path };
         let mut request = arrival.request;
-        let is_learned = self.setup.guess.is_some() && !self.setup.lengths.known;
+        let is_learned = self.setup.is_learning() && !self.setup.lengths.known;
         if is_learned {
             let usual = self.setup.lengths.output_tokens;
             request.expected_tokens = self.lengths.expect(request.class, request.max_tokens, usual);
@@ -227,7 +227,7 @@ impl<'a, D: Decide> Run<'a, D> {
             (Some(answer), None) => self.lengths.cut(answer),
             (None, _) => {}
         }
-        if finished_s.is_some() && self.setup.guess.is_some() {
+        if finished_s.is_some() && self.setup.is_learning() {
             self.learn_prompt(number);
         }
         self.decide.ended(&outcome);
@@ -250,7 +250,7 @@ impl<'a, D: Decide> Run<'a, D> {
             let (Some(fluid), Some(replica)) = (self.fluids.get_mut(*other), self.replicas.get_mut(*other)) else {
                 continue;
             };
-            if self.setup.guess.is_some() {
+            if self.setup.is_learning() {
                 learn_steps(fluid, replica, (&mut self.flights, &mut self.lengths), now_s);
             }
             fluid.advance(now_s);

@@ -105,12 +105,13 @@ fn late_requests_are_dropped_where_that_is_asked_for() {
 #[test]
 fn costs_are_learned_from_what_engines_do() {
     let wrong = Cost { gpu_ns: 1e6, prefill_ns: 1e6, ..Cost::default() };
-    let learning = Setup { guess: Some(wrong), ..Setup::paper() };
     let workload = Workload::bursts(0.25, 24.0, 2_000);
     let rule = RoutingPolicy::Rule { margin: 1.1 };
-    let learned = mean(&scores(&learning, &rule, workload));
     let told = mean(&scores(&Setup::paper(), &rule, workload));
-    assert!(learned > told - 0.05, "{learned} and {told}");
+    for knowledge in [Knowledge::Guessed(wrong), Knowledge::Learned] {
+        let learned = mean(&scores(&Setup { knowledge, ..Setup::paper() }, &rule, workload));
+        assert!(learned > told - 0.05, "{knowledge:?}: {learned} and {told}");
+    }
 }
 
 #[test]
