@@ -17,7 +17,8 @@ fn text(name: &str) -> String {
         ("rates = [2, 6, 20], duration_s = 20", "rates = [3], duration_s = 5".to_owned()),
         ("requests = 120", "requests = 10".to_owned()),
         ("rounds = 4\n", "rounds = 1\n".to_owned()),
-        ("[changes.seeds]\n", "[changes]\ngpus = 2\nlengths.output_tokens = 30\n\n[changes.seeds]\n".to_owned()),
+        ("tokens = 200\n", "tokens = 20\n".to_owned()),
+        ("[changes]\n", "[changes]\ngpus = 2\nlengths.output_tokens = 30\n".to_owned()),
         (
             "[changes.tuned.predicted]\n",
             "[changes.tuned.predicted]\ngenerations = 2\ncandidates = 4\nelites = 2\n".to_owned(),
