@@ -10,7 +10,8 @@ use std::{
 use anyhow::{Context as _, Result};
 use api::{print, say};
 use clap::{CommandFactory as _, Parser, Subcommand};
-use paced::{configuration, monitor, policy, run};
+use enforcement::monitor;
+use paced::{configuration, policy, run};
 
 mod manual;
 

@@ -17,6 +17,10 @@ use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
 use config::{Config, policy::Policy};
 use edge::{Edge, EntranceClasses};
+use enforcement::{
+    Enforcement,
+    confinement::{self, Process},
+};
 use quic::class::PolicyRole;
 use relay::Phase;
 use role::classes::Classes;
@@ -40,9 +44,7 @@ use crate::{
     activation::Activation,
     certificates::{Certificate, CertificateWarnings, Nearness},
     configuration::{self, files::SeenFiles},
-    confinement::{self, Process},
     control::{Control, Reload, doors::Doors},
-    enforcement::Enforcement,
     log::{self, LogControl},
     metrics::{Metrics, MetricsPage},
     parts::Parts,

@@ -21,6 +21,7 @@ use config::{
     relay::{ListenerSettings, RelayLimits},
     targets::Protocol,
 };
+use enforcement::advice;
 use quic::{
     datagrams::{Datagrams, QueueLimits},
     endpoint::{self, Admission, Transport},
@@ -32,10 +33,7 @@ use role::bind_error::BindError;
 use s2n_quic_platform::syscall::bind_udp;
 use tokio::{runtime, sync::oneshot, task::JoinSet, time::sleep};
 
-use crate::{
-    enforcement::advice,
-    watchdog::{Watchdog, Watched},
-};
+use crate::watchdog::{Watchdog, Watched};
 
 /// The sockets of a relay: for each worker, one per listener.
 pub type WorkerSockets = Vec<Vec<UdpSocket>>;

@@ -15,6 +15,7 @@ use config::{
     policy::Policy,
     relay::{ListenerSettings, RelayLimits, RelaySettings as Settings},
 };
+use enforcement::Tables;
 use quic::{
     class::PolicyRole,
     endpoint::Transport,
@@ -32,7 +33,6 @@ use tokio::{runtime::Handle, task::JoinSet};
 use super::{CLOSING, classes};
 use crate::{
     configuration::identity,
-    enforcement::Tables,
     parts::Parts,
     watchdog::Watchdog,
     workers::{Endpoints, Steering, WorkerSockets},

@@ -11,12 +11,12 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use enforcement::monitor::{
+    MonitorNotice,
+    message::{self, MOST_FDS},
+};
 use paced::{
     metrics::{Metrics, PageSources, page},
-    monitor::{
-        MonitorNotice,
-        message::{self, MOST_FDS},
-    },
     parts::Parts,
 };
 use rustix::net::{

@@ -20,8 +20,10 @@ use crate::monitor::{
     rights::{self, Rights},
 };
 
+pub mod confinement;
 mod enforced;
 mod marks;
+pub mod monitor;
 mod tables;
 
 /// Enforcement in the kernel, in force until this is dropped.
@@ -244,7 +246,8 @@ fn not_loaded(program: Program, why: &str) {
 }
 
 /// Returns what to do about a refusal of the kernel, after a semicolon, if the process lacks rights.
-pub(crate) fn advice(why: &str) -> &'static str {
+#[must_use]
+pub fn advice(why: &str) -> &'static str {
     if why.contains("Operation not permitted") { "; the service gets the rights by kernel.conf" } else { "" }
 }
 

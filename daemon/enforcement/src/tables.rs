@@ -333,7 +333,7 @@ mod tests {
     use bpf::mark::Tag;
 
     use super::*;
-    use crate::enforcement::marks::Permission;
+    use crate::marks::Permission;
 
     #[test]
     fn every_class_has_its_terms_in_both_directions() {
