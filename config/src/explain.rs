@@ -18,7 +18,7 @@ use crate::quota::{Quota, volume};
 use crate::relay::{Auth, ListenerIdentity, ListenerSettings, RelayLimits, RelaySettings};
 use crate::serve::Serve;
 use crate::targets::{Protocol, TargetRules, Unlisted};
-use crate::transport::PacketIo;
+use crate::transport::{PacketIo, TransportSettings};
 use crate::uplink::{TrustSource, UplinkSettings};
 
 mod policy;
@@ -38,27 +38,28 @@ pub fn explain(config: &Config, now: SystemTime) -> String {
     lines.extend(config.serves.iter().flat_map(|config| serve(config, now)));
     lines.extend(config.paths.iter().map(path));
     lines.extend(policy(&config.policy));
-    let transport = &config.transport;
-    lines.push(format!(
-        "transport: packets of {} bytes at first and {} at most, congestion control {}, {}, {}",
-        transport.initial_mtu,
-        transport.max_mtu,
-        transport.congestion,
-        transport.keep_alive.map_or("no keep-alive".into(), |every| format!("keep-alive every {every:?}")),
-        match transport.io {
-            PacketIo::Paced => format!(
-                "departure times from a round trip of {:?} on, in messages of up to {:?}",
-                transport.min_paced_rtt, transport.quantum
-            ),
-            PacketIo::Stock => "bursts of s2n-quic".into(),
-        },
-    ));
+    lines.push(transport(&config.transport));
     lines.push(kernel(&config.kernel));
     lines.push(control(&config.control));
     lines.push(metrics(&config.metrics));
     lines.push(log(&config.log));
     lines.extend(config.warnings().iter().map(|warning| format!("warning: {warning}")));
     lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+fn transport(transport: &TransportSettings) -> String {
+    let TransportSettings { initial_mtu, max_mtu, congestion, keep_alive, io, quantum, min_paced_rtt } = transport;
+    let keep_alive = keep_alive.map_or("no keep-alive".into(), |every| format!("keep-alive every {every:?}"));
+    let departures = match io {
+        PacketIo::Paced => {
+            format!("departure times from a round trip of {min_paced_rtt:?} on, in messages of up to {quantum:?}")
+        }
+        PacketIo::Stock => "bursts of s2n-quic".into(),
+    };
+    format!(
+        "transport: packets of {initial_mtu} bytes at first and {max_mtu} at most, congestion control {congestion}, \
+         {keep_alive}, {departures}"
+    )
 }
 
 fn metrics(metrics: &MetricsSettings) -> String {
