@@ -280,7 +280,13 @@ impl Process {
         let (lines, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match lines.iter().find(|line| line.contains(part)) {
             Some(line) => Ok(line.clone()),
-            None => bail!("no line with {part:?} within {within:?} in:\n{}", lines.join("\n")),
+            None => {
+                let hint = std::env::var("RUST_LOG").map_or_else(
+                    |_| String::new(),
+                    |level| format!(" (RUST_LOG={level}, which processes inherit, may hide it)"),
+                );
+                bail!("no line with {part:?} within {within:?}{hint} in:\n{}", lines.join("\n"))
+            }
         }
     }
 
