@@ -152,7 +152,8 @@ impl Routes {
     #[must_use]
     pub fn learned(&self) -> (Option<(f64, f64)>, Vec<Curve>) {
         let mut known = self.state.lock();
-        let averages = known.has_lengths.then(|| (known.answer_tokens(), known.bytes_per_token));
+        let assumed = known.assumed_tokens;
+        let averages = known.has_lengths.then(|| (known.lengths.mean(assumed), known.bytes_per_token));
         (averages, known.replicas.iter().map(|replica| replica.curve).collect())
     }
 
@@ -317,7 +318,6 @@ impl Routes {
 impl Known {
     /// Takes over the loads of engines at `now_ns`.
     fn look(&mut self, engines: &[Arc<Engines>], now_ns: u64) {
-        let answer_tokens = self.answer_tokens();
         for (engines, first) in engines.iter().zip(&self.first) {
             // Waiting requests of a model count for its usable engines in equal parts.
             let (waiting, waiting_tokens) = engines.waiting_each();
@@ -329,7 +329,10 @@ impl Known {
                 replica.load.running = in_flight.saturating_add(others.running);
                 replica.load.waiting = waiting.saturating_add(others.waiting);
                 // An engine's report does not contain the lengths of answers.
-                let of_others = f64::from(others.running.saturating_add(others.waiting)) * answer_tokens;
+                let of_others = match others.running.saturating_add(others.waiting) {
+                    0 => 0.0,
+                    count => f64::from(count) * self.lengths.mean(self.assumed_tokens),
+                };
                 replica.load.outstanding_tokens =
                     flights.lock().left_tokens().saturating_add(waiting_tokens).saturating_add(of_others as u64);
                 // Our own counts are always new, but without a recent report about the others' requests, the load counts as stale, and
@@ -346,11 +349,6 @@ impl Known {
         // A limit of 0 tokens is as good as 1.
         let most = wanted.max_tokens.map_or(0, |most| most.max(1));
         (prompt, self.lengths.expect(class, most, self.assumed_tokens))
-    }
-
-    /// Returns the mean length of answers, in tokens.
-    fn answer_tokens(&mut self) -> f64 {
-        self.lengths.mean(self.assumed_tokens)
     }
 
     /// Returns how many tokens an event of an engine has on average.

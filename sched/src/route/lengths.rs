@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 /// A mean remembers about this many answers. Lengths vary by half of their mean, so that a mean of 20 answers is often wrong by a tenth.
 const REMEMBERED: usize = 200;
 
-/// The most answers of a mean, open ones included. Beyond, it forgets the oldest, even if they have not ended.
+/// The most answers that a mean remembers, open ones included. It forgets its oldest answer for each further one.
 const MOST: usize = 4_096;
 
 /// How many answers the assumed mean counts for before the first has ended.
@@ -18,14 +18,14 @@ const ASSUMED: f64 = 8.0;
 /// After this many answers, the assumed mean no longer counts.
 const KNOWN: f64 = 32.0;
 
-/// A length in tokens, or as a part of the allowed tokens, and how the answer got no longer.
+/// The length of an answer so far, in tokens or as a part of the allowed tokens.
 #[derive(Clone, Copy, Debug)]
 struct Length {
     length: f64,
     end: End,
 }
 
-/// How far an answer is.
+/// Whether an answer has ended, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// It may get longer.
@@ -123,7 +123,8 @@ impl Mean {
             }
             before = length;
         }
-        // The longest may be open. The rest of them is as long as if ends came on, after as many tokens as before.
+        // If the longest answers are open, the tokens that they still get are estimated by how often answers ended in the upper half of the
+        // lengths. While few have ended, the assumed mean counts as well.
         let weight = self.assumed_weight();
         let assumed_rest = (assumed - longest).max(assumed / 2.0);
         let rest = (tokens_late + weight * assumed_rest) / (ended_late + weight).max(1.0);
@@ -282,6 +283,17 @@ mod tests {
             assert!((195.0..275.0).contains(&mean), "after {tokens} tokens: {mean}");
         }
         assert_eq!(complete.1, 60.0);
+    }
+
+    #[test]
+    fn one_long_open_answer_among_many_short_ones_says_little() {
+        let mut lengths = AnswerLengths::default();
+        complete(&mut lengths, 0, 0, &[100.0; 40]);
+        let long = lengths.begin(0, 0);
+        lengths.grow(&long, 4_000.0);
+        // As if it ended after half as many tokens again.
+        let mean = lengths.mean(1.0);
+        assert!((mean - (4_000.0 + 6_000.0) / 41.0).abs() < 1.0, "{mean}");
     }
 
     #[test]

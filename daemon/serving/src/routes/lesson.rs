@@ -112,9 +112,6 @@ impl Lesson<'_> {
         let now_ns = (self.routes.now_ns)();
         (self.last_ns, self.events) = (now_ns, self.events + 1);
         self.flights.lock().token(self.flight);
-        if self.events.is_multiple_of(WINDOW) {
-            self.grow();
-        }
         if self.is_held_up {
             return;
         }
@@ -134,21 +131,16 @@ impl Lesson<'_> {
         }
     }
 
-    /// Notes the length of the answer so far.
-    fn grow(&self) {
-        let mut known = self.routes.state.lock();
-        let tokens = self.events as f64 * known.tokens_per_event(self.model, self.replica);
-        known.lengths.grow(&self.answer, tokens);
-    }
-
-    /// Learns how long steps were in the window that ends now, and begins the next.
+    /// Learns from the window that ends now how long steps were and how long the answer is at least, and begins the next.
     fn learn_window(&mut self, now_ns: u64) {
         let Window { began_ns, events, batches, others: others_before } =
             std::mem::replace(&mut self.window, Window { began_ns: now_ns, ..Window::default() });
         let mut known = self.routes.state.lock();
         // The last request may have come long ago.
         known.look(&self.routes.engines, now_ns);
-        let tokens = events as f64 * known.tokens_per_event(self.model, self.replica);
+        let per_event = known.tokens_per_event(self.model, self.replica);
+        known.lengths.grow(&self.answer, self.events as f64 * per_event);
+        let tokens = events as f64 * per_event;
         let Some(replica) = known.replica(self.model, self.replica) else { return };
         let step_ns = now_ns.saturating_sub(began_ns) as f64 / tokens;
         // Requests come and go within a window: as whole numbers, such batches would make steps of that many look too short.

@@ -148,6 +148,27 @@ fn the_lengths_of_streams_are_learned_from_their_events_if_the_engine_sends_no_u
 }
 
 #[test]
+fn answers_that_have_not_ended_count_as_long_as_they_are() {
+    let (routes, engines) = routes(8);
+    let unlimited = Wanted { max_tokens: None, ..wanted(None) };
+    let route = || routes.route(named(&[0]), &unlimited, ClientPath::default()).unwrap();
+    (0..40).for_each(|_| {
+        let place = take(&engines[0]);
+        let mut lesson = routes.begin(&route(), place.replica);
+        (0..20).for_each(|_| lesson.token());
+        lesson.learn(None, None, 400);
+    });
+    assert_eq!(route().answer_tokens(), 20);
+    let place = take(&engines[0]);
+    let mut open = routes.begin(&route(), place.replica);
+    (0..400).for_each(|_| open.token());
+    let with_open = route().answer_tokens();
+    assert!(with_open > 25, "{with_open}");
+    drop(open);
+    assert_eq!(route().answer_tokens(), with_open, "an answer that was cut stays that long");
+}
+
+#[test]
 fn an_engine_has_made_the_part_of_an_answer_for_which_it_had_time() {
     let (routes, engines) = routes(8);
     let route = || routes.route(named(&[0]), &wanted(Some(10_000)), ClientPath::default()).unwrap();

@@ -92,7 +92,7 @@ struct Flight {
     undisturbed: bool,
     window: Window,
     /// The tokens of all complete windows.
-    come: f64,
+    tokens: f64,
 }
 
 /// Part of an answer: a sample of its engine's steps.
@@ -143,7 +143,7 @@ impl<'a, D: Decide> Run<'a, D> {
         let choice = choice.filter(|choice| choice.replica < self.fluids.len());
         let answer = (is_learned && choice.is_some()).then(|| self.lengths.begin(request.class, request.max_tokens));
         let window = Window::default();
-        self.flights.push(Flight { choice, request, answer, first_s: 0.0, undisturbed: false, window, come: 0.0 });
+        self.flights.push(Flight { choice, request, answer, first_s: 0.0, undisturbed: false, window, tokens: 0.0 });
         let Some(choice) = choice else { return self.end(number, None) };
         self.advance(choice.replica, now_s);
         if let (Some(fluid), Some(flight)) = (self.fluids.get_mut(choice.replica), self.flights.get_mut(number)) {
@@ -307,9 +307,9 @@ fn learn_steps(
             let Window { took_s, tokens, batch_s, others_s } = std::mem::take(window);
             let step_ns = (took_s / tokens * 1e9) as u64;
             replica.curve.observe_step(batch_s / took_s, others_s / took_s, step_ns);
-            flight.come += tokens;
+            flight.tokens += tokens;
             if let Some(answer) = &flight.answer {
-                lengths.grow(answer, flight.come);
+                lengths.grow(answer, flight.tokens);
             }
         }
     }
