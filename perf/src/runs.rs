@@ -8,12 +8,11 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use api::say;
 use experiment::{
-    self,
-    paths::{self, stack, trees},
-    peer,
+    self, peer,
     serving::{self as routing, processes},
 };
 use instruments::origin::Origin;
+use paths::{stack, trees};
 use plan::{
     self, BASE, Clock, PathsPlan, ProcessesPlan, Scheduler, ServingPlan, StackPlan, TreesPlan, Varied as _,
     paths::Scheduler as PathScheduler, serving::Goals,

@@ -200,7 +200,7 @@ impl Emulated {
     /// # Errors
     /// When `tc` does not report it.
     pub fn dropped_packets(&self) -> Result<u64> {
-        qdisc_counters(&self.bottleneck, "relay")?["drops"].as_u64().context("no counter of drops")
+        self.bottleneck.qdisc_counters("relay")?["drops"].as_u64().context("no counter of drops")
     }
 
     /// Measures round trip, rate and loss in both directions with bare UDP, and refuses a network that differs from the
@@ -235,17 +235,6 @@ impl Emulated {
             trips.min().context("no echo came back")
         })?
     }
-}
-
-/// Returns the counters of the qdisc of a device, as `tc` reports them. Drops include random losses. Bytes count the
-/// Ethernet frames that passed.
-///
-/// # Errors
-/// When `tc` does not report them.
-pub(super) fn qdisc_counters(namespace: &Namespace, device: &str) -> Result<serde_json::Value> {
-    let qdiscs = namespace.command("tc")?.args(["-s", "-j", "qdisc", "show", "dev", device]).output()?;
-    let mut qdiscs: serde_json::Value = serde_json::from_slice(&qdiscs.stdout).context("no counters from tc")?;
-    qdiscs.get_mut(0).map(serde_json::Value::take).context("a device without a qdisc")
 }
 
 /// The port on which the receivers of probes listen.

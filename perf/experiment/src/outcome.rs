@@ -6,11 +6,12 @@ use instruments::{
     load::{self, Figure},
     median::median,
     origin::Origin,
+    rows::distinct,
 };
 use plan::{Class, Plan, Scheduler};
 use sched::route::serving::Interval;
 
-use super::{Run, Stream, row::Row, table::distinct};
+use super::{Run, Stream, row::Row};
 
 /// All repetitions of a scheduler.
 #[derive(Clone, Debug)]

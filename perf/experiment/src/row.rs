@@ -1,9 +1,9 @@
 //! Rows of results.
 
-use anyhow::{Context as _, Result};
-use instruments::origin::Origin;
+use anyhow::Result;
+use instruments::{origin::Origin, rows::parse_lines};
 use plan::{Plan, Scheduler};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 
 use super::peer;
 
@@ -103,15 +103,6 @@ impl Row {
         }
         Ok(lines)
     }
-}
-
-/// Reads lines of JSON, of any kind of rows. If a kind has no origin, the origin in the line is ignored.
-///
-/// # Errors
-/// When a line is no such row; the error names its number.
-pub(crate) fn parse_lines<R: DeserializeOwned>(text: &str) -> Result<Vec<R>> {
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    lines.map(|(at, line)| serde_json::from_str(line).with_context(|| format!("line {}", at + 1))).collect()
 }
 
 fn rounded(value: f64) -> f64 {

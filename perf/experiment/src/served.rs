@@ -20,6 +20,7 @@ use lab::{
     engine::{Engine, Speed},
     netns::Namespace,
     site::{Site, Terms},
+    stack_counters::{self, StackCounters},
 };
 use plan::{Class, Plan, Scheduler};
 use sha2::{Digest as _, Sha256};
@@ -28,9 +29,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use self::client::{Answer, Client, Version};
 use super::{
     Request, Run, Sample, Stream,
-    emulated::{Emulated, block_on, qdisc_counters},
+    emulated::{Emulated, block_on},
     masque, requests,
-    stack_counters::{self, StackCounters},
 };
 
 /// The port of the engine.
@@ -188,7 +188,7 @@ struct Counters {
 
 impl Counters {
     fn read(site: &Site, bottleneck: &Namespace) -> Result<Self> {
-        let qdisc = qdisc_counters(bottleneck, "client")?;
+        let qdisc = bottleneck.qdisc_counters("client")?;
         let [dropped, bytes] = ["drops", "bytes"].map(|key| qdisc[key].as_u64().context("no counter of the qdisc"));
         let [client, relay] = [&site.chain.client, &site.chain.relay].map(stack_counters::read);
         let (client, relay) = (client?, relay?);

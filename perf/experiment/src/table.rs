@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use instruments::rows::distinct;
 use plan::{Class, Plan, Scheduler, Varied as _};
 
 use super::Row;
@@ -219,17 +220,6 @@ fn of_figures(rows: &[&Row]) -> String {
 /// Returns the schedulers in the order of the rows.
 fn schedulers(rows: &[&Row]) -> Vec<Scheduler> {
     distinct(rows.iter().map(|row| row.scheduler))
-}
-
-/// Returns each value once, in the order in which they appear first.
-pub(crate) fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
-    let mut distinct = Vec::new();
-    all.for_each(|one| {
-        if !distinct.contains(&one) {
-            distinct.push(one);
-        }
-    });
-    distinct
 }
 
 /// Returns the value that tables show: the mean over repetitions if there is an interval, because the interval is the mean's, and

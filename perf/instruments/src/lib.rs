@@ -19,6 +19,7 @@
 //! | [`queue_baselines`] | queues to compare the product's with, and the thesis's measurement of them |
 //! | [`median`](mod@median) | the middle of measurements |
 //! | [`random`] | random numbers that a seed reproduces |
+//! | [`rows`] | reading rows of results, and the distinct values of a column |
 //! | [`svg`] | shapes of pictures |
 //! | [`origin`] | machine, kernel, commit, command: what results record |
 
@@ -33,6 +34,7 @@ pub mod process;
 pub mod queue_baselines;
 pub mod random;
 pub mod relay;
+pub mod rows;
 mod stack;
 pub mod svg;
 pub mod target;

@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, fmt::Write as _, path::Path};
 
 use anyhow::{Context as _, Result};
-use experiment::{self, Row, paths, serving};
+use experiment::{self, Row, serving};
 use plan::{self, Any, BASE, Clock, Plan, Topology, Varied as _, Verdict};
 
 use super::Results;

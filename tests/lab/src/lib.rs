@@ -22,6 +22,7 @@ pub mod promql;
 pub mod report;
 pub mod simulation;
 pub mod site;
+pub mod stack_counters;
 pub mod streams;
 pub mod uplinks;
 

@@ -101,6 +101,17 @@ impl Namespace {
         Ok([column(1)?, column(9)?])
     }
 
+    /// Returns the counters of the qdisc of a device, as `tc` reports them. Drops include random losses. Bytes count the
+    /// Ethernet frames that passed.
+    ///
+    /// # Errors
+    /// When `tc` does not report them.
+    pub fn qdisc_counters(&self, device: &str) -> Result<serde_json::Value> {
+        let qdiscs = self.command("tc")?.args(["-s", "-j", "qdisc", "show", "dev", device]).output()?;
+        let mut qdiscs: serde_json::Value = serde_json::from_slice(&qdiscs.stdout).context("no counters from tc")?;
+        qdiscs.get_mut(0).map(serde_json::Value::take).context("a device without a qdisc")
+    }
+
     /// Gives programs that are started afterwards an `/etc/resolv.conf` of their own that lists these servers.
     ///
     /// # Errors

@@ -2,10 +2,12 @@
 
 use std::fmt::Write as _;
 
-use instruments::svg::{self, text};
+use instruments::{
+    rows::distinct,
+    svg::{self, text},
+};
 
 use super::row::Row;
-use crate::table::distinct;
 
 const WIDTH: f64 = 360.0;
 const HEIGHT: f64 = 220.0;

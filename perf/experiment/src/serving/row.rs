@@ -1,6 +1,7 @@
 //! Rows of results.
 
 use anyhow::Result;
+use instruments::rows::parse_lines;
 use plan::{
     BASE,
     serving::{Choose, ServingPlan},
@@ -12,7 +13,6 @@ use super::{
     figures::{Figures, Task},
     play::Cell,
 };
-use crate::row::parse_lines;
 
 /// One line of results, without its origin.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]

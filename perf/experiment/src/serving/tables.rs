@@ -2,10 +2,11 @@
 
 use std::fmt::Write as _;
 
+use instruments::rows::distinct;
 use plan::serving::{Goals, Heavy};
 
 use super::row::Row;
-use crate::table::{self, distinct};
+use crate::table;
 
 /// The rows of one variant and workload.
 struct View<'a> {

@@ -3,10 +3,11 @@
 use std::{collections::BTreeMap, fmt};
 
 use anyhow::Result;
+use instruments::rows::parse_lines;
 use plan::serving::ServingPlan;
 use serde::{Deserialize, Serialize};
 
-use crate::{row::parse_lines, serving::figures::Figures};
+use crate::serving::figures::Figures;
 
 /// One line of results, without its origin: a policy's answers to the requests of a seed.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]

@@ -1,9 +1,10 @@
 //! Tables of results, made from rows only.
 
+use instruments::rows::distinct;
 use sched::route::serving::Interval;
 
 use super::row::{Row, Side};
-use crate::table::{distinct, markdown};
+use crate::table::markdown;
 
 /// Renders rows as Markdown: whether the same policy is first with processes and in the simulator, and the scores of each policy; nothing
 /// without rows.

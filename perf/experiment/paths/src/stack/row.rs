@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
+use instruments::rows::parse_lines;
 use plan::{
     BASE,
     paths::Cell,
@@ -14,7 +15,6 @@ use super::{
     super::row::{deviation, mean_and_interval, to_a_thousandth},
     Known, Measured,
 };
-use crate::row::parse_lines;
 
 /// One line of results, without its origin: one stream in one cell, measured over the kernel's stack and simulated. Each time is a
 /// mean over repetitions, with its sample standard deviation and half of its 95 % interval. Counts are means as well.

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use plan::{Any, paths::Links};
 
-    use crate::paths::stream::Stream;
+    use crate::stream::Stream;
 
     #[test]
     fn bursts_go_where_the_queue_is_sent_soonest_and_wait_while_that_one_is_full() {
@@ -122,8 +122,7 @@ mod tests {
         let common = Links { initial_window: 10, payload_bytes: 6_546, ..plan.links };
         let link = |rtt_ms: u64| Link::new(1_000_000, rtt_ms * 1_000_000, rtt_ms as f64 * 1e6, &common);
         let links = [link(10), link(40)];
-        let stream =
-            Stream { of: 0, packets: 100, weight: 1, begins_ns: 5, path: None, signal: crate::paths::BY_WEIGHT };
+        let stream = Stream { of: 0, packets: 100, weight: 1, begins_ns: 5, path: None, signal: crate::BY_WEIGHT };
         let streams = [Sending::new(&stream, 2)];
         // 2 and 0.5 packets per millisecond, in Mbit/s.
         let mut rule = KernelDefault::new(&common, &[2.0 * 6.546 * 8.0, 0.5 * 6.546 * 8.0]);

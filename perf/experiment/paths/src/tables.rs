@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
+use instruments::rows::distinct;
 use plan::paths::Scheduler;
 
 use super::row::Row;
-use crate::table::distinct;
 
 /// Renders rows as Markdown: for the first variant, a table for each stream, with a line for each cell and a column for
 /// each scheduler; for every variant, a comparison with `paced`.

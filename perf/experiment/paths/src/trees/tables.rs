@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
+use instruments::rows::distinct;
 use plan::trees::TreesScheduler;
 
 use super::row::Row;
-use crate::table::distinct;
 
 /// The least delay that is reported, as a fraction of the faster time. Users do not notice less.
 const FELT: f64 = 0.02;

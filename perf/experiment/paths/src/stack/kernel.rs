@@ -17,17 +17,15 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use lab::netns::{Link, Namespace};
+use lab::{
+    netns::{Link, Namespace},
+    stack_counters::{self, StackCounters},
+};
 use plan::{
     paths::{Cell, Links, Path},
     stack::Congestion,
 };
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-
-use crate::{
-    emulated::qdisc_counters,
-    stack_counters::{self, StackCounters},
-};
 
 /// The limit of each netem that must drop nothing.
 const ENDLESS_QUEUE: usize = 100_000;
@@ -210,7 +208,7 @@ impl Network {
 
     /// Reads the queues in front of the links, by path.
     fn queues(&self) -> Result<Vec<Queue>> {
-        let of = |way: &Way| Ok(serde_json::from_value(qdisc_counters(&way.router, &way.client.near.device)?)?);
+        let of = |way: &Way| Ok(serde_json::from_value(way.router.qdisc_counters(&way.client.near.device)?)?);
         self.paths.iter().map(of).collect()
     }
 }

@@ -1,12 +1,12 @@
 //! Rows of results.
 
 use anyhow::Result;
+use instruments::rows::parse_lines;
 use plan::paths::{Cell, PathsPlan, Scheduler};
 use sched::route::serving::Interval;
 use serde::{Deserialize, Serialize};
 
 use super::Shown;
-use crate::row::parse_lines;
 
 /// One line of results, without its origin: one stream under one scheduler in one cell.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]

@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
+use instruments::rows::distinct;
+
 use super::row::Row;
-use crate::table::distinct;
 
 const BAR: f64 = 9.0;
 const GAP: f64 = 16.0;

@@ -1,6 +1,7 @@
 //! Rows of results.
 
 use anyhow::Result;
+use instruments::rows::parse_lines;
 use plan::{
     BASE,
     trees::{Browser, TreesScheduler},
@@ -8,7 +9,6 @@ use plan::{
 use serde::{Deserialize, Serialize};
 
 use super::{super::row::mean_and_interval, Loaded, Setting};
-use crate::row::parse_lines;
 
 /// One line of results, without its origin: one page with one browser's signals under one scheduler in one cell. Beside each figure
 /// is half of the 95 % interval of its mean.

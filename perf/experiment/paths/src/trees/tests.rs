@@ -1,7 +1,7 @@
 use plan::{Any, paths::Path, trees::ResourceKind};
 
 use super::{super::order::Signals, *};
-use crate::paths::{
+use crate::{
     signal::Signal,
     stream::{Sending, Stream},
 };

@@ -3,16 +3,17 @@
 use std::{collections::BTreeMap, fs};
 
 use anyhow::Result;
-use lab::netns::Namespace;
+
+use crate::netns::Namespace;
 
 /// Values by `PART:NAME`, such as `Tcp:RetransSegs`.
-pub(super) type StackCounters = BTreeMap<String, u64>;
+pub type StackCounters = BTreeMap<String, u64>;
 
 /// Reads the counters of a namespace.
 ///
 /// # Errors
 /// When the kernel does not report them.
-pub(super) fn read(namespace: &Namespace) -> Result<StackCounters> {
+pub fn read(namespace: &Namespace) -> Result<StackCounters> {
     let read = |name: &str| fs::read_to_string(format!("/proc/thread-self/net/{name}"));
     let text = namespace.run(|| Ok::<_, std::io::Error>(read("snmp")? + &read("netstat")?))??;
     Ok(parse(&text))
