@@ -199,13 +199,11 @@ impl Drop for Tunnelled {
 
 #[cfg(test)]
 mod tests {
+    use test_relay::{Does, PATIENCE, TestRelay, eventually};
     use tokio::sync::watch;
 
     use super::*;
-    use crate::{
-        tests::{Does, PATIENCE, TestRelay, eventually},
-        uplink::UplinkResources,
-    };
+    use crate::uplink::UplinkResources;
 
     fn target() -> Target {
         Target::from_authority("192.0.2.1:443").unwrap()

@@ -258,10 +258,10 @@ impl HostNetwork {
 #[cfg(test)]
 mod tests {
     use netlink::message::address::AddressMessage;
+    use test_relay::PATIENCE;
     use tokio::time::timeout;
 
     use super::*;
-    use crate::tests::PATIENCE;
 
     fn address(last: u8) -> IpAddr {
         [192, 0, 2, last].into()

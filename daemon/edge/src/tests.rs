@@ -14,6 +14,7 @@ use config::{
 use masque::{target::Target, template::Template};
 use quic::{class::Membership, datagrams::Schedules, endpoint::Transport};
 use relay_client::{access::Access, endpoint::Endpoint, error::ConnectError};
+use test_relay::{Does, PATIENCE, TestRelay, eventually};
 use tokio::{
     net::UdpSocket,
     sync::watch,
@@ -21,7 +22,6 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-pub(crate) use self::relay::{Does, TestRelay};
 use super::{
     LocalAddressCounters,
     connect::RelayAccess,
@@ -34,11 +34,8 @@ use super::{
 mod crowded;
 mod denied;
 mod introduced;
-mod relay;
 mod renewed;
 mod replaced;
-
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Returns two paths to a relay, `a` and `b`.
 pub(crate) fn paths_to(relay: &TestRelay) -> Vec<Path> {
@@ -144,15 +141,6 @@ async fn receive(socket: &UdpSocket) -> Vec<u8> {
     let len = timeout(PATIENCE, socket.recv(&mut buffer)).await.expect("nothing came back").unwrap();
     buffer.truncate(len);
     buffer
-}
-
-pub(crate) async fn eventually(mut holds: impl FnMut() -> bool) {
-    let waiting = async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(PATIENCE, waiting).await.expect("it never happened");
 }
 
 #[tokio::test]

@@ -4,12 +4,12 @@ use std::net::Ipv4Addr;
 
 use futures::future::join_all;
 use prometheus_client::metrics::counter::Counter;
+use test_relay::{Does, PATIENCE, TestRelay, eventually};
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
 use super::{source::Stage, *};
 use crate::{
     path::{Path, PathTerms},
-    tests::{Does, PATIENCE, TestRelay, eventually},
     uplink::UplinkResources,
 };
 

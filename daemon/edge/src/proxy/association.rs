@@ -247,6 +247,7 @@ impl Association {
 mod tests {
     use std::net::Ipv4Addr;
 
+    use test_relay::{Does, PATIENCE, TestRelay, eventually};
     use tokio::{
         sync::{Semaphore, watch},
         task::{JoinHandle, yield_now},
@@ -255,7 +256,7 @@ mod tests {
     use super::*;
     use crate::{
         connect::RelayAccess,
-        tests::{Does, PATIENCE, TestRelay, access_to, eventually, unreached},
+        tests::{access_to, unreached},
         uplink::Uplink,
     };
 

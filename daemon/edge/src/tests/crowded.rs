@@ -4,10 +4,11 @@ use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use config::forward::TunnelMode;
 use quic::endpoint::Transport;
+use test_relay::{Does, PATIENCE, TestRelay, eventually};
 
 use super::{
     super::{places, uplink::CONNECTIONS},
-    Does, Edge, PATIENCE, TestRelay, ask, eventually, receive,
+    Edge, ask, receive,
 };
 
 #[tokio::test]

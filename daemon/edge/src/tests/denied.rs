@@ -7,11 +7,12 @@ use std::{
 
 use config::forward::TunnelMode;
 use masque::{h3::Code, request::TunnelRefused, target::Target};
+use test_relay::{Does, PATIENCE, TestRelay, eventually};
 use tokio::sync::watch;
 
 use super::{
     super::{connect::NoConnection, roster::LocalClient},
-    Does, Edge, PATIENCE, TestRelay, access_to, eventually,
+    Edge, access_to,
 };
 
 #[tokio::test]

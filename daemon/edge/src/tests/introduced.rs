@@ -13,9 +13,9 @@ use relay_client::{
     introduction::CredentialsRefused,
 };
 use role::ready::{LifeStage, Readiness};
+use test_relay::{Does, TestRelay, eventually};
 use tokio::sync::watch;
 
-use super::{Does, TestRelay, eventually};
 use crate::uplink::{Uplink, UplinkResources};
 
 /// Starts an uplink to `relay` that no application uses.

@@ -8,9 +8,8 @@ use relay_client::{
     drive,
     endpoint::{Connected, Endpoint},
 };
+use test_relay::{Does, TestRelay, eventually};
 use tokio::runtime::Handle;
-
-use super::{Does, TestRelay, eventually};
 
 fn endpoint(relay: &TestRelay) -> Endpoint {
     Endpoint::new(relay.access(), Transport::default(), Arc::default(), Schedules::default()).unwrap()

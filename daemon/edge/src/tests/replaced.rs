@@ -22,11 +22,12 @@ use quic::{
     endpoint::Transport,
 };
 use role::classes::Classes;
+use test_relay::{Does, PATIENCE, TestRelay, eventually};
 use tokio::{net::UdpSocket, sync::watch};
 
 use super::{
     super::{Edge, EdgeResources, EntranceClasses, NamedSchedules, Place, local},
-    Does, PATIENCE, TestRelay, eventually, receive,
+    receive,
 };
 
 fn forward_on(relay: &TestRelay, ip: [u8; 4], mode: TunnelMode, token_file: Option<PathBuf>) -> Forward {

@@ -198,11 +198,10 @@ impl Drop for PreparedMove {
 
 #[cfg(test)]
 mod tests {
+    use test_relay::{Does, PATIENCE, TestRelay};
+
     use super::*;
-    use crate::{
-        tests::{Does, PATIENCE, TestRelay, paths_to},
-        uplink::UplinkResources,
-    };
+    use crate::{tests::paths_to, uplink::UplinkResources};
 
     /// The choice of a relay to which no path leads.
     fn relay(name: &str) -> OperatorChoice {

@@ -152,12 +152,13 @@ impl Uplink {
 #[cfg(test)]
 mod tests {
     use prometheus_client::registry::Registry;
+    use test_relay::{Does, PATIENCE, TestRelay};
 
     use super::{
         super::{Destination, UplinkResources},
         *,
     };
-    use crate::tests::{Does, PATIENCE, TestRelay, paths_to};
+    use crate::tests::paths_to;
 
     #[tokio::test]
     async fn a_path_is_as_good_as_the_best_of_its_reports() {

@@ -6,11 +6,11 @@ use config::policy::Policy;
 use futures::future::join_all;
 use quic::class::PolicyRole;
 use role::classes::Classes;
+use test_relay::{Does, PATIENCE, TestRelay, eventually};
 
 use super::{super::choice::Choices, *};
 use crate::{
     path::{Path, PathTerms},
-    tests::{Does, PATIENCE, TestRelay, eventually},
     uplink::UplinkResources,
 };
 

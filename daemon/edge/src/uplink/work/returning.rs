@@ -203,11 +203,11 @@ impl Work<'_> {
 #[cfg(test)]
 mod tests {
     use futures::{future::join_all, poll};
+    use test_relay::{Does, PATIENCE, TestRelay};
 
     use super::*;
     use crate::{
         path::Path,
-        tests::{Does, PATIENCE, TestRelay},
         uplink::{SPARE, Uplink, UplinkResources, work::Step},
     };
 

@@ -8,13 +8,10 @@ use std::{
 use masque::template::Template;
 use quic::{datagrams::Schedules, endpoint::Transport};
 use relay_client::{access::Access, backoff::SHORT, exit::Exit};
+use test_relay::{Does, PATIENCE, TestRelay};
 
 use super::{super::SPARE, silence::GIVEN_UP, *};
-use crate::{
-    moves::HostNetwork,
-    tests::{Does, PATIENCE, TestRelay, paths_to},
-    uplink::UplinkResources,
-};
+use crate::{moves::HostNetwork, tests::paths_to, uplink::UplinkResources};
 
 /// An uplink to a relay.
 fn uplink_to(relay: &TestRelay) -> Arc<Uplink> {

@@ -1,4 +1,7 @@
-//! A relay that behaves as each test needs: it echoes, refuses or shuts down.
+//! A relay for unit tests of its clients, on a loopback address. It behaves as each test needs: it echoes, refuses or shuts down. What
+//! fails here panics, and so fails the test.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "called by tests, and fails them")]
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -30,16 +33,22 @@ use role::tunnel::UdpTunnel;
 use tokio::{
     sync::{Notify, watch},
     task::JoinHandle,
+    time::{sleep, timeout},
 };
+
+/// How long something that should happen soon may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 const QUEUE_BYTES: usize = 256 * 1024;
 
 /// What the relay of a test does with requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Does {
+pub enum Does {
+    /// Sends each payload back to its sender.
     Echo,
     /// Does not answer requests for tunnels.
     SayNothing,
+    /// Refuses all targets, because of their port.
     Refuse,
     /// Resets requests for tunnels instead of answering them.
     Reset,
@@ -61,35 +70,42 @@ pub(crate) enum Does {
 
 /// What the relay of a test has seen.
 #[derive(Default)]
-pub(super) struct Seen {
-    pub(super) connections: AtomicUsize,
+pub struct Seen {
+    /// Connections that were admitted.
+    pub connections: AtomicUsize,
     /// Requests for tunnels.
-    pub(super) requests: AtomicUsize,
+    pub requests: AtomicUsize,
     /// Requests that ask for nothing.
-    pub(super) introductions: AtomicUsize,
-    /// Payloads that came in datagrams, and in capsules.
-    pub(super) datagrams: AtomicUsize,
-    pub(super) capsules: AtomicUsize,
-    pub(super) finished: AtomicUsize,
+    pub introductions: AtomicUsize,
+    /// Payloads that came in datagrams.
+    pub datagrams: AtomicUsize,
+    /// Payloads that came in capsules.
+    pub capsules: AtomicUsize,
+    /// Tunnels that clients have ended.
+    pub finished: AtomicUsize,
     /// The code with which a client reset its last request.
-    pub(super) reset: AtomicU64,
+    pub reset: AtomicU64,
+    /// Open tunnels now.
+    pub open: AtomicUsize,
+    /// The maximum of open tunnels so far.
+    pub most: AtomicUsize,
     /// How often this side has closed all connections.
-    pub(super) closings: watch::Sender<u32>,
+    closings: watch::Sender<u32>,
     /// Notified of a payload in any tunnel but the first.
-    pub(super) later: Notify,
-    /// Open tunnels now, and their maximum so far.
-    pub(super) open: AtomicUsize,
-    pub(super) most: AtomicUsize,
+    later: Notify,
 }
 
-/// The relay of a test.
-pub(crate) struct TestRelay {
-    pub(super) address: SocketAddr,
-    pub(super) fingerprint: [u8; 32],
-    pub(super) seen: Arc<Seen>,
-    server: JoinHandle<()>,
+/// The relay of a test, until it is dropped.
+pub struct TestRelay {
+    /// Its address.
+    pub address: SocketAddr,
+    /// The SHA-256 of its certificate.
+    pub fingerprint: [u8; 32],
+    /// What it has seen.
+    pub seen: Arc<Seen>,
     /// Whether connections are admitted.
-    pub(super) open: Arc<AtomicBool>,
+    pub open: Arc<AtomicBool>,
+    server: JoinHandle<()>,
 }
 
 impl Drop for TestRelay {
@@ -99,11 +115,15 @@ impl Drop for TestRelay {
 }
 
 impl TestRelay {
-    pub(crate) fn start(does: Does, allows_datagrams: bool) -> Self {
+    /// Starts a relay on a port that the system chooses.
+    #[must_use]
+    pub fn start(does: Does, allows_datagrams: bool) -> Self {
         Self::with(does, allows_datagrams, Transport::default())
     }
 
-    pub(super) fn with(does: Does, allows_datagrams: bool, transport: Transport) -> Self {
+    /// Like [`start`](Self::start), with this transport.
+    #[must_use]
+    pub fn with(does: Does, allows_datagrams: bool, transport: Transport) -> Self {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let key = rustls_pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()).into();
         let chain = vec![made.cert.der().clone()];
@@ -133,41 +153,48 @@ impl TestRelay {
                 tokio::spawn(serve(connection, does, counting.clone()));
             }
         });
-        Self { address, fingerprint, seen, server, open }
+        Self { address, fingerprint, seen, open, server }
     }
 
     /// Admits no further connections, and closes the open ones.
-    pub(super) fn shut(&self) {
+    pub fn shut(&self) {
         self.open.store(false, Relaxed);
         self.seen.closings.send_modify(|closings| *closings += 1);
     }
 
     /// Returns the endpoint of clients.
-    pub(crate) fn endpoint(&self) -> Endpoint {
+    #[must_use]
+    pub fn endpoint(&self) -> Endpoint {
         self.endpoint_over(Transport::default())
     }
 
     /// Returns the endpoint of clients with this transport.
-    pub(crate) fn endpoint_over(&self, transport: Transport) -> Endpoint {
+    #[must_use]
+    pub fn endpoint_over(&self, transport: Transport) -> Endpoint {
         Endpoint::new(self.access(), transport, Arc::default(), Schedules::default()).unwrap()
     }
 
     /// Returns the number of requests for tunnels.
-    pub(crate) fn requests(&self) -> usize {
+    #[must_use]
+    pub fn requests(&self) -> usize {
         self.seen.requests.load(Relaxed)
     }
 
     /// Returns the number of payloads that have arrived.
-    pub(crate) fn payloads(&self) -> usize {
+    #[must_use]
+    pub fn payloads(&self) -> usize {
         self.seen.datagrams.load(Relaxed) + self.seen.capsules.load(Relaxed)
     }
 
     /// Returns the number of open tunnels.
-    pub(crate) fn open(&self) -> usize {
+    #[must_use]
+    pub fn open(&self) -> usize {
         self.seen.open.load(Relaxed)
     }
 
-    pub(crate) fn access(&self) -> Access {
+    /// Returns the settings of clients, without credentials.
+    #[must_use]
+    pub fn access(&self) -> Access {
         Access {
             template: Template::default_at(&self.address.to_string()).unwrap(),
             trust: TrustSource::Pinned(self.fingerprint),
@@ -265,8 +292,18 @@ async fn echo(mut request: Request, client: h3::Client, (does, is_first): (Does,
         payloads.clear();
         if does == Does::EchoOnce {
             // Long enough for the echo to leave.
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            sleep(Duration::from_millis(100)).await;
             return client.close(Code::NoError);
         }
     }
+}
+
+/// Waits until `holds` returns `true`; panics if that takes longer than [`PATIENCE`].
+pub async fn eventually(mut holds: impl FnMut() -> bool) {
+    let waiting = async {
+        while !holds() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, waiting).await.expect("it never happened");
 }
