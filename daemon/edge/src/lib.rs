@@ -330,7 +330,7 @@ impl Edge {
                 None => relay.leaving_by(exit.clone()),
             };
             let relays = endpoints(accesses)?.into_iter().map(leaving).collect();
-            paths.push(Path { name: name.to_owned(), ..Path::plain(relays) });
+            paths.push(Path::new(name, relays));
         }
         let (schedule, backoff) = (key.uplink.schedule.clone(), key.uplink.backoff);
         let uplink = Uplink::over(paths, schedule, backoff, self.resources.uplinks.clone());

@@ -46,10 +46,10 @@ pub struct Path {
 }
 
 impl Path {
-    /// Returns a path without a name, whose packets leave as the routes say.
+    /// Returns a path to these relays, which are in order of preference. Its name is empty if the configuration has no paths.
     #[must_use]
-    pub fn plain(relays: Vec<Endpoint>) -> Self {
-        Self { name: String::new(), relays, moved: AtomicU64::new(0), returned: AtomicU64::new(0) }
+    pub fn new(name: &str, relays: Vec<Endpoint>) -> Self {
+        Self { name: name.to_owned(), relays, moved: AtomicU64::new(0), returned: AtomicU64::new(0) }
     }
 }
 

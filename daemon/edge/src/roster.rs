@@ -337,3 +337,28 @@ impl Drop for RosterEntry {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use test_relay::{Does, PATIENCE, TestRelay};
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::uplink::UplinkResources;
+
+    #[tokio::test]
+    async fn a_connection_that_takes_no_tunnels_is_listed_while_it_is_open() {
+        let (relay, roster) = (TestRelay::start(Does::Echo, true), Roster::default());
+        let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
+        roster.note_uplink(&uplink);
+        let running = uplink.clone();
+        let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
+        let line = uplink.link().await.unwrap().line().clone();
+        let listed = || roster.connections(0).iter().map(|(_, line)| line.id).collect::<Vec<_>>();
+        line.doubt(true);
+        assert_eq!(listed(), [line.id], "it may have tunnels, and be recorded");
+        line.close();
+        assert!(listed().is_empty());
+        running.abort();
+    }
+}

@@ -39,7 +39,7 @@ mod replaced;
 
 /// Returns two paths to a relay, `a` and `b`.
 pub(crate) fn paths_to(relay: &TestRelay) -> Vec<Path> {
-    ["a", "b"].map(|name| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) }).into()
+    ["a", "b"].map(|name| Path::new(name, vec![relay.endpoint()])).into()
 }
 
 /// Returns the access of a local address to a relay that is never reached.
@@ -50,12 +50,13 @@ pub(crate) fn unreached() -> RelayAccess {
         token: None,
         identity: None,
     };
-    access_to(Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap())
+    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
+    access_to(endpoint, UplinkResources::default())
 }
 
-/// Returns the access of a local address to the relay of this endpoint, whose uplink does not run yet.
-pub(crate) fn access_to(endpoint: Endpoint) -> RelayAccess {
-    let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), UplinkResources::default());
+/// Returns the access of a local address to the relay of this endpoint. Its uplink has these resources, and does not run yet.
+pub(crate) fn access_to(endpoint: Endpoint, resources: UplinkResources) -> RelayAccess {
+    let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), resources);
     let counters = Arc::default();
     let (membership, entrance, told) =
         (Membership::default(), LocalEntrance::counted_by(&counters), Default::default());

@@ -131,7 +131,7 @@ impl Uplink {
         backoff: (Duration, Duration),
         resources: UplinkResources,
     ) -> Arc<Self> {
-        Self::over(vec![Path::plain(relays)], schedule, backoff, resources)
+        Self::over(vec![Path::new("", relays)], schedule, backoff, resources)
     }
 
     /// Like [`new`](Self::new), but over several paths.
@@ -337,12 +337,6 @@ impl Uplink {
         link.limit();
         let relay = &link.line().way().relay;
         self.state.borrow().lines.iter().filter(|line| line.leads_to(relay)).for_each(|line| line.part());
-    }
-
-    /// Returns how many tunnels have moved.
-    #[cfg(test)]
-    pub(crate) fn moved_tunnels(&self) -> u64 {
-        self.counters.moved_tunnels.get()
     }
 
     /// Counts a copy of a request.

@@ -2,13 +2,14 @@
 
 use std::net::Ipv4Addr;
 
-use futures::future::join_all;
+use futures::future::{BoxFuture, join_all};
 use prometheus_client::metrics::counter::Counter;
 use test_relay::{Does, PATIENCE, TestRelay, eventually};
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
 use super::{source::Stage, *};
 use crate::{
+    line::Line,
     path::{Path, PathTerms},
     uplink::UplinkResources,
 };
@@ -40,9 +41,46 @@ fn local(uplink: Arc<Uplink>, counters: &Arc<LocalAddressCounters>, backoff: (Du
 
 /// A running uplink to a relay.
 fn uplink_to(relay: &TestRelay) -> (Arc<Uplink>, JoinHandle<()>) {
-    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
+    uplink_with(relay, UplinkResources::default())
+}
+
+/// A running uplink to a relay, with these resources.
+fn uplink_with(relay: &TestRelay, resources: UplinkResources) -> (Arc<Uplink>, JoinHandle<()>) {
+    let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), resources);
     let running = uplink.clone();
     (uplink, tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await }))
+}
+
+/// An uplink with a connection over each of two paths to a relay. Of its task only the connections go on: it neither makes others nor
+/// watches these.
+struct TwoPaths {
+    uplink: Arc<Uplink>,
+    lines: [Arc<Line>; 2],
+    /// How many tunnels have moved.
+    moved: Counter,
+    /// The uplink's task, which owns the connections. Nothing polls it any more.
+    _run: BoxFuture<'static, ()>,
+}
+
+impl TwoPaths {
+    /// Connects over the paths `first` and `second`, of which the second costs `cost`.
+    async fn to(relay: &TestRelay, cost: Duration) -> Self {
+        let resources = UplinkResources::default();
+        let paths = ["first", "second"].map(|name| Path::new(name, vec![relay.endpoint()]));
+        let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), resources.clone());
+        uplink.set_terms(&[("second".to_owned(), PathTerms { cost, rate: None })].into());
+        let running = uplink.clone();
+        let mut run = async move { running.run(watch::Sender::default().subscribe()).await }.boxed();
+        let are_measured = || uplink.path_states().iter().all(|path| !path.smoothed_rtt.is_zero());
+        tokio::select! {
+            () = &mut run => unreachable!("it never ends"),
+            () = eventually(are_measured) => {}
+        }
+        let mut lines = uplink.lines();
+        lines.sort_by_key(|line| line.path_place);
+        let lines = lines.try_into().ok().unwrap();
+        Self { uplink, lines, moved: resources.counters.moved_tunnels.clone(), _run: run }
+    }
 }
 
 /// A local address without a relay: tunnels wait for ever.
@@ -176,8 +214,8 @@ async fn bytes_that_the_socket_refuses_are_not_counted_as_handed_over() {
 
 #[tokio::test]
 async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_sender() {
-    let relay = TestRelay::start(Does::EchoLate, true);
-    let (uplink, running) = uplink_to(&relay);
+    let (relay, resources) = (TestRelay::start(Does::EchoLate, true), UplinkResources::default());
+    let (uplink, running) = uplink_with(&relay, resources.clone());
     let counters = Arc::<LocalAddressCounters>::default();
     let local = local(uplink.clone(), &counters, (PATIENCE, PATIENCE));
     let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -188,7 +226,7 @@ async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_sender() {
     let line = uplink.lines().remove(0);
     assert_eq!(line.placed(Duration::ZERO).len(), 1);
     line.leave();
-    eventually(|| uplink.moved_tunnels() == 1).await;
+    eventually(|| resources.counters.moved_tunnels.get() == 1).await;
     assert!(line.placed(Duration::ZERO).is_empty(), "the old tunnel is no load");
     application.send(b"after the move").await.unwrap();
     let mut heard = Vec::new();
@@ -211,16 +249,12 @@ async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_sender() {
 #[tokio::test]
 async fn a_tunnel_for_which_the_relay_has_no_room_on_a_better_path_stays_and_takes_nothing_from_others() {
     let relay = TestRelay::start(Does::EchoIn(2), true);
-    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) };
-    let paths = ["first", "second"].map(path).into();
-    let uplink = Uplink::over(paths, None, (PATIENCE, PATIENCE), UplinkResources::default());
-    let costs_more = PathTerms { cost: Duration::from_secs(9), rate: None };
-    uplink.set_terms(&[("second".to_owned(), costs_more)].into());
-    let (first, second) = (uplink.connect(0).await, uplink.connect(1).await);
+    let paths = TwoPaths::to(&relay, Duration::from_secs(9)).await;
+    let [first, second] = &paths.lines;
     let other = first.relay.open_udp(&Target::from_authority("192.0.2.1:10").unwrap()).await.unwrap();
 
     let counters = Arc::<LocalAddressCounters>::default();
-    let mut local = local(uplink.clone(), &counters, (PATIENCE, PATIENCE));
+    let mut local = local(paths.uplink.clone(), &counters, (PATIENCE, PATIENCE));
     let mut meta = RecvMeta::default();
     meta.addr = (Ipv4Addr::LOCALHOST, 9).into();
     first.leave();
@@ -241,13 +275,13 @@ async fn a_tunnel_for_which_the_relay_has_no_room_on_a_better_path_stays_and_tak
     let consequences = [&counters.limit_refusals, &counters.tunnels_refused, &counters.sources_evicted];
     assert_eq!(consequences.map(Counter::get), [0; 3]);
     assert!(first.has_room() && !second.is_left() && source.has_place());
-    assert_eq!((local.shared.crowding.load(Relaxed), uplink.moved_tunnels()), (0, 0));
-    assert_eq!(uplink.lines().len(), 2, "there is no further connection");
+    assert_eq!((local.shared.crowding.load(Relaxed), paths.moved.get()), (0, 0));
+    assert_eq!(paths.uplink.lines().len(), 2, "there is no further connection");
 
     other.tunnel.finish();
     eventually(|| {
         second.recall();
-        uplink.moved_tunnels() == 1
+        paths.moved.get() == 1
     })
     .await;
     assert_eq!(first.tunnels(), 1);
@@ -256,11 +290,11 @@ async fn a_tunnel_for_which_the_relay_has_no_room_on_a_better_path_stays_and_tak
 #[tokio::test]
 async fn a_tunnel_that_only_receives_makes_room_when_the_relay_allows_no_more() {
     let relay = TestRelay::start(Does::EchoIn(2), true);
-    let paths = ["first", "second"].map(|name| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint()]) });
-    let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), UplinkResources::default());
+    let paths = TwoPaths::to(&relay, Duration::ZERO).await;
+    let [first, second] = &paths.lines;
     let counters = Arc::<LocalAddressCounters>::default();
-    let mut local = local(uplink.clone(), &counters, (PATIENCE, PATIENCE));
-    let first = uplink.connect(0).await;
+    let mut local = local(paths.uplink.clone(), &counters, (PATIENCE, PATIENCE));
+    second.leave();
     let mut sender = |port| {
         let mut meta = RecvMeta::default();
         meta.addr = (Ipv4Addr::LOCALHOST, port).into();
@@ -268,9 +302,9 @@ async fn a_tunnel_that_only_receives_makes_room_when_the_relay_allows_no_more() 
     };
     let moves = sender(9);
     eventually(|| moves.has_place()).await;
-    _ = uplink.connect(1).await;
+    second.come_back();
     first.leave();
-    eventually(|| uplink.moved_tunnels() == 1).await;
+    eventually(|| paths.moved.get() == 1).await;
     assert_eq!(relay.open(), 2);
     first.come_back();
 

@@ -247,6 +247,7 @@ impl Association {
 mod tests {
     use std::net::Ipv4Addr;
 
+    use prometheus_client::metrics::counter::Counter;
     use test_relay::{Does, PATIENCE, TestRelay, eventually};
     use tokio::{
         sync::{Semaphore, watch},
@@ -257,7 +258,7 @@ mod tests {
     use crate::{
         connect::RelayAccess,
         tests::{access_to, unreached},
-        uplink::Uplink,
+        uplink::{Uplink, UplinkResources},
     };
 
     /// What clients of a proxy share, and an association of the client at `from`.
@@ -304,6 +305,8 @@ mod tests {
     struct Client {
         relay: TestRelay,
         uplink: Arc<Uplink>,
+        /// How many tunnels have moved.
+        moved: Counter,
         association: Association,
         application: UdpSocket,
         target: Target,
@@ -318,14 +321,15 @@ mod tests {
 
     impl Client {
         async fn of(does: Does) -> Self {
-            let relay = TestRelay::start(does, true);
-            let access = access_to(relay.endpoint());
+            let (relay, resources) = (TestRelay::start(does, true), UplinkResources::default());
+            let moved = resources.counters.moved_tunnels.clone();
+            let access = access_to(relay.endpoint(), resources);
             let (uplink, runner) = (access.uplink.clone(), access.uplink.clone());
             let running = tokio::spawn(async move { runner.run(watch::Sender::default().subscribe()).await });
             let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
             let association = association(access, application.local_addr().unwrap()).await;
             let target = Target::from_authority("192.0.2.1:9").unwrap();
-            Self { relay, uplink, association, application, target, running }
+            Self { relay, uplink, moved, association, application, target, running }
         }
 
         /// Sends a payload to the target.
@@ -359,7 +363,7 @@ mod tests {
         eventually(|| client.relay.payloads() == 1).await;
         let line = client.uplink.lines().remove(0);
         line.leave();
-        eventually(|| client.uplink.moved_tunnels() == 1).await;
+        eventually(|| client.moved.get() == 1).await;
         client.send();
         for what in ["the old", "the new"] {
             client.receives(what).await;
@@ -387,6 +391,6 @@ mod tests {
         client.receives("the second").await;
         assert_eq!(client.relay.requests(), 2, "the second tunnel carries it");
         let counters = &client.association.shared.access.counters;
-        assert_eq!((counters.tunnels_opened.get(), client.uplink.moved_tunnels()), (1, 1));
+        assert_eq!((counters.tunnels_opened.get(), client.moved.get()), (1, 1));
     }
 }

@@ -11,7 +11,7 @@ use test_relay::{Does, PATIENCE, TestRelay, eventually};
 use tokio::sync::watch;
 
 use super::{
-    super::{connect::NoConnection, roster::LocalClient},
+    super::{connect::NoConnection, roster::LocalClient, uplink::UplinkResources},
     Edge, access_to,
 };
 
@@ -26,7 +26,7 @@ async fn a_response_that_opens_no_tunnel_ends_its_request_with_the_code_for_malf
 #[tokio::test]
 async fn a_quota_that_is_used_up_is_told_at_once_and_no_other_connection_is_tried() {
     let relay = TestRelay::start(Does::SayUsedUp, true);
-    let access = access_to(relay.endpoint());
+    let access = access_to(relay.endpoint(), UplinkResources::default());
     let uplink = access.uplink.clone();
     let running = tokio::spawn(async move { uplink.run(watch::Sender::default().subscribe()).await });
     let client = LocalClient::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));

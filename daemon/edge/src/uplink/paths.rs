@@ -162,7 +162,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_path_is_as_good_as_the_best_of_its_reports() {
-        let path = Path { name: "a".to_owned(), ..Path::plain(Vec::new()) };
+        let path = Path::new("a", Vec::new());
         let uplink = Uplink::over(vec![path], None, (PATIENCE, PATIENCE), UplinkResources::default());
         let report = |condition| PathReport { condition, ..uplink.path_states().remove(0) };
         use Condition::{Down, Silent, Slow, Up};

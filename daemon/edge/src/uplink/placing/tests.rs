@@ -29,7 +29,7 @@ fn costs(seconds: u64) -> PathTerms {
 async fn connected<const N: usize>(paths: [(usize, u64); N]) -> ([TestRelay; 2], Arc<Uplink>, [Arc<Line>; N]) {
     let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
     let name = |(relay, cost): (usize, u64)| format!("{relay}-{cost}");
-    let path = |of: (usize, u64)| Path { name: name(of), ..Path::plain(vec![relays[of.0].endpoint()]) };
+    let path = |of: (usize, u64)| Path::new(&name(of), vec![relays[of.0].endpoint()]);
     let uplink = Uplink::over(paths.map(path).into(), None, (PATIENCE, PATIENCE), UplinkResources::default());
     uplink.set_terms(&paths.map(|of| (name(of), costs(of.1))).into());
     let lines = join_all((0..N).map(|path| uplink.connect(path))).await;
@@ -83,7 +83,7 @@ async fn a_tunnel_that_leaves_its_path_stays_at_its_relay_over_the_best_path_to_
 fn uplink_to_both() -> ([TestRelay; 2], Arc<Uplink>) {
     let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
     let endpoints = || relays.iter().map(TestRelay::endpoint).collect();
-    let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(endpoints()) };
+    let path = |name: &str| Path::new(name, endpoints());
     let paths = vec![path("a"), path("b")];
     let uplink = Uplink::over(paths, None, (PATIENCE, Duration::ZERO), UplinkResources::default());
     (relays, uplink)

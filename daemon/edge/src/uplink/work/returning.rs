@@ -215,7 +215,7 @@ mod tests {
     async fn a_path_has_a_connection_to_each_relay_at_which_tunnels_of_another_path_are() {
         let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
         let endpoints = || relays.iter().map(TestRelay::endpoint).collect();
-        let path = |name: &str| Path { name: name.to_owned(), ..Path::plain(endpoints()) };
+        let path = |name: &str| Path::new(name, endpoints());
         let uplink = Uplink::over(vec![path("a"), path("b")], None, (PATIENCE, PATIENCE), UplinkResources::default());
         let mut work = Work::new(&uplink);
         let connect = async |work: &mut Work<'_>, at| {
@@ -259,7 +259,7 @@ mod tests {
     #[tokio::test]
     async fn only_tunnels_that_can_go_back_to_a_path_to_their_relay_are_asked() {
         let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
-        let path = |relay: usize| Path { name: relay.to_string(), ..Path::plain(vec![relays[relay].endpoint()]) };
+        let path = |relay: usize| Path::new(&relay.to_string(), vec![relays[relay].endpoint()]);
         let uplink = Uplink::over([0, 0, 1].map(path).into(), None, (PATIENCE, PATIENCE), UplinkResources::default());
         let lines = join_all((0..3).map(|path| uplink.connect(path))).await;
         let mut work = Work::new(&uplink);

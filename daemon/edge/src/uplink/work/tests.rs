@@ -297,19 +297,6 @@ async fn a_new_tunnel_waits_for_another_connection_to_the_relay_in_use_and_no_lo
 }
 
 #[tokio::test]
-async fn a_connection_that_takes_no_tunnels_is_listed_while_it_is_open() {
-    let relay = TestRelay::start(Does::Echo, true);
-    let (uplink, roster) = (uplink_to(&relay), crate::roster::Roster::default());
-    roster.note_uplink(&uplink);
-    let line = connect(&mut Work::new(&uplink)).await;
-    let listed = || roster.connections(0).iter().map(|(_, line)| line.id).collect::<Vec<_>>();
-    line.doubt(true);
-    assert_eq!(listed(), [line.id], "it may have tunnels, and be recorded");
-    line.close();
-    assert!(listed().is_empty());
-}
-
-#[tokio::test]
 async fn a_relay_that_comes_within_reach_is_tried_at_once_and_one_that_stays_silent_before_long() {
     let relay = TestRelay::start(Does::Echo, true);
     let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
@@ -370,8 +357,7 @@ async fn a_path_whose_device_carries_nothing_is_silent_at_once_and_tried_when_th
     let relay = TestRelay::start(Does::Echo, true);
     let config = config::Config::from_toml("[[path]]\nname = \"a\"\ninterface = \"lo\"\n").unwrap();
     let exit = || Arc::new(Exit::new(config.paths[0].interface.clone(), None));
-    let path =
-        |name: &str, exit| Path { name: name.to_owned(), ..Path::plain(vec![relay.endpoint().leaving_by(exit)]) };
+    let path = |name: &str, exit| Path::new(name, vec![relay.endpoint().leaving_by(exit)]);
     let paths = vec![path("a", exit()), path("b", Arc::default())];
     let uplink = Uplink::over(paths, None, (PATIENCE, PATIENCE), UplinkResources::default());
     let mut work = Work::new(&uplink);
