@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use edge::{EdgeResources, uplink::UplinkResources};
+use edge::EdgeResources;
 use enforcement::Tables;
 use pacing::io::{PacketObservers, qdisc};
 use quic::class::ClassMetrics;
 use relay::{RelayMetrics, usage::Usages};
 use role::{accept, access::AccessLog, ready::Readiness};
 use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics, spending::Spending};
+use uplink::UplinkResources;
 
 /// Counters and tables that all parts of the daemon share. They start at zero, and no policy is in force.
 pub struct Parts {

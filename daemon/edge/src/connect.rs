@@ -29,12 +29,11 @@ use tokio::{
     time::{Instant, error::Elapsed, interval, timeout},
 };
 use tracing::{debug, info, warn};
+use uplink::{CONNECTIONS, Line, Link, NoDatagrams, OpenTunnel, Uplink};
 
 use super::{
     LocalAddressCounters,
-    line::{Line, Link, NoDatagrams},
     roster::{LocalClient, LocalEntrance},
-    uplink::{CONNECTIONS, OpenTunnel, Uplink},
 };
 
 /// How long a reason is not logged again; counters show how often it occurred.

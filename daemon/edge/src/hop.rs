@@ -21,12 +21,9 @@ use relay_client::{
 };
 use role::tunnel::UdpTunnel;
 use tokio::{sync::oneshot, time::timeout};
+use uplink::{CONNECTIONS, Link, Uplink};
 
-use super::{
-    line::Link,
-    roster::{Roster, RosterEntry, TunnelOwner},
-    uplink::{CONNECTIONS, Uplink},
-};
+use super::roster::{Roster, RosterEntry, TunnelOwner};
 
 /// Why a hop provides no tunnel.
 struct NoPassage {
@@ -201,9 +198,9 @@ impl Drop for Tunnelled {
 mod tests {
     use test_relay::{Does, PATIENCE, TestRelay, eventually};
     use tokio::sync::watch;
+    use uplink::UplinkResources;
 
     use super::*;
-    use crate::uplink::UplinkResources;
 
     fn target() -> Target {
         Target::from_authority("192.0.2.1:443").unwrap()

@@ -16,18 +16,15 @@
 //! | [`classes`] | the class of each local address |
 //! | [`schedules`] | the schedule that each connection to a relay follows |
 //! | [`counters`] | counters by local address |
-//! | [`uplink`] | the connections to relays, which local addresses share |
 //! | [`hop`] | relays that are reached through others |
-//! | [`path`] | the paths to relays, and the state of each |
-//! | [`moves`] | what happens to connections when this host's addresses change |
-//! | [`link`], [`places`] | one connection to a relay, and the places for tunnels on it |
 //! | [`parting`] | tunnels that others have replaced, which still receive for a while |
 //! | [`roster`] | local addresses, open tunnels and connections, as the control plane and metrics see them |
 //! | `resources` | what the role shares with the rest of its process |
-//! | [`sizes`] | how much a tunnel or request of a class will carry |
 //! | [`sources`] | the table of senders |
 //! | `wanted` | the local addresses that a configuration needs, and their connections |
 //! | [`notice`] | when to say that something failed |
+//!
+//! The connections to relays, which local addresses share, are the crate [`uplink`].
 //!
 //! **Invariant:** a sender never waits for another, and no sender can make the edge hold more than a bounded number of bytes for
 //! it; payloads that exceed a bound are dropped, oldest first, and counted.
@@ -57,44 +54,36 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 use tracing::info;
+use uplink::{Path, PathTerms, Uplink, moves::HostNetwork};
 
 pub mod balance;
 pub mod classes;
 pub mod connect;
 pub mod counters;
 pub mod hop;
-pub mod line;
 pub mod local;
-pub mod moves;
 pub mod notice;
 pub mod parting;
-pub mod path;
-pub mod places;
 pub mod proxy;
 mod resources;
 pub mod roster;
 pub mod schedules;
 pub mod serve;
-pub mod sizes;
 pub mod sources;
 pub mod tcp;
 #[cfg(test)]
 mod tests;
-pub mod uplink;
 mod wanted;
 
 pub use classes::EntranceClasses;
 pub use counters::{EdgeMetrics, LocalAddressCounters};
 use hop::HopTunnels;
 use local::Local;
-use moves::HostNetwork;
-use path::{Path, PathTerms};
 use proxy::Entrance;
 pub use resources::EdgeResources;
 pub use schedules::NamedSchedules;
 use serve::LastAnswers;
 use tcp::Connections;
-use uplink::Uplink;
 use wanted::{SharingKey, Wanted};
 
 /// The edge role: the served local addresses, and the connections to relays that they share.

@@ -37,18 +37,16 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tracing::{debug, warn};
+use uplink::{Link, Uplink, places};
 
 use self::{opening::Replacement, source::Source};
 use super::{
     LocalAddressCounters,
     connect::{NoConnection, OPERATOR, word_of_udp},
-    line::Link,
     notice::Notice,
     parting::ROUNDS,
-    places,
     roster::{LocalClient, LocalEntrance, UNSERVED},
     sources::Sources,
-    uplink::Uplink,
 };
 
 mod opening;

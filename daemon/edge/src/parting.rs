@@ -11,11 +11,9 @@ use futures::{FutureExt as _, future::BoxFuture};
 use quic::segments::Segments;
 use role::{traffic::Traffic, tunnel::UdpTunnel};
 use tokio::time::timeout;
+use uplink::{Line, Link};
 
-use crate::{
-    line::{Line, Link},
-    roster::RosterEntry,
-};
+use crate::roster::RosterEntry;
 
 /// How long such a tunnel receives at least.
 const SHORTEST: Duration = Duration::from_millis(100);

@@ -23,9 +23,10 @@ use role::{
     limits::PerUser,
 };
 use tokio::sync::Semaphore;
+use uplink::Uplink;
 
 use self::users::ProxyUsers;
-use super::{connect::RelayAccess, roster::LocalEntrance, uplink::Uplink};
+use super::{connect::RelayAccess, roster::LocalEntrance};
 
 pub mod association;
 pub mod http;

@@ -4,11 +4,11 @@ use std::{net::SocketAddr, sync::Arc};
 
 use prometheus_client::registry::Registry;
 use role::access::AccessLog;
+use uplink::UplinkResources;
 
 use super::{
     counters::EdgeMetrics,
     roster::{LocalEntrance, Roster},
-    uplink::UplinkResources,
 };
 
 /// The resources of an edge that live outside it. Clones share them.

@@ -30,12 +30,9 @@ use role::{
     traffic::Traffic,
 };
 use tokio::sync::Notify;
+use uplink::{Line, Link, Uplink};
 
-use super::{
-    counters::LocalAddressCounters,
-    line::{Line, Link},
-    uplink::Uplink,
-};
+use super::counters::LocalAddressCounters;
 
 mod entrance;
 mod gauges;
@@ -340,11 +337,11 @@ impl Drop for RosterEntry {
 
 #[cfg(test)]
 mod tests {
-    use test_relay::{Does, PATIENCE, TestRelay};
+    use test_relay::{Does, PATIENCE, TestRelay, eventually};
     use tokio::sync::watch;
+    use uplink::UplinkResources;
 
     use super::*;
-    use crate::uplink::UplinkResources;
 
     #[tokio::test]
     async fn a_connection_that_takes_no_tunnels_is_listed_while_it_is_open() {
@@ -354,11 +351,12 @@ mod tests {
         let running = uplink.clone();
         let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
         let line = uplink.link().await.unwrap().line().clone();
+        eventually(|| line.relay.is_let_in()).await;
         let listed = || roster.connections(0).iter().map(|(_, line)| line.id).collect::<Vec<_>>();
         line.doubt(true);
         assert_eq!(listed(), [line.id], "it may have tunnels, and be recorded");
-        line.close();
-        assert!(listed().is_empty());
+        relay.shut();
+        eventually(|| listed().is_empty()).await;
         running.abort();
     }
 }

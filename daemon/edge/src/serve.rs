@@ -30,14 +30,13 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
 };
+use uplink::{Link, Uplink};
 
 use super::{
     LocalAddressCounters,
     balance::{self, GatewayHealth, Seen},
     connect::{NoConnection, RelayAccess},
-    line::Link,
     roster::LocalEntrance,
-    uplink::Uplink,
 };
 
 /// A local address, and its connected clients.

@@ -11,11 +11,11 @@ use masque::target::Target;
 use quic::class::Membership;
 use role::door::{self, Door};
 use tracing::debug;
+use uplink::Uplink;
 
 use super::{
     connect::RelayAccess,
     roster::{LocalClient, LocalEntrance},
-    uplink::Uplink,
 };
 
 /// A local address, and the connections to it.

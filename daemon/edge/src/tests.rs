@@ -9,7 +9,7 @@ use std::{
 use config::{
     forward::{Forward, TunnelMode},
     targets,
-    uplink::{self, TrustSource},
+    uplink::{TrustSource, UplinkSettings},
 };
 use masque::{target::Target, template::Template};
 use quic::{class::Membership, datagrams::Schedules, endpoint::Transport};
@@ -21,26 +21,18 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, timeout},
 };
+use uplink::{Uplink, UplinkResources};
 
 use super::{
     LocalAddressCounters,
     connect::RelayAccess,
     local::{self, Local},
-    path::Path,
     roster::LocalEntrance,
-    uplink::{Uplink, UplinkResources},
 };
 
 mod crowded;
 mod denied;
-mod introduced;
-mod renewed;
 mod replaced;
-
-/// Returns two paths to a relay, `a` and `b`.
-pub(crate) fn paths_to(relay: &TestRelay) -> Vec<Path> {
-    ["a", "b"].map(|name| Path::new(name, vec![relay.endpoint()])).into()
-}
 
 /// Returns the access of a local address to a relay that is never reached.
 pub(crate) fn unreached() -> RelayAccess {
@@ -96,7 +88,7 @@ impl Edge {
         let forward = Forward {
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
             protocol: targets::Protocol::Udp,
-            uplink: uplink::UplinkSettings {
+            uplink: UplinkSettings {
                 relays: accesses.iter().map(|access| access.template.clone()).collect(),
                 token_file: None,
                 client: None,

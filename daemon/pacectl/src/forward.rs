@@ -13,10 +13,8 @@ use config::{
 use edge::{
     EdgeResources,
     local::{self, Local},
-    moves,
     roster::LocalEntrance,
     tcp::Connections,
-    uplink::Uplink,
 };
 use masque::target::Target;
 use quic::{class::Membership, datagrams::Schedules};
@@ -33,6 +31,7 @@ use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
+use uplink::{Uplink, moves};
 
 use super::options::{self, RelayOptions};
 

@@ -6,7 +6,6 @@ use anyhow::{Context as _, Result, bail};
 use api::say;
 use clap::Args;
 use config::forward::TunnelMode;
-use edge::line::Link;
 use masque::{
     proxy_status::ErrorType,
     request::TunnelRefused,
@@ -21,6 +20,7 @@ use relay_client::{
 use role::tunnel::{TunnelEnd, UdpTunnel};
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use uplink::Link;
 
 use super::options::{self, RelayOptions};
 

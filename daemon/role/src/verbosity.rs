@@ -3,8 +3,8 @@
 use std::fmt::Display;
 
 /// The crates that log, under the names in `tracing` directives.
-const CRATES: [&str; 10] =
-    ["edge", "enforcement", "paced", "pacing", "quic", "relay", "relay_client", "role", "serving", "state"];
+const CRATES: [&str; 11] =
+    ["edge", "enforcement", "paced", "pacing", "quic", "relay", "relay_client", "role", "serving", "state", "uplink"];
 
 /// Returns the directives that admit events of this program's own crates at `level` and above.
 #[must_use]

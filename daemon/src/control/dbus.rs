@@ -7,7 +7,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use anyhow::Result;
-use edge::uplink::Destination;
+use uplink::Destination;
 use zbus::{
     Connection, OwnedVariant,
     fdo::DBusProxy,

@@ -89,7 +89,7 @@ pub enum Error {
     NoEdge,
     /// Tunnels cannot move to a relay or a path.
     #[error(transparent)]
-    NotMoved(#[from] edge::uplink::NotMoved),
+    NotMoved(#[from] uplink::NotMoved),
     /// The daemon ends.
     #[error("paced is ending")]
     Ending,
@@ -103,7 +103,7 @@ impl Error {
             Self::Denied { .. } => ErrorKind::Denied,
             Self::Unknown { .. }
             | Self::Policy(PolicyRefusal::Unknown { .. } | PolicyRefusal::NothingBefore)
-            | Self::NotMoved(edge::uplink::NotMoved::Unknown { .. }) => ErrorKind::Unknown,
+            | Self::NotMoved(uplink::NotMoved::Unknown { .. }) => ErrorKind::Unknown,
             Self::NotMoved(_) => ErrorKind::NotNow,
             Self::Busy | Self::Watches { .. } => ErrorKind::Busy,
             Self::Ending => ErrorKind::Ending,

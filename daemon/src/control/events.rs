@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use edge::path::changes::{PathChange, PathChanges};
 use role::access::{AccessLog, record::AccessRecord};
 use tokio::sync::broadcast::{self, error::RecvError};
+use uplink::{PathChange, PathChanges};
 
 /// How many events wait for a slow subscriber; if there are more, it misses the oldest, and receives their number.
 pub(super) const QUEUE: usize = 256;

@@ -3,14 +3,12 @@
 use std::{collections::HashSet, sync::Arc};
 
 use config::targets::Protocol;
-use edge::{
-    roster::{self, EdgeTunnel, LocalEntrance, Roster},
-    uplink::{Destination, NotMoved, PathReport, PreparedMove},
-};
+use edge::roster::{self, EdgeTunnel, LocalEntrance, Roster};
 use futures::future::join_all;
 use relay::tunnels::RelayTunnel;
 use sched::class::ClassSettings;
 use serving::view::{AliasView, EngineView, RequestView};
+use uplink::{Destination, NotMoved, PathReport, PreparedMove};
 
 use super::{
     Caller, Control, Error,

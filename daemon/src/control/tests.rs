@@ -7,7 +7,7 @@ use role::classes::Classes;
 
 use super::{grpc::ControlService, *};
 use crate::policy::{Enforce, Origin};
-use edge::uplink::Destination;
+use uplink::Destination;
 
 const ONE: &str = "[class.one]\n";
 const ROOT: fn() -> Caller = || Caller { name: "root".into(), may_write: true };

@@ -2,15 +2,12 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use edge::{
-    line::Line,
-    roster::{self, TunnelOwner},
-    uplink::{Attempts, Standpoint, Uplink},
-};
+use edge::roster::{self, TunnelOwner};
 use pacing::path::PathState;
 use quic::class::PolicyRole;
 use relay::tunnels::RelayTunnel;
 use relay_client::endpoint::SOMEWHERE;
+use uplink::{Attempts, Line, Standpoint, Uplink};
 
 use super::Caller;
 

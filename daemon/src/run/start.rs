@@ -232,7 +232,7 @@ fn follow_devices(config: &Config, parts: &Parts, runtime: &Handle) -> Devices {
 fn prepare_edge(transport: Transport, parts: &Arc<Parts>, runtime: &Handle) -> (Edge, EntranceClasses) {
     let moved = watch::Sender::default();
     let moves = moved.subscribe();
-    runtime.spawn(edge::moves::follow(moved));
+    runtime.spawn(uplink::moves::follow(moved));
     let (schedules, counted) = (NamedSchedules::default(), parts.clone());
     let make = move |policy: &Policy| classes(policy, PolicyRole::Edge, &counted);
     let entrance_classes = EntranceClasses::new(Policy::default(), schedules.clone(), make);

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use config::policy::Policy;
-use edge::places;
 use lab::client::Tunnel;
 use lab::simulation::{Ends, SEED, request_head, run, simulate, simulate_few_streams, simulate_under, target, within};
 use masque::request::check_udp_response;
@@ -19,6 +18,7 @@ use role::classes::Classes;
 use role::tunnel::UdpTunnel;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use sched::stream::{Discipline, Service};
+use uplink::places;
 
 /// Longer than any expected event takes.
 const LONG: Duration = Duration::from_secs(20);

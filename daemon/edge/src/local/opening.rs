@@ -10,13 +10,10 @@ use quic::{class::Class, h3::Reserved};
 use relay_client::{Opened, TunnelSecret, backoff::random, endpoint::ANSWER_TIMEOUT};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
+use uplink::{CONNECTIONS, Line, Link, OpenTunnel};
 
 use super::{End, Shared};
-use crate::{
-    connect::NoConnection,
-    line::{Line, Link},
-    uplink::{CONNECTIONS, OpenTunnel},
-};
+use crate::connect::NoConnection;
 
 /// The shortest wait for the relay's stream credit (which takes a round trip if tunnels are being closed), and how often a sender
 /// without a place looks for one.

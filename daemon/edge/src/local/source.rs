@@ -13,10 +13,10 @@ use masque::tunnel::Form;
 use parking_lot::Mutex;
 use quic::{class::Class, segments::Segments};
 use role::tunnel::UdpTunnel;
+use uplink::Link;
 
 use super::{End, Shared};
 use crate::{
-    line::Link,
     parting::{FormerTunnel, ROUNDS},
     roster::{EdgeTunnel, RosterEntry},
 };

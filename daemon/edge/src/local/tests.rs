@@ -6,13 +6,9 @@ use futures::future::{BoxFuture, join_all};
 use prometheus_client::metrics::counter::Counter;
 use test_relay::{Does, PATIENCE, TestRelay, eventually};
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
+use uplink::{Line, Path, PathTerms, UplinkResources};
 
 use super::{source::Stage, *};
-use crate::{
-    line::Line,
-    path::{Path, PathTerms},
-    uplink::UplinkResources,
-};
 
 /// A local address whose tunnels go through `uplink`, with these waits after refusals.
 fn local(uplink: Arc<Uplink>, counters: &Arc<LocalAddressCounters>, backoff: (Duration, Duration)) -> Local {
@@ -77,7 +73,7 @@ impl TwoPaths {
             () = eventually(are_measured) => {}
         }
         let mut lines = uplink.lines();
-        lines.sort_by_key(|line| line.path_place);
+        lines.sort_by_key(|line| uplink.path_name(line).to_owned());
         let lines = lines.try_into().ok().unwrap();
         Self { uplink, lines, moved: resources.counters.moved_tunnels.clone(), _run: run }
     }

@@ -253,12 +253,12 @@ mod tests {
         sync::{Semaphore, watch},
         task::{JoinHandle, yield_now},
     };
+    use uplink::{Uplink, UplinkResources};
 
     use super::*;
     use crate::{
         connect::RelayAccess,
         tests::{access_to, unreached},
-        uplink::{Uplink, UplinkResources},
     };
 
     /// What clients of a proxy share, and an association of the client at `from`.

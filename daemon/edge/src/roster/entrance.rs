@@ -6,9 +6,10 @@ use config::targets::Protocol;
 use masque::target::Target;
 use quic::{class::Membership, datagrams::Losses};
 use role::access::{AccessLog, record::RefusedRequest};
+use uplink::Link;
 
 use super::{LocalClient, Roster, RosterEntry, TunnelOwner, request_of};
-use crate::{counters::LocalAddressCounters, line::Link};
+use crate::counters::LocalAddressCounters;
 
 /// A local address: where its traffic is counted, its tunnels are listed, and its refusals are recorded.
 #[derive(Debug)]

@@ -7,9 +7,9 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric as _},
     metrics::{MetricType, gauge::ConstGauge},
 };
+use uplink::{Condition, PathReport};
 
 use super::Roster;
-use crate::uplink::{Condition, PathReport};
 
 /// The open connections to each relay that the edge uses.
 #[derive(Debug)]

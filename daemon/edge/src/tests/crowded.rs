@@ -5,11 +5,9 @@ use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 use config::forward::TunnelMode;
 use quic::endpoint::Transport;
 use test_relay::{Does, PATIENCE, TestRelay, eventually};
+use uplink::{CONNECTIONS, places};
 
-use super::{
-    super::{places, uplink::CONNECTIONS},
-    Edge, ask, receive,
-};
+use super::{Edge, ask, receive};
 
 #[tokio::test]
 async fn a_relay_that_allows_few_streams_answers_new_senders_for_ever() {

@@ -9,9 +9,10 @@ use config::forward::TunnelMode;
 use masque::{h3::Code, request::TunnelRefused, target::Target};
 use test_relay::{Does, PATIENCE, TestRelay, eventually};
 use tokio::sync::watch;
+use uplink::UplinkResources;
 
 use super::{
-    super::{connect::NoConnection, roster::LocalClient, uplink::UplinkResources},
+    super::{connect::NoConnection, roster::LocalClient},
     Edge, access_to,
 };
 

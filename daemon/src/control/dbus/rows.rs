@@ -2,9 +2,9 @@
 
 use std::time::SystemTime;
 
-use edge::uplink::PathReport;
 use quic::class::PolicyRole;
 use serving::view::{EngineView, RequestView};
+use uplink::PathReport;
 
 use super::super::{ClassStats, ConnectionView, TunnelView, UplinkView};
 use crate::policy::Revision;

@@ -3,12 +3,12 @@
 use std::time::{Duration, SystemTime};
 
 use api::v1;
-use edge::uplink::PathReport;
 use pacing::io::recorder::{self, Records};
 use serving::{
     routes::Tally,
     view::{AliasView, EngineView, RequestView},
 };
+use uplink::PathReport;
 
 use super::super::{ConnectionView, Control, Statistics, TunnelView, UplinkView};
 use crate::{certificates::Certificate, policy::Revision};

@@ -3,10 +3,10 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use api::v1;
-use edge::uplink::Destination;
 use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
+use uplink::Destination;
 
 use super::{
     super::{Caller, Control, Error, ErrorKind, Filter, Page, PartView, caller::Peer, stats::stats_ticks},

@@ -19,14 +19,13 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tracing::debug;
+use uplink::{Line, OpenTunnel};
 
 use super::{Flow, Shared, WAITING_BYTES};
 use crate::{
     connect::{NoConnection, OPERATOR, OpenedUdp, word_of_udp},
-    line::Line,
     parting::FormerTunnel,
     roster::{EdgeTunnel, LocalClient},
-    uplink::OpenTunnel,
 };
 
 /// Carries a flow.

@@ -231,7 +231,7 @@ impl<'a> Loader<'a> {
                 min_rtt_ns: (path.rtt_ms * 1e6) as u64,
                 bytes_per_sec: stream_bytes_per_sec(path, &plan.links),
                 window_bytes: self.windows[place].packets(&plan.links) * plan.links.payload_bytes,
-                // The edge estimates this in the same way (`edge::path`).
+                // The edge estimates this in the same way (`PathView` in `uplink::path`).
                 lead_ns: link.smoothed_ns() as u64 / 2,
                 ..placement::CandidatePath::default()
             };

@@ -15,31 +15,31 @@ type Labelled = Family<[(&'static str, String); 1], Counter>;
 #[derive(Debug, Default)]
 pub struct ConnectionCounters {
     /// Connections that continued from another address of this host.
-    pub moved: Counter,
+    pub(crate) moved: Counter,
     /// Connections that were given up because the relay does not hear them from the new address.
-    pub left: Counter,
+    pub(crate) left: Counter,
     /// Connections that fell silent while there is another path or relay.
-    pub silent: Counter,
+    pub(crate) silent: Counter,
     /// Of these, the connections that answered again.
-    pub returned: Counter,
+    pub(crate) returned: Counter,
     /// Paths that became slow.
-    pub slow: Counter,
+    pub(crate) slow: Counter,
     /// Connections of silent paths that were closed, together with streams that could not move.
-    pub given_up: Counter,
+    pub(crate) given_up: Counter,
     /// UDP tunnels that were opened again because their connection was left, or because another path is better.
     pub moved_tunnels: Counter,
     /// UDP tunnels that moved to another path, by the name of the path that they left.
-    pub path_moved_tunnels: Labelled,
+    pub(crate) path_moved_tunnels: Labelled,
     /// Connections that were made, by the host and port of the relay.
-    pub connects: Labelled,
+    pub(crate) connects: Labelled,
     /// Attempts to connect that failed, by the host and port of the relay.
-    pub failures: Labelled,
+    pub(crate) failures: Labelled,
     /// UDP tunnels that went back to a better path; they count as moved, too.
-    pub returned_tunnels: Counter,
+    pub(crate) returned_tunnels: Counter,
     /// Requests for models that were also sent, as a copy, over another path.
-    pub copies: Counter,
+    pub(crate) copies: Counter,
     /// Of these, the requests whose copy was answered first.
-    pub copies_first: Counter,
+    pub(crate) copies_first: Counter,
 }
 
 impl ConnectionCounters {
@@ -85,7 +85,7 @@ impl ConnectionCounters {
     }
 
     /// Creates the counters of these paths and their relays, so that metrics show them before anything was counted.
-    pub(super) fn begin(&self, paths: &[Path]) {
+    pub(crate) fn begin(&self, paths: &[Path]) {
         for path in paths {
             if !path.name.is_empty() {
                 self.of_path(&path.name);
@@ -100,12 +100,12 @@ impl ConnectionCounters {
     }
 
     /// Returns the counter of the tunnels that moved away from a path.
-    pub(super) fn of_path(&self, name: &str) -> Counter {
+    pub(crate) fn of_path(&self, name: &str) -> Counter {
         of(&self.path_moved_tunnels, "path", name)
     }
 
     /// Counts an attempt to connect to a relay.
-    pub(super) fn note_attempt(&self, relay: &Target, is_connected: bool) {
+    pub(crate) fn note_attempt(&self, relay: &Target, is_connected: bool) {
         let family = if is_connected { &self.connects } else { &self.failures };
         of(family, "relay", &relay.to_string()).inc();
     }

@@ -1,11 +1,31 @@
-//! The connections to a relay that the forwards share: made on demand, and made again when lost. There may be several relays;
-//! [`failover`](relay_client::failover) chooses among them.
+//! The connections of an edge to its relays, which its local addresses share: made on demand, and made again when lost.
 //!
-//! One connection carries [`MOST`](super::places::MOST) tunnels, or fewer if the relay allows fewer. Another connection is made
-//! only when these places are taken, up to [`CONNECTIONS`].
+//! ```text
+//! a tunnel, a request → Uplink: over which path, on which connection → Link: its place → Line: the connection → relay
+//! ```
 //!
-//! There may be several [paths](super::path) to relays. Then the uplink keeps connections over each, places every tunnel on one
-//! path, and moves the tunnels of a silent path to another. They stay at their relay if they can.
+//! There may be several relays; [`failover`](relay_client::failover) chooses among them. One connection carries [`places::MOST`] tunnels,
+//! or fewer if the relay allows fewer. Another connection is made only when these places are taken, up to [`CONNECTIONS`].
+//!
+//! There may be several paths to relays. Then the uplink keeps connections over each, places every tunnel on one path, and moves the
+//! tunnels of a silent path to another. They stay at their relay if they can.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `placing` | which connection, over which path, a tunnel or request gets a place on |
+//! | `line`, [`places`] | one connection to a relay, and the places for tunnels on it |
+//! | `path` | the paths to relays: what each is estimated to carry, and whether it answers |
+//! | `sizes` | how much a tunnel or request of a class will carry |
+//! | `work` | what an uplink's task does: it makes connections, watches them, and has tunnels moved |
+//! | `state` | the open connections, and the attempts to make more |
+//! | [`moves`] | changes of this host's addresses and devices, and which of them a connection survives |
+//! | `operator`, `choice` | the relay and the path that an operator has chosen |
+//! | `standpoint`, `report` | how each relay is reached, and how each path performs, for operators |
+//! | `counters`, `resources` | the metrics of uplinks, and what uplinks share; both outlive a reload |
+//!
+//! **Invariant:** an uplink knows connections and places, but no local address and no payload, and it moves no tunnel. It notifies the
+//! tunnel's task that the connection is to be left ([`Line::left`]) or that another path is better ([`Uplink::better_tunnel`]). The task
+//! opens another tunnel, and then ends the old one.
 
 use std::{
     collections::BTreeMap,
@@ -31,31 +51,39 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use self::{
-    state::State,
-    work::{Step, Work},
-};
-use super::{
-    line::{Line, Link},
-    moves::HostNetwork,
-    path::{LOOK, Path, PathTerms, PathView, changes::PathChanges},
-    sizes::Sizes,
-};
-
 mod choice;
 mod counters;
+mod line;
+pub mod moves;
 mod operator;
-mod paths;
+mod path;
+pub mod places;
 mod placing;
+mod report;
 mod resources;
+mod sizes;
+mod standpoint;
 mod state;
+#[cfg(test)]
+mod tests;
 mod work;
 
 pub use counters::ConnectionCounters;
+pub use line::{Line, Link, NoDatagrams};
+use moves::HostNetwork;
 pub use operator::{Destination, NotMoved, PreparedMove};
-pub use paths::{Condition, PathReport};
+use path::{LOOK, PathView};
+pub use path::{
+    Path, PathTerms,
+    changes::{PathChange, PathChanges},
+};
 pub use placing::OpenTunnel;
+pub use report::{Condition, PathReport};
 pub use resources::UplinkResources;
+use sizes::Sizes;
+pub use standpoint::{Attempts, Standpoint};
+use state::State;
+use work::{Step, Work};
 
 /// The maximum of connections to one relay. All their tunnels together stay below a relay's default limit for one user
 /// (`tunnels_per_user`, 4,096).
@@ -91,34 +119,6 @@ pub struct Uplink {
     state: watch::Sender<State>,
     /// The uplinks to other gateways, which can take this gateway's requests.
     peers: Mutex<Vec<Weak<Uplink>>>,
-}
-
-/// One relay of an uplink, and how it is reached.
-#[derive(Clone)]
-pub struct Standpoint {
-    /// The name of its path; empty if there are no paths.
-    pub path: String,
-    /// Its host and port.
-    pub relay: String,
-    /// The name of the hop on the way to it; empty without a hop.
-    pub via: String,
-    /// The open connections to it that take tunnels.
-    pub lines: Vec<Arc<Line>>,
-    /// The results of attempts to connect.
-    pub attempts: Attempts,
-}
-
-/// The results of attempts to connect to a relay.
-#[derive(Clone, Debug, Default)]
-pub struct Attempts {
-    /// How many connections were made.
-    pub connects: u64,
-    /// How often connecting failed.
-    pub failures: u64,
-    /// The error of the last attempt, if it failed.
-    pub failure: Option<Arc<ConnectError>>,
-    /// Set if the relay refused the credentials, on whichever connection, and has accepted no request since.
-    pub refused: Option<CredentialsRefused>,
 }
 
 impl Uplink {
@@ -214,7 +214,7 @@ impl Uplink {
     /// Returns how the credentials are refused, if each relay to which there was a connection refuses them. That a relay has no place for
     /// another connection matters only while none works.
     #[must_use]
-    pub fn refused_everywhere(&self) -> Option<CredentialsRefused> {
+    pub(crate) fn refused_everywhere(&self) -> Option<CredentialsRefused> {
         let state = self.state.borrow();
         let mut refused = None;
         for (path, relays) in state.attempts.iter().enumerate() {
@@ -244,26 +244,6 @@ impl Uplink {
     #[must_use]
     pub fn lines(&self) -> Vec<Arc<Line>> {
         self.state.borrow().usable().cloned().collect()
-    }
-
-    /// Returns how each relay is reached, in order of preference.
-    #[must_use]
-    pub fn standpoints(&self) -> Vec<Standpoint> {
-        let state = self.state.borrow();
-        let of = |at: (usize, usize), path: &Path, relay: &Endpoint, attempts: &Attempts| Standpoint {
-            path: path.name.clone(),
-            relay: relay.origin().to_string(),
-            via: relay.via().unwrap_or_default().to_owned(),
-            lines: state.usable().filter(|line| (line.path_place, line.place) == at).cloned().collect(),
-            attempts: Attempts { refused: relay.credentials().refused(), ..attempts.clone() },
-        };
-        let mut standpoints = Vec::new();
-        for (path_place, (path, attempts)) in self.paths.iter().zip(&state.attempts).enumerate() {
-            for (place, (relay, attempts)) in path.relays.iter().zip(attempts).enumerate() {
-                standpoints.push(of((path_place, place), path, relay, attempts));
-            }
-        }
-        standpoints
     }
 
     /// Returns the name of the hop that a connection leads through; empty without one.
@@ -303,12 +283,13 @@ impl Uplink {
     }
 
     /// Sets the connections to other gateways that can take the requests of this one.
-    pub(crate) fn set_peers(&self, peers: Vec<Weak<Self>>) {
+    pub fn set_peers(&self, peers: Vec<Weak<Self>>) {
         *self.peers.lock() = peers;
     }
 
     /// Whether there are connections to other gateways that can take the requests of this one.
-    pub(crate) fn has_peers(&self) -> bool {
+    #[must_use]
+    pub fn has_peers(&self) -> bool {
         self.peers.lock().iter().any(|peer| peer.strong_count() > 0)
     }
 

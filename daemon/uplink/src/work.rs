@@ -43,7 +43,7 @@ mod slow;
 use returning::Returning;
 
 /// What to do next.
-pub(super) enum Step {
+pub(crate) enum Step {
     /// Connect to a relay, by the indices of its path and of the relay.
     Connect((usize, usize)),
     /// Nothing before this time, unless something happens.
@@ -53,16 +53,16 @@ pub(super) enum Step {
 }
 
 /// What the task of an uplink works with.
-pub(super) struct Work<'a> {
+pub(crate) struct Work<'a> {
     uplink: &'a Uplink,
     /// By path.
     failovers: Vec<Failover>,
     /// Each task completes with a connection and its error, or `None` if the tunnel that carried the connection has ended.
-    pub(super) connections: JoinSet<(Arc<Line>, Option<h3::Error>)>,
+    pub(crate) connections: JoinSet<(Arc<Line>, Option<h3::Error>)>,
     /// Each task completes with a connection and whether its relay is shutting down; if not, the connection has ended.
-    pub(super) departures: JoinSet<(Arc<Line>, bool)>,
+    pub(crate) departures: JoinSet<(Arc<Line>, bool)>,
     /// Each task completes with a connection and, if the relay refuses the credentials as it did not before, the refusal.
-    pub(super) introductions: JoinSet<(Arc<Line>, Option<CredentialsRefused>)>,
+    pub(crate) introductions: JoinSet<(Arc<Line>, Option<CredentialsRefused>)>,
     /// By path and relay: whether it fell silent and has not yet answered for long enough.
     suspects: Vec<Vec<bool>>,
     /// By path: whether it is slow, and when its round trip was last probed.
@@ -80,14 +80,14 @@ pub(super) struct Work<'a> {
     /// When attempts to connect to relays whose names were never resolved last began anew.
     begun_anew: Option<Instant>,
     /// Whether a tunnel waits for a place.
-    pub(super) wanted: bool,
+    pub(crate) wanted: bool,
     /// Connections whose address has changed, how many packets each had received before, and when it must have received more.
-    pub(super) proofs: Vec<(Arc<Line>, u64, Instant)>,
+    pub(crate) proofs: Vec<(Arc<Line>, u64, Instant)>,
 }
 
 impl<'a> Work<'a> {
     /// Begins without a connection.
-    pub(super) fn new(uplink: &'a Uplink) -> Self {
+    pub(crate) fn new(uplink: &'a Uplink) -> Self {
         let failover = |path: &Path| Failover::new(path.relays.len(), CONNECTIONS, uplink.backoff);
         Self {
             uplink,
@@ -116,7 +116,7 @@ fn is_suspect(suspects: &[Vec<bool>], (path, place): (usize, usize)) -> bool {
 
 impl Work<'_> {
     /// Decides what to do next; if that is to connect, notes the attempt.
-    pub(super) fn next(&mut self) -> Step {
+    pub(crate) fn next(&mut self) -> Step {
         let now = Instant::now();
         let mut is_urgent = false;
         self.uplink.state.send_if_modified(|state| {
@@ -174,7 +174,7 @@ impl Work<'_> {
         earliest.map_or(Step::Nothing, Step::Wait)
     }
 
-    pub(super) fn attempted(&mut self, (path, place): (usize, usize), connected: Result<Connected, ConnectError>) {
+    pub(crate) fn attempted(&mut self, (path, place): (usize, usize), connected: Result<Connected, ConnectError>) {
         let Some(relay) = self.uplink.endpoint_at((path, place)) else { return };
         let origin = relay.origin();
         let name = self.uplink.paths.get(path).map(|path| path.name.as_str()).filter(|name| !name.is_empty());
@@ -274,13 +274,13 @@ impl Work<'_> {
 
     /// Asks relays that refuse the credentials whether they still do, on connections on which they have accepted a request before.
     /// Relays close all other connections themselves.
-    pub(super) fn introduce_again(&mut self) {
+    pub(crate) fn introduce_again(&mut self) {
         let is_refused = |line: &&Arc<Line>| line.relay.is_let_in() && line.relay.credentials().refused().is_some();
         let lines: Vec<_> = self.uplink.state.borrow().usable().filter(is_refused).cloned().collect();
         lines.into_iter().for_each(|line| introduce(&mut self.introductions, line));
     }
 
-    pub(super) fn lost(&mut self, line: &Arc<Line>, error: Option<&h3::Error>) {
+    pub(crate) fn lost(&mut self, line: &Arc<Line>, error: Option<&h3::Error>) {
         let is_idle = error.is_some_and(h3::Error::is_timeout);
         // Without keep-alives, both sides forget a connection that nothing uses.
         let is_unused = is_idle && !self.uplink.endpoint_of(line).is_some_and(Endpoint::keeps_alive);
@@ -323,7 +323,7 @@ impl Work<'_> {
 
     /// Handles a relay that takes no new requests on a connection: the connection ends soon. Its tunnels move before that, to an
     /// existing connection or else to one that is made now. A relay that does this to each new connection is tried less and less often.
-    pub(super) fn goes_away(&mut self, line: &Arc<Line>) {
+    pub(crate) fn goes_away(&mut self, line: &Arc<Line>) {
         let is_known = self.uplink.state.borrow().lines.iter().any(|known| Arc::ptr_eq(known, line));
         if !is_known || line.is_closed() {
             return;
@@ -343,7 +343,7 @@ impl Work<'_> {
     }
 
     /// If there is another path, relay or gateway, checks which connections are alive and what they can carry.
-    pub(super) fn look(&mut self) {
+    pub(crate) fn look(&mut self) {
         let now = Instant::now();
         let mut changed = self.look_for_silent(now);
         let lines = self.uplink.state.borrow().lines.clone();

@@ -41,14 +41,14 @@ const LISTS: Duration = Duration::from_millis(200);
 
 /// The addresses that one connection has sent from.
 #[derive(Debug)]
-pub struct Paths {
+pub(crate) struct Paths {
     seen: Vec<IpAddr>,
     last: Option<IpAddr>,
 }
 
 /// What happens to a connection whose source may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MoveVerdict {
+pub(crate) enum MoveVerdict {
     /// It did not change.
     Stays,
     /// It continues from the new address.
@@ -62,12 +62,12 @@ pub enum MoveVerdict {
 impl Paths {
     /// Begins with the address that a connection was made from, if it is known.
     #[must_use]
-    pub fn new(first: Option<IpAddr>) -> Self {
+    pub(crate) fn new(first: Option<IpAddr>) -> Self {
         Self { seen: first.into_iter().collect(), last: first }
     }
 
     /// Judges the address that packets leave from now; `None` if there is no route.
-    pub fn moved(&mut self, to: Option<IpAddr>) -> MoveVerdict {
+    pub(crate) fn moved(&mut self, to: Option<IpAddr>) -> MoveVerdict {
         if std::mem::replace(&mut self.last, to) == to {
             return MoveVerdict::Stays;
         }
@@ -95,13 +95,13 @@ pub struct HostNetwork {
 impl HostNetwork {
     /// Whether this device carries nothing.
     #[must_use]
-    pub fn is_dead(&self, device: &str) -> bool {
+    pub(crate) fn is_dead(&self, device: &str) -> bool {
         self.dead.contains(device)
     }
 
     /// Returns a number that changes whenever packets may have got another way to leave: an address, a route or a device.
     #[must_use]
-    pub fn additions(&self) -> u64 {
+    pub(crate) fn additions(&self) -> u64 {
         self.additions
     }
 

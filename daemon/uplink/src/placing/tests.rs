@@ -9,10 +9,7 @@ use role::classes::Classes;
 use test_relay::{Does, PATIENCE, TestRelay, eventually};
 
 use super::{super::choice::Choices, *};
-use crate::{
-    path::{Path, PathTerms},
-    uplink::UplinkResources,
-};
+use crate::{Path, PathTerms, UplinkResources};
 
 /// The only class of a policy, with this placement.
 fn class(placement: Placement) -> Arc<Class> {

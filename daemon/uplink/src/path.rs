@@ -22,27 +22,27 @@ use super::{
     sizes::{self, Sizes, share},
 };
 
-pub mod changes;
-pub mod estimate;
+pub(crate) mod changes;
+mod estimate;
 mod idle;
-pub mod pulse;
+pub(crate) mod pulse;
 
 use estimate::Estimate;
 use idle::LatestLoss;
 
 /// How often the connections of several paths are examined.
-pub const LOOK: Duration = Duration::from_millis(50);
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
 /// A path, and the relays at its end.
 pub struct Path {
     /// Its name; empty if the configuration has no paths.
-    pub name: String,
+    pub(crate) name: String,
     /// The relays, in order of preference.
-    pub relays: Vec<Endpoint>,
+    pub(crate) relays: Vec<Endpoint>,
     /// How many UDP tunnels moved from it to another path.
-    pub moved: AtomicU64,
+    pub(crate) moved: AtomicU64,
     /// How many UDP tunnels have come back to it, because they do better there, since listeners were last told.
-    pub returned: AtomicU64,
+    pub(crate) returned: AtomicU64,
 }
 
 impl Path {
@@ -64,17 +64,17 @@ pub struct PathTerms {
 
 /// The requirements of a tunnel or a request on paths.
 #[derive(Clone, Copy, Debug)]
-pub struct PathDemand {
+pub(crate) struct PathDemand {
     /// How its path is chosen.
-    pub placement: Placement,
+    pub(crate) placement: Placement,
     /// The known properties of the tunnel or request.
-    pub request: StreamProfile,
+    pub(crate) request: StreamProfile,
 }
 
 impl PathDemand {
     /// Returns the demand of a tunnel of a class. It is expected to carry as much as earlier tunnels did.
     #[must_use]
-    pub fn of(class: &Class, sizes: &Sizes) -> Self {
+    pub(crate) fn of(class: &Class, sizes: &Sizes) -> Self {
         let policy = class.policy();
         let request = StreamProfile {
             bytes: sizes.expected(&policy.name),
@@ -91,7 +91,7 @@ impl PathDemand {
     /// Returns the demand of a request for a model with these terms and this size of its body. It may be sent twice, because an answer
     /// changes nothing at an engine.
     #[must_use]
-    pub fn of_request(terms: &Terms, sizes: &Sizes, body_bytes: u64) -> Self {
+    pub(crate) fn of_request(terms: &Terms, sizes: &Sizes, body_bytes: u64) -> Self {
         let Self { placement, request } = Self::of(&terms.class, sizes);
         let (bytes, signal) = (request.bytes.max(body_bytes), terms.signal.as_ref());
         let (weight, precedence) = (share(&terms.class, signal), sizes::precedence(&terms.class, signal));
@@ -101,7 +101,7 @@ impl PathDemand {
     /// Returns the request and the paths for a placement: levels, priorities and `i` count as far as the connections' discipline ranks by
     /// them.
     #[must_use]
-    pub fn as_served(
+    pub(crate) fn as_served(
         &self,
         mut paths: Vec<path::CandidatePath>,
         discipline: Discipline,
@@ -115,11 +115,11 @@ impl PathDemand {
 
 /// What is known of one path, brought up to date by [`PathView::refresh`].
 #[derive(Debug, Default)]
-pub struct PathView {
+pub(crate) struct PathView {
     /// What placements see.
-    pub path: path::CandidatePath,
+    pub(crate) path: path::CandidatePath,
     /// What went over it.
-    pub estimate: Estimate,
+    pub(crate) estimate: Estimate,
     loss: LatestLoss,
     terms: PathTerms,
     /// The measured rate in bytes per second, which counts if none is configured.
@@ -133,19 +133,19 @@ const UNKNOWN_BYTES_PER_SEC: u64 = 12_500;
 impl PathView {
     /// Whether it was refreshed while it had a connection.
     #[must_use]
-    pub fn is_known(&self) -> bool {
+    pub(crate) fn is_known(&self) -> bool {
         self.path.smoothed_rtt_ns > 0
     }
 
     /// Sets the terms of the path, which placements see at once.
-    pub fn set_terms(&mut self, terms: PathTerms) {
+    pub(crate) fn set_terms(&mut self, terms: PathTerms) {
         self.terms = terms;
         self.path.cost_ns = ns(terms.cost);
         self.path.bytes_per_sec = terms.rate.unwrap_or(self.measured);
     }
 
     /// Examines the connections of the path. Until there is a sample of its round trip, its handshake counts as one.
-    pub fn refresh(&mut self, now: Instant, lines: &[&Arc<Line>]) {
+    pub(crate) fn refresh(&mut self, now: Instant, lines: &[&Arc<Line>]) {
         let since = self.looked.replace(now).map_or(LOOK, |looked| now.saturating_duration_since(looked));
         let measured = lines.iter().map(|line| {
             let path = line.path.get();

@@ -11,7 +11,7 @@ use relay_client::{access::Access, backoff::SHORT, exit::Exit};
 use test_relay::{Does, PATIENCE, TestRelay};
 
 use super::{super::SPARE, silence::GIVEN_UP, *};
-use crate::{moves::HostNetwork, tests::paths_to, uplink::UplinkResources};
+use crate::{UplinkResources, moves::HostNetwork, tests::paths_to};
 
 /// An uplink to a relay.
 fn uplink_to(relay: &TestRelay) -> Arc<Uplink> {
@@ -294,6 +294,18 @@ async fn a_new_tunnel_waits_for_another_connection_to_the_relay_in_use_and_no_lo
         panic!("it waits for a connection that does not come")
     };
     assert_eq!(link.line().place, 1);
+}
+
+#[tokio::test]
+async fn a_connection_that_takes_no_tunnels_is_open_until_it_is_closed() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let uplink = uplink_to(&relay);
+    let line = connect(&mut Work::new(&uplink)).await;
+    let open = || uplink.open_lines().iter().map(|line| line.id).collect::<Vec<_>>();
+    line.doubt(true);
+    assert_eq!(open(), [line.id], "it may have tunnels, and be recorded");
+    line.close();
+    assert!(open().is_empty());
 }
 
 #[tokio::test]

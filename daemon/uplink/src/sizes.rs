@@ -8,24 +8,24 @@ use quic::class::Class;
 use sched::path::{Placed, precedence::Precedence};
 
 /// How many bytes a tunnel or request is expected to carry until the first one of its class has ended: about a page.
-pub const FIRST_BYTES: u64 = 64 * 1024;
+pub(crate) const FIRST_BYTES: u64 = 64 * 1024;
 
 /// How many classes have an average: the maximum of one policy. If earlier policies add more, all averages are forgotten.
 const CLASSES: usize = config::policy::MAX_CLASSES;
 
 /// What tunnels and requests of each class carried, as a moving average: the latest counts one eighth.
 #[derive(Debug, Default)]
-pub struct Sizes(Mutex<HashMap<String, f64>>);
+pub(crate) struct Sizes(Mutex<HashMap<String, f64>>);
 
 impl Sizes {
     /// Returns how much a tunnel or request of this class is expected to carry, in bytes.
     #[must_use]
-    pub fn expected(&self, class: &str) -> u64 {
+    pub(crate) fn expected(&self, class: &str) -> u64 {
         self.0.lock().get(class).map_or(FIRST_BYTES, |bytes| *bytes as u64)
     }
 
     /// Notes how much a tunnel or request of this class has carried.
-    pub fn learn(&self, class: &str, bytes: u64) {
+    pub(crate) fn learn(&self, class: &str, bytes: u64) {
         let mut sizes = self.0.lock();
         if let Some(mean) = sizes.get_mut(class) {
             *mean += (bytes as f64 - *mean) / 8.0;
@@ -47,7 +47,7 @@ const URGENCY_STEP: u32 = 16;
 /// times a step for each urgency above the least (RFC 9218 §4.1). The urgency comes from the `signal`, within the bounds of the
 /// class, or else from the class itself.
 #[must_use]
-pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {
+pub(crate) fn share(class: &Class, signal: Option<&Priority>) -> u32 {
     let urgency = urgency_of(class.service(signal, 0).priority);
     let steps = u32::from(LEAST_URGENT.saturating_sub(urgency));
     u32::from(class.policy().weight).saturating_mul(URGENCY_STEP.saturating_pow(steps))
@@ -56,7 +56,7 @@ pub fn share(class: &Class, signal: Option<&Priority>) -> u32 {
 /// Returns where traffic of a class stands in the order of its path, before [`Precedence::under`] applies the discipline. A `priority`
 /// counts within the bounds of the class. Without one, an answer is sent as a whole (RFC 9218 §4.2).
 #[must_use]
-pub fn precedence(class: &Class, signal: Option<&Priority>) -> Precedence {
+pub(crate) fn precedence(class: &Class, signal: Option<&Priority>) -> Precedence {
     let service = class.service(signal, 0);
     Precedence { level: service.level, priority: service.priority, is_incremental: service.incremental }
 }
@@ -64,7 +64,7 @@ pub fn precedence(class: &Class, signal: Option<&Priority>) -> Precedence {
 /// Returns how much a tunnel will probably still carry: the rest of its class's usual amount, but at least its amount in a second; `None`
 /// if that is zero.
 #[must_use]
-pub fn left(
+pub(crate) fn left(
     expected: u64,
     moved: u64,
     moved_lately: u64,

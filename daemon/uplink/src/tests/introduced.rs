@@ -16,7 +16,7 @@ use role::ready::{LifeStage, Readiness};
 use test_relay::{Does, TestRelay, eventually};
 use tokio::sync::watch;
 
-use crate::uplink::{Uplink, UplinkResources};
+use crate::{Uplink, UplinkResources};
 
 /// Starts an uplink to `relay` that no application uses.
 fn idle_uplink(relay: &TestRelay) -> (Arc<Uplink>, Arc<Readiness>) {

@@ -14,7 +14,7 @@ const FORGET: Duration = Duration::from_secs(5);
 
 /// The places for tunnels on one connection.
 #[derive(Debug)]
-pub struct TunnelPlaces {
+pub(crate) struct TunnelPlaces {
     taken: usize,
     most: usize,
     /// When the relay allowed no more than `most`.
@@ -30,30 +30,30 @@ impl Default for TunnelPlaces {
 impl TunnelPlaces {
     /// Returns how many places are taken.
     #[must_use]
-    pub fn taken(&self) -> usize {
+    pub(crate) fn taken(&self) -> usize {
         self.taken
     }
 
     /// Whether one is free at `now`.
     #[must_use]
-    pub fn has_room(&self, now: Instant) -> bool {
+    pub(crate) fn has_room(&self, now: Instant) -> bool {
         self.taken < self.most(now)
     }
 
     /// Takes a place if one is free at `now`.
-    pub fn take(&mut self, now: Instant) -> bool {
+    pub(crate) fn take(&mut self, now: Instant) -> bool {
         let free = self.has_room(now);
         self.taken += usize::from(free);
         free
     }
 
     /// Gives a place back.
-    pub fn give_back(&mut self) {
+    pub(crate) fn give_back(&mut self) {
         self.taken = self.taken.saturating_sub(1);
     }
 
     /// Notes that the relay refused a tunnel with a place. The relay's limit is then the number of the other tunnels.
-    pub fn limit(&mut self, now: Instant) {
+    pub(crate) fn limit(&mut self, now: Instant) {
         self.most = self.taken.saturating_sub(1).min(self.most(now));
         self.limited = Some(now);
     }

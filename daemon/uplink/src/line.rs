@@ -64,15 +64,15 @@ pub struct Line {
     /// Its ID, of no meaning on the wire.
     pub id: u64,
     /// The index of its path among the uplink's paths.
-    pub path_place: usize,
+    pub(crate) path_place: usize,
     /// The index of its relay among the path's relays.
-    pub place: usize,
+    pub(crate) place: usize,
     /// The relay's address; [`SOMEWHERE`](relay_client::endpoint::SOMEWHERE) if it is unknown.
     pub address: SocketAddr,
     /// When the connection was made.
-    pub since: Instant,
+    pub(crate) since: Instant,
     /// How long its handshake took.
-    pub handshake: Duration,
+    pub(crate) handshake: Duration,
     /// The wall-clock time when the connection was made, for people.
     pub opened: SystemTime,
     /// What is known of its path.
@@ -116,7 +116,7 @@ impl Line {
     /// Takes over a new connection with the ID `id` to the relay at index `place` of a path. `freed` is notified of every place that
     /// is given back, and `sizes` learns what tunnels carried.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         connected: &Connected,
         (id, path_place, place): (u64, usize, usize),
         freed: Arc<Notify>,
@@ -172,7 +172,7 @@ impl Line {
     /// Asks the kernel for the address from which packets now leave for the relay, and returns what that means for the connection.
     /// If the address has changed, sends a ping so that the relay learns of it.
     #[must_use]
-    pub fn follow(&self) -> MoveVerdict {
+    pub(crate) fn follow(&self) -> MoveVerdict {
         let source = self.exit.source_toward(self.address);
         let verdict = self.paths.lock().moved(source);
         if verdict == MoveVerdict::Wears {
@@ -186,7 +186,7 @@ impl Line {
 
     /// Returns how its packets leave.
     #[must_use]
-    pub fn exit(&self) -> &Exit {
+    pub(crate) fn exit(&self) -> &Exit {
         &self.exit
     }
 
@@ -206,13 +206,13 @@ impl Line {
     /// target sees the same source address. A relay that is shutting down keeps no tunnels. If this connection does not answer, others over
     /// the same path to the same relay are no better.
     #[must_use]
-    pub fn is_continued_by(&self, other: &Self) -> bool {
+    pub(crate) fn is_continued_by(&self, other: &Self) -> bool {
         let is_as_silent = self.is_doubted() && self.path_place == other.path_place;
         self.relay.http().takes_requests() && !is_as_silent && other.leads_to(&self.way.relay)
     }
 
     /// Sends a ping, which the relay acknowledges.
-    pub fn ping(&self) {
+    pub(crate) fn ping(&self) {
         // An error means that the connection has ended, which its task finds out.
         _ = self.relay.http().handle().clone().ping();
     }
@@ -225,7 +225,7 @@ impl Line {
 
     /// Whether there is a route to the relay.
     #[must_use]
-    pub fn has_route(&self) -> bool {
+    pub(crate) fn has_route(&self) -> bool {
         self.exit.source_toward(self.address).is_some()
     }
 
@@ -237,7 +237,7 @@ impl Line {
 
     /// Makes requests for models that wait for an answer leave for another gateway, and nothing else: a gateway cannot take over
     /// tunnels to another one.
-    pub fn leave_requests(&self) {
+    pub(crate) fn leave_requests(&self) {
         self.outlook.send_if_modified(|outlook| {
             let stays = outlook.leaving == Leaving::Nothing;
             if stays {
@@ -248,7 +248,7 @@ impl Line {
     }
 
     /// Notes whether its path is slow. On a slow path it takes no new tunnels, and open UDP tunnels move to another connection.
-    pub fn note_slow(&self, is_slow: bool) {
+    pub(crate) fn note_slow(&self, is_slow: bool) {
         self.slow.store(is_slow, Relaxed);
         if is_slow {
             self.leave();
@@ -259,31 +259,31 @@ impl Line {
 
     /// Whether it would take tunnels if its path were not slow.
     #[must_use]
-    pub fn stands_by(&self) -> bool {
+    pub(crate) fn stands_by(&self) -> bool {
         self.is_in_service() && self.is_slow()
     }
 
     /// Whether its path is slow.
     #[must_use]
-    pub fn is_slow(&self) -> bool {
+    pub(crate) fn is_slow(&self) -> bool {
         self.slow.load(Relaxed)
     }
 
     /// Takes no new tunnels from now on, because its relay is shutting down, or the tunnel that carries this connection is about to end.
-    pub fn retire(&self) {
+    pub(crate) fn retire(&self) {
         self.retired.store(true, Relaxed);
     }
 
     /// Whether [`retire`](Self::retire) was called.
     #[must_use]
-    pub fn is_retired(&self) -> bool {
+    pub(crate) fn is_retired(&self) -> bool {
         self.retired.load(Relaxed)
     }
 
     /// Whether its tunnels move as soon as there is another connection, because its relay is shutting down, or the tunnel that
     /// carries it is about to end.
     #[must_use]
-    pub fn goes(&self) -> bool {
+    pub(crate) fn goes(&self) -> bool {
         !self.is_closed() && (self.is_retired() || !self.relay.http().takes_requests())
     }
 
@@ -313,12 +313,12 @@ impl Line {
 
     /// Returns how many of its UDP tunnels can be asked.
     #[must_use]
-    pub fn recallable(&self) -> usize {
+    pub(crate) fn recallable(&self) -> usize {
         self.recall.waiting()
     }
 
     /// Completes when this tunnel is to look for a better path.
-    pub async fn recalled(&self) {
+    pub(crate) async fn recalled(&self) {
         self.recall.asked().await;
     }
 
@@ -355,7 +355,7 @@ impl Line {
 
     /// Returns how many packets have arrived.
     #[must_use]
-    pub fn heard(&self) -> u64 {
+    pub(crate) fn heard(&self) -> u64 {
         self.heard.count()
     }
 
@@ -385,19 +385,19 @@ impl Line {
 
     /// Returns how many of [`tunnels`](Self::tunnels) are requests for models.
     #[must_use]
-    pub fn requests(&self) -> usize {
+    pub(crate) fn requests(&self) -> usize {
         self.requests.load(Relaxed)
     }
 
     /// Takes a place for a tunnel, if there is one.
     #[must_use]
-    pub fn link(self: &Arc<Self>) -> Option<Link> {
+    pub(crate) fn link(self: &Arc<Self>) -> Option<Link> {
         let taken = self.is_usable() && self.places().take(Instant::now());
         taken.then(|| Link::new(self))
     }
 
     /// Closes the connection gracefully, with its tunnels.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         self.closed.store(true, Relaxed);
         self.relay.http().close(Code::NoError);
     }

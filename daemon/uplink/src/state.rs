@@ -16,54 +16,54 @@ const TRIAL: Duration = Duration::from_secs(5);
 
 /// The open connections, and the results of attempts to make more.
 #[derive(Default)]
-pub(super) struct State {
-    pub(super) lines: Vec<Arc<Line>>,
+pub(crate) struct State {
+    pub(crate) lines: Vec<Arc<Line>>,
     /// Indexed by path, then by relay.
-    pub(super) attempts: Vec<Vec<Attempts>>,
+    pub(crate) attempts: Vec<Vec<Attempts>>,
     /// The relay and the path that operators have chosen.
-    pub(super) chosen: Choices,
+    pub(crate) chosen: Choices,
     /// The numbers and the choices of operators' moves. The last choice is used until its move is carried out or dropped.
-    pub(super) pending: Vec<(u64, OperatorChoice)>,
+    pub(crate) pending: Vec<(u64, OperatorChoice)>,
     /// How many moves operators have begun.
-    pub(super) moves: u64,
+    pub(crate) moves: u64,
     /// Whether the relay or the path that is chosen may be tried at once, whatever its back-off.
-    pub(super) is_urgent: bool,
+    pub(crate) is_urgent: bool,
     /// How many attempts have failed, and the error of the last attempt, if it failed.
-    pub(super) failures: u64,
-    pub(super) failure: Option<Arc<ConnectError>>,
+    pub(crate) failures: u64,
+    pub(crate) failure: Option<Arc<ConnectError>>,
     /// By path: whether a further connection to its own relay, which new tunnels use, may soon bring more places. Empty until that is known.
-    pub(super) may_grow: Vec<bool>,
+    pub(crate) may_grow: Vec<bool>,
     /// Whether another connection will probably be made: the last attempt succeeded, and that connection did not end in silence.
-    pub(super) is_expected: bool,
+    pub(crate) is_expected: bool,
     /// How long a connection to a preferred relay must last before it takes tunnels from a working connection: an unstable relay is no
     /// gain.
-    pub(super) settling: Duration,
+    pub(crate) settling: Duration,
 }
 
 impl State {
     /// Returns the relay and the path to use, whatever the order of preference and placements say.
-    pub(super) fn chosen(&self) -> Choices {
+    pub(crate) fn chosen(&self) -> Choices {
         self.pending.last().map_or_else(|| self.chosen.clone(), |(_, choice)| self.chosen.with(choice))
     }
 
-    pub(super) fn usable(&self) -> impl Iterator<Item = &Arc<Line>> {
+    pub(crate) fn usable(&self) -> impl Iterator<Item = &Arc<Line>> {
         self.lines.iter().filter(|line| line.is_usable())
     }
 
     /// Notes that a connection ended without an answer from its relay.
-    pub(super) fn ended_in_silence(&mut self) {
+    pub(crate) fn ended_in_silence(&mut self) {
         let is_replaced = self.usable().next().is_some();
         self.is_expected &= is_replaced;
     }
 
     /// Whether a new tunnel gets a place.
-    pub(super) fn has_room(&self, now: Instant) -> bool {
+    pub(crate) fn has_room(&self, now: Instant) -> bool {
         !self.with_room(now, None).is_empty()
     }
 
     /// Returns the connections that take tunnels, in their order for new tunnels: by [rank](Choices::rank), and then by the order of
     /// preference of relays. A new connection to a better relay than the other connections have comes last.
-    pub(super) fn in_order(&self, now: Instant) -> Vec<&Arc<Line>> {
+    pub(crate) fn in_order(&self, now: Instant) -> Vec<&Arc<Line>> {
         let (chosen, mut lines) = (self.chosen(), self.usable().collect::<Vec<_>>());
         // The states of connections may change meanwhile, so each key is made once.
         lines.sort_by_cached_key(|line| {
@@ -77,7 +77,7 @@ impl State {
     /// tunnel and then [in order](Self::in_order). On each path, new tunnels use one relay, the path's own. Connections to its other relays are
     /// there for tunnels that are at these already. New tunnels get a place on them only once no further connection to the own relay can be
     /// expected.
-    pub(super) fn with_room(&self, now: Instant, left: Option<&Line>) -> Vec<&Arc<Line>> {
+    pub(crate) fn with_room(&self, now: Instant, left: Option<&Line>) -> Vec<&Arc<Line>> {
         let (chosen, order) = (self.chosen(), self.in_order(now));
         let is_own = |line: &Line| {
             let first = order.iter().find(|first| first.path_place == line.path_place);
@@ -97,12 +97,12 @@ impl State {
     }
 
     /// Whether no further connection will soon bring more places.
-    pub(super) fn is_alone(&self) -> bool {
+    pub(crate) fn is_alone(&self) -> bool {
         !self.may_grow.contains(&true)
     }
 
     /// Whether a connection leads to a better relay than others of its path, and is too new to take their place.
-    pub(super) fn settles(&self, line: &Line, now: Instant) -> bool {
+    pub(crate) fn settles(&self, line: &Line, now: Instant) -> bool {
         let is_worse = |other: &Line| other.path_place == line.path_place && other.place > line.place;
         now.saturating_duration_since(line.since) < self.settling
             && self.usable().any(|other| is_worse(other) && other.since < line.since)
@@ -110,7 +110,7 @@ impl State {
 
     /// Whether UDP tunnels of other paths are at this relay, and could come over to this path if it had a connection to the relay: their path
     /// may fail, whatever their placement is and whichever path an operator has chosen.
-    pub(super) fn may_come(&self, path: usize, relay: &str) -> bool {
+    pub(crate) fn may_come(&self, path: usize, relay: &str) -> bool {
         let is_elsewhere = |line: &Line| line.path_place != path && line.leads_to(relay);
         // The tunnels of a silent connection leave soon.
         let has_tunnels = |line: &Line| !line.goes() && !line.is_closed() && line.recallable() > 0;
@@ -118,7 +118,7 @@ impl State {
     }
 
     /// Returns the state of each relay of a path; `suspects` says which relays fell silent and are not trusted again.
-    pub(super) fn availability(&self, now: Instant, path: usize, suspects: &[bool]) -> Vec<RelayAvailability> {
+    pub(crate) fn availability(&self, now: Instant, path: usize, suspects: &[bool]) -> Vec<RelayAvailability> {
         let mut availability = vec![RelayAvailability::default(); suspects.len()];
         for line in self.lines.iter().filter(|line| line.path_place == path) {
             // Three answers show that a relay that was silent is back.

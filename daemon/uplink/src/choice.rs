@@ -4,7 +4,7 @@ use crate::line::Line;
 
 /// What an operator's move chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum OperatorChoice {
+pub(crate) enum OperatorChoice {
     /// A relay by its host and port, and the indices of the paths that lead to it.
     Relay { relay: String, paths: Vec<usize> },
     /// A path by its index.
@@ -13,7 +13,7 @@ pub(super) enum OperatorChoice {
 
 impl OperatorChoice {
     /// Whether a connection over this path to this relay is one that the operator means.
-    pub(super) fn means(&self, path_place: usize, to: &str) -> bool {
+    pub(crate) fn means(&self, path_place: usize, to: &str) -> bool {
         match self {
             Self::Relay { relay, .. } => relay == to,
             Self::Path(path) => *path == path_place,
@@ -24,16 +24,16 @@ impl OperatorChoice {
 /// The relay and the path that operators have chosen, which are used rather than others while they have room. The path counts more: it is
 /// chosen to take traffic off an uplink.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Choices {
+pub(crate) struct Choices {
     /// The host and port of the relay.
-    pub(super) relay: Option<String>,
+    pub(crate) relay: Option<String>,
     /// The index of the path.
-    pub(super) path: Option<usize>,
+    pub(crate) path: Option<usize>,
 }
 
 impl Choices {
     /// Returns the choices after another one is made. If it is a relay, a chosen path that does not lead there is no longer chosen.
-    pub(super) fn with(&self, choice: &OperatorChoice) -> Self {
+    pub(crate) fn with(&self, choice: &OperatorChoice) -> Self {
         match choice {
             OperatorChoice::Relay { relay, paths } => {
                 Self { relay: Some(relay.clone()), path: self.path.filter(|path| paths.contains(path)) }
@@ -43,19 +43,19 @@ impl Choices {
     }
 
     /// Whether a connection leads to the chosen relay.
-    pub(super) fn has_relay_of(&self, line: &Line) -> bool {
+    pub(crate) fn has_relay_of(&self, line: &Line) -> bool {
         self.relay.as_ref().is_some_and(|relay| line.leads_to(relay))
     }
 
     /// Whether a connection leads over the chosen path.
-    pub(super) fn has_path_of(&self, line: &Line) -> bool {
+    pub(crate) fn has_path_of(&self, line: &Line) -> bool {
         self.path == Some(line.path_place)
     }
 
     /// Returns the rank of a connection for a tunnel, lower first. The rank counts more than placements, which choose among the connections
     /// of the lowest rank. The chosen path comes first, then the chosen relay, and then, for a tunnel that leaves the connection `left`, the
     /// relay where it is.
-    pub(super) fn rank(&self, line: &Line, left: Option<&Line>) -> impl Ord + use<> {
+    pub(crate) fn rank(&self, line: &Line, left: Option<&Line>) -> impl Ord + use<> {
         let stays = left.is_some_and(|left| left.is_continued_by(line));
         (!self.has_path_of(line), !self.has_relay_of(line), !stays)
     }

@@ -29,7 +29,7 @@ const ANSWERS: u32 = 3;
 
 /// What a look at a connection has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beat {
+pub(crate) enum Beat {
     /// Nothing new.
     Same,
     /// It has become silent.
@@ -42,7 +42,7 @@ pub enum Beat {
 
 /// What is known of a connection's answers.
 #[derive(Debug)]
-pub struct Pulse {
+pub(crate) struct Pulse {
     heard: u64,
     sent: u64,
     /// Since when something has been unanswered.
@@ -62,7 +62,7 @@ pub struct Pulse {
 impl Pulse {
     /// Begins with the packets heard and sent so far.
     #[must_use]
-    pub fn new(heard: u64, sent: u64) -> Self {
+    pub(crate) fn new(heard: u64, sent: u64) -> Self {
         Self {
             heard,
             sent,
@@ -77,12 +77,12 @@ impl Pulse {
 
     /// Whether it is silent.
     #[must_use]
-    pub fn is_silent(&self) -> bool {
+    pub(crate) fn is_silent(&self) -> bool {
         self.asked.is_some()
     }
 
     /// Marks it silent, whatever was heard: it has no route, for example. If it is silent already, its earlier answers no longer count.
-    pub fn silence(&mut self, now: Instant) {
+    pub(crate) fn silence(&mut self, now: Instant) {
         self.silent_since.get_or_insert(now);
         self.asked = Some((now, 0));
         self.answered_since = false;
@@ -90,13 +90,19 @@ impl Pulse {
 
     /// Returns how long it has been silent at `now`.
     #[must_use]
-    pub fn silent_for(&self, now: Instant) -> Duration {
+    pub(crate) fn silent_for(&self, now: Instant) -> Duration {
         self.silent_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
     /// Examines how many packets were heard and sent by `now`. If `is_due`, the peer owes an answer to a request, and the connection may
     /// send nothing meanwhile: probes show whether the peer still lives.
-    pub fn look(&mut self, now: Instant, (heard, sent): (u64, u64), smoothed_rtt: Duration, is_due: bool) -> Beat {
+    pub(crate) fn look(
+        &mut self,
+        now: Instant,
+        (heard, sent): (u64, u64),
+        smoothed_rtt: Duration,
+        is_due: bool,
+    ) -> Beat {
         let pause = ASK.max(smoothed_rtt.min(4 * ASK));
         let news = heard.saturating_sub(std::mem::replace(&mut self.heard, heard));
         let answered = news > 0;

@@ -206,10 +206,7 @@ mod tests {
     use test_relay::{Does, PATIENCE, TestRelay};
 
     use super::*;
-    use crate::{
-        path::Path,
-        uplink::{SPARE, Uplink, UplinkResources, work::Step},
-    };
+    use crate::{Path, SPARE, Uplink, UplinkResources, work::Step};
 
     #[tokio::test]
     async fn a_path_has_a_connection_to_each_relay_at_which_tunnels_of_another_path_are() {

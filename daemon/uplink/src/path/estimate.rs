@@ -12,7 +12,7 @@ const SAMPLE: Duration = Duration::from_millis(250);
 
 /// The measured rates of a path, in the direction with more traffic.
 #[derive(Debug, Default)]
-pub struct Estimate {
+pub(crate) struct Estimate {
     /// When the current sample began, with the bytes sent and received by then.
     begun: Option<(Instant, u64, u64)>,
     /// The rates of the window, each higher than all later ones; in bytes per second.
@@ -24,7 +24,7 @@ pub struct Estimate {
 impl Estimate {
     /// Notes how many bytes were sent and received in total. Lower counts than before start a new sample: a
     /// connection has ended.
-    pub fn note(&mut self, now: Instant, sent: u64, received: u64) {
+    pub(crate) fn note(&mut self, now: Instant, sent: u64, received: u64) {
         while self.best.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > WINDOW) {
             self.best.pop_front();
         }
@@ -49,13 +49,13 @@ impl Estimate {
 
     /// Returns the best rate within the window, in bytes per second; 0 if nothing is known.
     #[must_use]
-    pub fn bytes_per_sec(&self) -> u64 {
+    pub(crate) fn bytes_per_sec(&self) -> u64 {
         self.best.front().map_or(0, |(_, rate)| *rate)
     }
 
     /// Returns the latest rate, in bytes per second: how much the path is used.
     #[must_use]
-    pub fn used_bytes_per_sec(&self) -> u64 {
+    pub(crate) fn used_bytes_per_sec(&self) -> u64 {
         self.latest
     }
 }

@@ -201,7 +201,7 @@ mod tests {
     use test_relay::{Does, PATIENCE, TestRelay};
 
     use super::*;
-    use crate::{tests::paths_to, uplink::UplinkResources};
+    use crate::{UplinkResources, tests::paths_to};
 
     /// The choice of a relay to which no path leads.
     fn relay(name: &str) -> OperatorChoice {

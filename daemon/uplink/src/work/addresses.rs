@@ -22,7 +22,7 @@ const ANEW: Duration = Duration::from_secs(1);
 
 impl Work<'_> {
     /// Begins with what is known of this host's network.
-    pub(in crate::uplink) fn begin(&mut self, host: &HostNetwork) {
+    pub(crate) fn begin(&mut self, host: &HostNetwork) {
         self.additions = host.additions();
         let relays = self.uplink.paths.iter().flat_map(|path| &path.relays);
         for (relay, source) in relays.zip(self.sources.iter_mut().flatten()) {
@@ -31,7 +31,7 @@ impl Work<'_> {
     }
 
     /// Handles a change of this host's addresses, routes or devices: connections continue from the new addresses.
-    pub(in crate::uplink) fn moved(&mut self, host: &HostNetwork) {
+    pub(crate) fn moved(&mut self, host: &HostNetwork) {
         let (lines, mut silent) = (self.uplink.state.borrow().lines.clone(), Vec::new());
         // If other paths can carry the tunnels, the tunnels do not wait for a route to come back.
         let several = self.uplink.has_several_paths();
@@ -108,7 +108,7 @@ impl Work<'_> {
     }
 
     /// Checks whether moved connections hear their relays, if tunnels have no other way. Until then, other connections take the new tunnels.
-    pub(in crate::uplink) fn prove(&mut self) {
+    pub(crate) fn prove(&mut self) {
         let now = Instant::now();
         if self.uplink.has_alternatives() {
             // `look` finds out whether the connections answer, and `give_up` closes those connections that stay silent.

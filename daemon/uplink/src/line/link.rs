@@ -78,7 +78,7 @@ impl Link {
 
     /// Counts the place among those for requests for models.
     #[must_use]
-    pub fn for_request(mut self) -> Self {
+    pub(crate) fn for_request(mut self) -> Self {
         let is_new = !std::mem::replace(&mut self.is_request, true);
         self.line.requests.fetch_add(is_new.into(), Relaxed);
         self
@@ -106,7 +106,7 @@ impl Link {
 
     /// Notes that the relay has no room for this tunnel beside the others of its connection. For a while, callers that request a
     /// place get another connection, or wait.
-    pub fn limit(&self) {
+    pub(crate) fn limit(&self) {
         self.line.places().limit(Instant::now());
     }
 

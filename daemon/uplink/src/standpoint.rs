@@ -1,0 +1,58 @@
+//! How each relay of an uplink is reached.
+
+use std::sync::Arc;
+
+use relay_client::{endpoint::Endpoint, error::ConnectError, introduction::CredentialsRefused};
+
+use super::Uplink;
+use crate::{line::Line, path::Path};
+
+/// One relay of an uplink, and how it is reached.
+#[derive(Clone)]
+pub struct Standpoint {
+    /// The name of its path; empty if there are no paths.
+    pub path: String,
+    /// Its host and port.
+    pub relay: String,
+    /// The name of the hop on the way to it; empty without a hop.
+    pub via: String,
+    /// The open connections to it that take tunnels.
+    pub lines: Vec<Arc<Line>>,
+    /// The results of attempts to connect.
+    pub attempts: Attempts,
+}
+
+/// The results of attempts to connect to a relay.
+#[derive(Clone, Debug, Default)]
+pub struct Attempts {
+    /// How many connections were made.
+    pub connects: u64,
+    /// How often connecting failed.
+    pub failures: u64,
+    /// The error of the last attempt, if it failed.
+    pub failure: Option<Arc<ConnectError>>,
+    /// Set if the relay refused the credentials, on whichever connection, and has accepted no request since.
+    pub refused: Option<CredentialsRefused>,
+}
+
+impl Uplink {
+    /// Returns how each relay is reached, in order of preference.
+    #[must_use]
+    pub fn standpoints(&self) -> Vec<Standpoint> {
+        let state = self.state.borrow();
+        let of = |at: (usize, usize), path: &Path, relay: &Endpoint, attempts: &Attempts| Standpoint {
+            path: path.name.clone(),
+            relay: relay.origin().to_string(),
+            via: relay.via().unwrap_or_default().to_owned(),
+            lines: state.usable().filter(|line| (line.path_place, line.place) == at).cloned().collect(),
+            attempts: Attempts { refused: relay.credentials().refused(), ..attempts.clone() },
+        };
+        let mut standpoints = Vec::new();
+        for (path_place, (path, attempts)) in self.paths.iter().zip(&state.attempts).enumerate() {
+            for (place, (relay, attempts)) in path.relays.iter().zip(attempts).enumerate() {
+                standpoints.push(of((path_place, place), path, relay, attempts));
+            }
+        }
+        standpoints
+    }
+}
