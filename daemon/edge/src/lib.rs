@@ -13,12 +13,14 @@
 //! | [`proxy`] | a local proxy, whose clients choose targets by themselves |
 //! | [`serve`] | a local address for clients of the OpenAI API |
 //! | [`connect`] | how incoming traffic gets to its target: CONNECT, and how refusals are handled |
+//! | [`balance`] | which of several gateways gets a request |
 //! | [`classes`] | the class of each local address |
 //! | [`schedules`] | the schedule that each connection to a relay follows |
 //! | [`counters`] | counters by local address |
 //! | [`hop`] | relays that are reached through others |
 //! | [`parting`] | tunnels that others have replaced, which still receive for a while |
 //! | [`roster`] | local addresses, open tunnels and connections, as the control plane and metrics see them |
+//! | `socket` | the socket of a local address |
 //! | `resources` | what the role shares with the rest of its process |
 //! | [`sources`] | the table of senders |
 //! | `wanted` | the local addresses that a configuration needs, and their connections |
@@ -32,14 +34,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::{SocketAddr, TcpListener, UdpSocket},
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result};
-use config::{Config, forward::Forward, path::PathSettings, targets::Protocol};
+use config::{Config, forward::Forward, path::PathSettings};
 use futures::future::join_all;
 use quic::{class::Membership, endpoint::Transport};
 use relay_client::{
@@ -69,6 +71,7 @@ mod resources;
 pub mod roster;
 pub mod schedules;
 pub mod serve;
+mod socket;
 pub mod sources;
 pub mod tcp;
 #[cfg(test)]
@@ -83,6 +86,7 @@ use proxy::Entrance;
 pub use resources::EdgeResources;
 pub use schedules::NamedSchedules;
 use serve::LastAnswers;
+use socket::LocalSocket;
 use tcp::Connections;
 use wanted::{SharingKey, Wanted};
 
@@ -105,36 +109,6 @@ pub struct Edge {
     last_answers: LastAnswers,
 }
 
-/// The socket of a local address.
-enum Socket {
-    Udp(UdpSocket),
-    Tcp(TcpListener),
-}
-
-impl Socket {
-    fn bind(address: SocketAddr, protocol: Protocol) -> io::Result<Self> {
-        match protocol {
-            Protocol::Udp => local::bind(address).map(Self::Udp),
-            Protocol::Tcp => role::door::bind(address).map(Self::Tcp),
-        }
-    }
-
-    fn try_clone(&self) -> io::Result<Self> {
-        match self {
-            Self::Udp(socket) => socket.try_clone().map(Self::Udp),
-            Self::Tcp(socket) => socket.try_clone().map(Self::Tcp),
-        }
-    }
-
-    #[cfg(test)]
-    fn address(&self) -> io::Result<SocketAddr> {
-        match self {
-            Self::Udp(socket) => socket.local_addr(),
-            Self::Tcp(socket) => socket.local_addr(),
-        }
-    }
-}
-
 /// A local address that is served.
 struct Served {
     wanted: Wanted,
@@ -142,7 +116,7 @@ struct Served {
     keys: Vec<SharingKey>,
     /// The keys of connections to the hops on the way.
     before: Vec<SharingKey>,
-    socket: Socket,
+    socket: LocalSocket,
     task: AbortHandle,
 }
 
@@ -179,7 +153,7 @@ struct Other {
     keys: Vec<(SharingKey, Arc<Uplink>)>,
     /// The connections to the hops on the way.
     before: Vec<(SharingKey, Arc<Uplink>)>,
-    socket: Socket,
+    socket: LocalSocket,
     member: Member,
     serving: Serving,
 }
@@ -262,7 +236,7 @@ impl Edge {
             Some(served) => served.socket.try_clone().map_err(anyhow::Error::from),
             None => {
                 let protocol = wanted.protocol();
-                Socket::bind(listen, protocol).map_err(|error| BindError::new(protocol, listen, error).into())
+                LocalSocket::bind(listen, protocol).map_err(|error| BindError::new(protocol, listen, error).into())
             }
         };
         let bind_failed = || format!("failed to serve {listen} ({name})");
@@ -327,28 +301,28 @@ impl Edge {
         Ok(uplink)
     }
 
-    fn serving(&self, own: Socket, wanted: &Wanted, member: Member, uplinks: Vec<Arc<Uplink>>) -> Result<Serving> {
+    fn serving(&self, own: LocalSocket, wanted: &Wanted, member: Member, uplinks: Vec<Arc<Uplink>>) -> Result<Serving> {
         let first = uplinks.first().cloned().context("no relay is configured")?;
         let entrance = self.resources.entrance(wanted.listen(), wanted.name());
         Ok(match (own, wanted, member) {
-            (Socket::Udp(socket), Wanted::Forward(forward), Member::Traffic(member)) => {
+            (LocalSocket::Udp(socket), Wanted::Forward(forward), Member::Traffic(member)) => {
                 Box::pin(Local::new(socket, forward, member, first, entrance)?.run())
             }
-            (Socket::Tcp(socket), Wanted::Forward(forward), Member::Traffic(member)) => {
+            (LocalSocket::Tcp(socket), Wanted::Forward(forward), Member::Traffic(member)) => {
                 let connections = Connections::new(socket, forward, member, first, entrance)?;
                 Box::pin(async move {
                     connections.run().await;
                     Ok(())
                 })
             }
-            (Socket::Tcp(socket), Wanted::Proxy(proxy), Member::Traffic(member)) => {
+            (LocalSocket::Tcp(socket), Wanted::Proxy(proxy), Member::Traffic(member)) => {
                 let clients = Entrance::new(socket, proxy, member, first, entrance)?;
                 Box::pin(async move {
                     clients.run().await;
                     Ok(())
                 })
             }
-            (Socket::Tcp(socket), Wanted::Serve(serve), Member::Requests(classes)) => {
+            (LocalSocket::Tcp(socket), Wanted::Serve(serve), Member::Requests(classes)) => {
                 let kept = (entrance, self.last_answers.clone());
                 let clients = serve::Clients::new(socket, serve, classes, uplinks, kept)?;
                 Box::pin(async move {
