@@ -135,7 +135,7 @@ fn a_is_three_times_as_fast_where_lowest_rtt_has_it_share_the_slow_path() {
 
 #[test]
 fn rows_are_what_the_plans_give() {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../");
     for name in PLANS {
         let results = std::fs::read_to_string(format!("{root}results/{name}.json")).unwrap();
         let rows = Row::parse_all(&results).unwrap();

@@ -38,7 +38,7 @@ fn known(row: &Row) -> Vec<Known> {
 
 #[test]
 fn rows_are_what_the_plan_gives_for_the_measured_times() {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../");
     let rows = Row::parse_all(&std::fs::read_to_string(format!("{root}results/mptcp-lab.json")).unwrap()).unwrap();
     let plan = plan();
     let settings = Setting::all(&plan);

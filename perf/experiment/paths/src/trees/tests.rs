@@ -131,7 +131,7 @@ fn the_best_way_is_no_worse_than_a_way() {
 
 #[test]
 fn rows_are_what_the_plan_gives() {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../");
     let kept = Row::parse_all(&std::fs::read_to_string(format!("{root}results/fstream-trees.json")).unwrap()).unwrap();
     let Any::Trees(plan) = Any::read("fstream-trees").unwrap() else { panic!("it is no plan of pages") };
     let settings = plan.pages.len() * plan.browsers.len() * plan.cells.len();
