@@ -20,6 +20,9 @@ use crate::process::{Process, run, said, send_signal, wait_for};
 /// How long something that should happen at once may take on a busy machine.
 pub const SOON: Duration = Duration::from_secs(20);
 
+/// How long a program may take to start: a guest of the vm ring gets only CPU time that no other process wants.
+const STARTED: Duration = Duration::from_secs(60);
+
 /// How long the client's side of a test may take.
 const WHOLE: Duration = Duration::from_secs(100);
 
@@ -94,7 +97,7 @@ impl Site {
         let file = folder.write("paced.toml", &configuration(&folder, &chain, terms))?;
         let relay = chain.relay.start(crate::program("paced")?, ["run".into(), "--config".into(), file])?;
         let site = Self { relay, chain, authority, folder };
-        wait_for("metrics of the relay", SOON, || site.counts().ok())
+        wait_for("metrics of the relay", STARTED, || site.counts().ok())
             .with_context(|| format!("the relay said:\n{}", site.relay.output()))?;
         Ok(site)
     }
@@ -117,7 +120,7 @@ impl Site {
         self.configure(terms)?;
         let arguments = ["run".into(), "--config".into(), self.path("paced.toml")];
         self.relay = self.chain.relay.start(crate::program("paced")?, arguments)?;
-        wait_for("metrics of the relay", SOON, || self.counts().ok())
+        wait_for("metrics of the relay", STARTED, || self.counts().ok())
             .with_context(|| format!("the relay said:\n{}", self.relay.output()))?;
         Ok(())
     }
