@@ -197,10 +197,10 @@ impl Drop for Tunnelled {
 #[cfg(test)]
 mod tests {
     use test_relay::{Does, PATIENCE, TestRelay, eventually};
-    use tokio::sync::watch;
     use uplink::UplinkResources;
 
     use super::*;
+    use crate::tests::start;
 
     fn target() -> Target {
         Target::from_authority("192.0.2.1:443").unwrap()
@@ -211,8 +211,7 @@ mod tests {
         let relays = [TestRelay::start(Does::SayNothing, true), TestRelay::start(Does::Echo, true)];
         let endpoints = relays.iter().map(TestRelay::endpoint).collect();
         let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), UplinkResources::default());
-        let running = uplink.clone();
-        let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
+        let running = start(&uplink);
         let tunnels = HopTunnels::new("first", uplink.clone(), Arc::default(), Counter::default());
         let opening = tokio::spawn(async move { tunnels.tunnel(&target()).await.map(drop) });
         let requests = || relays.iter().map(TestRelay::requests).sum::<usize>();
@@ -231,8 +230,7 @@ mod tests {
         for (does, requests) in [(Does::Refuse, 1), (Does::Reset, 2)] {
             let relay = TestRelay::start(does, true);
             let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
-            let running = uplink.clone();
-            let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
+            let running = start(&uplink);
             let tunnels = HopTunnels::new("first", uplink, Arc::default(), Counter::default());
             let error = tunnels.open(&target()).await.map(drop).unwrap_err();
             assert!(error.to_string().contains("[hop.first]") && !error.is_unanswered(), "{error}");

@@ -338,18 +338,17 @@ impl Drop for RosterEntry {
 #[cfg(test)]
 mod tests {
     use test_relay::{Does, PATIENCE, TestRelay, eventually};
-    use tokio::sync::watch;
     use uplink::UplinkResources;
 
     use super::*;
+    use crate::tests::start;
 
     #[tokio::test]
     async fn a_connection_that_takes_no_tunnels_is_listed_while_it_is_open() {
         let (relay, roster) = (TestRelay::start(Does::Echo, true), Roster::default());
         let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
         roster.note_uplink(&uplink);
-        let running = uplink.clone();
-        let running = tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await });
+        let running = start(&uplink);
         let line = uplink.link().await.unwrap().line().clone();
         eventually(|| line.relay.is_let_in()).await;
         let listed = || roster.connections(0).iter().map(|(_, line)| line.id).collect::<Vec<_>>();

@@ -55,6 +55,12 @@ pub(crate) fn access_to(endpoint: Endpoint, resources: UplinkResources) -> Relay
     RelayAccess { uplink, membership, is_chosen: false, idle: PATIENCE, entrance, counters, told }
 }
 
+/// Starts the task of an uplink. For it, nothing changes on this host.
+pub(crate) fn start(uplink: &Arc<Uplink>) -> JoinHandle<()> {
+    let uplink = uplink.clone();
+    tokio::spawn(async move { uplink.run(watch::Sender::default().subscribe()).await })
+}
+
 /// A forward to a relay, and an application that uses it.
 struct Edge {
     address: SocketAddr,

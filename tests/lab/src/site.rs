@@ -20,7 +20,7 @@ use crate::process::{Process, run, said, send_signal, wait_for};
 /// How long something that should happen at once may take on a busy machine.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// How long a program may take to start: a guest of the vm ring gets only CPU time that no other process wants.
+/// How long a relay may take to start: a guest of the vm ring gets only CPU time that no other process wants.
 const STARTED: Duration = Duration::from_secs(60);
 
 /// How long the client's side of a test may take.

@@ -9,6 +9,7 @@ use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use uplink::{Line, Path, PathTerms, UplinkResources};
 
 use super::{source::Stage, *};
+use crate::tests::start;
 
 /// A local address whose tunnels go through `uplink`, with these waits after refusals.
 fn local(uplink: Arc<Uplink>, counters: &Arc<LocalAddressCounters>, backoff: (Duration, Duration)) -> Local {
@@ -43,8 +44,8 @@ fn uplink_to(relay: &TestRelay) -> (Arc<Uplink>, JoinHandle<()>) {
 /// A running uplink to a relay, with these resources.
 fn uplink_with(relay: &TestRelay, resources: UplinkResources) -> (Arc<Uplink>, JoinHandle<()>) {
     let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), resources);
-    let running = uplink.clone();
-    (uplink, tokio::spawn(async move { running.run(watch::Sender::default().subscribe()).await }))
+    let running = start(&uplink);
+    (uplink, running)
 }
 
 /// An uplink with a connection over each of two paths to a relay. Of its task only the connections go on: it neither makes others nor

@@ -250,7 +250,7 @@ mod tests {
     use prometheus_client::metrics::counter::Counter;
     use test_relay::{Does, PATIENCE, TestRelay, eventually};
     use tokio::{
-        sync::{Semaphore, watch},
+        sync::Semaphore,
         task::{JoinHandle, yield_now},
     };
     use uplink::{Uplink, UplinkResources};
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
     use crate::{
         connect::RelayAccess,
-        tests::{access_to, unreached},
+        tests::{access_to, start, unreached},
     };
 
     /// What clients of a proxy share, and an association of the client at `from`.
@@ -324,8 +324,8 @@ mod tests {
             let (relay, resources) = (TestRelay::start(does, true), UplinkResources::default());
             let moved = resources.counters.moved_tunnels.clone();
             let access = access_to(relay.endpoint(), resources);
-            let (uplink, runner) = (access.uplink.clone(), access.uplink.clone());
-            let running = tokio::spawn(async move { runner.run(watch::Sender::default().subscribe()).await });
+            let uplink = access.uplink.clone();
+            let running = start(&uplink);
             let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
             let association = association(access, application.local_addr().unwrap()).await;
             let target = Target::from_authority("192.0.2.1:9").unwrap();

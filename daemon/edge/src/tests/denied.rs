@@ -8,12 +8,11 @@ use std::{
 use config::forward::TunnelMode;
 use masque::{h3::Code, request::TunnelRefused, target::Target};
 use test_relay::{Does, PATIENCE, TestRelay, eventually};
-use tokio::sync::watch;
 use uplink::UplinkResources;
 
 use super::{
     super::{connect::NoConnection, roster::LocalClient},
-    Edge, access_to,
+    Edge, access_to, start,
 };
 
 #[tokio::test]
@@ -28,8 +27,7 @@ async fn a_response_that_opens_no_tunnel_ends_its_request_with_the_code_for_malf
 async fn a_quota_that_is_used_up_is_told_at_once_and_no_other_connection_is_tried() {
     let relay = TestRelay::start(Does::SayUsedUp, true);
     let access = access_to(relay.endpoint(), UplinkResources::default());
-    let uplink = access.uplink.clone();
-    let running = tokio::spawn(async move { uplink.run(watch::Sender::default().subscribe()).await });
+    let running = start(&access.uplink);
     let client = LocalClient::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));
     let target = Target::from_authority("192.0.2.1:9").unwrap();
     let is_used_up = |refused: Option<NoConnection>| {
