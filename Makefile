@@ -17,7 +17,7 @@ tool = test -x $(tools)/bin/$(1) || env -u RUSTC_WORKSPACE_WRAPPER CARGO_PROFILE
 
 .PHONY: run demo demo-llm test lint deny bench bench-diff bench-models papers programs documents install deb
 
-run: ## Runs the relay from a quick build, whose payloads cost up to 15 % more than a release's. Without ARGS, in development mode on localhost:4433; or ARGS="--config FILE".
+run: ## Runs the relay from a quick build: a payload costs up to 15 % more than with a release. Without ARGS, in development mode on localhost:4433; or ARGS="--config FILE".
 	@tests/setup build
 	cargo build --profile quick --bins
 	$(CARGO_TARGET_DIR)/quick/paced run $(ARGS)
