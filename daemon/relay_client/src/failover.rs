@@ -4,7 +4,8 @@
 //! Relays are in order of preference. While there is no connection, the edge tries one relay after another: it tries
 //! the next once the one before has not answered for [`STAGGER`], or has failed. While there is a connection, the edge
 //! tries the preferred relays in the background, as often as the back-off allows. A relay that an operator has chosen
-//! counts as the most preferred one. A relay at which tunnels of another path are is also connected to.
+//! counts as the most preferred one. A relay at which tunnels of another path are is also connected to, and so is the relay that a slow one
+//! is compared with. While a slow relay stands by, the edge uses the next one.
 //!
 //! The back-off spares relays that are overloaded. While another path works, a relay that does not answer is more likely to be out of reach
 //! than overloaded, and waits no longer than [`SHORT`](super::backoff::SHORT).
@@ -27,6 +28,8 @@ pub struct RelayAvailability {
     pub has_room: bool,
     /// Whether a new connection to it has yet to show that the relay answers.
     pub is_on_trial: bool,
+    /// Whether it is slow: connections to it work, but tunnels use another relay.
+    pub stands_by: bool,
 }
 
 /// What to do next.
@@ -59,7 +62,7 @@ struct Attempts {
     since: Option<Instant>,
     /// Whether the last attempt failed for lack of an answer.
     is_unanswered: bool,
-    /// Whether tunnels of another path are at this relay.
+    /// Whether there should be a connection to this relay besides that in use.
     is_needed: bool,
 }
 
@@ -83,8 +86,8 @@ impl Failover {
         self.has_other_path = has_other_path;
     }
 
-    /// Notes whether tunnels of another path are at a relay. While a relay works, the edge then also connects to this one, however much
-    /// it is preferred, so that these tunnels can come over and stay at their relay.
+    /// Notes whether there should be a connection to a relay, however much it is preferred, while another one works. Tunnels of another path
+    /// are at this relay, so that they can come over and stay at it; or the relay in use may be slow, and is compared with this one.
     pub fn need(&mut self, relay: usize, is_needed: bool) {
         if let Some(relay) = self.relays.get_mut(relay) {
             relay.is_needed = is_needed;
@@ -158,8 +161,8 @@ impl Failover {
         earliest.map_or(Next::Nothing, Next::Wait)
     }
 
-    /// Returns the next step while the relay at index `used` works. The edge tries all relays before it, and all relays at which tunnels
-    /// of another path are. If the relay in use is full, it gets one more connection.
+    /// Returns the next step while the relay at index `used` works. The edge tries all relays before it, and all relays that are
+    /// [needed](Self::need). If the relay in use is full, it gets one more connection.
     fn better(&self, now: Instant, wanted: bool, used: usize, availability: &[RelayAvailability]) -> Next {
         // A connection to another relay is there for tunnels that are at that relay.
         let may_have_more = |relay: &RelayAvailability| !relay.has_room && relay.usable < self.connections;
@@ -171,7 +174,10 @@ impl Failover {
         let is_missing = |relay: usize| availability.get(relay).is_some_and(|relay| relay.usable == 0);
         let is_due =
             |relay: usize, it: &Attempts| is_tried(relay) || it.is_needed && is_missing(relay) || more && relay == used;
-        let relays = self.relays.iter().enumerate().filter(|(relay, _)| !is_on_trial(availability, *relay));
+        // A further connection to a slow relay would not be faster.
+        let stands_by = |relay: usize| availability.get(relay).is_some_and(|relay| relay.stands_by);
+        let is_open = |relay: usize| !is_on_trial(availability, relay) && !stands_by(relay);
+        let relays = self.relays.iter().enumerate().filter(|(relay, _)| is_open(*relay));
         let idle = relays.filter(|(relay, it)| it.since.is_none() && is_due(*relay, it));
         let next = idle.map(|(place, relay)| (relay.backoff.wait(now), place)).min();
         match next {
@@ -231,7 +237,8 @@ mod tests {
     use crate::backoff::SHORT;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const NONE: RelayAvailability = RelayAvailability { usable: 0, has_room: false, is_on_trial: false };
+    const NONE: RelayAvailability =
+        RelayAvailability { usable: 0, has_room: false, is_on_trial: false, stands_by: false };
     const UP: RelayAvailability = RelayAvailability { usable: 1, has_room: true, ..NONE };
     const FULL: RelayAvailability = RelayAvailability { usable: 1, ..NONE };
 
@@ -302,6 +309,17 @@ mod tests {
         assert_eq!(relays.next(now, true, &[TRIED, NONE]), Next::Connect(1));
         assert_eq!(relays.next(now, false, &[TRIED, UP]), Next::Nothing);
         assert_eq!(relays.next(now, false, &[NONE, UP]), Next::Connect(0));
+    }
+
+    #[test]
+    fn a_slow_relay_that_stands_by_gets_no_other_connection_and_the_next_one_is_used() {
+        const SLOW: RelayAvailability = RelayAvailability { stands_by: true, ..NONE };
+        let (mut relays, now) = (of(2), Instant::now());
+        assert_eq!(relays.next(now, true, &[SLOW, UP]), Next::Nothing);
+        assert_eq!(relays.next(now, true, &[SLOW, FULL]), Next::Connect(1));
+        relays.choose(Some(0));
+        relays.need(0, true);
+        assert_eq!(relays.next(now, true, &[SLOW, UP]), Next::Nothing);
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl ConnectionCounters {
             ("edge_connections_left", "Connections given up after a change of address", &self.left),
             ("edge_paths_silent", "Paths and relays that fell silent, so that their tunnels moved", &self.silent),
             ("edge_paths_returned", "Paths and relays that fell silent and are trusted again", &self.returned),
-            ("edge_paths_slow", "Paths that became slow, so that their tunnels moved", &self.slow),
+            ("edge_paths_slow", "Paths and relays that became slow, so that their tunnels moved", &self.slow),
             (
                 "edge_paths_given_up",
                 "Connections over silent paths that were ended for what could not move",

@@ -434,8 +434,8 @@ impl Uplink {
         self.paths.get(path)?.relays.get(place)
     }
 
-    /// Closes connections without tunnels if their relay is shutting down, or if others of the same path suffice. To a relay at which tunnels
-    /// of another path are, one connection is kept.
+    /// Closes connections without tunnels if their relay is shutting down, or if others of the same path suffice. One connection is kept to a
+    /// relay at which tunnels of another path are, or with which a slow one is compared.
     fn close_spare(&self, now: Instant) {
         self.state.send_if_modified(|state| {
             let order = state.in_order(now);
@@ -444,10 +444,13 @@ impl Uplink {
                 let first = order.iter().find(|first| first.path_place == line.path_place);
                 let there = order.iter().find(|it| (it.path_place, it.place) == (line.path_place, line.place));
                 let is_awaited = there.is_some_and(|there| Arc::ptr_eq(there, line))
-                    && state.may_come(line.path_place, &line.way().relay);
-                // A silent connection is kept, to be probed, and the connection to a better relay until it takes tunnels.
-                let is_needed =
-                    line.is_doubted() || state.settles(line, now) || first.is_none_or(|first| Arc::ptr_eq(first, line));
+                    && (state.may_come(line.path_place, &line.way().relay)
+                        || state.is_compared(line.path_place, line.place));
+                // Silent and slow connections are kept, to be probed, and the connection to a better relay until it takes tunnels.
+                let is_needed = line.is_doubted()
+                    || line.stands_by()
+                    || state.settles(line, now)
+                    || first.is_none_or(|first| Arc::ptr_eq(first, line));
                 line.tunnels() > 0 || !line.goes() && (is_young || is_needed || is_awaited)
             };
             let (kept, spare): (Vec<_>, Vec<_>) = state.lines.iter().cloned().partition(is_kept);

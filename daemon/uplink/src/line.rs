@@ -95,7 +95,7 @@ pub struct Line {
     carried: Mutex<HashMap<u64, Carried>>,
     next_place: AtomicU64,
     sizes: Arc<Sizes>,
-    /// Whether its path is slow.
+    /// Whether its path, or its relay on this path, is slow.
     slow: AtomicBool,
     /// Whether its address has changed so often that it takes no new tunnels.
     worn: AtomicBool,
@@ -247,7 +247,7 @@ impl Line {
         });
     }
 
-    /// Notes whether its path is slow. On a slow path it takes no new tunnels, and open UDP tunnels move to another connection.
+    /// Notes whether its path, or its relay on this path, is slow. Then it takes no new tunnels, and open UDP tunnels move to another connection.
     pub(crate) fn note_slow(&self, is_slow: bool) {
         self.slow.store(is_slow, Relaxed);
         if is_slow {
@@ -257,13 +257,13 @@ impl Line {
         }
     }
 
-    /// Whether it would take tunnels if its path were not slow.
+    /// Whether it would take tunnels if it were not slow.
     #[must_use]
     pub(crate) fn stands_by(&self) -> bool {
         self.is_in_service() && self.is_slow()
     }
 
-    /// Whether its path is slow.
+    /// Whether its path, or its relay on this path, is slow.
     #[must_use]
     pub(crate) fn is_slow(&self) -> bool {
         self.slow.load(Relaxed)

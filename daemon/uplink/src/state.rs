@@ -33,6 +33,8 @@ pub(crate) struct State {
     pub(crate) failure: Option<Arc<ConnectError>>,
     /// By path: whether a further connection to its own relay, which new tunnels use, may soon bring more places. Empty until that is known.
     pub(crate) may_grow: Vec<bool>,
+    /// By path: the relay that the one in use, which may be slow, is compared with.
+    pub(crate) compared: Vec<Option<usize>>,
     /// Whether another connection will probably be made: the last attempt succeeded, and that connection did not end in silence.
     pub(crate) is_expected: bool,
     /// How long a connection to a preferred relay must last before it takes tunnels from a working connection: an unstable relay is no
@@ -117,18 +119,27 @@ impl State {
         self.lines.iter().any(|line| is_elsewhere(line) && has_tunnels(line))
     }
 
+    /// Whether another relay of a path, which may be slow, is compared with this one.
+    pub(crate) fn is_compared(&self, path: usize, relay: usize) -> bool {
+        self.compared.get(path) == Some(&Some(relay))
+    }
+
     /// Returns the state of each relay of a path; `suspects` says which relays fell silent and are not trusted again.
     pub(crate) fn availability(&self, now: Instant, path: usize, suspects: &[bool]) -> Vec<RelayAvailability> {
         let mut availability = vec![RelayAvailability::default(); suspects.len()];
+        let is_used = self.usable().any(|line| line.path_place == path);
         for line in self.lines.iter().filter(|line| line.path_place == path) {
             // Three answers show that a relay that was silent is back.
             let is_young = now.saturating_duration_since(line.since) < TRIAL;
             if let Some(relay) = availability.get_mut(line.place) {
                 relay.is_on_trial |= suspects[line.place] && is_young && line.is_doubted() && !line.is_closed();
             }
-            // A further connection over a slow path would not be faster.
+            // A further connection over a slow path would not be faster. If another relay of the path is used instead, that may need more.
             let stands_by = line.stands_by();
-            if let Some(relay) = availability.get_mut(line.place).filter(|_| stands_by || line.is_usable()) {
+            let Some(relay) = availability.get_mut(line.place) else { continue };
+            if stands_by && is_used {
+                relay.stands_by = true;
+            } else if stands_by || line.is_usable() {
                 relay.usable += 1;
                 relay.has_room |= stands_by || line.has_room();
             }

@@ -65,8 +65,8 @@ pub(crate) struct Work<'a> {
     pub(crate) introductions: JoinSet<(Arc<Line>, Option<CredentialsRefused>)>,
     /// By path and relay: whether it fell silent and has not yet answered for long enough.
     suspects: Vec<Vec<bool>>,
-    /// By path: whether it is slow, and when its round trip was last probed.
-    slowness: Vec<(Slowness, Option<Instant>)>,
+    /// By path and relay: whether it is slow, and when its round trip was last probed.
+    slowness: Vec<Vec<(Slowness, Option<Instant>)>>,
     /// Which tunnels are to look for a better path.
     returning: Returning,
     /// The origin of the times of `slowness`.
@@ -96,7 +96,7 @@ impl<'a> Work<'a> {
             departures: JoinSet::new(),
             introductions: JoinSet::new(),
             suspects: uplink.paths.iter().map(|path| vec![false; path.relays.len()]).collect(),
-            slowness: vec![Default::default(); uplink.paths.len()],
+            slowness: uplink.paths.iter().map(|path| vec![Default::default(); path.relays.len()]).collect(),
             returning: Returning::default(),
             start: Instant::now(),
             pulses: Vec::new(),

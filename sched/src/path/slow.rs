@@ -1,8 +1,8 @@
-//! Whether a path has become so slow that its tunnels should move to another path.
+//! Whether a path, or one relay of a path, has become so slow that its tunnels should move to another path or relay.
 //!
 //! A distant path is not slow: placements know its round trip and choose it where that pays. A slow path takes several
 //! times its own shortest round trip, because something on the way, or the host at its end, is overloaded. It is slow only
-//! in comparison: without another path there is nowhere to go.
+//! in comparison: without another path or relay there is nowhere to go.
 
 /// A slow path's smoothed round trip is at least this many times its shortest one.
 const SHORTEST: u64 = 4;
@@ -13,6 +13,9 @@ const EXCESS_NS: u64 = 200_000_000;
 
 /// How long both conditions must hold before tunnels leave, in nanoseconds: a burst fills a queue for a second or two.
 const SLOW_FOR_NS: u64 = 3_000_000_000;
+
+/// How long round trips must have been long before another relay is worth a connection to compare with, in nanoseconds.
+const LONG_FOR_NS: u64 = 1_000_000_000;
 
 /// How long the path must have been normal again, in nanoseconds, before it takes tunnels again. Once the load has left,
 /// every path is fast.
@@ -44,6 +47,15 @@ pub struct Slowness {
     is_slow: bool,
     /// Since when the measurements contradict `is_slow`.
     since_ns: Option<u64>,
+    /// Since when round trips are as long as a slow path's, whatever others have.
+    long_since_ns: Option<u64>,
+}
+
+impl RoundTrips {
+    /// Whether they are long beside the shortest one.
+    fn are_long(&self, times: u64) -> bool {
+        self.smoothed_ns >= self.shortest_ns.saturating_mul(times)
+    }
 }
 
 impl Slowness {
@@ -51,6 +63,18 @@ impl Slowness {
     #[must_use]
     pub fn is_slow(&self) -> bool {
         self.is_slow
+    }
+
+    /// Whether there should be a connection to compare the path with, at `now_ns`: it is slow, or its round trips have been long for a
+    /// second, by as much as they would exceed those of a path that is as it was itself.
+    pub fn needs_other(&mut self, now_ns: u64, path: Option<RoundTrips>) -> bool {
+        let exceeds = |path: &RoundTrips| path.smoothed_ns >= path.shortest_ns.saturating_add(EXCESS_NS);
+        if !path.is_some_and(|path| path.are_long(SHORTEST) && exceeds(&path)) {
+            self.long_since_ns = None;
+            return self.is_slow;
+        }
+        let since_ns = *self.long_since_ns.get_or_insert(now_ns);
+        self.is_slow || now_ns.saturating_sub(since_ns) >= LONG_FOR_NS
     }
 
     /// Judges a path at `now_ns` against the lowest smoothed round trip of the other paths that could take its tunnels, if
@@ -62,8 +86,7 @@ impl Slowness {
         };
         let Some(path) = path else { return SlownessChange::None };
         let (limit, excess_ns) = if self.is_slow { (SHORTEST / 2, EXCESS_NS / 2) } else { (SHORTEST, EXCESS_NS) };
-        let is_long = path.smoothed_ns >= path.shortest_ns.saturating_mul(limit);
-        let is_slow = is_long && path.smoothed_ns >= other_ns.saturating_add(excess_ns);
+        let is_slow = path.are_long(limit) && path.smoothed_ns >= other_ns.saturating_add(excess_ns);
         if is_slow == self.is_slow {
             self.since_ns = None;
             return SlownessChange::None;
@@ -73,7 +96,7 @@ impl Slowness {
         if now_ns.saturating_sub(since_ns) < needed_ns {
             return SlownessChange::None;
         }
-        *self = Self { is_slow, since_ns: None };
+        (self.is_slow, self.since_ns) = (is_slow, None);
         if is_slow { SlownessChange::Slow } else { SlownessChange::Good }
     }
 }
@@ -136,6 +159,21 @@ mod tests {
         // Between the two limits it keeps its state.
         assert_eq!(look(&mut slowness, (200_000, 300_000), |_| (path(150, 20), Some(40))), []);
         assert!(slowness.is_slow());
+    }
+
+    #[test]
+    fn another_relay_is_needed_after_a_second_of_long_round_trips_and_while_the_path_is_slow() {
+        let mut slowness = Slowness::default();
+        let mut needs = |ms: u64, path| slowness.needs_other(ms * MS, path);
+        assert_eq!([0, 950, 1_000].map(|ms| needs(ms, path(400, 20))), [false, false, true]);
+        assert!(!needs(1_050, path(30, 20)) && !needs(1_100, path(400, 20)), "the next second counts anew");
+        assert!(!needs(9_000, path(700, 600)) && !needs(9_000, path(190, 5)), "neither far nor short is long");
+        assert!(!needs(9_000, None));
+        look(&mut slowness, (10_000, 14_000), |_| (path(400, 20), Some(40)));
+        assert!(
+            slowness.is_slow() && slowness.needs_other(14_000 * MS, path(30, 20)),
+            "it is compared until it is good"
+        );
     }
 
     #[test]

@@ -121,11 +121,8 @@ fn may_return(from: &Line, to: &Line) -> bool {
 impl Work<'_> {
     /// Notes to which relays each path needs a connection because tunnels of other paths are there: at another relay, their targets would see
     /// another source address. Tunnels use the connection when their path fails, or when this path is better. A path that takes no tunnels
-    /// needs none.
+    /// needs none. Also notes which relay may take the tunnels of a slow one.
     pub(super) fn follow_tunnels(&mut self) {
-        if !self.uplink.has_several_paths() {
-            return;
-        }
         let state = self.uplink.state.borrow();
         for (place, (path, failover)) in self.uplink.paths.iter().zip(&mut self.failovers).enumerate() {
             // A path with one relay has no other to connect to.
@@ -134,7 +131,8 @@ impl Work<'_> {
             }
             let takes_tunnels = state.usable().any(|line| line.path_place == place);
             for (relay, endpoint) in path.relays.iter().enumerate() {
-                failover.need(relay, takes_tunnels && state.may_come(place, &endpoint.origin().to_string()));
+                let is_awaited = takes_tunnels && state.may_come(place, &endpoint.origin().to_string());
+                failover.need(relay, is_awaited || state.is_compared(place, relay));
             }
         }
     }
