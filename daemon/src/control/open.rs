@@ -126,7 +126,7 @@ impl Control {
                 // Local addresses that do not name the relay keep theirs. Connections to hops have no paths that tunnels could move to. Both
                 // matter only if nothing can move and no attempt has failed.
                 let rank = |error: &NotMoved| match error {
-                    NotMoved::Unreachable(_) | NotMoved::NoAnswer(_) | NotMoved::Unused(_) => 0,
+                    NotMoved::Unreachable(_) | NotMoved::NoAnswer(_) | NotMoved::Unused(_) | NotMoved::Slow(_) => 0,
                     NotMoved::Unknown { .. } => 1,
                     NotMoved::WithoutPaths => 2,
                 };

@@ -58,6 +58,9 @@ pub enum NotMoved {
     /// The path has no connection that takes tunnels, and there is no reason yet.
     #[error("the path {0} took no tunnels in time; tunnels stay where they are")]
     Unused(String),
+    /// It works, but it is slow.
+    #[error("{0} is slow now, so tunnels would leave it again; they stay where they are")]
+    Slow(Destination),
 }
 
 impl Uplink {
@@ -108,7 +111,7 @@ impl Uplink {
     /// changes.
     ///
     /// # Errors
-    /// There is no such relay or path, or it has no connection that takes tunnels and cannot get one.
+    /// There is no such relay or path, or it has no connection that takes tunnels and cannot get one. A slow relay or path takes none.
     pub async fn prepare_move(self: Arc<Self>, to: &Destination) -> Result<PreparedMove, NotMoved> {
         let choice = self.choice_of(to)?;
         let attempts = |state: &State| self.attempts_toward(state, &choice);
@@ -123,12 +126,17 @@ impl Uplink {
             loop {
                 {
                     let state = changes.borrow_and_update();
-                    if state.usable().any(|line| choice.means(line.path_place, &line.way().relay)) {
-                        return true;
+                    let mut meant = state.lines.iter().filter(|line| choice.means(line.path_place, &line.way().relay));
+                    if meant.clone().any(|line| line.is_usable()) {
+                        return Ok(());
+                    }
+                    // A further connection would be as slow.
+                    if meant.any(|line| line.stands_by()) {
+                        return Err(Some(NotMoved::Slow(to.clone())));
                     }
                     // One path, or one relay of the path, may fail at once while another connects.
                     if failures(&state).iter().all(Option::is_some) {
-                        return false;
+                        return Err(None);
                     }
                 }
                 if changes.changed().await.is_err() {
@@ -136,8 +144,10 @@ impl Uplink {
                 }
             }
         };
-        if let Ok(true) = timeout(MOVE_PATIENCE, is_there).await {
-            return Ok(prepared);
+        match timeout(MOVE_PATIENCE, is_there).await {
+            Ok(Ok(())) => return Ok(prepared),
+            Ok(Err(Some(refused))) => return Err(refused),
+            Ok(Err(None)) | Err(_) => {}
         }
         let failure = failures(&self.state.borrow()).into_iter().flatten().next();
         Err(match (failure, to) {
@@ -305,6 +315,26 @@ mod tests {
         assert_eq!((path(), lines.map(|line| line.is_left())), (Some(1), [true, false, true]));
         uplink.prefer();
         assert_eq!(path(), None);
+    }
+
+    #[tokio::test]
+    async fn a_slow_relay_or_path_takes_no_tunnels_until_it_is_good() {
+        let relay = TestRelay::start(Does::Echo, true);
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
+        let line = uplink.connect(1).await;
+        let (path, at) = (Destination::Path("b".to_owned()), Destination::Relay(line.way().relay.to_string()));
+        line.note_slow(true);
+        for to in [&path, &at] {
+            let refused = uplink.clone().prepare_move(to).await.map(drop).unwrap_err();
+            let expected = format!("{to} is slow now, so tunnels would leave it again; they stay where they are");
+            assert_eq!(refused.to_string(), expected);
+        }
+        assert_eq!(uplink.state.borrow().chosen(), Choices::default());
+        line.note_slow(false);
+        assert!(uplink.clone().prepare_move(&path).await.is_ok());
+        line.note_slow(true);
+        let _other = uplink.connect(0).await;
+        assert!(uplink.clone().prepare_move(&at).await.is_ok(), "another path to it is good");
     }
 
     #[tokio::test]
