@@ -1,7 +1,7 @@
 //! Paths, and relays of a list, that have become slow: their tunnels move to others until the round trip is short again.
 //!
 //! The connections over one path to one relay are judged together, against the other paths and against the relay that would be used
-//! instead. To compare with that relay, a connection to it is made once round trips are long.
+//! instead. To compare with that relay, a connection to it is made once round trips are long, if no other path works.
 
 use std::{sync::Arc, time::Duration};
 
@@ -93,9 +93,11 @@ impl Work<'_> {
         change != SlownessChange::None
     }
 
-    /// Whether tunnels over a path to one of its relays may do better at another relay.
+    /// Whether tunnels over a path to one of its relays may do better at another relay of this path. If another path works, they move to that:
+    /// a connection over a slow path would never know the short round trips.
     fn is_to_be_compared(&mut self, at: (usize, usize), now: Instant, lines: &[Arc<Line>]) -> bool {
-        let has_others = self.slowness.get(at.0).is_some_and(|relays| relays.len() > 1);
+        let has_others = self.slowness.get(at.0).is_some_and(|relays| relays.len() > 1)
+            && !lines.iter().any(|line| line.path_place != at.0 && line.is_usable());
         let seen = round_trips(over(at, lines).filter(|line| !line.is_doubted()));
         let has_tunnels = over(at, lines).any(|line| line.tunnels() > 0);
         let now_ns = ns(now.saturating_duration_since(self.start));
