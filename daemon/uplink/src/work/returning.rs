@@ -1,5 +1,6 @@
 //! Tunnels that go back to a better path: once a path has taken tunnels for a while, the tunnels of other paths to the same relay are asked,
-//! a few per second, whether they would gain by a move. A path that takes tunnels gets a connection to each of its relays at which tunnels
+//! a few per second, whether they would gain by a move. The round trip of a path that nothing uses is measured meanwhile, because new
+//! tunnels choose by it, too. A path that takes tunnels gets a connection to each of its relays at which tunnels
 //! of other paths are.
 
 use std::{
@@ -23,8 +24,8 @@ const STEADIEST: Duration = Duration::from_secs(600);
 /// How long after tunnels came back a break no longer counts against the path.
 const TRUSTED: Duration = Duration::from_secs(600);
 
-/// How long the path's round trip is measured before tunnels are asked: after an outage, the smoothed one may be hundreds of milliseconds
-/// too long, and stays so while nothing uses the path.
+/// How long a path's round trip is measured once it takes tunnels, and before tunnels are asked: that of a handshake, or the smoothed one
+/// after an outage, may be hundreds of milliseconds too long, and stays so while nothing uses the path.
 const MEASURED: Duration = Duration::from_secs(10);
 
 /// The shortest time between two tunnels that are asked. It exceeds the time between two looks.
@@ -95,10 +96,11 @@ impl Steadiness {
         true
     }
 
-    /// Whether the tunnels of other paths are to be asked soon, so that the path's round trip matters.
+    /// Whether the path's round trip matters: it has just begun to take tunnels, or the tunnels of other paths are to be asked soon.
     fn is_measured(&self, now: Instant) -> bool {
-        let first = self.since.map(|since| since + self.required);
-        self.again.map(|(again, _)| again).or(first).is_some_and(|due| now + MEASURED >= due)
+        let Some(since) = self.since else { return false };
+        let due = self.again.map_or(since + self.required, |(again, _)| again);
+        now < since + MEASURED || now + MEASURED >= due
     }
 }
 
@@ -163,8 +165,7 @@ impl Work<'_> {
             returning.pinged = Some(now);
             let is_measured =
                 |to: &&Arc<Line>| returning.paths.get(to.path_place).is_some_and(|path| path.is_measured(now));
-            let measured = lines.iter().filter(is_measured);
-            measured.filter(|to| lines.iter().any(|from| may_return(from, to))).for_each(|to| to.ping());
+            lines.iter().filter(|line| line.is_usable()).filter(is_measured).for_each(|line| line.ping());
         }
         let since_last = returning.last.map(|last| now.saturating_duration_since(last));
         let round_trips = lines.iter().filter(|line| line.is_usable()).map(|line| line.round_trip());
@@ -282,6 +283,25 @@ mod tests {
         assert!(left(&work).is_empty(), "all leave the path");
     }
 
+    #[tokio::test]
+    async fn a_path_without_tunnels_does_not_keep_the_long_round_trip_that_it_began_with() {
+        let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+        let path = |relay: usize| Path::new(&relay.to_string(), vec![relays[relay].endpoint()]);
+        let uplink = Uplink::over([0, 1].map(path).into(), None, (PATIENCE, PATIENCE), UplinkResources::default());
+        let lines = join_all((0..2).map(|path| uplink.connect(path))).await;
+        let mut work = Work::new(&uplink);
+        let long = Duration::from_secs(10);
+        lines[0].path.measured(long, long);
+        work.look_for_better(Instant::now(), &lines);
+        tokio::time::timeout(PATIENCE, async {
+            while lines[0].round_trip() >= long {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await
+        .unwrap();
+    }
+
     /// Returns after how many breaks tunnels are asked, in an hour whose breaks last a second and begin this many seconds apart.
     fn rounds(returning: &mut Returning, begun: Instant, apart_s: u64) -> usize {
         let mut asked = false;
@@ -311,15 +331,27 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_measured_for_some_seconds_before_tunnels_are_asked() {
+    fn a_path_is_measured_for_some_seconds_once_it_takes_tunnels_and_before_tunnels_are_asked() {
         let (mut path, begun) = (Steadiness::default(), Instant::now());
+        assert!(!path.is_measured(begun));
         let mut at = |seconds| {
             let now = begun + Duration::from_secs(seconds);
             (path.look(now, true), path.is_measured(now))
         };
         assert_eq!(
-            [0, 4, 5, 14, 15, 16].map(&mut at),
-            [(false, false), (false, false), (false, true), (false, true), (true, false), (false, false)]
+            [0, 9, 14, 15, 19, 20, 29, 30, 49, 50].map(&mut at),
+            [
+                (false, true),
+                (false, true),
+                (false, true),
+                (true, false),
+                (false, false),
+                (false, true),
+                (false, true),
+                (true, false),
+                (false, false),
+                (false, true)
+            ]
         );
     }
 
