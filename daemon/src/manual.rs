@@ -121,8 +121,8 @@ The state folder
 .RI ( state_dir
 in the configuration), which survives restarts. It contains the secret of connection IDs and address tokens, and a saved policy.
 quotas.json contains how much users have used of their quotas, and tokens.json how many tokens the clients of a gateway have used this
-month. engines.json contains what a gateway has learned of its engines. If decisions are recorded, decisions.jsonl and
-decisions.1.jsonl contain what the policies of aliases decided. The running daemon holds a lock on .lock.
+month. engines.json contains what a gateway has learned of its engines and of the lengths of answers. If decisions are recorded,
+decisions.jsonl and decisions.1.jsonl contain what the policies of aliases decided. The running daemon holds a lock on .lock.
 .TP
 .I /run/paced/control.sock
 The control socket, to which

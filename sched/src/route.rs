@@ -93,7 +93,7 @@ pub use admitted::Commitment;
 pub use choice::{FallbackCause, ModelChoice, Reason};
 pub use curve::{Cost, Curve, WINDOW_TOKENS};
 pub use features::{Features, fingerprint};
-pub use lengths::{AnswerLengths, OpenAnswer};
+pub use lengths::{AnswerLengths, MeanLengths, OpenAnswer};
 pub use mlp::{Activations, Mlp, Tensor};
 pub use policy::{DOUBT, Dqn, Measure, RoutingPolicy, Thresholds};
 pub use request::{Model, ModelSet, RoutedRequest, Slo, unread_tokens};

@@ -27,13 +27,16 @@ use role::access::served::{Served, UNTAKEN};
 use role::classes::Classes;
 use role::holder::Holder;
 use routing::decision::AnswerOutcome;
-use sched::{class::Late, route::Curve};
+use sched::{
+    class::Late,
+    route::{Curve, MeanLengths},
+};
 use tokio::{runtime::Handle, task::JoinSet};
 
 use crate::{
     LOAD,
     decisions::Decisions,
-    learned::{Learned, LearnedEngine},
+    learned::{Learned, LearnedClass, LearnedEngine},
     live::{Live, LiveRequest},
     metrics::{GatewayMetrics, ShownGateway},
     openai::{OpenAiError, Operation, RoutingFields, excerpt},
@@ -141,6 +144,9 @@ impl Gateway {
             let is_it = |known: &&LearnedEngine| known.model == model.name && known.engine == engine;
             Curve::from_numbers(&learned.engines.iter().find(is_it)?.curve)
         });
+        for LearnedClass { class, tokens, used } in &learned.classes {
+            routes.recall_lengths(class, MeanLengths { tokens: *tokens, used: *used });
+        }
         if let Some(before) = before {
             model::share_requests((&routes, &models), (&before.routes, &before.models));
         }

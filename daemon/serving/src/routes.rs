@@ -9,8 +9,8 @@ use config::gateway::GatewaySettings;
 use engines::places::{CachedBytes, Engines};
 use parking_lot::Mutex;
 use sched::route::{
-    AnswerLengths, ClientPath, Commitment, Cost, Curve, EngineLoad, ModelSet, Replica, RoutedRequest, Slo, State,
-    share_groups,
+    AnswerLengths, ClientPath, Commitment, Cost, Curve, EngineLoad, MeanLengths, ModelSet, Replica, RoutedRequest, Slo,
+    State, share_groups,
 };
 
 mod chooser;
@@ -146,6 +146,22 @@ impl Routes {
             let place = at - first.get(replica.model).copied().unwrap_or_default();
             replica.curve = curve(replica.model, place).unwrap_or(replica.curve);
         }
+    }
+
+    /// Restores the mean lengths of a class's answers.
+    pub fn recall_lengths(&self, class: &str, lengths: MeanLengths) {
+        let mut known = self.state.lock();
+        let class = known.class(class);
+        known.lengths.recall(class, lengths);
+    }
+
+    /// Returns the mean lengths of answers of each class that has enough of them.
+    #[must_use]
+    pub fn learned_lengths(&self) -> Vec<(String, MeanLengths)> {
+        let mut known = self.state.lock();
+        let Known { classes, lengths, .. } = &mut *known;
+        let of_each = classes.iter().enumerate().map(|(at, class)| (class.clone(), lengths.learned(at)));
+        of_each.filter(|(_, learned)| *learned != MeanLengths::default()).collect()
     }
 
     /// Returns the averages, if the length of any answer is known, and the curves of all engines, model by model.

@@ -1,5 +1,5 @@
-//! Keeps a gateway's knowledge in the state folder: what it has learned of its engines, so that after a restart not
-//! every request goes to the best model, and the tokens used this month, so that a restart does not renew a quota.
+//! Keeps a gateway's knowledge in the state folder: what it has learned of its engines and of the lengths of answers, so that after a
+//! restart not every request goes to the best model, and the tokens used this month, so that a restart does not renew a quota.
 
 use std::{
     path::Path,
@@ -47,7 +47,10 @@ impl Lessons {
 
     /// Returns what the gateway has learned by now.
     pub(super) fn learned(&self) -> Learned {
-        self.in_force.gateway().map_or_else(|| self.before.clone(), |gateway| gateway.learned())
+        let Some(gateway) = self.in_force.gateway() else { return self.before.clone() };
+        let (mut learned, classes) = (gateway.learned(), self.in_force.classes());
+        learned.classes.retain(|learned| classes.get(&learned.class).is_some());
+        learned
     }
 
     /// Saves the knowledge once per [`PAUSE`], until dropped.

@@ -1,8 +1,8 @@
 //! How long answers are, on average: by class, from all answers, including answers that have not ended.
 //!
 //! One class may hold short questions and another long reports, so a mean over all classes fits neither. A class that has ended few
-//! answers is assumed to be like all classes together, which are assumed to be like before. If clients limit an answer's tokens, the used
-//! part of the limit predicts better than a mean, because it depends on the request.
+//! answers is assumed to be like before a restart, or else like all classes together, which are assumed to be like before. If clients limit
+//! an answer's tokens, the used part of the limit predicts better than a mean, because it depends on the request.
 
 use std::collections::VecDeque;
 
@@ -48,6 +48,8 @@ struct Mean {
     /// The number of the first of them.
     first: u64,
     complete: usize,
+    /// The mean before a restart, which is assumed in place of any other.
+    before: Option<f64>,
     /// The mean when it was last computed, with the assumed mean that it was computed from.
     known: Option<(f64, f64)>,
     /// How many lengths have changed since.
@@ -85,8 +87,9 @@ impl Mean {
         }
     }
 
-    /// Returns the mean; `assumed` is the mean that counts as long as few answers have ended.
+    /// Returns the mean; `assumed` is the mean that counts as long as few answers have ended, if none from before a restart is known.
     fn get(&mut self, assumed: f64) -> f64 {
+        let assumed = self.before.unwrap_or(assumed);
         // Computing it takes a time in proportion to the number of lengths, so it is done for several changes at once if there are many.
         let is_due = self.changes > self.lengths.len() / 64;
         let is_same = |of: f64| self.assumed_weight() == 0.0 || of.to_bits() == assumed.to_bits();
@@ -96,6 +99,11 @@ impl Mean {
         let mean = self.mean(assumed);
         (self.known, self.changes) = (Some((mean, assumed)), 0);
         mean
+    }
+
+    /// Returns the mean if it depends on no other.
+    fn own(&mut self) -> Option<f64> {
+        (self.before.is_some() || self.assumed_weight() == 0.0).then(|| self.get(0.0))
     }
 
     /// Returns how many answers the assumed mean counts for.
@@ -141,6 +149,15 @@ struct Means {
     used: Mean,
 }
 
+/// The mean lengths of a class's answers, in a form that survives a restart.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MeanLengths {
+    /// In tokens; `None` before 32 answers have ended.
+    pub tokens: Option<f64>,
+    /// As a part of the allowed tokens; `None` before 32 answers with a limit have ended.
+    pub used: Option<f64>,
+}
+
 /// The lengths of answers by class. The caller numbers the classes from 0, and keeps them few.
 #[derive(Debug, Default)]
 pub struct AnswerLengths {
@@ -160,11 +177,30 @@ pub struct OpenAnswer {
 }
 
 impl AnswerLengths {
-    /// Adds an answer that begins: of a class, with at most `max_tokens`, 0 for no limit.
-    pub fn begin(&mut self, class: usize, max_tokens: u32) -> OpenAnswer {
+    /// Restores the mean lengths of a class, which count until 32 answers of the class have ended. Ignores numbers that are no lengths.
+    pub fn recall(&mut self, class: usize, before: MeanLengths) {
+        self.add_class(class);
+        if let Some(own) = self.classes.get_mut(class) {
+            own.tokens.before = before.tokens.filter(|tokens| (0.0..=1e6).contains(tokens));
+            own.used.before = before.used.filter(|used| (0.0..=1.0).contains(used));
+        }
+    }
+
+    /// Returns the mean lengths of a class, as far as they are known.
+    pub fn learned(&mut self, class: usize) -> MeanLengths {
+        let own = self.classes.get_mut(class);
+        own.map_or_else(MeanLengths::default, |own| MeanLengths { tokens: own.tokens.own(), used: own.used.own() })
+    }
+
+    fn add_class(&mut self, class: usize) {
         if self.classes.len() <= class {
             self.classes.resize_with(class + 1, Means::default);
         }
+    }
+
+    /// Adds an answer that begins: of a class, with at most `max_tokens`, 0 for no limit.
+    pub fn begin(&mut self, class: usize, max_tokens: u32) -> OpenAnswer {
+        self.add_class(class);
         let most = (max_tokens > 0).then_some(f64::from(max_tokens));
         let begin = |of: &mut Means| (of.tokens.begin(), if most.is_some() { of.used.begin() } else { 0 });
         let own = self.classes.get_mut(class).map(begin).unwrap_or_default();
@@ -360,6 +396,28 @@ mod tests {
         assert_eq!(lengths.expect(0, 100, 1.0), 50, "the oldest is forgotten");
         complete(&mut lengths, 0, 100, &[50.0]);
         assert!(lengths.all.tokens.lengths.len() <= REMEMBERED + 1);
+    }
+
+    #[test]
+    fn a_class_is_like_before_the_restart_until_its_own_answers_count() {
+        let mut lengths = AnswerLengths::default();
+        complete(&mut lengths, 0, 100, &[40.0; 31]);
+        assert_eq!(lengths.learned(0), MeanLengths::default(), "few answers");
+        complete(&mut lengths, 0, 100, &[40.0]);
+        let learned = lengths.learned(0);
+        assert_eq!(learned, MeanLengths { tokens: Some(40.0), used: Some(0.4) });
+        assert_eq!(lengths.learned(1), MeanLengths::default(), "no such class");
+
+        let mut after = AnswerLengths::default();
+        after.recall(2, learned);
+        assert_eq!(after.learned(2), learned, "a second restart finds the same");
+        assert_eq!((after.expect(2, 0, 200.0), after.expect(2, 1_000, 200.0)), (40, 400));
+        assert_eq!((after.expect(1, 0, 200.0), after.mean(200.0)), (200, 200.0), "other classes do not know");
+        complete(&mut after, 2, 0, &[80.0; 32]);
+        assert_eq!(after.expect(2, 0, 200.0), 80);
+        let nonsense = MeanLengths { tokens: Some(f64::NAN), used: Some(2.0) };
+        after.recall(3, nonsense);
+        assert_eq!(after.learned(3), MeanLengths::default());
     }
 
     proptest! {

@@ -2,12 +2,12 @@
 
 use config::engine::EngineUrl as Url;
 use engines::places::EngineStatus;
-use sched::route::Curve;
+use sched::route::{Curve, MeanLengths};
 use serde_json::{Value, json};
 
 use super::{Gateway, Model};
 use crate::{
-    learned::{Learned, LearnedEngine},
+    learned::{Learned, LearnedClass, LearnedEngine},
     openai::{OpenAiError, model_name},
     routes::Tally,
     view::{AliasView, EngineView},
@@ -58,7 +58,7 @@ impl Gateway {
         engines.zip(curves).map(view).collect()
     }
 
-    /// Returns the gateway's knowledge about its engines, which is kept over a restart.
+    /// Returns the gateway's knowledge about its engines and the lengths of answers, which is kept over a restart.
     #[must_use]
     pub fn learned(&self) -> Learned {
         let (averages, curves) = self.routes.learned();
@@ -69,7 +69,9 @@ impl Gateway {
             engine: url.to_string(),
             curve: curve.to_numbers().to_vec(),
         });
-        Learned { averages, engines: known.collect() }
+        let classes = self.routes.learned_lengths().into_iter();
+        let classes = classes.map(|(class, MeanLengths { tokens, used })| LearnedClass { class, tokens, used });
+        Learned { averages, classes: classes.collect(), engines: known.collect() }
     }
 
     /// Returns the answer to `GET /v1/models`.

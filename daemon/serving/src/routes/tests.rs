@@ -19,6 +19,7 @@ use super::*;
 use crate::openai::RoutingFields;
 
 mod cached;
+mod lengths;
 mod policies;
 
 const NS_PER_MS: u64 = 1_000_000;
@@ -120,52 +121,6 @@ fn answer(routes: &Routes, engines: &[Arc<Engines>], model: usize, (first_ms, st
         lesson.token();
     }
     lesson.learn(Some(TokenUsage { prompt_tokens: 100, completion_tokens: 20 }), None, 400);
-}
-
-#[test]
-fn the_lengths_of_streams_are_learned_from_their_events_if_the_engine_sends_no_usage() {
-    let (routes, engines) = routes(8);
-    let unlimited = Wanted { max_tokens: None, ..wanted(None) };
-    let expected = || routes.route(named(&[0]), &unlimited, ClientPath::default()).unwrap().answer_tokens();
-    assert_eq!((expected(), routes.learned().0), (FIRST_TOKENS as u64, None));
-    let stream = |events: u64, usage| {
-        let route = routes.route(named(&[0]), &unlimited, ClientPath::default()).unwrap();
-        let place = take(&engines[0]);
-        let mut lesson = routes.begin(&route, place.replica);
-        (0..events).for_each(|_| lesson.token());
-        lesson.learn(usage, None, 400);
-    };
-    stream(0, None);
-    assert_eq!((expected(), routes.learned().0), (FIRST_TOKENS as u64, None), "an answer without streaming");
-    stream(1_500, None);
-    assert!((FIRST_TOKENS as u64 + 100..500).contains(&expected()), "one answer is not all: {}", expected());
-    (0..40).for_each(|_| stream(1_500, None));
-    assert_eq!(expected(), 1_500);
-    let (tokens, bytes) = routes.learned().0.unwrap();
-    assert!(tokens > FIRST_TOKENS && bytes == FIRST_BYTES_PER_TOKEN, "{tokens} {bytes}");
-    stream(9, Some(TokenUsage { prompt_tokens: 100, completion_tokens: 1_500 }));
-    assert_eq!(expected(), 1_500, "the engine's count takes precedence");
-}
-
-#[test]
-fn answers_that_have_not_ended_count_as_long_as_they_are() {
-    let (routes, engines) = routes(8);
-    let unlimited = Wanted { max_tokens: None, ..wanted(None) };
-    let route = || routes.route(named(&[0]), &unlimited, ClientPath::default()).unwrap();
-    (0..40).for_each(|_| {
-        let place = take(&engines[0]);
-        let mut lesson = routes.begin(&route(), place.replica);
-        (0..20).for_each(|_| lesson.token());
-        lesson.learn(None, None, 400);
-    });
-    assert_eq!(route().answer_tokens(), 20);
-    let place = take(&engines[0]);
-    let mut open = routes.begin(&route(), place.replica);
-    (0..400).for_each(|_| open.token());
-    let with_open = route().answer_tokens();
-    assert!(with_open > 25, "{with_open}");
-    drop(open);
-    assert_eq!(route().answer_tokens(), with_open, "an answer that was cut stays that long");
 }
 
 #[test]
@@ -513,20 +468,4 @@ fn engines_of_one_gpu_are_one_group_and_slow_each_other_in_the_prediction() {
     };
     let (alone, beside) = (predicted_ns(["a", "b"]), predicted_ns(["a", "a"]));
     assert_eq!(beside, 2 * alone, "another engine that is always busy takes half of the GPU");
-}
-
-#[test]
-fn knowledge_is_recalled_and_nonsense_is_not() {
-    let (first, _) = routes(8);
-    let curve = Curve::new(Cost { gpu_ns: 3e7, ..Cost::default() });
-    first.recall(Some((50.0, 3.0)), |model, _| (model == 0).then_some(curve));
-    let (averages, curves) = first.learned();
-    assert_eq!((averages, curves[0]), (Some((50.0, 3.0)), curve));
-    let (second, _) = routes(8);
-    second.recall(averages, |model, _| curves.get(model).copied());
-    assert_eq!(second.learned(), first.learned());
-    for nonsense in [(f64::NAN, 3.0), (0.0, 3.0), (50.0, -1.0), (f64::NEG_INFINITY, f64::INFINITY)] {
-        second.recall(Some(nonsense), |_, _| None);
-        assert_eq!(second.learned(), first.learned(), "{nonsense:?}");
-    }
 }
