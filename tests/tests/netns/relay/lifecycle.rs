@@ -322,9 +322,6 @@ fn development_mode_does_without_metrics_where_their_port_is_taken() {
     let arguments = ["run".as_ref(), "--state-dir".as_ref(), folder.path()];
     let daemon = chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
     daemon.wait_for_line("Try, in another terminal", SOON).unwrap();
-    let said = daemon.output();
-    assert!(
-        said.contains("there are no metrics: failed to serve metrics") && said.contains("another program does"),
-        "{said}"
-    );
+    let why = daemon.wait_for_line("there are no metrics: failed to serve metrics", SOON).unwrap();
+    assert!(why.contains("another program does"), "{why}");
 }
