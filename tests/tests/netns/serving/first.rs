@@ -52,9 +52,24 @@ fn less_than_ten_lines_lead_from_nothing_to_a_served_request() {
     files.write("gateway.toml", &renamed).unwrap();
     assert!(pacectl("reload").contains("revision"));
     assert!(pacectl("engines").contains("renamed"));
-    let open = host.command("sh").unwrap().args(["-c", &command("pacectl ask --model renamed 'x y z'")]).output();
-    assert!(open.unwrap().status.success());
-    paced.signal(libc::SIGTERM).unwrap();
-    assert!(paced.wait(SOON).unwrap().success(), "{}", paced.output());
-    assert!(folder.join("state/engines.json").exists(), "it knows its engines after a restart");
+    let ask = || {
+        let asked = host.command("sh").unwrap().args(["-c", &command("pacectl ask --model renamed 'x y z'")]).output();
+        assert!(asked.unwrap().status.success());
+    };
+    // So many answers of a class are needed to know their lengths.
+    (0..32).for_each(|_| ask());
+    let end = |paced: &mut lab::process::Process| {
+        paced.signal(libc::SIGTERM).unwrap();
+        assert!(paced.wait(SOON).unwrap().success(), "{}", paced.output());
+        std::fs::read_to_string(folder.join("state/engines.json")).unwrap()
+    };
+    let learned = end(&mut paced);
+    assert!(learned.contains("\"class\":\"default\",\"tokens\":16.0"), "{learned}");
+
+    let mut paced = host.start("sh", ["-c", &command(run)]).unwrap();
+    paced.wait_for_line("serving models", SOON).unwrap();
+    ask();
+    let after = end(&mut paced);
+    assert_ne!(after, learned, "it has learned more");
+    assert!(after.contains("\"class\":\"default\",\"tokens\":16.0"), "one answer is not enough, so it knew: {after}");
 }
