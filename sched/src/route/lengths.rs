@@ -152,9 +152,9 @@ struct Means {
 /// The mean lengths of a class's answers, in a form that survives a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MeanLengths {
-    /// In tokens; `None` before 32 answers have ended.
+    /// In tokens; `None` if fewer than 32 answers have ended, and nothing is known from before a restart.
     pub tokens: Option<f64>,
-    /// As a part of the allowed tokens; `None` before 32 answers with a limit have ended.
+    /// As a part of the allowed tokens; `None` as above, for answers with a limit.
     pub used: Option<f64>,
 }
 
