@@ -1,7 +1,6 @@
-//! Tunnels that go back to a better path: once a path has taken tunnels for a while, the tunnels of other paths to the same relay are asked,
-//! a few per second, whether they would gain by a move. The round trip of a path that nothing uses is measured meanwhile, because new
-//! tunnels choose by it, too. A path that takes tunnels gets a connection to each of its relays at which tunnels
-//! of other paths are.
+//! Tunnels that go back to a better path: once a path has taken tunnels for a while, the tunnels of other paths to the same relay are
+//! asked, a few per second, whether they would gain by a move. The round trip of a path that nothing uses is measured meanwhile, because
+//! new tunnels choose by it, too. A path that takes tunnels gets a connection to each of its relays at which tunnels of other paths are.
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering::Relaxed},
@@ -11,8 +10,11 @@ use std::{
 use tokio::time::Instant;
 use tracing::info;
 
-use super::{Work, slow::ASK_SLOW};
-use crate::line::Line;
+use super::{
+    Work,
+    slow::{ASK_SLOW, over},
+};
+use crate::{Path, line::Line};
 
 /// How long a path must have taken tunnels without a break: an unstable path is no gain. Also the time until the second round, because the
 /// estimates of the first may have kept tunnels from moving by chance. The time between two rounds doubles each time.
@@ -163,10 +165,9 @@ impl Work<'_> {
         });
         if returning.pinged.is_none_or(|pinged| now.saturating_duration_since(pinged) >= ASK_SLOW) {
             returning.pinged = Some(now);
-            let is_measured =
-                |to: &&Arc<Line>| returning.paths.get(to.path_place).is_some_and(|path| path.is_measured(now));
-            lines.iter().filter(|line| line.is_usable()).filter(is_measured).for_each(|line| line.ping());
+            self.measure(now, lines);
         }
+        let returning = &mut self.returning;
         let since_last = returning.last.map(|last| now.saturating_duration_since(last));
         let round_trips = lines.iter().filter(|line| line.is_usable()).map(|line| line.round_trip());
         let pause = pause(round_trips.max().unwrap_or_default());
@@ -183,6 +184,19 @@ impl Work<'_> {
         if since_last.is_some_and(|since| since >= MOVE.max(pause)) {
             returning.last = None;
             self.tell_returned();
+        }
+    }
+
+    /// Pings each relay over the paths whose round trips matter, on the connection with the shortest one, which counts.
+    fn measure(&self, now: Instant, lines: &[Arc<Line>]) {
+        let paths = self.returning.paths.iter().zip(&self.uplink.paths).enumerate();
+        for (path, (_, Path { relays, .. })) in paths.filter(|(_, (path, _))| path.is_measured(now)) {
+            for relay in 0..relays.len() {
+                let usable = over((path, relay), lines).filter(|line| line.is_usable());
+                if let Some(line) = usable.min_by_key(|line| line.round_trip()) {
+                    line.ping();
+                }
+            }
         }
     }
 
@@ -205,7 +219,7 @@ mod tests {
     use test_relay::{Does, PATIENCE, TestRelay};
 
     use super::*;
-    use crate::{Path, SPARE, Uplink, UplinkResources, work::Step};
+    use crate::{SPARE, Uplink, UplinkResources, work::Step};
 
     #[tokio::test]
     async fn a_path_has_a_connection_to_each_relay_at_which_tunnels_of_another_path_are() {

@@ -25,7 +25,7 @@ fn round_trips<'a>(lines: impl Iterator<Item = &'a Arc<Line>>) -> Option<RoundTr
 }
 
 /// Returns the connections over a path to one of its relays.
-fn over((path, place): (usize, usize), lines: &[Arc<Line>]) -> impl Iterator<Item = &Arc<Line>> {
+pub(super) fn over((path, place): (usize, usize), lines: &[Arc<Line>]) -> impl Iterator<Item = &Arc<Line>> {
     lines.iter().filter(move |line| (line.path_place, line.place) == (path, place) && !line.is_closed())
 }
 
