@@ -136,6 +136,14 @@ mod tests {
     use super::*;
     use crate::{SPARE, Uplink, UplinkResources, work::Step};
 
+    /// Starts two relays, and an uplink to them over one path.
+    fn two_relays() -> ([TestRelay; 2], Arc<Uplink>) {
+        let relays = [(); 2].map(|()| TestRelay::start(Does::Echo, true));
+        let endpoints = relays.iter().map(TestRelay::endpoint).collect();
+        let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), UplinkResources::default());
+        (relays, uplink)
+    }
+
     /// Makes a connection to a relay of the only path, and returns it.
     async fn connect(work: &mut Work<'_>, place: usize) -> Arc<Line> {
         let (at, connected) = work.uplink.attempt((0, place)).await;
@@ -145,9 +153,7 @@ mod tests {
 
     #[tokio::test]
     async fn tunnels_leave_a_slow_relay_for_the_next_one_and_new_ones_take_it_again_once_it_is_good() {
-        let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
-        let endpoints = relays.iter().map(TestRelay::endpoint).collect();
-        let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), UplinkResources::default());
+        let (_relays, uplink) = two_relays();
         let mut work = Work::new(&uplink);
         let (ms, seconds, now) = (Duration::from_millis, Duration::from_secs, Instant::now());
         let first = connect(&mut work, 0).await;
@@ -187,9 +193,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_slow_relay_without_tunnels_is_not_compared_and_the_only_one_that_works_is_used_again_at_once() {
-        let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
-        let endpoints = relays.iter().map(TestRelay::endpoint).collect();
-        let uplink = Uplink::new(endpoints, None, (PATIENCE, PATIENCE), UplinkResources::default());
+        let (_relays, uplink) = two_relays();
         let mut work = Work::new(&uplink);
         let (ms, seconds, now) = (Duration::from_millis, Duration::from_secs, Instant::now());
         let first = connect(&mut work, 0).await;
