@@ -58,6 +58,21 @@ impl Judge {
         assert_eq!(objection.is_none(), plain.is_empty(), "{text}\n{objection:?}\n{plain:?}");
     }
 
+    /// Returns the section of `document` that the steps lead to, and the other sections that it needs: a short document is read
+    /// in a fraction of the time. The whole document if there are no steps.
+    pub(crate) fn section(&self, document: &Table, steps: &[Step]) -> Table {
+        let Some(Step::Key(section)) = steps.first() else { return document.clone() };
+        let mut least = document.clone();
+        for other in document.keys().filter(|key| *key != section) {
+            let mut less = least.clone();
+            less.remove(other);
+            if (self.read)(&less.to_string()).is_empty() {
+                least = less;
+            }
+        }
+        least
+    }
+
     /// Calls `look` with every table of the schema, and with the steps to a table of its kind in `document`.
     pub(crate) fn each_table(&self, document: &Table, look: &mut impl FnMut(&[Step], &Json)) {
         self.look_at(&self.schema, &Value::Table(document.clone()), &mut Vec::new(), look);
@@ -169,6 +184,7 @@ fn reader_and_schema_agree_on_every_value_of_every_key() {
     let probes = probes();
     let [(judge, document), _] = subjects();
     judge.each_table(&document, &mut |steps, table| {
+        let document = judge.section(&document, steps);
         for (key, schema) in table["properties"].as_object().unwrap() {
             for value in probes.iter().cloned().chain(borders(schema)) {
                 judge.assert_agrees(&changed(&document, steps, |table| _ = table.insert(key.clone(), value)));
