@@ -56,8 +56,8 @@ const MAX_QUESTIONS: usize = 1_024;
 
 /// Finds the device of this host that leads to a peer. Clones share one cache.
 ///
-/// Until the answer arrives, the device is unknown and departures are written. This does no harm where they are
-/// ignored, because nothing is handed over more than 2 ms ahead.
+/// Until the first answer arrives, the device is unknown and departures are written. This does no harm where they are
+/// ignored, because nothing is handed over more than 2 ms ahead. When routes change, the last answer counts until the next one.
 #[derive(Clone, Debug, Default)]
 pub struct Devices {
     routes: Arc<RouteCache>,
@@ -112,16 +112,18 @@ impl Devices {
         let from = ip(path.local_address.0);
         let route = (ip(path.remote_address.0), self.source.filter(|_| from.is_unspecified()).unwrap_or(from));
         let known = self.routes.known.read().get(&route).cloned();
-        known.unwrap_or_else(|| {
-            if asks {
-                // Stored before the question is sent, so that it never replaces the answer.
-                self.routes.answer(route, self.unknown());
-                if questions.try_send(route).is_err() {
-                    self.routes.fail(route);
-                }
+        let (device, is_current) = match known {
+            Some(Known { device, is_current }) => (device, is_current),
+            None => (self.unknown(), false),
+        };
+        if asks && !is_current {
+            // Stored before the question is sent, so that it never replaces the answer.
+            self.routes.answer(route, device.clone());
+            if questions.try_send(route).is_err() {
+                self.routes.fail(route);
             }
-            self.unknown()
-        })
+        }
+        device
     }
 
     /// Returns the placeholder for a device that has not been found.
@@ -131,11 +133,19 @@ impl Devices {
     }
 }
 
+/// The device toward a peer.
+#[derive(Clone, Debug)]
+struct Known {
+    device: Arc<Device>,
+    /// False if routes have changed since, and the next packet has to ask again.
+    is_current: bool,
+}
+
 /// The devices found so far, by address pair.
 #[derive(Debug)]
 pub struct RouteCache {
     unknown: Arc<Device>,
-    known: RwLock<HashMap<AddressPair, Arc<Device>>>,
+    known: RwLock<HashMap<AddressPair, Known>>,
     /// All devices, by name.
     named: RwLock<HashMap<String, Arc<Device>>>,
 }
@@ -153,12 +163,14 @@ impl RouteCache {
         if known.len() >= MAX_ROUTES {
             known.clear();
         }
-        known.insert(route, device);
+        known.insert(route, Known { device, is_current: true });
     }
 
-    /// Forgets a route for which there is no answer: the next packet asks again.
+    /// Notes that there is no answer for a route: the next packet asks again.
     pub fn fail(&self, route: AddressPair) {
-        self.known.write().remove(&route);
+        if let Some(known) = self.known.write().get_mut(&route) {
+            known.is_current = false;
+        }
     }
 
     /// Notes which devices there are.
@@ -166,9 +178,9 @@ impl RouteCache {
         *self.named.write() = devices.map(|device| (device.name().to_owned(), device.clone())).collect();
     }
 
-    /// Forgets all routes, because some have changed.
-    pub fn forget(&self) {
-        self.known.write().clear();
+    /// Notes that routes have changed: the next packet of each asks again.
+    pub fn outdate(&self) {
+        self.known.write().values_mut().for_each(|known| known.is_current = false);
     }
 }
 
@@ -195,14 +207,29 @@ mod tests {
         routes.answer(route, Arc::new(Device::new("eth0")));
         assert_eq!(devices.toward(&peer).name(), "eth0");
         assert_eq!(devices.toward(&other).name(), "unknown");
-        routes.forget();
+    }
+
+    #[test]
+    fn when_routes_change_a_peer_is_asked_for_again_and_keeps_its_device_until_the_answer() {
+        let (devices, routes, mut asked) = Devices::with_questions();
+        let peer = path("192.0.2.1:443");
+        _ = devices.toward(&peer);
+        let route = asked.try_recv().unwrap();
+        routes.answer(route, Arc::new(Device::new("eth0")));
+        routes.outdate();
+        assert_eq!(devices.known_toward(&peer).name(), "eth0");
         for _ in 0..2 {
-            assert_eq!(devices.toward(&peer).name(), "unknown");
+            assert_eq!(devices.toward(&peer).name(), "eth0");
+            assert_eq!(devices.toward(&peer).name(), "eth0");
             assert_eq!(asked.try_recv().unwrap(), route);
             assert!(asked.try_recv().is_err());
             // Without an answer, the next packet asks again.
             routes.fail(route);
         }
+        _ = devices.toward(&peer);
+        routes.answer(asked.try_recv().unwrap(), Arc::new(Device::new("wwan0")));
+        assert_eq!(devices.toward(&peer).name(), "wwan0");
+        assert!(asked.try_recv().is_err());
     }
 
     #[test]

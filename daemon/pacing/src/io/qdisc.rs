@@ -112,7 +112,7 @@ impl Follower {
     /// Answers questions and follows changes until all senders of questions are gone.
     async fn serve(&mut self, mut socket: Socket, questions: &mut mpsc::Receiver<AddressPair>) -> Result<(), Error> {
         self.read(&socket).await?;
-        self.routes.forget();
+        self.routes.outdate();
         let mut counters = interval(COUNTERS_EVERY);
         loop {
             tokio::select! {
@@ -124,7 +124,7 @@ impl Follower {
                 settled = socket.settled() => {
                     settled.map_err(Error::Socket)?;
                     self.read(&socket).await?;
-                    self.routes.forget();
+                    self.routes.outdate();
                 }
             }
         }
