@@ -5,10 +5,9 @@
 //! matter here.
 
 use std::{
-    collections::HashMap,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -16,74 +15,17 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
+use ends::{Departures, direct::connect};
 use futures::{StreamExt as _, future::try_join_all, stream::FuturesUnordered};
 use instruments::load::Figure;
 use plan::Plan;
 use quic::{class::Terms, clock::Clock, dispatch::Dispatcher};
-use s2n_quic::{
-    Client, Server,
-    connection::Handle,
-    provider::event::{
-        ConnectionInfo, ConnectionMeta, Subscriber,
-        events::{Frame, FrameSent},
-    },
-};
-use tokio::sync::oneshot;
+use s2n_quic::{Client, Server, connection::Handle};
 
 use super::{
     Request, Run,
-    direct::{beside, connect, terms},
+    direct::{beside, terms},
 };
-
-/// The subscriber of the sender's endpoint, which has one connection. Clones share their state.
-#[derive(Clone)]
-pub struct Departures {
-    now_ns: fn() -> u64,
-    awaited: Arc<Mutex<HashMap<u64, Awaited>>>,
-}
-
-/// The departure that a request waits for on a stream.
-struct Awaited {
-    /// The request has left when this many bytes of the stream have left.
-    bytes: u64,
-    told: oneshot::Sender<u64>,
-}
-
-impl Departures {
-    /// Creates a subscriber without streams.
-    #[must_use]
-    pub fn new(clock: Clock) -> Self {
-        Self { now_ns: clock.now_ns, awaited: Arc::default() }
-    }
-
-    /// Returns a receiver of the time at which `bytes` of a stream have left. None of them may have been sent yet.
-    fn of(&self, stream: u64, bytes: u64) -> oneshot::Receiver<u64> {
-        let (told, receiver) = oneshot::channel();
-        self.awaited().insert(stream, Awaited { bytes, told });
-        receiver
-    }
-
-    fn awaited(&self) -> MutexGuard<'_, HashMap<u64, Awaited>> {
-        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Subscriber for Departures {
-    type ConnectionContext = ();
-
-    fn create_connection_context(&mut self, _: &ConnectionMeta, _: &ConnectionInfo) {}
-
-    fn on_frame_sent(&mut self, (): &mut (), _: &ConnectionMeta, event: &FrameSent) {
-        let Frame::Stream { id, offset, len, .. } = event.frame else { return };
-        let mut awaited = self.awaited();
-        if awaited.get(&id).is_some_and(|awaited| offset + u64::from(len) >= awaited.bytes)
-            && let Some(Awaited { told, .. }) = awaited.remove(&id)
-        {
-            // The receiver may have given up waiting.
-            _ = told.send((self.now_ns)());
-        }
-    }
-}
 
 /// How many bytes a stream of the backlog queues at once.
 const CHUNK_BYTES: usize = 16 * 1024;

@@ -18,6 +18,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use ends::{Carrier, Departures, MTU, direct::Ends};
 use lab::{
     capture::Capture,
     netem::Netem,
@@ -28,12 +29,7 @@ use quic::clock::Clock;
 use quinn_udp::{Transmit, UdpSockRef, UdpSocketState};
 use s2n_quic::provider::io;
 
-use super::{
-    Run,
-    backlog::{self, Departures},
-    direct::{self, Ends},
-    requests,
-};
+use super::{Run, backlog, direct, requests};
 
 /// Runs one repetition of a plan without a relay.
 ///
@@ -59,9 +55,9 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     })
 }
 
-fn sockets(socket: UdpSocket) -> Result<io::tokio::Provider> {
+fn sockets(socket: UdpSocket) -> Result<Carrier> {
     let builder = io::tokio::Builder::default().with_rx_socket(socket)?.with_gso_disabled()?;
-    Ok(builder.with_max_mtu(direct::MTU)?.with_initial_mtu(direct::MTU)?.build()?)
+    Ok(Carrier::Sockets(builder.with_max_mtu(MTU)?.with_initial_mtu(MTU)?.build()?))
 }
 
 /// Runs both ends of an experiment on this thread, and ends the server when the client has ended.

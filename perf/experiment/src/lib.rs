@@ -23,7 +23,6 @@ pub mod tls;
 mod train;
 mod transfer;
 mod tunnelled;
-mod unpaced;
 mod workers;
 mod workload;
 

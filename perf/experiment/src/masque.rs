@@ -8,8 +8,6 @@
 //! at the edge and a port at the target. The relay's rules recognize the class by the port. Both ends schedule the outer
 //! streams alike. Inner endpoints are stock s2n-quic and schedule their own streams round robin.
 
-mod inner;
-
 use std::{
     fmt::Write as _,
     net::{Ipv4Addr, SocketAddr, UdpSocket},
@@ -17,6 +15,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
+use ends::stock::{self, Ends};
 use futures::future::{join_all, try_join_all};
 use instruments::{load::Figure, random::Random};
 use lab::{
@@ -27,7 +26,6 @@ use lab::{
 use plan::{Class, Level, Plan, Scheduler};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use self::inner::Ends;
 use super::{
     Request, Run,
     emulated::{Emulated, block_on},
@@ -65,11 +63,11 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let ends = Ends::new(Duration::from_secs(plan.workload.limit_s))?;
     let mut run = block_on(async {
         for socket in servers {
-            tokio::spawn(inner::serve(ends.server(socket)?));
+            tokio::spawn(stock::serve(ends.server(socket)?));
         }
         let mut clients = clients.into_iter().map(|socket| ends.client(socket)).collect::<Result<Vec<_>>>()?;
         let probe = clients.pop().context("no client for the probe")?;
-        inner::connect(&probe, edge_address(0)).await.context("the target cannot be reached through the relay")?;
+        stock::connect(&probe, edge_address(0)).await.context("the target cannot be reached through the relay")?;
         ends.losses.reset();
         measure(plan, &requests, &clients, &order(clients.len(), seed)).await
     })?;
@@ -183,7 +181,7 @@ async fn measure(plan: &Plan, requests: &[Request], clients: &[s2n_quic::Client]
     let limit = Duration::from_secs(plan.workload.limit_s);
     let standing = match count < requests.len() {
         true => {
-            let each = clients.iter().enumerate().map(|(index, client)| inner::connect(client, edge(index)));
+            let each = clients.iter().enumerate().map(|(index, client)| stock::connect(client, edge(index)));
             Some(
                 tokio::time::timeout(limit, try_join_all(each))
                     .await
@@ -203,9 +201,9 @@ async fn measure(plan: &Plan, requests: &[Request], clients: &[s2n_quic::Client]
             let echo = async {
                 let handle = match standing {
                     Some(handle) => handle,
-                    None => inner::connect(client, edge(index)).await?.handle(),
+                    None => stock::connect(client, edge(index)).await?.handle(),
                 };
-                inner::request(handle, plan.classes[request.class].bytes).await
+                stock::request(handle, plan.classes[request.class].bytes).await
             };
             // A request that the relay or the inner connection gave up has no latency.
             let echoed = timeout_at(began + limit, echo).await.is_ok_and(|echo| echo.is_ok());

@@ -10,12 +10,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use ends::MTU;
 use lab::{netns::Namespace, stack_counters};
 use plan::Reader;
 use s2n_quic::provider::io::tokio::{Builder, Provider};
 use socket2::SockRef;
-
-use super::direct::MTU;
 
 /// How many packets it takes from its socket before it processes them.
 const READ_PACKETS: usize = 4;

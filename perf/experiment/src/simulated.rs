@@ -11,20 +11,17 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow};
+use ends::{Carrier, Departures, MTU, direct::Ends};
 use instruments::{load::Figure, random::Random};
 use lab::simulation::CLOCK;
 use plan::{self, Plan, Scheduler};
 use s2n_quic::provider::io::testing::{
-    self, Handle, Io,
+    self, Handle,
     network::{Buffers, Network, Packet},
     primary, spawn, time,
 };
 
-use super::{
-    Run,
-    backlog::{self, Departures},
-    direct, requests,
-};
+use super::{Run, backlog, direct, requests};
 
 /// The bytes of a frame around its UDP payload: Ethernet, IPv4 and UDP headers. `netem` counts all of them.
 pub(super) const HEADER_BYTES: usize = 14 + 20 + 8;
@@ -56,7 +53,7 @@ fn start(
     seed: u64,
     done: impl FnOnce(Result<Run>) + Send + 'static,
 ) -> Result<()> {
-    let ends = direct::Ends::new(plan, scheduler, CLOCK, seed)?;
+    let ends = Ends::new(plan, scheduler, CLOCK, seed)?;
     let server = ends.server(io(handle)?)?;
     let address = server.local_addr()?;
     let (plan, requests) = (plan.clone(), requests(plan, seed));
@@ -76,8 +73,8 @@ fn start(
     Ok(())
 }
 
-fn io(handle: &Handle) -> Result<Io> {
-    Ok(handle.builder().with_initial_mtu(direct::MTU).with_max_mtu(direct::MTU).build()?)
+fn io(handle: &Handle) -> Result<Carrier> {
+    Ok(Carrier::Simulated(handle.builder().with_initial_mtu(MTU).with_max_mtu(MTU).build()?))
 }
 
 /// A link from each sender, with loss, a queue, a rate and a delay, in this order, as in `netem`.

@@ -12,6 +12,10 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bytes::Bytes;
+use ends::{
+    Carrier,
+    direct::{Ends, connect},
+};
 use futures::future::try_join_all;
 use instruments::{
     load::{Figure, value},
@@ -28,7 +32,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Request, Run, backlog,
-    direct::{Ends, connect, terms},
+    direct::terms,
     emulated::{Emulated, block_on},
     reader, requests, train,
 };
@@ -126,9 +130,9 @@ fn serve(
             Some(reader) => {
                 // The lab has one CPU; a reader with its own CPU would not wait for the sender's.
                 process::run_first()?;
-                ends.server(reader::sockets(host, reader)?)?
+                ends.server(Carrier::Sockets(reader::sockets(host, reader)?))?
             }
-            None => ends.server(ends.sockets((host, 0).into())?)?,
+            None => ends.receiver(host)?,
         };
         let read = |bytes| reader.into_iter().for_each(|reader| reader::read(reader, bytes));
         _ = started.send(server.local_addr()?);
@@ -145,20 +149,15 @@ const CHUNK_BYTES: usize = 64 * 1024;
 static CHUNK: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
 
 async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request], scheduler: Scheduler) -> Result<Run> {
-    let sockets = ends.sockets((Ipv4Addr::UNSPECIFIED, 0).into())?;
-    let plain = scheduler == Scheduler::Plain;
-    let client = match scheduler {
-        Scheduler::Plain => ends.plain_client(sockets)?,
-        Scheduler::Unpaced => ends.unpaced_client(sockets)?,
-        _ => ends.client(sockets)?,
-    };
+    let client = ends.sender(scheduler)?;
     let awake = (scheduler == Scheduler::ActiveWait).then(|| tokio::spawn(stay_awake()));
     let mut handle = connect(&client, server).await?;
     let now_ns = Clock::system().now_ns;
     let (began_ns, cpu_before_ns) = (now_ns(), thread_cpu_ns());
     let since = move |start_ns: u64| Duration::from_nanos(now_ns() - start_ns);
     let classes = || requests.iter().map(|request| plan.classes[request.class].clone());
-    let (dispatcher, driver) = if plain { None } else { Some(Dispatcher::of(&mut handle)?) }.unzip();
+    let schedules = scheduler != Scheduler::Plain;
+    let (dispatcher, driver) = if schedules { Some(Dispatcher::of(&mut handle)?) } else { None }.unzip();
     // A separate task for each stream, as in the product, so that only the woken task is polled.
     let driver = driver.map(|driver| tokio::spawn(driver.run()));
     let streams = classes().map(|class| {

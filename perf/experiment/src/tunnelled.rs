@@ -7,7 +7,6 @@
 //! Each inner connection has its own socket, for which the edge opens a tunnel, and requests an object from the server. Edge and relay
 //! are connected before the clock starts, as at a running edge; the tunnel is opened when its first payload arrives.
 
-mod inner;
 mod network;
 mod relay;
 mod shares;
@@ -22,6 +21,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use ends::inner::{self, Watch};
 use futures::future::join_all;
 use instruments::load::{Figure, value};
 use lab::simulation::CLOCK;
@@ -31,7 +31,6 @@ use relay_client::form::{self, Experience, Witness};
 use s2n_quic::provider::io::testing::{self, Handle, Io, primary, spawn, time};
 
 use self::{
-    inner::Watch,
     network::{Links, Machine, Machines, Wire},
     relay::{Connected, Seen},
     shares::Shares,
