@@ -9,11 +9,10 @@ PROFILE ?= release
 programs := $(CARGO_TARGET_DIR)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 share := $(programs)/share
 tools := $(CARGO_TARGET_DIR)/tools
-# Installs a program from crates.io for use by this file. Arguments: its name; its version and flags for cargo. Each
-# program runs once or twice, so it is hardly optimised. It is built without the project's lints.
-tool = test -x $(tools)/bin/$(1) || env -u RUSTC_WORKSPACE_WRAPPER CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_RELEASE_LTO=off \
-	CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-	cargo install --quiet --locked --root $(tools) --target-dir $(tools) $(2)
+# Installs a program from crates.io for use by this file. Arguments: its name; its version. Each program runs once or twice, so
+# it is not optimised. It is built without the project's lints.
+tool = test -x $(tools)/bin/$(1) || env -u RUSTC_WORKSPACE_WRAPPER CARGO_PROFILE_DEV_DEBUG=0 \
+	cargo install --quiet --locked --debug --no-default-features --root $(tools) --target-dir $(tools) $(1)@$(2)
 
 .PHONY: run demo demo-llm test lint deny bench bench-diff bench-models papers programs documents install deb
 
@@ -44,7 +43,7 @@ lint:
 
 deny: ## Checks the licences, sources and bans of all crates of the workspace (deny.toml). ADVISORIES=DIR: also known vulnerabilities, in this copy of the database.
 	@tests/setup build
-	@$(call tool,cargo-deny,cargo-deny@0.20.2 --debug --no-default-features)
+	@$(call tool,cargo-deny,0.20.2)
 	$(tools)/bin/cargo-deny --locked check bans licenses sources
 ifdef ADVISORIES
 	@mkdir -p $(tools)/advisories && ln -sfn $(abspath $(ADVISORIES)) $(tools)/advisories/advisory-db-3157b0e258782691
@@ -127,5 +126,6 @@ install: documents ## Installs binaries, documents, units, user, bus policy and 
 
 deb: documents ## Builds a Debian package with the same files: $(programs)/paced.deb.
 	@tests/setup deb
-	@$(call tool,cargo-deb,cargo-deb@3.8.0)
-	PATH=$(tools)/bin:$$PATH cargo deb -q -p paced --no-build --profile $(PROFILE) --strip -o $(programs)/paced.deb
+	@$(call tool,cargo-deb,3.8.0)
+	PATH=$(tools)/bin:$$PATH XZ_OPT=-T0 cargo deb -q -p paced --no-build --profile $(PROFILE) --strip --compress-system \
+		$(if $(filter dev,$(PROFILE)),--fast -Z gz) -o $(programs)/paced.deb
