@@ -1,8 +1,7 @@
 //! An edge with two uplinks and two relays, while netem changes the delay and the rate of links and lets them lose everything, and a relay is
 //! upgraded. Payloads, a QUIC connection inside a tunnel and iperf3 inside that connection go on.
 //!
-//! `tests/vm/exact` names only the shorter test. Its guest counts time in instructions: in real time, a busy host makes these programs so
-//! late that queues overflow. Both by hand:
+//! `tests/vm/exact` names only the shorter test. Both by hand:
 //! `tests/vm/run --icount --timeout 900 -- env PACED_RINGS=vm PATH-OF-THE-TEST paths::`.
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
