@@ -1,7 +1,7 @@
 //! The QUIC endpoints of experiments.
 //!
-//! Each kind of endpoint compiles the whole transport for its own providers. They have a crate of their own so that this happens once:
-//! not again for the unit tests of `experiment`, and with optimisation where those have none. So no public function here is generic.
+//! Each kind of endpoint compiles the whole transport for its own providers. In this crate, that happens once, with optimisation, for
+//! `experiment` and for its unit tests. So that it does not happen there again, no public function is generic.
 
 mod departures;
 pub mod direct;
