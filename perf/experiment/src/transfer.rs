@@ -149,7 +149,7 @@ const CHUNK_BYTES: usize = 64 * 1024;
 static CHUNK: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
 
 async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request], scheduler: Scheduler) -> Result<Run> {
-    let client = ends.sender(scheduler)?;
+    let client = ends.sender()?;
     let awake = (scheduler == Scheduler::ActiveWait).then(|| tokio::spawn(stay_awake()));
     let mut handle = connect(&client, server).await?;
     let now_ns = Clock::system().now_ns;

@@ -40,6 +40,7 @@ const SERVER_NAME: &str = "server.example";
 
 /// The configuration of the two endpoints of a run.
 pub struct Ends {
+    scheduler: Scheduler,
     transport: Transport,
     schedule: Schedule,
     certificate: CertificateDer<'static>,
@@ -75,6 +76,7 @@ impl Ends {
         // One-way transfers should be limited only by the path.
         let ample = |bytes: u64| if plan.workload.one_way { 8 << 20 } else { bytes };
         Ok(Self {
+            scheduler,
             transport: Transport {
                 stream_window_bytes: ample(defaults.stream_window_bytes),
                 stream_buffer_bytes: ample(defaults.stream_buffer_bytes.into()) as u32,
@@ -155,14 +157,14 @@ impl Ends {
         }
     }
 
-    /// Starts the client's endpoint on the product's sockets: as plain s2n-quic without our providers, without pacing (packets leave as
-    /// soon as the congestion window allows), or as in the product.
+    /// Starts the client's endpoint on the product's sockets, as the scheduler says: as plain s2n-quic without our providers, without
+    /// pacing (packets leave as soon as the congestion window allows), or as in the product.
     ///
     /// # Errors
     /// When no socket can be opened.
-    pub fn sender(&self, scheduler: Scheduler) -> Result<Client> {
+    pub fn sender(&self) -> Result<Client> {
         let sockets = self.sockets(Ipv4Addr::UNSPECIFIED)?;
-        match scheduler {
+        match self.scheduler {
             Scheduler::Plain => self.connect_plainly(sockets),
             Scheduler::Unpaced => self.connect_with(sockets, Disabled, Unpaced(self.transport.controllers())),
             _ => self.connect_over(sockets),

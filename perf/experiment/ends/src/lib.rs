@@ -2,6 +2,12 @@
 //!
 //! Each kind of endpoint compiles the whole transport for its own providers. In this crate, that happens once, with optimisation, for
 //! `experiment` and for its unit tests. So that it does not happen there again, no public function is generic.
+//!
+//! | module | its endpoints |
+//! |---|---|
+//! | [`direct`] | both ends of a plan without a relay |
+//! | [`inner`] | inside tunnels over the simulated network |
+//! | [`stock`] | inside tunnels between processes |
 
 mod departures;
 pub mod direct;
