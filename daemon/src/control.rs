@@ -13,6 +13,7 @@
 //! | [`doors`] | opens the doors that the configuration names |
 
 use std::{
+    ops::Deref,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -133,6 +134,10 @@ pub struct Control {
     places: Arc<Semaphore>,
     watching: stats::Watching,
 }
+
+/// The control plane as the doors hold it, without its type: otherwise, the compiler checks for many calls of the doors that all state of
+/// the daemon may be shared between threads, which takes a third of this crate's compilation.
+pub type SharedControl = Arc<dyn Deref<Target = Control> + Send + Sync>;
 
 /// How many calls may work with policies at once.
 const PLACES: usize = 128;

@@ -27,7 +27,7 @@ use self::{
     },
     watchers::{MAX_WATCHERS, Watchers},
 };
-use super::{Caller, Control, Error, Filter, PAGE, PartView, Writers};
+use super::{Caller, Error, Filter, PAGE, PartView, SharedControl, Writers};
 use crate::policy::Submission;
 
 mod bus;
@@ -40,7 +40,7 @@ const ACTION: &str = "org.paced.Paced1.write";
 
 /// The interface and its handlers.
 struct Door {
-    control: Arc<Control>,
+    control: SharedControl,
     writers: Writers,
     watchers: Arc<Watchers>,
 }

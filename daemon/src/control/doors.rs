@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use super::{
-    Control,
+    Control, SharedControl,
     caller::{Bearers, Writers},
     dbus,
     grpc::{self, Certificates, ControlListener, Stay},
@@ -32,7 +32,7 @@ use crate::configuration::control_identity;
 
 /// The open doors, on the runtime of the control plane.
 pub struct Doors {
-    control: Arc<Control>,
+    control: SharedControl,
     runtime: Handle,
     /// Whether the service manager has opened the Unix socket, which then cannot be moved.
     is_given: bool,
@@ -115,7 +115,7 @@ impl Doors {
         let (follower, keeper) = (control.clone(), control.clone());
         runtime.spawn(async move { follower.follow_policies().await });
         runtime.spawn(async move { keeper.expire_trials().await });
-        let (writers, bearers) = (Writers::new(&[]), Bearers::new(&[]));
+        let (control, writers, bearers) = (Arc::new(control), Writers::new(&[]), Bearers::new(&[]));
         let (unix, tcp, bus, certificates, admitting) = (None, None, None, None, Vec::new());
         Self { control, runtime, is_given: false, unix, tcp, bus, writers, bearers, certificates, admitting }
     }

@@ -10,7 +10,7 @@
 //! | bytes of a request | refused, unread |
 //! | answers to a client that reads slowly | the next one is made only once it reads; it misses events, and receives their number |
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use api::{DEFINITION, REQUEST_BYTES, v1::control_service_server::ControlServiceServer};
@@ -22,7 +22,7 @@ pub use self::{
     listener::{Certificates, ControlListener, Stay, bind},
     service::ControlService,
 };
-use super::Control;
+use super::SharedControl;
 
 mod events;
 mod listener;
@@ -36,14 +36,14 @@ const REQUESTS: u32 = 64;
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Serves on a listener until dropped, or until it fails permanently, which is logged.
-pub async fn serve(control: Arc<Control>, listener: ControlListener) {
+pub async fn serve(control: SharedControl, listener: ControlListener) {
     let name = listener.name();
     if let Err(error) = try_serve(control, listener).await {
         tracing::error!("gRPC on {name} has stopped: {error:#}");
     }
 }
 
-async fn try_serve(control: Arc<Control>, listener: ControlListener) -> Result<()> {
+async fn try_serve(control: SharedControl, listener: ControlListener) -> Result<()> {
     let counters = control.parts().doors.clone();
     let service = ControlServiceServer::new(ControlService::new(control)).max_decoding_message_size(REQUEST_BYTES);
     let (health, health_service) = tonic_health::server::health_reporter();

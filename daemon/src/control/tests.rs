@@ -58,7 +58,7 @@ async fn a_user_that_is_no_longer_a_writer_receives_no_more_addresses() {
     let peer = Peer::Bearer { names: vec!["ops.example.org".into()], bearers: bearers.clone() };
     let mut request = tonic::Request::new(v1::WatchEventsRequest::default());
     request.extensions_mut().insert(peer);
-    let mut events = ControlService::new(control.clone()).watch_events(request).await.unwrap().into_inner();
+    let mut events = ControlService::new(Arc::new(control.clone())).watch_events(request).await.unwrap().into_inner();
     for expected in ["192.0.2.1:5", ""] {
         let refused = RefusedRequest { status: Some(403), error: None, reason: "target" };
         let request = RecordedRequest {
@@ -97,7 +97,7 @@ async fn callers_that_watch_share_statistics_for_a_while() {
 #[tokio::test]
 async fn a_caller_that_watches_too_much_is_refused_and_others_are_not() {
     let (control, _wishes) = control("");
-    let service = ControlService::new(control);
+    let service = ControlService::new(Arc::new(control));
     let watch = async |name: &str| {
         let mut request = tonic::Request::new(v1::WatchStatsRequest::default());
         request.extensions_mut().insert(Peer::Bearer { names: vec![name.into()], bearers: Bearers::new(&[]) });

@@ -59,7 +59,7 @@ pub fn control_requests(mut input: &[u8]) {
             Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| Default::default());
         let answering = (None, GatewayInForce::new(Arc::new(classes)));
         let control = Control::new(policies.clone(), answering, Arc::new(Parts::default()), facts.clone(), reloads);
-        let service = ControlService::new(control);
+        let service = ControlService::new(Arc::new(control));
         let names = vec!["caller.example.org".to_owned()];
         let bearers = Bearers::new(if may_write { &names } else { &[] });
         let peer = Peer::Bearer { names, bearers };

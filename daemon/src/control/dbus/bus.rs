@@ -1,6 +1,6 @@
 //! Keeps the daemon's name on the bus, and signals events and new values of properties to all callers there.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use anyhow::{Context as _, Result};
 use config::control::Bus;
@@ -12,7 +12,7 @@ use zbus::{
 };
 
 use super::{
-    super::{Control, Happening, Writers},
+    super::{Happening, SharedControl, Writers},
     Door,
     watchers::EndsAll,
 };
@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 
 /// Keeps the door open on a bus; never returns. If there is no such bus, or the bus refuses this process the name, it
 /// logs that once, and tries again.
-pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
+pub async fn keep(control: SharedControl, bus: Bus, writers: Writers) {
     let mut told = None;
     loop {
         // A guard ends the watches, because a reload that shuts the door drops this task while it serves.

@@ -9,7 +9,7 @@ use zbus::{fdo::NameOwnerChangedStream, object_server::SignalEmitter};
 
 use super::{
     super::{
-        Control,
+        SharedControl,
         stats::{Statistics, stats_ticks},
     },
     Door,
@@ -68,7 +68,7 @@ impl Drop for EndsAll {
 
 /// Sends a caller statistics until its watch ends, its name leaves the bus, or the bus is gone.
 pub(super) async fn watch(
-    control: Arc<Control>,
+    control: SharedControl,
     emitter: SignalEmitter<'static>,
     interval: Option<Duration>,
     mut name_lost: NameOwnerChangedStream,

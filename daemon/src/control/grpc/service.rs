@@ -1,4 +1,4 @@
-//! Translates each call of the protocol to a call of [`Control`], and its outcome to a message.
+//! Translates each call of the protocol to a call of [`Control`](crate::control::Control), and its outcome to a message.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -9,7 +9,7 @@ use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 use uplink::Destination;
 
 use super::{
-    super::{Caller, Control, Error, ErrorKind, Filter, Page, PartView, caller::Peer, stats::stats_ticks},
+    super::{Caller, Error, ErrorKind, Filter, Page, PartView, SharedControl, caller::Peer, stats::stats_ticks},
     events,
     messages::{
         alias, certificate, connection, departures, engine, entrance, model_request, path, revision, stats, tunnel,
@@ -25,12 +25,12 @@ const VIOLATIONS: usize = 16;
 const RECORDS: Duration = Duration::from_millis(50);
 
 /// The protocol's service.
-pub struct ControlService(Arc<Control>);
+pub struct ControlService(SharedControl);
 
 impl ControlService {
     /// Returns the service for a control plane. Each request must have its [`Peer`] as an extension.
     #[must_use]
-    pub const fn new(control: Arc<Control>) -> Self {
+    pub const fn new(control: SharedControl) -> Self {
         Self(control)
     }
 }
