@@ -14,7 +14,7 @@ tools := $(CARGO_TARGET_DIR)/tools
 tool = test -x $(tools)/bin/$(1) || env -u RUSTC_WORKSPACE_WRAPPER CARGO_PROFILE_DEV_DEBUG=0 \
 	cargo install --quiet --locked --debug --no-default-features --root $(tools) --target-dir $(tools) $(1)@$(2)
 
-.PHONY: run demo demo-llm test lint deny bench bench-diff bench-models papers programs documents install deb
+.PHONY: run demo demo-llm test lint deny deny-once bench bench-diff bench-models papers programs documents install deb
 
 run: ## Runs the relay from a quick build: a payload costs up to 15 % more than with a release. Without ARGS, in development mode on localhost:4433; or ARGS="--config FILE".
 	@tests/setup build
@@ -41,10 +41,13 @@ lint:
 	cargo fmt --check --manifest-path perf/peers/quinn-relay/Cargo.toml
 	cargo clippy --workspace --all-targets -- -D warnings
 
+# All that the check reads in this repository.
+deny_inputs = deny.toml Cargo.lock $(shell git ls-files Cargo.toml '*/Cargo.toml' ':!perf/peers')
 deny: ## Checks the licences, sources and bans of all crates of the workspace (deny.toml). ADVISORIES=DIR: also known vulnerabilities, in this copy of the database.
 	@tests/setup build
 	@$(call tool,cargo-deny,0.20.2)
 	$(tools)/bin/cargo-deny --locked check bans licenses sources
+	@cat $(deny_inputs) | sha256sum >.ci/deny.passed
 ifdef ADVISORIES
 	@mkdir -p $(tools)/advisories && ln -sfn $(abspath $(ADVISORIES)) $(tools)/advisories/advisory-db-3157b0e258782691
 	@{ cat deny.toml; echo 'db-path = "$(tools)/advisories"'; } > $(tools)/deny.toml
@@ -52,6 +55,10 @@ ifdef ADVISORIES
 else
 	@echo "skipped: advisories, because ADVISORIES names no copy of the database"
 endif
+
+deny-once: # For CI: building cargo-deny takes longer than most of the tests.
+	@cat $(deny_inputs) | sha256sum | cmp --silent - .ci/deny.passed && echo "deny: passed with these files (.ci/deny.passed)" || \
+		$(MAKE) --no-print-directory deny
 
 bench: ## Measures paced and its peers on this machine, in less than ten minutes. ARGS=--quick: one short round.
 	@tests/setup bench
