@@ -25,7 +25,8 @@ impl Default for Binding {
 impl Binding {
     const HORIZON: Duration = Duration::from_millis(1);
     const SLOW_BYTES_PER_SEC: f64 = 10e6 / 8.0;
-    const MOST_BYTES: u64 = 512 * 1024;
+    /// The largest low mark of a late binding.
+    pub(super) const MOST_BYTES: u64 = 512 * 1024;
     /// How [`Binding::Early`] is written as a number.
     const EARLY: u32 = u32::MAX;
 

@@ -122,13 +122,18 @@ impl Ledger {
         self.handed.load(Relaxed)
     }
 
-    /// Returns how many bytes may be handed over in one turn: as many packets as half of the low mark holds, at least one;
-    /// `None` at the low mark. The transport searches a stream's unacknowledged pieces one by one, so few large ones cost less
-    /// than many.
+    /// Returns how many bytes may be handed over in one turn; `None` at the low mark.
     #[must_use]
     pub fn room(&self) -> Option<u64> {
+        (self.unsent_bytes() < self.low_mark.load(Relaxed)).then(|| self.turn_bytes())
+    }
+
+    /// Returns the bytes of a turn: as many packets as half of the low mark holds, at least one. The transport searches a stream's
+    /// unacknowledged pieces one by one, so few large ones cost less than many.
+    #[must_use]
+    pub fn turn_bytes(&self) -> u64 {
         let (low_mark, packet_bytes) = (self.low_mark.load(Relaxed), self.packet_bytes.load(Relaxed));
-        (self.unsent_bytes() < low_mark).then(|| (low_mark / 2 / packet_bytes).max(1) * packet_bytes)
+        (low_mark / 2 / packet_bytes).max(1) * packet_bytes
     }
 
     /// Returns the largest packet that the path carries, as far as is known, in bytes of UDP payload.

@@ -436,6 +436,49 @@ fn a_writer_waits_while_its_queue_is_full() {
 }
 
 #[test]
+fn on_a_fast_path_the_queues_of_all_streams_together_have_room_for_a_turn() {
+    let scenario = |mut end: End| async move {
+        let (mut unread, mut others) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            let (recv, mut send) = open(&mut end, low()).await;
+            send.push(zeros(1));
+            unread.push(send);
+            others.push(recv);
+        }
+        time::delay(Duration::from_millis(10)).await;
+        let (recv, mut send) = open(&mut end, low()).await;
+        for _ in 0..500 {
+            send.send(zeros(64 * 1024)).await.unwrap();
+        }
+        send.finish();
+        assert_eq!(answer(recv).await, Some(8));
+        drop(send);
+        let forgotten = async {
+            while end.dispatcher.streams() > 2 {
+                time::delay(Duration::from_millis(10)).await;
+            }
+        };
+        within(LONG, forgotten).await.unwrap();
+        let share = end.dispatcher.ledger().turn_bytes() as usize / 2;
+        assert!(share > 125_000, "the path is fast: {share} bytes are half of a turn");
+        for send in &mut unread {
+            let mut written = 1;
+            while within(Duration::from_secs(1), send.send(zeros(10_000))).await.is_some() {
+                written += 10_000;
+            }
+            let queued = written - (1 << 20);
+            assert!(
+                (128 * 1024..128 * 1024 + 10_000).contains(&queued),
+                "{queued} bytes wait beside the peer's window"
+            );
+        }
+    };
+    let network = Model::default();
+    network.set_delay(Duration::from_millis(1));
+    simulate(&network, SEED, late(Discipline::Rr), scenario, |end| never_read(end, 2)).unwrap();
+}
+
+#[test]
 fn streams_opened_and_reset_at_random_leave_nothing_behind() {
     let scenario = |mut end: End| async move {
         let mut random = 1_u64;

@@ -10,15 +10,18 @@ use bytes::Bytes;
 use parking_lot::MutexGuard;
 use s2n_quic::application;
 
-use super::{CANCELLED, Dispatcher, StreamWriteError};
+use super::{Binding, CANCELLED, Dispatcher, StreamWriteError};
 use crate::{
     backlog::Losses,
     class::Terms,
     hub::{State, slot::Slot},
 };
 
-/// Bytes that may wait in one stream's queue before its writer has to wait.
+/// Bytes that may wait in one stream's queue before its writer has to wait, whatever the path.
 const QUEUE_BYTES: usize = 32 * 1024;
+
+/// Bytes that may wait in the queues of a connection's streams beyond [`QUEUE_BYTES`] of each: as many as the largest turn takes.
+const SHARED_QUEUE_BYTES: u64 = Binding::MOST_BYTES / 2;
 
 /// How many bytes of other streams leave before a stream's own bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,12 +50,16 @@ impl ScheduledSendStream {
         self.id
     }
 
-    /// Ready when there is room in the stream's queue.
+    /// Ready when there is room in the stream's queue: 32 KiB, or the stream's share of a turn where that is more, so that a turn need
+    /// not end early on a path of several hundred Mbit/s.
     ///
     /// # Errors
     /// The stream has ended without having been finished.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamWriteError>> {
-        self.poll_below(cx, QUEUE_BYTES)
+        let turn_bytes = self.of.ledger.turn_bytes().min(SHARED_QUEUE_BYTES) as usize;
+        let mut state = self.of.hub.lock();
+        let share = turn_bytes / state.streams.len().max(1);
+        poll_below(&mut state, self.name, cx, share.max(QUEUE_BYTES))
     }
 
     /// Ready when nothing waits for its turn.
@@ -60,7 +67,7 @@ impl ScheduledSendStream {
     /// # Errors
     /// As [`ScheduledSendStream::poll_ready`].
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamWriteError>> {
-        self.poll_below(cx, 1)
+        poll_below(&mut self.of.hub.lock(), self.name, cx, 1)
     }
 
     /// Ready when the peer has acknowledged everything that was written.
@@ -88,7 +95,7 @@ impl ScheduledSendStream {
     /// # Errors
     /// As [`ScheduledSendStream::poll_ready`].
     pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), StreamWriteError> {
-        match self.poll_below(cx, 0) {
+        match poll_below(&mut self.of.hub.lock(), self.name, cx, 0) {
             Poll::Ready(result) => result,
             Poll::Pending => Ok(()),
         }
@@ -98,21 +105,6 @@ impl ScheduledSendStream {
     #[must_use]
     pub fn unsent_bytes(&self) -> u64 {
         self.of.hub.lock().streams.slot(self.name).map_or(0, |slot| slot.unsent_bytes())
-    }
-
-    /// Ready when fewer than `bytes` wait for their turn.
-    fn poll_below(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), StreamWriteError>> {
-        let mut state = self.of.hub.lock();
-        // All slots are gone once the driver is.
-        let Some(slot) = state.streams.slot(self.name) else { return Poll::Ready(Err(StreamWriteError::Cancelled)) };
-        if let Some(error) = slot.error {
-            return Poll::Ready(Err(error));
-        }
-        if slot.queue.bytes() < bytes {
-            return Poll::Ready(Ok(()));
-        }
-        slot.wake_below(bytes, cx.waker());
-        Poll::Pending
     }
 
     /// Queues bytes, however many are queued already: a writer that never calls [`ScheduledSendStream::poll_ready`] has
@@ -194,6 +186,20 @@ impl ScheduledSendStream {
         self.of.hub.lock().cancel(self.name, code);
         self.of.wake();
     }
+}
+
+/// Ready when fewer than `bytes` of a stream wait for their turn.
+fn poll_below(state: &mut State, name: u32, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), StreamWriteError>> {
+    // All slots are gone once the driver is.
+    let Some(slot) = state.streams.slot(name) else { return Poll::Ready(Err(StreamWriteError::Cancelled)) };
+    if let Some(error) = slot.error {
+        return Poll::Ready(Err(error));
+    }
+    if slot.queue.bytes() < bytes {
+        return Poll::Ready(Ok(()));
+    }
+    slot.wake_below(bytes, cx.waker());
+    Poll::Pending
 }
 
 impl Drop for ScheduledSendStream {

@@ -100,7 +100,7 @@ impl Streams {
 
     /// Returns how many streams there are, including finished ones whose last byte has not left.
     pub(crate) fn len(&self) -> usize {
-        self.slots.iter().flatten().count()
+        self.names.len()
     }
 
     /// Notes that no more streams will be added.

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use foldhash::fast::RandomState;
 use pacing::{class_key::ClassKey, label};
 use s2n_quic::provider::event::events::{Frame, TransportParameters};
 
@@ -23,7 +24,8 @@ use crate::congestion;
 #[derive(Debug)]
 pub struct Account {
     ledger: Arc<Ledger>,
-    streams: HashMap<u64, Arc<StreamLedger>>,
+    /// Searched for each frame. Peers choose stream IDs, but only among the IDs that they may open, and they do not know the hasher's seed.
+    streams: HashMap<u64, Arc<StreamLedger>, RandomState>,
     /// Limits of streams that the application has not accepted from the peer yet.
     early: HashMap<u64, u64>,
     /// The application has accepted the peer's streams below this ID.
@@ -67,7 +69,7 @@ impl Account {
         let (told, listener) = mpsc::channel();
         Self {
             ledger: Arc::new(Ledger::new(is_server)),
-            streams: HashMap::new(),
+            streams: HashMap::default(),
             early: HashMap::new(),
             accepted: 0,
             is_server,
