@@ -20,8 +20,8 @@ use crate::{
 /// Bytes that may wait in one stream's queue before its writer has to wait, whatever the path.
 const QUEUE_BYTES: usize = 32 * 1024;
 
-/// Bytes that may wait in the queues of a connection's streams beyond [`QUEUE_BYTES`] of each: as many as the largest turn takes.
-const SHARED_QUEUE_BYTES: u64 = Binding::MOST_BYTES / 2;
+/// The largest turn of a late binding. Each stream's queue has room for its share of a turn if that is more than [`QUEUE_BYTES`].
+const MOST_TURN_BYTES: u64 = Binding::MOST_BYTES / 2;
 
 /// How many bytes of other streams leave before a stream's own bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,13 +50,13 @@ impl ScheduledSendStream {
         self.id
     }
 
-    /// Ready when there is room in the stream's queue: 32 KiB, or the stream's share of a turn where that is more, so that a turn need
-    /// not end early on a path of several hundred Mbit/s.
+    /// Ready when there is room in the stream's queue: 32 KiB, or a turn divided by the number of the connection's streams if that is
+    /// more, so that turns need not end early on a path of several hundred Mbit/s.
     ///
     /// # Errors
     /// The stream has ended without having been finished.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamWriteError>> {
-        let turn_bytes = self.of.ledger.turn_bytes().min(SHARED_QUEUE_BYTES) as usize;
+        let turn_bytes = self.of.ledger.turn_bytes().min(MOST_TURN_BYTES) as usize;
         let mut state = self.of.hub.lock();
         let share = turn_bytes / state.streams.len().max(1);
         poll_below(&mut state, self.name, cx, share.max(QUEUE_BYTES))
