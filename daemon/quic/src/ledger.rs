@@ -128,8 +128,8 @@ impl Ledger {
         (self.unsent_bytes() < self.low_mark.load(Relaxed)).then(|| self.turn_bytes())
     }
 
-    /// Returns the bytes of a turn: as many packets as half of the low mark holds, at least one. The transport searches a stream's
-    /// unacknowledged pieces one by one, so few large ones cost less than many.
+    /// Returns the bytes of a turn: as many packets as half of the low mark holds, at least one; practically without a bound under
+    /// [`Binding::Early`]. The transport searches a stream's unacknowledged pieces one by one, so few large ones cost less than many.
     #[must_use]
     pub fn turn_bytes(&self) -> u64 {
         let (low_mark, packet_bytes) = (self.low_mark.load(Relaxed), self.packet_bytes.load(Relaxed));
