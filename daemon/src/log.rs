@@ -21,14 +21,15 @@ use tracing::{
     field::{Field, Visit},
 };
 use tracing_subscriber::{
-    EnvFilter, Layer, Registry,
+    Layer, Registry,
+    filter::Targets,
     layer::{Context, SubscriberExt as _},
     reload,
     util::SubscriberInitExt as _,
 };
 
 /// Changes the log level while the daemon runs.
-pub struct LogControl(Option<reload::Handle<EnvFilter, Registry>>);
+pub struct LogControl(Option<reload::Handle<Targets, Registry>>);
 
 impl LogControl {
     /// Logs at `level` from now on, unless RUST_LOG sets the level.
@@ -40,17 +41,20 @@ impl LogControl {
     }
 }
 
-fn filter(level: config::log::LogLevel) -> EnvFilter {
-    EnvFilter::new(format!("warn,{}", verbosity::directives(level)))
+fn filter(level: config::log::LogLevel) -> Targets {
+    // A test shows that these directives are understood.
+    format!("warn,{}", verbosity::directives(level)).parse().unwrap_or_default()
 }
 
 /// Starts logging at the level of RUST_LOG, or else of the configuration.
 pub fn start(config: &Config) -> LogControl {
-    let (filter, is_fixed) = match EnvFilter::try_from_default_env() {
-        Ok(filter) => (filter, true),
-        Err(_) => (filter(config.log.level), false),
+    let asked = std::env::var("RUST_LOG").ok().map(|directives| directives.parse::<Targets>()).transpose();
+    let is_fixed = matches!(asked, Ok(Some(_)));
+    let (asked, refused) = match asked {
+        Ok(asked) => (asked, None),
+        Err(error) => (None, Some(error)),
     };
-    let (filter, handle) = reload::Layer::new(filter);
+    let (filter, handle) = reload::Layer::new(asked.unwrap_or_else(|| filter(config.log.level)));
     let journal = Journal::connected();
     // There is no option for colours: a terminal gets them unless NO_COLOR is set, other outputs do not.
     let has_colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -58,6 +62,9 @@ pub fn start(config: &Config) -> LogControl {
     let text = journal.is_none().then(layer);
     // Fails if a program that links this library has installed its own subscriber.
     _ = tracing_subscriber::registry().with(filter).with(journal).with(text).try_init();
+    if let Some(error) = refused {
+        tracing::warn!(%error, "RUST_LOG is ignored: it takes a level, or directives such as edge=debug");
+    }
     LogControl((!is_fixed).then_some(handle))
 }
 
@@ -141,7 +148,9 @@ impl Visit for Fields {
 mod tests {
     use std::collections::HashMap;
 
+    use config::log::LogLevel;
     use role::journal::ENTRY_BYTES;
+    use tracing::Level;
 
     use super::*;
 
@@ -163,6 +172,17 @@ mod tests {
             rest = &rest[end + 10 + length..];
         }
         found
+    }
+
+    #[test]
+    fn the_level_is_that_of_our_own_crates_and_others_only_warn() {
+        const LEVELS: [Level; 4] = [Level::ERROR, Level::WARN, Level::INFO, Level::TRACE];
+        for (level, ours) in [(LogLevel::Error, Level::ERROR), (LogLevel::Trace, Level::TRACE)] {
+            let filter = filter(level);
+            let admitted = |target| LEVELS.map(|level| filter.would_enable(target, &level));
+            assert_eq!(admitted("edge::places"), LEVELS.map(|level| level <= ours));
+            assert_eq!(admitted("hyper::proto"), [true, true, false, false]);
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode};
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use self::door::Door;
 
@@ -144,13 +144,7 @@ async fn main() -> ExitCode {
         );
         Arguments::command().error(ErrorKind::MissingRequiredArgument, message).exit();
     }
-    let quiet = if matches!(arguments.command, Command::Forward(_)) { "info" } else { "error" };
-    let filter = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into());
-    let filter = filter.parse_lossy(std::env::var("RUST_LOG").unwrap_or_else(|_| role::verbosity::directives(quiet)));
-    let has_colours =
-        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
-    log.with_ansi(has_colours).with_writer(std::io::stderr).init();
+    start_log(if matches!(arguments.command, Command::Forward(_)) { "info" } else { "error" });
     match run(arguments).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -158,6 +152,24 @@ async fn main() -> ExitCode {
             ExitCode::from(door::exit_code(&error))
         }
     }
+}
+
+/// Logs to standard error, at a level unless RUST_LOG sets another.
+fn start_log(level: &str) {
+    let asked = std::env::var("RUST_LOG").ok();
+    let asked = asked.and_then(|directives| match directives.parse::<Targets>() {
+        Ok(filter) => Some(filter),
+        Err(error) => {
+            eprintln!("pacectl: RUST_LOG is ignored: it takes a level, or directives such as edge=debug: {error}");
+            None
+        }
+    });
+    let filter = asked.or_else(|| role::verbosity::directives(level).parse().ok()).unwrap_or_default();
+    let has_colours =
+        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let text = tracing_subscriber::fmt::layer().with_target(false);
+    let text = text.with_ansi(has_colours).with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(filter).with(text).init();
 }
 
 async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
