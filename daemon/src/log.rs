@@ -11,7 +11,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use config::Config;
+use config::{Config, log::LogLevel};
 use role::{
     journal::{IDENTIFIER, JOURNAL, field, own_field, priority},
     verbosity,
@@ -22,7 +22,7 @@ use tracing::{
 };
 use tracing_subscriber::{
     Layer, Registry,
-    filter::Targets,
+    filter::{LevelFilter, Targets},
     layer::{Context, SubscriberExt as _},
     reload,
     util::SubscriberInitExt as _,
@@ -33,7 +33,7 @@ pub struct LogControl(Option<reload::Handle<Targets, Registry>>);
 
 impl LogControl {
     /// Logs at `level` from now on, unless RUST_LOG sets the level.
-    pub fn set_level(&self, level: config::log::LogLevel) {
+    pub fn set_level(&self, level: LogLevel) {
         if let Some(handle) = &self.0 {
             // Fails only if no subscriber is installed any more.
             _ = handle.reload(filter(level));
@@ -41,19 +41,24 @@ impl LogControl {
     }
 }
 
-fn filter(level: config::log::LogLevel) -> Targets {
-    // A test shows that these directives are understood.
-    format!("warn,{}", verbosity::directives(level)).parse().unwrap_or_default()
+fn filter(level: LogLevel) -> Targets {
+    let level = match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    verbosity::own(level).with_default(LevelFilter::WARN)
 }
 
 /// Starts logging at the level of RUST_LOG, or else of the configuration.
 pub fn start(config: &Config) -> LogControl {
-    let asked = std::env::var("RUST_LOG").ok().map(|directives| directives.parse::<Targets>()).transpose();
-    let is_fixed = matches!(asked, Ok(Some(_)));
-    let (asked, refused) = match asked {
+    let (asked, refused) = match verbosity::asked() {
         Ok(asked) => (asked, None),
         Err(error) => (None, Some(error)),
     };
+    let is_fixed = asked.is_some();
     let (filter, handle) = reload::Layer::new(asked.unwrap_or_else(|| filter(config.log.level)));
     let journal = Journal::connected();
     // There is no option for colours: a terminal gets them unless NO_COLOR is set, other outputs do not.
@@ -63,7 +68,7 @@ pub fn start(config: &Config) -> LogControl {
     // Fails if a program that links this library has installed its own subscriber.
     _ = tracing_subscriber::registry().with(filter).with(journal).with(text).try_init();
     if let Some(error) = refused {
-        tracing::warn!(%error, "RUST_LOG is ignored: it takes a level, or directives such as edge=debug");
+        tracing::warn!("{error}");
     }
     LogControl((!is_fixed).then_some(handle))
 }
@@ -148,7 +153,6 @@ impl Visit for Fields {
 mod tests {
     use std::collections::HashMap;
 
-    use config::log::LogLevel;
     use role::journal::ENTRY_BYTES;
     use tracing::Level;
 

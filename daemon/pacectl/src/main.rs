@@ -25,7 +25,8 @@ use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode};
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
-use tracing_subscriber::{filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+use role::verbosity;
+use tracing_subscriber::{filter::LevelFilter, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use self::door::Door;
 
@@ -144,7 +145,7 @@ async fn main() -> ExitCode {
         );
         Arguments::command().error(ErrorKind::MissingRequiredArgument, message).exit();
     }
-    start_log(if matches!(arguments.command, Command::Forward(_)) { "info" } else { "error" });
+    start_log(if matches!(arguments.command, Command::Forward(_)) { LevelFilter::INFO } else { LevelFilter::ERROR });
     match run(arguments).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -154,17 +155,13 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Logs to standard error, at a level unless RUST_LOG sets another.
-fn start_log(level: &str) {
-    let asked = std::env::var("RUST_LOG").ok();
-    let asked = asked.and_then(|directives| match directives.parse::<Targets>() {
-        Ok(filter) => Some(filter),
-        Err(error) => {
-            eprintln!("pacectl: RUST_LOG is ignored: it takes a level, or directives such as edge=debug: {error}");
-            None
-        }
+/// Logs to standard error, at `level` unless RUST_LOG asks for others.
+fn start_log(level: LevelFilter) {
+    let asked = verbosity::asked().unwrap_or_else(|error| {
+        eprintln!("pacectl: {error}");
+        None
     });
-    let filter = asked.or_else(|| role::verbosity::directives(level).parse().ok()).unwrap_or_default();
+    let filter = asked.unwrap_or_else(|| verbosity::own(level));
     let has_colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let text = tracing_subscriber::fmt::layer().with_target(false);
