@@ -125,7 +125,7 @@ struct Papers {
     /// Omits runs in the VM lab, which take most of the time.
     #[arg(long)]
     no_lab: bool,
-    /// Only these plans.
+    /// Only these plans, or variants of them: PLAN or PLAN:VARIANT.
     plans: Vec<String>,
 }
 

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`cell`] | a variant of a plan on a clock, and the order of cells |
 //! | `durations` | how long cells took, and estimates for others |
+//! | `lanes` | how many cells run at the same time |
 //! | [`results`] | files of rows, and whether rows are of the present product |
 //! | [`provenance`] | the commit that each result was measured on; refuses results that cannot be reproduced |
 //! | [`report`](mod@report) | `perf/RESULTS.md`, made from rows and verdicts |
 
 pub mod cell;
 mod durations;
+mod lanes;
 pub mod provenance;
 pub mod report;
 pub mod results;
@@ -18,6 +20,8 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::mpsc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -25,8 +29,8 @@ use anyhow::{Context as _, Result, ensure};
 use instruments::origin::Checkout;
 use plan::BASE;
 
-use self::durations::Durations;
 pub use self::{cell::Cell, report::report, results::Results};
+use self::{durations::Durations, lanes::Lanes};
 
 /// A cell in the lab is ended after this multiple of its expected time: a run that needed 41 s of a core took 298 s on a machine
 /// with other work.
@@ -40,7 +44,7 @@ const LEAST_TIMEOUT: Duration = Duration::from_secs(7_200);
 pub struct Bounds {
     /// No cell begins that is expected to end later than this.
     pub budget: Option<Duration>,
-    /// Only these plans; all plans if empty.
+    /// Only these plans, or variants of them as `PLAN:VARIANT`; all plans if empty.
     pub plans: Vec<String>,
     /// Whether cells of the VM lab run as well.
     pub lab: bool,
@@ -48,23 +52,24 @@ pub struct Bounds {
     pub folder: PathBuf,
 }
 
-/// Runs every cell without rows of the present product, the most telling ones first, each in a separate process. Results are kept:
-/// an interrupted run continues where it was. Rows are never replaced by rows of fewer repetitions. All rows name the commit and the
-/// trees that were checked out at the start.
+/// Runs every cell without rows of the present product, the most telling ones first, each in a separate process and one for each CPU
+/// where this does not change their figures. Results are kept: an interrupted run continues where it was. Rows are never replaced by
+/// rows of fewer repetitions. All rows name the commit and the trees that were checked out at the start.
 ///
 /// # Errors
 /// When the tree has uncommitted changes or changes during the run, a plan requires fewer repetitions than its rows have, or a file
-/// of results cannot be read or written. A cell that fails is reported, and the others still run; the error follows at the end.
+/// of results cannot be read or written; cells that run are still waited for. A cell that fails is reported, and the others still run;
+/// the error follows at the end.
 pub fn run(bounds: &Bounds) -> Result<()> {
     let checkout = Checkout::standing();
     let trees = checkout.trees();
     ensure!(!trees.is_dirty(), "commit first: rows of a tree with changes cannot be reproduced");
     let all = cell::all(&bounds.plans, bounds.lab)?;
-    let mut results = Results::open(&bounds.folder)?;
-    let mut durations = Durations::read(&bounds.folder);
-    let open: Vec<_> = all.iter().filter(|cell| !results.is_current(cell, &trees)).collect();
+    let mut kept =
+        Kept { results: Results::open(&bounds.folder)?, durations: Durations::read(&bounds.folder), failed: 0 };
+    let open: Vec<_> = all.iter().filter(|cell| !kept.results.is_current(cell, &trees)).collect();
     for cell in &open {
-        let standing = results.repetitions(cell);
+        let standing = kept.results.repetitions(cell);
         ensure!(
             standing <= cell.repetitions,
             "{cell}: the plan requires {} repetitions, but its rows have {standing}; raise `repetitions` or `lab_repetitions`",
@@ -72,47 +77,94 @@ pub fn run(bounds: &Bounds) -> Result<()> {
         );
     }
     println!("{} of {} cells already have rows", all.len() - open.len(), all.len());
-    let (began, mut failed, mut left_out) = (Instant::now(), 0, 0);
-    for (at, cell) in open.iter().enumerate() {
-        let expected = durations.expected(cell, &all);
-        let left: Duration = open[at..].iter().map(|cell| durations.expected(cell, &all)).sum();
-        let unknown = open[at..].iter().filter(|cell| durations.of(cell).is_none()).count();
-        if bounds.budget.is_some_and(|budget| began.elapsed() + expected > budget) {
-            left_out += 1;
-            continue;
-        }
-        println!(
-            "[{} of {}] {cell}: about {}; {} left{}",
-            at + 1,
-            open.len(),
-            minutes(expected),
-            minutes(left),
-            if unknown > 0 { format!(", of which {unknown} cells were never timed here") } else { String::new() }
-        );
-        let started = Instant::now();
-        checkout.still(&Checkout::standing())?;
-        match run_cell(cell, expected, &bounds.folder, &checkout) {
-            Ok(rows) => {
-                results.replace(cell, &rows)?;
-                durations.set(cell, started.elapsed());
-                durations.write(&bounds.folder)?;
+    let began = Instant::now();
+    let (mut lanes, mut left_out) = (Lanes::of_this_machine(), 0);
+    let (end, ended) = mpsc::channel();
+    thread::scope(|scope| -> Result<()> {
+        for (at, cell) in open.iter().copied().enumerate() {
+            while !lanes.has_room(cell) {
+                kept.keep(ended.recv()?, &mut lanes, &bounds.folder)?;
             }
-            Err(error) => {
-                eprintln!("paced-perf: {cell}: {error:#}");
-                failed += 1;
+            let expected = kept.durations.expected(cell, &all);
+            if bounds.budget.is_some_and(|budget| began.elapsed() + expected > budget) {
+                left_out += 1;
+                continue;
             }
+            checkout.still(&Checkout::standing())?;
+            println!(
+                "[{} of {}] {cell}: about {}{}",
+                at + 1,
+                open.len(),
+                minutes(expected),
+                kept.left(&open[at..], &all, &lanes)
+            );
+            lanes.take(cell);
+            let (end, checkout) = (end.clone(), &checkout);
+            scope.spawn(move || {
+                let started = Instant::now();
+                let rows = run_cell(cell, expected, &bounds.folder, checkout);
+                // Nobody listens any more after an error, which is reported instead of this end.
+                _ = end.send(Ended { cell, rows, took: started.elapsed() });
+            });
         }
-    }
+        drop(end);
+        ended.iter().try_for_each(|one| kept.keep(one, &mut lanes, &bounds.folder))
+    })?;
     if left_out > 0 {
         println!("{left_out} cells do not fit into the budget; the same command continues with them");
     }
-    ensure!(failed == 0, "{failed} cells failed");
+    ensure!(kept.failed == 0, "{} cells failed", kept.failed);
     Ok(())
+}
+
+/// A cell that has ended.
+struct Ended<'a> {
+    cell: &'a Cell,
+    /// Its rows, as lines of JSON.
+    rows: Result<String>,
+    took: Duration,
+}
+
+/// What is kept of cells that have ended.
+struct Kept {
+    results: Results,
+    durations: Durations,
+    failed: usize,
+}
+
+impl Kept {
+    fn keep(&mut self, ended: Ended<'_>, lanes: &mut Lanes, folder: &Path) -> Result<()> {
+        let Ended { cell, rows, took } = ended;
+        lanes.free(cell);
+        match rows {
+            Ok(rows) => {
+                self.results.replace(cell, &rows)?;
+                self.durations.set(cell, took);
+                self.durations.write(folder)?;
+            }
+            Err(error) => {
+                eprintln!("paced-perf: {cell}: {error:#}");
+                self.failed += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells how long all these cells will take.
+    fn left(&self, cells: &[&Cell], all: &[Cell], lanes: &Lanes) -> String {
+        let of = |cell: &Cell| lanes.share(cell) * self.durations.expected(cell, all).as_secs_f64();
+        let left = Duration::try_from_secs_f64(cells.iter().copied().map(of).sum()).unwrap_or(Duration::MAX);
+        let unknown = cells.iter().filter(|cell| self.durations.of(cell).is_none()).count();
+        let of_which =
+            if unknown > 0 { format!(", of which {unknown} cells were never timed here") } else { String::new() };
+        format!("; {} left{of_which}", minutes(left))
+    }
 }
 
 /// Runs a cell in a separate process, and returns its rows as lines of JSON. Pictures of base variants go to `results`.
 fn run_cell(cell: &Cell, expected: Duration, results: &Path, checkout: &Checkout) -> Result<String> {
-    let folder = std::env::temp_dir().join(format!("paced-papers-{}", std::process::id()));
+    let name = format!("paced-papers-{}-{}-{}-{}", std::process::id(), cell.plan, cell.variant, cell.clock);
+    let folder = std::env::temp_dir().join(name);
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let rows = run_in(cell, expected, &folder, checkout).and_then(|rows| {
         // The program may have been built again before the cell started. The check before the next cell then ends the run.

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use experiment::peer;
 use plan::{self, Any, BASE, Clock, Plan, Scheduler, Varied as _};
 
@@ -63,16 +63,25 @@ impl fmt::Display for Cell {
 
 /// Returns all cells of these plans (of all plans if none is named), the most telling ones first: base variants that are not of
 /// the lab, then base variants of the lab, then other variants in the same order. Within each of these, plans of papers come
-/// before ours.
+/// before ours. `PLAN:VARIANT` names the cells of one variant.
 ///
 /// # Errors
-/// When a plan is not valid or does not exist.
+/// When a plan is not valid, or it or a variant does not exist.
 pub fn all(plans: &[String], lab: bool) -> Result<Vec<Cell>> {
     let names = if plans.is_empty() { plan::names()? } else { plans.to_vec() };
     let mut cells = Vec::new();
     for name in names {
-        let plan = Any::read(&name)?;
-        cells.extend(of_plan(&plan)?.into_iter().map(|cell| (!plan.is_of_a_paper(), cell)));
+        let (name, variant) =
+            name.split_once(':').map_or((name.as_str(), None), |(name, variant)| (name, Some(variant)));
+        let plan = Any::read(name)?;
+        let of_plan = of_plan(&plan)?;
+        let is_named = |cell: &Cell| variant.is_none_or(|variant| cell.variant == variant);
+        ensure!(
+            of_plan.iter().any(is_named),
+            "{name} has no variant {:?}; `paced-perf list` prints them",
+            variant.unwrap_or_default()
+        );
+        cells.extend(of_plan.into_iter().filter(is_named).map(|cell| (!plan.is_of_a_paper(), cell)));
     }
     cells.retain(|(_, cell)| lab || cell.clock != "lab");
     // Sorting is stable, so that plans keep their order within a rank.
@@ -198,5 +207,14 @@ mod tests {
         assert!(cells.iter().any(|cell| cell.plan == "routing-fig9" && cell.clock == SIMULATED));
         assert!(all(&[], false).unwrap().iter().all(|cell| cell.clock != "lab"));
         assert!(all(&["no-such".to_owned()], true).is_err());
+    }
+
+    #[test]
+    fn a_variant_can_be_named() {
+        let of = |name: &str| all(&[name.to_owned()], true);
+        let cells: Vec<_> = of("thesis-fig7-8:bbr").unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(cells, ["thesis-fig7-8 bbr virtual-network", "thesis-fig7-8 bbr lab"], "on both clocks");
+        let error = of("thesis-fig7-8:brr").unwrap_err().to_string();
+        assert_eq!(error, "thesis-fig7-8 has no variant \"brr\"; `paced-perf list` prints them");
     }
 }
